@@ -1,0 +1,146 @@
+//! Errors as they travel on the bus: one name each, one sentence as the message.
+
+use std::fmt;
+
+use zbus::message::{Header, Message};
+use zbus::names;
+
+macro_rules! error_names {
+    ($( $(#[$doc:meta])* $variant:ident = $name:literal ),+ $(,)?) => {
+        /// Which error it is. Scripts match on [`ErrorName::as_str`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum ErrorName { $( $(#[$doc])* $variant ),+ }
+
+        impl ErrorName {
+            /// Every error that a method of ours may answer with.
+            pub const ALL: &'static [Self] = &[ $( Self::$variant ),+ ];
+
+            /// The full D-Bus error name.
+            pub const fn as_str(self) -> &'static str {
+                match self { $( Self::$variant => $name ),+ }
+            }
+        }
+    };
+}
+
+error_names! {
+    /// An argument or an option is wrong.
+    InvalidArgument = "org.opdbus.Embedding1.Error.InvalidArgument",
+    /// A text, a call or its reply is beyond a limit.
+    TooLarge = "org.opdbus.Embedding1.Error.TooLarge",
+    /// A text has more tokens than the model reads, and `truncate` is `error`.
+    TooLong = "org.opdbus.Embedding1.Error.TooLong",
+    /// The queue is full; the message says when to come back.
+    Overloaded = "org.opdbus.Embedding1.Error.Overloaded",
+    /// The caller's user has its share of the queue already.
+    QuotaExceeded = "org.opdbus.Embedding1.Error.QuotaExceeded",
+    /// The deadline passed before the vectors were there.
+    DeadlineExceeded = "org.opdbus.Embedding1.Error.DeadlineExceeded",
+    /// The caller took the call back.
+    Cancelled = "org.opdbus.Embedding1.Error.Cancelled",
+    /// The vector level is `none`.
+    Disabled = "org.opdbus.Embedding1.Error.Disabled",
+    /// The model is still being loaded.
+    NotReady = "org.opdbus.Embedding1.Error.NotReady",
+    /// The model is not in the store.
+    ModelNotInstalled = "org.opdbus.Embedding1.Error.ModelNotInstalled",
+    /// A file of the model is damaged.
+    ModelCorrupt = "org.opdbus.Embedding1.Error.ModelCorrupt",
+    /// The execution provider or its library can't be used.
+    ProviderUnavailable = "org.opdbus.Embedding1.Error.ProviderUnavailable",
+    /// The device has no memory for the smallest batch.
+    OutOfMemory = "org.opdbus.Embedding1.Error.OutOfMemory",
+    /// The worker died twice on the same text.
+    WorkerFailed = "org.opdbus.Embedding1.Error.WorkerFailed",
+    /// The caller's index is in another vector space.
+    WrongSpace = "org.opdbus.Embedding1.Error.WrongSpace",
+    /// The environment or a flag holds this setting.
+    Pinned = "org.opdbus.Embedding1.Error.Pinned",
+    /// The disk is full or can't be written.
+    NoSpace = "org.opdbus.Embedding1.Error.NoSpace",
+    /// The service is on its way out.
+    ShuttingDown = "org.opdbus.Embedding1.Error.ShuttingDown",
+    /// The caller may not do this.
+    AccessDenied = "org.freedesktop.DBus.Error.AccessDenied",
+    /// A fault of the service itself.
+    Failed = "org.freedesktop.DBus.Error.Failed",
+}
+
+/// A refusal or failure, ready to be sent or as it was received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    name: ErrorName,
+    message: String,
+}
+
+impl Error {
+    /// An error with its one sentence: what, the limit, what was found, what to do.
+    pub fn new(name: ErrorName, message: impl Into<String>) -> Self {
+        Self { name, message: message.into() }
+    }
+
+    /// Which error it is.
+    pub const fn name(&self) -> ErrorName {
+        self.name
+    }
+
+    /// The sentence.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Recognises an error of this contract in a failed method call.
+    pub fn from_reply(error: &zbus::Error) -> Option<Self> {
+        let (name, message) = match error {
+            zbus::Error::MethodError(name, message, _) => {
+                (name.as_str().to_owned(), message.clone().unwrap_or_default())
+            }
+            zbus::Error::FDO(e) => {
+                let e: &zbus::fdo::Error = e.as_ref();
+                (
+                    zbus::DBusError::name(e).as_str().to_owned(),
+                    zbus::DBusError::description(e).unwrap_or_default().to_owned(),
+                )
+            }
+            _ => return None,
+        };
+        let known = ErrorName::ALL.iter().find(|known| known.as_str() == name)?;
+        Some(Self::new(*known, message))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl zbus::DBusError for Error {
+    fn create_reply(&self, call: &Header<'_>) -> zbus::Result<Message> {
+        Message::error(call, zbus::DBusError::name(self)).build(&(&self.message,))
+    }
+
+    fn name(&self) -> names::ErrorName<'_> {
+        names::ErrorName::from_static_str_unchecked(self.name.as_str())
+    }
+
+    fn description(&self) -> Option<&str> {
+        Some(&self.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_valid_and_distinct() {
+        let mut seen = std::collections::HashSet::new();
+        for name in ErrorName::ALL {
+            names::ErrorName::try_from(name.as_str()).expect("a valid D-Bus error name");
+            assert!(seen.insert(name.as_str()), "{} stands twice", name.as_str());
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Typed proxies, one per interface. Each method is documented in the interface file.
+
+use std::collections::HashMap;
+
+use zbus::{OwnedVariant, Variant, proxy};
+
+/// `org.opdbus.Embedding1.Embedder`: texts in, vectors out.
+#[proxy(
+    interface = "org.opdbus.Embedding1.Embedder",
+    default_service = "org.opdbus.Embedding1",
+    default_path = "/org/opdbus/Embedding1"
+)]
+pub trait Embedder {
+    /// One text, one vector.
+    fn embed(&self, text: &str) -> zbus::Result<Vec<f64>>;
+
+    /// Many texts, a vector each.
+    fn embed_batch(&self, texts: &[&str]) -> zbus::Result<Vec<Vec<f64>>>;
+
+    /// Many texts: vectors as row-major little-endian bytes, rows, dimensions, information.
+    fn embed_packed(
+        &self,
+        texts: &[&str],
+        options: HashMap<&str, Variant<'_>>,
+    ) -> zbus::Result<(serde_bytes::ByteBuf, u32, u32, HashMap<String, OwnedVariant>)>;
+
+    /// Cosine of the vectors of two texts.
+    fn similarity(&self, first: &str, second: &str) -> zbus::Result<f64>;
+
+    /// Indices and cosines of the `count` candidates nearest to `query`, best first.
+    fn rank(&self, query: &str, candidates: &[&str], count: u32) -> zbus::Result<Vec<(u32, f64)>>;
+
+    /// Tokens of each text before truncation, special tokens included.
+    fn count_tokens(&self, texts: &[&str]) -> zbus::Result<Vec<u32>>;
+
+    /// Level in force.
+    #[zbus(property)]
+    fn vector_level(&self) -> zbus::Result<String>;
+    /// Model that serves.
+    #[zbus(property)]
+    fn model(&self) -> zbus::Result<String>;
+    /// Fingerprint of the vector space, with the precision suffix.
+    #[zbus(property)]
+    fn vector_space(&self) -> zbus::Result<String>;
+    /// Length of one vector.
+    #[zbus(property)]
+    fn dimensions(&self) -> zbus::Result<u32>;
+    /// Tokens that the model reads of one text, special tokens included.
+    #[zbus(property)]
+    fn max_input_tokens(&self) -> zbus::Result<u32>;
+    /// Execution provider that verifiably runs.
+    #[zbus(property)]
+    fn execution_provider(&self) -> zbus::Result<String>;
+    /// Execution provider that was asked for.
+    #[zbus(property)]
+    fn requested_execution_provider(&self) -> zbus::Result<String>;
+    /// Why the two differ; empty where they don't.
+    #[zbus(property)]
+    fn fallback_reason(&self) -> zbus::Result<String>;
+    /// Precision of the arithmetic.
+    #[zbus(property)]
+    fn precision(&self) -> zbus::Result<String>;
+    /// `disabled`, `loading`, `ready`, `degraded`, `draining` or `failed`.
+    #[zbus(property)]
+    fn state(&self) -> zbus::Result<String>;
+    /// Largest reply that is sent inline, in bytes.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn inline_reply_bytes_max(&self) -> zbus::Result<u32>;
+    /// Most texts in one call.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn texts_per_call_max(&self) -> zbus::Result<u32>;
+    /// Most bytes in one text.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn text_bytes_max(&self) -> zbus::Result<u32>;
+    /// Version of the service.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn version(&self) -> zbus::Result<String>;
+}
+
+/// `org.opdbus.Embedding1.Manager`: administration.
+#[proxy(
+    interface = "org.opdbus.Embedding1.Manager",
+    default_service = "org.opdbus.Embedding1",
+    default_path = "/org/opdbus/Embedding1"
+)]
+pub trait Manager {
+    /// Serves another level from now on, and after a restart.
+    fn set_vector_level(&self, level: &str) -> zbus::Result<()>;
+
+    /// Reads the settings again.
+    fn reload(&self) -> zbus::Result<()>;
+
+    /// The levels, what each stands for and whether it is installed.
+    fn list_levels(&self) -> zbus::Result<Vec<HashMap<String, OwnedVariant>>>;
+
+    /// The models in the store.
+    fn list_models(&self) -> zbus::Result<Vec<HashMap<String, OwnedVariant>>>;
+
+    /// The execution providers and whether each can be used here.
+    fn list_providers(&self) -> zbus::Result<Vec<HashMap<String, OwnedVariant>>>;
+
+    /// What runs now.
+    fn get_status(&self) -> zbus::Result<HashMap<String, OwnedVariant>>;
+
+    /// Counters since the start.
+    fn get_statistics(&self) -> zbus::Result<HashMap<String, OwnedVariant>>;
+
+    /// Each setting, its value and where it came from.
+    fn get_settings(&self) -> zbus::Result<Vec<HashMap<String, OwnedVariant>>>;
+
+    /// Another provider runs than was asked for.
+    #[zbus(signal)]
+    fn provider_fallback(&self, requested: &str, active: &str, reason: &str) -> zbus::Result<()>;
+}

@@ -1,0 +1,125 @@
+//! Settings: one table, read from every source in order, checked as a whole.
+
+mod check;
+mod kind;
+mod layers;
+mod loaded;
+mod mistakes;
+mod render;
+mod table;
+#[cfg(test)]
+mod tests;
+mod types;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use op_dbus_models::Level;
+use serde::Deserialize;
+
+pub use kind::Kind;
+pub use layers::Sources;
+pub use loaded::{ChangeError, Loaded, Shown};
+pub use mistakes::{Mistake, Mistakes, Origin};
+pub use render::{config_file, markdown};
+pub use table::{Group, ROWS, Row, row};
+pub use types::{Bus, CpuEngine, Devices, Precision, Provider};
+
+/// Every setting, checked and resolved. The table in `table.rs` says what each one means.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Which level's model is served.
+    #[serde(deserialize_with = "types::from_text")]
+    pub vector_level: Level,
+    /// The provider asked for.
+    pub execution_provider: Provider,
+    /// Providers to try, in order, when the one asked for does not work; empty is strict.
+    pub fallback: Vec<Provider>,
+    /// Devices of the provider.
+    pub gpu_device: Devices,
+    /// The number format to compute in.
+    pub precision: Precision,
+    /// An imported model, by name, in place of the level's.
+    #[serde(deserialize_with = "types::text_or_empty")]
+    pub model: Option<String>,
+    /// The dimensions the model must have.
+    #[serde(deserialize_with = "types::number_or_word")]
+    pub expect_dimensions: Option<usize>,
+    /// Whether the pull unit may fetch what is missing.
+    pub auto_download: bool,
+    /// The model store.
+    pub model_dir: PathBuf,
+    /// The ONNX Runtime library; `None` is the one in the store beside the models.
+    #[serde(deserialize_with = "types::text_or_empty")]
+    pub runtime: Option<PathBuf>,
+    /// Files that can be made again: compiled graphs.
+    pub cache_dir: PathBuf,
+    /// Where changes made at run time are kept.
+    pub state_file: PathBuf,
+    /// The main configuration file.
+    pub config: PathBuf,
+    /// The bus that is served.
+    pub bus: Bus,
+    /// Tokens, padding included, in one batch.
+    pub batch_tokens_max: usize,
+    /// Microseconds a batch may wait for more texts while a worker is idle.
+    pub batch_delay_us_max: u64,
+    /// Threads each CPU worker computes with; `None` shares the CPUs between the workers.
+    #[serde(deserialize_with = "types::number_or_word")]
+    pub threads: Option<usize>,
+    /// Worker processes for each device; `None` leaves it to the provider.
+    #[serde(deserialize_with = "types::number_or_word")]
+    pub workers_per_device: Option<usize>,
+    /// What computes on the CPU.
+    pub cpu_engine: CpuEngine,
+    /// Instruction set of the CPU engine; only `auto` so far.
+    pub cpu_isa: String,
+    /// Bytes of device memory that may be used; `None` is no limit. Always `None` so far.
+    #[serde(deserialize_with = "types::number_or_word")]
+    pub gpu_memory_limit: Option<usize>,
+    /// How device memory grows; only `auto` so far.
+    pub arena_strategy: String,
+    /// Whether inputs and outputs stay on the device; only `auto` so far.
+    pub io_binding: String,
+    /// Tokens of all callers that may wait or be computed at once.
+    pub queue_tokens_max: usize,
+    /// Tokens of one user that may wait or be computed at once.
+    pub quota_tokens: usize,
+    /// Bytes of finished vectors kept for texts that come again; always 0 so far.
+    pub cache_bytes: u64,
+    /// Seconds without a call after which a model is unloaded; always 0 (never) so far.
+    pub idle_unload_s: u64,
+    /// Seconds a worker may take to load a model.
+    pub load_timeout_s: u64,
+    /// Routing between CPU and accelerator; only `off` so far.
+    pub offload: String,
+    /// Address of the HTTP gateway; only `none` so far.
+    pub http_listen: String,
+    /// The log filter.
+    pub log: String,
+    /// What `[models.<name>]` tables say, by model name.
+    #[serde(default)]
+    pub models: BTreeMap<String, ModelSettings>,
+}
+
+/// What a `[models.<name>]` table says about one model.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelSettings {
+    /// Prompts to add to the model's own, or to put in their place: name, text.
+    pub prompts: BTreeMap<String, String>,
+    /// The prompt used when a call names none; an empty name is none at all.
+    pub default_prompt: Option<String>,
+}
+
+impl Settings {
+    /// Reads and checks every source. Nothing is written, unless the sources say that a damaged
+    /// state file is to be moved aside.
+    ///
+    /// # Errors
+    /// All mistakes in all sources, also in values that a later source overrides.
+    pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
+        loaded::load(sources)
+    }
+}

@@ -1,0 +1,453 @@
+//! The table of settings: config file, environment, flags, documentation and `config show` all
+//! follow from it.
+
+use super::kind::{Choice, Kind};
+
+/// One setting.
+#[derive(Debug)]
+pub struct Row {
+    /// The key in the files. `OP_DBUS_` and the key in capitals is the environment variable;
+    /// two dashes and the key with dashes for underscores is the flag.
+    pub key: &'static str,
+    /// What is accepted.
+    pub kind: Kind,
+    /// The built-in value, in the form that a flag has.
+    pub default: &'static str,
+    /// The unit of a number; empty where there is none.
+    pub unit: &'static str,
+    /// What it does, one paragraph.
+    pub doc: &'static str,
+    /// The heading it stands under.
+    pub group: Group,
+    /// Where it may be set, and whether this version has what it is about.
+    pub scope: Scope,
+}
+
+/// Where a setting may be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// In every source.
+    Any,
+    /// In every source; it may also be changed over the bus while the service runs.
+    Runtime,
+    /// In every source but the state file.
+    NotState,
+    /// By the environment and by flags only: it says which files are read.
+    Outside,
+    /// In every source, but only to the default: a later version has what it is about.
+    Later,
+}
+
+/// A heading in the configuration file and its documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// What is served.
+    Model,
+    /// On what it is computed.
+    Provider,
+    /// Files and the bus.
+    Places,
+    /// Batches and workers.
+    Batching,
+    /// Who may have how much.
+    Admission,
+    /// Loading and unloading, logs, gateway.
+    Life,
+}
+
+impl Group {
+    /// All, in the order in which they are shown.
+    pub const ALL: [Group; 6] = [
+        Group::Model,
+        Group::Provider,
+        Group::Places,
+        Group::Batching,
+        Group::Admission,
+        Group::Life,
+    ];
+
+    /// The heading.
+    pub fn title(self) -> &'static str {
+        match self {
+            Group::Model => "Model",
+            Group::Provider => "Execution provider",
+            Group::Places => "Files and bus",
+            Group::Batching => "Batches and workers",
+            Group::Admission => "Admission",
+            Group::Life => "Lifecycle and logs",
+        }
+    }
+}
+
+impl Row {
+    /// `OP_DBUS_VECTOR_LEVEL` for `vector_level`.
+    pub fn variable(&self) -> String {
+        format!("OP_DBUS_{}", self.key.to_ascii_uppercase())
+    }
+
+    /// `--vector-level` for `vector_level`.
+    pub fn flag(&self) -> String {
+        format!("--{}", self.long())
+    }
+
+    /// `vector-level` for `vector_level`.
+    pub fn long(&self) -> String {
+        self.key.replace('_', "-")
+    }
+}
+
+/// The row of a key.
+pub fn row(key: &str) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.key == key)
+}
+
+const fn name(name: &'static str) -> Choice {
+    Choice { name, aliases: &[], later: false }
+}
+
+const fn alias(name: &'static str, aliases: &'static [&'static str]) -> Choice {
+    Choice { name, aliases, later: false }
+}
+
+const fn later(name: &'static str) -> Choice {
+    Choice { name, aliases: &[], later: true }
+}
+
+const LEVELS: &[Choice] = &[name("none"), name("low"), name("medium"), name("high")];
+
+const PROVIDERS: &[Choice] = &[
+    name("auto"),
+    name("cpu"),
+    alias("cuda", &["gpu"]),
+    alias("tensorrt", &["trt"]),
+    alias("webgpu", &["wgpu"]),
+    name("openvino"),
+    alias("migraphx", &["rocm"]),
+    alias("directml", &["dml"]),
+    name("coreml"),
+    name("remote"),
+];
+
+/// What may be fallen back to: everything that is one provider.
+const FALLBACKS: &[Choice] = PROVIDERS.split_at(1).1;
+
+const PRECISIONS: &[Choice] =
+    &[name("auto"), name("f32"), later("f16"), later("bf16"), later("int8")];
+
+const CPU_ENGINES: &[Choice] = &[name("ort"), name("sim"), later("native")];
+
+const AUTO: &[Choice] = &[name("auto")];
+const OFF: &[Choice] = &[name("off")];
+const NONE: &[Choice] = &[name("none")];
+
+const fn count(min: u64, max: u64) -> Kind {
+    Kind::Count { min, max, word: None }
+}
+
+const fn count_or(word: &'static str, min: u64, max: u64) -> Kind {
+    Kind::Count { min, max, word: Some(word) }
+}
+
+/// All settings, in the order in which they are shown.
+pub const ROWS: &[Row] = &[
+    Row {
+        key: "vector_level",
+        kind: Kind::Choice(LEVELS),
+        default: "medium",
+        unit: "",
+        doc: "Which model answers: `low` is the fastest (paraphrase-MiniLM-L3-v2, 384 \
+              dimensions), `medium` the balance (all-MiniLM-L6-v2, 384), `high` the best \
+              (all-mpnet-base-v2, 768). `none` starts the service without embedding. Vectors of \
+              different levels must not be compared.",
+        group: Group::Model,
+        scope: Scope::Runtime,
+    },
+    Row {
+        key: "model",
+        kind: Kind::Model,
+        default: "",
+        unit: "",
+        doc: "An imported model, by its name in the store, that is served in place of the \
+              level's.",
+        group: Group::Model,
+        scope: Scope::Runtime,
+    },
+    Row {
+        key: "expect_dimensions",
+        kind: count_or("any", 1, 65_536),
+        default: "any",
+        unit: "dimensions",
+        doc: "The service refuses to start with a model that has other dimensions: for an index \
+              that has been built for one size.",
+        group: Group::Model,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "auto_download",
+        kind: Kind::Bool,
+        default: "false",
+        unit: "",
+        doc: "Whether the pull unit may fetch a missing model or library. The daemon itself never \
+              downloads.",
+        group: Group::Model,
+        scope: Scope::Later,
+    },
+    Row {
+        key: "execution_provider",
+        kind: Kind::Choice(PROVIDERS),
+        default: "cpu",
+        unit: "",
+        doc: "What computes the vectors; `auto` takes the best that works. The property \
+              `ExecutionProvider` tells which one verifiably runs.",
+        group: Group::Provider,
+        scope: Scope::Runtime,
+    },
+    Row {
+        key: "fallback",
+        kind: Kind::Choices(FALLBACKS),
+        default: "cpu",
+        unit: "",
+        doc: "What is tried, in order, when the provider does not work. `none` is strict: the \
+              service then reports the failure instead of running on something else.",
+        group: Group::Provider,
+        scope: Scope::Runtime,
+    },
+    Row {
+        key: "gpu_device",
+        kind: Kind::Devices,
+        default: "0",
+        unit: "",
+        doc: "Which devices of the provider are used, by number.",
+        group: Group::Provider,
+        scope: Scope::Runtime,
+    },
+    Row {
+        key: "precision",
+        kind: Kind::Choice(PRECISIONS),
+        default: "auto",
+        unit: "",
+        doc: "The number format that models compute in. `auto` takes what the provider does best \
+              without a visible loss of quality.",
+        group: Group::Provider,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "runtime",
+        kind: Kind::Path { optional: true },
+        default: "",
+        unit: "",
+        doc: "The ONNX Runtime library. When it is not set, the one that `op-dbus runtime pull` \
+              has put beside the models is used. `ORT_DYLIB_PATH` counts as its default, except \
+              in the system service.",
+        group: Group::Provider,
+        scope: Scope::NotState,
+    },
+    Row {
+        key: "cpu_engine",
+        kind: Kind::Choice(CPU_ENGINES),
+        default: "ort",
+        unit: "",
+        doc: "What computes on the CPU. `ort` is ONNX Runtime. `sim` needs neither model nor \
+              library: the same text always gives the same vector, but vectors carry no meaning; \
+              it is there to try out clients.",
+        group: Group::Provider,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "cpu_isa",
+        kind: Kind::Choice(AUTO),
+        default: "auto",
+        unit: "",
+        doc: "The instruction set that the CPU engine uses.",
+        group: Group::Provider,
+        scope: Scope::Later,
+    },
+    Row {
+        key: "gpu_memory_limit",
+        kind: Kind::Bytes { word: Some("none") },
+        default: "none",
+        unit: "bytes",
+        doc: "How much memory of each device may be used.",
+        group: Group::Provider,
+        scope: Scope::Later,
+    },
+    Row {
+        key: "arena_strategy",
+        kind: Kind::Choice(AUTO),
+        default: "auto",
+        unit: "",
+        doc: "How the memory taken from a device grows.",
+        group: Group::Provider,
+        scope: Scope::Later,
+    },
+    Row {
+        key: "io_binding",
+        kind: Kind::Choice(AUTO),
+        default: "auto",
+        unit: "",
+        doc: "Whether inputs and outputs are kept in the memory of the device.",
+        group: Group::Provider,
+        scope: Scope::Later,
+    },
+    Row {
+        key: "model_dir",
+        kind: Kind::Path { optional: false },
+        default: "/var/lib/op-dbus/models",
+        unit: "",
+        doc: "The model store: one folder for each model.",
+        group: Group::Places,
+        scope: Scope::NotState,
+    },
+    Row {
+        key: "cache_dir",
+        kind: Kind::Path { optional: false },
+        default: "/var/cache/op-dbus",
+        unit: "",
+        doc: "Files that can be made again, such as compiled graphs. It may be emptied at any \
+              time. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
+        group: Group::Places,
+        scope: Scope::NotState,
+    },
+    Row {
+        key: "state_file",
+        kind: Kind::Path { optional: false },
+        default: "/var/lib/op-dbus/state.json",
+        unit: "",
+        doc: "Where settings changed while the service runs are kept.",
+        group: Group::Places,
+        scope: Scope::NotState,
+    },
+    Row {
+        key: "config",
+        kind: Kind::Path { optional: false },
+        default: "/etc/op-dbus/config.toml",
+        unit: "",
+        doc: "The main configuration file. When it is named, it must exist, and it is read in \
+              place of `/etc/op-dbus/config.toml` and of the drop-ins in `/etc/op-dbus/conf.d`.",
+        group: Group::Places,
+        scope: Scope::Outside,
+    },
+    Row {
+        key: "bus",
+        kind: Kind::Bus,
+        default: "system",
+        unit: "",
+        doc: "The bus on which the service is found.",
+        group: Group::Places,
+        scope: Scope::NotState,
+    },
+    Row {
+        key: "batch_tokens_max",
+        kind: count(16, 1 << 20),
+        default: "512",
+        unit: "tokens",
+        doc: "The most tokens, padding included, that are computed in one batch. A single text \
+              that is longer makes a batch of its own. On a CPU small batches are best.",
+        group: Group::Batching,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "batch_delay_us_max",
+        kind: count(0, 1_000_000),
+        default: "0",
+        unit: "microseconds",
+        doc: "How long a text may wait for others to share its batch while a worker is idle. \
+              With 0 batches form only while all workers are busy, which costs no latency.",
+        group: Group::Batching,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "threads",
+        kind: count_or("auto", 1, 1024),
+        default: "auto",
+        unit: "threads",
+        doc: "Threads that each worker computes with. `auto` shares the CPUs evenly between the \
+              workers.",
+        group: Group::Batching,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "workers_per_device",
+        kind: count_or("auto", 1, 256),
+        default: "auto",
+        unit: "processes",
+        doc: "Worker processes for each device; all CPUs together are one device. Every worker \
+              holds the model in memory. `auto` leaves the number to the provider.",
+        group: Group::Batching,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "offload",
+        kind: Kind::Choice(OFF),
+        default: "off",
+        unit: "",
+        doc: "Whether batches that would wait for an accelerator are computed on the CPU.",
+        group: Group::Batching,
+        scope: Scope::Later,
+    },
+    Row {
+        key: "queue_tokens_max",
+        kind: count(1, 1 << 32),
+        default: "1048576",
+        unit: "tokens",
+        doc: "The most tokens of all callers together that may wait or be computed. Beyond it \
+              calls are refused at once with `Overloaded`.",
+        group: Group::Admission,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "quota_tokens",
+        kind: count(1, 1 << 32),
+        default: "524288",
+        unit: "tokens",
+        doc: "The most tokens of one user that may wait or be computed. Beyond it that user's \
+              calls are refused at once with `QuotaExceeded`.",
+        group: Group::Admission,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "cache_bytes",
+        kind: Kind::Bytes { word: None },
+        default: "0",
+        unit: "bytes",
+        doc: "Memory for finished vectors of texts that come again; 0 keeps none.",
+        group: Group::Admission,
+        scope: Scope::Later,
+    },
+    Row {
+        key: "load_timeout_s",
+        kind: count(1, 3600),
+        default: "120",
+        unit: "seconds",
+        doc: "How long a worker may take to load its model before it is given up.",
+        group: Group::Life,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "idle_unload_s",
+        kind: count(0, 31_536_000),
+        default: "0",
+        unit: "seconds",
+        doc: "How long a model stays loaded without a call; 0 is for ever.",
+        group: Group::Life,
+        scope: Scope::Later,
+    },
+    Row {
+        key: "http_listen",
+        kind: Kind::Choice(NONE),
+        default: "none",
+        unit: "",
+        doc: "The address of the HTTP gateway.",
+        group: Group::Life,
+        scope: Scope::Later,
+    },
+    Row {
+        key: "log",
+        kind: Kind::Filter,
+        default: "info",
+        unit: "",
+        doc: "What is logged. The content of texts never is.",
+        group: Group::Life,
+        scope: Scope::Any,
+    },
+];

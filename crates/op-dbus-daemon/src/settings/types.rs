@@ -1,0 +1,247 @@
+//! The types a setting's value can have once it has been checked.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::{self, Deserialize, Deserializer};
+
+/// What computes the vectors, as asked for; what really runs is known only at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Provider {
+    /// The best provider that works on this machine.
+    Auto,
+    /// The processor.
+    Cpu,
+    /// NVIDIA, through CUDA.
+    Cuda,
+    /// NVIDIA, through TensorRT.
+    TensorRt,
+    /// Any GPU with a Vulkan, Metal or Direct3D 12 driver.
+    WebGpu,
+    /// Intel processors, GPUs and NPUs.
+    OpenVino,
+    /// AMD, through MIGraphX.
+    MiGraphX,
+    /// Windows, through Direct3D 12.
+    DirectMl,
+    /// Apple hardware.
+    CoreMl,
+    /// Another machine.
+    Remote,
+}
+
+impl Provider {
+    /// Every provider, with its canonical name.
+    pub const ALL: &[(Provider, &str)] = &[
+        (Provider::Auto, "auto"),
+        (Provider::Cpu, "cpu"),
+        (Provider::Cuda, "cuda"),
+        (Provider::TensorRt, "tensorrt"),
+        (Provider::WebGpu, "webgpu"),
+        (Provider::OpenVino, "openvino"),
+        (Provider::MiGraphX, "migraphx"),
+        (Provider::DirectMl, "directml"),
+        (Provider::CoreMl, "coreml"),
+        (Provider::Remote, "remote"),
+    ];
+}
+
+/// The number format that a model computes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// What the provider does best without a visible loss of quality.
+    Auto,
+    /// 32-bit floating point.
+    F32,
+    /// 16-bit floating point.
+    F16,
+    /// 16-bit floating point with the range of 32.
+    Bf16,
+    /// 8-bit integers.
+    Int8,
+}
+
+impl Precision {
+    const ALL: &[(Precision, &str)] = &[
+        (Precision::Auto, "auto"),
+        (Precision::F32, "f32"),
+        (Precision::F16, "f16"),
+        (Precision::Bf16, "bf16"),
+        (Precision::Int8, "int8"),
+    ];
+}
+
+/// What computes on the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CpuEngine {
+    /// ONNX Runtime.
+    Ort,
+    /// Simulated vectors: the same text gives the same vector, but they carry no meaning.
+    Sim,
+}
+
+impl CpuEngine {
+    const ALL: &[(CpuEngine, &str)] = &[(CpuEngine::Ort, "ort"), (CpuEngine::Sim, "sim")];
+}
+
+/// Implements `Display`, `FromStr` and `Deserialize` from a type's table of names.
+macro_rules! named {
+    ($type:ident, $what:literal) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let name = $type::ALL.iter().find(|(value, _)| value == self);
+                f.pad(name.map_or("", |(_, name)| name))
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                let found = $type::ALL.iter().find(|(_, name)| *name == text);
+                found
+                    .map(|(value, _)| *value)
+                    .ok_or_else(|| format!("`{text}` is not the name of {}", $what))
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                from_text(deserializer)
+            }
+        }
+    };
+}
+
+named!(Provider, "an execution provider");
+named!(Precision, "a precision");
+named!(CpuEngine, "a CPU engine");
+
+/// Which devices of the provider are used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// Every device that the provider finds.
+    All,
+    /// These, by number, in this order, each once.
+    List(Vec<u32>),
+}
+
+impl fmt::Display for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Devices::All => f.write_str("all"),
+            Devices::List(numbers) => {
+                let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
+                f.write_str(&numbers.join(","))
+            }
+        }
+    }
+}
+
+impl FromStr for Devices {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "all" {
+            return Ok(Devices::All);
+        }
+        let mut numbers = Vec::new();
+        for part in text.split(',') {
+            let digits = part.trim();
+            let number = match digits.parse::<u32>() {
+                Ok(number) if digits.bytes().all(|b| b.is_ascii_digit()) => number,
+                _ => return Err(format!("`{digits}` is not a device number")),
+            };
+            if numbers.contains(&number) {
+                return Err(format!("device {number} is named twice"));
+            }
+            numbers.push(number);
+        }
+        Ok(Devices::List(numbers))
+    }
+}
+
+impl<'de> Deserialize<'de> for Devices {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+/// Where the service is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bus {
+    /// The system bus.
+    System,
+    /// The session bus of the user who starts the daemon.
+    Session,
+    /// A bus by its D-Bus address, for example `unix:path=/run/user/1000/bus`.
+    Address(String),
+}
+
+impl fmt::Display for Bus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Bus::System => f.write_str("system"),
+            Bus::Session => f.write_str("session"),
+            Bus::Address(address) => f.write_str(address),
+        }
+    }
+}
+
+impl FromStr for Bus {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "system" => Ok(Bus::System),
+            "session" => Ok(Bus::Session),
+            _ => match text.parse::<zbus::Address>() {
+                Ok(_) => Ok(Bus::Address(text.to_owned())),
+                Err(error) => Err(format!("`{text}` is not a D-Bus address ({error})")),
+            },
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Bus {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+/// Reads a value by its `FromStr`.
+pub(super) fn from_text<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr,
+    T::Err: fmt::Display,
+{
+    String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+}
+
+/// Reads a number that may instead be a word for "not set" (`auto`, `any`), as `None`.
+pub(super) fn number_or_word<'de, D: Deserializer<'de>>(d: D) -> Result<Option<usize>, D::Error> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum NumberOrWord {
+        Number(usize),
+        Word(String),
+    }
+    Ok(match NumberOrWord::deserialize(d)? {
+        NumberOrWord::Number(number) => Some(number),
+        NumberOrWord::Word(word) => {
+            tracing::trace!(word, "a number left open");
+            None
+        }
+    })
+}
+
+/// Reads a text whose empty form means "not set".
+pub(super) fn text_or_empty<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: From<String>,
+{
+    let text = String::deserialize(deserializer)?;
+    Ok((!text.is_empty()).then(|| T::from(text)))
+}

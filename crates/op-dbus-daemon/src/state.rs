@@ -1,0 +1,308 @@
+//! The state file: settings changed while the service ran, kept through crashes and restarts.
+//!
+//! The file is replaced as a whole (temporary file, fsync, rename, fsync of the folder), so that
+//! whoever reads it finds the old state or the new one. It carries a checksum: a file that was
+//! damaged is moved aside and never half believed. A file written by hand may leave it out.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The only version there is.
+const VERSION: u64 = 1;
+
+/// A larger file is not one of ours.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// The state file's content. Keys that are no setting of this version are kept as they are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateFile {
+    path: PathBuf,
+    settings: BTreeMap<String, Value>,
+}
+
+/// Why the state could not be written; the file still holds what it held before.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The file system or the quota is full.
+    #[error("the state file {path} could not be written: no space is left there; free some")]
+    NoSpace {
+        /// The state file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The folder may not be written to.
+    #[error(
+        "the state file {path} could not be written: its folder is read-only for this user; \
+         choose another with --state-file or let the service's user write there"
+    )]
+    ReadOnly {
+        /// The state file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Anything else.
+    #[error("the state file {path} could not be written: {source}")]
+    Io {
+        /// The state file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// A step of a write that has been done; a crash may come after each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Created,
+    Written,
+    Synced,
+    Renamed,
+    FolderSynced,
+}
+
+/// The file as it is on disk.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    version: u64,
+    settings: BTreeMap<String, Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    check: Option<String>,
+}
+
+impl StateFile {
+    /// Reads the file without changing anything. A missing file is an empty state; so is one that
+    /// cannot be used, and then the second value says why, in one sentence.
+    pub fn read(path: &Path) -> (StateFile, Option<String>) {
+        match read(path) {
+            Ok(state) => (state, None),
+            Err(Unusable::Damaged(reason) | Unusable::Unreadable(reason)) => {
+                let why = format!("the state file {} is not used: {reason}", path.display());
+                (StateFile::empty(path), Some(why))
+            }
+        }
+    }
+
+    /// Reads the file for the service that owns it: temporary files left by a crash are removed,
+    /// and a file that cannot be used is moved aside to `<name>.corrupt-<unix time>`. The second
+    /// value holds one sentence for each thing that the administrator should know.
+    pub fn open(path: &Path) -> (StateFile, Vec<String>) {
+        remove_leftovers(path);
+        match read(path) {
+            Ok(state) => (state, Vec::new()),
+            Err(Unusable::Unreadable(reason)) => {
+                let why = format!("the state file {} is not used: {reason}", path.display());
+                (StateFile::empty(path), vec![why])
+            }
+            Err(Unusable::Damaged(reason)) => {
+                let why = move_aside(path, &reason);
+                (StateFile::empty(path), vec![why])
+            }
+        }
+    }
+
+    /// A state with no changes, to be written to `path`.
+    pub fn empty(path: &Path) -> StateFile {
+        StateFile { path: path.to_owned(), settings: BTreeMap::new() }
+    }
+
+    /// Where it is kept.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Everything in it, by key.
+    pub fn settings(&self) -> &BTreeMap<String, Value> {
+        &self.settings
+    }
+
+    /// Sets one value. Nothing is written until [`StateFile::save`].
+    pub fn set(&mut self, key: &str, value: Value) {
+        self.settings.insert(key.to_owned(), value);
+    }
+
+    /// Forgets one value, so that the configuration counts again. Nothing is written yet.
+    pub fn unset(&mut self, key: &str) {
+        self.settings.remove(key);
+    }
+
+    /// Writes the file and waits until the disk has it.
+    ///
+    /// # Errors
+    /// When this fails the file on disk is the old one, whole.
+    pub fn save(&self) -> Result<(), StateError> {
+        self.save_in_steps(&mut |_| ()).map_err(|source| self.error(source))
+    }
+
+    fn error(&self, source: io::Error) -> StateError {
+        let path = self.path.clone();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                StateError::NoSpace { path, source }
+            }
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                StateError::ReadOnly { path, source }
+            }
+            _ => StateError::Io { path, source },
+        }
+    }
+
+    fn save_in_steps(&self, done: &mut dyn FnMut(Step)) -> io::Result<()> {
+        let folder = folder(&self.path);
+        let mut file = tempfile::Builder::new()
+            .prefix(&prefix(&self.path))
+            .suffix(SUFFIX)
+            .tempfile_in(folder)?;
+        done(Step::Created);
+        file.write_all(self.document()?.as_bytes())?;
+        file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
+        done(Step::Written);
+        file.as_file().sync_all()?;
+        done(Step::Synced);
+        file.persist(&self.path)?;
+        done(Step::Renamed);
+        File::open(folder)?.sync_all()?;
+        done(Step::FolderSynced);
+        Ok(())
+    }
+
+    fn document(&self) -> io::Result<String> {
+        let document = Document {
+            version: VERSION,
+            settings: self.settings.clone(),
+            check: Some(checksum(&self.settings)?),
+        };
+        Ok(serde_json::to_string_pretty(&document)? + "\n")
+    }
+}
+
+/// Why a state file cannot be used; the text completes "the file is not used: …".
+enum Unusable {
+    /// Its content is wrong, and will be at the next start too.
+    Damaged(String),
+    /// It could not be read at all; nothing is known about its content.
+    Unreadable(String),
+}
+
+fn read(path: &Path) -> Result<StateFile, Unusable> {
+    let mut text = String::new();
+    match open_regular(path)? {
+        None => return Ok(StateFile::empty(path)),
+        Some(file) => match file.take(BYTES_MAX + 1).read_to_string(&mut text) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(Unusable::Damaged("it is not UTF-8 text".to_owned()));
+            }
+            Err(error) => return Err(Unusable::Unreadable(error.to_string())),
+        },
+    }
+    if text.len() as u64 > BYTES_MAX {
+        return Err(Unusable::Damaged(format!("it is larger than {BYTES_MAX} bytes")));
+    }
+    let document: Document = serde_json::from_str(&text)
+        .map_err(|error| Unusable::Damaged(format!("it is not a state of op-dbus ({error})")))?;
+    if document.version != VERSION {
+        let found = document.version;
+        let reason = format!("it has version {found}, and this op-dbus knows {VERSION}");
+        return Err(Unusable::Damaged(reason));
+    }
+    let sum = checksum(&document.settings)
+        .map_err(|error| Unusable::Damaged(format!("it cannot be checked ({error})")))?;
+    if document.check.is_some_and(|found| found != sum) {
+        let reason = "its checksum is wrong; after a change by hand, leave `check` out";
+        return Err(Unusable::Damaged(reason.to_owned()));
+    }
+    Ok(StateFile { path: path.to_owned(), settings: document.settings })
+}
+
+/// Opens the file if there is one. A named pipe must not block the start, hence `O_NONBLOCK`.
+fn open_regular(path: &Path) -> Result<Option<File>, Unusable> {
+    let flags = nix::libc::O_NONBLOCK;
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(nix::libc::ENXIO) => {
+            return Err(Unusable::Damaged("it is a socket, not a file".to_owned()));
+        }
+        Err(error) => return Err(Unusable::Unreadable(error.to_string())),
+    };
+    match file.metadata() {
+        Ok(metadata) if metadata.is_file() => Ok(Some(file)),
+        Ok(_) => Err(Unusable::Damaged("it is not a regular file".to_owned())),
+        Err(error) => Err(Unusable::Unreadable(error.to_string())),
+    }
+}
+
+/// FNV-1a over the settings as compact JSON: it is there to find accidents, not forgery.
+fn checksum(settings: &BTreeMap<String, Value>) -> serde_json::Result<String> {
+    let bytes = serde_json::to_vec(settings)?;
+    let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    Ok(format!("{sum:016x}"))
+}
+
+const SUFFIX: &str = ".tmp";
+
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// How the names of our temporary files begin: hidden, and with the state file's own name.
+fn prefix(path: &Path) -> OsString {
+    let mut prefix = OsString::from(".");
+    prefix.push(path.file_name().unwrap_or_default());
+    prefix.push(".");
+    prefix
+}
+
+fn remove_leftovers(path: &Path) {
+    let Ok(entries) = fs::read_dir(folder(path)) else { return };
+    let prefix = prefix(path);
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let bytes = name.as_encoded_bytes();
+        let ours = bytes.starts_with(prefix.as_encoded_bytes())
+            && bytes.ends_with(SUFFIX.as_bytes())
+            && entry.file_type().is_ok_and(|kind| kind.is_file());
+        if ours && let Err(error) = fs::remove_file(entry.path()) {
+            tracing::warn!(%error, path = %entry.path().display(), "a left-over file stays");
+        }
+    }
+}
+
+/// Moves the file out of the way; returns the sentence that says so.
+fn move_aside(path: &Path, reason: &str) -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(format!(".corrupt-{seconds}"));
+    let shown = path.display();
+    match fs::rename(path, &aside) {
+        Ok(()) => format!(
+            "the state file {shown} is not used: {reason}; it was moved to {} and the \
+             configuration counts",
+            aside.display()
+        ),
+        Err(error) => format!(
+            "the state file {shown} is not used: {reason}; it could not be moved aside ({error}) \
+             and the configuration counts"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests;

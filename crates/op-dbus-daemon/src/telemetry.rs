@@ -1,0 +1,143 @@
+//! Logs: to the journal when it listens on standard error, else to standard error as text.
+//! The content of a caller's text is never logged.
+
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
+
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
+
+/// The name our entries have in the journal (`journalctl -t op-dbus`).
+pub const SYSLOG_IDENTIFIER: &str = "op-dbus";
+
+/// Ids of the entries that scripts and the journal's catalog may rely on. They go into the field
+/// `MESSAGE_ID`: `info!(MESSAGE_ID = message_id::READY, "…")`.
+pub mod message_id {
+    /// The daemon starts.
+    pub const START: &str = "bfbbe99c67164378a0428c4f441457d9";
+    /// Calls are answered.
+    pub const READY: &str = "7034ecc910c14df4964cf9b5e05b56d3";
+    /// A model was loaded.
+    pub const MODEL_LOADED: &str = "f1ccae7ffb9143cb87eb0af0ec1f3a9d";
+    /// Another provider than the one asked for is used.
+    pub const PROVIDER_FALLBACK: &str = "c25cb32f822f4f14b390d529f53517d6";
+    /// A worker process died or hung.
+    pub const WORKER_LOST: &str = "658a8ad6405c4659a17822c6a0d74d7b";
+    /// The state file could not be used.
+    pub const STATE_CORRUPT: &str = "524cd06e258f48389b25929daac1fc06";
+    /// The settings were read again.
+    pub const CONFIG_RELOADED: &str = "c77b391f437545ebb4085a6c1df17130";
+    /// A user was refused for having too much in flight.
+    pub const QUOTA: &str = "5686f5b1a20b4d4c87eabc2e083335cb";
+
+    /// Every id, with a name for people.
+    pub const ALL: &[(&str, &str)] = &[
+        ("start", START),
+        ("ready", READY),
+        ("model loaded", MODEL_LOADED),
+        ("provider fallback", PROVIDER_FALLBACK),
+        ("worker lost", WORKER_LOST),
+        ("state corrupt", STATE_CORRUPT),
+        ("config reloaded", CONFIG_RELOADED),
+        ("quota", QUOTA),
+    ];
+}
+
+/// Where the logs go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// The journal, with fields.
+    Journal,
+    /// Standard error, as text.
+    Stderr,
+}
+
+/// Changes the filter while the program runs.
+#[derive(Clone, Debug)]
+pub struct Telemetry {
+    filter: reload::Handle<EnvFilter, Registry>,
+    destination: Destination,
+}
+
+impl Telemetry {
+    /// Uses another filter from now on.
+    ///
+    /// # Errors
+    /// One sentence, when `filter` is not one; the old filter stays.
+    pub fn set_filter(&self, filter: &str) -> Result<(), String> {
+        self.filter.reload(parse_filter(filter)?).map_err(|error| error.to_string())
+    }
+
+    /// Where the logs go.
+    pub fn destination(&self) -> Destination {
+        self.destination
+    }
+}
+
+/// Starts logging for the whole process, with a filter such as `info` or
+/// `info,op_dbus_engine=debug`.
+///
+/// # Errors
+/// One sentence, when `filter` is not one, or when logging was started before.
+pub fn start(filter: &str) -> Result<Telemetry, String> {
+    let (filter, handle) = reload::Layer::new(parse_filter(filter)?);
+    let journal = journal_listens(io::stderr()).then(tracing_journald::layer);
+    let (output, destination) = match journal {
+        Some(Ok(layer)) => {
+            // Fields keep their names, so that MESSAGE_ID is the journal's own.
+            let layer = layer
+                .with_field_prefix(None)
+                .with_syslog_identifier(SYSLOG_IDENTIFIER.to_owned())
+                .with_priority_mappings(priorities());
+            (layer.boxed(), Destination::Journal)
+        }
+        Some(Err(_)) | None => {
+            let layer = fmt::layer()
+                .with_writer(io::stderr)
+                .with_ansi(io::stderr().is_terminal())
+                .with_target(false);
+            (layer.boxed(), Destination::Stderr)
+        }
+    };
+    let registry = tracing_subscriber::registry().with(filter).with(output);
+    registry.try_init().map_err(|error| error.to_string())?;
+    Ok(Telemetry { filter: handle, destination })
+}
+
+/// Checks a log filter.
+///
+/// # Errors
+/// One sentence that says what is wrong with it.
+pub fn parse_filter(filter: &str) -> Result<EnvFilter, String> {
+    EnvFilter::builder().parse(filter).map_err(|error| {
+        format!("`{filter}` is not a log filter ({error}); write for example `info`")
+    })
+}
+
+/// What `info!` says is information to systemd as well, not a notice.
+fn priorities() -> tracing_journald::PriorityMappings {
+    use tracing_journald::{Priority, PriorityMappings};
+    PriorityMappings {
+        info: Priority::Informational,
+        debug: Priority::Debug,
+        ..PriorityMappings::new()
+    }
+}
+
+/// Whether `stderr` is the very stream that systemd says it connected to the journal. A program
+/// started from a service's shell inherits the variable, but not always the stream.
+fn journal_listens(stderr: impl AsFd) -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
+    same_stream(stderr, &stream)
+}
+
+fn same_stream(fd: impl AsFd, stream: &str) -> bool {
+    let Ok(stat) = nix::sys::stat::fstat(fd) else { return false };
+    stream.split_once(':').is_some_and(|(device, inode)| {
+        device.parse() == Ok(stat.st_dev) && inode.parse() == Ok(stat.st_ino)
+    })
+}
+
+#[cfg(test)]
+mod tests;

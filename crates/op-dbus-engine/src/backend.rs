@@ -1,0 +1,102 @@
+//! The one door between the engine and whatever computes: a batch of token ids in, vectors out.
+
+use std::fmt;
+
+/// One padded batch. Row `r` holds its tokens in `ids[r * sequence_length ..][.. lengths[r]]`; what
+/// lies behind them is padding and never read as a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Token ids, row-major, `[rows, sequence_length]`.
+    pub ids: &'a [i32],
+    /// Real tokens of each row, special tokens included, `[rows]`; each is `1..=sequence_length`.
+    pub lengths: &'a [i32],
+    /// Tokens per row, padding included.
+    pub sequence_length: usize,
+}
+
+impl Batch<'_> {
+    /// Number of texts in the batch.
+    pub fn rows(&self) -> usize {
+        self.lengths.len()
+    }
+}
+
+/// What a backend says of itself once it is loaded.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Description {
+    /// Execution provider that computes, by its public name (`cpu`, `cuda`, …, `sim`).
+    pub provider: String,
+    /// Device that computes (`cpu:0`, `cuda:1`).
+    pub device: String,
+    /// Precision of the arithmetic (`f32`, …).
+    pub precision: String,
+    /// Length of one vector.
+    pub dimensions: usize,
+    /// Time from start to ready.
+    pub load_ms: u64,
+    /// Process that computes; our own for a backend that runs in-process.
+    pub pid: u32,
+}
+
+/// Why a batch has no vectors.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BackendError {
+    /// The backend is gone or can't be trusted any more; it must be replaced, the batch may be retried.
+    #[error("the worker was lost: {0}")]
+    Lost(String),
+    /// The device has no memory for a batch of this size; the backend lives on.
+    #[error("out of memory: {0}")]
+    OutOfMemory(String),
+    /// The backend refused or failed this batch, and lives on.
+    #[error("{0}")]
+    Failed(String),
+    /// The backend could not be made: a missing library, a damaged model, an unusable provider.
+    #[error("{message}")]
+    Load {
+        /// What kind of thing is wrong, so that the caller can give it its public error name.
+        kind: LoadErrorKind,
+        /// One sentence for the administrator: what, where, what to do.
+        message: String,
+    },
+}
+
+/// What stands in the way of a backend's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LoadErrorKind {
+    /// The model is not in the store.
+    ModelNotInstalled,
+    /// A file of the model is damaged or not what its manifest says.
+    ModelCorrupt,
+    /// The runtime library or the provider can't be used.
+    ProviderUnavailable,
+    /// Anything else.
+    Other,
+}
+
+impl fmt::Display for LoadErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ModelNotInstalled => "model-not-installed",
+            Self::ModelCorrupt => "model-corrupt",
+            Self::ProviderUnavailable => "provider-unavailable",
+            Self::Other => "other",
+        })
+    }
+}
+
+/// A loaded model on one device. One thread owns it; all calls block.
+pub trait Backend: Send {
+    /// What was loaded and where it runs.
+    fn description(&self) -> &Description;
+
+    /// Computes `batch` into `out`, row-major `[rows, dimensions]`.
+    ///
+    /// # Errors
+    /// Anything but [`BackendError::Lost`] leaves the backend usable.
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError>;
+}
+
+/// Makes the backend of worker number `n`, at start and again after a [`BackendError::Lost`].
+pub type BackendFactory =
+    Box<dyn Fn(usize) -> Result<Box<dyn Backend>, BackendError> + Send + Sync>;

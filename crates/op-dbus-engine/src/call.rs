@@ -1,0 +1,113 @@
+//! What a caller hands in and gets back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+/// One call: texts of one user that are embedded together.
+#[derive(Clone, Debug, Default)]
+pub struct Call {
+    /// Who asks; the user whose quota and share of the queue it takes.
+    pub uid: u32,
+    /// The texts. None at all is fine and gives no vectors.
+    pub texts: Vec<String>,
+    /// What happens to texts that are longer than the model reads.
+    pub truncate: Truncate,
+    /// Class in the queue; by default, and always from `Limits::bulk_texts_min` texts on, by size.
+    pub priority: Option<Priority>,
+    /// When the caller stops waiting.
+    pub deadline: Option<Instant>,
+    /// Whether vectors have length one; by default as the model does it.
+    pub normalize: Option<bool>,
+    /// Cut vectors to this length; only sizes that the model was trained for.
+    pub dimensions: Option<usize>,
+    /// Cancels the call from elsewhere.
+    pub cancel: CancelToken,
+}
+
+/// What happens to a text with more tokens than the model reads. Cuts fall between tokens, and the
+/// special tokens stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Truncate {
+    /// Refuse the call with [`Error::TooLong`](crate::Error::TooLong).
+    Error,
+    /// Cut the end off.
+    #[default]
+    End,
+    /// Cut the start off.
+    Start,
+    /// Embed all of it in windows; the vector is their mean weighted by tokens.
+    Mean,
+}
+
+/// Class in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Priority {
+    /// Somebody waits for it: served first.
+    Interactive,
+    /// Served when there is nothing interactive, and now and then in any case.
+    Bulk,
+}
+
+/// The vectors of a call, and how they came to be.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reply {
+    /// The vectors in the order of the texts, row-major `[rows, dimensions]`; all are finite.
+    pub vectors: Vec<f32>,
+    /// Number of vectors, which is the number of texts.
+    pub rows: usize,
+    /// Length of one vector.
+    pub dimensions: usize,
+    /// Tokens that were embedded: after truncation, special tokens included.
+    pub tokens: u64,
+    /// Indices of the texts that were longer than the model reads, ascending.
+    pub truncated: Vec<u32>,
+    /// From the call's arrival to the start of its first batch, tokenizing included.
+    pub queue_us: u64,
+    /// From the start of its first batch to the end of its last.
+    pub compute_us: u64,
+    /// Execution provider of the last batch.
+    pub provider: String,
+    /// Device of the last batch.
+    pub device: String,
+    /// Precision of the last batch.
+    pub precision: String,
+}
+
+/// Cancels a call from elsewhere: keep a clone and call [`cancel`](Self::cancel). One token may
+/// serve many calls, for instance all calls of one connection.
+#[derive(Clone, Debug, Default)]
+pub struct CancelToken(Arc<Cancel>);
+
+#[derive(Debug, Default)]
+struct Cancel {
+    cancelled: AtomicBool,
+    notify: Notify,
+}
+
+impl CancelToken {
+    /// Cancels; calls that wait return [`Error::Cancelled`](crate::Error::Cancelled) at once and
+    /// what they have queued is dropped.
+    pub fn cancel(&self) {
+        self.0.cancelled.store(true, Ordering::Release);
+        self.0.notify.notify_waiters();
+    }
+
+    /// Whether [`cancel`](Self::cancel) was called.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Returns once the token is cancelled.
+    pub async fn cancelled(&self) {
+        let notified = self.0.notify.notified();
+        tokio::pin!(notified);
+        // Registered before the flag is read: a cancel between the two is not missed.
+        notified.as_mut().enable();
+        if !self.is_cancelled() {
+            notified.await;
+        }
+    }
+}

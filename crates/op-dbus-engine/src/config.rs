@@ -1,0 +1,110 @@
+//! Every bound of the engine in one place, and the shape of the model that it serves.
+
+use std::time::Duration;
+
+use crate::worker::RegionShape;
+
+/// Every bound of the engine. The defaults suit a CPU worker; a GPU wants larger batches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Texts in one call.
+    pub texts_per_call_max: usize,
+    /// Bytes of one text.
+    pub text_bytes_max: usize,
+    /// Bytes of all texts of one call together.
+    pub call_bytes_max: usize,
+    /// Padded tokens (rows × sequence length) of one batch. Raised to the model's maximum input if
+    /// that is more, because one text of full length must fit.
+    pub batch_tokens_max: usize,
+    /// Rows of one batch.
+    pub batch_rows_max: usize,
+    /// Rows × sequence length² of one batch: what attention needs memory for. A single row is
+    /// always accepted.
+    pub batch_attention_max: u64,
+    /// Padding in one batch, in percent of its padded tokens. Batches of up to 64 padded tokens are
+    /// exempt: there a second batch would cost more than the padding.
+    pub batch_padding_percent_max: usize,
+    /// How long an idle worker waits for more texts before it runs a batch that is not full.
+    /// Zero, the default: batches form while the workers are busy.
+    pub batch_delay_us_max: u64,
+    /// Tokens in flight for all callers, from admission to reply. Before it is tokenized, a text
+    /// counts as the tokens it may have at most, but never less than one token per 32 bytes,
+    /// so that this bounds the memory that texts take as well.
+    pub queue_tokens_max: usize,
+    /// Tokens in flight for one user.
+    pub quota_tokens: usize,
+    /// A call with at least this many texts is bulk, whatever its caller asks for.
+    pub bulk_texts_min: usize,
+    /// Ageing: while interactive work keeps all workers busy, bulk work gets one batch whenever it
+    /// has waited this long since its last.
+    pub bulk_wait_us_max: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            texts_per_call_max: 16_384,
+            text_bytes_max: 1 << 20,
+            call_bytes_max: 128 << 20,
+            batch_tokens_max: 512,
+            batch_rows_max: 512,
+            batch_attention_max: 4 << 20,
+            batch_padding_percent_max: 12,
+            batch_delay_us_max: 0,
+            queue_tokens_max: 8 << 20,
+            quota_tokens: 4 << 20,
+            bulk_texts_min: 64,
+            bulk_wait_us_max: 500_000,
+        }
+    }
+}
+
+impl Limits {
+    /// The shared memory that a [`ChildBackend`](crate::worker::ChildBackend) needs for the largest
+    /// batch that is made under these limits for `model`.
+    pub fn region(&self, model: &ModelShape) -> RegionShape {
+        RegionShape {
+            tokens_max: self.batch_tokens_max.max(model.max_input_tokens),
+            rows_max: self.batch_rows_max.max(1),
+            dimensions: model.dimensions,
+        }
+    }
+}
+
+/// How an engine runs.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// The bounds.
+    pub limits: Limits,
+    /// Workers; each has a thread here and a backend from the factory. Zero counts as one.
+    pub workers: usize,
+    /// Threads that tokenize large calls. Zero counts as one.
+    pub tokenizer_threads: usize,
+    /// How long [`Engine::canary`](crate::Engine::canary) waits before it gives up. Backends that
+    /// can be killed bound a single batch themselves.
+    pub run_timeout: Duration,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            limits: Limits::default(),
+            workers: 1,
+            tokenizer_threads: 1,
+            run_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What the engine has to know of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelShape {
+    /// Length of one vector.
+    pub dimensions: usize,
+    /// Tokens that the model reads at most, special tokens included.
+    pub max_input_tokens: usize,
+    /// Whether the backend's vectors have length one.
+    pub normalized: bool,
+    /// Sizes below `dimensions` that the model was trained to be cut to; empty for most models.
+    pub matryoshka: Vec<usize>,
+}

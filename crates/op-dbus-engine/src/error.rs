@@ -1,0 +1,140 @@
+//! Why a call was refused or failed: one sentence each, with the limit, what was found and what to do.
+
+use std::fmt;
+
+use crate::backend::BackendError;
+
+/// Why a call has no vectors.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The queue is full for everybody; the call may succeed later as it is.
+    #[error(
+        "the queue is full: {in_flight} of {limit} tokens are in flight and this call needs \
+         {needed}; try again in {retry_after_ms} ms"
+    )]
+    Overloaded {
+        /// Tokens that this call was counted as before it was tokenized.
+        needed: usize,
+        /// Tokens in flight for all callers.
+        in_flight: usize,
+        /// `Limits::queue_tokens_max`.
+        limit: usize,
+        /// When enough of the queue is expected to be done, at the measured rate.
+        retry_after_ms: u64,
+    },
+    /// This user has too much in flight; the call may succeed once earlier ones are done.
+    #[error(
+        "user {uid} has {in_flight} of {limit} tokens in flight and this call needs {needed}; \
+         wait for earlier calls, or try again in {retry_after_ms} ms"
+    )]
+    QuotaExceeded {
+        /// The user.
+        uid: u32,
+        /// Tokens that this call was counted as before it was tokenized.
+        needed: usize,
+        /// Tokens that the user has in flight.
+        in_flight: usize,
+        /// `Limits::quota_tokens`.
+        limit: usize,
+        /// When enough of the user's earlier work is expected to be done.
+        retry_after_ms: u64,
+    },
+    /// The call can't ever be accepted at this size.
+    #[error("{excess} is {found}, the limit is {limit}; {}", excess.advice())]
+    TooLarge {
+        /// What is too large.
+        excess: Excess,
+        /// Its size.
+        found: usize,
+        /// The most that is accepted.
+        limit: usize,
+    },
+    /// A text has more tokens than the model reads, and the caller asked for an error then.
+    #[error(
+        "text {index} has {tokens} tokens, the model reads {limit}; shorten it, or let it be \
+         truncated (end, start or mean)"
+    )]
+    TooLong {
+        /// Index of the text in the call.
+        index: usize,
+        /// Its tokens, special tokens included.
+        tokens: usize,
+        /// The model's maximum, special tokens included.
+        limit: usize,
+    },
+    /// The caller's deadline passed before all vectors were there.
+    #[error("the deadline passed before all texts were embedded; allow more time or send less")]
+    DeadlineExceeded,
+    /// The caller cancelled the call.
+    #[error("the call was cancelled by its caller")]
+    Cancelled,
+    /// The engine takes no new calls, or stopped before this one was done.
+    #[error("the service is shutting down; send the call again once it is back")]
+    ShuttingDown,
+    /// The batch failed twice, or no worker can be had.
+    #[error("no worker could embed the texts ({0}); see the service's log")]
+    WorkerFailed(#[source] BackendError),
+    /// The device has no memory even for an eighth of the batch.
+    #[error("the device could not hold the batch ({0}); lower batch_tokens_max or free its memory")]
+    OutOfMemory(#[source] BackendError),
+    /// An option can't be honoured, or a text can't be tokenized.
+    #[error("{0}")]
+    InvalidArgument(String),
+}
+
+impl Error {
+    /// Stable lower-case name of the variant, the key of [`Snapshot::failures`](crate::Snapshot).
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Overloaded { .. } => "overloaded",
+            Self::QuotaExceeded { .. } => "quota-exceeded",
+            Self::TooLarge { .. } => "too-large",
+            Self::TooLong { .. } => "too-long",
+            Self::DeadlineExceeded => "deadline-exceeded",
+            Self::Cancelled => "cancelled",
+            Self::ShuttingDown => "shutting-down",
+            Self::WorkerFailed(_) => "worker-failed",
+            Self::OutOfMemory(_) => "out-of-memory",
+            Self::InvalidArgument(_) => "invalid-argument",
+        }
+    }
+}
+
+/// What of a call is too large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Excess {
+    /// Number of texts in one call.
+    Texts,
+    /// Bytes of all texts of one call together.
+    CallBytes,
+    /// Bytes of one text.
+    TextBytes {
+        /// Index of the text in the call.
+        index: usize,
+    },
+    /// Tokens of one call, counted before tokenizing, against the whole queue.
+    QueueTokens,
+    /// Tokens of one call, counted before tokenizing, against one user's quota.
+    QuotaTokens,
+}
+
+impl Excess {
+    fn advice(self) -> &'static str {
+        match self {
+            Self::TextBytes { .. } => "split the text",
+            _ => "send the texts in several calls",
+        }
+    }
+}
+
+impl fmt::Display for Excess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Texts => f.write_str("the number of texts in the call"),
+            Self::CallBytes => f.write_str("the size of all texts in bytes"),
+            Self::TextBytes { index } => write!(f, "the size of text {index} in bytes"),
+            Self::QueueTokens => f.write_str("the call's share of the queue in tokens"),
+            Self::QuotaTokens => f.write_str("the call's share of its user's quota in tokens"),
+        }
+    }
+}

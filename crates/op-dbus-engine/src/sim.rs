@@ -1,0 +1,125 @@
+//! The simulator: a backend without a model, for tests, for trying clients, and for faults.
+
+use crate::backend::{Backend, BackendError, Batch, Description};
+
+/// Faults to show on purpose. Batches are counted from 1 for each backend; the first is the check
+/// that the engine runs on every backend it loads, so the first batch of a caller is number 2.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Report `Lost` on this batch and all later ones.
+    pub die_on_batch: Option<u64>,
+    /// Never return from this batch.
+    pub hang_on_batch: Option<u64>,
+    /// Answer with NaN on this batch.
+    pub nan_on_batch: Option<u64>,
+    /// Report `Failed` on this batch.
+    pub fail_on_batch: Option<u64>,
+    /// Report `OutOfMemory` for batches with more rows than this.
+    pub oom_above_rows: Option<usize>,
+    /// Report `Lost` on every batch that holds this token id: a text that kills its worker.
+    pub die_on_token: Option<i32>,
+}
+
+/// Unit vectors that depend on nothing but a row's token ids: the same text gives the same vector,
+/// another text an unrelated one. They mean nothing.
+#[derive(Debug)]
+pub struct SimBackend {
+    description: Description,
+    faults: Faults,
+    batches: u64,
+}
+
+impl SimBackend {
+    /// A simulator with vectors of length `dimensions`.
+    pub fn new(dimensions: usize, faults: Faults) -> Self {
+        let description = Description {
+            provider: "sim".into(),
+            device: "sim:0".into(),
+            precision: "f32".into(),
+            dimensions,
+            load_ms: 0,
+            pid: std::process::id(),
+        };
+        Self { description, faults, batches: 0 }
+    }
+
+    fn fault(&self, batch: &Batch<'_>) -> Result<(), BackendError> {
+        let n = self.batches;
+        if self.faults.die_on_batch.is_some_and(|at| n >= at) {
+            return Err(BackendError::Lost(format!("the simulator was told to die on batch {n}")));
+        }
+        if let Some(token) = self.faults.die_on_token.filter(|token| batch.ids.contains(token)) {
+            return Err(BackendError::Lost(format!("the simulator was told to die on {token}")));
+        }
+        if self.faults.fail_on_batch == Some(n) {
+            return Err(BackendError::Failed(format!("the simulator was told to fail batch {n}")));
+        }
+        if let Some(limit) = self.faults.oom_above_rows.filter(|limit| batch.rows() > *limit) {
+            let rows = batch.rows();
+            return Err(BackendError::OutOfMemory(format!("{rows} rows, {limit} fit")));
+        }
+        while self.faults.hang_on_batch == Some(n) {
+            std::thread::park();
+        }
+        Ok(())
+    }
+}
+
+impl Backend for SimBackend {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.batches += 1;
+        self.fault(batch)?;
+        let rows = batch.ids.chunks(batch.sequence_length.max(1)).zip(batch.lengths);
+        for ((ids, length), vector) in rows.zip(out.chunks_mut(self.description.dimensions.max(1)))
+        {
+            let length = usize::try_from(*length).unwrap_or(0).min(ids.len());
+            fill(&ids[..length], vector);
+        }
+        if self.faults.nan_on_batch == Some(self.batches) {
+            out.fill(f32::NAN);
+        }
+        Ok(())
+    }
+}
+
+fn fill(ids: &[i32], vector: &mut [f32]) {
+    let seed = ids.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, id| {
+        (hash ^ u64::from(id.cast_unsigned())).wrapping_mul(0x0100_0000_01b3)
+    });
+    let mut state = seed;
+    for value in vector.iter_mut() {
+        // SplitMix64: its outputs are spread evenly even for neighbouring seeds.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        *value = ((z ^ (z >> 31)) >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
+    }
+    crate::vector::normalise(vector);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(ids: &[i32], lengths: &[i32], sequence_length: usize) -> Vec<f32> {
+        let mut out = vec![0.0; lengths.len() * 8];
+        let batch = Batch { ids, lengths, sequence_length };
+        SimBackend::new(8, Faults::default()).run(&batch, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn a_vector_depends_on_its_row_only() {
+        let alone = run(&[1, 2], &[2], 2);
+        let batch = run(&[7, 8, 9, 1, 2, 0], &[3, 2], 3);
+        assert_eq!(alone, batch[8..]);
+        assert_ne!(alone, batch[..8]);
+        let norm: f32 = alone.iter().map(|x| x * x).sum();
+        assert!((norm - 1.0).abs() < 1e-5);
+    }
+}

@@ -1,0 +1,68 @@
+//! What can be wrong with a model's files.
+
+/// Why a model could not be compiled, converted or inspected.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The safetensors file breaks its own format.
+    #[error("the weights are not a valid safetensors file; import the model again")]
+    Safetensors(#[source] safetensors::SafeTensorError),
+    /// A tensor that the configuration asks for is not there.
+    #[error("tensor {name} is missing; the weights do not belong to this configuration")]
+    MissingTensor {
+        /// Name under which it was looked for.
+        name: String,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("tensor {name} has the shape {found:?}, but the configuration asks for {expected:?}")]
+    Shape {
+        /// Name in the file.
+        name: String,
+        /// Shape in the file.
+        found: Vec<usize>,
+        /// Shape that follows from the configuration.
+        expected: Vec<usize>,
+    },
+    /// A tensor has an element type that is not read yet.
+    #[error("tensor {name} has elements of type {found}; only 32-bit floats are supported")]
+    ElementType {
+        /// Name in the file.
+        name: String,
+        /// Element type in the file.
+        found: String,
+    },
+    /// A tensor's data is missing, too short, too long or outside the file.
+    #[error("tensor {name} is damaged: {problem}")]
+    Tensor {
+        /// Name in the file.
+        name: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// `config.json` lacks a key or has a value of the wrong kind.
+    #[error("config.json can't be used")]
+    Config(#[source] serde_json::Error),
+    /// The model asks for something that this version does not do.
+    #[error("{what} is {found}, which is not supported; supported: {supported}")]
+    Unsupported {
+        /// The key or feature.
+        what: &'static str,
+        /// What the model asks for.
+        found: String,
+        /// What could be had instead.
+        supported: String,
+    },
+    /// The bytes are not an ONNX model.
+    #[error("the file is not a valid ONNX model")]
+    Protobuf(#[from] prost::DecodeError),
+    /// The ONNX model is readable, but not what is needed here.
+    #[error("the ONNX model can't be used: {0}")]
+    Onnx(String),
+    /// The ONNX model keeps tensor data in a file outside its own folder.
+    #[error("tensor {name} keeps its data in {location:?}, outside the model's folder; refused")]
+    ExternalData {
+        /// Tensor's name.
+        name: String,
+        /// Path as the model states it.
+        location: String,
+    },
+}

@@ -1,0 +1,165 @@
+//! From a model's configuration and tensors to one description of its encoder.
+
+mod bert;
+mod mpnet;
+
+use serde::Deserialize;
+
+use crate::encoder::{Activation, Encoder, Layer, Linear, Norm, Tensor};
+use crate::weights::Weights;
+use crate::{Error, Family};
+
+/// Reads a model of `family`.
+///
+/// # Errors
+/// A configuration that is incomplete or not supported, or tensors that do not fit it.
+pub(crate) fn read<'a>(
+    family: Family,
+    config: &serde_json::Value,
+    weights: &Weights<'a>,
+) -> Result<Encoder<'a>, Error> {
+    let config = Config::deserialize(config).map_err(Error::Config)?;
+    config.check()?;
+    match family {
+        Family::Bert => bert::read(&config, weights),
+        Family::Mpnet => mpnet::read(&config, weights),
+    }
+}
+
+/// What the families need of `config.json`.
+#[derive(Deserialize)]
+struct Config {
+    model_type: Option<String>,
+    hidden_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    intermediate_size: usize,
+    vocab_size: usize,
+    max_position_embeddings: usize,
+    type_vocab_size: Option<usize>,
+    hidden_act: String,
+    layer_norm_eps: f32,
+    position_embedding_type: Option<String>,
+    #[serde(default)]
+    is_decoder: bool,
+    relative_attention_num_buckets: Option<usize>,
+}
+
+impl Config {
+    fn check(&self) -> Result<(), Error> {
+        let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
+        if hidden == 0 || heads == 0 || !hidden.is_multiple_of(heads) {
+            return Err(unsupported(
+                "num_attention_heads",
+                &format!("{heads} with a hidden_size of {hidden}"),
+                "a number that divides hidden_size",
+            ));
+        }
+        if self.is_decoder {
+            return Err(unsupported("is_decoder", "true", "false"));
+        }
+        Ok(())
+    }
+
+    /// Refuses a configuration of another architecture.
+    fn expect_model_type(&self, expected: &'static str) -> Result<(), Error> {
+        match self.model_type.as_deref() {
+            Some(found) if found != expected => Err(unsupported("model_type", found, expected)),
+            _ => Ok(()),
+        }
+    }
+
+    fn activation(&self) -> Result<Activation, Error> {
+        match self.hidden_act.as_str() {
+            "gelu" | "gelu_python" => Ok(Activation::Gelu),
+            "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+            "relu" => Ok(Activation::Relu),
+            found => Err(unsupported(
+                "hidden_act",
+                found,
+                "gelu, gelu_python, gelu_new, gelu_pytorch_tanh, relu",
+            )),
+        }
+    }
+}
+
+fn unsupported(what: &'static str, found: &str, supported: &str) -> Error {
+    Error::Unsupported { what, found: found.to_owned(), supported: supported.to_owned() }
+}
+
+/// What a family calls the parts of a block.
+struct LayerNames {
+    query: &'static str,
+    key: &'static str,
+    value: &'static str,
+    output: &'static str,
+    attention_norm: &'static str,
+}
+
+/// Takes tensors out of the weights by the names and sizes of one model.
+struct Reader<'r, 'a> {
+    config: &'r Config,
+    weights: &'r Weights<'a>,
+    prefix: &'static str,
+}
+
+impl<'r, 'a> Reader<'r, 'a> {
+    /// A reader that has found out which of `prefixes` this file puts before its names.
+    fn new(
+        config: &'r Config,
+        weights: &'r Weights<'a>,
+        prefixes: &[&'static str],
+    ) -> Result<Self, Error> {
+        const WORDS: &str = "embeddings.word_embeddings.weight";
+        let found =
+            prefixes.iter().find(|prefix| weights.contains(&format!("{prefix}{WORDS}"))).copied();
+        match found {
+            Some(prefix) => Ok(Self { config, weights, prefix }),
+            None => Err(Error::MissingTensor { name: WORDS.to_owned() }),
+        }
+    }
+
+    fn table(&self, name: &str, rows: usize, columns: usize) -> Result<Tensor<'a>, Error> {
+        self.weights.tensor(&format!("{}{name}", self.prefix), &[rows, columns])
+    }
+
+    fn vector(&self, name: &str, length: usize) -> Result<Tensor<'a>, Error> {
+        self.weights.tensor(&format!("{}{name}", self.prefix), &[length])
+    }
+
+    fn linear(&self, name: &str, outputs: usize, inputs: usize) -> Result<Linear<'a>, Error> {
+        Ok(Linear {
+            weight: self.table(&format!("{name}.weight"), outputs, inputs)?,
+            bias: self.vector(&format!("{name}.bias"), outputs)?,
+        })
+    }
+
+    /// A norm, under its present names or those of checkpoints that came from TensorFlow.
+    fn norm(&self, name: &str) -> Result<Norm<'a>, Error> {
+        let old = self.weights.contains(&format!("{}{name}.gamma", self.prefix));
+        let (scale, shift) = if old { ("gamma", "beta") } else { ("weight", "bias") };
+        Ok(Norm {
+            scale: self.vector(&format!("{name}.{scale}"), self.config.hidden_size)?,
+            shift: self.vector(&format!("{name}.{shift}"), self.config.hidden_size)?,
+        })
+    }
+
+    fn layers(&self, names: &LayerNames) -> Result<Vec<Layer<'a>>, Error> {
+        (0..self.config.num_hidden_layers).map(|index| self.layer(index, names)).collect()
+    }
+
+    fn layer(&self, index: usize, names: &LayerNames) -> Result<Layer<'a>, Error> {
+        let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
+        let name = |part: &str| format!("encoder.layer.{index}.{part}");
+        Ok(Layer {
+            query: self.linear(&name(names.query), hidden, hidden)?,
+            key: self.linear(&name(names.key), hidden, hidden)?,
+            value: self.linear(&name(names.value), hidden, hidden)?,
+            output: self.linear(&name(names.output), hidden, hidden)?,
+            attention_norm: self.norm(&name(names.attention_norm))?,
+            up: self.linear(&name("intermediate.dense"), inner, hidden)?,
+            down: self.linear(&name("output.dense"), hidden, inner)?,
+            output_norm: self.norm(&name("output.LayerNorm"))?,
+        })
+    }
+}

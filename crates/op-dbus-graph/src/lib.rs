@@ -1,0 +1,116 @@
+//! The model compiler of op-dbus: the weights of a sentence-transformers model in, an ONNX graph
+//! written for what will run it out.
+//!
+//! The way of a model: a [family](Family) reads `config.json` and the tensors into one description
+//! of the encoder that knows nothing of layouts and precisions; a lowering writes that description
+//! for a [`Target`], with pooling and normalisation inside the graph. A new family adds a reader, a
+//! new layout, precision or provider adds a lowering, and neither sees the other.
+//!
+//! No runtime is linked: bytes in, bytes out. Every byte of the input may be hostile; whatever is
+//! wrong with it comes back as an [`Error`] that names the tensor or the key.
+
+pub mod cache;
+mod encoder;
+mod error;
+pub mod export;
+mod families;
+pub mod inspect;
+mod lower;
+mod onnx;
+mod weights;
+
+use serde::{Deserialize, Serialize};
+
+pub use error::Error;
+
+/// Version of the compiler's output. A cached graph of another version is never loaded.
+pub const COMPILER_VERSION: u32 = 1;
+
+/// Encoder architecture of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// BERT: absolute positions from 0, token types.
+    Bert,
+    /// MPNet: absolute positions from 2 and a relative position bias shared by all layers.
+    Mpnet,
+}
+
+/// How the token vectors of a text become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pooling {
+    /// Mean over the text's own tokens.
+    Mean,
+    /// The first token's vector.
+    Cls,
+    /// Largest value of each dimension over the text's own tokens.
+    Max,
+}
+
+/// Precision of the arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// 32-bit floating point throughout.
+    F32,
+}
+
+/// How a batch lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layout {
+    /// Every row has the length of the longest one.
+    Padded,
+}
+
+/// Operators that the graph may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dialect {
+    /// Those of ONNX and ONNX Runtime's own `com.microsoft` domain.
+    OnnxRuntime,
+}
+
+/// What will run the graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// Precision of the arithmetic.
+    pub precision: Precision,
+    /// How a batch lies in memory.
+    pub layout: Layout,
+    /// Operators that the graph may use.
+    pub dialect: Dialect,
+}
+
+/// Everything but the weights that decides what a compiled graph computes.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// Encoder architecture.
+    pub family: Family,
+    /// The model's own `config.json`.
+    pub config: serde_json::Value,
+    /// How token vectors become one vector.
+    pub pooling: Pooling,
+    /// Whether the graph ends in a division by the vector's length.
+    pub normalize: bool,
+    /// Longest row the graph must take, in tokens, special tokens included; at least 1.
+    pub max_input_tokens: usize,
+    /// What will run the graph.
+    pub target: Target,
+}
+
+/// Compiles the weights in `safetensors` by `recipe`.
+///
+/// The graph takes `input_ids` (int32, `[batch, sequence]`) and `lengths` (int32, `[batch]`: real
+/// tokens of each row, at least 1) and gives `embedding` (f32, `[batch, dimensions]`). Ids in the
+/// padding must be valid token ids; they do not change the result.
+///
+/// # Errors
+/// A tensor that is missing or of the wrong shape or type (named), a damaged file, or a model whose
+/// configuration is not supported (with what was found and what is supported).
+pub fn compile(recipe: &Recipe, safetensors: &[u8]) -> Result<Vec<u8>, Error> {
+    let weights = weights::Weights::parse(safetensors)?;
+    let encoder = families::read(recipe.family, &recipe.config, &weights)?;
+    lower::lower(&encoder, recipe)
+}

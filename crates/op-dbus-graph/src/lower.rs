@@ -1,0 +1,25 @@
+//! From the description of an encoder to a graph for one target.
+
+mod padded;
+mod pooling;
+
+use crate::encoder::Encoder;
+use crate::{Dialect, Error, Layout, Precision, Recipe};
+
+/// Writes `encoder` for the target of `recipe`.
+///
+/// # Errors
+/// A row length that the model's position table does not cover, or a graph that is too large.
+pub(crate) fn lower(encoder: &Encoder<'_>, recipe: &Recipe) -> Result<Vec<u8>, Error> {
+    let positions = encoder.positions.rows();
+    if recipe.max_input_tokens == 0 || recipe.max_input_tokens > positions {
+        return Err(Error::Unsupported {
+            what: "max_input_tokens",
+            found: recipe.max_input_tokens.to_string(),
+            supported: format!("1 to {positions}, the rows of the model's position table"),
+        });
+    }
+    match (recipe.target.precision, recipe.target.layout, recipe.target.dialect) {
+        (Precision::F32, Layout::Padded, Dialect::OnnxRuntime) => padded::lower(encoder, recipe),
+    }
+}

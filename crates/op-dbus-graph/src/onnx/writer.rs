@@ -1,0 +1,163 @@
+//! Writes an ONNX model piece by piece.
+
+use prost::Message;
+
+use super::{
+    Attribute, Dimension, FLOAT, Graph, INT32, INT64, Model, Node, OperatorSet, Shape, Tensor,
+    TensorType, Type, ValueInfo,
+};
+use crate::Error;
+
+/// Largest model that protobuf readers take.
+const MODEL_BYTES_MAX: usize = i32::MAX as usize;
+const IR_VERSION: i64 = 9;
+const OPSET: i64 = 18;
+/// Domain of ONNX Runtime's own operators.
+pub(crate) const MICROSOFT: &str = "com.microsoft";
+
+/// A graph in the making.
+///
+/// A protobuf message that occurs twice is merged by its reader, so each initialiser is written as
+/// a model of its own that holds nothing else. The weights thus exist once in the output and one
+/// tensor at a time beside it, and not a second time as a tree of messages.
+pub(crate) struct GraphWriter {
+    bytes: Vec<u8>,
+    nodes: Vec<Node>,
+}
+
+impl GraphWriter {
+    /// A writer that expects about `bytes` of weights.
+    pub(crate) fn with_capacity(bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes), nodes: Vec::new() }
+    }
+
+    /// Adds 32-bit floats, given as little-endian bytes.
+    pub(crate) fn floats(&mut self, name: &str, dims: &[usize], bytes: Vec<u8>) {
+        self.initializer(name, dims, FLOAT, bytes);
+    }
+
+    /// Adds 32-bit integers.
+    pub(crate) fn int32s(&mut self, name: &str, dims: &[usize], values: &[i32]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.initializer(name, dims, INT32, bytes);
+    }
+
+    /// Adds a vector of 64-bit integers.
+    pub(crate) fn int64s(&mut self, name: &str, values: &[i64]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.initializer(name, &[values.len()], INT64, bytes);
+    }
+
+    /// Adds a number.
+    pub(crate) fn float(&mut self, name: &str, value: f32) {
+        self.floats(name, &[], value.to_le_bytes().to_vec());
+    }
+
+    fn initializer(&mut self, name: &str, dims: &[usize], data_type: i32, raw_data: Vec<u8>) {
+        let dims = dims.iter().map(|&size| size as i64).collect();
+        let name = name.to_owned();
+        let tensor = Tensor { dims, data_type, name, raw_data, ..Tensor::default() };
+        let graph = Graph { initializer: vec![tensor], ..Graph::default() };
+        append(&mut self.bytes, &Model { graph: Some(graph), ..Model::default() });
+    }
+
+    /// Adds a standard operator with one output, which is also the node's name, and returns it.
+    pub(crate) fn node(&mut self, op_type: &str, inputs: &[&str], output: &str) -> String {
+        self.node_with(op_type, inputs, output, Vec::new())
+    }
+
+    /// As [`node`](Self::node), with attributes.
+    pub(crate) fn node_with(
+        &mut self,
+        op_type: &str,
+        inputs: &[&str],
+        output: &str,
+        attribute: Vec<Attribute>,
+    ) -> String {
+        self.nodes.push(Node {
+            input: inputs.iter().map(|&input| input.to_owned()).collect(),
+            output: vec![output.to_owned()],
+            name: output.to_owned(),
+            op_type: op_type.to_owned(),
+            attribute,
+            domain: String::new(),
+        });
+        output.to_owned()
+    }
+
+    /// As [`node_with`](Self::node_with), for one of ONNX Runtime's own operators.
+    pub(crate) fn microsoft(
+        &mut self,
+        op_type: &str,
+        inputs: &[&str],
+        output: &str,
+        attribute: Vec<Attribute>,
+    ) -> String {
+        let output = self.node_with(op_type, inputs, output, attribute);
+        if let Some(node) = self.nodes.last_mut() {
+            node.domain = MICROSOFT.to_owned();
+        }
+        output
+    }
+
+    /// The finished model.
+    ///
+    /// # Errors
+    /// A model too large for its own format.
+    pub(crate) fn finish(
+        mut self,
+        inputs: Vec<ValueInfo>,
+        outputs: Vec<ValueInfo>,
+    ) -> Result<Vec<u8>, Error> {
+        let graph = Graph {
+            node: self.nodes,
+            name: "encoder".to_owned(),
+            input: inputs,
+            output: outputs,
+            ..Graph::default()
+        };
+        let opset = |domain: &str, version| OperatorSet { domain: domain.to_owned(), version };
+        let model = Model {
+            ir_version: IR_VERSION,
+            producer_name: "op-dbus".to_owned(),
+            graph: Some(graph),
+            opset_import: vec![opset("", OPSET), opset(MICROSOFT, 1)],
+            ..Model::default()
+        };
+        append(&mut self.bytes, &model);
+        if self.bytes.len() > MODEL_BYTES_MAX {
+            return Err(Error::Unsupported {
+                what: "the size of the compiled graph",
+                found: format!("{} bytes", self.bytes.len()),
+                supported: format!("up to {MODEL_BYTES_MAX} bytes"),
+            });
+        }
+        Ok(self.bytes)
+    }
+}
+
+fn append(bytes: &mut Vec<u8>, model: &Model) {
+    bytes.reserve(model.encoded_len());
+    model.encode(bytes).expect("a vector grows as far as it must");
+}
+
+/// An integer attribute.
+pub(crate) fn integer(name: &str, value: i64) -> Attribute {
+    Attribute { name: name.to_owned(), i: Some(value), r#type: 2, ..Attribute::default() }
+}
+
+/// A float attribute.
+pub(crate) fn real(name: &str, value: f32) -> Attribute {
+    Attribute { name: name.to_owned(), f: Some(value), r#type: 1, ..Attribute::default() }
+}
+
+/// An input or output; a dimension is a name (known at run time) or a number.
+pub(crate) fn port(name: &str, elem_type: i32, dims: &[&str]) -> ValueInfo {
+    let dim = |size: &&str| match size.parse() {
+        Ok(number) => Dimension { dim_value: Some(number), dim_param: None },
+        Err(_) => Dimension { dim_value: None, dim_param: Some((*size).to_owned()) },
+    };
+    let shape = Some(Shape { dim: dims.iter().map(dim).collect() });
+    let tensor_type = Some(TensorType { elem_type, shape });
+    ValueInfo { name: name.to_owned(), r#type: Some(Type { tensor_type }) }
+}

@@ -1,0 +1,145 @@
+//! What can go wrong in the stores, each as one sentence that ends in what to do.
+
+use std::path::{Path, PathBuf};
+
+/// An error that comes from a hook the binary passed in (the ONNX converter, the ONNX inspector).
+pub type HookError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a store operation was refused or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nothing of that name is in the store.
+    #[error("{what} is not installed in {}; type `{fix}`", dir.display())]
+    NotInstalled {
+        /// The model, or the library, that was asked for.
+        what: String,
+        /// The store that was searched.
+        dir: PathBuf,
+        /// The command that installs it.
+        fix: String,
+    },
+    /// The name is neither a level, nor a built-in model, nor one that can be pulled.
+    #[error("`{name}` is not a level or a built-in model; known are {known}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// The name cannot be used for an import.
+    #[error("the name `{name}` cannot be used: {reason}; choose another with --name")]
+    Name {
+        /// What was asked for.
+        name: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A file of the store is not what it was when it was installed.
+    #[error("{} is damaged: {reason}; type `{fix}`", file.display())]
+    Corrupt {
+        /// The damaged file.
+        file: PathBuf,
+        /// What was found instead.
+        reason: String,
+        /// The command that repairs it.
+        fix: String,
+    },
+    /// The model, file or machine is of a kind that is not supported (yet).
+    #[error("not supported: {found}; supported: {supported}")]
+    Unsupported {
+        /// What was found, and in which file.
+        found: String,
+        /// What would have been accepted.
+        supported: String,
+    },
+    /// The file may be changed by others, or may not be read by us.
+    #[error("{}: {reason}; type `{fix}`", path.display())]
+    Permission {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with its permissions.
+        reason: String,
+        /// The command that mends them.
+        fix: String,
+    },
+    /// The file system of the store is too full.
+    #[error(
+        "{} has {free_mb} MB free and {needed_mb} MB are needed; free some space, or set \
+         `model_dir` to a larger file system",
+        dir.display()
+    )]
+    NoSpace {
+        /// The store.
+        dir: PathBuf,
+        /// What the operation needs at its peak, in megabytes.
+        needed_mb: u64,
+        /// What there is, in megabytes.
+        free_mb: u64,
+    },
+    /// One source could not deliver; the next is tried.
+    #[error("{source_name}: {reason}")]
+    Source {
+        /// `folder`, `hub` or `pip`.
+        source_name: &'static str,
+        /// One line.
+        reason: String,
+    },
+    /// Every source that was allowed has failed.
+    #[error("{what} could not be fetched from any source ({reasons}); {fix}")]
+    Sources {
+        /// The model or library.
+        what: String,
+        /// Each source with its reason, in the order tried.
+        reasons: String,
+        /// What to try.
+        fix: String,
+    },
+    /// Another process is writing the store.
+    #[error("another op-dbus is writing {}; wait for it to end and try again", dir.display())]
+    Busy {
+        /// The store.
+        dir: PathBuf,
+    },
+    /// The operating system refused a file operation.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// `read`, `write`, …
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A hook that the binary passed in failed: the conversion or the inspection of an ONNX graph.
+    #[error("{what}: {source}")]
+    Hook {
+        /// What was being done, and to which file.
+        what: String,
+        /// What the hook said.
+        source: HookError,
+    },
+}
+
+impl Error {
+    /// Maps an I/O error to the sentence that helps: no space, no permission, or the plain one.
+    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        match source.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Self::NoSpace {
+                dir: path.parent().unwrap_or(path).to_owned(),
+                needed_mb: 1,
+                free_mb: 0,
+            },
+            std::io::ErrorKind::PermissionDenied => Self::Permission {
+                path: path.to_owned(),
+                reason: format!("this user may not {action} it"),
+                fix: format!("ls -ld {}", path.display()),
+            },
+            _ => Self::Io { action, path: path.to_owned(), source },
+        }
+    }
+
+    pub(crate) fn unsupported(found: impl Into<String>, supported: impl Into<String>) -> Self {
+        Self::Unsupported { found: found.into(), supported: supported.into() }
+    }
+}

@@ -1,0 +1,26 @@
+//! The model store of op-dbus: which models there are, where their files come from, and the proof
+//! that what is on disk is what it should be.
+//!
+//! The store is a folder with one folder per model, each with the model's own files and a record,
+//! `op-dbus.json`. Built-in models are data in a manifest with a SHA-256 for every file. A pull or
+//! an import works in a hidden folder inside the store; only a complete and verified model is moved
+//! to its name. Nothing here loads a model, and the daemon only ever reads: what writes is the
+//! command line.
+
+mod digest;
+mod error;
+pub mod import;
+pub mod manifest;
+mod model;
+mod progress;
+pub mod pull;
+pub mod runtime;
+mod store;
+
+pub use error::{Error, HookError};
+pub use import::{ImportOptions, OnnxFacts};
+pub use model::{Family, FileRecord, Level, Model, Pooling};
+pub use progress::Progress;
+pub use pull::{PullOptions, Source};
+pub use runtime::RuntimeStore;
+pub use store::Store;

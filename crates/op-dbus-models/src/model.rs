@@ -1,0 +1,275 @@
+//! An installed model: what it is, which files it has, and the proof that they are undamaged.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::{Error, digest, manifest};
+
+/// How the weights become token vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// BERT encoders: MiniLM, BGE, E5, GTE and many more.
+    Bert,
+    /// MPNet encoders, with their relative position bias.
+    Mpnet,
+    /// A user's own ONNX graph, run as it is.
+    Onnx,
+}
+
+/// How token vectors become one vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pooling {
+    /// The mean over the real tokens.
+    Mean,
+    /// The vector of the first token.
+    Cls,
+    /// The largest value of each dimension over the real tokens.
+    Max,
+}
+
+impl fmt::Display for Pooling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mean => "mean",
+            Self::Cls => "cls",
+            Self::Max => "max",
+        })
+    }
+}
+
+/// The three named qualities, and the one that serves nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// Everything runs but embedding.
+    None,
+    /// The smallest and fastest model.
+    Low,
+    /// The usual choice.
+    Medium,
+    /// The best and slowest model.
+    High,
+}
+
+impl Level {
+    /// All levels, lowest first.
+    pub const ALL: [Self; 4] = [Self::None, Self::Low, Self::Medium, Self::High];
+
+    /// The name of the built-in model that serves this level; nothing for `none`.
+    #[must_use]
+    pub fn model(self) -> Option<&'static str> {
+        manifest::models().iter().find(|model| model.level == self).map(|m| m.name.as_str())
+    }
+
+    /// `none`, `low`, `medium` or `high`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Level {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|level| level.as_str() == text).ok_or_else(|| Error::Unknown {
+            name: text.to_owned(),
+            known: "none, low, medium, high".to_owned(),
+        })
+    }
+}
+
+/// One file of a model: where it lies inside the model's folder and what it must contain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// Relative path with `/`, never leaving the folder.
+    pub path: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// SHA-256, 64 lower-case hexadecimal digits.
+    pub sha256: String,
+}
+
+/// An installed model, described by its record (`op-dbus.json`) or, when built in, by the manifest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// The name that it is served under.
+    pub name: String,
+    /// The folder that its files lie in; not part of the record.
+    #[serde(skip)]
+    pub dir: PathBuf,
+    /// How the weights become token vectors.
+    pub family: Family,
+    /// How token vectors become one vector.
+    pub pooling: Pooling,
+    /// Whether vectors are scaled to unit length.
+    pub normalize: bool,
+    /// Numbers in one vector.
+    pub dimensions: usize,
+    /// Tokens that one text may have, the special tokens included.
+    pub max_input_tokens: usize,
+    /// Texts put before an input, by name (`query`, `passage`, …).
+    #[serde(default)]
+    pub prompts: BTreeMap<String, String>,
+    /// The prompt that is used when the caller names none.
+    #[serde(default)]
+    pub default_prompt: Option<String>,
+    /// The sizes that the model was trained to be cut to; empty when it was not.
+    #[serde(default)]
+    pub matryoshka: Vec<usize>,
+    /// The level that it serves, when it is a built-in one.
+    #[serde(default)]
+    pub level: Option<Level>,
+    /// Where the files came from, in words.
+    pub source: String,
+    /// The canonical repository's revision; empty when the source has none.
+    pub revision: String,
+    /// Every file that loading needs.
+    pub files: Vec<FileRecord>,
+}
+
+impl Model {
+    /// `model.safetensors`, or `model.onnx` for [`Family::Onnx`].
+    #[must_use]
+    pub fn weights(&self) -> PathBuf {
+        self.dir.join(self.weights_name())
+    }
+
+    /// `tokenizer.json`.
+    #[must_use]
+    pub fn tokenizer(&self) -> PathBuf {
+        self.dir.join("tokenizer.json")
+    }
+
+    /// `config.json`; a user's own ONNX graph may have none.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.dir.join("config.json")
+    }
+
+    /// The fingerprint of the vectors, 64 hexadecimal digits, without a precision suffix: two
+    /// vectors may be compared exactly when their fingerprints are equal. It covers the digests of
+    /// weights and tokenizer, the pooling and whether vectors are normalised.
+    #[must_use]
+    pub fn vector_space(&self) -> String {
+        let text = format!(
+            "op-dbus vector space 1\nweights {}\ntokenizer {}\npooling {}\nnormalize {}\n",
+            self.digest_of(self.weights_name()),
+            self.digest_of("tokenizer.json"),
+            self.pooling,
+            self.normalize,
+        );
+        digest::hex(&Sha256::digest(text.as_bytes()))
+    }
+
+    /// Bytes of all files together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// Checks size, permissions and SHA-256 of every file; reads them all, so it takes about a
+    /// second per gigabyte.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] names the first damaged file and the command that repairs it,
+    /// [`Error::Permission`] the first file that others may write.
+    pub fn verify(&self) -> Result<(), Error> {
+        for file in &self.files {
+            self.check_shape(file)?;
+            let path = self.dir.join(&file.path);
+            let found = digest::of_file(&path)?;
+            if found != file.sha256 {
+                let reason = format!("its SHA-256 is {found} and should be {}", file.sha256);
+                return Err(self.corrupt(&path, reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every file is there, of the right size, and not writable by others: what
+    /// [`Model::verify`] does without reading the contents.
+    ///
+    /// # Errors
+    /// As [`Model::verify`].
+    pub fn check_files(&self) -> Result<(), Error> {
+        self.files.iter().try_for_each(|file| self.check_shape(file))
+    }
+
+    fn check_shape(&self, file: &FileRecord) -> Result<(), Error> {
+        let path = self.dir.join(&file.path);
+        let meta = match std::fs::metadata(&path) {
+            Ok(meta) => meta,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(self.corrupt(&path, "it is missing".to_owned()));
+            }
+            Err(error) => return Err(Error::io("read", &path, error)),
+        };
+        if !meta.is_file() {
+            return Err(self.corrupt(&path, "it is not a file".to_owned()));
+        }
+        if meta.len() != file.bytes {
+            let reason = format!("it has {} bytes and should have {}", meta.len(), file.bytes);
+            return Err(self.corrupt(&path, reason));
+        }
+        refuse_foreign_writers(&path, &meta)
+    }
+
+    pub(crate) fn corrupt(&self, path: &Path, reason: String) -> Error {
+        corrupt(&self.name, path, reason)
+    }
+
+    fn weights_name(&self) -> &'static str {
+        match self.family {
+            Family::Onnx => "model.onnx",
+            Family::Bert | Family::Mpnet => "model.safetensors",
+        }
+    }
+
+    fn digest_of(&self, path: &str) -> &str {
+        self.files.iter().find(|f| f.path == path).map_or("", |file| file.sha256.as_str())
+    }
+}
+
+/// [`Error::Corrupt`] with the command that repairs this model.
+pub(crate) fn corrupt(name: &str, path: &Path, reason: String) -> Error {
+    let fix = match manifest::find(name) {
+        Some(model) => format!("op-dbus models pull {}", model.name),
+        None => format!("op-dbus models remove {name}` and import it again with `op-dbus models \
+                         import PATH --name {name}"),
+    };
+    Error::Corrupt { file: path.to_owned(), reason, fix }
+}
+
+/// Whoever may write the file decides what the service computes, so only its owner may.
+pub(crate) fn refuse_foreign_writers(path: &Path, meta: &std::fs::Metadata) -> Result<(), Error> {
+    let mode = meta.permissions().mode();
+    if mode & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(Error::Permission {
+        path: path.to_owned(),
+        reason: format!("others than its owner may write it (mode {:04o})", mode & 0o7777),
+        fix: format!("chmod go-w {}", path.display()),
+    })
+}

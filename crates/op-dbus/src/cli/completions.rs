@@ -1,0 +1,28 @@
+//! `op-dbus completions`: scripts that let a shell complete our command line.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap_complete::Shell;
+
+use super::{Done, EXIT_CODES, Failure};
+
+/// Print the completion script for a shell
+#[derive(clap::Args)]
+#[command(after_help = format!("\
+Examples:
+  op-dbus completions bash > ~/.local/share/bash-completion/completions/op-dbus
+  op-dbus completions fish > ~/.config/fish/completions/op-dbus.fish
+
+{EXIT_CODES}"))]
+pub struct Args {
+    /// Shell to complete for
+    shell: Shell,
+}
+
+pub fn run(args: Args) -> Done {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut super::command(), "op-dbus", &mut script);
+    std::io::stdout().write_all(&script).map_err(|error| Failure::output(&error))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,72 @@
+//! How a command ends when it does not end well: one sentence and an exit code.
+
+use std::io;
+use std::process::ExitCode;
+
+/// The exit codes, as every command's help lists them.
+pub const EXIT_CODES: &str = "\
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 service not reachable, 6 not configured";
+
+/// Why a command did not do what it was asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Failure {
+    code: u8,
+    message: String,
+}
+
+impl Failure {
+    /// The service, a file or a model stands in the way (1).
+    pub fn refused(message: impl Into<String>) -> Self {
+        Self { code: 1, message: message.into() }
+    }
+
+    /// The command line is wrong (2).
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { code: 2, message: message.into() }
+    }
+
+    /// There is no bus, or no service on it (3).
+    pub fn unreachable(message: impl Into<String>) -> Self {
+        Self { code: 3, message: message.into() }
+    }
+
+    /// A setting, a model or a library is missing or wrong (6).
+    pub fn not_configured(message: impl Into<String>) -> Self {
+        Self { code: 6, message: message.into() }
+    }
+
+    /// A failed write to standard output or to `--output`. A reader that has seen enough and
+    /// closed its end of the pipe is no failure.
+    pub fn output(error: &io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Self { code: 0, message: String::new() };
+        }
+        Self::refused(format!("can't write the output: {error}"))
+    }
+
+    /// Prints the sentence, if there is one, and gives the exit code.
+    pub fn report(&self) -> ExitCode {
+        if !self.message.is_empty() {
+            eprintln!("op-dbus: {}", self.message);
+        }
+        ExitCode::from(self.code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_pipe_is_success_and_silent() {
+        let failure = Failure::output(&io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(failure, Failure { code: 0, message: String::new() });
+    }
+
+    #[test]
+    fn a_full_disk_is_a_failure() {
+        let failure = Failure::output(&io::Error::from(io::ErrorKind::StorageFull));
+        assert_eq!(failure.code, 1);
+        assert!(failure.message.starts_with("can't write the output: "), "{}", failure.message);
+    }
+}

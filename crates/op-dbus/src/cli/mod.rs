@@ -1,0 +1,154 @@
+//! The command line: one module per command, each with its `Args` and a `run`.
+
+mod client;
+mod completions;
+mod embed;
+mod failure;
+mod output;
+mod rank;
+mod similarity;
+mod status;
+mod terminal;
+mod texts;
+
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use op_dbus_daemon::settings::Bus;
+
+use crate::{bench, worker};
+
+pub use client::{Service, connect};
+pub use failure::{EXIT_CODES, Failure};
+
+/// How a command ends.
+pub type Done = Result<ExitCode, Failure>;
+
+/// Text embeddings as a Linux system service.
+#[derive(Parser)]
+#[command(name = "op-dbus", version, propagate_version = true, max_term_width = 100)]
+#[command(disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Embed(embed::Args),
+    Rank(rank::Args),
+    Similarity(similarity::Args),
+    Status(status::Args),
+    Bench(bench::Args),
+    Completions(completions::Args),
+    #[command(hide = true)]
+    Worker(worker::Args),
+}
+
+/// Under which heading the overview lists each command.
+const GROUPS: &[(&str, &[&str])] = &[
+    ("Texts", &["embed", "rank", "similarity"]),
+    ("Service", &["status", "daemon", "bench"]),
+    ("Setup", &["models", "runtime", "config", "completions"]),
+];
+
+const OVERVIEW_END: &str = "\
+Examples:
+  op-dbus status
+  op-dbus embed 'the disk is full' --json
+  journalctl -b -o cat | op-dbus rank 'why did the network go down'
+
+`op-dbus COMMAND --help` tells more.";
+
+/// Options of every command that speaks to the service.
+#[derive(Args, Clone)]
+pub struct BusArgs {
+    /// Bus that the service is on: `system`, `session` or a D-Bus address
+    #[arg(long, env = "OP_DBUS_BUS", default_value = "system", hide_env_values = true)]
+    #[arg(value_name = "BUS", help_heading = "Service", display_order = 100)]
+    pub bus: Bus,
+}
+
+/// Reads the command line and does what it says.
+pub fn main() -> ExitCode {
+    let cli = Cli::from_arg_matches(&command().get_matches());
+    let done = match cli {
+        Ok(cli) => run(cli.command),
+        Err(error) => error.exit(),
+    };
+    done.unwrap_or_else(|failure| failure.report())
+}
+
+fn run(command: Command) -> Done {
+    match command {
+        Command::Embed(args) => embed::run(args),
+        Command::Rank(args) => rank::run(args),
+        Command::Similarity(args) => similarity::run(args),
+        Command::Status(args) => status::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Worker(args) => worker::run(args),
+    }
+}
+
+/// The whole command line. The overview lists the commands in groups, which clap can't do by
+/// itself; names and summaries still come from the commands.
+fn command() -> clap::Command {
+    let plain = Cli::command();
+    let styles = clap::builder::Styles::styled();
+    let (header, literal) = (styles.get_header(), styles.get_literal());
+    let mut listing = String::new();
+    for (heading, names) in GROUPS {
+        listing.push_str(&format!("\n{header}{heading}:{header:#}\n"));
+        for command in names.iter().filter_map(|name| plain.find_subcommand(name)) {
+            let name = command.get_name();
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            listing.push_str(&format!("  {literal}{name:<12}{literal:#} {about}\n"));
+        }
+    }
+    let template = format!(
+        "{{about}}\n\n{{usage-heading}} {{usage}}\n{listing}\n\
+         {header}Options:{header:#}\n{{options}}\n\n{OVERVIEW_END}\n\n{EXIT_CODES}\n"
+    );
+    plain.help_template(template)
+}
+
+/// The runtime of a client command: one thread is enough to talk to a bus.
+fn block_on<F: Future<Output = Done>>(command: F) -> Done {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::refused(format!("can't start: {error}")))?
+        .block_on(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn every_visible_command_is_in_the_overview_with_a_summary() {
+        let grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        for command in Cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
+            assert!(grouped.contains(&command.get_name()), "{} is in no group", command.get_name());
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            assert!(!about.is_empty() && about.len() <= 80, "{}: {about:?}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn every_command_lists_the_exit_codes() {
+        for command in Cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
+            if command.has_subcommands() {
+                continue;
+            }
+            let help = command.clone().render_long_help().to_string();
+            assert!(help.contains("Exit codes:"), "{} has none:\n{help}", command.get_name());
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What is different when a person looks on: colour, and text that can't play tricks.
+
+use std::fmt;
+use std::io::IsTerminal;
+
+/// Whether standard output is a terminal that wants colour.
+pub fn colour() -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+        || std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+    std::io::stdout().is_terminal() && !refused
+}
+
+/// A colour of the basic terminal palette.
+#[derive(Clone, Copy)]
+pub enum Colour {
+    Good,
+    Doubtful,
+    Bad,
+    Faint,
+}
+
+impl Colour {
+    const fn code(self) -> u8 {
+        match self {
+            Self::Good => 32,
+            Self::Doubtful => 33,
+            Self::Bad => 31,
+            Self::Faint => 2,
+        }
+    }
+}
+
+/// `text` in `colour` when `enabled`, as it is otherwise.
+pub fn paint(text: impl fmt::Display, colour: Colour, enabled: bool) -> String {
+    match enabled {
+        true => format!("\x1b[{}m{text}\x1b[0m", colour.code()),
+        false => text.to_string(),
+    }
+}
+
+/// `text` for a terminal: a control character (an escape sequence in a log line, say) becomes a
+/// visible `·`, and what goes beyond `chars_max` characters becomes `…`.
+pub fn printable(text: &str, chars_max: usize) -> String {
+    let mut shown = String::new();
+    for (position, c) in text.chars().enumerate() {
+        if position + 1 >= chars_max && text.chars().nth(chars_max).is_some() {
+            shown.push('…');
+            break;
+        }
+        shown.push(match c {
+            '\t' => ' ',
+            c if c.is_control() => '·',
+            c => c,
+        });
+    }
+    shown
+}
+
+/// A whole number with a thin grouping: `1,234,567`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A duration in the largest two units that say something: `3 d 4 h`, `12 min 5 s`, `7 s`.
+pub fn since(seconds: u64) -> String {
+    let units = [("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)];
+    let mut parts = Vec::new();
+    let mut rest = seconds;
+    for (name, size) in units {
+        if rest >= size && parts.len() < 2 {
+            parts.push(format!("{} {name}", rest / size));
+        }
+        rest %= size;
+    }
+    if parts.is_empty() { "0 s".to_owned() } else { parts.join(" ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        assert_eq!(printable("a\x1b[31mb\tc\u{9b}", 80), "a·[31mb c·");
+    }
+
+    #[test]
+    fn long_text_is_cut_to_the_width() {
+        assert_eq!(printable("abcdef", 6), "abcdef");
+        assert_eq!(printable("abcdefg", 6), "abcde…");
+        assert_eq!(printable("", 6), "");
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!(grouped(7), "7");
+        assert_eq!(grouped(1_234), "1,234");
+        assert_eq!(grouped(100_000), "100,000");
+        assert_eq!(grouped(1_234_567), "1,234,567");
+    }
+
+    #[test]
+    fn durations_show_two_units() {
+        assert_eq!(since(0), "0 s");
+        assert_eq!(since(59), "59 s");
+        assert_eq!(since(3_725), "1 h 2 min");
+        assert_eq!(since(90_061), "1 d 1 h");
+    }
+}

@@ -1,0 +1,9 @@
+//! The `op-dbus` program: one binary for the service, its workers and its users.
+
+mod bench;
+mod cli;
+mod worker;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

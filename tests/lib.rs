@@ -1,0 +1,1 @@
+//! No library: the tests are in `integration.rs`.

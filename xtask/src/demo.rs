@@ -1,0 +1,254 @@
+//! `cargo xtask demo`: from a bare checkout to vectors on a D-Bus, with the time of each step.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::bus::PrivateBus;
+use crate::packages;
+use crate::shell::{self, Outcome, cargo, program};
+
+const BUS_NAME: &str = "org.opdbus.Embedding1";
+const TEXT: &str = "The disk is full and the database refuses to write.";
+const QUESTION: &str = "which machine is running out of disk space?";
+const LOG_LINES: &[&str] = &[
+    "sshd[811]: Accepted publickey for deploy from 10.0.3.7 port 50122",
+    "kernel: EXT4-fs warning (device sdb1): ext4_dx_add_entry: Directory index full",
+    "postgres[2231]: PANIC: could not write to file \"pg_wal/xlogtemp\": No space left on device",
+    "systemd[1]: Started Daily apt download activities.",
+    "kernel: CPU3: Core temperature above threshold, cpu clock throttled",
+    "df: /var/lib/docker is at 98% of 200G",
+    "dhclient[612]: bound to 192.168.1.40 -- renewal in 40211 seconds.",
+];
+/// Loading the model of this level takes seconds; this much is a machine in trouble.
+const READY_S_MAX: u64 = 300;
+
+/// Builds, fetches, serves, embeds, ranks, stops.
+pub fn run() -> Outcome {
+    packages::ensure(&[packages::BUS, packages::PIP])?;
+    let mut times = Times::default();
+    let data = shell::root().join("target/demo");
+    fs::create_dir_all(&data).map_err(|e| format!("can't make {}: {e}", data.display()))?;
+
+    times.step("build", || {
+        shell::run(&mut cargo(&["build", "--release", "--package", "op-dbus"]))
+    })?;
+    let demo = Demo { exe: shell::root().join("target/release/op-dbus"), data };
+    times.step("fetch the runtime", || shell::run(demo.op_dbus(&["runtime", "pull"]).as_mut()))?;
+    times.step("fetch the model (level medium)", || {
+        shell::run(demo.op_dbus(&["models", "pull", "medium"]).as_mut())
+    })?;
+
+    let folder = tempfile::tempdir().map_err(|e| format!("no temporary folder: {e}"))?;
+    let bus = Bus::choose(folder.path())?;
+    println!("\nbus: {}", bus.description());
+    let daemon = times
+        .step("start the daemon, load the model", || demo.start_daemon(&bus, folder.path()))?;
+
+    let call = ["call", BUS_NAME, "/org/opdbus/Embedding1", "org.opdbus.Embedding1.Embedder"];
+    println!("\n$ busctl {} Embed s {TEXT:?}", call.join(" "));
+    let reply = times.step("embed one text with busctl", || {
+        shell::read(bus.busctl(&call).args(["Embed", "s", TEXT]))
+    })?;
+    println!("{}", shorten(&reply));
+
+    println!("\n$ op-dbus rank {QUESTION:?} < lines");
+    let ranked = times.step("rank seven log lines", || demo.rank(&bus))?;
+    print!("{ranked}");
+
+    println!("\n$ op-dbus status");
+    shell::run(demo.client(&bus, &["status"]).as_mut())?;
+    times.step("stop", || daemon.stop())?;
+    times.print();
+    Ok(())
+}
+
+/// The binary and where its models live for the demonstration.
+struct Demo {
+    exe: PathBuf,
+    data: PathBuf,
+}
+
+impl Demo {
+    fn op_dbus(&self, words: &[&str]) -> Box<Command> {
+        let mut command = program(&self.exe, words);
+        command.arg("--model-dir").arg(self.data.join("models"));
+        Box::new(command)
+    }
+
+    fn client(&self, bus: &Bus, words: &[&str]) -> Box<Command> {
+        let mut command = program(&self.exe, words);
+        command.args(["--bus", bus.address()]);
+        Box::new(command)
+    }
+
+    fn start_daemon(&self, bus: &Bus, folder: &Path) -> Result<Daemon, String> {
+        let socket = folder.join("notify");
+        let notify = UnixDatagram::bind(&socket).map_err(|e| format!("no notify socket: {e}"))?;
+        let child = self
+            .op_dbus(&["daemon", "--vector-level", "medium"])
+            .args(["--bus", bus.address()])
+            .arg("--cache-dir")
+            .arg(self.data.join("cache"))
+            .arg("--state-file")
+            .arg(folder.join("state.json"))
+            .env("NOTIFY_SOCKET", &socket)
+            .stdin(Stdio::null())
+            .spawn()
+            .map_err(|e| format!("can't start the daemon: {e}"))?;
+        let mut daemon = Daemon { child };
+        daemon.wait_until_ready(&notify)?;
+        Ok(daemon)
+    }
+
+    fn rank(&self, bus: &Bus) -> Result<String, String> {
+        let mut rank = self.client(bus, &["rank", QUESTION]);
+        let mut child = rank
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("can't run op-dbus rank: {e}"))?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(LOG_LINES.join("\n").as_bytes()).map_err(|e| e.to_string())?;
+        }
+        let output = child.wait_with_output().map_err(|e| e.to_string())?;
+        if !output.status.success() {
+            return Err(format!("op-dbus rank failed ({})", output.status));
+        }
+        String::from_utf8(output.stdout).map_err(|e| e.to_string())
+    }
+}
+
+/// The running service; killed when dropped, stopped in order by `stop`.
+struct Daemon {
+    child: Child,
+}
+
+impl Daemon {
+    fn wait_until_ready(&mut self, notify: &UnixDatagram) -> Outcome {
+        let deadline = Instant::now() + Duration::from_secs(READY_S_MAX);
+        let mut datagram = [0; 4096];
+        let mut status = String::new();
+        while Instant::now() < deadline {
+            if let Some(exit) = self.child.try_wait().map_err(|e| e.to_string())? {
+                return Err(format!("the daemon ended ({exit})"));
+            }
+            // Woken now and then, to see a daemon that has died.
+            let pause = Some(Duration::from_secs(1));
+            notify.set_read_timeout(pause).map_err(|e| e.to_string())?;
+            let Ok(length) = notify.recv(&mut datagram) else { continue };
+            let message = String::from_utf8_lossy(&datagram[..length]).into_owned();
+            for line in message.lines() {
+                if let Some(text) = line.strip_prefix("STATUS=") {
+                    status = text.to_owned();
+                }
+                if line == "READY=1" {
+                    println!("daemon: {status}");
+                    return Ok(());
+                }
+            }
+        }
+        Err(format!("the daemon was not ready within {READY_S_MAX} s; it said {status:?}"))
+    }
+
+    fn stop(mut self) -> Outcome {
+        let pid = i32::try_from(self.child.id()).map_err(|e| e.to_string())?;
+        kill(Pid::from_raw(pid), Signal::SIGTERM).map_err(|e| format!("can't stop: {e}"))?;
+        let exit = self.child.wait().map_err(|e| e.to_string())?;
+        if exit.success() { Ok(()) } else { Err(format!("the daemon ended with {exit}")) }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The bus of the demonstration: the machine's own where our policy is installed, else a private one.
+enum Bus {
+    System,
+    Private(PrivateBus),
+}
+
+impl Bus {
+    fn choose(folder: &Path) -> Result<Self, String> {
+        let policy = ["/usr/share/dbus-1/system.d", "/etc/dbus-1/system.d"]
+            .iter()
+            .any(|folder| Path::new(folder).join(format!("{BUS_NAME}.conf")).exists());
+        let mut names = program("busctl", &["--system", "list", "--no-legend"]);
+        let names = names.stderr(Stdio::null()).output().map_err(|e| e.to_string())?;
+        let taken = String::from_utf8_lossy(&names.stdout).contains(BUS_NAME);
+        let allowed = policy && nix::unistd::geteuid().is_root();
+        if names.status.success() && allowed && !taken {
+            return Ok(Self::System);
+        }
+        PrivateBus::start(folder).map(Self::Private)
+    }
+
+    fn address(&self) -> &str {
+        match self {
+            Self::System => "system",
+            Self::Private(bus) => &bus.address,
+        }
+    }
+
+    fn description(&self) -> String {
+        match self {
+            Self::System => "the system bus".to_owned(),
+            Self::Private(bus) => format!(
+                "a private one at {} (the system bus has no policy for us yet)",
+                bus.address
+            ),
+        }
+    }
+
+    fn busctl(&self, words: &[&str]) -> Command {
+        let mut command = program("busctl", &[]);
+        match self {
+            Self::System => command.arg("--system"),
+            Self::Private(bus) => command.args(["--address", &bus.address]),
+        };
+        command.args(words);
+        command
+    }
+}
+
+/// `ad 384 0.1 0.2 …`, cut to what fits a line.
+fn shorten(reply: &str) -> String {
+    let words: Vec<&str> = reply.split_whitespace().collect();
+    let shown = words.len().min(8);
+    format!("{} …", words[..shown].join(" "))
+}
+
+/// Where the time went.
+#[derive(Default)]
+struct Times(Vec<(&'static str, Duration)>);
+
+impl Times {
+    fn step<T>(
+        &mut self,
+        name: &'static str,
+        work: impl FnOnce() -> Result<T, String>,
+    ) -> Result<T, String> {
+        let start = Instant::now();
+        let result = work()?;
+        self.0.push((name, start.elapsed()));
+        Ok(result)
+    }
+
+    fn print(&self) {
+        println!("\nwhere the time went");
+        for (name, time) in &self.0 {
+            println!("  {name:<34} {:>9.3} s", time.as_secs_f64());
+        }
+    }
+}

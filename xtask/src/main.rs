@@ -1,0 +1,46 @@
+//! Developer tasks of op-dbus: `cargo xtask test`, `cargo xtask demo`, `cargo xtask tidy`.
+
+mod bus;
+mod demo;
+mod packages;
+mod shell;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+Usage: cargo xtask <TASK>
+
+Tasks:
+  demo    build, fetch the runtime and a model, and embed real text over a D-Bus
+  test    everything that must hold: format, lints, tidy, all tests (fetches what they need)
+  tidy    the checks of the house alone: layout, floors, sizes, names
+";
+
+fn main() -> ExitCode {
+    let task = std::env::args().nth(1);
+    let outcome = match task.as_deref() {
+        Some("demo") => demo::run(),
+        Some("test") => test::run(),
+        Some("tidy") => tidy::run(),
+        Some("help" | "--help" | "-h") => {
+            print!("{HELP}");
+            Ok(())
+        }
+        other => {
+            eprint!("{HELP}");
+            Err(match other {
+                Some(task) => format!("there is no task {task:?}"),
+                None => "name a task".to_owned(),
+            })
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

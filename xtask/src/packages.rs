@@ -1,0 +1,66 @@
+//! What a task needs from the distribution, installed where we may, named where we may not.
+
+use std::process::Stdio;
+
+use crate::shell::{self, Outcome};
+
+/// A program and the Debian package that has it.
+pub struct Need {
+    /// Program on the `PATH`.
+    pub program: &'static str,
+    /// Debian package.
+    pub package: &'static str,
+}
+
+/// The bus itself and the client that the documentation uses.
+pub const BUS: &[Need] = &[
+    Need { program: "dbus-daemon", package: "dbus-daemon" },
+    Need { program: "busctl", package: "systemd" },
+];
+
+/// What fetches models and the runtime from the user's own package index.
+pub const PIP: &[Need] = &[
+    Need { program: "python3", package: "python3" },
+    Need { program: "pip3", package: "python3-pip" },
+];
+
+/// What only the tests need: a second client, and a way to kill at a system call.
+pub const TESTS: &[Need] = &[
+    Need { program: "gdbus", package: "libglib2.0-bin" },
+    Need { program: "strace", package: "strace" },
+    Need { program: "setpriv", package: "util-linux" },
+];
+
+/// Sees to it that every program in `needs` is there.
+///
+/// As root on Debian missing packages are installed; elsewhere the sentence names what is missing.
+pub fn ensure(needs: &[&[Need]]) -> Outcome {
+    let missing: Vec<&Need> =
+        needs.iter().copied().flatten().filter(|need| !shell::exists(need.program)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    let programs: Vec<&str> = missing.iter().map(|need| need.program).collect();
+    if !nix::unistd::geteuid().is_root() || !shell::exists("apt-get") {
+        return Err(format!(
+            "missing: {}; on Debian: sudo apt-get install {}",
+            programs.join(", "),
+            packages.join(" ")
+        ));
+    }
+    println!("installing {}", packages.join(" "));
+    apt(&["update"])?;
+    let mut install = vec!["install", "-y", "--no-install-recommends"];
+    install.extend(&packages);
+    apt(&install)
+}
+
+fn apt(args: &[&str]) -> Outcome {
+    shell::run(
+        shell::program("apt-get", &["-qq"])
+            .args(args)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdout(Stdio::null()),
+    )
+}

@@ -1,0 +1,56 @@
+//! Running other programs, with the command line in every message.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What a task answers: nothing, or one sentence.
+pub type Outcome = Result<(), String>;
+
+/// The root of the checkout.
+pub fn root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_owned()
+}
+
+/// A program, to be run in the root of the checkout.
+pub fn program(name: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> Command {
+    let mut command = Command::new(name);
+    command.args(args).current_dir(root());
+    command
+}
+
+/// The cargo that runs us.
+pub fn cargo(args: &[&str]) -> Command {
+    program(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args)
+}
+
+/// Runs to the end, with our own output streams.
+pub fn run(command: &mut Command) -> Outcome {
+    let status = command.status().map_err(|e| format!("can't run {}: {e}", line(command)))?;
+    if status.success() { Ok(()) } else { Err(format!("{} failed ({status})", line(command))) }
+}
+
+/// Runs to the end and returns what it printed; its errors go to our own stderr.
+pub fn read(command: &mut Command) -> Result<String, String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|e| format!("can't run {}: {e}", line(command)))?;
+    if !output.status.success() {
+        return Err(format!("{} failed ({})", line(command), output.status));
+    }
+    String::from_utf8(output.stdout).map_err(|e| format!("{}: {e}", line(command)))
+}
+
+/// Whether a program can be found on the `PATH`.
+pub fn exists(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
+}
+
+/// The command line as a person would type it.
+fn line(command: &Command) -> String {
+    let mut words = vec![command.get_program().to_string_lossy().into_owned()];
+    words.extend(command.get_args().map(|a| a.to_string_lossy().into_owned()));
+    words.join(" ")
+}

@@ -1,0 +1,77 @@
+//! `cargo xtask test`: everything that must hold before a change lands.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use crate::shell::{self, Outcome, cargo, program};
+use crate::{packages, tidy};
+
+/// Pure Python, so that one folder on `PYTHONPATH` serves every interpreter.
+const PYTHON_CLIENT: &str = "jeepney==0.9.0";
+
+/// Checks the text of the tree first, then builds, fetches models, and runs all tests.
+pub fn run() -> Outcome {
+    packages::ensure(&[packages::BUS, packages::PIP, packages::TESTS])?;
+    step("tidy");
+    tidy::run()?;
+    step("format");
+    shell::run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    step("clippy");
+    shell::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    step("build");
+    shell::run(&mut cargo(&["build", "--workspace", "--all-targets"]))?;
+    step("runtime and models");
+    let store = fetch_store()?;
+    let python = fetch_python()?;
+    step("tests");
+    ensure_nextest()?;
+    let settings = [("OP_DBUS_TEST_STORE", &store), ("OP_DBUS_TEST_PYTHON", &python)];
+    shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings))?;
+    step("documentation tests");
+    shell::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
+    step("skipped tests");
+    let mut skips = cargo(&["test", "--quiet", "--package", "op-dbus-tests"]);
+    shell::run(skips.args(["--test", "integration", "--", "--skips"]).envs(settings))
+}
+
+fn step(name: &str) {
+    println!("\n── {name}");
+}
+
+/// Fills the store that the tests read: the runtime and the three levels.
+///
+/// Where the sources can't be reached, the tests that need them are skipped and say so.
+fn fetch_store() -> Result<PathBuf, String> {
+    let store = shell::root().join("target/test-store");
+    let program_path = shell::root().join("target/debug/op-dbus");
+    for words in [&["runtime", "pull"][..], &["models", "pull", "all"]] {
+        let mut pull = program(&program_path, words);
+        pull.arg("--model-dir").arg(store.join("models"));
+        if let Err(message) = shell::run(&mut pull) {
+            println!("{message}; the tests that need it will be skipped");
+        }
+    }
+    Ok(store)
+}
+
+fn fetch_python() -> Result<PathBuf, String> {
+    let folder = shell::root().join("target/test-python");
+    if !folder.join("jeepney").is_dir() {
+        let mut pip = program("python3", &["-m", "pip", "install", "--quiet", "--target"]);
+        pip.arg(&folder).arg(PYTHON_CLIENT);
+        if let Err(message) = shell::run(&mut pip) {
+            println!("{message}; the tests with a Python client will be skipped");
+        }
+    }
+    Ok(folder)
+}
+
+fn ensure_nextest() -> Outcome {
+    let mut version = cargo(&["nextest", "--version"]);
+    let there = version.stdout(Stdio::null()).stderr(Stdio::null());
+    if there.status().is_ok_and(|status| status.success()) {
+        return Ok(());
+    }
+    println!("installing cargo-nextest (some minutes)");
+    shell::run(&mut cargo(&["install", "--locked", "--quiet", "cargo-nextest"]))
+}
