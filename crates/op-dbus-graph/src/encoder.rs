@@ -33,13 +33,13 @@ impl<'a> Tensor<'a> {
     }
 
     /// All values, row after row.
-    pub(crate) fn values(&self) -> impl Iterator<Item = f32> + 'a {
+    pub(crate) fn values(&self) -> impl Iterator<Item = f32> + use<'a> {
         let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
         self.bytes.as_chunks::<4>().0.iter().map(value)
     }
 
     /// The values of one row.
-    pub(crate) fn row(&self, row: usize) -> impl Iterator<Item = f32> + 'a {
+    pub(crate) fn row(&self, row: usize) -> impl Iterator<Item = f32> + use<'a> {
         self.skip_rows(row).values().take(self.columns)
     }
 

@@ -1,1 +1,56 @@
-//! Placeholder.
+//! The ONNX Runtime backend of op-dbus: one session on one device behind the engine's
+//! [`Backend`](op_dbus_engine::Backend) trait.
+//!
+//! The library itself is loaded when the first backend is made, from the path that the caller
+//! names; nothing of it is linked. One process can load one library, once.
+
+mod backend;
+mod failure;
+mod library;
+mod own;
+mod pooling;
+mod session;
+
+use std::path::PathBuf;
+
+pub use backend::OrtBackend;
+
+/// What to load and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The ONNX Runtime shared library.
+    pub runtime: PathBuf,
+    /// Threads that compute one batch together; at least 1.
+    pub threads: usize,
+    /// What to run.
+    pub graph: Graph,
+    /// Length of one vector, as the model's record says; another length is refused at load.
+    pub dimensions: usize,
+}
+
+/// A graph to run.
+#[derive(Clone, Debug)]
+pub enum Graph {
+    /// An output of the model compiler: `input_ids` and `lengths` in, `embedding` out.
+    Compiled(Vec<u8>),
+    /// A user's own ONNX file, run as it is.
+    Own {
+        /// The file; its external data, if any, lies beside it.
+        path: PathBuf,
+        /// How token vectors become one vector, if the graph ends in token vectors.
+        pooling: Pooling,
+        /// Whether vectors are divided by their length after the graph.
+        normalize: bool,
+    },
+}
+
+/// How the token vectors of a text become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Mean over the text's own tokens.
+    Mean,
+    /// The first token's vector.
+    Cls,
+    /// Largest value of each dimension over the text's own tokens.
+    Max,
+}

@@ -1,0 +1,227 @@
+//! A client's end of the bus: connecting, what the service says of itself, errors as exit codes.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, EmbedderProxy, ErrorName, ManagerProxy, ROOT_PATH};
+use op_dbus_daemon::settings::Bus;
+use zbus::fdo::PropertiesProxy;
+use zbus::names::InterfaceName;
+use zbus::proxy::CacheProperties;
+use zbus::{Connection, OwnedVariant, Variant, fdo};
+
+use super::Failure;
+
+/// How long a bus may take to let us in.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The service on one bus.
+#[derive(Clone)]
+pub struct Service {
+    connection: Connection,
+    bus: Bus,
+}
+
+/// Connects to `bus`. Whether the service is there shows at the first call.
+///
+/// # Errors
+/// Exit code 3 when there is no such bus or it does not let us in.
+pub async fn connect(bus: &Bus) -> Result<Service, Failure> {
+    let builder = match bus {
+        Bus::System => zbus::connection::Builder::system(),
+        Bus::Session => zbus::connection::Builder::session(),
+        Bus::Address(address) => zbus::connection::Builder::address(address.as_str()),
+    };
+    let unreachable = |reason: String| {
+        let hint = match bus {
+            Bus::System => "is a system bus running? `--bus` names another",
+            Bus::Session => "is there a session, and DBUS_SESSION_BUS_ADDRESS set?",
+            Bus::Address(_) => "is the address right, and that bus running?",
+        };
+        Failure::unreachable(format!("can't reach {} ({reason}): {hint}", place(bus)))
+    };
+    match tokio::time::timeout(CONNECT_TIMEOUT, builder.build()).await {
+        Ok(Ok(connection)) => Ok(Service { connection, bus: bus.clone() }),
+        Ok(Err(error)) => Err(unreachable(error.to_string())),
+        Err(_) => Err(unreachable(format!("no answer in {} s", CONNECT_TIMEOUT.as_secs()))),
+    }
+}
+
+/// The bus in a sentence.
+fn place(bus: &Bus) -> String {
+    match bus {
+        Bus::System => "the system bus".to_owned(),
+        Bus::Session => "the session bus".to_owned(),
+        Bus::Address(address) => format!("the bus at {address}"),
+    }
+}
+
+impl Service {
+    /// The methods for embedding. Properties are read through [`Service::properties`].
+    pub async fn embedder(&self) -> Result<EmbedderProxy<'static>, Failure> {
+        let proxy = EmbedderProxy::builder(&self.connection).cache_properties(CacheProperties::No);
+        proxy.build().await.map_err(|error| self.failure(&error))
+    }
+
+    /// The methods for administration.
+    pub async fn manager(&self) -> Result<ManagerProxy<'static>, Failure> {
+        let proxy = ManagerProxy::builder(&self.connection).cache_properties(CacheProperties::No);
+        proxy.build().await.map_err(|error| self.failure(&error))
+    }
+
+    /// Every property of the Embedder interface, in one call.
+    ///
+    /// # Errors
+    /// Exit code 3 when the service is not there.
+    pub async fn properties(&self) -> Result<Properties, Failure> {
+        let builder = PropertiesProxy::builder(&self.connection)
+            .destination(BUS_NAME)
+            .path(ROOT_PATH)
+            .cache_properties(CacheProperties::No);
+        let proxy = builder.build().await.map_err(|error| self.failure(&error))?;
+        let interface = InterfaceName::from_static_str_unchecked(EMBEDDER_INTERFACE);
+        let all = proxy.get_all(interface).await.map_err(|error| match error {
+            fdo::Error::ZBus(error) => self.failure(&error),
+            error => self.failure(&zbus::Error::FDO(Box::new(error))),
+        })?;
+        Ok(Properties(all))
+    }
+
+    /// A failed call as a sentence and an exit code.
+    pub fn failure(&self, error: &zbus::Error) -> Failure {
+        if let Some(refusal) = op_dbus_api::Error::from_reply(error) {
+            return Failure::refused(match refusal.name() {
+                ErrorName::AccessDenied => format!("access denied: {}", refusal.message()),
+                _ => refusal.message().to_owned(),
+            });
+        }
+        if is_absent(error) {
+            let start = match &self.bus {
+                Bus::System => "`systemctl start op-dbus`".to_owned(),
+                bus => format!("`op-dbus daemon --bus {bus}`"),
+            };
+            return Failure::unreachable(format!(
+                "the service {BUS_NAME} is not on {}: start it with {start}",
+                place(&self.bus)
+            ));
+        }
+        if is_lost(error) {
+            return Failure::unreachable(format!(
+                "the service or {} went away during the call ({error})",
+                place(&self.bus)
+            ));
+        }
+        Failure::refused(format!("the call failed: {error}"))
+    }
+}
+
+/// Nobody owns the service's name, and nobody can be started to own it.
+fn is_absent(error: &zbus::Error) -> bool {
+    match error {
+        zbus::Error::FDO(error) => matches!(
+            **error,
+            fdo::Error::ServiceUnknown(_)
+                | fdo::Error::NameHasNoOwner(_)
+                | fdo::Error::SpawnExecFailed(_)
+                | fdo::Error::SpawnChildExited(_)
+                | fdo::Error::SpawnChildSignaled(_)
+                | fdo::Error::SpawnFailed(_)
+                | fdo::Error::SpawnServiceNotFound(_)
+        ),
+        zbus::Error::MethodError(name, ..) => name.as_str().starts_with("org.freedesktop.systemd1."),
+        _ => false,
+    }
+}
+
+/// The connection or the service ended while a reply was awaited.
+fn is_lost(error: &zbus::Error) -> bool {
+    match error {
+        zbus::Error::FDO(error) => matches!(
+            **error,
+            fdo::Error::NoReply(_)
+                | fdo::Error::Disconnected(_)
+                | fdo::Error::Timeout(_)
+                | fdo::Error::TimedOut(_)
+                | fdo::Error::NoServer(_)
+        ),
+        zbus::Error::InputOutput(_) | zbus::Error::Connection(..) => true,
+        _ => false,
+    }
+}
+
+/// The properties of the Embedder interface as they were at one moment.
+pub struct Properties(pub HashMap<String, OwnedVariant>);
+
+impl Properties {
+    /// A text property; empty when the service does not have it.
+    pub fn text(&self, name: &str) -> &str {
+        match self.0.get(name).map(|value| &**value) {
+            Some(Variant::Str(text)) => text.as_str(),
+            _ => "",
+        }
+    }
+
+    /// A number; `None` when the service does not have it.
+    pub fn number(&self, name: &str) -> Option<usize> {
+        match self.0.get(name).map(|value| &**value) {
+            Some(Variant::U32(number)) => usize::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+}
+
+/// A D-Bus value as JSON, dictionaries as objects.
+pub fn json(value: &Variant<'_>) -> serde_json::Value {
+    use serde_json::Value;
+    match value {
+        Variant::U8(n) => (*n).into(),
+        Variant::Bool(b) => (*b).into(),
+        Variant::I16(n) => (*n).into(),
+        Variant::U16(n) => (*n).into(),
+        Variant::I32(n) => (*n).into(),
+        Variant::U32(n) => (*n).into(),
+        Variant::I64(n) => (*n).into(),
+        Variant::U64(n) => (*n).into(),
+        Variant::F64(n) => (*n).into(),
+        Variant::Str(s) => s.as_str().into(),
+        Variant::Signature(s) => s.to_string().into(),
+        Variant::ObjectPath(p) => p.as_str().into(),
+        Variant::Variant(inner) => json(inner),
+        Variant::Array(array) => array.inner().iter().map(json).collect(),
+        Variant::Structure(structure) => structure.fields().iter().map(json).collect(),
+        Variant::Dict(dict) => Value::Object(
+            dict.iter()
+                .map(|(key, value)| match json(key) {
+                    Value::String(key) => (key, json(value)),
+                    key => (key.to_string(), json(value)),
+                })
+                .collect(),
+        ),
+        Variant::Fd(_) => Value::Null,
+    }
+}
+
+/// A dictionary of D-Bus values as a JSON object, keys in order.
+pub fn json_object(dict: &HashMap<String, OwnedVariant>) -> serde_json::Value {
+    dict.iter().map(|(key, value)| (key.clone(), json(value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nested_values_become_json() {
+        let worker = HashMap::from([("pid", Variant::from(7_u32)), ("name", Variant::from("w"))]);
+        let value = Variant::from(vec![worker]);
+        assert_eq!(json(&value), serde_json::json!([{ "pid": 7, "name": "w" }]));
+    }
+
+    #[test]
+    fn an_absent_service_is_told_from_a_lost_one() {
+        let absent = zbus::Error::FDO(Box::new(fdo::Error::ServiceUnknown(String::new())));
+        let lost = zbus::Error::FDO(Box::new(fdo::Error::NoReply(String::new())));
+        assert!(is_absent(&absent) && !is_lost(&absent));
+        assert!(is_lost(&lost) && !is_absent(&lost));
+    }
+}
