@@ -1,1 +1,7 @@
-//! Placeholder.
+//! The op-dbus service: bus objects, settings, state and lifecycle.
+
+pub mod notify;
+pub mod settings;
+pub mod state;
+pub mod telemetry;
+mod text_file;

@@ -6,20 +6,19 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::text_file::{self, Unusable};
+
 /// The only version there is.
 const VERSION: u64 = 1;
-
-/// A larger file is not one of ours.
-const BYTES_MAX: u64 = 1 << 20;
 
 /// The state file's content. Keys that are no setting of this version are kept as they are.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,7 +85,8 @@ impl StateFile {
     pub fn read(path: &Path) -> (StateFile, Option<String>) {
         match read(path) {
             Ok(state) => (state, None),
-            Err(Unusable::Damaged(reason) | Unusable::Unreadable(reason)) => {
+            Err(unusable) => {
+                let reason = unusable.reason();
                 let why = format!("the state file {} is not used: {reason}", path.display());
                 (StateFile::empty(path), Some(why))
             }
@@ -129,11 +129,6 @@ impl StateFile {
     /// Sets one value. Nothing is written until [`StateFile::save`].
     pub fn set(&mut self, key: &str, value: Value) {
         self.settings.insert(key.to_owned(), value);
-    }
-
-    /// Forgets one value, so that the configuration counts again. Nothing is written yet.
-    pub fn unset(&mut self, key: &str) {
-        self.settings.remove(key);
     }
 
     /// Writes the file and waits until the disk has it.
@@ -186,29 +181,8 @@ impl StateFile {
     }
 }
 
-/// Why a state file cannot be used; the text completes "the file is not used: …".
-enum Unusable {
-    /// Its content is wrong, and will be at the next start too.
-    Damaged(String),
-    /// It could not be read at all; nothing is known about its content.
-    Unreadable(String),
-}
-
 fn read(path: &Path) -> Result<StateFile, Unusable> {
-    let mut text = String::new();
-    match open_regular(path)? {
-        None => return Ok(StateFile::empty(path)),
-        Some(file) => match file.take(BYTES_MAX + 1).read_to_string(&mut text) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return Err(Unusable::Damaged("it is not UTF-8 text".to_owned()));
-            }
-            Err(error) => return Err(Unusable::Unreadable(error.to_string())),
-        },
-    }
-    if text.len() as u64 > BYTES_MAX {
-        return Err(Unusable::Damaged(format!("it is larger than {BYTES_MAX} bytes")));
-    }
+    let Some(text) = text_file::read(path)? else { return Ok(StateFile::empty(path)) };
     let document: Document = serde_json::from_str(&text)
         .map_err(|error| Unusable::Damaged(format!("it is not a state of op-dbus ({error})")))?;
     if document.version != VERSION {
@@ -223,25 +197,6 @@ fn read(path: &Path) -> Result<StateFile, Unusable> {
         return Err(Unusable::Damaged(reason.to_owned()));
     }
     Ok(StateFile { path: path.to_owned(), settings: document.settings })
-}
-
-/// Opens the file if there is one. A named pipe must not block the start, hence `O_NONBLOCK`.
-fn open_regular(path: &Path) -> Result<Option<File>, Unusable> {
-    let flags = nix::libc::O_NONBLOCK;
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
-    let file = match opened {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) if error.raw_os_error() == Some(nix::libc::ENXIO) => {
-            return Err(Unusable::Damaged("it is a socket, not a file".to_owned()));
-        }
-        Err(error) => return Err(Unusable::Unreadable(error.to_string())),
-    };
-    match file.metadata() {
-        Ok(metadata) if metadata.is_file() => Ok(Some(file)),
-        Ok(_) => Err(Unusable::Damaged("it is not a regular file".to_owned())),
-        Err(error) => Err(Unusable::Unreadable(error.to_string())),
-    }
 }
 
 /// FNV-1a over the settings as compact JSON: it is there to find accidents, not forgery.

@@ -1,18 +1,31 @@
-//! Texts to token ids.
+//! Texts to token ids: the model's own tokenizer, with truncation done here, on token boundaries.
 
+use std::error::Error as StdError;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// A loaded tokenizer. Cheap to clone.
+use crate::call::Truncate;
+
+/// The largest tokenizer files of real models have some 35 MB.
+const FILE_BYTES_MAX: usize = 64 << 20;
+
+/// A model's tokenizer. Cheap to clone, usable from many threads at once.
 #[derive(Clone)]
-pub struct Tokenizer {
-    inner: Arc<tokenizers::Tokenizer>,
+pub struct Tokenizer(Arc<Inner>);
+
+struct Inner {
+    model: tokenizers::Tokenizer,
+    /// Special tokens before and after each text, as the file's own post-processor puts them.
+    prefix: Vec<i32>,
+    suffix: Vec<i32>,
     max_input_tokens: usize,
 }
 
-/// Why a tokenizer could not be loaded.
+/// Why a tokenizer can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    /// The file is too big.
+    /// The file is larger than any real one.
     #[error("the tokenizer file has {bytes} bytes, the limit is {limit}; is it a tokenizer.json?")]
     TooBig {
         /// Bytes of the file.
@@ -21,31 +34,317 @@ pub enum TokenizerError {
         limit: usize,
     },
     /// The file can't be parsed.
-    #[error("the tokenizer file is damaged or of an unknown format; install the model again")]
-    Damaged(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The file is fine but does what the engine can't.
+    #[error("the tokenizer file is damaged or of an unknown kind; install the model again")]
+    Damaged(#[source] Box<dyn StdError + Send + Sync>),
+    /// The file can be read but asks for something that the engine can't do.
     #[error("the tokenizer can't be used: {0}")]
     Unsupported(String),
 }
 
+/// What became of one text: one window of tokens, or several under [`Truncate::Mean`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Encoded {
+    pub windows: Vec<Window>,
+    /// Tokens before truncation, special tokens included.
+    pub tokens: usize,
+    /// Whether that is more than the model reads.
+    pub truncated: bool,
+}
+
+/// One row of a batch to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    /// Token ids, special tokens included.
+    pub ids: Box<[i32]>,
+    /// Tokens of the text itself: the weight of this window in a mean.
+    pub weight: u32,
+}
+
+/// Why a text has no encoding.
+#[derive(Debug)]
+pub(crate) enum EncodeError {
+    TooLong { tokens: usize, limit: usize },
+    Failed(String),
+}
+
 impl Tokenizer {
-    /// From the content of a `tokenizer.json`.
+    /// Reads the content of a `tokenizer.json`. `max_input_tokens` is what the model reads at most,
+    /// special tokens included; padding and truncation that the file asks for are ignored.
     ///
     /// # Errors
-    /// See [`TokenizerError`].
+    /// A file that is too big, damaged, or puts special tokens anywhere but around the text.
     pub fn from_bytes(json: &[u8], max_input_tokens: usize) -> Result<Self, TokenizerError> {
-        let inner = tokenizers::Tokenizer::from_bytes(json).map_err(TokenizerError::Damaged)?;
-        Ok(Self { inner: Arc::new(inner), max_input_tokens })
+        if json.len() > FILE_BYTES_MAX {
+            return Err(TokenizerError::TooBig { bytes: json.len(), limit: FILE_BYTES_MAX });
+        }
+        // The parser asserts in places; a hostile file must not end the process.
+        let model = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
+            .map_err(|_| TokenizerError::Damaged("the parser panicked".into()))?
+            .map_err(TokenizerError::Damaged)?;
+        Self::with_model(model, max_input_tokens)
     }
 
-    /// One token per byte between two special tokens: the simulator's tokenizer.
-    pub fn bytes(_max_input_tokens: usize) -> Self {
-        unreachable!()
+    fn with_model(
+        mut model: tokenizers::Tokenizer,
+        max_input_tokens: usize,
+    ) -> Result<Self, TokenizerError> {
+        model.with_padding(None);
+        model.with_truncation(None).map_err(TokenizerError::Damaged)?;
+        let (prefix, suffix) = special_tokens(&model)?;
+        let specials = prefix.len() + suffix.len();
+        if max_input_tokens <= specials {
+            return Err(TokenizerError::Unsupported(format!(
+                "it puts {specials} special tokens around each text and the model reads \
+                 {max_input_tokens} tokens; set a larger max_input_tokens"
+            )));
+        }
+        Ok(Self(Arc::new(Inner { model, prefix, suffix, max_input_tokens })))
+    }
+
+    /// The simulator's tokenizer: one token per byte between two special tokens.
+    ///
+    /// # Panics
+    /// If `max_input_tokens` is below 3: no text would fit.
+    pub fn bytes(max_input_tokens: usize) -> Self {
+        let letters = (0..=u8::MAX).map(byte_letter);
+        let mut vocabulary: serde_json::Map<String, serde_json::Value> =
+            letters.enumerate().map(|(id, letter)| (letter.to_string(), id.into())).collect();
+        vocabulary.insert("<s>".into(), 256.into());
+        vocabulary.insert("</s>".into(), 257.into());
+        let special = |name: &str, id: u32| {
+            serde_json::json!({"id": name, "ids": [id], "tokens": [name]})
+        };
+        let json = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "decoder": null,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false,
+                "trim_offsets": false, "use_regex": false},
+            "post_processor": {"type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                    {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}},
+                    {"Sequence": {"id": "B", "type_id": 0}}],
+                "special_tokens": {"<s>": special("<s>", 256), "</s>": special("</s>", 257)}},
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "fuse_unk": false,
+                "continuing_subword_prefix": null, "end_of_word_suffix": null,
+                "byte_fallback": false, "vocab": vocabulary, "merges": []},
+        });
+        Self::from_bytes(json.to_string().as_bytes(), max_input_tokens)
+            .expect("the byte tokenizer is valid for three tokens and more")
     }
 
     /// Tokens that the model reads at most, special tokens included.
     pub fn max_input_tokens(&self) -> usize {
-        let _ = &self.inner;
-        self.max_input_tokens
+        self.0.max_input_tokens
+    }
+
+    /// Special tokens around each text.
+    pub(crate) fn specials(&self) -> usize {
+        self.0.prefix.len() + self.0.suffix.len()
+    }
+
+    /// Tokens of `text` before truncation, special tokens included.
+    pub(crate) fn count(&self, text: &str) -> Result<usize, EncodeError> {
+        Ok(self.content(text)?.len() + self.specials())
+    }
+
+    pub(crate) fn encode(&self, text: &str, truncate: Truncate) -> Result<Encoded, EncodeError> {
+        let content = self.content(text)?;
+        let tokens = content.len() + self.specials();
+        let limit = self.0.max_input_tokens;
+        let truncated = tokens > limit;
+        // Positive: checked when the tokenizer was made.
+        let room = limit - self.specials();
+        let windows = match truncate {
+            _ if !truncated => vec![self.window(&content)?],
+            Truncate::Error => return Err(EncodeError::TooLong { tokens, limit }),
+            Truncate::End => vec![self.window(&content[..room])?],
+            Truncate::Start => vec![self.window(&content[content.len() - room..])?],
+            Truncate::Mean => {
+                content.chunks(room).map(|part| self.window(part)).collect::<Result<_, _>>()?
+            }
+        };
+        Ok(Encoded { windows, tokens, truncated })
+    }
+
+    fn content(&self, text: &str) -> Result<Vec<u32>, EncodeError> {
+        match catch_unwind(AssertUnwindSafe(|| self.0.model.encode_fast(text, false))) {
+            Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+            Ok(Err(error)) => Err(EncodeError::Failed(error.to_string())),
+            Err(_) => Err(EncodeError::Failed("the tokenizer panicked".into())),
+        }
+    }
+
+    fn window(&self, content: &[u32]) -> Result<Window, EncodeError> {
+        let Inner { prefix, suffix, .. } = &*self.0;
+        let mut ids = Vec::with_capacity(prefix.len() + content.len() + suffix.len());
+        ids.extend_from_slice(prefix);
+        for id in content {
+            ids.push(token_id(*id).map_err(EncodeError::Failed)?);
+        }
+        ids.extend_from_slice(suffix);
+        if ids.is_empty() {
+            // Only without special tokens: a row needs one token at least, and 0 always exists.
+            ids.push(0);
+        }
+        let weight = u32::try_from(content.len()).unwrap_or(u32::MAX);
+        Ok(Window { ids: ids.into(), weight })
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("max_input_tokens", &self.0.max_input_tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The letter that byte-level tokenizers write for a byte: itself where it can be seen, else a
+/// letter from 256 on, in order.
+fn byte_letter(byte: u8) -> char {
+    let visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    if visible(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|other| !visible(*other)).count();
+    u32::try_from(before).ok().and_then(|n| char::from_u32(256 + n)).unwrap_or('?')
+}
+
+fn token_id(id: u32) -> Result<i32, String> {
+    i32::try_from(id).map_err(|_| format!("token id {id} is beyond 2³¹; the file is damaged"))
+}
+
+/// What the post-processor puts before and after a text, seen by encoding one with and without.
+fn special_tokens(
+    model: &tokenizers::Tokenizer,
+) -> Result<(Vec<i32>, Vec<i32>), TokenizerError> {
+    let encode = |text: &str, specials: bool| {
+        catch_unwind(AssertUnwindSafe(|| model.encode(text, specials)))
+            .map_err(|_| TokenizerError::Damaged("the tokenizer panicked on a short text".into()))?
+            .map_err(TokenizerError::Damaged)
+    };
+    for text in ["a", "the", "1", "."] {
+        let content = encode(text, false)?;
+        if content.is_empty() {
+            continue;
+        }
+        let whole = encode(text, true)?;
+        let mask = whole.get_special_tokens_mask();
+        let start = mask.iter().position(|special| *special == 0).unwrap_or(0);
+        let ids = whole.get_ids();
+        let end = start + content.len();
+        if ids.get(start..end) != Some(content.get_ids()) {
+            break;
+        }
+        let ids = |part: &[u32]| -> Result<Vec<i32>, TokenizerError> {
+            part.iter().map(|id| token_id(*id).map_err(TokenizerError::Unsupported)).collect()
+        };
+        return Ok((ids(&whole.get_ids()[..start])?, ids(&whole.get_ids()[end..])?));
+    }
+    Err(TokenizerError::Unsupported(
+        "it does not put its special tokens around the text; use a model that does".into(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ids(encoded: &Encoded) -> Vec<Vec<i32>> {
+        encoded.windows.iter().map(|window| window.ids.to_vec()).collect()
+    }
+
+    fn expected(content: &[u8]) -> Vec<i32> {
+        let content = content.iter().map(|byte| i32::from(*byte));
+        std::iter::once(256).chain(content).chain(std::iter::once(257)).collect()
+    }
+
+    #[test]
+    fn an_empty_text_is_its_special_tokens() {
+        let encoded = Tokenizer::bytes(8).encode("", Truncate::Error).unwrap();
+        assert_eq!(ids(&encoded), [expected(b"")]);
+        assert_eq!(encoded.tokens, 2);
+    }
+
+    #[test]
+    fn special_tokens_survive_each_cut() {
+        let tokenizer = Tokenizer::bytes(5);
+        let cut = |truncate| tokenizer.encode("abcdefg", truncate).unwrap();
+        assert_eq!(ids(&cut(Truncate::End)), [expected(b"abc")]);
+        assert_eq!(ids(&cut(Truncate::Start)), [expected(b"efg")]);
+        let mean = cut(Truncate::Mean);
+        assert_eq!(ids(&mean), [expected(b"abc"), expected(b"def"), expected(b"g")]);
+        assert_eq!(mean.windows.iter().map(|w| w.weight).collect::<Vec<_>>(), [3, 3, 1]);
+        assert!(mean.truncated);
+        assert_eq!(mean.tokens, 9);
+        let error = tokenizer.encode("abcdefg", Truncate::Error);
+        assert!(matches!(error, Err(EncodeError::TooLong { tokens: 9, limit: 5 })));
+    }
+
+    #[test]
+    fn a_text_of_exactly_the_limit_is_whole() {
+        let encoded = Tokenizer::bytes(5).encode("abc", Truncate::Error).unwrap();
+        assert!(!encoded.truncated);
+        assert_eq!(ids(&encoded), [expected(b"abc")]);
+    }
+
+    #[test]
+    fn special_token_names_in_a_text_are_text() {
+        let encoded = Tokenizer::bytes(64).encode("<s>", Truncate::Error).unwrap();
+        assert_eq!(ids(&encoded), [expected(b"<s>")]);
+    }
+
+    #[test]
+    fn damaged_files_are_refused() {
+        for json in [&b""[..], b"{}", b"\xff\xfe", b"{\"model\":{\"type\":\"BPE\"}}"] {
+            assert!(matches!(Tokenizer::from_bytes(json, 8), Err(TokenizerError::Damaged(_))));
+        }
+        let big = vec![b' '; FILE_BYTES_MAX + 1];
+        assert!(matches!(Tokenizer::from_bytes(&big, 8), Err(TokenizerError::TooBig { .. })));
+        let nested = "[".repeat(1 << 20);
+        assert!(matches!(
+            Tokenizer::from_bytes(nested.as_bytes(), 8),
+            Err(TokenizerError::Damaged(_))
+        ));
+    }
+
+    #[test]
+    fn a_file_without_post_processor_has_no_special_tokens() {
+        let json = br#"{"version":"1.0","truncation":{"direction":"Right","max_length":1,
+            "strategy":"LongestFirst","stride":0},"padding":{"strategy":{"Fixed":9},
+            "direction":"Right","pad_to_multiple_of":null,"pad_id":0,"pad_type_id":0,
+            "pad_token":"x"},"added_tokens":[],"normalizer":null,
+            "pre_tokenizer":{"type":"Whitespace"},"post_processor":null,"decoder":null,
+            "model":{"type":"WordLevel","vocab":{"x":0,"a":1,"b":2},"unk_token":"x"}}"#;
+        let tokenizer = Tokenizer::from_bytes(json, 2).unwrap();
+        let encoded = tokenizer.encode("a b a", Truncate::Mean).unwrap();
+        assert_eq!(ids(&encoded), [vec![1, 2], vec![1]]);
+        assert_eq!(ids(&tokenizer.encode("", Truncate::End).unwrap()), [vec![0]]);
+    }
+
+    #[test]
+    fn a_model_without_room_for_a_text_is_refused() {
+        let error = Tokenizer::with_model(Tokenizer::bytes(8).0.model.clone(), 2);
+        assert!(matches!(error, Err(TokenizerError::Unsupported(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_its_bytes(text in any::<String>(), max in 3usize..40) {
+            let tokenizer = Tokenizer::bytes(max);
+            prop_assert_eq!(tokenizer.count(&text).unwrap(), text.len() + 2);
+            let mean = tokenizer.encode(&text, Truncate::Mean).unwrap();
+            let mut bytes = Vec::new();
+            for window in &mean.windows {
+                prop_assert!(window.ids.len() <= max);
+                prop_assert_eq!(window.weight as usize, window.ids.len() - 2);
+                bytes.extend(window.ids[1..window.ids.len() - 1].iter().map(|id| *id as u8));
+            }
+            prop_assert_eq!(bytes, text.as_bytes());
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use figment::value::{Num, Value};
 
+use super::check::did_you_mean;
 use super::types::{Bus, Devices};
 use crate::telemetry;
 
@@ -123,7 +124,9 @@ impl Kind {
 
     fn parse_text(&self, text: &str, raw: &Value) -> Result<String, String> {
         match self {
-            Kind::Choice(choices) => choose(choices, text).ok_or_else(|| self.refuse(raw)),
+            Kind::Choice(choices) => {
+                choose(choices, text).map(str::to_owned).ok_or_else(|| self.refuse(raw))
+            }
             Kind::Model => {
                 let letters = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
                 let plain = text.chars().all(letters) && !text.starts_with('.');
@@ -131,7 +134,11 @@ impl Kind {
             }
             Kind::Path { optional } => {
                 let fits = if text.is_empty() { *optional } else { Path::new(text).is_absolute() };
-                if fits && !text.contains('\0') { Ok(text.to_owned()) } else { Err(self.refuse(raw)) }
+                if fits && !text.contains('\0') {
+                    Ok(text.to_owned())
+                } else {
+                    Err(self.refuse(raw))
+                }
             }
             Kind::Bus => match text.parse::<Bus>() {
                 Ok(bus) => Ok(bus.to_string()),
@@ -162,15 +169,20 @@ impl Kind {
     }
 
     fn refuse(&self, raw: &Value) -> String {
-        let found = format!("{} is not accepted", show(raw));
-        let hint = match (self, text(raw)) {
-            (Kind::Choice(choices) | Kind::Choices(choices), Some(text)) => {
-                let known = choices.iter().flat_map(|c| [c.name].into_iter().chain(c.aliases.iter().copied()));
-                super::check::did_you_mean(&text, known)
-            }
-            _ => String::new(),
+        let accepted = self.accepted();
+        let found = show(raw);
+        let (Kind::Choice(choices) | Kind::Choices(choices)) = self else {
+            return format!("{found} is not accepted; write {accepted}");
         };
-        format!("{found}{hint}; write {}", self.accepted())
+        let text = text(raw).unwrap_or_default();
+        if choices.iter().any(|choice| choice.later && choice.name == text) {
+            return format!(
+                "{found} is not supported by this version of op-dbus; write {accepted}"
+            );
+        }
+        let known = choices.iter().flat_map(|c| [c.name].into_iter().chain(c.aliases.to_vec()));
+        let hint = did_you_mean(&text, known);
+        format!("{found} is not accepted{hint}; write {accepted}")
     }
 
     fn refuse_since(&self, raw: &Value, why: String) -> String {
@@ -178,14 +190,14 @@ impl Kind {
     }
 }
 
-/// The canonical name that `text` stands for.
-fn choose(choices: &[Choice], text: &str) -> Option<String> {
-    let found = choices.iter().find(|c| c.name == text || c.aliases.contains(&text));
-    found.map(|choice| choice.name.to_owned())
+/// What `text` is the name of.
+fn choose(choices: &[Choice], text: &str) -> Option<&'static str> {
+    let named = |choice: &&Choice| choice.name == text || choice.aliases.contains(&text);
+    choices.iter().filter(|choice| !choice.later).find(named).map(|choice| choice.name)
 }
 
 fn names(choices: &[Choice]) -> String {
-    let names = choices.iter().map(|choice| {
+    let names = choices.iter().filter(|choice| !choice.later).map(|choice| {
         let aliases: String = choice.aliases.iter().map(|name| format!(" (`{name}`)")).collect();
         format!("`{}`{aliases}", choice.name)
     });

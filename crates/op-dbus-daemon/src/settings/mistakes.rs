@@ -8,8 +8,8 @@ use std::path::PathBuf;
 pub enum Origin {
     /// Built in.
     Default,
-    /// Offered by systemd when it starts the service, in this variable.
-    Systemd(&'static str),
+    /// A variable that is not ours, but offers a better default than the built-in one.
+    Offered(&'static str),
     /// A configuration file, and the line of the key where it is known (from 1).
     File(PathBuf, Option<usize>),
     /// The state file: changed while the service ran.
@@ -24,7 +24,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Origin::Default => f.write_str("default"),
-            Origin::Systemd(variable) => write!(f, "systemd, {variable}"),
+            Origin::Offered(variable) => write!(f, "default from {variable}"),
             Origin::File(path, Some(line)) => write!(f, "{}, line {line}", path.display()),
             Origin::File(path, None) => write!(f, "{}", path.display()),
             Origin::State(path) => write!(f, "state file {}", path.display()),

@@ -6,6 +6,7 @@ mod layers;
 mod loaded;
 mod mistakes;
 mod render;
+mod row;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -17,12 +18,13 @@ use std::path::PathBuf;
 use op_dbus_models::Level;
 use serde::Deserialize;
 
-pub use kind::Kind;
+pub use kind::{Choice, Kind};
 pub use layers::Sources;
 pub use loaded::{ChangeError, Loaded, Shown};
 pub use mistakes::{Mistake, Mistakes, Origin};
 pub use render::{config_file, markdown};
-pub use table::{Group, ROWS, Row, row};
+pub use row::{Group, Row, Scope};
+pub use table::{ROWS, row};
 pub use types::{Bus, CpuEngine, Devices, Precision, Provider};
 
 /// Every setting, checked and resolved. The table in `table.rs` says what each one means.

@@ -2,99 +2,7 @@
 //! follow from it.
 
 use super::kind::{Choice, Kind};
-
-/// One setting.
-#[derive(Debug)]
-pub struct Row {
-    /// The key in the files. `OP_DBUS_` and the key in capitals is the environment variable;
-    /// two dashes and the key with dashes for underscores is the flag.
-    pub key: &'static str,
-    /// What is accepted.
-    pub kind: Kind,
-    /// The built-in value, in the form that a flag has.
-    pub default: &'static str,
-    /// The unit of a number; empty where there is none.
-    pub unit: &'static str,
-    /// What it does, one paragraph.
-    pub doc: &'static str,
-    /// The heading it stands under.
-    pub group: Group,
-    /// Where it may be set, and whether this version has what it is about.
-    pub scope: Scope,
-}
-
-/// Where a setting may be set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// In every source.
-    Any,
-    /// In every source; it may also be changed over the bus while the service runs.
-    Runtime,
-    /// In every source but the state file.
-    NotState,
-    /// By the environment and by flags only: it says which files are read.
-    Outside,
-    /// In every source, but only to the default: a later version has what it is about.
-    Later,
-}
-
-/// A heading in the configuration file and its documentation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Group {
-    /// What is served.
-    Model,
-    /// On what it is computed.
-    Provider,
-    /// Files and the bus.
-    Places,
-    /// Batches and workers.
-    Batching,
-    /// Who may have how much.
-    Admission,
-    /// Loading and unloading, logs, gateway.
-    Life,
-}
-
-impl Group {
-    /// All, in the order in which they are shown.
-    pub const ALL: [Group; 6] = [
-        Group::Model,
-        Group::Provider,
-        Group::Places,
-        Group::Batching,
-        Group::Admission,
-        Group::Life,
-    ];
-
-    /// The heading.
-    pub fn title(self) -> &'static str {
-        match self {
-            Group::Model => "Model",
-            Group::Provider => "Execution provider",
-            Group::Places => "Files and bus",
-            Group::Batching => "Batches and workers",
-            Group::Admission => "Admission",
-            Group::Life => "Lifecycle and logs",
-        }
-    }
-}
-
-impl Row {
-    /// `OP_DBUS_VECTOR_LEVEL` for `vector_level`.
-    pub fn variable(&self) -> String {
-        format!("OP_DBUS_{}", self.key.to_ascii_uppercase())
-    }
-
-    /// `--vector-level` for `vector_level`.
-    pub fn flag(&self) -> String {
-        format!("--{}", self.long())
-    }
-
-    /// `vector-level` for `vector_level`.
-    pub fn long(&self) -> String {
-        self.key.replace('_', "-")
-    }
-}
+use super::row::{Group, Row, Scope};
 
 /// The row of a key.
 pub fn row(key: &str) -> Option<&'static Row> {
@@ -170,7 +78,7 @@ pub const ROWS: &[Row] = &[
         doc: "An imported model, by its name in the store, that is served in place of the \
               level's.",
         group: Group::Model,
-        scope: Scope::Runtime,
+        scope: Scope::Any,
     },
     Row {
         key: "expect_dimensions",
@@ -210,7 +118,7 @@ pub const ROWS: &[Row] = &[
         doc: "What is tried, in order, when the provider does not work. `none` is strict: the \
               service then reports the failure instead of running on something else.",
         group: Group::Provider,
-        scope: Scope::Runtime,
+        scope: Scope::Any,
     },
     Row {
         key: "gpu_device",
@@ -240,7 +148,7 @@ pub const ROWS: &[Row] = &[
               has put beside the models is used. `ORT_DYLIB_PATH` counts as its default, except \
               in the system service.",
         group: Group::Provider,
-        scope: Scope::NotState,
+        scope: Scope::Any,
     },
     Row {
         key: "cpu_engine",
@@ -296,7 +204,7 @@ pub const ROWS: &[Row] = &[
         unit: "",
         doc: "The model store: one folder for each model.",
         group: Group::Places,
-        scope: Scope::NotState,
+        scope: Scope::Any,
     },
     Row {
         key: "cache_dir",
@@ -306,7 +214,7 @@ pub const ROWS: &[Row] = &[
         doc: "Files that can be made again, such as compiled graphs. It may be emptied at any \
               time. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
         group: Group::Places,
-        scope: Scope::NotState,
+        scope: Scope::Any,
     },
     Row {
         key: "state_file",
@@ -315,7 +223,7 @@ pub const ROWS: &[Row] = &[
         unit: "",
         doc: "Where settings changed while the service runs are kept.",
         group: Group::Places,
-        scope: Scope::NotState,
+        scope: Scope::Any,
     },
     Row {
         key: "config",
@@ -334,7 +242,7 @@ pub const ROWS: &[Row] = &[
         unit: "",
         doc: "The bus on which the service is found.",
         group: Group::Places,
-        scope: Scope::NotState,
+        scope: Scope::Any,
     },
     Row {
         key: "batch_tokens_max",

@@ -221,19 +221,7 @@ where
 
 /// Reads a number that may instead be a word for "not set" (`auto`, `any`), as `None`.
 pub(super) fn number_or_word<'de, D: Deserializer<'de>>(d: D) -> Result<Option<usize>, D::Error> {
-    #[derive(serde::Deserialize)]
-    #[serde(untagged)]
-    enum NumberOrWord {
-        Number(usize),
-        Word(String),
-    }
-    Ok(match NumberOrWord::deserialize(d)? {
-        NumberOrWord::Number(number) => Some(number),
-        NumberOrWord::Word(word) => {
-            tracing::trace!(word, "a number left open");
-            None
-        }
-    })
+    Ok(figment::value::Value::deserialize(d)?.deserialize().ok())
 }
 
 /// Reads a text whose empty form means "not set".

@@ -1,0 +1,103 @@
+//! Why the service refuses or fails; each is one sentence for the caller or the administrator.
+
+use std::sync::Arc;
+
+use op_dbus_engine::{BackendError, TokenizerError};
+
+use crate::settings::Mistakes;
+use crate::state::StateError;
+
+/// Why a request to the service was refused or failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The vector level is `none`.
+    #[error("embedding is off: the vector level is none; choose another with SetVectorLevel")]
+    Disabled,
+    /// The first model is still on its way.
+    #[error("{model} is being loaded; wait until the property State is ready, then call again")]
+    NotReady {
+        /// What is being loaded.
+        model: String,
+    },
+    /// The service is on its way out.
+    #[error("the service is shutting down; send the call again once it is back")]
+    ShuttingDown,
+    /// An argument or an option is wrong.
+    #[error("{0}")]
+    InvalidArgument(String),
+    /// The time that the caller gave was over before a model was there.
+    #[error("the deadline passed before {model} was loaded; allow more time")]
+    DeadlineExceeded {
+        /// What was being loaded.
+        model: String,
+    },
+    /// The caller's index was made in another vector space.
+    #[error(
+        "expect_space is {expected} but the vectors would be in {found}; embed the index again, or \
+         serve the model that it was made with"
+    )]
+    WrongSpace {
+        /// What the caller named.
+        expected: String,
+        /// What serves.
+        found: String,
+    },
+    /// The setting is held by the environment, a flag or another setting.
+    #[error("{0}")]
+    Pinned(String),
+    /// The state file can't be written, so the change was not made.
+    #[error("{0}; the service stays as it was")]
+    State(#[source] StateError),
+    /// No provider that was allowed can be used.
+    #[error("{0}")]
+    Provider(String),
+    /// The model can't be read.
+    #[error(transparent)]
+    Model(#[from] op_dbus_models::Error),
+    /// The model's tokenizer can't be used.
+    #[error("the tokenizer of {model} can't be used: {source}")]
+    Tokenizer {
+        /// The model.
+        model: String,
+        /// What is wrong.
+        source: TokenizerError,
+    },
+    /// The model has other dimensions than the settings demand.
+    #[error(
+        "{model} has {found} dimensions and the setting expect_dimensions demands {expected}; \
+         serve another model or change the setting"
+    )]
+    Dimensions {
+        /// The model.
+        model: String,
+        /// What the settings demand.
+        expected: usize,
+        /// What the model has.
+        found: usize,
+    },
+    /// No worker could be loaded.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The engine refused or failed the call.
+    #[error(transparent)]
+    Engine(#[from] op_dbus_engine::Error),
+    /// The settings can't be read again; those in force stay.
+    #[error("{0}\nthe settings in force stay as they were")]
+    Settings(#[source] Mistakes),
+    /// A load that several callers waited for.
+    #[error(transparent)]
+    Load(Arc<Error>),
+    /// A fault of ours: a task ended without a result.
+    #[error("an internal fault ended the work ({0}); the service's log has more")]
+    Fault(&'static str),
+}
+
+impl Error {
+    /// The error itself, behind those who waited for the same load.
+    pub fn root(&self) -> &Error {
+        match self {
+            Self::Load(shared) => shared.root(),
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! A loaded model with its engine, and what a request asks of it.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use op_dbus_engine::{Call, CancelToken, Engine, Priority, Reply, Truncate};
+use op_dbus_models::Level;
+
+use super::Error;
+
+/// Which model is meant.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Choice {
+    /// The built-in model of a level; never `none`.
+    Level(Level),
+    /// An imported model, by name.
+    Imported(String),
+}
+
+impl Choice {
+    /// The level; an imported model has none.
+    pub fn level(&self) -> Option<Level> {
+        match self {
+            Self::Level(level) => Some(*level),
+            Self::Imported(_) => None,
+        }
+    }
+
+    /// The model's name in the store.
+    pub fn model(&self) -> &str {
+        match self {
+            Self::Level(level) => level.model().unwrap_or_default(),
+            Self::Imported(name) => name,
+        }
+    }
+}
+
+/// A model that answers calls.
+pub struct Served {
+    /// Which model was meant.
+    pub choice: Choice,
+    /// Its name.
+    pub model: String,
+    /// Fingerprint of its vector space, 64 hexadecimal digits.
+    pub space: String,
+    /// Length of its vectors.
+    pub dimensions: usize,
+    /// Tokens that it reads of one text, special tokens included.
+    pub max_input_tokens: usize,
+    /// Texts put before an input, by name.
+    pub prompts: BTreeMap<String, String>,
+    /// The prompt that is used when the caller names none.
+    pub default_prompt: Option<String>,
+    /// Execution provider that computes, as the workers report it.
+    pub provider: String,
+    /// First device that computes.
+    pub device: String,
+    /// Precision of the arithmetic.
+    pub precision: String,
+    /// What computes.
+    pub engine: Engine,
+}
+
+/// What the caller wants done with the texts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Options {
+    /// Another level than the one in force.
+    pub level: Option<Level>,
+    /// Cut the vectors to this length.
+    pub dimensions: Option<usize>,
+    /// Unit length or not.
+    pub normalize: Option<bool>,
+    /// Name of a prompt of the model.
+    pub prompt: Option<String>,
+    /// What happens to texts that are too long.
+    pub truncate: Truncate,
+    /// Class in the queue.
+    pub priority: Option<Priority>,
+    /// When the caller stops waiting.
+    pub deadline: Option<Instant>,
+    /// The vector space that the caller's index is in.
+    pub expect_space: Option<String>,
+    /// Device that must compute.
+    pub device: Option<String>,
+}
+
+/// Texts of one caller that are embedded together.
+#[derive(Debug)]
+pub struct Request {
+    /// The caller's user.
+    pub uid: u32,
+    /// Cancels the request.
+    pub cancel: CancelToken,
+    /// The texts.
+    pub texts: Vec<String>,
+    /// What is wanted.
+    pub options: Options,
+}
+
+impl Served {
+    /// The vector space as callers see it: fingerprint and precision.
+    pub fn vector_space(&self) -> String {
+        format!("{}-{}", self.space, self.precision)
+    }
+
+    /// Embeds texts.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `WrongSpace`, or what the engine answers.
+    pub async fn embed(&self, request: Request) -> Result<Reply, Error> {
+        let Request { uid, cancel, mut texts, options } = request;
+        self.check_space(options.expect_space.as_deref())?;
+        self.check_device(options.device.as_deref())?;
+        if let Some(prompt) = self.prompt(options.prompt.as_deref())? {
+            texts.iter_mut().for_each(|text| text.insert_str(0, prompt));
+        }
+        let call = Call {
+            uid,
+            texts,
+            truncate: options.truncate,
+            priority: options.priority,
+            deadline: options.deadline,
+            normalize: options.normalize,
+            dimensions: options.dimensions,
+            cancel,
+        };
+        Ok(self.engine.embed(call).await?)
+    }
+
+    /// The text of a prompt, or of the default one.
+    fn prompt(&self, name: Option<&str>) -> Result<Option<&str>, Error> {
+        let Some(name) = name.or(self.default_prompt.as_deref()).filter(|name| !name.is_empty())
+        else {
+            return Ok(None);
+        };
+        match self.prompts.get(name) {
+            Some(text) => Ok(Some(text)),
+            None => Err(Error::InvalidArgument(format!(
+                "option prompt is {name:?}, which {} does not have; it has {}",
+                self.model,
+                listed(self.prompts.keys().map(String::as_str)),
+            ))),
+        }
+    }
+
+    /// Precisions of one space may be compared, so only the fingerprints must be equal.
+    fn check_space(&self, expected: Option<&str>) -> Result<(), Error> {
+        let Some(expected) = expected else { return Ok(()) };
+        if expected.split('-').next() == Some(self.space.as_str()) {
+            return Ok(());
+        }
+        let found = self.vector_space();
+        Err(Error::WrongSpace { expected: expected.to_owned(), found })
+    }
+
+    fn check_device(&self, wanted: Option<&str>) -> Result<(), Error> {
+        let Some(wanted) = wanted.filter(|wanted| *wanted != self.device) else { return Ok(()) };
+        Err(Error::InvalidArgument(format!(
+            "option device is {wanted:?}, and the service computes on {}; leave the option out",
+            self.device
+        )))
+    }
+}
+
+fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}

@@ -1,0 +1,244 @@
+//! Reading the sources: what each one says, not yet checked.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::{env, fs, io, process};
+
+use figment::value::Value;
+use toml::Spanned;
+
+use super::kind::Kind;
+use super::mistakes::{Mistake, Origin};
+use super::table::{ROWS, row};
+use crate::state::StateFile;
+use crate::text_file;
+
+/// Where settings are read from.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// What every default path is under: `/`, or the root of a tree in a test.
+    pub root: PathBuf,
+    /// The environment.
+    pub env: BTreeMap<OsString, OsString>,
+    /// Values given by flags, by the setting's key.
+    pub flags: BTreeMap<String, String>,
+    /// Whether systemd started this process as a service.
+    pub service: bool,
+    /// Whether a damaged state file is moved aside: for the daemon, not for who only looks.
+    pub repair_state: bool,
+}
+
+impl Sources {
+    /// What this process was started with.
+    pub fn of_process(flags: BTreeMap<String, String>) -> Sources {
+        // systemd gives the variable to the process it starts; a shell below it has another pid.
+        let service = env::var("SYSTEMD_EXEC_PID").is_ok_and(|p| p == process::id().to_string());
+        let env = env::vars_os().collect();
+        Sources { root: PathBuf::from("/"), env, flags, service, repair_state: false }
+    }
+
+    /// The files under `root` alone: no environment, no flags.
+    pub fn under(root: impl Into<PathBuf>) -> Sources {
+        Sources { root: root.into(), ..Sources::default() }
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+}
+
+/// Which source a layer was read from.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Place {
+    Default,
+    Offered(&'static str),
+    File(PathBuf),
+    State(PathBuf),
+    Environment,
+    Flags,
+}
+
+impl Place {
+    /// The origin of a key in this place.
+    pub(super) fn origin(&self, key: &str, line: Option<usize>) -> Origin {
+        match self {
+            Place::Default => Origin::Default,
+            Place::Offered(variable) => Origin::Offered(variable),
+            Place::File(path) => Origin::File(path.clone(), line),
+            Place::State(path) => Origin::State(path.clone()),
+            Place::Environment => Origin::Environment(self.spell(key)),
+            Place::Flags => Origin::Flag(self.spell(key)),
+        }
+    }
+
+    /// How a key is written there.
+    pub(super) fn spell(&self, key: &str) -> String {
+        match self {
+            Place::Environment => format!("{PREFIX}{}", key.to_ascii_uppercase()),
+            Place::Flags => format!("--{}", key.replace('_', "-")),
+            _ => key.to_owned(),
+        }
+    }
+}
+
+const PREFIX: &str = "OP_DBUS_";
+
+/// What one source says.
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) place: Place,
+    pub(super) entries: Vec<Entry>,
+}
+
+/// One key of a source.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) key: String,
+    pub(super) value: Value,
+    /// Line in the file, from 1.
+    pub(super) line: Option<usize>,
+}
+
+impl Entry {
+    fn new(key: impl Into<String>, value: impl Into<Value>) -> Entry {
+        Entry { key: key.into(), value: value.into(), line: None }
+    }
+}
+
+/// The built-in values, and what better defaults the environment offers.
+pub(super) fn defaults(sources: &Sources) -> Vec<Layer> {
+    let entries = ROWS.iter().map(|row| match row.kind {
+        Kind::Path { optional: false } => {
+            Entry::new(row.key, sources.path(row.default).to_string_lossy().into_owned())
+        }
+        _ => Entry::new(row.key, row.default),
+    });
+    let mut layers = vec![Layer { place: Place::Default, entries: entries.collect() }];
+    let mut offer = |variable: &'static str, key: &str, wanted: bool| {
+        let value = sources.env.get(&OsString::from(variable)).and_then(|value| value.to_str());
+        // systemd joins several folders by colons; the first one is ours.
+        let value = value.map(|value| value.split(':').next().unwrap_or_default());
+        if let Some(value) = value.filter(|value| wanted && !value.is_empty()) {
+            let entries = vec![Entry::new(key, value)];
+            layers.push(Layer { place: Place::Offered(variable), entries });
+        }
+    };
+    offer("CACHE_DIRECTORY", "cache_dir", sources.service);
+    offer("ORT_DYLIB_PATH", "runtime", !sources.service);
+    layers
+}
+
+/// `OP_DBUS_*`. An empty variable counts as not set.
+pub(super) fn environment(sources: &Sources, mistakes: &mut Vec<Mistake>) -> Layer {
+    let mut entries = Vec::new();
+    for (variable, value) in &sources.env {
+        let Some(name) = variable.to_str().and_then(|name| name.strip_prefix(PREFIX)) else {
+            continue;
+        };
+        if value.is_empty() {
+            continue;
+        }
+        match value.to_str() {
+            Some(value) => entries.push(Entry::new(name.to_ascii_lowercase(), value)),
+            None => mistakes.push(Mistake {
+                origin: Origin::Environment(format!("{PREFIX}{name}")),
+                message: "its value is not UTF-8 text".to_owned(),
+            }),
+        }
+    }
+    Layer { place: Place::Environment, entries }
+}
+
+/// The command line. A relative path is meant from the current folder there.
+pub(super) fn flags(sources: &Sources) -> Layer {
+    let entries = sources.flags.iter().map(|(key, value)| {
+        let is_path = row(key).is_some_and(|row| matches!(row.kind, Kind::Path { .. }));
+        match std::path::absolute(value) {
+            Ok(path) if is_path => Entry::new(key, path.to_string_lossy().into_owned()),
+            _ => Entry::new(key, value.as_str()),
+        }
+    });
+    Layer { place: Place::Flags, entries: entries.collect() }
+}
+
+/// The configuration files that exist, in order. `named` is what the environment or a flag named
+/// in place of the administrator's own.
+pub(super) fn files(
+    sources: &Sources,
+    named: Option<(PathBuf, Origin)>,
+    mistakes: &mut Vec<Mistake>,
+) -> Vec<Layer> {
+    let mut paths = vec![sources.path("usr/lib/op-dbus/config.toml")];
+    match named {
+        Some((path, origin)) if !path.exists() => {
+            let message = format!("there is no file {}", path.display());
+            mistakes.push(Mistake { origin, message });
+        }
+        Some((path, _)) => paths.push(path),
+        None => {
+            paths.push(sources.path("etc/op-dbus/config.toml"));
+            paths.extend(drop_ins(&sources.path("etc/op-dbus/conf.d"), mistakes));
+        }
+    }
+    let mut layers = Vec::new();
+    for path in paths.into_iter().filter(|path| path != Path::new("/dev/null")) {
+        match file(&path) {
+            Ok(Some(entries)) => layers.push(Layer { place: Place::File(path), entries }),
+            Ok(None) => {}
+            Err((line, message)) => {
+                mistakes.push(Mistake { origin: Origin::File(path, line), message });
+            }
+        }
+    }
+    layers
+}
+
+/// `*.toml` in the folder, by name.
+fn drop_ins(folder: &Path, mistakes: &mut Vec<Mistake>) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    let found = fs::read_dir(folder).and_then(|entries| {
+        for entry in entries {
+            let path = entry?.path();
+            let hidden = path.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
+            if !hidden && path.extension().is_some_and(|extension| extension == "toml") {
+                paths.push(path);
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = found
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        let origin = Origin::File(folder.to_owned(), None);
+        mistakes.push(Mistake { origin, message: format!("it cannot be read: {error}") });
+    }
+    paths.sort();
+    paths
+}
+
+fn file(path: &Path) -> Result<Option<Vec<Entry>>, (Option<usize>, String)> {
+    let text = text_file::read(path)
+        .map_err(|unusable| (None, format!("it cannot be read: {}", unusable.reason())))?;
+    let Some(text) = text else { return Ok(None) };
+    let line = |byte: usize| 1 + text.bytes().take(byte).filter(|byte| *byte == b'\n').count();
+    let keys: BTreeMap<Spanned<String>, Value> = toml::from_str(&text).map_err(|error| {
+        let message = error.message().replace('\n', ", ");
+        (error.span().map(|span| line(span.start)), format!("it is not TOML: {message}"))
+    })?;
+    let entries = keys.into_iter().map(|(key, value)| {
+        let line = Some(line(key.span().start));
+        Entry { key: key.into_inner(), value, line }
+    });
+    Ok(Some(entries.collect()))
+}
+
+/// What was changed while the service ran.
+pub(super) fn state(state: &StateFile) -> Layer {
+    let entries = state.settings().iter().map(|(key, value)| {
+        // JSON always has a form in figment's values; should it not, the check refuses the empty.
+        let value = Value::serialize(value).unwrap_or_else(|_| Value::from(""));
+        Entry::new(key, value)
+    });
+    Layer { place: Place::State(state.path().to_owned()), entries: entries.collect() }
+}

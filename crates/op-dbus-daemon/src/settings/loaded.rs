@@ -1,0 +1,215 @@
+//! All layers put together: the settings, and where each value comes from.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use figment::{Figment, Provider as _};
+
+use super::check::{Checked, check, check_change};
+use super::kind::plain;
+use super::layers::{self, Layer, Sources};
+use super::mistakes::{Mistake, Mistakes, Origin};
+use super::table::{ROWS, row};
+use super::{Row, Settings};
+use crate::state::{StateError, StateFile};
+
+/// Settings that were read and checked.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The values.
+    pub settings: Settings,
+    /// Where each value comes from, by key.
+    pub origins: BTreeMap<&'static str, Origin>,
+    /// What the administrator should know, a sentence each: for the log.
+    pub warnings: Vec<String>,
+    values: BTreeMap<&'static str, String>,
+    layers: Vec<Checked>,
+    state: StateFile,
+    sources: Sources,
+}
+
+/// One setting as it is shown.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Shown {
+    /// The key, for example `vector_level` or `models.NAME.default_prompt`.
+    pub key: String,
+    /// The value in the form that a flag has.
+    pub value: String,
+    /// Where it comes from.
+    pub origin: String,
+}
+
+/// Why a setting could not be changed while the service runs.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// The environment or a flag decides.
+    #[error("`{key}` is pinned by the {by}; remove it there and restart the service")]
+    Pinned {
+        /// The setting.
+        key: String,
+        /// What pins it, for example `environment variable OP_DBUS_VECTOR_LEVEL`.
+        by: String,
+    },
+    /// The value is wrong, or the setting cannot be changed.
+    #[error("{0}")]
+    Invalid(String),
+    /// The change could not be kept; it has not been made.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+impl Loaded {
+    /// Names the environment variable or the flag that decides `key`, so that a change at run
+    /// time would have no effect.
+    pub fn pinned_by(&self, key: &str) -> Option<String> {
+        match self.origins.get(key)? {
+            origin @ (Origin::Environment(_) | Origin::Flag(_)) => Some(origin.to_string()),
+            _ => None,
+        }
+    }
+
+    /// Changes a setting while the service runs and keeps it in the state file. Waits for the
+    /// disk.
+    ///
+    /// # Errors
+    /// The setting is pinned, the value is wrong, or the state file could not be written; then
+    /// nothing has changed.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), ChangeError> {
+        let value = check_change(key, value).map_err(ChangeError::Invalid)?;
+        if let Some(by) = self.pinned_by(key) {
+            return Err(ChangeError::Pinned { key: key.to_owned(), by });
+        }
+        let mut state = self.state.clone();
+        state.set(key, value.into());
+        let mut unused = Vec::new();
+        let changed = check(layers::state(&state), &mut unused);
+        let replaced = self.layers.iter().map(|layer| match layer.is_state() {
+            true => changed.clone(),
+            false => layer.clone(),
+        });
+        let (sources, warnings) = (self.sources.clone(), self.warnings.clone());
+        let after = assemble(replaced.collect(), Parts { state, warnings, sources })
+            .map_err(|mistakes| ChangeError::Invalid(mistakes.to_string()))?;
+        after.state.save()?;
+        *self = after;
+        Ok(())
+    }
+
+    /// Reads the same sources again.
+    ///
+    /// # Errors
+    /// All mistakes in all sources; the settings in `self` still hold.
+    pub fn reload(&self) -> Result<Loaded, Mistakes> {
+        load(&self.sources)
+    }
+
+    /// A setting's value in the form that a flag has.
+    pub fn value(&self, key: &str) -> Option<&str> {
+        self.values.get(key).map(String::as_str)
+    }
+
+    /// Every setting, in the order of the table, then what tables say about models.
+    pub fn show(&self) -> Vec<Shown> {
+        let rows = ROWS.iter().map(|Row { key, .. }| Shown {
+            key: (*key).to_owned(),
+            value: self.values.get(key).cloned().unwrap_or_default(),
+            origin: self.origins.get(key).unwrap_or(&Origin::Default).to_string(),
+        });
+        rows.chain(self.show_models()).collect()
+    }
+
+    fn show_models(&self) -> Vec<Shown> {
+        let mut shown = Vec::new();
+        for (model, settings) in &self.settings.models {
+            let says = |layer: &&Checked| {
+                let tables = layer.value("models").and_then(|tables| tables.as_dict());
+                tables.is_some_and(|tables| tables.contains_key(model))
+            };
+            let layer = self.layers.iter().rev().find(says);
+            let origin = layer.map_or(Origin::Default, |layer| layer.origin("models")).to_string();
+            let mut add = |key: String, value: &str| {
+                shown.push(Shown { key, value: value.to_owned(), origin: origin.clone() });
+            };
+            for (prompt, text) in &settings.prompts {
+                add(format!("models.{model}.prompts.{prompt}"), text);
+            }
+            if let Some(prompt) = &settings.default_prompt {
+                add(format!("models.{model}.default_prompt"), prompt);
+            }
+        }
+        shown
+    }
+}
+
+/// Reads, checks and puts together; see [`Settings::load`].
+pub(super) fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
+    let mut mistakes = Vec::new();
+    let environment = layers::environment(sources, &mut mistakes);
+    let outer = [environment, layers::flags(sources)].map(|layer| check(layer, &mut mistakes));
+    let named = last(&outer, "config").and_then(|layer| {
+        let path = PathBuf::from(layer.value("config")?.as_str()?);
+        Some((path, layer.origin("config")))
+    });
+    let mut inner: Vec<Layer> = layers::defaults(sources);
+    inner.extend(layers::files(sources, named, &mut mistakes));
+    let mut layers: Vec<Checked> =
+        inner.into_iter().map(|layer| check(layer, &mut mistakes)).collect();
+
+    let state_file = last(&outer, "state_file").or_else(|| last(&layers, "state_file"));
+    let path = state_file.and_then(|layer| layer.value("state_file")?.as_str());
+    let (state, mut warnings) = read_state(sources, path.unwrap_or_default());
+    let mut ignored = Vec::new();
+    layers.push(check(layers::state(&state), &mut ignored));
+    warnings.extend(ignored.iter().map(|mistake: &Mistake| format!("{mistake}; it is ignored")));
+    layers.extend(outer);
+
+    if !mistakes.is_empty() {
+        return Err(Mistakes(mistakes));
+    }
+    assemble(layers, Parts { state, warnings, sources: sources.clone() })
+}
+
+fn read_state(sources: &Sources, path: &str) -> (StateFile, Vec<String>) {
+    let path = PathBuf::from(path);
+    if sources.repair_state {
+        return StateFile::open(&path);
+    }
+    let (state, warning) = StateFile::read(&path);
+    (state, warning.into_iter().collect())
+}
+
+/// The last layer that has the key.
+fn last<'a>(layers: &'a [Checked], key: &str) -> Option<&'a Checked> {
+    layers.iter().rev().find(|layer| layer.value(key).is_some())
+}
+
+/// What goes with the layers.
+struct Parts {
+    state: StateFile,
+    warnings: Vec<String>,
+    sources: Sources,
+}
+
+fn assemble(layers: Vec<Checked>, parts: Parts) -> Result<Loaded, Mistakes> {
+    let figment = layers.iter().fold(Figment::new(), |figment, layer| figment.merge(layer));
+    // Every value was checked, so this fails only when the table and the struct disagree.
+    let settings: Settings = figment.extract().map_err(|errors| {
+        Mistakes(errors.into_iter().map(|error| disagreement(&error)).collect())
+    })?;
+    let mut origins = BTreeMap::new();
+    let mut values = BTreeMap::new();
+    for Row { key, .. } in ROWS {
+        let metadata = figment.find_metadata(key);
+        let layer = layers.iter().rev().find(|layer| Some(&layer.metadata()) == metadata);
+        origins.insert(*key, layer.map_or(Origin::Default, |layer| layer.origin(key)));
+        values.insert(*key, figment.find_value(key).map_or(String::new(), |value| plain(&value)));
+    }
+    let Parts { state, warnings, sources } = parts;
+    Ok(Loaded { settings, origins, warnings, values, layers, state, sources })
+}
+
+fn disagreement(error: &figment::Error) -> Mistake {
+    let key = error.path.join(".");
+    let place = row(&key).map_or(key.clone(), |row| row.key.to_owned());
+    Mistake { origin: Origin::Default, message: format!("{place}: {error}") }
+}

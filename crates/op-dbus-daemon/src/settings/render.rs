@@ -1,0 +1,155 @@
+//! The table as a configuration file and as a page of documentation.
+
+use std::fmt::Write;
+
+use super::kind::Kind;
+use super::row::{Group, Row, Scope};
+use super::table::ROWS;
+
+/// Columns of the configuration file's comments.
+const WIDTH: usize = 96;
+
+/// The shipped configuration file: every setting with its built-in value, commented out.
+pub fn config_file() -> String {
+    let mut out = String::from(
+        "# Settings of op-dbus. Every line with a value shows what is built in; take the # away\n\
+         # to change it. Later sources win: /usr/lib/op-dbus/config.toml, this file, the files\n\
+         # /etc/op-dbus/conf.d/*.toml by name, what was changed over the bus, environment\n\
+         # variables OP_DBUS_<KEY>, flags. `op-dbus config check` finds every mistake at once,\n\
+         # `op-dbus config show` tells where each value comes from.\n",
+    );
+    for group in Group::ALL {
+        let title = group.title();
+        out.push_str(&format!("\n# ---- {title} {}\n", "-".repeat(WIDTH - title.len() - 8)));
+        for row in rows(group) {
+            out.push('\n');
+            let text = format!("{} {}", row.doc, values(row));
+            for line in wrap(&text.replace('`', ""), WIDTH - 2) {
+                out.push_str(&format!("# {line}\n"));
+            }
+            out.push_str(&format!("#{} = {}\n", row.key, toml_value(row)));
+        }
+    }
+    out.push_str(
+        "\n# ---- Single models -----------------------------------------------------------------\n\
+         \n\
+         # Prompts beside the model's own, and the one used when a call names none.\n\
+         #[models.NAME]\n\
+         #default_prompt = \"query\"\n\
+         #prompts = { query = \"query: \", passage = \"passage: \" }\n",
+    );
+    out
+}
+
+/// `docs/config.md`.
+pub fn markdown() -> String {
+    let mut out = String::from(
+        "# Settings\n\n\
+         <!-- Made from the table of settings by `op-dbus config show --defaults --markdown`. -->\n\n\
+         Every setting has one name in three forms: `vector_level` in a file,\n\
+         `OP_DBUS_VECTOR_LEVEL` in the environment and `--vector-level` after `op-dbus daemon`.\n\
+         The sources are read in this order, and the last one that has a value wins:\n\n\
+         1. built-in values,\n\
+         2. `/usr/lib/op-dbus/config.toml` (the distribution's),\n\
+         3. `/etc/op-dbus/config.toml` (yours),\n\
+         4. `/etc/op-dbus/conf.d/*.toml`, by name,\n\
+         5. the state file: what was changed over the bus,\n\
+         6. environment variables (an empty one counts as not set),\n\
+         7. flags.\n\n\
+         A wrong value anywhere stops the start with exit code 6 (2 when only flags are wrong)\n\
+         and one message that lists all mistakes, also in values that a later source overrides.\n\
+         What the environment or a flag sets cannot be changed over the bus.\n\n\
+         `op-dbus config show` tells each value and where it comes from; `op-dbus config check`\n\
+         finds the mistakes without starting anything.\n",
+    );
+    for group in Group::ALL {
+        out.push_str(&format!("\n## {}\n", group.title()));
+        for row in rows(group) {
+            let default = if row.default.is_empty() {
+                "not set".to_owned()
+            } else {
+                format!("`{}`", row.default)
+            };
+            let doc = wrap(row.doc, WIDTH).join("\n");
+            let (variable, flag) = (row.variable(), row.flag());
+            // Writing to a String cannot fail.
+            let _ = write!(
+                out,
+                "\n### `{}`\n\n{doc}\n\n- {}\n- Default: {default}\n- Also: `{variable}`, `{flag}`\n",
+                row.key,
+                values(row)
+            );
+            if let Some(note) = note(row.scope) {
+                out.push_str(&format!("- {note}\n"));
+            }
+        }
+    }
+    out.push_str(MODELS);
+    out
+}
+
+const MODELS: &str = "\n## Single models\n\n\
+    A table `[models.NAME]` in a file says how one model is used:\n\n\
+    ```toml\n\
+    [models.my-model]\n\
+    default_prompt = \"query\"   # used when a call names none; \"\" is none at all\n\
+    prompts = { query = \"query: \", passage = \"passage: \" }   # added to the model's own\n\
+    ```\n\n\
+    Tables `[providers.NAME]` are kept for later versions.\n";
+
+fn rows(group: Group) -> impl Iterator<Item = &'static Row> {
+    ROWS.iter().filter(move |row| row.group == group)
+}
+
+/// What is accepted, as a sentence.
+fn values(row: &Row) -> String {
+    if row.scope == Scope::Later {
+        return format!("Values: `{}` only, in this version.", row.default);
+    }
+    let unit = match (row.kind, row.unit) {
+        (_, "") | (Kind::Bytes { .. }, _) => String::new(),
+        (_, unit) => format!(" {unit}"),
+    };
+    format!("Values: {}{unit}.", row.kind.accepted())
+}
+
+fn note(scope: Scope) -> Option<&'static str> {
+    match scope {
+        Scope::Runtime => Some("May be changed over the bus while the service runs."),
+        Scope::Outside => Some("Not in files."),
+        Scope::Any | Scope::Later => None,
+    }
+}
+
+/// The default as TOML.
+fn toml_value(row: &Row) -> String {
+    let bare = match row.kind {
+        Kind::Bool => true,
+        Kind::Count { .. } | Kind::Bytes { .. } => {
+            row.default.bytes().all(|byte| byte.is_ascii_digit())
+        }
+        _ => false,
+    };
+    match row.kind {
+        _ if bare => row.default.to_owned(),
+        Kind::Choices(_) => format!("[\"{}\"]", row.default.replace(',', "\", \"")),
+        _ => format!("\"{}\"", row.default),
+    }
+}
+
+/// Breaks a text into lines of at most `width` characters; a longer word gets its own line.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split_whitespace() {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(std::mem::take(&mut line));
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines
+}

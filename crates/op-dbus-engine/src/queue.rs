@@ -1,0 +1,217 @@
+//! The queue, pure: entries and `now` in, the entry whose turn it is out. No clock, no channel.
+//!
+//! Two classes, each with one lane per user. Within a class the lane that was served fewest tokens is
+//! next, so that users share by tokens, not by texts or calls. Interactive work goes first; bulk work
+//! gets one batch whenever it has waited `bulk_wait_us_max`, and never two in a row that way.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::call::Priority;
+
+/// One row that waits for a batch.
+#[derive(Debug)]
+pub(crate) struct Entry<T> {
+    pub call: u64,
+    pub uid: u32,
+    pub class: Priority,
+    /// Tokens, special tokens included.
+    pub tokens: usize,
+    pub enqueued_us: u64,
+    /// Set when a batch with this entry failed: it may be what the batch failed of, so it is run
+    /// once more without neighbours.
+    pub alone: bool,
+    pub item: T,
+}
+
+/// Entries of one user in one class, oldest first.
+#[derive(Debug)]
+pub(crate) struct Lane<T> {
+    /// Tokens served, on the class's virtual clock.
+    served: u64,
+    pub entries: VecDeque<Entry<T>>,
+}
+
+#[derive(Debug)]
+struct Class<T> {
+    lanes: BTreeMap<u32, Lane<T>>,
+    /// `served` of the lane that was last picked: where a user who comes back starts.
+    clock: u64,
+    texts: usize,
+}
+
+impl<T> Default for Class<T> {
+    fn default() -> Self {
+        Self { lanes: BTreeMap::new(), clock: 0, texts: 0 }
+    }
+}
+
+/// All entries that wait.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    interactive: Class<T>,
+    bulk: Class<T>,
+    tokens: usize,
+    bulk_wait_us_max: u64,
+    bulk_served_us: u64,
+    /// The last batch was bulk by ageing: interactive work has the next one.
+    aged: bool,
+}
+
+impl<T> Queue<T> {
+    pub fn new(bulk_wait_us_max: u64) -> Self {
+        Self {
+            interactive: Class::default(),
+            bulk: Class::default(),
+            tokens: 0,
+            bulk_wait_us_max,
+            bulk_served_us: 0,
+            aged: false,
+        }
+    }
+
+    pub fn texts(&self) -> usize {
+        self.interactive.texts + self.bulk.texts
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// When the oldest entry came.
+    pub fn oldest_us(&self) -> Option<u64> {
+        [&self.interactive, &self.bulk].into_iter().filter_map(Class::oldest_us).min()
+    }
+
+    /// Adds an entry behind all of its user's.
+    pub fn push(&mut self, entry: Entry<T>) {
+        self.lane_for(&entry).entries.push_back(entry);
+    }
+
+    /// Puts an entry back before all of its user's.
+    pub fn push_front(&mut self, entry: Entry<T>) {
+        self.lane_for(&entry).entries.push_front(entry);
+    }
+
+    fn lane_for(&mut self, entry: &Entry<T>) -> &mut Lane<T> {
+        self.tokens += entry.tokens;
+        let class = self.class(entry.class);
+        class.texts += 1;
+        let clock = class.clock;
+        let lane = class
+            .lanes
+            .entry(entry.uid)
+            .or_insert_with(|| Lane { served: clock, entries: VecDeque::new() });
+        if lane.entries.is_empty() {
+            // Being away earns no credit; having been served more than others is not forgotten.
+            lane.served = lane.served.max(clock);
+        }
+        lane
+    }
+
+    /// Removes all entries of one call.
+    pub fn remove_call(&mut self, uid: u32, call: u64) -> Vec<Entry<T>> {
+        let mut removed = Vec::new();
+        for class in [&mut self.interactive, &mut self.bulk] {
+            let Some(lane) = class.lanes.get_mut(&uid) else { continue };
+            let before = removed.len();
+            removed.extend(lane.entries.extract_if(|entry| entry.call == call));
+            class.texts -= removed.len() - before;
+        }
+        self.tokens -= removed.iter().map(|entry| entry.tokens).sum::<usize>();
+        removed
+    }
+
+    /// Removes everything.
+    pub fn clear(&mut self) -> Vec<Entry<T>> {
+        self.tokens = 0;
+        let classes = [std::mem::take(&mut self.interactive), std::mem::take(&mut self.bulk)];
+        classes.into_iter().flat_map(|c| c.lanes.into_values()).flat_map(|l| l.entries).collect()
+    }
+
+    /// The class whose turn it is, and whether by ageing.
+    pub fn turn(&self, now_us: u64) -> Option<(Priority, bool)> {
+        let Some(oldest) = self.bulk.oldest_us() else {
+            return (self.interactive.texts > 0).then_some((Priority::Interactive, false));
+        };
+        if self.interactive.texts == 0 {
+            return Some((Priority::Bulk, false));
+        }
+        let waited = now_us.saturating_sub(oldest.max(self.bulk_served_us));
+        if waited >= self.bulk_wait_us_max && !self.aged {
+            return Some((Priority::Bulk, true));
+        }
+        Some((Priority::Interactive, false))
+    }
+
+    /// Notes that a batch of `class` leaves now.
+    pub fn taken(&mut self, class: Priority, aged: bool, now_us: u64) {
+        self.aged = aged;
+        if class == Priority::Bulk {
+            self.bulk_served_us = now_us;
+        }
+    }
+
+    /// Users of `class` with entries, least served first; ties go to whoever waits longest.
+    pub fn lanes(&self, class: Priority) -> Vec<(u32, &Lane<T>)> {
+        let class = match class {
+            Priority::Interactive => &self.interactive,
+            Priority::Bulk => &self.bulk,
+        };
+        let waiting = class.lanes.iter().filter(|(_, lane)| !lane.entries.is_empty());
+        let mut lanes: Vec<_> = waiting.map(|(uid, lane)| (*uid, lane)).collect();
+        lanes.sort_by_key(|(uid, lane)| {
+            (lane.served, lane.entries.front().map(|entry| entry.enqueued_us), *uid)
+        });
+        lanes
+    }
+
+    /// Removes the entry at `index` of a user's lane. `charge` counts it as served.
+    pub fn take(
+        &mut self,
+        class: Priority,
+        uid: u32,
+        index: usize,
+        charge: bool,
+    ) -> Option<Entry<T>> {
+        let state = self.class(class);
+        let lane = state.lanes.get_mut(&uid)?;
+        let entry = lane.entries.remove(index)?;
+        if charge {
+            lane.served += entry.tokens as u64;
+        }
+        state.texts -= 1;
+        self.tokens -= entry.tokens;
+        Some(entry)
+    }
+
+    /// Sets the class's clock to a picked lane and forgets users who are neither waiting nor ahead.
+    pub fn advance(&mut self, class: Priority, uid: u32) {
+        let class = self.class(class);
+        if let Some(lane) = class.lanes.get(&uid) {
+            class.clock = class.clock.max(lane.served);
+        }
+        let clock = class.clock;
+        class.lanes.retain(|_, lane| !lane.entries.is_empty() || lane.served > clock);
+    }
+
+    fn class(&mut self, class: Priority) -> &mut Class<T> {
+        match class {
+            Priority::Interactive => &mut self.interactive,
+            Priority::Bulk => &mut self.bulk,
+        }
+    }
+}
+
+impl<T> Class<T> {
+    fn oldest_us(&self) -> Option<u64> {
+        let heads = self.lanes.values().filter_map(|lane| lane.entries.front());
+        heads.map(|entry| entry.enqueued_us).min()
+    }
+}
+
+impl<T> Lane<T> {
+    /// Tokens served, on the class's virtual clock.
+    pub fn served(&self) -> u64 {
+        self.served
+    }
+}
