@@ -1,2 +1,54 @@
-//! Integration tests.
-fn main() {}
+//! Integration tests: the daemon as a process on a private bus, spoken to as users speak to it.
+//!
+//! `cargo xtask test` fills the test store and runs them. What a test needs and the machine lacks
+//! makes it skipped; `integration --skips` lists those with the reason.
+
+use std::process::ExitCode;
+
+use libtest_mimic::Arguments;
+
+mod harness;
+
+/// The four commands of the command line that speak to the service, and those that don't.
+mod cli;
+/// The names, signatures and properties of the interface, as three different clients see them.
+mod contract;
+/// Vectors against the references, alone, in batches and from many clients.
+mod correctness;
+/// Every refusal by its name.
+mod errors;
+/// Killed workers and daemons, callers that leave, a bus that dies.
+mod faults;
+/// A user's own models.
+mod imports;
+/// Start, reload, stop, and what the service manager is told.
+mod lifecycle;
+/// Damaged files of a model.
+mod models;
+/// Wrong values in each source of settings.
+mod settings;
+
+fn main() -> ExitCode {
+    let tests = [
+        cli::tests(),
+        contract::tests(),
+        correctness::tests(),
+        errors::tests(),
+        faults::tests(),
+        imports::tests(),
+        lifecycle::tests(),
+        models::tests(),
+        settings::tests(),
+    ];
+    let tests = tests.into_iter().flatten();
+    if std::env::args().nth(1).as_deref() == Some("--skips") {
+        for test in tests {
+            if let Some(reason) = test.skipped() {
+                println!("SKIP {}: {reason}", test.name());
+            }
+        }
+        return ExitCode::SUCCESS;
+    }
+    let trials = tests.map(harness::registry::Test::trial).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}

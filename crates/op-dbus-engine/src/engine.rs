@@ -1,17 +1,48 @@
-//! The engine as its users see it.
+//! The engine as its users see it: calls in, replies out, and the life of it all.
 
-use std::time::Instant;
+use std::future::pending;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use crate::backend::{BackendError, BackendFactory, Description};
-use crate::call::{Call, Reply};
-use crate::config::{EngineConfig, ModelShape};
-use crate::error::Error;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::admission::{Admission, Permit, cost};
+use crate::backend::{BackendError, BackendFactory, Description, LoadErrorKind};
+use crate::call::{Call, Priority, Reply, Truncate};
+use crate::config::{EngineConfig, Limits, ModelShape};
+use crate::dispatch::{self, Shared};
+use crate::error::{Error, Excess};
+use crate::job::{Job, Output, Terms};
+use crate::prepare::{Chunk, Preparer, Task, chunks, is_small};
+use crate::scheduler::Scheduler;
 use crate::stats::Snapshot;
 use crate::tokenizer::Tokenizer;
 
+/// What health checks embed.
+const CANARY: &str = "The quick brown fox jumps over the lazy dog.";
+
+/// Who the engine's own calls are counted to: `(uid_t) -1`, which no user has.
+const CANARY_UID: u32 = u32::MAX;
+
 /// The engine. Cheap to clone; the workers stop when the last clone is gone.
-#[derive(Clone)]
-pub struct Engine {}
+#[derive(Clone, Debug)]
+pub struct Engine(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    limits: Limits,
+    model: ModelShape,
+    canary_timeout: Duration,
+    workers: usize,
+    admission: Arc<Admission>,
+    preparer: Preparer,
+    tasks: mpsc::Sender<Task>,
+    next_call: AtomicU64,
+}
 
 /// What one worker is and does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +55,7 @@ pub struct WorkerStatus {
     pub batches: u64,
     /// How often it was replaced.
     pub restarts: u64,
-    /// Why it was replaced last.
+    /// Why it was replaced last, or why it can't be.
     pub last_error: Option<String>,
 }
 
@@ -43,53 +74,330 @@ pub enum WorkerState {
 }
 
 impl Engine {
-    /// Loads all workers and blocks until each has passed a check batch.
+    /// Loads all workers and blocks until each has embedded a short text.
     ///
     /// # Errors
-    /// That of the first worker that could not be loaded or failed its check.
+    /// That of a worker that could not be loaded or failed its first text; the others are stopped.
     pub fn start(
-        _tokenizer: Tokenizer,
-        _model: ModelShape,
-        _factory: BackendFactory,
-        _config: EngineConfig,
+        tokenizer: Tokenizer,
+        model: ModelShape,
+        factory: BackendFactory,
+        config: EngineConfig,
     ) -> Result<Self, BackendError> {
-        Err(BackendError::Lost("not built yet".into()))
+        let EngineConfig { limits, workers, tokenizer_threads, run_timeout } = config;
+        let workers = workers.max(1);
+        let scheduler = Arc::new(Scheduler::new(&limits, &model));
+        let probe = probe(&tokenizer)?;
+        let shared =
+            Shared { scheduler: Arc::clone(&scheduler), factory, model: model.clone(), probe };
+        start_workers(&Arc::new(shared), workers)?;
+        let preparer = Preparer { tokenizer, scheduler };
+        let threads = tokenizer_threads.max(1);
+        // Two chunks a thread keep it busy; callers wait for room, and admission bounds them.
+        let (tasks, receiver) = mpsc::channel(2 * threads);
+        let engine = Self(Arc::new(Inner {
+            admission: Admission::new(&limits),
+            limits,
+            model,
+            canary_timeout: run_timeout,
+            workers,
+            preparer: preparer.clone(),
+            tasks,
+            next_call: AtomicU64::new(0),
+        }));
+        let receiver = Arc::new(Mutex::new(receiver));
+        for n in 0..threads {
+            let (preparer, receiver) = (preparer.clone(), Arc::clone(&receiver));
+            spawn(format!("tokenizer-{n}"), move || preparer.serve(&receiver))?;
+        }
+        Ok(engine)
     }
 
-    /// Embeds the texts of a call.
+    /// Embeds the texts of a call. Dropping the future cancels the call. A deadline needs tokio's
+    /// timer, everything else runs on any executor.
     ///
     /// # Errors
-    /// See [`Error`].
-    pub async fn embed(&self, _call: Call) -> Result<Reply, Error> {
-        Err(Error::ShuttingDown)
+    /// Any [`Error`]; a call is answered whole or not at all.
+    pub async fn embed(&self, call: Call) -> Result<Reply, Error> {
+        let result = self.try_embed(call).await;
+        match &result {
+            Ok(reply) => self.scheduler().stats.answered(reply),
+            Err(error) => self.scheduler().stats.failed(error),
+        }
+        result
+    }
+
+    async fn try_embed(&self, call: Call) -> Result<Reply, Error> {
+        let inner = &*self.0;
+        inner.check_size(&call.texts)?;
+        let output = inner.output(call.dimensions, call.normalize)?;
+        if call.texts.is_empty() {
+            return Ok(self.empty_reply(output.dimensions));
+        }
+        let (specials, limit) =
+            (inner.preparer.tokenizer.specials(), inner.preparer.tokenizer.max_input_tokens());
+        let tokens = call.texts.iter().fold(0usize, |sum, text| {
+            sum.saturating_add(cost(text.len(), call.truncate, specials, limit))
+        });
+        let permit = inner.admission.admit(call.uid, tokens, inner.tokens_per_s())?;
+        self.run(call, output, permit).await
+    }
+
+    async fn run(&self, call: Call, output: Output, permit: Permit) -> Result<Reply, Error> {
+        let inner = &*self.0;
+        let clock = self.scheduler().clock;
+        let large = call.texts.len() >= inner.limits.bulk_texts_min;
+        let asked = call.priority.unwrap_or(Priority::Interactive);
+        let terms = Terms {
+            id: inner.next_call.fetch_add(1, Ordering::Relaxed),
+            uid: call.uid,
+            class: if large { Priority::Bulk } else { asked },
+            truncate: call.truncate,
+            output,
+            arrived_us: clock.now_us(),
+            deadline_us: call.deadline.map(|deadline| clock.at_us(deadline)),
+        };
+        let (job, result) = Job::new(terms, call.texts.len(), permit);
+        let mut in_flight = InFlight { job: Arc::clone(&job), engine: self, answered: false };
+        let answer = async {
+            inner.prepare(&job, call.texts).await?;
+            result.await.unwrap_or(Err(Error::ShuttingDown))
+        };
+        let result = tokio::select! {
+            biased;
+            () = call.cancel.cancelled() => Err(Error::Cancelled),
+            result = answer => result,
+            () = until(call.deadline) => Err(Error::DeadlineExceeded),
+        };
+        in_flight.answered = result.is_ok();
+        result
     }
 
     /// Tokens of each text before truncation, special tokens included.
     ///
     /// # Errors
-    /// `TooLarge`, `InvalidArgument`, `ShuttingDown`.
-    pub async fn count_tokens(&self, _texts: Vec<String>) -> Result<Vec<u32>, Error> {
-        Err(Error::ShuttingDown)
+    /// `TooLarge`, `InvalidArgument` (a text that can't be tokenized), `ShuttingDown`.
+    pub async fn count_tokens(&self, texts: Vec<String>) -> Result<Vec<u32>, Error> {
+        let inner = &*self.0;
+        inner.check_size(&texts)?;
+        if inner.admission.is_closed() {
+            return Err(Error::ShuttingDown);
+        }
+        if is_small(&texts) {
+            return inner.preparer.count(&texts, || true);
+        }
+        let mut all = Vec::with_capacity(texts.len());
+        for (_, texts) in chunks(texts) {
+            let (counts, result) = oneshot::channel();
+            let sent = inner.tasks.send(Task::Count { texts, counts }).await;
+            sent.map_err(|_| Error::ShuttingDown)?;
+            all.extend(result.await.unwrap_or(Err(Error::ShuttingDown))?);
+        }
+        Ok(all)
     }
 
-    /// What each worker is and does.
+    /// What each worker is and does, in the order of their numbers.
     pub fn descriptions(&self) -> Vec<WorkerStatus> {
-        Vec::new()
+        self.scheduler().workers()
     }
 
     /// The counters now.
     pub fn stats(&self) -> Snapshot {
-        Snapshot::default()
+        let (queue_texts, queue_tokens) = self.scheduler().waiting();
+        let (in_flight_calls, in_flight_tokens) = self.0.admission.in_flight();
+        Snapshot {
+            queue_texts,
+            queue_tokens,
+            in_flight_calls,
+            in_flight_tokens,
+            ..self.scheduler().stats.snapshot()
+        }
     }
 
-    /// Refuses new calls, finishes queued ones until `deadline`, then stops the workers.
-    pub async fn drain(&self, _deadline: Instant) {}
+    /// Refuses new calls (`ShuttingDown`), finishes those in flight, then stops the workers. At
+    /// `deadline` it stops them in any case, and calls that are still waiting get `ShuttingDown`.
+    /// Needs tokio's timer.
+    pub async fn drain(&self, deadline: Instant) {
+        let deadline = tokio::time::Instant::from_std(deadline);
+        self.0.admission.close();
+        let in_time = tokio::time::timeout_at(deadline, self.0.admission.idle()).await;
+        self.scheduler().stop();
+        let ended = tokio::time::timeout_at(deadline, self.scheduler().all_ended()).await;
+        if in_time.is_err() || ended.is_err() {
+            tracing::warn!("not all work was done by the deadline of the shutdown");
+        }
+    }
 
-    /// One short text through the real path, not counted against any quota.
+    /// Embeds one short text on the real path, counted against nobody's quota: while this succeeds
+    /// the engine does its work. Needs tokio's timer.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// As [`embed`](Self::embed); `DeadlineExceeded` after `EngineConfig::run_timeout`.
     pub async fn canary(&self) -> Result<(), Error> {
-        Err(Error::ShuttingDown)
+        let permit = self.0.admission.admit_own(CANARY_UID)?;
+        let call = Call {
+            uid: CANARY_UID,
+            texts: vec![CANARY.into()],
+            deadline: Some(Instant::now() + self.0.canary_timeout),
+            ..Call::default()
+        };
+        let output = self.0.output(None, None)?;
+        self.run(call, output, permit).await.map(drop)
     }
+
+    fn empty_reply(&self, dimensions: usize) -> Reply {
+        let worker = self.descriptions().into_iter().next().map(|worker| worker.description);
+        let (provider, device, precision) =
+            worker.map(|w| (w.provider, w.device, w.precision)).unwrap_or_default();
+        Reply { dimensions, provider, device, precision, ..Reply::default() }
+    }
+
+    fn scheduler(&self) -> &Scheduler {
+        &self.0.preparer.scheduler
+    }
+}
+
+impl Inner {
+    fn check_size(&self, texts: &[String]) -> Result<(), Error> {
+        let Limits { texts_per_call_max, text_bytes_max, call_bytes_max, .. } = self.limits;
+        let check = |excess, found, limit| {
+            if found <= limit { Ok(()) } else { Err(Error::TooLarge { excess, found, limit }) }
+        };
+        check(Excess::Texts, texts.len(), texts_per_call_max.min(u32::MAX as usize))?;
+        for (index, text) in texts.iter().enumerate() {
+            check(Excess::TextBytes { index }, text.len(), text_bytes_max)?;
+        }
+        check(Excess::CallBytes, texts.iter().map(String::len).sum(), call_bytes_max)
+    }
+
+    fn output(&self, cut: Option<usize>, normalize: Option<bool>) -> Result<Output, Error> {
+        let ModelShape { dimensions: full, normalized, ref matryoshka, .. } = self.model;
+        let dimensions = cut.unwrap_or(full);
+        if dimensions != full && !(dimensions < full && matryoshka.contains(&dimensions)) {
+            let mut sizes: Vec<_> = matryoshka.iter().filter(|size| **size < full).collect();
+            sizes.push(&full);
+            sizes.sort_unstable();
+            let sizes = sizes.into_iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+            return Err(Error::InvalidArgument(format!(
+                "dimensions is {dimensions} and the model was trained for {sizes}; use one of \
+                 these or leave the option out"
+            )));
+        }
+        if normalized && normalize == Some(false) {
+            return Err(Error::InvalidArgument(
+                "normalize is false and the model itself normalises its vectors; leave the option \
+                 out or use another model"
+                    .into(),
+            ));
+        }
+        let cut = dimensions < full;
+        let normalise = normalize.unwrap_or(normalized || cut);
+        let normalise_all = normalise && !normalized && normalize == Some(true);
+        Ok(Output { full, dimensions, normalise, normalise_all })
+    }
+
+    async fn prepare(&self, job: &Arc<Job>, texts: Vec<String>) -> Result<(), Error> {
+        if is_small(&texts) {
+            self.preparer.embed(Chunk { job: Arc::clone(job), first: 0, texts });
+            return Ok(());
+        }
+        for (first, texts) in chunks(texts) {
+            let task = Task::Embed(Chunk { job: Arc::clone(job), first, texts });
+            self.tasks.send(task).await.map_err(|_| Error::ShuttingDown)?;
+        }
+        Ok(())
+    }
+
+    fn tokens_per_s(&self) -> f64 {
+        self.preparer.scheduler.stats.tokens_per_s() * self.workers as f64
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.preparer.scheduler.stop();
+    }
+}
+
+/// A call that its caller waits for; when the caller stops waiting its rows leave the queue.
+struct InFlight<'a> {
+    job: Arc<Job>,
+    engine: &'a Engine,
+    answered: bool,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.job.abandon();
+            self.engine.scheduler().cancelled(self.job.terms.uid);
+        }
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+        None => pending().await,
+    }
+}
+
+fn probe(tokenizer: &Tokenizer) -> Result<Box<[i32]>, BackendError> {
+    let encoded = tokenizer.encode(CANARY, Truncate::End).ok();
+    let window = encoded.and_then(|encoded| encoded.windows.into_iter().next());
+    window.map(|window| window.ids).ok_or_else(|| BackendError::Load {
+        kind: LoadErrorKind::ModelCorrupt,
+        message: "the tokenizer can't tokenize a plain sentence; install the model again".into(),
+    })
+}
+
+fn start_workers(shared: &Arc<Shared>, workers: usize) -> Result<(), BackendError> {
+    let (ready, reports) = sync_channel(workers);
+    let (mut threads, mut begins) = (Vec::new(), Vec::new());
+    let mut result = Ok(());
+    for index in 0..workers {
+        let (begin, begun) = sync_channel(0);
+        let (shared, ready) = (Arc::clone(shared), ready.clone());
+        let thread = spawn(format!("embed-worker-{index}"), move || {
+            dispatch::work(index, shared, ready, begun);
+        });
+        match thread {
+            Ok(thread) => threads.push(thread),
+            Err(error) => result = Err(error),
+        }
+        begins.push(begin);
+    }
+    drop(ready);
+    let mut loaded = Vec::new();
+    for (index, report) in reports {
+        match report {
+            Ok(description) => loaded.push((index, description)),
+            Err(error) => result = Err(error),
+        }
+    }
+    loaded.sort_by_key(|(index, _)| *index);
+    shared.scheduler.add_workers(loaded.into_iter().map(|(_, worker)| worker).collect());
+    if result.is_err() {
+        shared.scheduler.stop();
+    }
+    drop(begins);
+    if result.is_err() {
+        for thread in threads {
+            // A worker that panicked has said so; the error that is returned came first.
+            let _ = thread.join();
+        }
+    }
+    result
+}
+
+fn spawn(
+    name: String,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, BackendError> {
+    std::thread::Builder::new().name(name).spawn(body).map_err(|error: io::Error| {
+        BackendError::Load {
+            kind: LoadErrorKind::Other,
+            message: format!("a thread could not be started ({error}); raise the limit of tasks"),
+        }
+    })
 }

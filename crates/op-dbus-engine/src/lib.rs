@@ -1,10 +1,17 @@
 //! The embedding engine of op-dbus: texts in, vectors out, on whatever computes.
 
+mod admission;
 mod backend;
 mod call;
 mod config;
+mod dispatch;
 mod engine;
 mod error;
+mod job;
+mod planner;
+mod prepare;
+mod queue;
+mod scheduler;
 pub mod sim;
 mod stats;
 mod tokenizer;

@@ -108,14 +108,16 @@ impl<T> Queue<T> {
         lane
     }
 
-    /// Removes all entries of one call.
-    pub fn remove_call(&mut self, uid: u32, call: u64) -> Vec<Entry<T>> {
+    /// Removes a user's entries that nobody waits for any more.
+    pub fn purge(&mut self, uid: u32, alive: &dyn Fn(&Entry<T>) -> bool) -> Vec<Entry<T>> {
         let mut removed = Vec::new();
         for class in [&mut self.interactive, &mut self.bulk] {
             let Some(lane) = class.lanes.get_mut(&uid) else { continue };
-            let before = removed.len();
-            removed.extend(lane.entries.extract_if(|entry| entry.call == call));
-            class.texts -= removed.len() - before;
+            let entries = std::mem::take(&mut lane.entries);
+            let (kept, dead): (VecDeque<_>, Vec<_>) = entries.into_iter().partition(alive);
+            lane.entries = kept;
+            class.texts -= dead.len();
+            removed.extend(dead);
         }
         self.tokens -= removed.iter().map(|entry| entry.tokens).sum::<usize>();
         removed
@@ -165,23 +167,20 @@ impl<T> Queue<T> {
         lanes
     }
 
-    /// Removes the entry at `index` of a user's lane. `charge` counts it as served.
-    pub fn take(
-        &mut self,
-        class: Priority,
-        uid: u32,
-        index: usize,
-        charge: bool,
-    ) -> Option<Entry<T>> {
+    /// Removes the entry at `index` of a user's lane.
+    pub fn take(&mut self, class: Priority, uid: u32, index: usize) -> Option<Entry<T>> {
         let state = self.class(class);
-        let lane = state.lanes.get_mut(&uid)?;
-        let entry = lane.entries.remove(index)?;
-        if charge {
-            lane.served += entry.tokens as u64;
-        }
+        let entry = state.lanes.get_mut(&uid)?.entries.remove(index)?;
         state.texts -= 1;
         self.tokens -= entry.tokens;
         Some(entry)
+    }
+
+    /// Counts tokens as served to a user.
+    pub fn charge(&mut self, class: Priority, uid: u32, tokens: usize) {
+        if let Some(lane) = self.class(class).lanes.get_mut(&uid) {
+            lane.served += tokens as u64;
+        }
     }
 
     /// Sets the class's clock to a picked lane and forgets users who are neither waiting nor ahead.

@@ -23,6 +23,11 @@ pub(crate) fn of_file(path: &Path) -> Result<String, Error> {
     Ok(digest)
 }
 
+/// The SHA-256 of bytes in memory.
+pub(crate) fn of_bytes(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
 /// Copies at most `bytes_max` + 1 bytes and returns how many came and their SHA-256: a count over
 /// `bytes_max` tells that the source held more than it may, and nothing past it was written.
 pub(crate) fn copy(

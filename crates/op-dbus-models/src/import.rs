@@ -1,8 +1,19 @@
-//! Taking over a model of the user's own: which kinds are understood, and how they are described.
+//! Taking over a model of the user's own: a sentence-transformers model of a family that the
+//! compiler knows, or an ONNX graph that is run as it is.
 
+use std::path::{Path, PathBuf};
+
+use crate::describe::{self, Description};
 use crate::error::HookError;
+use crate::place::Place;
 use crate::progress::Progress;
-use crate::Pooling;
+use crate::staging::Writer;
+use crate::{Error, Family, FileRecord, Model, Pooling, weights};
+
+/// The largest weights that are taken over.
+const WEIGHTS_BYTES_MAX: u64 = 20 << 30;
+/// The largest ONNX graph: its format ends there.
+const ONNX_BYTES_MAX: u64 = 2 << 30;
 
 /// What an inspector finds in a user's own ONNX graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,4 +39,137 @@ pub struct ImportOptions<'a> {
     pub pooling: Option<Pooling>,
     /// Token limit of an ONNX graph without files that state one.
     pub max_input_tokens: Option<usize>,
+}
+
+/// Copies the model at `source` into the folder `to.1` of the store that `to.0` may write.
+pub(crate) fn bring(
+    source: &Path,
+    name: &str,
+    to: (&Writer, &Path),
+    options: &ImportOptions<'_>,
+) -> Result<Model, Error> {
+    let (root, graph) = locate(source)?;
+    let mut import = Import { place: Place::open(&root, MARKERS)?, dir: to.1, options };
+    let graph = graph.or_else(|| import.graph_instead_of_weights());
+    let (weights_from, weights_to, bytes_max) = match &graph {
+        Some(graph) => (graph.as_str(), "model.onnx", ONNX_BYTES_MAX),
+        None => ("model.safetensors", "model.safetensors", WEIGHTS_BYTES_MAX),
+    };
+    // A wrong kind of model is refused before its weights are copied.
+    let description = match &graph {
+        Some(_) => None,
+        None => Some(describe::sentence_transformers(&mut import.place)?),
+    };
+    to.0.require_space(import.place.bytes(weights_from).unwrap_or(0))?;
+    let mut files = vec![import.copy(weights_from, weights_to, bytes_max)?];
+    let description = match description {
+        Some(description) => {
+            check_weights(&to.1.join(weights_to), &description)?;
+            description
+        }
+        None => import.describe_graph(&to.1.join(weights_to))?,
+    };
+    for file in &description.files {
+        files.push(import.copy(file, file, describe::bytes_max(file))?);
+    }
+    Ok(model(name, source, description, files))
+}
+
+fn model(name: &str, source: &Path, from: Description, files: Vec<FileRecord>) -> Model {
+    let source = source.canonicalize().unwrap_or_else(|_| source.to_owned());
+    Model {
+        name: name.to_owned(),
+        dir: PathBuf::new(),
+        family: from.family,
+        pooling: from.pooling,
+        normalize: from.normalize,
+        dimensions: from.dimensions,
+        max_input_tokens: from.max_input_tokens,
+        prompts: from.prompts,
+        default_prompt: from.default_prompt,
+        matryoshka: from.matryoshka,
+        level: None,
+        source: format!("folder: {}", source.display()),
+        revision: String::new(),
+        files,
+    }
+}
+
+/// What tells the folder of a model inside an archive.
+const MARKERS: &[&str] = &["modules.json", "tokenizer.json"];
+
+/// The folder that a model's files lie in and, when `source` is itself a graph, its name in there.
+fn locate(source: &Path) -> Result<(PathBuf, Option<String>), Error> {
+    let is_graph = source.extension().is_some_and(|extension| extension == "onnx");
+    if !is_graph || source.is_dir() {
+        return Ok((source.to_owned(), None));
+    }
+    let source = source.canonicalize().map_err(|error| Error::io("read", source, error))?;
+    let parent = source.parent().unwrap_or(&source);
+    // The usual layout has the graphs in `onnx/` and everything else beside that folder.
+    let above = parent.parent().filter(|above| {
+        !parent.join("tokenizer.json").exists() && above.join("tokenizer.json").exists()
+    });
+    let root = above.unwrap_or(parent);
+    let graph = source.strip_prefix(root).unwrap_or(&source).to_string_lossy().into_owned();
+    Ok((root.to_owned(), Some(graph)))
+}
+
+struct Import<'a> {
+    place: Place,
+    dir: &'a Path,
+    options: &'a ImportOptions<'a>,
+}
+
+impl Import<'_> {
+    /// A folder with a graph and no safetensors means the graph.
+    fn graph_instead_of_weights(&self) -> Option<String> {
+        let names = ["model.onnx", "onnx/model.onnx"];
+        let graph = names.into_iter().find(|name| self.place.has(name));
+        graph.filter(|_| !self.place.has("model.safetensors")).map(str::to_owned)
+    }
+
+    fn copy(&mut self, from: &str, to: &str, bytes_max: u64) -> Result<FileRecord, Error> {
+        let step = self.options.progress.step(format!("folder: {from}"), self.place.bytes(from));
+        let path = self.dir.join(to);
+        let copied = self.place.copy(from, &path, bytes_max, |bytes| step.advance(bytes))?;
+        let Some((bytes, sha256)) = copied else {
+            return Err(describe::lacks(&self.place, from));
+        };
+        step.finish(bytes);
+        Ok(FileRecord { path: to.to_owned(), bytes, sha256 })
+    }
+
+    fn describe_graph(&mut self, graph: &Path) -> Result<Description, Error> {
+        let bytes = std::fs::read(graph).map_err(|error| Error::io("read", graph, error))?;
+        let facts = (self.options.inspect)(&bytes).map_err(|source| Error::Hook {
+            what: "the ONNX graph cannot be understood".to_owned(),
+            source,
+        })?;
+        drop(bytes);
+        describe::onnx(&mut self.place, facts, self.options)
+    }
+}
+
+/// Compares the tensors with what the configuration promises.
+fn check_weights(path: &Path, description: &Description) -> Result<(), Error> {
+    const WORDS: &str = "embeddings.word_embeddings.weight";
+    let header = weights::read_header(path)?;
+    let found = weights::shape_of(&header, WORDS);
+    let expected = [description.vocabulary, description.dimensions];
+    if found.as_deref() == Some(expected.as_slice()) {
+        return Ok(());
+    }
+    let found = match found {
+        Some(shape) => format!("a tensor {WORDS} of shape {shape:?}"),
+        None => format!("not one tensor {WORDS}"),
+    };
+    let family = match description.family {
+        Family::Mpnet => "MPNet",
+        Family::Bert | Family::Onnx => "BERT",
+    };
+    Err(Error::unsupported(
+        format!("model.safetensors has {found}"),
+        format!("{family} weights of the shape {expected:?} that config.json states"),
+    ))
 }

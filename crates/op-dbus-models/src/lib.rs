@@ -7,15 +7,22 @@
 //! to its name. Nothing here loads a model, and the daemon only ever reads: what writes is the
 //! command line.
 
+mod describe;
 mod digest;
 mod error;
+mod hub;
 pub mod import;
 pub mod manifest;
 mod model;
+mod pip;
+mod place;
 mod progress;
 pub mod pull;
 pub mod runtime;
+mod staging;
 mod store;
+mod weights;
+mod wheels;
 
 pub use error::{Error, HookError};
 pub use import::{ImportOptions, OnnxFacts};

@@ -129,9 +129,9 @@ pub fn runtime() -> &'static Runtime {
 /// The built-in model of that name, in whatever case, or of that level.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static BuiltIn> {
-    models().iter().find(|model| {
-        model.name.eq_ignore_ascii_case(name) || model.level.as_str() == name
-    })
+    models()
+        .iter()
+        .find(|model| model.name.eq_ignore_ascii_case(name) || model.level.as_str() == name)
 }
 
 impl BuiltIn {

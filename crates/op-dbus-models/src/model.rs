@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::{Error, digest, manifest};
 
@@ -111,7 +110,6 @@ pub struct FileRecord {
 
 /// An installed model, described by its record (`op-dbus.json`) or, when built in, by the manifest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Model {
     /// The name that it is served under.
     pub name: String,
@@ -179,7 +177,7 @@ impl Model {
             self.pooling,
             self.normalize,
         );
-        digest::hex(&Sha256::digest(text.as_bytes()))
+        digest::of_bytes(text.as_bytes())
     }
 
     /// Bytes of all files together.
@@ -255,8 +253,10 @@ impl Model {
 pub(crate) fn corrupt(name: &str, path: &Path, reason: String) -> Error {
     let fix = match manifest::find(name) {
         Some(model) => format!("op-dbus models pull {}", model.name),
-        None => format!("op-dbus models remove {name}` and import it again with `op-dbus models \
-                         import PATH --name {name}"),
+        None => format!(
+            "op-dbus models remove {name}` and import it again with `op-dbus models \
+                         import PATH --name {name}"
+        ),
     };
     Error::Corrupt { file: path.to_owned(), reason, fix }
 }

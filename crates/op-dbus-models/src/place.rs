@@ -126,7 +126,8 @@ impl Place {
         }
     }
 
-    fn with<T>(
+    /// Reads a file through `use_it`, which gets a name to show; nothing when it is not there.
+    pub(crate) fn with<T>(
         &mut self,
         name: &str,
         use_it: impl FnOnce(&mut dyn Read, &Path) -> Result<T, Error>,
@@ -165,13 +166,19 @@ fn resolve(root: &Path, name: &str) -> Result<Option<PathBuf>, Error> {
     };
     if !path.starts_with(root) {
         return Err(Error::unsupported(
-            format!("{} is a symbolic link to {}, outside the folder", named.display(),
-                path.display()),
+            format!(
+                "{} is a symbolic link to {}, outside the folder",
+                named.display(),
+                path.display()
+            ),
             "files that lie in the folder (`cp -rL` makes a copy with the files themselves)",
         ));
     }
     if !path.is_file() {
-        return Err(Error::unsupported(format!("{} is not a file", named.display()), "plain files"));
+        return Err(Error::unsupported(
+            format!("{} is not a file", named.display()),
+            "plain files",
+        ));
     }
     Ok(Some(path))
 }

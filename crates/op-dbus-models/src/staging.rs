@@ -40,7 +40,7 @@ impl Writer {
             Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path, error)),
         }
         let writer = Self { dir: dir.to_owned(), _lock: lock };
-        writer.clear(STAGING)?;
+        writer.clear(Path::new(STAGING))?;
         Ok(writer)
     }
 
@@ -51,9 +51,9 @@ impl Writer {
         TempDir::new_in(&staging).map_err(|error| Error::io("write", &staging, error))
     }
 
-    /// The folder for downloads that may be resumed by the next pull.
-    pub(crate) fn partial(&self) -> PathBuf {
-        self.dir.join(PARTIAL)
+    /// The folder for downloads of one model that may be resumed by its next pull.
+    pub(crate) fn partial(&self, name: &str) -> PathBuf {
+        self.dir.join(PARTIAL).join(name)
     }
 
     /// Refuses early when the file system cannot hold what the operation needs at its peak.
@@ -73,15 +73,14 @@ impl Writer {
 
     /// Moves a complete folder to its name. A folder that already has that name is set aside first
     /// and then removed: a crash in between leaves the model not installed, never half installed.
-    pub(crate) fn commit(&self, staged: TempDir, name: &str) -> Result<PathBuf, Error> {
-        sync_tree(staged.path())?;
+    pub(crate) fn commit(&self, staged: &Path, name: &str) -> Result<PathBuf, Error> {
+        sync_tree(staged)?;
         let target = self.dir.join(name);
         self.set_aside(&target)?;
-        let staged = staged.keep();
-        std::fs::rename(&staged, &target).map_err(|error| Error::io("write", &target, error))?;
+        std::fs::rename(staged, &target).map_err(|error| Error::io("write", &target, error))?;
         sync_dir(&self.dir)?;
-        self.clear(STAGING)?;
-        self.clear(PARTIAL)?;
+        self.clear(Path::new(STAGING))?;
+        self.clear(&Path::new(PARTIAL).join(name))?;
         Ok(target)
     }
 
@@ -89,7 +88,7 @@ impl Writer {
     pub(crate) fn discard(&self, name: &str) -> Result<(), Error> {
         self.set_aside(&self.dir.join(name))?;
         sync_dir(&self.dir)?;
-        self.clear(STAGING)
+        self.clear(Path::new(STAGING))
     }
 
     fn set_aside(&self, target: &Path) -> Result<(), Error> {
@@ -101,7 +100,7 @@ impl Writer {
             .map_err(|error| Error::io("write", target, error))
     }
 
-    fn clear(&self, name: &str) -> Result<(), Error> {
+    fn clear(&self, name: &Path) -> Result<(), Error> {
         let path = self.dir.join(name);
         match std::fs::remove_dir_all(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -154,7 +153,5 @@ fn sync_tree(dir: &Path) -> Result<(), Error> {
 }
 
 fn sync_dir(dir: &Path) -> Result<(), Error> {
-    File::open(dir)
-        .and_then(|dir| dir.sync_all())
-        .map_err(|error| Error::io("sync", dir, error))
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(|error| Error::io("sync", dir, error))
 }

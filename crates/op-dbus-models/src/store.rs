@@ -2,14 +2,32 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::import::ImportOptions;
-use crate::pull::PullOptions;
-use crate::{Error, Model};
+use serde::{Deserialize, Serialize};
+
+use crate::import::{self, ImportOptions};
+use crate::manifest::{self, BuiltIn};
+use crate::model::corrupt;
+use crate::pull::{self, PullOptions};
+use crate::staging::{self, Writer};
+use crate::{Error, Family, Level, Model};
+
+/// Our record in each model's folder.
+pub(crate) const RECORD: &str = "op-dbus.json";
+const RECORD_VERSION: u32 = 1;
+const RECORD_BYTES_MAX: u64 = 1 << 20;
+const NAME_BYTES_MAX: usize = 64;
 
 /// The model store; cheap to make, holds no file open.
 #[derive(Debug, Clone)]
 pub struct Store {
     dir: PathBuf,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    version: u32,
+    #[serde(flatten)]
+    model: Model,
 }
 
 impl Store {
@@ -25,27 +43,50 @@ impl Store {
         &self.dir
     }
 
-    /// The installed model of that name or level; its files are not read.
+    /// The installed model of that name or level; of its files only the record is read. A built-in
+    /// model is described by the manifest, whatever its record says.
     ///
     /// # Errors
     /// [`Error::NotInstalled`], or [`Error::Corrupt`] when its record cannot be understood.
     pub fn get(&self, name: &str) -> Result<Model, Error> {
-        let fix = format!("op-dbus models pull {name}");
-        Err(Error::NotInstalled { what: name.to_owned(), dir: self.dir.clone(), fix })
+        let built_in = manifest::find(name);
+        let name = built_in.map_or(name, |model| model.name.as_str());
+        let dir = self.dir.join(name);
+        if !is_name(name) || !dir.is_dir() {
+            return Err(self.not_installed(name, built_in));
+        }
+        let record = read_record(name, &dir)?;
+        let model = match built_in {
+            Some(built_in) => described(built_in, record.source),
+            None => record,
+        };
+        Ok(Model { dir, ..model })
     }
 
     /// Every installed model, by name; a folder that cannot be understood is an error in its place.
     #[must_use]
     pub fn list(&self) -> Vec<Result<Model, Error>> {
-        Vec::new()
+        let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let mut names: Vec<_> = entries
+            .filter(|entry| entry.path().is_dir())
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| is_name(name))
+            .collect();
+        names.sort();
+        names.iter().map(|name| self.get(name)).collect()
     }
 
-    /// Takes a model out of the store.
+    /// Takes a model out of the store, damaged or not.
     ///
     /// # Errors
     /// [`Error::NotInstalled`], [`Error::Busy`], or what the file system says.
     pub fn remove(&self, name: &str) -> Result<(), Error> {
-        self.get(name).map(|_| ())
+        let built_in = manifest::find(name);
+        let name = built_in.map_or(name, |model| model.name.as_str());
+        if !is_name(name) || !self.dir.join(name).is_dir() {
+            return Err(self.not_installed(name, built_in));
+        }
+        Writer::begin(&self.dir)?.discard(name)
     }
 
     /// Reads every file of a model and compares it with its digest.
@@ -53,22 +94,175 @@ impl Store {
     /// # Errors
     /// As [`Store::get`] and [`Model::verify`].
     pub fn verify(&self, name: &str) -> Result<Model, Error> {
-        self.get(name)
+        let model = self.get(name)?;
+        model.verify()?;
+        Ok(model)
     }
 
-    /// Copies a model of the user's own into the store under `name`.
+    /// Copies a model of the user's own into the store under `name`: a sentence-transformers folder
+    /// or `.zip`, or an ONNX graph with its tokenizer.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] names what was found and what would have been accepted.
-    pub fn import(&self, _: &Path, name: &str, _: &ImportOptions<'_>) -> Result<Model, Error> {
-        self.get(name)
+    /// [`Error::Unsupported`] names what was found and what would have been accepted,
+    /// [`Error::Name`] what is wrong with the name.
+    pub fn import(
+        &self,
+        source: &Path,
+        name: &str,
+        options: &ImportOptions<'_>,
+    ) -> Result<Model, Error> {
+        check_new_name(name)?;
+        if self.dir.join(name).exists() {
+            let reason = "a model of that name is installed";
+            return Err(Error::Name { name: name.to_owned(), reason });
+        }
+        let writer = Writer::begin(&self.dir)?;
+        let stage = writer.stage()?;
+        let files = stage.path().join("files");
+        let model = import::bring(source, name, (&writer, &files), options)?;
+        write_record(&files, &model)?;
+        let dir = writer.commit(&files, name)?;
+        options.progress.say(format_args!("{name}: imported from {}", model.source));
+        Ok(Model { dir, ..model })
     }
 
     /// Fetches a built-in model by name or level; does nothing when it is installed and undamaged.
     ///
     /// # Errors
-    /// [`Error::Sources`] tells why each source failed.
-    pub fn pull(&self, name: &str, _: &PullOptions<'_>) -> Result<Model, Error> {
-        self.get(name)
+    /// [`Error::Unknown`] for a name that is not built in, [`Error::Sources`] with the reason of
+    /// each source when none could deliver.
+    pub fn pull(&self, name: &str, options: &PullOptions<'_>) -> Result<Model, Error> {
+        let built_in = manifest::find(name)
+            .ok_or_else(|| Error::Unknown { name: name.to_owned(), known: known_names() })?;
+        if let Ok(model) = self.verify(&built_in.name) {
+            options.progress.say(format_args!("{}: installed and undamaged", model.name));
+            return Ok(model);
+        }
+        let writer = Writer::begin(&self.dir)?;
+        let stage = writer.stage()?;
+        let source = pull::fetch(built_in, &writer, stage.path(), options)?;
+        let model = described(built_in, source);
+        let files = stage.path().join("files");
+        write_record(&files, &model)?;
+        let dir = writer.commit(&files, &model.name)?;
+        options.progress.say(format_args!("{}: installed from {}", model.name, model.source));
+        Ok(Model { dir, ..model })
+    }
+
+    fn not_installed(&self, name: &str, built_in: Option<&BuiltIn>) -> Error {
+        let fix = match built_in {
+            Some(model) => format!("op-dbus models pull {}", model.name),
+            None => format!("op-dbus models import PATH --name {name}"),
+        };
+        Error::NotInstalled { what: name.to_owned(), dir: self.dir.clone(), fix }
+    }
+}
+
+/// The names and levels that can be pulled.
+fn known_names() -> String {
+    let names = manifest::models().iter().map(|m| format!("{} ({})", m.level, m.name));
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// A folder of this name holds a model: no hidden folder, nothing that leaves the store.
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    name.len() <= NAME_BYTES_MAX
+        && name.bytes().all(allowed)
+        && name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
+}
+
+fn check_new_name(name: &str) -> Result<(), Error> {
+    let refuse = |reason| Err(Error::Name { name: name.to_owned(), reason });
+    if manifest::find(name).is_some() || Level::ALL.iter().any(|level| level.as_str() == name) {
+        return refuse("it belongs to a built-in model or level");
+    }
+    if name == "all" {
+        return refuse("`all` stands for the built-in models");
+    }
+    if !is_name(name) || name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return refuse(
+            "a name has 1 to 64 of the characters a-z 0-9 . _ - and begins with a letter or digit",
+        );
+    }
+    Ok(())
+}
+
+fn described(built_in: &BuiltIn, source: String) -> Model {
+    Model {
+        name: built_in.name.clone(),
+        dir: PathBuf::new(),
+        family: built_in.family,
+        pooling: built_in.pooling,
+        normalize: built_in.normalize,
+        dimensions: built_in.dimensions,
+        max_input_tokens: built_in.max_input_tokens,
+        prompts: built_in.prompts.clone(),
+        default_prompt: None,
+        matryoshka: Vec::new(),
+        level: Some(built_in.level),
+        source,
+        revision: built_in.revision.clone(),
+        files: built_in.records(),
+    }
+}
+
+fn write_record(dir: &Path, model: &Model) -> Result<(), Error> {
+    let record = Record { version: RECORD_VERSION, model: model.clone() };
+    let path = dir.join(RECORD);
+    let mut text = serde_json::to_vec_pretty(&record)
+        .map_err(|error| Error::io("write", &path, error.into()))?;
+    text.push(b'\n');
+    staging::write(&path, &text)
+}
+
+fn read_record(name: &str, dir: &Path) -> Result<Model, Error> {
+    let path = dir.join(RECORD);
+    let damaged = |reason: String| corrupt(name, &path, reason);
+    let bytes = match std::fs::metadata(&path) {
+        Ok(meta) if meta.len() > RECORD_BYTES_MAX => {
+            return Err(damaged(format!("it has {} bytes", meta.len())));
+        }
+        Ok(_) => std::fs::read(&path),
+        Err(error) => Err(error),
+    };
+    let bytes = bytes.map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => damaged("it is missing".to_owned()),
+        _ => Error::io("read", &path, error),
+    })?;
+    let record: Record =
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    if record.version != RECORD_VERSION {
+        let reason = format!("it has version {}, and {RECORD_VERSION} is known", record.version);
+        return Err(damaged(reason));
+    }
+    match mistake(name, &record.model) {
+        Some(mistake) => Err(damaged(mistake.to_owned())),
+        None => Ok(record.model),
+    }
+}
+
+/// What makes a record unusable, if anything: everything after it trusts these points.
+fn mistake(name: &str, model: &Model) -> Option<&'static str> {
+    let weights = if model.family == Family::Onnx { "model.onnx" } else { "model.safetensors" };
+    let has = |path: &str| model.files.iter().any(|file| file.path == path);
+    let inside = |path: &str| {
+        !path.is_empty() && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
+    };
+    let is_digest = |text: &str| {
+        text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    if model.name != name {
+        Some("it names another model than its folder")
+    } else if model.dimensions == 0 || model.max_input_tokens == 0 {
+        Some("its dimensions or its token limit are 0")
+    } else if !has(weights) || !has("tokenizer.json") {
+        Some("it lists no weights or no tokenizer.json")
+    } else if !model.files.iter().all(|file| inside(&file.path) && is_digest(&file.sha256)) {
+        Some("it lists a file outside the model's folder, or a digest that is none")
+    } else if model.default_prompt.as_ref().is_some_and(|name| !model.prompts.contains_key(name)) {
+        Some("its default prompt is not among its prompts")
+    } else {
+        None
     }
 }

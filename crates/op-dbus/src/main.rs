@@ -2,7 +2,6 @@
 
 mod bench;
 mod cli;
-mod worker;
 
 fn main() -> std::process::ExitCode {
     cli::main()

@@ -296,7 +296,7 @@ pub const ROWS: &[Row] = &[
     Row {
         key: "queue_tokens_max",
         kind: count(1, 1 << 32),
-        default: "1048576",
+        default: "8388608",
         unit: "tokens",
         doc: "The most tokens of all callers together that may wait or be computed. Beyond it \
               calls are refused at once with `Overloaded`.",
@@ -306,7 +306,7 @@ pub const ROWS: &[Row] = &[
     Row {
         key: "quota_tokens",
         kind: count(1, 1 << 32),
-        default: "524288",
+        default: "4194304",
         unit: "tokens",
         doc: "The most tokens of one user that may wait or be computed. Beyond it that user's \
               calls are refused at once with `QuotaExceeded`.",

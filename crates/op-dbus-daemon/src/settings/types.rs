@@ -221,7 +221,8 @@ where
 
 /// Reads a number that may instead be a word for "not set" (`auto`, `any`), as `None`.
 pub(super) fn number_or_word<'de, D: Deserializer<'de>>(d: D) -> Result<Option<usize>, D::Error> {
-    Ok(figment::value::Value::deserialize(d)?.deserialize().ok())
+    let value = <figment::value::Value as Deserialize>::deserialize(d)?;
+    Ok(value.deserialize().ok())
 }
 
 /// Reads a text whose empty form means "not set".

@@ -1,1 +1,202 @@
-//! Tests.
+//! State files through damage, crashes and full disks.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use super::*;
+
+fn sample(path: &Path) -> StateFile {
+    let mut state = StateFile::empty(path);
+    state.set("vector_level", Value::from("low"));
+    state.set("gpu_device", Value::from("0,1"));
+    state
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.json");
+    assert_eq!(StateFile::read(&path), (StateFile::empty(&path), None));
+    let state = sample(&path);
+    state.save().unwrap();
+    assert_eq!(StateFile::read(&path), (state, None));
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+    assert_eq!(names(folder.path()), ["state.json"]);
+}
+
+#[test]
+fn a_file_written_by_hand_needs_no_checksum() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.json");
+    fs::write(&path, r#"{ "version": 1, "settings": { "vector_level": "high" } }"#).unwrap();
+    let (state, warning) = StateFile::read(&path);
+    assert_eq!(warning, None);
+    assert_eq!(state.settings()["vector_level"], "high");
+}
+
+/// Every flip of any bit of any byte, and every cut, is the old state or none.
+#[test]
+fn damage_is_never_half_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.json");
+    let old = sample(&path);
+    old.save().unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let empty = StateFile::empty(&path);
+    let check = |damaged: &[u8]| {
+        fs::write(&path, damaged).unwrap();
+        let (state, warning) = StateFile::read(&path);
+        let whole = warning.is_none() && state == old;
+        assert!(whole || (warning.is_some() && state == empty), "{:?}", damaged.escape_ascii());
+    };
+    for index in 0..bytes.len() {
+        check(&bytes[..index]);
+        for bit in 0..8 {
+            let mut damaged = bytes.clone();
+            damaged[index] ^= 1 << bit;
+            check(&damaged);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_used_is_moved_aside() {
+    let deep = format!("{{\"version\":1,\"settings\":{{\"a\":{}", "[".repeat(100_000));
+    let large = format!("{{\"version\":1,\"settings\":{{}}}}{}", " ".repeat(1 << 20));
+    let cases: [(&[u8], &str); 8] = [
+        (b"", "it is not a state of op-dbus"),
+        (b"{", "it is not a state of op-dbus"),
+        (b"\xff", "it is not UTF-8 text"),
+        (b"[1]", "it is not a state of op-dbus"),
+        (br#"{"version":2,"settings":{}}"#, "it has version 2, and this op-dbus knows 1"),
+        (br#"{"version":1,"settings":{},"check":"0"}"#, "its checksum is wrong"),
+        (deep.as_bytes(), "recursion limit"),
+        (large.as_bytes(), "it is larger than 1048576 bytes"),
+    ];
+    for (content, reason) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.json");
+        fs::write(&path, content).unwrap();
+        let (state, warnings) = StateFile::open(&path);
+        assert_eq!(state, StateFile::empty(&path));
+        assert!(warnings.len() == 1 && warnings[0].contains(reason), "{warnings:?}");
+        let names = names(folder.path());
+        assert!(names.len() == 1 && names[0].starts_with("state.json.corrupt-"), "{names:?}");
+        assert_eq!(fs::read(folder.path().join(&names[0])).unwrap(), content);
+        state.save().unwrap();
+    }
+}
+
+#[test]
+fn something_else_in_its_place_is_moved_aside_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.json");
+    let make: [&dyn Fn(); 3] = [
+        &|| fs::create_dir(&path).unwrap(),
+        &|| nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+        &|| symlink("/dev/zero", &path).unwrap(),
+    ];
+    for make in make {
+        make();
+        let (state, warnings) = StateFile::open(&path);
+        assert!(warnings[0].contains("it is not a regular file"), "{warnings:?}");
+        state.save().unwrap();
+        assert_eq!(StateFile::read(&path), (state, None));
+        fs::remove_dir_all(folder.path()).unwrap();
+        fs::create_dir(folder.path()).unwrap();
+    }
+}
+
+#[test]
+fn looking_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.json");
+    fs::write(&path, "damaged").unwrap();
+    fs::write(folder.path().join(".state.json.x.tmp"), "left over").unwrap();
+    let (_, warning) = StateFile::read(&path);
+    assert!(warning.is_some());
+    assert_eq!(names(folder.path()), [".state.json.x.tmp", "state.json"]);
+}
+
+#[test]
+fn only_our_own_leftovers_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in [".state.json.Ab12.tmp", ".other.json.Ab12.tmp", "state.json.tmp", ".state.json.x"]
+    {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    fs::create_dir(folder.path().join(".state.json.folder.tmp")).unwrap();
+    let (_, warnings) = StateFile::open(&folder.path().join("state.json"));
+    assert!(warnings.is_empty());
+    let rest =
+        [".other.json.Ab12.tmp", ".state.json.folder.tmp", ".state.json.x", "state.json.tmp"];
+    assert_eq!(names(folder.path()), rest);
+}
+
+#[test]
+fn a_write_that_fails_says_what_to_do() {
+    let state = StateFile::empty(Path::new("/s.json"));
+    let text = |code: i32| state.error(io::Error::from_raw_os_error(code)).to_string();
+    assert!(text(nix::libc::ENOSPC).contains("no space is left there"));
+    assert!(text(nix::libc::EDQUOT).contains("no space is left there"));
+    assert!(text(nix::libc::EROFS).contains("read-only for this user"));
+    assert!(text(nix::libc::EACCES).contains("read-only for this user"));
+    let missing = StateFile::empty(Path::new("/no/such/folder/state.json"));
+    assert!(matches!(missing.save(), Err(StateError::Io { .. })));
+    // /proc refuses new files, whoever asks.
+    let refused = StateFile::empty(Path::new("/proc/state.json"));
+    assert!(refused.save().is_err());
+}
+
+const CRASH_FOLDER: &str = "STATE_TEST_FOLDER";
+const CRASH_STEP: &str = "STATE_TEST_STEP";
+
+/// A process that kills itself after each step of a write leaves the old state or the new one,
+/// and the next start cleans up.
+#[test]
+fn a_crash_at_any_step_leaves_the_old_state_or_the_new_one() {
+    let steps = [Step::Created, Step::Written, Step::Synced, Step::Renamed, Step::FolderSynced];
+    for (index, step) in steps.iter().enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.json");
+        let mut old = StateFile::empty(&path);
+        old.set("vector_level", Value::from("high"));
+        old.save().unwrap();
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "state::tests::the_process_that_crashes"])
+            .env(CRASH_FOLDER, folder.path())
+            .env(CRASH_STEP, index.to_string())
+            .status()
+            .unwrap();
+        assert_eq!(status.signal(), Some(nix::libc::SIGKILL), "{step:?}");
+        let (found, warnings) = StateFile::open(&path);
+        assert!(warnings.is_empty(), "{step:?}: {warnings:?}");
+        let renamed = matches!(step, Step::Renamed | Step::FolderSynced);
+        assert_eq!(found, if renamed { sample(&path) } else { old }, "{step:?}");
+        assert_eq!(names(folder.path()), ["state.json"], "{step:?}");
+    }
+}
+
+/// The other half of the test above; does nothing by itself.
+#[test]
+fn the_process_that_crashes() {
+    let (Ok(folder), Ok(step)) = (std::env::var(CRASH_FOLDER), std::env::var(CRASH_STEP)) else {
+        return;
+    };
+    let mut left: usize = step.parse().unwrap();
+    let state = sample(&Path::new(&folder).join("state.json"));
+    let crash = &mut |_| match left.checked_sub(1) {
+        Some(rest) => left = rest,
+        None => nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL).unwrap(),
+    };
+    state.save_in_steps(crash).unwrap();
+}

@@ -5,6 +5,7 @@ mod completions;
 mod embed;
 mod failure;
 mod output;
+mod packed;
 mod rank;
 mod similarity;
 mod status;
@@ -15,8 +16,6 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use op_dbus_daemon::settings::Bus;
-
-use crate::{bench, worker};
 
 pub use client::{Service, connect};
 pub use failure::{EXIT_CODES, Failure};
@@ -39,10 +38,7 @@ enum Command {
     Rank(rank::Args),
     Similarity(similarity::Args),
     Status(status::Args),
-    Bench(bench::Args),
     Completions(completions::Args),
-    #[command(hide = true)]
-    Worker(worker::Args),
 }
 
 /// Under which heading the overview lists each command.
@@ -85,9 +81,7 @@ fn run(command: Command) -> Done {
         Command::Rank(args) => rank::run(args),
         Command::Similarity(args) => similarity::run(args),
         Command::Status(args) => status::run(args),
-        Command::Bench(args) => bench::run(args),
         Command::Completions(args) => completions::run(args),
-        Command::Worker(args) => worker::run(args),
     }
 }
 

@@ -143,8 +143,7 @@ fn feed_lines(
     for number in 1_u64.. {
         let place = format!("{name}, line {number}");
         let mut line = Vec::new();
-        reader
-            .by_ref()
+        (&mut *reader)
             .take(line_bytes_max)
             .read_until(b'\n', &mut line)
             .map_err(|error| Failure::refused(format!("can't read {name}: {error}")))?;

@@ -1,0 +1,178 @@
+//! Who calls: the user behind a connection, told by the bus and never by an argument, and the calls
+//! that end when their caller leaves.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::StreamExt;
+use op_dbus_api::{Error, ErrorName};
+use op_dbus_engine::CancelToken;
+use zbus::message::{Header, Type};
+use zbus::{Connection, MatchRule, MessageStream};
+
+const BUS: &str = "org.freedesktop.DBus";
+
+/// Users are remembered for this many connections; a bus allows a user a few hundred. When it is
+/// full it starts anew, which costs each caller one more question to the bus.
+const USERS_MAX: usize = 4096;
+
+/// Everyone who has called on one connection to the bus.
+pub struct Callers {
+    connection: Mutex<Option<Connection>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    users: HashMap<String, u32>,
+    calls: HashMap<String, HashMap<u64, CancelToken>>,
+    next: u64,
+}
+
+/// One call's caller. The call is forgotten when this is dropped.
+pub struct Caller {
+    /// The user, as the bus tells it.
+    pub uid: u32,
+    /// Cancelled when the caller leaves the bus.
+    pub cancel: CancelToken,
+    ticket: Ticket,
+}
+
+impl Caller {
+    /// The connection's unique name; empty without a bus in between.
+    pub fn sender(&self) -> &str {
+        &self.ticket.sender
+    }
+}
+
+/// Takes a call off the list.
+struct Ticket {
+    callers: Arc<Callers>,
+    sender: String,
+    number: u64,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut known = self.callers.known();
+        if let Some(calls) = known.calls.get_mut(&self.sender) {
+            calls.remove(&self.number);
+            if calls.is_empty() {
+                known.calls.remove(&self.sender);
+            }
+        }
+    }
+}
+
+impl Callers {
+    /// Nobody has called yet on `connection`.
+    pub fn new(connection: Connection) -> Arc<Self> {
+        let connection = Mutex::new(Some(connection));
+        Arc::new(Self { connection, known: Mutex::default() })
+    }
+
+    /// Registers a call and finds out whose it is. Only the first call of a connection has to ask
+    /// the bus.
+    ///
+    /// # Errors
+    /// `AccessDenied` when the bus does not tell the user, `ShuttingDown` after [`Callers::close`].
+    pub async fn enter(self: &Arc<Self>, header: &Header<'_>) -> Result<Caller, Error> {
+        let sender = header.sender().map(ToString::to_string).unwrap_or_default();
+        let (ticket, cancel) = self.register(sender);
+        let known = self.known().users.get(&ticket.sender).copied();
+        let uid = match known {
+            Some(uid) => uid,
+            None => {
+                let uid = self.ask(&ticket.sender).await?;
+                self.remember(&ticket.sender, uid);
+                uid
+            }
+        };
+        Ok(Caller { uid, cancel, ticket })
+    }
+
+    /// Registered before the bus is asked: a caller that leaves meanwhile is not missed.
+    fn register(self: &Arc<Self>, sender: String) -> (Ticket, CancelToken) {
+        let cancel = CancelToken::default();
+        let mut known = self.known();
+        let number = known.next;
+        known.next = known.next.wrapping_add(1);
+        known.calls.entry(sender.clone()).or_default().insert(number, cancel.clone());
+        (Ticket { callers: self.clone(), sender, number }, cancel)
+    }
+
+    fn remember(&self, sender: &str, uid: u32) {
+        let mut known = self.known();
+        if known.users.len() >= USERS_MAX {
+            known.users.clear();
+        }
+        known.users.insert(sender.to_owned(), uid);
+    }
+
+    async fn ask(&self, sender: &str) -> Result<u32, Error> {
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(connection) = connection else {
+            let message = "the service is shutting down; send the call again once it is back";
+            return Err(Error::new(ErrorName::ShuttingDown, message));
+        };
+        let denied = |error: zbus::Error| {
+            let message = format!("the bus does not tell which user {sender} is ({error})");
+            Error::new(ErrorName::AccessDenied, message)
+        };
+        if !connection.is_bus() {
+            let peer = connection.peer_creds().await.map_err(|error| denied(error.into()))?;
+            return peer.unix_user_id().ok_or_else(|| denied(zbus::Error::MissingField));
+        }
+        let path = "/org/freedesktop/DBus";
+        let method = "GetConnectionUnixUser";
+        let reply = connection.call_method(Some(BUS), path, Some(BUS), method, &sender).await;
+        reply.and_then(|reply| reply.body().deserialize()).map_err(denied)
+    }
+
+    /// Cancels the calls of a connection that has left the bus, and forgets its user.
+    fn left(&self, name: &str) {
+        let (calls, _) = {
+            let mut known = self.known();
+            (known.calls.remove(name), known.users.remove(name))
+        };
+        for cancel in calls.into_iter().flatten().map(|(_, cancel)| cancel) {
+            cancel.cancel();
+        }
+    }
+
+    /// Subscribes to departures; the future that comes back watches them until the connection ends.
+    ///
+    /// # Errors
+    /// When the bus refuses the subscription.
+    pub async fn watch(
+        self: &Arc<Self>,
+        connection: &Connection,
+    ) -> zbus::Result<impl Future<Output = ()> + Send + 'static> {
+        let departures = MatchRule::builder()
+            .msg_type(Type::Signal)
+            .sender(BUS)
+            .interface(BUS)
+            .member("NameOwnerChanged")
+            // The new owner is empty: somebody left.
+            .arg(2, "")
+            .build()?;
+        let mut stream = MessageStream::for_match_rule(departures, connection, None).await?;
+        let callers = self.clone();
+        Ok(async move {
+            while let Some(Ok(message)) = stream.next().await {
+                if let Ok((name, _, _)) = message.body().deserialize::<(&str, &str, &str)>() {
+                    callers.left(name);
+                }
+            }
+        })
+    }
+
+    /// Lets go of the connection, which holds our bus objects and so would never end otherwise.
+    pub fn close(&self) {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,88 @@
+//! What every method does around its own few lines: find out who calls, end with the caller, answer
+//! even when our own code panics, and leave a trace without any text.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use op_dbus_api::{Error, ErrorName};
+use op_dbus_engine::CancelToken;
+use tracing::{Instrument, debug, debug_span, error};
+use zbus::message::Header;
+
+use super::caller::{Caller, Callers};
+use super::reply::{Embedded, Form};
+use crate::service::{Options, Request, Service};
+
+/// What the interfaces have in common. Cheap to clone.
+#[derive(Clone)]
+pub struct Calls {
+    /// What they delegate to.
+    pub service: Service,
+    callers: Arc<Callers>,
+}
+
+/// Texts and what is wanted of them.
+pub struct Asked {
+    /// The texts.
+    pub texts: Vec<String>,
+    /// The caller's options.
+    pub options: Options,
+    /// How the method answers.
+    pub form: Form,
+}
+
+impl Calls {
+    /// Calls to `service` from `callers`.
+    pub fn new(service: Service, callers: Arc<Callers>) -> Self {
+        Self { service, callers }
+    }
+
+    /// Runs a method's work for its caller, in a task of its own: a panic in there becomes an
+    /// error reply, where zbus alone would leave the caller without any.
+    ///
+    /// # Errors
+    /// Those of the work; `AccessDenied` for a caller without a user; `Failed` after a panic.
+    pub async fn run<T, F>(
+        &self,
+        header: &Header<'_>,
+        work: impl FnOnce(Self, Caller) -> F,
+    ) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let caller = self.callers.enter(header).await?;
+        let method = header.member().map(ToString::to_string).unwrap_or_default();
+        let span = debug_span!("call", method, uid = caller.uid, sender = caller.sender());
+        let task = tokio::spawn(work(self.clone(), caller).instrument(span.clone()));
+        let result = task.await.unwrap_or_else(|panic| Err(fault(&method, &panic)));
+        if let Err(error) = &result {
+            let _entered = span.enter();
+            debug!(error = error.name().as_str(), "refused: {error}");
+        }
+        result
+    }
+
+    /// Embeds texts with the model that the options name.
+    ///
+    /// # Errors
+    /// `TooLarge` before anything is computed; else what the service answers.
+    pub async fn embed(&self, caller: &Caller, asked: Asked) -> Result<Embedded, Error> {
+        let Asked { texts, options, form } = asked;
+        let served = self.service.serving(options.level, options.deadline).await?;
+        form.check(texts.len(), options.dimensions.unwrap_or(served.dimensions))?;
+        let count = texts.len();
+        let cancel: CancelToken = caller.cancel.clone();
+        let reply = served.embed(Request { uid: caller.uid, cancel, texts, options }).await?;
+        let (tokens, queue_us, compute_us) = (reply.tokens, reply.queue_us, reply.compute_us);
+        debug!(texts = count, tokens, queue_us, compute_us, model = %served.model, "embedded");
+        Ok(Embedded { reply, served })
+    }
+}
+
+fn fault(method: &str, panic: &tokio::task::JoinError) -> Error {
+    // The panic's own message may quote what it worked on, so it is not passed on.
+    error!(method, cancelled = panic.is_cancelled(), "a method ended without a result");
+    let message = format!("an internal fault ended {method}; the service's log has more");
+    Error::new(ErrorName::Failed, message)
+}

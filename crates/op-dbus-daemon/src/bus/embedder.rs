@@ -1,0 +1,197 @@
+//! `org.opdbus.Embedding1.Embedder`: texts in, vectors out. Its documentation for callers is in
+//! `dbus-policy/interfaces/`.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use op_dbus_api::{Error, INLINE_REPLY_BYTES_MAX};
+use serde_bytes::ByteBuf;
+use zbus::Variant;
+use zbus::interface;
+use zbus::message::Header;
+
+use super::calls::{Asked, Calls};
+use super::facts::Facts;
+use super::options;
+use super::reply::{Dictionary, Form, best, wire};
+use crate::service::Options;
+
+/// The bus object for embedding.
+pub struct Embedder {
+    calls: Calls,
+}
+
+impl Embedder {
+    /// An object that answers from `calls`.
+    pub fn new(calls: Calls) -> Self {
+        Self { calls }
+    }
+
+    fn facts(&self) -> Facts {
+        Facts::of(&self.calls.service.now())
+    }
+}
+
+#[interface(name = "org.opdbus.Embedding1.Embedder", introspection_docs = false)]
+impl Embedder {
+    #[zbus(out_args("vector"))]
+    async fn embed(
+        &self,
+        text: String,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        let work = async move |calls: Calls, caller| {
+            let asked = Asked::plain(vec![text], Form::Doubles);
+            let vectors = calls.embed(&caller, asked).await?.doubles();
+            Ok(vectors.into_iter().next().unwrap_or_default())
+        };
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(out_args("vectors"))]
+    async fn embed_batch(
+        &self,
+        texts: Vec<String>,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Vec<Vec<f64>>, Error> {
+        let work = async move |calls: Calls, caller| {
+            Ok(calls.embed(&caller, Asked::plain(texts, Form::Doubles)).await?.doubles())
+        };
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(out_args("vectors", "rows", "dimensions", "info"))]
+    async fn embed_packed(
+        &self,
+        texts: Vec<String>,
+        options: HashMap<String, Variant<'_>>,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
+        let options = options::parse(&options, Instant::now())?;
+        let work = async move |calls: Calls, caller| {
+            let asked = Asked { texts, options, form: Form::Packed };
+            Ok(calls.embed(&caller, asked).await?.packed())
+        };
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(out_args("cosine"))]
+    async fn similarity(
+        &self,
+        first: String,
+        second: String,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<f64, Error> {
+        let work = async move |calls: Calls, caller| {
+            let asked = Asked::plain(vec![first, second], Form::Ranks(1));
+            let cosines = calls.embed(&caller, asked).await?.cosines();
+            Ok(cosines.first().copied().unwrap_or_default())
+        };
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(out_args("ranks"))]
+    async fn rank(
+        &self,
+        query: String,
+        candidates: Vec<String>,
+        count: u32,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Vec<(u32, f64)>, Error> {
+        let work = async move |calls: Calls, caller| {
+            let form = Form::Ranks(candidates.len().min(count as usize));
+            let texts = std::iter::once(query).chain(candidates).collect();
+            Ok(best(&calls.embed(&caller, Asked::plain(texts, form)).await?.cosines(), count))
+        };
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(out_args("counts"))]
+    async fn count_tokens(
+        &self,
+        texts: Vec<String>,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Vec<u32>, Error> {
+        let work = async move |calls: Calls, _caller| {
+            let served = calls.service.serving(None, None).await?;
+            served.count_tokens(texts).await.map_err(Error::from)
+        };
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(property)]
+    fn vector_level(&self) -> String {
+        self.facts().vector_level
+    }
+
+    #[zbus(property)]
+    fn model(&self) -> String {
+        self.facts().model
+    }
+
+    #[zbus(property)]
+    fn vector_space(&self) -> String {
+        self.facts().vector_space
+    }
+
+    #[zbus(property)]
+    fn dimensions(&self) -> u32 {
+        self.facts().dimensions
+    }
+
+    #[zbus(property)]
+    fn max_input_tokens(&self) -> u32 {
+        self.facts().max_input_tokens
+    }
+
+    #[zbus(property)]
+    fn execution_provider(&self) -> String {
+        self.facts().execution_provider
+    }
+
+    #[zbus(property)]
+    fn requested_execution_provider(&self) -> String {
+        self.facts().requested_execution_provider
+    }
+
+    #[zbus(property)]
+    fn fallback_reason(&self) -> String {
+        self.facts().fallback_reason
+    }
+
+    #[zbus(property)]
+    fn precision(&self) -> String {
+        self.facts().precision
+    }
+
+    #[zbus(property)]
+    fn state(&self) -> String {
+        self.facts().state.as_str().to_owned()
+    }
+
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn inline_reply_bytes_max(&self) -> u32 {
+        INLINE_REPLY_BYTES_MAX
+    }
+
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn texts_per_call_max(&self) -> u32 {
+        wire(self.calls.service.limits().texts_per_call_max)
+    }
+
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn text_bytes_max(&self) -> u32 {
+        wire(self.calls.service.limits().text_bytes_max)
+    }
+
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn version(&self) -> String {
+        super::VERSION.to_owned()
+    }
+}
+
+impl Asked {
+    fn plain(texts: Vec<String>, form: Form) -> Self {
+        Self { texts, options: Options::default(), form }
+    }
+}

@@ -1,0 +1,131 @@
+//! `org.opdbus.Embedding1.Manager`: administration. Its documentation for callers is in
+//! `dbus-policy/interfaces/`.
+
+use op_dbus_api::{Error, ErrorName};
+use op_dbus_models::Level;
+use zbus::interface;
+use zbus::message::Header;
+use zbus::object_server::SignalEmitter;
+
+use super::caller::Caller;
+use super::calls::Calls;
+use super::reply::Dictionary;
+use super::views;
+
+/// The bus object for administration.
+pub struct Manager {
+    calls: Calls,
+}
+
+impl Manager {
+    /// An object that answers from `calls`.
+    pub fn new(calls: Calls) -> Self {
+        Self { calls }
+    }
+}
+
+#[interface(name = "org.opdbus.Embedding1.Manager", introspection_docs = false)]
+impl Manager {
+    async fn set_vector_level(
+        &self,
+        level: String,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(), Error> {
+        let work = async move |calls: Calls, caller| {
+            let level = parse_level(&level)?;
+            authorize(&caller, "change the vector level")?;
+            calls.service.set_level(level).await.map_err(Error::from)
+        };
+        self.calls.run(&header, work).await
+    }
+
+    async fn reload(&self, #[zbus(header)] header: Header<'_>) -> Result<(), Error> {
+        let work = async move |calls: Calls, caller| {
+            authorize(&caller, "reload the settings")?;
+            calls.service.reload().await.map_err(Error::from)
+        };
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(out_args("levels"))]
+    async fn list_levels(
+        &self,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Vec<Dictionary>, Error> {
+        let work = async |calls: Calls, _caller| views::on_disk(calls, views::levels).await;
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(out_args("models"))]
+    async fn list_models(
+        &self,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Vec<Dictionary>, Error> {
+        let work = async |calls: Calls, _caller| views::on_disk(calls, views::models).await;
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(out_args("providers"))]
+    async fn list_providers(
+        &self,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Vec<Dictionary>, Error> {
+        let work = async |calls: Calls, _caller| Ok(views::providers(&calls.service.now()));
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(out_args("status"))]
+    async fn get_status(&self, #[zbus(header)] header: Header<'_>) -> Result<Dictionary, Error> {
+        let work = async |calls: Calls, _caller| Ok(views::status(&calls.service.now()));
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(out_args("statistics"))]
+    async fn get_statistics(
+        &self,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Dictionary, Error> {
+        let work = async |calls: Calls, _caller| Ok(views::statistics(&calls.service.now()));
+        self.calls.run(&header, work).await
+    }
+
+    #[zbus(out_args("settings"))]
+    async fn get_settings(
+        &self,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Vec<Dictionary>, Error> {
+        let work = async |calls: Calls, _caller| Ok(views::settings(&calls.service.now().loaded));
+        self.calls.run(&header, work).await
+    }
+
+    /// Another provider runs than was asked for.
+    #[zbus(signal)]
+    pub async fn provider_fallback(
+        emitter: &SignalEmitter<'_>,
+        requested: &str,
+        active: &str,
+        reason: &str,
+    ) -> zbus::Result<()>;
+}
+
+fn parse_level(text: &str) -> Result<Level, Error> {
+    text.parse().map_err(|_| {
+        let names = Level::ALL.map(Level::as_str).join(", ");
+        let start: String = text.chars().take(40).collect();
+        let message = format!("{start:?} is not a vector level; accepted: {names}");
+        Error::new(ErrorName::InvalidArgument, message)
+    })
+}
+
+/// Only root and the service's own user may change anything.
+fn authorize(caller: &Caller, action: &str) -> Result<(), Error> {
+    let own = nix::unistd::geteuid().as_raw();
+    if caller.uid == 0 || caller.uid == own {
+        return Ok(());
+    }
+    let message = format!(
+        "user {} may not {action}, only root and the service's own user may; use sudo",
+        caller.uid
+    );
+    Err(Error::new(ErrorName::AccessDenied, message))
+}

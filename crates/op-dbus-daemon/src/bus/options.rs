@@ -1,0 +1,179 @@
+//! The options dictionary of the packed methods: every key known, every value of its type.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use op_dbus_api::{Error, ErrorName, option};
+use op_dbus_engine::{Priority, Truncate};
+use op_dbus_models::Level;
+use zbus::Variant;
+
+use crate::service::Options;
+
+/// Reads the options; a deadline counts from `now`.
+///
+/// # Errors
+/// `InvalidArgument` names the key, what was found and what is accepted.
+pub fn parse(options: &HashMap<String, Variant<'_>>, now: Instant) -> Result<Options, Error> {
+    let mut parsed = Options::default();
+    for (key, value) in options {
+        let found = Found { key, value };
+        match key.as_str() {
+            option::LEVEL => parsed.level = Some(found.choice(&LEVELS)?),
+            option::DIMENSIONS => parsed.dimensions = Some(found.number()? as usize),
+            option::NORMALIZE => parsed.normalize = Some(found.flag()?),
+            option::PROMPT => parsed.prompt = Some(found.text()?.to_owned()),
+            option::TRUNCATE => parsed.truncate = found.choice(&TRUNCATIONS)?,
+            option::ENCODING => found.choice(&[("f32", ())])?,
+            option::PRIORITY => parsed.priority = Some(found.choice(&PRIORITIES)?),
+            option::DEADLINE_MS => {
+                parsed.deadline = Some(now + Duration::from_millis(found.number()?.into()));
+            }
+            option::EXPECT_SPACE => parsed.expect_space = Some(found.text()?.to_owned()),
+            option::DEVICE => parsed.device = Some(found.text()?.to_owned()),
+            _ => return Err(unknown(key)),
+        }
+    }
+    Ok(parsed)
+}
+
+const LEVELS: [(&str, Level); 4] = [
+    ("none", Level::None),
+    ("low", Level::Low),
+    ("medium", Level::Medium),
+    ("high", Level::High),
+];
+
+const TRUNCATIONS: [(&str, Truncate); 4] = [
+    ("error", Truncate::Error),
+    ("end", Truncate::End),
+    ("start", Truncate::Start),
+    ("mean", Truncate::Mean),
+];
+
+const PRIORITIES: [(&str, Priority); 2] =
+    [("interactive", Priority::Interactive), ("bulk", Priority::Bulk)];
+
+/// One option as it was given.
+struct Found<'a> {
+    key: &'a str,
+    value: &'a Variant<'a>,
+}
+
+impl<'a> Found<'a> {
+    fn text(&self) -> Result<&'a str, Error> {
+        match self.value {
+            Variant::Str(text) => Ok(text.as_str()),
+            _ => Err(self.wrong_type("a string (s)")),
+        }
+    }
+
+    fn number(&self) -> Result<u32, Error> {
+        match self.value {
+            Variant::U32(number) => Ok(*number),
+            _ => Err(self.wrong_type("an unsigned number (u)")),
+        }
+    }
+
+    fn flag(&self) -> Result<bool, Error> {
+        match self.value {
+            Variant::Bool(flag) => Ok(*flag),
+            _ => Err(self.wrong_type("a boolean (b)")),
+        }
+    }
+
+    fn choice<T: Copy>(&self, accepted: &[(&str, T)]) -> Result<T, Error> {
+        let text = self.text()?;
+        if let Some((_, choice)) = accepted.iter().find(|(name, _)| *name == text) {
+            return Ok(*choice);
+        }
+        let names: Vec<&str> = accepted.iter().map(|(name, _)| *name).collect();
+        Err(invalid(format!(
+            "option {} is {}; accepted: {}",
+            self.key,
+            shown(text),
+            names.join(", ")
+        )))
+    }
+
+    fn wrong_type(&self, wanted: &str) -> Error {
+        let found = self.value.value_signature();
+        invalid(format!("option {} has the type {found}; it must be {wanted}", self.key))
+    }
+}
+
+fn unknown(key: &str) -> Error {
+    let known = option::ALL.join(", ");
+    invalid(format!("there is no option {}; accepted: {known}", shown(key)))
+}
+
+/// What a caller wrote may be long, and need not be fit to print.
+fn shown(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 40;
+    let start: String = text.chars().take(CHARACTERS_MAX).collect();
+    if start.len() < text.len() { format!("{start:?}…") } else { format!("{start:?}") }
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorName::InvalidArgument, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(key: &str, value: Variant<'_>) -> String {
+        let error = parse(&HashMap::from([(key.to_owned(), value)]), Instant::now()).unwrap_err();
+        assert_eq!(error.name(), ErrorName::InvalidArgument);
+        error.message().to_owned()
+    }
+
+    #[test]
+    fn every_option_is_read() {
+        let now = Instant::now();
+        let given = HashMap::from([
+            ("level".to_owned(), Variant::from("low")),
+            ("dimensions".to_owned(), Variant::from(64_u32)),
+            ("normalize".to_owned(), Variant::from(true)),
+            ("prompt".to_owned(), Variant::from("query")),
+            ("truncate".to_owned(), Variant::from("mean")),
+            ("encoding".to_owned(), Variant::from("f32")),
+            ("priority".to_owned(), Variant::from("bulk")),
+            ("deadline_ms".to_owned(), Variant::from(250_u32)),
+            ("expect_space".to_owned(), Variant::from("ab-f32")),
+            ("device".to_owned(), Variant::from("cpu:0")),
+        ]);
+        assert_eq!(given.len(), option::ALL.len());
+        let expected = Options {
+            level: Some(Level::Low),
+            dimensions: Some(64),
+            normalize: Some(true),
+            prompt: Some("query".to_owned()),
+            truncate: Truncate::Mean,
+            priority: Some(Priority::Bulk),
+            deadline: Some(now + Duration::from_millis(250)),
+            expect_space: Some("ab-f32".to_owned()),
+            device: Some("cpu:0".to_owned()),
+        };
+        assert_eq!(parse(&given, now).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_refusal_names_key_found_and_accepted() {
+        assert_eq!(
+            refusal("tuncate", Variant::from("end")),
+            "there is no option \"tuncate\"; accepted: level, dimensions, normalize, prompt, \
+             truncate, encoding, priority, deadline_ms, expect_space, device"
+        );
+        assert_eq!(
+            refusal("encoding", Variant::from("f16")),
+            "option encoding is \"f16\"; accepted: f32"
+        );
+        assert_eq!(
+            refusal("dimensions", Variant::from(-1_i32)),
+            "option dimensions has the type i; it must be an unsigned number (u)"
+        );
+        let long = refusal("truncate", Variant::from("x".repeat(1000)));
+        assert!(long.len() < 200, "{long}");
+    }
+}

@@ -1,0 +1,163 @@
+//! Replies: how large they will be, and vectors in the form that each method answers with.
+
+use std::collections::HashMap;
+
+use op_dbus_api::{Error, ErrorName, INLINE_REPLY_BYTES_MAX, info};
+use op_dbus_engine::Reply;
+use serde_bytes::ByteBuf;
+use zbus::Variant;
+
+use crate::service::Served;
+
+/// A dictionary `a{sv}` of ours.
+pub type Dictionary = HashMap<&'static str, Variant<'static>>;
+
+/// How a method answers, for the size of its reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Arrays of doubles.
+    Doubles,
+    /// Bytes.
+    Packed,
+    /// This many indices with their cosines.
+    Ranks(usize),
+}
+
+impl Form {
+    /// Refuses a reply that can't be sent inline, before anything is computed.
+    ///
+    /// # Errors
+    /// `TooLarge`.
+    pub fn check(self, rows: usize, dimensions: usize) -> Result<(), Error> {
+        let limit = INLINE_REPLY_BYTES_MAX as usize;
+        let (row, advice) = match self {
+            // Each row has its length and padding before it.
+            Self::Doubles => (8 * dimensions + 8, "use EmbedPacked, or send fewer texts in a call"),
+            Self::Packed => (4 * dimensions, "send the texts in several calls"),
+            Self::Ranks(_) => (16, "ask for fewer, or rank in several calls"),
+        };
+        let rows = match self {
+            Self::Ranks(count) => count,
+            Self::Doubles | Self::Packed => rows,
+        };
+        let found = rows.saturating_mul(row);
+        if found <= limit {
+            return Ok(());
+        }
+        let fit = limit / row.max(1);
+        let message = format!(
+            "the reply would be {found} bytes for {rows} rows, the limit is {limit} ({fit} rows); \
+             {advice}"
+        );
+        Err(Error::new(ErrorName::TooLarge, message))
+    }
+}
+
+/// Vectors and the model that made them.
+pub struct Embedded {
+    /// What the engine answered.
+    pub reply: Reply,
+    /// The model.
+    pub served: std::sync::Arc<Served>,
+}
+
+impl Embedded {
+    fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        self.reply.vectors.chunks_exact(self.reply.dimensions.max(1))
+    }
+
+    /// A vector of doubles for each text.
+    pub fn doubles(&self) -> Vec<Vec<f64>> {
+        self.rows().map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect()
+    }
+
+    /// Row-major little-endian bytes, rows, dimensions, information.
+    pub fn packed(self) -> (ByteBuf, u32, u32, Dictionary) {
+        let mut bytes = Vec::with_capacity(4 * self.reply.vectors.len());
+        for x in &self.reply.vectors {
+            bytes.extend_from_slice(&x.to_le_bytes());
+        }
+        let (rows, dimensions) = (wire(self.reply.rows), wire(self.reply.dimensions));
+        (ByteBuf::from(bytes), rows, dimensions, self.info())
+    }
+
+    /// Cosine of the first vector with each of the others.
+    pub fn cosines(&self) -> Vec<f64> {
+        let mut rows = self.rows();
+        let first = rows.next().unwrap_or_default();
+        rows.map(|row| cosine(first, row)).collect()
+    }
+
+    fn info(self) -> Dictionary {
+        let level = self.served.choice.level().map_or("", |level| level.as_str());
+        HashMap::from([
+            (info::SPACE, self.served.vector_space().into()),
+            (info::LEVEL, level.into()),
+            (info::MODEL, self.served.model.clone().into()),
+            (info::DIMENSIONS, wire(self.reply.dimensions).into()),
+            (info::PROVIDER, self.reply.provider.into()),
+            (info::DEVICE, self.reply.device.into()),
+            (info::PRECISION, self.reply.precision.into()),
+            (info::TOKENS, self.reply.tokens.into()),
+            (info::TRUNCATED, self.reply.truncated.into()),
+            (info::CACHED, 0_u32.into()),
+            (info::QUEUE_US, self.reply.queue_us.into()),
+            (info::COMPUTE_US, self.reply.compute_us.into()),
+        ])
+    }
+}
+
+/// The best `count` of `cosines`, best first; of equals the first.
+pub fn best(cosines: &[f64], count: u32) -> Vec<(u32, f64)> {
+    let mut ranks: Vec<(u32, f64)> = (0..).zip(cosines.iter().copied()).collect();
+    ranks.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    ranks.truncate(count as usize);
+    ranks
+}
+
+/// Zero when one of the vectors is zero: nothing is like it.
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    let lengths = (dot(a, a) * dot(b, b)).sqrt();
+    if lengths > 0.0 { (dot(a, b) / lengths).clamp(-1.0, 1.0) } else { 0.0 }
+}
+
+/// A count as the wire has it. Counts that are sent are far below the limit of the type.
+pub fn wire(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_that_is_too_large_is_refused_with_what_fits() {
+        assert_eq!(Form::Packed.check(10_922, 384), Ok(()));
+        let error = Form::Packed.check(10_923, 384).unwrap_err();
+        assert_eq!(error.name(), ErrorName::TooLarge);
+        assert_eq!(
+            error.message(),
+            "the reply would be 16777728 bytes for 10923 rows, the limit is 16777216 (10922 \
+             rows); send the texts in several calls"
+        );
+        let error = Form::Doubles.check(16_384, 384).unwrap_err();
+        assert!(error.message().contains("EmbedPacked"), "{error}");
+        assert_eq!(Form::Ranks(10).check(20_000, 768), Ok(()));
+    }
+
+    #[test]
+    fn ranks_are_best_first_and_stable() {
+        assert_eq!(best(&[0.1, 0.9, 0.5, 0.9], 3), [(1, 0.9), (3, 0.9), (2, 0.5)]);
+        assert_eq!(best(&[0.1], 0), []);
+        assert_eq!(best(&[f64::NAN, 0.2], 5).len(), 2);
+    }
+
+    #[test]
+    fn a_cosine_does_not_depend_on_lengths() {
+        assert!((cosine(&[1.0, 0.0], &[5.0, 0.0]) - 1.0).abs() < 1e-12);
+        assert_eq!(cosine(&[0.0, 0.0], &[1.0, 0.0]), 0.0);
+    }
+}

@@ -1,0 +1,230 @@
+//! Changes while the service runs: the first load, another level, settings read again. What is new
+//! is loaded first; only then does the traffic move, and the old engine ends with its last call.
+
+use std::sync::Arc;
+
+use op_dbus_models::Level;
+use tracing::{error, info, warn};
+
+use super::fleet::Fleet;
+use super::now::{Now, Phase, wanted};
+use super::served::{Choice, Served};
+use super::{Error, Service};
+use crate::notify;
+use crate::settings::{ChangeError, Loaded, Settings};
+use crate::telemetry::message_id;
+
+/// Settings that are read once, at the start.
+const READ_AT_START: [&str; 3] = ["bus", "state_file", "config"];
+
+impl Service {
+    /// Loads the model that the settings ask for. A failure is kept in the phase.
+    pub async fn start(&self) {
+        let _change = self.0.change.lock().await;
+        let now = self.now();
+        if let Some(choice) = wanted(now.settings()) {
+            self.enter(Phase::Loading);
+            match now.fleet.get_anew(&choice).await {
+                Ok(served) => self.moved(Some(served), |_| {}),
+                Err(error) => self.fail(error),
+            }
+        }
+    }
+
+    /// Serves another level from now on, and after a restart.
+    ///
+    /// # Errors
+    /// `Pinned`, why the model can't be loaded, or `State` when the change can't be kept; the old
+    /// level stays.
+    pub async fn set_level(&self, level: Level) -> Result<(), Error> {
+        let _change = self.0.change.lock().await;
+        let now = self.now();
+        refuse_pinned(&now.loaded)?;
+        let choice = (level != Level::None).then_some(Choice::Level(level));
+        let served = self.load(&now, &now.fleet, choice.as_ref()).await?;
+        let mut loaded = Loaded::clone(&now.loaded);
+        let kept = blocking(move || loaded.set("vector_level", level.as_str()).map(|()| loaded));
+        match kept.await? {
+            Ok(loaded) => {
+                self.moved(served, |next| next.loaded = Arc::new(loaded));
+                now.fleet.retain(choice.as_ref());
+                Ok(())
+            }
+            Err(error) => {
+                self.restore(&now);
+                now.fleet.retain(wanted(now.settings()).as_ref());
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Reads the settings again and applies what can be changed while the service runs.
+    ///
+    /// # Errors
+    /// All mistakes in the settings, or why the model that they ask for can't be loaded. What
+    /// served before goes on.
+    pub async fn reload(&self) -> Result<(), Error> {
+        let _change = self.0.change.lock().await;
+        notify::reloading();
+        let result = self.apply().await;
+        match &result {
+            Ok(()) => info!(MESSAGE_ID = message_id::CONFIG_RELOADED, "settings read again"),
+            Err(error) => error!(error = %error, "the settings could not be applied"),
+        }
+        notify::ready(&self.now().summary());
+        result
+    }
+
+    async fn apply(&self) -> Result<(), Error> {
+        let now = self.now();
+        let old = now.loaded.clone();
+        let loaded = blocking(move || old.reload()).await?.map_err(Error::Settings)?;
+        self.report(&now.loaded, &loaded);
+        let fleet = match same_engines(now.settings(), &loaded.settings) {
+            true => now.fleet.clone(),
+            false => Fleet::new(loaded.settings.clone(), self.0.spawner.clone()),
+        };
+        let choice = wanted(&loaded.settings);
+        let adopt = |next: &mut Now| {
+            next.loaded = Arc::new(loaded);
+            next.fleet = fleet.clone();
+        };
+        match self.load(&now, &fleet, choice.as_ref()).await {
+            Ok(served) => {
+                self.moved(served, adopt);
+                fleet.retain(choice.as_ref());
+                Ok(())
+            }
+            // Nothing serves that could go on, so the new settings count even so.
+            Err(Error::Load(error)) if now.served().is_none() => {
+                self.replace(adopt);
+                self.fail(error.clone());
+                Err(Error::Load(error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Loads what is to serve next. When that fails, the phase is what it was before.
+    async fn load(
+        &self,
+        now: &Now,
+        fleet: &Fleet,
+        choice: Option<&Choice>,
+    ) -> Result<Option<Arc<Served>>, Error> {
+        let Some(choice) = choice else { return Ok(None) };
+        if now.served().is_none() {
+            self.enter(Phase::Loading);
+        }
+        match fleet.get_anew(choice).await {
+            Ok(served) => Ok(Some(served)),
+            Err(error) if wanted(now.settings()).as_ref() == Some(choice) => {
+                self.restore_or(now, error.clone());
+                Err(Error::Load(error))
+            }
+            Err(error) => {
+                self.restore(now);
+                Err(Error::Load(error))
+            }
+        }
+    }
+
+    /// Moves the traffic to `served`, or switches embedding off.
+    fn moved(&self, served: Option<Arc<Served>>, change: impl FnOnce(&mut Now)) {
+        if let Some(served) = &served {
+            info!(
+                MESSAGE_ID = message_id::MODEL_LOADED,
+                model = %served.model,
+                device = %served.device,
+                dimensions = served.dimensions,
+                "model loaded"
+            );
+        }
+        self.replace(|next| {
+            change(next);
+            next.phase = served.map_or(Phase::Disabled, Phase::Serving);
+        });
+        let now = self.now();
+        let reason = now.fallback_reason();
+        if !reason.is_empty() {
+            warn!(
+                MESSAGE_ID = message_id::PROVIDER_FALLBACK,
+                requested = %now.settings().execution_provider,
+                "another provider runs than was asked for: {reason}"
+            );
+        }
+    }
+
+    fn fail(&self, cause: Arc<Error>) {
+        error!(error = %cause, "no model could be loaded");
+        self.enter(Phase::Failed(cause));
+    }
+
+    fn restore(&self, before: &Now) {
+        self.enter(before.phase.clone());
+    }
+
+    /// What served goes on; where nothing did, the newest failure is the one to tell.
+    fn restore_or(&self, before: &Now, cause: Arc<Error>) {
+        match before.served() {
+            Some(_) => self.restore(before),
+            None => self.fail(cause),
+        }
+    }
+
+    fn report(&self, old: &Loaded, new: &Loaded) {
+        for warning in &new.warnings {
+            warn!("{warning}");
+        }
+        for key in READ_AT_START.into_iter().filter(|key| old.value(key) != new.value(key)) {
+            warn!(key, "this setting is read at the start only; restart the service to apply it");
+        }
+        if let Some(telemetry) = self.0.telemetry.as_ref().filter(|_| old.settings.log != new.settings.log)
+            && let Err(reason) = telemetry.set_filter(&new.settings.log)
+        {
+            warn!(%reason, "the log filter stays as it was");
+        }
+    }
+}
+
+/// Refuses a change of level where it would have no effect.
+fn refuse_pinned(loaded: &Loaded) -> Result<(), Error> {
+    if let Some(by) = loaded.pinned_by("vector_level") {
+        return Err(ChangeError::Pinned { key: "vector_level".to_owned(), by }.into());
+    }
+    let Some(model) = &loaded.settings.model else { return Ok(()) };
+    let origin = loaded.origins.get("model").map(ToString::to_string).unwrap_or_default();
+    Err(Error::Pinned(format!(
+        "`model` is {model} ({origin}) and is served in place of a level's; unset it there first"
+    )))
+}
+
+/// Whether engines made under `old` do for `new` as well.
+fn same_engines(old: &Settings, new: &Settings) -> bool {
+    let mut like_new = old.clone();
+    like_new.vector_level = new.vector_level;
+    like_new.model.clone_from(&new.model);
+    like_new.log.clone_from(&new.log);
+    like_new.bus = new.bus.clone();
+    like_new.state_file.clone_from(&new.state_file);
+    like_new.config.clone_from(&new.config);
+    like_new == *new
+}
+
+/// Runs work that waits for the disk.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let fault = |_| Error::Fault("a task that waits for the disk ended early");
+    tokio::task::spawn_blocking(work).await.map_err(fault)
+}
+
+impl From<ChangeError> for Error {
+    fn from(error: ChangeError) -> Self {
+        match error {
+            ChangeError::Pinned { .. } => Self::Pinned(error.to_string()),
+            ChangeError::Invalid(message) => Self::InvalidArgument(message),
+            ChangeError::State(source) => Self::State(source),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The engines under one set of settings, one for each model in use. A model is loaded once, however
+//! many callers wait for it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::future::{BoxFuture, FutureExt, Shared, join_all};
+use tokio::sync::oneshot;
+
+use super::served::{Choice, Served};
+use super::worker::Spawner;
+use super::{Error, load};
+use crate::settings::Settings;
+
+/// A failed load is answered from memory for this long: otherwise every call of an impatient client
+/// would read and check a damaged model again.
+const FAILURE_KEPT: Duration = Duration::from_secs(5);
+
+/// The end of a load, shared by all who wait for it.
+type Load = Shared<BoxFuture<'static, Result<Arc<Served>, Arc<Error>>>>;
+
+struct Entry {
+    load: Load,
+    started: Instant,
+}
+
+impl Entry {
+    fn failed(&self) -> bool {
+        matches!(self.load.peek(), Some(Err(_)))
+    }
+}
+
+/// Engines by model.
+pub(super) struct Fleet {
+    settings: Settings,
+    spawner: Spawner,
+    entries: Mutex<HashMap<Choice, Entry>>,
+}
+
+impl Fleet {
+    /// An empty fleet; nothing is loaded yet.
+    pub(super) fn new(settings: Settings, spawner: Spawner) -> Arc<Self> {
+        Arc::new(Self { settings, spawner, entries: Mutex::default() })
+    }
+
+    /// The model, loaded now if it is not yet. A recent failure is answered again.
+    pub(super) async fn get(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
+        self.load(choice, |entry| entry.failed() && entry.started.elapsed() >= FAILURE_KEPT).await
+    }
+
+    /// As [`Fleet::get`], but tries again after a failure, however recent.
+    pub(super) async fn get_anew(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
+        self.load(choice, Entry::failed).await
+    }
+
+    fn load(&self, choice: &Choice, stale: impl FnOnce(&Entry) -> bool) -> Load {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = entries.get(choice).filter(|entry| !stale(entry)) {
+            return entry.load.clone();
+        }
+        let load = start(choice.clone(), self.settings.clone(), self.spawner.clone());
+        entries.insert(choice.clone(), Entry { load: load.clone(), started: Instant::now() });
+        load
+    }
+
+    /// Lets go of every engine but that of `keep`. Calls that are in one hold it until they end.
+    pub(super) fn retain(&self, keep: Option<&Choice>) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|choice, _| Some(choice) == keep);
+    }
+
+    /// Refuses new calls, finishes those in the engines until `deadline`, then stops the workers.
+    pub(super) async fn drain(&self, deadline: Instant) {
+        let entries =
+            std::mem::take(&mut *self.entries.lock().unwrap_or_else(PoisonError::into_inner));
+        let loaded: Vec<Arc<Served>> = entries
+            .values()
+            .filter_map(|entry| entry.load.peek().and_then(|end| end.as_ref().ok()).cloned())
+            .collect();
+        join_all(loaded.iter().map(|served| served.engine.drain(deadline))).await;
+    }
+}
+
+/// Loading blocks for seconds, and a hanging worker for minutes: it gets a thread that neither the
+/// runtime nor the end of the process waits for.
+fn start(choice: Choice, settings: Settings, spawner: Spawner) -> Load {
+    let (sender, receiver) = oneshot::channel();
+    let work = move || {
+        let end = load::load(&choice, &settings, &spawner);
+        // Nobody may be waiting any more; then the engine ends here.
+        drop(sender.send(end.map(Arc::new).map_err(Arc::new)));
+    };
+    let thread = std::thread::Builder::new().name("load".to_owned()).spawn(work);
+    async move {
+        let fault = |_| Arc::new(Error::Fault("the thread that loads the model ended early"));
+        match thread {
+            Ok(_) => receiver.await.map_err(fault).flatten(),
+            Err(error) => {
+                tracing::error!(%error, "no thread for loading a model");
+                Err(Arc::new(Error::Fault("no thread can be started")))
+            }
+        }
+    }
+    .boxed()
+    .shared()
+}

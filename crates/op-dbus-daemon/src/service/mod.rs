@@ -1,0 +1,133 @@
+//! What runs: models, their engines, the level in force, and every change of it.
+
+mod change;
+mod error;
+mod fleet;
+mod load;
+mod now;
+mod provider;
+mod served;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use op_dbus_engine::Limits;
+use op_dbus_models::Level;
+use tokio::sync::{Mutex, watch};
+
+use crate::settings::Loaded;
+use crate::telemetry::Telemetry;
+use fleet::Fleet;
+
+pub use error::Error;
+pub use now::{Now, Phase};
+pub use provider::unavailable;
+pub use served::{Choice, Options, Request, Served};
+pub use worker::{Blueprint, Crew, Spawner, WorkerProgram};
+
+pub(crate) use load::load_time_max;
+
+/// The service. Cheap to clone.
+#[derive(Clone)]
+pub struct Service(Arc<Inner>);
+
+struct Inner {
+    now: watch::Sender<Arc<Now>>,
+    /// Held during a change of level or settings: one at a time.
+    change: Mutex<()>,
+    spawner: Spawner,
+    telemetry: Option<Telemetry>,
+}
+
+impl Service {
+    /// A service under these settings; nothing is loaded before [`Service::start`]. A change of the
+    /// log filter goes to `telemetry`.
+    pub fn new(loaded: Loaded, spawner: Spawner, telemetry: Option<Telemetry>) -> Self {
+        let fleet = Fleet::new(loaded.settings.clone(), spawner.clone());
+        let phase = match now::wanted(&loaded.settings) {
+            Some(_) => Phase::Loading,
+            None => Phase::Disabled,
+        };
+        let now = Now { phase, since: SystemTime::now(), loaded: Arc::new(loaded), fleet };
+        let now = watch::Sender::new(Arc::new(now));
+        Self(Arc::new(Inner { now, change: Mutex::default(), spawner, telemetry }))
+    }
+
+    /// What the service is now.
+    pub fn now(&self) -> Arc<Now> {
+        self.0.now.borrow().clone()
+    }
+
+    /// Tells of every change of [`Service::now`].
+    pub fn watch(&self) -> watch::Receiver<Arc<Now>> {
+        self.0.now.subscribe()
+    }
+
+    /// The bounds on calls, which hold for every model.
+    pub fn limits(&self) -> Limits {
+        load::limits(self.now().settings())
+    }
+
+    /// The model that answers a call: the one in force, or that of `level`, which is loaded if it
+    /// is not yet.
+    ///
+    /// # Errors
+    /// Why none answers; `DeadlineExceeded` when a load takes longer than the caller waits.
+    pub async fn serving(
+        &self,
+        level: Option<Level>,
+        deadline: Option<Instant>,
+    ) -> Result<Arc<Served>, Error> {
+        let now = self.now();
+        let in_force = level.is_none() || level == now.level();
+        match &now.phase {
+            Phase::Draining(_) => return Err(Error::ShuttingDown),
+            Phase::Disabled => return Err(Error::Disabled),
+            Phase::Loading => return Err(Error::NotReady { model: now.wanted_model() }),
+            Phase::Serving(served) if in_force => return Ok(served.clone()),
+            Phase::Failed(error) if in_force => return Err(Error::Load(error.clone())),
+            Phase::Serving(_) | Phase::Failed(_) => {}
+        }
+        let choice = match level {
+            None | Some(Level::None) => return Err(Error::Disabled),
+            Some(level) => Choice::Level(level),
+        };
+        let load = now.fleet.get(&choice);
+        let served = match deadline {
+            None => load.await,
+            Some(deadline) => {
+                let late = |_| Error::DeadlineExceeded { model: choice.model().to_owned() };
+                tokio::time::timeout_at(deadline.into(), load).await.map_err(late)?
+            }
+        };
+        served.map_err(Error::Load)
+    }
+
+    /// Refuses new calls, finishes those in flight until `deadline`, then stops the workers.
+    pub async fn drain(&self, deadline: Instant) {
+        let before = self.now();
+        self.enter(Phase::Draining(before.served().cloned()));
+        before.fleet.drain(deadline).await;
+    }
+
+    /// Moves on to another phase. Nothing leads back from draining.
+    fn enter(&self, phase: Phase) {
+        self.replace(|now| now.phase = phase);
+    }
+
+    fn replace(&self, change: impl FnOnce(&mut Now)) {
+        self.0.now.send_if_modified(|now| {
+            if matches!(now.phase, Phase::Draining(_)) {
+                return false;
+            }
+            let mut next = Now::clone(now);
+            change(&mut next);
+            next.since = SystemTime::now();
+            *now = Arc::new(next);
+            true
+        });
+    }
+}

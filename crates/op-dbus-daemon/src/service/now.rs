@@ -1,0 +1,104 @@
+//! What the service is at one moment. Properties, status lines and refusals all follow from it.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use op_dbus_models::Level;
+
+use super::Error;
+use super::fleet::Fleet;
+use super::provider;
+use super::served::{Choice, Served};
+use crate::settings::{CpuEngine, Loaded, Settings};
+
+/// Where the service is in its life.
+#[derive(Clone)]
+pub enum Phase {
+    /// Vector level `none`.
+    Disabled,
+    /// A model is being loaded and none serves.
+    Loading,
+    /// A model answers calls.
+    Serving(Arc<Served>),
+    /// No model could be loaded.
+    Failed(Arc<Error>),
+    /// Calls in flight are finished, new ones refused.
+    Draining(Option<Arc<Served>>),
+}
+
+/// The service at one moment.
+#[derive(Clone)]
+pub struct Now {
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Since when it is there.
+    pub since: SystemTime,
+    /// The settings in force.
+    pub loaded: Arc<Loaded>,
+    pub(super) fleet: Arc<Fleet>,
+}
+
+impl Now {
+    /// The settings in force.
+    pub fn settings(&self) -> &Settings {
+        &self.loaded.settings
+    }
+
+    /// The model that serves.
+    pub fn served(&self) -> Option<&Arc<Served>> {
+        match &self.phase {
+            Phase::Serving(served) => Some(served),
+            Phase::Draining(served) => served.as_ref(),
+            Phase::Disabled | Phase::Loading | Phase::Failed(_) => None,
+        }
+    }
+
+    /// The level in force; an imported model has none.
+    pub fn level(&self) -> Option<Level> {
+        match wanted(self.settings()) {
+            Some(choice) => choice.level(),
+            None => Some(Level::None),
+        }
+    }
+
+    /// Why another provider runs than was asked for; empty where that is not so.
+    pub fn fallback_reason(&self) -> String {
+        match (self.served(), provider::decide(self.settings())) {
+            (Some(_), Ok(decision)) => decision.fallback_reason,
+            _ => String::new(),
+        }
+    }
+
+    /// One line for people.
+    pub fn summary(&self) -> String {
+        match &self.phase {
+            Phase::Disabled => "Embedding is off (vector level none)".to_owned(),
+            Phase::Loading => format!("Loading {}", self.wanted_model()),
+            Phase::Serving(served) => {
+                let reason = self.fallback_reason();
+                let instead = if reason.is_empty() { reason } else { format!(" ({reason})") };
+                format!("Serving {} on {}{instead}", served.model, served.device)
+            }
+            Phase::Failed(error) => format!("Not embedding: {error}"),
+            Phase::Draining(_) => "Finishing the calls in flight".to_owned(),
+        }
+    }
+
+    /// Name of the model that the settings want; empty for none.
+    pub fn wanted_model(&self) -> String {
+        match (wanted(self.settings()), self.settings().cpu_engine) {
+            (None, _) => String::new(),
+            (Some(_), CpuEngine::Sim) => super::load::SIM_MODEL.to_owned(),
+            (Some(choice), CpuEngine::Ort) => choice.model().to_owned(),
+        }
+    }
+}
+
+/// The model that the settings ask for; `None` for level `none`.
+pub(super) fn wanted(settings: &Settings) -> Option<Choice> {
+    match (settings.vector_level, &settings.model) {
+        (Level::None, _) => None,
+        (_, Some(name)) => Some(Choice::Imported(name.clone())),
+        (level, None) => Some(Choice::Level(level)),
+    }
+}

@@ -1,0 +1,174 @@
+//! Worker processes: how many, with how many threads, on which CPUs, and how each is started.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts};
+use op_dbus_engine::{Backend, BackendError, BackendFactory};
+
+use crate::settings::Settings;
+
+/// More workers than this only share the memory bandwidth of one machine.
+const WORKERS_AUTO_MAX: usize = 8;
+
+/// A batch is milliseconds of work; a worker that takes this long hangs.
+const RUN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What of our environment a worker gets: nothing that changes which code it loads.
+const ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "TMPDIR"];
+
+/// What workers are started for.
+#[derive(Clone, Debug)]
+pub struct Blueprint {
+    /// The model's name in the store.
+    pub model: String,
+    /// Length of one vector.
+    pub dimensions: usize,
+    /// The largest batch.
+    pub region: RegionShape,
+    /// The ONNX Runtime library; empty for the simulator.
+    pub runtime: PathBuf,
+}
+
+/// Makes the backends of one engine. The daemon starts processes; tests compute in-process.
+pub type Spawner = Arc<dyn Fn(&Blueprint, &Settings) -> BackendFactory + Send + Sync>;
+
+/// The program that is started as a worker.
+#[derive(Clone, Debug)]
+pub struct WorkerProgram {
+    /// Path of the `op-dbus` binary.
+    pub exe: PathBuf,
+}
+
+impl WorkerProgram {
+    /// A spawner whose backends are processes of this program.
+    pub fn spawner(self) -> Spawner {
+        Arc::new(move |blueprint, settings| {
+            let (exe, blueprint, settings) =
+                (self.exe.clone(), blueprint.clone(), settings.clone());
+            let crew = Crew::of(&settings, allowed_cpus());
+            let load = Duration::from_secs(settings.load_timeout_s);
+            Box::new(move |number| {
+                let command = command(&exe, &blueprint, &settings, crew.member(number));
+                let timeouts = Timeouts { load, run: RUN_TIMEOUT };
+                let child = ChildBackend::spawn(command, blueprint.region, timeouts)?;
+                Ok::<Box<dyn Backend>, BackendError>(Box::new(child))
+            })
+        })
+    }
+}
+
+/// The workers of the CPU: how many, and which CPUs each has to itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Crew {
+    /// Worker processes.
+    pub workers: usize,
+    /// Threads that each computes with.
+    pub threads: usize,
+    /// CPUs to share out; empty leaves the placing to the kernel.
+    cpus: Vec<usize>,
+}
+
+/// One worker's share.
+#[derive(Debug, PartialEq, Eq)]
+struct Member<'a> {
+    threads: usize,
+    cpus: &'a [usize],
+}
+
+impl Crew {
+    /// Shares `cpus` between the workers that the settings ask for.
+    pub fn of(settings: &Settings, mut cpus: Vec<usize>) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers = settings.workers_per_device.unwrap_or(cores.min(WORKERS_AUTO_MAX)).max(1);
+        let threads = settings.threads.unwrap_or(cores / workers).max(1);
+        // Pinning helps only where every worker can have its CPUs to itself, and would hurt under a
+        // CPU quota, where the kernel must be free to choose.
+        if workers == 1 || cpus.len() != cores || workers * threads > cores {
+            cpus.clear();
+        }
+        Self { workers, threads, cpus }
+    }
+
+    fn member(&self, number: usize) -> Member<'_> {
+        let start = number * self.threads;
+        let cpus = self.cpus.get(start..start + self.threads).unwrap_or_default();
+        Member { threads: self.threads, cpus }
+    }
+}
+
+fn command(
+    exe: &std::path::Path,
+    blueprint: &Blueprint,
+    settings: &Settings,
+    member: Member<'_>,
+) -> Command {
+    let mut command = Command::new(exe);
+    let threads = member.threads.to_string();
+    let engine = settings.cpu_engine.to_string();
+    let options: [(&str, &OsStr); 8] = [
+        ("--model-dir", settings.model_dir.as_ref()),
+        ("--model", blueprint.model.as_ref()),
+        ("--cache-dir", settings.cache_dir.as_ref()),
+        ("--runtime", blueprint.runtime.as_ref()),
+        ("--threads", threads.as_ref()),
+        ("--cpu-engine", engine.as_ref()),
+        ("--provider", "cpu".as_ref()),
+        ("--precision", "f32".as_ref()),
+    ];
+    command.arg("worker").env_clear();
+    for (option, value) in options {
+        command.arg(option).arg(value);
+    }
+    if !member.cpus.is_empty() {
+        let list: Vec<String> = member.cpus.iter().map(usize::to_string).collect();
+        command.arg("--cpu-list").arg(list.join(","));
+    }
+    for name in ENVIRONMENT {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
+    }
+    command
+}
+
+/// The CPUs that we may run on; empty when the kernel does not say.
+fn allowed_cpus() -> Vec<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    line.and_then(parse_cpu_list).unwrap_or_default()
+}
+
+/// Reads `0-2,5`; `None` when it is something else.
+fn parse_cpu_list(list: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in list.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        cpus.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
+    }
+    Some(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_are_read() {
+        assert_eq!(parse_cpu_list("\t0-2,5\n"), Some(vec![0, 1, 2, 5]));
+        assert_eq!(parse_cpu_list("7"), Some(vec![7]));
+        assert_eq!(parse_cpu_list(""), None);
+        assert_eq!(parse_cpu_list("0-x"), None);
+    }
+
+    #[test]
+    fn members_share_the_cpus() {
+        let crew = Crew { workers: 2, threads: 2, cpus: vec![0, 1, 4, 5] };
+        assert_eq!(crew.member(0).cpus, [0, 1]);
+        assert_eq!(crew.member(1).cpus, [4, 5]);
+        assert_eq!(crew.member(2).cpus, [0_usize; 0], "a number beyond the crew is not pinned");
+    }
+}

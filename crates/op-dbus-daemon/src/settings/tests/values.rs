@@ -1,0 +1,217 @@
+//! What single settings accept.
+
+use figment::value::Value;
+use proptest::prelude::*;
+
+use super::{MAIN, Tree};
+use crate::settings::kind::plain;
+use crate::settings::{Bus, CpuEngine, Devices, Provider, ROWS, Scope, row};
+
+/// The canonical form of a value that a flag gives.
+fn parsed(key: &str, text: &str) -> Option<String> {
+    row(key).unwrap().kind.parse(&Value::from(text)).ok().map(|value| plain(&value))
+}
+
+#[test]
+fn aliases_become_the_canonical_name() {
+    let pairs = [
+        ("gpu", "cuda"),
+        ("trt", "tensorrt"),
+        ("wgpu", "webgpu"),
+        ("rocm", "migraphx"),
+        ("dml", "directml"),
+    ];
+    for (alias, name) in pairs {
+        assert_eq!(parsed("execution_provider", alias).as_deref(), Some(name));
+        assert_eq!(parsed("fallback", &format!("{alias},cpu")), Some(format!("{name},cpu")));
+    }
+}
+
+#[test]
+fn every_provider_name_is_a_provider() {
+    for (provider, name) in Provider::ALL {
+        assert_eq!(parsed("execution_provider", name).as_deref(), Some(*name));
+        assert_eq!(name.parse(), Ok(*provider));
+        assert_eq!(provider.to_string(), *name);
+    }
+}
+
+#[test]
+fn a_fallback_is_an_ordered_list_or_none() {
+    let fallback = |toml: &str| {
+        let tree = Tree::new(&[(MAIN, toml)]);
+        tree.load().map(|loaded| loaded.settings.fallback).ok()
+    };
+    assert_eq!(fallback("fallback = \"none\""), Some(vec![]));
+    assert_eq!(fallback("fallback = [\"none\"]"), Some(vec![]));
+    let both = Some(vec![Provider::Cuda, Provider::Cpu]);
+    assert_eq!(fallback("fallback = [\"gpu\", \"cpu\"]"), both);
+    assert_eq!(fallback("fallback = \"cuda, cpu\""), both);
+    for wrong in
+        ["[]", "[\"cpu\", \"cpu\"]", "\"cuda,gpu\"", "\"auto\"", "\"cpu,none\"", "\"\"", "3"]
+    {
+        assert_eq!(fallback(&format!("fallback = {wrong}")), None, "{wrong}");
+    }
+}
+
+#[test]
+fn devices_are_numbers_or_all() {
+    let devices = |toml: &str| {
+        let tree = Tree::new(&[(MAIN, toml)]);
+        tree.load().map(|loaded| loaded.settings.gpu_device).ok()
+    };
+    assert_eq!(devices("gpu_device = 1"), Some(Devices::List(vec![1])));
+    assert_eq!(devices("gpu_device = [2, 0]"), Some(Devices::List(vec![2, 0])));
+    assert_eq!(devices("gpu_device = \"2, 0\""), Some(Devices::List(vec![2, 0])));
+    assert_eq!(devices("gpu_device = \"all\""), Some(Devices::All));
+    for wrong in ["-1", "\"+1\"", "[]", "\"0,all\"", "\"\"", "4294967296", "1.0", "true", "[[0]]"] {
+        assert_eq!(devices(&format!("gpu_device = {wrong}")), None, "{wrong}");
+    }
+}
+
+#[test]
+fn sizes_have_units() {
+    let parse = |text: &str| {
+        let kind = crate::settings::Kind::Bytes { word: Some("none") };
+        kind.parse(&Value::from(text)).ok().map(|value| plain(&value))
+    };
+    assert_eq!(parse("512").as_deref(), Some("512"));
+    assert_eq!(parse("64KiB").as_deref(), Some("65536"));
+    assert_eq!(parse("1GiB").as_deref(), Some("1073741824"));
+    assert_eq!(parse("none").as_deref(), Some("none"));
+    for wrong in
+        ["", "KiB", "-1", "1.5GiB", "1 GiB", "1GB", "1gib", "99999999TiB", "9223372036854775808"]
+    {
+        assert_eq!(parse(wrong), None, "{wrong}");
+    }
+}
+
+#[test]
+fn a_boolean_has_four_forms() {
+    for (text, value) in [("true", "true"), ("1", "true"), ("false", "false"), ("0", "false")] {
+        assert_eq!(parsed("auto_download", text).as_deref(), Some(value));
+    }
+    for wrong in ["", "yes", "TRUE", "2", "on"] {
+        assert_eq!(parsed("auto_download", wrong), None, "{wrong}");
+    }
+}
+
+#[test]
+fn a_bus_is_named_or_an_address() {
+    let bus = |text: &str| Tree::new(&[]).flag("bus", text).load().map(|l| l.settings.bus).ok();
+    assert_eq!(bus("system"), Some(Bus::System));
+    assert_eq!(bus("session"), Some(Bus::Session));
+    let address = "unix:path=/run/user/1000/bus";
+    assert_eq!(bus(address), Some(Bus::Address(address.to_owned())));
+    assert_eq!(bus("sesion"), None);
+    assert_eq!(bus(""), None);
+}
+
+#[test]
+fn paths_are_absolute_but_flags_may_be_relative() {
+    assert_eq!(parsed("model_dir", "models"), None);
+    assert_eq!(parsed("model_dir", ""), None);
+    assert_eq!(parsed("runtime", "").as_deref(), Some(""));
+    let loaded = Tree::new(&[]).flag("model_dir", "models").loaded();
+    assert_eq!(loaded.settings.model_dir, std::env::current_dir().unwrap().join("models"));
+}
+
+#[test]
+fn a_model_is_a_name_and_not_a_path() {
+    assert_eq!(parsed("model", "my-model_2.1").as_deref(), Some("my-model_2.1"));
+    for wrong in ["../x", "/x", "a/b", ".hidden", "a b", "ä"] {
+        assert_eq!(parsed("model", wrong), None, "{wrong}");
+    }
+}
+
+#[test]
+fn a_log_filter_is_checked() {
+    assert!(parsed("log", "info,op_dbus_engine=debug").is_some());
+    for wrong in ["", " ", "info=nonsense", "[", "a=b=c"] {
+        assert_eq!(parsed("log", wrong), None, "{wrong}");
+    }
+}
+
+#[test]
+fn the_simulator_is_a_cpu_engine_and_the_native_one_comes_later() {
+    let load = |text: &str| Tree::new(&[]).flag("cpu_engine", text).load();
+    assert_eq!(load("sim").unwrap().settings.cpu_engine, CpuEngine::Sim);
+    let text = load("native").unwrap_err().to_string();
+    assert!(
+        text.ends_with(
+            "\"native\" is not supported by this version of op-dbus; write `ort`, `sim`"
+        )
+    );
+}
+
+#[test]
+fn what_a_later_version_has_may_only_be_left_as_it_is() {
+    for row in ROWS.iter().filter(|row| row.scope == Scope::Later) {
+        Tree::new(&[]).flag(row.key, row.default).loaded();
+        let text = Tree::new(&[]).flag(row.key, "7").load().unwrap_err().to_string();
+        assert!(text.contains("\"7\" is not supported by this version"), "{text}");
+    }
+}
+
+#[test]
+fn a_models_table_says_how_it_is_used() {
+    let tree = Tree::new(&[
+        (MAIN, "[models.a]\ndefault_prompt = \"q\"\n[models.a.prompts]\nq = \"query: \"\n"),
+        ("etc/op-dbus/conf.d/10.toml", "[models.a.prompts]\np = \"passage: \"\n"),
+    ]);
+    let loaded = tree.loaded();
+    let model = &loaded.settings.models["a"];
+    assert_eq!(model.default_prompt.as_deref(), Some("q"));
+    assert_eq!(model.prompts.keys().collect::<Vec<_>>(), ["p", "q"]);
+    let keys: Vec<String> = loaded.show().into_iter().map(|shown| shown.key).collect();
+    assert!(keys.ends_with(&[
+        "models.a.prompts.p".to_owned(),
+        "models.a.prompts.q".to_owned(),
+        "models.a.default_prompt".to_owned()
+    ]));
+}
+
+#[test]
+fn tables_are_checked() {
+    let tree = Tree::new(&[(
+        MAIN,
+        "[models.a]\ndefault_promt = \"q\"\nprompts = { q = 1 }\n\
+         [providers.cuda]\nstream = 1\n[providers.cdua]\n[batching]\nx = 1\n",
+    )]);
+    let text = tree.mistakes();
+    for expected in [
+        "models.a.default_promt` is not a setting; did you mean `default_prompt`?",
+        "models.a.prompts = a table is not accepted; write a table of texts",
+        "`providers.cuda.stream` is not supported by this version",
+        "`cdua` is not the name of an execution provider; did you mean `cuda`?",
+        "line 7: batching is not a setting",
+    ] {
+        assert!(text.contains(expected), "{expected}\n{text}");
+    }
+}
+
+proptest! {
+    /// No text makes the parser panic, and what it accepts it accepts again in its own form.
+    #[test]
+    fn what_is_accepted_stays_the_same(index in 0..ROWS.len(), text in ".{0,40}|[0-9,]{1,12}|[a-z,0-9]{1,9}") {
+        let key = ROWS[index].key;
+        if let Some(canonical) = parsed(key, &text) {
+            prop_assert_eq!(parsed(key, &canonical), Some(canonical));
+        }
+    }
+
+    #[test]
+    fn any_bytes_as_a_file_give_settings_or_mistakes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let tree = Tree::new(&[]);
+        tree.write(MAIN, &bytes);
+        let _ = tree.load();
+    }
+
+    #[test]
+    fn a_size_is_its_number_times_its_unit(number in 0u64..1 << 30, unit in 0usize..4) {
+        let (name, bytes) = [("", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1u64 << 30)][unit];
+        let kind = crate::settings::Kind::Bytes { word: None };
+        let value = kind.parse(&Value::from(format!("{number}{name}"))).unwrap();
+        prop_assert_eq!(plain(&value), (number * bytes).to_string());
+    }
+}

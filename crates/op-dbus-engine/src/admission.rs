@@ -1,0 +1,262 @@
+//! Admission: permits for all texts of a call before any work, from a global and a per-user budget.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::call::Truncate;
+use crate::config::Limits;
+use crate::error::{Error, Excess};
+
+/// What a text costs at least: one token per this many bytes, so that the budget of tokens bounds
+/// the memory of texts that are cut to a few tokens later.
+const BYTES_PER_TOKEN_MAX: usize = 32;
+
+/// A retry is never asked for sooner or later than this.
+const RETRY_MS: std::ops::RangeInclusive<u64> = 10..=60_000;
+
+/// The budgets, shared by all calls of one engine.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    queue_tokens_max: usize,
+    quota_tokens: usize,
+    state: Mutex<State>,
+    /// Notified when the last call has given its permit back.
+    idle: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    closed: bool,
+    calls: usize,
+    tokens: usize,
+    by_uid: HashMap<u32, Share>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    calls: usize,
+    tokens: usize,
+}
+
+/// The right to have a number of tokens in flight; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    admission: Arc<Admission>,
+    uid: u32,
+    tokens: usize,
+}
+
+/// Tokens that a text of `bytes` may take at most: most tokenizers make at most one token of a byte.
+pub(crate) fn cost(bytes: usize, truncate: Truncate, specials: usize, input_max: usize) -> usize {
+    let whole = bytes.saturating_add(specials);
+    let tokens = match truncate {
+        Truncate::Mean => {
+            let windows = bytes / input_max.saturating_sub(specials).max(1) + 1;
+            bytes.saturating_add(windows.saturating_mul(specials))
+        }
+        Truncate::Error | Truncate::End | Truncate::Start => whole.min(input_max),
+    };
+    tokens.max(bytes / BYTES_PER_TOKEN_MAX)
+}
+
+impl Admission {
+    pub fn new(limits: &Limits) -> Arc<Self> {
+        Arc::new(Self {
+            queue_tokens_max: limits.queue_tokens_max,
+            quota_tokens: limits.quota_tokens,
+            state: Mutex::new(State::default()),
+            idle: Notify::new(),
+        })
+    }
+
+    /// Admits a call or refuses it at once. `tokens_per_s` is the measured rate, for the hint.
+    pub fn admit(
+        self: &Arc<Self>,
+        uid: u32,
+        tokens: usize,
+        tokens_per_s: f64,
+    ) -> Result<Permit, Error> {
+        let too_large = |excess, limit| Err(Error::TooLarge { excess, found: tokens, limit });
+        if tokens > self.queue_tokens_max {
+            return too_large(Excess::QueueTokens, self.queue_tokens_max);
+        }
+        if tokens > self.quota_tokens {
+            return too_large(Excess::QuotaTokens, self.quota_tokens);
+        }
+        let mut state = self.lock();
+        if state.closed {
+            return Err(Error::ShuttingDown);
+        }
+        let share = state.by_uid.get(&uid).copied().unwrap_or_default();
+        if share.tokens + tokens > self.quota_tokens {
+            let excess = share.tokens + tokens - self.quota_tokens;
+            return Err(Error::QuotaExceeded {
+                uid,
+                needed: tokens,
+                in_flight: share.tokens,
+                limit: self.quota_tokens,
+                retry_after_ms: retry_after_ms(excess, tokens_per_s),
+            });
+        }
+        if state.tokens + tokens > self.queue_tokens_max {
+            let excess = state.tokens + tokens - self.queue_tokens_max;
+            return Err(Error::Overloaded {
+                needed: tokens,
+                in_flight: state.tokens,
+                limit: self.queue_tokens_max,
+                retry_after_ms: retry_after_ms(excess, tokens_per_s),
+            });
+        }
+        Ok(self.grant(&mut state, uid, tokens))
+    }
+
+    /// Admits a call of the engine's own, whatever is in flight.
+    pub fn admit_own(self: &Arc<Self>, uid: u32) -> Result<Permit, Error> {
+        let mut state = self.lock();
+        if state.closed { Err(Error::ShuttingDown) } else { Ok(self.grant(&mut state, uid, 0)) }
+    }
+
+    fn grant(self: &Arc<Self>, state: &mut State, uid: u32, tokens: usize) -> Permit {
+        state.calls += 1;
+        state.tokens += tokens;
+        let share = state.by_uid.entry(uid).or_default();
+        share.calls += 1;
+        share.tokens += tokens;
+        Permit { admission: Arc::clone(self), uid, tokens }
+    }
+
+    /// Refuses every later call.
+    pub fn close(&self) {
+        self.lock().closed = true;
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// Calls and tokens in flight.
+    pub fn in_flight(&self) -> (usize, usize) {
+        let state = self.lock();
+        (state.calls, state.tokens)
+    }
+
+    /// Returns once no call is in flight.
+    pub async fn idle(&self) {
+        loop {
+            let notified = self.idle.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if self.lock().calls == 0 {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Permit {
+    /// Gives some tokens back early, because the texts turned out to be shorter than counted.
+    pub fn give_back(&mut self, tokens: usize) {
+        let tokens = tokens.min(self.tokens);
+        self.tokens -= tokens;
+        self.admission.lock().release(self.uid, tokens);
+    }
+}
+
+impl State {
+    fn release(&mut self, uid: u32, tokens: usize) {
+        self.tokens -= tokens;
+        if let Some(share) = self.by_uid.get_mut(&uid) {
+            share.tokens -= tokens;
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut state = self.admission.lock();
+        state.release(self.uid, self.tokens);
+        state.calls -= 1;
+        if let Some(share) = state.by_uid.get_mut(&self.uid) {
+            share.calls -= 1;
+            if share.calls == 0 {
+                state.by_uid.remove(&self.uid);
+            }
+        }
+        let idle = state.calls == 0;
+        drop(state);
+        if idle {
+            self.admission.idle.notify_waiters();
+        }
+    }
+}
+
+fn retry_after_ms(excess_tokens: usize, tokens_per_s: f64) -> u64 {
+    let ms = excess_tokens as f64 * 1e3 / tokens_per_s.max(1.0);
+    (ms as u64).clamp(*RETRY_MS.start(), *RETRY_MS.end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admission(queue_tokens_max: usize, quota_tokens: usize) -> Arc<Admission> {
+        Admission::new(&Limits { queue_tokens_max, quota_tokens, ..Limits::default() })
+    }
+
+    #[test]
+    fn a_full_queue_refuses_until_a_permit_is_dropped() {
+        let admission = admission(100, 60);
+        let first = admission.admit(1, 60, 1000.0).unwrap();
+        let error = admission.admit(2, 50, 1000.0).unwrap_err();
+        let expected =
+            Error::Overloaded { needed: 50, in_flight: 60, limit: 100, retry_after_ms: 10 };
+        assert_eq!(error, expected);
+        drop(first);
+        assert_eq!(admission.in_flight(), (0, 0));
+        admission.admit(2, 50, 1000.0).unwrap();
+    }
+
+    #[test]
+    fn a_user_at_its_quota_does_not_stop_others() {
+        let admission = admission(100, 60);
+        let mut permit = admission.admit(1, 60, 10.0).unwrap();
+        let error = admission.admit(1, 5, 10.0).unwrap_err();
+        assert!(matches!(error, Error::QuotaExceeded { uid: 1, retry_after_ms: 500, .. }));
+        let _other = admission.admit(2, 40, 10.0).unwrap();
+        permit.give_back(5);
+        let _more = admission.admit(1, 5, 10.0).unwrap();
+        assert_eq!(admission.in_flight(), (3, 100));
+    }
+
+    #[test]
+    fn what_can_never_fit_is_too_large() {
+        let admission = admission(100, 60);
+        for tokens in [61, 101, usize::MAX] {
+            assert!(matches!(admission.admit(1, tokens, 1.0), Err(Error::TooLarge { .. })));
+        }
+    }
+
+    #[test]
+    fn closed_means_shutting_down() {
+        let admission = admission(100, 60);
+        admission.close();
+        assert_eq!(admission.admit(1, 1, 1.0).unwrap_err(), Error::ShuttingDown);
+        assert_eq!(admission.admit_own(1).unwrap_err(), Error::ShuttingDown);
+    }
+
+    #[test]
+    fn a_text_costs_what_it_may_become() {
+        assert_eq!(cost(0, Truncate::End, 2, 256), 2);
+        assert_eq!(cost(10, Truncate::End, 2, 256), 12);
+        assert_eq!(cost(4096, Truncate::End, 2, 256), 256);
+        assert_eq!(cost(1 << 20, Truncate::End, 2, 256), 1 << 15);
+        assert_eq!(cost(508, Truncate::Mean, 2, 256), 508 + 3 * 2);
+    }
+}

@@ -1,0 +1,223 @@
+//! Worker threads: each owns a backend, pulls batches, runs them, and replaces a lost backend.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use crate::backend::{Backend, BackendError, BackendFactory, Batch, Description, LoadErrorKind};
+use crate::config::ModelShape;
+use crate::error::Error;
+use crate::job::Ran;
+use crate::scheduler::{Entry, Scheduler};
+
+/// How often a batch that does not fit the device is halved.
+const HALVINGS_MAX: u32 = 3;
+
+/// Wait before the third try in a row to have a working backend; doubled for each later one.
+const BACKOFF: Duration = Duration::from_millis(100);
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+
+/// What all worker threads share.
+pub(crate) struct Shared {
+    pub scheduler: Arc<Scheduler>,
+    pub factory: BackendFactory,
+    pub model: ModelShape,
+    /// Token ids of a short text, run on each backend before it is trusted.
+    pub probe: Box<[i32]>,
+}
+
+struct Worker {
+    index: usize,
+    shared: Arc<Shared>,
+    backend: Box<dyn Backend>,
+    ids: Vec<i32>,
+    lengths: Vec<i32>,
+    out: Vec<f32>,
+    /// Losses and failed loads since the last batch that ran.
+    strikes: u32,
+}
+
+/// The body of worker thread `index`: says by `ready` how the first load went, then works until the
+/// engine stops. `begin` is closed once all workers are loaded and known.
+pub(crate) fn work(
+    index: usize,
+    shared: Arc<Shared>,
+    ready: SyncSender<(usize, Result<Description, BackendError>)>,
+    begin: std::sync::mpsc::Receiver<()>,
+) {
+    let loaded = load(index, &shared);
+    let description = loaded.as_ref().map(|b| b.description().clone()).map_err(Clone::clone);
+    let sent = ready.send((index, description));
+    drop(ready);
+    if let (Ok(backend), Ok(())) = (loaded, sent) {
+        // Closed, never sent on.
+        let _ = begin.recv();
+        let (ids, lengths, out) = Default::default();
+        let scheduler = Arc::clone(&shared.scheduler);
+        Worker { index, shared, backend, ids, lengths, out, strikes: 0 }.work();
+        scheduler.end(index);
+    }
+}
+
+impl Worker {
+    fn work(mut self) {
+        let scheduler = Arc::clone(&self.shared.scheduler);
+        while let Some(entries) = scheduler.next_batch(self.index) {
+            let Err(error) = self.run(entries) else { continue };
+            let provider = &self.backend.description().provider;
+            tracing::warn!(worker = self.index, provider, %error, "worker lost, replacing it");
+            scheduler.lost(self.index, &error);
+            self.strikes += 1;
+            if !self.replace() {
+                break;
+            }
+        }
+    }
+
+    /// Runs a batch, in parts if the device can't hold it.
+    ///
+    /// # Errors
+    /// The backend is lost; all rows without a vector are back in the queue or failed.
+    fn run(&mut self, entries: Vec<Entry>) -> Result<(), BackendError> {
+        let scheduler = Arc::clone(&self.shared.scheduler);
+        let mut parts = vec![(entries, 0)];
+        while let Some((mut part, halvings)) = parts.pop() {
+            match self.compute(&part) {
+                Ok(()) => self.strikes = 0,
+                Err(BackendError::OutOfMemory(_)) if halvings < HALVINGS_MAX && part.len() > 1 => {
+                    let rest = part.split_off(part.len() / 2);
+                    parts.extend([(rest, halvings + 1), (part, halvings + 1)]);
+                }
+                Err(error @ BackendError::OutOfMemory(_)) => {
+                    for entry in part {
+                        entry.item.job.fail(Error::OutOfMemory(error.clone()));
+                    }
+                }
+                // One text may be what the backend refuses; its neighbours must not pay for it.
+                Err(error @ BackendError::Failed(_)) => scheduler.put_back(part, &error, true),
+                Err(error @ (BackendError::Lost(_) | BackendError::Load { .. })) => {
+                    scheduler.put_back(part, &error, true);
+                    for (untried, _) in parts {
+                        scheduler.put_back(untried, &error, false);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes one batch and hands each row to its call.
+    fn compute(&mut self, entries: &[Entry]) -> Result<(), BackendError> {
+        let sequence_length = entries.iter().map(|e| e.item.ids.len()).max().unwrap_or(0);
+        let dimensions = self.shared.model.dimensions;
+        self.ids.clear();
+        self.lengths.clear();
+        for entry in entries {
+            let ids = &entry.item.ids;
+            self.ids.extend_from_slice(ids);
+            // 0 is in every vocabulary; padding is never read as a key.
+            self.ids.resize(self.ids.len() + sequence_length - ids.len(), 0);
+            self.lengths.push(i32::try_from(ids.len()).unwrap_or(i32::MAX));
+        }
+        self.out.clear();
+        self.out.resize(entries.len() * dimensions, f32::NAN);
+        let scheduler = &self.shared.scheduler;
+        let (started, started_us) = (Instant::now(), scheduler.clock.now_us());
+        let batch = Batch { ids: &self.ids, lengths: &self.lengths, sequence_length };
+        run_checked(self.backend.as_mut(), &batch, &mut self.out)?;
+        let tokens = entries.iter().map(|entry| entry.tokens).sum();
+        scheduler.stats.batch(tokens, batch.ids.len(), started.elapsed());
+        scheduler.ran(self.index);
+        let by = self.backend.description();
+        let ran = Ran { by, started_us, ended_us: scheduler.clock.now_us() };
+        for (entry, vector) in entries.iter().zip(self.out.chunks_exact(dimensions)) {
+            entry.item.job.deliver(entry.item.slot, vector, entry.tokens, &ran);
+        }
+        Ok(())
+    }
+
+    /// Makes a new backend, however long it takes; false if the engine stops meanwhile. Other
+    /// workers are not held up: the waiting is done on this thread.
+    fn replace(&mut self) -> bool {
+        // The old one goes first: two copies of a model may not fit the device.
+        self.backend = Box::new(Gone(self.backend.description().clone()));
+        loop {
+            let doublings = self.strikes.saturating_sub(2).min(16);
+            let backoff = (BACKOFF * (1 << doublings)).min(BACKOFF_MAX);
+            if !self.shared.scheduler.pause(if self.strikes > 1 { backoff } else { Duration::ZERO })
+            {
+                return false;
+            }
+            match load(self.index, &self.shared) {
+                Ok(backend) => {
+                    let description = backend.description().clone();
+                    self.shared.scheduler.loaded(self.index, description);
+                    self.backend = backend;
+                    return true;
+                }
+                Err(error) => {
+                    tracing::error!(worker = self.index, %error, "worker can't be replaced yet");
+                    self.shared.scheduler.load_failed(self.index, &error);
+                    self.strikes += 1;
+                }
+            }
+        }
+    }
+}
+
+/// What a worker holds between two backends.
+struct Gone(Description);
+
+impl Backend for Gone {
+    fn description(&self) -> &Description {
+        &self.0
+    }
+
+    fn run(&mut self, _: &Batch<'_>, _: &mut [f32]) -> Result<(), BackendError> {
+        Err(BackendError::Lost("it is being replaced".into()))
+    }
+}
+
+/// Makes a backend and has it embed a short text before anybody relies on it.
+fn load(index: usize, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
+    let wrong = |message| BackendError::Load { kind: LoadErrorKind::Other, message };
+    let mut backend = catch_unwind(AssertUnwindSafe(|| (shared.factory)(index)))
+        .map_err(|_| wrong("the backend panicked while it was loaded; see the log".into()))??;
+    let (made, wanted) = (backend.description().dimensions, shared.model.dimensions);
+    if made != wanted {
+        return Err(wrong(format!(
+            "the backend makes vectors of {made} dimensions and the model has {wanted}; \
+             check the model's files"
+        )));
+    }
+    let lengths = [i32::try_from(shared.probe.len()).unwrap_or(i32::MAX)];
+    let batch =
+        Batch { ids: &shared.probe, lengths: &lengths, sequence_length: shared.probe.len() };
+    let mut out = vec![f32::NAN; wanted];
+    run_checked(backend.as_mut(), &batch, &mut out)?;
+    let square: f32 = out.iter().map(|x| x * x).sum();
+    if shared.model.normalized && !(0.98..=1.02).contains(&square) {
+        return Err(wrong(format!(
+            "the backend's vectors have length {} where 1 is expected; \
+             check the model's normalisation",
+            square.sqrt()
+        )));
+    }
+    Ok(backend)
+}
+
+/// Runs a batch; a backend that panics or gives values that are no numbers can't be trusted again.
+fn run_checked(
+    backend: &mut dyn Backend,
+    batch: &Batch<'_>,
+    out: &mut [f32],
+) -> Result<(), BackendError> {
+    catch_unwind(AssertUnwindSafe(|| backend.run(batch, out)))
+        .unwrap_or_else(|_| Err(BackendError::Lost("it panicked in a batch".into())))?;
+    if out.iter().all(|value| value.is_finite()) {
+        return Ok(());
+    }
+    Err(BackendError::Lost("it returned values that are not finite numbers".into()))
+}

@@ -1,0 +1,232 @@
+//! One call on its way: its options, its own result buffer, and who is told when it is done.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+use crate::admission::Permit;
+use crate::backend::Description;
+use crate::call::{Priority, Reply, Truncate};
+use crate::error::Error;
+use crate::vector;
+
+/// What the vectors of a call look like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Output {
+    /// Length of the backend's vectors.
+    pub full: usize,
+    /// Length of the caller's vectors.
+    pub dimensions: usize,
+    /// Whether a vector is normalised again after a cut or a mean.
+    pub normalise: bool,
+    /// Whether the backend's own vectors need normalising.
+    pub normalise_all: bool,
+}
+
+/// What does not change while a call is on its way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub id: u64,
+    pub uid: u32,
+    pub class: Priority,
+    pub truncate: Truncate,
+    pub output: Output,
+    /// On the engine's clock.
+    pub arrived_us: u64,
+    pub deadline_us: Option<u64>,
+}
+
+/// A call between admission and reply.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub terms: Terms,
+    alive: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    out: Vec<f32>,
+    /// Rows that are still to come; texts that are not tokenized yet count as one.
+    pending: usize,
+    /// Texts in several windows.
+    long: BTreeMap<u32, Long>,
+    truncated: Vec<u32>,
+    tokens: u64,
+    started_us: Option<u64>,
+    done: Option<oneshot::Sender<Result<Reply, Error>>>,
+    permit: Option<Permit>,
+}
+
+#[derive(Debug)]
+struct Long {
+    weights: Vec<u32>,
+    vectors: Vec<f32>,
+    pending: usize,
+}
+
+/// Where a row's vector belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    /// Index of the text in its call.
+    pub text: u32,
+    /// Which window of the text.
+    pub window: u32,
+}
+
+/// The batch that a vector comes from.
+#[derive(Debug)]
+pub(crate) struct Ran<'a> {
+    pub by: &'a Description,
+    pub started_us: u64,
+    pub ended_us: u64,
+}
+
+impl Job {
+    pub fn new(
+        terms: Terms,
+        rows: usize,
+        permit: Permit,
+    ) -> (Arc<Self>, oneshot::Receiver<Result<Reply, Error>>) {
+        let (done, result) = oneshot::channel();
+        let state = State {
+            out: vec![0.0; rows * terms.output.dimensions],
+            pending: rows,
+            long: BTreeMap::new(),
+            truncated: Vec::new(),
+            tokens: 0,
+            started_us: None,
+            done: Some(done),
+            permit: Some(permit),
+        };
+        let job = Self { terms, alive: AtomicBool::new(true), state: Mutex::new(state) };
+        (Arc::new(job), result)
+    }
+
+    /// Whether anybody still waits.
+    pub fn is_alive(&self, now_us: u64) -> bool {
+        self.alive.load(Ordering::Acquire) && self.terms.deadline_us.is_none_or(|at| now_us < at)
+    }
+
+    /// Nobody waits any more. The permit stays until the last row of the call is out of the engine.
+    pub fn abandon(&self) {
+        self.alive.store(false, Ordering::Release);
+        let mut state = self.lock();
+        state.done = None;
+        state.out = Vec::new();
+        state.long.clear();
+    }
+
+    /// Ends the call with an error, unless it has ended already.
+    pub fn fail(&self, error: Error) {
+        let done = self.lock().done.take();
+        self.alive.store(false, Ordering::Release);
+        if let Some(done) = done {
+            // The caller may be gone: then nobody wants to know.
+            let _ = done.send(Err(error));
+        }
+    }
+
+    /// Notes what became of a text: the weights of its windows and whether it was cut.
+    pub fn tokenized(&self, text: u32, weights: &[u32], truncated: bool) {
+        let mut state = self.lock();
+        if truncated {
+            state.truncated.push(text);
+        }
+        if weights.len() > 1 {
+            state.pending += weights.len() - 1;
+            let vectors = vec![0.0; weights.len() * self.terms.output.full];
+            let pending = weights.len();
+            state.long.insert(text, Long { weights: weights.to_vec(), vectors, pending });
+        }
+    }
+
+    /// Gives tokens of the permit back: the texts were shorter than they might have been.
+    pub fn give_back(&self, tokens: usize) {
+        if let Some(permit) = self.lock().permit.as_mut() {
+            permit.give_back(tokens);
+        }
+    }
+
+    /// Takes the vector of one row of `tokens` tokens; tells the caller if it was the last.
+    pub fn deliver(&self, slot: Slot, vector: &[f32], tokens: usize, ran: &Ran<'_>) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if state.done.is_none() {
+            return;
+        }
+        let output = self.terms.output;
+        state.tokens += tokens as u64;
+        state.started_us = Some(state.started_us.map_or(ran.started_us, |t| t.min(ran.started_us)));
+        match state.long.get_mut(&slot.text) {
+            None => output.write(vector, target(&mut state.out, slot, output)),
+            Some(long) => {
+                let start = slot.window as usize * output.full;
+                long.vectors[start..start + output.full].copy_from_slice(vector);
+                long.pending -= 1;
+                if long.pending == 0 {
+                    let mean = vector::weighted_mean(&long.vectors, &long.weights, output.full);
+                    state.long.remove(&slot.text);
+                    output.write_mean(&mean, target(&mut state.out, slot, output));
+                }
+            }
+        }
+        state.pending -= 1;
+        if state.pending == 0 {
+            self.finish(guard, ran);
+        }
+    }
+
+    fn finish(&self, mut state: MutexGuard<'_, State>, ran: &Ran<'_>) {
+        let Some(done) = state.done.take() else { return };
+        let vectors = std::mem::take(&mut state.out);
+        let dimensions = self.terms.output.dimensions;
+        let mut truncated = std::mem::take(&mut state.truncated);
+        truncated.sort_unstable();
+        let started_us = state.started_us.unwrap_or(ran.started_us);
+        let reply = Reply {
+            rows: vectors.len() / dimensions.max(1),
+            vectors,
+            dimensions,
+            tokens: state.tokens,
+            truncated,
+            queue_us: started_us.saturating_sub(self.terms.arrived_us),
+            compute_us: ran.ended_us.saturating_sub(started_us),
+            provider: ran.by.provider.clone(),
+            device: ran.by.device.clone(),
+            precision: ran.by.precision.clone(),
+        };
+        // Before the caller hears of it, so that its next call finds the budget free.
+        drop(state.permit.take());
+        drop(state);
+        let _ = done.send(Ok(reply));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn target(out: &mut [f32], slot: Slot, output: Output) -> &mut [f32] {
+    let start = slot.text as usize * output.dimensions;
+    &mut out[start..start + output.dimensions]
+}
+
+impl Output {
+    fn write(self, vector: &[f32], target: &mut [f32]) {
+        target.copy_from_slice(&vector[..self.dimensions]);
+        let cut = self.dimensions < self.full;
+        if self.normalise_all || (cut && self.normalise) {
+            vector::normalise(target);
+        }
+    }
+
+    fn write_mean(self, mean: &[f32], target: &mut [f32]) {
+        target.copy_from_slice(&mean[..self.dimensions]);
+        if self.normalise {
+            vector::normalise(target);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The backend: a loaded session that turns batches into vectors.
+
+use std::time::Instant;
+
+use op_dbus_engine::{Backend, BackendError, Batch, Description};
+use ort::session::{Session, SessionInputValue};
+use ort::value::TensorRef;
+
+use crate::own::{Content, Input, Integers, Output};
+use crate::{Graph, Options, Pooling, failure, library, own, pooling, session};
+
+/// A model on the CPU, computed by ONNX Runtime.
+pub struct OrtBackend {
+    session: Session,
+    feed: Feed,
+    description: Description,
+}
+
+/// How batches go into the graph and vectors come out of it.
+enum Feed {
+    Compiled,
+    Own(OwnFeed),
+}
+
+struct OwnFeed {
+    inputs: Vec<Input>,
+    output: Output,
+    pooling: Pooling,
+    normalize: bool,
+}
+
+impl OrtBackend {
+    /// Loads the library, unless this process has it already, and makes a session of the graph.
+    ///
+    /// # Errors
+    /// [`BackendError::Load`]: a library that can't be used (`ProviderUnavailable`), a damaged graph
+    /// (`ModelCorrupt`), or one whose inputs and outputs are not understood.
+    pub fn load(options: Options) -> Result<Self, BackendError> {
+        let start = Instant::now();
+        let Options { runtime, threads, graph, dimensions } = options;
+        let environment = library::environment(&runtime)?;
+        let builder = session::builder(&environment, threads.max(1))
+            .map_err(|error| failure::load("the CPU provider", error))?;
+        let (session, feed) = match graph {
+            Graph::Compiled(bytes) => compiled(builder, &bytes, dimensions)?,
+            Graph::Own { path, pooling, normalize } => {
+                let mut builder = builder;
+                let session = builder
+                    .commit_from_file(&path)
+                    .map_err(|error| failure::load(&path.display().to_string(), error))?;
+                let refused = |reason| failure::unusable(format!("{}: {reason}", path.display()));
+                let inputs = own::inputs(&session).map_err(refused)?;
+                let output = own::output(&session, dimensions).map_err(refused)?;
+                (session, Feed::Own(OwnFeed { inputs, output, pooling, normalize }))
+            }
+        };
+        let description = Description {
+            provider: "cpu".to_owned(),
+            device: "cpu:0".to_owned(),
+            precision: "f32".to_owned(),
+            dimensions,
+            load_ms: u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
+            pid: std::process::id(),
+        };
+        Ok(Self { session, feed, description })
+    }
+}
+
+fn compiled(
+    mut builder: ort::session::builder::SessionBuilder,
+    bytes: &[u8],
+    dimensions: usize,
+) -> Result<(Session, Feed), BackendError> {
+    let session = builder
+        .commit_from_memory(bytes)
+        .map_err(|error| failure::load("the compiled graph", error))?;
+    let shape = session.outputs().first().and_then(|output| output.dtype().tensor_shape());
+    let found = shape.and_then(|shape| shape.last().copied()).unwrap_or(0);
+    if usize::try_from(found) != Ok(dimensions) {
+        return Err(failure::unusable(format!(
+            "the compiled graph gives vectors of {found} dimensions, but the model's record says \
+             {dimensions}"
+        )));
+    }
+    Ok((session, Feed::Compiled))
+}
+
+impl Backend for OrtBackend {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        let dimensions = self.description.dimensions;
+        check(batch, dimensions, out)?;
+        match &self.feed {
+            Feed::Compiled => run_compiled(&mut self.session, batch, out),
+            Feed::Own(feed) => feed.run(&mut self.session, batch, out),
+        }
+    }
+}
+
+/// Refuses a batch that contradicts itself, before native code sees it.
+fn check(batch: &Batch<'_>, dimensions: usize, out: &[f32]) -> Result<(), BackendError> {
+    let (rows, length) = (batch.rows(), batch.sequence_length);
+    let longest = i32::try_from(length).unwrap_or(i32::MAX);
+    let sizes_fit = rows.checked_mul(length) == Some(batch.ids.len())
+        && rows.checked_mul(dimensions) == Some(out.len());
+    if rows == 0 || !sizes_fit || batch.lengths.iter().any(|own| !(1..=longest).contains(own)) {
+        return Err(BackendError::Failed(format!(
+            "a batch of {rows} rows of {length} tokens has {} ids, lengths {:?} and room for {} \
+             values of {dimensions} dimensions",
+            batch.ids.len(),
+            batch.lengths,
+            out.len()
+        )));
+    }
+    Ok(())
+}
+
+fn run_compiled(
+    session: &mut Session,
+    batch: &Batch<'_>,
+    out: &mut [f32],
+) -> Result<(), BackendError> {
+    let mut run = || -> ort::Result<()> {
+        let ids = TensorRef::from_array_view(([batch.rows(), batch.sequence_length], batch.ids))?;
+        let lengths = TensorRef::from_array_view(([batch.rows()], batch.lengths))?;
+        let outputs = session.run(ort::inputs!["input_ids" => ids, "lengths" => lengths])?;
+        let (_, vectors) = outputs["embedding"].try_extract_tensor::<f32>()?;
+        copy(vectors, out)
+    };
+    run().map_err(failure::run)
+}
+
+/// Copies a result of exactly the expected size.
+fn copy(vectors: &[f32], out: &mut [f32]) -> ort::Result<()> {
+    if vectors.len() != out.len() {
+        return Err(wrong_size(vectors.len(), out.len()));
+    }
+    out.copy_from_slice(vectors);
+    Ok(())
+}
+
+fn wrong_size(found: usize, expected: usize) -> ort::Error {
+    ort::Error::new(format!("the graph gave {found} values instead of {expected}"))
+}
+
+impl OwnFeed {
+    fn run(
+        &self,
+        session: &mut Session,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+    ) -> Result<(), BackendError> {
+        let filled: Vec<Filled> = self.inputs.iter().map(|input| fill(input, batch)).collect();
+        let mut run = || -> ort::Result<()> {
+            let shape = [batch.rows(), batch.sequence_length];
+            let mut values = Vec::with_capacity(filled.len());
+            for (input, data) in self.inputs.iter().zip(&filled) {
+                let value: SessionInputValue<'_> = match data {
+                    Filled::I32(data) => TensorRef::from_array_view((shape, &data[..]))?.into(),
+                    Filled::I64(data) => TensorRef::from_array_view((shape, &data[..]))?.into(),
+                };
+                values.push((input.name.as_str(), value));
+            }
+            let outputs = session.run(values)?;
+            let (_, found) = outputs[self.output.name.as_str()].try_extract_tensor::<f32>()?;
+            self.take(found, batch, out)
+        };
+        run().map_err(failure::run)
+    }
+
+    /// From what the graph gave to one vector per row.
+    fn take(&self, found: &[f32], batch: &Batch<'_>, out: &mut [f32]) -> ort::Result<()> {
+        let dimensions = out.len() / batch.rows();
+        if self.output.per_token {
+            let expected = out.len() * batch.sequence_length;
+            if found.len() != expected {
+                return Err(wrong_size(found.len(), expected));
+            }
+            pooling::pool(self.pooling, batch, dimensions, found, out);
+        } else {
+            copy(found, out)?;
+        }
+        if self.normalize {
+            pooling::normalize(dimensions, out);
+        }
+        Ok(())
+    }
+}
+
+/// The data of one input.
+enum Filled {
+    I32(Vec<i32>),
+    I64(Vec<i64>),
+}
+
+fn fill(input: &Input, batch: &Batch<'_>) -> Filled {
+    let length = batch.sequence_length;
+    let values: Vec<i32> = match input.content {
+        Content::TokenIds => batch.ids.to_vec(),
+        Content::TokenTypes => vec![0; batch.ids.len()],
+        Content::AttentionMask => {
+            let row = |&own: &i32| (0..length).map(move |at| i32::from(at < own as usize));
+            batch.lengths.iter().flat_map(row).collect()
+        }
+    };
+    match input.integers {
+        Integers::I32 => Filled::I32(values),
+        Integers::I64 => Filled::I64(values.into_iter().map(i64::from).collect()),
+    }
+}

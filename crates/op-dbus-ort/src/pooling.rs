@@ -1,0 +1,74 @@
+//! Pooling and normalisation outside the graph, for users' own graphs that end in token vectors.
+
+use op_dbus_engine::Batch;
+
+use crate::Pooling;
+
+/// A vector shorter than this is divided by this instead of by its length.
+const LENGTH_MIN: f32 = 1e-12;
+
+/// Reduces `tokens` (`[rows, sequence length, dimensions]`) into `out` (`[rows, dimensions]`).
+pub(crate) fn pool(
+    pooling: Pooling,
+    batch: &Batch<'_>,
+    dimensions: usize,
+    tokens: &[f32],
+    out: &mut [f32],
+) {
+    let rows = tokens.chunks_exact(batch.sequence_length * dimensions);
+    let vectors = out.chunks_exact_mut(dimensions);
+    for ((row, vector), &length) in rows.zip(vectors).zip(batch.lengths) {
+        let length = usize::try_from(length).unwrap_or(0);
+        let own = row.chunks_exact(dimensions).take(length);
+        match pooling {
+            Pooling::Cls => vector.copy_from_slice(&row[..dimensions]),
+            Pooling::Mean => {
+                vector.fill(0.0);
+                for token in own {
+                    vector.iter_mut().zip(token).for_each(|(sum, value)| *sum += value);
+                }
+                vector.iter_mut().for_each(|sum| *sum /= length as f32);
+            }
+            Pooling::Max => {
+                vector.fill(f32::MIN);
+                for token in own {
+                    vector.iter_mut().zip(token).for_each(|(most, &value)| *most = most.max(value));
+                }
+            }
+        }
+    }
+}
+
+/// Divides every vector of `out` by its length.
+pub(crate) fn normalize(dimensions: usize, out: &mut [f32]) {
+    for vector in out.chunks_exact_mut(dimensions) {
+        let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt().max(LENGTH_MIN);
+        vector.iter_mut().for_each(|value| *value /= length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_never_counts() {
+        let batch = Batch { ids: &[1, 2, 0, 1, 2, 3], lengths: &[2, 3], sequence_length: 3 };
+        let tokens = [1.0, 8.0, 3.0, -2.0, 99.0, 99.0, 1.0, 1.0, 2.0, 2.0, 6.0, -6.0];
+        let pooled = |pooling| {
+            let mut out = [0.0; 4];
+            pool(pooling, &batch, 2, &tokens, &mut out);
+            out
+        };
+        assert_eq!(pooled(Pooling::Mean), [2.0, 3.0, 3.0, -1.0]);
+        assert_eq!(pooled(Pooling::Cls), [1.0, 8.0, 1.0, 1.0]);
+        assert_eq!(pooled(Pooling::Max), [3.0, 8.0, 6.0, 2.0]);
+    }
+
+    #[test]
+    fn a_zero_vector_stays_finite() {
+        let mut out = [3.0, 4.0, 0.0, 0.0];
+        normalize(2, &mut out);
+        assert_eq!(out, [0.6, 0.8, 0.0, 0.0]);
+    }
+}

@@ -1,0 +1,29 @@
+//! Sessions on the built-in CPU device.
+
+use ort::environment::Environment;
+use ort::ep::{CPU, ExecutionProvider};
+use ort::session::Session;
+use ort::session::builder::SessionBuilder;
+
+/// Prepares a session that computes on `threads` threads of the CPU.
+///
+/// The device is always named: once a plugin with a CPU device is registered, a session without a
+/// named device silently goes there. Idle threads sleep instead of spinning: workers on the same
+/// machine would lose the cores they spin on.
+///
+/// # Errors
+/// Whatever ONNX Runtime says; a library without its built-in CPU device.
+pub(crate) fn builder(environment: &Environment, threads: usize) -> ort::Result<SessionBuilder> {
+    let mut builder = Session::builder(environment)?
+        .with_intra_threads(threads)?
+        .with_inter_threads(1)?
+        .with_intra_op_spinning(false)?
+        // Patterns are kept per shape of the input, and nearly every batch has a shape of its own.
+        .with_memory_pattern(false)?;
+    CPU::default().with_arena_allocator(true).register(&mut builder)?;
+    let cpu = environment.devices().find(|device| device.ep().is_ok_and(|name| name == CPU::NAME));
+    let Some(cpu) = cpu else {
+        return Err(ort::Error::new("the library has no CPU device"));
+    };
+    Ok(builder.with_devices([cpu], None)?)
+}

@@ -1,0 +1,147 @@
+//! `op-dbus config`: what the settings are, where each comes from, and what is wrong with them.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use op_dbus_daemon::settings::{Loaded, Settings, Shown, Sources, config_file, markdown};
+
+use super::terminal::{Colour, colour, paint, printable};
+use super::{Done, EXIT_CODES, Failure, daemon};
+
+/// Show the settings and where they come from, or check them
+#[derive(clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Print every setting, its value and where it comes from
+    ///
+    /// Files and environment are read as `op-dbus daemon` would read them if you started it now.
+    /// `op-dbus status` asks the running service.
+    #[command(after_help = format!("\
+Examples:
+  op-dbus config show
+  op-dbus config show --json | jq -r '.[] | select(.origin != \"default\").key'
+  op-dbus config show --defaults > /etc/op-dbus/config.toml
+
+{EXIT_CODES}"))]
+    Show {
+        #[command(flatten)]
+        files: Files,
+        /// Print JSON, for programs
+        #[arg(long, conflicts_with = "defaults")]
+        json: bool,
+        /// Print a configuration file with every setting explained and at its built-in value
+        #[arg(long)]
+        defaults: bool,
+        /// With --defaults: print the page of documentation instead
+        #[arg(long, hide = true, requires = "defaults")]
+        markdown: bool,
+    },
+    /// Find every mistake in files and environment, without starting anything
+    #[command(after_help = format!("\
+Examples:
+  op-dbus config check
+  op-dbus config check --config ./new-config.toml
+
+{EXIT_CODES}"))]
+    Check {
+        #[command(flatten)]
+        files: Files,
+    },
+}
+
+#[derive(clap::Args)]
+struct Files {
+    /// Read this file in place of /etc/op-dbus/config.toml and its drop-ins
+    #[arg(long, value_name = "PATH")]
+    config: Option<PathBuf>,
+    /// Read this state file
+    #[arg(long, value_name = "PATH")]
+    state_file: Option<PathBuf>,
+}
+
+impl Files {
+    fn load(self) -> Result<Loaded, Failure> {
+        let given = [("config", self.config), ("state_file", self.state_file)];
+        let flags: BTreeMap<String, String> = given
+            .into_iter()
+            .filter_map(|(key, path)| Some((key.to_owned(), path?.to_string_lossy().into_owned())))
+            .collect();
+        let loaded = Settings::load(&Sources::of_process(flags));
+        let loaded = loaded.map_err(|mistakes| daemon::refuse(&mistakes))?;
+        for warning in &loaded.warnings {
+            eprintln!("op-dbus: {warning}");
+        }
+        Ok(loaded)
+    }
+}
+
+pub fn run(args: Args) -> Done {
+    let out = match args.action {
+        Action::Show { defaults: true, markdown: true, .. } => markdown(),
+        Action::Show { defaults: true, .. } => config_file(),
+        Action::Show { files, json: true, .. } => json(&files.load()?.show())?,
+        Action::Show { files, .. } => table(&files.load()?.show(), colour()),
+        Action::Check { files } => {
+            files.load()?;
+            "The settings are in order.\n".to_owned()
+        }
+    };
+    std::io::stdout().write_all(out.as_bytes()).map_err(|error| Failure::output(&error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn json(settings: &[Shown]) -> Result<String, Failure> {
+    serde_json::to_string_pretty(settings)
+        .map(|text| text + "\n")
+        .map_err(|error| Failure::refused(format!("can't write JSON: {error}")))
+}
+
+/// Columns as wide as their longest cell; what is built in stands back when there is colour.
+fn table(settings: &[Shown], coloured: bool) -> String {
+    const VALUE_MAX: usize = 60;
+    let rows: Vec<[String; 3]> = settings
+        .iter()
+        .map(|s| {
+            let value = if s.value.is_empty() { "-" } else { &s.value };
+            [s.key.clone(), printable(value, VALUE_MAX), printable(&s.origin, 200)]
+        })
+        .collect();
+    let width = |column: usize| {
+        rows.iter().map(|row: &[String; 3]| row[column].chars().count()).max().unwrap_or(0)
+    };
+    let (keys, values) = (width(0), width(1));
+    let mut out = String::new();
+    for [key, value, origin] in &rows {
+        let line = format!("{key:keys$}  {value:values$}  {origin}");
+        let faint = coloured && origin == "default";
+        out.push_str(&paint(line, Colour::Faint, faint));
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_control_characters_are_shown() {
+        let shown = |key: &str, value: &str, origin: &str| Shown {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            origin: origin.to_owned(),
+        };
+        let settings =
+            [shown("vector_level", "low", "flag --vector-level"), shown("log", "\u{1b}[m", "x")];
+        let expected = "vector_level  low  flag --vector-level\nlog           ·[m  x\n";
+        assert_eq!(table(&settings, false), expected);
+    }
+}

@@ -1,0 +1,222 @@
+//! `op-dbus embed`: texts in, vectors out, streamed.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::ArgGroup;
+use futures_util::{StreamExt, stream};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::output::{Format, Writer};
+use super::packed::{Caller, Options, Reply};
+use super::texts::{CallLimits, Source, Texts};
+use super::{BusArgs, Done, EXIT_CODES, Failure, connect, terminal};
+
+/// Calls under way at once: enough that the service always has the next batch at hand.
+const CALLS_IN_FLIGHT: usize = 3;
+/// Positions of cut texts that the warning lists.
+const CUT_LISTED_MAX: usize = 10;
+
+/// Turn texts into vectors
+#[derive(clap::Args)]
+#[command(group = ArgGroup::new("format").args(["json", "npy", "csv"]))]
+#[command(after_help = format!("\
+Texts come from the arguments, from files, or from standard input, one text a line (an empty line is
+an empty text). On a terminal a short table is shown; a pipe gets one vector a line. Any amount of
+text is streamed in constant memory.
+
+Examples:
+  op-dbus embed 'the disk is full' 'no space left on device'
+  op-dbus embed --npy --output logs.npy --file /var/log/syslog
+  op-dbus embed --json --prompt query < questions.txt
+
+{EXIT_CODES}"))]
+pub struct Args {
+    /// Texts to embed
+    #[arg(value_name = "TEXT", conflicts_with = "file")]
+    texts: Vec<String>,
+    /// Read texts from a file, one a line; `-` is standard input; may be repeated
+    #[arg(short, long, value_name = "FILE")]
+    file: Vec<PathBuf>,
+
+    /// One JSON object a line: index, truncated, space, vector
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+    /// One NumPy matrix (npy 1.0, 32-bit floats)
+    #[arg(long, help_heading = "Output")]
+    npy: bool,
+    /// One vector a line, values with a comma between
+    #[arg(long, help_heading = "Output")]
+    csv: bool,
+    /// Write to a file instead of standard output
+    #[arg(short, long, value_name = "FILE", help_heading = "Output")]
+    output: Option<PathBuf>,
+
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    bus: BusArgs,
+}
+
+impl Args {
+    fn format(&self) -> Format {
+        let for_person = self.output.is_none() && std::io::stdout().is_terminal();
+        match (self.json, self.npy, self.csv) {
+            (true, ..) => Format::Json,
+            (_, true, _) => Format::Npy,
+            (.., true) => Format::Csv,
+            _ if for_person => Format::Table { colour: terminal::colour() },
+            _ => Format::Plain,
+        }
+    }
+}
+
+pub fn run(args: Args) -> Done {
+    let format = args.format();
+    if format == Format::Npy && args.output.is_none() && std::io::stdout().is_terminal() {
+        return Err(Failure::usage("--npy is not for a terminal: use --output, or a pipe"));
+    }
+    super::block_on(embed(args, format))
+}
+
+async fn embed(args: Args, format: Format) -> Done {
+    let service = connect(&args.bus.bus).await?;
+    let properties = service.properties().await?;
+    let limits = CallLimits::new(
+        properties.number("TextsPerCallMax"),
+        properties.number("InlineReplyBytesMax"),
+        properties.number("TextBytesMax"),
+    );
+    let embedder = service.embedder().await?;
+    let mut writer =
+        Writer::new(format, args.output.as_deref()).map_err(|error| Failure::output(&error))?;
+    let texts = Texts::read(Source::new(args.texts, args.file), limits);
+    let caller = Caller { service, embedder, options: args.options };
+
+    let calls = stream::unfold(texts, async |mut texts| {
+        let call = texts.next_call().await?;
+        Some((call, texts))
+    });
+    let replies = calls.map(|call| caller.call(call)).buffered(CALLS_IN_FLIGHT);
+    let mut replies = std::pin::pin!(replies);
+    let progress = progress(args.output.is_some());
+    let mut summary = Summary::default();
+    while let Some(reply) = replies.next().await {
+        let reply = reply?;
+        summary.take(&reply)?;
+        progress.inc(reply.texts.len() as u64);
+        let vectors = reply.vectors(summary.texts - reply.texts.len() as u64);
+        writer.write(&vectors).map_err(|error| Failure::output(&error))?;
+    }
+    progress.finish_and_clear();
+    writer.finish().map_err(|error| Failure::output(&error))?;
+    if let Some(warning) = summary.warning() {
+        eprintln!("op-dbus: {warning}");
+    }
+    if matches!(format, Format::Table { .. }) && summary.texts > 0 {
+        println!("{}", summary.line());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A counter on a terminal, unless the vectors themselves go there.
+fn progress(to_file: bool) -> ProgressBar {
+    if !to_file && std::io::stdout().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{spinner} {human_pos} texts, {per_sec}, {elapsed}")
+        .unwrap_or_else(|_| ProgressStyle::default_spinner());
+    ProgressBar::new_spinner().with_style(style)
+}
+
+/// What is known of all calls so far.
+#[derive(Default)]
+struct Summary {
+    texts: u64,
+    tokens: u64,
+    space: Option<String>,
+    description: String,
+    cut: u64,
+    cut_listed: Vec<u64>,
+}
+
+impl Summary {
+    /// Counts `reply`, and refuses it if its vectors can't be compared with those before: the
+    /// service may have been given another level meanwhile.
+    fn take(&mut self, reply: &Reply) -> Result<(), Failure> {
+        let space = self.space.get_or_insert_with(|| reply.space.clone());
+        if *space != reply.space {
+            return Err(Failure::refused(format!(
+                "the service changed its vector space from {space} to {} after {} texts; \
+                 start again, with --expect-space to hold it",
+                reply.space, self.texts
+            )));
+        }
+        for cut in &reply.truncated {
+            self.cut += 1;
+            if self.cut_listed.len() < CUT_LISTED_MAX {
+                self.cut_listed.push(self.texts + u64::from(*cut));
+            }
+        }
+        self.description =
+            format!("{} dimensions, {}, {}", reply.dimensions, reply.model, reply.served_by);
+        self.texts += reply.texts.len() as u64;
+        self.tokens += reply.tokens;
+        Ok(())
+    }
+
+    /// The sentence about texts that were cut.
+    fn warning(&self) -> Option<String> {
+        let mut list: Vec<String> = self.cut_listed.iter().map(u64::to_string).collect();
+        if self.cut > self.cut_listed.len() as u64 {
+            list.push("…".to_owned());
+        }
+        let (were, which) = match self.cut {
+            0 => return None,
+            1 => ("text is", "index"),
+            _ => ("texts are", "indices"),
+        };
+        Some(format!(
+            "{} {were} longer than the model reads and cut ({which} {}); \
+             `--truncate` says what to do with such texts",
+            self.cut,
+            list.join(", ")
+        ))
+    }
+
+    fn line(&self) -> String {
+        let texts = if self.texts == 1 { "vector" } else { "vectors" };
+        let (number, tokens) = (terminal::grouped(self.texts), terminal::grouped(self.tokens));
+        format!("{number} {texts} of {}; {tokens} tokens", self.description)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::packed::tests::reply;
+
+    #[test]
+    fn cut_texts_are_counted_over_all_calls_and_listed_up_to_a_limit() {
+        let mut summary = Summary::default();
+        summary.take(&reply(3, "s", &[])).unwrap();
+        assert_eq!(summary.warning(), None);
+        summary.take(&reply(3, "s", &[0])).unwrap();
+        let one = "1 text is longer than the model reads and cut (index 3); ";
+        assert!(summary.warning().unwrap().starts_with(one), "{:?}", summary.warning());
+        let many: Vec<u32> = (0..12).collect();
+        summary.take(&reply(12, "s", &many)).unwrap();
+        let warning = summary.warning().unwrap();
+        let all = "13 texts are longer than the model reads and cut \
+                   (indices 3, 6, 7, 8, 9, 10, 11, 12, 13, 14, …)";
+        assert!(warning.starts_with(all), "{warning}");
+    }
+
+    #[test]
+    fn a_change_of_space_on_the_way_is_refused() {
+        let mut summary = Summary::default();
+        summary.take(&reply(1, "a", &[])).unwrap();
+        assert!(summary.take(&reply(1, "b", &[])).is_err());
+    }
+}

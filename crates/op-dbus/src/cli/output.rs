@@ -1,0 +1,269 @@
+//! Vectors as people and programs want them: a table, lines of numbers, CSV, JSON lines, npy.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use super::terminal::{Colour, paint, printable};
+
+/// Values of a vector that the table shows.
+const TABLE_VALUES: usize = 4;
+/// Characters of a text that the table shows.
+const TABLE_TEXT_CHARS: usize = 36;
+/// Length of the npy header, padding included; the format wants a multiple of 64.
+const NPY_HEADER_BYTES: usize = 128;
+
+/// How vectors are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// For a person: norm and first values.
+    Table { colour: bool },
+    /// A vector a line, values with a space between.
+    Plain,
+    /// A vector a line, values with a comma between.
+    Csv,
+    /// An object a line.
+    Json,
+    /// One NumPy matrix of 32-bit floats.
+    Npy,
+}
+
+/// The vectors of one call, in the order of its texts.
+#[derive(Debug)]
+pub struct Vectors<'a> {
+    /// Number of the first text, over all calls.
+    pub first: u64,
+    pub texts: &'a [String],
+    /// Row-major, a row for each text.
+    pub values: &'a [f32],
+    pub dimensions: usize,
+    /// Positions in this call of the texts that were cut.
+    pub truncated: &'a [u32],
+    pub space: &'a str,
+}
+
+/// Where vectors go.
+pub struct Writer {
+    format: Format,
+    out: BufWriter<Box<dyn Write>>,
+    /// The values of an npy matrix until the number of its rows is known.
+    spool: Option<BufWriter<File>>,
+    rows: u64,
+    dimensions: usize,
+}
+
+impl Writer {
+    /// A writer to the file `path`, or to standard output.
+    pub fn new(format: Format, path: Option<&Path>) -> io::Result<Self> {
+        let out: Box<dyn Write> = match path {
+            Some(path) => Box::new(File::create(path)?),
+            None => Box::new(io::stdout()),
+        };
+        Self::to(format, out)
+    }
+
+    fn to(format: Format, out: Box<dyn Write>) -> io::Result<Self> {
+        let spool = match format {
+            Format::Npy => Some(BufWriter::new(unnamed_file()?)),
+            _ => None,
+        };
+        Ok(Self { format, out: BufWriter::new(out), spool, rows: 0, dimensions: 0 })
+    }
+
+    /// Writes the vectors of one call and hands them on.
+    pub fn write(&mut self, vectors: &Vectors<'_>) -> io::Result<()> {
+        if let Format::Table { colour } = self.format
+            && self.rows == 0
+        {
+            let heading = format!("{:>6}  {:>6}  {:<38}  text", "index", "norm", "vector");
+            writeln!(self.out, "{}", paint(heading, Colour::Faint, colour))?;
+        }
+        self.dimensions = vectors.dimensions;
+        for position in 0..vectors.texts.len() {
+            self.row(vectors, position)?;
+            self.rows += 1;
+        }
+        match &mut self.spool {
+            Some(_) => Ok(()),
+            None => self.out.flush(),
+        }
+    }
+
+    fn row(&mut self, vectors: &Vectors<'_>, position: usize) -> io::Result<()> {
+        let start = position * vectors.dimensions;
+        let row = &vectors.values[start..start + vectors.dimensions];
+        let index = vectors.first + position as u64;
+        let truncated = vectors.truncated.iter().any(|&cut| cut as usize == position);
+        match self.format {
+            Format::Table { colour } => {
+                let text = &vectors.texts[position];
+                writeln!(self.out, "{}", table_row(index, row, text, truncated, colour))
+            }
+            Format::Plain => separated(&mut self.out, row, " "),
+            Format::Csv => separated(&mut self.out, row, ","),
+            Format::Json => {
+                let line = JsonLine { index, truncated, space: vectors.space, vector: row };
+                serde_json::to_writer(&mut self.out, &line)?;
+                self.out.write_all(b"\n")
+            }
+            Format::Npy => {
+                let Some(spool) = &mut self.spool else { return Ok(()) };
+                row.iter().try_for_each(|value| spool.write_all(&value.to_le_bytes()))
+            }
+        }
+    }
+
+    /// Writes what can only be written at the end.
+    pub fn finish(mut self) -> io::Result<()> {
+        if let Some(spool) = self.spool.take() {
+            self.out.write_all(&npy_header(self.rows, self.dimensions))?;
+            let mut values = spool.into_inner().map_err(io::IntoInnerError::into_error)?;
+            values.seek(SeekFrom::Start(0))?;
+            io::copy(&mut values.by_ref(), &mut self.out)?;
+        }
+        self.out.flush()
+    }
+}
+
+/// A file that no one else can see, and that is gone when it is closed.
+fn unnamed_file() -> io::Result<File> {
+    use nix::fcntl::{OFlag, open};
+    use nix::sys::stat::Mode;
+    let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+    let file = open(&std::env::temp_dir(), flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    Ok(File::from(file))
+}
+
+/// One line of `--json`.
+#[derive(serde::Serialize)]
+struct JsonLine<'a> {
+    index: u64,
+    truncated: bool,
+    space: &'a str,
+    vector: &'a [f32],
+}
+
+fn separated(out: &mut impl Write, row: &[f32], separator: &str) -> io::Result<()> {
+    for (position, value) in row.iter().enumerate() {
+        if position > 0 {
+            out.write_all(separator.as_bytes())?;
+        }
+        write!(out, "{value}")?;
+    }
+    out.write_all(b"\n")
+}
+
+fn table_row(index: u64, row: &[f32], text: &str, truncated: bool, colour: bool) -> String {
+    let norm = row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+    let mut values: String =
+        row.iter().take(TABLE_VALUES).map(|value| format!("{value:>8.4} ")).collect();
+    if row.len() > TABLE_VALUES {
+        values.push('…');
+    }
+    let text = printable(text, TABLE_TEXT_CHARS);
+    let mark = if truncated { paint("  (cut)", Colour::Doubtful, colour) } else { String::new() };
+    format!("{index:>6}  {norm:>6.4}  {values:<38}  {text}{mark}")
+}
+
+/// The header of an npy file, version 1.0: a C-ordered matrix of little-endian 32-bit floats.
+fn npy_header(rows: u64, dimensions: usize) -> [u8; NPY_HEADER_BYTES] {
+    let mut header = [b' '; NPY_HEADER_BYTES];
+    header[..8].copy_from_slice(b"\x93NUMPY\x01\x00");
+    header[8..10].copy_from_slice(&(NPY_HEADER_BYTES as u16 - 10).to_le_bytes());
+    let dictionary =
+        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {dimensions}), }}");
+    header[10..10 + dictionary.len()].copy_from_slice(dictionary.as_bytes());
+    header[NPY_HEADER_BYTES - 1] = b'\n';
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn written(format: Format) -> Vec<u8> {
+        let out = Shared::default();
+        let mut writer = Writer::to(format, Box::new(out.clone())).unwrap();
+        for first in [0, 2] {
+            let vectors = Vectors {
+                first,
+                texts: &["one".to_owned(), "t\x1bwo".to_owned()],
+                values: &[0.6, 0.8, -1.0, 1e-7],
+                dimensions: 2,
+                truncated: &[1],
+                space: "ab-f32",
+            };
+            writer.write(&vectors).unwrap();
+        }
+        writer.finish().unwrap();
+        out.0.lock().unwrap().clone()
+    }
+
+    fn lines(format: Format) -> Vec<String> {
+        String::from_utf8(written(format)).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn plain_and_csv_are_one_vector_a_line_and_round_trip() {
+        assert_eq!(lines(Format::Plain), ["0.6 0.8", "-1 0.0000001", "0.6 0.8", "-1 0.0000001"]);
+        assert_eq!(lines(Format::Csv)[1], "-1,0.0000001");
+        assert_eq!("0.0000001".parse::<f32>(), Ok(1e-7));
+    }
+
+    #[test]
+    fn json_lines_count_over_all_calls() {
+        let last: serde_json::Value = serde_json::from_str(&lines(Format::Json)[3]).unwrap();
+        assert_eq!(last["index"], 3);
+        assert_eq!(last["truncated"], true);
+        assert_eq!(last["space"], "ab-f32");
+        assert_eq!(last["vector"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn the_table_marks_cut_texts_and_hides_control_characters() {
+        let table = lines(Format::Table { colour: false });
+        assert_eq!(table.len(), 5);
+        assert!(table[1].ends_with("  one"), "{}", table[1]);
+        assert!(table[2].ends_with("  t·wo  (cut)"), "{}", table[2]);
+    }
+
+    #[test]
+    fn an_npy_file_has_its_header_and_its_values() {
+        let file = written(Format::Npy);
+        assert_eq!(file.len(), 128 + 4 * 2 * 4);
+        assert_eq!(&file[..10], b"\x93NUMPY\x01\x00\x76\x00");
+        let header = std::str::from_utf8(&file[10..128]).unwrap();
+        assert!(header.starts_with(
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 2), }  "
+        ));
+        assert!(header.ends_with(" \n"));
+        assert_eq!(&file[128..132], 0.6_f32.to_le_bytes());
+    }
+
+    #[test]
+    fn the_longest_npy_header_fits() {
+        let header = npy_header(u64::MAX, usize::MAX);
+        assert!(header.ends_with(b" \n"));
+    }
+
+    #[test]
+    fn no_texts_are_an_empty_output() {
+        let out = Shared::default();
+        Writer::to(Format::Csv, Box::new(out.clone())).unwrap().finish().unwrap();
+        assert!(out.0.lock().unwrap().is_empty());
+    }
+}

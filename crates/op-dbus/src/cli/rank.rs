@@ -1,0 +1,174 @@
+//! `op-dbus rank`: the texts nearest to a query, from any number of candidates.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use futures_util::{StreamExt, stream};
+
+use super::texts::{CallLimits, Source, Texts};
+use super::{BusArgs, Done, EXIT_CODES, Failure, Service, connect, terminal};
+
+/// Calls under way at once.
+const CALLS_IN_FLIGHT: usize = 3;
+/// Characters of a candidate that a terminal shows.
+const TERMINAL_TEXT_CHARS: usize = 160;
+
+/// Order texts by how near they are to a query
+#[derive(clap::Args)]
+#[command(after_help = format!("\
+Candidates come from the arguments, from files, or from standard input, one a line; empty lines are
+passed over. A score is the cosine of two vectors: 1 is the same direction, 0 unrelated.
+
+Examples:
+  op-dbus rank 'why did it stop' 'disk full' 'user logged in' 'killed: out of memory'
+  journalctl -b -o cat | op-dbus rank --top 5 'network trouble'
+  op-dbus rank --json 'invoice from March' --file titles.txt
+
+{EXIT_CODES}"))]
+pub struct Args {
+    /// What is looked for
+    query: String,
+    /// Texts to order
+    #[arg(value_name = "CANDIDATE", conflicts_with = "file")]
+    candidates: Vec<String>,
+    /// Read candidates from a file, one a line; `-` is standard input; may be repeated
+    #[arg(short, long, value_name = "FILE")]
+    file: Vec<PathBuf>,
+    /// How many to show
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    top: u32,
+    /// One JSON object a line: rank, index, score, text
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+    #[command(flatten)]
+    bus: BusArgs,
+}
+
+pub fn run(args: Args) -> Done {
+    super::block_on(rank(args))
+}
+
+async fn rank(args: Args) -> Done {
+    let service = connect(&args.bus.bus).await?;
+    let properties = service.properties().await?;
+    let limits = CallLimits::new(
+        properties.number("TextsPerCallMax"),
+        properties.number("InlineReplyBytesMax"),
+        properties.number("TextBytesMax"),
+    );
+    let embedder = service.embedder().await?;
+    let texts = Texts::read(Source::new(args.candidates, args.file), limits);
+    let calls = stream::unfold((texts, 0), async |(mut texts, first)| {
+        let call = texts.next_call().await?;
+        let next = first + call.as_ref().map_or(0, |call| call.len() as u64);
+        Some(((first, call), (texts, next)))
+    });
+    let replies = calls
+        .map(async |(first, call)| {
+            let candidates: Vec<(u64, String)> = (first..).zip(call?).filter(worth_it).collect();
+            if candidates.is_empty() {
+                return Ok(Vec::new());
+            }
+            let texts: Vec<&str> = candidates.iter().map(|(_, text)| text.as_str()).collect();
+            let best = embedder.rank(&args.query, &texts, args.top).await;
+            scored(&service, best, &candidates)
+        })
+        .buffered(CALLS_IN_FLIGHT);
+    let mut replies = std::pin::pin!(replies);
+    let mut best = Best { top: args.top as usize, candidates: Vec::new() };
+    while let Some(scored) = replies.next().await {
+        best.add(scored?);
+    }
+    print(&best.candidates, args.json).map_err(|error| Failure::output(&error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// An empty line has a vector too, but nobody looks for it.
+fn worth_it((_, text): &(u64, String)) -> bool {
+    !text.trim().is_empty()
+}
+
+/// A candidate and how near it is.
+#[derive(Clone, Debug, PartialEq)]
+struct Scored {
+    /// Number over all candidates.
+    index: u64,
+    score: f64,
+    text: String,
+}
+
+fn scored(
+    service: &Service,
+    best: zbus::Result<Vec<(u32, f64)>>,
+    candidates: &[(u64, String)],
+) -> Result<Vec<Scored>, Failure> {
+    let best = best.map_err(|error| service.failure(&error))?;
+    let found = best.into_iter().map(|(position, score)| {
+        let (index, text) = candidates.get(position as usize)?;
+        Some(Scored { index: *index, score, text: text.clone() })
+    });
+    found.collect::<Option<_>>().ok_or_else(|| {
+        Failure::refused(format!(
+            "the service named a candidate that it was not given; there were {}",
+            candidates.len()
+        ))
+    })
+}
+
+/// The best candidates of all calls, best first; the earlier one where two are equal.
+struct Best {
+    top: usize,
+    candidates: Vec<Scored>,
+}
+
+impl Best {
+    fn add(&mut self, more: Vec<Scored>) {
+        self.candidates.extend(more);
+        self.candidates.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
+        self.candidates.truncate(self.top);
+    }
+}
+
+fn print(best: &[Scored], json: bool) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    for (position, Scored { index, score, text }) in best.iter().enumerate() {
+        if json {
+            let rank = position + 1;
+            let line = serde_json::json!({
+                "rank": rank, "index": index, "score": score, "text": text
+            });
+            writeln!(out, "{line}")?;
+        } else if std::io::stdout().is_terminal() {
+            writeln!(out, "{score:>7.4}  {}", terminal::printable(text, TERMINAL_TEXT_CHARS))?;
+        } else {
+            writeln!(out, "{score:.6}\t{text}")?;
+        }
+    }
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(index: u64, score: f64) -> Scored {
+        Scored { index, score, text: String::new() }
+    }
+
+    #[test]
+    fn the_best_of_all_calls_are_kept_in_order() {
+        let mut best = Best { top: 3, candidates: Vec::new() };
+        best.add(vec![candidate(1, 0.5), candidate(0, 0.1)]);
+        best.add(vec![candidate(7, 0.9), candidate(5, 0.5), candidate(6, -1.0)]);
+        let indices: Vec<u64> = best.candidates.iter().map(|candidate| candidate.index).collect();
+        assert_eq!(indices, [7, 1, 5]);
+    }
+
+    #[test]
+    fn blank_candidates_are_passed_over() {
+        assert!(worth_it(&(0, "x".to_owned())));
+        assert!(!worth_it(&(0, " \t".to_owned())));
+    }
+}

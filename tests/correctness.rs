@@ -1,0 +1,100 @@
+//! Vectors through the daemon and the bus: against the references, in batches, from many clients.
+
+use futures_util::future::try_join_all;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::Client;
+use crate::harness::daemon::Setup;
+use crate::harness::golden::{self, cosine, distance};
+use crate::harness::random::Random;
+use crate::harness::registry::tests;
+use crate::harness::Outcome;
+
+tests! {
+    low_matches_the_references: [Bus, Low],
+    medium_matches_the_references: [Bus, Medium],
+    high_matches_the_references: [Bus, High],
+    a_vector_does_not_depend_on_its_batch: [Bus, Medium],
+    each_of_64_clients_gets_its_own: [Bus, Low],
+}
+
+/// What a vector may differ from the reference, by direction and in any component.
+const COSINE_MIN: f64 = 0.99999;
+const REFERENCE_DISTANCE_MAX: f32 = 1e-4;
+/// What a vector may differ from itself in another batch.
+const BATCH_DISTANCE_MAX: f32 = 1e-5;
+
+async fn low_matches_the_references() -> Outcome {
+    matches_the_references("low").await
+}
+
+async fn medium_matches_the_references() -> Outcome {
+    matches_the_references("medium").await
+}
+
+async fn high_matches_the_references() -> Outcome {
+    matches_the_references("high").await
+}
+
+async fn matches_the_references(level: &str) -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real(level)?;
+    let daemon = setup.ready(&bus).await?;
+    let texts = golden::texts()?;
+    let references = golden::vectors(level)?;
+    let found = daemon.client().vectors(&golden::plain_texts()?).await?;
+    for ((text, found), reference) in texts.iter().zip(&found).zip(&references) {
+        let (cosine, distance) = (cosine(found, reference), distance(found, reference));
+        println!("{level} {}: cosine {cosine:.9}, distance {distance:.1e}", text.name);
+        assert!(cosine >= COSINE_MIN, "{level}, {}: cosine {cosine}", text.name);
+        assert!(distance <= REFERENCE_DISTANCE_MAX, "{level}, {}: {distance}", text.name);
+    }
+    // The readable method computes the same as the packed one.
+    let doubles = daemon.client().embedder.embed(&texts[3].text).await?;
+    let floats: Vec<f32> = doubles.iter().map(|x| *x as f32).collect();
+    assert!(distance(&floats, &references[3]) <= REFERENCE_DISTANCE_MAX);
+    daemon.stop().await
+}
+
+async fn a_vector_does_not_depend_on_its_batch() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("medium")?;
+    let daemon = setup.ready(&bus).await?;
+    let mut texts = golden::plain_texts()?;
+    texts.extend((0..20).map(|n| format!("report {n}: {}", "the pump is noisy; ".repeat(n))));
+    let mut alone = Vec::new();
+    for text in &texts {
+        alone.push(daemon.client().vectors(&[text]).await?.remove(0));
+    }
+    let mut random = Random::new(50);
+    for _ in 0..50 {
+        let picks: Vec<usize> = (0..random.below(24) + 2).map(|_| random.below(texts.len())).collect();
+        let batch: Vec<&String> = picks.iter().map(|pick| &texts[*pick]).collect();
+        let vectors = daemon.client().vectors(&batch).await?;
+        for (pick, vector) in picks.iter().zip(&vectors) {
+            let distance = distance(vector, &alone[*pick]);
+            assert!(distance <= BATCH_DISTANCE_MAX, "text {pick} in {picks:?}: {distance}");
+        }
+    }
+    daemon.stop().await
+}
+
+async fn each_of_64_clients_gets_its_own() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    let marked = |client: usize| -> Vec<String> {
+        (0..6).map(|n| format!("client {client} asks {n} {}", "and waits ".repeat(n))).collect()
+    };
+    let clients = try_join_all((0..64).map(|_| Client::on(&bus))).await?;
+    let calls = clients.iter().enumerate().map(|(n, client)| async move { client.vectors(&marked(n)).await });
+    let together = try_join_all(calls).await?;
+    for (n, vectors) in together.iter().enumerate() {
+        for (text, vector) in marked(n).iter().zip(vectors) {
+            let alone = daemon.client().vectors(&[text]).await?.remove(0);
+            let distance = distance(vector, &alone);
+            assert!(distance <= BATCH_DISTANCE_MAX, "client {n}, {text:?}: {distance}");
+        }
+    }
+    daemon.stop().await
+}

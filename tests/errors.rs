@@ -1,0 +1,290 @@
+//! Every refusal by its name, with a sentence that helps.
+
+use nix::sys::signal::Signal;
+use op_dbus_api::ErrorName::{self, *};
+use zbus::Variant;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::{Client, Options, refused};
+use crate::harness::command::{clean, finish};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! {
+    wrong_options: [Bus],
+    too_large: [Bus],
+    inline_replies_have_a_cap: [Bus],
+    too_long: [Bus],
+    deadlines: [Bus],
+    level_none_is_disabled: [Bus],
+    loading_is_not_ready: [Bus, Low],
+    models_that_are_not_there: [Bus],
+    runtimes_that_are_not_there: [Bus, Low],
+    another_vector_space: [Bus],
+    pinned_settings: [Bus],
+    only_root_may_change: [Bus, Root, Busctl],
+    full_queue: [Bus],
+    used_up_quota: [Bus],
+    shutting_down: [Bus],
+}
+
+/// The outcome of `EmbedPacked` with one option.
+async fn with(daemon: &Daemon, key: &str, value: impl Into<Variant<'_>>) -> zbus::Result<()> {
+    let options = Options::from([(key, value.into())]);
+    daemon.client().packed(&["one", "two"], options).await.map(drop)
+}
+
+async fn sim(setup: Setup) -> Outcome<(PrivateBus, Setup, Daemon)> {
+    let bus = PrivateBus::start().await?;
+    let daemon = setup.ready(&bus).await?;
+    Ok((bus, setup, daemon))
+}
+
+async fn wrong_options() -> Outcome {
+    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    let message = refused(with(&daemon, "truncat", "end").await, InvalidArgument)?;
+    assert!(message.contains("truncat") && message.contains("truncate"), "{message}");
+    let message = refused(with(&daemon, "prompt", "nosuch").await, InvalidArgument)?;
+    assert!(message.contains("nosuch"), "{message}");
+    for (key, wrong) in [
+        ("truncate", "middle"),
+        ("priority", "urgent"),
+        ("encoding", "f64"),
+        ("level", "highest"),
+        ("device", "cuda:7"),
+    ] {
+        let message = refused(with(&daemon, key, wrong).await, InvalidArgument)?;
+        assert!(message.contains(key) && message.contains(wrong), "{message}");
+    }
+    // A value of another type than the contract's.
+    refused(with(&daemon, "deadline_ms", "soon").await, InvalidArgument)?;
+    refused(with(&daemon, "normalize", 1_u32).await, InvalidArgument)?;
+    // The model was not trained to be cut.
+    refused(with(&daemon, "dimensions", 100_u32).await, InvalidArgument)?;
+    refused(with(&daemon, "dimensions", 0_u32).await, InvalidArgument)?;
+    daemon.stop().await
+}
+
+async fn too_large() -> Outcome {
+    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    let client = daemon.client();
+    let text = "x".repeat(client.embedder.text_bytes_max().await? as usize + 1);
+    let message = refused(client.embedder.embed(&text).await, TooLarge)?;
+    assert!(message.contains(&text.len().to_string()), "{message}");
+    let many = vec!["x"; client.embedder.texts_per_call_max().await? as usize + 1];
+    let message = refused(client.packed(&many, Options::new()).await, TooLarge)?;
+    assert!(message.contains(&many.len().to_string()), "{message}");
+    // The largest that is accepted.
+    client.embedder.embed(&text[1..]).await?;
+    daemon.stop().await
+}
+
+async fn inline_replies_have_a_cap() -> Outcome {
+    // One token each, so that the queue has room for all of them.
+    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    let client = daemon.client();
+    let vector_bytes = 8 * client.embedder.dimensions().await? as usize;
+    let rows = client.embedder.inline_reply_bytes_max().await? as usize / vector_bytes + 1;
+    let texts = vec!["x"; rows];
+    let message = refused(client.embedder.embed_batch(&texts).await, TooLarge)?;
+    assert!(message.contains("EmbedPacked") || message.contains("EmbedToFd"), "{message}");
+    // The service is still on the bus: a reply that is too large would have cost it its place.
+    client.embedder.embed("still there").await?;
+    daemon.stop().await
+}
+
+async fn too_long() -> Outcome {
+    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    let client = daemon.client();
+    let limit = client.embedder.max_input_tokens().await?;
+    let long = "x".repeat(2 * limit as usize);
+    let options = Options::from([("truncate", "error".into())]);
+    let message = refused(client.packed(&["short", &long], options).await, TooLong)?;
+    assert!(message.contains('1') && message.contains(&limit.to_string()), "{message}");
+    // Every other policy serves the text and says that it was cut.
+    for policy in ["end", "start", "mean"] {
+        let options = Options::from([("truncate", policy.into())]);
+        let reply = client.packed(&["short", &long], options).await?;
+        assert_eq!(reply.info::<Vec<u32>>("truncated")?, [1], "{policy}");
+    }
+    daemon.stop().await
+}
+
+async fn deadlines() -> Outcome {
+    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    refused(with(&daemon, "deadline_ms", 0_u32).await, DeadlineExceeded)?;
+    // With its worker stopped, the service must answer by itself.
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let late = within("the deadline", with(&daemon, "deadline_ms", 1_u32)).await?;
+    refused(late, DeadlineExceeded)?;
+    daemon.signal_workers(Signal::SIGCONT).await?;
+    with(&daemon, "deadline_ms", 600_000_u32).await?;
+    daemon.stop().await
+}
+
+async fn level_none_is_disabled() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("vector_level", "none");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "disabled");
+    let client = daemon.client();
+    refused(client.embedder.embed("x").await, Disabled)?;
+    refused(client.embedder.similarity("x", "y").await, Disabled)?;
+    // Everything but embedding answers.
+    assert_eq!(client.embedder.vector_level().await?, "none");
+    client.manager.get_status().await?;
+    client.manager.set_vector_level("low").await?;
+    assert_eq!(daemon.state(|state| state == "ready").await?, "ready");
+    client.embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+async fn loading_is_not_ready() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    // Nobody writes to the pipe, so loading the library never ends.
+    let setup = Setup::real("low")?;
+    let pipe = setup.path("library.so");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)?;
+    let setup = setup.setting("runtime", &pipe.display().to_string());
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.client().embedder.state().await?, "loading");
+    refused(daemon.client().embedder.embed("x").await, NotReady)?;
+    daemon.client().manager.get_status().await?;
+    // Whoever is loading can be told to stop.
+    daemon.stop().await
+}
+
+async fn models_that_are_not_there() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("cpu_engine", "ort");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let message = refused(daemon.client().embedder.embed("x").await, ModelNotInstalled)?;
+    assert!(message.contains("op-dbus models pull"), "{message}");
+    // Another level is no better, and says so of itself.
+    let message = refused(with(&daemon, "level", "high").await, ModelNotInstalled)?;
+    assert!(message.contains("mpnet"), "{message}");
+    daemon.stop().await
+}
+
+async fn runtimes_that_are_not_there() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    for (library, text) in [("missing.so", None), ("text.so", Some("not a library"))] {
+        let setup = Setup::real("low")?;
+        let path = setup.path(library);
+        if let Some(text) = text {
+            std::fs::write(&path, text)?;
+        }
+        let setup = setup.setting("runtime", &path.display().to_string());
+        let daemon = setup.start(&bus).await?;
+        assert_eq!(daemon.settled().await?, "failed");
+        let refusal = daemon.client().embedder.embed("x").await;
+        let message = refused(refusal, ProviderUnavailable)?;
+        assert!(message.contains(library), "{message}");
+        assert!(message.contains("op-dbus runtime pull"), "{message}");
+        daemon.stop().await?;
+    }
+    Ok(())
+}
+
+async fn another_vector_space() -> Outcome {
+    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    let space = daemon.client().embedder.vector_space().await?;
+    with(&daemon, "expect_space", space.as_str()).await?;
+    // The suffix after the fingerprint tells the precision, and precisions may be compared.
+    let fingerprint = space.split('-').next().unwrap_or_default();
+    with(&daemon, "expect_space", fingerprint).await?;
+    let other = "0".repeat(64);
+    let message = refused(with(&daemon, "expect_space", other.as_str()).await, WrongSpace)?;
+    assert!(message.contains(fingerprint), "{message}");
+    daemon.stop().await
+}
+
+async fn pinned_settings() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let by_environment = Setup::sim()?.env("OP_DBUS_VECTOR_LEVEL", "low");
+    let by_flag = Setup::sim()?.flag("--vector-level=low");
+    for (setup, name) in [(by_environment, "OP_DBUS_VECTOR_LEVEL"), (by_flag, "--vector-level")] {
+        let daemon = setup.ready(&bus).await?;
+        let message = refused(daemon.client().manager.set_vector_level("medium").await, Pinned)?;
+        assert!(message.contains(name), "{message}");
+        assert_eq!(daemon.client().embedder.vector_level().await?, "low");
+        daemon.stop().await?;
+    }
+    Ok(())
+}
+
+async fn only_root_may_change() -> Outcome {
+    let (bus, setup, daemon) = sim(Setup::sim()?).await?;
+    let nobody = async |interface: &str, arguments: &[&str]| {
+        let mut command = clean("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "busctl"]);
+        command.arg(format!("--address={}", bus.address()));
+        command.args(["call", "org.opdbus.Embedding1", "/org/opdbus/Embedding1"]);
+        finish(command.arg(interface).args(arguments).to_owned(), "").await
+    };
+    let manager = op_dbus_api::MANAGER_INTERFACE;
+    for change in [&["SetVectorLevel", "s", "none"][..], &["Reload"]] {
+        let refusal = nobody(manager, change).await?;
+        assert_ne!(refusal.code, Some(0), "{change:?}");
+        assert!(refusal.stderr.to_lowercase().contains("denied"), "{}", refusal.stderr);
+    }
+    assert_eq!(daemon.client().embedder.vector_level().await?, "low");
+    assert!(!setup.state_file().exists(), "a refused change was written");
+    // Reading and embedding are open.
+    nobody(manager, &["GetStatus"]).await?.success()?;
+    nobody(op_dbus_api::EMBEDDER_INTERFACE, &["Embed", "s", "x"]).await?.success()?;
+    daemon.stop().await
+}
+
+async fn full_queue() -> Outcome {
+    refuses_when_full("queue_tokens_max", Overloaded).await
+}
+
+async fn used_up_quota() -> Outcome {
+    refuses_when_full("quota_tokens", QuotaExceeded).await
+}
+
+/// With the worker stopped, one call fills the limit and the next is refused, not queued.
+async fn refuses_when_full(limit: &str, expected: ErrorName) -> Outcome {
+    let (bus, _setup, daemon) = sim(Setup::sim()?.setting(limit, "300")).await?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let first = Client::on(&bus).await?;
+    let text = "x".repeat(200);
+    let waiting = tokio::spawn({
+        let embedder = first.embedder.clone();
+        let text = text.clone();
+        async move { embedder.embed(&text).await }
+    });
+    daemon.client().counted("in_flight_calls", 1).await?;
+    let message = refused(daemon.client().embedder.embed(&text).await, expected)?;
+    assert!(message.contains("300") && message.contains("ms"), "{message}");
+    daemon.signal_workers(Signal::SIGCONT).await?;
+    waiting.await??;
+    daemon.client().embedder.embed(&text).await?;
+    daemon.stop().await
+}
+
+async fn shutting_down() -> Outcome {
+    let (bus, _setup, mut daemon) = sim(Setup::sim()?).await?;
+    let client = Client::on(&bus).await?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let workers = daemon.workers().await?;
+    let waiting = tokio::spawn({
+        let embedder = client.embedder.clone();
+        async move { embedder.embed("in flight").await }
+    });
+    client.counted("in_flight_calls", 1).await?;
+    daemon.process.signal(Signal::SIGTERM)?;
+    daemon.state(|state| state == "draining").await?;
+    refused(client.embedder.embed("too late").await, ShuttingDown)?;
+    for worker in workers {
+        nix::sys::signal::kill(worker, Signal::SIGCONT)?;
+    }
+    // What was in flight is finished, and the daemon ends well.
+    assert!(!waiting.await??.is_empty());
+    let status = daemon.process.ended().await?;
+    assert!(status.success(), "{status}");
+    Ok(())
+}

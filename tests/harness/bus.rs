@@ -1,0 +1,96 @@
+//! A message bus of a test's own, of the system type, under the project's policy file.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+
+use nix::unistd::{Uid, User};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
+use zbus::Connection;
+
+use super::process::Process;
+use super::{Outcome, repository, within};
+
+/// A dbus-daemon with a socket in a temporary folder.
+pub struct PrivateBus {
+    // Before the folder: fields are dropped in order, and the log lies in the folder.
+    process: Process,
+    address: String,
+    _folder: TempDir,
+}
+
+impl PrivateBus {
+    /// Starts the bus; it takes connections when this returns.
+    pub async fn start() -> Outcome<Self> {
+        let folder = tempfile::Builder::new().prefix("bus-").tempdir()?;
+        // Callers without privileges have to reach the socket.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+        let config = folder.path().join("bus.conf");
+        fs::write(&config, configuration(folder.path().join("socket").display())?)?;
+        let mut command = Command::new("dbus-daemon");
+        command.arg("--config-file").arg(&config);
+        command.args(["--nofork", "--nopidfile", "--print-address"]).stdout(Stdio::piped());
+        let mut process = Process::start("dbus-daemon", command, &folder.path().join("log"))?;
+        let stdout = process.child().stdout.take().ok_or("dbus-daemon has no output")?;
+        let mut address = String::new();
+        within("the address of the bus", BufReader::new(stdout).read_line(&mut address)).await??;
+        let address = address.trim().to_owned();
+        assert!(!address.is_empty(), "dbus-daemon did not start: {}", process.stderr());
+        Ok(Self { process, address, _folder: folder })
+    }
+
+    /// The D-Bus address.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// A new connection, as a client of its own.
+    pub async fn connect(&self) -> Outcome<Connection> {
+        Ok(zbus::connection::Builder::address(self.address()).build().await?)
+    }
+
+    /// Ends the bus as a crash would.
+    pub async fn kill(&mut self) -> Outcome {
+        self.process.signal(nix::sys::signal::Signal::SIGKILL)?;
+        self.process.ended().await?;
+        Ok(())
+    }
+}
+
+/// The stock system bus in short: nothing may be owned or called but what a policy file allows.
+fn configuration(socket: impl std::fmt::Display) -> Outcome<String> {
+    let policies = repository().join("dbus-policy").canonicalize()?;
+    let user = User::from_uid(Uid::current())?.ok_or("this process's user has no name")?.name;
+    // The project's file names root and op-dbus as owners; tests may run as anybody.
+    Ok(format!(
+        r#"<busconfig>
+  <type>system</type>
+  <listen>unix:path={socket}</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow user="*"/>
+    <deny own="*"/>
+    <deny send_type="method_call"/>
+    <allow send_type="signal"/>
+    <allow send_requested_reply="true" send_type="method_return"/>
+    <allow send_requested_reply="true" send_type="error"/>
+    <allow receive_type="method_call"/>
+    <allow receive_type="method_return"/>
+    <allow receive_type="error"/>
+    <allow receive_type="signal"/>
+    <allow send_destination="org.freedesktop.DBus" send_interface="org.freedesktop.DBus"/>
+    <allow send_destination="org.freedesktop.DBus"
+           send_interface="org.freedesktop.DBus.Introspectable"/>
+    <allow send_destination="org.freedesktop.DBus"
+           send_interface="org.freedesktop.DBus.Properties"/>
+  </policy>
+  <includedir>{}</includedir>
+  <policy user="{user}"><allow own="{}"/></policy>
+</busconfig>
+"#,
+        policies.display(),
+        op_dbus_api::BUS_NAME,
+    ))
+}

@@ -1,0 +1,121 @@
+//! A client of the service on a connection of its own.
+
+use std::collections::HashMap;
+
+use nix::unistd::Pid;
+use op_dbus_api::{EmbedderProxy, Error, ErrorName, ManagerProxy};
+use zbus::proxy::CacheProperties;
+use zbus::{Connection, OwnedVariant, Variant};
+
+use super::bus::PrivateBus;
+use super::{Outcome, within};
+
+/// Typed proxies without a cache: what a test reads is what the service says now.
+pub struct Client {
+    pub embedder: EmbedderProxy<'static>,
+    pub manager: ManagerProxy<'static>,
+    connection: Connection,
+}
+
+/// Options of the packed methods.
+pub type Options<'a> = HashMap<&'a str, Variant<'a>>;
+
+/// A reply of `EmbedPacked`, unpacked.
+pub struct Packed {
+    pub vectors: Vec<Vec<f32>>,
+    pub info: HashMap<String, OwnedVariant>,
+}
+
+impl Packed {
+    /// A value of the information dictionary.
+    pub fn info<T>(&self, key: &str) -> Outcome<T>
+    where
+        T: TryFrom<OwnedVariant>,
+        T::Error: std::error::Error + 'static,
+    {
+        let value = self.info.get(key).ok_or_else(|| format!("the reply has no {key}"))?;
+        Ok(value.clone().try_into()?)
+    }
+}
+
+impl Client {
+    /// Proxies on `connection`; the service need not be there yet.
+    pub async fn new(connection: Connection) -> Outcome<Self> {
+        let embedder = EmbedderProxy::builder(&connection).cache_properties(CacheProperties::No);
+        let manager = ManagerProxy::builder(&connection).cache_properties(CacheProperties::No);
+        Ok(Self { embedder: embedder.build().await?, manager: manager.build().await?, connection })
+    }
+
+    /// A client on a new connection to `bus`.
+    pub async fn on(bus: &PrivateBus) -> Outcome<Self> {
+        Self::new(bus.connect().await?).await
+    }
+
+    /// The connection that both proxies share.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// `EmbedPacked`, with the reply's bytes as vectors.
+    pub async fn packed<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        options: Options<'_>,
+    ) -> zbus::Result<Packed> {
+        let texts: Vec<&str> = texts.iter().map(AsRef::as_ref).collect();
+        let (bytes, rows, dimensions, info) = self.embedder.embed_packed(&texts, options).await?;
+        assert_eq!(rows as usize, texts.len());
+        assert_eq!(bytes.len(), rows as usize * dimensions as usize * 4);
+        let number = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let numbers: Vec<f32> = bytes.chunks_exact(4).map(number).collect();
+        let vectors = numbers.chunks(dimensions as usize).map(<[f32]>::to_vec).collect();
+        Ok(Packed { vectors, info })
+    }
+
+    /// Vectors of `texts` with no options.
+    pub async fn vectors<S: AsRef<str>>(&self, texts: &[S]) -> Outcome<Vec<Vec<f32>>> {
+        Ok(self.packed(texts, Options::new()).await?.vectors)
+    }
+
+    /// A counter of `GetStatistics`.
+    pub async fn counter(&self, name: &str) -> Outcome<u64> {
+        let statistics = self.manager.get_statistics().await?;
+        let value = statistics.get(name).ok_or_else(|| format!("no statistic {name}"))?;
+        Ok(value.clone().try_into()?)
+    }
+
+    /// Asks for a counter until it's at least `least`: work inside the service has no signal of
+    /// its own.
+    pub async fn counted(&self, name: &str, least: u64) -> Outcome {
+        within(&format!("{name} to become {least}"), async {
+            while self.counter(name).await? < least {}
+            Ok(())
+        })
+        .await?
+    }
+
+    /// Process ids of the workers, from `GetStatus`.
+    pub async fn worker_pids(&self) -> Outcome<Vec<Pid>> {
+        let status = self.manager.get_status().await?;
+        let workers = status.get("workers").ok_or("the status names no workers")?.clone();
+        let workers: Vec<HashMap<String, OwnedVariant>> = workers.try_into()?;
+        let pid = |worker: &HashMap<String, OwnedVariant>| -> Outcome<Pid> {
+            let pid: u32 = worker.get("pid").ok_or("a worker without pid")?.clone().try_into()?;
+            Ok(Pid::from_raw(i32::try_from(pid)?))
+        };
+        workers.iter().map(pid).collect()
+    }
+}
+
+/// The refusal that a call must have ended with: its name is `expected`, and its message, which is
+/// returned, is one sentence that says something.
+pub fn refused<T>(result: zbus::Result<T>, expected: ErrorName) -> Outcome<String> {
+    let error = match result {
+        Ok(_) => return Err(format!("not refused, but {} was to be", expected.as_str()).into()),
+        Err(error) => error,
+    };
+    let refusal = Error::from_reply(&error).ok_or_else(|| format!("not in the contract: {error}"))?;
+    assert_eq!(refusal.name(), expected, "{}", refusal.message());
+    assert!(refusal.message().split_whitespace().count() > 3, "{:?}", refusal.message());
+    Ok(refusal.message().to_owned())
+}

@@ -1,0 +1,67 @@
+//! Programs that a test runs to their end: `op-dbus` itself and other clients.
+
+use std::ffi::OsStr;
+use std::process::Stdio;
+
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+use super::bus::PrivateBus;
+use super::needs::op_dbus;
+use super::{Outcome, journal, within};
+
+/// How a program ended and what it said.
+pub struct Finished {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Finished {
+    /// The output of a program that must have succeeded.
+    pub fn success(self) -> Outcome<String> {
+        match self.code {
+            Some(0) => Ok(self.stdout),
+            code => Err(format!("exit code {code:?}: {}{}", self.stdout, self.stderr).into()),
+        }
+    }
+}
+
+/// Runs a command to its end with `input` as its standard input.
+pub async fn finish(mut command: Command, input: &str) -> Outcome<Finished> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let name = format!("{:?}", command.as_std());
+    let mut child = command.spawn().map_err(|e| format!("can't start {name}: {e}"))?;
+    let mut stdin = child.stdin.take().ok_or("no standard input")?;
+    let input = input.as_bytes().to_owned();
+    // A program may end without reading; that isn't an error.
+    let feeder = tokio::spawn(async move { stdin.write_all(&input).await });
+    let output = within(&name, child.wait_with_output()).await??;
+    let _ = feeder.await?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    journal::keep(&name, &stderr);
+    Ok(Finished { code: output.status.code(), stdout, stderr })
+}
+
+/// A command without this process's settings: only `PATH` and `HOME` are handed on.
+pub fn clean(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear();
+    for name in ["PATH", "HOME", "LANG"] {
+        command.envs(std::env::var_os(name).map(|value| (name, value)));
+    }
+    command
+}
+
+/// Runs `op-dbus` as a client of `bus`.
+pub async fn cli(bus: &PrivateBus, args: &[&str]) -> Outcome<Finished> {
+    cli_with_input(bus, args, "").await
+}
+
+/// Runs `op-dbus` as a client of `bus`, with something on its standard input.
+pub async fn cli_with_input(bus: &PrivateBus, args: &[&str], input: &str) -> Outcome<Finished> {
+    let mut command = clean(op_dbus());
+    command.args(args).arg("--bus").arg(bus.address());
+    finish(command, input).await
+}

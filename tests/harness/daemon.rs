@@ -1,0 +1,201 @@
+//! The daemon as a process, with files and settings of a test's own.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use futures_util::StreamExt;
+use nix::sys::signal::Signal;
+use op_dbus_api::{BUS_NAME, EmbedderProxy};
+use tempfile::TempDir;
+use tokio::process::Command;
+use zbus::Connection;
+use zbus::fdo::DBusProxy;
+
+use super::bus::PrivateBus;
+use super::client::Client;
+use super::command::clean;
+use super::needs;
+use super::process::Process;
+use super::{Outcome, within};
+
+/// How the daemon is started: a folder with its files, and its settings. It outlives the daemon,
+/// so that a test can start another one with the same files.
+pub struct Setup {
+    folder: TempDir,
+    settings: Vec<(String, String)>,
+    environment: Vec<(String, String)>,
+    flags: Vec<String>,
+}
+
+impl Setup {
+    /// A daemon that computes simulated vectors: starts at once and needs neither model nor library.
+    pub fn sim() -> Outcome<Self> {
+        let setup = Self::empty()?;
+        let models = setup.folder.path().join("models").display().to_string();
+        Ok(setup
+            .setting("cpu_engine", "sim")
+            .setting("vector_level", "low")
+            .setting("workers_per_device", "1")
+            .setting("model_dir", &models))
+    }
+
+    /// A daemon with the real model of `level` from the test store.
+    pub fn real(level: &str) -> Outcome<Self> {
+        let models = needs::store().join("models").display().to_string();
+        Ok(Self::empty()?.setting("vector_level", level).setting("model_dir", &models))
+    }
+
+    fn empty() -> Outcome<Self> {
+        let folder = tempfile::Builder::new().prefix("daemon-").tempdir()?;
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+        fs::create_dir(folder.path().join("state"))?;
+        let cache = folder.path().join("cache").display().to_string();
+        let setup = Self { folder, settings: vec![], environment: vec![], flags: vec![] };
+        Ok(setup.setting("cache_dir", &cache))
+    }
+
+    /// Sets a key of the configuration file.
+    pub fn setting(mut self, key: &str, value: &str) -> Self {
+        self.settings.retain(|(known, _)| known != key);
+        self.settings.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Sets an environment variable.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Adds a flag.
+    pub fn flag(mut self, flag: &str) -> Self {
+        self.flags.push(flag.to_owned());
+        self
+    }
+
+    /// A path in the folder of this setup.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Where the daemon keeps its state.
+    pub fn state_file(&self) -> PathBuf {
+        self.path("state/state.json")
+    }
+
+    /// Where the daemon's configuration is.
+    pub fn config_file(&self) -> PathBuf {
+        self.path("config.toml")
+    }
+
+    /// Writes the configuration file as the settings are now.
+    pub fn write_config(&self) -> Outcome {
+        let lines = self.settings.iter().map(|(key, value)| format!("{key} = {value:?}\n"));
+        Ok(fs::write(self.config_file(), lines.collect::<String>())?)
+    }
+
+    /// The command that starts the daemon on `bus`.
+    pub fn command(&self, bus: &PrivateBus) -> Outcome<Command> {
+        self.write_config()?;
+        let mut command = clean(needs::op_dbus());
+        command.arg("daemon").arg("--state-file").arg(self.state_file());
+        command.arg("--config").arg(self.config_file()).args(&self.flags);
+        command.env("OP_DBUS_BUS", bus.address());
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        Ok(command)
+    }
+
+    /// Starts the daemon and waits until it owns its name.
+    pub async fn start(&self, bus: &PrivateBus) -> Outcome<Daemon> {
+        self.start_command(self.command(bus)?, bus).await
+    }
+
+    /// The same, with a command that wraps or changes [`Setup::command`].
+    pub async fn start_command(&self, command: Command, bus: &PrivateBus) -> Outcome<Daemon> {
+        let client = Client::new(bus.connect().await?).await?;
+        let mut process = Process::start("op-dbus daemon", command, &self.path("daemon.log"))?;
+        tokio::select! {
+            owned = within("the daemon's name on the bus", owner(client.connection(), true)) => owned??,
+            status = process.child().wait() => {
+                return Err(format!("the daemon ended at once ({}): {}", status?, process.stderr()).into());
+            }
+        }
+        Ok(Daemon { process, client })
+    }
+
+    /// Starts the daemon and waits until it has left the state `loading`; it must be `ready`.
+    pub async fn ready(&self, bus: &PrivateBus) -> Outcome<Daemon> {
+        let daemon = self.start(bus).await?;
+        let state = daemon.settled().await?;
+        assert_eq!(state, "ready", "the daemon wrote:\n{}", daemon.process.stderr());
+        Ok(daemon)
+    }
+}
+
+/// A running daemon and a client of it.
+pub struct Daemon {
+    pub process: Process,
+    client: Client,
+}
+
+impl Daemon {
+    /// A client on a connection that was there before the daemon.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Waits until `State` is something else than `loading`, and returns it.
+    pub async fn settled(&self) -> Outcome<String> {
+        self.state(|state| state != "loading").await
+    }
+
+    /// Waits until `State` is what `wanted` accepts, told by the property's signal.
+    pub async fn state(&self, wanted: impl Fn(&str) -> bool) -> Outcome<String> {
+        within("a change of the property State", async {
+            let embedder = EmbedderProxy::new(self.client.connection()).await?;
+            let mut changes = embedder.receive_state_changed().await;
+            loop {
+                let state = self.client.embedder.state().await?;
+                if wanted(&state) {
+                    return Ok(state);
+                }
+                if changes.next().await.is_none() {
+                    return Err("the bus is gone".into());
+                }
+            }
+        })
+        .await?
+    }
+
+    /// Process ids of the workers.
+    pub async fn workers(&self) -> Outcome<Vec<nix::unistd::Pid>> {
+        self.client.worker_pids().await
+    }
+
+    /// Sends a signal to each worker.
+    pub async fn signal_workers(&self, signal: Signal) -> Outcome {
+        for pid in self.workers().await? {
+            nix::sys::signal::kill(pid, signal)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the daemon as systemd would, and waits until it's gone; it must end well.
+    pub async fn stop(mut self) -> Outcome {
+        self.process.signal(Signal::SIGTERM)?;
+        let status = self.process.ended().await?;
+        assert!(status.success(), "the daemon ended with {status}: {}", self.process.stderr());
+        Ok(())
+    }
+}
+
+/// Waits until somebody owns the service's name, or until nobody does.
+pub async fn owner(connection: &Connection, wanted: bool) -> Outcome {
+    let bus = DBusProxy::new(connection).await?;
+    let mut changes = bus.receive_name_owner_changed_with_args(&[(0, BUS_NAME)]).await?;
+    while bus.name_has_owner(BUS_NAME.try_into()?).await? != wanted {
+        changes.next().await.ok_or("the bus is gone")?;
+    }
+    Ok(())
+}

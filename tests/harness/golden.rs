@@ -1,0 +1,56 @@
+//! The texts with their reference vectors, and how far two vectors are apart.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::{Outcome, fixture};
+
+/// A text with a name that says what is special about it.
+pub struct Text {
+    pub name: String,
+    pub text: String,
+}
+
+/// The texts of `golden/texts.json`, in order.
+pub fn texts() -> Outcome<Vec<Text>> {
+    let entries: Vec<Value> = serde_json::from_str(&fs::read_to_string(path("texts"))?)?;
+    let field = |entry: &Value, key: &str| entry[key].as_str().map(str::to_owned);
+    let read = |entry| Some(Text { name: field(entry, "name")?, text: field(entry, "text")? });
+    entries.iter().map(read).collect::<Option<_>>().ok_or("texts.json is malformed".into())
+}
+
+/// The texts alone.
+pub fn plain_texts() -> Outcome<Vec<String>> {
+    Ok(texts()?.into_iter().map(|text| text.text).collect())
+}
+
+/// The reference vector of each text at `level`, in the order of [`texts`].
+pub fn vectors(level: &str) -> Outcome<Vec<Vec<f32>>> {
+    let file: Value = serde_json::from_str(&fs::read_to_string(path(level))?)?;
+    let read = |text: Text| -> Outcome<Vec<f32>> {
+        let numbers = file["vectors"][&text.name].as_array().ok_or("a text has no vector")?;
+        Ok(numbers.iter().filter_map(Value::as_f64).map(|x| x as f32).collect())
+    };
+    texts()?.into_iter().map(read).collect()
+}
+
+fn path(name: &str) -> std::path::PathBuf {
+    fixture(&format!("golden/{name}.json"))
+}
+
+/// Cosine of the angle between two vectors.
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+/// Largest difference of two components; infinite when the lengths differ.
+pub fn distance(a: &[f32], b: &[f32]) -> f32 {
+    if a.len() != b.len() {
+        return f32::INFINITY;
+    }
+    a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max)
+}

@@ -1,0 +1,41 @@
+//! What every test stands on: a private bus, the daemon as a process, clients, and needs.
+
+pub mod bus;
+pub mod client;
+pub mod command;
+pub mod daemon;
+pub mod golden;
+pub mod journal;
+pub mod needs;
+pub mod process;
+pub mod random;
+pub mod registry;
+
+use std::error::Error;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What a test and every step of it answers: any error ends the test with its text.
+pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+/// Nothing that a test waits for takes this long on any machine, except when it never comes.
+pub const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Waits for something that must come; `what` names it in the failure.
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> Outcome<T> {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(value) => Ok(value),
+        Err(_) => Err(format!("waited {PATIENCE:?} in vain for {what}").into()),
+    }
+}
+
+/// The root of the repository.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A file of the test suite.
+pub fn fixture(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}

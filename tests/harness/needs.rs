@@ -1,0 +1,102 @@
+//! What a test needs of the machine. A test without it is skipped, visibly, and the reason said.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// Something that a bare machine may lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// `dbus-daemon`, for a private bus.
+    Bus,
+    /// The library and the model of level `low`.
+    Low,
+    /// The library and the model of level `medium`.
+    Medium,
+    /// The library and the model of level `high`.
+    High,
+    /// `busctl`.
+    Busctl,
+    /// `gdbus`.
+    Gdbus,
+    /// `python3` with the package `jeepney`.
+    Python,
+    /// `strace` that may attach to our own processes.
+    Strace,
+    /// Root, to become another user.
+    Root,
+}
+
+impl Need {
+    /// Why the need isn't met; `None` when it is. Cheap: listing the tests asks this for each.
+    pub fn missing(self) -> Option<String> {
+        match self {
+            Self::Bus => program("dbus-daemon"),
+            Self::Busctl => program("busctl"),
+            Self::Gdbus => program("gdbus"),
+            Self::Strace => program("strace").or_else(|| unless(may_trace(), "ptrace is not allowed")),
+            Self::Root => unless(nix::unistd::Uid::effective().is_root(), "not root")
+                .or_else(|| program("setpriv")),
+            Self::Python => program("python3").or_else(|| {
+                let path = python_path().join("jeepney");
+                unless(path.is_dir(), &format!("no Python package at {}", path.display()))
+            }),
+            Self::Low => stored("paraphrase-MiniLM-L3-v2"),
+            Self::Medium => stored("all-MiniLM-L6-v2"),
+            Self::High => stored("all-mpnet-base-v2"),
+        }
+    }
+}
+
+/// The program under test.
+pub fn op_dbus() -> PathBuf {
+    place("OP_DBUS_TEST_BINARY", || profile_folder().join("op-dbus"))
+}
+
+/// The folder with `models/` and `runtime/` as `op-dbus models pull` and `runtime pull` leave it.
+pub fn store() -> PathBuf {
+    place("OP_DBUS_TEST_STORE", || profile_folder().join("../test-store"))
+}
+
+/// The folder with the Python packages that the Python client needs.
+pub fn python_path() -> PathBuf {
+    place("OP_DBUS_TEST_PYTHON", || profile_folder().join("../test-python"))
+}
+
+fn place(variable: &str, default: impl Fn() -> PathBuf) -> PathBuf {
+    env::var_os(variable).map_or_else(default, PathBuf::from)
+}
+
+/// `target/debug`, where this very program lies two folders deep.
+fn profile_folder() -> PathBuf {
+    let own = env::current_exe().unwrap_or_default();
+    own.ancestors().nth(2).unwrap_or(Path::new("")).to_owned()
+}
+
+fn program(name: &str) -> Option<String> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).any(|folder| folder.join(name).is_file());
+    unless(found, &format!("{name} is not installed"))
+}
+
+fn stored(model: &str) -> Option<String> {
+    let store = store();
+    let runtime = store.join("runtime").read_dir().is_ok_and(|mut files| files.next().is_some());
+    unless(runtime, &format!("no ONNX Runtime in {}", store.display())).or_else(|| {
+        let record = store.join("models").join(model).join("op-dbus.json");
+        unless(record.is_file(), &format!("{model} is not in {}", store.display()))
+    })
+}
+
+/// Yama's scopes 2 and 3 keep everybody or all but root from attaching to a running process.
+fn may_trace() -> bool {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    match scope.trim() {
+        "" | "0" => true,
+        "1" | "2" => nix::unistd::Uid::effective().is_root(),
+        _ => false,
+    }
+}
+
+fn unless(met: bool, reason: &str) -> Option<String> {
+    (!met).then(|| reason.to_owned())
+}

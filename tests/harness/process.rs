@@ -1,0 +1,68 @@
+//! A child process that can't outlive its test.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::process::{Child, Command};
+
+use super::{Outcome, journal, within};
+
+/// A running program whose standard error goes to a file.
+pub struct Process {
+    name: String,
+    child: Child,
+    pid: Pid,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command`. `log` takes its standard error; it's appended to, so that a program that
+    /// is started twice leaves one log.
+    pub fn start(name: &str, mut command: Command, log: &Path) -> Outcome<Self> {
+        let file = File::options().create(true).append(true).open(log)?;
+        let child = command.stderr(file).spawn().map_err(|e| format!("can't start {name}: {e}"))?;
+        let pid = child.id().ok_or("the process ended before it began")?;
+        let pid = Pid::from_raw(i32::try_from(pid)?);
+        Ok(Self { name: name.to_owned(), child, pid, log: log.to_owned() })
+    }
+
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    pub fn signal(&self, signal: Signal) -> Outcome {
+        Ok(kill(self.pid, signal)?)
+    }
+
+    /// Waits until the process has ended.
+    pub async fn ended(&mut self) -> Outcome<ExitStatus> {
+        let what = format!("the end of {}", self.name);
+        Ok(within(&what, self.child.wait()).await??)
+    }
+
+    /// What it has written to standard error so far.
+    pub fn stderr(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // The kernel takes a moment to end a killed process, and nothing of it may be left when
+        // the test's folder goes.
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.start_kill();
+            while let Ok(None) = self.child.try_wait() {
+                std::thread::yield_now();
+            }
+        }
+        journal::keep(&self.name, &self.stderr());
+    }
+}
