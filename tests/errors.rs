@@ -222,7 +222,8 @@ async fn only_root_may_change() -> Outcome {
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "busctl"]);
         command.arg(format!("--address={}", bus.address()));
         command.args(["call", "org.opdbus.Embedding1", "/org/opdbus/Embedding1"]);
-        finish(command.arg(interface).args(arguments).to_owned(), "").await
+        command.arg(interface).args(arguments);
+        finish(command, "").await
     };
     let manager = op_dbus_api::MANAGER_INTERFACE;
     for change in [&["SetVectorLevel", "s", "none"][..], &["Reload"]] {
@@ -252,11 +253,7 @@ async fn refuses_when_full(limit: &str, expected: ErrorName) -> Outcome {
     daemon.signal_workers(Signal::SIGSTOP).await?;
     let first = Client::on(&bus).await?;
     let text = "x".repeat(200);
-    let waiting = tokio::spawn({
-        let embedder = first.embedder.clone();
-        let text = text.clone();
-        async move { embedder.embed(&text).await }
-    });
+    let waiting = first.embed_meanwhile(&text);
     daemon.client().counted("in_flight_calls", 1).await?;
     let message = refused(daemon.client().embedder.embed(&text).await, expected)?;
     assert!(message.contains("300") && message.contains("ms"), "{message}");
@@ -271,10 +268,7 @@ async fn shutting_down() -> Outcome {
     let client = Client::on(&bus).await?;
     daemon.signal_workers(Signal::SIGSTOP).await?;
     let workers = daemon.workers().await?;
-    let waiting = tokio::spawn({
-        let embedder = client.embedder.clone();
-        async move { embedder.embed("in flight").await }
-    });
+    let waiting = client.embed_meanwhile("in flight");
     client.counted("in_flight_calls", 1).await?;
     daemon.process.signal(Signal::SIGTERM)?;
     daemon.state(|state| state == "draining").await?;

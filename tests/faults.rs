@@ -1,2 +1,120 @@
-//! Pending.
-pub fn tests() -> Vec<crate::harness::registry::Test> { vec![] }
+//! Killed workers and daemons, callers that leave: nobody else may notice.
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::{Client, Options};
+use crate::harness::daemon::Setup;
+use crate::harness::golden::{self, distance};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! {
+    a_worker_killed_in_a_batch: [Bus],
+    a_real_worker_killed_in_a_batch: [Bus, Low],
+    an_idle_worker_killed: [Bus],
+    workers_end_with_their_daemon: [Bus],
+    a_caller_that_leaves: [Bus],
+}
+
+async fn a_worker_killed_in_a_batch() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let expected = daemon.client().embedder.embed("in flight").await?;
+    // A stopped worker can't finish the batch before it's killed.
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let waiting = daemon.client().embed_meanwhile("in flight");
+    daemon.client().counted("in_flight_calls", 1).await?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    assert_eq!(within("the retried call", waiting).await???, expected);
+    daemon.client().counted("worker_restarts", 1).await?;
+    assert_eq!(daemon.client().counter("worker_restarts").await?, 1);
+    assert_eq!(daemon.client().embedder.state().await?, "ready");
+    daemon.stop().await
+}
+
+async fn a_real_worker_killed_in_a_batch() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    let texts = golden::plain_texts()?;
+    let expected = daemon.client().vectors(&texts).await?;
+    let before = daemon.client().counter("batches").await?;
+    // Many batches, so that the workers are in the middle of them when they die.
+    let many: Vec<&String> = texts.iter().cycle().take(20 * texts.len()).collect();
+    let client = Client::on(&bus).await?;
+    let call = client.packed(&many, Options::new());
+    let killing = async {
+        daemon.client().counted("batches", before + 2).await?;
+        daemon.signal_workers(Signal::SIGKILL).await
+    };
+    let (reply, killed) = tokio::join!(call, killing);
+    killed?;
+    for (found, expected) in reply?.vectors.iter().zip(expected.iter().cycle()) {
+        assert!(distance(found, expected) <= 1e-5);
+    }
+    assert!(daemon.client().counter("worker_restarts").await? >= 1);
+    daemon.stop().await
+}
+
+async fn an_idle_worker_killed() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("workers_per_device", "2");
+    let daemon = setup.ready(&bus).await?;
+    let expected = daemon.client().embedder.embed("x").await?;
+    let before = daemon.workers().await?;
+    assert_eq!(before.len(), 2);
+    kill(before[0], Signal::SIGKILL)?;
+    for _ in 0..10 {
+        assert_eq!(daemon.client().embedder.embed("x").await?, expected);
+    }
+    daemon.stop().await
+}
+
+async fn workers_end_with_their_daemon() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("workers_per_device", "2");
+    let mut daemon = setup.ready(&bus).await?;
+    let workers = daemon.workers().await?;
+    daemon.process.signal(Signal::SIGKILL)?;
+    daemon.process.ended().await?;
+    within("the end of the workers", async {
+        for worker in workers {
+            // Whoever inherits them may leave them as zombies, which are as good as gone.
+            let stat = format!("/proc/{worker}/stat");
+            let running = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+            while running() {
+                tokio::task::yield_now().await;
+            }
+        }
+    })
+    .await
+}
+
+async fn a_caller_that_leaves() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let client = Client::on(&bus).await?;
+    let texts = vec!["never to be embedded"; 1000];
+    let call = client.packed(&texts, Options::new());
+    tokio::select! {
+        reply = call => return Err(format!("answered by a stopped worker: {}", reply.is_ok()).into()),
+        queued = daemon.client().counted("in_flight_calls", 1) => queued?,
+    }
+    drop(client);
+    within("the end of the call", async {
+        while daemon.client().counter("in_flight_calls").await? > 0 {}
+        Ok::<_, Box<dyn std::error::Error>>(())
+    })
+    .await??;
+    assert_eq!(daemon.client().failures("cancelled").await?, 1);
+    daemon.signal_workers(Signal::SIGCONT).await?;
+    daemon.client().embedder.embed("somebody else").await?;
+    // Of the 1,000 texts only what the worker had already been given was computed.
+    let texts = daemon.client().counter("texts").await?;
+    assert_eq!(texts, 1, "texts of a caller that had left were answered");
+    daemon.stop().await
+}

@@ -15,6 +15,8 @@ mod cli;
 mod contract;
 /// Vectors against the references, alone, in batches and from many clients.
 mod correctness;
+/// A daemon that's killed while it writes.
+mod crashes;
 /// Every refusal by its name.
 mod errors;
 /// Killed workers and daemons, callers that leave, a bus that dies.
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         cli::tests(),
         contract::tests(),
         correctness::tests(),
+        crashes::tests(),
         errors::tests(),
         faults::tests(),
         imports::tests(),

@@ -1,2 +1,219 @@
-//! Pending.
-pub fn tests() -> Vec<crate::harness::registry::Test> { vec![] }
+//! Start, reload, stop and restart, and what the bus and the service manager are told meanwhile.
+
+use std::fs;
+
+use futures_util::StreamExt;
+use nix::sys::signal::Signal;
+use op_dbus_api::{ErrorName, ROOT_PATH};
+use zbus::fdo::PropertiesProxy;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::refused;
+use crate::harness::command::finish;
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::manager::ServiceManager;
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! {
+    the_service_manager_is_told: [Bus],
+    the_watchdog_is_fed: [Bus],
+    a_reload_takes_new_settings: [Bus],
+    a_reload_with_mistakes_changes_nothing: [Bus],
+    a_change_of_level_is_told_and_kept: [Bus],
+    a_damaged_state_file_is_moved_aside: [Bus],
+    a_second_daemon_gives_way: [Bus],
+    a_bus_that_dies_ends_the_daemon: [Bus],
+    a_fallback_is_told: [Bus],
+    without_a_fallback_it_fails: [Bus],
+    other_dimensions_are_refused: [Bus],
+}
+
+async fn the_service_manager_is_told() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let path = setup.path("notify");
+    let manager = ServiceManager::listen(&path)?;
+    let setup = setup.env("NOTIFY_SOCKET", &path.display().to_string());
+    let mut daemon = setup.ready(&bus).await?;
+    let started = manager.told("READY=1").await?;
+    assert!(started.contains("STATUS="), "{started}");
+
+    daemon.process.signal(Signal::SIGHUP)?;
+    let reloading = manager.told("RELOADING=1").await?;
+    assert!(reloading.contains("MONOTONIC_USEC="), "{reloading}");
+    manager.told("READY=1").await?;
+
+    daemon.client().manager.set_vector_level("none").await?;
+    manager.told("STATUS=").await?;
+    daemon.process.signal(Signal::SIGTERM)?;
+    manager.told("STOPPING=1").await?;
+    assert!(daemon.process.ended().await?.success());
+    Ok(())
+}
+
+async fn the_watchdog_is_fed() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let path = setup.path("notify");
+    let manager = ServiceManager::listen(&path)?;
+    let setup = setup
+        .env("NOTIFY_SOCKET", &path.display().to_string())
+        .env("WATCHDOG_USEC", "200000");
+    let daemon = setup.ready(&bus).await?;
+    manager.told("WATCHDOG=1").await?;
+    manager.told("WATCHDOG=1").await?;
+    daemon.stop().await
+}
+
+async fn a_reload_takes_new_settings() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let setup = setup.setting("vector_level", "high");
+    setup.write_config()?;
+    daemon.process.signal(Signal::SIGHUP)?;
+    level(&daemon, "high").await?;
+    let setup = setup.setting("vector_level", "medium");
+    setup.write_config()?;
+    daemon.client().manager.reload().await?;
+    assert_eq!(daemon.client().embedder.vector_level().await?, "medium");
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+/// Waits for the signal that says so.
+async fn level(daemon: &Daemon, wanted: &str) -> Outcome {
+    let embedder = op_dbus_api::EmbedderProxy::new(daemon.client().connection()).await?;
+    let mut changes = embedder.receive_vector_level_changed().await;
+    within("a change of VectorLevel", async {
+        while daemon.client().embedder.vector_level().await? != wanted {
+            changes.next().await.ok_or("the bus is gone")?;
+        }
+        Ok(())
+    })
+    .await?
+}
+
+async fn a_reload_with_mistakes_changes_nothing() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    fs::write(setup.config_file(), "vector_level = \"hgih\"\ncpu_engien = \"sim\"\n")?;
+    let refusal = daemon.client().manager.reload().await;
+    let message = refused(refusal, ErrorName::InvalidArgument)?;
+    assert!(message.contains("hgih") && message.contains("cpu_engien"), "{message}");
+    assert_eq!(daemon.client().embedder.state().await?, "ready");
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+async fn a_change_of_level_is_told_and_kept() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    let properties = PropertiesProxy::builder(client.connection())
+        .destination(op_dbus_api::BUS_NAME)
+        .path(ROOT_PATH)
+        .build()
+        .await?;
+    let mut changes = properties.receive_properties_changed().await?;
+    client.manager.set_vector_level("none").await?;
+    let change = within("PropertiesChanged", changes.next()).await?.ok_or("the bus is gone")?;
+    let change = change.args()?;
+    assert_eq!(change.interface_name.as_str(), op_dbus_api::EMBEDDER_INTERFACE);
+    let changed = |name: &str| change.changed_properties.contains_key(name);
+    assert!(changed("VectorLevel") && changed("State") && !changed("Version"), "{change:?}");
+    daemon.stop().await?;
+
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "disabled");
+    assert_eq!(daemon.client().embedder.vector_level().await?, "none");
+    daemon.stop().await
+}
+
+async fn a_damaged_state_file_is_moved_aside() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    for damage in ["", "{", "{\"version\": 9, \"settings\": {}}", "\u{0}\u{0}\u{0}", "[[[[[[[["] {
+        let setup = Setup::sim()?;
+        fs::write(setup.state_file(), damage)?;
+        let daemon = setup.ready(&bus).await?;
+        assert_eq!(daemon.client().embedder.vector_level().await?, "low");
+        assert!(daemon.process.stderr().contains("state.json"), "{damage:?} was not named");
+        let aside = setup.path("state").read_dir()?.flatten();
+        let aside: Vec<_> = aside.map(|entry| entry.file_name()).collect();
+        assert!(
+            aside.iter().any(|name| name.to_string_lossy().contains("corrupt")),
+            "{damage:?}: {aside:?}"
+        );
+        daemon.stop().await?;
+    }
+    Ok(())
+}
+
+async fn a_second_daemon_gives_way() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let second = Setup::sim()?;
+    let second = finish(second.command(&bus)?, "").await?;
+    assert_ne!(second.code, Some(0));
+    assert!(second.stderr.contains(op_dbus_api::BUS_NAME), "{}", second.stderr);
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+async fn a_bus_that_dies_ends_the_daemon() -> Outcome {
+    let mut bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let mut daemon = setup.ready(&bus).await?;
+    bus.kill().await?;
+    let status = daemon.process.ended().await?;
+    assert!(status.code().is_some_and(|code| code != 0), "{status}");
+    assert!(daemon.process.stderr().contains("bus"), "{}", daemon.process.stderr());
+    Ok(())
+}
+
+async fn a_fallback_is_told() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("execution_provider", "cuda").setting("fallback", "cpu");
+    let watcher = crate::harness::client::Client::on(&bus).await?;
+    let mut signals = watcher.manager.receive_provider_fallback().await?;
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "degraded");
+    let signal = within("ProviderFallback", signals.next()).await?.ok_or("the bus is gone")?;
+    let signal = signal.args()?;
+    assert_eq!(*signal.requested(), "cuda");
+    assert!(signal.reason().contains("cuda"), "{}", signal.reason());
+    let embedder = &daemon.client().embedder;
+    assert_eq!(embedder.requested_execution_provider().await?, "cuda");
+    assert_eq!(embedder.execution_provider().await?, *signal.active());
+    assert_eq!(embedder.fallback_reason().await?, *signal.reason());
+    embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+async fn without_a_fallback_it_fails() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("execution_provider", "cuda").setting("fallback", "none");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let refusal = daemon.client().embedder.embed("x").await;
+    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    assert!(message.contains("cuda"), "{message}");
+    daemon.stop().await
+}
+
+async fn other_dimensions_are_refused() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("expect_dimensions", "768");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let Err(error) = daemon.client().embedder.embed("x").await else {
+        return Err("a model of other dimensions served".into());
+    };
+    let message = error.to_string();
+    assert!(message.contains("768") && message.contains("384"), "{message}");
+    daemon.stop().await
+}

@@ -1,2 +1,130 @@
-//! Pending.
-pub fn tests() -> Vec<crate::harness::registry::Test> { vec![] }
+//! Wrong values in each source of settings: one message with all of them, and the exit code.
+
+use std::fs;
+
+use tokio::process::Command;
+
+use crate::harness::Outcome;
+use crate::harness::bus::PrivateBus;
+use crate::harness::command::{Finished, clean, finish};
+use crate::harness::daemon::Setup;
+use crate::harness::needs::op_dbus;
+use crate::harness::registry::tests;
+
+tests! {
+    every_mistake_is_named_at_once: [Bus],
+    mistakes_in_flags_are_wrong_usage: [Bus],
+    a_single_mistake_in_each_source: [Bus],
+    drop_ins_are_read_and_named: [Bus, Root],
+    a_configuration_that_is_not_there: [Bus],
+    checking_a_configuration: [],
+}
+
+/// A start that must be refused with `code`.
+async fn refused_start(setup: &Setup, code: i32) -> Outcome<String> {
+    let bus = PrivateBus::start().await?;
+    let finished = finish(setup.command(&bus)?, "").await?;
+    assert_eq!(finished.code, Some(code), "{}", finished.stderr);
+    Ok(finished.stderr)
+}
+
+fn assert_names(message: &str, expected: &[&str]) {
+    for part in expected {
+        assert!(message.contains(part), "{part} is missing in:\n{message}");
+    }
+}
+
+async fn every_mistake_is_named_at_once() -> Outcome {
+    let setup = Setup::sim()?
+        .setting("vector_level", "hgih")
+        .setting("batch_tokens_maks", "512")
+        .env("OP_DBUS_QUOTA_TOKENS", "many")
+        .env("OP_DBUS_VECTOR_LEVLE", "low")
+        .flag("--threads=-3");
+    let message = refused_start(&setup, 6).await?;
+    assert_names(&message, &["config.toml", "hgih", "high"]);
+    assert_names(&message, &["batch_tokens_maks", "did you mean batch_tokens_max"]);
+    assert_names(&message, &["OP_DBUS_QUOTA_TOKENS", "many"]);
+    assert_names(&message, &["OP_DBUS_VECTOR_LEVLE", "did you mean OP_DBUS_VECTOR_LEVEL"]);
+    assert_names(&message, &["--threads", "-3", "5 mistakes"]);
+    Ok(())
+}
+
+async fn mistakes_in_flags_are_wrong_usage() -> Outcome {
+    let setup = Setup::sim()?.flag("--vector-level=hgih").flag("--threads=0");
+    let message = refused_start(&setup, 2).await?;
+    assert_names(&message, &["--vector-level", "hgih", "--threads"]);
+    // A flag that there is not is the same kind of mistake.
+    let message = refused_start(&Setup::sim()?.flag("--vector-levle=low"), 2).await?;
+    assert_names(&message, &["--vector-levle", "--vector-level"]);
+    Ok(())
+}
+
+async fn a_single_mistake_in_each_source() -> Outcome {
+    let message = refused_start(&Setup::sim()?.setting("precision", "f8"), 6).await?;
+    assert_names(&message, &["config.toml", "line", "precision", "f8"]);
+    let message = refused_start(&Setup::sim()?.env("OP_DBUS_PRECISION", "f8"), 6).await?;
+    assert_names(&message, &["OP_DBUS_PRECISION", "f8"]);
+    let message = refused_start(&Setup::sim()?.flag("--precision=f8"), 2).await?;
+    assert_names(&message, &["--precision", "f8"]);
+    Ok(())
+}
+
+/// Runs the daemon with `folder` laid over `/etc`, in a mount namespace of its own.
+async fn with_etc(folder: &std::path::Path) -> Outcome<Finished> {
+    let mut command = clean("unshare");
+    let mount = format!("mount -t overlay overlay -o lowerdir={}:/etc /etc", folder.display());
+    command.args(["--mount", "sh", "-c", &format!("{mount} && exec \"$@\"")]);
+    command.arg("sh").arg(op_dbus()).args(["config", "show"]);
+    finish(command, "").await
+}
+
+async fn drop_ins_are_read_and_named() -> Outcome {
+    let etc = tempfile::tempdir()?;
+    let drop_ins = etc.path().join("op-dbus/conf.d");
+    fs::create_dir_all(&drop_ins)?;
+    fs::write(etc.path().join("op-dbus/config.toml"), "vector_level = \"low\"\nthreads = 3\n")?;
+    fs::write(drop_ins.join("20-late.toml"), "vector_level = \"high\"\n")?;
+    fs::write(drop_ins.join("10-early.toml"), "vector_level = \"none\"\nquota_tokens = 77\n")?;
+    fs::write(drop_ins.join("30-ignored.toml.bak"), "vector_level = 1\n")?;
+    let shown = with_etc(etc.path()).await?.success()?;
+    let line = |key: &str| {
+        shown.lines().find(|line| line.trim_start().starts_with(key)).unwrap_or_default().to_owned()
+    };
+    assert_names(&line("vector_level"), &["high", "20-late.toml"]);
+    assert_names(&line("quota_tokens"), &["77", "10-early.toml"]);
+    assert_names(&line("threads"), &["3", "config.toml"]);
+
+    fs::write(drop_ins.join("40-wrong.toml"), "vector_level = 7\n")?;
+    fs::write(drop_ins.join("50-broken.toml"), "vector_level = = \n")?;
+    let wrong = with_etc(etc.path()).await?;
+    assert_eq!(wrong.code, Some(6), "{}", wrong.stderr);
+    assert_names(&wrong.stderr, &["40-wrong.toml", "vector_level", "50-broken.toml", "line 1"]);
+    Ok(())
+}
+
+async fn a_configuration_that_is_not_there() -> Outcome {
+    let setup = Setup::sim()?.env("OP_DBUS_CONFIG", "/nonexistent/config.toml");
+    let bus = PrivateBus::start().await?;
+    let mut command = clean(op_dbus());
+    command.arg("daemon").env("OP_DBUS_BUS", bus.address());
+    command.env("OP_DBUS_CONFIG", "/nonexistent/config.toml");
+    command.arg("--state-file").arg(setup.state_file());
+    let finished = finish(command, "").await?;
+    assert_eq!(finished.code, Some(6), "{}", finished.stderr);
+    assert_names(&finished.stderr, &["OP_DBUS_CONFIG", "/nonexistent/config.toml"]);
+    Ok(())
+}
+
+async fn checking_a_configuration() -> Outcome {
+    let check = |level: &str| -> Command {
+        let mut command = clean(op_dbus());
+        command.args(["config", "check"]).env("OP_DBUS_VECTOR_LEVEL", level);
+        command
+    };
+    finish(check("low"), "").await?.success()?;
+    let refused = finish(check("lo"), "").await?;
+    assert_eq!(refused.code, Some(6));
+    assert_names(&refused.stderr, &["OP_DBUS_VECTOR_LEVEL", "low"]);
+    Ok(())
+}

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use nix::unistd::Pid;
 use op_dbus_api::{EmbedderProxy, Error, ErrorName, ManagerProxy};
+use tokio::task::JoinHandle;
 use zbus::proxy::CacheProperties;
 use zbus::{Connection, OwnedVariant, Variant};
 
@@ -77,11 +78,25 @@ impl Client {
         Ok(self.packed(texts, Options::new()).await?.vectors)
     }
 
+    /// Calls `Embed` and goes on without the reply.
+    pub fn embed_meanwhile(&self, text: &str) -> JoinHandle<zbus::Result<Vec<f64>>> {
+        let (embedder, text) = (self.embedder.clone(), text.to_owned());
+        tokio::spawn(async move { embedder.embed(&text).await })
+    }
+
     /// A counter of `GetStatistics`.
     pub async fn counter(&self, name: &str) -> Outcome<u64> {
         let statistics = self.manager.get_statistics().await?;
         let value = statistics.get(name).ok_or_else(|| format!("no statistic {name}"))?;
         Ok(value.clone().try_into()?)
+    }
+
+    /// How many calls failed in the way `kind`, from `GetStatistics`.
+    pub async fn failures(&self, kind: &str) -> Outcome<u64> {
+        let statistics = self.manager.get_statistics().await?;
+        let failures = statistics.get("failures").ok_or("no statistic failures")?.clone();
+        let failures: HashMap<String, u64> = failures.try_into()?;
+        Ok(failures.get(kind).copied().unwrap_or_default())
     }
 
     /// Asks for a counter until it's at least `least`: work inside the service has no signal of

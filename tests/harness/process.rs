@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -23,7 +23,18 @@ impl Process {
     /// is started twice leaves one log.
     pub fn start(name: &str, mut command: Command, log: &Path) -> Outcome<Self> {
         let file = File::options().create(true).append(true).open(log)?;
-        let child = command.stderr(file).spawn().map_err(|e| format!("can't start {name}: {e}"))?;
+        command.stderr(file);
+        Self::spawn(name, command, log)
+    }
+
+    /// Starts `command`; its standard error is a pipe that the test reads itself.
+    pub fn start_piped(name: &str, mut command: Command) -> Outcome<Self> {
+        command.stderr(Stdio::piped());
+        Self::spawn(name, command, Path::new(""))
+    }
+
+    fn spawn(name: &str, mut command: Command, log: &Path) -> Outcome<Self> {
+        let child = command.spawn().map_err(|e| format!("can't start {name}: {e}"))?;
         let pid = child.id().ok_or("the process ended before it began")?;
         let pid = Pid::from_raw(i32::try_from(pid)?);
         Ok(Self { name: name.to_owned(), child, pid, log: log.to_owned() })

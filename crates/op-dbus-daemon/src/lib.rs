@@ -1,6 +1,9 @@
 //! The op-dbus service: bus objects, settings, state and lifecycle.
 
+pub mod bus;
+pub mod daemon;
 pub mod notify;
+pub mod service;
 pub mod settings;
 pub mod state;
 pub mod telemetry;

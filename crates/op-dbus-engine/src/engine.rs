@@ -2,7 +2,6 @@
 
 use std::future::pending;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -41,7 +40,6 @@ struct Inner {
     admission: Arc<Admission>,
     preparer: Preparer,
     tasks: mpsc::Sender<Task>,
-    next_call: AtomicU64,
 }
 
 /// What one worker is and does.
@@ -103,7 +101,6 @@ impl Engine {
             workers,
             preparer: preparer.clone(),
             tasks,
-            next_call: AtomicU64::new(0),
         }));
         let receiver = Arc::new(Mutex::new(receiver));
         for n in 0..threads {
@@ -149,7 +146,6 @@ impl Engine {
         let large = call.texts.len() >= inner.limits.bulk_texts_min;
         let asked = call.priority.unwrap_or(Priority::Interactive);
         let terms = Terms {
-            id: inner.next_call.fetch_add(1, Ordering::Relaxed),
             uid: call.uid,
             class: if large { Priority::Bulk } else { asked },
             truncate: call.truncate,

@@ -28,7 +28,6 @@ pub(crate) struct Output {
 /// What does not change while a call is on its way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    pub id: u64,
     pub uid: u32,
     pub class: Priority,
     pub truncate: Truncate,

@@ -1,4 +1,43 @@
 //! The embedding engine of op-dbus: texts in, vectors out, on whatever computes.
+//!
+//! An [`Engine`] admits calls (permits for all their texts, or a refusal at once), tokenizes them,
+//! queues them fairly by user and by class, plans batches by length and token budget, and runs them
+//! on workers. A worker is anything that implements [`Backend`]: code in this process, or a child
+//! process behind [`worker::ChildBackend`]. The engine knows of no bus, no HTTP and no runtime
+//! library; it is complete without the daemon.
+//!
+//! ```text
+//! Call → admission → tokenizing → queue ← idle worker plans a batch → backend → Reply
+//! ```
+//!
+//! Batches form while all workers are busy: an idle worker takes what is there at once. Whatever a
+//! caller sends and whatever a worker does, every queue, buffer and wait here is bounded, a worker
+//! that dies, lies or hangs is replaced, and its batch is run once more.
+//!
+//! ```
+//! use op_dbus_engine::sim::{Faults, SimBackend};
+//! use op_dbus_engine::{Call, Engine, EngineConfig, ModelShape, Tokenizer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let model = ModelShape {
+//!     dimensions: 384,
+//!     max_input_tokens: 256,
+//!     normalized: true,
+//!     matryoshka: vec![],
+//! };
+//! let engine = Engine::start(
+//!     Tokenizer::bytes(model.max_input_tokens),
+//!     model,
+//!     Box::new(|_worker| Ok(Box::new(SimBackend::new(384, Faults::default())))),
+//!     EngineConfig::default(),
+//! )?;
+//! let call = Call { texts: vec!["one".into(), "two".into()], ..Call::default() };
+//! let reply = tokio::runtime::Runtime::new()?.block_on(engine.embed(call))?;
+//! assert_eq!((reply.rows, reply.dimensions), (2, 384));
+//! assert_eq!(reply.vectors.len(), 2 * 384);
+//! # Ok(())
+//! # }
+//! ```
 
 mod admission;
 mod backend;

@@ -51,11 +51,7 @@ struct Fill {
 
 impl Fill {
     fn with(self, tokens: usize) -> Self {
-        Self {
-            rows: self.rows + 1,
-            longest: self.longest.max(tokens),
-            real: self.real + tokens,
-        }
+        Self { rows: self.rows + 1, longest: self.longest.max(tokens), real: self.real + tokens }
     }
 
     fn fits(self, budget: &Budget) -> bool {
@@ -130,8 +126,8 @@ fn window<T>(
     served_max: u64,
     alive: &dyn Fn(&Entry<T>) -> bool,
 ) -> Vec<Candidate> {
-    let size = (WINDOW_BATCHES * (tokens_max / head_tokens.max(1)))
-        .clamp(*WINDOW.start(), *WINDOW.end());
+    let size =
+        (WINDOW_BATCHES * (tokens_max / head_tokens.max(1))).clamp(*WINDOW.start(), *WINDOW.end());
     let lanes: Vec<_> =
         queue.lanes(class).into_iter().filter(|(_, lane)| lane.served() <= served_max).collect();
     let share = (size / lanes.len().max(1)).max(1);
@@ -178,3 +174,6 @@ fn nearest(mut window: Vec<Candidate>, head_tokens: usize, budget: &Budget) -> V
     chosen.sort_by_key(|candidate| (candidate.uid, Reverse(candidate.index)));
     chosen
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,7 +35,8 @@ pub(crate) struct Chunk {
 
 /// Whether texts are few and short enough to be tokenized where they are.
 pub(crate) fn is_small(texts: &[String]) -> bool {
-    texts.len() <= CHUNK_TEXTS_MAX && texts.iter().map(String::len).sum::<usize>() <= INLINE_BYTES_MAX
+    texts.len() <= CHUNK_TEXTS_MAX
+        && texts.iter().map(String::len).sum::<usize>() <= INLINE_BYTES_MAX
 }
 
 /// Splits texts into chunks, each with the index of its first text.
@@ -87,7 +88,6 @@ impl Preparer {
             job.tokenized(index, &weights, encoded.truncated);
             for (window, at) in encoded.windows.into_iter().zip(0..) {
                 entries.push(queue::Entry {
-                    call: job.terms.id,
                     uid: job.terms.uid,
                     class: job.terms.class,
                     tokens: window.ids.len(),

@@ -11,7 +11,6 @@ use crate::call::Priority;
 /// One row that waits for a batch.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
-    pub call: u64,
     pub uid: u32,
     pub class: Priority,
     /// Tokens, special tokens included.
@@ -114,7 +113,7 @@ impl<T> Queue<T> {
         for class in [&mut self.interactive, &mut self.bulk] {
             let Some(lane) = class.lanes.get_mut(&uid) else { continue };
             let entries = std::mem::take(&mut lane.entries);
-            let (kept, dead): (VecDeque<_>, Vec<_>) = entries.into_iter().partition(alive);
+            let (kept, dead): (VecDeque<_>, VecDeque<_>) = entries.into_iter().partition(alive);
             lane.entries = kept;
             class.texts -= dead.len();
             removed.extend(dead);

@@ -111,9 +111,8 @@ impl Tokenizer {
             letters.enumerate().map(|(id, letter)| (letter.to_string(), id.into())).collect();
         vocabulary.insert("<s>".into(), 256.into());
         vocabulary.insert("</s>".into(), 257.into());
-        let special = |name: &str, id: u32| {
-            serde_json::json!({"id": name, "ids": [id], "tokens": [name]})
-        };
+        let special =
+            |name: &str, id: u32| serde_json::json!({"id": name, "ids": [id], "tokens": [name]});
         let json = serde_json::json!({
             "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
             "normalizer": null, "decoder": null,
@@ -217,9 +216,7 @@ fn token_id(id: u32) -> Result<i32, String> {
 }
 
 /// What the post-processor puts before and after a text, seen by encoding one with and without.
-fn special_tokens(
-    model: &tokenizers::Tokenizer,
-) -> Result<(Vec<i32>, Vec<i32>), TokenizerError> {
+fn special_tokens(model: &tokenizers::Tokenizer) -> Result<(Vec<i32>, Vec<i32>), TokenizerError> {
     let encode = |text: &str, specials: bool| {
         catch_unwind(AssertUnwindSafe(|| model.encode(text, specials)))
             .map_err(|_| TokenizerError::Damaged("the tokenizer panicked on a short text".into()))?

@@ -1,11 +1,17 @@
 //! Compiled graphs on disk: found again by everything that decides their content, verified by
 //! digest on every read, rebuilt when anything is off, and never a reason to fail.
 
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
-use crate::{Error, Family, Pooling, Target};
+use crate::{COMPILER_VERSION, Family, Pooling, Target};
+
+/// Bytes behind the graph in an entry: the SHA-256 of key and graph.
+const SEAL_BYTES: usize = 32;
 
 /// Where a graph came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +44,15 @@ pub struct CacheKey {
     pub provider: String,
 }
 
+impl CacheKey {
+    /// Digest of the key and the compiler's version.
+    fn digest(&self) -> [u8; SEAL_BYTES] {
+        let text = serde_json::to_vec(&(COMPILER_VERSION, self))
+            .expect("a key is plain strings, numbers and unit variants");
+        Sha256::digest(text).into()
+    }
+}
+
 /// A folder of compiled graphs.
 #[derive(Clone, Debug)]
 pub struct GraphCache {
@@ -52,14 +67,63 @@ impl GraphCache {
 
     /// The graph for `key`: read, or compiled and kept.
     ///
+    /// An entry that is missing, damaged, cut short or of another compiler version is compiled
+    /// again and replaced. A folder that can't be written, or is full, costs a warning.
+    ///
     /// # Errors
     /// Only those of `compile`.
-    pub fn load_or_compile(
+    pub fn load_or_compile<E>(
         &self,
         key: &CacheKey,
-        compile: impl FnOnce() -> Result<Vec<u8>, Error>,
-    ) -> Result<(Vec<u8>, Origin), Error> {
-        let _ = (&self.dir, key);
-        Ok((compile()?, Origin::Built))
+        compile: impl FnOnce() -> Result<Vec<u8>, E>,
+    ) -> Result<(Vec<u8>, Origin), E> {
+        let digest = key.digest();
+        let path = self.dir.join(format!("{}.graph", hex(&digest)));
+        match read(&path, &digest) {
+            Ok(graph) => return Ok((graph, Origin::Hit)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let path = path.display();
+                tracing::warn!(%path, %error, "the cached graph can't be used; compiling it again");
+            }
+        }
+        let graph = compile()?;
+        if let Err(error) = self.write(&path, &digest, &graph) {
+            let path = path.display();
+            tracing::warn!(%path, %error, "the compiled graph can't be kept for the next start");
+        }
+        Ok((graph, Origin::Built))
     }
+
+    /// Writes beside the final name, and takes that name only once every byte is on the disk.
+    fn write(&self, path: &Path, key: &[u8], graph: &[u8]) -> io::Result<()> {
+        fs::create_dir_all(&self.dir)?;
+        let mut file = tempfile::Builder::new().prefix(".building-").tempfile_in(&self.dir)?;
+        file.write_all(graph)?;
+        file.write_all(&seal(key, graph))?;
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        File::open(&self.dir)?.sync_all()
+    }
+}
+
+fn read(path: &Path, key: &[u8]) -> io::Result<Vec<u8>> {
+    let mut bytes = fs::read(path)?;
+    let damaged = |problem| io::Error::new(io::ErrorKind::InvalidData, problem);
+    let graph_bytes = bytes.len().checked_sub(SEAL_BYTES).ok_or_else(|| damaged("cut short"))?;
+    let (graph, found) = bytes.split_at(graph_bytes);
+    if seal(key, graph) != found {
+        return Err(damaged("its digest is wrong"));
+    }
+    bytes.truncate(graph_bytes);
+    Ok(bytes)
+}
+
+/// Digest over key and graph, so that an entry under another entry's name is noticed as well.
+fn seal(key: &[u8], graph: &[u8]) -> [u8; SEAL_BYTES] {
+    Sha256::new().chain_update(key).chain_update(graph).finalize().into()
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,6 +1,12 @@
 //! What a user's own ONNX file takes and gives, read without running it.
 
+use std::collections::HashSet;
+use std::path::{Component, Path};
+
+use prost::Message;
+
 use crate::Error;
+use crate::onnx::{self, EXTERNAL, FLOAT, Graph, INT32, INT64, Model, Node};
 
 /// Element type of an input or output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +49,86 @@ pub struct GraphInfo {
 /// Reads the inputs and outputs of the ONNX model in `onnx`.
 ///
 /// # Errors
-/// Bytes that are not an ONNX model, a model without a graph, or one whose external data would be
-/// read from outside its own folder.
+/// Bytes that are not an ONNX model, a model without a graph or without the standard operators, a
+/// tensor with impossible dimensions, or one whose data would be read from outside the model's own
+/// folder.
 pub fn inspect(onnx: &[u8]) -> Result<GraphInfo, Error> {
-    let _ = onnx;
-    Err(Error::Onnx("not written yet".to_owned()))
+    let model = Model::decode(onnx)?;
+    let standard = |set: &&onnx::OperatorSet| matches!(&*set.domain, "" | "ai.onnx");
+    let opset = model.opset_import.iter().find(standard).map(|set| set.version);
+    let opset = opset.ok_or_else(|| Error::Onnx("it names no operator set".to_owned()))?;
+    let graph = model.graph.ok_or_else(|| Error::Onnx("it has no graph".to_owned()))?;
+
+    let mut tensors = Vec::new();
+    collect_graph(&graph, &mut tensors);
+    model.functions.iter().for_each(|function| collect_nodes(&function.node, &mut tensors));
+    let mut has_external_data = false;
+    for tensor in tensors {
+        onnx::tensor::shape(tensor)?;
+        if tensor.data_location == EXTERNAL || !tensor.external_data.is_empty() {
+            check_location(tensor)?;
+            has_external_data = true;
+        }
+    }
+
+    let given: HashSet<&str> = graph.initializer.iter().map(|tensor| &*tensor.name).collect();
+    let inputs = graph.input.iter().filter(|input| !given.contains(&*input.name)).map(port);
+    Ok(GraphInfo {
+        inputs: inputs.collect(),
+        outputs: graph.output.iter().map(port).collect(),
+        opset,
+        has_external_data,
+    })
+}
+
+/// All tensors of a graph, those inside its nodes included. The depth is bounded: the protobuf
+/// reader refuses messages nested deeper than 100.
+fn collect_graph<'a>(graph: &'a Graph, tensors: &mut Vec<&'a onnx::Tensor>) {
+    tensors.extend(&graph.initializer);
+    collect_sparse(&graph.sparse_initializer, tensors);
+    collect_nodes(&graph.node, tensors);
+}
+
+fn collect_nodes<'a>(nodes: &'a [Node], tensors: &mut Vec<&'a onnx::Tensor>) {
+    for attribute in nodes.iter().flat_map(|node| &node.attribute) {
+        tensors.extend(attribute.t.iter().chain(&attribute.tensors));
+        collect_sparse(attribute.sparse_tensor.as_slice(), tensors);
+        collect_sparse(&attribute.sparse_tensors, tensors);
+        for graph in attribute.g.iter().chain(&attribute.graphs) {
+            collect_graph(graph, tensors);
+        }
+    }
+}
+
+fn collect_sparse<'a>(sparse: &'a [onnx::SparseTensor], tensors: &mut Vec<&'a onnx::Tensor>) {
+    for tensor in sparse {
+        tensors.extend(tensor.values.iter().chain(&tensor.indices));
+    }
+}
+
+/// Refuses a path that leaves the folder of the model.
+fn check_location(tensor: &onnx::Tensor) -> Result<(), Error> {
+    let entry = tensor.external_data.iter().rfind(|entry| entry.key == "location");
+    let location = entry.map_or("", |entry| &*entry.value);
+    let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+    // A repeated key would leave it to the reader which one counts.
+    let locations = tensor.external_data.iter().filter(|entry| entry.key == "location").count();
+    if locations == 1 && !location.is_empty() && Path::new(location).components().all(inside) {
+        return Ok(());
+    }
+    Err(Error::ExternalData { name: tensor.name.clone(), location: location.to_owned() })
+}
+
+fn port(value: &onnx::ValueInfo) -> Port {
+    let tensor = value.r#type.as_ref().and_then(|kind| kind.tensor_type.as_ref());
+    let element_type = match tensor.map_or(0, |tensor| tensor.elem_type) {
+        FLOAT => ElementType::F32,
+        INT32 => ElementType::I32,
+        INT64 => ElementType::I64,
+        other => ElementType::Other(other),
+    };
+    let size = |dim: &onnx::Dimension| dim.dim_value.and_then(|size| u64::try_from(size).ok());
+    let shape = tensor.and_then(|tensor| tensor.shape.as_ref());
+    let shape = shape.map(|shape| shape.dim.iter().map(size).collect());
+    Port { name: value.name.clone(), element_type, shape }
 }

@@ -17,6 +17,8 @@ mod families;
 pub mod inspect;
 mod lower;
 mod onnx;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 use serde::{Deserialize, Serialize};

@@ -65,17 +65,15 @@ pub enum Error {
     },
     /// The file system of the store is too full.
     #[error(
-        "{} has {free_mb} MB free and {needed_mb} MB are needed; free some space, or set \
-         `model_dir` to a larger file system",
+        "the file system of {} is too full ({found}); free some space, or set `model_dir` to a \
+         larger one",
         dir.display()
     )]
     NoSpace {
-        /// The store.
+        /// The store, or the folder that was written to.
         dir: PathBuf,
-        /// What the operation needs at its peak, in megabytes.
-        needed_mb: u64,
-        /// What there is, in megabytes.
-        free_mb: u64,
+        /// What is needed and what there is, as far as it is known.
+        found: String,
     },
     /// One source could not deliver; the next is tried.
     #[error("{source_name}: {reason}")]
@@ -127,8 +125,7 @@ impl Error {
         match source.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Self::NoSpace {
                 dir: path.parent().unwrap_or(path).to_owned(),
-                needed_mb: 1,
-                free_mb: 0,
+                found: source.to_string(),
             },
             std::io::ErrorKind::PermissionDenied => Self::Permission {
                 path: path.to_owned(),

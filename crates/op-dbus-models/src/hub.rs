@@ -17,6 +17,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// One repository at one revision.
 pub(crate) struct Hub<'a> {
     progress: &'a Progress,
+    pub(crate) endpoint: String,
+    pub(crate) offline: bool,
     repo: Repo,
     own: Cache,
     /// The cache that other programs of this user fill; read only.
@@ -37,7 +39,16 @@ impl<'a> Hub<'a> {
         // Without either variable the client has no home to look in, and says so with a panic.
         let has_home = ["HF_HOME", "HOME"].iter().any(|name| std::env::var_os(name).is_some());
         let own = Cache::new(partial.join("hub"));
-        Self { progress, repo, own, shared: has_home.then(Cache::from_env), api: None }
+        let offline = std::env::var("HF_HUB_OFFLINE").unwrap_or_default().to_lowercase();
+        Self {
+            progress,
+            endpoint: std::env::var("HF_ENDPOINT").unwrap_or_else(|_| ENDPOINT.to_owned()),
+            offline: ["1", "on", "yes", "true"].contains(&offline.as_str()),
+            repo,
+            own,
+            shared: has_home.then(Cache::from_env),
+            api: None,
+        }
     }
 
     /// The path of a file in a cache, fetched first when it is in none.
@@ -65,19 +76,17 @@ impl<'a> Hub<'a> {
     }
 
     fn connect(&self) -> Result<ApiRepo, Error> {
-        let offline = std::env::var("HF_HUB_OFFLINE").unwrap_or_default();
-        if ["1", "on", "yes", "true"].contains(&offline.to_lowercase().as_str()) {
+        if self.offline {
             return Err(failure("HF_HUB_OFFLINE is set, and the file is in no cache"));
         }
-        let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| ENDPOINT.to_owned());
-        probe(&endpoint)?;
+        probe(&self.endpoint)?;
         let token = self.shared.as_ref().and_then(Cache::token);
         let api = ApiBuilder::from_cache(self.own.clone())
-            .with_endpoint(endpoint)
+            .with_endpoint(self.endpoint.clone())
             .with_token(token)
             .with_progress(false)
             .build()
-            .map_err(|error| failure(error))?;
+            .map_err(failure)?;
         Ok(api.repo(self.repo.clone()))
     }
 }

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::config_files;
 use crate::describe::{self, Description};
 use crate::error::HookError;
 use crate::place::Place;
@@ -70,7 +71,7 @@ pub(crate) fn bring(
         None => import.describe_graph(&to.1.join(weights_to))?,
     };
     for file in &description.files {
-        files.push(import.copy(file, file, describe::bytes_max(file))?);
+        files.push(import.copy(file, file, config_files::bytes_max(file))?);
     }
     Ok(model(name, source, description, files))
 }
@@ -134,7 +135,7 @@ impl Import<'_> {
         let path = self.dir.join(to);
         let copied = self.place.copy(from, &path, bytes_max, |bytes| step.advance(bytes))?;
         let Some((bytes, sha256)) = copied else {
-            return Err(describe::lacks(&self.place, from));
+            return Err(config_files::lacks(&self.place, from));
         };
         step.finish(bytes);
         Ok(FileRecord { path: to.to_owned(), bytes, sha256 })

@@ -7,6 +7,7 @@
 //! to its name. Nothing here loads a model, and the daemon only ever reads: what writes is the
 //! command line.
 
+mod config_files;
 mod describe;
 mod digest;
 mod error;
@@ -21,6 +22,8 @@ pub mod pull;
 pub mod runtime;
 mod staging;
 mod store;
+#[cfg(test)]
+mod tests;
 mod weights;
 mod wheels;
 

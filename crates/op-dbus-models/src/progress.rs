@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{DecimalBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Where the steps of an operation are told.
 pub struct Progress(Kind);
@@ -60,10 +60,10 @@ impl Progress {
         let label = label.into();
         let bar = match (&self.0, bytes_total) {
             (Kind::Terminal(bars), Some(total)) => bars.add(ProgressBar::new(total).with_style(
-                style("  {msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}"),
+                style("  {msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}"),
             )),
             (Kind::Terminal(bars), None) => {
-                let style = style("{spinner} {msg} {bytes} {elapsed}");
+                let style = style("{spinner} {msg} {decimal_bytes} {elapsed}");
                 bars.add(ProgressBar::new_spinner().with_style(style))
             }
             _ => ProgressBar::hidden(),
@@ -99,7 +99,7 @@ impl Step<'_> {
     /// Ends the step with a line that names it and its size.
     pub(crate) fn finish(self, bytes: u64) {
         self.bar.finish_and_clear();
-        self.progress.say(format_args!("{} ({})", self.label, HumanBytes(bytes)));
+        self.progress.say(format_args!("{} ({})", self.label, DecimalBytes(bytes)));
     }
 }
 

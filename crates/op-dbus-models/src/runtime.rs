@@ -106,7 +106,10 @@ impl RuntimeStore {
                     fetch(library, stage.path(), &Wheels::Local(path), progress)
                 }
                 Source::Pip => fetch(library, stage.path(), &Wheels::Pip(stage.path()), progress),
-                Source::Hub => continue,
+                Source::Hub => {
+                    reasons.push("hub: it has no ONNX Runtime".to_owned());
+                    continue;
+                }
             };
             match result {
                 Ok(from) => {

@@ -44,6 +44,11 @@ impl Writer {
         Ok(writer)
     }
 
+    /// The store's folder.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// An empty folder on the store's file system.
     pub(crate) fn stage(&self) -> Result<TempDir, Error> {
         let staging = self.dir.join(STAGING);
@@ -68,7 +73,8 @@ impl Writer {
             return Ok(());
         }
         let (needed_mb, free_mb) = (bytes.div_ceil(1_000_000), free / 1_000_000);
-        Err(Error::NoSpace { dir: self.dir.clone(), needed_mb, free_mb })
+        let found = format!("{needed_mb} MB are needed and {free_mb} MB are free");
+        Err(Error::NoSpace { dir: self.dir.clone(), found })
     }
 
     /// Moves a complete folder to its name. A folder that already has that name is set aside first

@@ -63,9 +63,9 @@ impl Store {
         Ok(Model { dir, ..model })
     }
 
-    /// Every installed model, by name; a folder that cannot be understood is an error in its place.
+    /// The names of what is in the store, damaged or not, in order.
     #[must_use]
-    pub fn list(&self) -> Vec<Result<Model, Error>> {
+    pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let mut names: Vec<_> = entries
             .filter(|entry| entry.path().is_dir())
@@ -73,7 +73,13 @@ impl Store {
             .filter(|name| is_name(name))
             .collect();
         names.sort();
-        names.iter().map(|name| self.get(name)).collect()
+        names
+    }
+
+    /// Every installed model, by name; a folder that cannot be understood is an error in its place.
+    #[must_use]
+    pub fn list(&self) -> Vec<Result<Model, Error>> {
+        self.names().iter().map(|name| self.get(name)).collect()
     }
 
     /// Takes a model out of the store, damaged or not.
@@ -134,6 +140,14 @@ impl Store {
     pub fn pull(&self, name: &str, options: &PullOptions<'_>) -> Result<Model, Error> {
         let built_in = manifest::find(name)
             .ok_or_else(|| Error::Unknown { name: name.to_owned(), known: known_names() })?;
+        self.bring(built_in, options)
+    }
+
+    pub(crate) fn bring(
+        &self,
+        built_in: &BuiltIn,
+        options: &PullOptions<'_>,
+    ) -> Result<Model, Error> {
         if let Ok(model) = self.verify(&built_in.name) {
             options.progress.say(format_args!("{}: installed and undamaged", model.name));
             return Ok(model);

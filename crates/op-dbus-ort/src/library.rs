@@ -140,7 +140,10 @@ mod tests {
 
     #[test]
     fn a_header_tells_the_machine() {
-        assert_eq!(header_problem(b"not ELF at all, but long enough"), Some("not a shared library".into()));
+        assert_eq!(
+            header_problem(b"not ELF at all, but long enough"),
+            Some("not a shared library".into())
+        );
         assert_eq!(header_problem(b"\x7fELF"), Some("not a shared library".into()));
         let foreign = if cfg!(target_arch = "s390x") { 62 } else { 22 };
         let problem = header_problem(&elf(foreign)).unwrap();

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cli;
+mod worker;
 
 fn main() -> std::process::ExitCode {
     cli::main()

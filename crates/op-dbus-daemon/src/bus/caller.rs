@@ -130,7 +130,7 @@ impl Callers {
     }
 
     /// Cancels the calls of a connection that has left the bus, and forgets its user.
-    fn left(&self, name: &str) {
+    pub(super) fn left(&self, name: &str) {
         let (calls, _) = {
             let mut known = self.known();
             (known.calls.remove(name), known.users.remove(name))
@@ -147,7 +147,7 @@ impl Callers {
     pub async fn watch(
         self: &Arc<Self>,
         connection: &Connection,
-    ) -> zbus::Result<impl Future<Output = ()> + Send + 'static> {
+    ) -> zbus::Result<impl Future<Output = ()> + Send + 'static + use<>> {
         let departures = MatchRule::builder()
             .msg_type(Type::Signal)
             .sender(BUS)
@@ -170,6 +170,12 @@ impl Callers {
     /// Lets go of the connection, which holds our bus objects and so would never end otherwise.
     pub fn close(&self) {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// Whether no call is on the list.
+    #[cfg(test)]
+    pub fn idle(&self) -> bool {
+        self.known().calls.is_empty()
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

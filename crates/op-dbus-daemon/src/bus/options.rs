@@ -37,12 +37,8 @@ pub fn parse(options: &HashMap<String, Variant<'_>>, now: Instant) -> Result<Opt
     Ok(parsed)
 }
 
-const LEVELS: [(&str, Level); 4] = [
-    ("none", Level::None),
-    ("low", Level::Low),
-    ("medium", Level::Medium),
-    ("high", Level::High),
-];
+const LEVELS: [(&str, Level); 4] =
+    [("none", Level::None), ("low", Level::Low), ("medium", Level::Medium), ("high", Level::High)];
 
 const TRUNCATIONS: [(&str, Truncate); 4] = [
     ("error", Truncate::Error),

@@ -38,7 +38,7 @@ impl Service {
     /// level stays.
     pub async fn set_level(&self, level: Level) -> Result<(), Error> {
         let _change = self.0.change.lock().await;
-        let now = self.now();
+        let now = self.staying()?;
         refuse_pinned(&now.loaded)?;
         let choice = (level != Level::None).then_some(Choice::Level(level));
         let served = self.load(&now, &now.fleet, choice.as_ref()).await?;
@@ -76,7 +76,7 @@ impl Service {
     }
 
     async fn apply(&self) -> Result<(), Error> {
-        let now = self.now();
+        let now = self.staying()?;
         let old = now.loaded.clone();
         let loaded = blocking(move || old.reload()).await?.map_err(Error::Settings)?;
         self.report(&now.loaded, &loaded);
@@ -160,6 +160,12 @@ impl Service {
         self.enter(Phase::Failed(cause));
     }
 
+    /// What is now, unless the service is on its way out: then nothing changes any more.
+    fn staying(&self) -> Result<Arc<Now>, Error> {
+        let now = self.now();
+        if matches!(now.phase, Phase::Draining(_)) { Err(Error::ShuttingDown) } else { Ok(now) }
+    }
+
     fn restore(&self, before: &Now) {
         self.enter(before.phase.clone());
     }
@@ -179,7 +185,8 @@ impl Service {
         for key in READ_AT_START.into_iter().filter(|key| old.value(key) != new.value(key)) {
             warn!(key, "this setting is read at the start only; restart the service to apply it");
         }
-        if let Some(telemetry) = self.0.telemetry.as_ref().filter(|_| old.settings.log != new.settings.log)
+        if let Some(telemetry) =
+            self.0.telemetry.as_ref().filter(|_| old.settings.log != new.settings.log)
             && let Err(reason) = telemetry.set_filter(&new.settings.log)
         {
             warn!(%reason, "the log filter stays as it was");

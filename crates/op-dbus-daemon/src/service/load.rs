@@ -113,12 +113,12 @@ fn installed(choice: &Choice, settings: &Settings) -> Result<Draft, Error> {
     let model = Store::open(&settings.model_dir).verify(choice.model())?;
     let runtime = match &settings.runtime {
         Some(path) => path.clone(),
-        None => {
-            RuntimeStore::open(runtime::beside(&settings.model_dir)).installed().ok_or_else(|| {
+        None => RuntimeStore::open(runtime::beside(&settings.model_dir)).installed().ok_or_else(
+            || {
                 let missing = "the ONNX Runtime library is not installed";
                 Error::Provider(format!("{missing}; type `op-dbus runtime pull`"))
-            })?
-        }
+            },
+        )?,
     };
     let tokenizer = tokenizer(&model)?;
     let mut prompts = model.prompts.clone();

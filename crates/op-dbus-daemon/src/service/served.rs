@@ -127,6 +127,14 @@ impl Served {
         Ok(self.engine.embed(call).await?)
     }
 
+    /// Tokens of each text before truncation, special tokens included.
+    ///
+    /// # Errors
+    /// What the engine answers.
+    pub async fn count_tokens(&self, texts: Vec<String>) -> Result<Vec<u32>, Error> {
+        Ok(self.engine.count_tokens(texts).await?)
+    }
+
     /// The text of a prompt, or of the default one.
     fn prompt(&self, name: Option<&str>) -> Result<Option<&str>, Error> {
         let Some(name) = name.or(self.default_prompt.as_deref()).filter(|name| !name.is_empty())

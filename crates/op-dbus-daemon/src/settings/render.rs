@@ -19,26 +19,30 @@ pub fn config_file() -> String {
          # `op-dbus config show` tells where each value comes from.\n",
     );
     for group in Group::ALL {
-        let title = group.title();
-        out.push_str(&format!("\n# ---- {title} {}\n", "-".repeat(WIDTH - title.len() - 8)));
-        for row in rows(group) {
+        out.push_str(&heading(group.title()));
+        for row in rows(group).filter(|row| row.scope != Scope::Outside) {
             out.push('\n');
-            let text = format!("{} {}", row.doc, values(row));
-            for line in wrap(&text.replace('`', ""), WIDTH - 2) {
-                out.push_str(&format!("# {line}\n"));
+            for text in [row.doc, &values(row)] {
+                for line in wrap(&text.replace('`', ""), WIDTH - 2) {
+                    out.push_str(&format!("# {line}\n"));
+                }
             }
             out.push_str(&format!("#{} = {}\n", row.key, toml_value(row)));
         }
     }
+    out.push_str(&heading("Single models"));
     out.push_str(
-        "\n# ---- Single models -----------------------------------------------------------------\n\
-         \n\
+        "\n\
          # Prompts beside the model's own, and the one used when a call names none.\n\
          #[models.NAME]\n\
          #default_prompt = \"query\"\n\
          #prompts = { query = \"query: \", passage = \"passage: \" }\n",
     );
     out
+}
+
+fn heading(title: &str) -> String {
+    format!("\n# ---- {title} {}\n", "-".repeat(WIDTH - title.len() - 8))
 }
 
 /// `docs/config.md`.

@@ -1,10 +1,23 @@
-//! A backend in a process of its own: token ids go in and vectors come out through shared memory, a
-//! control socket carries the rest.
+//! A backend in a process of its own: token ids go in and vectors come out through shared memory,
+//! a control socket (`SOCK_SEQPACKET`, JSON messages) carries the rest.
+//!
+//! The engine trusts nothing that comes from a worker. Its messages are bounded, parsed and numbered;
+//! the shared memory can't be resized; vectors are copied out before they are checked; and whoever
+//! answers wrongly, late or not at all is killed. A worker ends by itself when the engine's end of
+//! the socket is closed.
 
-use std::process::Command;
+mod child;
+mod link;
+mod protocol;
+mod region;
+mod serve;
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
-use crate::backend::{Backend, BackendError, Batch, Description};
+pub use child::ChildBackend;
+pub use serve::serve;
 
 /// Size of the memory that engine and worker share: the largest batch that can be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -26,42 +39,8 @@ pub struct Timeouts {
     pub run: Duration,
 }
 
-/// A worker process, seen from the engine.
-#[derive(Debug)]
-pub struct ChildBackend {
-    description: Description,
-}
-
-impl ChildBackend {
-    /// Starts `command` as a worker and waits until it has loaded.
-    ///
-    /// # Errors
-    /// `Load`
-    pub fn spawn(
-        _command: Command,
-        _shape: RegionShape,
-        _timeouts: Timeouts,
-    ) -> Result<Self, BackendError> {
-        Err(BackendError::Lost("not built yet".into()))
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { load: Duration::from_secs(300), run: Duration::from_secs(60) }
     }
-}
-
-impl Backend for ChildBackend {
-    fn description(&self) -> &Description {
-        &self.description
-    }
-
-    fn run(&mut self, _batch: &Batch<'_>, _out: &mut [f32]) -> Result<(), BackendError> {
-        Err(BackendError::Lost("not built yet".into()))
-    }
-}
-
-/// The worker's side.
-///
-/// # Errors
-/// Of the socket.
-pub fn serve(
-    _load: impl FnOnce() -> Result<Box<dyn Backend>, BackendError>,
-) -> std::io::Result<()> {
-    Err(std::io::Error::other("not built yet"))
 }

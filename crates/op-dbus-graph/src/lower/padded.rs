@@ -28,10 +28,8 @@ pub(super) fn lower(encoder: &Encoder<'_>, recipe: &Recipe) -> Result<Vec<u8>, E
     pooling::finish(&mut graph, recipe.normalize, &pooled);
 
     let dimensions = encoder.hidden.to_string();
-    let inputs = vec![
-        port("input_ids", INT32, &["batch", "sequence"]),
-        port("lengths", INT32, &["batch"]),
-    ];
+    let inputs =
+        vec![port("input_ids", INT32, &["batch", "sequence"]), port("lengths", INT32, &["batch"])];
     graph.finish(inputs, vec![port("embedding", FLOAT, &["batch", &dimensions])])
 }
 
@@ -175,12 +173,7 @@ impl Block<'_, '_> {
     }
 
     /// The norm of a product, its bias and the block's input taken together.
-    fn sum_norm(
-        &self,
-        graph: &mut GraphWriter,
-        part: &str,
-        [product, skip]: [&str; 2],
-    ) -> String {
+    fn sum_norm(&self, graph: &mut GraphWriter, part: &str, [product, skip]: [&str; 2]) -> String {
         let name = self.name(part);
         let weights = match part {
             "attention_norm" => &self.layer.attention_norm,

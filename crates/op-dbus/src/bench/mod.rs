@@ -26,6 +26,9 @@ use report::Report;
 use rounds::Plan;
 use spawn::PrivateService;
 
+/// How long a service may be loading when we come.
+const READY_TIMEOUT: Duration = Duration::from_secs(180);
+
 /// Measure texts per second and latency, in the engine and over the bus
 #[derive(clap::Args)]
 #[command(after_help = format!("\
@@ -164,7 +167,7 @@ impl Stage {
                 _ => spawned.insert(PrivateService::start(&mut flags).await?).bus(),
             };
             let service = connect(&address).await?;
-            service.ready().await?;
+            service.wait(READY_TIMEOUT).await?;
             let served = Served::of_service(&service.properties().await?);
             // The engine is to compute what the service computes.
             if args.level.is_none() && !served.level.is_empty() {

@@ -14,6 +14,8 @@ use super::Failure;
 
 /// How long a bus may take to let us in.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a service that is not ready is asked again.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The service on one bus.
 #[derive(Clone)]
@@ -87,6 +89,35 @@ impl Service {
         Ok(Properties(all))
     }
 
+    /// Waits until the service is on the bus and done with loading, well or not, for `limit` at
+    /// most.
+    ///
+    /// # Errors
+    /// When it takes longer, or the service could not load its model.
+    pub async fn wait(&self, limit: Duration) -> Result<(), Failure> {
+        let settled = async {
+            loop {
+                match self.properties().await {
+                    Ok(properties) if properties.text("State") != "loading" => return properties,
+                    Ok(_) | Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
+                }
+            }
+        };
+        match tokio::time::timeout(limit, settled).await {
+            Ok(properties) if properties.text("State") == "failed" => {
+                let status = self.manager().await?.get_status().await;
+                let status = status.map_err(|error| self.failure(&error))?;
+                Err(Failure::refused(Properties(status).text("status").to_owned()))
+            }
+            Ok(_) => Ok(()),
+            // Absent, or still loading: the first has its own sentence and exit code.
+            Err(_) => self.properties().await.and_then(|_| {
+                let seconds = limit.as_secs();
+                Err(Failure::refused(format!("the service is still loading after {seconds} s")))
+            }),
+        }
+    }
+
     /// A failed call as a sentence and an exit code.
     pub fn failure(&self, error: &zbus::Error) -> Failure {
         if let Some(refusal) = op_dbus_api::Error::from_reply(error) {
@@ -149,7 +180,7 @@ fn is_lost(error: &zbus::Error) -> bool {
     }
 }
 
-/// The properties of the Embedder interface as they were at one moment.
+/// What the service says of itself at one moment: properties, or a dictionary of the manager.
 pub struct Properties(pub HashMap<String, OwnedVariant>);
 
 impl Properties {
@@ -165,6 +196,7 @@ impl Properties {
     pub fn number(&self, name: &str) -> Option<usize> {
         match self.0.get(name).map(|value| &**value) {
             Some(Variant::U32(number)) => usize::try_from(*number).ok(),
+            Some(Variant::U64(number)) => usize::try_from(*number).ok(),
             _ => None,
         }
     }

@@ -2,13 +2,18 @@
 
 mod client;
 mod completions;
+mod config;
+mod daemon;
 mod embed;
 mod failure;
+mod models;
 mod output;
 mod packed;
 mod rank;
+mod runtime;
 mod similarity;
 mod status;
+mod store;
 mod terminal;
 mod texts;
 
@@ -17,7 +22,9 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use op_dbus_daemon::settings::Bus;
 
-pub use client::{Service, connect};
+use crate::{bench, worker};
+
+pub use client::{Properties, Service, connect};
 pub use failure::{EXIT_CODES, Failure};
 
 /// How a command ends.
@@ -38,7 +45,14 @@ enum Command {
     Rank(rank::Args),
     Similarity(similarity::Args),
     Status(status::Args),
+    Daemon(daemon::Args),
+    Bench(bench::Args),
+    Models(store::ModelsArgs),
+    Runtime(store::RuntimeArgs),
+    Config(config::Args),
     Completions(completions::Args),
+    #[command(hide = true)]
+    Worker(worker::Args),
 }
 
 /// Under which heading the overview lists each command.
@@ -81,7 +95,13 @@ fn run(command: Command) -> Done {
         Command::Rank(args) => rank::run(args),
         Command::Similarity(args) => similarity::run(args),
         Command::Status(args) => status::run(args),
+        Command::Daemon(args) => daemon::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Models(args) => store::run_models(args),
+        Command::Runtime(args) => store::run_runtime(args),
+        Command::Config(args) => config::run(args),
         Command::Completions(args) => completions::run(args),
+        Command::Worker(args) => Ok(worker::run(args)),
     }
 }
 

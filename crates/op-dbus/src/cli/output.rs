@@ -1,7 +1,7 @@
 //! Vectors as people and programs want them: a table, lines of numbers, CSV, JSON lines, npy.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use super::terminal::{Colour, paint, printable};
@@ -119,7 +119,7 @@ impl Writer {
             self.out.write_all(&npy_header(self.rows, self.dimensions))?;
             let mut values = spool.into_inner().map_err(io::IntoInnerError::into_error)?;
             values.seek(SeekFrom::Start(0))?;
-            io::copy(&mut values.by_ref(), &mut self.out)?;
+            io::copy(&mut values, &mut self.out)?;
         }
         self.out.flush()
     }

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use op_dbus_api::{EmbedderProxy, ErrorName, info, option};
 use zbus::Variant;
 
+use super::output::Vectors;
 use super::texts::CallLimits;
 use super::{Failure, Service};
 

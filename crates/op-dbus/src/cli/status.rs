@@ -1,5 +1,279 @@
-//! placeholder
+//! `op-dbus status`: what the service does, for people and for programs.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::client::json_object;
+use super::terminal::{Colour, colour, grouped, paint, printable, since};
+use super::{BusArgs, Done, EXIT_CODES, Failure, connect};
+
+/// Show what the service runs, on what, and how busy it is
 #[derive(clap::Args)]
-#[command(about="x", after_help = super::EXIT_CODES)]
-pub struct Args {}
-pub fn run(_: Args) -> super::Done { Ok(std::process::ExitCode::SUCCESS) }
+#[command(after_help = format!("\
+Examples:
+  op-dbus status
+  op-dbus status --wait && op-dbus embed 'first text after a start'
+  op-dbus status --json | jq -r .properties.VectorSpace
+
+{EXIT_CODES}"))]
+pub struct Args {
+    /// Wait until the service is there and has loaded its model, this many seconds at most
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "120", value_parser = clap::value_parser!(u32))]
+    wait: Option<u32>,
+    /// One JSON object: properties, status, statistics
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+    #[command(flatten)]
+    bus: BusArgs,
+}
+
+pub fn run(args: Args) -> Done {
+    super::block_on(status(args))
+}
+
+async fn status(args: Args) -> Done {
+    let service = connect(&args.bus.bus).await?;
+    if let Some(seconds) = args.wait {
+        service.wait(Duration::from_secs(seconds.into())).await?;
+    }
+    let properties = service.properties().await?;
+    let manager = service.manager().await?;
+    let status = manager.get_status().await.map_err(|error| service.failure(&error))?;
+    let statistics = manager.get_statistics().await.map_err(|error| service.failure(&error))?;
+    let all = json!({
+        "properties": json_object(&properties.0),
+        "status": json_object(&status),
+        "statistics": json_object(&statistics),
+    });
+    let out = match args.json {
+        true => format!("{all:#}\n"),
+        false => Report { all: &all, coloured: colour(), now: SystemTime::now() }.text(),
+    };
+    std::io::stdout().write_all(out.as_bytes()).map_err(|error| Failure::output(&error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The page for people. What the service does not tell is left out.
+struct Report<'a> {
+    all: &'a Value,
+    coloured: bool,
+    now: SystemTime,
+}
+
+impl Report<'_> {
+    fn status(&self, key: &str) -> &str {
+        self.all["status"][key].as_str().unwrap_or_default()
+    }
+
+    fn number(&self, part: &str, key: &str) -> u64 {
+        self.all[part][key].as_u64().unwrap_or(0)
+    }
+
+    fn text(&self) -> String {
+        let state = self.status("state");
+        let state_colour = match state {
+            "ready" => Colour::Good,
+            "failed" => Colour::Bad,
+            _ => Colour::Doubtful,
+        };
+        let state = paint(state, state_colour, self.coloured);
+        let mut out = format!("op-dbus {}: {state}\n", self.status("version"));
+        out.push_str(&format!("{}\n\n", printable(self.status("status"), 400)));
+        let lines = [
+            ("Level", self.level()),
+            ("Computes", self.computes()),
+            ("Space", self.status("vector_space").to_owned()),
+            ("Since", self.since()),
+            ("Queue", self.queue()),
+            ("Done", self.done()),
+            ("Times", self.times()),
+            ("Refused", self.refused()),
+        ];
+        for (name, line) in lines.into_iter().filter(|(_, line)| !line.is_empty()) {
+            out.push_str(&self.line(name, &line));
+        }
+        for worker in self.all["status"]["workers"].as_array().into_iter().flatten() {
+            out.push_str(&self.line("Worker", &worker_line(worker)));
+        }
+        out
+    }
+
+    fn line(&self, name: &str, line: &str) -> String {
+        format!("{} {line}\n", paint(format!("{name:<9}"), Colour::Faint, self.coloured))
+    }
+
+    fn level(&self) -> String {
+        let (level, model) = (self.status("level"), self.status("model"));
+        if model.is_empty() {
+            return level.to_owned();
+        }
+        let (dimensions, tokens) =
+            (self.number("status", "dimensions"), self.number("status", "max_input_tokens"));
+        let level = if level.is_empty() { "imported" } else { level };
+        format!("{level} ({model}: {dimensions} dimensions, {tokens} tokens a text)")
+    }
+
+    fn computes(&self) -> String {
+        let provider = self.status("provider");
+        if provider.is_empty() {
+            return String::new();
+        }
+        let mut line = format!("{provider}, {}", self.status("precision"));
+        let reason = self.status("fallback_reason");
+        if !reason.is_empty() {
+            let asked = self.status("requested_provider");
+            let reason = format!("; {asked} was asked for: {}", printable(reason, 400));
+            line.push_str(&paint(reason, Colour::Doubtful, self.coloured));
+        }
+        line
+    }
+
+    fn since(&self) -> String {
+        let start = UNIX_EPOCH + Duration::from_micros(self.number("status", "since"));
+        match self.now.duration_since(start) {
+            Ok(passed) => since(passed.as_secs()),
+            Err(_) => String::new(),
+        }
+    }
+
+    fn queue(&self) -> String {
+        let calls = self.number("status", "in_flight_calls");
+        format!(
+            "{} in flight ({} tokens, {} of them waiting)",
+            counted(calls, "call", "calls"),
+            grouped(self.number("status", "in_flight_tokens")),
+            grouped(self.number("status", "queue_tokens")),
+        )
+    }
+
+    fn done(&self) -> String {
+        let number = |key| self.number("statistics", key);
+        let mut line = format!(
+            "{}, {}, {} tokens in {}",
+            counted(number("calls"), "call", "calls"),
+            counted(number("texts"), "text", "texts"),
+            grouped(number("tokens")),
+            counted(number("batches"), "batch", "batches"),
+        );
+        if let Some(padding) = self.all["statistics"]["padded_over_tokens"].as_f64()
+            && padding >= 1.0
+        {
+            line.push_str(&format!("; padding {:.1} %", (padding - 1.0) * 100.0));
+        }
+        if number("truncated") > 0 {
+            line.push_str(&format!("; {} cut", counted(number("truncated"), "text", "texts")));
+        }
+        line
+    }
+
+    fn times(&self) -> String {
+        if self.number("statistics", "calls") == 0 {
+            return String::new();
+        }
+        let times = |what: &str| {
+            ["p50", "p95", "p99"]
+                .map(|part| milliseconds(self.number("statistics", &format!("{what}_us_{part}"))))
+                .join(" / ")
+        };
+        format!("queue {}, compute {} ms (p50 / p95 / p99)", times("queue"), times("compute"))
+    }
+
+    fn refused(&self) -> String {
+        let mut line = String::new();
+        for (kind, number) in self.all["statistics"]["failures"].as_object().into_iter().flatten() {
+            let separator = if line.is_empty() { "" } else { ", " };
+            write!(line, "{separator}{kind} {number}").ok();
+        }
+        line
+    }
+}
+
+fn worker_line(worker: &Value) -> String {
+    let text = |key: &str| worker[key].as_str().unwrap_or_default();
+    let number = |key: &str| worker[key].as_u64().unwrap_or(0);
+    let mut line = format!(
+        "{}, process {}, {}, {}",
+        text("device"),
+        number("pid"),
+        text("state"),
+        counted(number("batches"), "batch", "batches"),
+    );
+    if number("restarts") > 0 {
+        let times = counted(number("restarts"), "time", "times");
+        let reason = printable(text("last_error"), 200);
+        line.push_str(&format!("; replaced {times}, last because {reason}"));
+    }
+    line
+}
+
+fn counted(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", grouped(number), if number == 1 { one } else { many })
+}
+
+fn milliseconds(microseconds: u64) -> String {
+    format!("{:.1}", microseconds as f64 / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(all: &Value) -> String {
+        Report { all, coloured: false, now: UNIX_EPOCH + Duration::from_secs(70) }.text()
+    }
+
+    #[test]
+    fn a_busy_service_is_told_in_full() {
+        let all = json!({
+            "status": {
+                "version": "1.2.3", "state": "degraded", "status": "Serving m on cpu:0",
+                "level": "medium", "model": "m", "dimensions": 384, "max_input_tokens": 256,
+                "provider": "cpu", "precision": "f32", "requested_provider": "cuda",
+                "fallback_reason": "no \u{1b}driver", "vector_space": "ab-f32",
+                "since": 5_000_000, "in_flight_calls": 1, "in_flight_tokens": 2048,
+                "queue_tokens": 512,
+                "workers": [{
+                    "device": "cpu:0", "pid": 7, "state": "busy", "batches": 3, "restarts": 1,
+                    "last_error": "killed",
+                }],
+            },
+            "statistics": {
+                "calls": 2, "texts": 1000, "tokens": 15_000, "batches": 30, "truncated": 1,
+                "padded_over_tokens": 1.05, "failures": { "overloaded": 4, "too-large": 1 },
+                "queue_us_p50": 1500, "queue_us_p95": 2000, "queue_us_p99": 3000,
+                "compute_us_p50": 4000, "compute_us_p95": 5000, "compute_us_p99": 6000,
+            },
+        });
+        let expected = "\
+op-dbus 1.2.3: degraded
+Serving m on cpu:0
+
+Level     medium (m: 384 dimensions, 256 tokens a text)
+Computes  cpu, f32; cuda was asked for: no ·driver
+Space     ab-f32
+Since     1 min 5 s
+Queue     1 call in flight (2,048 tokens, 512 of them waiting)
+Done      2 calls, 1,000 texts, 15,000 tokens in 30 batches; padding 5.0 %; 1 text cut
+Times     queue 1.5 / 2.0 / 3.0, compute 4.0 / 5.0 / 6.0 ms (p50 / p95 / p99)
+Refused   overloaded 4, too-large 1
+Worker    cpu:0, process 7, busy, 3 batches; replaced 1 time, last because killed
+";
+        assert_eq!(text(&all), expected);
+    }
+
+    #[test]
+    fn a_service_without_a_model_says_so_in_few_lines() {
+        let all = json!({
+            "status": { "version": "1", "state": "disabled", "status": "off", "level": "none" },
+            "statistics": {},
+        });
+        let text = text(&all);
+        assert!(text.starts_with("op-dbus 1: disabled\noff\n\nLevel     none\n"), "{text}");
+        assert!(!text.contains("Computes") && !text.contains("Times"), "{text}");
+    }
+}

@@ -1,0 +1,90 @@
+//! The bus objects over a socket pair: no bus daemon, simulated vectors computed in-process.
+
+mod contract;
+mod embedding;
+mod management;
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use op_dbus_api::{EmbedderProxy, Error, ErrorName, ManagerProxy};
+use op_dbus_engine::Backend;
+use op_dbus_engine::sim::{Faults, SimBackend};
+use zbus::connection::Builder;
+use zbus::{Connection, Guid};
+
+use super::Objects;
+use crate::service::{Service, Spawner};
+use crate::settings::{Settings, Sources};
+
+/// Both ends of a socket pair, with the objects on one of them.
+struct Pair {
+    client: Connection,
+    service: Service,
+    root: tempfile::TempDir,
+    objects: Objects,
+    _server: Connection,
+}
+
+impl Pair {
+    async fn embedder(&self) -> EmbedderProxy<'_> {
+        EmbedderProxy::new(&self.client).await.unwrap()
+    }
+
+    async fn manager(&self) -> ManagerProxy<'_> {
+        ManagerProxy::new(&self.client).await.unwrap()
+    }
+}
+
+fn in_process() -> Spawner {
+    Arc::new(|blueprint, _| {
+        let dimensions = blueprint.dimensions;
+        Box::new(move |_| {
+            let backend: Box<dyn Backend> =
+                Box::new(SimBackend::new(dimensions, Faults::default()));
+            Ok(backend)
+        })
+    })
+}
+
+/// Serves simulated vectors under these settings, which count as flags. Nothing is loaded yet.
+async fn pair(flags: &[(&str, &str)]) -> Pair {
+    pair_under(flags, &[]).await
+}
+
+/// As [`pair`], with environment variables as well.
+async fn pair_under(flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Pair {
+    let root = tempfile::tempdir().unwrap();
+    let mut sources = Sources::under(root.path());
+    for (name, value) in variables {
+        sources.env.insert((*name).into(), (*value).into());
+    }
+    let state = root.path().join("state.json").display().to_string();
+    for (key, value) in [("cpu_engine", "sim"), ("state_file", &state)].iter().chain(flags) {
+        sources.flags.insert((*key).to_owned(), (*value).to_owned());
+    }
+    let service = Service::new(Settings::load(&sources).unwrap(), in_process(), None);
+    let (near, far) = UnixStream::pair().unwrap();
+    let (server, client) = tokio::join!(
+        Builder::unix_stream(far).server(Guid::generate()).p2p().build(),
+        Builder::unix_stream(near).p2p().build(),
+    );
+    let (server, client) = (server.unwrap(), client.unwrap());
+    let objects = Objects::serve(&server, service.clone()).await.unwrap();
+    tokio::spawn(objects.changes());
+    Pair { client, service, root, objects, _server: server }
+}
+
+/// Serves with the model loaded.
+async fn ready(flags: &[(&str, &str)]) -> Pair {
+    let pair = pair(flags).await;
+    pair.service.start().await;
+    pair
+}
+
+/// The error of ours that a call was answered with.
+fn refusal<T: std::fmt::Debug>(result: zbus::Result<T>) -> (ErrorName, String) {
+    let error = result.expect_err("a refusal");
+    let ours = Error::from_reply(&error).unwrap_or_else(|| panic!("not an error of ours: {error}"));
+    (ours.name(), ours.message().to_owned())
+}

@@ -1,0 +1,207 @@
+//! What the manager's reading methods answer: plain dictionaries, flat keys, typed values.
+
+use std::collections::HashMap;
+use std::time::UNIX_EPOCH;
+
+use op_dbus_api::{Error, ErrorName};
+use op_dbus_engine::{Quantiles, WorkerState, WorkerStatus};
+use op_dbus_models::{Level, Model, Store};
+use zbus::Variant;
+
+use super::calls::Calls;
+use super::facts::Facts;
+use super::reply::{Dictionary, wire};
+use crate::service::{Now, unavailable};
+use crate::settings::{Kind, Loaded, Provider, row};
+
+/// Runs a view that reads the model store, which waits for the disk.
+///
+/// # Errors
+/// `Failed` when it ended early.
+pub async fn on_disk(
+    calls: Calls,
+    view: fn(&Store) -> Vec<Dictionary>,
+) -> Result<Vec<Dictionary>, Error> {
+    let store = Store::open(&calls.service.now().settings().model_dir);
+    let fault = |_| Error::new(ErrorName::Failed, "reading the model store ended early");
+    tokio::task::spawn_blocking(move || view(&store)).await.map_err(fault)
+}
+
+/// The levels, what each stands for and whether it is installed.
+pub fn levels(store: &Store) -> Vec<Dictionary> {
+    let describe = |level: Level| {
+        let name = level.model().unwrap_or_default();
+        let built_in = op_dbus_models::manifest::find(name);
+        HashMap::from([
+            ("name", level.as_str().into()),
+            ("model", name.into()),
+            ("installed", (level == Level::None || store.get(name).is_ok()).into()),
+            ("dimensions", wire(built_in.map_or(0, |model| model.dimensions)).into()),
+            ("max_input_tokens", wire(built_in.map_or(0, |model| model.max_input_tokens)).into()),
+        ])
+    };
+    Level::ALL.into_iter().map(describe).collect()
+}
+
+/// The models in the store; one that can't be understood has nothing but an `error`.
+pub fn models(store: &Store) -> Vec<Dictionary> {
+    store
+        .list()
+        .into_iter()
+        .map(|model| model.map_or_else(damaged, |model| installed(&model)))
+        .collect()
+}
+
+fn installed(model: &Model) -> Dictionary {
+    let prompts: Vec<String> = model.prompts.keys().cloned().collect();
+    HashMap::from([
+        ("name", model.name.clone().into()),
+        ("level", model.level.map_or("", Level::as_str).into()),
+        ("dimensions", wire(model.dimensions).into()),
+        ("max_input_tokens", wire(model.max_input_tokens).into()),
+        ("normalized", model.normalize.into()),
+        ("prompts", prompts.into()),
+        ("space", model.vector_space().into()),
+        ("bytes", model.bytes().into()),
+        ("source", model.source.clone().into()),
+        ("revision", model.revision.clone().into()),
+        ("error", "".into()),
+    ])
+}
+
+fn damaged(error: op_dbus_models::Error) -> Dictionary {
+    HashMap::from([("name", "".into()), ("error", error.to_string().into())])
+}
+
+/// The execution providers and whether each can be used here.
+pub fn providers(now: &Now) -> Vec<Dictionary> {
+    let describe = |(provider, name): &(Provider, &'static str)| {
+        let reason = unavailable(*provider);
+        let serving = now.served().filter(|_| *provider == Provider::Cpu);
+        let devices: Vec<String> =
+            serving.map(|served| served.device.clone()).into_iter().collect();
+        HashMap::from([
+            ("name", (*name).into()),
+            ("aliases", aliases(name).to_vec().into()),
+            ("available", reason.is_none().into()),
+            ("reason", reason.unwrap_or_default().into()),
+            ("devices", devices.into()),
+        ])
+    };
+    Provider::ALL.iter().filter(|(provider, _)| *provider != Provider::Auto).map(describe).collect()
+}
+
+fn aliases(name: &str) -> &'static [&'static str] {
+    let Some(Kind::Choice(choices)) = row("execution_provider").map(|row| &row.kind) else {
+        return &[];
+    };
+    choices.iter().find(|choice| choice.name == name).map_or(&[], |choice| choice.aliases)
+}
+
+/// What runs now.
+pub fn status(now: &Now) -> Dictionary {
+    let facts = Facts::of(now);
+    let since = now.since.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let workers = now.served().map(|served| served.engine.descriptions()).unwrap_or_default();
+    let workers: Vec<Dictionary> = workers.iter().map(worker).collect();
+    let stats = now.served().map(|served| served.engine.stats()).unwrap_or_default();
+    HashMap::from([
+        ("version", super::VERSION.into()),
+        ("state", facts.state.as_str().into()),
+        ("status", now.summary().into()),
+        ("level", facts.vector_level.into()),
+        ("model", facts.model.into()),
+        ("vector_space", facts.vector_space.into()),
+        ("dimensions", facts.dimensions.into()),
+        ("max_input_tokens", facts.max_input_tokens.into()),
+        ("provider", facts.execution_provider.into()),
+        ("requested_provider", facts.requested_execution_provider.into()),
+        ("fallback_reason", facts.fallback_reason.into()),
+        ("precision", facts.precision.into()),
+        ("since", u64::try_from(since.as_micros()).unwrap_or_default().into()),
+        ("pid", std::process::id().into()),
+        ("queue_tokens", number(stats.queue_tokens)),
+        ("in_flight_calls", number(stats.in_flight_calls)),
+        ("in_flight_tokens", number(stats.in_flight_tokens)),
+        ("workers", workers.into()),
+    ])
+}
+
+fn worker(worker: &WorkerStatus) -> Dictionary {
+    let about = &worker.description;
+    HashMap::from([
+        ("provider", about.provider.clone().into()),
+        ("device", about.device.clone().into()),
+        ("precision", about.precision.clone().into()),
+        ("pid", about.pid.into()),
+        ("state", state(worker.state).into()),
+        ("batches", worker.batches.into()),
+        ("restarts", worker.restarts.into()),
+        ("last_error", worker.last_error.clone().unwrap_or_default().into()),
+        ("load_ms", about.load_ms.into()),
+    ])
+}
+
+fn state(state: WorkerState) -> &'static str {
+    match state {
+        WorkerState::Idle => "idle",
+        WorkerState::Busy => "busy",
+        WorkerState::Restarting => "restarting",
+        WorkerState::Stopped => "stopped",
+    }
+}
+
+/// Counters of the engine that serves, since it was loaded; empty when none does.
+pub fn statistics(now: &Now) -> Dictionary {
+    let Some(served) = now.served() else { return Dictionary::new() };
+    let stats = served.engine.stats();
+    let padding = match stats.tokens {
+        0 => 0.0,
+        tokens => stats.padded_tokens as f64 / tokens as f64,
+    };
+    let mut view = HashMap::from([
+        ("calls", Variant::from(stats.calls)),
+        ("texts", stats.texts.into()),
+        ("tokens", stats.tokens.into()),
+        ("padded_tokens", stats.padded_tokens.into()),
+        ("padded_over_tokens", padding.into()),
+        ("batches", stats.batches.into()),
+        ("truncated", stats.truncated.into()),
+        ("retries", stats.retries.into()),
+        ("worker_restarts", stats.worker_restarts.into()),
+        ("queue_texts", number(stats.queue_texts)),
+        ("queue_tokens", number(stats.queue_tokens)),
+        ("in_flight_calls", number(stats.in_flight_calls)),
+        ("in_flight_tokens", number(stats.in_flight_tokens)),
+        ("failures", stats.failures.into()),
+    ]);
+    quantiles(&mut view, ["queue_us_p50", "queue_us_p95", "queue_us_p99"], stats.queue_us);
+    let names = ["compute_us_p50", "compute_us_p95", "compute_us_p99"];
+    quantiles(&mut view, names, stats.compute_us);
+    view
+}
+
+fn quantiles(view: &mut Dictionary, names: [&'static str; 3], times: Quantiles) {
+    let times = [times.p50_us, times.p95_us, times.p99_us];
+    view.extend(names.into_iter().zip(times.map(Variant::from)));
+}
+
+/// Each setting, its value and where it came from.
+pub fn settings(loaded: &Loaded) -> Vec<Dictionary> {
+    let describe = |shown: crate::settings::Shown| {
+        let default = row(&shown.key).map_or("", |row| row.default);
+        let pinned = loaded.pinned_by(&shown.key).is_some();
+        HashMap::from([
+            ("key", shown.key.into()),
+            ("value", shown.value.into()),
+            ("origin", shown.origin.into()),
+            ("default", default.into()),
+            ("pinned", pinned.into()),
+        ])
+    };
+    loaded.show().into_iter().map(describe).collect()
+}
+
+fn number(count: usize) -> Variant<'static> {
+    Variant::from(u64::try_from(count).unwrap_or(u64::MAX))
+}

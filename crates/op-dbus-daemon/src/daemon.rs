@@ -1,0 +1,190 @@
+//! The life of the daemon: bus, objects, name, model; reload; and an end that loses no answer.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use op_dbus_api::BUS_NAME;
+use op_dbus_engine::Error as EngineError;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tracing::{error, info, warn};
+use zbus::Connection;
+use zbus::connection::Builder;
+use zbus::fdo::RequestNameFlags;
+
+use crate::bus::Objects;
+use crate::notify;
+use crate::service::{Phase, Service, load_time_max};
+use crate::settings::{Bus, Loaded};
+use crate::telemetry::{self, Telemetry, message_id};
+
+pub use crate::service::WorkerProgram;
+
+/// Calls in flight get this long to end; systemd waits 90 s before it kills.
+const DRAIN_TIME: Duration = Duration::from_secs(20);
+/// The last replies are on their way by then; anything longer is a peer that does not read.
+const FLUSH_TIME: Duration = Duration::from_secs(2);
+
+/// Why the daemon ends other than by being told to.
+#[derive(Debug, thiserror::Error)]
+enum Fatal {
+    #[error(
+        "the {bus} bus can't be reached ({source}); is it running, and is the setting `bus` right?"
+    )]
+    Bus { bus: Bus, source: zbus::Error },
+    #[error("the name {BUS_NAME} is taken: another op-dbus serves this bus; stop it first")]
+    NameTaken,
+    #[error(
+        "the bus does not give us the name {BUS_NAME} ({0}); is its policy file installed, and does \
+         the daemon run as the user named there?"
+    )]
+    Name(#[source] zbus::Error),
+    #[error("the bus refused a subscription or an object ({0})")]
+    Objects(#[from] zbus::Error),
+    #[error("the connection to the bus is lost")]
+    Lost,
+    #[error("signals can't be received ({0})")]
+    Signals(#[from] std::io::Error),
+}
+
+/// Serves until SIGTERM or SIGINT (exit status 0), or until serving is impossible (1). Workers are
+/// processes of `worker`.
+pub async fn run(loaded: Loaded, worker: WorkerProgram) -> ExitCode {
+    let telemetry = match telemetry::start(&loaded.settings.log) {
+        Ok(telemetry) => Some(telemetry),
+        Err(reason) => {
+            eprintln!("op-dbus: logging could not be started: {reason}");
+            None
+        }
+    };
+    info!(MESSAGE_ID = message_id::START, version = env!("CARGO_PKG_VERSION"), "op-dbus starts");
+    for warning in &loaded.warnings {
+        warn!("{warning}");
+    }
+    match serve(loaded, worker, telemetry).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(fatal) => {
+            error!("{fatal}");
+            notify::stopping(&fatal.to_string());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn serve(
+    loaded: Loaded,
+    worker: WorkerProgram,
+    telemetry: Option<Telemetry>,
+) -> Result<(), Fatal> {
+    let (terminate, interrupt) =
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let hangup = signal(SignalKind::hangup())?;
+    let connection = connect(&loaded.settings.bus).await?;
+    let service = Service::new(loaded, worker.spawner(), telemetry);
+    let objects = Objects::serve(&connection, service.clone()).await?;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(objects.departures().await?);
+    tasks.spawn(objects.changes());
+    request_name(&connection).await?;
+    tasks.spawn(load_and_tell(service.clone()));
+    tasks.spawn(reload_on(hangup, service.clone()));
+    tasks.spawn(feed_watchdog(service.clone()));
+    tokio::select! {
+        () = connection.closed() => return Err(Fatal::Lost),
+        () = told_to_stop(terminate, interrupt) => {}
+    }
+    info!("stopping: the calls in flight are finished first");
+    notify::stopping("Finishing the calls in flight");
+    service.drain(Instant::now() + DRAIN_TIME).await;
+    // What holds the connection goes first: it closes with the last holder, replies sent.
+    tasks.shutdown().await;
+    objects.close();
+    let flushed = timeout(FLUSH_TIME, async {
+        drop(connection.release_name(BUS_NAME).await);
+        connection.graceful_shutdown().await;
+    });
+    if flushed.await.is_err() {
+        warn!("the last replies could not all be sent");
+    }
+    info!("stopped");
+    Ok(())
+}
+
+async fn connect(bus: &Bus) -> Result<Connection, Fatal> {
+    let builder = match bus {
+        Bus::System => Builder::system(),
+        Bus::Session => Builder::session(),
+        Bus::Address(address) => Builder::address(address.as_str()),
+    };
+    builder.build().await.map_err(|source| Fatal::Bus { bus: bus.clone(), source })
+}
+
+/// Takes the name or fails: no queueing behind another daemon, and no replacing of either.
+async fn request_name(connection: &Connection) -> Result<(), Fatal> {
+    let flags = RequestNameFlags::DO_NOT_QUEUE;
+    match connection.request_name_with_flags(BUS_NAME, flags).await {
+        Ok(_) => Ok(()),
+        Err(zbus::Error::NameTaken) => Err(Fatal::NameTaken),
+        Err(error) => Err(Fatal::Name(error)),
+    }
+}
+
+async fn told_to_stop(mut terminate: Signal, mut interrupt: Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// Loads the first model, then says READY: from then on every call gets its true answer, also when
+/// that is an error. Afterwards the status line follows every change.
+async fn load_and_tell(service: Service) {
+    let mut changes = service.watch();
+    let now = service.now();
+    notify::status(&now.summary());
+    notify::extend_timeout(load_time_max(now.settings()));
+    service.start().await;
+    let mut summary = service.now().summary();
+    notify::ready(&summary);
+    info!(MESSAGE_ID = message_id::READY, "calls are answered: {summary}");
+    while changes.changed().await.is_ok() {
+        let next = changes.borrow_and_update().summary();
+        if next != summary {
+            notify::status(&next);
+            summary = next;
+        }
+    }
+}
+
+/// Signals that come during a reload ask for one more, however many they are.
+async fn reload_on(mut hangup: Signal, service: Service) {
+    while hangup.recv().await.is_some() {
+        // Its end is logged where it happens, for the bus method as well.
+        drop(service.reload().await);
+    }
+}
+
+/// Feeds the watchdog only while texts are really embedded, or nothing is there to embed them.
+async fn feed_watchdog(service: Service) {
+    let Some(period) = notify::watchdog_interval() else { return };
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        // Half a period: the next tick must still come within the manager's limit.
+        match timeout(period / 2, alive(&service)).await {
+            Ok(Ok(())) => notify::watchdog(),
+            Ok(Err(error)) => warn!(%error, "the watchdog is not fed: the check failed"),
+            Err(_) => warn!("the watchdog is not fed: the check takes too long"),
+        }
+    }
+}
+
+async fn alive(service: &Service) -> Result<(), EngineError> {
+    let now = service.now();
+    match &now.phase {
+        Phase::Serving(served) => served.engine.canary().await,
+        Phase::Disabled | Phase::Loading | Phase::Failed(_) | Phase::Draining(_) => Ok(()),
+    }
+}

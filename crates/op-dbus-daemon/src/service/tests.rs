@@ -1,0 +1,161 @@
+//! The service without a bus: shared loads, warm switches, retries after a failure, provider choice.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::{Backend, BackendError, CancelToken, LoadErrorKind};
+use op_dbus_models::Level;
+
+use super::provider::{Decision, decide};
+use super::{Error, Options, Phase, Request, Service, Spawner};
+use crate::settings::{Loaded, Provider, Settings, Sources};
+
+fn loaded(root: &tempfile::TempDir, flags: &[(&str, &str)]) -> Loaded {
+    let mut sources = Sources::under(root.path());
+    let state = root.path().join("state.json").display().to_string();
+    let base = [("cpu_engine", "sim"), ("state_file", &state), ("workers_per_device", "1")];
+    for (key, value) in base.iter().chain(flags) {
+        sources.flags.insert((*key).to_owned(), (*value).to_owned());
+    }
+    Settings::load(&sources).unwrap()
+}
+
+/// Backends that are counted, and can be told not to load.
+#[derive(Clone, Default)]
+struct Backends {
+    made: Arc<AtomicUsize>,
+    broken: Arc<AtomicBool>,
+}
+
+impl Backends {
+    fn spawner(&self) -> Spawner {
+        let backends = self.clone();
+        Arc::new(move |blueprint, _| {
+            let (backends, dimensions) = (backends.clone(), blueprint.dimensions);
+            Box::new(move |_| backends.make(dimensions))
+        })
+    }
+
+    fn make(&self, dimensions: usize) -> Result<Box<dyn Backend>, BackendError> {
+        self.made.fetch_add(1, Ordering::SeqCst);
+        if self.broken.load(Ordering::SeqCst) {
+            let message = "broken on purpose".to_owned();
+            return Err(BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message });
+        }
+        Ok(Box::new(SimBackend::new(dimensions, Faults::default())))
+    }
+}
+
+async fn embed(service: &Service, level: Option<Level>) -> Result<usize, Error> {
+    let served = service.serving(level, None).await?;
+    let request = Request {
+        uid: 0,
+        cancel: CancelToken::default(),
+        texts: vec!["text".to_owned()],
+        options: Options::default(),
+    };
+    Ok(served.embed(request).await?.rows)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_calls_share_one_load() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let service = Service::new(loaded(&root, &[]), backends.spawner(), None);
+    service.start().await;
+    let calls = (0..16).map(|_| embed(&service, Some(Level::High)));
+    for rows in join_all(calls).await {
+        assert_eq!(rows.unwrap(), 1);
+    }
+    assert_eq!(backends.made.load(Ordering::SeqCst), 2, "one for each level in use");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_call_fails_while_the_level_changes() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let service = Service::new(loaded(&root, &[]), backends.spawner(), None);
+    service.start().await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let traffic = tokio::spawn({
+        let (service, stop) = (service.clone(), stop.clone());
+        async move {
+            let mut calls = 0;
+            while !stop.load(Ordering::SeqCst) {
+                embed(&service, None).await.unwrap();
+                calls += 1;
+            }
+            calls
+        }
+    });
+    for level in [Level::High, Level::Low, Level::Medium, Level::High] {
+        service.set_level(level).await.unwrap();
+        assert_eq!(service.now().level(), Some(level));
+    }
+    stop.store(true, Ordering::SeqCst);
+    assert!(traffic.await.unwrap() > 0);
+}
+
+#[tokio::test]
+async fn a_failed_load_is_told_and_tried_again() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    backends.broken.store(true, Ordering::SeqCst);
+    let service = Service::new(loaded(&root, &[]), backends.spawner(), None);
+    service.start().await;
+    assert!(matches!(service.now().phase, Phase::Failed(_)));
+    let error = embed(&service, None).await.unwrap_err();
+    assert!(matches!(error.root(), Error::Backend(_)), "{error}");
+    embed(&service, Some(Level::Medium)).await.unwrap_err();
+    assert_eq!(backends.made.load(Ordering::SeqCst), 1, "a call does not try again by itself");
+
+    service.set_level(Level::Medium).await.unwrap_err();
+    assert_eq!(backends.made.load(Ordering::SeqCst), 2);
+    backends.broken.store(false, Ordering::SeqCst);
+    service.reload().await.unwrap();
+    assert_eq!(embed(&service, None).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_level_that_does_not_load_leaves_the_old_one() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let service = Service::new(loaded(&root, &[]), backends.spawner(), None);
+    service.start().await;
+    backends.broken.store(true, Ordering::SeqCst);
+    service.set_level(Level::High).await.unwrap_err();
+    assert_eq!(service.now().level(), Some(Level::Medium));
+    assert_eq!(embed(&service, None).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn draining_is_final() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let service = Service::new(loaded(&root, &[]), backends.spawner(), None);
+    service.start().await;
+    service.drain(Instant::now()).await;
+    assert!(matches!(embed(&service, None).await, Err(Error::ShuttingDown)));
+    assert!(matches!(service.set_level(Level::Low).await, Err(Error::ShuttingDown)));
+    assert!(matches!(service.now().phase, Phase::Draining(_)));
+}
+
+#[test]
+fn providers_are_chosen_and_reasons_told() {
+    let root = tempfile::tempdir().unwrap();
+    let settings = |provider: &str, fallback: &str| {
+        loaded(&root, &[("execution_provider", provider), ("fallback", fallback)]).settings
+    };
+    let cpu =
+        |reason: &str| Ok(Decision { active: Provider::Cpu, fallback_reason: reason.to_owned() });
+    assert_eq!(decide(&settings("auto", "none")).map(|d| d.fallback_reason), Ok(String::new()));
+    assert_eq!(decide(&settings("cpu", "none")), cpu(""));
+    assert_eq!(
+        decide(&settings("gpu", "webgpu,cpu")),
+        cpu("this version of op-dbus has no cuda support yet")
+    );
+    assert_eq!(
+        decide(&settings("cuda", "none")).unwrap_err(),
+        "this version of op-dbus has no cuda support yet, and fallback is none; set \
+         execution_provider or fallback to cpu"
+    );
+    assert!(decide(&settings("cuda", "webgpu")).unwrap_err().contains("webgpu"));
+}

@@ -1,0 +1,223 @@
+//! The queue and the planner, driven as the workers drive them, with time and arrivals made up.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::call::Priority::{Bulk, Interactive};
+
+const WAIT_US: u64 = 100;
+
+#[derive(Clone, Debug)]
+struct Item {
+    number: usize,
+    alive: bool,
+}
+
+fn entry(uid: u32, class: Priority, tokens: usize, item: Item) -> Entry<Item> {
+    Entry { uid, class, tokens, enqueued_us: item.number as u64, alone: false, item }
+}
+
+fn simple(uid: u32, class: Priority, tokens: usize) -> Entry<Item> {
+    entry(uid, class, tokens, Item { number: 0, alive: true })
+}
+
+fn budget(tokens_max: usize) -> Budget {
+    Budget { tokens_max, rows_max: 512, attention_max: u64::MAX, padding_percent_max: 100 }
+}
+
+fn is_alive(entry: &Entry<Item>) -> bool {
+    entry.item.alive
+}
+
+fn check_batch(batch: &[Entry<Item>], budget: &Budget) -> Result<(), TestCaseError> {
+    let longest = batch.iter().map(|entry| entry.tokens).max().unwrap_or(0);
+    let padded = batch.len() * longest;
+    if batch.len() > 1 {
+        let real: usize = batch.iter().map(|entry| entry.tokens).sum();
+        prop_assert!(padded <= budget.tokens_max);
+        prop_assert!(batch.len() <= budget.rows_max);
+        prop_assert!((padded * longest) as u64 <= budget.attention_max);
+        let padding = (padded - real) * 100;
+        let allowed = padded * budget.padding_percent_max;
+        prop_assert!(padded <= PADDING_EXEMPT_TOKENS || padding <= allowed);
+        prop_assert!(batch.iter().all(|entry| !entry.alone));
+    }
+    prop_assert!(batch.iter().all(|entry| entry.class == batch[0].class));
+    Ok(())
+}
+
+fn budgets() -> impl Strategy<Value = Budget> {
+    (1usize..300, 1usize..20, 1u64..20_000, 0usize..40).prop_map(
+        |(tokens_max, rows_max, attention_max, padding_percent_max)| Budget {
+            tokens_max,
+            rows_max,
+            attention_max,
+            padding_percent_max,
+        },
+    )
+}
+
+type Arrival = (u32, bool, usize, bool, bool);
+
+fn arrivals() -> impl Strategy<Value = Vec<Arrival>> {
+    let arrival = (0u32..4, any::<bool>(), 1usize..60, prop::bool::weighted(0.9), any::<bool>());
+    prop::collection::vec(arrival, 0..200)
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_lost_or_doubled_and_budgets_hold(
+        arrivals in arrivals(),
+        budget in budgets(),
+        plans_between in 0usize..3,
+    ) {
+        let mut queue = Queue::new(WAIT_US);
+        let mut left = vec![0; arrivals.len()];
+        let mut now_us = 0;
+        let mut take = |queue: &mut Queue<Item>| -> Result<bool, TestCaseError> {
+            now_us += 7;
+            let plan = plan(queue, &budget, now_us, &is_alive);
+            check_batch(&plan.batch, &budget)?;
+            for entry in &plan.batch {
+                prop_assert!(entry.item.alive);
+                left[entry.item.number] += 1;
+            }
+            for entry in &plan.dead {
+                prop_assert!(!entry.item.alive);
+                left[entry.item.number] += 1;
+            }
+            Ok(!plan.batch.is_empty())
+        };
+        for (number, (uid, bulk, tokens, alive, alone)) in arrivals.iter().enumerate() {
+            let class = if *bulk { Bulk } else { Interactive };
+            let mut entry = entry(*uid, class, *tokens, Item { number, alive: *alive });
+            entry.alone = *alone && number % 5 == 0;
+            if entry.alone { queue.push_front(entry) } else { queue.push(entry) }
+            if number % 10 == 0 {
+                for _ in 0..plans_between {
+                    take(&mut queue)?;
+                }
+            }
+        }
+        while take(&mut queue)? {}
+        prop_assert!(left.iter().all(|count| *count == 1));
+        prop_assert_eq!((queue.texts(), queue.tokens(), queue.oldest_us()), (0, 0, None));
+    }
+
+    #[test]
+    fn users_who_wait_share_by_tokens(
+        lengths in prop::collection::vec(1usize..60, 2..5),
+        tokens_max in 60usize..600,
+    ) {
+        let mut queue = Queue::new(WAIT_US);
+        for (uid, tokens) in (0..).zip(&lengths) {
+            for _ in 0..20_000 / tokens {
+                queue.push(simple(uid, Interactive, *tokens));
+            }
+        }
+        let mut served = vec![0; lengths.len()];
+        for _ in 0..10_000 / tokens_max {
+            for entry in plan(&mut queue, &budget(tokens_max), 0, &is_alive).batch {
+                served[entry.uid as usize] += entry.tokens;
+            }
+            let (least, most) = (served.iter().min().unwrap(), served.iter().max().unwrap());
+            prop_assert!(most - least <= 3 * tokens_max, "{served:?}");
+        }
+    }
+
+    #[test]
+    fn neither_class_starves(
+        batch_us in 1u64..300,
+        interactive in 1usize..3,
+        arrivals in prop::collection::vec(0usize..4, 50..200),
+    ) {
+        let mut queue = Queue::new(WAIT_US);
+        for _ in 0..300 {
+            queue.push(simple(1, Bulk, 50));
+        }
+        for _ in 0..interactive {
+            queue.push(simple(2, Interactive, 50));
+        }
+        let (mut bulk_last_us, mut bulk_in_a_row) = (0, 0);
+        for (now_us, arrived) in (0..).step_by(batch_us as usize).zip(arrivals) {
+            let interactive_waits = queue.turn(0).is_some_and(|turn| turn.0 == Interactive);
+            let plan = plan(&mut queue, &budget(50), now_us, &is_alive);
+            match plan.batch.first().map(|entry| entry.class) {
+                Some(Bulk) => {
+                    bulk_last_us = now_us;
+                    bulk_in_a_row = if interactive_waits { bulk_in_a_row + 1 } else { 0 };
+                    prop_assert!(bulk_in_a_row <= 1, "bulk before interactive twice in a row");
+                }
+                _ => bulk_in_a_row = 0,
+            }
+            prop_assert!(now_us - bulk_last_us <= WAIT_US + 2 * batch_us);
+            for _ in 0..arrived {
+                queue.push(simple(2, Interactive, 50));
+            }
+        }
+    }
+}
+
+#[test]
+fn who_comes_back_after_each_batch_does_not_push_others_aside() {
+    let mut queue = Queue::new(WAIT_US);
+    let mut served = BTreeMap::from([(1, 0), (2, 0)]);
+    for _ in 0..100 {
+        queue.push(simple(1, Interactive, 50));
+    }
+    for _ in 0..50 {
+        queue.push(simple(2, Interactive, 50));
+        for entry in plan(&mut queue, &budget(50), 0, &is_alive).batch {
+            *served.entry(entry.uid).or_default() += 1;
+        }
+    }
+    assert!(served[&1] >= 24 && served[&2] >= 24, "{served:?}");
+}
+
+#[test]
+fn the_nearest_in_length_join_the_oldest() {
+    let mut queue = Queue::new(WAIT_US);
+    for (number, tokens) in [30, 500, 31, 8, 29, 30].into_iter().enumerate() {
+        queue.push(entry(1, Interactive, tokens, Item { number, alive: true }));
+    }
+    let batch = plan(&mut queue, &budget(125), 0, &is_alive).batch;
+    let mut numbers: Vec<_> = batch.iter().map(|entry| entry.item.number).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [0, 2, 4, 5]);
+    let next = plan(&mut queue, &budget(125), 0, &is_alive).batch;
+    assert_eq!(next[0].tokens, 500, "a single row may exceed the budget");
+}
+
+#[test]
+fn a_deep_queue_of_mixed_lengths_wastes_little() {
+    let mut queue = Queue::new(WAIT_US);
+    let mut seed = 7u64;
+    for _ in 0..5000 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        queue.push(simple(1, Bulk, 4 + (seed >> 33) as usize % 250));
+    }
+    let limits = crate::Limits::default();
+    let budget = Budget { padding_percent_max: limits.batch_padding_percent_max, ..budget(512) };
+    let (mut real, mut padded) = (0, 0);
+    loop {
+        let batch = plan(&mut queue, &budget, 0, &is_alive).batch;
+        let Some(longest) = batch.iter().map(|entry| entry.tokens).max() else { break };
+        real += batch.iter().map(|entry| entry.tokens).sum::<usize>();
+        padded += longest * batch.len();
+    }
+    assert!(padded * 100 <= real * 115, "{padded} padded of {real}");
+}
+
+#[test]
+fn purging_takes_one_users_dead_only() {
+    let mut queue = Queue::new(WAIT_US);
+    for (uid, alive) in [(1, true), (1, false), (2, false)] {
+        queue.push(entry(uid, Bulk, 5, Item { number: 0, alive }));
+    }
+    assert_eq!(queue.purge(1, &is_alive).len(), 1);
+    assert_eq!((queue.texts(), queue.tokens()), (2, 10));
+    assert_eq!(queue.clear().len(), 2);
+    assert_eq!((queue.texts(), queue.tokens()), (0, 0));
+}

@@ -1,0 +1,99 @@
+//! A worker process: started, watched, killed and reaped.
+
+use std::io;
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+use super::link::Link;
+use super::{RegionShape, Timeouts};
+use crate::backend::{Backend, BackendError, Batch, Description, LoadErrorKind};
+
+/// A backend in a child process. Dropping it kills the process and reaps it.
+#[derive(Debug)]
+pub struct ChildBackend {
+    link: Link,
+    process: Process,
+    description: Description,
+    /// Why the process was ended, once it was.
+    lost: Option<String>,
+}
+
+impl ChildBackend {
+    /// Starts `command`, which has to call [`serve`](super::serve()), and waits until it has loaded.
+    /// Its standard input becomes the control socket, its output is discarded, its errors go where
+    /// ours go. `shape` bounds the batches that can be run.
+    ///
+    /// # Errors
+    /// `Load`, of the kind that the worker gave, or `Other` if it could not be started, ended,
+    /// exceeded its time or made no sense. The process is gone then.
+    pub fn spawn(
+        mut command: Command,
+        shape: RegionShape,
+        timeouts: Timeouts,
+    ) -> Result<Self, BackendError> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+                .map_err(|errno| cannot("make the worker's socket", &errno.into()))?;
+        command.stdin(theirs).stdout(Stdio::null()).stderr(Stdio::inherit());
+        let child = command.spawn().map_err(|error| cannot("start the worker", &error))?;
+        let mut process = Process(child);
+        // It keeps the worker's end open otherwise, and the end of the worker would go unseen.
+        drop(command);
+        let link = Link::open(ours, shape, timeouts.run)
+            .map_err(|error| cannot("share memory with the worker", &error))?;
+        match link.wait_loaded(process.0.id(), timeouts) {
+            Ok(description) => Ok(Self { link, process, description, lost: None }),
+            Err(BackendError::Load { kind: LoadErrorKind::Other, message }) => {
+                let end = process.end();
+                let message = format!("{message}; {end}");
+                Err(BackendError::Load { kind: LoadErrorKind::Other, message })
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Backend for ChildBackend {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        if let Some(reason) = &self.lost {
+            return Err(BackendError::Lost(reason.clone()));
+        }
+        let result = self.link.run(batch, out);
+        let Err(BackendError::Lost(reason)) = result else { return result };
+        let reason = format!("{reason}; {}", self.process.end());
+        self.lost = Some(reason.clone());
+        Err(BackendError::Lost(reason))
+    }
+}
+
+/// Kills and reaps.
+#[derive(Debug)]
+struct Process(Child);
+
+impl Process {
+    /// Ends the process; says how it had ended, if it had by itself.
+    fn end(&mut self) -> String {
+        // Fails only if it has ended and been waited for.
+        let _ = self.0.kill();
+        match self.0.wait() {
+            Ok(status) => format!("process {} ended with {status}", self.0.id()),
+            Err(error) => format!("process {} can't be waited for ({error})", self.0.id()),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn cannot(what: &str, error: &io::Error) -> BackendError {
+    let message = format!("can't {what} ({error}); check the limits of the service");
+    BackendError::Load { kind: LoadErrorKind::Other, message }
+}

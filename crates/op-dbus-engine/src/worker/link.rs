@@ -1,0 +1,108 @@
+//! The engine's end of a worker: what is asked, and everything that is checked in the answers.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+
+use super::protocol::{Answer, ReceiveError, Request, VERSION, receive_message, send_message};
+use super::region::Region;
+use super::{RegionShape, Timeouts};
+use crate::backend::{BackendError, Batch, Description, LoadErrorKind};
+
+/// A worker that has not said yet that it is loaded, or has.
+#[derive(Debug)]
+pub(super) struct Link {
+    socket: OwnedFd,
+    region: Region,
+    shape: RegionShape,
+    run_timeout: Duration,
+    /// Of the last batch.
+    number: u64,
+}
+
+impl Link {
+    /// Greets the worker at the other end of `socket` and hands it the shared memory.
+    pub fn open(socket: OwnedFd, shape: RegionShape, run_timeout: Duration) -> io::Result<Self> {
+        let (region, memory) = Region::create(shape)?;
+        let hello = serde_json::to_vec(&Request::Hello { version: VERSION, shape })?;
+        let descriptors = [memory.as_raw_fd()];
+        let rights = [ControlMessage::ScmRights(&descriptors)];
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&hello)], &rights, flags, None)?;
+        Ok(Self { socket, region, shape, run_timeout, number: 0 })
+    }
+
+    /// Waits until the worker has loaded. It is believed what provider it has; how long it took and
+    /// what process it is the engine knows better.
+    pub fn wait_loaded(&self, pid: u32, timeouts: Timeouts) -> Result<Description, BackendError> {
+        let start = Instant::now();
+        let other = |message| BackendError::Load { kind: LoadErrorKind::Other, message };
+        match receive_message(&self.socket, Some(timeouts.load)) {
+            Ok(Answer::Ready { description })
+                if description.dimensions != self.shape.dimensions =>
+            {
+                Err(other(format!(
+                    "the worker makes vectors of {} dimensions and the model has {}; check the \
+                     model's files",
+                    description.dimensions, self.shape.dimensions
+                )))
+            }
+            Ok(Answer::Ready { description }) => {
+                let load_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+                Ok(Description { pid, load_ms, ..description })
+            }
+            Ok(Answer::Unloadable { kind, message }) => Err(BackendError::Load { kind, message }),
+            Ok(Answer::Done { .. } | Answer::Failed { .. }) => {
+                Err(other("the worker answered before it was asked; see its messages above".into()))
+            }
+            Err(error) => Err(other(format!("the worker did not load: {}", chain(&error)))),
+        }
+    }
+
+    /// Has the worker compute one batch. After `Lost` it can't be used any more.
+    pub fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        let (rows, sequence_length) = (batch.rows(), batch.sequence_length);
+        let whole = batch.ids.len() == rows.saturating_mul(sequence_length)
+            && out.len() == rows.saturating_mul(self.shape.dimensions);
+        if !whole || !self.region.fits(rows, sequence_length) {
+            return Err(BackendError::Failed(format!(
+                "a batch of {rows} rows of {sequence_length} tokens is not what the worker's shared \
+                 memory was made for ({} rows, {} tokens)",
+                self.shape.rows_max, self.shape.tokens_max
+            )));
+        }
+        self.number += 1;
+        let number = self.number;
+        self.region.write_batch(batch);
+        // So that a vector which the worker does not write is not taken from an earlier batch.
+        self.region.write_vectors(out);
+        let lost = BackendError::Lost;
+        send_message(&self.socket, &Request::Run { number, rows, sequence_length })
+            .map_err(|error| lost(format!("it takes no messages ({error})")))?;
+        let answer: Answer = receive_message(&self.socket, Some(self.run_timeout))
+            .map_err(|error| lost(chain(&error)))?;
+        match answer {
+            Answer::Done { number: n } if n == number => {
+                self.region.read_vectors(out);
+                Ok(())
+            }
+            Answer::Failed { number: n, failure, message } if n == number => {
+                Err(failure.error(message))
+            }
+            _ => Err(lost(format!("it did not answer to batch {number}"))),
+        }
+    }
+}
+
+/// An error with its sources, in one line.
+fn chain(error: &ReceiveError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        text = format!("{text} ({error})");
+        source = error.source();
+    }
+    text
+}

@@ -1,0 +1,203 @@
+//! The shared memory of engine and worker: ids, lengths and vectors of one batch.
+//!
+//! The other process may write at any moment, whatever was agreed. So nothing here ever makes a
+//! reference into the mapping: values are copied in and out, and only the copies are looked at.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr;
+
+use memmap2::MmapRaw;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::ftruncate;
+
+use super::RegionShape;
+use crate::backend::Batch;
+
+/// Each part starts on a cache line of its own.
+const ALIGNMENT: usize = 64;
+
+/// Both `i32` and `f32`.
+const VALUE_BYTES: usize = 4;
+
+/// Where the parts begin, in bytes; ids begin at 0.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    lengths: usize,
+    vectors: usize,
+    bytes: usize,
+}
+
+impl Layout {
+    fn new(shape: RegionShape) -> io::Result<Self> {
+        let part = |values: Option<usize>| {
+            let bytes = values?.checked_mul(VALUE_BYTES)?;
+            bytes.checked_next_multiple_of(ALIGNMENT)
+        };
+        let layout = || {
+            let lengths = part(Some(shape.tokens_max))?;
+            let vectors = lengths.checked_add(part(Some(shape.rows_max))?)?;
+            let values = shape.rows_max.checked_mul(shape.dimensions);
+            let bytes = vectors.checked_add(part(values)?)?;
+            (isize::try_from(bytes).is_ok() && bytes > 0).then_some(Self {
+                lengths,
+                vectors,
+                bytes,
+            })
+        };
+        layout().ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, "the largest batch exceeds all memory")
+        })
+    }
+}
+
+/// The memory, mapped.
+#[derive(Debug)]
+pub(super) struct Region {
+    map: MmapRaw,
+    layout: Layout,
+    shape: RegionShape,
+}
+
+impl Region {
+    /// Makes the memory, and the descriptor by which another process maps it. It is sealed: nobody
+    /// can shrink it, so no access to it can fault.
+    pub fn create(shape: RegionShape) -> io::Result<(Self, OwnedFd)> {
+        let layout = Layout::new(shape)?;
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let fd = memfd_create("op-dbus-batch", flags)?;
+        ftruncate(&fd, i64::try_from(layout.bytes).map_err(io::Error::other)?)?;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(required_seals()))?;
+        Ok((Self { map: MmapRaw::map_raw(&fd)?, layout, shape }, fd))
+    }
+
+    /// Maps the memory that another process has made.
+    pub fn open(fd: &OwnedFd, shape: RegionShape) -> io::Result<Self> {
+        let layout = Layout::new(shape)?;
+        let seals = SealFlag::from_bits_truncate(fcntl(fd.as_fd(), FcntlArg::F_GET_SEALS)?);
+        let map = MmapRaw::map_raw(fd)?;
+        if map.len() != layout.bytes || !seals.contains(required_seals()) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the shared memory has not the agreed size or is not sealed",
+            ));
+        }
+        Ok(Self { map, layout, shape })
+    }
+
+    /// Whether a batch of this size fits.
+    pub fn fits(&self, rows: usize, sequence_length: usize) -> bool {
+        let tokens = rows.checked_mul(sequence_length);
+        rows <= self.shape.rows_max && tokens.is_some_and(|tokens| tokens <= self.shape.tokens_max)
+    }
+
+    /// Copies a batch in.
+    pub fn write_batch(&self, batch: &Batch<'_>) {
+        self.write(0, self.layout.lengths, batch.ids);
+        self.write(self.layout.lengths, self.layout.vectors, batch.lengths);
+    }
+
+    /// Copies as many ids and lengths out as the slices are long.
+    pub fn read_batch(&self, ids: &mut [i32], lengths: &mut [i32]) {
+        self.read(0, self.layout.lengths, ids);
+        self.read(self.layout.lengths, self.layout.vectors, lengths);
+    }
+
+    /// Copies vectors in.
+    pub fn write_vectors(&self, vectors: &[f32]) {
+        self.write(self.layout.vectors, self.layout.bytes, vectors);
+    }
+
+    /// Copies vectors out.
+    pub fn read_vectors(&self, vectors: &mut [f32]) {
+        self.read(self.layout.vectors, self.layout.bytes, vectors);
+    }
+
+    /// Copies `values` to the part from byte `start` to byte `end`.
+    ///
+    /// # Panics
+    /// If they don't fit: the callers have asked [`fits`](Self::fits).
+    fn write<V: Value>(&self, start: usize, end: usize, values: &[V]) {
+        assert!(size_of_val(values) <= end - start, "a batch is checked before it is copied");
+        // SAFETY: start + the size of `values` is at most `end`, which lies within the mapping; the
+        // mapping can't shrink (sealed) and lives as long as `self`; `values` is private memory, so
+        // the two don't overlap. The bytes are copied untyped; no reference into the mapping exists.
+        unsafe {
+            let target = self.map.as_mut_ptr().add(start);
+            ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), target, size_of_val(values));
+        }
+    }
+
+    /// Copies the part from byte `start` to byte `end` to `values`, as far as that is long.
+    fn read<V: Value>(&self, start: usize, end: usize, values: &mut [V]) {
+        assert!(size_of_val(values) <= end - start, "a batch is checked before it is copied");
+        // SAFETY: as in `write`; and any bytes are a valid `V`, so a process that writes while this
+        // copies can only change which values arrive.
+        unsafe {
+            let source = self.map.as_mut_ptr().add(start);
+            ptr::copy_nonoverlapping(source, values.as_mut_ptr().cast::<u8>(), size_of_val(values));
+        }
+    }
+}
+
+/// Numbers of four bytes, for which every pattern of bits is a value.
+trait Value: Copy {}
+impl Value for i32 {}
+impl Value for f32 {}
+
+fn required_seals() -> SealFlag {
+    SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: RegionShape = RegionShape { tokens_max: 6, rows_max: 3, dimensions: 2 };
+
+    #[test]
+    fn both_ends_see_the_same_batch() {
+        let (engine, fd) = Region::create(SHAPE).unwrap();
+        let worker = Region::open(&fd, SHAPE).unwrap();
+        let batch = Batch { ids: &[1, 2, 3, 4, 5, 0], lengths: &[3, 2], sequence_length: 3 };
+        assert!(engine.fits(2, 3));
+        engine.write_batch(&batch);
+        let (mut ids, mut lengths) = ([0; 6], [0; 2]);
+        worker.read_batch(&mut ids, &mut lengths);
+        assert_eq!((&ids[..], &lengths[..]), (batch.ids, batch.lengths));
+        worker.write_vectors(&[0.5, -1.0, 2.0, f32::MIN]);
+        let mut vectors = [0.0; 4];
+        engine.read_vectors(&mut vectors);
+        assert_eq!(vectors, [0.5, -1.0, 2.0, f32::MIN]);
+    }
+
+    #[test]
+    fn what_is_too_large_does_not_fit() {
+        let (region, _fd) = Region::create(SHAPE).unwrap();
+        for (rows, length) in [(4, 1), (1, 7), (3, 3), (usize::MAX, 2), (2, usize::MAX)] {
+            assert!(!region.fits(rows, length), "{rows} × {length}");
+        }
+        assert!(region.fits(3, 2) && region.fits(1, 6));
+    }
+
+    #[test]
+    fn the_memory_cannot_be_resized_or_unsealed() {
+        let (_region, fd) = Region::create(SHAPE).unwrap();
+        assert!(ftruncate(&fd, 0).is_err());
+        assert!(ftruncate(&fd, 1 << 20).is_err());
+        assert!(fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)).is_err());
+    }
+
+    #[test]
+    fn foreign_memory_is_refused() {
+        let (_region, fd) = Region::create(SHAPE).unwrap();
+        let larger = RegionShape { tokens_max: 600, ..SHAPE };
+        assert!(Region::open(&fd, larger).is_err());
+        let unsealed = memfd_create("test", MFdFlags::MFD_CLOEXEC).unwrap();
+        ftruncate(&unsealed, 192).unwrap();
+        assert!(Region::open(&unsealed, SHAPE).is_err());
+        let endless = RegionShape { rows_max: usize::MAX, ..SHAPE };
+        assert!(Region::create(endless).is_err());
+    }
+}

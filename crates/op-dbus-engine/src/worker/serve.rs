@@ -1,0 +1,127 @@
+//! The worker's side: load, then compute what the engine asks for until it hangs up.
+
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+
+use super::RegionShape;
+use super::protocol::{
+    Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, parse, receive_message, send_message,
+};
+use super::region::Region;
+use crate::backend::{Backend, BackendError, Batch};
+
+/// Runs a worker on standard input, which [`ChildBackend::spawn`](super::ChildBackend::spawn) has
+/// made its control socket. Returns when the engine hangs up, or after it has been told that
+/// `load` failed.
+///
+/// # Errors
+/// The socket fails, or what comes from it is not what an engine of this version sends.
+pub fn serve(load: impl FnOnce() -> Result<Box<dyn Backend>, BackendError>) -> io::Result<()> {
+    serve_on(io::stdin().as_fd(), load)
+}
+
+pub(super) fn serve_on(
+    socket: BorrowedFd<'_>,
+    load: impl FnOnce() -> Result<Box<dyn Backend>, BackendError>,
+) -> io::Result<()> {
+    let (memory, shape) = receive_hello(socket)?;
+    let region = Region::open(&memory, shape)?;
+    let mut backend = match load() {
+        Ok(backend) => backend,
+        Err(error) => return send_message(socket, &Answer::unloadable(&error)),
+    };
+    let description = backend.description().clone();
+    if description.dimensions != shape.dimensions {
+        // Told, so that the engine names both sizes; it ends us.
+        return send_message(socket, &Answer::Ready { description });
+    }
+    send_message(socket, &Answer::Ready { description })?;
+    let mut batches = Batches { region, shape, ids: vec![], lengths: vec![], out: vec![] };
+    loop {
+        match receive_message(socket, None) {
+            Ok(Request::Run { number, rows, sequence_length }) => {
+                let result = batches.run(backend.as_mut(), rows, sequence_length);
+                let answer = match result {
+                    Ok(()) => Answer::Done { number },
+                    Err(error) => Answer::failed(number, error),
+                };
+                send_message(socket, &answer)?;
+            }
+            Ok(Request::Hello { .. }) => return Err(invalid("the engine greets a second time")),
+            Err(ReceiveError::Closed) => return Ok(()),
+            Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+        }
+    }
+}
+
+/// The shared memory, and private copies of the batch in it.
+struct Batches {
+    region: Region,
+    shape: RegionShape,
+    ids: Vec<i32>,
+    lengths: Vec<i32>,
+    out: Vec<f32>,
+}
+
+impl Batches {
+    fn run(
+        &mut self,
+        backend: &mut dyn Backend,
+        rows: usize,
+        sequence_length: usize,
+    ) -> Result<(), BackendError> {
+        let refuse = |what: &str| Err(BackendError::Failed(format!("the batch {what}")));
+        if rows == 0 || sequence_length == 0 || !self.region.fits(rows, sequence_length) {
+            return refuse("does not fit the shared memory");
+        }
+        self.ids.resize(rows * sequence_length, 0);
+        self.lengths.resize(rows, 0);
+        self.out.resize(rows * self.shape.dimensions, 0.0);
+        self.region.read_batch(&mut self.ids, &mut self.lengths);
+        let valid = |length: &i32| usize::try_from(*length).is_ok_and(|n| n <= sequence_length);
+        if !self.lengths.iter().all(|length| *length > 0 && valid(length)) {
+            return refuse("has a row without tokens, or with more than its length");
+        }
+        let batch = Batch { ids: &self.ids, lengths: &self.lengths, sequence_length };
+        backend.run(&batch, &mut self.out)?;
+        self.region.write_vectors(&self.out);
+        Ok(())
+    }
+}
+
+fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<(OwnedFd, RegionShape)> {
+    let mut buffer = [0; MESSAGE_BYTES_MAX];
+    let mut space = nix::cmsg_space!([i32; 1]);
+    let (memory, length) = {
+        let mut parts = [IoSliceMut::new(&mut buffer)];
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let message = loop {
+            match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
+                Err(Errno::EINTR) => {}
+                result => break result?,
+            }
+        };
+        let mut descriptors = message.cmsgs()?.filter_map(|control| match control {
+            ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
+            _ => None,
+        });
+        (descriptors.next(), message.bytes)
+    };
+    let memory = memory.ok_or_else(|| {
+        invalid("no shared memory came with the greeting; workers are started by the service")
+    })?;
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
+    let memory = unsafe { OwnedFd::from_raw_fd(memory) };
+    match parse(&buffer, length) {
+        Ok(Request::Hello { version: VERSION, shape }) => Ok((memory, shape)),
+        Ok(_) => Err(invalid("the engine is of another version; restart the service")),
+        Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+    }
+}
+
+fn invalid(message: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message)
+}

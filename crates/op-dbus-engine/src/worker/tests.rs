@@ -1,0 +1,264 @@
+//! A worker's two ends, over a real socket: honest ones, and workers that lie, stall or vanish.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socketpair};
+
+use super::link::Link;
+use super::protocol::{Answer, Request, receive_message, send_message};
+use super::serve::serve_on;
+use super::{RegionShape, Timeouts};
+use crate::backend::{Backend, BackendError, Batch, Description, LoadErrorKind};
+use crate::sim::{Faults, SimBackend};
+
+const SHAPE: RegionShape = RegionShape { tokens_max: 64, rows_max: 8, dimensions: 4 };
+const PATIENT: Timeouts = Timeouts { load: Duration::from_secs(60), run: Duration::from_secs(60) };
+const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7, 8], lengths: &[2, 2], sequence_length: 2 };
+
+type Loaded = Result<(Link, Description), BackendError>;
+
+fn sockets() -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap()
+}
+
+/// A link to a worker that `worker` plays on a thread of its own.
+fn link<T: Send + 'static>(
+    timeouts: Timeouts,
+    worker: impl FnOnce(OwnedFd) -> T + Send + 'static,
+) -> (Loaded, JoinHandle<T>) {
+    let (ours, theirs) = sockets();
+    let worker = thread::spawn(move || worker(theirs));
+    let link = Link::open(ours, SHAPE, timeouts.run).unwrap();
+    (link.wait_loaded(1, timeouts).map(|description| (link, description)), worker)
+}
+
+fn sim() -> Result<Box<dyn Backend>, BackendError> {
+    Ok(Box::new(SimBackend::new(SHAPE.dimensions, Faults::default())))
+}
+
+fn ready() -> Answer {
+    Answer::Ready { description: sim().unwrap().description().clone() }
+}
+
+/// Runs a batch on a worker that loads honestly and then answers with `answer`.
+fn run_with(timeouts: Timeouts, answer: impl Fn(&OwnedFd) + Send + 'static) -> BackendError {
+    let (link, worker) = link(timeouts, move |socket| {
+        let _: Request = receive_message(&socket, None).unwrap();
+        send_message(&socket, &ready()).unwrap();
+        let _: Request = receive_message(&socket, None).unwrap();
+        answer(&socket);
+    });
+    let error = link.unwrap().0.run(&BATCH, &mut [0.0; 8]).unwrap_err();
+    worker.join().unwrap();
+    error
+}
+
+fn send_raw(socket: &OwnedFd, bytes: &[u8]) {
+    send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).unwrap();
+}
+
+fn lost_because(error: &BackendError, reason: &str) {
+    assert!(matches!(error, BackendError::Lost(_)), "{error:?}");
+    assert!(error.to_string().contains(reason), "{error}");
+}
+
+#[test]
+fn an_honest_worker_computes_what_the_backend_does_in_process() {
+    let (link, worker) = link(PATIENT, |socket| serve_on(socket.as_fd(), sim));
+    let (mut link, description) = link.unwrap();
+    assert_eq!((description.provider.as_str(), description.pid), ("sim", 1));
+    let mut expected = [0.0; 8];
+    sim().unwrap().run(&BATCH, &mut expected).unwrap();
+    for _ in 0..3 {
+        let mut out = [f32::NAN; 8];
+        link.run(&BATCH, &mut out).unwrap();
+        assert_eq!(out, expected);
+    }
+    drop(link);
+    worker.join().unwrap().unwrap();
+}
+
+#[test]
+fn errors_of_a_batch_leave_the_worker_in_use() {
+    let faults = Faults { fail_on_batch: Some(1), oom_above_rows: Some(1), ..Faults::default() };
+    let (link, worker) = link(PATIENT, |socket| {
+        serve_on(socket.as_fd(), || Ok(Box::new(SimBackend::new(SHAPE.dimensions, faults))))
+    });
+    let mut link = link.unwrap().0;
+    let mut out = [0.0; 8];
+    assert!(matches!(link.run(&BATCH, &mut out), Err(BackendError::Failed(_))));
+    assert!(matches!(link.run(&BATCH, &mut out), Err(BackendError::OutOfMemory(_))));
+    let one = Batch { ids: &[5, 6], lengths: &[2], sequence_length: 2 };
+    link.run(&one, &mut out[..4]).unwrap();
+    drop(link);
+    worker.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_batch_beyond_the_region_never_leaves_the_engine() {
+    let (link, worker) = link(PATIENT, |socket| serve_on(socket.as_fd(), sim));
+    let mut link = link.unwrap().0;
+    let wide = Batch { ids: &[1; 65], lengths: &[65], sequence_length: 65 };
+    assert!(matches!(link.run(&wide, &mut [0.0; 4]), Err(BackendError::Failed(_))));
+    let tall = Batch { ids: &[1; 9], lengths: &[1; 9], sequence_length: 1 };
+    assert!(matches!(link.run(&tall, &mut [0.0; 36]), Err(BackendError::Failed(_))));
+    assert!(matches!(link.run(&BATCH, &mut [0.0; 7]), Err(BackendError::Failed(_))));
+    link.run(&BATCH, &mut [0.0; 8]).unwrap();
+    drop(link);
+    worker.join().unwrap().unwrap();
+}
+
+#[test]
+fn garbage_is_a_lost_worker() {
+    let error = run_with(PATIENT, |socket| send_raw(socket, b"\xff{\"done\""));
+    lost_because(&error, "can't be read");
+}
+
+#[test]
+fn an_oversized_message_is_a_lost_worker() {
+    let error = run_with(PATIENT, |socket| send_raw(socket, &vec![b' '; 100_000]));
+    lost_because(&error, "100000 bytes");
+}
+
+#[test]
+fn an_empty_message_is_a_lost_worker() {
+    lost_because(&run_with(PATIENT, |socket| send_raw(socket, b"")), "closed");
+}
+
+#[test]
+fn an_answer_to_another_batch_is_a_lost_worker() {
+    let error =
+        run_with(PATIENT, |socket| send_message(socket, &Answer::Done { number: 99 }).unwrap());
+    lost_because(&error, "did not answer to batch 1");
+    let error = run_with(PATIENT, |socket| send_message(socket, &ready()).unwrap());
+    lost_because(&error, "did not answer to batch 1");
+}
+
+#[test]
+fn an_answer_sent_twice_does_not_count_for_the_next_batch() {
+    let (link, worker) = link(PATIENT, |socket| {
+        let _: Request = receive_message(&socket, None).unwrap();
+        send_message(&socket, &ready()).unwrap();
+        let _: Request = receive_message(&socket, None).unwrap();
+        for _ in 0..2 {
+            send_message(&socket, &Answer::Done { number: 1 }).unwrap();
+        }
+        let _: Request = receive_message(&socket, None).unwrap();
+    });
+    let mut link = link.unwrap().0;
+    link.run(&BATCH, &mut [0.0; 8]).unwrap();
+    lost_because(&link.run(&BATCH, &mut [0.0; 8]).unwrap_err(), "did not answer to batch 2");
+    worker.join().unwrap();
+}
+
+#[test]
+fn a_worker_that_hangs_up_is_lost() {
+    lost_because(&run_with(PATIENT, |_| ()), "closed its socket");
+}
+
+/// Something to wait on that never comes, until its sender is dropped.
+fn never() -> (impl Sized, Receiver<()>) {
+    channel()
+}
+
+#[test]
+fn a_silent_worker_is_lost_after_its_time() {
+    let (end, ended) = never();
+    let hasty = Timeouts { run: Duration::from_millis(5), ..PATIENT };
+    let (link, worker) = link(hasty, move |socket| {
+        let _: Request = receive_message(&socket, None).unwrap();
+        send_message(&socket, &ready()).unwrap();
+        let _ = ended.recv();
+    });
+    let error = link.unwrap().0.run(&BATCH, &mut [0.0; 8]).unwrap_err();
+    lost_because(&error, "said nothing for 0.005 s");
+    drop(end);
+    worker.join().unwrap();
+}
+
+#[test]
+fn vectors_that_were_not_written_are_not_those_of_the_batch_before() {
+    let (link, worker) = link(PATIENT, |socket| {
+        let _: Request = receive_message(&socket, None).unwrap();
+        send_message(&socket, &ready()).unwrap();
+        let _: Request = receive_message(&socket, None).unwrap();
+        send_message(&socket, &Answer::Done { number: 1 }).unwrap();
+    });
+    let mut out = [f32::NAN; 8];
+    link.unwrap().0.run(&BATCH, &mut out).unwrap();
+    assert!(out.iter().all(|value| value.is_nan()));
+    worker.join().unwrap();
+}
+
+fn load_with(answer: impl FnOnce(&OwnedFd) + Send + 'static) -> (LoadErrorKind, String) {
+    let (link, worker) = link(PATIENT, move |socket| {
+        let _: Request = receive_message(&socket, None).unwrap();
+        answer(&socket);
+    });
+    worker.join().unwrap();
+    match link.unwrap_err() {
+        BackendError::Load { kind, message } => (kind, message),
+        error => panic!("{error:?}"),
+    }
+}
+
+#[test]
+fn a_worker_that_does_not_load_says_why_or_is_told_so() {
+    let (kind, message) = load_with(|socket| {
+        let error = BackendError::Load {
+            kind: LoadErrorKind::ModelCorrupt,
+            message: "the weights are damaged".into(),
+        };
+        send_message(socket, &Answer::unloadable(&error)).unwrap();
+    });
+    assert_eq!((kind, message.as_str()), (LoadErrorKind::ModelCorrupt, "the weights are damaged"));
+    let (kind, message) = load_with(|_| ());
+    assert!(kind == LoadErrorKind::Other && message.contains("closed its socket"), "{message}");
+    let (_, message) = load_with(|socket| send_raw(socket, b"hello"));
+    assert!(message.contains("can't be read"), "{message}");
+    let (_, message) =
+        load_with(|socket| send_message(socket, &Answer::Done { number: 0 }).unwrap());
+    assert!(message.contains("before it was asked"), "{message}");
+}
+
+#[test]
+fn vectors_of_the_wrong_length_are_refused_at_the_start() {
+    let (link, worker) = link(PATIENT, |socket| {
+        serve_on(socket.as_fd(), || Ok(Box::new(SimBackend::new(5, Faults::default()))))
+    });
+    let message = link.unwrap_err().to_string();
+    assert!(message.contains("vectors of 5 dimensions and the model has 4"), "{message}");
+    worker.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_worker_refuses_batches_that_do_not_fit() {
+    let (ours, theirs) = sockets();
+    let worker = thread::spawn(move || serve_on(theirs.as_fd(), sim));
+    let keep = ours.try_clone().unwrap();
+    let _link = Link::open(ours, SHAPE, PATIENT.run).unwrap();
+    let _: Answer = receive_message(&keep, None).unwrap();
+    // The lengths in the fresh memory are zero, so that the last one is refused as well.
+    for (number, rows, sequence_length) in
+        [(1, 0, 1), (2, 1, 0), (3, 9, 1), (4, 1, 65), (5, usize::MAX, 2), (6, 2, 2)]
+    {
+        send_message(&keep, &Request::Run { number, rows, sequence_length }).unwrap();
+        let answer: Answer = receive_message(&keep, None).unwrap();
+        assert!(matches!(answer, Answer::Failed { number: n, .. } if n == number), "{answer:?}");
+    }
+    send_raw(&keep, b"nonsense");
+    assert!(worker.join().unwrap().is_err());
+}
+
+#[test]
+fn a_worker_that_is_not_greeted_properly_ends() {
+    let (ours, theirs) = sockets();
+    send_message(&ours, &Request::Run { number: 1, rows: 1, sequence_length: 1 }).unwrap();
+    let error = serve_on(theirs.as_fd(), sim).unwrap_err();
+    assert!(error.to_string().contains("no shared memory"), "{error}");
+    drop(ours);
+    assert!(serve_on(theirs.as_fd(), sim).is_err());
+}

@@ -1,0 +1,228 @@
+//! What a call gives back: its own vectors, in order, cut and normalised as asked.
+
+use op_dbus_engine::sim::SimBackend;
+use op_dbus_engine::{
+    Call, CancelToken, Engine, EngineConfig, Error, Limits, ModelShape, Priority, Tokenizer,
+    Truncate,
+};
+
+use crate::support::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_of_64_concurrent_callers_gets_its_own_vectors() {
+    let engine = plain();
+    let callers: Vec<_> = (0..64u32)
+        .map(|caller| {
+            let engine = engine.clone();
+            tokio::spawn(async move {
+                let texts: Vec<_> = (0..1 + caller % 7).map(|n| format!("{caller}:{n}")).collect();
+                let call = Call { uid: caller % 5, texts: texts.clone(), ..Call::default() };
+                let reply = engine.embed(call).await.unwrap();
+                assert_eq!((reply.rows, reply.dimensions), (texts.len(), DIMENSIONS));
+                for (text, vector) in texts.iter().zip(reply.vectors.chunks(DIMENSIONS)) {
+                    assert_eq!(vector, expected(text), "{text}");
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.calls, stats.in_flight_calls, stats.in_flight_tokens), (64, 0, 0));
+    assert_eq!((stats.queue_texts, stats.queue_tokens), (0, 0));
+    assert_eq!(stats.compute_us.count, 64);
+    assert!(stats.padded_tokens >= stats.tokens);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_call_is_answered_in_the_order_of_its_texts() {
+    let engine = plain();
+    let texts: Vec<_> = (0..3000).map(|n| "x".repeat(n % 29) + &n.to_string()[..1]).collect();
+    let call = Call { texts: texts.clone(), ..Call::default() };
+    let reply = engine.embed(call).await.unwrap();
+    for (text, vector) in texts.iter().zip(reply.vectors.chunks(DIMENSIONS)) {
+        assert_eq!(vector, expected(text), "{text}");
+    }
+    let tokens: usize = texts.iter().map(|text| text.len() + 2).sum();
+    assert_eq!(reply.tokens, tokens as u64);
+    assert_eq!(engine.stats().tokens, tokens as u64);
+    assert_eq!(reply.provider, "sim");
+}
+
+#[tokio::test]
+async fn empty_texts_nul_and_no_texts_are_fine() {
+    let engine = plain();
+    let reply = engine.embed(call(0, &["", "a\0b", "\u{1f600}"])).await.unwrap();
+    assert_eq!(reply.vectors[..DIMENSIONS], expected(""));
+    assert_eq!(reply.vectors[DIMENSIONS..2 * DIMENSIONS], expected("a\0b"));
+    let none = engine.embed(call(0, &[])).await.unwrap();
+    assert_eq!((none.rows, none.dimensions, none.provider.as_str()), (0, DIMENSIONS, "sim"));
+}
+
+#[tokio::test]
+async fn long_texts_are_cut_as_asked_and_reported() {
+    let engine = plain();
+    let long = "abcdefghijklmnopqrstuvwxyz0123456789";
+    let embed = |truncate| {
+        let call = Call { truncate, ..call(0, &["short", long]) };
+        let engine = &engine;
+        async move { engine.embed(call).await }
+    };
+    let end = embed(Truncate::End).await.unwrap();
+    assert_eq!(end.vectors[DIMENSIONS..], expected(&long[..30]));
+    assert_eq!((end.truncated, end.tokens), (vec![1], 7 + 32));
+    let start = embed(Truncate::Start).await.unwrap();
+    assert_eq!(start.vectors[DIMENSIONS..], expected(&long[6..]));
+    let mean = embed(Truncate::Mean).await.unwrap();
+    let (head, tail) = (expected(&long[..30]), expected(&long[30..]));
+    let mut want: Vec<f32> = head.iter().zip(&tail).map(|(a, b)| 30.0 * a + 6.0 * b).collect();
+    let norm = want.iter().map(|x| x * x).sum::<f32>().sqrt();
+    want.iter_mut().for_each(|x| *x /= norm);
+    for (got, want) in mean.vectors[DIMENSIONS..].iter().zip(want) {
+        assert!((got - want).abs() < 1e-6);
+    }
+    assert_eq!((mean.truncated, mean.tokens), (vec![1], 7 + 32 + 8));
+    let error = embed(Truncate::Error).await.unwrap_err();
+    assert_eq!(error, Error::TooLong { index: 1, tokens: 38, limit: INPUT_MAX });
+    assert_eq!(engine.stats().truncated, 3);
+    assert_eq!(engine.stats().failures["too-long"], 1);
+}
+
+#[tokio::test]
+async fn vectors_are_cut_only_to_trained_sizes() {
+    let engine = plain();
+    let cut = |dimensions| Call { dimensions: Some(dimensions), ..call(0, &["a"]) };
+    let reply = engine.embed(cut(4)).await.unwrap();
+    assert_eq!(reply.dimensions, 4);
+    let norm: f32 = reply.vectors.iter().map(|x| x * x).sum();
+    assert!((norm - 1.0).abs() < 1e-5);
+    assert_eq!(engine.embed(cut(DIMENSIONS)).await.unwrap().vectors, expected("a"));
+    for dimensions in [0, 3, 9, usize::MAX] {
+        let error = engine.embed(cut(dimensions)).await.unwrap_err();
+        assert!(matches!(&error, Error::InvalidArgument(m) if m.contains("4, 8")), "{error}");
+    }
+}
+
+/// Vectors of length two: a model that does not normalise.
+struct Doubled(SimBackend);
+
+impl op_dbus_engine::Backend for Doubled {
+    fn description(&self) -> &op_dbus_engine::Description {
+        self.0.description()
+    }
+
+    fn run(
+        &mut self,
+        batch: &op_dbus_engine::Batch<'_>,
+        out: &mut [f32],
+    ) -> Result<(), op_dbus_engine::BackendError> {
+        self.0.run(batch, out)?;
+        out.iter_mut().for_each(|x| *x *= 2.0);
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn normalisation_is_added_but_never_taken_away() {
+    let length = |vector: &[f32]| vector.iter().map(|x| x * x).sum::<f32>().sqrt().round();
+    let asked = |normalize| Call { normalize, ..call(0, &["a"]) };
+    let engine = plain();
+    let error = engine.embed(asked(Some(false))).await.unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument(_)));
+    assert_eq!(length(&engine.embed(asked(Some(true))).await.unwrap().vectors), 1.0);
+    let raw = Engine::start(
+        Tokenizer::bytes(INPUT_MAX),
+        ModelShape { normalized: false, ..model() },
+        Box::new(|_| Ok(Box::new(Doubled(SimBackend::new(DIMENSIONS, Default::default()))))),
+        EngineConfig::default(),
+    )
+    .unwrap();
+    for (normalize, want) in [(None, 2.0), (Some(false), 2.0), (Some(true), 1.0)] {
+        assert_eq!(length(&raw.embed(asked(normalize)).await.unwrap().vectors), want);
+    }
+}
+
+#[tokio::test]
+async fn tokens_are_counted_before_truncation() {
+    let engine = plain();
+    let mut texts = vec![String::new(), "ab".into(), "x".repeat(100)];
+    assert_eq!(engine.count_tokens(texts.clone()).await.unwrap(), [2, 4, 102]);
+    texts.resize(500, "y".repeat(50));
+    let counts = engine.count_tokens(texts).await.unwrap();
+    assert_eq!((counts.len(), counts[0], counts[2], counts[499]), (500, 2, 102, 52));
+}
+
+#[tokio::test]
+async fn batches_form_while_the_worker_is_busy() {
+    let gate = Gate::new(Limits::default());
+    let embed = |text: &'static str| {
+        let engine = gate.engine.clone();
+        tokio::spawn(async move { engine.embed(call(1, &[text])).await })
+    };
+    let first = embed("first");
+    tokio::task::yield_now().await;
+    assert_eq!(gate.next_batch(), ["first"]);
+    let later = [embed("bb"), embed("aa"), embed("cc")];
+    tokio::task::yield_now().await;
+    gate.go();
+    assert_eq!(gate.next_batch(), ["aa", "bb", "cc"]);
+    gate.go();
+    first.await.unwrap().unwrap();
+    for call in later {
+        call.await.unwrap().unwrap();
+    }
+    assert_eq!(gate.engine.stats().batches, 2);
+    assert_eq!(gate.engine.descriptions()[0].batches, 2);
+}
+
+#[tokio::test]
+async fn interactive_calls_overtake_a_bulk_job() {
+    let limits = Limits { batch_tokens_max: 32, bulk_wait_us_max: u64::MAX, ..Limits::default() };
+    let gate = Gate::new(limits);
+    let (engine, texts) = (gate.engine.clone(), vec!["x".repeat(30); 6]);
+    let bulk = Call { texts, priority: Some(Priority::Bulk), ..Call::default() };
+    let bulk = tokio::spawn(async move { engine.embed(bulk).await });
+    tokio::task::yield_now().await;
+    gate.next_batch();
+    let engine = gate.engine.clone();
+    let quick = tokio::spawn(async move { engine.embed(call(0, &["quick"])).await });
+    tokio::task::yield_now().await;
+    gate.go();
+    assert_eq!(gate.next_batch(), ["quick"]);
+    gate.go();
+    quick.await.unwrap().unwrap();
+    (0..5).for_each(|_| gate.go());
+    assert_eq!(bulk.await.unwrap().unwrap().rows, 6);
+}
+
+#[tokio::test]
+async fn a_cancelled_call_leaves_the_queue() {
+    let gate = Gate::new(Limits::default());
+    let (engine, cancel) = (gate.engine.clone(), CancelToken::default());
+    let running = tokio::spawn(async move { engine.embed(call(1, &["running"])).await });
+    tokio::task::yield_now().await;
+    gate.next_batch();
+    let engine = gate.engine.clone();
+    let queued = Call { cancel: cancel.clone(), ..call(1, &["cancelled"]) };
+    let queued = tokio::spawn(async move { engine.embed(queued).await });
+    let engine = gate.engine.clone();
+    let dropped = tokio::spawn(async move { engine.embed(call(1, &["dropped"])).await });
+    tokio::task::yield_now().await;
+    assert_eq!(gate.engine.stats().queue_texts, 2);
+    cancel.cancel();
+    dropped.abort();
+    assert_eq!(queued.await.unwrap(), Err(Error::Cancelled));
+    assert!(dropped.await.unwrap_err().is_cancelled());
+    let engine = gate.engine.clone();
+    let last = tokio::spawn(async move { engine.embed(call(1, &["last"])).await });
+    tokio::task::yield_now().await;
+    gate.go();
+    assert_eq!(gate.next_batch(), ["last"]);
+    gate.go();
+    running.await.unwrap().unwrap();
+    last.await.unwrap().unwrap();
+    assert_eq!(gate.engine.stats().in_flight_tokens, 0);
+    let again = Call { cancel, ..call(1, &["again"]) };
+    assert_eq!(gate.engine.embed(again).await, Err(Error::Cancelled));
+}

@@ -1,0 +1,148 @@
+//! Backends that fail, die, lie or never come.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::{
+    Backend, BackendError, Batch, Description, Engine, Error, Limits, LoadErrorKind, Tokenizer,
+    WorkerState,
+};
+
+use crate::support::*;
+
+#[tokio::test]
+async fn a_batch_whose_worker_died_is_run_again() {
+    for faults in [
+        Faults { die_on_batch: Some(2), ..Faults::default() },
+        Faults { nan_on_batch: Some(2), ..Faults::default() },
+    ] {
+        let engine = with_faults(vec![faults], Limits::default());
+        let reply = engine.embed(call(1, &["a", "b"])).await.unwrap();
+        assert_eq!(reply.vectors, [expected("a"), expected("b")].concat());
+        let stats = engine.stats();
+        assert_eq!((stats.retries, stats.worker_restarts), (2, 1));
+        assert_eq!(engine.descriptions()[0].restarts, 1);
+        engine.canary().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_text_that_kills_workers_fails_alone() {
+    let poison = Faults { die_on_token: Some(i32::from(b'!')), ..Faults::default() };
+    let limits = Limits { batch_delay_us_max: 20_000, batch_tokens_max: 64, ..Limits::default() };
+    let engine = start(Box::new(move |_| sim(poison.clone())), limits, 1);
+    let (bad, good) =
+        tokio::join!(engine.embed(call(1, &["bad!"])), engine.embed(call(2, &["good"])));
+    assert!(matches!(bad, Err(Error::WorkerFailed(BackendError::Lost(_)))), "{bad:?}");
+    assert_eq!(good.unwrap().vectors, expected("good"));
+    assert_eq!(engine.stats().worker_restarts, 2);
+}
+
+#[tokio::test]
+async fn a_refused_batch_is_tried_once_more_text_by_text() {
+    let faults = Faults { fail_on_batch: Some(2), ..Faults::default() };
+    let engine = with_faults(vec![faults], Limits::default());
+    engine.embed(call(1, &["a", "b", "c"])).await.unwrap();
+    let stats = engine.stats();
+    assert_eq!((stats.retries, stats.worker_restarts, stats.batches), (3, 0, 3));
+}
+
+#[tokio::test]
+async fn a_batch_that_does_not_fit_is_halved() {
+    let texts = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let faults = Faults { oom_above_rows: Some(1), ..Faults::default() };
+    let engine = with_faults(vec![faults], Limits::default());
+    let reply = engine.embed(call(1, &texts)).await.unwrap();
+    assert_eq!(reply.vectors, texts.map(expected).concat());
+    assert_eq!(engine.stats().batches, 8);
+    assert_eq!(engine.stats().worker_restarts, 0);
+}
+
+#[tokio::test]
+async fn a_batch_of_which_no_eighth_fits_is_refused() {
+    let faults = Faults { oom_above_rows: Some(1), ..Faults::default() };
+    let engine = with_faults(vec![faults], Limits::default());
+    let texts: Vec<_> = "abcdefghijklmnopqrstuvwxyz".split_inclusive(|_| true).collect();
+    let error = engine.embed(call(1, &texts)).await.unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory(_)), "{error:?}");
+    engine.embed(call(1, &["a"])).await.unwrap();
+}
+
+/// Works for its check, then panics.
+struct Panics(SimBackend, bool);
+
+impl Backend for Panics {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        assert!(!self.1, "as the test wants it");
+        self.1 = true;
+        self.0.run(batch, out)
+    }
+}
+
+#[tokio::test]
+async fn a_panic_costs_one_worker() {
+    let made = AtomicUsize::new(0);
+    let factory = move |_| -> Result<Box<dyn Backend>, BackendError> {
+        match made.fetch_add(1, Ordering::Relaxed) {
+            0 => Ok(Box::new(Panics(SimBackend::new(DIMENSIONS, Faults::default()), false))),
+            _ => sim(Faults::default()),
+        }
+    };
+    let engine = start(Box::new(factory), Limits::default(), 1);
+    engine.embed(call(1, &["a"])).await.unwrap();
+    assert_eq!(engine.stats().worker_restarts, 1);
+}
+
+fn corrupt() -> BackendError {
+    BackendError::Load { kind: LoadErrorKind::ModelCorrupt, message: "damaged".into() }
+}
+
+#[test]
+fn a_worker_that_does_not_load_fails_the_start() {
+    let start = |factory| {
+        Engine::start(Tokenizer::bytes(INPUT_MAX), model(), factory, config(Limits::default(), 2))
+            .unwrap_err()
+    };
+    let second = |n| if n == 1 { Err(corrupt()) } else { sim(Faults::default()) };
+    assert_eq!(start(Box::new(second)), corrupt());
+    let wide = |_| -> Result<Box<dyn Backend>, BackendError> {
+        Ok(Box::new(SimBackend::new(DIMENSIONS + 1, Faults::default())))
+    };
+    assert!(start(Box::new(wide)).to_string().contains("9 dimensions and the model has 8"));
+    let lying = |_| sim(Faults { nan_on_batch: Some(1), ..Faults::default() });
+    assert!(matches!(start(Box::new(lying)), BackendError::Lost(_)));
+}
+
+#[tokio::test]
+async fn calls_fail_when_no_worker_can_be_had() {
+    let made = AtomicUsize::new(0);
+    let factory = move |_| match made.fetch_add(1, Ordering::Relaxed) {
+        0 => sim(Faults { die_on_batch: Some(2), ..Faults::default() }),
+        _ => Err(corrupt()),
+    };
+    let engine = start(Box::new(factory), Limits::default(), 1);
+    let error = engine.embed(call(1, &["a"])).await.unwrap_err();
+    assert!(matches!(error, Error::WorkerFailed(_)), "{error:?}");
+    let worker = engine.descriptions().remove(0);
+    assert_eq!(worker.state, WorkerState::Restarting);
+    assert_eq!(worker.last_error.as_deref(), Some("damaged"));
+    assert!(engine.canary().await.is_err());
+}
+
+#[tokio::test]
+async fn another_worker_takes_over_while_one_cannot_be_replaced() {
+    let made = AtomicUsize::new(0);
+    let factory = move |n| match (n, made.fetch_add(1, Ordering::Relaxed)) {
+        (0, 0..2) => sim(Faults { die_on_batch: Some(2), ..Faults::default() }),
+        (0, _) => Err(corrupt()),
+        _ => sim(Faults::default()),
+    };
+    let engine = start(Box::new(factory), Limits::default(), 2);
+    for text in ["a", "b", "c", "d"] {
+        assert_eq!(engine.embed(call(1, &[text])).await.unwrap().vectors, expected(text));
+    }
+}

@@ -1,0 +1,154 @@
+//! Limits: refusals that come at once, deadlines, and the end.
+
+use std::time::{Duration, Instant};
+
+use op_dbus_engine::{Call, Error, Excess, Limits, WorkerState};
+
+use crate::support::*;
+
+/// Room for three texts of ten bytes, two of them of one user.
+fn tight() -> Limits {
+    Limits { queue_tokens_max: 36, quota_tokens: 24, ..Limits::default() }
+}
+
+const TEN: &str = "ten bytes.";
+
+#[tokio::test]
+async fn a_full_queue_and_a_full_quota_refuse_at_once() {
+    let gate = Gate::new(tight());
+    let embed = |uid, texts: &'static [&'static str]| {
+        let engine = gate.engine.clone();
+        tokio::spawn(async move { engine.embed(call(uid, texts)).await })
+    };
+    let first = embed(1, &[TEN, TEN]);
+    tokio::task::yield_now().await;
+    gate.next_batch();
+    let error = embed(1, &[TEN]).await.unwrap().unwrap_err();
+    assert!(
+        matches!(error, Error::QuotaExceeded { uid: 1, needed: 12, in_flight: 24, limit: 24, .. }),
+        "{error:?}"
+    );
+    let error = embed(2, &[TEN, TEN]).await.unwrap().unwrap_err();
+    let Error::Overloaded { needed: 24, in_flight: 24, limit: 36, retry_after_ms } = error else {
+        panic!("{error:?}");
+    };
+    assert!(retry_after_ms > 0);
+    let second = embed(2, &[TEN]);
+    tokio::task::yield_now().await;
+    gate.go();
+    gate.go();
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+    let third = embed(2, &[TEN, TEN]);
+    gate.go();
+    third.await.unwrap().unwrap();
+    let failures = gate.engine.stats().failures;
+    assert_eq!((failures["overloaded"], failures["quota-exceeded"]), (1, 1));
+}
+
+#[tokio::test]
+async fn what_can_never_be_accepted_is_too_large() {
+    let limits =
+        Limits { texts_per_call_max: 4, text_bytes_max: 50, call_bytes_max: 90, ..tight() };
+    let engine = start(Box::new(|_| sim(Default::default())), limits, 1);
+    let long = "x".repeat(51);
+    let excess = |texts: &[&str]| {
+        let (engine, call) = (engine.clone(), call(1, texts));
+        async move {
+            match engine.embed(call).await.unwrap_err() {
+                Error::TooLarge { excess, found, limit } => (excess, found, limit),
+                error => panic!("{error:?}"),
+            }
+        }
+    };
+    assert_eq!(excess(&["a"; 5]).await, (Excess::Texts, 5, 4));
+    assert_eq!(excess(&["a", &long]).await, (Excess::TextBytes { index: 1 }, 51, 50));
+    assert_eq!(excess(&[&long[..40]; 3]).await, (Excess::CallBytes, 120, 90));
+    assert_eq!(excess(&[TEN; 3]).await, (Excess::QuotaTokens, 36, 24));
+    assert_eq!(excess(&[TEN; 4]).await, (Excess::QueueTokens, 48, 36));
+    let message = engine.embed(call(1, &[&long])).await.unwrap_err().to_string();
+    assert_eq!(message, "the size of text 0 in bytes is 51, the limit is 50; split the text");
+}
+
+#[tokio::test]
+async fn a_deadline_ends_the_wait() {
+    let gate = Gate::new(Limits::default());
+    let engine = gate.engine.clone();
+    let running = tokio::spawn(async move { engine.embed(call(1, &["running"])).await });
+    tokio::task::yield_now().await;
+    gate.next_batch();
+    let soon = Call { deadline: Some(Instant::now()), ..call(1, &["too late"]) };
+    assert_eq!(gate.engine.embed(soon).await, Err(Error::DeadlineExceeded));
+    let later = Instant::now() + Duration::from_millis(2);
+    let queued = Call { deadline: Some(later), ..call(1, &["too late"]) };
+    assert_eq!(gate.engine.embed(queued).await, Err(Error::DeadlineExceeded));
+    gate.go();
+    running.await.unwrap().unwrap();
+    let engine = gate.engine.clone();
+    let next = tokio::spawn(async move { engine.embed(call(1, &["next"])).await });
+    tokio::task::yield_now().await;
+    assert_eq!(gate.next_batch(), ["next"]);
+    gate.go();
+    next.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn draining_finishes_what_is_queued_and_refuses_the_rest() {
+    let gate = Gate::new(Limits::default());
+    let embed = |text: &'static str| {
+        let engine = gate.engine.clone();
+        tokio::spawn(async move { engine.embed(call(1, &[text])).await })
+    };
+    let calls = [embed("running"), embed("queued")];
+    tokio::task::yield_now().await;
+    gate.next_batch();
+    let engine = gate.engine.clone();
+    let refused = async {
+        assert_eq!(engine.embed(call(1, &["late"])).await, Err(Error::ShuttingDown));
+        assert_eq!(engine.count_tokens(vec![]).await, Err(Error::ShuttingDown));
+        assert_eq!(engine.canary().await, Err(Error::ShuttingDown));
+        gate.go();
+        gate.go();
+    };
+    tokio::join!(gate.engine.drain(Instant::now() + Duration::from_secs(60)), refused);
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+    assert_eq!(gate.engine.descriptions()[0].state, WorkerState::Stopped);
+}
+
+#[tokio::test]
+async fn draining_gives_up_at_its_deadline() {
+    let gate = Gate::new(Limits::default());
+    let embed = |text: &'static str| {
+        let engine = gate.engine.clone();
+        tokio::spawn(async move { engine.embed(call(1, &[text])).await })
+    };
+    let (running, queued) = (embed("running"), embed("queued"));
+    tokio::task::yield_now().await;
+    gate.next_batch();
+    gate.engine.drain(Instant::now()).await;
+    assert_eq!(queued.await.unwrap(), Err(Error::ShuttingDown));
+    gate.go();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_canary_needs_no_quota() {
+    let limits = Limits { queue_tokens_max: 0, quota_tokens: 0, ..Limits::default() };
+    let engine = start(Box::new(|_| sim(Default::default())), limits, 2);
+    engine.canary().await.unwrap();
+    assert!(matches!(engine.embed(call(1, &["a"])).await, Err(Error::TooLarge { .. })));
+}
+
+#[tokio::test]
+async fn an_idle_worker_waits_for_more_if_told_to() {
+    let limits = Limits { batch_delay_us_max: 2_000, ..Limits::default() };
+    let gate = Gate::new(limits);
+    let engine = gate.engine.clone();
+    let only = tokio::spawn(async move { engine.embed(call(1, &["only"])).await });
+    tokio::task::yield_now().await;
+    assert_eq!(gate.next_batch(), ["only"]);
+    gate.go();
+    assert!(only.await.unwrap().unwrap().queue_us >= 2_000);
+}

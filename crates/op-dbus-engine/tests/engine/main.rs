@@ -1,0 +1,8 @@
+//! The engine as a library, on the simulator: calls, limits, faults and the end.
+
+#![allow(clippy::unwrap_used, reason = "tests, also where clippy sees a helper function")]
+
+mod calls;
+mod faults;
+mod limits;
+mod support;

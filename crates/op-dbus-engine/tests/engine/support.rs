@@ -1,0 +1,121 @@
+//! Engines to test with: plain, and one whose batches wait for the test.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::{
+    Backend, BackendError, BackendFactory, Batch, Call, Description, Engine, EngineConfig, Limits,
+    ModelShape, Tokenizer,
+};
+
+pub const DIMENSIONS: usize = 8;
+pub const INPUT_MAX: usize = 32;
+
+pub fn model() -> ModelShape {
+    ModelShape {
+        dimensions: DIMENSIONS,
+        max_input_tokens: INPUT_MAX,
+        normalized: true,
+        matryoshka: vec![4],
+    }
+}
+
+pub fn config(limits: Limits, workers: usize) -> EngineConfig {
+    EngineConfig { limits, workers, tokenizer_threads: 2, ..EngineConfig::default() }
+}
+
+pub fn start(factory: BackendFactory, limits: Limits, workers: usize) -> Engine {
+    let tokenizer = Tokenizer::bytes(INPUT_MAX);
+    Engine::start(tokenizer, model(), factory, config(limits, workers)).unwrap()
+}
+
+pub fn sim(faults: Faults) -> Result<Box<dyn Backend>, BackendError> {
+    Ok(Box::new(SimBackend::new(DIMENSIONS, faults)))
+}
+
+pub fn plain() -> Engine {
+    start(Box::new(|_| sim(Faults::default())), Limits::default(), 2)
+}
+
+/// The `n`-th backend that is made shows the `n`-th faults; later ones show none.
+pub fn with_faults(faults: Vec<Faults>, limits: Limits) -> Engine {
+    let faults = Mutex::new(faults.into_iter());
+    start(Box::new(move |_| sim(faults.lock().unwrap().next().unwrap_or_default())), limits, 1)
+}
+
+pub fn call(uid: u32, texts: &[&str]) -> Call {
+    Call { uid, texts: texts.iter().map(ToString::to_string).collect(), ..Call::default() }
+}
+
+/// What the simulator makes of a text that fits.
+pub fn expected(text: &str) -> Vec<f32> {
+    let bytes = text.bytes().map(i32::from);
+    let ids: Vec<i32> = std::iter::once(256).chain(bytes).chain([257]).collect();
+    let lengths = [i32::try_from(ids.len()).unwrap()];
+    let batch = Batch { ids: &ids, lengths: &lengths, sequence_length: ids.len() };
+    let mut vector = vec![0.0; DIMENSIONS];
+    SimBackend::new(DIMENSIONS, Faults::default()).run(&batch, &mut vector).unwrap();
+    vector
+}
+
+/// An engine with one worker that shows the test each batch and runs it when told to.
+pub struct Gate {
+    pub engine: Engine,
+    batches: Receiver<Vec<String>>,
+    go: Sender<()>,
+}
+
+impl Gate {
+    pub fn new(limits: Limits) -> Self {
+        let (shown, batches) = channel();
+        let (go, wait) = channel();
+        let wait = Arc::new(Mutex::new(wait));
+        let factory: BackendFactory = Box::new(move |_| {
+            let sim = SimBackend::new(DIMENSIONS, Faults::default());
+            let (shown, wait) = (shown.clone(), Arc::clone(&wait));
+            Ok(Box::new(Gated { sim, shown, wait, checked: false }))
+        });
+        Self { engine: start(factory, limits, 1), batches, go }
+    }
+
+    /// Waits until a batch is about to run; its texts in alphabetical order.
+    pub fn next_batch(&self) -> Vec<String> {
+        let mut texts = self.batches.recv().unwrap();
+        texts.sort();
+        texts
+    }
+
+    /// Lets that batch run.
+    pub fn go(&self) {
+        self.go.send(()).unwrap();
+    }
+}
+
+struct Gated {
+    sim: SimBackend,
+    shown: Sender<Vec<String>>,
+    wait: Arc<Mutex<Receiver<()>>>,
+    checked: bool,
+}
+
+impl Backend for Gated {
+    fn description(&self) -> &Description {
+        self.sim.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        // The first batch is the engine's own check.
+        if std::mem::replace(&mut self.checked, true) {
+            let rows = batch.ids.chunks(batch.sequence_length).zip(batch.lengths);
+            let text = |(ids, length): (&[i32], &i32)| {
+                let bytes = ids[1..*length as usize - 1].iter().map(|id| *id as u8).collect();
+                String::from_utf8(bytes).unwrap()
+            };
+            self.shown.send(rows.map(text).collect()).unwrap();
+            // Fails when the test is over.
+            let _ = self.wait.lock().unwrap().recv();
+        }
+        self.sim.run(batch, out)
+    }
+}

@@ -1,0 +1,148 @@
+//! Workers as real processes: this test program starts itself again as one.
+
+#![allow(clippy::unwrap_used, reason = "tests, also where clippy sees a helper function")]
+
+use std::process::Command;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts, serve};
+use op_dbus_engine::{
+    Backend, BackendError, Batch, Call, Engine, EngineConfig, LoadErrorKind, ModelShape, Tokenizer,
+};
+
+const ROLE: &str = "OP_DBUS_TEST_WORKER";
+const SHAPE: RegionShape = RegionShape { tokens_max: 512, rows_max: 512, dimensions: 16 };
+const PATIENT: Timeouts = Timeouts { load: Duration::from_secs(60), run: Duration::from_secs(60) };
+const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7, 8], lengths: &[2, 2], sequence_length: 2 };
+
+/// Not a test of its own: the worker that the tests start.
+#[test]
+fn worker_process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let faults = match role.as_str() {
+        "hang" => Faults { hang_on_batch: Some(1), ..Faults::default() },
+        "fail" => Faults { fail_on_batch: Some(1), ..Faults::default() },
+        _ => Faults::default(),
+    };
+    let load = || match role.as_str() {
+        "unloadable" => Err(BackendError::Load {
+            kind: LoadErrorKind::ProviderUnavailable,
+            message: "no library".into(),
+        }),
+        "dies" => std::process::exit(7),
+        "never-loads" => loop {
+            std::thread::park();
+        },
+        _ => Ok(Box::new(SimBackend::new(SHAPE.dimensions, faults)) as Box<dyn Backend>),
+    };
+    serve(load).unwrap();
+    std::process::exit(0);
+}
+
+fn command(role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "worker_process", "--nocapture"]).env(ROLE, role);
+    command
+}
+
+fn spawn(role: &str, timeouts: Timeouts) -> Result<ChildBackend, BackendError> {
+    ChildBackend::spawn(command(role), SHAPE, timeouts)
+}
+
+fn pid(backend: &impl Backend) -> Pid {
+    Pid::from_raw(i32::try_from(backend.description().pid).unwrap())
+}
+
+fn is_gone(pid: Pid) -> bool {
+    kill(pid, None) == Err(Errno::ESRCH)
+}
+
+#[test]
+fn a_worker_process_computes_and_is_reaped() {
+    let mut child = spawn("plain", PATIENT).unwrap();
+    let pid = pid(&child);
+    assert_ne!(child.description().pid, std::process::id());
+    let (mut out, mut expected) = ([0.0; 32], [0.0; 32]);
+    child.run(&BATCH, &mut out).unwrap();
+    SimBackend::new(SHAPE.dimensions, Faults::default()).run(&BATCH, &mut expected).unwrap();
+    assert_eq!(out, expected);
+    assert!(!is_gone(pid));
+    drop(child);
+    assert!(is_gone(pid));
+}
+
+#[test]
+fn a_refused_batch_leaves_the_process() {
+    let mut child = spawn("fail", PATIENT).unwrap();
+    let error = child.run(&BATCH, &mut [0.0; 32]).unwrap_err();
+    assert!(matches!(error, BackendError::Failed(_)), "{error:?}");
+    child.run(&BATCH, &mut [0.0; 32]).unwrap();
+}
+
+#[test]
+fn a_hanging_process_is_killed_and_stays_lost() {
+    let hasty = Timeouts { run: Duration::from_millis(5), ..PATIENT };
+    let mut child = spawn("hang", hasty).unwrap();
+    let pid = pid(&child);
+    for _ in 0..2 {
+        let error = child.run(&BATCH, &mut [0.0; 32]).unwrap_err();
+        assert!(matches!(error, BackendError::Lost(_)), "{error:?}");
+        assert!(error.to_string().contains("SIGKILL"), "{error}");
+        assert!(is_gone(pid));
+    }
+}
+
+fn load_error(result: Result<ChildBackend, BackendError>) -> (LoadErrorKind, String) {
+    match result.unwrap_err() {
+        BackendError::Load { kind, message } => (kind, message),
+        error => panic!("{error:?}"),
+    }
+}
+
+#[test]
+fn a_process_that_does_not_load_says_why() {
+    let unavailable = (LoadErrorKind::ProviderUnavailable, "no library".into());
+    assert_eq!(load_error(spawn("unloadable", PATIENT)), unavailable);
+    let (kind, message) = load_error(spawn("dies", PATIENT));
+    assert_eq!(kind, LoadErrorKind::Other);
+    assert!(message.contains("closed its socket") && message.contains("exit status"), "{message}");
+    let hasty = Timeouts { load: Duration::from_millis(5), ..PATIENT };
+    let (_, message) = load_error(spawn("never-loads", hasty));
+    assert!(message.contains("said nothing for 0.005 s"), "{message}");
+    let missing = Command::new("/nonexistent/op-dbus");
+    let (_, message) = load_error(ChildBackend::spawn(missing, SHAPE, PATIENT));
+    assert!(message.contains("can't start the worker"), "{message}");
+    let stranger = Command::new("true");
+    let (_, message) = load_error(ChildBackend::spawn(stranger, SHAPE, PATIENT));
+    assert!(message.contains("closed its socket"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_outlives_its_worker_process() {
+    let model = ModelShape {
+        dimensions: SHAPE.dimensions,
+        max_input_tokens: 64,
+        normalized: true,
+        matryoshka: vec![],
+    };
+    let config = EngineConfig::default();
+    let shape = config.limits.region(&model);
+    let factory = Box::new(move |_| {
+        let child = ChildBackend::spawn(command("plain"), shape, PATIENT)?;
+        Ok(Box::new(child) as Box<dyn Backend>)
+    });
+    let engine = Engine::start(Tokenizer::bytes(64), model, factory, config).unwrap();
+    let call = || Call { texts: vec!["text".into()], ..Call::default() };
+    let before = engine.embed(call()).await.unwrap();
+    let pid = engine.descriptions()[0].description.pid;
+    kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGKILL).unwrap();
+    let after = engine.embed(call()).await.unwrap();
+    assert_eq!(before.vectors, after.vectors);
+    assert_eq!(engine.stats().worker_restarts, 1);
+    assert_ne!(engine.descriptions()[0].description.pid, pid);
+    assert!(is_gone(Pid::from_raw(i32::try_from(pid).unwrap())));
+}

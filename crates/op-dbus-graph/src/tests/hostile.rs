@@ -1,0 +1,155 @@
+//! Random and damaged files: an error, never a panic, never memory that the file does not have.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use prost::Message;
+
+use super::exported::export;
+use super::tiny;
+use crate::export::onnx_to_safetensors;
+use crate::inspect::inspect;
+use crate::{Family, compile};
+
+/// One thing that can happen to a file.
+#[derive(Clone, Debug)]
+enum Damage {
+    Flip(Index, u8),
+    Cut(Index),
+    Insert(Index, Vec<u8>),
+    Remove(Index, usize),
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    prop_oneof![
+        (any::<Index>(), 1u8..).prop_map(|(at, mask)| Damage::Flip(at, mask)),
+        any::<Index>().prop_map(Damage::Cut),
+        (any::<Index>(), vec(any::<u8>(), 1..9)).prop_map(|(at, new)| Damage::Insert(at, new)),
+        (any::<Index>(), 1usize..9).prop_map(|(at, count)| Damage::Remove(at, count)),
+    ]
+}
+
+/// Most damage goes to the first `head` bytes, where the structure is.
+fn apply(bytes: &mut Vec<u8>, head: usize, damages: &[Damage]) {
+    for damage in damages {
+        let length = bytes.len().min(head).max(1);
+        match damage {
+            _ if bytes.is_empty() => return,
+            Damage::Flip(at, mask) => bytes[at.index(length)] ^= mask,
+            Damage::Cut(at) => bytes.truncate(at.index(bytes.len())),
+            Damage::Insert(at, new) => {
+                let at = at.index(length);
+                bytes.splice(at..at, new.iter().copied());
+            }
+            Damage::Remove(at, count) => {
+                let at = at.index(length);
+                let end = (at + count).min(bytes.len());
+                bytes.drain(at..end);
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_are_refused(bytes in vec(any::<u8>(), 0..400)) {
+        prop_assert!(compile(&tiny::recipe(Family::Bert), &bytes).is_err());
+        prop_assert!(onnx_to_safetensors(&bytes).is_err());
+        let _ = inspect(&bytes);
+    }
+
+    #[test]
+    fn damaged_weights_do_no_harm(damages in vec(damage(), 1..4), everywhere: bool) {
+        for (family, tensors) in
+            [(Family::Bert, tiny::bert()), (Family::Mpnet, tiny::mpnet())]
+        {
+            let mut bytes = tiny::safetensors(&tensors);
+            let head = if everywhere { bytes.len() } else { 4000 };
+            apply(&mut bytes, head, &damages);
+            if let Ok(onnx) = compile(&tiny::recipe(family), &bytes) {
+                prop_assert!(inspect(&onnx).is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_exports_do_no_harm(damages in vec(damage(), 1..4)) {
+        let mut bytes = export(&tiny::bert()).encode_to_vec();
+        let head = bytes.len();
+        apply(&mut bytes, head, &damages);
+        let _ = inspect(&bytes);
+        if let Ok(weights) = onnx_to_safetensors(&bytes) {
+            let _ = compile(&tiny::recipe(Family::Bert), &weights);
+        }
+    }
+
+    #[test]
+    fn a_damaged_configuration_does_no_harm(
+        key in 0usize..8,
+        value in prop_oneof![
+            any::<i64>().prop_map(serde_json::Value::from),
+            any::<f64>().prop_map(serde_json::Value::from),
+            ".{0,9}".prop_map(serde_json::Value::from),
+            Just(serde_json::Value::Null),
+        ],
+    ) {
+        for family in [Family::Bert, Family::Mpnet] {
+            let mut recipe = tiny::recipe(family);
+            let keys: Vec<String> =
+                recipe.config.as_object().unwrap().keys().cloned().collect();
+            recipe.config[&keys[key]] = value.clone();
+            let tensors = if family == Family::Bert { tiny::bert() } else { tiny::mpnet() };
+            let _ = compile(&recipe, &tiny::safetensors(&tensors));
+        }
+    }
+}
+
+#[test]
+fn weights_cut_short_anywhere_are_refused() {
+    let whole = tiny::safetensors(&tiny::bert());
+    for length in (0..whole.len()).step_by(7) {
+        assert!(compile(&tiny::recipe(Family::Bert), &whole[..length]).is_err(), "{length}");
+    }
+    let message =
+        compile(&tiny::recipe(Family::Bert), &whole[..whole.len() - 1]).unwrap_err().to_string();
+    assert!(message.contains("tensor encoder.layer") && message.contains("lie at"), "{message}");
+}
+
+/// A safetensors file with this header and `data` zeros.
+fn with_header(header: &str, data: usize) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.resize(bytes.len() + data, 0);
+    bytes
+}
+
+#[test]
+fn impossible_headers_name_their_tensor() {
+    let cases = [
+        (r#"{"big":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}}"#, "big"),
+        (
+            r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
+             "b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#,
+            "tensor b",
+        ),
+        (r#"{"gap":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#, "gap"),
+        (r#"{"back":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#, "back"),
+        (r#"{"minus":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}"#, "minus"),
+        (r#"{"far":{"dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551615]}}"#, "far"),
+        (r#"{"few":{"dtype":"F32","shape":[200],"data_offsets":[0,12]}}"#, "few"),
+    ];
+    for (header, name) in cases {
+        let file = with_header(header, 12);
+        let message = compile(&tiny::recipe(Family::Bert), &file).unwrap_err().to_string();
+        assert!(message.contains(name), "{name}: {message}");
+    }
+}
+
+#[test]
+fn a_header_longer_than_the_file_is_refused() {
+    for length in [0, 9, u64::MAX, 1 << 40] {
+        let mut bytes = length.to_le_bytes().to_vec();
+        bytes.extend_from_slice(b"{}");
+        assert!(compile(&tiny::recipe(Family::Bert), &bytes).is_err(), "{length}");
+    }
+}

@@ -1,0 +1,106 @@
+//! What is told of a user's own file, and which files are refused.
+
+use prost::Message;
+
+use super::exported::export;
+use super::tiny;
+use crate::Error;
+use crate::inspect::{ElementType, inspect};
+use crate::onnx::writer::port;
+use crate::onnx::{
+    Attribute, EXTERNAL, Entry, FLOAT, Function, Graph, INT64, Model, Node, SparseTensor, Tensor,
+};
+
+fn external(location: &str) -> Tensor {
+    let entry = |key: &str, value: &str| Entry { key: key.into(), value: value.into() };
+    Tensor {
+        name: "words".to_owned(),
+        dims: vec![2],
+        data_type: FLOAT,
+        data_location: EXTERNAL,
+        external_data: vec![entry("location", location), entry("offset", "0")],
+        ..Tensor::default()
+    }
+}
+
+fn with(tensor: Tensor) -> Model {
+    let mut model = export(&tiny::bert());
+    model.graph.as_mut().unwrap().initializer.push(tensor);
+    model
+}
+
+#[test]
+fn ports_are_told_without_the_initializers() {
+    let mut model = export(&tiny::bert());
+    let graph = model.graph.as_mut().unwrap();
+    graph.input = vec![port("input_ids", INT64, &["batch", "4"]), port("given", FLOAT, &[])];
+    graph.initializer.push(Tensor { name: "given".to_owned(), ..Tensor::default() });
+    graph.output = vec![port("vectors", FLOAT, &["batch", "8"]), port("odd", 10, &[])];
+    let info = inspect(&model.encode_to_vec()).unwrap();
+    assert_eq!(info.opset, 17);
+    assert_eq!(info.inputs.len(), 1);
+    assert_eq!(info.inputs[0].name, "input_ids");
+    assert_eq!(info.inputs[0].element_type, ElementType::I64);
+    assert_eq!(info.inputs[0].shape, Some(vec![None, Some(4)]));
+    assert_eq!(info.outputs[0].element_type, ElementType::F32);
+    assert_eq!(info.outputs[1].element_type, ElementType::Other(10));
+}
+
+#[test]
+fn files_beside_the_model_are_allowed_and_told() {
+    for location in ["model.onnx_data", "./data/weights.bin"] {
+        let info = inspect(&with(external(location)).encode_to_vec()).unwrap();
+        assert!(info.has_external_data, "{location}");
+    }
+}
+
+#[test]
+fn paths_that_leave_the_folder_are_refused() {
+    for location in ["/etc/passwd", "../secret", "data/../../secret", "", ".."] {
+        let error = inspect(&with(external(location)).encode_to_vec()).unwrap_err();
+        assert!(matches!(&error, Error::ExternalData { name, .. } if name == "words"), "{error}");
+    }
+    let mut twice = external("fine.bin");
+    twice.external_data.extend(external("../secret").external_data);
+    twice.external_data.extend(external("fine.bin").external_data);
+    assert!(inspect(&with(twice).encode_to_vec()).is_err());
+}
+
+#[test]
+fn hidden_places_are_searched_too() {
+    let bad = || external("/etc/passwd");
+    let holding = |attribute: Attribute| Node { attribute: vec![attribute], ..Node::default() };
+    let inner = Graph { initializer: vec![bad()], ..Graph::default() };
+    let sparse = || SparseTensor { values: Some(bad()), indices: None };
+    let attributes = [
+        Attribute { t: Some(bad()), ..Attribute::default() },
+        Attribute { tensors: vec![bad()], ..Attribute::default() },
+        Attribute { g: Some(inner.clone()), ..Attribute::default() },
+        Attribute { graphs: vec![inner], ..Attribute::default() },
+        Attribute { sparse_tensor: Some(sparse()), ..Attribute::default() },
+        Attribute { sparse_tensors: vec![sparse()], ..Attribute::default() },
+    ];
+    for attribute in attributes {
+        let mut model = export(&tiny::bert());
+        model.graph.as_mut().unwrap().node.push(holding(attribute.clone()));
+        assert!(inspect(&model.encode_to_vec()).is_err());
+
+        let mut model = export(&tiny::bert());
+        model.functions.push(Function { node: vec![holding(attribute)] });
+        assert!(inspect(&model.encode_to_vec()).is_err());
+    }
+    let mut model = export(&tiny::bert());
+    model.graph.as_mut().unwrap().sparse_initializer.push(sparse());
+    assert!(inspect(&model.encode_to_vec()).is_err());
+}
+
+#[test]
+fn a_model_without_a_graph_or_operators_is_refused() {
+    let mut model = export(&tiny::bert());
+    model.graph = None;
+    assert!(inspect(&model.encode_to_vec()).is_err());
+    let mut model = export(&tiny::bert());
+    model.opset_import.clear();
+    assert!(inspect(&model.encode_to_vec()).is_err());
+    assert!(inspect(b"").is_err());
+}

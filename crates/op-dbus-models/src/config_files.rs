@@ -1,0 +1,272 @@
+//! The small files of a model: which keys are read, and which of their values are understood.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::Value;
+
+use crate::place::Place;
+use crate::{Error, Family, Pooling};
+
+const JSON_BYTES_MAX: u64 = 16 << 20;
+const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
+/// Above this a stated limit means "none".
+pub(crate) const INPUT_TOKENS_MAX: usize = 1 << 20;
+
+const LENGTHS: &str = "sentence_bert_config.json";
+const PROMPTS: &str = "config_sentence_transformers.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+pub(crate) const OPTIONAL: &[&str] = &[LENGTHS, PROMPTS, TOKENIZER_CONFIG];
+
+#[derive(Deserialize)]
+pub(crate) struct Config {
+    pub(crate) model_type: Option<String>,
+    pub(crate) hidden_size: Option<usize>,
+    pub(crate) vocab_size: Option<usize>,
+    pub(crate) max_position_embeddings: Option<usize>,
+    pub(crate) position_embedding_type: Option<String>,
+    pub(crate) auto_map: Option<IgnoredAny>,
+    #[serde(default)]
+    pub(crate) matryoshka_dimensions: Vec<usize>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Module {
+    #[serde(default)]
+    pub(crate) path: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+}
+
+#[derive(Deserialize, Default)]
+pub(crate) struct Lengths {
+    pub(crate) max_seq_length: Option<usize>,
+    #[serde(default)]
+    pub(crate) do_lower_case: bool,
+}
+
+#[derive(Deserialize, Default)]
+pub(crate) struct Prompts {
+    #[serde(default)]
+    pub(crate) prompts: BTreeMap<String, String>,
+    pub(crate) default_prompt_name: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct TokenizerFile {
+    pub(crate) normalizer: Option<Value>,
+    #[serde(rename = "model")]
+    pub(crate) _model: IgnoredAny,
+}
+
+#[derive(Deserialize, Default)]
+struct TokenizerConfig {
+    // Some files state an absurdly large number, which no integer holds.
+    pub(crate) model_max_length: Option<f64>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct PoolingConfig {
+    pub(crate) word_embedding_dimension: Option<usize>,
+    pub(crate) include_prompt: Option<bool>,
+    #[serde(flatten)]
+    pub(crate) modes: BTreeMap<String, Value>,
+}
+
+/// The largest size that is read of a file.
+pub(crate) fn bytes_max(file: &str) -> u64 {
+    if file == "tokenizer.json" { TOKENIZER_BYTES_MAX } else { JSON_BYTES_MAX }
+}
+
+/// The refusal of a place that has no such file.
+pub(crate) fn lacks(place: &Place, file: &str) -> Error {
+    refuse(format!("{} without {file}", place.path().display()), KINDS)
+}
+
+const KINDS: &str = "a sentence-transformers folder or .zip of the BERT or MPNet family (modules.json, \
+    config.json, model.safetensors, tokenizer.json), or an ONNX graph with its tokenizer.json";
+
+pub(crate) fn refuse(found: impl Into<String>, supported: impl Into<String>) -> Error {
+    Error::unsupported(found, supported)
+}
+
+/// The folder of the pooling module, and whether a normalising one follows.
+pub(crate) fn read_modules(modules: &[Module]) -> Result<(&str, bool), Error> {
+    let kind = |module: &Module| {
+        let ours = module.kind.starts_with("sentence_transformers.");
+        let name = module.kind.rsplit('.').next().filter(|_| ours);
+        name.unwrap_or(&module.kind).to_owned()
+    };
+    let kinds: Vec<_> = modules.iter().map(kind).collect();
+    let kinds: Vec<_> = kinds.iter().map(String::as_str).collect();
+    let normalize = match kinds.as_slice() {
+        ["Transformer", "Pooling"] => false,
+        ["Transformer", "Pooling", "Normalize"] => true,
+        _ => {
+            return Err(refuse(
+                format!("modules.json with {}", kinds.join(", ")),
+                "Transformer, Pooling and, if wanted, Normalize",
+            ));
+        }
+    };
+    let [transformer, pooling, ..] = modules else {
+        return Err(refuse("modules.json with too few modules", "Transformer and Pooling"));
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if !transformer.path.is_empty() || pooling.path.is_empty() || !pooling.path.chars().all(plain) {
+        return Err(refuse(
+            format!("modules in the folders `{}` and `{}`", transformer.path, pooling.path),
+            "the Transformer in the model's own folder and the Pooling in one below it",
+        ));
+    }
+    Ok((&pooling.path, normalize))
+}
+
+pub(crate) fn read_family(config: &Config) -> Result<Family, Error> {
+    const SUPPORTED: &str = "model_type bert or mpnet (others as an ONNX graph)";
+    if config.auto_map.is_some() {
+        return Err(refuse("config.json with auto_map, which asks for code of its own", SUPPORTED));
+    }
+    let family = match config.model_type.as_deref() {
+        Some("bert") => Family::Bert,
+        Some("mpnet") => Family::Mpnet,
+        Some(other) => return Err(refuse(format!("model_type {other}"), SUPPORTED)),
+        None => return Err(refuse("config.json without model_type", SUPPORTED)),
+    };
+    match config.position_embedding_type.as_deref() {
+        None | Some("absolute") => Ok(family),
+        Some(other) => {
+            let found = format!("position_embedding_type {other}");
+            Err(refuse(found, "position_embedding_type absolute"))
+        }
+    }
+}
+
+pub(crate) fn require_weights(place: &Place) -> Result<(), Error> {
+    let supported = "the weights in one model.safetensors (sentence-transformers writes it with \
+                     model.save_pretrained(path, safe_serialization=True))";
+    if place.has("adapter_config.json") {
+        return Err(refuse("adapter_config.json, an adapter to another model", supported));
+    }
+    if place.has("model.safetensors") {
+        return Ok(());
+    }
+    let found = ["model.safetensors.index.json", "pytorch_model.bin", "tf_model.h5"];
+    match found.into_iter().find(|file| place.has(file)) {
+        Some("model.safetensors.index.json") => Err(refuse("weights in several files", supported)),
+        Some(file) => Err(refuse(format!("weights in {file} only"), supported)),
+        None => Err(lacks(place, "model.safetensors")),
+    }
+}
+
+pub(crate) fn read_pooling(
+    pooling: &PoolingConfig,
+    file: &str,
+    dimensions: usize,
+) -> Result<Pooling, Error> {
+    let on: Vec<&str> = pooling
+        .modes
+        .iter()
+        .filter(|(name, value)| name.starts_with("pooling_mode_") && **value == Value::Bool(true))
+        .map(|(name, _)| name.as_str())
+        .collect();
+    if pooling.word_embedding_dimension.is_some_and(|width| width != dimensions) {
+        return Err(refuse(
+            format!("{file} with {:?} dimensions", pooling.word_embedding_dimension.unwrap_or(0)),
+            format!("the model's own {dimensions}"),
+        ));
+    }
+    if pooling.include_prompt == Some(false) {
+        let found = format!("{file} with include_prompt false");
+        return Err(refuse(found, "prompts that are pooled with the text"));
+    }
+    match on.as_slice() {
+        ["pooling_mode_mean_tokens"] => Ok(Pooling::Mean),
+        ["pooling_mode_cls_token"] => Ok(Pooling::Cls),
+        ["pooling_mode_max_tokens"] => Ok(Pooling::Max),
+        _ => Err(refuse(
+            format!("{file} with {}", if on.is_empty() { "no mode".into() } else { on.join(", ") }),
+            "one of pooling_mode_mean_tokens, _cls_token and _max_tokens",
+        )),
+    }
+}
+
+/// Reads the lengths, and the tokenizer with them: both decide on the case of letters.
+pub(crate) fn read_lengths(place: &mut Place) -> Result<Lengths, Error> {
+    if !place.has("tokenizer.json") {
+        let old = ["vocab.txt", "tokenizer.model", "sentencepiece.bpe.model", "vocab.json"];
+        let found = match old.into_iter().find(|file| place.has(file)) {
+            Some(file) => format!("a tokenizer in {file} only"),
+            None => "no tokenizer".to_owned(),
+        };
+        let supported = "tokenizer.json (transformers writes it with \
+                         AutoTokenizer.from_pretrained(path).save_pretrained(path))";
+        return Err(refuse(found, supported));
+    }
+    let tokenizer: TokenizerFile = require(place, "tokenizer.json")?;
+    let lengths: Lengths = read(place, LENGTHS)?.unwrap_or_default();
+    let lowers = tokenizer.normalizer.as_ref().is_some_and(lowers);
+    if lengths.do_lower_case && !lowers {
+        return Err(refuse(
+            format!("{LENGTHS} with do_lower_case, and a tokenizer.json that keeps the case"),
+            "a tokenizer.json that itself does all that is done to the text",
+        ));
+    }
+    Ok(lengths)
+}
+
+fn lowers(normalizer: &Value) -> bool {
+    let parts = normalizer["normalizers"].as_array().map_or(&[][..], Vec::as_slice);
+    normalizer["lowercase"] == Value::Bool(true)
+        || normalizer["type"] == "Lowercase"
+        || parts.iter().any(lowers)
+}
+
+pub(crate) fn read_tokenizer_limit(place: &mut Place) -> Result<Option<usize>, Error> {
+    let config: TokenizerConfig = read(place, TOKENIZER_CONFIG)?.unwrap_or_default();
+    let limit = config.model_max_length.filter(|limit| *limit >= 1.0);
+    // Within these bounds the conversion is exact.
+    Ok(limit.filter(|limit| *limit <= INPUT_TOKENS_MAX as f64).map(|limit| limit as usize))
+}
+
+/// The positions that can be used: MPNet counts them from 2.
+pub(crate) fn positions(config: &Config, family: Family) -> Result<usize, Error> {
+    let positions = config.max_position_embeddings.filter(|&n| n <= INPUT_TOKENS_MAX);
+    let unused = if family == Family::Mpnet { 2 } else { 0 };
+    positions.and_then(|positions| positions.checked_sub(unused)).filter(|&n| n > 0).ok_or_else(
+        || refuse("config.json without a usable max_position_embeddings", "a number of positions"),
+    )
+}
+
+pub(crate) fn read_prompts(place: &mut Place) -> Result<Prompts, Error> {
+    let prompts: Prompts = read(place, PROMPTS)?.unwrap_or_default();
+    match &prompts.default_prompt_name {
+        Some(name) if !prompts.prompts.contains_key(name) => Err(refuse(
+            format!("{PROMPTS} with the default prompt `{name}`, which is not among its prompts"),
+            "a default prompt that is one of them",
+        )),
+        _ => Ok(prompts),
+    }
+}
+
+pub(crate) fn cuts(mut stated: Vec<usize>, dimensions: usize) -> Vec<usize> {
+    stated.retain(|&cut| cut > 0 && cut < dimensions);
+    stated.sort_unstable();
+    stated.dedup();
+    stated
+}
+
+pub(crate) fn require<T: DeserializeOwned>(place: &mut Place, file: &str) -> Result<T, Error> {
+    read(place, file)?.ok_or_else(|| lacks(place, file))
+}
+
+pub(crate) fn read<T: DeserializeOwned>(place: &mut Place, file: &str) -> Result<Option<T>, Error> {
+    let Some(bytes) = place.read(file, bytes_max(file))? else { return Ok(None) };
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+        refuse(
+            format!("{}/{file} cannot be understood ({error})", place.path().display()),
+            "valid JSON with the usual keys",
+        )
+    })
+}

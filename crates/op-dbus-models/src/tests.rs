@@ -1,0 +1,8 @@
+//! Tests of the stores as a whole, on hand-made models; each module's own tests are beside it.
+
+mod fixture;
+mod hubs;
+mod imports;
+mod pulls;
+mod records;
+mod runtimes;

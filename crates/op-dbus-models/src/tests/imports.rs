@@ -1,0 +1,324 @@
+//! Importing models of the user's own: what is taken over, and what is refused and why.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::fixture::{self, Bench, Files, WIDTH, WORDS, modules, pooling, set};
+use crate::{Error, Family, OnnxFacts, Pooling};
+
+/// The message of the refusal, after a check that nothing of the model was left in the store.
+fn refusal(files: &Files) -> String {
+    let bench = Bench::new();
+    let error = bench.import_files(files).unwrap_err();
+    assert!(bench.visible().is_empty(), "{:?}", bench.visible());
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    error.to_string()
+}
+
+#[test]
+fn a_bert_folder_is_described_by_its_own_files() {
+    let bench = Bench::new();
+    let mut files = fixture::model("bert");
+    set(
+        &mut files,
+        "config_sentence_transformers.json",
+        &json!({
+            "prompts": { "query": "query: ", "passage": "" }, "default_prompt_name": "query",
+        }),
+    );
+    set(&mut files, "1_Pooling/config.json", &pooling(&["pooling_mode_cls_token"]));
+    let model = bench.import_files(&files).unwrap();
+    assert_eq!((model.family, model.pooling, model.normalize), (Family::Bert, Pooling::Cls, true));
+    assert_eq!((model.dimensions, model.max_input_tokens), (WIDTH, 32));
+    assert_eq!(model.prompts["query"], "query: ");
+    assert_eq!(model.default_prompt.as_deref(), Some("query"));
+    assert!(model.source.starts_with("folder: "), "{}", model.source);
+    assert_eq!(bench.store.verify("mine").unwrap(), model);
+    assert_eq!(bench.unfinished(), 0);
+}
+
+#[test]
+fn an_mpnet_archive_is_found_in_its_folder() {
+    let bench = Bench::new();
+    let mut files = fixture::model("mpnet");
+    set(&mut files, "modules.json", &modules(&["Transformer", "Pooling"]));
+    files.remove("sentence_bert_config.json");
+    let nested = files.into_iter().map(|(path, bytes)| (format!("top/{path}"), bytes)).collect();
+    let archive = bench.path("model.zip");
+    fs::write(&archive, fixture::zip(&nested)).unwrap();
+    let model = bench.import(&archive, "mine").unwrap();
+    assert_eq!((model.family, model.normalize), (Family::Mpnet, false));
+    // 34 positions, of which MPNet uses those from 2 on.
+    assert_eq!(model.max_input_tokens, 32);
+    bench.store.verify("mine").unwrap();
+}
+
+#[test]
+fn the_tokenizer_limits_where_no_length_is_stated() {
+    let bench = Bench::new();
+    let mut files = fixture::model("bert");
+    files.remove("sentence_bert_config.json");
+    set(&mut files, "tokenizer_config.json", &json!({ "model_max_length": 20 }));
+    assert_eq!(bench.import_files(&files).unwrap().max_input_tokens, 20);
+    bench.store.remove("mine").unwrap();
+    set(&mut files, "tokenizer_config.json", &json!({ "model_max_length": 1e30 }));
+    assert_eq!(bench.import_files(&files).unwrap().max_input_tokens, 34);
+}
+
+#[test]
+fn trained_cuts_are_taken_from_the_configuration() {
+    let bench = Bench::new();
+    let mut files = fixture::model("bert");
+    set(
+        &mut files,
+        "config.json",
+        &json!({
+            "model_type": "bert", "hidden_size": WIDTH, "vocab_size": WORDS,
+            "max_position_embeddings": 34, "matryoshka_dimensions": [4, 2, 1, 2],
+        }),
+    );
+    assert_eq!(bench.import_files(&files).unwrap().matryoshka, [1, 2]);
+}
+
+#[test]
+fn kinds_that_are_not_supported_are_named() {
+    let config = |model_type: &str, key: &str, value: serde_json::Value| {
+        let mut config = json!({
+            "model_type": model_type, "hidden_size": WIDTH, "vocab_size": WORDS,
+            "max_position_embeddings": 34,
+        });
+        config[key] = value;
+        config
+    };
+    let tokenizer_case = json!({ "max_seq_length": 32, "do_lower_case": true });
+    let cases = [
+        ("modules.json", modules(&["Transformer", "Pooling", "Dense"]), "Dense"),
+        ("modules.json", modules(&["Transformer"]), "Transformer"),
+        ("config.json", config("roberta", "x", json!(0)), "model_type roberta"),
+        ("config.json", config("bert", "auto_map", json!({})), "auto_map"),
+        ("config.json", config("bert", "position_embedding_type", json!("relative_key")), "rel"),
+        ("config.json", config("bert", "hidden_size", json!(8)), "the model's own 8"),
+        ("config.json", config("bert", "vocab_size", json!(7)), "[6, 4]"),
+        ("config.json", config("bert", "hidden_size", json!("x")), "cannot be understood"),
+        ("1_Pooling/config.json", pooling(&["pooling_mode_weightedmean_tokens"]), "weightedmean"),
+        ("1_Pooling/config.json", pooling(&[]), "no mode"),
+        (
+            "1_Pooling/config.json",
+            pooling(&["pooling_mode_cls_token", "pooling_mode_mean_tokens"]),
+            "pooling_mode_cls_token, pooling_mode_mean_tokens",
+        ),
+        ("1_Pooling/config.json", pooling(&["pooling_mode_max_tokens"]), ""),
+        ("sentence_bert_config.json", tokenizer_case, "do_lower_case"),
+        ("sentence_bert_config.json", json!({ "max_seq_length": 35 }), "max_seq_length of 35"),
+        ("sentence_bert_config.json", json!({ "max_seq_length": 0 }), "max_seq_length of 0"),
+        ("tokenizer.json", json!([1]), "cannot be understood"),
+        ("config_sentence_transformers.json", json!({ "default_prompt_name": "q" }), "`q`"),
+        ("adapter_config.json", json!({}), "adapter"),
+    ];
+    for (file, content, expected) in cases {
+        let mut files = fixture::model("bert");
+        set(&mut files, file, &content);
+        if expected.is_empty() {
+            Bench::new().import_files(&files).unwrap();
+            continue;
+        }
+        let message = refusal(&files);
+        assert!(message.contains(expected), "{file}: {message}");
+        assert!(message.contains("supported: "), "{message}");
+    }
+}
+
+#[test]
+fn a_lower_casing_tokenizer_makes_do_lower_case_harmless() {
+    let mut files = fixture::model("bert");
+    let lengths = json!({ "max_seq_length": 32, "do_lower_case": true });
+    set(&mut files, "sentence_bert_config.json", &lengths);
+    let normalizer = json!({ "type": "BertNormalizer", "lowercase": true });
+    set(&mut files, "tokenizer.json", &json!({ "normalizer": normalizer, "model": {} }));
+    Bench::new().import_files(&files).unwrap();
+}
+
+#[test]
+fn missing_files_are_named_with_what_lies_there_instead() {
+    let cases = [
+        ("modules.json", "x", "without modules.json"),
+        ("config.json", "x", "without config.json"),
+        ("tokenizer.json", "vocab.txt", "vocab.txt only"),
+        ("tokenizer.json", "x", "no tokenizer"),
+        ("model.safetensors", "pytorch_model.bin", "pytorch_model.bin only"),
+        ("model.safetensors", "model.safetensors.index.json", "several files"),
+        ("model.safetensors", "x", "without model.safetensors"),
+        ("1_Pooling/config.json", "x", "without 1_Pooling/config.json"),
+    ];
+    for (gone, instead, expected) in cases {
+        let mut files = fixture::model("bert");
+        files.remove(gone);
+        files.insert(instead.into(), b"{}".to_vec());
+        let message = refusal(&files);
+        assert!(message.contains(expected), "{gone}: {message}");
+    }
+}
+
+#[test]
+fn names_are_checked() {
+    let bench = Bench::new();
+    let source = bench.path("source");
+    fixture::write_folder(&source, &fixture::model("bert"));
+    let long = "x".repeat(65);
+    let names = ["", "..", ".x", "a/b", "Mine", "low", "none", "all", "all-minilm-l6-v2", &long];
+    for name in names {
+        let error = bench.import(&source, name).unwrap_err();
+        assert!(matches!(error, Error::Name { .. }), "{name}: {error}");
+    }
+    bench.import(&source, "my-model_2.5").unwrap();
+    let error = bench.import(&source, "my-model_2.5").unwrap_err();
+    assert!(error.to_string().contains("is installed"), "{error}");
+    assert_eq!(bench.visible(), ["my-model_2.5"]);
+}
+
+#[test]
+fn links_may_not_leave_the_folder() {
+    let bench = Bench::new();
+    let source = bench.path("source");
+    let mut files = fixture::model("bert");
+    let weights = files.remove("model.safetensors").unwrap();
+    fixture::write_folder(&source, &files);
+    fs::write(bench.path("elsewhere"), &weights).unwrap();
+    symlink("../elsewhere", source.join("model.safetensors")).unwrap();
+    let message = bench.import(&source, "mine").unwrap_err().to_string();
+    assert!(message.contains("outside the folder"), "{message}");
+
+    fs::remove_file(source.join("model.safetensors")).unwrap();
+    fs::write(source.join("blob"), &weights).unwrap();
+    symlink("blob", source.join("model.safetensors")).unwrap();
+    let model = bench.import(&source, "mine").unwrap();
+    assert!(model.weights().symlink_metadata().unwrap().is_file());
+}
+
+#[test]
+fn an_archive_may_not_lead_out_of_itself() {
+    for name in ["../evil", "/evil", "a/../../evil", "a\\evil"] {
+        let bench = Bench::new();
+        let mut files = fixture::model("bert");
+        files.insert(name.into(), b"x".to_vec());
+        let archive = bench.path("model.zip");
+        fs::write(&archive, fixture::zip(&files)).unwrap();
+        let message = bench.import(&archive, "mine").unwrap_err().to_string();
+        assert!(message.contains("leads out of it"), "{name}: {message}");
+        assert!(bench.visible().is_empty() && !bench.path("evil").exists());
+    }
+}
+
+#[test]
+fn a_json_file_may_not_be_huge() {
+    let bench = Bench::new();
+    let source = bench.path("source");
+    fixture::write_folder(&source, &fixture::model("bert"));
+    // Sparse: takes no space and reads as zeros.
+    let file = fs::File::create(source.join("config.json")).unwrap();
+    file.set_len((16 << 20) + 1).unwrap();
+    let message = bench.import(&source, "mine").unwrap_err().to_string();
+    assert!(message.contains("more than 16777216 bytes"), "{message}");
+}
+
+#[test]
+fn other_files_are_neither_folder_nor_archive() {
+    let bench = Bench::new();
+    let path = bench.path("model.tar");
+    fs::write(&path, b"x").unwrap();
+    let message = bench.import(&path, "mine").unwrap_err().to_string();
+    assert!(message.contains("neither a folder nor a .zip"), "{message}");
+    let archive = bench.path("broken.zip");
+    fs::write(&archive, b"PK not an archive").unwrap();
+    let message = bench.import(&archive, "mine").unwrap_err().to_string();
+    assert!(message.contains("cannot be read as a zip"), "{message}");
+}
+
+fn graph_files() -> Files {
+    let tokenizer = json!({ "normalizer": null, "model": {} });
+    let mut files = Files::new();
+    set(&mut files, "tokenizer.json", &tokenizer);
+    set(&mut files, "tokenizer_config.json", &json!({ "model_max_length": 64 }));
+    files.insert("onnx/model.onnx".into(), b"graph".to_vec());
+    files
+}
+
+#[test]
+fn a_graph_is_imported_from_its_folder_or_by_its_file() {
+    let bench = Bench::new();
+    let source = bench.path("source");
+    fixture::write_folder(&source, &graph_files());
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
+    let model = bench.import_graph(&source, "by-folder", facts).unwrap();
+    assert_eq!((model.family, model.dimensions), (Family::Onnx, 8));
+    assert_eq!(model.max_input_tokens, 64);
+    assert_eq!(fs::read(model.weights()).unwrap(), b"graph");
+    let file = source.join("onnx/model.onnx");
+    let other = bench.import_graph(&file, "by-file", facts).unwrap();
+    assert_eq!(other.files, model.files);
+    assert_eq!(other.vector_space(), model.vector_space());
+}
+
+#[test]
+fn a_graph_that_says_too_little_is_refused() {
+    let bench = Bench::new();
+    let source = bench.path("source");
+    fixture::write_folder(&source, &graph_files());
+    let cases = [
+        (OnnxFacts { dimensions: None, pooled: true, external_data: false }, "no fixed width"),
+        (OnnxFacts { dimensions: Some(8), pooled: false, external_data: false }, "per token"),
+        (OnnxFacts { dimensions: Some(8), pooled: true, external_data: true }, "in other files"),
+    ];
+    for (facts, expected) in cases {
+        let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+    fs::remove_file(source.join("tokenizer_config.json")).unwrap();
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
+    let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
+    assert!(message.contains("--max-input-tokens"), "{message}");
+    assert!(bench.visible().is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Wherever weights are cut short, the import refuses them.
+    #[test]
+    fn truncated_weights_are_refused(kept in 0_usize..1000) {
+        let mut files = fixture::model("bert");
+        let weights = files.get_mut("model.safetensors").unwrap();
+        let kept = kept % weights.len();
+        weights.truncate(kept);
+        prop_assert!(refusal(&files).contains("safetensors"));
+    }
+
+    /// Whatever byte of the header is flipped, the import refuses it or takes a file that verifies;
+    /// it never panics.
+    #[test]
+    fn a_flipped_header_is_no_panic(at in 0_usize..200, bit in 0_u8..8) {
+        let bench = Bench::new();
+        let mut files = fixture::model("bert");
+        let weights = files.get_mut("model.safetensors").unwrap();
+        let at = at % weights.len();
+        weights[at] ^= 1 << bit;
+        if let Ok(model) = bench.import_files(&files) {
+            prop_assert!(model.verify().is_ok());
+        }
+    }
+
+    /// Arbitrary bytes in any of the small files are refused or taken, never a panic.
+    #[test]
+    fn arbitrary_json_is_no_panic(which in 0_usize..6, bytes in "[\\[\\]{}\":,0-9a-z ]{0,40}") {
+        let mut files = fixture::model("bert");
+        let name = files.keys().nth(which).unwrap().clone();
+        files.insert(name, bytes.into_bytes());
+        let bench = Bench::new();
+        if let Ok(model) = bench.import_files(&files) {
+            prop_assert!(model.verify().is_ok());
+        }
+    }
+}

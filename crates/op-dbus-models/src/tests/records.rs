@@ -1,0 +1,191 @@
+//! Installed models: their records, the check of their files, listing and removing.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::fixture::{self, Bench};
+use crate::{Error, Level, manifest};
+
+fn imported() -> Bench {
+    let bench = Bench::new();
+    bench.import_files(&fixture::model("bert")).unwrap();
+    bench
+}
+
+#[test]
+fn a_record_comes_back_as_it_was_written() {
+    let bench = Bench::new();
+    let model = bench.import_files(&fixture::model("mpnet")).unwrap();
+    assert_eq!(bench.store.get("mine").unwrap(), model);
+    assert_eq!(bench.store.list().len(), 1);
+    assert!(bench.store.list()[0].is_ok());
+}
+
+#[test]
+fn files_are_readable_by_all_and_writable_by_their_owner_only() {
+    let bench = imported();
+    let model = bench.store.get("mine").unwrap();
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&model.dir), 0o755);
+    assert_eq!(mode(&model.dir.join("1_Pooling")), 0o755);
+    for file in &model.files {
+        assert_eq!(mode(&model.dir.join(&file.path)), 0o644, "{}", file.path);
+    }
+}
+
+#[test]
+fn every_kind_of_damage_is_named() {
+    let bench = imported();
+    let model = bench.store.get("mine").unwrap();
+    for file in &model.files {
+        let path = model.dir.join(&file.path);
+        let whole = fs::read(&path).unwrap();
+        let mut flipped = whole.clone();
+        flipped[0] ^= 1;
+        let longer = [whole.as_slice(), b"x"].concat();
+        for damaged in [&whole[..whole.len() - 1], &flipped, &longer] {
+            fs::write(&path, damaged).unwrap();
+            let error = model.verify().unwrap_err();
+            assert!(matches!(&error, Error::Corrupt { file, .. } if *file == path), "{error}");
+            assert!(error.to_string().contains("models import PATH --name mine"), "{error}");
+        }
+        fs::remove_file(&path).unwrap();
+        let message = model.verify().unwrap_err().to_string();
+        assert!(message.contains("missing"), "{message}");
+        fs::write(&path, whole).unwrap();
+        model.verify().unwrap();
+    }
+}
+
+#[test]
+fn files_that_others_may_write_are_refused() {
+    let bench = imported();
+    let model = bench.store.get("mine").unwrap();
+    for mode in [0o664, 0o646, 0o666] {
+        fs::set_permissions(model.weights(), Permissions::from_mode(mode)).unwrap();
+        let message = model.check_files().unwrap_err().to_string();
+        assert!(
+            message.contains(&format!("chmod go-w {}", model.weights().display())),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn a_damaged_record_is_named() {
+    let bench = imported();
+    let path = bench.store.get("mine").unwrap().dir.join("op-dbus.json");
+    let whole: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let cases = [
+        ("version", json!(2), "version 2"),
+        ("name", json!("other"), "another model"),
+        ("dimensions", json!(0), "are 0"),
+        ("dimensions", json!(-1), "invalid value"),
+        ("default_prompt", json!("q"), "default prompt"),
+        ("files", json!([]), "no weights"),
+        ("family", json!("roberta"), "unknown variant"),
+    ];
+    for (key, value, expected) in cases {
+        let mut record = whole.clone();
+        record[key] = value;
+        fs::write(&path, record.to_string()).unwrap();
+        let error = bench.store.get("mine").unwrap_err();
+        assert!(matches!(&error, Error::Corrupt { file, .. } if *file == path), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    for evil in ["../../etc/passwd", "/etc/passwd", "a//b", "."] {
+        let mut record = whole.clone();
+        record["files"][2]["path"] = json!(evil);
+        fs::write(&path, record.to_string()).unwrap();
+        assert!(bench.store.get("mine").is_err(), "{evil}");
+    }
+    fs::remove_file(&path).unwrap();
+    assert!(bench.store.get("mine").unwrap_err().to_string().contains("missing"));
+    bench.store.remove("mine").unwrap();
+    assert!(bench.visible().is_empty());
+}
+
+#[test]
+fn built_in_models_are_held_to_the_manifest() {
+    let bench = imported();
+    let built_in = manifest::find("medium").unwrap();
+    let dir = bench.store.dir().join(&built_in.name);
+    fs::rename(bench.store.dir().join("mine"), &dir).unwrap();
+    let record = fs::read_to_string(dir.join("op-dbus.json")).unwrap();
+    let record = record.replace("\"mine\"", "\"all-MiniLM-L6-v2\"");
+    fs::write(dir.join("op-dbus.json"), record).unwrap();
+    // The folder agrees with its own record, which counts for nothing.
+    let model = bench.store.get("medium").unwrap();
+    assert_eq!(model.dimensions, 384);
+    assert_eq!(model.level, Some(Level::Medium));
+    let message = model.verify().unwrap_err().to_string();
+    assert!(message.contains("op-dbus models pull all-MiniLM-L6-v2"), "{message}");
+}
+
+#[test]
+fn what_is_not_there_is_not_installed() {
+    let bench = Bench::new();
+    for name in ["medium", "all-mpnet-base-v2", "mine", "../x", "", ".staging"] {
+        let error = bench.store.get(name).unwrap_err();
+        assert!(matches!(error, Error::NotInstalled { .. }), "{name}: {error}");
+        let error = bench.store.remove(name).unwrap_err();
+        assert!(matches!(error, Error::NotInstalled { .. }), "{name}: {error}");
+    }
+    let message = bench.store.get("low").unwrap_err().to_string();
+    assert!(message.contains("op-dbus models pull paraphrase-MiniLM-L3-v2"), "{message}");
+    assert!(bench.store.list().is_empty());
+    assert!(!bench.store.dir().exists(), "looking makes nothing");
+}
+
+#[test]
+fn one_writer_at_a_time() {
+    let bench = imported();
+    let _writer = crate::staging::Writer::begin(bench.store.dir()).unwrap();
+    let error = bench.store.remove("mine").unwrap_err();
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    bench.store.verify("mine").unwrap();
+}
+
+#[test]
+fn vector_spaces_tell_what_makes_vectors_differ() {
+    let bench = Bench::new();
+    let model = bench.import_files(&fixture::model("bert")).unwrap();
+    let space = model.vector_space();
+    assert_eq!(space.len(), 64);
+    let mut other = model.clone();
+    other.normalize = !model.normalize;
+    assert_ne!(other.vector_space(), space);
+    other = model.clone();
+    other.pooling = crate::Pooling::Max;
+    assert_ne!(other.vector_space(), space);
+    other = model.clone();
+    other.name = "renamed".into();
+    other.max_input_tokens = 7;
+    assert_eq!(other.vector_space(), space);
+    for name in ["model.safetensors", "tokenizer.json"] {
+        other = model.clone();
+        let file = other.files.iter_mut().find(|file| file.path == name).unwrap();
+        file.sha256 = "0".repeat(64);
+        assert_ne!(other.vector_space(), space, "{name}");
+    }
+}
+
+#[test]
+fn a_flipped_record_is_no_panic() {
+    let bench = imported();
+    let path = bench.store.get("mine").unwrap().dir.join("op-dbus.json");
+    let whole = fs::read(&path).unwrap();
+    proptest!(|(at in 0..whole.len(), byte in any::<u8>())| {
+        let mut bytes = whole.clone();
+        bytes[at] = byte;
+        fs::write(&path, bytes).unwrap();
+        if let Ok(model) = bench.store.get("mine") {
+            let leaves =
+                |path: &str| path.starts_with('/') || path.split('/').any(|part| part == "..");
+            prop_assert!(!model.files.iter().any(|file| leaves(&file.path)));
+        }
+    });
+}

@@ -1,0 +1,61 @@
+//! The two measurements: how long one short text takes, and how many texts go through.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use futures_util::future::try_join_all;
+
+use super::client::Client;
+use super::corpus::Corpus;
+use crate::cli::Failure;
+
+/// Times of `calls` calls of one short text each, in microseconds, ascending. The clients share the
+/// calls; each sends its next when it has the answer to its last.
+pub async fn latency(
+    clients: &[Client],
+    corpus: &Corpus,
+    calls: usize,
+) -> Result<Vec<f64>, Failure> {
+    let next = Cell::new(0);
+    let times = try_join_all(clients.iter().map(|client| async {
+        let mut times = Vec::new();
+        while let Some(call) = take(&next, calls) {
+            let text = corpus.short[call % corpus.short.len()].as_str();
+            let start = Instant::now();
+            client.embed(&[text]).await?;
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        Ok::<_, Failure>(times)
+    }));
+    let mut times = times.await?.concat();
+    times.sort_by(f64::total_cmp);
+    Ok(times)
+}
+
+/// How long `calls` calls of `size` texts take altogether, shared by the clients.
+pub async fn throughput(
+    clients: &[Client],
+    corpus: &Corpus,
+    size: usize,
+    calls: usize,
+) -> Result<Duration, Failure> {
+    let next = Cell::new(0);
+    let start = Instant::now();
+    try_join_all(clients.iter().map(|client| async {
+        while let Some(call) = take(&next, calls) {
+            let texts: Vec<&str> =
+                corpus.call(call, size).map(|index| corpus.texts[index].as_str()).collect();
+            client.embed(&texts).await?;
+        }
+        Ok::<_, Failure>(())
+    }))
+    .await?;
+    Ok(start.elapsed())
+}
+
+/// The next call that nobody has sent yet.
+fn take(next: &Cell<usize>, calls: usize) -> Option<usize> {
+    let call = next.get();
+    next.set(call + 1);
+    (call < calls).then_some(call)
+}

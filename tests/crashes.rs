@@ -1,0 +1,100 @@
+//! The daemon killed at each system call of a state write: the old state or the new, never neither.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::process::Process;
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! { the_state_survives_a_kill_at_every_system_call: [Bus, Strace] }
+
+/// What a write consists of; each name is killed at its first call, its second, and so on.
+const SYSTEM_CALLS: [&str; 5] = ["openat", "write", "fchmod", "fsync", "/^rename"];
+/// Far more calls of one name than a write makes.
+const CALLS_MAX: usize = 40;
+
+async fn the_state_survives_a_kill_at_every_system_call() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let mut daemon = setup.ready(&bus).await?;
+    let mut hit = BTreeSet::new();
+    for name in SYSTEM_CALLS {
+        for number in 1..=CALLS_MAX {
+            daemon.client().manager.set_vector_level("medium").await?;
+            assert_eq!(level_in(&setup.state_file())?, "medium");
+            let log = setup.path(&format!("strace-{}-{number}", name.trim_start_matches("/^")));
+            let mut tracer = attach(&daemon, name, number, &log).await?;
+            let done = daemon.client().manager.set_vector_level("none").await;
+            let killed = done.is_err();
+            if killed {
+                let status = daemon.process.ended().await?;
+                assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+                tracer.ended().await?;
+                hit.extend(step(&fs::read_to_string(&log)?, &setup.path("state")));
+            } else {
+                // The tracer lets go of the daemon before it ends.
+                tracer.signal(Signal::SIGTERM)?;
+                tracer.ended().await?;
+                daemon.process.signal(Signal::SIGKILL)?;
+                daemon.process.ended().await?;
+            }
+            let kept = level_in(&setup.state_file())?;
+            let allowed: &[&str] = if killed { &["medium", "none"] } else { &["none"] };
+            assert!(allowed.contains(&kept.as_str()), "{name} {number}: {kept:?}");
+
+            daemon = setup.start(&bus).await?;
+            daemon.settled().await?;
+            assert_eq!(daemon.client().embedder.vector_level().await?, kept, "{name} {number}");
+            let files: Vec<_> = setup.path("state").read_dir()?.flatten().map(|f| f.file_name()).collect();
+            assert_eq!(files, ["state.json"], "left over after {name} {number}");
+            if !killed {
+                break;
+            }
+        }
+    }
+    println!("killed at: {hit:#?}");
+    for call in ["openat", "write", "fsync", "rename"] {
+        assert!(hit.iter().any(|step| step.starts_with(call)), "no kill hit {call}: {hit:#?}");
+    }
+    daemon.stop().await
+}
+
+/// Attaches a tracer that kills the daemon at call `number` of `name` in any of its threads.
+async fn attach(daemon: &Daemon, name: &str, number: usize, log: &Path) -> Outcome<Process> {
+    let mut command = Command::new("strace");
+    command.args(["-f", "-y", "-p", &daemon.process.pid().to_string(), "-o"]).arg(log);
+    command.arg(format!("--trace={name}"));
+    command.arg(format!("--inject={name}:signal=KILL:when={number}"));
+    let mut process = Process::start_piped("strace", command)?;
+    let stderr = process.child().stderr.take().ok_or("strace has no standard error")?;
+    let mut line = String::new();
+    within("strace to attach", BufReader::new(stderr).read_line(&mut line)).await??;
+    assert!(line.contains("attached"), "strace said: {line}");
+    Ok(process)
+}
+
+/// The call in the log that the kill interrupted, if it was part of a state write: its name and the
+/// place.
+fn step(log: &str, folder: &Path) -> Option<String> {
+    let folder = folder.display().to_string();
+    let line = log.lines().filter(|line| line.contains("= ?") && line.contains(&folder)).next_back()?;
+    let (_pid, call) = line.trim().split_once(' ')?;
+    let name = call.trim().split('(').next()?;
+    let place = if line.contains(".tmp") { "temporary file" } else { "folder" };
+    Some(format!("{name} {place}"))
+}
+
+fn level_in(state: &Path) -> Outcome<String> {
+    let text = fs::read_to_string(state)?;
+    let state: Value = serde_json::from_str(&text).map_err(|error| format!("{error}: {text:?}"))?;
+    Ok(state["settings"]["vector_level"].as_str().ok_or("a state without the level")?.to_owned())
+}

@@ -1,0 +1,34 @@
+//! The service manager's end of `NOTIFY_SOCKET`.
+
+use std::path::Path;
+
+use tokio::net::UnixDatagram;
+
+use super::{Outcome, within};
+
+/// A socket on which the daemon tells how it is.
+pub struct ServiceManager {
+    socket: UnixDatagram,
+}
+
+impl ServiceManager {
+    /// Listens at `path`; the daemon gets it as `NOTIFY_SOCKET`.
+    pub fn listen(path: &Path) -> Outcome<Self> {
+        Ok(Self { socket: UnixDatagram::bind(path)? })
+    }
+
+    /// Waits for a message with a line that starts with `start`, and returns the whole message.
+    pub async fn told(&self, start: &str) -> Outcome<String> {
+        within(&format!("{start} for the service manager"), async {
+            let mut buffer = vec![0; 4096];
+            loop {
+                let bytes = self.socket.recv(&mut buffer).await?;
+                let message = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
+                if message.lines().any(|line| line.starts_with(start)) {
+                    return Ok(message);
+                }
+            }
+        })
+        .await?
+    }
+}
