@@ -1,2 +1,223 @@
-//! Pending.
-pub fn tests() -> Vec<crate::harness::registry::Test> { vec![] }
+//! The command line as a client of the service: text, JSON, and exit codes.
+
+use serde_json::Value;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::command::{clean, cli, cli_with_input, finish};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::golden::floats;
+use crate::harness::needs::{op_dbus, store};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! {
+    embed_prints_vectors: [Bus],
+    embed_reads_files_and_standard_input: [Bus],
+    rank_orders_texts: [Bus, Medium],
+    similarity_prints_a_number: [Bus, Low],
+    status_tells_people_and_programs: [Bus],
+    status_waits_for_the_service: [Bus],
+    exit_codes: [Bus],
+    models_are_listed_and_verified: [Low],
+    settings_are_shown_with_their_origin: [],
+    a_closed_pipe_is_no_error: [Bus],
+}
+
+async fn daemon() -> Outcome<(PrivateBus, Setup, Daemon)> {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    Ok((bus, setup, daemon))
+}
+
+fn json_lines(text: &str) -> Outcome<Vec<Value>> {
+    Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+}
+
+async fn embed_prints_vectors() -> Outcome {
+    let (bus, _setup, daemon) = daemon().await?;
+    let expected = daemon.client().vectors(&["one", "two"]).await?;
+    let out = cli(&bus, &["embed", "--json", "one", "two"]).await?.success()?;
+    let lines = json_lines(&out)?;
+    let found: Vec<_> = lines.iter().filter_map(|line| floats(&line["vector"])).collect();
+    assert_eq!(found, expected);
+    assert_eq!(lines[1]["index"], 1);
+    assert_eq!(lines[1]["space"], daemon.client().embedder.vector_space().await?);
+
+    let out = cli(&bus, &["embed", "--csv", "one", "two"]).await?.success()?;
+    let row = |line: &str| -> Vec<f32> { line.split(',').filter_map(|x| x.parse().ok()).collect() };
+    assert_eq!(out.lines().map(row).collect::<Vec<_>>(), expected);
+    // Piped text has no colour.
+    let out = cli(&bus, &["embed", "one"]).await?.success()?;
+    assert!(!out.is_empty() && !out.contains('\u{1b}'), "{out:?}");
+    daemon.stop().await
+}
+
+async fn embed_reads_files_and_standard_input() -> Outcome {
+    let (bus, setup, daemon) = daemon().await?;
+    let expected = daemon.client().vectors(&["first line", "second line"]).await?;
+    let vectors = |out: &str| -> Outcome<Vec<Vec<f32>>> {
+        Ok(json_lines(out)?.iter().filter_map(|line| floats(&line["vector"])).collect())
+    };
+    let lines = "first line\nsecond line\n";
+    let out = cli_with_input(&bus, &["embed", "--json"], lines).await?.success()?;
+    assert_eq!(vectors(&out)?, expected);
+    let file = setup.path("lines.txt");
+    std::fs::write(&file, lines)?;
+    let file = file.display().to_string();
+    let out = cli(&bus, &["embed", "--json", "--file", &file]).await?.success()?;
+    assert_eq!(vectors(&out)?, expected);
+
+    let matrix = setup.path("vectors.npy");
+    let name = matrix.display().to_string();
+    cli_with_input(&bus, &["embed", "--npy", "--output", &name], lines).await?.success()?;
+    let bytes = std::fs::read(matrix)?;
+    let values = bytes.len() - 2 * 384 * 4;
+    let header = String::from_utf8_lossy(&bytes[..values]).into_owned();
+    assert!(bytes.starts_with(b"\x93NUMPY\x01\x00") && values % 64 == 0, "{header:?}");
+    assert!(header.contains("'descr': '<f4'") && header.contains("(2, 384)"), "{header:?}");
+    let number = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    let found: Vec<f32> = bytes[values..].chunks_exact(4).map(number).collect();
+    assert_eq!(found, expected.concat());
+    daemon.stop().await
+}
+
+const LINES: [&str; 4] = [
+    "disk sda1: no space left on device",
+    "user carol logged in from the office",
+    "the kettle in the kitchen was switched on",
+    "backup finished in four minutes",
+];
+
+async fn rank_orders_texts() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("medium")?;
+    let daemon = setup.ready(&bus).await?;
+    let question = "which hard drive is full?";
+    let words = [&["rank", "--json", "--top", "2", question], &LINES[..]].concat();
+    let ranked = json_lines(&cli(&bus, &words).await?.success()?)?;
+    assert_eq!(ranked.len(), 2);
+    assert_eq!((&ranked[0]["index"], &ranked[0]["text"]), (&Value::from(0), &Value::from(LINES[0])));
+    assert!(ranked[0]["score"].as_f64() > ranked[1]["score"].as_f64());
+    // From standard input and as text: the best comes first.
+    let input = LINES.join("\n");
+    let out = cli_with_input(&bus, &["rank", question], &input).await?.success()?;
+    assert!(out.lines().next().is_some_and(|line| line.contains(LINES[0])), "{out}");
+    daemon.stop().await
+}
+
+async fn similarity_prints_a_number() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    let number = async |first: &str, second: &str| -> Outcome<f64> {
+        Ok(cli(&bus, &["similarity", first, second]).await?.success()?.trim().parse()?)
+    };
+    let near = number("the disk is full", "no space left on the drive").await?;
+    let far = number("the disk is full", "a violin concerto").await?;
+    assert!(near > far + 0.2, "{near} {far}");
+    let out = cli(&bus, &["similarity", "--json", "same", "same"]).await?.success()?;
+    let same: Value = serde_json::from_str(&out)?;
+    assert!(same["similarity"].as_f64().is_some_and(|cosine| cosine > 0.99999), "{out}");
+    daemon.stop().await
+}
+
+async fn status_tells_people_and_programs() -> Outcome {
+    let (bus, _setup, daemon) = daemon().await?;
+    let text = cli(&bus, &["status"]).await?.success()?;
+    assert!(text.contains("ready") && text.contains("low") && text.contains("sim"), "{text}");
+    assert!(!text.contains('\u{1b}'), "{text:?}");
+    let status: Value = serde_json::from_str(&cli(&bus, &["status", "--json"]).await?.success()?)?;
+    assert_eq!(status["properties"]["State"], "ready");
+    assert_eq!(status["status"]["workers"].as_array().map(Vec::len), Some(1));
+    assert!(status["statistics"]["calls"].is_u64());
+    daemon.stop().await
+}
+
+async fn status_waits_for_the_service() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let waiting = cli(&bus, &["status", "--wait"]);
+    let starting = setup.ready(&bus);
+    let (text, daemon) = tokio::join!(within("op-dbus status --wait", waiting), starting);
+    assert!(text??.success()?.contains("ready"));
+    daemon?.stop().await
+}
+
+async fn exit_codes() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    // Nobody owns the name, and no such bus.
+    let absent = cli(&bus, &["status"]).await?;
+    assert_eq!(absent.code, Some(3), "{}", absent.stderr);
+    let mut command = clean(op_dbus());
+    command.args(["embed", "x", "--bus", "unix:path=/nonexistent/bus"]);
+    assert_eq!(finish(command, "").await?.code, Some(3));
+
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let refused = cli(&bus, &["embed", "--truncate", "error", &"x".repeat(1000)]).await?;
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("tokens") && refused.stdout.is_empty(), "{}", refused.stderr);
+    for wrong in [&["embde", "x"][..], &["embed", "--nosuch"], &["rank"]] {
+        assert_eq!(cli(&bus, wrong).await?.code, Some(2), "{wrong:?}");
+    }
+    assert_eq!(cli(&bus, &["embed", "x"]).await?.code, Some(0));
+    daemon.stop().await
+}
+
+async fn models_are_listed_and_verified() -> Outcome {
+    let models = async |arguments: &[&str]| {
+        let mut command = clean(op_dbus());
+        command.arg("models").arg("--model-dir").arg(store().join("models")).args(arguments);
+        finish(command, "").await
+    };
+    let text = models(&["list"]).await?.success()?;
+    assert!(text.contains("paraphrase-MiniLM-L3-v2") && text.contains("installed"), "{text}");
+    let list: Value = serde_json::from_str(&models(&["list", "--json"]).await?.success()?)?;
+    let low = list.as_array().and_then(|list| list.iter().find(|model| model["level"] == "low"));
+    let low = low.ok_or("level low is not listed")?;
+    assert_eq!((&low["dimensions"], &low["state"]), (&Value::from(384), &Value::from("installed")));
+    models(&["verify", "low"]).await?.success()?;
+    let missing = models(&["verify", "nosuch"]).await?;
+    assert_eq!(missing.code, Some(1));
+    assert!(missing.stderr.contains("nosuch"), "{}", missing.stderr);
+    Ok(())
+}
+
+async fn settings_are_shown_with_their_origin() -> Outcome {
+    let show = async |arguments: &[&str]| {
+        let mut command = clean(op_dbus());
+        command.args(["config", "show"]).args(arguments).env("OP_DBUS_VECTOR_LEVEL", "high");
+        finish(command, "").await?.success()
+    };
+    let settings: Value = serde_json::from_str(&show(&["--json"]).await?)?;
+    let settings = settings.as_array().ok_or("not an array")?;
+    let level = settings.iter().find(|setting| setting["key"] == "vector_level");
+    let level = level.ok_or("no setting vector_level")?;
+    assert_eq!(level["value"], "high");
+    assert!(level["origin"].as_str().is_some_and(|o| o.contains("OP_DBUS_VECTOR_LEVEL")), "{level}");
+    let text = show(&[]).await?;
+    let line = text.lines().find(|line| line.starts_with("vector_level")).unwrap_or_default();
+    assert!(line.contains("high") && line.contains("OP_DBUS_VECTOR_LEVEL"), "{line}");
+    // What the defaults print is a configuration file that the daemon takes.
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), show(&["--defaults"]).await?)?;
+    let path = file.path().display().to_string();
+    let mut command = clean(op_dbus());
+    command.args(["config", "check", "--config", &path]);
+    finish(command, "").await?.success()?;
+    Ok(())
+}
+
+/// `op-dbus … | head -1` ends quietly.
+async fn a_closed_pipe_is_no_error() -> Outcome {
+    let (bus, _setup, daemon) = daemon().await?;
+    let mut command = clean("sh");
+    command.args(["-c", "\"$0\" embed --csv --bus \"$1\" | head -c 1"]);
+    command.arg(op_dbus()).arg(bus.address());
+    let lines = "one more text\n".repeat(5000);
+    let finished = finish(command, &lines).await?;
+    assert_eq!(finished.stdout.len(), 1);
+    assert_eq!(finished.stderr, "", "{}", finished.stderr);
+    daemon.stop().await
+}

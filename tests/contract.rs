@@ -11,6 +11,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::Options;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::golden::floats;
 use crate::harness::introspection::members;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, needs, repository};
@@ -108,9 +109,9 @@ async fn busctl_can_use_every_member() -> Outcome {
         let target = ["call", BUS_NAME, ROOT_PATH, EMBEDDER_INTERFACE];
         replies.push(busctl(&bus, &[&target, words].concat(), signature).await?);
     }
-    let vector = daemon.client().embedder.embed("one").await?;
-    assert_eq!(replies[0], serde_json::json!([vector]));
-    assert_eq!(replies[1][0][0], serde_json::json!(vector));
+    let vector = daemon.client().vectors(&["one"]).await?.pop();
+    assert_eq!(floats(&replies[0][0]), vector);
+    assert_eq!(floats(&replies[1][0][0]), vector);
     assert_eq!(replies[2][1], 2);
     assert!((replies[3][0].as_f64().ok_or("no number")? - 1.0).abs() < 1e-6);
     assert_eq!(replies[4][0][0][0], 1);
@@ -167,13 +168,13 @@ async fn gdbus_can_use_every_member() -> Outcome {
 
 async fn python_can_use_every_member() -> Outcome {
     let (bus, _setup, daemon) = daemon().await?;
-    let vector = daemon.client().embedder.embed("one").await?;
+    let vector = daemon.client().vectors(&["one"]).await?.pop();
     let mut command = clean("python3");
     command.arg(fixture("python/client.py")).arg(bus.address());
     command.env("PYTHONPATH", needs::python_path()).env("PYTHONDONTWRITEBYTECODE", "1");
     let said: Value = serde_json::from_str(&finish(command, "").await?.success()?)?;
-    assert_eq!(said["embed"], serde_json::json!(vector));
-    assert_eq!(said["packed"][1], said["embed"], "{}", said["packed"][1]);
+    assert_eq!(floats(&said["embed"]), vector);
+    assert_eq!(floats(&said["packed"][1]), vector);
     assert_eq!(said["rank"][0][0], 1);
     assert_eq!(said["level after the change"], "none");
     assert_eq!(said["changed by the signal"], serde_json::json!(["none", "disabled"]));

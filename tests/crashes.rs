@@ -86,7 +86,8 @@ async fn attach(daemon: &Daemon, name: &str, number: usize, log: &Path) -> Outco
 /// place.
 fn step(log: &str, folder: &Path) -> Option<String> {
     let folder = folder.display().to_string();
-    let line = log.lines().filter(|line| line.contains("= ?") && line.contains(&folder)).next_back()?;
+    let cut = |line: &&str| line.contains("= ?") || line.contains("<unfinished");
+    let line = log.lines().filter(cut).rfind(|line| line.contains(&folder))?;
     let (_pid, call) = line.trim().split_once(' ')?;
     let name = call.trim().split('(').next()?;
     let place = if line.contains(".tmp") { "temporary file" } else { "folder" };

@@ -6,7 +6,7 @@ use zbus::Variant;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
-use crate::harness::command::{clean, finish};
+use crate::harness::command::{Finished, clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
@@ -24,6 +24,7 @@ tests! {
     another_vector_space: [Bus],
     pinned_settings: [Bus],
     only_root_may_change: [Bus, Root, Busctl],
+    nobody_else_may_own_the_name: [Bus, Root, Busctl],
     full_queue: [Bus],
     used_up_quota: [Bus],
     shutting_down: [Bus],
@@ -215,15 +216,30 @@ async fn pinned_settings() -> Outcome {
     Ok(())
 }
 
+/// A call with `busctl` by a user without any privilege.
+async fn call_as_nobody(bus: &PrivateBus, arguments: &[&str]) -> Outcome<Finished> {
+    let mut command = clean("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "busctl"]);
+    command.arg(format!("--address={}", bus.address())).arg("call").args(arguments);
+    finish(command, "").await
+}
+
+async fn nobody_else_may_own_the_name() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let name = "org.freedesktop.DBus";
+    let request = [name, "/org/freedesktop/DBus", name, "RequestName", "su"];
+    let words = [&request[..], &[op_dbus_api::BUS_NAME, "0"]].concat();
+    let refusal = call_as_nobody(&bus, &words).await?;
+    assert_ne!(refusal.code, Some(0), "{}", refusal.stdout);
+    assert!(refusal.stderr.contains("not allowed to own"), "{}", refusal.stderr);
+    Ok(())
+}
+
 async fn only_root_may_change() -> Outcome {
     let (bus, setup, daemon) = sim(Setup::sim()?).await?;
     let nobody = async |interface: &str, arguments: &[&str]| {
-        let mut command = clean("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "busctl"]);
-        command.arg(format!("--address={}", bus.address()));
-        command.args(["call", "org.opdbus.Embedding1", "/org/opdbus/Embedding1"]);
-        command.arg(interface).args(arguments);
-        finish(command, "").await
+        let target = [op_dbus_api::BUS_NAME, op_dbus_api::ROOT_PATH, interface];
+        call_as_nobody(&bus, &[&target, arguments].concat()).await
     };
     let manager = op_dbus_api::MANAGER_INTERFACE;
     for change in [&["SetVectorLevel", "s", "none"][..], &["Reload"]] {

@@ -1,13 +1,15 @@
 //! Killed workers and daemons, callers that leave: nobody else may notice.
 
 use nix::sys::signal::{Signal, kill};
+use op_dbus_api::ErrorName;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::{Client, Options};
+use crate::harness::client::{Client, Options, refused};
+use crate::harness::command::in_own_mounts;
 use crate::harness::daemon::Setup;
 use crate::harness::golden::{self, distance};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, needs, within};
 
 tests! {
     a_worker_killed_in_a_batch: [Bus],
@@ -15,6 +17,8 @@ tests! {
     an_idle_worker_killed: [Bus],
     workers_end_with_their_daemon: [Bus],
     a_caller_that_leaves: [Bus],
+    no_worker_can_be_had: [Bus],
+    a_state_that_cannot_be_kept: [Bus, Root],
 }
 
 async fn a_worker_killed_in_a_batch() -> Outcome {
@@ -106,15 +110,63 @@ async fn a_caller_that_leaves() -> Outcome {
     }
     drop(client);
     within("the end of the call", async {
-        while daemon.client().counter("in_flight_calls").await? > 0 {}
-        Ok::<_, Box<dyn std::error::Error>>(())
+        while daemon.client().failures("cancelled").await? == 0 {}
+        Outcome::Ok(())
     })
     .await??;
-    assert_eq!(daemon.client().failures("cancelled").await?, 1);
     daemon.signal_workers(Signal::SIGCONT).await?;
     daemon.client().embedder.embed("somebody else").await?;
-    // Of the 1,000 texts only what the worker had already been given was computed.
-    let texts = daemon.client().counter("texts").await?;
-    assert_eq!(texts, 1, "texts of a caller that had left were answered");
+    assert_eq!(daemon.client().counter("texts").await?, 1);
+    // Of the 1,000 texts only the batch that the worker had been given already was computed.
+    let tokens = daemon.client().counter("tokens").await?;
+    assert!(tokens < 1000, "{tokens} tokens were computed for a caller that had left");
+    daemon.stop().await
+}
+
+async fn no_worker_can_be_had() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let program = setup.path("op-dbus");
+    std::fs::copy(needs::op_dbus(), &program)?;
+    let setup = setup.program(program.clone());
+    let daemon = setup.ready(&bus).await?;
+    let expected = daemon.client().embedder.embed("in flight").await?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let waiting = daemon.client().embed_meanwhile("in flight");
+    daemon.client().counted("in_flight_calls", 1).await?;
+    // Without its program, a worker that dies can't be replaced.
+    std::fs::remove_file(&program)?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    refused(within("the failed call", waiting).await??, ErrorName::WorkerFailed)?;
+    daemon.client().manager.get_status().await?;
+    // Once it can, the service recovers by itself.
+    std::fs::copy(needs::op_dbus(), &program)?;
+    let recovered = within("a new worker", async {
+        loop {
+            match daemon.client().embedder.embed("in flight").await {
+                Ok(vector) => return vector,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    });
+    assert_eq!(recovered.await?, expected);
+    daemon.stop().await
+}
+
+async fn a_state_that_cannot_be_kept() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    // A file system with room for its root folder and nothing else.
+    let mount = format!("mount -t tmpfs -o nr_inodes=1 tmpfs {}", setup.path("state").display());
+    let script = format!("{mount}; exec \"$@\"");
+    let command = in_own_mounts(&script, &setup.command(&bus)?);
+    let daemon = setup.start_command(command, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    let message = refused(daemon.client().manager.set_vector_level("high").await, ErrorName::NoSpace)?;
+    assert!(message.contains("state.json"), "{message}");
+    // What could not be kept was not changed.
+    assert_eq!(daemon.client().embedder.vector_level().await?, "low");
+    assert_eq!(daemon.client().embedder.state().await?, "ready");
+    daemon.client().embedder.embed("x").await?;
     daemon.stop().await
 }

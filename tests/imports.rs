@@ -1,2 +1,218 @@
-//! Pending.
-pub fn tests() -> Vec<crate::harness::registry::Test> { vec![] }
+//! A user's own models: imported, served under their own name, and equal to their references.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use op_dbus_api::ErrorName;
+use serde_json::{Value, json};
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::refused;
+use crate::harness::command::{Finished, clean, finish};
+use crate::harness::daemon::Setup;
+use crate::harness::files::copy_folder;
+use crate::harness::golden::{self, cosine, distance, floats};
+use crate::harness::needs::{self, op_dbus};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, fixture};
+
+tests! {
+    bert_folders_match_their_references: [Bus, Runtime],
+    mpnet_folders_match_their_references: [Bus, Runtime],
+    folders_of_version_6_match_their_references: [Bus, Runtime],
+    an_own_graph_matches_its_references: [Bus, Runtime],
+    an_imported_model_is_told_of: [Bus, Runtime],
+    what_is_not_supported_is_refused: [],
+    a_model_that_was_never_imported: [Bus],
+}
+
+const POOLINGS: [&str; 3] = ["mean", "cls", "max"];
+
+/// A store of a test's own, with the library beside it, and a daemon's settings for it.
+fn store() -> Outcome<Setup> {
+    let setup = Setup::real("low")?;
+    let models = setup.path("models");
+    fs::create_dir(&models)?;
+    std::os::unix::fs::symlink(needs::store().join("runtime"), setup.path("runtime"))?;
+    Ok(setup.setting("model_dir", &models.display().to_string()))
+}
+
+async fn import(setup: &Setup, source: &Path, arguments: &[&str]) -> Outcome<Finished> {
+    let mut command = clean(op_dbus());
+    command.arg("models").arg("--model-dir").arg(setup.path("models"));
+    command.arg("import").arg(source).args(arguments);
+    finish(command, "").await
+}
+
+/// How sentence-transformers wrote a folder: since version 6 with other names in the same files.
+#[derive(Clone, Copy, PartialEq)]
+enum Format {
+    Version5,
+    Version6,
+}
+
+/// A copy of a tiny model with this pooling.
+fn tiny(setup: &Setup, family: &str, pooling: &str, format: Format) -> Outcome<PathBuf> {
+    let folder = setup.path(&format!("{family}-{pooling}"));
+    copy_folder(&fixture(&format!("golden/tiny-{family}")), &folder)?;
+    let config = folder.join("1_Pooling/config.json");
+    if format == Format::Version6 {
+        edit(&config, |config| config["pooling_mode"] = json!(pooling))?;
+        return Ok(folder);
+    }
+    edit(&folder.join("modules.json"), |modules| {
+        modules[0]["type"] = json!("sentence_transformers.models.Transformer");
+        modules[1]["type"] = json!("sentence_transformers.models.Pooling");
+    })?;
+    edit(&config, |config| {
+        *config = json!({
+            "word_embedding_dimension": 24,
+            "pooling_mode_cls_token": pooling == "cls",
+            "pooling_mode_mean_tokens": pooling == "mean",
+            "pooling_mode_max_tokens": pooling == "max",
+            "pooling_mode_mean_sqrt_len_tokens": pooling == "mean_sqrt_len_tokens",
+        });
+    })?;
+    let lengths = json!({ "max_seq_length": 48, "do_lower_case": false });
+    fs::write(folder.join("sentence_bert_config.json"), lengths.to_string())?;
+    Ok(folder)
+}
+
+/// Lets the vectors be normalised by a module of its own.
+fn normalise(folder: &Path) -> Outcome {
+    edit(&folder.join("modules.json"), |modules| {
+        let kind = "sentence_transformers.models.Normalize";
+        let module = json!({ "idx": 2, "name": "2", "path": "2_Normalize", "type": kind });
+        if let Some(modules) = modules.as_array_mut() {
+            modules.push(module);
+        }
+    })
+}
+
+fn edit(path: &Path, change: impl FnOnce(&mut Value)) -> Outcome {
+    let mut value = serde_json::from_str(&fs::read_to_string(path)?)?;
+    change(&mut value);
+    Ok(fs::write(path, value.to_string())?)
+}
+
+/// The vectors that a model served under `name` must have.
+async fn serves(setup: Setup, name: &str, reference: &str) -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = setup.env("OP_DBUS_MODEL", name);
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(daemon.client().embedder.model().await?, name);
+    let all: Value = serde_json::from_str(&fs::read_to_string(fixture("golden/tiny.json"))?)?;
+    let references = all[reference].as_array().ok_or("no such reference")?;
+    let found = daemon.client().vectors(&golden::plain_texts()?).await?;
+    for (text, (found, expected)) in golden::texts()?.iter().zip(found.iter().zip(references)) {
+        let expected = floats(expected).ok_or("a reference that is no vector")?;
+        let (cosine, distance) = (cosine(found, &expected), distance(found, &expected));
+        assert!(cosine >= 0.99999 && distance <= 1e-4, "{reference}, {}: {cosine}", text.name);
+    }
+    daemon.stop().await
+}
+
+async fn folders_match(family: &str) -> Outcome {
+    for pooling in POOLINGS {
+        for suffix in ["", "-normalised"] {
+            let setup = store()?;
+            let folder = tiny(&setup, family, pooling, Format::Version5)?;
+            if !suffix.is_empty() {
+                normalise(&folder)?;
+            }
+            import(&setup, &folder, &["--name", "own"]).await?.success()?;
+            serves(setup, "own", &format!("{family}-{pooling}{suffix}")).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn bert_folders_match_their_references() -> Outcome {
+    folders_match("bert").await
+}
+
+async fn mpnet_folders_match_their_references() -> Outcome {
+    folders_match("mpnet").await
+}
+
+async fn folders_of_version_6_match_their_references() -> Outcome {
+    for pooling in POOLINGS {
+        let setup = store()?;
+        let folder = tiny(&setup, "bert", pooling, Format::Version6)?;
+        import(&setup, &folder, &["--name", "own"]).await?.success()?;
+        serves(setup, "own", &format!("bert-{pooling}")).await?;
+    }
+    Ok(())
+}
+
+async fn an_own_graph_matches_its_references() -> Outcome {
+    for pooling in POOLINGS {
+        let setup = store()?;
+        // Only what an exporter leaves: the graph and the tokenizer.
+        let folder = setup.path("graph");
+        fs::create_dir(&folder)?;
+        fs::copy(fixture("golden/tiny-bert/onnx/model.onnx"), folder.join("model.onnx"))?;
+        fs::copy(fixture("golden/tiny-bert/tokenizer.json"), folder.join("tokenizer.json"))?;
+        let arguments = ["--name", "own", "--pooling", pooling, "--max-input-tokens", "48"];
+        import(&setup, &folder.join("model.onnx"), &arguments).await?.success()?;
+        serves(setup, "own", &format!("bert-{pooling}")).await?;
+    }
+    Ok(())
+}
+
+async fn an_imported_model_is_told_of() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = store()?;
+    let folder = tiny(&setup, "bert", "mean", Format::Version5)?;
+    edit(&folder.join("config_sentence_transformers.json"), |config| {
+        config["prompts"] = json!({ "query": "query: ", "document": "" });
+    })?;
+    import(&setup, &folder, &["--name", "own"]).await?.success()?;
+    let setup = setup.setting("model", "own").setting("expect_dimensions", "24");
+    let daemon = setup.ready(&bus).await?;
+    let (embedder, manager) = (&daemon.client().embedder, &daemon.client().manager);
+    assert_eq!(embedder.vector_level().await?, "");
+    assert_eq!((embedder.dimensions().await?, embedder.max_input_tokens().await?), (24, 48));
+    assert_eq!(manager.list_models().await?.len(), 1);
+    // The model stands in place of a level's, so a change of level would have no effect.
+    refused(manager.set_vector_level("low").await, ErrorName::Pinned)?;
+    // Prompts are part of the text.
+    let prompt = |name| crate::harness::client::Options::from([("prompt", zbus::Variant::from(name))]);
+    let asked = daemon.client().packed(&["why?"], prompt("query")).await?;
+    let plain = daemon.client().vectors(&["why?", "query: why?"]).await?;
+    assert!(distance(&asked.vectors[0], &plain[1]) <= 1e-5);
+    assert!(distance(&asked.vectors[0], &plain[0]) > 1e-2);
+    assert_eq!(daemon.client().packed(&["why?"], prompt("document")).await?.vectors[0], plain[0]);
+    daemon.stop().await
+}
+
+async fn what_is_not_supported_is_refused() -> Outcome {
+    let setup = Setup::sim()?;
+    let folder = tiny(&setup, "bert", "mean_sqrt_len_tokens", Format::Version5)?;
+    let refusal = import(&setup, &folder, &["--name", "own"]).await?;
+    assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
+    assert!(refusal.stderr.contains("mean_sqrt_len"), "{}", refusal.stderr);
+    assert!(refusal.stderr.contains("mean_tokens"), "{}", refusal.stderr);
+
+    let folder = tiny(&setup, "mpnet", "cls", Format::Version5)?;
+    edit(&folder.join("config.json"), |config| config["model_type"] = json!("roberta"))?;
+    let refusal = import(&setup, &folder, &["--name", "own"]).await?;
+    assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
+    assert!(refusal.stderr.contains("roberta") && refusal.stderr.contains("mpnet"));
+    // A refused import leaves nothing behind.
+    let kept: Vec<_> = setup.path("models").read_dir().into_iter().flatten().flatten().collect();
+    let visible = |entry: &&fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
+    assert_eq!(kept.iter().filter(visible).count(), 0, "{kept:?}");
+    Ok(())
+}
+
+async fn a_model_that_was_never_imported() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("cpu_engine", "ort").env("OP_DBUS_MODEL", "nosuch");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let refusal = daemon.client().embedder.embed("x").await;
+    let message = refused(refusal, ErrorName::ModelNotInstalled)?;
+    assert!(message.contains("nosuch") && message.contains("import"), "{message}");
+    daemon.stop().await
+}

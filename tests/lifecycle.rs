@@ -135,17 +135,20 @@ async fn a_change_of_level_is_told_and_kept() -> Outcome {
 
 async fn a_damaged_state_file_is_moved_aside() -> Outcome {
     let bus = PrivateBus::start().await?;
-    for damage in ["", "{", "{\"version\": 9, \"settings\": {}}", "\u{0}\u{0}\u{0}", "[[[[[[[["] {
+    let (deep, huge) = ("[".repeat(100_000), "x".repeat(2 << 20));
+    let other_version = "{\"version\": 9, \"settings\": {}}";
+    let flipped = "{\"version\":1,\"settings\":{\"vector_level\":\"hi\"},\"check\":\"0\"}";
+    for damage in ["", "{", "\u{0}\u{0}", other_version, flipped, &deep, &huge] {
         let setup = Setup::sim()?;
         fs::write(setup.state_file(), damage)?;
         let daemon = setup.ready(&bus).await?;
         assert_eq!(daemon.client().embedder.vector_level().await?, "low");
-        assert!(daemon.process.stderr().contains("state.json"), "{damage:?} was not named");
+        assert!(daemon.process.stderr().contains("state.json"), "{damage:.40} was not named");
         let aside = setup.path("state").read_dir()?.flatten();
         let aside: Vec<_> = aside.map(|entry| entry.file_name()).collect();
         assert!(
             aside.iter().any(|name| name.to_string_lossy().contains("corrupt")),
-            "{damage:?}: {aside:?}"
+            "{damage:.40}: {aside:?}"
         );
         daemon.stop().await?;
     }

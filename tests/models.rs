@@ -10,6 +10,7 @@ use zbus::Variant;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Options, refused};
 use crate::harness::daemon::Setup;
+use crate::harness::files::copy_folder;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, needs};
 
@@ -58,25 +59,11 @@ impl Damage {
 fn with_copies(models: &[&str]) -> Outcome<Setup> {
     let setup = Setup::real("low")?;
     for model in models {
-        copy(&needs::store().join("models").join(model), &setup.path("models").join(model))?;
+        copy_folder(&needs::store().join("models").join(model), &setup.path("models").join(model))?;
     }
     std::os::unix::fs::symlink(needs::store().join("runtime"), setup.path("runtime"))?;
     let models = setup.path("models").display().to_string();
     Ok(setup.setting("model_dir", &models))
-}
-
-fn copy(from: &Path, to: &Path) -> Outcome {
-    fs::create_dir_all(to)?;
-    for entry in from.read_dir()? {
-        let entry = entry?;
-        let to = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &to)?;
-        } else {
-            fs::copy(entry.path(), to)?;
-        }
-    }
-    Ok(())
 }
 
 async fn damaged_files_are_named() -> Outcome {

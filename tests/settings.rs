@@ -1,12 +1,13 @@
 //! Wrong values in each source of settings: one message with all of them, and the exit code.
 
 use std::fs;
+use std::path::Path;
 
 use tokio::process::Command;
 
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
-use crate::harness::command::{Finished, clean, finish};
+use crate::harness::command::{Finished, clean, finish, in_own_mounts};
 use crate::harness::daemon::Setup;
 use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
@@ -71,12 +72,11 @@ async fn a_single_mistake_in_each_source() -> Outcome {
 }
 
 /// Runs the daemon with `folder` laid over `/etc`, in a mount namespace of its own.
-async fn with_etc(folder: &std::path::Path) -> Outcome<Finished> {
-    let mut command = clean("unshare");
+async fn with_etc(folder: &Path) -> Outcome<Finished> {
+    let mut show = clean(op_dbus());
+    show.args(["config", "show"]);
     let mount = format!("mount -t overlay overlay -o lowerdir={}:/etc /etc", folder.display());
-    command.args(["--mount", "sh", "-c", &format!("{mount} && exec \"$@\"")]);
-    command.arg("sh").arg(op_dbus()).args(["config", "show"]);
-    finish(command, "").await
+    finish(in_own_mounts(&format!("{mount}; exec \"$@\""), &show), "").await
 }
 
 async fn drop_ins_are_read_and_named() -> Outcome {

@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import pathlib
+import tempfile
 
 import numpy
 import onnx
@@ -129,13 +130,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=pathlib.Path, required=True, metavar="DIR")
     parser.add_argument("--stsb", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--scratch", type=pathlib.Path, default=pathlib.Path("golden-scratch"))
     args = parser.parse_args()
     torch.set_grad_enabled(False)
 
     entries = json.loads((HERE / "texts.json").read_text(encoding="utf-8"))
     texts = [entry["text"] for entry in entries]
-    low_model = low(args.models, args.scratch)
+    scratch = tempfile.TemporaryDirectory()
+    low_model = low(args.models, pathlib.Path(scratch.name))
     difference = check_against_export(low_model, args.models, texts)
     print(f"low: torch and the export agree within {difference:.1e}")
     levels = {"low": (low_model, args.models / EXPORT)}

@@ -54,6 +54,17 @@ pub fn clean(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
+/// The same command, started by `script`, in which `"$@"` stands for it, in a mount namespace of its
+/// own.
+pub fn in_own_mounts(script: &str, command: &Command) -> Command {
+    let command = command.as_std();
+    let mut wrapped = clean("unshare");
+    wrapped.args(["--mount", "sh", "-ec", script, "sh"]);
+    wrapped.arg(command.get_program()).args(command.get_args());
+    wrapped.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    wrapped
+}
+
 /// Runs `op-dbus` as a client of `bus`.
 pub async fn cli(bus: &PrivateBus, args: &[&str]) -> Outcome<Finished> {
     cli_with_input(bus, args, "").await

@@ -23,6 +23,7 @@ use super::{Outcome, within};
 /// so that a test can start another one with the same files.
 pub struct Setup {
     folder: TempDir,
+    program: PathBuf,
     settings: Vec<(String, String)>,
     environment: Vec<(String, String)>,
     flags: Vec<String>,
@@ -51,7 +52,8 @@ impl Setup {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
         fs::create_dir(folder.path().join("state"))?;
         let cache = folder.path().join("cache").display().to_string();
-        let setup = Self { folder, settings: vec![], environment: vec![], flags: vec![] };
+        let program = needs::op_dbus();
+        let setup = Self { folder, program, settings: vec![], environment: vec![], flags: vec![] };
         Ok(setup.setting("cache_dir", &cache))
     }
 
@@ -59,6 +61,12 @@ impl Setup {
     pub fn setting(mut self, key: &str, value: &str) -> Self {
         self.settings.retain(|(known, _)| known != key);
         self.settings.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Runs another copy of the program.
+    pub fn program(mut self, path: PathBuf) -> Self {
+        self.program = path;
         self
     }
 
@@ -98,7 +106,7 @@ impl Setup {
     /// The command that starts the daemon on `bus`.
     pub fn command(&self, bus: &PrivateBus) -> Outcome<Command> {
         self.write_config()?;
-        let mut command = clean(needs::op_dbus());
+        let mut command = clean(&self.program);
         command.arg("daemon").arg("--state-file").arg(self.state_file());
         command.arg("--config").arg(self.config_file()).args(&self.flags);
         command.env("OP_DBUS_BUS", bus.address());

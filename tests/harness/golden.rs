@@ -29,10 +29,16 @@ pub fn plain_texts() -> Outcome<Vec<String>> {
 pub fn vectors(level: &str) -> Outcome<Vec<Vec<f32>>> {
     let file: Value = serde_json::from_str(&fs::read_to_string(path(level))?)?;
     let read = |text: Text| -> Outcome<Vec<f32>> {
-        let numbers = file["vectors"][&text.name].as_array().ok_or("a text has no vector")?;
-        Ok(numbers.iter().filter_map(Value::as_f64).map(|x| x as f32).collect())
+        let vector = &file["vectors"][&text.name];
+        Ok(floats(vector).ok_or("a text has no vector")?)
     };
     texts()?.into_iter().map(read).collect()
+}
+
+/// An array of numbers as the vector that it was. Parsed doubles may be off by their last digit, the
+/// floats that were sent as such are not.
+pub fn floats(numbers: &Value) -> Option<Vec<f32>> {
+    numbers.as_array()?.iter().map(|number| Some(number.as_f64()? as f32)).collect()
 }
 
 fn path(name: &str) -> std::path::PathBuf {

@@ -6,6 +6,9 @@ thread_local! {
     static JOURNAL: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
+/// Of a test that starts many processes, the last ones tell what went wrong.
+const BYTES_MAX: usize = 32 << 10;
+
 /// Keeps the output of a process that has ended. A test and all guards that it holds live on one
 /// thread, so the journal is that of the test.
 pub fn keep(name: &str, output: &str) {
@@ -16,7 +19,9 @@ pub fn keep(name: &str, output: &str) {
     }
 }
 
-/// Everything that was kept on this thread.
+/// The end of what was kept on this thread.
 pub fn take() -> String {
-    JOURNAL.take()
+    let journal = JOURNAL.take();
+    let start = journal.ceil_char_boundary(journal.len().saturating_sub(BYTES_MAX));
+    journal[start..].to_owned()
 }

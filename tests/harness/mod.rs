@@ -4,6 +4,7 @@ pub mod bus;
 pub mod client;
 pub mod command;
 pub mod daemon;
+pub mod files;
 pub mod golden;
 pub mod introspection;
 pub mod journal;

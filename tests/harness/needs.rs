@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 pub enum Need {
     /// `dbus-daemon`, for a private bus.
     Bus,
+    /// The ONNX Runtime library.
+    Runtime,
     /// The library and the model of level `low`.
     Low,
     /// The library and the model of level `medium`.
@@ -40,6 +42,7 @@ impl Need {
                 let path = python_path().join("jeepney");
                 unless(path.is_dir(), &format!("no Python package at {}", path.display()))
             }),
+            Self::Runtime => runtime(),
             Self::Low => stored("paraphrase-MiniLM-L3-v2"),
             Self::Medium => stored("all-MiniLM-L6-v2"),
             Self::High => stored("all-mpnet-base-v2"),
@@ -78,10 +81,15 @@ fn program(name: &str) -> Option<String> {
     unless(found, &format!("{name} is not installed"))
 }
 
-fn stored(model: &str) -> Option<String> {
+fn runtime() -> Option<String> {
     let store = store();
-    let runtime = store.join("runtime").read_dir().is_ok_and(|mut files| files.next().is_some());
-    unless(runtime, &format!("no ONNX Runtime in {}", store.display())).or_else(|| {
+    let found = store.join("runtime").read_dir().is_ok_and(|mut files| files.next().is_some());
+    unless(found, &format!("no ONNX Runtime in {}", store.display()))
+}
+
+fn stored(model: &str) -> Option<String> {
+    runtime().or_else(|| {
+        let store = store();
         let record = store.join("models").join(model).join("op-dbus.json");
         unless(record.is_file(), &format!("{model} is not in {}", store.display()))
     })

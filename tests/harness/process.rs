@@ -16,6 +16,8 @@ pub struct Process {
     child: Child,
     pid: Pid,
     log: PathBuf,
+    /// Where its own part of the log begins.
+    log_start: usize,
 }
 
 impl Process {
@@ -34,10 +36,11 @@ impl Process {
     }
 
     fn spawn(name: &str, mut command: Command, log: &Path) -> Outcome<Self> {
+        let log_start = fs::metadata(log).map_or(0, |log| usize::try_from(log.len()).unwrap_or(0));
         let child = command.spawn().map_err(|e| format!("can't start {name}: {e}"))?;
         let pid = child.id().ok_or("the process ended before it began")?;
         let pid = Pid::from_raw(i32::try_from(pid)?);
-        Ok(Self { name: name.to_owned(), child, pid, log: log.to_owned() })
+        Ok(Self { name: name.to_owned(), child, pid, log: log.to_owned(), log_start })
     }
 
     pub fn pid(&self) -> Pid {
@@ -60,7 +63,8 @@ impl Process {
 
     /// What it has written to standard error so far.
     pub fn stderr(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
+        let log = fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(log.get(self.log_start..).unwrap_or_default()).into_owned()
     }
 }
 

@@ -60,7 +60,7 @@ pub async fn run(loaded: Loaded, worker: WorkerProgram) -> ExitCode {
     };
     info!(MESSAGE_ID = message_id::START, version = env!("CARGO_PKG_VERSION"), "op-dbus starts");
     for warning in &loaded.warnings {
-        warn!("{warning}");
+        warn!(MESSAGE_ID = message_id::STATE_CORRUPT, "{warning}");
     }
     match serve(loaded, worker, telemetry).await {
         Ok(()) => ExitCode::SUCCESS,
@@ -85,7 +85,7 @@ async fn serve(
     let objects = Objects::serve(&connection, service.clone()).await?;
     let mut tasks = JoinSet::new();
     tasks.spawn(objects.departures().await?);
-    tasks.spawn(objects.changes());
+    let changes = tokio::spawn(objects.changes());
     request_name(&connection).await?;
     tasks.spawn(load_and_tell(service.clone()));
     tasks.spawn(reload_on(hangup, service.clone()));
@@ -97,10 +97,11 @@ async fn serve(
     info!("stopping: the calls in flight are finished first");
     notify::stopping("Finishing the calls in flight");
     service.drain(Instant::now() + DRAIN_TIME).await;
-    // What holds the connection goes first: it closes with the last holder, replies sent.
-    tasks.shutdown().await;
-    objects.close();
     let flushed = timeout(FLUSH_TIME, async {
+        // What holds the connection goes first: it closes with the last holder, replies sent.
+        drop(changes.await);
+        tasks.shutdown().await;
+        objects.close();
         drop(connection.release_name(BUS_NAME).await);
         connection.graceful_shutdown().await;
     });

@@ -27,7 +27,7 @@ pub struct StateFile {
     settings: BTreeMap<String, Value>,
 }
 
-/// Why the state could not be written; the file still holds what it held before.
+/// Why the state could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// The file system or the quota is full.
@@ -85,11 +85,7 @@ impl StateFile {
     pub fn read(path: &Path) -> (StateFile, Option<String>) {
         match read(path) {
             Ok(state) => (state, None),
-            Err(unusable) => {
-                let reason = unusable.reason();
-                let why = format!("the state file {} is not used: {reason}", path.display());
-                (StateFile::empty(path), Some(why))
-            }
+            Err(unusable) => (StateFile::empty(path), Some(not_used(path, &unusable.reason()))),
         }
     }
 
@@ -97,18 +93,15 @@ impl StateFile {
     /// and a file that cannot be used is moved aside to `<name>.corrupt-<unix time>`. The second
     /// value holds one sentence for each thing that the administrator should know.
     pub fn open(path: &Path) -> (StateFile, Vec<String>) {
-        remove_leftovers(path);
-        match read(path) {
-            Ok(state) => (state, Vec::new()),
-            Err(Unusable::Unreadable(reason)) => {
-                let why = format!("the state file {} is not used: {reason}", path.display());
-                (StateFile::empty(path), vec![why])
-            }
-            Err(Unusable::Damaged(reason)) => {
-                let why = move_aside(path, &reason);
-                (StateFile::empty(path), vec![why])
-            }
-        }
+        let mut warnings = remove_leftovers(path);
+        let state = read(path).unwrap_or_else(|unusable| {
+            warnings.push(match unusable {
+                Unusable::Damaged(reason) => move_aside(path, &reason),
+                Unusable::Unreadable(reason) => not_used(path, &reason),
+            });
+            StateFile::empty(path)
+        });
+        (state, warnings)
     }
 
     /// A state with no changes, to be written to `path`.
@@ -134,7 +127,8 @@ impl StateFile {
     /// Writes the file and waits until the disk has it.
     ///
     /// # Errors
-    /// When this fails the file on disk is the old one, whole.
+    /// When this fails the file on disk is the old one, whole; or the new one, if all that failed
+    /// was to make sure of the folder.
     pub fn save(&self) -> Result<(), StateError> {
         self.save_in_steps(&mut |_| ()).map_err(|source| self.error(source))
     }
@@ -225,9 +219,11 @@ fn prefix(path: &Path) -> OsString {
     prefix
 }
 
-fn remove_leftovers(path: &Path) {
-    let Ok(entries) = fs::read_dir(folder(path)) else { return };
+/// Removes temporary files of writes that a crash cut short; one sentence for each that stays.
+fn remove_leftovers(path: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder(path)) else { return Vec::new() };
     let prefix = prefix(path);
+    let mut warnings = Vec::new();
     for entry in entries.flatten() {
         let name = entry.file_name();
         let bytes = name.as_encoded_bytes();
@@ -235,9 +231,15 @@ fn remove_leftovers(path: &Path) {
             && bytes.ends_with(SUFFIX.as_bytes())
             && entry.file_type().is_ok_and(|kind| kind.is_file());
         if ours && let Err(error) = fs::remove_file(entry.path()) {
-            tracing::warn!(%error, path = %entry.path().display(), "a left-over file stays");
+            let path = entry.path();
+            warnings.push(format!("the left-over file {} stays: {error}", path.display()));
         }
     }
+    warnings
+}
+
+fn not_used(path: &Path, reason: &str) -> String {
+    format!("the state file {} is not used: {reason}", path.display())
 }
 
 /// Moves the file out of the way; returns the sentence that says so.
@@ -245,17 +247,10 @@ fn move_aside(path: &Path, reason: &str) -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".corrupt-{seconds}"));
-    let shown = path.display();
+    let why = not_used(path, reason);
     match fs::rename(path, &aside) {
-        Ok(()) => format!(
-            "the state file {shown} is not used: {reason}; it was moved to {} and the \
-             configuration counts",
-            aside.display()
-        ),
-        Err(error) => format!(
-            "the state file {shown} is not used: {reason}; it could not be moved aside ({error}) \
-             and the configuration counts"
-        ),
+        Ok(()) => format!("{why}; it was moved to {}", aside.display()),
+        Err(error) => format!("{why}; it could not be moved aside ({error})"),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::tokenizer::{EncodeError, Tokenizer};
 const CHUNK_TEXTS_MAX: usize = 64;
 const CHUNK_BYTES_MAX: usize = 32 << 10;
 
-/// Up to here tokenizing takes less than a millisecond and is not worth a change of threads.
+/// Up to here tokenizing takes about a millisecond at most and is not worth a change of threads.
 const INLINE_BYTES_MAX: usize = 2 << 10;
 
 /// Work for a tokenizer thread.

@@ -94,11 +94,12 @@ pub(crate) fn onnx(
     let stated: Option<PoolingConfig> = read(place, &pooling_file)?;
     let width = stated.as_ref().and_then(|pooling| pooling.word_embedding_dimension);
     let width = width.or(config.as_ref().and_then(|config| config.hidden_size));
-    let dimensions = facts.dimensions.or(width).filter(|&dimensions| dimensions > 0);
+    let dimensions = facts.dimensions.or(width).or(options.dimensions);
+    let dimensions = dimensions.filter(|&dimensions| dimensions > 0);
     let Some(dimensions) = dimensions else {
         return Err(refuse(
             "an ONNX graph whose output has no fixed width, and no config.json that states it",
-            "either of them",
+            "either of them, or --dimensions",
         ));
     };
     let pooling = match &stated {

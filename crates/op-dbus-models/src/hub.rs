@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn endpoints_name_host_and_port() {
         assert_eq!(host_and_port("https://hub.example"), ("hub.example", 443));
-        assert_eq!(host_and_port("http://127.0.0.1:8080/x"), ("127.0.0.1", 8080));
+        assert_eq!(host_and_port("http://mirror:8080/x"), ("mirror", 8080));
         assert_eq!(host_and_port("http://mirror/hf"), ("mirror", 80));
     }
 

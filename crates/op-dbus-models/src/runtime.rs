@@ -116,7 +116,6 @@ impl RuntimeStore {
                     let files = stage.path().join("files");
                     write_record(&files, library, &from)?;
                     writer.commit(&files, &folder_name())?;
-                    progress.say(format_args!("{}: installed from {from}", folder_name()));
                     return Ok(self.path());
                 }
                 Err(error @ Error::NoSpace { .. }) => return Err(error),

@@ -128,7 +128,6 @@ impl Store {
         let model = import::bring(source, name, (&writer, &files), options)?;
         write_record(&files, &model)?;
         let dir = writer.commit(&files, name)?;
-        options.progress.say(format_args!("{name}: imported from {}", model.source));
         Ok(Model { dir, ..model })
     }
 
@@ -159,7 +158,6 @@ impl Store {
         let files = stage.path().join("files");
         write_record(&files, &model)?;
         let dir = writer.commit(&files, &model.name)?;
-        options.progress.say(format_args!("{}: installed from {}", model.name, model.source));
         Ok(Model { dir, ..model })
     }
 

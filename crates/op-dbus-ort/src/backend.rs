@@ -7,7 +7,7 @@ use ort::session::{Session, SessionInputValue};
 use ort::value::TensorRef;
 
 use crate::own::{Content, Input, Integers, Output};
-use crate::{Graph, Options, Pooling, failure, library, own, pooling, session};
+use crate::{Graph, Options, Pooling, failure, library, memory, own, pooling, session};
 
 /// A model on the CPU, computed by ONNX Runtime.
 pub struct OrtBackend {
@@ -54,6 +54,7 @@ impl OrtBackend {
                 (session, Feed::Own(OwnFeed { inputs, output, pooling, normalize }))
             }
         };
+        memory::trim();
         let description = Description {
             provider: "cpu".to_owned(),
             device: "cpu:0".to_owned(),

@@ -5,8 +5,10 @@
 //! names; nothing of it is linked. One process can load one library, once.
 
 mod backend;
+mod elf;
 mod failure;
 mod library;
+mod memory;
 mod own;
 mod pooling;
 mod session;

@@ -1,14 +1,14 @@
 //! Finds out whether a file is an ONNX Runtime that this process can use, and loads it once.
 
 use std::error::Error as _;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use op_dbus_engine::{BackendError, LoadErrorKind};
 use ort::LoadDynamicError;
 use ort::environment::Environment;
+
+use crate::elf;
 
 /// What every message about an unusable library ends in.
 const REMEDY: &str = "run `op-dbus runtime pull`, or set `runtime` to another library";
@@ -34,7 +34,7 @@ pub(crate) fn environment(path: &Path) -> Result<Environment, BackendError> {
             path.display()
         )));
     }
-    check_header(&path)?;
+    check_file(&path)?;
     let builder = ort::init_from(&path).map_err(|error| not_loaded(&path, &error))?;
     let environment =
         builder.with_name("op-dbus").with_telemetry(false).build().map_err(|error| {
@@ -58,52 +58,19 @@ fn unreadable(path: &Path, error: &std::io::Error) -> BackendError {
     })
 }
 
-/// Looks at the file before the dynamic linker does, whose own words for a library of another
-/// machine are hard to understand.
-fn check_header(path: &Path) -> Result<(), BackendError> {
-    let mut header = Vec::with_capacity(20);
-    File::open(path)
-        .and_then(|file| file.take(20).read_to_end(&mut header))
-        .map_err(|error| unreadable(path, &error))?;
-    match header_problem(&header) {
+/// Refuses what the dynamic linker would refuse in words that are hard to understand, or die of.
+fn check_file(path: &Path) -> Result<(), BackendError> {
+    // Other systems' libraries are left to their own linkers.
+    if !cfg!(target_os = "linux") {
+        return Ok(());
+    }
+    let file = std::fs::read(path).map_err(|error| unreadable(path, &error))?;
+    match elf::problem(&file) {
         Some(problem) => {
             Err(unusable(format!("the file {} is {problem}; {REMEDY}", path.display())))
         }
         None => Ok(()),
     }
-}
-
-/// What speaks against a file that begins with `header`; other systems' formats are left to their
-/// own linkers.
-fn header_problem(header: &[u8]) -> Option<String> {
-    if !cfg!(target_os = "linux") {
-        return None;
-    }
-    let (Some(b"\x7fELF"), Some(&[low, high])) = (header.get(..4), header.get(18..20)) else {
-        return Some("not a shared library".to_owned());
-    };
-    let little = header[5] == 1;
-    let machine =
-        if little { u16::from_le_bytes([low, high]) } else { u16::from_be_bytes([low, high]) };
-    let found = architecture(machine);
-    let expected = std::env::consts::ARCH;
-    (found != expected).then(|| format!("a library for {found}, but this program needs {expected}"))
-}
-
-/// Name, as in [`std::env::consts::ARCH`], of an ELF machine number.
-fn architecture(machine: u16) -> String {
-    let known = match machine {
-        3 => "x86",
-        21 => "powerpc64",
-        22 => "s390x",
-        40 => "arm",
-        62 => "x86_64",
-        183 => "aarch64",
-        243 => "riscv64",
-        258 => "loongarch64",
-        _ => return format!("machine {machine}"),
-    };
-    known.to_owned()
 }
 
 fn not_loaded(path: &Path, error: &LoadDynamicError) -> BackendError {
@@ -131,26 +98,6 @@ fn not_loaded(path: &Path, error: &LoadDynamicError) -> BackendError {
 mod tests {
     use super::*;
 
-    fn elf(machine: u16) -> Vec<u8> {
-        let mut header = b"\x7fELF\x02\x01\x01".to_vec();
-        header.resize(18, 0);
-        header.extend_from_slice(&machine.to_le_bytes());
-        header
-    }
-
-    #[test]
-    fn a_header_tells_the_machine() {
-        assert_eq!(
-            header_problem(b"not ELF at all, but long enough"),
-            Some("not a shared library".into())
-        );
-        assert_eq!(header_problem(b"\x7fELF"), Some("not a shared library".into()));
-        let foreign = if cfg!(target_arch = "s390x") { 62 } else { 22 };
-        let problem = header_problem(&elf(foreign)).unwrap();
-        assert!(problem.contains(std::env::consts::ARCH), "{problem}");
-        assert!(problem.contains(&architecture(foreign)), "{problem}");
-    }
-
     #[test]
     fn a_missing_library_is_named_with_what_to_do() {
         let error = environment(Path::new("/nowhere/libonnxruntime.so")).unwrap_err();
@@ -171,5 +118,15 @@ mod tests {
             .unwrap();
         let error = environment(&library).unwrap_err().to_string();
         assert!(error.contains("is not ONNX Runtime"), "{error}");
+    }
+
+    #[test]
+    fn a_library_that_is_too_old_is_told_by_its_version() {
+        let path = PathBuf::from("/old/libonnxruntime.so");
+        let old =
+            LoadDynamicError::BadVersion { version_str: "1.17.3".to_owned(), path: path.clone() };
+        let message = not_loaded(&path, &old).to_string();
+        assert!(message.contains("version 1.17.3"), "{message}");
+        assert!(message.contains("at least 1.24.0"), "{message}");
     }
 }

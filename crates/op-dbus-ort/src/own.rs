@@ -1,7 +1,7 @@
 //! How a user's own graph is fed and which of its outputs is the embedding.
 
 use ort::session::Session;
-use ort::value::{Outlet, TensorElementType, ValueType};
+use ort::value::{TensorElementType, ValueType};
 
 /// Integers that a graph wants its inputs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +49,10 @@ const NOT_EMBEDDINGS: &str = "pooler_output";
 /// # Errors
 /// A sentence naming an input that can't be filled.
 pub(crate) fn inputs(session: &Session) -> Result<Vec<Input>, String> {
-    session.inputs().iter().map(input).collect()
+    session.inputs().iter().map(|input| fed(input.name(), input.dtype())).collect()
 }
 
-fn input(outlet: &Outlet) -> Result<Input, String> {
-    let name = outlet.name();
+fn fed(name: &str, dtype: &ValueType) -> Result<Input, String> {
     let content = match name {
         "input_ids" => Content::TokenIds,
         "attention_mask" => Content::AttentionMask,
@@ -65,12 +64,11 @@ fn input(outlet: &Outlet) -> Result<Input, String> {
             ));
         }
     };
-    let integers = match outlet.dtype().tensor_type() {
+    let integers = match dtype.tensor_type() {
         Some(TensorElementType::Int32) => Integers::I32,
         Some(TensorElementType::Int64) => Integers::I64,
         _ => {
-            let found = outlet.dtype();
-            return Err(format!("the input {name} is {found}; only int32 and int64 are supported"));
+            return Err(format!("the input {name} is {dtype}; only int32 and int64 are supported"));
         }
     };
     Ok(Input { name: name.to_owned(), content, integers })
@@ -84,14 +82,19 @@ fn input(outlet: &Outlet) -> Result<Input, String> {
 /// # Errors
 /// A sentence listing the outputs, if none or more than one could be it.
 pub(crate) fn output(session: &Session, dimensions: usize) -> Result<Output, String> {
-    choose(session.outputs(), dimensions)
+    let ports: Vec<Port<'_>> =
+        session.outputs().iter().map(|output| (output.name(), output.dtype())).collect();
+    choose(&ports, dimensions)
 }
 
-fn choose(outputs: &[Outlet], dimensions: usize) -> Result<Output, String> {
+/// Name and type of an output.
+type Port<'a> = (&'a str, &'a ValueType);
+
+fn choose(outputs: &[Port<'_>], dimensions: usize) -> Result<Output, String> {
     let fitting = |rank: usize| -> Vec<&str> {
-        let fits = |outlet: &&Outlet| fits(outlet.dtype(), rank, dimensions);
-        let named = outputs.iter().filter(fits).map(Outlet::name);
-        named.filter(|&name| name != NOT_EMBEDDINGS).collect()
+        let fits = |(_, dtype): &&Port<'_>| fits(dtype, rank, dimensions);
+        let names = outputs.iter().filter(fits).map(|(name, _)| *name);
+        names.filter(|&name| name != NOT_EMBEDDINGS).collect()
     };
     let (pooled, tokens) = (fitting(2), fitting(3));
     let known = |names: &[&str], candidates: &[&str]| {
@@ -107,10 +110,8 @@ fn choose(outputs: &[Outlet], dimensions: usize) -> Result<Output, String> {
         ([name], _) => Ok(Output { name: (*name).to_owned(), per_token: false }),
         ([], [name]) => Ok(Output { name: (*name).to_owned(), per_token: true }),
         _ => {
-            let found: Vec<String> = outputs
-                .iter()
-                .map(|outlet| format!("{} ({})", outlet.name(), outlet.dtype()))
-                .collect();
+            let found: Vec<String> =
+                outputs.iter().map(|(name, dtype)| format!("{name} ({dtype})")).collect();
             Err(format!(
                 "none of the graph's outputs is clearly the embedding of {dimensions} f32 \
                  dimensions; found: {}",
@@ -134,19 +135,20 @@ mod tests {
 
     use super::*;
 
-    fn outlet(name: &str, ty: TensorElementType, shape: &[i64]) -> Outlet {
+    fn tensor(ty: TensorElementType, shape: &[i64]) -> ValueType {
         let dimension_symbols = SymbolicDimensions::new(shape.iter().map(|_| String::new()));
-        let shape = Shape::new(shape.iter().copied());
-        Outlet::new(name, ValueType::Tensor { ty, shape, dimension_symbols })
+        ValueType::Tensor { ty, shape: Shape::new(shape.iter().copied()), dimension_symbols }
+    }
+
+    fn floats(shape: &[i64]) -> ValueType {
+        tensor(TensorElementType::Float32, shape)
     }
 
     #[test]
     fn an_echoed_input_is_not_taken_for_the_embedding() {
-        let outputs = [
-            outlet("output", TensorElementType::Int64, &[-1, -1]),
-            outlet("states", TensorElementType::Float32, &[-1, -1, 384]),
-            outlet("461", TensorElementType::Float32, &[-1, 384]),
-        ];
+        let echo = tensor(TensorElementType::Int64, &[-1, -1]);
+        let (states, pooled) = (floats(&[-1, -1, 384]), floats(&[-1, 384]));
+        let outputs = [("output", &echo), ("states", &states), ("461", &pooled)];
         let chosen = Output { name: "461".into(), per_token: false };
         assert_eq!(choose(&outputs, 384), Ok(chosen));
         assert!(choose(&outputs[..1], 384).unwrap_err().contains("output"));
@@ -154,29 +156,28 @@ mod tests {
 
     #[test]
     fn the_classifier_head_is_not_taken_for_the_embedding() {
-        let outputs = [
-            outlet("last_hidden_state", TensorElementType::Float32, &[-1, -1, 384]),
-            outlet("pooler_output", TensorElementType::Float32, &[-1, 384]),
-        ];
+        let (states, head) = (floats(&[-1, -1, 384]), floats(&[-1, 384]));
+        let outputs = [("last_hidden_state", &states), ("pooler_output", &head)];
         let chosen = Output { name: "last_hidden_state".into(), per_token: true };
         assert_eq!(choose(&outputs, 384), Ok(chosen));
+        assert!(choose(&outputs[1..], 384).is_err());
     }
 
     #[test]
     fn a_choice_between_equals_is_refused() {
-        let outputs = [
-            outlet("a", TensorElementType::Float32, &[-1, 8]),
-            outlet("b", TensorElementType::Float32, &[-1, 8]),
-        ];
+        let vectors = floats(&[-1, 8]);
+        let outputs = [("a", &vectors), ("b", &vectors)];
         assert!(choose(&outputs, 8).is_err());
-        assert!(choose(&outputs, 9).is_err());
+        assert!(choose(&outputs[..1], 8).is_ok());
+        assert!(choose(&outputs[..1], 9).is_err());
     }
 
     #[test]
     fn inputs_are_known_by_name_and_type() {
-        let types = input(&outlet("token_type_ids", TensorElementType::Int64, &[-1, -1])).unwrap();
+        let long = tensor(TensorElementType::Int64, &[-1, -1]);
+        let types = fed("token_type_ids", &long).unwrap();
         assert_eq!((types.content, types.integers), (Content::TokenTypes, Integers::I64));
-        assert!(input(&outlet("position_ids", TensorElementType::Int64, &[-1, -1])).is_err());
-        assert!(input(&outlet("input_ids", TensorElementType::Float32, &[-1, -1])).is_err());
+        assert!(fed("position_ids", &long).unwrap_err().contains("position_ids"));
+        assert!(fed("input_ids", &floats(&[-1, -1])).unwrap_err().contains("input_ids"));
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use op_dbus_api::{Error, ErrorName};
@@ -16,6 +17,9 @@ const BUS: &str = "org.freedesktop.DBus";
 /// full it starts anew, which costs each caller one more question to the bus.
 const USERS_MAX: usize = 4096;
 
+/// Refusals for quota are told in the log once in this time, not thousands of times a second.
+const QUOTA_TOLD_EVERY: Duration = Duration::from_secs(60);
+
 /// Everyone who has called on one connection to the bus.
 pub struct Callers {
     connection: Mutex<Option<Connection>>,
@@ -27,6 +31,7 @@ struct Known {
     users: HashMap<String, u32>,
     calls: HashMap<String, HashMap<u64, CancelToken>>,
     next: u64,
+    quota_told: Option<Instant>,
 }
 
 /// One call's caller. The call is forgotten when this is dropped.
@@ -165,6 +170,16 @@ impl Callers {
                 }
             }
         })
+    }
+
+    /// Whether a refusal for quota is to be told in the log, and has not just been.
+    pub fn tell_quota(&self) -> bool {
+        let mut known = self.known();
+        let due = known.quota_told.is_none_or(|told| told.elapsed() >= QUOTA_TOLD_EVERY);
+        if due {
+            known.quota_told = Some(Instant::now());
+        }
+        due
     }
 
     /// Lets go of the connection, which holds our bus objects and so would never end otherwise.

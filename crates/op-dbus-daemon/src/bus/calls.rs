@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_engine::CancelToken;
-use tracing::{Instrument, debug, debug_span, error};
+use tracing::{Instrument, debug, debug_span, error, info};
 use zbus::message::Header;
 
 use super::caller::{Caller, Callers};
 use super::reply::{Embedded, Form};
 use crate::service::{Options, Request, Service};
+use crate::telemetry::message_id;
 
 /// What the interfaces have in common. Cheap to clone.
 #[derive(Clone)]
@@ -59,6 +60,9 @@ impl Calls {
         if let Err(error) = &result {
             let _entered = span.enter();
             debug!(error = error.name().as_str(), "refused: {error}");
+            if error.name() == ErrorName::QuotaExceeded && self.callers.tell_quota() {
+                info!(MESSAGE_ID = message_id::QUOTA, "a user has too much in flight: {error}");
+            }
         }
         result
     }

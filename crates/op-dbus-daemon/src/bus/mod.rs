@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 
-use op_dbus_api::{EMBEDDER_INTERFACE, ROOT_PATH};
+use op_dbus_api::{EMBEDDER_INTERFACE, ROOT_PATH, State};
 use zbus::Connection;
 use zbus::fdo;
 use zbus::names::InterfaceName;
@@ -66,12 +66,12 @@ impl Objects {
     }
 
     /// Tells the bus of every change of the properties, and of a provider that runs in place of
-    /// another; until the service is gone.
+    /// another; until the service drains, after which nothing changes any more.
     pub fn changes(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
         let (connection, mut watch) = (self.connection.clone(), self.service.watch());
         let mut last = Facts::of(&watch.borrow_and_update());
         async move {
-            while watch.changed().await.is_ok() {
+            while last.state != State::Draining && watch.changed().await.is_ok() {
                 let facts = Facts::of(&watch.borrow_and_update());
                 if let Err(error) = announce(&connection, &last, &facts).await {
                     tracing::warn!(%error, "a change could not be told on the bus");

@@ -131,7 +131,9 @@ impl Service {
 
     /// Moves the traffic to `served`, or switches embedding off.
     fn moved(&self, served: Option<Arc<Served>>, change: impl FnOnce(&mut Now)) {
-        if let Some(served) = &served {
+        let before = self.now();
+        let known = |served: &Arc<Served>| before.served().is_some_and(|b| Arc::ptr_eq(b, served));
+        if let Some(served) = served.as_ref().filter(|served| !known(served)) {
             info!(
                 MESSAGE_ID = message_id::MODEL_LOADED,
                 model = %served.model,
@@ -146,7 +148,7 @@ impl Service {
         });
         let now = self.now();
         let reason = now.fallback_reason();
-        if !reason.is_empty() {
+        if !reason.is_empty() && reason != before.fallback_reason() {
             warn!(
                 MESSAGE_ID = message_id::PROVIDER_FALLBACK,
                 requested = %now.settings().execution_provider,
@@ -180,7 +182,7 @@ impl Service {
 
     fn report(&self, old: &Loaded, new: &Loaded) {
         for warning in &new.warnings {
-            warn!("{warning}");
+            warn!(MESSAGE_ID = message_id::STATE_CORRUPT, "{warning}");
         }
         for key in READ_AT_START.into_iter().filter(|key| old.value(key) != new.value(key)) {
             warn!(key, "this setting is read at the start only; restart the service to apply it");

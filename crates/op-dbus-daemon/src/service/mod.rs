@@ -125,7 +125,9 @@ impl Service {
             }
             let mut next = Now::clone(now);
             change(&mut next);
-            next.since = SystemTime::now();
+            if !next.phase.is(&now.phase) {
+                next.since = SystemTime::now();
+            }
             *now = Arc::new(next);
             true
         });

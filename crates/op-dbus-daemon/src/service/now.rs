@@ -26,6 +26,16 @@ pub enum Phase {
     Draining(Option<Arc<Served>>),
 }
 
+impl Phase {
+    /// Whether this is the very phase that `other` is: the same kind, with the same engine.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Serving(a), Self::Serving(b)) => Arc::ptr_eq(a, b),
+            (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
+        }
+    }
+}
+
 /// The service at one moment.
 #[derive(Clone)]
 pub struct Now {

@@ -143,8 +143,8 @@ fn check_model(model: &str, table: &Dict) -> Vec<String> {
             "prompts" => value.as_dict().is_some_and(|p| p.values().all(|v| v.as_str().is_some())),
             "default_prompt" => value.as_str().is_some(),
             _ => {
-                let hint = did_you_mean(key, KEYS);
-                messages.push(format!("`models.{model}.{key}` is not a setting{hint}"));
+                let what = format!("`models.{model}.{key}` is not a setting");
+                messages.push(ask(what, key, KEYS));
                 continue;
             }
         };
@@ -162,8 +162,8 @@ fn check_model(model: &str, table: &Dict) -> Vec<String> {
 fn check_provider(provider: &str, table: &Dict) -> Vec<String> {
     let names = Provider::ALL.iter().map(|(_, name)| *name);
     if !names.clone().any(|name| name == provider) {
-        let hint = did_you_mean(provider, names);
-        return vec![format!("`{provider}` is not the name of an execution provider{hint}")];
+        let what = format!("`{provider}` is not the name of an execution provider");
+        return vec![ask(what, provider, names)];
     }
     let unknown = |key| {
         format!(
@@ -179,18 +179,31 @@ fn unknown(place: &Place, key: &str) -> String {
         Place::File(_) => ["models", "providers"].as_slice(),
         _ => &[],
     };
+    let what = match place {
+        // Their origin names them already.
+        Place::Environment | Place::Flags => "there is no such setting".to_owned(),
+        _ => format!("`{key}` is not a setting"),
+    };
     let known = ROWS.iter().map(|row| row.key).chain(tables.iter().copied());
-    let best = nearest(key, known).map(|key| place.spell(key));
-    let hint = best.map(|best| format!("; did you mean {best}?")).unwrap_or_default();
-    format!("{} is not a setting{hint}", place.spell(key))
+    match did_you_mean(key, known) {
+        Some(best) => format!("{what}; did you mean `{}`?", place.spell(best)),
+        None => what,
+    }
 }
 
-/// "; did you mean …?" when a known name is near, else nothing.
-pub(super) fn did_you_mean<'a>(text: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    nearest(text, known).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+/// `what` with the question whether a near name was meant, if there is one.
+fn ask(what: String, text: &str, known: impl IntoIterator<Item = &'static str>) -> String {
+    match did_you_mean(text, known) {
+        Some(best) => format!("{what}; did you mean `{best}`?"),
+        None => what,
+    }
 }
 
-fn nearest<'a>(text: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+/// The known name that is nearest to a text, if it is near at all.
+pub(super) fn did_you_mean<'a>(
+    text: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
     // No known name is this long, and the distance takes time by the product of the lengths.
     if text.len() > 64 {
         return None;

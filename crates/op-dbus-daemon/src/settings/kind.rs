@@ -180,9 +180,12 @@ impl Kind {
                 "{found} is not supported by this version of op-dbus; write {accepted}"
             );
         }
-        let known = choices.iter().flat_map(|c| [c.name].into_iter().chain(c.aliases.to_vec()));
-        let hint = did_you_mean(&text, known);
-        format!("{found} is not accepted{hint}; write {accepted}")
+        let known = choices
+            .iter()
+            .filter(|choice| !choice.later)
+            .flat_map(|c| [c.name].into_iter().chain(c.aliases.to_vec()));
+        let hint = did_you_mean(&text, known).map(|best| format!(" (did you mean `{best}`?)"));
+        format!("{found} is not accepted{}; write {accepted}", hint.unwrap_or_default())
     }
 
     fn refuse_since(&self, raw: &Value, why: String) -> String {

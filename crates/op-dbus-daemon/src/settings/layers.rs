@@ -230,7 +230,9 @@ fn file(path: &Path) -> Result<Option<Vec<Entry>>, (Option<usize>, String)> {
         let line = Some(line(key.span().start));
         Entry { key: key.into_inner(), value, line }
     });
-    Ok(Some(entries.collect()))
+    let mut entries: Vec<Entry> = entries.collect();
+    entries.sort_by_key(|entry| entry.line);
+    Ok(Some(entries))
 }
 
 /// What was changed while the service ran.

@@ -143,9 +143,10 @@ impl Loaded {
 
 /// Reads, checks and puts together; see [`Settings::load`].
 pub(super) fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
-    let mut mistakes = Vec::new();
-    let environment = layers::environment(sources, &mut mistakes);
-    let outer = [environment, layers::flags(sources)].map(|layer| check(layer, &mut mistakes));
+    let (mut mistakes, mut outer_mistakes) = (Vec::new(), Vec::new());
+    let environment = layers::environment(sources, &mut outer_mistakes);
+    let outer =
+        [environment, layers::flags(sources)].map(|layer| check(layer, &mut outer_mistakes));
     let named = last(&outer, "config").and_then(|layer| {
         let path = PathBuf::from(layer.value("config")?.as_str()?);
         Some((path, layer.origin("config")))
@@ -163,6 +164,7 @@ pub(super) fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
     warnings.extend(ignored.iter().map(|mistake: &Mistake| format!("{mistake}; it is ignored")));
     layers.extend(outer);
 
+    mistakes.extend(outer_mistakes);
     if !mistakes.is_empty() {
         return Err(Mistakes(mistakes));
     }

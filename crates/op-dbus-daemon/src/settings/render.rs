@@ -49,7 +49,7 @@ fn heading(title: &str) -> String {
 pub fn markdown() -> String {
     let mut out = String::from(
         "# Settings\n\n\
-         <!-- Made from the table of settings by `op-dbus config show --defaults --markdown`. -->\n\n\
+         <!-- Made by `op-dbus config show --defaults --markdown`; change the table. -->\n\n\
          Every setting has one name in three forms: `vector_level` in a file,\n\
          `OP_DBUS_VECTOR_LEVEL` in the environment and `--vector-level` after `op-dbus daemon`.\n\
          The sources are read in this order, and the last one that has a value wins:\n\n\
@@ -79,7 +79,8 @@ pub fn markdown() -> String {
             // Writing to a String cannot fail.
             let _ = write!(
                 out,
-                "\n### `{}`\n\n{doc}\n\n- {}\n- Default: {default}\n- Also: `{variable}`, `{flag}`\n",
+                "\n### `{}`\n\n{doc}\n\n- {}\n- Default: {default}\n\
+                 - Also: `{variable}`, `{flag}`\n",
                 row.key,
                 values(row)
             );

@@ -35,13 +35,14 @@ impl ChildBackend {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .map_err(|errno| cannot("make the worker's socket", &errno.into()))?;
+        // The greeting waits in the socket: a worker that ends at once is then seen to have ended.
+        let link = Link::open(ours, shape, timeouts.run)
+            .map_err(|error| cannot("share memory with a worker", &error))?;
         command.stdin(theirs).stdout(Stdio::null()).stderr(Stdio::inherit());
         let child = command.spawn().map_err(|error| cannot("start the worker", &error))?;
         let mut process = Process(child);
         // It keeps the worker's end open otherwise, and the end of the worker would go unseen.
         drop(command);
-        let link = Link::open(ours, shape, timeouts.run)
-            .map_err(|error| cannot("share memory with the worker", &error))?;
         match link.wait_loaded(process.0.id(), timeouts) {
             Ok(description) => Ok(Self { link, process, description, lost: None }),
             Err(BackendError::Load { kind: LoadErrorKind::Other, message }) => {

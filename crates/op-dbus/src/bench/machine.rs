@@ -6,9 +6,27 @@ use serde::Serialize;
 
 /// Instruction sets that embedding profits from, in the kernel's spelling for x86 and ARM.
 const ISA_OF_INTEREST: &[&str] = &[
-    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx_vnni",
-    "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimdhp",
-    "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "asimdhp",
+    "asimddp",
+    "i8mm",
+    "bf16",
+    "sve",
+    "sve2",
+    "sme",
 ];
 
 /// The machine.
@@ -19,6 +37,8 @@ pub struct Machine {
     pub isa: Vec<&'static str>,
     pub kernel: String,
     pub architecture: &'static str,
+    /// Processes that wanted a CPU in the minute before the run.
+    pub load_before: f64,
 }
 
 impl Machine {
@@ -26,6 +46,8 @@ impl Machine {
     pub fn this() -> Self {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let load = load.split_whitespace().next().and_then(|load| load.parse().ok());
         let (cpu, isa) = processor(&cpuinfo);
         Self {
             cpu,
@@ -33,6 +55,7 @@ impl Machine {
             isa,
             kernel: kernel.trim().to_owned(),
             architecture: std::env::consts::ARCH,
+            load_before: load.unwrap_or(0.0),
         }
     }
 
@@ -40,12 +63,13 @@ impl Machine {
     pub fn line(&self) -> String {
         let cores = if self.cores == 1 { "core" } else { "cores" };
         format!(
-            "{}, {} {cores}, {} ({}), Linux {}",
+            "{}, {} {cores}, {} ({}), Linux {}, load before the run {}",
             self.cpu,
             self.cores,
             self.architecture,
             self.isa.join(" "),
-            self.kernel
+            self.kernel,
+            self.load_before
         )
     }
 }

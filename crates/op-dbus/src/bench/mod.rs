@@ -22,6 +22,7 @@ use op_dbus_daemon::settings::{Bus, Settings, Sources};
 use crate::cli::{Done, EXIT_CODES, Failure, Properties, connect};
 use client::Side;
 use corpus::Corpus;
+use machine::Machine;
 use report::Report;
 use rounds::Plan;
 use spawn::PrivateService;
@@ -68,7 +69,7 @@ pub struct Args {
     json: bool,
     /// Measure the service on this bus: `system`, `session` or a D-Bus address
     #[arg(long, env = "OP_DBUS_BUS", hide_env_values = true, help_heading = "Service")]
-    bus: Option<Bus>,
+    bus: Option<String>,
     /// Start a private bus and service, even if OP_DBUS_BUS names a bus
     #[arg(long, help_heading = "Service")]
     spawn: bool,
@@ -95,12 +96,13 @@ async fn bench(args: Args) -> Done {
         Some(path) => Corpus::read(path)?,
         None => Corpus::generated(args.seed),
     };
+    let machine = Machine::this();
     let mut stage = Stage::set(&args).await?;
     let plan = Plan { rounds: args.rounds, target: Duration::from_secs_f64(args.seconds) };
     let progress = progress();
     let results = rounds::run(&mut stage, &corpus, plan, &progress).await;
     progress.finish_and_clear();
-    let report = Report::new(&stage, &corpus, plan, results?);
+    let report = Report::new(&stage, &corpus, plan, results?).on(machine);
     stage.strike().await;
     let text = match args.json {
         true => report.json(),
@@ -162,9 +164,10 @@ impl Stage {
         let mut spawned = None;
         let mut bus = None;
         if args.only != Some(Side::Engine) {
-            let address = match &args.bus {
-                Some(address) if !args.spawn => address.clone(),
-                _ => spawned.insert(PrivateService::start(&mut flags).await?).bus(),
+            let named = args.bus.as_ref().filter(|bus| !args.spawn && !bus.is_empty());
+            let address = match named {
+                Some(address) => address.parse::<Bus>().map_err(Failure::usage)?,
+                None => spawned.insert(PrivateService::start(&mut flags).await?).bus(),
             };
             let service = connect(&address).await?;
             service.wait(READY_TIMEOUT).await?;
@@ -183,7 +186,7 @@ impl Stage {
         }
         let (bus, remote) = bus.unzip();
         let served = match (&engine, remote) {
-            (Some(local), Some(remote)) if local.served.space != remote.space => {
+            (Some(local), Some(remote)) if local.served.vector_space() != remote.space => {
                 return Err(Failure::refused(format!(
                     "the service embeds with {} and the settings here say {}: compare like with \
                      like (--level), or measure one side alone (--only)",
@@ -199,10 +202,7 @@ impl Stage {
 
     /// The sides that are measured.
     pub fn sides(&self) -> Vec<Side> {
-        let sides = [
-            (Side::Engine, self.engine.is_some()),
-            (Side::Bus, self.bus.is_some()),
-        ];
+        let sides = [(Side::Engine, self.engine.is_some()), (Side::Bus, self.bus.is_some())];
         sides.into_iter().filter_map(|(side, there)| there.then_some(side)).collect()
     }
 

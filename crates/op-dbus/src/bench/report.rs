@@ -13,7 +13,7 @@ use super::spread::{Spread, percentile};
 #[derive(Serialize)]
 pub struct Report {
     version: &'static str,
-    machine: Machine,
+    machine: Option<Machine>,
     served: Served,
     texts: Texts,
     rounds: u32,
@@ -79,7 +79,7 @@ impl Report {
         let served = &stage.served;
         Self {
             version: env!("CARGO_PKG_VERSION"),
-            machine: Machine::this(),
+            machine: None,
             served: Served {
                 level: served.level.clone(),
                 model: served.model.clone(),
@@ -93,6 +93,11 @@ impl Report {
             deviation: results.deviation,
             figures: figures(&results),
         }
+    }
+
+    /// The same, with what it was measured on.
+    pub fn on(self, machine: Machine) -> Self {
+        Self { machine: Some(machine), ..self }
     }
 
     /// One JSON object.
@@ -110,7 +115,9 @@ impl Report {
             "op-dbus {}: {} (level {level}), {}, {}{workers}\n",
             self.version, served.model, served.provider, served.precision
         );
-        out.push_str(&format!("machine: {}\n", self.machine.line()));
+        if let Some(machine) = &self.machine {
+            out.push_str(&format!("machine: {}\n", machine.line()));
+        }
         out.push_str(&format!(
             "texts:   {} ({}), tokens mean {:.1}, p50 {}, p95 {}, max {}, {} cut; short ones {:.1}\n",
             texts.texts, texts.source, texts.tokens_mean, texts.tokens_p50, texts.tokens_p95,

@@ -181,8 +181,11 @@ async fn calibrate(
     }
     let (least, most) = LATENCY_CALLS;
     let latency_calls = ((target / call_s) as usize).clamp(least, most);
-    let latency = LATENCY_CLIENTS
-        .map(|clients| Latency { clients, calls: latency_calls, rounds: PerSide::new() });
+    let latency = LATENCY_CLIENTS.map(|clients| Latency {
+        clients,
+        calls: latency_calls,
+        rounds: PerSide::new(),
+    });
     let throughput = THROUGHPUT_CALLS.map(|(texts_per_call, clients)| {
         let calls = (target * texts_per_s / texts_per_call as f64).ceil() as usize;
         let calls = calls.next_multiple_of(clients).max(2 * clients);

@@ -1,6 +1,7 @@
 //! A private bus with a service of our own on it, gone when the measurement is.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -42,7 +43,7 @@ impl PrivateService {
             command.arg(format!("--{}={value}", key.replace('_', "-")));
         }
         if std::env::var_os("OP_DBUS_LOG").is_none() {
-            command.arg("--log=warn");
+            command.arg("--log=error");
         }
         let daemon = command.spawn().map_err(|error| cannot("start the service", &error))?;
         let mut started = Self { address, daemon, _bus: bus, _folder: folder };
@@ -58,7 +59,7 @@ impl PrivateService {
     async fn wait(&mut self) -> Result<(), Failure> {
         let service = connect(&self.bus()).await?;
         tokio::select! {
-            ready = service.wait(START_TIMEOUT) => ready,
+            ready = service.wait(START_TIMEOUT) => ready.map_err(Failure::into_not_configured),
             end = self.daemon.wait() => {
                 let end = end.map_or_else(|error| error.to_string(), |status| status.to_string());
                 Err(Failure::refused(format!("the private service ended at once ({end})")))
@@ -82,7 +83,9 @@ async fn start_bus(folder: &Path) -> Result<(Child, String), Failure> {
     let mut command = Command::new("dbus-daemon");
     command.arg("--nofork").arg("--nopidfile").arg("--print-address=1");
     command.arg(format!("--config-file={}", config.display()));
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+    let log = folder.join("bus.log");
+    let log_file = File::create(&log).map_err(|error| cannot("set up a bus", &error))?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).kill_on_drop(true);
     let mut bus = command.spawn().map_err(|error| {
         Failure::refused(format!(
             "can't start `dbus-daemon` for a private bus ({error}): install it, or name a bus \
@@ -95,7 +98,11 @@ async fn start_bus(folder: &Path) -> Result<(Child, String), Failure> {
         read.map_err(|error| cannot("read the address of the private bus", &error))?;
     }
     match address.trim() {
-        "" => Err(Failure::refused("`dbus-daemon` gave no address for a private bus")),
+        "" => {
+            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            let said = said.trim();
+            Err(Failure::refused(format!("`dbus-daemon` did not start a private bus: {said}")))
+        }
         address => Ok((bus, address.to_owned())),
     }
 }

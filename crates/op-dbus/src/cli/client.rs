@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, EmbedderProxy, ErrorName, ManagerProxy, ROOT_PATH};
+use op_dbus_api::{
+    BUS_NAME, EMBEDDER_INTERFACE, EmbedderProxy, ErrorName, ManagerProxy, ROOT_PATH,
+};
 use op_dbus_daemon::settings::Bus;
 use zbus::fdo::PropertiesProxy;
 use zbus::names::InterfaceName;
@@ -159,7 +161,9 @@ fn is_absent(error: &zbus::Error) -> bool {
                 | fdo::Error::SpawnFailed(_)
                 | fdo::Error::SpawnServiceNotFound(_)
         ),
-        zbus::Error::MethodError(name, ..) => name.as_str().starts_with("org.freedesktop.systemd1."),
+        zbus::Error::MethodError(name, ..) => {
+            name.as_str().starts_with("org.freedesktop.systemd1.")
+        }
         _ => false,
     }
 }

@@ -69,7 +69,7 @@ fn flag(row: &'static Row) -> Arg {
         .long(&*row.long().leak())
         .value_name(value_name(&row.kind))
         .help(format!("{summary}{default}"))
-        .long_help(format!("{}{default}\n\nValues: {values}", row.doc.replace('`', "")))
+        .long_help(format!("{}\n\nValues: {values}{default}", row.doc.replace('`', "")))
         .help_heading(row.group.title())
         .hide(row.scope == Scope::Later)
 }

@@ -94,11 +94,13 @@ async fn embed(args: Args, format: Format) -> Done {
     let texts = Texts::read(Source::new(args.texts, args.file), limits);
     let caller = Caller { service, embedder, options: args.options };
 
-    let calls = stream::unfold(texts, async |mut texts| {
+    let calls = stream::unfold((texts, 0), async |(mut texts, first)| {
         let call = texts.next_call().await?;
-        Some((call, texts))
+        let next = first + call.as_ref().map_or(0, |call| call.len() as u64);
+        Some(((first, call), (texts, next)))
     });
-    let replies = calls.map(|call| caller.call(call)).buffered(CALLS_IN_FLIGHT);
+    let replies = calls.map(async |(first, call)| caller.call(first, call?).await);
+    let replies = replies.buffered(CALLS_IN_FLIGHT);
     let mut replies = std::pin::pin!(replies);
     let progress = progress(args.output.is_some());
     let mut summary = Summary::default();
@@ -106,8 +108,7 @@ async fn embed(args: Args, format: Format) -> Done {
         let reply = reply?;
         summary.take(&reply)?;
         progress.inc(reply.texts.len() as u64);
-        let vectors = reply.vectors(summary.texts - reply.texts.len() as u64);
-        writer.write(&vectors).map_err(|error| Failure::output(&error))?;
+        writer.write(&reply.vectors()).map_err(|error| Failure::output(&error))?;
     }
     progress.finish_and_clear();
     writer.finish().map_err(|error| Failure::output(&error))?;

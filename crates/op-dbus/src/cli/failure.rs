@@ -44,6 +44,20 @@ impl Failure {
         Self::refused(format!("can't write the output: {error}"))
     }
 
+    /// The same, of a call whose texts begin at number `first` of the input: the service counts
+    /// from the start of the call.
+    pub fn about_texts_from(mut self, first: u64) -> Self {
+        if first > 0 && self.code == 1 {
+            self.message = format!("in the call that begins with text {first}: {}", self.message);
+        }
+        self
+    }
+
+    /// The same sentence, ending as [`Failure::not_configured`] does.
+    pub fn into_not_configured(self) -> Self {
+        Self::not_configured(self.message)
+    }
+
     /// Prints the sentence, if there is one, and gives the exit code.
     pub fn report(&self) -> ExitCode {
         if !self.message.is_empty() {

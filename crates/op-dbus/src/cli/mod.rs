@@ -32,7 +32,7 @@ pub type Done = Result<ExitCode, Failure>;
 
 /// Text embeddings as a Linux system service.
 #[derive(Parser)]
-#[command(name = "op-dbus", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "op-dbus", version, max_term_width = 100)]
 #[command(disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
@@ -76,17 +76,26 @@ pub struct BusArgs {
     /// Bus that the service is on: `system`, `session` or a D-Bus address
     #[arg(long, env = "OP_DBUS_BUS", default_value = "system", hide_env_values = true)]
     #[arg(value_name = "BUS", help_heading = "Service", display_order = 100)]
+    #[arg(value_parser = bus)]
     pub bus: Bus,
+}
+
+/// Reads `--bus`. An empty variable counts as not set, as with every setting.
+fn bus(text: &str) -> Result<Bus, String> {
+    if text.is_empty() { Ok(Bus::System) } else { text.parse() }
 }
 
 /// Reads the command line and does what it says.
 pub fn main() -> ExitCode {
-    let cli = Cli::from_arg_matches(&command().get_matches());
-    let done = match cli {
-        Ok(cli) => run(cli.command),
-        Err(error) => error.exit(),
-    };
-    done.unwrap_or_else(|failure| failure.report())
+    let matches = command().try_get_matches();
+    match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => run(cli.command).unwrap_or_else(|failure| failure.report()),
+        Err(error) if error.use_stderr() => {
+            let message = error.render().to_string();
+            Failure::usage(message.trim_start_matches("error: ").trim_end()).report()
+        }
+        Err(help) => help.exit(),
+    }
 }
 
 fn run(command: Command) -> Done {

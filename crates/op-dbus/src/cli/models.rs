@@ -94,6 +94,9 @@ pub struct ImportArgs {
     /// Pooling of an ONNX graph that ends in token vectors and has no 1_Pooling folder
     #[arg(long, value_enum)]
     pooling: Option<PoolingName>,
+    /// Numbers in one vector, for an ONNX graph without anything that says it
+    #[arg(long, value_name = "NUMBERS")]
+    dimensions: Option<usize>,
     /// Most tokens of one text, for an ONNX graph without a file that says it
     #[arg(long, value_name = "TOKENS")]
     max_input_tokens: Option<usize>,
@@ -178,7 +181,8 @@ fn pull(store: &Store, args: &PullArgs, json: bool) -> Outcome {
         args.names.iter().map(String::as_str).collect()
     };
     for name in names {
-        tell(&store.pull(name, &options)?, INSTALLED, json)?;
+        let model = store.pull(name, &options)?;
+        tell(&model, &format!("installed from {}", model.source), json)?;
     }
     Ok(())
 }
@@ -197,9 +201,11 @@ fn import(store: &Store, args: &ImportArgs, json: bool) -> Outcome {
             PoolingName::Cls => Pooling::Cls,
             PoolingName::Max => Pooling::Max,
         }),
+        dimensions: args.dimensions,
         max_input_tokens: args.max_input_tokens,
     };
-    tell(&store.import(&args.path, &name, &options)?, "imported", json)
+    let model = store.import(&args.path, &name, &options)?;
+    tell(&model, &format!("imported from {}", model.source), json)
 }
 
 /// The last folder or file name of the path, in lower case and without its ending.
@@ -270,7 +276,7 @@ fn tell(model: &Model, done: &str, json: bool) -> Outcome {
     if json {
         let line = json!({
             "name": model.name,
-            "done": done,
+            "done": done.split(' ').next(),
             "dir": model.dir,
             "source": model.source,
             "bytes": model.bytes(),

@@ -247,9 +247,9 @@ mod tests {
         assert_eq!(file.len(), 128 + 4 * 2 * 4);
         assert_eq!(&file[..10], b"\x93NUMPY\x01\x00\x76\x00");
         let header = std::str::from_utf8(&file[10..128]).unwrap();
-        assert!(header.starts_with(
-            "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 2), }  "
-        ));
+        assert!(
+            header.starts_with("{'descr': '<f4', 'fortran_order': False, 'shape': (4, 2), }  ")
+        );
         assert!(header.ends_with(" \n"));
         assert_eq!(&file[128..132], 0.6_f32.to_le_bytes());
     }

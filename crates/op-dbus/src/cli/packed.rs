@@ -89,7 +89,11 @@ impl Options {
 
 impl CallLimits {
     /// Limits within those of the service; a service without the properties gets small calls.
-    pub fn new(texts: Option<usize>, reply_bytes: Option<usize>, text_bytes: Option<usize>) -> Self {
+    pub fn new(
+        texts: Option<usize>,
+        reply_bytes: Option<usize>,
+        text_bytes: Option<usize>,
+    ) -> Self {
         // Room for the longest vectors of any usual model; the call may ask for another level.
         let row_bytes_max = 4 * 4096;
         let rows = reply_bytes.unwrap_or(0) / row_bytes_max;
@@ -110,6 +114,8 @@ pub struct Caller {
 
 /// The answer to one call.
 pub struct Reply {
+    /// Number of the first text over all calls.
+    pub first: u64,
     pub texts: Vec<String>,
     pub values: Vec<f32>,
     pub dimensions: usize,
@@ -121,19 +127,20 @@ pub struct Reply {
 }
 
 impl Caller {
-    /// The vectors of `texts`; passes on the failure to read them.
-    pub async fn call(&self, texts: Result<Vec<String>, Failure>) -> Result<Reply, Failure> {
-        let texts = texts?;
+    /// The vectors of `texts`, of which the first is number `first` over all calls.
+    pub async fn call(&self, first: u64, texts: Vec<String>) -> Result<Reply, Failure> {
         let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
         let mut pause = FIRST_PAUSE;
         for last_try in (0..TRIES_MAX).map(|number| number + 1 == TRIES_MAX) {
             match self.embedder.embed_packed(&borrowed, self.options.to_dict()).await {
                 Ok((bytes, rows, dimensions, info)) => {
-                    return Reply::new(texts, (&bytes, rows, dimensions), &info);
+                    return Reply::new((first, texts), (&bytes, rows, dimensions), &info);
                 }
                 // Our own earlier calls may be what fills the queue: wait for them.
                 Err(error) if is_full(&error) && !last_try => tokio::time::sleep(pause).await,
-                Err(error) => return Err(self.service.failure(&error)),
+                Err(error) => {
+                    return Err(self.service.failure(&error).about_texts_from(first));
+                }
             }
             pause *= 2;
         }
@@ -149,7 +156,11 @@ fn is_full(error: &zbus::Error) -> bool {
 type Info = HashMap<String, zbus::OwnedVariant>;
 
 impl Reply {
-    fn new(texts: Vec<String>, matrix: (&[u8], u32, u32), info: &Info) -> Result<Self, Failure> {
+    fn new(
+        (first, texts): (u64, Vec<String>),
+        matrix: (&[u8], u32, u32),
+        info: &Info,
+    ) -> Result<Self, Failure> {
         let (bytes, rows, dimensions) = (matrix.0, matrix.1 as usize, matrix.2 as usize);
         let bytes_wanted = rows.saturating_mul(dimensions).saturating_mul(4);
         if rows != texts.len() || bytes.len() != bytes_wanted {
@@ -166,6 +177,7 @@ impl Reply {
         let truncated = info.get(info::TRUNCATED).and_then(|value| value.try_clone().ok());
         let tokens = info.get(info::TOKENS).and_then(|value| u64::try_from(&**value).ok());
         Ok(Self {
+            first,
             texts,
             values: bytes
                 .as_chunks::<4>()
@@ -182,10 +194,10 @@ impl Reply {
         })
     }
 
-    /// The vectors for a writer, `first` being the number of the first text over all calls.
-    pub fn vectors(&self, first: u64) -> Vectors<'_> {
+    /// The vectors for a writer.
+    pub fn vectors(&self) -> Vectors<'_> {
         Vectors {
-            first,
+            first: self.first,
             texts: &self.texts,
             values: &self.values,
             dimensions: self.dimensions,
@@ -209,7 +221,8 @@ pub mod tests {
         ]);
         let bytes: Vec<u8> =
             std::iter::repeat_n(1.5_f32.to_le_bytes(), texts * 2).flatten().collect();
-        Reply::new(vec![String::new(); texts], (&bytes, texts as u32, 2), &info).expect("it fits")
+        Reply::new((0, vec![String::new(); texts]), (&bytes, texts as u32, 2), &info)
+            .expect("it fits")
     }
 
     #[test]
@@ -223,9 +236,9 @@ pub mod tests {
     #[test]
     fn a_reply_of_another_size_is_refused() {
         let info = HashMap::new();
-        assert!(Reply::new(vec![String::new()], (&[0; 8], 2, 1), &info).is_err());
-        assert!(Reply::new(vec![String::new()], (&[0; 8], 1, 3), &info).is_err());
-        assert!(Reply::new(vec![String::new()], (&[], 1, u32::MAX), &info).is_err());
+        assert!(Reply::new((0, vec![String::new()]), (&[0; 8], 2, 1), &info).is_err());
+        assert!(Reply::new((0, vec![String::new()]), (&[0; 8], 1, 3), &info).is_err());
+        assert!(Reply::new((0, vec![String::new()]), (&[], 1, u32::MAX), &info).is_err());
     }
 
     #[test]

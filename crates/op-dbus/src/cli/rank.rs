@@ -131,15 +131,22 @@ impl Best {
     }
 }
 
+/// One line of `--json`.
+#[derive(serde::Serialize)]
+struct JsonLine<'a> {
+    rank: usize,
+    index: u64,
+    score: f64,
+    text: &'a str,
+}
+
 fn print(best: &[Scored], json: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     for (position, Scored { index, score, text }) in best.iter().enumerate() {
         if json {
-            let rank = position + 1;
-            let line = serde_json::json!({
-                "rank": rank, "index": index, "score": score, "text": text
-            });
-            writeln!(out, "{line}")?;
+            let line = JsonLine { rank: position + 1, index: *index, score: *score, text };
+            serde_json::to_writer(&mut out, &line)?;
+            writeln!(out)?;
         } else if std::io::stdout().is_terminal() {
             writeln!(out, "{score:>7.4}  {}", terminal::printable(text, TERMINAL_TEXT_CHARS))?;
         } else {

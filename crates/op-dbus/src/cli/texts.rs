@@ -222,7 +222,8 @@ mod tests {
     #[test]
     fn a_text_of_full_length_passes_and_one_byte_more_is_refused_with_its_place() {
         assert_eq!(lines(b"123456\r\nx\n").unwrap(), ["123456", "x"]);
-        let sentence = "in, line 2: longer than 6 bytes, the service's limit for one text; split it";
+        let sentence =
+            "in, line 2: longer than 6 bytes, the service's limit for one text; split it";
         assert_eq!(lines(b"x\n1234567\n").unwrap_err(), Failure::refused(sentence));
         assert_eq!(lines(b"x\n1234567890123\n").unwrap_err(), Failure::refused(sentence));
     }

@@ -57,10 +57,3 @@ fn the_table_is_consistent() {
         assert!(row.doc.ends_with('.') && !row.doc.contains("  "), "{}", row.doc);
     }
 }
-
-#[test]
-fn regenerate_tmp() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    std::fs::write(root.join("config/op-dbus.toml"), config_file()).unwrap();
-    std::fs::write(root.join("docs/config.md"), markdown()).unwrap();
-}

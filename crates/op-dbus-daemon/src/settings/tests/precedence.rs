@@ -74,19 +74,19 @@ fn every_sources_mistakes_are_told_in_one_message() {
     // The flag overrides a wrong value, which is told all the same.
     let tree = tree.flag("threads", "2").flag("precision", "int8");
     let expected = "there are 9 mistakes in the settings:
-  environment variable OP_DBUS_EXECUTION_PROVIDR: OP_DBUS_EXECUTION_PROVIDR is not a setting; \
-did you mean OP_DBUS_EXECUTION_PROVIDER?
-  environment variable OP_DBUS_GPU_DEVICE: \"0,0\" is not accepted, since device 0 is named \
-twice; write `0`, a list such as `0,1`, or `all`
-  flag --precision: \"int8\" is not supported by this version of op-dbus; write `auto`, `f32`
   /etc/op-dbus/conf.d/20-b.toml, line 1: it is not TOML: invalid basic string, expected `\"`
   /usr/lib/op-dbus/config.toml, line 1: batch_tokens_max = 1.5 is not accepted; write 16 to 1048576
+  /etc/op-dbus/config.toml, line 1: `vector_levle` is not a setting; did you mean `vector_level`?
+  /etc/op-dbus/config.toml, line 2: vector_level = \"hgih\" is not accepted (did you mean \
+`high`?); write `none`, `low`, `medium`, `high`
   /etc/op-dbus/config.toml, line 4: threads = \"lots\" is not accepted; write `auto`, or 1 to 1024
-  /etc/op-dbus/config.toml, line 2: vector_level = \"hgih\" is not accepted; did you mean `high`?; \
-write `none`, `low`, `medium`, `high`
-  /etc/op-dbus/config.toml, line 1: vector_levle is not a setting; did you mean vector_level?
   /etc/op-dbus/conf.d/10-a.toml, line 1: queue_tokens_max = [1] is not accepted; write 1 to \
-4294967296";
+4294967296
+  environment variable OP_DBUS_EXECUTION_PROVIDR: there is no such setting; did you mean \
+`OP_DBUS_EXECUTION_PROVIDER`?
+  environment variable OP_DBUS_GPU_DEVICE: \"0,0\" is not accepted, since device 0 is named \
+twice; write `0`, a list such as `0,1`, or `all`
+  flag --precision: \"int8\" is not supported by this version of op-dbus; write `auto`, `f32`";
     assert_eq!(tree.mistakes(), expected);
     assert_eq!(tree.load().unwrap_err().exit_code(), 6);
 }
@@ -196,10 +196,11 @@ fn what_is_wrong_in_the_state_is_told_ignored_and_kept() {
     let mut loaded = tree.loaded();
     let warnings = loaded.warnings.join("\n").replace(&tree.path().display().to_string(), "");
     let expected = "\
-state file /var/lib/op-dbus/state.json: `log` cannot be changed while the service runs; it is ignored
-state file /var/lib/op-dbus/state.json: novelty is not a setting; it is ignored
-state file /var/lib/op-dbus/state.json: vector_level = \"huge\" is not accepted; write `none`, `low`, \
-`medium`, `high`; it is ignored";
+state file /var/lib/op-dbus/state.json: `log` cannot be changed while the service \
+runs; it is ignored
+state file /var/lib/op-dbus/state.json: `novelty` is not a setting; it is ignored
+state file /var/lib/op-dbus/state.json: vector_level = \"huge\" is not accepted; write \
+`none`, `low`, `medium`, `high`; it is ignored";
     assert_eq!(warnings, expected);
     assert_eq!(loaded.settings.gpu_device, Devices::List(vec![0, 1]));
     loaded.set("vector_level", "low").unwrap();
@@ -233,7 +234,7 @@ fn what_cannot_be_changed_says_why_and_changes_nothing() {
     );
     assert_eq!(
         refuse(loaded.set("execution_provider", "cpuu")),
-        "execution_provider = \"cpuu\" is not accepted; did you mean `cpu`?; write `auto`, `cpu`, \
+        "execution_provider = \"cpuu\" is not accepted (did you mean `cpu`?); write `auto`, `cpu`, \
          `cuda` (`gpu`), `tensorrt` (`trt`), `webgpu` (`wgpu`), `openvino`, `migraphx` (`rocm`), \
          `directml` (`dml`), `coreml`, `remote`"
     );
@@ -242,7 +243,7 @@ fn what_cannot_be_changed_says_why_and_changes_nothing() {
         "`log` cannot be changed while the service runs; set it in a file, by OP_DBUS_LOG or by \
          --log"
     );
-    assert_eq!(refuse(loaded.set("nonsense", "1")), "nonsense is not a setting");
+    assert_eq!(refuse(loaded.set("nonsense", "1")), "`nonsense` is not a setting");
     std::fs::remove_dir_all(tree.path().join("var")).unwrap();
     assert!(refuse(loaded.set("gpu_device", "all")).contains("could not be written"));
     assert_eq!(loaded.show(), before);

@@ -1,6 +1,7 @@
 //! What single settings accept.
 
 use figment::value::Value;
+use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{MAIN, Tree};
@@ -184,7 +185,7 @@ fn tables_are_checked() {
         "models.a.prompts = a table is not accepted; write a table of texts",
         "`providers.cuda.stream` is not supported by this version",
         "`cdua` is not the name of an execution provider; did you mean `cuda`?",
-        "line 7: batching is not a setting",
+        "line 7: `batching` is not a setting",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
@@ -193,7 +194,10 @@ fn tables_are_checked() {
 proptest! {
     /// No text makes the parser panic, and what it accepts it accepts again in its own form.
     #[test]
-    fn what_is_accepted_stays_the_same(index in 0..ROWS.len(), text in ".{0,40}|[0-9,]{1,12}|[a-z,0-9]{1,9}") {
+    fn what_is_accepted_stays_the_same(
+        index in 0..ROWS.len(),
+        text in ".{0,40}|[0-9,]{1,12}|[a-z,0-9]{1,9}",
+    ) {
         let key = ROWS[index].key;
         if let Some(canonical) = parsed(key, &text) {
             prop_assert_eq!(parsed(key, &canonical), Some(canonical));
@@ -201,7 +205,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_as_a_file_give_settings_or_mistakes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_as_a_file_give_settings_or_mistakes(bytes in vec(any::<u8>(), 0..200)) {
         let tree = Tree::new(&[]);
         tree.write(MAIN, &bytes);
         let _ = tree.load();
@@ -209,7 +213,8 @@ proptest! {
 
     #[test]
     fn a_size_is_its_number_times_its_unit(number in 0u64..1 << 30, unit in 0usize..4) {
-        let (name, bytes) = [("", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1u64 << 30)][unit];
+        let name = ["", "KiB", "MiB", "GiB"][unit];
+        let bytes = 1u64 << (10 * unit);
         let kind = crate::settings::Kind::Bytes { word: None };
         let value = kind.parse(&Value::from(format!("{number}{name}"))).unwrap();
         prop_assert_eq!(plain(&value), (number * bytes).to_string());
