@@ -97,7 +97,10 @@ async fn rank_orders_texts() -> Outcome {
     let words = [&["rank", "--json", "--top", "2", question], &LINES[..]].concat();
     let ranked = json_lines(&cli(&bus, &words).await?.success()?)?;
     assert_eq!(ranked.len(), 2);
-    assert_eq!((&ranked[0]["index"], &ranked[0]["text"]), (&Value::from(0), &Value::from(LINES[0])));
+    assert_eq!(
+        (&ranked[0]["index"], &ranked[0]["text"]),
+        (&Value::from(0), &Value::from(LINES[0]))
+    );
     assert!(ranked[0]["score"].as_f64() > ranked[1]["score"].as_f64());
     // From standard input and as text: the best comes first.
     let input = LINES.join("\n");
@@ -195,7 +198,10 @@ async fn settings_are_shown_with_their_origin() -> Outcome {
     let level = settings.iter().find(|setting| setting["key"] == "vector_level");
     let level = level.ok_or("no setting vector_level")?;
     assert_eq!(level["value"], "high");
-    assert!(level["origin"].as_str().is_some_and(|o| o.contains("OP_DBUS_VECTOR_LEVEL")), "{level}");
+    assert!(
+        level["origin"].as_str().is_some_and(|o| o.contains("OP_DBUS_VECTOR_LEVEL")),
+        "{level}"
+    );
     let text = show(&[]).await?;
     let line = text.lines().find(|line| line.starts_with("vector_level")).unwrap_or_default();
     assert!(line.contains("high") && line.contains("OP_DBUS_VECTOR_LEVEL"), "{line}");

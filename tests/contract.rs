@@ -23,6 +23,7 @@ tests! {
     python_can_use_every_member: [Bus, Python],
     options_are_honoured: [Bus],
     every_reading_method_says_what_it_must: [Bus],
+    what_is_not_in_the_contract_is_refused: [Bus],
 }
 
 /// Properties of the embedder with the signature of each.
@@ -247,5 +248,29 @@ async fn every_reading_method_says_what_it_must() -> Outcome {
     for counter in ["calls", "texts", "tokens", "batches", "truncated", "worker_restarts"] {
         daemon.client().counter(counter).await?;
     }
+    daemon.stop().await
+}
+
+async fn what_is_not_in_the_contract_is_refused() -> Outcome {
+    let (_bus, _setup, daemon) = daemon().await?;
+    let connection = daemon.client().connection();
+    let refusal = async |interface: &str, method: &str, path: &str| -> Outcome<String> {
+        let body = vec!["one"];
+        let call = connection.call_method(Some(BUS_NAME), path, Some(interface), method, &body);
+        match call.await {
+            Err(zbus::Error::MethodError(name, ..)) => Ok(name.to_string()),
+            Err(zbus::Error::FDO(error)) => Ok(zbus::DBusError::name(&*error).to_string()),
+            other => Err(format!("{interface}.{method} at {path}: {other:?}").into()),
+        }
+    };
+    let error = |name: &str| format!("org.freedesktop.DBus.Error.{name}");
+    assert_eq!(refusal(EMBEDDER_INTERFACE, "Embde", ROOT_PATH).await?, error("UnknownMethod"));
+    // `Embed` takes one text.
+    assert_eq!(refusal(EMBEDDER_INTERFACE, "Embed", ROOT_PATH).await?, error("InvalidArgs"));
+    assert_eq!(refusal(EMBEDDER_INTERFACE, "Embed", "/nowhere").await?, error("UnknownObject"));
+    // The policy file names what may be called; setting properties is not among it.
+    let properties = "org.freedesktop.DBus.Properties";
+    assert_eq!(refusal(properties, "Set", ROOT_PATH).await?, error("AccessDenied"));
+    daemon.client().embedder.embed("one").await?;
     daemon.stop().await
 }

@@ -2,13 +2,13 @@
 
 use futures_util::future::try_join_all;
 
+use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options};
 use crate::harness::daemon::Setup;
 use crate::harness::golden::{self, cosine, distance};
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
-use crate::harness::Outcome;
 
 tests! {
     low_matches_the_references: [Bus, Low],
@@ -71,7 +71,8 @@ async fn a_vector_does_not_depend_on_its_batch() -> Outcome {
     }
     let mut random = Random::new(50);
     for _ in 0..50 {
-        let picks: Vec<usize> = (0..random.below(24) + 2).map(|_| random.below(texts.len())).collect();
+        let picks: Vec<usize> =
+            (0..random.below(24) + 2).map(|_| random.below(texts.len())).collect();
         let batch: Vec<&String> = picks.iter().map(|pick| &texts[*pick]).collect();
         let vectors = daemon.client().vectors(&batch).await?;
         for (pick, vector) in picks.iter().zip(&vectors) {
@@ -90,7 +91,10 @@ async fn each_of_64_clients_gets_its_own() -> Outcome {
         (0..6).map(|n| format!("client {client} asks {n} {}", "and waits ".repeat(n))).collect()
     };
     let clients = try_join_all((0..64).map(|_| Client::on(&bus))).await?;
-    let calls = clients.iter().enumerate().map(|(n, client)| async move { client.vectors(&marked(n)).await });
+    let calls = clients
+        .iter()
+        .enumerate()
+        .map(|(n, client)| async move { client.vectors(&marked(n)).await });
     let together = try_join_all(calls).await?;
     for (n, vectors) in together.iter().enumerate() {
         for (text, vector) in marked(n).iter().zip(vectors) {
@@ -150,7 +154,8 @@ async fn texts_of_the_largest_size() -> Outcome {
     let daemon = setup.ready(&bus).await?;
     let bytes = daemon.client().embedder.text_bytes_max().await? as usize;
     let fill = |part: &str| part.repeat(bytes / part.len());
-    let texts = [fill("x"), fill("\u{6F22}"), fill(" "), fill("e\u{301}"), fill("\u{1F469}\u{200D}")];
+    let texts =
+        [fill("x"), fill("\u{6F22}"), fill(" "), fill("e\u{301}"), fill("\u{1F469}\u{200D}")];
     for text in &texts {
         let vector = daemon.client().vectors(&[text]).await?.remove(0);
         assert!(vector.iter().all(|x| x.is_finite()));

@@ -54,7 +54,8 @@ async fn the_state_survives_a_kill_at_every_system_call() -> Outcome {
             daemon = setup.start(&bus).await?;
             daemon.settled().await?;
             assert_eq!(daemon.client().embedder.vector_level().await?, kept, "{name} {number}");
-            let files: Vec<_> = setup.path("state").read_dir()?.flatten().map(|f| f.file_name()).collect();
+            let files: Vec<_> =
+                setup.path("state").read_dir()?.flatten().map(|f| f.file_name()).collect();
             assert_eq!(files, ["state.json"], "left over after {name} {number}");
             if !killed {
                 break;

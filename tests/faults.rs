@@ -17,6 +17,7 @@ tests! {
     an_idle_worker_killed: [Bus],
     workers_end_with_their_daemon: [Bus],
     a_caller_that_leaves: [Bus],
+    a_message_that_the_bus_refuses: [Bus],
     no_worker_can_be_had: [Bus],
     a_state_that_cannot_be_kept: [Bus, Root],
 }
@@ -87,7 +88,8 @@ async fn workers_end_with_their_daemon() -> Outcome {
         for worker in workers {
             // Whoever inherits them may leave them as zombies, which are as good as gone.
             let stat = format!("/proc/{worker}/stat");
-            let running = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+            let running =
+                || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
             while running() {
                 tokio::task::yield_now().await;
             }
@@ -120,6 +122,19 @@ async fn a_caller_that_leaves() -> Outcome {
     // Of the 1,000 texts only the batch that the worker had been given already was computed.
     let tokens = daemon.client().counter("tokens").await?;
     assert!(tokens < 1000, "{tokens} tokens were computed for a caller that had left");
+    daemon.stop().await
+}
+
+/// A message beyond the bus's own limit costs its sender the connection, and nobody else anything.
+async fn a_message_that_the_bus_refuses() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let greedy = Client::on(&bus).await?;
+    let texts = vec!["x".repeat(1 << 20); 40];
+    let sent = within("the end of the call", greedy.packed(&texts, Options::new())).await?;
+    assert!(sent.is_err(), "a message of 40 MiB went through");
+    daemon.client().embedder.embed("somebody else").await?;
     daemon.stop().await
 }
 
@@ -162,7 +177,8 @@ async fn a_state_that_cannot_be_kept() -> Outcome {
     let command = in_own_mounts(&script, &setup.command(&bus)?);
     let daemon = setup.start_command(command, &bus).await?;
     assert_eq!(daemon.settled().await?, "ready");
-    let message = refused(daemon.client().manager.set_vector_level("high").await, ErrorName::NoSpace)?;
+    let message =
+        refused(daemon.client().manager.set_vector_level("high").await, ErrorName::NoSpace)?;
     assert!(message.contains("state.json"), "{message}");
     // What could not be kept was not changed.
     assert_eq!(daemon.client().embedder.vector_level().await?, "low");

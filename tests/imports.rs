@@ -177,7 +177,8 @@ async fn an_imported_model_is_told_of() -> Outcome {
     // The model stands in place of a level's, so a change of level would have no effect.
     refused(manager.set_vector_level("low").await, ErrorName::Pinned)?;
     // Prompts are part of the text.
-    let prompt = |name| crate::harness::client::Options::from([("prompt", zbus::Variant::from(name))]);
+    let prompt =
+        |name| crate::harness::client::Options::from([("prompt", zbus::Variant::from(name))]);
     let asked = daemon.client().packed(&["why?"], prompt("query")).await?;
     let plain = daemon.client().vectors(&["why?", "query: why?"]).await?;
     assert!(distance(&asked.vectors[0], &plain[1]) <= 1e-5);

@@ -9,7 +9,7 @@ use libtest_mimic::Arguments;
 
 mod harness;
 
-/// The four commands of the command line that speak to the service, and those that don't.
+/// The command line: text, JSON, exit codes.
 mod cli;
 /// The names, signatures and properties of the interface, as three different clients see them.
 mod contract;
@@ -25,7 +25,7 @@ mod faults;
 mod imports;
 /// Start, reload, stop, and what the service manager is told.
 mod lifecycle;
-/// Damaged files of a model.
+/// Damaged files of a model and of the cache.
 mod models;
 /// Wrong values in each source of settings.
 mod settings;

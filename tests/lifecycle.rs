@@ -57,9 +57,8 @@ async fn the_watchdog_is_fed() -> Outcome {
     let setup = Setup::sim()?;
     let path = setup.path("notify");
     let manager = ServiceManager::listen(&path)?;
-    let setup = setup
-        .env("NOTIFY_SOCKET", &path.display().to_string())
-        .env("WATCHDOG_USEC", "200000");
+    let setup =
+        setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "200000");
     let daemon = setup.ready(&bus).await?;
     manager.told("WATCHDOG=1").await?;
     manager.told("WATCHDOG=1").await?;

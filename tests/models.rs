@@ -1,8 +1,9 @@
-//! Damaged files of a model: the daemon stays up and names the file, and other levels still serve.
+//! Damaged files of a model or of the cache: the daemon stays up and names the file, and other levels
+//! still serve.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use op_dbus_api::ErrorName;
 use zbus::Variant;
@@ -19,6 +20,8 @@ tests! {
     a_damaged_record_is_named: [Bus, Low],
     another_level_still_serves: [Bus, Low, Medium],
     a_repaired_model_is_served_after_a_reload: [Bus, Low],
+    damaged_graphs_in_the_cache_are_built_again: [Bus, Low],
+    a_cache_that_cannot_be_written_is_done_without: [Bus, Low],
 }
 
 const LOW: &str = "paraphrase-MiniLM-L3-v2";
@@ -137,6 +140,38 @@ async fn a_repaired_model_is_served_after_a_reload() -> Outcome {
     fs::copy(needs::store().join("models").join(LOW).join(FILES[1]), &path)?;
     daemon.client().manager.reload().await?;
     assert_eq!(daemon.settled().await?, "ready");
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+async fn damaged_graphs_in_the_cache_are_built_again() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    let expected = daemon.client().vectors(&["the same as before"]).await?;
+    daemon.stop().await?;
+    let cached = || -> Outcome<PathBuf> {
+        let mut files = setup.path("cache").read_dir()?.flatten().map(|entry| entry.path());
+        Ok(files.find(|path| path.is_file()).ok_or("nothing was cached")?)
+    };
+    for damage in [Damage::Truncated, Damage::Flipped, Damage::Oversized] {
+        damage.apply(&cached()?)?;
+        let daemon = setup.ready(&bus).await?;
+        let found = daemon.client().vectors(&["the same as before"]).await?;
+        assert_eq!(found, expected, "{damage:?}");
+        daemon.stop().await?;
+        assert!(fs::metadata(cached()?)?.len() < 1 << 30, "{damage:?}: not built again");
+    }
+    Ok(())
+}
+
+async fn a_cache_that_cannot_be_written_is_done_without() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let file = setup.path("not-a-folder");
+    fs::write(&file, "")?;
+    let setup = setup.setting("cache_dir", &file.join("cache").display().to_string());
+    let daemon = setup.ready(&bus).await?;
     daemon.client().embedder.embed("x").await?;
     daemon.stop().await
 }

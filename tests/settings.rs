@@ -44,9 +44,10 @@ async fn every_mistake_is_named_at_once() -> Outcome {
         .flag("--threads=-3");
     let message = refused_start(&setup, 6).await?;
     assert_names(&message, &["config.toml", "hgih", "high"]);
-    assert_names(&message, &["batch_tokens_maks", "did you mean batch_tokens_max"]);
+    // Unknown names come with the one that was meant.
+    assert_names(&message, &["batch_tokens_maks", "batch_tokens_max"]);
     assert_names(&message, &["OP_DBUS_QUOTA_TOKENS", "many"]);
-    assert_names(&message, &["OP_DBUS_VECTOR_LEVLE", "did you mean OP_DBUS_VECTOR_LEVEL"]);
+    assert_names(&message, &["OP_DBUS_VECTOR_LEVLE", "OP_DBUS_VECTOR_LEVEL"]);
     assert_names(&message, &["--threads", "-3", "5 mistakes"]);
     Ok(())
 }

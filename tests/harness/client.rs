@@ -129,7 +129,8 @@ pub fn refused<T>(result: zbus::Result<T>, expected: ErrorName) -> Outcome<Strin
         Ok(_) => return Err(format!("not refused, but {} was to be", expected.as_str()).into()),
         Err(error) => error,
     };
-    let refusal = Error::from_reply(&error).ok_or_else(|| format!("not in the contract: {error}"))?;
+    let refusal =
+        Error::from_reply(&error).ok_or_else(|| format!("not in the contract: {error}"))?;
     assert_eq!(refusal.name(), expected, "{}", refusal.message());
     assert!(refusal.message().split_whitespace().count() > 3, "{:?}", refusal.message());
     Ok(refusal.message().to_owned())

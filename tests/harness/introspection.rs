@@ -85,7 +85,9 @@ fn pairs(text: &str) -> BTreeMap<String, String> {
     let mut rest = text;
     while let Some((name, after)) = rest.split_once('=') {
         let after = after.trim_start();
-        let Some(quote) = after.chars().next().filter(|quote| "\"'".contains(*quote)) else { break };
+        let Some(quote) = after.chars().next().filter(|quote| "\"'".contains(*quote)) else {
+            break;
+        };
         let Some((value, after)) = after[1..].split_once(quote) else { break };
         pairs.insert(name.trim().to_owned(), value.to_owned());
         rest = after;

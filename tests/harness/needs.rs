@@ -35,7 +35,9 @@ impl Need {
             Self::Bus => program("dbus-daemon"),
             Self::Busctl => program("busctl"),
             Self::Gdbus => program("gdbus"),
-            Self::Strace => program("strace").or_else(|| unless(may_trace(), "ptrace is not allowed")),
+            Self::Strace => {
+                program("strace").or_else(|| unless(may_trace(), "ptrace is not allowed"))
+            }
             Self::Root => unless(nix::unistd::Uid::effective().is_root(), "not root")
                 .or_else(|| program("setpriv")),
             Self::Python => program("python3").or_else(|| {

@@ -53,6 +53,8 @@ impl Test {
 }
 
 fn run(body: Box<dyn FnOnce() -> Outcome + Send>) -> Result<(), Failed> {
+    // What the test before this one left.
+    journal::take();
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) => error.to_string(),

@@ -48,7 +48,7 @@ pub(crate) struct Permit {
     tokens: usize,
 }
 
-/// Tokens that a text of `bytes` may take at most: most tokenizers make at most one token of a byte.
+/// Tokens that a text of `bytes` may take at most: tokenizers rarely make more than one of a byte.
 pub(crate) fn cost(bytes: usize, truncate: Truncate, specials: usize, input_max: usize) -> usize {
     let whole = bytes.saturating_add(specials);
     let tokens = match truncate {

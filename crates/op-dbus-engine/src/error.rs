@@ -1,4 +1,4 @@
-//! Why a call was refused or failed: one sentence each, with the limit, what was found and what to do.
+//! Why a call was refused or failed: one sentence each: what, the limit, what was found, what to do.
 
 use std::fmt;
 

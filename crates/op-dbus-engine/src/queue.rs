@@ -1,8 +1,8 @@
 //! The queue, pure: entries and `now` in, the entry whose turn it is out. No clock, no channel.
 //!
-//! Two classes, each with one lane per user. Within a class the lane that was served fewest tokens is
-//! next, so that users share by tokens, not by texts or calls. Interactive work goes first; bulk work
-//! gets one batch whenever it has waited `bulk_wait_us_max`, and never two in a row that way.
+//! Two classes, each with one lane per user. Within a class the lane that was served fewest tokens
+//! is next, so that users share by tokens, not by texts or calls. Interactive work goes first; bulk
+//! work gets one batch whenever it has waited `bulk_wait_us_max`, and never two in a row that way.
 
 use std::collections::{BTreeMap, VecDeque};
 

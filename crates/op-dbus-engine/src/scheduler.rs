@@ -1,7 +1,7 @@
 //! What workers and callers share: the queue behind one lock, and what each worker does.
 //!
-//! Workers pull: an idle one plans the next batch itself. So batches form while all are busy, nothing
-//! waits for a timer, and no channel holds work that could still be cancelled or joined.
+//! Workers pull: an idle one plans the next batch itself. So batches form while all are busy,
+//! nothing waits for a timer, and no channel holds work that could still be cancelled or joined.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -64,7 +64,11 @@ fn check_file(path: &Path) -> Result<(), BackendError> {
     if !cfg!(target_os = "linux") {
         return Ok(());
     }
-    let file = std::fs::read(path).map_err(|error| unreadable(path, &error))?;
+    let whole = |path| match std::fs::metadata(path)?.is_file() {
+        true => std::fs::read(path),
+        false => Err(std::io::Error::other("it is not a file")),
+    };
+    let file = whole(path).map_err(|error| unreadable(path, &error))?;
     match elf::problem(&file) {
         Some(problem) => {
             Err(unusable(format!("the file {} is {problem}; {REMEDY}", path.display())))

@@ -20,7 +20,7 @@ pub struct ChildBackend {
 }
 
 impl ChildBackend {
-    /// Starts `command`, which has to call [`serve`](super::serve()), and waits until it has loaded.
+    /// Starts `command`, which has to call [`serve`](super::serve()), and waits until it is ready.
     /// Its standard input becomes the control socket, its output is discarded, its errors go where
     /// ours go. `shape` bounds the batches that can be run.
     ///

@@ -68,8 +68,8 @@ impl Link {
             && out.len() == rows.saturating_mul(self.shape.dimensions);
         if !whole || !self.region.fits(rows, sequence_length) {
             return Err(BackendError::Failed(format!(
-                "a batch of {rows} rows of {sequence_length} tokens is not what the worker's shared \
-                 memory was made for ({} rows, {} tokens)",
+                "a batch of {rows} rows of {sequence_length} tokens is not what the worker's \
+                 shared memory was made for ({} rows, {} tokens)",
                 self.shape.rows_max, self.shape.tokens_max
             )));
         }

@@ -1,10 +1,10 @@
 //! A backend in a process of its own: token ids go in and vectors come out through shared memory,
 //! a control socket (`SOCK_SEQPACKET`, JSON messages) carries the rest.
 //!
-//! The engine trusts nothing that comes from a worker. Its messages are bounded, parsed and numbered;
-//! the shared memory can't be resized; vectors are copied out before they are checked; and whoever
-//! answers wrongly, late or not at all is killed. A worker ends by itself when the engine's end of
-//! the socket is closed.
+//! The engine trusts nothing that comes from a worker. Its messages are bounded, parsed and
+//! numbered; the shared memory can't be resized; vectors are copied out before they are checked;
+//! and whoever answers wrongly, late or not at all is killed. A worker ends by itself when the
+//! engine's end of the socket is closed.
 
 mod child;
 mod link;

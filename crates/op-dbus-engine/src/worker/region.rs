@@ -122,7 +122,7 @@ impl Region {
         assert!(size_of_val(values) <= end - start, "a batch is checked before it is copied");
         // SAFETY: start + the size of `values` is at most `end`, which lies within the mapping; the
         // mapping can't shrink (sealed) and lives as long as `self`; `values` is private memory, so
-        // the two don't overlap. The bytes are copied untyped; no reference into the mapping exists.
+        // the two don't overlap. Bytes are copied untyped; no reference into the mapping exists.
         unsafe {
             let target = self.map.as_mut_ptr().add(start);
             ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), target, size_of_val(values));

@@ -102,7 +102,7 @@ async fn bench(args: Args) -> Done {
     let progress = progress();
     let results = rounds::run(&mut stage, &corpus, plan, &progress).await;
     progress.finish_and_clear();
-    let report = Report::new(&stage, &corpus, plan, results?).on(machine);
+    let report = Report::new(machine, &stage, &corpus, plan, results?);
     stage.strike().await;
     let text = match args.json {
         true => report.json(),

@@ -13,7 +13,7 @@ use super::spread::{Spread, percentile};
 #[derive(Serialize)]
 pub struct Report {
     version: &'static str,
-    machine: Option<Machine>,
+    machine: Machine,
     served: Served,
     texts: Texts,
     rounds: u32,
@@ -75,11 +75,17 @@ enum Compare {
 
 impl Report {
     /// The report on one run.
-    pub fn new(stage: &Stage, corpus: &Corpus, plan: Plan, results: Results) -> Self {
+    pub fn new(
+        machine: Machine,
+        stage: &Stage,
+        corpus: &Corpus,
+        plan: Plan,
+        results: Results,
+    ) -> Self {
         let served = &stage.served;
         Self {
             version: env!("CARGO_PKG_VERSION"),
-            machine: None,
+            machine,
             served: Served {
                 level: served.level.clone(),
                 model: served.model.clone(),
@@ -93,11 +99,6 @@ impl Report {
             deviation: results.deviation,
             figures: figures(&results),
         }
-    }
-
-    /// The same, with what it was measured on.
-    pub fn on(self, machine: Machine) -> Self {
-        Self { machine: Some(machine), ..self }
     }
 
     /// One JSON object.
@@ -115,9 +116,7 @@ impl Report {
             "op-dbus {}: {} (level {level}), {}, {}{workers}\n",
             self.version, served.model, served.provider, served.precision
         );
-        if let Some(machine) = &self.machine {
-            out.push_str(&format!("machine: {}\n", machine.line()));
-        }
+        out.push_str(&format!("machine: {}\n", self.machine.line()));
         out.push_str(&format!(
             "texts:   {} ({}), tokens mean {:.1}, p50 {}, p95 {}, max {}, {} cut; short ones {:.1}\n",
             texts.texts, texts.source, texts.tokens_mean, texts.tokens_p50, texts.tokens_p95,

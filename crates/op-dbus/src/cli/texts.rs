@@ -3,14 +3,16 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use tokio::sync::mpsc;
 
 use super::Failure;
 
-/// Texts that a reader may be ahead of the calls; with the limit on a text's length this bounds
-/// the memory of a client, whatever the size of its input.
+/// How far the reader may be ahead of the calls. This bounds the memory of a client, whatever the
+/// size of its input.
 const READ_AHEAD_TEXTS: usize = 512;
+const READ_AHEAD_BYTES: usize = 8 << 20;
 
 /// The texts of a command.
 #[derive(Debug)]
@@ -49,6 +51,7 @@ pub struct CallLimits {
 /// Texts on their way into calls.
 pub struct Texts {
     incoming: mpsc::Receiver<Result<String, Failure>>,
+    ahead: Arc<Ahead>,
     /// Read, but too big for the call it was read for.
     left_over: Option<String>,
     limits: CallLimits,
@@ -58,14 +61,14 @@ impl Texts {
     /// Starts reading on a thread of its own, so that a slow input does not hold up calls that
     /// are under way.
     pub fn read(source: Source, limits: CallLimits) -> Self {
-        let (outgoing, incoming) = mpsc::channel(READ_AHEAD_TEXTS);
+        let (outgoing, texts) = channel(limits);
         std::thread::spawn(move || {
             if let Err(failure) = feed(source, limits.text_bytes_max, &outgoing) {
                 // A receiver that is gone has lost its interest in the failure too.
-                outgoing.blocking_send(Err(failure)).ok();
+                outgoing.sender.blocking_send(Err(failure)).ok();
             }
         });
-        Self { incoming, left_over: None, limits }
+        texts
     }
 
     /// The texts of the next call: at least one, and then what is there already, up to the limits.
@@ -74,31 +77,77 @@ impl Texts {
         let first = match self.left_over.take() {
             Some(text) => text,
             None => match self.incoming.recv().await? {
-                Ok(text) => text,
+                Ok(text) => {
+                    self.ahead.less(text.len());
+                    text
+                }
                 Err(failure) => return Some(Err(failure)),
             },
         };
         let mut bytes = first.len();
         let mut texts = vec![first];
         while texts.len() < self.limits.texts_max {
-            match self.incoming.try_recv() {
-                Ok(Ok(text)) if bytes + text.len() > self.limits.bytes_max => {
-                    self.left_over = Some(text);
-                    break;
-                }
-                Ok(Ok(text)) => {
-                    bytes += text.len();
-                    texts.push(text);
-                }
+            let text = match self.incoming.try_recv() {
+                Ok(Ok(text)) => text,
                 Ok(Err(failure)) => return Some(Err(failure)),
                 Err(_) => break,
+            };
+            self.ahead.less(text.len());
+            if bytes + text.len() > self.limits.bytes_max {
+                self.left_over = Some(text);
+                break;
             }
+            bytes += text.len();
+            texts.push(text);
         }
         Some(Ok(texts))
     }
 }
 
-type Outgoing = mpsc::Sender<Result<String, Failure>>;
+/// Bytes of text that are read but in no call yet.
+#[derive(Default)]
+struct Ahead {
+    bytes: Mutex<usize>,
+    fewer: Condvar,
+}
+
+impl Ahead {
+    /// Waits until there is room, then counts `bytes` in. One text always has room.
+    fn more(&self, bytes: usize) {
+        let mut ahead = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        while *ahead > 0 && *ahead + bytes > READ_AHEAD_BYTES {
+            ahead = self.fewer.wait(ahead).unwrap_or_else(PoisonError::into_inner);
+        }
+        *ahead += bytes;
+    }
+
+    fn less(&self, bytes: usize) {
+        let mut ahead = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        *ahead = ahead.saturating_sub(bytes);
+        self.fewer.notify_one();
+    }
+}
+
+/// The reader's end.
+struct Outgoing {
+    sender: mpsc::Sender<Result<String, Failure>>,
+    ahead: Arc<Ahead>,
+}
+
+impl Outgoing {
+    /// Hands a text over; `false` when nobody listens any more.
+    fn send(&self, text: String) -> bool {
+        self.ahead.more(text.len());
+        self.sender.blocking_send(Ok(text)).is_ok()
+    }
+}
+
+fn channel(limits: CallLimits) -> (Outgoing, Texts) {
+    let (sender, incoming) = mpsc::channel(READ_AHEAD_TEXTS);
+    let ahead = Arc::<Ahead>::default();
+    let texts = Texts { incoming, ahead: ahead.clone(), left_over: None, limits };
+    (Outgoing { sender, ahead }, texts)
+}
 
 /// Sends every text of `source`; ends early, without a failure, when nobody listens any more.
 fn feed(source: Source, text_bytes_max: usize, outgoing: &Outgoing) -> Result<(), Failure> {
@@ -106,7 +155,7 @@ fn feed(source: Source, text_bytes_max: usize, outgoing: &Outgoing) -> Result<()
         Source::Arguments(texts) => {
             for (position, text) in texts.into_iter().enumerate() {
                 check(&text, text_bytes_max, &format!("argument {}", position + 1))?;
-                if outgoing.blocking_send(Ok(text)).is_err() {
+                if !outgoing.send(text) {
                     break;
                 }
             }
@@ -156,7 +205,7 @@ fn feed_lines(
         let text = String::from_utf8(text.to_vec())
             .map_err(|_| Failure::refused(format!("{place}: not UTF-8 text")))?;
         check(&text, text_bytes_max, &place)?;
-        if outgoing.blocking_send(Ok(text)).is_err() {
+        if !outgoing.send(text) {
             break;
         }
     }
@@ -188,27 +237,25 @@ mod tests {
     const LIMITS: CallLimits = CallLimits { texts_max: 3, bytes_max: 8, text_bytes_max: 6 };
 
     fn lines(input: &[u8]) -> Result<Vec<String>, Failure> {
-        let (outgoing, mut incoming) = mpsc::channel(64);
+        let (outgoing, mut texts) = channel(LIMITS);
         feed_lines(&mut &*input, "in", LIMITS.text_bytes_max, &outgoing)?;
         drop(outgoing);
-        let mut texts = Vec::new();
-        while let Ok(text) = incoming.try_recv() {
-            texts.push(text?);
-        }
-        Ok(texts)
+        std::iter::from_fn(|| texts.incoming.try_recv().ok()).collect()
     }
 
     async fn calls(texts: &[&str]) -> Vec<usize> {
-        let (outgoing, incoming) = mpsc::channel(64);
+        let (outgoing, mut incoming) = channel(LIMITS);
         for text in texts {
-            outgoing.send(Ok((*text).to_owned())).await.expect("the receiver lives");
+            outgoing.ahead.more(text.len());
+            outgoing.sender.send(Ok((*text).to_owned())).await.expect("the receiver lives");
         }
         drop(outgoing);
-        let mut texts = Texts { incoming, left_over: None, limits: LIMITS };
+        let ahead = incoming.ahead.clone();
         let mut sizes = Vec::new();
-        while let Some(call) = texts.next_call().await {
+        while let Some(call) = incoming.next_call().await {
             sizes.push(call.expect("no failure was sent").len());
         }
+        assert_eq!(*ahead.bytes.lock().unwrap(), 0, "every text was counted out again");
         sizes
     }
 
@@ -241,6 +288,18 @@ mod tests {
         assert_eq!(calls(&["12345", "12345", "1"]).await, [1, 2]);
         assert_eq!(calls(&["12345", "123", "1"]).await, [2, 1]);
         assert_eq!(calls(&[]).await, [0; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_reader_far_ahead_waits_and_loses_nothing() {
+        let text = "x".repeat(READ_AHEAD_BYTES / 3);
+        let limits = CallLimits { texts_max: 2, bytes_max: text.len(), text_bytes_max: text.len() };
+        let mut texts = Texts::read(Source::Arguments(vec![text; 10]), limits);
+        let mut read = 0;
+        while let Some(call) = texts.next_call().await {
+            read += call.unwrap().len();
+        }
+        assert_eq!(read, 10);
     }
 
     #[tokio::test]
