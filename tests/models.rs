@@ -1,5 +1,5 @@
-//! Damaged files of a model or of the cache: the daemon stays up and names the file, and other levels
-//! still serve.
+//! Damaged files of a model or of the cache: the daemon stays up and names the file, and other
+//! levels still serve.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};

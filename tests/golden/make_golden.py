@@ -5,8 +5,8 @@
     make_golden.py --models DIR [--stsb FILE]
 
 DIR holds `all-MiniLM-L6-v2/` and `all-mpnet-base-v2/` (sentence-transformers folders) and
-`paraphrase-MiniLM-L3-v2.onnx` (the export that level `low` comes from). With `--stsb` (tab-separated:
-text, text, score) the Spearman correlation of each level is printed too, times 100.
+`paraphrase-MiniLM-L3-v2.onnx` (the export that level `low` comes from). With `--stsb`
+(tab-separated: text, text, score) the Spearman correlation of each level is printed too, times 100.
 """
 
 import argparse

@@ -28,6 +28,10 @@ SPECIALS = {
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
     "mpnet": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
 }
+ENDS = {
+    "bert": ("[CLS]", "[SEP]", "[UNK]", "[PAD]"),
+    "mpnet": ("<s>", "</s>", "<unk>", "<pad>"),
+}
 
 
 def tokenizer(family):
@@ -35,9 +39,7 @@ def tokenizer(family):
     characters = string.ascii_lowercase + string.digits + ".,:;-/()[]?!'"
     pieces = SPECIALS[family] + list(characters) + ["##" + c for c in characters]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    first, last, unknown, pad = (
-        ("[CLS]", "[SEP]", "[UNK]", "[PAD]") if family == "bert" else ("<s>", "</s>", "<unk>", "<pad>")
-    )
+    first, last, unknown, pad = ENDS[family]
     made = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -90,7 +92,8 @@ def export(bert, folder):
             ).last_hidden_state
 
     names = ["input_ids", "attention_mask", "token_type_ids"]
-    inputs = (torch.tensor([[2, 7, 3]]), torch.ones(1, 3, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.int64))
+    ids = torch.tensor([[2, 7, 3]])
+    inputs = (ids, torch.ones_like(ids), torch.zeros_like(ids))
     axes = {name: {0: "batch", 1: "sequence"} for name in [*names, "last_hidden_state"]}
     (folder / "onnx").mkdir()
     torch.onnx.export(
@@ -108,7 +111,8 @@ def export(bert, folder):
 def main():
     torch.set_grad_enabled(False)
     entries = json.loads((HERE / "texts.json").read_text(encoding="utf-8"))
-    header = {"torch": torch.__version__, "sentence_transformers": sentence_transformers.__version__}
+    versions = {"torch": torch, "sentence_transformers": sentence_transformers}
+    header = {name: module.__version__ for name, module in versions.items()}
     lines = []
     for family in ("bert", "mpnet"):
         folder = HERE / f"tiny-{family}"

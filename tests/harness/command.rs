@@ -54,8 +54,8 @@ pub fn clean(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// The same command, started by `script`, in which `"$@"` stands for it, in a mount namespace of its
-/// own.
+/// The same command, started by `script`, in which `"$@"` stands for it, in a mount namespace of
+/// its own.
 pub fn in_own_mounts(script: &str, command: &Command) -> Command {
     let command = command.as_std();
     let mut wrapped = clean("unshare");

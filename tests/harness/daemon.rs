@@ -30,7 +30,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A daemon that computes simulated vectors: starts at once and needs neither model nor library.
+    /// A daemon that computes simulated vectors: it starts at once, without model or library.
     pub fn sim() -> Outcome<Self> {
         let setup = Self::empty()?;
         let models = setup.folder.path().join("models").display().to_string();
@@ -124,9 +124,12 @@ impl Setup {
         let client = Client::new(bus.connect().await?).await?;
         let mut process = Process::start("op-dbus daemon", command, &self.path("daemon.log"))?;
         tokio::select! {
-            owned = within("the daemon's name on the bus", owner(client.connection(), true)) => owned??,
+            owned = within("the daemon's name on the bus", owner(client.connection(), true)) => {
+                owned??;
+            }
             status = process.child().wait() => {
-                return Err(format!("the daemon ended at once ({}): {}", status?, process.stderr()).into());
+                let said = process.stderr();
+                return Err(format!("the daemon ended at once ({}): {said}", status?).into());
             }
         }
         Ok(Daemon { process, client })

@@ -35,8 +35,8 @@ pub fn vectors(level: &str) -> Outcome<Vec<Vec<f32>>> {
     texts()?.into_iter().map(read).collect()
 }
 
-/// An array of numbers as the vector that it was. Parsed doubles may be off by their last digit, the
-/// floats that were sent as such are not.
+/// An array of numbers as the vector that it was. Parsed doubles may be off by their last digit,
+/// the floats that were sent as such are not.
 pub fn floats(numbers: &Value) -> Option<Vec<f32>> {
     numbers.as_array()?.iter().map(|number| Some(number.as_f64()? as f32)).collect()
 }

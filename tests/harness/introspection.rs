@@ -1,4 +1,4 @@
-//! Introspection data as a set of lines, so that two documents can be compared whatever their layout.
+//! Introspection data as a set of lines: two documents can be compared whatever their layout.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -7,19 +7,29 @@ import json
 import struct
 import sys
 
-from jeepney import DBusAddress, HeaderFields, MatchRule, MessageType, Properties, message_bus, new_method_call
+from jeepney import DBusAddress, HeaderFields, MatchRule, MessageType, Properties
+from jeepney import message_bus, new_method_call
 from jeepney.io.blocking import Proxy, open_dbus_connection
 
 NAME, PATH = "org.opdbus.Embedding1", "/org/opdbus/Embedding1"
 EMBEDDER = DBusAddress(PATH, NAME, NAME + ".Embedder")
 MANAGER = DBusAddress(PATH, NAME, NAME + ".Manager")
-READING = ["Reload", "ListLevels", "ListModels", "ListProviders", "GetStatus", "GetStatistics", "GetSettings"]
+READING = [
+    "Reload",
+    "ListLevels",
+    "ListModels",
+    "ListProviders",
+    "GetStatus",
+    "GetStatistics",
+    "GetSettings",
+]
 
 connection = open_dbus_connection(sys.argv[1])
 
 
 def ask(address, method, signature=None, *arguments):
-    return connection.send_and_get_reply(new_method_call(address, method, signature, arguments), timeout=120)
+    call = new_method_call(address, method, signature, arguments)
+    return connection.send_and_get_reply(call, timeout=120)
 
 
 def call(*what):
@@ -32,22 +42,24 @@ def main():
     said = {"embed": call(EMBEDDER, "Embed", "s", "one")[0]}
     assert call(EMBEDDER, "EmbedBatch", "as", ["one", "two"])[0][0] == said["embed"]
     options = {"truncate": ("s", "error"), "deadline_ms": ("u", 600_000)}
-    data, rows, dimensions, _info = call(EMBEDDER, "EmbedPacked", "asa{sv}", ["two", "one"], options)
-    said["packed"] = [
-        list(struct.unpack_from(f"<{dimensions}f", data, 4 * dimensions * row)) for row in range(rows)
-    ]
+    packed = call(EMBEDDER, "EmbedPacked", "asa{sv}", ["two", "one"], options)
+    data, rows, dimensions, _info = packed
+    starts = range(0, 4 * dimensions * rows, 4 * dimensions)
+    said["packed"] = [list(struct.unpack_from(f"<{dimensions}f", data, at)) for at in starts]
     assert abs(call(EMBEDDER, "Similarity", "ss", "one", "one")[0] - 1) < 1e-6
     said["rank"] = call(EMBEDDER, "Rank", "sasu", "two", ["one", "two", "three"], 2)[0]
     assert len(call(EMBEDDER, "CountTokens", "as", ["one", "two"])[0]) == 2
+    replies = {method: ask(MANAGER, method).header.fields for method in READING}
     said["signatures"] = {
-        method: ask(MANAGER, method).header.fields.get(HeaderFields.signature, "") for method in READING
+        method: fields.get(HeaderFields.signature, "") for method, fields in replies.items()
     }
 
     rule = MatchRule(type="signal", interface="org.freedesktop.DBus.Properties", path=PATH)
     Proxy(message_bus, connection).AddMatch(rule)
     with connection.filter(rule) as signals:
         call(MANAGER, "SetVectorLevel", "s", "none")
-        _interface, changed, _invalidated = connection.recv_until_filtered(signals, timeout=120).body
+        signal = connection.recv_until_filtered(signals, timeout=120)
+    _interface, changed, _invalidated = signal.body
     said["changed by the signal"] = [changed[name][1] for name in ("VectorLevel", "State")]
     properties = connection.send_and_get_reply(Properties(EMBEDDER).get_all()).body[0]
     said["properties"] = {name: value for name, (_type, value) in properties.items()}

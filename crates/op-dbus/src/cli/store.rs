@@ -9,7 +9,7 @@ use op_dbus_daemon::settings::{Settings, Sources};
 
 use super::models::{self, ModelsCommand, Outcome};
 use super::runtime::{self, RuntimeCommand};
-use super::{Done, Failure, daemon};
+use super::{Done, EXIT_CODES, Failure, daemon};
 
 /// Options of both commands.
 #[derive(clap::Args)]
@@ -23,7 +23,7 @@ struct StoreArgs {
 }
 
 #[derive(clap::Args)]
-#[command(about = "Show, fetch, import, check and remove models")]
+#[command(about = "Show, fetch, import, check and remove models", after_help = EXIT_CODES)]
 pub struct ModelsArgs {
     #[command(subcommand)]
     command: ModelsCommand,
@@ -32,7 +32,7 @@ pub struct ModelsArgs {
 }
 
 #[derive(clap::Args)]
-#[command(about = "Fetch and check the ONNX Runtime library")]
+#[command(about = "Fetch and check the ONNX Runtime library", after_help = EXIT_CODES)]
 pub struct RuntimeArgs {
     #[command(subcommand)]
     command: RuntimeCommand,
