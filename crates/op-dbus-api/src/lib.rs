@@ -42,8 +42,16 @@ pub mod option {
     pub const DEVICE: &str = "device";
     /// Every key, for messages that list them.
     pub const ALL: &[&str] = &[
-        LEVEL, DIMENSIONS, NORMALIZE, PROMPT, TRUNCATE, ENCODING, PRIORITY, DEADLINE_MS,
-        EXPECT_SPACE, DEVICE,
+        LEVEL,
+        DIMENSIONS,
+        NORMALIZE,
+        PROMPT,
+        TRUNCATE,
+        ENCODING,
+        PRIORITY,
+        DEADLINE_MS,
+        EXPECT_SPACE,
+        DEVICE,
     ];
 }
 

@@ -1,11 +1,13 @@
 //! The life of the daemon: bus, objects, name, model; reload; and an end that loses no answer.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use op_dbus_api::BUS_NAME;
 use op_dbus_engine::Error as EngineError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{error, info, warn};
@@ -15,7 +17,7 @@ use zbus::fdo::RequestNameFlags;
 
 use crate::bus::Objects;
 use crate::notify;
-use crate::service::{Phase, Service, load_time_max};
+use crate::service::{self, Phase, Service, load_time_max};
 use crate::settings::{Bus, Loaded};
 use crate::telemetry::{self, Telemetry, message_id};
 
@@ -46,10 +48,20 @@ enum Fatal {
     Lost,
     #[error("signals can't be received ({0})")]
     Signals(#[from] std::io::Error),
+    #[error("{0}")]
+    Refused(Arc<service::Error>),
 }
 
-/// Serves until SIGTERM or SIGINT (exit status 0), or until serving is impossible (1). Workers are
-/// processes of `worker`.
+impl Fatal {
+    /// 6 tells the service manager that a restart won't help.
+    fn exit_code(&self) -> ExitCode {
+        if matches!(self, Self::Refused(_)) { ExitCode::from(6) } else { ExitCode::FAILURE }
+    }
+}
+
+/// Serves until SIGTERM or SIGINT (exit status 0), until serving is impossible (1), or not at all
+/// when the first model has other dimensions than the settings demand (6). Workers are processes of
+/// `worker`.
 pub async fn run(loaded: Loaded, worker: WorkerProgram) -> ExitCode {
     let telemetry = match telemetry::start(&loaded.settings.log) {
         Ok(telemetry) => Some(telemetry),
@@ -67,7 +79,7 @@ pub async fn run(loaded: Loaded, worker: WorkerProgram) -> ExitCode {
         Err(fatal) => {
             error!("{fatal}");
             notify::stopping(&fatal.to_string());
-            ExitCode::FAILURE
+            fatal.exit_code()
         }
     }
 }
@@ -87,11 +99,13 @@ async fn serve(
     tasks.spawn(objects.departures().await?);
     let changes = tokio::spawn(objects.changes());
     request_name(&connection).await?;
-    tasks.spawn(load_and_tell(service.clone()));
+    let (refuse, refused) = oneshot::channel();
+    tasks.spawn(load_and_tell(service.clone(), refuse));
     tasks.spawn(reload_on(hangup, service.clone()));
     tasks.spawn(feed_watchdog(service.clone()));
     tokio::select! {
         () = connection.closed() => return Err(Fatal::Lost),
+        Ok(error) = refused => return Err(Fatal::Refused(error)),
         () = told_to_stop(terminate, interrupt) => {}
     }
     info!("stopping: the calls in flight are finished first");
@@ -139,13 +153,22 @@ async fn told_to_stop(mut terminate: Signal, mut interrupt: Signal) {
 }
 
 /// Loads the first model, then says READY: from then on every call gets its true answer, also when
-/// that is an error. Afterwards the status line follows every change.
-async fn load_and_tell(service: Service) {
+/// that is an error. Afterwards the status line follows every change. A model of other dimensions
+/// than the settings demand is told to `refuse` instead: an index must not be filled with them.
+async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Error>>) {
     let mut changes = service.watch();
     let now = service.now();
     notify::status(&now.summary());
     notify::extend_timeout(load_time_max(now.settings()));
     service.start().await;
+    if let Phase::Failed(error) = &service.now().phase
+        && matches!(**error, service::Error::Dimensions { .. })
+    {
+        // Nobody listens only when the daemon is stopping already.
+        let _ = refuse.send(error.clone());
+        return;
+    }
+    drop(refuse);
     let mut summary = service.now().summary();
     notify::ready(&summary);
     info!(MESSAGE_ID = message_id::READY, "calls are answered: {summary}");

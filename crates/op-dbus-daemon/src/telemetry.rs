@@ -23,7 +23,7 @@ pub mod message_id {
     /// Another provider than the one asked for is used.
     pub const PROVIDER_FALLBACK: &str = "c25cb32f822f4f14b390d529f53517d6";
     /// A worker process died or hung.
-    pub const WORKER_LOST: &str = "658a8ad6405c4659a17822c6a0d74d7b";
+    pub use op_dbus_engine::WORKER_LOST_MESSAGE_ID as WORKER_LOST;
     /// The state file could not be used.
     pub const STATE_CORRUPT: &str = "524cd06e258f48389b25929daac1fc06";
     /// The settings were read again.
@@ -102,6 +102,11 @@ pub fn start(filter: &str) -> Result<Telemetry, String> {
     };
     let registry = tracing_subscriber::registry().with(filter).with(output);
     registry.try_init().map_err(|error| error.to_string())?;
+    std::panic::set_hook(Box::new(|panic| {
+        // The place alone: the message of a panic may quote the text that it fell over.
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        tracing::error!(place, "a panic was caught, please report it");
+    }));
     Ok(Telemetry { filter: handle, destination })
 }
 

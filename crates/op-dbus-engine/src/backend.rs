@@ -41,7 +41,8 @@ pub struct Description {
 /// Why a batch has no vectors.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BackendError {
-    /// The backend is gone or can't be trusted any more; it must be replaced, the batch may be retried.
+    /// The backend is gone or can't be trusted any more; it must be replaced, the batch may be
+    /// retried.
     #[error("the worker was lost: {0}")]
     Lost(String),
     /// The device has no memory for a batch of this size; the backend lives on.

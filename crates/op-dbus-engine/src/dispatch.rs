@@ -11,6 +11,9 @@ use crate::error::Error;
 use crate::job::Ran;
 use crate::scheduler::{Entry, Scheduler};
 
+/// Journal message id of the event that a worker was lost.
+pub const WORKER_LOST_MESSAGE_ID: &str = "658a8ad6405c4659a17822c6a0d74d7b";
+
 /// How often a batch that does not fit the device is halved.
 const HALVINGS_MAX: u32 = 3;
 
@@ -66,7 +69,13 @@ impl Worker {
         while let Some(entries) = scheduler.next_batch(self.index) {
             let Err(error) = self.run(entries) else { continue };
             let provider = &self.backend.description().provider;
-            tracing::warn!(worker = self.index, provider, %error, "worker lost, replacing it");
+            tracing::warn!(
+                MESSAGE_ID = WORKER_LOST_MESSAGE_ID,
+                worker = self.index,
+                provider,
+                %error,
+                "worker lost, replacing it"
+            );
             scheduler.lost(self.index, &error);
             self.strikes += 1;
             if !self.replace() {

@@ -60,6 +60,7 @@ pub mod worker;
 pub use backend::{Backend, BackendError, BackendFactory, Batch, Description, LoadErrorKind};
 pub use call::{Call, CancelToken, Priority, Reply, Truncate};
 pub use config::{EngineConfig, Limits, ModelShape};
+pub use dispatch::WORKER_LOST_MESSAGE_ID;
 pub use engine::{Engine, WorkerState, WorkerStatus};
 pub use error::{Error, Excess};
 pub use stats::{Quantiles, Snapshot};

@@ -2,6 +2,9 @@
 
 use crate::backend::{Backend, BackendError, Batch, Description};
 
+/// Length of the vectors that the service simulates: that of the smaller levels.
+pub const DIMENSIONS: usize = 384;
+
 /// Faults to show on purpose. Batches are counted from 1 for each backend; the first is the check
 /// that the engine runs on every backend it loads, so the first batch of a caller is number 2.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -68,8 +68,11 @@ struct TokenizerConfig {
 
 #[derive(Deserialize)]
 pub(crate) struct PoolingConfig {
+    #[serde(alias = "embedding_dimension")]
     pub(crate) word_embedding_dimension: Option<usize>,
     pub(crate) include_prompt: Option<bool>,
+    /// Since version 6 the mode by name; before, one switch a mode.
+    pub(crate) pooling_mode: Option<Value>,
     #[serde(flatten)]
     pub(crate) modes: BTreeMap<String, Value>,
 }
@@ -165,12 +168,6 @@ pub(crate) fn read_pooling(
     file: &str,
     dimensions: usize,
 ) -> Result<Pooling, Error> {
-    let on: Vec<&str> = pooling
-        .modes
-        .iter()
-        .filter(|(name, value)| name.starts_with("pooling_mode_") && **value == Value::Bool(true))
-        .map(|(name, _)| name.as_str())
-        .collect();
     if pooling.word_embedding_dimension.is_some_and(|width| width != dimensions) {
         return Err(refuse(
             format!("{file} with {:?} dimensions", pooling.word_embedding_dimension.unwrap_or(0)),
@@ -181,14 +178,27 @@ pub(crate) fn read_pooling(
         let found = format!("{file} with include_prompt false");
         return Err(refuse(found, "prompts that are pooled with the text"));
     }
-    match on.as_slice() {
-        ["pooling_mode_mean_tokens"] => Ok(Pooling::Mean),
-        ["pooling_mode_cls_token"] => Ok(Pooling::Cls),
-        ["pooling_mode_max_tokens"] => Ok(Pooling::Max),
-        _ => Err(refuse(
-            format!("{file} with {}", if on.is_empty() { "no mode".into() } else { on.join(", ") }),
-            "one of pooling_mode_mean_tokens, _cls_token and _max_tokens",
+    match modes(pooling).as_slice() {
+        ["mean" | "mean_tokens"] => Ok(Pooling::Mean),
+        ["cls" | "cls_token"] => Ok(Pooling::Cls),
+        ["max" | "max_tokens"] => Ok(Pooling::Max),
+        [] => Err(refuse(format!("{file} with no pooling mode"), "one of mean, cls and max")),
+        others => Err(refuse(
+            format!("{file} with the pooling mode {}", others.join(" and ")),
+            "one of mean, cls and max",
         )),
+    }
+}
+
+/// The names of the pooling modes that are on, in either form.
+fn modes(pooling: &PoolingConfig) -> Vec<&str> {
+    match &pooling.pooling_mode {
+        Some(Value::String(mode)) => vec![mode],
+        Some(Value::Array(modes)) => modes.iter().filter_map(Value::as_str).collect(),
+        _ => {
+            let on = pooling.modes.iter().filter(|(_, value)| **value == Value::Bool(true));
+            on.filter_map(|(name, _)| name.strip_prefix("pooling_mode_")).collect()
+        }
     }
 }
 

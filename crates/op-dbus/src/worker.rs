@@ -14,15 +14,13 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use op_dbus_daemon::telemetry;
-use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::sim::{self, Faults, SimBackend};
 use op_dbus_engine::{Backend, BackendError, LoadErrorKind};
 use op_dbus_graph::cache::{CacheKey, GraphCache, Origin};
 use op_dbus_graph::{Dialect, Layout, Precision, Recipe, Target};
 use op_dbus_models::{Family, Model, Pooling, Store};
 use op_dbus_ort::{Graph, Options, OrtBackend};
 
-/// Length of the simulator's vectors; the daemon's record of the simulator says the same.
-const SIM_DIMENSIONS: usize = 384;
 /// The runtime's own chatter is left out below its errors.
 const LOG_FILTER: &str = "warn,ort=error";
 
@@ -111,7 +109,7 @@ fn pin(cpus: &[usize]) -> nix::Result<()> {
 fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
     let Provider::Cpu = args.provider;
     if let CpuEngine::Sim = args.cpu_engine {
-        return Ok(Box::new(SimBackend::new(SIM_DIMENSIONS, Faults::default())));
+        return Ok(Box::new(SimBackend::new(sim::DIMENSIONS, Faults::default())));
     }
     let model = Store::open(&args.model_dir).get(&args.model).map_err(|e| model_error(&e))?;
     model.verify().map_err(|error| model_error(&error))?;

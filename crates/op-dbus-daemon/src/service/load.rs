@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use op_dbus_engine::{Engine, EngineConfig, Limits, ModelShape, Tokenizer};
+use op_dbus_engine::{Engine, EngineConfig, Limits, ModelShape, Tokenizer, sim};
 use op_dbus_models::{Model, RuntimeStore, Store, runtime};
 
 use super::served::{Choice, Served};
@@ -11,8 +11,6 @@ use super::worker::{Blueprint, Crew, Spawner};
 use super::{Error, provider};
 use crate::settings::{CpuEngine, Settings};
 
-/// The simulator's vectors are as long as those of the smaller levels.
-const SIM_DIMENSIONS: usize = 384;
 const SIM_INPUT_TOKENS: usize = 256;
 /// SHA-256 of "op-dbus simulated vectors 1": no model's space, and the same everywhere.
 const SIM_SPACE: &str = "5947c198f843bc1ef8e81a3a20a93c51354f3324174e6cb8befab16e83d4b21d";
@@ -97,7 +95,7 @@ fn simulated() -> Draft {
         model: SIM_MODEL.to_owned(),
         space: SIM_SPACE.to_owned(),
         shape: ModelShape {
-            dimensions: SIM_DIMENSIONS,
+            dimensions: sim::DIMENSIONS,
             max_input_tokens: SIM_INPUT_TOKENS,
             normalized: true,
             matryoshka: Vec::new(),
