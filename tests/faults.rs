@@ -5,8 +5,8 @@ use op_dbus_api::ErrorName;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
-use crate::harness::command::in_own_mounts;
-use crate::harness::daemon::Setup;
+use crate::harness::command::{clean, finish, in_own_mounts};
+use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, distance};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, needs, within};
@@ -19,6 +19,7 @@ tests! {
     a_caller_that_leaves: [Bus],
     a_message_that_the_bus_refuses: [Bus],
     no_worker_can_be_had: [Bus],
+    a_program_that_was_replaced: [Bus],
     a_state_that_cannot_be_kept: [Bus, Root],
 }
 
@@ -140,32 +141,56 @@ async fn a_message_that_the_bus_refuses() -> Outcome {
 
 async fn no_worker_can_be_had() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let program = setup.path("op-dbus");
-    std::fs::copy(needs::op_dbus(), &program)?;
-    let setup = setup.program(program.clone());
-    let daemon = setup.ready(&bus).await?;
+    let daemon = Setup::sim()?.ready(&bus).await?;
     let expected = daemon.client().embedder.embed("in flight").await?;
     daemon.signal_workers(Signal::SIGSTOP).await?;
     let waiting = daemon.client().embed_meanwhile("in flight");
     daemon.client().counted("in_flight_calls", 1).await?;
-    // Without its program, a worker that dies can't be replaced.
-    std::fs::remove_file(&program)?;
+    // Without descriptors to speak to it, a worker that dies can't be replaced.
+    limit_descriptors(&daemon, "3:").await?;
     daemon.signal_workers(Signal::SIGKILL).await?;
     refused(within("the failed call", waiting).await??, ErrorName::WorkerFailed)?;
     daemon.client().manager.get_status().await?;
     // Once it can, the service recovers by itself.
+    limit_descriptors(&daemon, "1024:").await?;
+    assert_eq!(embedded_again(&daemon).await?, expected);
+    daemon.stop().await
+}
+
+async fn a_program_that_was_replaced() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let program = setup.path("op-dbus");
     std::fs::copy(needs::op_dbus(), &program)?;
-    let recovered = within("a new worker", async {
+    let daemon = setup.program(program.clone()).ready(&bus).await?;
+    let expected = daemon.client().embedder.embed("in flight").await?;
+    // As an upgrade does it: the daemon runs on, and so must the workers that it starts.
+    std::fs::remove_file(&program)?;
+    std::fs::write(&program, "another version")?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    assert_eq!(embedded_again(&daemon).await?, expected);
+    daemon.stop().await
+}
+
+/// Changes the limit of open files of a running daemon.
+async fn limit_descriptors(daemon: &Daemon, limit: &str) -> Outcome {
+    let mut command = clean("prlimit");
+    command.arg(format!("--pid={}", daemon.process.pid())).arg(format!("--nofile={limit}"));
+    finish(command, "").await?.success()?;
+    Ok(())
+}
+
+/// A vector, as soon as there is a worker again.
+async fn embedded_again(daemon: &Daemon) -> Outcome<Vec<f64>> {
+    within("a new worker", async {
         loop {
             match daemon.client().embedder.embed("in flight").await {
                 Ok(vector) => return vector,
                 Err(_) => tokio::task::yield_now().await,
             }
         }
-    });
-    assert_eq!(recovered.await?, expected);
-    daemon.stop().await
+    })
+    .await
 }
 
 async fn a_state_that_cannot_be_kept() -> Outcome {

@@ -1,6 +1,7 @@
 //! Worker processes: how many, with how many threads, on which CPUs, and how each is started.
 
 use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -44,6 +45,11 @@ pub struct WorkerProgram {
 }
 
 impl WorkerProgram {
+    /// The very program that runs now, also after an upgrade has put another file in its place.
+    pub fn this() -> Self {
+        Self { exe: PathBuf::from("/proc/self/exe") }
+    }
+
     /// A spawner whose backends are processes of this program.
     pub fn spawner(self) -> Spawner {
         Arc::new(move |blueprint, settings| {
@@ -119,7 +125,8 @@ fn command(
         ("--provider", "cpu".as_ref()),
         ("--precision", "f32".as_ref()),
     ];
-    command.arg("worker").env_clear();
+    // The program may be named by a link of the kernel's; people look for this name.
+    command.arg0("op-dbus").arg("worker").env_clear();
     for (option, value) in options {
         command.arg(option).arg(value);
     }

@@ -78,6 +78,14 @@ pub enum Client {
 }
 
 impl Client {
+    /// An empty call: what the way to the service and back costs by itself. Nothing in the engine.
+    pub async fn ping(&self) -> Result<(), Failure> {
+        match self {
+            Self::Engine { .. } => Ok(()),
+            Self::Bus { service, .. } => service.ping().await,
+        }
+    }
+
     /// The vectors of `texts`, row-major.
     pub async fn embed(&self, texts: &[&str]) -> Result<Vec<f32>, Failure> {
         match self {

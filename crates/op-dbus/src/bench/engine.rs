@@ -23,9 +23,7 @@ pub struct Local {
 impl Local {
     /// Loads the model and starts the workers.
     pub async fn start(loaded: Loaded) -> Result<Self, Failure> {
-        let exe = std::env::current_exe()
-            .map_err(|error| Failure::refused(format!("can't find this program: {error}")))?;
-        let spawner = service::WorkerProgram { exe }.spawner();
+        let spawner = service::WorkerProgram::this().spawner();
         let service = service::Service::new(loaded, spawner, None);
         service.start().await;
         let served = service.serving(None, None).await;

@@ -9,12 +9,21 @@ use super::client::Client;
 use super::corpus::Corpus;
 use crate::cli::Failure;
 
-/// Times of `calls` calls of one short text each, in microseconds, ascending. The clients share the
-/// calls; each sends its next when it has the answer to its last.
+/// A call whose time is taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Probe {
+    /// Nothing is asked: the way alone.
+    Ping,
+    /// One short text.
+    Text,
+}
+
+/// Times of `calls` calls, in microseconds, ascending. The clients share the calls; each sends its
+/// next when it has the answer to its last.
 pub async fn latency(
     clients: &[Client],
     corpus: &Corpus,
-    calls: usize,
+    (probe, calls): (Probe, usize),
 ) -> Result<Vec<f64>, Failure> {
     let next = Cell::new(0);
     let times = try_join_all(clients.iter().map(|client| async {
@@ -22,7 +31,10 @@ pub async fn latency(
         while let Some(call) = take(&next, calls) {
             let text = corpus.short[call % corpus.short.len()].as_str();
             let start = Instant::now();
-            client.embed(&[text]).await?;
+            match probe {
+                Probe::Ping => client.ping().await?,
+                Probe::Text => drop(client.embed(&[text]).await?),
+            }
             times.push(start.elapsed().as_secs_f64() * 1e6);
         }
         Ok::<_, Failure>(times)

@@ -6,6 +6,7 @@ use super::Stage;
 use super::client::Side;
 use super::corpus::Corpus;
 use super::machine::Machine;
+use super::measure::Probe;
 use super::rounds::{PerSide, Plan, Results};
 use super::spread::{Spread, percentile};
 
@@ -159,7 +160,11 @@ fn figures(results: &Results) -> Vec<Figure> {
     let mut figures = Vec::new();
     for latency in &results.latency {
         let clients = if latency.clients == 1 { "client" } else { "clients" };
-        let group = format!("one short text, {} {clients}", latency.clients);
+        let call = match latency.probe {
+            Probe::Ping => "empty call",
+            Probe::Text => "one short text",
+        };
+        let group = format!("{call}, {} {clients}", latency.clients);
         let rounds = &latency.rounds;
         let mut add = |name, of: fn(&super::rounds::Percentiles) -> f64| {
             let figure = Figure::new(&group, (name, "µs"), Compare::Difference);

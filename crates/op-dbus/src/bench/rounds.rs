@@ -8,12 +8,12 @@ use indicatif::ProgressBar;
 use super::Stage;
 use super::client::{Client, Side, Tokens};
 use super::corpus::Corpus;
-use super::measure::{latency, throughput};
+use super::measure::{Probe, latency, throughput};
 use super::spread::percentile;
 use crate::cli::Failure;
 
-/// Clients at once, in the latency measurements.
-const LATENCY_CLIENTS: [usize; 2] = [1, 8];
+/// What is called and by how many clients at once, in the latency measurements.
+const LATENCY: [(Probe, usize); 3] = [(Probe::Ping, 1), (Probe::Text, 1), (Probe::Text, 8)];
 /// Texts a call and clients at once, in the throughput measurements: always enough texts at once
 /// for every worker to be busy.
 const THROUGHPUT_CALLS: [(usize, usize); 3] = [(1, 32), (32, 4), (256, 2)];
@@ -37,8 +37,9 @@ pub struct Plan {
 /// Figures of each side, one for each round.
 pub type PerSide<T> = BTreeMap<Side, Vec<T>>;
 
-/// One text at a time.
+/// One call at a time.
 pub struct Latency {
+    pub probe: Probe,
     pub clients: usize,
     pub calls: usize,
     pub rounds: PerSide<Percentiles>,
@@ -173,7 +174,7 @@ async fn calibrate(
     let target = plan.target.as_secs_f64();
     let (mut call_s, mut texts_per_s) = (f64::INFINITY, 0.0_f64);
     for clients in clients.values() {
-        let times = latency(&clients[..1], corpus, 20).await?;
+        let times = latency(&clients[..1], corpus, (Probe::Text, 20)).await?;
         call_s = call_s.min(percentile(&times, 50.0) / 1e6);
         let (size, calls) = (32, 8);
         let took = throughput(&clients[..4], corpus, size, calls).await?;
@@ -181,7 +182,8 @@ async fn calibrate(
     }
     let (least, most) = LATENCY_CALLS;
     let latency_calls = ((target / call_s) as usize).clamp(least, most);
-    let latency = LATENCY_CLIENTS.map(|clients| Latency {
+    let latency = LATENCY.map(|(probe, clients)| Latency {
+        probe,
         clients,
         calls: latency_calls,
         rounds: PerSide::new(),
@@ -215,13 +217,16 @@ impl Bench<'_> {
     }
 
     async fn latency(&self, measurement: &mut Latency, round: u32) -> Result<(), Failure> {
+        let Latency { probe, clients: at_once, calls, .. } = *measurement;
         for (side, clients) in self.sides(round) {
-            self.progress.set_message(format!("latency, {} clients", measurement.clients));
-            let clients = &clients[..measurement.clients];
-            let times = latency(clients, self.corpus, measurement.calls).await?;
+            self.progress.inc(1);
+            if (probe, side) == (Probe::Ping, Side::Engine) {
+                continue;
+            }
+            self.progress.set_message(format!("latency, {at_once} clients"));
+            let times = latency(&clients[..at_once], self.corpus, (probe, calls)).await?;
             let [p50, p95, p99] = [50.0, 95.0, 99.0].map(|percent| percentile(&times, percent));
             measurement.rounds.entry(side).or_default().push(Percentiles { p50, p95, p99 });
-            self.progress.inc(1);
         }
         Ok(())
     }

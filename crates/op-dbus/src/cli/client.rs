@@ -67,6 +67,16 @@ impl Service {
         proxy.build().await.map_err(|error| self.failure(&error))
     }
 
+    /// Asks for nothing, as every D-Bus service allows.
+    ///
+    /// # Errors
+    /// Exit code 3 when the service is not there.
+    pub async fn ping(&self) -> Result<(), Failure> {
+        let peer = Some("org.freedesktop.DBus.Peer");
+        let ping = self.connection.call_method(Some(BUS_NAME), ROOT_PATH, peer, "Ping", &());
+        ping.await.map(drop).map_err(|error| self.failure(&error))
+    }
+
     /// The methods for administration.
     pub async fn manager(&self) -> Result<ManagerProxy<'static>, Failure> {
         let proxy = ManagerProxy::builder(&self.connection).cache_properties(CacheProperties::No);

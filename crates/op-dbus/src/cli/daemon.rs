@@ -1,7 +1,6 @@
 //! `op-dbus daemon`: the service. Its flags are made from the table of settings.
 
 use std::collections::BTreeMap;
-use std::env;
 
 use clap::{Arg, ArgMatches, Command};
 use op_dbus_daemon::daemon::{self, WorkerProgram};
@@ -99,11 +98,9 @@ pub fn refuse(mistakes: &Mistakes) -> Failure {
 pub fn run(args: Args) -> Done {
     let sources = Sources { repair_state: true, ..Sources::of_process(args.flags) };
     let loaded = Settings::load(&sources).map_err(|mistakes| refuse(&mistakes))?;
-    let exe = env::current_exe()
-        .map_err(|error| Failure::refused(format!("can't find this program: {error}")))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::refused(format!("can't start threads: {error}")))?;
-    Ok(runtime.block_on(daemon::run(loaded, WorkerProgram { exe })))
+    Ok(runtime.block_on(daemon::run(loaded, WorkerProgram::this())))
 }
