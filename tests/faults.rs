@@ -141,7 +141,8 @@ async fn a_message_that_the_bus_refuses() -> Outcome {
 
 async fn no_worker_can_be_had() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let daemon = Setup::sim()?.ready(&bus).await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
     let expected = daemon.client().embedder.embed("in flight").await?;
     daemon.signal_workers(Signal::SIGSTOP).await?;
     let waiting = daemon.client().embed_meanwhile("in flight");
@@ -162,7 +163,8 @@ async fn a_program_that_was_replaced() -> Outcome {
     let setup = Setup::sim()?;
     let program = setup.path("op-dbus");
     std::fs::copy(needs::op_dbus(), &program)?;
-    let daemon = setup.program(program.clone()).ready(&bus).await?;
+    let setup = setup.program(program.clone());
+    let daemon = setup.ready(&bus).await?;
     let expected = daemon.client().embedder.embed("in flight").await?;
     // As an upgrade does it: the daemon runs on, and so must the workers that it starts.
     std::fs::remove_file(&program)?;
