@@ -102,8 +102,8 @@ impl Demo {
             .stdin(Stdio::null())
             .spawn()
             .map_err(|e| format!("can't start the daemon: {e}"))?;
-        let mut daemon = Daemon { child };
-        daemon.wait_until_ready(&notify)?;
+        let mut daemon = Daemon { child, notify };
+        daemon.wait_until_ready()?;
         Ok(daemon)
     }
 
@@ -128,10 +128,12 @@ impl Demo {
 /// The running service; killed when dropped, stopped in order by `stop`.
 struct Daemon {
     child: Child,
+    /// Open for as long as the daemon lives: it has something to say when it stops, too.
+    notify: UnixDatagram,
 }
 
 impl Daemon {
-    fn wait_until_ready(&mut self, notify: &UnixDatagram) -> Outcome {
+    fn wait_until_ready(&mut self) -> Outcome {
         let deadline = Instant::now() + Duration::from_secs(READY_S_MAX);
         let mut datagram = [0; 4096];
         let mut status = String::new();
@@ -141,17 +143,15 @@ impl Daemon {
             }
             // Woken now and then, to see a daemon that has died.
             let pause = Some(Duration::from_secs(1));
-            notify.set_read_timeout(pause).map_err(|e| e.to_string())?;
-            let Ok(length) = notify.recv(&mut datagram) else { continue };
+            self.notify.set_read_timeout(pause).map_err(|e| e.to_string())?;
+            let Ok(length) = self.notify.recv(&mut datagram) else { continue };
             let message = String::from_utf8_lossy(&datagram[..length]).into_owned();
-            for line in message.lines() {
-                if let Some(text) = line.strip_prefix("STATUS=") {
-                    status = text.to_owned();
-                }
-                if line == "READY=1" {
-                    println!("daemon: {status}");
-                    return Ok(());
-                }
+            if let Some(text) = message.lines().find_map(|line| line.strip_prefix("STATUS=")) {
+                status = text.to_owned();
+            }
+            if message.lines().any(|line| line == "READY=1") {
+                println!("daemon: {status}");
+                return Ok(());
             }
         }
         Err(format!("the daemon was not ready within {READY_S_MAX} s; it said {status:?}"))
