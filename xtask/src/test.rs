@@ -23,15 +23,18 @@ pub fn run() -> Outcome {
     step("runtime and models");
     let store = fetch_store()?;
     let python = fetch_python()?;
+    step("documentation tests");
+    shell::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
     step("tests");
     ensure_nextest()?;
     let settings = [("OP_DBUS_TEST_STORE", &store), ("OP_DBUS_TEST_PYTHON", &python)];
     shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings))?;
-    step("documentation tests");
-    shell::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
     step("skipped tests");
     let mut skips = cargo(&["test", "--quiet", "--package", "op-dbus-tests"]);
-    shell::run(skips.args(["--test", "integration", "--", "--skips"]).envs(settings))
+    skips.args(["--test", "integration", "--", "--skips"]).envs(settings);
+    let skips = shell::read(&mut skips)?;
+    print!("{}", if skips.trim().is_empty() { "none\n" } else { &skips });
+    Ok(())
 }
 
 fn step(name: &str) {
