@@ -30,6 +30,8 @@ pub struct CacheKey {
     pub weights_sha256: String,
     /// SHA-256 of `config.json`, 64 hex digits.
     pub config_sha256: String,
+    /// SHA-256 of `config.json` and of the weights of each Dense module, 64 hex digits each.
+    pub dense_sha256: Vec<[String; 2]>,
     /// Encoder architecture.
     pub family: Family,
     /// How token vectors become one vector.

@@ -51,6 +51,14 @@ pub enum Error {
         /// What could be had instead.
         supported: String,
     },
+    /// A Dense module can't be used.
+    #[error("Dense module {number}: {source}")]
+    Dense {
+        /// Which one, counted from 1 in the order in which they are applied.
+        number: usize,
+        /// What is wrong with it.
+        source: Box<Error>,
+    },
     /// The bytes are not an ONNX model.
     #[error("the file is not a valid ONNX model")]
     Protobuf(#[from] prost::DecodeError),

@@ -2,15 +2,17 @@
 //! written for what will run it out.
 //!
 //! The way of a model: a [family](Family) reads `config.json` and the tensors into one description
-//! of the encoder that knows nothing of layouts and precisions; a lowering writes that description
-//! for a [`Target`], with pooling and normalisation inside the graph. A new family adds a reader, a
-//! new layout, precision or provider adds a lowering, and neither sees the other.
+//! of the [encoder] that knows nothing of layouts and precisions ([`read`], which is also what an
+//! engine with kernels of its own begins with); a lowering writes that description for a
+//! [`Target`], with pooling and normalisation inside the graph ([`compile`]). A new family adds a
+//! reader, a new layout, precision or provider adds a lowering, and neither sees the other.
 //!
 //! No runtime is linked: bytes in, bytes out. Every byte of the input may be hostile; whatever is
 //! wrong with it comes back as an [`Error`] that names the tensor or the key.
 
 pub mod cache;
-mod encoder;
+mod dense;
+pub mod encoder;
 mod error;
 pub mod export;
 mod families;
@@ -23,6 +25,7 @@ mod weights;
 
 use serde::{Deserialize, Serialize};
 
+pub use encoder::Encoder;
 pub use error::Error;
 
 /// Version of the compiler's output. A cached graph of another version is never loaded.
@@ -85,13 +88,31 @@ pub struct Target {
     pub dialect: Dialect,
 }
 
-/// Everything but the weights that decides what a compiled graph computes.
+/// The files of a model.
 #[derive(Clone, Debug)]
-pub struct Recipe {
+pub struct ModelFiles<'a> {
     /// Encoder architecture.
     pub family: Family,
     /// The model's own `config.json`.
-    pub config: serde_json::Value,
+    pub config: &'a serde_json::Value,
+    /// The model's own `model.safetensors`.
+    pub weights: &'a [u8],
+    /// The Dense modules between pooling and normalisation, in their order.
+    pub dense: Vec<DenseFiles<'a>>,
+}
+
+/// The files of one Dense module.
+#[derive(Clone, Copy, Debug)]
+pub struct DenseFiles<'a> {
+    /// The module's `config.json`.
+    pub config: &'a serde_json::Value,
+    /// The module's `model.safetensors`.
+    pub weights: &'a [u8],
+}
+
+/// What a compiled graph computes beside the model's own files.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe {
     /// How token vectors become one vector.
     pub pooling: Pooling,
     /// Whether the graph ends in a division by the vector's length.
@@ -102,17 +123,26 @@ pub struct Recipe {
     pub target: Target,
 }
 
-/// Compiles the weights in `safetensors` by `recipe`.
+/// Reads the description of the encoder in `files`, in which the weights stay where they are.
+///
+/// # Errors
+/// A tensor that is missing or of the wrong shape or type (named), a damaged file, or a model whose
+/// configuration is not supported (with what was found and what is supported).
+pub fn read<'a>(files: &ModelFiles<'a>) -> Result<Encoder<'a>, Error> {
+    let weights = weights::Weights::parse(files.weights)?;
+    let mut encoder = families::read(files.family, files.config, &weights)?;
+    dense::read(&mut encoder, &files.dense)?;
+    Ok(encoder)
+}
+
+/// Compiles the model in `files` by `recipe`.
 ///
 /// The graph takes `input_ids` (int32, `[batch, sequence]`) and `lengths` (int32, `[batch]`: real
 /// tokens of each row, at least 1) and gives `embedding` (f32, `[batch, dimensions]`). Ids in the
 /// padding must be valid token ids; they do not change the result.
 ///
 /// # Errors
-/// A tensor that is missing or of the wrong shape or type (named), a damaged file, or a model whose
-/// configuration is not supported (with what was found and what is supported).
-pub fn compile(recipe: &Recipe, safetensors: &[u8]) -> Result<Vec<u8>, Error> {
-    let weights = weights::Weights::parse(safetensors)?;
-    let encoder = families::read(recipe.family, &recipe.config, &weights)?;
-    lower::lower(&encoder, recipe)
+/// Those of [`read`], or a row length that the model's position table does not cover.
+pub fn compile(recipe: &Recipe, files: &ModelFiles<'_>) -> Result<Vec<u8>, Error> {
+    lower::lower(&read(files)?, recipe)
 }

@@ -1,5 +1,6 @@
 //! From the description of an encoder to a graph for one target.
 
+mod dense;
 mod padded;
 mod pooling;
 

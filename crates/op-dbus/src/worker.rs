@@ -17,7 +17,7 @@ use op_dbus_daemon::telemetry;
 use op_dbus_engine::sim::{self, Faults, SimBackend};
 use op_dbus_engine::{Backend, BackendError, LoadErrorKind};
 use op_dbus_graph::cache::{CacheKey, GraphCache, Origin};
-use op_dbus_graph::{Dialect, Layout, Precision, Recipe, Target};
+use op_dbus_graph::{Dialect, Layout, ModelFiles, Precision, Recipe, Target};
 use op_dbus_models::{Family, Model, Pooling, Store};
 use op_dbus_ort::{Graph, Options, OrtBackend};
 
@@ -145,6 +145,7 @@ fn compiled(
     let key = CacheKey {
         weights_sha256: digest(model, &weights)?,
         config_sha256: digest(model, &config)?,
+        dense_sha256: Vec::new(),
         family,
         pooling,
         normalize: model.normalize,
@@ -155,14 +156,14 @@ fn compiled(
     let build = || {
         let config = serde_json::from_slice(&read(&config)?).map_err(|e| corrupt(&config, &e))?;
         let recipe = Recipe {
-            family,
-            config,
             pooling,
             normalize: model.normalize,
             max_input_tokens: model.max_input_tokens,
             target,
         };
-        op_dbus_graph::compile(&recipe, &read(&weights)?).map_err(|e| corrupt(&weights, &e))
+        let bytes = read(&weights)?;
+        let files = ModelFiles { family, config: &config, weights: &bytes, dense: Vec::new() };
+        op_dbus_graph::compile(&recipe, &files).map_err(|e| corrupt(&weights, &e))
     };
     let (graph, origin) = GraphCache::new(&args.cache_dir).load_or_compile(&key, build)?;
     tracing::info!(model = model.name, built = origin == Origin::Built, "graph ready");

@@ -45,5 +45,6 @@ pub(super) fn read<'a>(config: &Config, weights: &Weights<'a>) -> Result<Encoder
         embedding_norm: reader.norm("embeddings.LayerNorm")?,
         layers: reader.layers(&NAMES)?,
         relative_bias: None,
+        dense: Vec::new(),
     })
 }

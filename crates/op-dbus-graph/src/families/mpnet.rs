@@ -51,6 +51,7 @@ pub(super) fn read<'a>(config: &Config, weights: &Weights<'a>) -> Result<Encoder
         embedding_norm: reader.norm("embeddings.LayerNorm")?,
         layers: reader.layers(&NAMES)?,
         relative_bias: Some(by_distance(&bias)),
+        dense: Vec::new(),
     })
 }
 

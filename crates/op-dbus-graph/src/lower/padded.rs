@@ -1,6 +1,6 @@
 //! Padded batches in 32-bit floats, with the fused operators of ONNX Runtime.
 
-use super::pooling;
+use super::{dense, pooling};
 use crate::encoder::{Activation, Encoder, Layer, Linear, Norm, RelativeBias};
 use crate::onnx::writer::{GraphWriter, integer, port, real};
 use crate::onnx::{FLOAT, INT32};
@@ -25,9 +25,10 @@ pub(super) fn lower(encoder: &Encoder<'_>, recipe: &Recipe) -> Result<Vec<u8>, E
         hidden = Block { encoder, layer, index }.write(&mut graph, &hidden, &bias);
     }
     let pooled = pooling::pool(&mut graph, recipe.pooling, &hidden);
+    let pooled = dense::apply(&mut graph, &encoder.dense, &pooled);
     pooling::finish(&mut graph, recipe.normalize, &pooled);
 
-    let dimensions = encoder.hidden.to_string();
+    let dimensions = encoder.dimensions().to_string();
     let inputs =
         vec![port("input_ids", INT32, &["batch", "sequence"]), port("lengths", INT32, &["batch"])];
     graph.finish(inputs, vec![port("embedding", FLOAT, &["batch", &dimensions])])
@@ -40,7 +41,8 @@ fn weights_bytes(encoder: &Encoder<'_>) -> usize {
         [query, key, value, output, up, down].into_iter().map(linear).sum::<usize>()
     };
     let tables = encoder.words.bytes().len() + encoder.positions.bytes().len();
-    tables + encoder.layers.iter().map(layer).sum::<usize>()
+    let dense = encoder.dense.iter().map(|dense| dense.linear.bytes().len()).sum::<usize>();
+    tables + dense + encoder.layers.iter().map(layer).sum::<usize>()
 }
 
 /// Numbers that several parts of the graph use, and the length of this batch's rows.

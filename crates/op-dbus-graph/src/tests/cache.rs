@@ -10,11 +10,12 @@ use crate::{Error, Family};
 const GRAPH: &[u8] = b"a compiled graph";
 
 fn key() -> CacheKey {
-    let recipe = tiny::recipe(Family::Bert);
+    let recipe = tiny::recipe();
     CacheKey {
         weights_sha256: "1".repeat(64),
         config_sha256: "2".repeat(64),
-        family: recipe.family,
+        dense_sha256: Vec::new(),
+        family: Family::Bert,
         pooling: recipe.pooling,
         normalize: recipe.normalize,
         max_input_tokens: recipe.max_input_tokens,
@@ -50,6 +51,7 @@ fn whatever_decides_the_graph_is_part_of_the_key() {
     let others = [
         CacheKey { weights_sha256: "3".repeat(64), ..key() },
         CacheKey { config_sha256: "3".repeat(64), ..key() },
+        CacheKey { dense_sha256: vec![["3".repeat(64), "4".repeat(64)]], ..key() },
         CacheKey { family: Family::Mpnet, ..key() },
         CacheKey { pooling: crate::Pooling::Max, ..key() },
         CacheKey { normalize: false, ..key() },

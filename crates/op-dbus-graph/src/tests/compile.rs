@@ -7,13 +7,12 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 
-use super::tiny::{self, HIDDEN, POSITIONS, Tensors};
+use super::tiny::{self, HIDDEN, POSITIONS, Tiny};
 use crate::onnx::{self, Model};
-use crate::{Error, Family, Pooling, Recipe, compile};
+use crate::{Error, Family, Pooling};
 
-fn graph(recipe: &Recipe, tensors: &Tensors) -> onnx::Graph {
-    let bytes = compile(recipe, &tiny::safetensors(tensors)).unwrap();
-    Model::decode(&*bytes).unwrap().graph.unwrap()
+fn graph(model: &Tiny) -> onnx::Graph {
+    Model::decode(&*model.compile().unwrap()).unwrap().graph.unwrap()
 }
 
 fn values(graph: &onnx::Graph, name: &str) -> Vec<f32> {
@@ -21,22 +20,18 @@ fn values(graph: &onnx::Graph, name: &str) -> Vec<f32> {
     tensor.raw_data.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
 }
 
-fn refusal(recipe: &Recipe, tensors: &Tensors) -> String {
-    compile(recipe, &tiny::safetensors(tensors)).unwrap_err().to_string()
-}
-
-fn models() -> [(Recipe, Tensors); 2] {
-    [(tiny::recipe(Family::Bert), tiny::bert()), (tiny::recipe(Family::Mpnet), tiny::mpnet())]
+fn refusal(model: &Tiny) -> String {
+    model.compile().unwrap_err().to_string()
 }
 
 #[test]
 fn every_name_is_made_before_it_is_used_and_only_once() {
-    for (mut recipe, tensors) in models() {
+    for mut model in Tiny::all() {
         for pooling in [Pooling::Mean, Pooling::Cls, Pooling::Max] {
             for normalize in [false, true] {
-                recipe.pooling = pooling;
-                recipe.normalize = normalize;
-                let graph = graph(&recipe, &tensors);
+                model.recipe.pooling = pooling;
+                model.recipe.normalize = normalize;
+                let graph = graph(&model);
                 let given = graph.initializer.iter().map(|tensor| &tensor.name);
                 let mut known = HashSet::new();
                 for name in given.chain(graph.input.iter().map(|input| &input.name)) {
@@ -58,8 +53,8 @@ fn every_name_is_made_before_it_is_used_and_only_once() {
 
 #[test]
 fn the_ports_are_the_fixed_ones() {
-    for (recipe, tensors) in models() {
-        let onnx = compile(&recipe, &tiny::safetensors(&tensors)).unwrap();
+    for model in Tiny::all() {
+        let onnx = model.compile().unwrap();
         let info = crate::inspect::inspect(&onnx).unwrap();
         let names: Vec<&str> = info.inputs.iter().map(|input| &*input.name).collect();
         assert_eq!(names, ["input_ids", "lengths"]);
@@ -73,8 +68,8 @@ fn the_ports_are_the_fixed_ones() {
 
 #[test]
 fn weights_are_turned_and_the_token_type_is_folded_into_the_positions() {
-    let tensors = tiny::bert();
-    let graph = graph(&tiny::recipe(Family::Bert), &tensors);
+    let model = Tiny::new(Family::Bert);
+    let (graph, tensors) = (graph(&model), &model.tensors);
     let (_, up) = &tensors["encoder.layer.1.intermediate.dense.weight"];
     let turned = values(&graph, "layer.1.up.weight");
     assert_eq!(turned[1], up[HIDDEN]);
@@ -89,8 +84,8 @@ fn weights_are_turned_and_the_token_type_is_folded_into_the_positions() {
 
 #[test]
 fn mpnet_begins_behind_the_padding_position_and_biases_by_distance() {
-    let tensors = tiny::mpnet();
-    let graph = graph(&tiny::recipe(Family::Mpnet), &tensors);
+    let model = Tiny::new(Family::Mpnet);
+    let (graph, tensors) = (graph(&model), &model.tensors);
     let (_, positions) = &tensors["embeddings.position_embeddings.weight"];
     assert_eq!(values(&graph, "positions")[0], positions[2 * HIDDEN]);
 
@@ -104,11 +99,11 @@ fn mpnet_begins_behind_the_padding_position_and_biases_by_distance() {
 
 #[test]
 fn a_prefix_before_all_names_changes_nothing() {
-    for ((recipe, tensors), prefix) in models().into_iter().zip(["bert.", "mpnet."]) {
-        let prefixed =
-            tensors.iter().map(|(name, data)| (format!("{prefix}{name}"), data.clone())).collect();
-        let plain = compile(&recipe, &tiny::safetensors(&tensors)).unwrap();
-        assert_eq!(plain, compile(&recipe, &tiny::safetensors(&prefixed)).unwrap());
+    for (model, prefix) in Tiny::all().into_iter().zip(["bert.", "mpnet."]) {
+        let mut prefixed = model.clone();
+        prefixed.tensors =
+            model.tensors.iter().map(|(n, data)| (format!("{prefix}{n}"), data.clone())).collect();
+        assert_eq!(model.compile().unwrap(), prefixed.compile().unwrap());
     }
 }
 
@@ -118,27 +113,26 @@ fn norms_under_their_old_names_are_found() {
         name.replace("LayerNorm.weight", "LayerNorm.gamma")
             .replace("LayerNorm.bias", "LayerNorm.beta")
     };
-    let tensors = tiny::bert();
-    let renamed = tensors.iter().map(|(name, data)| (old(name), data.clone())).collect();
-    let recipe = tiny::recipe(Family::Bert);
-    let plain = compile(&recipe, &tiny::safetensors(&tensors)).unwrap();
-    assert_eq!(plain, compile(&recipe, &tiny::safetensors(&renamed)).unwrap());
+    let model = Tiny::new(Family::Bert);
+    let mut renamed = model.clone();
+    renamed.tensors = model.tensors.iter().map(|(name, data)| (old(name), data.clone())).collect();
+    assert_eq!(model.compile().unwrap(), renamed.compile().unwrap());
 }
 
 #[test]
 fn every_missing_or_misshapen_tensor_is_named() {
-    for (recipe, tensors) in models() {
-        for name in tensors.keys() {
-            let mut without = tensors.clone();
-            without.remove(name);
-            let message = refusal(&recipe, &without);
+    for model in Tiny::all() {
+        for name in model.tensors.keys() {
+            let mut without = model.clone();
+            without.tensors.remove(name);
+            let message = refusal(&without);
             assert!(message.contains(name.as_str()), "{name}: {message}");
 
-            let mut other = tensors.clone();
-            let (shape, values) = other.get_mut(name).unwrap();
+            let mut other = model.clone();
+            let (shape, values) = other.tensors.get_mut(name).unwrap();
             shape.push(1);
             assert_eq!(shape.iter().product::<usize>(), values.len());
-            let message = refusal(&recipe, &other);
+            let message = refusal(&other);
             assert!(message.contains(name.as_str()), "{name}: {message}");
         }
     }
@@ -147,21 +141,22 @@ fn every_missing_or_misshapen_tensor_is_named() {
 #[test]
 fn another_element_type_is_named() {
     let name = "encoder.layer.1.output.dense.weight";
-    let data: Vec<_> = tiny::bert().into_iter().collect();
+    let model = Tiny::new(Family::Bert);
+    let data: Vec<_> = model.tensors.iter().collect();
     let data: Vec<_> = data.iter().map(|(n, (s, v))| (n, s, tiny::bytes(v))).collect();
     let views = data.iter().map(|(found, shape, bytes)| {
         let halves = (Dtype::F16, &bytes[..bytes.len() / 2]);
-        let (dtype, bytes) = if *found == name { halves } else { (Dtype::F32, &bytes[..]) };
+        let (dtype, bytes) = if found.as_str() == name { halves } else { (Dtype::F32, &bytes[..]) };
         (found, TensorView::new(dtype, shape.to_vec(), bytes).unwrap())
     });
     let file = safetensors::serialize(views, None).unwrap();
-    let message = compile(&tiny::recipe(Family::Bert), &file).unwrap_err().to_string();
+    let message = model.compile_weights(&file).unwrap_err().to_string();
     assert!(message.contains(name) && message.contains("F16"), "{message}");
 }
 
 #[test]
 fn activations_are_chosen_or_refused_by_name() {
-    let mut recipe = tiny::recipe(Family::Bert);
+    let mut model = Tiny::new(Family::Bert);
     let operators = HashMap::from([
         ("gelu", "BiasGelu"),
         ("gelu_new", "FastGelu"),
@@ -169,13 +164,13 @@ fn activations_are_chosen_or_refused_by_name() {
         ("relu", "Relu"),
     ]);
     for (activation, operator) in operators {
-        recipe.config["hidden_act"] = json!(activation);
-        let graph = graph(&recipe, &tiny::bert());
+        model.config["hidden_act"] = json!(activation);
+        let graph = graph(&model);
         let found = graph.node.iter().filter(|node| node.op_type == operator).count();
         assert_eq!(found, tiny::LAYERS, "{activation}");
     }
-    recipe.config["hidden_act"] = json!("silu");
-    let message = refusal(&recipe, &tiny::bert());
+    model.config["hidden_act"] = json!("silu");
+    let message = refusal(&model);
     assert!(message.contains("silu") && message.contains("gelu_new"), "{message}");
 }
 
@@ -190,26 +185,26 @@ fn configurations_that_can_not_be_served_say_why() {
         ("model_type", json!("roberta"), "roberta"),
     ];
     for (key, value, expected) in cases {
-        let mut recipe = tiny::recipe(Family::Bert);
-        recipe.config[key] = value;
-        let message = refusal(&recipe, &tiny::bert());
+        let mut model = Tiny::new(Family::Bert);
+        model.config[key] = value;
+        let message = refusal(&model);
         assert!(message.contains(expected), "{key}: {message}");
     }
-    let mut recipe = tiny::recipe(Family::Bert);
-    recipe.config["hidden_size"] = json!("eight");
-    let error = compile(&recipe, &tiny::safetensors(&tiny::bert())).unwrap_err();
+    let mut model = Tiny::new(Family::Bert);
+    model.config["hidden_size"] = json!("eight");
+    let error = model.compile().unwrap_err();
     assert!(matches!(error, Error::Config(_)), "{error}");
 }
 
 #[test]
 fn rows_longer_than_the_position_table_are_refused() {
-    for (mut recipe, tensors) in models() {
-        let most = if recipe.family == Family::Bert { POSITIONS } else { POSITIONS - 2 };
-        recipe.max_input_tokens = most;
-        assert!(compile(&recipe, &tiny::safetensors(&tensors)).is_ok());
+    for mut model in Tiny::all() {
+        let most = if model.family == Family::Bert { POSITIONS } else { POSITIONS - 2 };
+        model.recipe.max_input_tokens = most;
+        assert!(model.compile().is_ok());
         for tokens in [0, most + 1, usize::MAX] {
-            recipe.max_input_tokens = tokens;
-            let message = refusal(&recipe, &tensors);
+            model.recipe.max_input_tokens = tokens;
+            let message = refusal(&model);
             assert!(message.contains(&format!("1 to {most}")), "{message}");
         }
     }

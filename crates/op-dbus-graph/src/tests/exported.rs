@@ -3,11 +3,11 @@
 use prost::Message;
 use safetensors::SafeTensors;
 
-use super::tiny::{self, HIDDEN, INNER, Tensors};
+use super::tiny::{self, HIDDEN, INNER, Tensors, Tiny};
+use crate::Family;
 use crate::encoder::transpose;
 use crate::export::onnx_to_safetensors;
 use crate::onnx::{FLOAT, Graph, Model, Node, OperatorSet, Tensor};
-use crate::{Family, compile};
 
 fn tensor(name: &str, shape: &[usize], raw_data: Vec<u8>) -> Tensor {
     let dims = shape.iter().map(|&size| size as i64).collect();
@@ -65,9 +65,8 @@ fn an_export_gives_back_the_weights_it_was_made_of() {
         assert_eq!(view.shape(), shape, "{name}");
         assert_eq!(view.data(), tiny::bytes(values), "{name}");
     }
-    let recipe = tiny::recipe(Family::Bert);
-    let compiled = compile(&recipe, &found).unwrap();
-    assert_eq!(compiled, compile(&recipe, &tiny::safetensors(&tensors)).unwrap());
+    let model = Tiny::new(Family::Bert);
+    assert_eq!(model.compile_weights(&found).unwrap(), model.compile().unwrap());
 }
 
 #[test]

@@ -6,10 +6,10 @@ use proptest::sample::Index;
 use prost::Message;
 
 use super::exported::export;
-use super::tiny;
+use super::tiny::{self, Tiny};
+use crate::Family;
 use crate::export::onnx_to_safetensors;
 use crate::inspect::inspect;
-use crate::{Family, compile};
 
 /// One thing that can happen to a file.
 #[derive(Clone, Debug)]
@@ -53,20 +53,18 @@ fn apply(bytes: &mut Vec<u8>, head: usize, damages: &[Damage]) {
 proptest! {
     #[test]
     fn random_bytes_are_refused(bytes in vec(any::<u8>(), 0..400)) {
-        prop_assert!(compile(&tiny::recipe(Family::Bert), &bytes).is_err());
+        prop_assert!(Tiny::new(Family::Bert).compile_weights(&bytes).is_err());
         prop_assert!(onnx_to_safetensors(&bytes).is_err());
         let _ = inspect(&bytes);
     }
 
     #[test]
     fn damaged_weights_do_no_harm(damages in vec(damage(), 1..4), everywhere: bool) {
-        for (family, tensors) in
-            [(Family::Bert, tiny::bert()), (Family::Mpnet, tiny::mpnet())]
-        {
-            let mut bytes = tiny::safetensors(&tensors);
+        for model in Tiny::all() {
+            let mut bytes = tiny::safetensors(&model.tensors);
             let head = if everywhere { bytes.len() } else { 4000 };
             apply(&mut bytes, head, &damages);
-            if let Ok(onnx) = compile(&tiny::recipe(family), &bytes) {
+            if let Ok(onnx) = model.compile_weights(&bytes) {
                 prop_assert!(inspect(&onnx).is_ok());
             }
         }
@@ -79,7 +77,7 @@ proptest! {
         apply(&mut bytes, head, &damages);
         let _ = inspect(&bytes);
         if let Ok(weights) = onnx_to_safetensors(&bytes) {
-            let _ = compile(&tiny::recipe(Family::Bert), &weights);
+            let _ = Tiny::new(Family::Bert).compile_weights(&weights);
         }
     }
 
@@ -93,13 +91,10 @@ proptest! {
             Just(serde_json::Value::Null),
         ],
     ) {
-        for family in [Family::Bert, Family::Mpnet] {
-            let mut recipe = tiny::recipe(family);
-            let keys: Vec<String> =
-                recipe.config.as_object().unwrap().keys().cloned().collect();
-            recipe.config[&keys[key]] = value.clone();
-            let tensors = if family == Family::Bert { tiny::bert() } else { tiny::mpnet() };
-            let _ = compile(&recipe, &tiny::safetensors(&tensors));
+        for mut model in Tiny::all() {
+            let keys: Vec<String> = model.config.as_object().unwrap().keys().cloned().collect();
+            model.config[&keys[key]] = value.clone();
+            let _ = model.compile();
         }
     }
 }
@@ -108,10 +103,10 @@ proptest! {
 fn weights_cut_short_anywhere_are_refused() {
     let whole = tiny::safetensors(&tiny::bert());
     for length in (0..whole.len()).step_by(7) {
-        assert!(compile(&tiny::recipe(Family::Bert), &whole[..length]).is_err(), "{length}");
+        assert!(Tiny::new(Family::Bert).compile_weights(&whole[..length]).is_err(), "{length}");
     }
     let message =
-        compile(&tiny::recipe(Family::Bert), &whole[..whole.len() - 1]).unwrap_err().to_string();
+        Tiny::new(Family::Bert).compile_weights(&whole[..whole.len() - 1]).unwrap_err().to_string();
     assert!(message.contains("tensor encoder.layer") && message.contains("lie at"), "{message}");
 }
 
@@ -140,7 +135,7 @@ fn impossible_headers_name_their_tensor() {
     ];
     for (header, name) in cases {
         let file = with_header(header, 12);
-        let message = compile(&tiny::recipe(Family::Bert), &file).unwrap_err().to_string();
+        let message = Tiny::new(Family::Bert).compile_weights(&file).unwrap_err().to_string();
         assert!(message.contains(name), "{name}: {message}");
     }
 }
@@ -150,6 +145,6 @@ fn a_header_longer_than_the_file_is_refused() {
     for length in [0, 9, u64::MAX, 1 << 40] {
         let mut bytes = length.to_le_bytes().to_vec();
         bytes.extend_from_slice(b"{}");
-        assert!(compile(&tiny::recipe(Family::Bert), &bytes).is_err(), "{length}");
+        assert!(Tiny::new(Family::Bert).compile_weights(&bytes).is_err(), "{length}");
     }
 }

@@ -6,7 +6,9 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-use crate::{Dialect, Family, Layout, Pooling, Precision, Recipe, Target};
+use crate::{
+    DenseFiles, Dialect, Error, Family, Layout, ModelFiles, Pooling, Precision, Recipe, Target,
+};
 
 pub const HIDDEN: usize = 8;
 pub const HEADS: usize = 2;
@@ -15,6 +17,8 @@ pub const LAYERS: usize = 2;
 pub const VOCABULARY: usize = 11;
 pub const POSITIONS: usize = 9;
 pub const TOKEN_TYPES: usize = 2;
+
+pub const FAMILIES: [Family; 2] = [Family::Bert, Family::Mpnet];
 
 /// Tensors by name: shape and values.
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
@@ -63,7 +67,7 @@ pub fn bert() -> Tensors {
     tensors
 }
 
-pub fn mpnet() -> Tensors {
+fn mpnet() -> Tensors {
     let mut tensors = Tensors::new();
     add_embeddings(&mut tensors);
     add(&mut tensors, "encoder.relative_attention_bias.weight".into(), &[32, HEADS]);
@@ -72,7 +76,7 @@ pub fn mpnet() -> Tensors {
     tensors
 }
 
-pub fn config(family: Family) -> Value {
+fn config(family: Family) -> Value {
     let mut config = json!({
         "hidden_size": HIDDEN,
         "num_hidden_layers": LAYERS,
@@ -96,10 +100,8 @@ pub fn config(family: Family) -> Value {
     config
 }
 
-pub fn recipe(family: Family) -> Recipe {
+pub fn recipe() -> Recipe {
     Recipe {
-        family,
-        config: config(family),
         pooling: Pooling::Mean,
         normalize: true,
         max_input_tokens: 5,
@@ -108,6 +110,43 @@ pub fn recipe(family: Family) -> Recipe {
             layout: Layout::Padded,
             dialect: Dialect::OnnxRuntime,
         },
+    }
+}
+
+/// A model, and what is to be made of it.
+#[derive(Clone)]
+pub struct Tiny {
+    pub family: Family,
+    pub config: Value,
+    pub tensors: Tensors,
+    pub dense: Vec<(Value, Tensors)>,
+    pub recipe: Recipe,
+}
+
+impl Tiny {
+    pub fn new(family: Family) -> Self {
+        let tensors = match family {
+            Family::Bert => bert(),
+            Family::Mpnet => mpnet(),
+        };
+        Self { family, config: config(family), tensors, dense: Vec::new(), recipe: recipe() }
+    }
+
+    /// One of each family.
+    pub fn all() -> Vec<Self> {
+        FAMILIES.into_iter().map(Self::new).collect()
+    }
+
+    pub fn compile(&self) -> Result<Vec<u8>, Error> {
+        self.compile_weights(&safetensors(&self.tensors))
+    }
+
+    /// Compiles with other bytes in place of the tensors.
+    pub fn compile_weights(&self, weights: &[u8]) -> Result<Vec<u8>, Error> {
+        let dense: Vec<_> = self.dense.iter().map(|(config, t)| (config, safetensors(t))).collect();
+        let dense = dense.iter().map(|(config, weights)| DenseFiles { config, weights }).collect();
+        let files = ModelFiles { family: self.family, config: &self.config, weights, dense };
+        crate::compile(&self.recipe, &files)
     }
 }
 
