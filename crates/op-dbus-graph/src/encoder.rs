@@ -2,6 +2,8 @@
 //!
 //! Everything is borrowed from the model's files: reading a model copies no weights.
 
+use serde::{Deserialize, Serialize};
+
 /// A table of 32-bit floats, borrowed from the weights file as little-endian bytes. A vector is a
 /// table of one row.
 ///
@@ -113,7 +115,7 @@ pub struct Layer<'a> {
 }
 
 /// What lies between the two products of a feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Activation {
     /// GELU by the error function.
     Gelu,
@@ -144,7 +146,7 @@ impl RelativeBias {
 
 /// What follows the product of a [`Dense`] module. sentence-transformers names them by their
 /// `torch.nn` class, made with its default settings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DenseActivation {
     /// The value itself (`Identity`).
     Identity,

@@ -1,0 +1,324 @@
+//! The encoder: from the tokens of some texts, one after another, to a vector for each text.
+//!
+//! Products see the tokens of all texts as rows of one matrix, attention and pooling see one text
+//! at a time. Every sum runs over one row, one text or one column of weights in a fixed order, so no
+//! neighbour can change a vector, nor can the way in which the work is shared out.
+//!
+//! A team may compute together: then each member has its columns of every product and its heads of
+//! every attention, and works out the cheap rest for itself.
+
+use op_dbus_graph::Pooling;
+
+use crate::arena::{Buffers, STRIP};
+use crate::head;
+use crate::kernels::attention::Attention;
+use crate::kernels::norm::Norm;
+use crate::kernels::product::{Activation, Finish, GROUP, Operand, Product, Weights};
+use crate::kernels::{Element, Kernels};
+use crate::packed::Packed;
+use crate::plan::{LayerPlan, LinearPlan, NormPlan};
+use crate::team::Barrier;
+
+/// The widest vector of any instruction set, in 32-bit floats.
+const LANES_MAX: usize = 16;
+
+/// A model that is ready to compute.
+pub(crate) struct Model {
+    pub packed: Packed,
+    pub kernels: Kernels,
+    pub pooling: Pooling,
+    pub normalize: bool,
+    /// `[heads][2 · positions]`: the bias of the key that lies `index - (positions - 1)` tokens
+    /// behind the query; empty without a relative position bias.
+    bias: Vec<f32>,
+}
+
+/// One text of a batch.
+#[derive(Clone, Copy)]
+pub(crate) struct Text<'a> {
+    pub ids: &'a [i32],
+    /// Where its vector goes: as many floats as the model has dimensions, touched by nobody else.
+    pub out: *mut f32,
+}
+
+// SAFETY: `out` is written by one member alone (`Member::pool`).
+unsafe impl Send for Text<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Text<'_> {}
+
+impl Model {
+    pub fn new(packed: Packed, kernels: Kernels, pooling: Pooling, normalize: bool) -> Self {
+        let bias = spread_bias(&packed);
+        Self { packed, kernels, pooling, normalize, bias }
+    }
+
+    /// The longest text that there are positions for.
+    pub fn positions(&self) -> usize {
+        self.packed.shape.positions
+    }
+
+    /// Computes the vectors of `texts` as one member of a team.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of the kernels. The arenas behind `own` and `shared` were
+    /// made for this model and layout and hold all tokens of `texts`; each member has another `own`
+    /// and all have the same `shared` (which may be one of them), `texts` and `barrier`, as many
+    /// members as that has, and nobody else uses these arenas. Ids and lengths are within the
+    /// model's vocabulary and positions.
+    pub unsafe fn encode(
+        &self,
+        member: usize,
+        barrier: &Barrier,
+        own: &Buffers,
+        shared: &Buffers,
+        texts: &[Text<'_>],
+    ) {
+        let tokens = texts.iter().map(|text| text.ids.len()).sum();
+        let member = Member { model: self, member, barrier, own, shared, texts, tokens };
+        // SAFETY: the caller's promise is the contract of all of these.
+        unsafe {
+            member.embed();
+            for layer in &self.packed.plan.layers {
+                member.attention(layer);
+                member.feed_forward(layer);
+            }
+            member.pool();
+        }
+    }
+}
+
+/// One member's view of one batch. The methods have the contract of [`Model::encode`].
+struct Member<'a> {
+    model: &'a Model,
+    member: usize,
+    barrier: &'a Barrier,
+    own: &'a Buffers,
+    shared: &'a Buffers,
+    texts: &'a [Text<'a>],
+    tokens: usize,
+}
+
+impl Member<'_> {
+    /// Word, position and type of every token, normalised, into `own.x`.
+    unsafe fn embed(&self) {
+        let Packed { plan, shape, .. } = &self.model.packed;
+        let packed = &self.model.packed;
+        let positions = packed.floats(&plan.positions);
+        let mut row = 0;
+        for text in self.texts {
+            for (&id, position) in text.ids.iter().zip(positions.chunks_exact(shape.hidden)) {
+                // SAFETY: the arena holds all tokens, and `x` is this member's alone.
+                let to = unsafe {
+                    std::slice::from_raw_parts_mut(
+                        self.own.x.add(row * self.own.stride),
+                        shape.hidden,
+                    )
+                };
+                let first = usize::try_from(id).unwrap_or(0) * shape.hidden;
+                let words = first..first + shape.hidden;
+                if self.model.kernels.layout.weight == Element::F32 {
+                    head::add(&packed.floats(&plan.words)[words], position, to);
+                } else {
+                    let table: &[u16] = bytemuck::cast_slice(packed.part(&plan.words));
+                    head::add_bf16(&table[words], position, to);
+                }
+                row += 1;
+            }
+        }
+        // SAFETY: the contract.
+        unsafe { self.normalize(&plan.embedding_norm, self.own.x, 0, self.tokens) }
+    }
+
+    /// Queries, keys and values, and the heads; ends in `shared.context`.
+    unsafe fn attention(&self, layer: &LayerPlan) {
+        let (own, shared) = (self.own, self.shared);
+        // SAFETY: the contract; the columns and heads of members do not overlap, and the barriers
+        // lie between what one writes and what another reads.
+        unsafe {
+            for (first, rows) in strips(self.tokens) {
+                self.prepare(own.x, first, rows);
+                let to = shared.attention.add(first * shared.attention_stride);
+                let finish = Finish::Store { to, stride: shared.attention_stride };
+                self.multiply(&layer.attention, own.operand, rows, finish);
+            }
+            self.barrier.wait();
+            self.heads();
+            self.barrier.wait();
+        }
+    }
+
+    /// This member's heads of all texts.
+    unsafe fn heads(&self) {
+        let shape = &self.model.packed.shape;
+        let (size, positions) = (shape.head(), shape.positions);
+        let mut first = 0;
+        for (index, text) in self.texts.iter().enumerate() {
+            let length = text.ids.len();
+            for head in 0..shape.heads {
+                if (index * shape.heads + head) % self.barrier.members() != self.member {
+                    continue;
+                }
+                let bias = match self.model.bias.get(head * 2 * positions..) {
+                    Some(bias) if !bias.is_empty() => &raw const bias[positions - length],
+                    _ => std::ptr::null(),
+                };
+                let shared = self.shared;
+                // SAFETY: the contract; texts and heads are within the arena.
+                unsafe {
+                    let queries =
+                        shared.attention.add(first * shared.attention_stride + head * size);
+                    (self.model.kernels.attend)(&Attention {
+                        queries,
+                        keys: queries.add(shape.hidden),
+                        values: queries.add(2 * shape.hidden),
+                        stride: shared.attention_stride,
+                        length,
+                        size,
+                        scale: 1.0 / (size as f32).sqrt(),
+                        bias,
+                        to: shared.context.add(first * shared.stride + head * size),
+                        to_stride: shared.stride,
+                        scratch: self.own.scratch,
+                    });
+                }
+            }
+            first += length;
+        }
+    }
+
+    /// Output projection, both norms and the feed-forward network, from `shared.context` to `own.x`.
+    unsafe fn feed_forward(&self, layer: &LayerPlan) {
+        let (own, shared, stride) = (self.own, self.shared, self.own.stride);
+        let activation = match self.model.packed.shape.activation {
+            op_dbus_graph::encoder::Activation::Gelu => Activation::Gelu,
+            op_dbus_graph::encoder::Activation::GeluTanh => Activation::GeluTanh,
+            op_dbus_graph::encoder::Activation::Relu => Activation::Relu,
+        };
+        for (first, rows) in strips(self.tokens) {
+            // SAFETY: as in `attention`. What was read of `y` by one member is written by another
+            // only behind a barrier that both have passed.
+            unsafe {
+                let add = Finish::Add {
+                    to: shared.y.add(first * stride),
+                    residual: own.x.add(first * stride),
+                    stride,
+                };
+                self.prepare(shared.context, first, rows);
+                self.multiply(&layer.output, own.operand, rows, add);
+                self.barrier.wait();
+                self.normalize(&layer.attention_norm, shared.y, first, rows);
+                self.prepare(own.x, first, rows);
+                let activate = Finish::Activate { activation, to: shared.inner };
+                self.multiply(&layer.up, own.operand, rows, activate);
+                self.barrier.wait();
+                self.multiply(&layer.down, shared.inner, rows, add);
+                self.barrier.wait();
+                self.normalize(&layer.output_norm, shared.y, first, rows);
+            }
+        }
+    }
+
+    /// From token vectors to those of this member's texts.
+    unsafe fn pool(&self) {
+        let (model, shape) = (self.model, &self.model.packed.shape);
+        let mut first = 0;
+        for (index, text) in self.texts.iter().enumerate() {
+            let length = text.ids.len();
+            if index % self.barrier.members() == self.member {
+                // SAFETY: the arena holds all tokens, `x` and `scratch` are this member's alone, and
+                // so is the vector of a text that nobody else pools.
+                let (tokens, out, scratch) = unsafe {
+                    let tokens = self.own.x.add(first * self.own.stride);
+                    let size = (length - 1) * self.own.stride + shape.hidden;
+                    (
+                        std::slice::from_raw_parts(tokens, size),
+                        std::slice::from_raw_parts_mut(text.out, shape.dimensions()),
+                        std::slice::from_raw_parts_mut(self.own.scratch, head::scratch(shape)),
+                    )
+                };
+                head::finish(model, tokens, self.own.stride, scratch, out);
+            }
+            first += length;
+        }
+    }
+
+    /// Rows of `from` as the left operand of a product.
+    unsafe fn prepare(&self, from: *const f32, first: usize, rows: usize) {
+        let columns = self.model.packed.shape.hidden.next_multiple_of(LANES_MAX);
+        let (stride, prepare) = (self.own.stride, self.model.kernels.prepare);
+        // SAFETY: the contract.
+        unsafe { prepare(from.add(first * stride), stride, rows, columns, &self.own.operand) }
+    }
+
+    /// This member's columns of a product.
+    unsafe fn multiply(&self, plan: &LinearPlan, input: Operand, rows: usize, finish: Finish) {
+        let Model { packed, kernels, .. } = self.model;
+        // Integers that become an operand are scaled by whole groups.
+        let grouped = matches!(finish, Finish::Activate { .. });
+        let unit = if grouped && kernels.layout.weight == Element::I8 {
+            GROUP
+        } else {
+            kernels.layout.panel
+        };
+        let units = plan.columns.div_ceil(unit);
+        let share = |member: usize| units * member / self.barrier.members();
+        let end = (share(self.member + 1) * unit).min(plan.columns);
+        let product = Product {
+            input: Operand { blocks: plan.blocks, ..input },
+            rows,
+            weights: Weights {
+                panels: packed.part(&plan.panels).as_ptr(),
+                steps: plan.steps,
+                columns: plan.columns,
+                bias: packed.floats(&plan.bias).as_ptr(),
+                scales: packed.floats(&plan.scales).as_ptr(),
+            },
+            first: share(self.member) * unit,
+            end,
+            finish,
+        };
+        // SAFETY: the contract.
+        unsafe { (kernels.multiply)(&product) }
+    }
+
+    /// Normalises rows of `from` into `own.x`.
+    unsafe fn normalize(&self, plan: &NormPlan, from: *const f32, first: usize, rows: usize) {
+        let Model { packed, kernels, .. } = self.model;
+        let stride = self.own.stride;
+        // SAFETY: the contract.
+        unsafe {
+            (kernels.normalize)(&Norm {
+                from: from.add(first * stride),
+                to: self.own.x.add(first * stride),
+                stride,
+                rows,
+                columns: packed.shape.hidden,
+                epsilon: packed.shape.epsilon,
+                scale: packed.floats(&plan.scale).as_ptr(),
+                shift: packed.floats(&plan.shift).as_ptr(),
+            });
+        }
+    }
+}
+
+/// First row and rows of each strip.
+fn strips(tokens: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..tokens).step_by(STRIP).map(move |first| (first, STRIP.min(tokens - first)))
+}
+
+/// The bias of every distance that two tokens can have, so that each query's is one slice.
+fn spread_bias(packed: &Packed) -> Vec<f32> {
+    let shape = &packed.shape;
+    let Some(reach) = shape.reach else { return Vec::new() };
+    let values = packed.floats(&packed.plan.bias);
+    let mut spread = Vec::with_capacity(shape.heads * 2 * shape.positions + LANES_MAX);
+    for head in values.chunks_exact(2 * reach + 1) {
+        for index in 0..2 * shape.positions {
+            let apart = (index + 1).cast_signed() - shape.positions.cast_signed();
+            let apart = apart.clamp(-reach.cast_signed(), reach.cast_signed());
+            spread.push(head[(apart + reach.cast_signed()).cast_unsigned()]);
+        }
+    }
+    spread.resize(spread.len() + LANES_MAX, 0.0);
+    spread
+}

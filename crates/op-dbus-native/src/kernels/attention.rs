@@ -1,0 +1,250 @@
+//! Attention of one head over one text: scores, softmax, and the weighted mean of the values.
+//!
+//! Keys and values are packed into panels like weights, then a few rows of queries at a time go
+//! through all of it, so that nothing grows with the square of the length.
+
+#![allow(unsafe_op_in_unsafe_fn, reason = "arithmetic on registers and pointers under one contract")]
+
+use super::product::float_sums;
+use super::simd::{Simd, exp};
+use super::step::FloatStep;
+
+/// One head of one text.
+#[derive(Clone, Copy)]
+pub(crate) struct Attention {
+    /// Query, key and value of the text's first token at this head's first column.
+    pub queries: *const f32,
+    /// See `queries`.
+    pub keys: *const f32,
+    /// See `queries`.
+    pub values: *const f32,
+    /// Floats from one token to the next, in all three.
+    pub stride: usize,
+    /// Tokens.
+    pub length: usize,
+    /// Columns of the head.
+    pub size: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Null, or where the bias of the text's last query and first key lies: the bias of key `j`
+    /// for query `i` is `bias[length - 1 - i + j]`.
+    pub bias: *const f32,
+    /// The first token's result at this head's first column.
+    pub to: *mut f32,
+    /// Floats from one token's result to the next.
+    pub to_stride: usize,
+    /// Memory of this thread alone, [`scratch_floats`] long.
+    pub scratch: *mut f32,
+}
+
+/// Rows and columns are rounded up to this many.
+const PADDING: usize = 64;
+
+/// Most rows of queries at a time.
+const ROWS_MAX: usize = 16;
+
+/// 32-bit floats of scratch memory for texts of `length` tokens and heads of `size` columns.
+pub(crate) fn scratch_floats(length: usize, size: usize) -> usize {
+    let (length, size) = (padded(length), padded(size));
+    // Packed keys and values, queries, scores, probabilities, a block of results.
+    2 * length * size + ROWS_MAX * (2 * size + 2 * length)
+}
+
+fn padded(count: usize) -> usize {
+    count.next_multiple_of(PADDING)
+}
+
+/// Where the parts of the scratch memory begin.
+struct Parts<P: FloatStep> {
+    keys: *mut P::Weight,
+    values: *mut P::Weight,
+    queries: *mut P::Input,
+    scores: *mut f32,
+    weights: *mut P::Input,
+    results: *mut f32,
+    size: usize,
+    length: usize,
+}
+
+/// Computes one head of one text with `ROWS` rows of queries at a time.
+///
+/// # Safety
+/// The CPU has the instruction set; the pointers are valid for what the sizes say, a vector beyond
+/// included; inputs are finite; no other thread touches the columns of the result.
+#[inline(always)]
+pub(crate) unsafe fn attend<P: FloatStep, const ROWS: usize>(job: &Attention) {
+    let (size, length) = (padded(job.size), padded(job.length));
+    let scratch = job.scratch;
+    let parts = Parts::<P> {
+        keys: scratch.cast(),
+        values: scratch.add(length * size).cast(),
+        queries: scratch.add(2 * length * size).cast(),
+        results: scratch.add(2 * length * size + ROWS_MAX * size),
+        scores: scratch.add(2 * length * size + 2 * ROWS_MAX * size),
+        weights: scratch.add(2 * length * size + ROWS_MAX * (2 * size + length)).cast(),
+        size,
+        length,
+    };
+    pack_keys(job, &parts);
+    pack_values(job, &parts);
+    let mut first = 0;
+    while first < job.length {
+        let rows = ROWS.min(job.length - first);
+        match rows {
+            1 => block::<P, 1>(job, &parts, first),
+            2 => block::<P, 2>(job, &parts, first),
+            3 => block::<P, 3>(job, &parts, first),
+            4 => block::<P, 4>(job, &parts, first),
+            5 => block::<P, 5>(job, &parts, first),
+            6 => block::<P, 6>(job, &parts, first),
+            7 if ROWS > 6 => block::<P, 7>(job, &parts, first),
+            8 if ROWS > 6 => block::<P, 8>(job, &parts, first),
+            9 if ROWS > 6 => block::<P, 9>(job, &parts, first),
+            10 if ROWS > 6 => block::<P, 10>(job, &parts, first),
+            11 if ROWS > 6 => block::<P, 11>(job, &parts, first),
+            12 if ROWS > 6 => block::<P, 12>(job, &parts, first),
+            _ => unreachable!("no block has so many rows"),
+        }
+        first += rows;
+    }
+}
+
+/// Keys as the columns of panels: `[panel][step][column][K]`.
+#[inline(always)]
+unsafe fn pack_keys<P: FloatStep>(job: &Attention, parts: &Parts<P>) {
+    // One input of a product and one step of a column's weights are both 4 bytes: a 32-bit float or
+    // two bfloat16.
+    const { assert!(size_of::<P::Input>() * P::K == 4 && size_of::<P::Weight>() * P::K == 4) };
+    let panel = 2 * P::S::LANES;
+    let steps = job.size.div_ceil(P::K);
+    let row = parts.queries;
+    for key in 0..job.length.next_multiple_of(panel) {
+        let to = parts.keys.cast::<u32>();
+        let to = to.add(key / panel * panel * steps + key % panel);
+        if key >= job.length {
+            (0..steps).for_each(|step| to.add(step * panel).write(0));
+            continue;
+        }
+        to_inputs::<P>(job.keys.add(key * job.stride), job.size, row);
+        let row = row.cast::<u32>();
+        (0..steps).for_each(|step| to.add(step * panel).write(row.add(step).read()));
+    }
+}
+
+/// Converts `size` floats, and clears what is left of the last step.
+#[inline(always)]
+unsafe fn to_inputs<P: FloatStep>(from: *const f32, size: usize, to: *mut P::Input) {
+    let mut at = 0;
+    while at < size {
+        P::store(to.add(at), P::S::load(from.add(at)));
+        at += P::S::LANES;
+    }
+    if !size.is_multiple_of(P::K) {
+        to.add(size).write_bytes(0, 1);
+    }
+}
+
+/// Values as the rows of panels: `[panel][step][column][K]`.
+#[inline(always)]
+unsafe fn pack_values<P: FloatStep>(job: &Attention, parts: &Parts<P>) {
+    let lanes = P::S::LANES;
+    let steps = job.length.div_ceil(P::K);
+    for step in 0..steps {
+        let first = job.values.add(step * P::K * job.stride);
+        let paired = step * P::K + 1 < job.length;
+        let mut column = 0;
+        while column < job.size {
+            let panel = column / (2 * lanes) * 2 * lanes;
+            let offset = (panel * steps + step * 2 * lanes + column - panel) * P::K;
+            let second = if paired {
+                P::S::load(first.add(job.stride + column))
+            } else {
+                P::S::splat(0.0)
+            };
+            P::pack(parts.values.add(offset), P::S::load(first.add(column)), second);
+            column += lanes;
+        }
+    }
+}
+
+/// `M` queries from `first` on.
+#[inline(always)]
+unsafe fn block<P: FloatStep, const M: usize>(job: &Attention, parts: &Parts<P>, first: usize) {
+    let lanes = P::S::LANES;
+    let panel = 2 * lanes;
+    for row in 0..M {
+        let query = job.queries.add((first + row) * job.stride);
+        to_inputs::<P>(query, job.size, parts.queries.add(row * parts.size));
+    }
+    let steps = job.size.div_ceil(P::K);
+    let mut key = 0;
+    while key < job.length {
+        let keys = parts.keys.add(key * steps * P::K);
+        let sums = float_sums::<P, M>(parts.queries, parts.size, keys, steps);
+        for (row, sums) in sums.into_iter().enumerate() {
+            let to = parts.scores.add(row * parts.length + key);
+            P::S::store(to, sums[0]);
+            P::S::store(to.add(lanes), sums[1]);
+        }
+        key += panel;
+    }
+    let mut shares = [0.0; M];
+    for (row, share) in shares.iter_mut().enumerate() {
+        *share = 1.0 / softmax(job, parts, first + row, row);
+    }
+    let steps = job.length.div_ceil(P::K);
+    let mut column = 0;
+    while column < job.size {
+        let values = parts.values.add(column * steps * P::K);
+        let sums = float_sums::<P, M>(parts.weights, parts.length, values, steps);
+        let columns = panel.min(job.size - column);
+        for (row, sums) in sums.into_iter().enumerate() {
+            let share = P::S::splat(shares[row]);
+            P::S::store(parts.results, P::S::mul(sums[0], share));
+            P::S::store(parts.results.add(lanes), P::S::mul(sums[1], share));
+            let to = job.to.add((first + row) * job.to_stride + column);
+            to.copy_from_nonoverlapping(parts.results, columns);
+        }
+        column += panel;
+    }
+}
+
+/// Exponentials of one query's scores, less the largest, as inputs; returns their sum.
+#[inline(always)]
+unsafe fn softmax<P: FloatStep>(
+    job: &Attention,
+    parts: &Parts<P>,
+    query: usize,
+    row: usize,
+) -> f32 {
+    let lanes = P::S::LANES;
+    let scores = parts.scores.add(row * parts.length);
+    let end = job.length.next_multiple_of(lanes);
+    let scale = P::S::splat(job.scale);
+    let mut most = P::S::splat(f32::MIN);
+    let mut at = 0;
+    while at < end {
+        let mut score = P::S::mul(P::S::load(scores.add(at)), scale);
+        if !job.bias.is_null() {
+            score = P::S::add(score, P::S::load(job.bias.add(job.length - 1 - query + at)));
+        }
+        P::S::store(scores.add(at), score);
+        if at + lanes > job.length {
+            // Behind the last key: as good as never looked at.
+            (job.length..end).for_each(|key| scores.add(key).write(f32::MIN));
+        }
+        most = P::S::max(most, P::S::load(scores.add(at)));
+        at += lanes;
+    }
+    let most = P::S::splat(P::S::greatest(most));
+    let mut sum = P::S::splat(0.0);
+    let weights = parts.weights.add(row * parts.length);
+    let mut at = 0;
+    while at < end {
+        let weight = exp::<P::S>(P::S::sub(P::S::load(scores.add(at)), most));
+        sum = P::S::add(sum, weight);
+        P::store(weights.add(at), weight);
+        at += lanes;
+    }
+    P::S::sum(sum)
+}

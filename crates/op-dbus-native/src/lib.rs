@@ -1,0 +1,24 @@
+//! The native CPU backend of op-dbus: sentence encoders on kernels of our own, behind the engine's
+//! [`Backend`](op_dbus_engine::Backend) trait.
+//!
+//! No runtime library and no graph: weights are packed once from the model's own file, in the order
+//! in which the kernels read them, and mapped from a cache. A batch is the tokens of its texts one
+//! after another; nothing is padded, and a text's vector is the same to the last bit whatever else
+//! is in the batch and however many threads compute it.
+
+mod arena;
+mod backend;
+mod encode;
+mod head;
+mod isa;
+mod kernels;
+mod pack;
+mod packed;
+mod plan;
+mod precision;
+mod share;
+mod team;
+
+pub use backend::{NativeBackend, Options, Source};
+pub use isa::Isa;
+pub use precision::Precision;

@@ -1,0 +1,169 @@
+//! From a model's weights to the form that the kernels read from front to back.
+
+use std::ops::Range;
+
+use op_dbus_graph::encoder::{Dense, Encoder, Linear, Norm, RelativeBias, Tensor};
+
+use crate::kernels::portable::to_bf16;
+use crate::kernels::product::GROUP;
+use crate::kernels::{Element, Layout};
+use crate::plan::{DensePlan, LinearPlan, NormPlan, Plan};
+
+/// Largest magnitude of an 8-bit weight.
+const I8_MAX: f32 = 127.0;
+
+/// Writes `encoder` into `out`, which is zero and as long as `plan` says.
+pub(crate) fn pack(encoder: &Encoder<'_>, plan: &Plan, layout: Layout, out: &mut [u8]) {
+    let mut packer = Packer { layout, out };
+    packer.words(&encoder.words, &plan.words);
+    packer.positions(encoder, &plan.positions);
+    packer.norm(&encoder.embedding_norm, &plan.embedding_norm);
+    for (layer, plan) in encoder.layers.iter().zip(&plan.layers) {
+        packer.linear(&[&layer.query, &layer.key, &layer.value], &plan.attention);
+        packer.linear(&[&layer.output], &plan.output);
+        packer.norm(&layer.attention_norm, &plan.attention_norm);
+        packer.linear(&[&layer.up], &plan.up);
+        packer.linear(&[&layer.down], &plan.down);
+        packer.norm(&layer.output_norm, &plan.output_norm);
+    }
+    if let Some(bias) = &encoder.relative_bias {
+        packer.relative(bias, &plan.bias);
+    }
+    for (dense, plan) in encoder.dense.iter().zip(&plan.dense) {
+        packer.dense(dense, plan);
+    }
+}
+
+struct Packer<'a> {
+    layout: Layout,
+    out: &'a mut [u8],
+}
+
+impl Packer<'_> {
+    fn floats(&mut self, range: &Range<usize>) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.out[range.clone()])
+    }
+
+    fn words(&mut self, table: &Tensor<'_>, range: &Range<usize>) {
+        if self.layout.weight == Element::F32 {
+            copy(table.values(), self.floats(range));
+        } else {
+            let to: &mut [u16] = bytemuck::cast_slice_mut(&mut self.out[range.clone()]);
+            copy(table.values().map(to_bf16), to);
+        }
+    }
+
+    /// Each token has a position and, where the family has types, the same type.
+    fn positions(&mut self, encoder: &Encoder<'_>, range: &Range<usize>) {
+        let kind: Vec<f32> = match &encoder.token_type {
+            Some(types) => types.row(0).collect(),
+            None => vec![0.0; encoder.hidden],
+        };
+        let to = self.floats(range);
+        copy(encoder.positions.values(), to);
+        for row in to.chunks_exact_mut(encoder.hidden) {
+            row.iter_mut().zip(&kind).for_each(|(value, kind)| *value += kind);
+        }
+    }
+
+    fn norm(&mut self, norm: &Norm<'_>, plan: &NormPlan) {
+        copy(norm.scale.values(), self.floats(&plan.scale));
+        copy(norm.shift.values(), self.floats(&plan.shift));
+    }
+
+    /// Several layers with the same inputs, one after another as one.
+    fn linear(&mut self, parts: &[&Linear<'_>], plan: &LinearPlan) {
+        copy(parts.iter().flat_map(|part| part.bias.values()), self.floats(&plan.bias));
+        let mut row = vec![0.0; plan.inputs];
+        let mut column = 0;
+        for part in parts {
+            for output in 0..part.weight.rows() {
+                copy(part.weight.row(output), &mut row);
+                self.column(&row, column, plan);
+                column += 1;
+            }
+        }
+    }
+
+    /// The weights of one column.
+    fn column(&mut self, row: &[f32], column: usize, plan: &LinearPlan) {
+        let Layout { weight, panel, step, .. } = self.layout;
+        let first = column / panel * panel * plan.steps * step + column % panel * step;
+        let index = |input: usize| first + input / step * panel * step + input % step;
+        let panels = &mut self.out[plan.panels.clone()];
+        match weight {
+            Element::F32 => {
+                let panels: &mut [f32] = bytemuck::cast_slice_mut(panels);
+                row.iter().enumerate().for_each(|(input, value)| panels[index(input)] = *value);
+            }
+            Element::Bf16 => {
+                let panels: &mut [u16] = bytemuck::cast_slice_mut(panels);
+                let each = row.iter().enumerate();
+                each.for_each(|(input, value)| panels[index(input)] = to_bf16(*value));
+            }
+            Element::I8 => {
+                let panels: &mut [i8] = bytemuck::cast_slice_mut(panels);
+                let mut found = Vec::with_capacity(plan.blocks);
+                for (block, values) in row.chunks(GROUP).enumerate() {
+                    let scale = scale(values);
+                    let mut sum = 0;
+                    for (offset, value) in values.iter().enumerate() {
+                        let quantised = quantise(*value, scale);
+                        sum += i32::from(quantised);
+                        panels[index(block * GROUP + offset)] = quantised;
+                    }
+                    found.push([scale, scale * sum as f32]);
+                }
+                let scales = self.floats(&plan.scales);
+                for (block, [scale, sum]) in found.into_iter().enumerate() {
+                    let at = 2 * panel * (column / panel * plan.blocks + block) + column % panel;
+                    scales[at] = scale;
+                    scales[at + panel] = sum;
+                }
+            }
+        }
+    }
+
+    fn relative(&mut self, bias: &RelativeBias, range: &Range<usize>) {
+        copy(bias.values.iter().flatten().copied(), self.floats(range));
+    }
+
+    fn dense(&mut self, dense: &Dense<'_>, plan: &DensePlan) {
+        let (outputs, weights) = (dense.linear.rows(), self.floats(&plan.weights));
+        for output in 0..outputs {
+            for (input, value) in dense.linear.row(output).enumerate() {
+                weights[input * outputs + output] = value;
+            }
+        }
+        if let Some(bias) = &dense.bias {
+            copy(bias.values(), self.floats(&plan.bias));
+        }
+    }
+}
+
+fn copy<V>(from: impl Iterator<Item = V>, to: &mut [V]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = from);
+}
+
+/// Scale of a block of weights: of those that clip the largest a little, the one whose rounding
+/// loses least.
+fn scale(values: &[f32]) -> f32 {
+    let most = values.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+    if most < f32::MIN_POSITIVE * I8_MAX {
+        return 0.0;
+    }
+    let loss = |scale: f32| {
+        let apart = |value: &f32| value - f32::from(quantise(*value, scale)) * scale;
+        values.iter().map(apart).map(|apart| apart * apart).sum::<f32>()
+    };
+    let candidates = (0..=8).map(|step| most / I8_MAX * (1.0 - 0.02 * step as f32));
+    let best = candidates.map(|scale| (loss(scale), scale)).min_by(|a, b| a.0.total_cmp(&b.0));
+    best.map_or(most / I8_MAX, |(_, scale)| scale)
+}
+
+fn quantise(value: f32, scale: f32) -> i8 {
+    if scale == 0.0 {
+        return 0;
+    }
+    (value / scale).round_ties_even().clamp(-I8_MAX, I8_MAX) as i8
+}

@@ -1,0 +1,183 @@
+//! Packed weights: mapped from a cache file, or packed now and left in the cache for the next time.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memmap2::{Mmap, MmapMut};
+use op_dbus_graph::encoder::Encoder;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::kernels::Layout;
+use crate::pack::pack;
+use crate::plan::{Plan, Shape};
+
+/// Version of the packed form. A cached file of another version is never read.
+const VERSION: u32 = 1;
+
+/// First bytes of a cache file.
+const MAGIC: &[u8; 16] = b"op-dbus weights\n";
+
+/// The header ends here and the weights begin; a multiple of every page's cache lines.
+const HEADER_BYTES: usize = 4096;
+
+/// What the header of a cache file says.
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    version: u32,
+    key: String,
+    shape: Shape,
+    sha256: String,
+}
+
+/// Where a model's packed weights are kept.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    folder: PathBuf,
+    /// Everything that decides what the weights are, but their layout.
+    key: String,
+}
+
+impl Place {
+    pub fn new(cache_dir: &Path, key: &str, layout: Layout) -> Self {
+        let Layout { weight, panel, step, .. } = layout;
+        let key = format!("{key} weights={weight:?} panel={panel} step={step}");
+        Self { folder: cache_dir.join("weights"), key }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.join(format!("{}.packed", hex(&self.key)))
+    }
+}
+
+/// The packed weights of one model.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    pub shape: Shape,
+    pub plan: Plan,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    /// A cache file, header included.
+    File(Mmap),
+    /// Memory of our own.
+    Memory(MmapMut),
+}
+
+/// Why packed weights can't be had from the cache.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Miss {
+    /// There are none.
+    #[error("there are none")]
+    Absent,
+    /// The file can't be read.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The file is not what it should be.
+    #[error("{0}")]
+    Damaged(&'static str),
+}
+
+impl Packed {
+    /// Maps the weights of `place`.
+    ///
+    /// # Errors
+    /// There is no such file, or it is not whole.
+    pub fn open(place: &Place, layout: Layout) -> Result<Self, Miss> {
+        let file = match File::open(place.path()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Miss::Absent),
+            file => file?,
+        };
+        // SAFETY: the file lies in a folder that only this service writes, and every writer of ours
+        // makes a new file and renames it; nothing shortens or changes one that is mapped. Its bytes
+        // are read as numbers alone, for which every pattern is valid.
+        let map = unsafe { Mmap::map(&file)? };
+        let header = map.get(..HEADER_BYTES).and_then(|bytes| bytes.strip_prefix(MAGIC));
+        let header = header.ok_or(Miss::Damaged("it has no header"))?;
+        let json = header.split(|&byte| byte == 0).next().unwrap_or_default();
+        let header: Header =
+            serde_json::from_slice(json).map_err(|_| Miss::Damaged("its header can't be read"))?;
+        if header.version != VERSION || header.key != place.key {
+            return Err(Miss::Damaged("it belongs to other weights"));
+        }
+        let plan = Plan::new(&header.shape, layout);
+        let plan = plan.ok_or(Miss::Damaged("its sizes make no sense"))?;
+        let weights = &map[HEADER_BYTES..];
+        if weights.len() != plan.bytes {
+            return Err(Miss::Damaged("it has not the length that its header promises"));
+        }
+        if digest(weights) != header.sha256 {
+            return Err(Miss::Damaged("its checksum is wrong"));
+        }
+        Ok(Self { shape: header.shape, plan, bytes: Bytes::File(map) })
+    }
+
+    /// Packs `encoder`; nothing if there is no memory for it.
+    ///
+    /// # Errors
+    /// The memory can't be had, or the sizes exceed all memory.
+    pub fn build(encoder: &Encoder<'_>, layout: Layout) -> io::Result<Self> {
+        let shape = Shape::of(encoder);
+        let plan = Plan::new(&shape, layout).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, "the model's sizes make no sense")
+        })?;
+        let mut map = MmapMut::map_anon(plan.bytes)?;
+        pack(encoder, &plan, layout, &mut map);
+        Ok(Self { shape, plan, bytes: Bytes::Memory(map) })
+    }
+
+    /// Writes the weights to their place, whole or not at all.
+    ///
+    /// # Errors
+    /// The folder can't be written, or is full.
+    pub fn save(&self, place: &Place) -> io::Result<()> {
+        fs::create_dir_all(&place.folder)?;
+        let header = Header {
+            version: VERSION,
+            key: place.key.clone(),
+            shape: self.shape.clone(),
+            sha256: digest(self.bytes()),
+        };
+        let mut head = MAGIC.to_vec();
+        serde_json::to_writer(&mut head, &header)?;
+        if head.len() >= HEADER_BYTES {
+            return Err(io::Error::other("the header of the packed weights is too long"));
+        }
+        head.resize(HEADER_BYTES, 0);
+        let mut file = tempfile::NamedTempFile::new_in(&place.folder)?;
+        file.write_all(&head)?;
+        file.write_all(self.bytes())?;
+        file.as_file().sync_all()?;
+        file.persist(place.path())?;
+        Ok(())
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::File(map) => &map[HEADER_BYTES..],
+            Bytes::Memory(map) => map,
+        }
+    }
+
+    /// The bytes of one part.
+    pub fn part(&self, range: &Range<usize>) -> &[u8] {
+        &self.bytes()[range.clone()]
+    }
+
+    /// One part as 32-bit floats.
+    pub fn floats(&self, range: &Range<usize>) -> &[f32] {
+        bytemuck::cast_slice(self.part(range))
+    }
+}
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn hex(key: &str) -> String {
+    digest(key.as_bytes())[..32].to_owned()
+}
