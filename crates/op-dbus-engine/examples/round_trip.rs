@@ -38,7 +38,7 @@ fn child() -> Result<Box<dyn Backend>, BackendError> {
 }
 
 fn backend(name: &str, mut backend: Box<dyn Backend>) -> Result<(), Failure> {
-    let batch = Batch { ids: &[7; 12], lengths: &[12], sequence_length: 12 };
+    let batch = Batch { ids: &[7; 12], lengths: &[12] };
     let mut out = vec![0.0; SHAPE.dimensions];
     let mut times = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {

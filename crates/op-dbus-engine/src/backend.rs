@@ -2,24 +2,7 @@
 
 use std::fmt;
 
-/// One padded batch. Row `r` holds its tokens in `ids[r * sequence_length ..][.. lengths[r]]`; what
-/// lies behind them is padding and never read as a key.
-#[derive(Clone, Copy, Debug)]
-pub struct Batch<'a> {
-    /// Token ids, row-major, `[rows, sequence_length]`.
-    pub ids: &'a [i32],
-    /// Real tokens of each row, special tokens included, `[rows]`; each is `1..=sequence_length`.
-    pub lengths: &'a [i32],
-    /// Tokens per row, padding included.
-    pub sequence_length: usize,
-}
-
-impl Batch<'_> {
-    /// Number of texts in the batch.
-    pub fn rows(&self) -> usize {
-        self.lengths.len()
-    }
-}
+use crate::batch::Batch;
 
 /// What a backend says of itself once it is loaded.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -91,7 +74,8 @@ pub trait Backend: Send {
     /// What was loaded and where it runs.
     fn description(&self) -> &Description;
 
-    /// Computes `batch` into `out`, row-major `[rows, dimensions]`.
+    /// Computes `batch`, which has passed [`Batch::check`], into `out`, row-major
+    /// `[rows, dimensions]`.
     ///
     /// # Errors
     /// Anything but [`BackendError::Lost`] leaves the backend usable.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::batch::Batch;
 use crate::worker::RegionShape;
 
 /// Every bound of the engine. The defaults suit a CPU worker; a GPU wants larger batches.
@@ -13,16 +14,18 @@ pub struct Limits {
     pub text_bytes_max: usize,
     /// Bytes of all texts of one call together.
     pub call_bytes_max: usize,
-    /// Padded tokens (rows × sequence length) of one batch. Raised to the model's maximum input if
-    /// that is more, because one text of full length must fit.
+    /// How the backend lays a batch out, which decides what a batch costs.
+    pub batch_layout: BatchLayout,
+    /// Tokens of one batch: rows × sequence length when padded, else those of its texts. Raised to
+    /// the model's maximum input if that is more, because one text of full length must fit.
     pub batch_tokens_max: usize,
     /// Rows of one batch.
     pub batch_rows_max: usize,
-    /// Rows × sequence length² of one batch: what attention needs memory for. A single row is
-    /// always accepted.
+    /// Rows × sequence length² of one batch when padded, else the sum of its texts' squares: what
+    /// attention needs memory and time for. A single row is always accepted.
     pub batch_attention_max: u64,
-    /// Padding in one batch, in percent of its padded tokens. Batches of up to 64 padded tokens are
-    /// exempt: there a second batch would cost more than the padding.
+    /// Padding in one batch, in percent of its padded tokens; nothing to a packed layout. Batches
+    /// of up to 64 padded tokens are exempt: there a second batch would cost more than the padding.
     pub batch_padding_percent_max: usize,
     /// How long an idle worker waits for more texts before it runs a batch that is not full.
     /// Zero, the default: batches form while the workers are busy.
@@ -46,6 +49,7 @@ impl Default for Limits {
             texts_per_call_max: 16_384,
             text_bytes_max: 1 << 20,
             call_bytes_max: 128 << 20,
+            batch_layout: BatchLayout::Padded,
             batch_tokens_max: 512,
             batch_rows_max: 512,
             batch_attention_max: 4 << 20,
@@ -67,6 +71,26 @@ impl Limits {
             tokens_max: self.batch_tokens_max.max(model.max_input_tokens),
             rows_max: self.batch_rows_max.max(1),
             dimensions: model.dimensions,
+        }
+    }
+}
+
+/// What a backend makes of the rows of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BatchLayout {
+    /// Rows are padded to the longest: those of a batch should be of like length.
+    #[default]
+    Padded,
+    /// Tokens are computed one after another: any texts go together, and none costs more for it.
+    Packed,
+}
+
+impl BatchLayout {
+    /// Tokens that a backend computes for `batch`, padding included.
+    pub(crate) fn tokens(self, batch: &Batch<'_>) -> usize {
+        match self {
+            Self::Padded => batch.rows() * batch.longest(),
+            Self::Packed => batch.tokens(),
         }
     }
 }

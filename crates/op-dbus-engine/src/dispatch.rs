@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, BackendError, BackendFactory, Batch, Description, LoadErrorKind};
+use crate::backend::{Backend, BackendError, BackendFactory, Description, LoadErrorKind};
+use crate::batch::Batch;
 use crate::config::ModelShape;
 use crate::error::Error;
 use crate::job::Ran;
@@ -119,25 +120,22 @@ impl Worker {
 
     /// Computes one batch and hands each row to its call.
     fn compute(&mut self, entries: &[Entry]) -> Result<(), BackendError> {
-        let sequence_length = entries.iter().map(|e| e.item.ids.len()).max().unwrap_or(0);
         let dimensions = self.shared.model.dimensions;
         self.ids.clear();
         self.lengths.clear();
         for entry in entries {
             let ids = &entry.item.ids;
             self.ids.extend_from_slice(ids);
-            // 0 is in every vocabulary; padding is never read as a key.
-            self.ids.resize(self.ids.len() + sequence_length - ids.len(), 0);
             self.lengths.push(i32::try_from(ids.len()).unwrap_or(i32::MAX));
         }
         self.out.clear();
         self.out.resize(entries.len() * dimensions, f32::NAN);
         let scheduler = &self.shared.scheduler;
         let (started, started_us) = (Instant::now(), scheduler.clock.now_us());
-        let batch = Batch { ids: &self.ids, lengths: &self.lengths, sequence_length };
+        let batch = Batch { ids: &self.ids, lengths: &self.lengths };
         run_checked(self.backend.as_mut(), &batch, &mut self.out)?;
-        let tokens = entries.iter().map(|entry| entry.tokens).sum();
-        scheduler.stats.batch(tokens, batch.ids.len(), started.elapsed());
+        let padded_tokens = scheduler.layout().tokens(&batch);
+        scheduler.stats.batch(batch.tokens(), padded_tokens, started.elapsed());
         scheduler.ran(self.index);
         let by = self.backend.description();
         let ran = Ran { by, started_us, ended_us: scheduler.clock.now_us() };
@@ -202,8 +200,7 @@ fn load(index: usize, shared: &Shared) -> Result<Box<dyn Backend>, BackendError>
         )));
     }
     let lengths = [i32::try_from(shared.probe.len()).unwrap_or(i32::MAX)];
-    let batch =
-        Batch { ids: &shared.probe, lengths: &lengths, sequence_length: shared.probe.len() };
+    let batch = Batch { ids: &shared.probe, lengths: &lengths };
     let mut out = vec![f32::NAN; wanted];
     run_checked(backend.as_mut(), &batch, &mut out)?;
     let square: f32 = out.iter().map(|x| x * x).sum();

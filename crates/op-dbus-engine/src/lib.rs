@@ -41,6 +41,7 @@
 
 mod admission;
 mod backend;
+mod batch;
 mod call;
 mod config;
 mod dispatch;
@@ -57,9 +58,10 @@ mod tokenizer;
 mod vector;
 pub mod worker;
 
-pub use backend::{Backend, BackendError, BackendFactory, Batch, Description, LoadErrorKind};
+pub use backend::{Backend, BackendError, BackendFactory, Description, LoadErrorKind};
+pub use batch::Batch;
 pub use call::{Call, CancelToken, Priority, Reply, Truncate};
-pub use config::{EngineConfig, Limits, ModelShape};
+pub use config::{BatchLayout, EngineConfig, Limits, ModelShape};
 pub use dispatch::WORKER_LOST_MESSAGE_ID;
 pub use engine::{Engine, WorkerState, WorkerStatus};
 pub use error::{Error, Excess};

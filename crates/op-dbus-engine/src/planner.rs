@@ -1,8 +1,13 @@
-//! The batch planner, pure: the entry whose turn it is and its nearest in length, within a budget.
+//! The batch planner, pure: the entry whose turn it is, and what goes well with it within a budget.
+//!
+//! Where rows are padded that is its nearest in length; where they are packed any texts go together,
+//! so that turns are simply taken until the batch is full.
 
 use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use crate::call::Priority;
+use crate::config::BatchLayout;
 use crate::queue::{Entry, Queue};
 
 /// Below this many padded tokens a second batch would cost more than any padding.
@@ -13,15 +18,20 @@ const PADDING_EXEMPT_TOKENS: usize = 64;
 const WINDOW: std::ops::RangeInclusive<usize> = 64..=4096;
 const WINDOW_BATCHES: usize = 8;
 
+/// Entries that are passed over in a packed layout, because they don't fit the rest of the budget,
+/// before the batch leaves as it is: a few long ones in a row must not cost a search of the queue.
+const PASSED_MAX: usize = 64;
+
 /// What one batch may cost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
-    /// Rows × sequence length.
+    pub layout: BatchLayout,
+    /// Rows × sequence length, or the tokens of all rows.
     pub tokens_max: usize,
     pub rows_max: usize,
-    /// Rows × sequence length².
+    /// Rows × sequence length², or the sum of the rows' lengths squared.
     pub attention_max: u64,
-    /// Padding in percent of the padded tokens.
+    /// Padding in percent of the padded tokens; nothing to a packed layout.
     pub padding_percent_max: usize,
 }
 
@@ -42,19 +52,37 @@ struct Candidate {
 }
 
 /// A batch in the making.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Fill {
     rows: usize,
     longest: usize,
     real: usize,
+    squares: u64,
 }
 
 impl Fill {
     fn with(self, tokens: usize) -> Self {
-        Self { rows: self.rows + 1, longest: self.longest.max(tokens), real: self.real + tokens }
+        let square = (tokens as u64).saturating_mul(tokens as u64);
+        Self {
+            rows: self.rows + 1,
+            longest: self.longest.max(tokens),
+            real: self.real + tokens,
+            squares: self.squares.saturating_add(square),
+        }
     }
 
     fn fits(self, budget: &Budget) -> bool {
+        match budget.layout {
+            BatchLayout::Padded => self.fits_padded(budget),
+            BatchLayout::Packed => {
+                self.real <= budget.tokens_max
+                    && self.rows <= budget.rows_max
+                    && self.squares <= budget.attention_max
+            }
+        }
+    }
+
+    fn fits_padded(self, budget: &Budget) -> bool {
         let padded = self.rows.saturating_mul(self.longest);
         let attention = (padded as u64).saturating_mul(self.longest as u64);
         let padding = (padded - self.real.min(padded)).saturating_mul(100);
@@ -85,21 +113,80 @@ pub(crate) fn plan<T>(
         queue.taken(class, aged, now_us);
         queue.advance(class, uid);
         queue.charge(class, uid, head.tokens);
-        let neighbours = if head.alone {
-            Vec::new()
-        } else {
-            let served_max = served.saturating_add(budget.tokens_max as u64);
-            let window = window(queue, class, (head.tokens, budget.tokens_max), served_max, alive);
-            nearest(window, head.tokens, budget)
-        };
+        let (tokens, alone) = (head.tokens, head.alone);
         plan.batch.push(head);
-        for Candidate { tokens, uid, index } in neighbours {
-            plan.batch.extend(queue.take(class, uid, index));
-            queue.charge(class, uid, tokens);
+        let served_max = served.saturating_add(budget.tokens_max as u64);
+        match budget.layout {
+            _ if alone => {}
+            BatchLayout::Padded => {
+                let window = window(queue, class, (tokens, budget.tokens_max), served_max, alive);
+                for Candidate { tokens, uid, index } in nearest(window, tokens, budget) {
+                    plan.batch.extend(queue.take(class, uid, index));
+                    queue.charge(class, uid, tokens);
+                }
+            }
+            BatchLayout::Packed => in_turn(queue, served_max, budget, alive, &mut plan),
         }
+        queue.forget(class);
         break;
     }
     plan
+}
+
+/// The next entry that a user may add to a batch: whoever was served least goes first, of equals
+/// whoever waits longest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Turn {
+    served: u64,
+    enqueued_us: u64,
+    uid: u32,
+    /// In the user's lane.
+    index: usize,
+}
+
+/// Adds entries to the one that a batch begins with, as if each were planned by itself, until the batch is full. One that does not fit
+/// any more is passed over, which makes it no younger: it stays first in its lane, and a lane's
+/// first is taken whatever its size once it is the lane's turn to begin a batch.
+fn in_turn<T>(
+    queue: &mut Queue<T>,
+    served_max: u64,
+    budget: &Budget,
+    alive: &dyn Fn(&Entry<T>) -> bool,
+    plan: &mut Plan<T>,
+) {
+    let Some(head) = plan.batch.first() else { return };
+    let (class, mut fill) = (head.class, Fill::default().with(head.tokens));
+    let turn = |queue: &Queue<T>, uid, index| {
+        let lane = queue.lane(class, uid)?;
+        let entry = lane.entries.get(index).filter(|_| index < lane.open())?;
+        let enqueued_us = entry.enqueued_us;
+        let served = lane.served();
+        (served <= served_max).then_some(Reverse(Turn { served, enqueued_us, uid, index }))
+    };
+    let lanes = queue.lanes(class);
+    let mut turns: BinaryHeap<_> =
+        lanes.iter().filter_map(|(uid, _)| turn(queue, *uid, 0)).collect();
+    let mut passed = 0;
+    while let Some(Reverse(Turn { uid, mut index, .. })) = turns.pop() {
+        let Some(entry) = queue.lane(class, uid).and_then(|lane| lane.entries.get(index)) else {
+            continue;
+        };
+        let next = fill.with(entry.tokens);
+        if !alive(entry) {
+            plan.dead.extend(queue.take(class, uid, index));
+        } else if !entry.alone && next.fits(budget) {
+            fill = next;
+            queue.charge(class, uid, entry.tokens);
+            plan.batch.extend(queue.take(class, uid, index));
+        } else {
+            passed += 1;
+            index += 1;
+        }
+        if fill.real >= budget.tokens_max || fill.rows >= budget.rows_max || passed > PASSED_MAX {
+            break;
+        }
+        turns.extend(turn(queue, uid, index));
+    }
 }
 
 fn take_alive<T>(
@@ -133,7 +220,7 @@ fn window<T>(
     let share = (size / lanes.len().max(1)).max(1);
     let mut candidates = Vec::new();
     for (uid, lane) in lanes.into_iter().take(size) {
-        for (index, entry) in lane.entries.iter().enumerate().take(share) {
+        for (index, entry) in lane.entries.iter().enumerate().take(share.min(lane.open())) {
             if !entry.alone && alive(entry) {
                 candidates.push(Candidate { tokens: entry.tokens, uid, index });
             }
@@ -146,7 +233,7 @@ fn window<T>(
 /// taken out one after another: of each user, the last first.
 fn nearest(mut window: Vec<Candidate>, head_tokens: usize, budget: &Budget) -> Vec<Candidate> {
     window.sort_by_key(|candidate| (candidate.tokens, candidate.index));
-    let mut fill = Fill { rows: 0, longest: 0, real: 0 }.with(head_tokens);
+    let mut fill = Fill::default().with(head_tokens);
     let start = window.partition_point(|candidate| candidate.tokens < head_tokens);
     let (mut low, mut high) = (start, start);
     let (mut low_end, mut high_end) = (0, window.len());

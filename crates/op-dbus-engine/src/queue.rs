@@ -8,6 +8,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::call::Priority;
 
+/// Entries of a lane that may be taken from behind its first while that one fits no batch. After
+/// that the lane gives its first or nothing: else what is taken from behind could keep the lane
+/// ahead of others just enough for its turn, and so the first one's, never to come.
+const OVERTAKEN_MAX: usize = 64;
+
 /// One row that waits for a batch.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
@@ -27,6 +32,8 @@ pub(crate) struct Entry<T> {
 pub(crate) struct Lane<T> {
     /// Tokens served, on the class's virtual clock.
     served: u64,
+    /// Entries that were taken from behind the first.
+    overtaken: usize,
     pub entries: VecDeque<Entry<T>>,
 }
 
@@ -96,10 +103,11 @@ impl<T> Queue<T> {
         let class = self.class(entry.class);
         class.texts += 1;
         let clock = class.clock;
-        let lane = class
-            .lanes
-            .entry(entry.uid)
-            .or_insert_with(|| Lane { served: clock, entries: VecDeque::new() });
+        let lane = class.lanes.entry(entry.uid).or_insert_with(|| Lane {
+            served: clock,
+            overtaken: 0,
+            entries: VecDeque::new(),
+        });
         if lane.entries.is_empty() {
             // Being away earns no credit; having been served more than others is not forgotten.
             lane.served = lane.served.max(clock);
@@ -166,10 +174,20 @@ impl<T> Queue<T> {
         lanes
     }
 
+    /// A user's lane; `None` for one who has neither waited nor been served lately.
+    pub fn lane(&self, class: Priority, uid: u32) -> Option<&Lane<T>> {
+        match class {
+            Priority::Interactive => self.interactive.lanes.get(&uid),
+            Priority::Bulk => self.bulk.lanes.get(&uid),
+        }
+    }
+
     /// Removes the entry at `index` of a user's lane.
     pub fn take(&mut self, class: Priority, uid: u32, index: usize) -> Option<Entry<T>> {
         let state = self.class(class);
-        let entry = state.lanes.get_mut(&uid)?.entries.remove(index)?;
+        let lane = state.lanes.get_mut(&uid)?;
+        let entry = lane.entries.remove(index)?;
+        lane.overtaken = if index == 0 { 0 } else { lane.overtaken + 1 };
         state.texts -= 1;
         self.tokens -= entry.tokens;
         Some(entry)
@@ -182,12 +200,17 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Sets the class's clock to a picked lane and forgets users who are neither waiting nor ahead.
+    /// Sets the class's clock to a picked lane, before it is charged for what it gets.
     pub fn advance(&mut self, class: Priority, uid: u32) {
         let class = self.class(class);
         if let Some(lane) = class.lanes.get(&uid) {
             class.clock = class.clock.max(lane.served);
         }
+    }
+
+    /// Forgets users who are neither waiting nor ahead.
+    pub fn forget(&mut self, class: Priority) {
+        let class = self.class(class);
         let clock = class.clock;
         class.lanes.retain(|_, lane| !lane.entries.is_empty() || lane.served > clock);
     }
@@ -211,5 +234,10 @@ impl<T> Lane<T> {
     /// Tokens served, on the class's virtual clock.
     pub fn served(&self) -> u64 {
         self.served
+    }
+
+    /// Entries, from the first on, that may be taken before the lane's turn comes.
+    pub fn open(&self) -> usize {
+        if self.overtaken < OVERTAKEN_MAX { self.entries.len() } else { 1 }
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::backend::{BackendError, Description};
-use crate::config::{Limits, ModelShape};
+use crate::config::{BatchLayout, Limits, ModelShape};
 use crate::engine::{WorkerState, WorkerStatus};
 use crate::error::Error;
 use crate::job::{Job, Slot};
@@ -86,6 +86,7 @@ impl Scheduler {
                 rows_max: limits.batch_rows_max.max(1),
                 attention_max: limits.batch_attention_max,
                 padding_percent_max: limits.batch_padding_percent_max,
+                layout: limits.batch_layout,
             },
             delay_us: limits.batch_delay_us_max,
             state: Mutex::new(State {
@@ -98,6 +99,11 @@ impl Scheduler {
             stop: Condvar::new(),
             ended: Notify::new(),
         }
+    }
+
+    /// How the backends lay a batch out.
+    pub fn layout(&self) -> BatchLayout {
+        self.budget.layout
     }
 
     /// Adds a worker that is loaded and idle; its index is the number of workers before it.

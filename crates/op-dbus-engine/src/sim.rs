@@ -1,6 +1,7 @@
 //! The simulator: a backend without a model, for tests, for trying clients, and for faults.
 
-use crate::backend::{Backend, BackendError, Batch, Description};
+use crate::backend::{Backend, BackendError, Description};
+use crate::batch::Batch;
 
 /// Length of the vectors that the service simulates: that of the smaller levels.
 pub const DIMENSIONS: usize = 384;
@@ -76,12 +77,8 @@ impl Backend for SimBackend {
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
         self.batches += 1;
         self.fault(batch)?;
-        let rows = batch.ids.chunks(batch.sequence_length.max(1)).zip(batch.lengths);
-        for ((ids, length), vector) in rows.zip(out.chunks_mut(self.description.dimensions.max(1)))
-        {
-            let length = usize::try_from(*length).unwrap_or(0).min(ids.len());
-            fill(&ids[..length], vector);
-        }
+        let vectors = out.chunks_mut(self.description.dimensions.max(1));
+        batch.texts().zip(vectors).for_each(|(ids, vector)| fill(ids, vector));
         if self.faults.nan_on_batch == Some(self.batches) {
             out.fill(f32::NAN);
         }
@@ -109,17 +106,17 @@ fn fill(ids: &[i32], vector: &mut [f32]) {
 mod tests {
     use super::*;
 
-    fn run(ids: &[i32], lengths: &[i32], sequence_length: usize) -> Vec<f32> {
+    fn run(ids: &[i32], lengths: &[i32]) -> Vec<f32> {
         let mut out = vec![0.0; lengths.len() * 8];
-        let batch = Batch { ids, lengths, sequence_length };
+        let batch = Batch { ids, lengths };
         SimBackend::new(8, Faults::default()).run(&batch, &mut out).unwrap();
         out
     }
 
     #[test]
     fn a_vector_depends_on_its_row_only() {
-        let alone = run(&[1, 2], &[2], 2);
-        let batch = run(&[7, 8, 9, 1, 2, 0], &[3, 2], 3);
+        let alone = run(&[1, 2], &[2]);
+        let batch = run(&[7, 8, 9, 1, 2], &[3, 2]);
         assert_eq!(alone, batch[8..]);
         assert_ne!(alone, batch[..8]);
         let norm: f32 = alone.iter().map(|x| x * x).sum();

@@ -16,7 +16,8 @@ pub struct Snapshot {
     pub texts: u64,
     /// Tokens in the batches that ran, without padding.
     pub tokens: u64,
-    /// Tokens in the batches that ran, padding included.
+    /// Tokens in the batches that ran, padding included; the real ones again when the backend pads
+    /// nothing.
     pub padded_tokens: u64,
     /// Batches that ran.
     pub batches: u64,

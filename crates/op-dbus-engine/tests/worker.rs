@@ -17,7 +17,7 @@ use op_dbus_engine::{
 const ROLE: &str = "OP_DBUS_TEST_WORKER";
 const SHAPE: RegionShape = RegionShape { tokens_max: 512, rows_max: 512, dimensions: 16 };
 const PATIENT: Timeouts = Timeouts { load: Duration::from_secs(60), run: Duration::from_secs(60) };
-const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7, 8], lengths: &[2, 2], sequence_length: 2 };
+const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7, 8], lengths: &[2, 2] };
 
 /// Not a test of its own: the worker that the tests start.
 #[test]

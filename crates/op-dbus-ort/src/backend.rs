@@ -6,7 +6,8 @@ use op_dbus_engine::{Backend, BackendError, Batch, Description};
 use ort::session::{Session, SessionInputValue};
 use ort::value::TensorRef;
 
-use crate::own::{Content, Input, Integers, Output};
+use crate::own::{Input, Output};
+use crate::padding::{Filled, Padded};
 use crate::{Graph, Options, Pooling, failure, library, memory, own, pooling, session};
 
 /// A model on the CPU, computed by ONNX Runtime.
@@ -14,6 +15,7 @@ pub struct OrtBackend {
     session: Session,
     feed: Feed,
     description: Description,
+    padded: Padded,
 }
 
 /// How batches go into the graph and vectors come out of it.
@@ -24,6 +26,8 @@ enum Feed {
 
 struct OwnFeed {
     inputs: Vec<Input>,
+    /// The data of each input.
+    filled: Vec<Filled>,
     output: Output,
     pooling: Pooling,
     normalize: bool,
@@ -51,7 +55,8 @@ impl OrtBackend {
                 let refused = |reason| failure::unusable(format!("{}: {reason}", path.display()));
                 let inputs = own::inputs(&session).map_err(refused)?;
                 let output = own::output(&session, dimensions).map_err(refused)?;
-                (session, Feed::Own(OwnFeed { inputs, output, pooling, normalize }))
+                let filled = inputs.iter().map(Filled::new).collect();
+                (session, Feed::Own(OwnFeed { inputs, filled, output, pooling, normalize }))
             }
         };
         memory::trim();
@@ -63,7 +68,7 @@ impl OrtBackend {
             load_ms: u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
             pid: std::process::id(),
         };
-        Ok(Self { session, feed, description })
+        Ok(Self { session, feed, description, padded: Padded::default() })
     }
 }
 
@@ -92,41 +97,32 @@ impl Backend for OrtBackend {
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        let dimensions = self.description.dimensions;
-        check(batch, dimensions, out)?;
-        match &self.feed {
-            Feed::Compiled => run_compiled(&mut self.session, batch, out),
-            Feed::Own(feed) => feed.run(&mut self.session, batch, out),
+        // Before native code sees it.
+        batch.check()?;
+        if batch.rows().checked_mul(self.description.dimensions) != Some(out.len()) {
+            let (rows, values) = (batch.rows(), out.len());
+            return Err(BackendError::Failed(format!(
+                "a batch of {rows} rows has room for {values} values of {} dimensions",
+                self.description.dimensions
+            )));
+        }
+        self.padded.fill(batch);
+        match &mut self.feed {
+            Feed::Compiled => run_compiled(&mut self.session, &self.padded, batch.lengths, out),
+            Feed::Own(feed) => feed.run(&mut self.session, &self.padded, batch.lengths, out),
         }
     }
 }
 
-/// Refuses a batch that contradicts itself, before native code sees it.
-fn check(batch: &Batch<'_>, dimensions: usize, out: &[f32]) -> Result<(), BackendError> {
-    let (rows, length) = (batch.rows(), batch.sequence_length);
-    let longest = i32::try_from(length).unwrap_or(i32::MAX);
-    let sizes_fit = rows.checked_mul(length) == Some(batch.ids.len())
-        && rows.checked_mul(dimensions) == Some(out.len());
-    if rows == 0 || !sizes_fit || batch.lengths.iter().any(|own| !(1..=longest).contains(own)) {
-        return Err(BackendError::Failed(format!(
-            "a batch of {rows} rows of {length} tokens has {} ids, lengths {:?} and room for {} \
-             values of {dimensions} dimensions",
-            batch.ids.len(),
-            batch.lengths,
-            out.len()
-        )));
-    }
-    Ok(())
-}
-
 fn run_compiled(
     session: &mut Session,
-    batch: &Batch<'_>,
+    padded: &Padded,
+    lengths: &[i32],
     out: &mut [f32],
 ) -> Result<(), BackendError> {
     let mut run = || -> ort::Result<()> {
-        let ids = TensorRef::from_array_view(([batch.rows(), batch.sequence_length], batch.ids))?;
-        let lengths = TensorRef::from_array_view(([batch.rows()], batch.lengths))?;
+        let ids = TensorRef::from_array_view((padded.shape(), &padded.ids[..]))?;
+        let lengths = TensorRef::from_array_view(([padded.rows], lengths))?;
         let outputs = session.run(ort::inputs!["input_ids" => ids, "lengths" => lengths])?;
         let (_, vectors) = outputs["embedding"].try_extract_tensor::<f32>()?;
         copy(vectors, out)
@@ -149,16 +145,19 @@ fn wrong_size(found: usize, expected: usize) -> ort::Error {
 
 impl OwnFeed {
     fn run(
-        &self,
+        &mut self,
         session: &mut Session,
-        batch: &Batch<'_>,
+        padded: &Padded,
+        lengths: &[i32],
         out: &mut [f32],
     ) -> Result<(), BackendError> {
-        let filled: Vec<Filled> = self.inputs.iter().map(|input| fill(input, batch)).collect();
+        for (input, data) in self.inputs.iter().zip(&mut self.filled) {
+            data.fill(input.content, padded, lengths);
+        }
         let mut run = || -> ort::Result<()> {
-            let shape = [batch.rows(), batch.sequence_length];
-            let mut values = Vec::with_capacity(filled.len());
-            for (input, data) in self.inputs.iter().zip(&filled) {
+            let shape = padded.shape();
+            let mut values = Vec::with_capacity(self.filled.len());
+            for (input, data) in self.inputs.iter().zip(&self.filled) {
                 let value: SessionInputValue<'_> = match data {
                     Filled::I32(data) => TensorRef::from_array_view((shape, &data[..]))?.into(),
                     Filled::I64(data) => TensorRef::from_array_view((shape, &data[..]))?.into(),
@@ -167,20 +166,25 @@ impl OwnFeed {
             }
             let outputs = session.run(values)?;
             let (_, found) = outputs[self.output.name.as_str()].try_extract_tensor::<f32>()?;
-            self.take(found, batch, out)
+            self.take(found, (padded.sequence_length, lengths), out)
         };
         run().map_err(failure::run)
     }
 
     /// From what the graph gave to one vector per row.
-    fn take(&self, found: &[f32], batch: &Batch<'_>, out: &mut [f32]) -> ort::Result<()> {
-        let dimensions = out.len() / batch.rows();
+    fn take(
+        &self,
+        found: &[f32],
+        (sequence_length, lengths): (usize, &[i32]),
+        out: &mut [f32],
+    ) -> ort::Result<()> {
+        let dimensions = out.len() / lengths.len();
         if self.output.per_token {
-            let expected = out.len() * batch.sequence_length;
+            let expected = out.len() * sequence_length;
             if found.len() != expected {
                 return Err(wrong_size(found.len(), expected));
             }
-            pooling::pool(self.pooling, batch, dimensions, found, out);
+            pooling::pool(self.pooling, (sequence_length, lengths), dimensions, found, out);
         } else {
             copy(found, out)?;
         }
@@ -188,27 +192,5 @@ impl OwnFeed {
             pooling::normalize(dimensions, out);
         }
         Ok(())
-    }
-}
-
-/// The data of one input.
-enum Filled {
-    I32(Vec<i32>),
-    I64(Vec<i64>),
-}
-
-fn fill(input: &Input, batch: &Batch<'_>) -> Filled {
-    let length = batch.sequence_length;
-    let values: Vec<i32> = match input.content {
-        Content::TokenIds => batch.ids.to_vec(),
-        Content::TokenTypes => vec![0; batch.ids.len()],
-        Content::AttentionMask => {
-            let row = |&own: &i32| (0..length).map(move |at| i32::from(at < own as usize));
-            batch.lengths.iter().flat_map(row).collect()
-        }
-    };
-    match input.integers {
-        Integers::I32 => Filled::I32(values),
-        Integers::I64 => Filled::I64(values.into_iter().map(i64::from).collect()),
     }
 }

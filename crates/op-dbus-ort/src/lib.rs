@@ -10,6 +10,7 @@ mod failure;
 mod library;
 mod memory;
 mod own;
+mod padding;
 mod pooling;
 mod session;
 

@@ -1,23 +1,22 @@
 //! Pooling and normalisation outside the graph, for users' own graphs that end in token vectors.
 
-use op_dbus_engine::Batch;
-
 use crate::Pooling;
 
 /// A vector shorter than this is divided by this instead of by its length.
 const LENGTH_MIN: f32 = 1e-12;
 
-/// Reduces `tokens` (`[rows, sequence length, dimensions]`) into `out` (`[rows, dimensions]`).
+/// Reduces `tokens` (`[rows, sequence length, dimensions]`), of which each row has `lengths` of its
+/// own, into `out` (`[rows, dimensions]`).
 pub(crate) fn pool(
     pooling: Pooling,
-    batch: &Batch<'_>,
+    (sequence_length, lengths): (usize, &[i32]),
     dimensions: usize,
     tokens: &[f32],
     out: &mut [f32],
 ) {
-    let rows = tokens.chunks_exact(batch.sequence_length * dimensions);
+    let rows = tokens.chunks_exact(sequence_length * dimensions);
     let vectors = out.chunks_exact_mut(dimensions);
-    for ((row, vector), &length) in rows.zip(vectors).zip(batch.lengths) {
+    for ((row, vector), &length) in rows.zip(vectors).zip(lengths) {
         let length = usize::try_from(length).unwrap_or(0);
         let own = row.chunks_exact(dimensions).take(length);
         match pooling {
@@ -53,11 +52,10 @@ mod tests {
 
     #[test]
     fn padding_never_counts() {
-        let batch = Batch { ids: &[1, 2, 0, 1, 2, 3], lengths: &[2, 3], sequence_length: 3 };
         let tokens = [1.0, 8.0, 3.0, -2.0, 99.0, 99.0, 1.0, 1.0, 2.0, 2.0, 6.0, -6.0];
         let pooled = |pooling| {
             let mut out = [0.0; 4];
-            pool(pooling, &batch, 2, &tokens, &mut out);
+            pool(pooling, (3, &[2, 3]), 2, &tokens, &mut out);
             out
         };
         assert_eq!(pooled(Pooling::Mean), [2.0, 3.0, 3.0, -1.0]);

@@ -23,8 +23,17 @@ fn simple(uid: u32, class: Priority, tokens: usize) -> Entry<Item> {
     entry(uid, class, tokens, Item { number: 0, alive: true })
 }
 
-fn budget(tokens_max: usize) -> Budget {
-    Budget { tokens_max, rows_max: 512, attention_max: u64::MAX, padding_percent_max: 100 }
+fn budget(layout: BatchLayout, tokens_max: usize) -> Budget {
+    let (rows_max, attention_max, padding_percent_max) = (512, u64::MAX, 100);
+    Budget { layout, tokens_max, rows_max, attention_max, padding_percent_max }
+}
+
+fn padded(tokens_max: usize) -> Budget {
+    budget(BatchLayout::Padded, tokens_max)
+}
+
+fn layouts() -> impl Strategy<Value = BatchLayout> {
+    prop_oneof![Just(BatchLayout::Padded), Just(BatchLayout::Packed)]
 }
 
 fn is_alive(entry: &Entry<Item>) -> bool {
@@ -33,24 +42,31 @@ fn is_alive(entry: &Entry<Item>) -> bool {
 
 fn check_batch(batch: &[Entry<Item>], budget: &Budget) -> Result<(), TestCaseError> {
     let longest = batch.iter().map(|entry| entry.tokens).max().unwrap_or(0);
+    let real: usize = batch.iter().map(|entry| entry.tokens).sum();
     let padded = batch.len() * longest;
     if batch.len() > 1 {
-        let real: usize = batch.iter().map(|entry| entry.tokens).sum();
-        prop_assert!(padded <= budget.tokens_max);
         prop_assert!(batch.len() <= budget.rows_max);
+        prop_assert!(batch.iter().all(|entry| !entry.alone));
+    }
+    if batch.len() > 1 && budget.layout == BatchLayout::Packed {
+        let squares: usize = batch.iter().map(|entry| entry.tokens * entry.tokens).sum();
+        prop_assert!(real <= budget.tokens_max);
+        prop_assert!(squares as u64 <= budget.attention_max);
+    } else if batch.len() > 1 {
+        prop_assert!(padded <= budget.tokens_max);
         prop_assert!((padded * longest) as u64 <= budget.attention_max);
         let padding = (padded - real) * 100;
         let allowed = padded * budget.padding_percent_max;
         prop_assert!(padded <= PADDING_EXEMPT_TOKENS || padding <= allowed);
-        prop_assert!(batch.iter().all(|entry| !entry.alone));
     }
     prop_assert!(batch.iter().all(|entry| entry.class == batch[0].class));
     Ok(())
 }
 
 fn budgets() -> impl Strategy<Value = Budget> {
-    (1usize..300, 1usize..20, 1u64..20_000, 0usize..40).prop_map(
-        |(tokens_max, rows_max, attention_max, padding_percent_max)| Budget {
+    (layouts(), 1usize..300, 1usize..20, 1u64..20_000, 0usize..40).prop_map(
+        |(layout, tokens_max, rows_max, attention_max, padding_percent_max)| Budget {
+            layout,
             tokens_max,
             rows_max,
             attention_max,
@@ -108,6 +124,7 @@ proptest! {
 
     #[test]
     fn users_who_wait_share_by_tokens(
+        layout in layouts(),
         lengths in prop::collection::vec(1usize..60, 2..5),
         tokens_max in 60usize..600,
     ) {
@@ -119,7 +136,7 @@ proptest! {
         }
         let mut served = vec![0; lengths.len()];
         for _ in 0..10_000 / tokens_max {
-            for entry in plan(&mut queue, &budget(tokens_max), 0, &is_alive).batch {
+            for entry in plan(&mut queue, &budget(layout, tokens_max), 0, &is_alive).batch {
                 served[entry.uid as usize] += entry.tokens;
             }
             let (least, most) = (served.iter().min().unwrap(), served.iter().max().unwrap());
@@ -129,6 +146,7 @@ proptest! {
 
     #[test]
     fn neither_class_starves(
+        layout in layouts(),
         batch_us in 1u64..300,
         interactive in 1usize..3,
         arrivals in prop::collection::vec(0usize..4, 50..200),
@@ -143,7 +161,7 @@ proptest! {
         let (mut bulk_last_us, mut bulk_in_a_row) = (0, 0);
         for (now_us, arrived) in (0..).step_by(batch_us as usize).zip(arrivals) {
             let interactive_waits = queue.turn(0).is_some_and(|turn| turn.0 == Interactive);
-            let plan = plan(&mut queue, &budget(50), now_us, &is_alive);
+            let plan = plan(&mut queue, &budget(layout, 50), now_us, &is_alive);
             match plan.batch.first().map(|entry| entry.class) {
                 Some(Bulk) => {
                     bulk_last_us = now_us;
@@ -158,6 +176,73 @@ proptest! {
             }
         }
     }
+
+    #[test]
+    fn a_long_text_is_not_put_off_for_short_ones(
+        layout in layouts(),
+        long in 40usize..80,
+        before in 0usize..5,
+        arrivals in prop::collection::vec((0u32..3, 1usize..20), 1..6),
+    ) {
+        const TOKENS_MAX: usize = 64;
+        let budget = budget(layout, TOKENS_MAX);
+        let mut queue = Queue::new(WAIT_US);
+        for _ in 0..before {
+            queue.push(simple(0, Interactive, 10));
+        }
+        queue.push(entry(0, Interactive, long, Item { number: 1, alive: true }));
+        let mut now = 1;
+        // Each that was there before it and itself, with what may overtake each; as much for the
+        // two others, and some batches that each of the three may be ahead of the others.
+        let served_max = 3 * ((before + 1) * (10 + 64 * 20) + 5 * TOKENS_MAX);
+        let mut served = 0;
+        loop {
+            for (uid, tokens) in &arrivals {
+                now += 1;
+                queue.push(entry(*uid, Interactive, *tokens, Item { number: now, alive: true }));
+            }
+            let batch = plan(&mut queue, &budget, 0, &is_alive).batch;
+            check_batch(&batch, &budget)?;
+            served += batch.iter().map(|entry| entry.tokens).sum::<usize>();
+            prop_assert!(served <= served_max);
+            if batch.iter().any(|entry| entry.item.number == 1) {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn packed_batches_are_filled_in_the_order_of_turns() {
+    let mut queue = Queue::new(WAIT_US);
+    for (number, (uid, tokens)) in
+        [(1, 30), (1, 50), (2, 8), (2, 40), (1, 15), (2, 7)].into_iter().enumerate()
+    {
+        queue.push(entry(uid, Interactive, tokens, Item { number, alive: true }));
+    }
+    let packed = budget(BatchLayout::Packed, 100);
+    let mut numbers = || -> Vec<usize> {
+        let batch = plan(&mut queue, &packed, 0, &is_alive).batch;
+        batch.iter().map(|entry| entry.item.number).collect()
+    };
+    // 50 of the first user does not fit behind 30 + 8 + 40; 15 does, and so does 7.
+    assert_eq!(numbers(), [0, 2, 3, 4, 5]);
+    assert_eq!(numbers(), [1]);
+}
+
+#[test]
+fn packed_batches_of_a_deep_queue_are_full_whatever_the_lengths() {
+    let mut queue = Queue::new(WAIT_US);
+    for number in 0..3000 {
+        queue.push(simple(number % 3, Bulk, 4 + (number as usize * 7919) % 250));
+    }
+    let (mut batches, mut real) = (0, 0);
+    while queue.texts() > 100 {
+        let batch = plan(&mut queue, &budget(BatchLayout::Packed, 512), 0, &is_alive).batch;
+        real += batch.iter().map(|entry| entry.tokens).sum::<usize>();
+        batches += 1;
+    }
+    assert!(real * 100 >= batches * 512 * 95, "{real} tokens in {batches} batches");
 }
 
 #[test]
@@ -169,11 +254,29 @@ fn who_comes_back_after_each_batch_does_not_push_others_aside() {
     }
     for _ in 0..50 {
         queue.push(simple(2, Interactive, 50));
-        for entry in plan(&mut queue, &budget(50), 0, &is_alive).batch {
+        for entry in plan(&mut queue, &padded(50), 0, &is_alive).batch {
             *served.entry(entry.uid).or_default() += 1;
         }
     }
     assert!(served[&1] >= 24 && served[&2] >= 24, "{served:?}");
+}
+
+#[test]
+fn who_sends_one_long_text_at_a_time_shares_by_tokens_too() {
+    let mut queue = Queue::new(WAIT_US);
+    let mut served = [0, 0];
+    for number in 0..100 {
+        queue.push(entry(0, Interactive, 50, Item { number, alive: true }));
+    }
+    for number in 100..160 {
+        if queue.lane(Interactive, 1).is_none_or(|lane| lane.entries.is_empty()) {
+            queue.push(entry(1, Interactive, 500, Item { number, alive: true }));
+        }
+        for entry in plan(&mut queue, &padded(50), 0, &is_alive).batch {
+            served[entry.uid as usize] += entry.tokens;
+        }
+    }
+    assert!(served[0].abs_diff(served[1]) <= 1000, "{served:?}");
 }
 
 #[test]
@@ -182,11 +285,11 @@ fn the_nearest_in_length_join_the_oldest() {
     for (number, tokens) in [30, 500, 31, 8, 29, 30].into_iter().enumerate() {
         queue.push(entry(1, Interactive, tokens, Item { number, alive: true }));
     }
-    let batch = plan(&mut queue, &budget(125), 0, &is_alive).batch;
+    let batch = plan(&mut queue, &padded(125), 0, &is_alive).batch;
     let mut numbers: Vec<_> = batch.iter().map(|entry| entry.item.number).collect();
     numbers.sort_unstable();
     assert_eq!(numbers, [0, 2, 4, 5]);
-    let next = plan(&mut queue, &budget(125), 0, &is_alive).batch;
+    let next = plan(&mut queue, &padded(125), 0, &is_alive).batch;
     assert_eq!(next[0].tokens, 500, "a single row may exceed the budget");
 }
 
@@ -199,7 +302,7 @@ fn a_deep_queue_of_mixed_lengths_wastes_little() {
         queue.push(simple(1, Bulk, 4 + (seed >> 33) as usize % 250));
     }
     let limits = crate::Limits::default();
-    let budget = Budget { padding_percent_max: limits.batch_padding_percent_max, ..budget(512) };
+    let budget = Budget { padding_percent_max: limits.batch_padding_percent_max, ..padded(512) };
     let (mut real, mut padded) = (0, 0);
     loop {
         let batch = plan(&mut queue, &budget, 0, &is_alive).batch;

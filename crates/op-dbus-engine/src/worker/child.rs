@@ -7,7 +7,8 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::link::Link;
 use super::{RegionShape, Timeouts};
-use crate::backend::{Backend, BackendError, Batch, Description, LoadErrorKind};
+use crate::backend::{Backend, BackendError, Description, LoadErrorKind};
+use crate::batch::Batch;
 
 /// A backend in a child process. Dropping it kills the process and reaps it.
 #[derive(Debug)]

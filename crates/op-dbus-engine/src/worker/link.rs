@@ -9,7 +9,8 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use super::protocol::{Answer, ReceiveError, Request, VERSION, receive_message, send_message};
 use super::region::Region;
 use super::{RegionShape, Timeouts};
-use crate::backend::{BackendError, Batch, Description, LoadErrorKind};
+use crate::backend::{BackendError, Description, LoadErrorKind};
+use crate::batch::Batch;
 
 /// A worker that has not said yet that it is loaded, or has.
 #[derive(Debug)]
@@ -63,13 +64,13 @@ impl Link {
 
     /// Has the worker compute one batch. After `Lost` it can't be used any more.
     pub fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        let (rows, sequence_length) = (batch.rows(), batch.sequence_length);
-        let whole = batch.ids.len() == rows.saturating_mul(sequence_length)
-            && out.len() == rows.saturating_mul(self.shape.dimensions);
-        if !whole || !self.region.fits(rows, sequence_length) {
+        batch.check()?;
+        let (rows, tokens) = (batch.rows(), batch.tokens());
+        let whole = out.len() == rows.saturating_mul(self.shape.dimensions);
+        if !whole || !self.region.fits(rows, tokens) {
             return Err(BackendError::Failed(format!(
-                "a batch of {rows} rows of {sequence_length} tokens is not what the worker's \
-                 shared memory was made for ({} rows, {} tokens)",
+                "a batch of {rows} rows and {tokens} tokens is not what the worker's shared memory \
+                 was made for ({} rows, {} tokens)",
                 self.shape.rows_max, self.shape.tokens_max
             )));
         }
@@ -79,7 +80,7 @@ impl Link {
         // So that a vector which the worker does not write is not taken from an earlier batch.
         self.region.write_vectors(out);
         let lost = BackendError::Lost;
-        send_message(&self.socket, &Request::Run { number, rows, sequence_length })
+        send_message(&self.socket, &Request::Run { number, rows, tokens })
             .map_err(|error| lost(format!("it takes no messages ({error})")))?;
         let answer: Answer = receive_message(&self.socket, Some(self.run_timeout))
             .map_err(|error| lost(chain(&error)))?;

@@ -22,7 +22,7 @@ pub use serve::serve;
 /// Size of the memory that engine and worker share: the largest batch that can be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RegionShape {
-    /// Padded tokens of the largest batch.
+    /// Tokens of the largest batch, without padding.
     pub tokens_max: usize,
     /// Rows of the largest batch.
     pub rows_max: usize,

@@ -14,7 +14,7 @@ use super::RegionShape;
 use crate::backend::{BackendError, Description, LoadErrorKind};
 
 /// Engine and worker are the same program; this guards against an upgrade between the two starts.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Bytes of the largest message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 8192;
@@ -29,7 +29,7 @@ pub(super) enum Request {
     /// The first message; carries the shared memory.
     Hello { version: u32, shape: RegionShape },
     /// A batch lies in the shared memory.
-    Run { number: u64, rows: usize, sequence_length: usize },
+    Run { number: u64, rows: usize, tokens: usize },
 }
 
 /// What a worker says: `Ready` or `Unloadable` once, then one answer to each `Run`.

@@ -13,7 +13,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
 
 use super::RegionShape;
-use crate::backend::Batch;
+use crate::batch::Batch;
 
 /// Each part starts on a cache line of its own.
 const ALIGNMENT: usize = 64;
@@ -87,9 +87,8 @@ impl Region {
     }
 
     /// Whether a batch of this size fits.
-    pub fn fits(&self, rows: usize, sequence_length: usize) -> bool {
-        let tokens = rows.checked_mul(sequence_length);
-        rows <= self.shape.rows_max && tokens.is_some_and(|tokens| tokens <= self.shape.tokens_max)
+    pub fn fits(&self, rows: usize, tokens: usize) -> bool {
+        rows <= self.shape.rows_max && tokens <= self.shape.tokens_max
     }
 
     /// Copies a batch in.
@@ -160,10 +159,10 @@ mod tests {
     fn both_ends_see_the_same_batch() {
         let (engine, fd) = Region::create(SHAPE).unwrap();
         let worker = Region::open(&fd, SHAPE).unwrap();
-        let batch = Batch { ids: &[1, 2, 3, 4, 5, 0], lengths: &[3, 2], sequence_length: 3 };
-        assert!(engine.fits(2, 3));
+        let batch = Batch { ids: &[1, 2, 3, 4, 5], lengths: &[3, 2] };
+        assert!(engine.fits(2, 5));
         engine.write_batch(&batch);
-        let (mut ids, mut lengths) = ([0; 6], [0; 2]);
+        let (mut ids, mut lengths) = ([0; 5], [0; 2]);
         worker.read_batch(&mut ids, &mut lengths);
         assert_eq!((&ids[..], &lengths[..]), (batch.ids, batch.lengths));
         worker.write_vectors(&[0.5, -1.0, 2.0, f32::MIN]);
@@ -175,10 +174,10 @@ mod tests {
     #[test]
     fn what_is_too_large_does_not_fit() {
         let (region, _fd) = Region::create(SHAPE).unwrap();
-        for (rows, length) in [(4, 1), (1, 7), (3, 3), (usize::MAX, 2), (2, usize::MAX)] {
-            assert!(!region.fits(rows, length), "{rows} × {length}");
+        for (rows, tokens) in [(4, 4), (1, 7), (3, 9), (usize::MAX, 2), (2, usize::MAX)] {
+            assert!(!region.fits(rows, tokens), "{rows} rows, {tokens} tokens");
         }
-        assert!(region.fits(3, 2) && region.fits(1, 6));
+        assert!(region.fits(3, 6) && region.fits(1, 6));
     }
 
     #[test]

@@ -11,7 +11,8 @@ use super::protocol::{
     Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, parse, receive_message, send_message,
 };
 use super::region::Region;
-use crate::backend::{Backend, BackendError, Batch};
+use crate::backend::{Backend, BackendError};
+use crate::batch::Batch;
 
 /// Runs a worker on standard input, which [`ChildBackend::spawn`](super::ChildBackend::spawn) has
 /// made its control socket. Returns when the engine hangs up, or after it has been told that
@@ -42,8 +43,8 @@ pub(super) fn serve_on(
     let mut batches = Batches { region, shape, ids: vec![], lengths: vec![], out: vec![] };
     loop {
         match receive_message(socket, None) {
-            Ok(Request::Run { number, rows, sequence_length }) => {
-                let result = batches.run(backend.as_mut(), rows, sequence_length);
+            Ok(Request::Run { number, rows, tokens }) => {
+                let result = batches.run(backend.as_mut(), rows, tokens);
                 let answer = match result {
                     Ok(()) => Answer::Done { number },
                     Err(error) => Answer::failed(number, error),
@@ -71,21 +72,17 @@ impl Batches {
         &mut self,
         backend: &mut dyn Backend,
         rows: usize,
-        sequence_length: usize,
+        tokens: usize,
     ) -> Result<(), BackendError> {
-        let refuse = |what: &str| Err(BackendError::Failed(format!("the batch {what}")));
-        if rows == 0 || sequence_length == 0 || !self.region.fits(rows, sequence_length) {
-            return refuse("does not fit the shared memory");
+        if !self.region.fits(rows, tokens) {
+            return Err(BackendError::Failed("the batch does not fit the shared memory".into()));
         }
-        self.ids.resize(rows * sequence_length, 0);
+        self.ids.resize(tokens, 0);
         self.lengths.resize(rows, 0);
         self.out.resize(rows * self.shape.dimensions, 0.0);
         self.region.read_batch(&mut self.ids, &mut self.lengths);
-        let valid = |length: &i32| usize::try_from(*length).is_ok_and(|n| n <= sequence_length);
-        if !self.lengths.iter().all(|length| *length > 0 && valid(length)) {
-            return refuse("has a row without tokens, or with more than its length");
-        }
-        let batch = Batch { ids: &self.ids, lengths: &self.lengths, sequence_length };
+        let batch = Batch { ids: &self.ids, lengths: &self.lengths };
+        batch.check()?;
         backend.run(&batch, &mut self.out)?;
         self.region.write_vectors(&self.out);
         Ok(())

@@ -11,12 +11,13 @@ use super::link::Link;
 use super::protocol::{Answer, Request, receive_message, send_message};
 use super::serve::serve_on;
 use super::{RegionShape, Timeouts};
-use crate::backend::{Backend, BackendError, Batch, Description, LoadErrorKind};
+use crate::backend::{Backend, BackendError, Description, LoadErrorKind};
+use crate::batch::Batch;
 use crate::sim::{Faults, SimBackend};
 
 const SHAPE: RegionShape = RegionShape { tokens_max: 64, rows_max: 8, dimensions: 4 };
 const PATIENT: Timeouts = Timeouts { load: Duration::from_secs(60), run: Duration::from_secs(60) };
-const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7, 8], lengths: &[2, 2], sequence_length: 2 };
+const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7, 8], lengths: &[2, 2] };
 
 type Loaded = Result<(Link, Description), BackendError>;
 
@@ -91,7 +92,7 @@ fn errors_of_a_batch_leave_the_worker_in_use() {
     let mut out = [0.0; 8];
     assert!(matches!(link.run(&BATCH, &mut out), Err(BackendError::Failed(_))));
     assert!(matches!(link.run(&BATCH, &mut out), Err(BackendError::OutOfMemory(_))));
-    let one = Batch { ids: &[5, 6], lengths: &[2], sequence_length: 2 };
+    let one = Batch { ids: &[5, 6], lengths: &[2] };
     link.run(&one, &mut out[..4]).unwrap();
     drop(link);
     worker.join().unwrap().unwrap();
@@ -101,9 +102,9 @@ fn errors_of_a_batch_leave_the_worker_in_use() {
 fn a_batch_beyond_the_region_never_leaves_the_engine() {
     let (link, worker) = link(PATIENT, |socket| serve_on(socket.as_fd(), sim));
     let mut link = link.unwrap().0;
-    let wide = Batch { ids: &[1; 65], lengths: &[65], sequence_length: 65 };
+    let wide = Batch { ids: &[1; 65], lengths: &[65] };
     assert!(matches!(link.run(&wide, &mut [0.0; 4]), Err(BackendError::Failed(_))));
-    let tall = Batch { ids: &[1; 9], lengths: &[1; 9], sequence_length: 1 };
+    let tall = Batch { ids: &[1; 9], lengths: &[1; 9] };
     assert!(matches!(link.run(&tall, &mut [0.0; 36]), Err(BackendError::Failed(_))));
     assert!(matches!(link.run(&BATCH, &mut [0.0; 7]), Err(BackendError::Failed(_))));
     link.run(&BATCH, &mut [0.0; 8]).unwrap();
@@ -242,10 +243,10 @@ fn a_worker_refuses_batches_that_do_not_fit() {
     let _link = Link::open(ours, SHAPE, PATIENT.run).unwrap();
     let _: Answer = receive_message(&keep, None).unwrap();
     // The lengths in the fresh memory are zero, so that the last one is refused as well.
-    for (number, rows, sequence_length) in
-        [(1, 0, 1), (2, 1, 0), (3, 9, 1), (4, 1, 65), (5, usize::MAX, 2), (6, 2, 2)]
+    for (number, rows, tokens) in
+        [(1, 0, 1), (2, 1, 0), (3, 9, 9), (4, 1, 65), (5, usize::MAX, 2), (6, 2, 4)]
     {
-        send_message(&keep, &Request::Run { number, rows, sequence_length }).unwrap();
+        send_message(&keep, &Request::Run { number, rows, tokens }).unwrap();
         let answer: Answer = receive_message(&keep, None).unwrap();
         assert!(matches!(answer, Answer::Failed { number: n, .. } if n == number), "{answer:?}");
     }
@@ -256,7 +257,7 @@ fn a_worker_refuses_batches_that_do_not_fit() {
 #[test]
 fn a_worker_that_is_not_greeted_properly_ends() {
     let (ours, theirs) = sockets();
-    send_message(&ours, &Request::Run { number: 1, rows: 1, sequence_length: 1 }).unwrap();
+    send_message(&ours, &Request::Run { number: 1, rows: 1, tokens: 1 }).unwrap();
     let error = serve_on(theirs.as_fd(), sim).unwrap_err();
     assert!(error.to_string().contains("no shared memory"), "{error}");
     drop(ours);

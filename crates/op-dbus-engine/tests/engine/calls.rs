@@ -2,8 +2,8 @@
 
 use op_dbus_engine::sim::SimBackend;
 use op_dbus_engine::{
-    Call, CancelToken, Engine, EngineConfig, Error, Limits, ModelShape, Priority, Tokenizer,
-    Truncate,
+    BatchLayout, Call, CancelToken, Engine, EngineConfig, Error, Limits, ModelShape, Priority,
+    Tokenizer, Truncate,
 };
 
 use crate::support::*;
@@ -174,6 +174,18 @@ async fn batches_form_while_the_worker_is_busy() {
     }
     assert_eq!(gate.engine.stats().batches, 2);
     assert_eq!(gate.engine.descriptions()[0].batches, 2);
+}
+
+#[tokio::test]
+async fn a_packed_layout_counts_no_padding() {
+    for (layout, padded_tokens) in [(BatchLayout::Padded, 2 * 12), (BatchLayout::Packed, 3 + 12)] {
+        let limits = Limits { batch_layout: layout, ..Limits::default() };
+        let engine = start(Box::new(|_| sim(Default::default())), limits, 1);
+        let reply = engine.embed(call(1, &["a", "abcdefghij"])).await.unwrap();
+        assert_eq!(reply.vectors, [expected("a"), expected("abcdefghij")].concat());
+        let stats = engine.stats();
+        assert_eq!((stats.batches, stats.tokens, stats.padded_tokens), (1, 15, padded_tokens));
+    }
 }
 
 #[tokio::test]

@@ -53,7 +53,7 @@ pub fn expected(text: &str) -> Vec<f32> {
     let bytes = text.bytes().map(i32::from);
     let ids: Vec<i32> = std::iter::once(256).chain(bytes).chain([257]).collect();
     let lengths = [i32::try_from(ids.len()).unwrap()];
-    let batch = Batch { ids: &ids, lengths: &lengths, sequence_length: ids.len() };
+    let batch = Batch { ids: &ids, lengths: &lengths };
     let mut vector = vec![0.0; DIMENSIONS];
     SimBackend::new(DIMENSIONS, Faults::default()).run(&batch, &mut vector).unwrap();
     vector
@@ -107,12 +107,11 @@ impl Backend for Gated {
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
         // The first batch is the engine's own check.
         if std::mem::replace(&mut self.checked, true) {
-            let rows = batch.ids.chunks(batch.sequence_length).zip(batch.lengths);
-            let text = |(ids, length): (&[i32], &i32)| {
-                let bytes = ids[1..*length as usize - 1].iter().map(|id| *id as u8).collect();
+            let text = |ids: &[i32]| {
+                let bytes = ids[1..ids.len() - 1].iter().map(|id| *id as u8).collect();
                 String::from_utf8(bytes).unwrap()
             };
-            self.shown.send(rows.map(text).collect()).unwrap();
+            self.shown.send(batch.texts().map(text).collect()).unwrap();
             // Fails when the test is over.
             let _ = self.wait.lock().unwrap().recv();
         }

@@ -1,0 +1,107 @@
+//! From the engine's packed batches to the rows of equal length that graphs are fed with.
+
+use op_dbus_engine::Batch;
+
+use crate::own::{Content, Input, Integers};
+
+/// A padded batch, in buffers that are used again for the next one.
+#[derive(Debug, Default)]
+pub(crate) struct Padded {
+    /// Token ids, `[rows, sequence length]`; 0, which is in every vocabulary, behind a row's own.
+    pub ids: Vec<i32>,
+    pub rows: usize,
+    pub sequence_length: usize,
+}
+
+impl Padded {
+    /// Takes a batch over.
+    pub fn fill(&mut self, batch: &Batch<'_>) {
+        (self.rows, self.sequence_length) = (batch.rows(), batch.longest());
+        self.ids.clear();
+        for (row, text) in batch.texts().enumerate() {
+            self.ids.extend_from_slice(text);
+            self.ids.resize((row + 1) * self.sequence_length, 0);
+        }
+    }
+
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.sequence_length]
+    }
+}
+
+/// The data of one input of a user's own graph, in the integers that it wants.
+#[derive(Debug)]
+pub(crate) enum Filled {
+    I32(Vec<i32>),
+    I64(Vec<i64>),
+}
+
+impl Filled {
+    /// Room for an input's data.
+    pub fn new(input: &Input) -> Self {
+        match input.integers {
+            Integers::I32 => Self::I32(Vec::new()),
+            Integers::I64 => Self::I64(Vec::new()),
+        }
+    }
+
+    /// Replaces the data by those of another batch.
+    pub fn fill(&mut self, content: Content, padded: &Padded, lengths: &[i32]) {
+        match self {
+            Self::I32(data) => replace(data, content, padded, lengths, |value| value),
+            Self::I64(data) => replace(data, content, padded, lengths, i64::from),
+        }
+    }
+}
+
+fn replace<T: Clone>(
+    data: &mut Vec<T>,
+    content: Content,
+    padded: &Padded,
+    lengths: &[i32],
+    convert: impl Fn(i32) -> T,
+) {
+    data.clear();
+    match content {
+        Content::TokenIds => data.extend(padded.ids.iter().map(|id| convert(*id))),
+        Content::TokenTypes => data.resize(padded.ids.len(), convert(0)),
+        Content::AttentionMask => {
+            for (row, own) in lengths.iter().enumerate() {
+                let start = row * padded.sequence_length;
+                data.resize(start + usize::try_from(*own).unwrap_or(0), convert(1));
+                data.resize(start + padded.sequence_length, convert(0));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_padded_to_the_longest_and_buffers_forget() {
+        let mut padded = Padded::default();
+        padded.fill(&Batch { ids: &[9; 12], lengths: &[4, 4, 4] });
+        let batch = Batch { ids: &[1, 2, 3, 4, 5, 6], lengths: &[2, 1, 3] };
+        padded.fill(&batch);
+        assert_eq!(padded.shape(), [3, 3]);
+        assert_eq!(padded.ids, [1, 2, 0, 3, 0, 0, 4, 5, 6]);
+        let filled = |content, integers| {
+            let mut filled = Filled::new(&Input { name: String::new(), content, integers });
+            for lengths in [&[3, 3, 3], batch.lengths] {
+                filled.fill(content, &padded, lengths);
+            }
+            match filled {
+                Filled::I32(data) => data.into_iter().map(i64::from).collect(),
+                Filled::I64(data) => data,
+            }
+        };
+        let mask = [1, 1, 0, 1, 0, 0, 1, 1, 1];
+        for integers in [Integers::I32, Integers::I64] {
+            assert_eq!(filled(Content::AttentionMask, integers), mask);
+            assert_eq!(filled(Content::TokenTypes, integers), [0; 9]);
+            assert_eq!(filled(Content::TokenIds, integers)[..4], [1, 2, 0, 3]);
+        }
+    }
+}
