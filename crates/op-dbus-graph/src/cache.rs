@@ -31,6 +31,8 @@ pub struct CacheKey {
     /// SHA-256 of `config.json`, 64 hex digits.
     pub config_sha256: String,
     /// SHA-256 of `config.json` and of the weights of each Dense module, 64 hex digits each.
+    // Left out where there are none, so that graphs cached before such modules are found again.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub dense_sha256: Vec<[String; 2]>,
     /// Encoder architecture.
     pub family: Family,

@@ -39,7 +39,7 @@ impl<'a> Tensor<'a> {
     /// The rows from `first` on; none if there are fewer.
     #[must_use]
     pub fn skip_rows(&self, first: usize) -> Self {
-        let start = (first * self.columns * 4).min(self.bytes.len());
+        let start = first.saturating_mul(self.columns * 4).min(self.bytes.len());
         Self { columns: self.columns, bytes: &self.bytes[start..] }
     }
 

@@ -1,7 +1,9 @@
 //! From a model's configuration and tensors to one description of its encoder.
 
 mod bert;
+mod distilbert;
 mod mpnet;
+mod roberta;
 
 use serde::Deserialize;
 
@@ -18,11 +20,17 @@ pub(crate) fn read<'a>(
     config: &serde_json::Value,
     weights: &Weights<'a>,
 ) -> Result<Encoder<'a>, Error> {
-    let config = Config::deserialize(config).map_err(Error::Config)?;
+    let config = match family {
+        Family::Distilbert => distilbert::config(config),
+        Family::Bert | Family::Mpnet | Family::Roberta => Config::deserialize(config),
+    };
+    let config = config.map_err(Error::Config)?;
     config.check()?;
     match family {
         Family::Bert => bert::read(&config, weights),
         Family::Mpnet => mpnet::read(&config, weights),
+        Family::Roberta => roberta::read(&config, weights),
+        Family::Distilbert => distilbert::read(&config, weights),
     }
 }
 
@@ -43,28 +51,51 @@ struct Config {
     #[serde(default)]
     is_decoder: bool,
     relative_attention_num_buckets: Option<usize>,
+    pad_token_id: Option<usize>,
+    /// What the model's own file calls some of them.
+    #[serde(skip)]
+    keys: Keys,
+}
+
+/// Names of keys that errors speak of.
+struct Keys {
+    hidden: &'static str,
+    heads: &'static str,
+    activation: &'static str,
+}
+
+impl Default for Keys {
+    fn default() -> Self {
+        Self { hidden: "hidden_size", heads: "num_attention_heads", activation: "hidden_act" }
+    }
 }
 
 impl Config {
     fn check(&self) -> Result<(), Error> {
         let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
         if hidden == 0 || heads == 0 || !hidden.is_multiple_of(heads) {
+            let Keys { hidden: hidden_key, heads: heads_key, .. } = self.keys;
             return Err(unsupported(
-                "num_attention_heads",
-                &format!("{heads} with a hidden_size of {hidden}"),
-                "a number that divides hidden_size",
+                heads_key,
+                &format!("{heads} with a {hidden_key} of {hidden}"),
+                &format!("a number that divides {hidden_key}"),
             ));
         }
         if self.is_decoder {
             return Err(unsupported("is_decoder", "true", "false"));
         }
-        Ok(())
+        match self.position_embedding_type.as_deref() {
+            None | Some("absolute") => Ok(()),
+            Some(found) => Err(unsupported("position_embedding_type", found, "absolute")),
+        }
     }
 
     /// Refuses a configuration of another architecture.
-    fn expect_model_type(&self, expected: &'static str) -> Result<(), Error> {
+    fn expect_model_type(&self, expected: &[&str]) -> Result<(), Error> {
         match self.model_type.as_deref() {
-            Some(found) if found != expected => Err(unsupported("model_type", found, expected)),
+            Some(found) if !expected.contains(&found) => {
+                Err(unsupported("model_type", found, &expected.join(", ")))
+            }
             _ => Ok(()),
         }
     }
@@ -75,7 +106,7 @@ impl Config {
             "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
             "relu" => Ok(Activation::Relu),
             found => Err(unsupported(
-                "hidden_act",
+                self.keys.activation,
                 found,
                 "gelu, gelu_python, gelu_new, gelu_pytorch_tanh, relu",
             )),
@@ -89,12 +120,20 @@ fn unsupported(what: &'static str, found: &str, supported: &str) -> Error {
 
 /// What a family calls the parts of a block.
 struct LayerNames {
+    /// What comes before a block's number.
+    layers: &'static str,
     query: &'static str,
     key: &'static str,
     value: &'static str,
     output: &'static str,
     attention_norm: &'static str,
+    up: &'static str,
+    down: &'static str,
+    output_norm: &'static str,
 }
+
+/// The table by which a prefix before all names is recognised.
+const WORDS: &str = "embeddings.word_embeddings.weight";
 
 /// Takes tensors out of the weights by the names and sizes of one model.
 struct Reader<'r, 'a> {
@@ -110,7 +149,6 @@ impl<'r, 'a> Reader<'r, 'a> {
         weights: &'r Weights<'a>,
         prefixes: &[&'static str],
     ) -> Result<Self, Error> {
-        const WORDS: &str = "embeddings.word_embeddings.weight";
         let found =
             prefixes.iter().find(|prefix| weights.contains(&format!("{prefix}{WORDS}"))).copied();
         match found {
@@ -144,22 +182,58 @@ impl<'r, 'a> Reader<'r, 'a> {
         })
     }
 
+    /// An encoder whose texts begin at the row `first_position` of the position table, with this
+    /// many token types and no relative positions.
+    fn encoder(
+        &self,
+        names: &LayerNames,
+        first_position: usize,
+        token_types: usize,
+    ) -> Result<Encoder<'a>, Error> {
+        let Config { hidden_size: hidden, max_position_embeddings: positions, .. } = *self.config;
+        if first_position >= positions {
+            return Err(unsupported(
+                "max_position_embeddings",
+                &positions.to_string(),
+                &format!("more than {first_position}, the row of a text's first token"),
+            ));
+        }
+        let words = self.table(WORDS, self.config.vocab_size, hidden)?;
+        let positions = self.table("embeddings.position_embeddings.weight", positions, hidden)?;
+        let token_type = (token_types > 0)
+            .then(|| self.table("embeddings.token_type_embeddings.weight", token_types, hidden))
+            .transpose()?;
+        Ok(Encoder {
+            hidden,
+            heads: self.config.num_attention_heads,
+            epsilon: self.config.layer_norm_eps,
+            activation: self.config.activation()?,
+            words,
+            positions: positions.skip_rows(first_position),
+            token_type,
+            embedding_norm: self.norm("embeddings.LayerNorm")?,
+            layers: self.layers(names)?,
+            relative_bias: None,
+            dense: Vec::new(),
+        })
+    }
+
     fn layers(&self, names: &LayerNames) -> Result<Vec<Layer<'a>>, Error> {
         (0..self.config.num_hidden_layers).map(|index| self.layer(index, names)).collect()
     }
 
     fn layer(&self, index: usize, names: &LayerNames) -> Result<Layer<'a>, Error> {
         let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
-        let name = |part: &str| format!("encoder.layer.{index}.{part}");
+        let name = |part: &str| format!("{}.{index}.{part}", names.layers);
         Ok(Layer {
             query: self.linear(&name(names.query), hidden, hidden)?,
             key: self.linear(&name(names.key), hidden, hidden)?,
             value: self.linear(&name(names.value), hidden, hidden)?,
             output: self.linear(&name(names.output), hidden, hidden)?,
             attention_norm: self.norm(&name(names.attention_norm))?,
-            up: self.linear(&name("intermediate.dense"), inner, hidden)?,
-            down: self.linear(&name("output.dense"), hidden, inner)?,
-            output_norm: self.norm(&name("output.LayerNorm"))?,
+            up: self.linear(&name(names.up), inner, hidden)?,
+            down: self.linear(&name(names.down), hidden, inner)?,
+            output_norm: self.norm(&name(names.output_norm))?,
         })
     }
 }

@@ -39,6 +39,11 @@ pub enum Family {
     Bert,
     /// MPNet: absolute positions from 2 and a relative position bias shared by all layers.
     Mpnet,
+    /// RoBERTa, XLM-RoBERTa and CamemBERT: as BERT, with absolute positions from behind the
+    /// padding's.
+    Roberta,
+    /// DistilBERT: as BERT, under other names and without token types.
+    Distilbert,
 }
 
 /// How the token vectors of a text become one vector.

@@ -2,7 +2,9 @@
 
 mod cache;
 mod compile;
+mod dense;
 mod exported;
+mod families;
 mod hostile;
 mod inspected;
 mod tiny;

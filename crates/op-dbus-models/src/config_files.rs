@@ -11,6 +11,8 @@ use crate::{Error, Family, Pooling};
 
 const JSON_BYTES_MAX: u64 = 16 << 20;
 const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
+/// The largest weights that are taken over.
+pub(crate) const WEIGHTS_BYTES_MAX: u64 = 20 << 30;
 /// Above this a stated limit means "none".
 pub(crate) const INPUT_TOKENS_MAX: usize = 1 << 20;
 
@@ -22,21 +24,26 @@ pub(crate) const OPTIONAL: &[&str] = &[LENGTHS, PROMPTS, TOKENIZER_CONFIG];
 #[derive(Deserialize)]
 pub(crate) struct Config {
     pub(crate) model_type: Option<String>,
-    pub(crate) hidden_size: Option<usize>,
+    hidden_size: Option<usize>,
+    /// What DistilBERT calls `hidden_size`.
+    dim: Option<usize>,
     pub(crate) vocab_size: Option<usize>,
     pub(crate) max_position_embeddings: Option<usize>,
+    pad_token_id: Option<usize>,
     pub(crate) position_embedding_type: Option<String>,
     pub(crate) auto_map: Option<IgnoredAny>,
     #[serde(default)]
     pub(crate) matryoshka_dimensions: Vec<usize>,
 }
 
-#[derive(Deserialize)]
-pub(crate) struct Module {
-    #[serde(default)]
-    pub(crate) path: String,
-    #[serde(rename = "type")]
-    pub(crate) kind: String,
+impl Config {
+    /// Numbers in a token's vector.
+    pub(crate) fn width(&self) -> Option<usize> {
+        match self.model_type.as_deref() {
+            Some("distilbert") => self.dim,
+            _ => self.hidden_size,
+        }
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -79,7 +86,11 @@ pub(crate) struct PoolingConfig {
 
 /// The largest size that is read of a file.
 pub(crate) fn bytes_max(file: &str) -> u64 {
-    if file == "tokenizer.json" { TOKENIZER_BYTES_MAX } else { JSON_BYTES_MAX }
+    match file.rsplit('/').next() {
+        Some("tokenizer.json") => TOKENIZER_BYTES_MAX,
+        Some("model.safetensors") => WEIGHTS_BYTES_MAX,
+        _ => JSON_BYTES_MAX,
+    }
 }
 
 /// The refusal of a place that has no such file.
@@ -87,53 +98,25 @@ pub(crate) fn lacks(place: &Place, file: &str) -> Error {
     refuse(format!("{} without {file}", place.path().display()), KINDS)
 }
 
-const KINDS: &str = "a sentence-transformers folder or .zip of the BERT or MPNet family (modules.json, \
-    config.json, model.safetensors, tokenizer.json), or an ONNX graph with its tokenizer.json";
+const KINDS: &str = "a sentence-transformers folder or .zip of the BERT, MPNet, RoBERTa or \
+    DistilBERT family (modules.json, config.json, model.safetensors, tokenizer.json), or an ONNX \
+    graph with its tokenizer.json";
 
 pub(crate) fn refuse(found: impl Into<String>, supported: impl Into<String>) -> Error {
     Error::unsupported(found, supported)
 }
 
-/// The folder of the pooling module, and whether a normalising one follows.
-pub(crate) fn read_modules(modules: &[Module]) -> Result<(&str, bool), Error> {
-    let kind = |module: &Module| {
-        let ours = module.kind.starts_with("sentence_transformers.");
-        let name = module.kind.rsplit('.').next().filter(|_| ours);
-        name.unwrap_or(&module.kind).to_owned()
-    };
-    let kinds: Vec<_> = modules.iter().map(kind).collect();
-    let kinds: Vec<_> = kinds.iter().map(String::as_str).collect();
-    let normalize = match kinds.as_slice() {
-        ["Transformer", "Pooling"] => false,
-        ["Transformer", "Pooling", "Normalize"] => true,
-        _ => {
-            return Err(refuse(
-                format!("modules.json with {}", kinds.join(", ")),
-                "Transformer, Pooling and, if wanted, Normalize",
-            ));
-        }
-    };
-    let [transformer, pooling, ..] = modules else {
-        return Err(refuse("modules.json with too few modules", "Transformer and Pooling"));
-    };
-    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    if !transformer.path.is_empty() || pooling.path.is_empty() || !pooling.path.chars().all(plain) {
-        return Err(refuse(
-            format!("modules in the folders `{}` and `{}`", transformer.path, pooling.path),
-            "the Transformer in the model's own folder and the Pooling in one below it",
-        ));
-    }
-    Ok((&pooling.path, normalize))
-}
-
 pub(crate) fn read_family(config: &Config) -> Result<Family, Error> {
-    const SUPPORTED: &str = "model_type bert or mpnet (others as an ONNX graph)";
+    const SUPPORTED: &str = "model_type bert, mpnet, roberta, xlm-roberta, camembert or distilbert \
+                             (others as an ONNX graph)";
     if config.auto_map.is_some() {
         return Err(refuse("config.json with auto_map, which asks for code of its own", SUPPORTED));
     }
     let family = match config.model_type.as_deref() {
         Some("bert") => Family::Bert,
         Some("mpnet") => Family::Mpnet,
+        Some("roberta" | "xlm-roberta" | "camembert") => Family::Roberta,
+        Some("distilbert") => Family::Distilbert,
         Some(other) => return Err(refuse(format!("model_type {other}"), SUPPORTED)),
         None => return Err(refuse("config.json without model_type", SUPPORTED)),
     };
@@ -240,10 +223,39 @@ pub(crate) fn read_tokenizer_limit(place: &mut Place) -> Result<Option<usize>, E
     Ok(limit.filter(|limit| *limit <= INPUT_TOKENS_MAX as f64).map(|limit| limit as usize))
 }
 
-/// The positions that can be used: MPNet counts them from 2.
-pub(crate) fn positions(config: &Config, family: Family) -> Result<usize, Error> {
+/// The longest text, in tokens: what is stated, or what tokenizer and position table allow.
+pub(crate) fn input_tokens(
+    place: &mut Place,
+    config: &Config,
+    family: Family,
+    stated: Option<usize>,
+) -> Result<usize, Error> {
+    let positions = positions(config, family)?;
+    let limit = match stated {
+        // Where a family leaves rows of its table unused, sentence-transformers states all of them
+        // by itself; longer texts than the positions fail there.
+        Some(stated) if Some(stated) == config.max_position_embeddings => positions,
+        Some(stated) => stated,
+        None => read_tokenizer_limit(place)?.map_or(positions, |limit| limit.min(positions)),
+    };
+    if limit == 0 || limit > positions {
+        return Err(refuse(
+            format!("a max_seq_length of {limit}"),
+            format!("1 to the {positions} positions that the weights have"),
+        ));
+    }
+    Ok(limit)
+}
+
+/// The positions that can be used: MPNet counts them from 2, RoBERTa from one behind the number of
+/// its padding token.
+fn positions(config: &Config, family: Family) -> Result<usize, Error> {
     let positions = config.max_position_embeddings.filter(|&n| n <= INPUT_TOKENS_MAX);
-    let unused = if family == Family::Mpnet { 2 } else { 0 };
+    let unused = match family {
+        Family::Mpnet => 2,
+        Family::Roberta => config.pad_token_id.unwrap_or(1).saturating_add(1),
+        Family::Bert | Family::Distilbert | Family::Onnx => 0,
+    };
     positions.and_then(|positions| positions.checked_sub(unused)).filter(|&n| n > 0).ok_or_else(
         || refuse("config.json without a usable max_position_embeddings", "a number of positions"),
     )

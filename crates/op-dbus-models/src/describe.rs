@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 
 use crate::config_files::{
-    Config, INPUT_TOKENS_MAX, Module, OPTIONAL, PoolingConfig, Prompts, cuts, positions, read,
-    read_family, read_lengths, read_modules, read_pooling, read_prompts, read_tokenizer_limit,
-    refuse, require, require_weights,
+    Config, INPUT_TOKENS_MAX, OPTIONAL, PoolingConfig, Prompts, cuts, input_tokens, read,
+    read_family, read_lengths, read_pooling, read_prompts, read_tokenizer_limit, refuse, require,
+    require_weights,
 };
 use crate::import::{ImportOptions, OnnxFacts};
+use crate::model::dense_paths;
+use crate::modules::{Dense, Module, read_dense, read_modules};
 use crate::place::Place;
 use crate::{Error, Family, Pooling};
 
@@ -23,50 +25,49 @@ pub(crate) struct Description {
     pub prompts: BTreeMap<String, String>,
     pub default_prompt: Option<String>,
     pub matryoshka: Vec<usize>,
-    /// Rows of the word embedding; 0 for a graph.
-    pub vocabulary: usize,
+    /// Rows and columns of the word embedding; 0 for a graph.
+    pub words: [usize; 2],
+    /// The modules between pooling and normalisation.
+    pub dense: Vec<Dense>,
     /// The files to take over besides the weights.
     pub files: Vec<String>,
 }
 
-/// Describes a sentence-transformers model of the BERT or MPNet family.
+/// Describes a sentence-transformers model of a family that the compiler knows.
 pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Error> {
     let modules: Vec<Module> = require(place, "modules.json")?;
-    let (pooling_path, normalize) = read_modules(&modules)?;
+    let modules = read_modules(&modules)?;
     let config: Config = require(place, "config.json")?;
     let family = read_family(&config)?;
     require_weights(place)?;
-    let (Some(dimensions), Some(vocabulary)) = (config.hidden_size, config.vocab_size) else {
-        return Err(refuse("config.json without hidden_size or vocab_size", "both of them"));
-    };
-    let pooling_file = format!("{pooling_path}/config.json");
-    let pooling = read_pooling(&require(place, &pooling_file)?, &pooling_file, dimensions)?;
-    let lengths = read_lengths(place)?;
-    let positions = positions(&config, family)?;
-    let max_input_tokens = match lengths.max_seq_length {
-        Some(stated) => stated,
-        None => read_tokenizer_limit(place)?.map_or(positions, |limit| limit.min(positions)),
-    };
-    if max_input_tokens == 0 || max_input_tokens > positions {
+    let (Some(width), Some(vocabulary)) = (config.width(), config.vocab_size) else {
         return Err(refuse(
-            format!("a max_seq_length of {max_input_tokens}"),
-            format!("1 to the {positions} positions that the weights have"),
+            "config.json without hidden_size (of DistilBERT: dim) or vocab_size",
+            "both of them",
         ));
-    }
+    };
+    let pooling_file = format!("{}/config.json", modules.pooling);
+    let pooling = read_pooling(&require(place, &pooling_file)?, &pooling_file, width)?;
+    let dense = read_dense(place, &modules.dense, width)?;
+    let dimensions = dense.last().map_or(width, |last| last.outputs);
+    let lengths = read_lengths(place)?;
+    let max_input_tokens = input_tokens(place, &config, family, lengths.max_seq_length)?;
     let Prompts { prompts, default_prompt_name } = read_prompts(place)?;
     let mut files = vec!["tokenizer.json".to_owned(), "config.json".to_owned()];
     files.extend(["modules.json".to_owned(), pooling_file]);
+    files.extend(dense.iter().flat_map(|module| dense_paths(&module.folder)));
     files.extend(OPTIONAL.iter().filter(|file| place.has(file)).map(|&file| file.to_owned()));
     Ok(Description {
         family,
         pooling,
-        normalize,
+        normalize: modules.normalize,
         dimensions,
         max_input_tokens,
         prompts,
         default_prompt: default_prompt_name,
         matryoshka: cuts(config.matryoshka_dimensions, dimensions),
-        vocabulary,
+        words: [vocabulary, width],
+        dense,
         files,
     })
 }
@@ -85,15 +86,23 @@ pub(crate) fn onnx(
         ));
     }
     let modules: Option<Vec<Module>> = read(place, "modules.json")?;
+    let modules = modules.as_deref().map(read_modules).transpose()?;
+    if modules.as_ref().is_some_and(|modules| !modules.dense.is_empty()) {
+        return Err(refuse(
+            "an ONNX graph with Dense modules beside it",
+            "Dense modules of a model in safetensors, or a graph that holds them itself, with a \
+             modules.json that does not list them",
+        ));
+    }
     let (path, normalize) = match &modules {
-        Some(modules) => read_modules(modules)?,
+        Some(modules) => (modules.pooling, modules.normalize),
         None => ("1_Pooling", false),
     };
     let config: Option<Config> = read(place, "config.json")?;
     let pooling_file = format!("{path}/config.json");
     let stated: Option<PoolingConfig> = read(place, &pooling_file)?;
     let width = stated.as_ref().and_then(|pooling| pooling.word_embedding_dimension);
-    let width = width.or(config.as_ref().and_then(|config| config.hidden_size));
+    let width = width.or(config.as_ref().and_then(Config::width));
     let dimensions = facts.dimensions.or(width).or(options.dimensions);
     let dimensions = dimensions.filter(|&dimensions| dimensions > 0);
     let Some(dimensions) = dimensions else {
@@ -128,7 +137,8 @@ pub(crate) fn onnx(
         prompts,
         default_prompt: default_prompt_name,
         matryoshka: config.map_or_else(Vec::new, |c| cuts(c.matryoshka_dimensions, dimensions)),
-        vocabulary: 0,
+        words: [0, 0],
+        dense: Vec::new(),
         files,
     })
 }

@@ -3,16 +3,17 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::config_files;
+use safetensors::tensor::Metadata;
+
+use crate::config_files::{self, WEIGHTS_BYTES_MAX};
 use crate::describe::{self, Description};
 use crate::error::HookError;
+use crate::modules::Dense;
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::staging::Writer;
 use crate::{Error, Family, FileRecord, Model, Pooling, weights};
 
-/// The largest weights that are taken over.
-const WEIGHTS_BYTES_MAX: u64 = 20 << 30;
 /// The largest ONNX graph: its format ends there.
 const ONNX_BYTES_MAX: u64 = 2 << 30;
 
@@ -63,7 +64,7 @@ pub(crate) fn bring(
         Some(_) => None,
         None => Some(describe::sentence_transformers(&mut import.place)?),
     };
-    to.0.require_space(import.place.bytes(weights_from).unwrap_or(0))?;
+    to.0.require_space(import.weights_bytes(weights_from, description.as_ref()))?;
     let mut files = vec![import.copy(weights_from, weights_to, bytes_max)?];
     let description = match description {
         Some(description) => {
@@ -75,6 +76,7 @@ pub(crate) fn bring(
     for file in &description.files {
         files.push(import.copy(file, file, config_files::bytes_max(file))?);
     }
+    description.dense.iter().try_for_each(|module| check_dense(to.1, module))?;
     Ok(model(name, source, description, files))
 }
 
@@ -91,6 +93,7 @@ fn model(name: &str, source: &Path, from: Description, files: Vec<FileRecord>) -
         prompts: from.prompts,
         default_prompt: from.default_prompt,
         matryoshka: from.matryoshka,
+        dense: from.dense.into_iter().map(|module| module.folder).collect(),
         level: None,
         source: format!("folder: {}", source.display()),
         revision: String::new(),
@@ -132,6 +135,14 @@ impl Import<'_> {
         graph.filter(|_| !self.place.has("model.safetensors")).map(str::to_owned)
     }
 
+    /// Bytes of all that is large.
+    fn weights_bytes(&mut self, encoder: &str, description: Option<&Description>) -> u64 {
+        let files = description.map_or(&[][..], |description| &description.files);
+        let dense = files.iter().filter(|file| file.ends_with("/model.safetensors"));
+        let bytes = |file| self.place.bytes(file).unwrap_or(0);
+        dense.map(String::as_str).chain([encoder]).map(bytes).fold(0, u64::saturating_add)
+    }
+
     fn copy(&mut self, from: &str, to: &str, bytes_max: u64) -> Result<FileRecord, Error> {
         let step = self.options.progress.step(format!("folder: {from}"), self.place.bytes(from));
         let path = self.dir.join(to);
@@ -158,21 +169,43 @@ impl Import<'_> {
 fn check_weights(path: &Path, description: &Description) -> Result<(), Error> {
     const WORDS: &str = "embeddings.word_embeddings.weight";
     let header = weights::read_header(path)?;
-    let found = weights::shape_of(&header, WORDS);
-    let expected = [description.vocabulary, description.dimensions];
-    if found.as_deref() == Some(expected.as_slice()) {
-        return Ok(());
-    }
-    let found = match found {
-        Some(shape) => format!("a tensor {WORDS} of shape {shape:?}"),
-        None => format!("not one tensor {WORDS}"),
-    };
     let family = match description.family {
         Family::Mpnet => "MPNet",
+        Family::Roberta => "RoBERTa",
+        Family::Distilbert => "DistilBERT",
         Family::Bert | Family::Onnx => "BERT",
     };
+    check_tensor(&header, "model.safetensors", WORDS, &description.words, family)
+}
+
+/// Compares the tensors of a Dense module in the folder `dir` with what its configuration promises.
+fn check_dense(dir: &Path, module: &Dense) -> Result<(), Error> {
+    let file = format!("{}/model.safetensors", module.folder);
+    let header = weights::read_header(&dir.join(&file))?;
+    let weight = [module.outputs, module.inputs];
+    check_tensor(&header, &file, "linear.weight", &weight, "Dense")?;
+    if module.bias {
+        check_tensor(&header, &file, "linear.bias", &weight[..1], "Dense")?;
+    }
+    Ok(())
+}
+
+/// Refuses a file without exactly one tensor of this name, whatever comes before it, and this
+/// shape.
+fn check_tensor(
+    header: &Metadata,
+    file: &str,
+    name: &str,
+    expected: &[usize],
+    kind: &str,
+) -> Result<(), Error> {
+    let found = match weights::shape_of(header, name) {
+        Some(shape) if shape == expected => return Ok(()),
+        Some(shape) => format!("a tensor {name} of shape {shape:?}"),
+        None => format!("not one tensor {name}"),
+    };
     Err(Error::unsupported(
-        format!("model.safetensors has {found}"),
-        format!("{family} weights of the shape {expected:?} that config.json states"),
+        format!("{file} has {found}"),
+        format!("{kind} weights of the shape {expected:?} that config.json states"),
     ))
 }

@@ -15,6 +15,7 @@ mod hub;
 pub mod import;
 pub mod manifest;
 mod model;
+mod modules;
 mod pip;
 mod place;
 mod progress;

@@ -10,6 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, digest, manifest};
 
+/// The files of the Dense module in `folder`, as a record lists them: its configuration and its
+/// weights.
+pub(crate) fn dense_paths(folder: &str) -> [String; 2] {
+    ["config.json", "model.safetensors"].map(|file| format!("{folder}/{file}"))
+}
+
 /// How the weights become token vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -18,6 +24,10 @@ pub enum Family {
     Bert,
     /// MPNet encoders, with their relative position bias.
     Mpnet,
+    /// RoBERTa encoders, XLM-RoBERTa and CamemBERT among them.
+    Roberta,
+    /// DistilBERT encoders.
+    Distilbert,
     /// A user's own ONNX graph, run as it is.
     Onnx,
 }
@@ -135,6 +145,10 @@ pub struct Model {
     /// The sizes that the model was trained to be cut to; empty when it was not.
     #[serde(default)]
     pub matryoshka: Vec<usize>,
+    /// The folders of the Dense modules that a pooled vector goes through before it is normalised,
+    /// in the order in which they are applied.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dense: Vec<String>,
     /// The level that it serves, when it is a built-in one.
     #[serde(default)]
     pub level: Option<Level>,
@@ -165,18 +179,29 @@ impl Model {
         self.dir.join("config.json")
     }
 
+    /// `config.json` and `model.safetensors` of each Dense module, in the order in which they are
+    /// applied.
+    pub fn dense_files(&self) -> impl Iterator<Item = [PathBuf; 2]> + '_ {
+        self.dense.iter().map(|folder| dense_paths(folder).map(|path| self.dir.join(path)))
+    }
+
     /// The fingerprint of the vectors, 64 hexadecimal digits, without a precision suffix: two
     /// vectors may be compared exactly when their fingerprints are equal. It covers the digests of
-    /// weights and tokenizer, the pooling and whether vectors are normalised.
+    /// weights and tokenizer, the pooling, the Dense modules and whether vectors are normalised.
     #[must_use]
     pub fn vector_space(&self) -> String {
-        let text = format!(
+        let mut text = format!(
             "op-dbus vector space 1\nweights {}\ntokenizer {}\npooling {}\nnormalize {}\n",
             self.digest_of(self.weights_name()),
             self.digest_of("tokenizer.json"),
             self.pooling,
             self.normalize,
         );
+        for folder in &self.dense {
+            let paths = dense_paths(folder);
+            let [config, weights] = paths.each_ref().map(|path| self.digest_of(path));
+            text.push_str(&format!("dense {config} {weights}\n"));
+        }
         digest::of_bytes(text.as_bytes())
     }
 
@@ -240,7 +265,9 @@ impl Model {
     fn weights_name(&self) -> &'static str {
         match self.family {
             Family::Onnx => "model.onnx",
-            Family::Bert | Family::Mpnet => "model.safetensors",
+            Family::Bert | Family::Mpnet | Family::Roberta | Family::Distilbert => {
+                "model.safetensors"
+            }
         }
     }
 

@@ -6,14 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::import::{self, ImportOptions};
 use crate::manifest::{self, BuiltIn};
-use crate::model::corrupt;
+use crate::model::{corrupt, dense_paths};
 use crate::pull::{self, PullOptions};
 use crate::staging::{self, Writer};
 use crate::{Error, Family, Level, Model};
 
 /// Our record in each model's folder.
 pub(crate) const RECORD: &str = "op-dbus.json";
-const RECORD_VERSION: u32 = 1;
+/// The version of a record without Dense modules, and that of one with them, which programs that
+/// do not know of such modules must not take for a model without.
+const RECORD_VERSIONS: [u32; 2] = [1, 2];
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 const NAME_BYTES_MAX: usize = 64;
 
@@ -212,6 +214,7 @@ fn described(built_in: &BuiltIn, source: String) -> Model {
         prompts: built_in.prompts.clone(),
         default_prompt: None,
         matryoshka: Vec::new(),
+        dense: Vec::new(),
         level: Some(built_in.level),
         source,
         revision: built_in.revision.clone(),
@@ -220,7 +223,8 @@ fn described(built_in: &BuiltIn, source: String) -> Model {
 }
 
 fn write_record(dir: &Path, model: &Model) -> Result<(), Error> {
-    let record = Record { version: RECORD_VERSION, model: model.clone() };
+    let version = RECORD_VERSIONS[usize::from(!model.dense.is_empty())];
+    let record = Record { version, model: model.clone() };
     let path = dir.join(RECORD);
     let mut text = serde_json::to_vec_pretty(&record)
         .map_err(|error| Error::io("write", &path, error.into()))?;
@@ -244,8 +248,9 @@ fn read_record(name: &str, dir: &Path) -> Result<Model, Error> {
     })?;
     let record: Record =
         serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    if record.version != RECORD_VERSION {
-        let reason = format!("it has version {}, and {RECORD_VERSION} is known", record.version);
+    if !RECORD_VERSIONS.contains(&record.version) {
+        let [first, last] = RECORD_VERSIONS;
+        let reason = format!("it has version {}, and {first} to {last} are known", record.version);
         return Err(damaged(reason));
     }
     match mistake(name, &record.model) {
@@ -270,6 +275,8 @@ fn mistake(name: &str, model: &Model) -> Option<&'static str> {
         Some("its dimensions or its token limit are 0")
     } else if !has(weights) || !has("tokenizer.json") {
         Some("it lists no weights or no tokenizer.json")
+    } else if !model.dense.iter().flat_map(|folder| dense_paths(folder)).all(|path| has(&path)) {
+        Some("it lists no configuration or no weights of a Dense module")
     } else if !model.files.iter().all(|file| inside(&file.path) && is_digest(&file.sha256)) {
         Some("it lists a file outside the model's folder, or a digest that is none")
     } else if model.default_prompt.as_ref().is_some_and(|name| !model.prompts.contains_key(name)) {

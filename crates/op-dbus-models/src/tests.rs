@@ -1,5 +1,7 @@
 //! Tests of the stores as a whole, on hand-made models; each module's own tests are beside it.
 
+mod dense;
+mod families;
 mod fixture;
 mod hubs;
 mod imports;

@@ -17,7 +17,7 @@ use op_dbus_daemon::telemetry;
 use op_dbus_engine::sim::{self, Faults, SimBackend};
 use op_dbus_engine::{Backend, BackendError, LoadErrorKind};
 use op_dbus_graph::cache::{CacheKey, GraphCache, Origin};
-use op_dbus_graph::{Dialect, Layout, ModelFiles, Precision, Recipe, Target};
+use op_dbus_graph::{DenseFiles, Dialect, Layout, ModelFiles, Precision, Recipe, Target};
 use op_dbus_models::{Family, Model, Pooling, Store};
 use op_dbus_ort::{Graph, Options, OrtBackend};
 
@@ -116,6 +116,10 @@ fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
     let graph = match model.family {
         Family::Bert => Graph::Compiled(compiled(&model, op_dbus_graph::Family::Bert, args)?),
         Family::Mpnet => Graph::Compiled(compiled(&model, op_dbus_graph::Family::Mpnet, args)?),
+        Family::Roberta => Graph::Compiled(compiled(&model, op_dbus_graph::Family::Roberta, args)?),
+        Family::Distilbert => {
+            Graph::Compiled(compiled(&model, op_dbus_graph::Family::Distilbert, args)?)
+        }
         Family::Onnx => own(&model)?,
     };
     let options = Options {
@@ -145,7 +149,7 @@ fn compiled(
     let key = CacheKey {
         weights_sha256: digest(model, &weights)?,
         config_sha256: digest(model, &config)?,
-        dense_sha256: Vec::new(),
+        dense_sha256: dense_digests(model)?,
         family,
         pooling,
         normalize: model.normalize,
@@ -154,15 +158,17 @@ fn compiled(
         provider: "cpu".to_owned(),
     };
     let build = || {
-        let config = serde_json::from_slice(&read(&config)?).map_err(|e| corrupt(&config, &e))?;
         let recipe = Recipe {
             pooling,
             normalize: model.normalize,
             max_input_tokens: model.max_input_tokens,
             target,
         };
-        let bytes = read(&weights)?;
-        let files = ModelFiles { family, config: &config, weights: &bytes, dense: Vec::new() };
+        let (config, weights_bytes) = (read_json(&config)?, read(&weights)?);
+        let dense = model.dense_files().map(|[c, w]| Ok((read_json(&c)?, read(&w)?)));
+        let dense: Vec<_> = dense.collect::<Result<_, BackendError>>()?;
+        let dense = dense.iter().map(|(config, weights)| DenseFiles { config, weights }).collect();
+        let files = ModelFiles { family, config: &config, weights: &weights_bytes, dense };
         op_dbus_graph::compile(&recipe, &files).map_err(|e| corrupt(&weights, &e))
     };
     let (graph, origin) = GraphCache::new(&args.cache_dir).load_or_compile(&key, build)?;
@@ -189,6 +195,17 @@ fn digest(model: &Model, path: &Path) -> Result<String, BackendError> {
         kind: LoadErrorKind::ModelCorrupt,
         message: format!("the record of {} does not list {}", model.name, path.display()),
     })
+}
+
+/// SHA-256 of configuration and weights of each Dense module.
+fn dense_digests(model: &Model) -> Result<Vec<[String; 2]>, BackendError> {
+    let digests =
+        |[config, weights]: [PathBuf; 2]| Ok([digest(model, &config)?, digest(model, &weights)?]);
+    model.dense_files().map(digests).collect()
+}
+
+fn read_json(path: &Path) -> Result<serde_json::Value, BackendError> {
+    serde_json::from_slice(&read(path)?).map_err(|error| corrupt(path, &error))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, BackendError> {

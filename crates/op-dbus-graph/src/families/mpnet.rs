@@ -6,11 +6,15 @@ use crate::encoder::{Encoder, RelativeBias, Tensor};
 use crate::weights::Weights;
 
 const NAMES: LayerNames = LayerNames {
+    layers: "encoder.layer",
     query: "attention.attn.q",
     key: "attention.attn.k",
     value: "attention.attn.v",
     output: "attention.attn.o",
     attention_norm: "attention.LayerNorm",
+    up: "intermediate.dense",
+    down: "output.dense",
+    output_norm: "output.LayerNorm",
 };
 
 /// Row of the position table that a text's first token takes: one behind the padding's row, which
@@ -26,33 +30,17 @@ const DISTANCE_MAX: usize = 128;
 /// # Errors
 /// Another architecture's configuration, or tensors that do not fit.
 pub(super) fn read<'a>(config: &Config, weights: &Weights<'a>) -> Result<Encoder<'a>, Error> {
-    config.expect_model_type("mpnet")?;
+    config.expect_model_type(&["mpnet"])?;
     let buckets = config.relative_attention_num_buckets.unwrap_or(BUCKETS);
     if buckets != BUCKETS {
         let found = buckets.to_string();
         return Err(unsupported("relative_attention_num_buckets", &found, "32"));
     }
     let reader = Reader::new(config, weights, &["", "mpnet."])?;
-    let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
+    let heads = config.num_attention_heads;
     let bias = reader.table("encoder.relative_attention_bias.weight", BUCKETS, heads)?;
-    let positions = reader.table(
-        "embeddings.position_embeddings.weight",
-        config.max_position_embeddings,
-        hidden,
-    )?;
-    Ok(Encoder {
-        hidden,
-        heads,
-        epsilon: config.layer_norm_eps,
-        activation: config.activation()?,
-        words: reader.table("embeddings.word_embeddings.weight", config.vocab_size, hidden)?,
-        positions: positions.skip_rows(FIRST_POSITION),
-        token_type: None,
-        embedding_norm: reader.norm("embeddings.LayerNorm")?,
-        layers: reader.layers(&NAMES)?,
-        relative_bias: Some(by_distance(&bias)),
-        dense: Vec::new(),
-    })
+    let encoder = reader.encoder(&NAMES, FIRST_POSITION, 0)?;
+    Ok(Encoder { relative_bias: Some(by_distance(&bias)), ..encoder })
 }
 
 /// Spreads the `[buckets, heads]` table of the model over the distances.

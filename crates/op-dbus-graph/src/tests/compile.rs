@@ -99,7 +99,9 @@ fn mpnet_begins_behind_the_padding_position_and_biases_by_distance() {
 
 #[test]
 fn a_prefix_before_all_names_changes_nothing() {
-    for (model, prefix) in Tiny::all().into_iter().zip(["bert.", "mpnet."]) {
+    for (model, prefix) in
+        Tiny::all().into_iter().zip(["bert.", "mpnet.", "roberta.", "distilbert."])
+    {
         let mut prefixed = model.clone();
         prefixed.tensors =
             model.tensors.iter().map(|(n, data)| (format!("{prefix}{n}"), data.clone())).collect();
@@ -183,6 +185,7 @@ fn configurations_that_can_not_be_served_say_why() {
         ("is_decoder", json!(true), "is_decoder"),
         ("position_embedding_type", json!("relative_key"), "relative_key"),
         ("model_type", json!("roberta"), "roberta"),
+        ("max_position_embeddings", json!(0), "max_position_embeddings is 0"),
     ];
     for (key, value, expected) in cases {
         let mut model = Tiny::new(Family::Bert);
@@ -199,7 +202,10 @@ fn configurations_that_can_not_be_served_say_why() {
 #[test]
 fn rows_longer_than_the_position_table_are_refused() {
     for mut model in Tiny::all() {
-        let most = if model.family == Family::Bert { POSITIONS } else { POSITIONS - 2 };
+        let most = match model.family {
+            Family::Bert | Family::Distilbert => POSITIONS,
+            Family::Mpnet | Family::Roberta => POSITIONS - 2,
+        };
         model.recipe.max_input_tokens = most;
         assert!(model.compile().is_ok());
         for tokens in [0, most + 1, usize::MAX] {

@@ -71,6 +71,17 @@ proptest! {
     }
 
     #[test]
+    fn damaged_weights_of_a_module_do_no_harm(damages in vec(damage(), 1..4)) {
+        let model = Tiny::new(Family::Bert).with_dense(&[(3, "Tanh")]);
+        let mut bytes = tiny::safetensors(&model.dense[0].1);
+        let head = bytes.len();
+        apply(&mut bytes, head, &damages);
+        if let Ok(onnx) = model.compile_dense(&bytes) {
+            prop_assert!(inspect(&onnx).is_ok());
+        }
+    }
+
+    #[test]
     fn damaged_exports_do_no_harm(damages in vec(damage(), 1..4)) {
         let mut bytes = export(&tiny::bert()).encode_to_vec();
         let head = bytes.len();
@@ -96,6 +107,10 @@ proptest! {
             model.config[&keys[key]] = value.clone();
             let _ = model.compile();
         }
+        let mut model = Tiny::new(Family::Bert).with_dense(&[(3, "Tanh")]);
+        let keys: Vec<String> = model.dense[0].0.as_object().unwrap().keys().cloned().collect();
+        model.dense[0].0[&keys[key % keys.len()]] = value;
+        let _ = model.compile();
     }
 }
 

@@ -18,7 +18,8 @@ pub const VOCABULARY: usize = 11;
 pub const POSITIONS: usize = 9;
 pub const TOKEN_TYPES: usize = 2;
 
-pub const FAMILIES: [Family; 2] = [Family::Bert, Family::Mpnet];
+pub const FAMILIES: [Family; 4] =
+    [Family::Bert, Family::Mpnet, Family::Roberta, Family::Distilbert];
 
 /// Tensors by name: shape and values.
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
@@ -30,20 +31,30 @@ fn add(tensors: &mut Tensors, name: String, shape: &[usize]) {
     tensors.insert(name, (shape.to_vec(), values));
 }
 
-fn add_layers(tensors: &mut Tensors, parts: [&str; 4], norm: &str) {
+/// What a family calls the parts of a block: four square products, the norm behind them, two
+/// products up and down, and the last norm.
+struct Parts {
+    layers: &'static str,
+    square: [&'static str; 4],
+    up_down: [&'static str; 2],
+    norms: [&'static str; 2],
+}
+
+fn add_layers(tensors: &mut Tensors, parts: &Parts) {
     for layer in 0..LAYERS {
-        let name = |part: &str| format!("encoder.layer.{layer}.{part}");
-        for part in parts {
-            add(tensors, name(&format!("{part}.weight")), &[HIDDEN, HIDDEN]);
-            add(tensors, name(&format!("{part}.bias")), &[HIDDEN]);
+        let name = |part: &str, kind: &str| format!("{}.{layer}.{part}.{kind}", parts.layers);
+        for part in parts.square {
+            add(tensors, name(part, "weight"), &[HIDDEN, HIDDEN]);
+            add(tensors, name(part, "bias"), &[HIDDEN]);
         }
-        add(tensors, name("intermediate.dense.weight"), &[INNER, HIDDEN]);
-        add(tensors, name("intermediate.dense.bias"), &[INNER]);
-        add(tensors, name("output.dense.weight"), &[HIDDEN, INNER]);
-        add(tensors, name("output.dense.bias"), &[HIDDEN]);
-        for norm in [norm, "output.LayerNorm"] {
-            add(tensors, name(&format!("{norm}.weight")), &[HIDDEN]);
-            add(tensors, name(&format!("{norm}.bias")), &[HIDDEN]);
+        let [up, down] = parts.up_down;
+        add(tensors, name(up, "weight"), &[INNER, HIDDEN]);
+        add(tensors, name(up, "bias"), &[INNER]);
+        add(tensors, name(down, "weight"), &[HIDDEN, INNER]);
+        add(tensors, name(down, "bias"), &[HIDDEN]);
+        for norm in parts.norms {
+            add(tensors, name(norm, "weight"), &[HIDDEN]);
+            add(tensors, name(norm, "bias"), &[HIDDEN]);
         }
     }
 }
@@ -56,14 +67,26 @@ fn add_embeddings(tensors: &mut Tensors) {
 }
 
 pub fn bert() -> Tensors {
+    bert_with(TOKEN_TYPES)
+}
+
+fn bert_with(token_types: usize) -> Tensors {
     let mut tensors = Tensors::new();
     add_embeddings(&mut tensors);
-    let types = [TOKEN_TYPES, HIDDEN];
+    let types = [token_types, HIDDEN];
     add(&mut tensors, "embeddings.token_type_embeddings.weight".into(), &types);
-    let parts = ["query", "key", "value"].map(|part| format!("attention.self.{part}"));
-    let [query, key, value] = &parts;
-    let parts = [query, key, value, "attention.output.dense"];
-    add_layers(&mut tensors, parts, "attention.output.LayerNorm");
+    let parts = Parts {
+        layers: "encoder.layer",
+        square: [
+            "attention.self.query",
+            "attention.self.key",
+            "attention.self.value",
+            "attention.output.dense",
+        ],
+        up_down: ["intermediate.dense", "output.dense"],
+        norms: ["attention.output.LayerNorm", "output.LayerNorm"],
+    };
+    add_layers(&mut tensors, &parts);
     tensors
 }
 
@@ -71,12 +94,37 @@ fn mpnet() -> Tensors {
     let mut tensors = Tensors::new();
     add_embeddings(&mut tensors);
     add(&mut tensors, "encoder.relative_attention_bias.weight".into(), &[32, HEADS]);
-    let parts = ["attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o"];
-    add_layers(&mut tensors, parts, "attention.LayerNorm");
+    let parts = Parts {
+        layers: "encoder.layer",
+        square: ["attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o"],
+        up_down: ["intermediate.dense", "output.dense"],
+        norms: ["attention.LayerNorm", "output.LayerNorm"],
+    };
+    add_layers(&mut tensors, &parts);
+    tensors
+}
+
+fn distilbert() -> Tensors {
+    let mut tensors = Tensors::new();
+    add_embeddings(&mut tensors);
+    let parts = Parts {
+        layers: "transformer.layer",
+        square: ["attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin"],
+        up_down: ["ffn.lin1", "ffn.lin2"],
+        norms: ["sa_layer_norm", "output_layer_norm"],
+    };
+    add_layers(&mut tensors, &parts);
     tensors
 }
 
 fn config(family: Family) -> Value {
+    if family == Family::Distilbert {
+        return json!({
+            "model_type": "distilbert", "dim": HIDDEN, "n_layers": LAYERS, "n_heads": HEADS,
+            "hidden_dim": INNER, "vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS,
+            "activation": "gelu", "sinusoidal_pos_embds": false,
+        });
+    }
     let mut config = json!({
         "hidden_size": HIDDEN,
         "num_hidden_layers": LAYERS,
@@ -87,15 +135,17 @@ fn config(family: Family) -> Value {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-12,
     });
-    match family {
-        Family::Bert => {
-            config["model_type"] = json!("bert");
-            config["type_vocab_size"] = json!(TOKEN_TYPES);
+    let own = match family {
+        Family::Mpnet => json!({ "model_type": "mpnet", "relative_attention_num_buckets": 32 }),
+        Family::Roberta => {
+            json!({ "model_type": "roberta", "type_vocab_size": 1, "pad_token_id": 1 })
         }
-        Family::Mpnet => {
-            config["model_type"] = json!("mpnet");
-            config["relative_attention_num_buckets"] = json!(32);
+        Family::Bert | Family::Distilbert => {
+            json!({ "model_type": "bert", "type_vocab_size": TOKEN_TYPES })
         }
+    };
+    for (key, value) in own.as_object().unwrap() {
+        config[key] = value.clone();
     }
     config
 }
@@ -128,6 +178,8 @@ impl Tiny {
         let tensors = match family {
             Family::Bert => bert(),
             Family::Mpnet => mpnet(),
+            Family::Roberta => bert_with(1),
+            Family::Distilbert => distilbert(),
         };
         Self { family, config: config(family), tensors, dense: Vec::new(), recipe: recipe() }
     }
@@ -137,14 +189,42 @@ impl Tiny {
         FAMILIES.into_iter().map(Self::new).collect()
     }
 
+    /// With Dense modules of these widths and activations, by the name of their `torch.nn` class.
+    pub fn with_dense(mut self, modules: &[(usize, &str)]) -> Self {
+        let mut inputs = HIDDEN;
+        for &(outputs, class) in modules {
+            let config = json!({
+                "in_features": inputs, "out_features": outputs, "bias": true,
+                "activation_function": format!("torch.nn.modules.activation.{class}"),
+            });
+            let mut tensors = Tensors::new();
+            add(&mut tensors, "linear.weight".into(), &[outputs, inputs]);
+            add(&mut tensors, "linear.bias".into(), &[outputs]);
+            self.dense.push((config, tensors));
+            inputs = outputs;
+        }
+        self
+    }
+
     pub fn compile(&self) -> Result<Vec<u8>, Error> {
         self.compile_weights(&safetensors(&self.tensors))
     }
 
     /// Compiles with other bytes in place of the tensors.
     pub fn compile_weights(&self, weights: &[u8]) -> Result<Vec<u8>, Error> {
-        let dense: Vec<_> = self.dense.iter().map(|(config, t)| (config, safetensors(t))).collect();
-        let dense = dense.iter().map(|(config, weights)| DenseFiles { config, weights }).collect();
+        let dense: Vec<_> = self.dense.iter().map(|(_, tensors)| safetensors(tensors)).collect();
+        self.compile_files(weights, &dense)
+    }
+
+    /// Compiles with other bytes in place of the only Dense module's tensors.
+    pub fn compile_dense(&self, weights: &[u8]) -> Result<Vec<u8>, Error> {
+        self.compile_files(&safetensors(&self.tensors), &[weights.to_vec()])
+    }
+
+    fn compile_files(&self, weights: &[u8], dense: &[Vec<u8>]) -> Result<Vec<u8>, Error> {
+        let configs = self.dense.iter().map(|(config, _)| config);
+        let dense =
+            configs.zip(dense).map(|(config, weights)| DenseFiles { config, weights }).collect();
         let files = ModelFiles { family: self.family, config: &self.config, weights, dense };
         crate::compile(&self.recipe, &files)
     }

@@ -23,14 +23,11 @@ pub(super) type Files = BTreeMap<String, Vec<u8>>;
 /// A whole sentence-transformers model of the given `model_type`.
 pub(super) fn model(model_type: &str) -> Files {
     let mut files = Files::new();
-    set(
-        &mut files,
-        "config.json",
-        &json!({
-            "model_type": model_type, "hidden_size": WIDTH, "vocab_size": WORDS,
-            "max_position_embeddings": 34,
-        }),
-    );
+    let width = if model_type == "distilbert" { "dim" } else { "hidden_size" };
+    let config = json!({
+        "model_type": model_type, width: WIDTH, "vocab_size": WORDS, "max_position_embeddings": 34,
+    });
+    set(&mut files, "config.json", &config);
     set(&mut files, "modules.json", &modules(&["Transformer", "Pooling", "Normalize"]));
     set(&mut files, "1_Pooling/config.json", &pooling(&["pooling_mode_mean_tokens"]));
     let lengths = json!({ "max_seq_length": 32, "do_lower_case": false });
@@ -62,11 +59,28 @@ pub(super) fn pooling(on: &[&str]) -> Value {
 }
 
 pub(super) fn weights(words: usize, width: usize) -> Vec<u8> {
-    let data = vec![0_u8; words * width * 4];
-    let table = TensorView::new(Dtype::F32, vec![words, width], &data).unwrap();
-    let bias = TensorView::new(Dtype::F32, vec![width], &data[..width * 4]).unwrap();
-    let tensors = [("embeddings.word_embeddings.weight", table), ("bias", bias)];
-    safetensors::serialize(tensors, None).unwrap()
+    tensors(&[("embeddings.word_embeddings.weight", &[words, width]), ("bias", &[width])])
+}
+
+/// A safetensors file with zeros in tensors of these names and shapes.
+pub(super) fn tensors(shapes: &[(&str, &[usize])]) -> Vec<u8> {
+    let bytes = |shape: &[usize]| shape.iter().product::<usize>() * 4;
+    let zeros = vec![0_u8; shapes.iter().map(|(_, shape)| bytes(shape)).max().unwrap_or(0)];
+    let views = shapes.iter().map(|(name, shape)| {
+        (*name, TensorView::new(Dtype::F32, shape.to_vec(), &zeros[..bytes(shape)]).unwrap())
+    });
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// Adds a Dense module between pooling and what follows, in a folder `{index}_Dense`.
+pub(super) fn add_dense(files: &mut Files, index: usize, inputs: usize, outputs: usize) {
+    let config = json!({
+        "in_features": inputs, "out_features": outputs, "bias": true,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    });
+    set(files, &format!("{index}_Dense/config.json"), &config);
+    let weights = tensors(&[("linear.weight", &[outputs, inputs]), ("linear.bias", &[outputs])]);
+    files.insert(format!("{index}_Dense/model.safetensors"), weights);
 }
 
 pub(super) fn write_folder(dir: &Path, files: &Files) {
@@ -146,6 +160,15 @@ impl Bench {
     pub(super) fn unfinished(&self) -> usize {
         fs::read_dir(self.store.dir().join(".staging")).into_iter().flatten().count()
     }
+}
+
+/// The message of the refusal, after a check that nothing of the model was left in the store.
+pub(super) fn refusal(files: &Files) -> String {
+    let bench = Bench::new();
+    let error = bench.import_files(files).unwrap_err();
+    assert!(bench.visible().is_empty(), "{:?}", bench.visible());
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    error.to_string()
 }
 
 /// A sink for progress lines that a test can read.

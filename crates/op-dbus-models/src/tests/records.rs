@@ -80,13 +80,14 @@ fn a_damaged_record_is_named() {
     let path = bench.store.get("mine").unwrap().dir.join("op-dbus.json");
     let whole: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let cases = [
-        ("version", json!(2), "version 2"),
+        ("version", json!(3), "version 3"),
         ("name", json!("other"), "another model"),
         ("dimensions", json!(0), "are 0"),
         ("dimensions", json!(-1), "invalid value"),
         ("default_prompt", json!("q"), "default prompt"),
         ("files", json!([]), "no weights"),
-        ("family", json!("roberta"), "unknown variant"),
+        ("family", json!("deberta"), "unknown variant"),
+        ("dense", json!(["2_Dense"]), "weights of a Dense module"),
     ];
     for (key, value, expected) in cases {
         let mut record = whole.clone();

@@ -76,8 +76,9 @@ pub enum SourceName {
 
 /// Take over a model of your own
 ///
-/// A sentence-transformers folder or .zip of the BERT or MPNet family, or an ONNX graph with its
-/// tokenizer.json. Tokenizer, pooling, lengths and prompts come from the model's own files.
+/// A sentence-transformers folder or .zip of the BERT, MPNet, RoBERTa (XLM-RoBERTa, CamemBERT) or
+/// DistilBERT family, or an ONNX graph with its tokenizer.json. Tokenizer, pooling, Dense modules,
+/// lengths and prompts come from the model's own files.
 #[derive(Args)]
 #[command(after_help = format!("\
 Examples:

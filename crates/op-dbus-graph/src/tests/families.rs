@@ -1,0 +1,82 @@
+//! What each family has of its own, as the description of its encoder tells it.
+
+use serde_json::{Value, json};
+
+use super::tiny::{self, HIDDEN, POSITIONS, Tiny};
+use crate::encoder::{Activation, Encoder};
+use crate::{Family, ModelFiles, read};
+
+/// Reads a model and shows its encoder to `look`.
+fn with_encoder(model: &Tiny, look: impl FnOnce(&Encoder<'_>)) {
+    let weights = tiny::safetensors(&model.tensors);
+    let Tiny { family, config, .. } = model;
+    let files = ModelFiles { family: *family, config, weights: &weights, dense: Vec::new() };
+    look(&read(&files).unwrap());
+}
+
+fn refusal(family: Family, key: &str, value: Value) -> String {
+    let mut model = Tiny::new(family);
+    model.config[key] = value;
+    model.compile().unwrap_err().to_string()
+}
+
+#[test]
+fn roberta_counts_positions_from_behind_the_padding_token() {
+    let mut model = Tiny::new(Family::Roberta);
+    let positions = model.tensors["embeddings.position_embeddings.weight"].1.clone();
+    let cases = [(json!(1), 2), (json!(0), 1), (json!(5), 6), (Value::Null, 2)];
+    for (pad, first) in cases {
+        model.config["pad_token_id"] = pad;
+        with_encoder(&model, |encoder| {
+            assert_eq!(encoder.positions.rows(), POSITIONS - first);
+            assert_eq!(encoder.positions.values().next(), Some(positions[first * HIDDEN]));
+        });
+    }
+    for pad in [json!(POSITIONS - 1), json!(u64::MAX)] {
+        let message = refusal(Family::Roberta, "pad_token_id", pad);
+        assert!(message.contains("max_position_embeddings is 9"), "{message}");
+    }
+}
+
+#[test]
+fn roberta_goes_by_three_names() {
+    for name in ["roberta", "xlm-roberta", "camembert"] {
+        let mut model = Tiny::new(Family::Roberta);
+        model.config["model_type"] = json!(name);
+        with_encoder(&model, |encoder| {
+            assert_eq!(encoder.token_type.map(|types| types.rows()), Some(1));
+        });
+    }
+    let message = refusal(Family::Roberta, "model_type", json!("xlm-roberta-xl"));
+    assert!(message.contains("xlm-roberta-xl") && message.contains("camembert"), "{message}");
+}
+
+#[test]
+fn distilbert_has_no_token_types_and_a_fixed_epsilon() {
+    let mut model = Tiny::new(Family::Distilbert);
+    model.config["activation"] = json!("relu");
+    // Not a key of this family.
+    model.config["layer_norm_eps"] = json!(0.5);
+    with_encoder(&model, |encoder| {
+        assert!(encoder.token_type.is_none() && encoder.relative_bias.is_none());
+        assert!((encoder.epsilon - 1e-12).abs() < 1e-18);
+        assert_eq!(encoder.activation, Activation::Relu);
+        assert_eq!(encoder.positions.rows(), POSITIONS);
+        let up = &model.tensors["transformer.layer.1.ffn.lin1.weight"].1;
+        assert!(encoder.layers[1].up.weight.values().eq(up.iter().copied()));
+    });
+}
+
+#[test]
+fn distilbert_is_refused_in_its_own_words() {
+    let cases = [
+        ("n_heads", json!(3), "n_heads is 3 with a dim of 8"),
+        ("activation", json!("silu"), "activation is silu"),
+        ("model_type", json!("bert"), "model_type is bert"),
+        ("position_embedding_type", json!("relative_key"), "relative_key"),
+    ];
+    for (key, value, expected) in cases {
+        let message = refusal(Family::Distilbert, key, value);
+        assert!(message.contains(expected), "{message}");
+    }
+}
