@@ -1,9 +1,9 @@
 //! Memory of one compute thread: made once, large enough for every batch, used by all of them.
 
 use crate::head;
+use crate::kernels::Layout;
 use crate::kernels::attention;
 use crate::kernels::product::{GROUP, Operand};
-use crate::kernels::Layout;
 use crate::plan::Shape;
 
 /// Rows that go through the products together, so that what lies between two products stays in the
@@ -72,9 +72,8 @@ impl Arena {
         let line = LINE_BYTES / 4;
         let stride = shape.hidden.next_multiple_of(PADDING) + line;
         let attention_stride = (3 * shape.hidden).next_multiple_of(PADDING) + line;
-        let apart = |columns: usize| {
-            columns.next_multiple_of(PADDING) + LINE_BYTES / layout.input_bytes
-        };
+        let apart =
+            |columns: usize| columns.next_multiple_of(PADDING) + LINE_BYTES / layout.input_bytes;
         let (operand_stride, inner_stride) = (apart(shape.hidden), apart(shape.inner));
         let blocks = [shape.hidden.div_ceil(GROUP), shape.inner.div_ceil(GROUP)];
         let mut end = 0;
@@ -92,7 +91,9 @@ impl Arena {
             attention: take(tokens * attention_stride * 4),
             operand: [take(STRIP * operand_stride * layout.input_bytes), take(scales(blocks[0]))],
             inner: [take(STRIP * inner_stride * layout.input_bytes), take(scales(blocks[1]))],
-            scratch: take(attention::scratch_floats(length, shape.head()).max(head::scratch(shape)) * 4),
+            scratch: take(
+                attention::scratch_floats(length, shape.head()).max(head::scratch(shape)) * 4,
+            ),
             strides: [stride, attention_stride, operand_stride, inner_stride],
             blocks,
         };

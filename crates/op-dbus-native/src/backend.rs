@@ -156,8 +156,7 @@ impl NativeBackend {
             return refuse(format!("{rows} rows have room for {} values", out.len()));
         }
         let longest = self.arenas.first().map_or(0, Arena::length);
-        for (ids, &length) in batch.ids.chunks(batch.sequence_length).zip(batch.lengths) {
-            let ids = &ids[..usize::try_from(length).unwrap_or(0)];
+        for ids in batch.texts() {
             if ids.is_empty() || ids.len() > longest {
                 let length = ids.len();
                 return refuse(format!("a row has {length} tokens; 1 to {longest} are possible"));

@@ -269,7 +269,6 @@ impl Member<'_> {
             weights: Weights {
                 panels: packed.part(&plan.panels).as_ptr(),
                 steps: plan.steps,
-                columns: plan.columns,
                 bias: packed.floats(&plan.bias).as_ptr(),
                 scales: packed.floats(&plan.scales).as_ptr(),
             },

@@ -14,6 +14,7 @@ mod isa;
 mod kernels;
 mod pack;
 mod packed;
+pub mod peak;
 mod plan;
 mod precision;
 mod share;

@@ -77,7 +77,6 @@ impl Shape {
 #[derive(Clone, Debug)]
 pub(crate) struct LinearPlan {
     pub inputs: usize,
-    pub outputs: usize,
     /// Outputs, padded to whole panels.
     pub columns: usize,
     /// Steps per panel.
@@ -217,7 +216,6 @@ impl Cursor {
         let weights = columns.checked_mul(steps)?.checked_mul(step)?;
         Some(LinearPlan {
             inputs,
-            outputs,
             columns,
             steps,
             blocks,

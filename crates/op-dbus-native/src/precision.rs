@@ -46,8 +46,9 @@ impl FromStr for Precision {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|precision| precision.as_str() == name).ok_or_else(|| {
-            format!("{name:?} is no precision; write one of f32, bf16, int8")
-        })
+        Self::ALL
+            .into_iter()
+            .find(|precision| precision.as_str() == name)
+            .ok_or_else(|| format!("{name:?} is no precision; write one of f32, bf16, int8"))
     }
 }

@@ -41,9 +41,10 @@ impl Shares {
     pub fn plan(&mut self, batch: &Batch<'_>, members: usize, hidden: usize) {
         let rows = batch.rows();
         self.texts.clear();
-        for (row, &length) in batch.lengths.iter().enumerate() {
-            let start = row * batch.sequence_length;
-            self.texts.push(start..start + usize::try_from(length).unwrap_or(0));
+        let mut end = 0;
+        for text in batch.texts() {
+            self.texts.push(end..end + text.len());
+            end += text.len();
         }
         let texts = &self.texts;
         let cost = |row: u32| {

@@ -7,7 +7,7 @@ const FLOORS: &[&[&str]] = &[
     &["op-dbus-api", "op-dbus-models", "op-dbus-graph"],
     &["op-dbus-engine"],
     // These stand on floor 1 as well, and are the leaves that may see the engine beside them.
-    &["op-dbus-ort"],
+    &["op-dbus-native", "op-dbus-ort"],
     &["op-dbus-daemon"],
     &["op-dbus"],
     &["op-dbus-tests"],

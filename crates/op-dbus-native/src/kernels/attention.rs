@@ -3,7 +3,10 @@
 //! Keys and values are packed into panels like weights, then a few rows of queries at a time go
 //! through all of it, so that nothing grows with the square of the length.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "arithmetic on registers and pointers under one contract")]
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "arithmetic on registers and pointers under one contract"
+)]
 
 use super::product::float_sums;
 use super::simd::{Simd, exp};
@@ -156,11 +159,8 @@ unsafe fn pack_values<P: FloatStep>(job: &Attention, parts: &Parts<P>) {
         while column < job.size {
             let panel = column / (2 * lanes) * 2 * lanes;
             let offset = (panel * steps + step * 2 * lanes + column - panel) * P::K;
-            let second = if paired {
-                P::S::load(first.add(job.stride + column))
-            } else {
-                P::S::splat(0.0)
-            };
+            let second =
+                if paired { P::S::load(first.add(job.stride + column)) } else { P::S::splat(0.0) };
             P::pack(parts.values.add(offset), P::S::load(first.add(column)), second);
             column += lanes;
         }

@@ -61,6 +61,10 @@ pub(crate) struct Kernels {
     pub attend: unsafe fn(&Attention),
     /// [`norm::normalize`].
     pub normalize: unsafe fn(&Norm),
+    /// [`product::Tiles::spin`].
+    pub spin: unsafe fn(usize) -> f32,
+    /// Operations, two per multiply-add, of one repeat of `spin`.
+    pub spin_operations: usize,
 }
 
 /// A table of the generic functions, compiled for `$features`.
@@ -94,6 +98,11 @@ macro_rules! table {
             // SAFETY: the contract of the table.
             unsafe { norm::normalize::<Vectors>(job) }
         }
+        $(#[$features])*
+        unsafe fn spin(repeats: usize) -> f32 {
+            // SAFETY: the contract of the table.
+            unsafe { <$tiles as product::Tiles>::spin(repeats) }
+        }
         Kernels {
             layout: Layout {
                 weight: $element,
@@ -105,6 +114,8 @@ macro_rules! table {
             prepare,
             attend,
             normalize,
+            spin,
+            spin_operations: 2 * product::SPIN_ROWS * <$tiles as product::Tiles>::PANEL * $step,
         }
     }};
 }

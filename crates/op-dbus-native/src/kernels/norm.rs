@@ -1,6 +1,9 @@
 //! Layer normalisation of rows.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "arithmetic on registers and pointers under one contract")]
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "arithmetic on registers and pointers under one contract"
+)]
 
 use super::simd::{Simd, each};
 

@@ -5,7 +5,10 @@
 //! panel, its sums in registers. Tiles of up to [`GROUP`] columns go to a scratch block in the first
 //! level cache, and from there, finished, to their destination.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "arithmetic on registers and pointers under one contract")]
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "arithmetic on registers and pointers under one contract"
+)]
 
 use super::simd::{Simd, each, gelu, gelu_tanh};
 use super::step::{FloatStep, IntStep};
@@ -39,8 +42,6 @@ pub(crate) struct Weights {
     pub panels: *const u8,
     /// Steps per panel.
     pub steps: usize,
-    /// Columns, padding included.
-    pub columns: usize,
     /// `[columns]`.
     pub bias: *const f32,
     /// Integers only: `[panels][blocks][2][PANEL]`: the scale of a column's block of weights, and
@@ -116,6 +117,9 @@ pub(crate) trait Tiles {
 
     /// Computes `M` rows from `row` on against the panel that begins at `column`, into `scratch`.
     unsafe fn tile<const M: usize>(product: &Product, row: usize, column: usize, to: *mut f32);
+    /// Does nothing but the arithmetic of `repeats` steps of a tile, all in registers; returns
+    /// something that depends on all of it.
+    unsafe fn spin(repeats: usize) -> f32;
     /// Writes `length` finished values of one row, a multiple of a vector and at most [`GROUP`],
     /// beginning at `column`, as a left operand.
     unsafe fn store(to: &Operand, row: usize, column: usize, values: *const f32, length: usize);
@@ -247,7 +251,6 @@ pub(crate) unsafe fn prepare<T: Tiles>(
     }
 }
 
-
 /// Sums of `M` rows against two vectors of columns, over `steps` steps.
 ///
 /// # Safety
@@ -274,6 +277,9 @@ pub(crate) unsafe fn float_sums<P: FloatStep, const M: usize>(
     sums
 }
 
+/// Rows of sums that a register-only loop keeps: enough independent chains for any pipeline.
+pub(crate) const SPIN_ROWS: usize = 6;
+
 /// Tiles of float steps.
 pub(crate) struct FloatTiles<P, const ROWS: usize>(std::marker::PhantomData<P>);
 
@@ -291,6 +297,26 @@ impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
             P::S::store(to.add(row * GROUP), sums[0]);
             P::S::store(to.add(row * GROUP + P::S::LANES), sums[1]);
         }
+    }
+
+    #[inline(always)]
+    unsafe fn spin(repeats: usize) -> f32 {
+        let mut memory = std::hint::black_box([0_u64; 64]);
+        let inputs = P::input((&raw mut memory).cast());
+        let weights = P::weights((&raw const memory).cast());
+        // Chains that were known to be equal would be computed once.
+        let mut sums = std::hint::black_box([[P::S::splat(0.0); 2]; SPIN_ROWS]);
+        for _ in 0..repeats {
+            for row in &mut sums {
+                row[0] = P::multiply_add(row[0], inputs, weights);
+                row[1] = P::multiply_add(row[1], inputs, weights);
+            }
+        }
+        let mut total = 0.0;
+        for row in sums {
+            total += P::S::sum(row[0]) + P::S::sum(row[1]);
+        }
+        total
     }
 
     #[inline(always)]
@@ -363,6 +389,26 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
                 }
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn spin(repeats: usize) -> f32 {
+        let mut memory = std::hint::black_box([0_u64; 64]);
+        let inputs = P::input((&raw mut memory).cast());
+        let weights = P::weights((&raw const memory).cast());
+        // As for floats: equal chains would be computed once.
+        let mut sums = std::hint::black_box([[P::zero(); 2]; SPIN_ROWS]);
+        for _ in 0..repeats {
+            for row in &mut sums {
+                row[0] = P::multiply_add(row[0], inputs, weights);
+                row[1] = P::multiply_add(row[1], inputs, weights);
+            }
+        }
+        let mut total = 0.0;
+        for row in sums {
+            total += P::S::sum(P::to_float(row[0])) + P::S::sum(P::to_float(row[1]));
+        }
+        total
     }
 
     #[inline(always)]
