@@ -17,9 +17,11 @@ mod packed;
 pub mod peak;
 mod plan;
 mod precision;
+mod reach;
 mod share;
 mod team;
 
 pub use backend::{NativeBackend, Options, Source};
 pub use isa::Isa;
 pub use precision::Precision;
+pub use reach::calibration_texts;
