@@ -111,6 +111,16 @@ impl NativeBackend {
                 pack(&place, isa, precision, &source()?)?
             }
         };
+        let mut backend = Self::assemble(packed, &options)?;
+        backend.description.load_ms =
+            u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Ok(backend)
+    }
+
+    /// A backend of weights that were packed for the instruction set and precision of `options`,
+    /// which is available.
+    pub(crate) fn assemble(packed: Packed, options: &Options) -> Result<Self, BackendError> {
+        let kernels = kernels(options.isa, options.precision);
         let model = Model::new(packed, kernels, options.pooling, options.normalize);
         let found = model.packed.shape.dimensions();
         if found != options.dimensions {
@@ -135,9 +145,9 @@ impl NativeBackend {
         let description = Description {
             provider: "cpu".to_owned(),
             device: "cpu:0".to_owned(),
-            precision: precision.to_string(),
+            precision: options.precision.to_string(),
             dimensions: found,
-            load_ms: u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
+            load_ms: 0,
             pid: std::process::id(),
         };
         Ok(Self {
