@@ -131,6 +131,8 @@ impl NativeBackend {
             provider: "cpu".to_owned(),
             device: "cpu:0".to_owned(),
             precision: precision.to_string(),
+            engine: "native".to_owned(),
+            isa: isa.to_string(),
             dimensions: found,
             load_ms: u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
             pid: std::process::id(),

@@ -126,19 +126,15 @@ fn command(
     member: Member<'_>,
 ) -> Command {
     let mut command = Command::new(exe);
-    let [threads, tokens_max, rows_max] =
-        [member.threads, blueprint.region.tokens_max, blueprint.region.rows_max]
-            .map(|number| number.to_string());
+    let threads = member.threads.to_string();
     let (engine, precision) = (settings.cpu_engine.to_string(), settings.precision.to_string());
-    let options: [(&str, &OsStr); 12] = [
+    let options: [(&str, &OsStr); 10] = [
         ("--model-dir", settings.model_dir.as_ref()),
         ("--model", blueprint.model.as_ref()),
         ("--space", blueprint.space.as_ref()),
         ("--cache-dir", settings.cache_dir.as_ref()),
         ("--runtime", blueprint.runtime.as_ref()),
         ("--threads", threads.as_ref()),
-        ("--tokens-max", tokens_max.as_ref()),
-        ("--rows-max", rows_max.as_ref()),
         ("--cpu-engine", engine.as_ref()),
         ("--cpu-isa", settings.cpu_isa.as_ref()),
         ("--provider", "cpu".as_ref()),
