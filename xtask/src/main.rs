@@ -13,7 +13,7 @@ const HELP: &str = "\
 Usage: cargo xtask <TASK>
 
 Tasks:
-  demo    build, fetch the runtime and a model, and embed real text over a D-Bus
+  demo    build, fetch a model, and embed real text over a D-Bus
   test    everything that must hold: format, lints, tidy, all tests (fetches what they need)
   tidy    the checks of the house alone: layout, floors, sizes, names
 ";

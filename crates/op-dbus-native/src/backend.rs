@@ -146,6 +146,8 @@ impl NativeBackend {
             provider: "cpu".to_owned(),
             device: "cpu:0".to_owned(),
             precision: options.precision.to_string(),
+            engine: "native".to_owned(),
+            isa: options.isa.to_string(),
             dimensions: found,
             load_ms: 0,
             pid: std::process::id(),
