@@ -166,6 +166,7 @@ impl NativeBackend {
 
     /// Refuses a batch that contradicts itself or the model, before a kernel sees it.
     fn check(&self, batch: &Batch<'_>, out: &[f32]) -> Result<(), BackendError> {
+        batch.check()?;
         let shape = &self.model.packed.shape;
         let refuse = |what: String| Err(BackendError::Failed(what));
         let rows = batch.rows();

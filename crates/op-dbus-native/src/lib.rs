@@ -20,6 +20,8 @@ mod precision;
 mod reach;
 mod share;
 mod team;
+#[cfg(test)]
+mod tests;
 
 pub use backend::{NativeBackend, Options, Source};
 pub use isa::Isa;
