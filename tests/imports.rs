@@ -86,7 +86,9 @@ fn tiny(setup: &Setup, family: &str, pooling: &str, format: Format) -> Outcome<P
     for dense in ["2_Dense", "3_Dense"].map(|dense| folder.join(dense)) {
         if dense.is_dir() {
             edit(&dense.join("config.json"), |config| {
-                config.as_object_mut().map(|keys| keys.retain(|key, _| !key.starts_with("module")));
+                if let Some(keys) = config.as_object_mut() {
+                    keys.retain(|key, _| !key.starts_with("module"));
+                }
             })?;
         }
     }

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
 use crate::config_files::{self, WEIGHTS_BYTES_MAX};
@@ -199,9 +200,15 @@ fn check_tensor(
     expected: &[usize],
     kind: &str,
 ) -> Result<(), Error> {
-    let found = match weights::shape_of(header, name) {
-        Some(shape) if shape == expected => return Ok(()),
-        Some(shape) => format!("a tensor {name} of shape {shape:?}"),
+    let found = match weights::find(header, name) {
+        Some((shape, Dtype::F32)) if shape == expected => return Ok(()),
+        Some((shape, Dtype::F32)) => format!("a tensor {name} of shape {shape:?}"),
+        Some((_, element_type)) => {
+            return Err(Error::unsupported(
+                format!("{file} has a tensor {name} of {element_type}"),
+                "32-bit floats (sentence-transformers writes them after model.float())",
+            ));
+        }
         None => format!("not one tensor {name}"),
     };
     Err(Error::unsupported(

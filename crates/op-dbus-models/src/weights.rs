@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
 use crate::Error;
@@ -45,10 +46,11 @@ pub(crate) fn read_header(path: &Path) -> Result<Metadata, Error> {
     Ok(header)
 }
 
-/// The shape of the one tensor whose name ends in `suffix`: exporters put various prefixes before.
-pub(crate) fn shape_of(header: &Metadata, suffix: &str) -> Option<Vec<usize>> {
+/// Shape and element type of the one tensor whose name ends in `suffix`: exporters put various
+/// prefixes before.
+pub(crate) fn find<'a>(header: &'a Metadata, suffix: &str) -> Option<(&'a [usize], Dtype)> {
     let tensors = header.tensors();
     let mut names = tensors.iter().filter(|(name, _)| name.ends_with(suffix));
-    let shape = names.next().map(|(_, info)| info.shape.clone());
-    shape.filter(|_| names.next().is_none())
+    let (_, info) = names.next()?;
+    Some((info.shape.as_slice(), info.dtype)).filter(|_| names.next().is_none())
 }

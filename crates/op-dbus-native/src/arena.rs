@@ -3,12 +3,8 @@
 use crate::head;
 use crate::kernels::Layout;
 use crate::kernels::attention;
-use crate::kernels::product::{GROUP, Operand};
+use crate::kernels::product::{GROUP, Operand, STRIP};
 use crate::plan::Shape;
-
-/// Rows that go through the products together, so that what lies between two products stays in the
-/// second level cache. A multiple of every tile's rows.
-pub(crate) const STRIP: usize = 96;
 
 /// Rows are this many values apart, rounded up; a cache line more, so that the rows of a tile do
 /// not all fall into the same sets of the cache.

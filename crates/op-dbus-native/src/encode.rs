@@ -9,11 +9,11 @@
 
 use op_dbus_graph::Pooling;
 
-use crate::arena::{Buffers, STRIP};
+use crate::arena::Buffers;
 use crate::head;
 use crate::kernels::attention::Attention;
 use crate::kernels::norm::Norm;
-use crate::kernels::product::{Activation, Finish, GROUP, Operand, Product, Rows, Weights};
+use crate::kernels::product::{Activation, Finish, GROUP, Operand, Product, Rows, STRIP, Weights};
 use crate::kernels::{Element, Kernels};
 use crate::packed::Packed;
 use crate::plan::{LayerPlan, LinearPlan, NormPlan};

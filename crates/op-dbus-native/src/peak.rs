@@ -30,8 +30,9 @@ pub fn measure(isa: Isa, precision: Precision, threads: usize, time: Duration) -
         (repeats * kernels.spin_operations) as f64 / start.elapsed().as_secs_f64()
     };
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let own = work();
         // A thread that panicked has measured nothing.
-        threads.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
+        own + others.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum::<f64>()
     })
 }

@@ -12,6 +12,9 @@ const PAD_TOKEN: usize = 1;
 /// Reads a RoBERTa encoder: a BERT encoder whose positions are counted from one behind the number
 /// of the padding token.
 ///
+/// A text that spells the padding token out has a position for it, as for any other token; in
+/// transformers it has none, so that such a text's vector differs from theirs.
+///
 /// # Errors
 /// Another architecture's configuration, or tensors that do not fit.
 pub(super) fn read<'a>(config: &Config, weights: &Weights<'a>) -> Result<Encoder<'a>, Error> {

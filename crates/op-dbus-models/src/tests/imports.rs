@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use proptest::prelude::*;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use serde_json::json;
 
 use super::fixture::{self, Bench, Files, WIDTH, WORDS, modules, pooling, refusal, set};
@@ -159,6 +161,17 @@ fn missing_files_are_named_with_what_lies_there_instead() {
         let message = refusal(&files);
         assert!(message.contains(expected), "{gone}: {message}");
     }
+}
+
+#[test]
+fn weights_in_another_precision_are_named() {
+    let shape = vec![WORDS, WIDTH];
+    let halves = TensorView::new(Dtype::F16, shape, &[0; WORDS * WIDTH * 2]).unwrap();
+    let mut files = fixture::model("bert");
+    let weights = safetensors::serialize([("embeddings.word_embeddings.weight", halves)], None);
+    files.insert("model.safetensors".into(), weights.unwrap());
+    let message = refusal(&files);
+    assert!(message.contains("of F16") && message.contains("32-bit floats"), "{message}");
 }
 
 #[test]

@@ -180,7 +180,8 @@ unsafe fn block<P: FloatStep, const M: usize>(job: &Attention, parts: &Parts<P>,
     let mut key = 0;
     while key < job.length {
         let keys = parts.keys.add(key * steps * P::K);
-        let sums = float_sums::<P, M>(parts.queries, parts.size, keys, steps);
+        let zero = [[P::S::splat(0.0); 2]; M];
+        let sums = float_sums::<P, M>(parts.queries, parts.size, keys, steps, zero);
         for (row, sums) in sums.into_iter().enumerate() {
             let to = parts.scores.add(row * parts.length + key);
             P::S::store(to, sums[0]);
@@ -196,7 +197,8 @@ unsafe fn block<P: FloatStep, const M: usize>(job: &Attention, parts: &Parts<P>,
     let mut column = 0;
     while column < job.size {
         let values = parts.values.add(column * steps * P::K);
-        let sums = float_sums::<P, M>(parts.weights, parts.length, values, steps);
+        let zero = [[P::S::splat(0.0); 2]; M];
+        let sums = float_sums::<P, M>(parts.weights, parts.length, values, steps, zero);
         let columns = panel.min(job.size - column);
         for (row, sums) in sums.into_iter().enumerate() {
             let share = P::S::splat(shares[row]);

@@ -10,6 +10,8 @@
     reason = "arithmetic on registers and pointers under one contract"
 )]
 
+use std::mem::MaybeUninit;
+
 use super::simd::{Simd, each, gelu, gelu_tanh};
 use super::step::{FloatStep, IntStep};
 
@@ -17,8 +19,13 @@ use super::step::{FloatStep, IntStep};
 /// integers: a group of outputs is one block of inputs of the product after it.
 pub(crate) const GROUP: usize = 128;
 
-/// Most rows that a tile of any instruction set has.
-pub(crate) const ROWS_MAX: usize = 16;
+/// Most rows of one product: enough that weights are worth their way to the caches, few enough that
+/// what belongs to the rows stays there. A multiple of every tile's rows.
+pub(crate) const STRIP: usize = 96;
+
+/// Bytes of a tile's rows that are multiplied with all panels of a group before the next inputs:
+/// what stays in the first level cache while panels stream through it.
+const INPUT_BYTES: usize = 12 << 10;
 
 /// Rows of a left operand as one precision wants them.
 #[derive(Clone, Copy)]
@@ -77,7 +84,7 @@ pub(crate) enum Finish {
 pub(crate) struct Product {
     /// The left operand.
     pub input: Operand,
-    /// Its rows.
+    /// Its rows, at most [`STRIP`].
     pub rows: usize,
     /// The right operand.
     pub weights: Weights,
@@ -89,19 +96,20 @@ pub(crate) struct Product {
     pub finish: Finish,
 }
 
-/// A block of sums on its way to its destination.
+/// Sums on their way to their destination.
 #[repr(C, align(64))]
-pub(crate) struct Scratch([[f32; GROUP]; ROWS_MAX]);
+pub(crate) struct Scratch(MaybeUninit<[[f32; GROUP]; STRIP]>);
 
 impl Scratch {
     #[inline(always)]
     fn new() -> Self {
-        Self([[0.0; GROUP]; ROWS_MAX])
+        Self(MaybeUninit::uninit())
     }
 
+    /// Where a sum lies. Every sum is written before it is read.
     #[inline(always)]
     fn at(&mut self, row: usize, column: usize) -> *mut f32 {
-        &raw mut self.0[row][column]
+        self.0.as_mut_ptr().cast::<f32>().wrapping_add(row * GROUP + column)
     }
 }
 
@@ -111,19 +119,35 @@ impl Scratch {
 /// As [`Simd`].
 pub(crate) trait Tiles {
     type S: Simd;
-    /// Rows of a full tile; at most [`ROWS_MAX`].
+    /// Rows of a full tile.
     const ROWS: usize;
+    /// Bytes of one input.
+    const INPUT_BYTES: usize;
     /// Columns of a panel: two vectors.
     const PANEL: usize = 2 * Self::S::LANES;
 
-    /// Computes `M` rows from `row` on against the panel that begins at `column`, into `scratch`.
-    unsafe fn tile<const M: usize>(product: &Product, row: usize, column: usize, to: *mut f32);
+    /// Computes `M` rows against one panel over some blocks of inputs. The sums go to `to`, rows
+    /// [`GROUP`] apart: on top of what is there, unless the blocks are the first.
+    unsafe fn tile<const M: usize>(product: &Product, tile: Tile, to: *mut f32);
     /// Does nothing but the arithmetic of `repeats` steps of a tile, all in registers; returns
     /// something that depends on all of it.
     unsafe fn spin(repeats: usize) -> f32;
     /// Writes `length` finished values of one row, a multiple of a vector and at most [`GROUP`],
     /// beginning at `column`, as a left operand.
     unsafe fn store(to: &Operand, row: usize, column: usize, values: *const f32, length: usize);
+}
+
+/// Which part of a product a tile computes.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    /// First row.
+    pub row: usize,
+    /// First column: the first of a panel.
+    pub column: usize,
+    /// First block of [`GROUP`] inputs.
+    pub block: usize,
+    /// Blocks.
+    pub blocks: usize,
 }
 
 /// Multiplies, finishes and stores.
@@ -133,41 +157,48 @@ pub(crate) trait Tiles {
 /// other thread writes what this reads, or touches what this writes.
 #[inline(always)]
 pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
+    let depth = (INPUT_BYTES / (GROUP * T::ROWS * T::INPUT_BYTES)).max(1);
     let mut scratch = Scratch::new();
     let mut column = product.first;
     while column < product.end {
         let columns = GROUP.min(product.end - column);
-        let mut row = 0;
-        while row < product.rows {
-            let rows = T::ROWS.min(product.rows - row);
-            let mut offset = 0;
-            while offset < columns {
-                tile::<T>(product, row, rows, column + offset, scratch.at(0, offset));
-                offset += T::PANEL;
+        let mut block = 0;
+        while block < product.input.blocks {
+            let blocks = depth.min(product.input.blocks - block);
+            let mut row = 0;
+            while row < product.rows {
+                let rows = T::ROWS.min(product.rows - row);
+                let mut offset = 0;
+                while offset < columns {
+                    let tile = Tile { row, column: column + offset, block, blocks };
+                    compute::<T>(product, tile, rows, scratch.at(row, offset));
+                    offset += T::PANEL;
+                }
+                row += rows;
             }
-            finish::<T>(product, &mut scratch, row, rows, column, columns);
-            row += rows;
+            block += blocks;
         }
+        finish::<T>(product, &mut scratch, column, columns);
         column += columns;
     }
 }
 
 /// A tile of as many rows as are left.
 #[inline(always)]
-unsafe fn tile<T: Tiles>(product: &Product, row: usize, rows: usize, column: usize, to: *mut f32) {
+unsafe fn compute<T: Tiles>(product: &Product, tile: Tile, rows: usize, to: *mut f32) {
     match rows {
-        1 => T::tile::<1>(product, row, column, to),
-        2 => T::tile::<2>(product, row, column, to),
-        3 => T::tile::<3>(product, row, column, to),
-        4 => T::tile::<4>(product, row, column, to),
-        5 => T::tile::<5>(product, row, column, to),
-        6 => T::tile::<6>(product, row, column, to),
-        7 if T::ROWS > 6 => T::tile::<7>(product, row, column, to),
-        8 if T::ROWS > 6 => T::tile::<8>(product, row, column, to),
-        9 if T::ROWS > 6 => T::tile::<9>(product, row, column, to),
-        10 if T::ROWS > 6 => T::tile::<10>(product, row, column, to),
-        11 if T::ROWS > 6 => T::tile::<11>(product, row, column, to),
-        12 if T::ROWS > 6 => T::tile::<12>(product, row, column, to),
+        1 => T::tile::<1>(product, tile, to),
+        2 => T::tile::<2>(product, tile, to),
+        3 => T::tile::<3>(product, tile, to),
+        4 => T::tile::<4>(product, tile, to),
+        5 => T::tile::<5>(product, tile, to),
+        6 => T::tile::<6>(product, tile, to),
+        7 if T::ROWS > 6 => T::tile::<7>(product, tile, to),
+        8 if T::ROWS > 6 => T::tile::<8>(product, tile, to),
+        9 if T::ROWS > 6 => T::tile::<9>(product, tile, to),
+        10 if T::ROWS > 6 => T::tile::<10>(product, tile, to),
+        11 if T::ROWS > 6 => T::tile::<11>(product, tile, to),
+        12 if T::ROWS > 6 => T::tile::<12>(product, tile, to),
         _ => unreachable!("no tile has so many rows"),
     }
 }
@@ -176,24 +207,22 @@ unsafe fn tile<T: Tiles>(product: &Product, row: usize, rows: usize, column: usi
 unsafe fn finish<T: Tiles>(
     product: &Product,
     scratch: &mut Scratch,
-    first: usize,
-    rows: usize,
     column: usize,
     columns: usize,
 ) {
     let bias = product.weights.bias.add(column);
-    for row in 0..rows {
+    for row in 0..product.rows {
         let values = scratch.at(row, 0);
         match product.finish {
             Finish::Store { to, stride } => {
-                let to = to.add((first + row) * stride + column);
+                let to = to.add(row * stride + column);
                 each!(T::S, at in columns, {
                     let sum = T::S::add(T::S::load(values.add(at)), T::S::load(bias.add(at)));
                     T::S::store(to.add(at), sum);
                 });
             }
             Finish::Add { to, residual, stride } => {
-                let offset = (first + row) * stride + column;
+                let offset = row * stride + column;
                 each!(T::S, at in columns, {
                     let sum = T::S::add(T::S::load(values.add(at)), T::S::load(bias.add(at)));
                     let sum = T::S::add(sum, T::S::load(residual.add(offset + at)));
@@ -205,7 +234,7 @@ unsafe fn finish<T: Tiles>(
                 if !smooth.is_null() {
                     scale::<T::S>(values, smooth.add(column), columns, values);
                 }
-                T::store(&to, first + row, column, values, columns);
+                T::store(&to, row, column, values, columns);
             }
         }
     }
@@ -282,7 +311,7 @@ unsafe fn scale<S: Simd>(from: *const f32, by: *const f32, length: usize, to: *m
     });
 }
 
-/// Sums of `M` rows against two vectors of columns, over `steps` steps.
+/// Adds to `sums` the products of `M` rows with two vectors of columns, over `steps` steps.
 ///
 /// # Safety
 /// As [`multiply`]: row `r` of the input begins at `input + r * stride`.
@@ -292,9 +321,9 @@ pub(crate) unsafe fn float_sums<P: FloatStep, const M: usize>(
     stride: usize,
     panel: *const P::Weight,
     steps: usize,
+    mut sums: [[<P::S as Simd>::F; 2]; M],
 ) -> [[<P::S as Simd>::F; 2]; M] {
     let half = P::S::LANES * P::K;
-    let mut sums = [[P::S::splat(0.0); 2]; M];
     for step in 0..steps {
         let panel = panel.add(step * 2 * half);
         let weights = [P::weights(panel), P::weights(panel.add(half))];
@@ -317,16 +346,29 @@ pub(crate) struct FloatTiles<P, const ROWS: usize>(std::marker::PhantomData<P>);
 impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
     type S = P::S;
     const ROWS: usize = ROWS;
+    const INPUT_BYTES: usize = size_of::<P::Input>();
 
     #[inline(always)]
-    unsafe fn tile<const M: usize>(product: &Product, row: usize, column: usize, to: *mut f32) {
+    unsafe fn tile<const M: usize>(product: &Product, tile: Tile, to: *mut f32) {
         let Product { input, weights, .. } = product;
-        let values = input.values.cast::<P::Input>().add(row * input.stride);
-        let panel = weights.panels.cast::<P::Weight>().add(column * weights.steps * P::K);
-        let sums = float_sums::<P, M>(values, input.stride, panel, weights.steps);
+        let lanes = P::S::LANES;
+        let first = tile.block * GROUP / P::K;
+        let steps = (tile.blocks * GROUP / P::K).min(weights.steps - first);
+        let values = input.values.cast::<P::Input>();
+        let values = values.add(tile.row * input.stride + first * P::K);
+        let panel = weights.panels.cast::<P::Weight>();
+        let panel = panel.add((tile.column * weights.steps + first * Self::PANEL) * P::K);
+        let mut sums = [[P::S::splat(0.0); 2]; M];
+        if tile.block > 0 {
+            for (row, sums) in sums.iter_mut().enumerate() {
+                sums[0] = P::S::load(to.add(row * GROUP));
+                sums[1] = P::S::load(to.add(row * GROUP + lanes));
+            }
+        }
+        let sums = float_sums::<P, M>(values, input.stride, panel, steps, sums);
         for (row, sums) in sums.into_iter().enumerate() {
             P::S::store(to.add(row * GROUP), sums[0]);
-            P::S::store(to.add(row * GROUP + P::S::LANES), sums[1]);
+            P::S::store(to.add(row * GROUP + lanes), sums[1]);
         }
     }
 
@@ -388,15 +430,16 @@ impl<P: IntStep, const ROWS: usize> IntTiles<P, ROWS> {
 impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
     type S = P::S;
     const ROWS: usize = ROWS;
+    const INPUT_BYTES: usize = size_of::<P::Input>();
 
     #[inline(always)]
-    unsafe fn tile<const M: usize>(product: &Product, row: usize, column: usize, to: *mut f32) {
+    unsafe fn tile<const M: usize>(product: &Product, tile: Tile, to: *mut f32) {
         let Product { input, weights, .. } = product;
         let lanes = P::S::LANES;
-        let values = input.values.cast::<P::Input>().add(row * input.stride);
-        let panel = weights.panels.cast::<i8>().add(column * weights.steps * P::K);
+        let values = input.values.cast::<P::Input>().add(tile.row * input.stride);
+        let panel = weights.panels.cast::<i8>().add(tile.column * weights.steps * P::K);
         let steps_per_block = GROUP / P::K;
-        for block in 0..input.blocks {
+        for block in tile.block..tile.block + tile.blocks {
             let first = block * steps_per_block;
             let steps = steps_per_block.min(weights.steps - first);
             let sums = Self::block::<M>(
@@ -405,9 +448,9 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
                 panel.add(first * Self::PANEL * P::K),
                 steps,
             );
-            let scales = weights.scales.add(2 * (column * input.blocks + block * Self::PANEL));
+            let scales = weights.scales.add(2 * (tile.column * input.blocks + block * Self::PANEL));
             for (r, sums) in sums.into_iter().enumerate() {
-                let of_row = input.scales.add(2 * ((row + r) * input.blocks + block));
+                let of_row = input.scales.add(2 * ((tile.row + r) * input.blocks + block));
                 let (scale, least) = (P::S::splat(*of_row), P::S::splat(*of_row.add(1)));
                 for (half, sum) in sums.into_iter().enumerate() {
                     let at = half * lanes;
@@ -427,9 +470,11 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         let mut memory = std::hint::black_box([0_u64; 64]);
         let inputs = P::input((&raw mut memory).cast());
         let weights = P::weights((&raw const memory).cast());
-        // As for floats: equal chains would be computed once.
+        // As for floats: equal chains would be computed once. Where an instruction does not add as
+        // well, its product would be computed once, too, if the inputs were known to stay.
         let mut sums = std::hint::black_box([[P::zero(); 2]; SPIN_ROWS]);
         for _ in 0..repeats {
+            let inputs = std::hint::black_box(inputs);
             for row in &mut sums {
                 row[0] = P::multiply_add(row[0], inputs, weights);
                 row[1] = P::multiply_add(row[1], inputs, weights);
