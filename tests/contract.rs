@@ -244,7 +244,10 @@ async fn every_reading_method_says_what_it_must() -> Outcome {
     assert_eq!(text(level, "value").as_deref(), Some("low"));
     let origin = text(level, "origin").unwrap_or_default();
     assert!(origin.contains(&setup.config_file().display().to_string()), "{origin}");
-    assert_eq!(text(&manager.get_status().await?, "state").as_deref(), Some("ready"));
+    let status = manager.get_status().await?;
+    assert_eq!(text(&status, "state").as_deref(), Some("ready"));
+    assert_eq!(text(&status, "engine").as_deref(), Some("sim"));
+    assert_eq!(text(&status, "isa").as_deref(), Some(""));
     for counter in ["calls", "texts", "tokens", "batches", "truncated", "worker_restarts"] {
         daemon.client().counter(counter).await?;
     }

@@ -147,6 +147,7 @@ async fn loading_is_not_ready() -> Outcome {
     let setup = Setup::real("low")?;
     let pipe = setup.path("library.so");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)?;
+    let setup = setup.setting("cpu_engine", "ort");
     let setup = setup.setting("runtime", &pipe.display().to_string());
     let daemon = setup.start(&bus).await?;
     assert_eq!(daemon.client().embedder.state().await?, "loading");
@@ -158,7 +159,7 @@ async fn loading_is_not_ready() -> Outcome {
 
 async fn models_that_are_not_there() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?.setting("cpu_engine", "ort");
+    let setup = Setup::sim()?.setting("cpu_engine", "native");
     let daemon = setup.start(&bus).await?;
     assert_eq!(daemon.settled().await?, "failed");
     let message = refused(daemon.client().embedder.embed("x").await, ModelNotInstalled)?;
@@ -177,6 +178,7 @@ async fn runtimes_that_are_not_there() -> Outcome {
         if let Some(text) = text {
             std::fs::write(&path, text)?;
         }
+        let setup = setup.setting("cpu_engine", "ort");
         let setup = setup.setting("runtime", &path.display().to_string());
         let daemon = setup.start(&bus).await?;
         assert_eq!(daemon.settled().await?, "failed");

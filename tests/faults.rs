@@ -14,6 +14,8 @@ use crate::harness::{Outcome, needs, within};
 tests! {
     a_worker_killed_in_a_batch: [Bus],
     a_real_worker_killed_in_a_batch: [Bus, Low],
+    an_onnx_runtime_worker_killed_in_a_batch: [Bus, Low, Runtime],
+    a_stopped_real_worker_killed_in_a_batch: [Bus, Low],
     an_idle_worker_killed: [Bus],
     workers_end_with_their_daemon: [Bus],
     a_caller_that_leaves: [Bus],
@@ -24,8 +26,15 @@ tests! {
 }
 
 async fn a_worker_killed_in_a_batch() -> Outcome {
+    stopped_and_killed_in_a_batch(Setup::sim()?).await
+}
+
+async fn a_stopped_real_worker_killed_in_a_batch() -> Outcome {
+    stopped_and_killed_in_a_batch(Setup::real("low")?.setting("workers_per_device", "1")).await
+}
+
+async fn stopped_and_killed_in_a_batch(setup: Setup) -> Outcome {
     let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
     let daemon = setup.ready(&bus).await?;
     let expected = daemon.client().embedder.embed("in flight").await?;
     // A stopped worker can't finish the batch before it's killed.
@@ -41,14 +50,22 @@ async fn a_worker_killed_in_a_batch() -> Outcome {
 }
 
 async fn a_real_worker_killed_in_a_batch() -> Outcome {
+    killed_in_a_batch("native", 0.0).await
+}
+
+async fn an_onnx_runtime_worker_killed_in_a_batch() -> Outcome {
+    killed_in_a_batch("ort", 1e-5).await
+}
+
+async fn killed_in_a_batch(engine: &str, distance_max: f32) -> Outcome {
     let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
+    let setup = Setup::real("low")?.setting("cpu_engine", engine);
     let daemon = setup.ready(&bus).await?;
     let texts = golden::plain_texts()?;
     let expected = daemon.client().vectors(&texts).await?;
     let before = daemon.client().counter("batches").await?;
     // Many batches, so that the workers are in the middle of them when they die.
-    let many: Vec<&String> = texts.iter().cycle().take(20 * texts.len()).collect();
+    let many: Vec<&String> = texts.iter().cycle().take(100 * texts.len()).collect();
     let client = Client::on(&bus).await?;
     let call = client.packed(&many, Options::new());
     let killing = async {
@@ -58,7 +75,7 @@ async fn a_real_worker_killed_in_a_batch() -> Outcome {
     let (reply, killed) = tokio::join!(call, killing);
     killed?;
     for (found, expected) in reply?.vectors.iter().zip(expected.iter().cycle()) {
-        assert!(distance(found, expected) <= 1e-5);
+        assert!(distance(found, expected) <= distance_max);
     }
     assert!(daemon.client().counter("worker_restarts").await? >= 1);
     daemon.stop().await

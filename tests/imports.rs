@@ -20,6 +20,11 @@ tests! {
     bert_folders_match_their_references: [Bus, Runtime],
     mpnet_folders_match_their_references: [Bus, Runtime],
     folders_of_version_6_match_their_references: [Bus, Runtime],
+    roberta_folders_match_their_references: [Bus, Runtime],
+    xlm_roberta_folders_match_their_references: [Bus, Runtime],
+    distilbert_folders_match_their_references: [Bus, Runtime],
+    dense_modules_match_their_references: [Bus, Runtime],
+    activations_of_dense_modules_match_their_references: [Bus, Runtime],
     an_own_graph_matches_its_references: [Bus, Runtime],
     an_imported_model_is_told_of: [Bus, Runtime],
     what_is_not_supported_is_refused: [],
@@ -28,13 +33,15 @@ tests! {
 
 const POOLINGS: [&str; 3] = ["mean", "cls", "max"];
 
-/// A store of a test's own, with the library beside it, and a daemon's settings for it.
+/// A store of a test's own, with the library beside it, and a daemon's settings for it. The graphs
+/// that the library computes are what these tests are about.
 fn store() -> Outcome<Setup> {
     let setup = Setup::real("low")?;
     let models = setup.path("models");
     fs::create_dir(&models)?;
     std::os::unix::fs::symlink(needs::store().join("runtime"), setup.path("runtime"))?;
-    Ok(setup.setting("model_dir", &models.display().to_string()))
+    let setup = setup.setting("model_dir", &models.display().to_string());
+    Ok(setup.env("OP_DBUS_CPU_ENGINE", "ort"))
 }
 
 async fn import(setup: &Setup, source: &Path, arguments: &[&str]) -> Outcome<Finished> {
@@ -60,19 +67,29 @@ fn tiny(setup: &Setup, family: &str, pooling: &str, format: Format) -> Outcome<P
         edit(&config, |config| config["pooling_mode"] = json!(pooling))?;
         return Ok(folder);
     }
-    edit(&folder.join("modules.json"), |modules| {
-        modules[0]["type"] = json!("sentence_transformers.models.Transformer");
-        modules[1]["type"] = json!("sentence_transformers.models.Pooling");
+    let modules = folder.join("modules.json");
+    edit(&modules, |modules| {
+        for kind in modules.as_array_mut().into_iter().flatten().map(|module| &mut module["type"]) {
+            let class = kind.as_str().and_then(|kind| kind.rsplit('.').next()).unwrap_or_default();
+            *kind = json!(format!("sentence_transformers.models.{class}"));
+        }
     })?;
     edit(&config, |config| {
         *config = json!({
-            "word_embedding_dimension": 24,
+            "word_embedding_dimension": config["embedding_dimension"],
             "pooling_mode_cls_token": pooling == "cls",
             "pooling_mode_mean_tokens": pooling == "mean",
             "pooling_mode_max_tokens": pooling == "max",
             "pooling_mode_mean_sqrt_len_tokens": pooling == "mean_sqrt_len_tokens",
         });
     })?;
+    for dense in ["2_Dense", "3_Dense"].map(|dense| folder.join(dense)) {
+        if dense.is_dir() {
+            edit(&dense.join("config.json"), |config| {
+                config.as_object_mut().map(|keys| keys.retain(|key, _| !key.starts_with("module")));
+            })?;
+        }
+    }
     let lengths = json!({ "max_seq_length": 48, "do_lower_case": false });
     fs::write(folder.join("sentence_bert_config.json"), lengths.to_string())?;
     Ok(folder)
@@ -145,6 +162,55 @@ async fn folders_of_version_6_match_their_references() -> Outcome {
     Ok(())
 }
 
+/// Vectors of a family's tiny model, in either format.
+async fn family_matches(family: &str) -> Outcome {
+    for (pooling, format) in [("mean", Format::Version5), ("cls", Format::Version6)] {
+        let setup = store()?;
+        let folder = tiny(&setup, family, pooling, format)?;
+        import(&setup, &folder, &["--name", "own"]).await?.success()?;
+        serves(setup, "own", &format!("{family}-{pooling}")).await?;
+    }
+    Ok(())
+}
+
+async fn roberta_folders_match_their_references() -> Outcome {
+    family_matches("roberta").await
+}
+
+async fn xlm_roberta_folders_match_their_references() -> Outcome {
+    family_matches("xlm-roberta").await
+}
+
+async fn distilbert_folders_match_their_references() -> Outcome {
+    family_matches("distilbert").await
+}
+
+async fn dense_modules_match_their_references() -> Outcome {
+    for format in [Format::Version5, Format::Version6] {
+        let setup = store()?.setting("expect_dimensions", "16");
+        let folder = tiny(&setup, "dense", "mean", format)?;
+        import(&setup, &folder, &["--name", "own"]).await?.success()?;
+        serves(setup, "own", "dense-normalised").await?;
+    }
+    Ok(())
+}
+
+async fn activations_of_dense_modules_match_their_references() -> Outcome {
+    for class in ["Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU"] {
+        let setup = store()?;
+        let folder = tiny(&setup, "dense", "mean", Format::Version6)?;
+        edit(&folder.join("modules.json"), |modules| {
+            modules.as_array_mut().and_then(Vec::pop);
+        })?;
+        edit(&folder.join("3_Dense/config.json"), |config| {
+            config["activation_function"] = json!(format!("torch.nn.modules.activation.{class}"));
+        })?;
+        import(&setup, &folder, &["--name", "own"]).await?.success()?;
+        serves(setup, "own", &format!("dense-{class}")).await?;
+    }
+    Ok(())
+}
+
 async fn an_own_graph_matches_its_references() -> Outcome {
     for pooling in POOLINGS {
         let setup = store()?;
@@ -196,10 +262,10 @@ async fn what_is_not_supported_is_refused() -> Outcome {
     assert!(refusal.stderr.contains("mean, cls and max"), "{}", refusal.stderr);
 
     let folder = tiny(&setup, "mpnet", "cls", Format::Version5)?;
-    edit(&folder.join("config.json"), |config| config["model_type"] = json!("roberta"))?;
+    edit(&folder.join("config.json"), |config| config["model_type"] = json!("deberta-v2"))?;
     let refusal = import(&setup, &folder, &["--name", "own"]).await?;
     assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
-    assert!(refusal.stderr.contains("roberta") && refusal.stderr.contains("mpnet"));
+    assert!(refusal.stderr.contains("deberta-v2") && refusal.stderr.contains("mpnet"));
     // A refused import leaves nothing behind.
     let kept: Vec<_> = setup.path("models").read_dir().into_iter().flatten().flatten().collect();
     let visible = |entry: &&fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");

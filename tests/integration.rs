@@ -27,6 +27,8 @@ mod imports;
 mod lifecycle;
 /// Damaged files of a model and of the cache.
 mod models;
+/// What the native engine promises beside its vectors.
+mod native;
 /// Wrong values in each source of settings.
 mod settings;
 
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
         imports::tests(),
         lifecycle::tests(),
         models::tests(),
+        native::tests(),
         settings::tests(),
     ];
     let tests = tests.into_iter().flatten();

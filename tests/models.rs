@@ -10,7 +10,8 @@ use zbus::Variant;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Options, refused};
-use crate::harness::daemon::Setup;
+use crate::harness::command::in_own_mounts;
+use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, needs};
@@ -20,8 +21,11 @@ tests! {
     a_damaged_record_is_named: [Bus, Low],
     another_level_still_serves: [Bus, Low, Medium],
     a_repaired_model_is_served_after_a_reload: [Bus, Low],
-    damaged_graphs_in_the_cache_are_built_again: [Bus, Low],
+    damaged_weights_in_the_cache_are_packed_again: [Bus, Low],
+    damaged_graphs_in_the_cache_are_built_again: [Bus, Low, Runtime],
     a_cache_that_cannot_be_written_is_done_without: [Bus, Low],
+    a_cache_without_room_is_done_without: [Bus, Low, Root],
+    a_read_only_cache_is_read_or_done_without: [Bus, Low, Root],
 }
 
 const LOW: &str = "paraphrase-MiniLM-L3-v2";
@@ -144,25 +148,48 @@ async fn a_repaired_model_is_served_after_a_reload() -> Outcome {
     daemon.stop().await
 }
 
+async fn damaged_weights_in_the_cache_are_packed_again() -> Outcome {
+    damaged_caches_are_made_again("native").await
+}
+
 async fn damaged_graphs_in_the_cache_are_built_again() -> Outcome {
+    damaged_caches_are_made_again("ort").await
+}
+
+async fn damaged_caches_are_made_again(engine: &str) -> Outcome {
     let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
+    let setup = Setup::real("low")?.setting("cpu_engine", engine);
     let daemon = setup.ready(&bus).await?;
     let expected = daemon.client().vectors(&["the same as before"]).await?;
     daemon.stop().await?;
-    let cached = || -> Outcome<PathBuf> {
-        let mut files = setup.path("cache").read_dir()?.flatten().map(|entry| entry.path());
-        Ok(files.find(|path| path.is_file()).ok_or("nothing was cached")?)
-    };
-    for damage in [Damage::Truncated, Damage::Flipped, Damage::Oversized] {
-        damage.apply(&cached()?)?;
+    let cached = || largest(&setup.path("cache"));
+    for damage in [Damage::Truncated, Damage::Flipped, Damage::Oversized, Damage::Missing] {
+        let (path, whole) = cached()?;
+        damage.apply(&path)?;
         let daemon = setup.ready(&bus).await?;
         let found = daemon.client().vectors(&["the same as before"]).await?;
         assert_eq!(found, expected, "{damage:?}");
+        let said = daemon.process.stderr();
+        let named = path.file_name().is_some_and(|name| said.contains(&*name.to_string_lossy()));
+        assert_eq!(named, !matches!(damage, Damage::Missing), "{damage:?}: {said}");
         daemon.stop().await?;
-        assert!(fs::metadata(cached()?)?.len() < 1 << 30, "{damage:?}: not built again");
+        assert_eq!(cached()?, (path, whole), "{damage:?}: not made again");
     }
     Ok(())
+}
+
+/// The largest file in a folder, with its size.
+fn largest(folder: &Path) -> Outcome<(PathBuf, u64)> {
+    let mut found = Vec::new();
+    for entry in folder.read_dir()? {
+        let path = entry?.path();
+        match path.is_dir() {
+            true => found.extend(largest(&path)),
+            false => found.push((path.clone(), fs::metadata(&path)?.len())),
+        }
+    }
+    let largest = found.into_iter().max_by_key(|(_, bytes)| *bytes);
+    largest.ok_or_else(|| format!("nothing is in {}", folder.display()).into())
 }
 
 async fn a_cache_that_cannot_be_written_is_done_without() -> Outcome {
@@ -173,5 +200,49 @@ async fn a_cache_that_cannot_be_written_is_done_without() -> Outcome {
     let setup = setup.setting("cache_dir", &file.join("cache").display().to_string());
     let daemon = setup.ready(&bus).await?;
     daemon.client().embedder.embed("x").await?;
+    assert_warns(&daemon);
     daemon.stop().await
+}
+
+async fn a_cache_without_room_is_done_without() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let cache = setup.path("cache");
+    fs::create_dir(&cache)?;
+    let mount = format!("mount -t tmpfs -o size=64k tmpfs {}", cache.display());
+    let command = in_own_mounts(&format!("{mount}; exec \"$@\""), &setup.command(&bus)?);
+    let daemon = setup.start_command(command, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    daemon.client().embedder.embed("x").await?;
+    assert_warns(&daemon);
+    daemon.stop().await
+}
+
+async fn a_read_only_cache_is_read_or_done_without() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let cache = setup.path("cache");
+    fs::create_dir(&cache)?;
+    let bind = format!("mount --bind {0} {0}; mount -o remount,ro,bind {0}", cache.display());
+    let read_only = |setup: &Setup| -> Outcome<_> {
+        Ok(in_own_mounts(&format!("{bind}; exec \"$@\""), &setup.command(&bus)?))
+    };
+    let daemon = setup.start_command(read_only(&setup)?, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    let expected = daemon.client().vectors(&["the same"]).await?;
+    assert_warns(&daemon);
+    daemon.stop().await?;
+    // What was cached before is as good as ever.
+    setup.ready(&bus).await?.stop().await?;
+    let daemon = setup.start_command(read_only(&setup)?, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    assert_eq!(daemon.client().vectors(&["the same"]).await?, expected);
+    assert!(!daemon.process.stderr().contains("WARN"), "{}", daemon.process.stderr());
+    daemon.stop().await
+}
+
+/// The administrator learns that every start takes longer than it has to.
+fn assert_warns(daemon: &Daemon) {
+    let said = daemon.process.stderr();
+    assert!(said.lines().any(|line| line.contains("WARN") && line.contains("cache")), "{said}");
 }

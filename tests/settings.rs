@@ -16,6 +16,7 @@ tests! {
     every_mistake_is_named_at_once: [Bus],
     mistakes_in_flags_are_wrong_usage: [Bus],
     a_single_mistake_in_each_source: [Bus],
+    settings_that_contradict_each_other: [Bus],
     drop_ins_are_read_and_named: [Bus, Root],
     a_configuration_that_is_not_there: [Bus],
     checking_a_configuration: [],
@@ -69,6 +70,19 @@ async fn a_single_mistake_in_each_source() -> Outcome {
     assert_names(&message, &["OP_DBUS_PRECISION", "f8"]);
     let message = refused_start(&Setup::sim()?.flag("--precision=f8"), 2).await?;
     assert_names(&message, &["--precision", "f8"]);
+    Ok(())
+}
+
+async fn settings_that_contradict_each_other() -> Outcome {
+    let ort = || Ok::<_, Box<dyn std::error::Error>>(Setup::sim()?.setting("cpu_engine", "ort"));
+    for precision in ["int8", "bf16"] {
+        let setup = ort()?.env("OP_DBUS_PRECISION", precision);
+        let message = refused_start(&setup, 6).await?;
+        assert_names(&message, &["OP_DBUS_PRECISION: precision is", precision]);
+        assert_names(&message, &["cpu_engine is ort (", "config.toml, line", "to native"]);
+    }
+    let message = refused_start(&ort()?.flag("--cpu-isa=avx2"), 2).await?;
+    assert_names(&message, &["--cpu-isa", "avx2", "cpu_engine is ort", "cpu_isa to auto"]);
     Ok(())
 }
 

@@ -41,7 +41,8 @@ impl Setup {
             .setting("model_dir", &models))
     }
 
-    /// A daemon with the real model of `level` from the test store.
+    /// A daemon with the real model of `level` from the test store, computed as it is out of the
+    /// box.
     pub fn real(level: &str) -> Outcome<Self> {
         let models = needs::store().join("models").display().to_string();
         Ok(Self::empty()?.setting("vector_level", level).setting("model_dir", &models))

@@ -10,11 +10,11 @@ pub enum Need {
     Bus,
     /// The ONNX Runtime library.
     Runtime,
-    /// The library and the model of level `low`.
+    /// The model of level `low`.
     Low,
-    /// The library and the model of level `medium`.
+    /// The model of level `medium`.
     Medium,
-    /// The library and the model of level `high`.
+    /// The model of level `high`.
     High,
     /// `busctl`.
     Busctl,
@@ -90,11 +90,9 @@ fn runtime() -> Option<String> {
 }
 
 fn stored(model: &str) -> Option<String> {
-    runtime().or_else(|| {
-        let store = store();
-        let record = store.join("models").join(model).join("op-dbus.json");
-        unless(record.is_file(), &format!("{model} is not in {}", store.display()))
-    })
+    let store = store();
+    let record = store.join("models").join(model).join("op-dbus.json");
+    unless(record.is_file(), &format!("{model} is not in {}", store.display()))
 }
 
 /// Yama's scopes 2 and 3 keep everybody or all but root from attaching to a running process.

@@ -40,7 +40,6 @@ pub fn run() -> Outcome {
         shell::run(&mut cargo(&["build", "--release", "--package", "op-dbus"]))
     })?;
     let demo = Demo { exe: shell::root().join("target/release/op-dbus"), data };
-    times.step("fetch the runtime", || shell::run(demo.op_dbus(&["runtime", "pull"]).as_mut()))?;
     times.step("fetch the model (level medium)", || {
         shell::run(demo.op_dbus(&["models", "pull", "medium"]).as_mut())
     })?;

@@ -14,7 +14,7 @@ const HELP: &str = "\
 Usage: cargo xtask <TASK>
 
 Tasks:
-  demo    build, fetch the runtime and a model, and embed real text over a D-Bus
+  demo    build, fetch a model, and embed real text over a D-Bus
   emulate run the kernel tests for CPUs that this machine is not [--arch NAME] [--isa NAME]
   test    everything that must hold: format, lints, tidy, all tests (fetches what they need)
   tidy    the checks of the house alone: layout, floors, sizes, names

@@ -18,7 +18,7 @@ pub const BUS: &[Need] = &[
     Need { program: "busctl", package: "systemd" },
 ];
 
-/// What fetches models and the runtime from the user's own package index.
+/// What fetches models, and ONNX Runtime for the tests, from the user's own package index.
 pub const PIP: &[Need] = &[
     Need { program: "python3", package: "python3" },
     Need { program: "pip3", package: "python3-pip" },

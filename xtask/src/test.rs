@@ -20,7 +20,7 @@ pub fn run() -> Outcome {
     shell::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     step("build");
     shell::run(&mut cargo(&["build", "--workspace", "--all-targets"]))?;
-    step("runtime and models");
+    step("models and ONNX Runtime");
     let store = fetch_store()?;
     let python = fetch_python()?;
     step("documentation tests");
@@ -43,13 +43,13 @@ fn step(name: &str) {
     println!("\n── {name}");
 }
 
-/// Fills the store that the tests read: the runtime and the three levels.
+/// Fills the store that the tests read: the three levels, and ONNX Runtime to compare with.
 ///
 /// Where the sources can't be reached, the tests that need them are skipped and say so.
 fn fetch_store() -> Result<PathBuf, String> {
     let store = shell::root().join("target/test-store");
     let program_path = shell::root().join("target/debug/op-dbus");
-    for words in [&["runtime", "pull"][..], &["models", "pull", "all"]] {
+    for words in [&["models", "pull", "all"][..], &["runtime", "pull"]] {
         let mut pull = program(&program_path, words);
         pull.arg("--model-dir").arg(store.join("models"));
         if let Err(message) = shell::run(&mut pull) {

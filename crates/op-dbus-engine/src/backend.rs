@@ -13,6 +13,10 @@ pub struct Description {
     pub device: String,
     /// Precision of the arithmetic (`f32`, …).
     pub precision: String,
+    /// What computes on that device (`native`, `ort`, `sim`).
+    pub engine: String,
+    /// Instruction set that the engine was told to use; empty where it chooses by itself.
+    pub isa: String,
     /// Length of one vector.
     pub dimensions: usize,
     /// Time from start to ready.

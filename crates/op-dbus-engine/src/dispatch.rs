@@ -10,6 +10,7 @@ use crate::batch::Batch;
 use crate::config::ModelShape;
 use crate::error::Error;
 use crate::job::Ran;
+use crate::planner::Plan;
 use crate::scheduler::{Entry, Scheduler};
 
 /// Journal message id of the event that a worker was lost.
@@ -67,8 +68,12 @@ pub(crate) fn work(
 impl Worker {
     fn work(mut self) {
         let scheduler = Arc::clone(&self.shared.scheduler);
-        while let Some(entries) = scheduler.next_batch(self.index) {
-            let Err(error) = self.run(entries) else { continue };
+        let mut plan = Plan::default();
+        while scheduler.next_batch(self.index, &mut plan) {
+            let result = self.run(&mut plan.batch, 0);
+            // Whose calls they are may be gone: not to be kept until the next batch.
+            plan.batch.clear();
+            let Err(error) = result else { continue };
             let provider = &self.backend.description().provider;
             tracing::warn!(
                 MESSAGE_ID = WORKER_LOST_MESSAGE_ID,
@@ -89,33 +94,37 @@ impl Worker {
     ///
     /// # Errors
     /// The backend is lost; all rows without a vector are back in the queue or failed.
-    fn run(&mut self, entries: Vec<Entry>) -> Result<(), BackendError> {
+    fn run(&mut self, batch: &mut Vec<Entry>, halvings: u32) -> Result<(), BackendError> {
+        let Err(error) = self.compute(batch) else {
+            self.strikes = 0;
+            return Ok(());
+        };
         let scheduler = Arc::clone(&self.shared.scheduler);
-        let mut parts = vec![(entries, 0)];
-        while let Some((mut part, halvings)) = parts.pop() {
-            match self.compute(&part) {
-                Ok(()) => self.strikes = 0,
-                Err(BackendError::OutOfMemory(_)) if halvings < HALVINGS_MAX && part.len() > 1 => {
-                    let rest = part.split_off(part.len() / 2);
-                    parts.extend([(rest, halvings + 1), (part, halvings + 1)]);
-                }
-                Err(error @ BackendError::OutOfMemory(_)) => {
-                    for entry in part {
-                        entry.item.job.fail(Error::OutOfMemory(error.clone()));
-                    }
-                }
-                // One text may be what the backend refuses; its neighbours must not pay for it.
-                Err(error @ BackendError::Failed(_)) => scheduler.put_back(part, &error, true),
-                Err(error @ (BackendError::Lost(_) | BackendError::Load { .. })) => {
-                    scheduler.put_back(part, &error, true);
-                    for (untried, _) in parts {
-                        scheduler.put_back(untried, &error, false);
-                    }
+        match error {
+            BackendError::OutOfMemory(_) if halvings < HALVINGS_MAX && batch.len() > 1 => {
+                let mut rest = batch.split_off(batch.len() / 2);
+                if let Err(error) = self.run(batch, halvings + 1) {
+                    scheduler.put_back(&mut rest, &error, false);
                     return Err(error);
                 }
+                self.run(&mut rest, halvings + 1)
+            }
+            error @ BackendError::OutOfMemory(_) => {
+                for entry in batch.drain(..) {
+                    entry.item.job.fail(Error::OutOfMemory(error.clone()));
+                }
+                Ok(())
+            }
+            // One text may be what the backend refuses; its neighbours must not pay for it.
+            error @ BackendError::Failed(_) => {
+                scheduler.put_back(batch, &error, true);
+                Ok(())
+            }
+            error @ (BackendError::Lost(_) | BackendError::Load { .. }) => {
+                scheduler.put_back(batch, &error, true);
+                Err(error)
             }
         }
-        Ok(())
     }
 
     /// Computes one batch and hands each row to its call.

@@ -8,7 +8,7 @@ use std::collections::BinaryHeap;
 
 use crate::call::Priority;
 use crate::config::BatchLayout;
-use crate::queue::{Entry, Queue};
+use crate::queue::{Entry, Lane, Queue};
 
 /// Below this many padded tokens a second batch would cost more than any padding.
 const PADDING_EXEMPT_TOKENS: usize = 64;
@@ -35,7 +35,7 @@ pub(crate) struct Budget {
     pub padding_percent_max: usize,
 }
 
-/// What leaves the queue.
+/// What leaves the queue. The vectors are those of the plan before, emptied.
 #[derive(Debug)]
 pub(crate) struct Plan<T> {
     /// The rows of the next batch; none if nobody waits.
@@ -44,14 +44,23 @@ pub(crate) struct Plan<T> {
     pub dead: Vec<Entry<T>>,
 }
 
-#[derive(Clone, Copy)]
+impl<T> Default for Plan<T> {
+    fn default() -> Self {
+        Self { batch: Vec::new(), dead: Vec::new() }
+    }
+}
+
+/// An entry that may join a batch.
+#[derive(Clone, Copy, Debug)]
 struct Candidate {
     tokens: usize,
     uid: u32,
     index: usize,
+    /// Place of its user in the order of turns.
+    rank: usize,
 }
 
-/// A batch in the making.
+/// What a batch in the making costs.
 #[derive(Clone, Copy, Default)]
 struct Fill {
     rows: usize,
@@ -94,98 +103,158 @@ impl Fill {
     }
 }
 
-/// Takes the next batch out of the queue. The entry whose turn it is goes in any case; a single row
-/// may exceed the budget.
-pub(crate) fn plan<T>(
-    queue: &mut Queue<T>,
-    budget: &Budget,
-    now_us: u64,
-    alive: &dyn Fn(&Entry<T>) -> bool,
-) -> Plan<T> {
-    let mut plan = Plan { batch: Vec::new(), dead: Vec::new() };
-    while let Some((class, aged)) = queue.turn(now_us) {
-        let Some((uid, served)) =
-            queue.lanes(class).first().map(|(uid, lane)| (*uid, lane.served()))
-        else {
-            break;
-        };
-        let Some(head) = take_alive(queue, class, uid, alive, &mut plan.dead) else { continue };
-        queue.taken(class, aged, now_us);
-        queue.advance(class, uid);
-        queue.charge(class, uid, head.tokens);
-        let (tokens, alone) = (head.tokens, head.alone);
-        plan.batch.push(head);
-        let served_max = served.saturating_add(budget.tokens_max as u64);
-        match budget.layout {
-            _ if alone => {}
-            BatchLayout::Padded => {
-                let window = window(queue, class, (tokens, budget.tokens_max), served_max, alive);
-                for Candidate { tokens, uid, index } in nearest(window, tokens, budget) {
-                    plan.batch.extend(queue.take(class, uid, index));
-                    queue.charge(class, uid, tokens);
-                }
-            }
-            BatchLayout::Packed => in_turn(queue, served_max, budget, alive, &mut plan),
-        }
-        queue.forget(class);
-        break;
-    }
-    plan
-}
-
-/// The next entry that a user may add to a batch: whoever was served least goes first, of equals
-/// whoever waits longest.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// The user whose turn it is: who was served least, of equals who waits longest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Turn {
     served: u64,
     enqueued_us: u64,
     uid: u32,
-    /// In the user's lane.
+    /// The entry in the user's lane.
     index: usize,
 }
 
-/// Adds entries to the one that a batch begins with, as if each were planned by itself, until the batch is full. One that does not fit
-/// any more is passed over, which makes it no younger: it stays first in its lane, and a lane's
-/// first is taken whatever its size once it is the lane's turn to begin a batch.
-fn in_turn<T>(
-    queue: &mut Queue<T>,
-    served_max: u64,
-    budget: &Budget,
-    alive: &dyn Fn(&Entry<T>) -> bool,
-    plan: &mut Plan<T>,
-) {
-    let Some(head) = plan.batch.first() else { return };
-    let (class, mut fill) = (head.class, Fill::default().with(head.tokens));
-    let turn = |queue: &Queue<T>, uid, index| {
-        let lane = queue.lane(class, uid)?;
-        let entry = lane.entries.get(index).filter(|_| index < lane.open())?;
-        let enqueued_us = entry.enqueued_us;
-        let served = lane.served();
-        (served <= served_max).then_some(Reverse(Turn { served, enqueued_us, uid, index }))
-    };
-    let lanes = queue.lanes(class);
-    let mut turns: BinaryHeap<_> =
-        lanes.iter().filter_map(|(uid, _)| turn(queue, *uid, 0)).collect();
-    let mut passed = 0;
-    while let Some(Reverse(Turn { uid, mut index, .. })) = turns.pop() {
-        let Some(entry) = queue.lane(class, uid).and_then(|lane| lane.entries.get(index)) else {
-            continue;
-        };
-        let next = fill.with(entry.tokens);
-        if !alive(entry) {
-            plan.dead.extend(queue.take(class, uid, index));
-        } else if !entry.alone && next.fits(budget) {
-            fill = next;
-            queue.charge(class, uid, entry.tokens);
-            plan.batch.extend(queue.take(class, uid, index));
-        } else {
-            passed += 1;
-            index += 1;
-        }
-        if fill.real >= budget.tokens_max || fill.rows >= budget.rows_max || passed > PASSED_MAX {
+impl Turn {
+    fn of<T>(uid: u32, lane: &Lane<T>, index: usize) -> Option<Self> {
+        let enqueued_us = lane.entries.get(index)?.enqueued_us;
+        Some(Self { served: lane.served(), enqueued_us, uid, index })
+    }
+}
+
+/// Makes plans, in memory that is used again for the next.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    budget: Budget,
+    lanes: Vec<Turn>,
+    window: Vec<Candidate>,
+    turns: BinaryHeap<Reverse<Turn>>,
+}
+
+impl Planner {
+    pub fn new(budget: Budget) -> Self {
+        Self { budget, lanes: Vec::new(), window: Vec::new(), turns: BinaryHeap::new() }
+    }
+
+    /// Takes the next batch out of the queue. The entry whose turn it is goes in any case; a single
+    /// row may exceed the budget.
+    pub fn plan<T>(
+        &mut self,
+        queue: &mut Queue<T>,
+        now_us: u64,
+        alive: &dyn Fn(&Entry<T>) -> bool,
+        plan: &mut Plan<T>,
+    ) {
+        plan.batch.clear();
+        plan.dead.clear();
+        while let Some((class, aged)) = queue.turn(now_us) {
+            let first = queue.lanes(class).filter_map(|(uid, lane)| Turn::of(uid, lane, 0)).min();
+            let Some(Turn { uid, served, .. }) = first else { break };
+            let Some(head) = take_alive(queue, class, uid, alive, &mut plan.dead) else { continue };
+            queue.taken(class, aged, now_us);
+            queue.advance(class, uid);
+            queue.charge(class, uid, head.tokens);
+            let alone = head.alone;
+            plan.batch.push(head);
+            let served_max = served.saturating_add(self.budget.tokens_max as u64);
+            match self.budget.layout {
+                _ if alone => {}
+                BatchLayout::Padded => self.nearest(queue, served_max, alive, plan),
+                BatchLayout::Packed => self.in_turn(queue, served_max, alive, plan),
+            }
+            queue.forget(class);
             break;
         }
-        turns.extend(turn(queue, uid, index));
+    }
+
+    /// Adds entries to the one that a batch begins with, as if each were planned by itself, until
+    /// the batch is full. One that does not fit any more is passed over, which makes it no younger:
+    /// it stays first in its lane, and a lane's first is taken whatever its size once it is the
+    /// lane's turn to begin a batch.
+    fn in_turn<T>(
+        &mut self,
+        queue: &mut Queue<T>,
+        served_max: u64,
+        alive: &dyn Fn(&Entry<T>) -> bool,
+        plan: &mut Plan<T>,
+    ) {
+        let Self { budget, turns, .. } = self;
+        let Some(head) = plan.batch.first() else { return };
+        let (class, mut fill) = (head.class, Fill::default().with(head.tokens));
+        let turn = |uid, lane: &Lane<T>, index| {
+            let open = lane.served() <= served_max && index < lane.open();
+            Turn::of(uid, lane, index).filter(|_| open).map(Reverse)
+        };
+        turns.clear();
+        turns.extend(queue.lanes(class).filter_map(|(uid, lane)| turn(uid, lane, 0)));
+        let mut passed = 0;
+        while let Some(Reverse(Turn { uid, mut index, .. })) = turns.pop() {
+            let Some(entry) = queue.lane(class, uid).and_then(|lane| lane.entries.get(index))
+            else {
+                continue;
+            };
+            let next = fill.with(entry.tokens);
+            if !alive(entry) {
+                plan.dead.extend(queue.take(class, uid, index));
+            } else if !entry.alone && next.fits(budget) {
+                fill = next;
+                queue.charge(class, uid, entry.tokens);
+                plan.batch.extend(queue.take(class, uid, index));
+            } else {
+                passed += 1;
+                index += 1;
+            }
+            let full = fill.real >= budget.tokens_max || fill.rows >= budget.rows_max;
+            if full || passed > PASSED_MAX {
+                break;
+            }
+            turns.extend(queue.lane(class, uid).and_then(|lane| turn(uid, lane, index)));
+        }
+    }
+
+    /// Adds those nearest in length to the entry that a batch begins with, as far as they fit.
+    fn nearest<T>(
+        &mut self,
+        queue: &mut Queue<T>,
+        served_max: u64,
+        alive: &dyn Fn(&Entry<T>) -> bool,
+        plan: &mut Plan<T>,
+    ) {
+        let Some(head) = plan.batch.first() else { return };
+        let (class, tokens) = (head.class, head.tokens);
+        self.look_around(queue, (class, tokens), served_max, alive);
+        let chosen = nearest(&mut self.window, tokens, &self.budget);
+        // Taken out one after another: of each user the last first.
+        chosen.sort_unstable_by_key(|candidate| (candidate.uid, Reverse(candidate.index)));
+        for Candidate { tokens, uid, index, .. } in chosen {
+            plan.batch.extend(queue.take(class, *uid, *index));
+            queue.charge(class, *uid, *tokens);
+        }
+    }
+
+    /// Fills the window: the oldest entries of each user who is not ahead by more than a batch.
+    fn look_around<T>(
+        &mut self,
+        queue: &Queue<T>,
+        (class, head_tokens): (Priority, usize),
+        served_max: u64,
+        alive: &dyn Fn(&Entry<T>) -> bool,
+    ) {
+        let Self { budget, lanes, window, .. } = self;
+        let size = WINDOW_BATCHES * (budget.tokens_max / head_tokens.max(1));
+        let size = size.clamp(*WINDOW.start(), *WINDOW.end());
+        lanes.clear();
+        let near = queue.lanes(class).filter(|(_, lane)| lane.served() <= served_max);
+        lanes.extend(near.filter_map(|(uid, lane)| Turn::of(uid, lane, 0)));
+        lanes.sort_unstable();
+        let share = (size / lanes.len().max(1)).max(1);
+        window.clear();
+        for (rank, turn) in lanes.iter().enumerate().take(size) {
+            let Some(lane) = queue.lane(class, turn.uid) else { continue };
+            for (index, entry) in lane.entries.iter().enumerate().take(share.min(lane.open())) {
+                if !entry.alone && alive(entry) {
+                    window.push(Candidate { tokens: entry.tokens, uid: turn.uid, index, rank });
+                }
+            }
+        }
     }
 }
 
@@ -205,34 +274,13 @@ fn take_alive<T>(
     None
 }
 
-/// Entries that may join: the oldest of each user who is not ahead by more than a batch.
-fn window<T>(
-    queue: &Queue<T>,
-    class: Priority,
-    (head_tokens, tokens_max): (usize, usize),
-    served_max: u64,
-    alive: &dyn Fn(&Entry<T>) -> bool,
-) -> Vec<Candidate> {
-    let size =
-        (WINDOW_BATCHES * (tokens_max / head_tokens.max(1))).clamp(*WINDOW.start(), *WINDOW.end());
-    let lanes: Vec<_> =
-        queue.lanes(class).into_iter().filter(|(_, lane)| lane.served() <= served_max).collect();
-    let share = (size / lanes.len().max(1)).max(1);
-    let mut candidates = Vec::new();
-    for (uid, lane) in lanes.into_iter().take(size) {
-        for (index, entry) in lane.entries.iter().enumerate().take(share.min(lane.open())) {
-            if !entry.alone && alive(entry) {
-                candidates.push(Candidate { tokens: entry.tokens, uid, index });
-            }
-        }
-    }
-    candidates
-}
-
-/// Those nearest in length to the head that fit the budget, in an order in which they can be
-/// taken out one after another: of each user, the last first.
-fn nearest(mut window: Vec<Candidate>, head_tokens: usize, budget: &Budget) -> Vec<Candidate> {
-    window.sort_by_key(|candidate| (candidate.tokens, candidate.index));
+/// Those nearest in length to the head that fit the budget together with it.
+fn nearest<'a>(
+    window: &'a mut [Candidate],
+    head_tokens: usize,
+    budget: &Budget,
+) -> &'a mut [Candidate] {
+    window.sort_unstable_by_key(|candidate| (candidate.tokens, candidate.index, candidate.rank));
     let mut fill = Fill::default().with(head_tokens);
     let start = window.partition_point(|candidate| candidate.tokens < head_tokens);
     let (mut low, mut high) = (start, start);
@@ -257,9 +305,7 @@ fn nearest(mut window: Vec<Candidate>, head_tokens: usize, budget: &Budget) -> V
             fill = next;
         }
     }
-    let mut chosen = window[low..high].to_vec();
-    chosen.sort_by_key(|candidate| (candidate.uid, Reverse(candidate.index)));
-    chosen
+    &mut window[low..high]
 }
 
 #[cfg(test)]

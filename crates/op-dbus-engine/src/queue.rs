@@ -160,26 +160,15 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Users of `class` with entries, least served first; ties go to whoever waits longest.
-    pub fn lanes(&self, class: Priority) -> Vec<(u32, &Lane<T>)> {
-        let class = match class {
-            Priority::Interactive => &self.interactive,
-            Priority::Bulk => &self.bulk,
-        };
-        let waiting = class.lanes.iter().filter(|(_, lane)| !lane.entries.is_empty());
-        let mut lanes: Vec<_> = waiting.map(|(uid, lane)| (*uid, lane)).collect();
-        lanes.sort_by_key(|(uid, lane)| {
-            (lane.served, lane.entries.front().map(|entry| entry.enqueued_us), *uid)
-        });
-        lanes
+    /// Users of `class` with entries, in no order that means anything.
+    pub fn lanes(&self, class: Priority) -> impl Iterator<Item = (u32, &Lane<T>)> {
+        let lanes = self.class_ref(class).lanes.iter().map(|(uid, lane)| (*uid, lane));
+        lanes.filter(|(_, lane)| !lane.entries.is_empty())
     }
 
     /// A user's lane; `None` for one who has neither waited nor been served lately.
     pub fn lane(&self, class: Priority, uid: u32) -> Option<&Lane<T>> {
-        match class {
-            Priority::Interactive => self.interactive.lanes.get(&uid),
-            Priority::Bulk => self.bulk.lanes.get(&uid),
-        }
+        self.class_ref(class).lanes.get(&uid)
     }
 
     /// Removes the entry at `index` of a user's lane.
@@ -213,6 +202,13 @@ impl<T> Queue<T> {
         let class = self.class(class);
         let clock = class.clock;
         class.lanes.retain(|_, lane| !lane.entries.is_empty() || lane.served > clock);
+    }
+
+    fn class_ref(&self, class: Priority) -> &Class<T> {
+        match class {
+            Priority::Interactive => &self.interactive,
+            Priority::Bulk => &self.bulk,
+        }
     }
 
     fn class(&mut self, class: Priority) -> &mut Class<T> {

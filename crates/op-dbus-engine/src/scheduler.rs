@@ -14,7 +14,7 @@ use crate::config::{BatchLayout, Limits, ModelShape};
 use crate::engine::{WorkerState, WorkerStatus};
 use crate::error::Error;
 use crate::job::{Job, Slot};
-use crate::planner::{Budget, plan};
+use crate::planner::{Budget, Plan, Planner};
 use crate::queue::{self, Queue};
 use crate::stats::Stats;
 
@@ -50,7 +50,8 @@ impl Clock {
 pub(crate) struct Scheduler {
     pub clock: Clock,
     pub stats: Stats,
-    budget: Budget,
+    layout: BatchLayout,
+    batch_tokens_max: usize,
     delay_us: u64,
     state: Mutex<State>,
     /// Signalled when there is work, and when the engine stops.
@@ -64,6 +65,7 @@ pub(crate) struct Scheduler {
 #[derive(Debug)]
 struct State {
     queue: Queue<Row>,
+    planner: Planner,
     /// Users whose calls were cancelled since the last batch.
     cancelled: BTreeSet<u32>,
     workers: Vec<Worker>,
@@ -78,19 +80,22 @@ struct Worker {
 
 impl Scheduler {
     pub fn new(limits: &Limits, model: &ModelShape) -> Self {
+        let budget = Budget {
+            layout: limits.batch_layout,
+            tokens_max: limits.batch_tokens_max.max(model.max_input_tokens),
+            rows_max: limits.batch_rows_max.max(1),
+            attention_max: limits.batch_attention_max,
+            padding_percent_max: limits.batch_padding_percent_max,
+        };
         Self {
             clock: Clock(Instant::now()),
             stats: Stats::default(),
-            budget: Budget {
-                tokens_max: limits.batch_tokens_max.max(model.max_input_tokens),
-                rows_max: limits.batch_rows_max.max(1),
-                attention_max: limits.batch_attention_max,
-                padding_percent_max: limits.batch_padding_percent_max,
-                layout: limits.batch_layout,
-            },
+            layout: budget.layout,
+            batch_tokens_max: budget.tokens_max,
             delay_us: limits.batch_delay_us_max,
             state: Mutex::new(State {
                 queue: Queue::new(limits.bulk_wait_us_max),
+                planner: Planner::new(budget),
                 cancelled: BTreeSet::new(),
                 workers: Vec::new(),
                 stopped: false,
@@ -103,7 +108,7 @@ impl Scheduler {
 
     /// How the backends lay a batch out.
     pub fn layout(&self) -> BatchLayout {
-        self.budget.layout
+        self.layout
     }
 
     /// Adds a worker that is loaded and idle; its index is the number of workers before it.
@@ -142,9 +147,9 @@ impl Scheduler {
     }
 
     /// Puts rows of a failed batch back, once; `blamed` says that the failure may be theirs.
-    pub fn put_back(&self, entries: Vec<Entry>, error: &BackendError, blamed: bool) {
+    pub fn put_back(&self, entries: &mut Vec<Entry>, error: &BackendError, blamed: bool) {
         let (again, failed): (Vec<_>, Vec<_>) =
-            entries.into_iter().partition(|entry| !(blamed && entry.alone));
+            entries.drain(..).partition(|entry| !(blamed && entry.alone));
         fail(failed, &Error::WorkerFailed(error.clone()));
         if blamed {
             self.stats.retried(again.len());
@@ -163,12 +168,13 @@ impl Scheduler {
         self.work.notify_all();
     }
 
-    /// Waits for work and takes the next batch; `None` once the engine stops.
-    pub fn next_batch(&self, worker: usize) -> Option<Vec<Entry>> {
-        let mut state = self.lock();
+    /// Waits for work and takes the next batch into `plan`; false once the engine stops.
+    pub fn next_batch(&self, worker: usize, plan: &mut Plan<Row>) -> bool {
+        let mut guard = self.lock();
         loop {
+            let state = &mut *guard;
             if state.stopped {
-                return None;
+                return false;
             }
             let now_us = self.clock.now_us();
             let alive = |entry: &Entry| entry.item.job.is_alive(now_us);
@@ -177,32 +183,32 @@ impl Scheduler {
                 dead.extend(state.queue.purge(uid, &alive));
             }
             if let Some(delay) = self.delay(&state.queue, now_us) {
-                state = self.wait(&self.work, state, Some(delay));
+                guard = self.wait(&self.work, guard, Some(delay));
                 continue;
             }
-            let plan = plan(&mut state.queue, &self.budget, now_us, &alive);
-            dead.extend(plan.dead);
+            state.planner.plan(&mut state.queue, now_us, &alive, plan);
+            dead.append(&mut plan.dead);
             let busy = !plan.batch.is_empty();
             state.set(worker, if busy { WorkerState::Busy } else { WorkerState::Idle });
             if busy && state.queue.texts() > 0 {
                 self.work.notify_one();
             }
             if busy || !dead.is_empty() {
-                drop(state);
+                drop(guard);
                 // Those that were cancelled have been told already.
                 fail(dead, &Error::DeadlineExceeded);
                 if busy {
-                    return Some(plan.batch);
+                    return true;
                 }
-                state = self.lock();
+                guard = self.lock();
                 continue;
             }
-            state = self.wait(&self.work, state, None);
+            guard = self.wait(&self.work, guard, None);
         }
     }
 
     fn delay(&self, queue: &Queue<Row>, now_us: u64) -> Option<Duration> {
-        if self.delay_us == 0 || queue.tokens() >= self.budget.tokens_max {
+        if self.delay_us == 0 || queue.tokens() >= self.batch_tokens_max {
             return None;
         }
         let until_us = queue.oldest_us()?.saturating_add(self.delay_us);

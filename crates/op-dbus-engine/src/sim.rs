@@ -40,6 +40,8 @@ impl SimBackend {
             provider: "sim".into(),
             device: "sim:0".into(),
             precision: "f32".into(),
+            engine: "sim".into(),
+            isa: String::new(),
             dimensions,
             load_ms: 0,
             pid: std::process::id(),

@@ -138,6 +138,18 @@ impl Tokenizer {
         self.0.max_input_tokens
     }
 
+    /// Token ids of a text, special tokens included, cut at the end to what the model reads.
+    ///
+    /// # Errors
+    /// The file's rules can't encode this text.
+    pub fn ids(&self, text: &str) -> Result<Vec<i32>, TokenizerError> {
+        let encoded = self.encode(text, Truncate::End).map_err(|error| match error {
+            EncodeError::Failed(reason) => TokenizerError::Damaged(reason.into()),
+            EncodeError::TooLong { .. } => TokenizerError::Damaged("a cut text is too long".into()),
+        })?;
+        Ok(encoded.windows.into_iter().next().map(|window| window.ids.into()).unwrap_or_default())
+    }
+
     /// Special tokens around each text.
     pub(crate) fn specials(&self) -> usize {
         self.0.prefix.len() + self.0.suffix.len()

@@ -220,14 +220,32 @@ impl Model {
     pub fn verify(&self) -> Result<(), Error> {
         for file in &self.files {
             self.check_shape(file)?;
-            let path = self.dir.join(&file.path);
-            let found = digest::of_file(&path)?;
-            if found != file.sha256 {
-                let reason = format!("its SHA-256 is {found} and should be {}", file.sha256);
-                return Err(self.corrupt(&path, reason));
-            }
+            self.check_digest(file, &digest::of_file(&self.dir.join(&file.path))?)?;
         }
         Ok(())
+    }
+
+    /// Reads one of the model's files whole and checks what was read, so that nothing can come
+    /// between the check and its use.
+    ///
+    /// # Errors
+    /// As [`Model::verify`], of this file alone; [`Error::Corrupt`] also when the record does not
+    /// list it.
+    pub fn read(&self, path: &Path) -> Result<Vec<u8>, Error> {
+        let listed = self.files.iter().find(|file| self.dir.join(&file.path) == path);
+        let file = listed
+            .ok_or_else(|| self.corrupt(path, "the model's record does not list it".to_owned()))?;
+        self.check_shape(file)?;
+        let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
+        self.check_digest(file, &digest::of_bytes(&bytes))?;
+        Ok(bytes)
+    }
+
+    /// SHA-256 of one of the model's files, from the record; empty when it is not listed.
+    #[must_use]
+    pub fn recorded_sha256(&self, path: &Path) -> &str {
+        let listed = self.files.iter().find(|file| self.dir.join(&file.path) == path);
+        listed.map_or("", |file| file.sha256.as_str())
     }
 
     /// Checks that every file is there, of the right size, and not writable by others: what
@@ -237,6 +255,14 @@ impl Model {
     /// As [`Model::verify`].
     pub fn check_files(&self) -> Result<(), Error> {
         self.files.iter().try_for_each(|file| self.check_shape(file))
+    }
+
+    fn check_digest(&self, file: &FileRecord, found: &str) -> Result<(), Error> {
+        if found == file.sha256 {
+            return Ok(());
+        }
+        let reason = format!("its SHA-256 is {found} and should be {}", file.sha256);
+        Err(self.corrupt(&self.dir.join(&file.path), reason))
     }
 
     fn check_shape(&self, file: &FileRecord) -> Result<(), Error> {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use op_dbus_engine::{Backend, BackendError, Batch, Description, LoadErrorKind};
+use op_dbus_graph::encoder::Encoder;
 use op_dbus_graph::{DenseFiles, Family, ModelFiles, Pooling};
 
 use crate::arena::{Arena, Buffers};
@@ -12,6 +13,7 @@ use crate::isa::Isa;
 use crate::kernels::kernels;
 use crate::packed::{Miss, Packed, Place};
 use crate::precision::Precision;
+use crate::reach::{Reaches, Recorder};
 use crate::share::Shares;
 use crate::team::{Barrier, Team};
 
@@ -56,6 +58,9 @@ pub struct Source {
     pub weights: Vec<u8>,
     /// `config.json` and `model.safetensors` of each Dense module, in their order.
     pub dense: Vec<(serde_json::Value, Vec<u8>)>,
+    /// Token ids of the [calibration texts](crate::calibration_texts), special tokens included; used
+    /// where weights become integers, which they do less well without.
+    pub calibration: Vec<Vec<i32>>,
 }
 
 /// A model on the CPU, computed by our own kernels.
@@ -103,9 +108,19 @@ impl NativeBackend {
                 if !matches!(miss, Miss::Absent) {
                     tracing::warn!(%miss, "the cached packed weights can't be used; packing anew");
                 }
-                pack(&place, kernels.layout, source()?)?
+                pack(&place, isa, precision, &source()?)?
             }
         };
+        let mut backend = Self::assemble(packed, &options)?;
+        backend.description.load_ms =
+            u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Ok(backend)
+    }
+
+    /// A backend of weights that were packed for the instruction set and precision of `options`,
+    /// which is available.
+    pub(crate) fn assemble(packed: Packed, options: &Options) -> Result<Self, BackendError> {
+        let kernels = kernels(options.isa, options.precision);
         let model = Model::new(packed, kernels, options.pooling, options.normalize);
         let found = model.packed.shape.dimensions();
         if found != options.dimensions {
@@ -130,9 +145,11 @@ impl NativeBackend {
         let description = Description {
             provider: "cpu".to_owned(),
             device: "cpu:0".to_owned(),
-            precision: precision.to_string(),
+            precision: options.precision.to_string(),
+            engine: "native".to_owned(),
+            isa: options.isa.to_string(),
             dimensions: found,
-            load_ms: u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
+            load_ms: 0,
             pid: std::process::id(),
         };
         Ok(Self {
@@ -149,6 +166,7 @@ impl NativeBackend {
 
     /// Refuses a batch that contradicts itself or the model, before a kernel sees it.
     fn check(&self, batch: &Batch<'_>, out: &[f32]) -> Result<(), BackendError> {
+        batch.check()?;
         let shape = &self.model.packed.shape;
         let refuse = |what: String| Err(BackendError::Failed(what));
         let rows = batch.rows();
@@ -174,8 +192,9 @@ impl NativeBackend {
 /// Packs the weights of `source` and leaves them in the cache.
 fn pack(
     place: &Place,
-    layout: crate::kernels::Layout,
-    source: Source,
+    isa: Isa,
+    precision: Precision,
+    source: &Source,
 ) -> Result<Packed, BackendError> {
     let dense = source.dense.iter();
     let files = ModelFiles {
@@ -186,9 +205,15 @@ fn pack(
     };
     let encoder = op_dbus_graph::read(&files)
         .map_err(|error| load_error(LoadErrorKind::ModelCorrupt, chain(&error)))?;
-    let packed = Packed::build(&encoder, layout).map_err(|error| {
+    let layout = kernels(isa, precision).layout;
+    let failed = |error: std::io::Error| {
         load_error(LoadErrorKind::Other, format!("can't pack the model's weights: {error}"))
-    })?;
+    };
+    let reaches = match precision {
+        Precision::Int8 => Some(calibrate(&encoder, isa, &source.calibration).map_err(failed)?),
+        Precision::F32 | Precision::Bf16 => None,
+    };
+    let packed = Packed::build(&encoder, layout, reaches.as_ref()).map_err(failed)?;
     if let Err(error) = packed.save(place) {
         tracing::warn!(%error, "packed weights can't be cached; the next start packs them again");
         return Ok(packed);
@@ -201,6 +226,31 @@ fn pack(
             Ok(packed)
         }
     }
+}
+
+/// Computes `texts` in 32-bit floats and notes how large the inputs of the products get.
+fn calibrate(encoder: &Encoder<'_>, isa: Isa, texts: &[Vec<i32>]) -> std::io::Result<Reaches> {
+    let kernels = kernels(isa, Precision::F32);
+    let packed = Packed::build(encoder, kernels.layout, None)?;
+    let shape = packed.shape.clone();
+    let mut model = Model::new(packed, kernels, Pooling::Mean, false);
+    let recorder = Recorder::new(shape.layers, shape.hidden, shape.inner);
+    model.recorder = Some(recorder);
+    let mut arena = Arena::new(&shape, kernels.layout, shape.positions, shape.positions);
+    let buffers = arena.buffers();
+    let mut out = vec![0.0; shape.dimensions()];
+    let known = |id: &i32| usize::try_from(*id).is_ok_and(|id| id < shape.vocabulary);
+    for ids in texts {
+        if ids.is_empty() || ids.len() > shape.positions || !ids.iter().all(known) {
+            continue;
+        }
+        let text = Text { ids, out: out.as_mut_ptr() };
+        // SAFETY: the instruction set is available; the arena was made for this model and holds one
+        // text of any length; ids and length were just checked; one member has it all.
+        unsafe { model.encode(0, &Barrier::new(1), &buffers, &buffers, &[text]) }
+    }
+    let reaches = model.recorder.as_ref().map(Recorder::reaches);
+    reaches.ok_or_else(|| std::io::Error::other("nothing was recorded"))
 }
 
 impl Backend for NativeBackend {

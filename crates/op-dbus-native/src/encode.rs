@@ -13,10 +13,11 @@ use crate::arena::{Buffers, STRIP};
 use crate::head;
 use crate::kernels::attention::Attention;
 use crate::kernels::norm::Norm;
-use crate::kernels::product::{Activation, Finish, GROUP, Operand, Product, Weights};
+use crate::kernels::product::{Activation, Finish, GROUP, Operand, Product, Rows, Weights};
 use crate::kernels::{Element, Kernels};
 use crate::packed::Packed;
 use crate::plan::{LayerPlan, LinearPlan, NormPlan};
+use crate::reach::{Input, Recorder};
 use crate::team::Barrier;
 
 /// The widest vector of any instruction set, in 32-bit floats.
@@ -31,6 +32,8 @@ pub(crate) struct Model {
     /// `[heads][2 · positions]`: the bias of the key that lies `index - (positions - 1)` tokens
     /// behind the query; empty without a relative position bias.
     bias: Vec<f32>,
+    /// Sees the inputs of all products, while a model of 32-bit floats is calibrated.
+    pub recorder: Option<Recorder>,
 }
 
 /// One text of a batch.
@@ -49,7 +52,7 @@ unsafe impl Sync for Text<'_> {}
 impl Model {
     pub fn new(packed: Packed, kernels: Kernels, pooling: Pooling, normalize: bool) -> Self {
         let bias = spread_bias(&packed);
-        Self { packed, kernels, pooling, normalize, bias }
+        Self { packed, kernels, pooling, normalize, bias, recorder: None }
     }
 
     /// The longest text that there are positions for.
@@ -78,9 +81,9 @@ impl Model {
         // SAFETY: the caller's promise is the contract of all of these.
         unsafe {
             member.embed();
-            for layer in &self.packed.plan.layers {
-                member.attention(layer);
-                member.feed_forward(layer);
+            for (index, layer) in self.packed.plan.layers.iter().enumerate() {
+                member.attention(index, layer);
+                member.feed_forward(index, layer);
             }
             member.pool();
         }
@@ -130,13 +133,14 @@ impl Member<'_> {
     }
 
     /// Queries, keys and values, and the heads; ends in `shared.context`.
-    unsafe fn attention(&self, layer: &LayerPlan) {
+    unsafe fn attention(&self, index: usize, layer: &LayerPlan) {
         let (own, shared) = (self.own, self.shared);
         // SAFETY: the contract; the columns and heads of members do not overlap, and the barriers
         // lie between what one writes and what another reads.
         unsafe {
             for (first, rows) in strips(self.tokens) {
-                self.prepare(own.x, first, rows);
+                self.see(index, Input::Attention, own.x.add(first * own.stride), rows);
+                self.prepare(&layer.attention, own.x, first, rows);
                 let to = shared.attention.add(first * shared.attention_stride);
                 let finish = Finish::Store { to, stride: shared.attention_stride };
                 self.multiply(&layer.attention, own.operand, rows, finish);
@@ -187,7 +191,7 @@ impl Member<'_> {
     }
 
     /// Output projection, both norms and the feed-forward network, from `shared.context` to `own.x`.
-    unsafe fn feed_forward(&self, layer: &LayerPlan) {
+    unsafe fn feed_forward(&self, index: usize, layer: &LayerPlan) {
         let (own, shared, stride) = (self.own, self.shared, self.own.stride);
         let activation = match self.model.packed.shape.activation {
             op_dbus_graph::encoder::Activation::Gelu => Activation::Gelu,
@@ -203,14 +207,18 @@ impl Member<'_> {
                     residual: own.x.add(first * stride),
                     stride,
                 };
-                self.prepare(shared.context, first, rows);
+                self.see(index, Input::Output, shared.context.add(first * stride), rows);
+                self.prepare(&layer.output, shared.context, first, rows);
                 self.multiply(&layer.output, own.operand, rows, add);
                 self.barrier.wait();
                 self.normalize(&layer.attention_norm, shared.y, first, rows);
-                self.prepare(own.x, first, rows);
-                let activate = Finish::Activate { activation, to: shared.inner };
+                self.see(index, Input::Up, own.x.add(first * stride), rows);
+                self.prepare(&layer.up, own.x, first, rows);
+                let smooth = self.smooth(&layer.down);
+                let activate = Finish::Activate { activation, to: shared.inner, smooth };
                 self.multiply(&layer.up, own.operand, rows, activate);
                 self.barrier.wait();
+                self.see(index, Input::Down, shared.inner.values.cast(), rows);
                 self.multiply(&layer.down, shared.inner, rows, add);
                 self.barrier.wait();
                 self.normalize(&layer.output_norm, shared.y, first, rows);
@@ -242,12 +250,41 @@ impl Member<'_> {
         }
     }
 
-    /// Rows of `from` as the left operand of a product.
-    unsafe fn prepare(&self, from: *const f32, first: usize, rows: usize) {
-        let columns = self.model.packed.shape.hidden.next_multiple_of(LANES_MAX);
-        let (stride, prepare) = (self.own.stride, self.model.kernels.prepare);
+    /// Rows of `from` as the left operand of the product with `plan`.
+    unsafe fn prepare(&self, plan: &LinearPlan, from: *const f32, first: usize, rows: usize) {
+        let stride = self.own.stride;
         // SAFETY: the contract.
-        unsafe { prepare(from.add(first * stride), stride, rows, columns, &self.own.operand) }
+        unsafe {
+            (self.model.kernels.prepare)(&Rows {
+                from: from.add(first * stride),
+                stride,
+                rows,
+                columns: self.model.packed.shape.hidden.next_multiple_of(LANES_MAX),
+                smooth: self.smooth(plan),
+                to: self.own.operand,
+            });
+        }
+    }
+
+    /// Shows the inputs of a product to the recorder, if there is one.
+    unsafe fn see(&self, layer: usize, input: Input, from: *const f32, rows: usize) {
+        let Some(recorder) = &self.model.recorder else { return };
+        let shape = &self.model.packed.shape;
+        let (columns, stride) = match input {
+            Input::Down => (shape.inner, self.shared.inner.stride),
+            _ => (shape.hidden, self.own.stride),
+        };
+        for row in 0..rows {
+            // SAFETY: the contract; a recorder is there only where operands are 32-bit floats.
+            let row = unsafe { std::slice::from_raw_parts(from.add(row * stride), columns) };
+            recorder.see(layer, input, row);
+        }
+    }
+
+    /// The factors of a product's inputs; null where there are none.
+    fn smooth(&self, plan: &LinearPlan) -> *const f32 {
+        let factors = self.model.packed.floats(&plan.smooth);
+        if factors.is_empty() { std::ptr::null() } else { factors.as_ptr() }
     }
 
     /// This member's columns of a product.

@@ -17,9 +17,13 @@ mod packed;
 pub mod peak;
 mod plan;
 mod precision;
+mod reach;
 mod share;
 mod team;
+#[cfg(test)]
+mod tests;
 
 pub use backend::{NativeBackend, Options, Source};
 pub use isa::Isa;
 pub use precision::Precision;
+pub use reach::calibration_texts;

@@ -8,22 +8,32 @@ use crate::kernels::portable::to_bf16;
 use crate::kernels::product::GROUP;
 use crate::kernels::{Element, Layout};
 use crate::plan::{DensePlan, LinearPlan, NormPlan, Plan};
+use crate::reach::{Input, Reaches};
 
 /// Largest magnitude of an 8-bit weight.
 const I8_MAX: f32 = 127.0;
 
-/// Writes `encoder` into `out`, which is zero and as long as `plan` says.
-pub(crate) fn pack(encoder: &Encoder<'_>, plan: &Plan, layout: Layout, out: &mut [u8]) {
+/// Writes `encoder` into `out`, which is zero and as long as `plan` says. `reaches` is wanted where
+/// weights are integers.
+pub(crate) fn pack(
+    encoder: &Encoder<'_>,
+    plan: &Plan,
+    layout: Layout,
+    reaches: Option<&Reaches>,
+    out: &mut [u8],
+) {
     let mut packer = Packer { layout, out };
     packer.words(&encoder.words, &plan.words);
     packer.positions(encoder, &plan.positions);
     packer.norm(&encoder.embedding_norm, &plan.embedding_norm);
-    for (layer, plan) in encoder.layers.iter().zip(&plan.layers) {
-        packer.linear(&[&layer.query, &layer.key, &layer.value], &plan.attention);
-        packer.linear(&[&layer.output], &plan.output);
+    for (index, (layer, plan)) in encoder.layers.iter().zip(&plan.layers).enumerate() {
+        let reach = |product| reaches.map(|reaches| reaches.of(index, product));
+        let attention = [&layer.query, &layer.key, &layer.value];
+        packer.linear(&attention, &plan.attention, reach(Input::Attention));
+        packer.linear(&[&layer.output], &plan.output, reach(Input::Output));
         packer.norm(&layer.attention_norm, &plan.attention_norm);
-        packer.linear(&[&layer.up], &plan.up);
-        packer.linear(&[&layer.down], &plan.down);
+        packer.linear(&[&layer.up], &plan.up, reach(Input::Up));
+        packer.linear(&[&layer.down], &plan.down, reach(Input::Down));
         packer.norm(&layer.output_norm, &plan.output_norm);
     }
     if let Some(bias) = &encoder.relative_bias {
@@ -72,13 +82,20 @@ impl Packer<'_> {
     }
 
     /// Several layers with the same inputs, one after another as one.
-    fn linear(&mut self, parts: &[&Linear<'_>], plan: &LinearPlan) {
+    /// `reach` says how large each input gets, where it matters.
+    fn linear(&mut self, parts: &[&Linear<'_>], plan: &LinearPlan, reach: Option<&[f32]>) {
+        let factors = match reach {
+            Some(reach) if !plan.smooth.is_empty() => smoothing(parts, reach),
+            _ => vec![1.0; plan.inputs],
+        };
+        copy(factors.iter().map(|factor| 1.0 / factor), self.floats(&plan.smooth));
         copy(parts.iter().flat_map(|part| part.bias.values()), self.floats(&plan.bias));
         let mut row = vec![0.0; plan.inputs];
         let mut column = 0;
         for part in parts {
             for output in 0..part.weight.rows() {
                 copy(part.weight.row(output), &mut row);
+                row.iter_mut().zip(&factors).for_each(|(weight, factor)| *weight *= factor);
                 self.column(&row, column, plan);
                 column += 1;
             }
@@ -166,4 +183,19 @@ fn quantise(value: f32, scale: f32) -> i8 {
         return 0;
     }
     (value / scale).round_ties_even().clamp(-I8_MAX, I8_MAX) as i8
+}
+
+/// Factors of a product's inputs by which large inputs are made smaller and their weights larger,
+/// so that both lose as little as possible when they are rounded (SmoothQuant, Xiao et al. 2022,
+/// with alpha 0.5).
+fn smoothing(parts: &[&Linear<'_>], reach: &[f32]) -> Vec<f32> {
+    let mut most = vec![0.0_f32; reach.len()];
+    for part in parts {
+        for output in 0..part.weight.rows() {
+            let row = part.weight.row(output);
+            most.iter_mut().zip(row).for_each(|(most, weight)| *most = most.max(weight.abs()));
+        }
+    }
+    let factor = |(reach, most): (&f32, &f32)| (reach / most.max(1e-9)).sqrt().clamp(1e-3, 1e3);
+    reach.iter().zip(&most).map(factor).collect()
 }

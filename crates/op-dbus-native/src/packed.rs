@@ -13,9 +13,10 @@ use sha2::{Digest, Sha256};
 use crate::kernels::Layout;
 use crate::pack::pack;
 use crate::plan::{Plan, Shape};
+use crate::reach::Reaches;
 
 /// Version of the packed form. A cached file of another version is never read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// First bytes of a cache file.
 const MAGIC: &[u8; 16] = b"op-dbus weights\n";
@@ -120,13 +121,17 @@ impl Packed {
     ///
     /// # Errors
     /// The memory can't be had, or the sizes exceed all memory.
-    pub fn build(encoder: &Encoder<'_>, layout: Layout) -> io::Result<Self> {
+    pub fn build(
+        encoder: &Encoder<'_>,
+        layout: Layout,
+        reaches: Option<&Reaches>,
+    ) -> io::Result<Self> {
         let shape = Shape::of(encoder);
         let plan = Plan::new(&shape, layout).ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidData, "the model's sizes make no sense")
         })?;
         let mut map = MmapMut::map_anon(plan.bytes)?;
-        pack(encoder, &plan, layout, &mut map);
+        pack(encoder, &plan, layout, reaches, &mut map);
         Ok(Self { shape, plan, bytes: Bytes::Memory(map) })
     }
 

@@ -89,6 +89,8 @@ pub(crate) struct LinearPlan {
     pub bias: Range<usize>,
     /// `[panels][blocks][2][panel]`, f32; empty where weights are floats.
     pub scales: Range<usize>,
+    /// Factor of each input, `[inputs]` padded, f32; empty where weights are floats.
+    pub smooth: Range<usize>,
 }
 
 /// Scale and shift of a norm, each `[hidden]`, f32.
@@ -222,6 +224,7 @@ impl Cursor {
             panels: self.take(weights, bytes)?,
             bias: self.vector(columns)?,
             scales: self.take(scales, 4)?,
+            smooth: if weight == Element::I8 { self.vector(inputs)? } else { self.at..self.at },
         })
     }
 }

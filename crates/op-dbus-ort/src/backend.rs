@@ -64,6 +64,8 @@ impl OrtBackend {
             provider: "cpu".to_owned(),
             device: "cpu:0".to_owned(),
             precision: "f32".to_owned(),
+            engine: "ort".to_owned(),
+            isa: String::new(),
             dimensions,
             load_ms: u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
             pid: std::process::id(),

@@ -80,13 +80,14 @@ impl Service {
         let old = now.loaded.clone();
         let loaded = blocking(move || old.reload()).await?.map_err(Error::Settings)?;
         self.report(&now.loaded, &loaded);
+        let loaded = Arc::new(loaded);
         let fleet = match same_engines(now.settings(), &loaded.settings) {
             true => now.fleet.clone(),
-            false => Fleet::new(loaded.settings.clone(), self.0.spawner.clone()),
+            false => Fleet::new(loaded.clone(), self.0.spawner.clone()),
         };
         let choice = wanted(&loaded.settings);
         let adopt = |next: &mut Now| {
-            next.loaded = Arc::new(loaded);
+            next.loaded = loaded;
             next.fleet = fleet.clone();
         };
         match self.load(&now, &fleet, choice.as_ref()).await {
@@ -138,6 +139,9 @@ impl Service {
                 MESSAGE_ID = message_id::MODEL_LOADED,
                 model = %served.model,
                 device = %served.device,
+                engine = %served.engine_name,
+                isa = %served.isa,
+                precision = %served.precision,
                 dimensions = served.dimensions,
                 "model loaded"
             );

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::served::{Choice, Served};
 use super::worker::Spawner;
 use super::{Error, load};
-use crate::settings::Settings;
+use crate::settings::Loaded;
 
 /// A failed load is answered from memory for this long: otherwise every call of an impatient client
 /// would read and check a damaged model again.
@@ -33,15 +33,15 @@ impl Entry {
 
 /// Engines by model.
 pub(super) struct Fleet {
-    settings: Settings,
+    loaded: Arc<Loaded>,
     spawner: Spawner,
     entries: Mutex<HashMap<Choice, Entry>>,
 }
 
 impl Fleet {
     /// An empty fleet; nothing is loaded yet.
-    pub(super) fn new(settings: Settings, spawner: Spawner) -> Arc<Self> {
-        Arc::new(Self { settings, spawner, entries: Mutex::default() })
+    pub(super) fn new(loaded: Arc<Loaded>, spawner: Spawner) -> Arc<Self> {
+        Arc::new(Self { loaded, spawner, entries: Mutex::default() })
     }
 
     /// The model, loaded now if it is not yet. A recent failure is answered again.
@@ -59,7 +59,7 @@ impl Fleet {
         if let Some(entry) = entries.get(choice).filter(|entry| !stale(entry)) {
             return entry.load.clone();
         }
-        let load = start(choice.clone(), self.settings.clone(), self.spawner.clone());
+        let load = start(choice.clone(), self.loaded.clone(), self.spawner.clone());
         entries.insert(choice.clone(), Entry { load: load.clone(), started: Instant::now() });
         load
     }
@@ -84,10 +84,10 @@ impl Fleet {
 
 /// Loading blocks for seconds, and a hanging worker for minutes: it gets a thread that neither the
 /// runtime nor the end of the process waits for.
-fn start(choice: Choice, settings: Settings, spawner: Spawner) -> Load {
+fn start(choice: Choice, loaded: Arc<Loaded>, spawner: Spawner) -> Load {
     let (sender, receiver) = oneshot::channel();
     let work = move || {
-        let end = load::load(&choice, &settings, &spawner);
+        let end = load::load(&choice, &loaded, &spawner);
         // Nobody may be waiting any more; then the engine ends here.
         drop(sender.send(end.map(Arc::new).map_err(Arc::new)));
     };

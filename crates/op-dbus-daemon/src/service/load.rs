@@ -1,15 +1,19 @@
 //! From a choice of model to an engine that answers: blocking work, done on a thread of its own.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use op_dbus_engine::{Engine, EngineConfig, Limits, ModelShape, Tokenizer, sim};
-use op_dbus_models::{Model, RuntimeStore, Store, runtime};
+use op_dbus_engine::{
+    BackendError, BatchLayout, Engine, EngineConfig, Limits, LoadErrorKind, ModelShape, Tokenizer,
+    sim,
+};
+use op_dbus_models::{Family, Model, RuntimeStore, Store, runtime};
 
 use super::served::{Choice, Served};
 use super::worker::{Blueprint, Crew, Spawner};
 use super::{Error, provider};
-use crate::settings::{CpuEngine, Settings};
+use crate::settings::{CpuEngine, Loaded, Origin, Settings};
 
 const SIM_INPUT_TOKENS: usize = 256;
 /// SHA-256 of "op-dbus simulated vectors 1": no model's space, and the same everywhere.
@@ -25,34 +29,33 @@ struct Draft {
     tokenizer: Tokenizer,
     prompts: BTreeMap<String, String>,
     default_prompt: Option<String>,
-    runtime: std::path::PathBuf,
+    runtime: PathBuf,
 }
 
 /// Loads a model and starts its workers; blocks until they have proved themselves.
 ///
 /// # Errors
 /// What stands in the way: the provider, the model, the runtime, the dimensions, the workers.
-pub(super) fn load(
-    choice: &Choice,
-    settings: &Settings,
-    spawner: &Spawner,
-) -> Result<Served, Error> {
+pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Result<Served, Error> {
+    let settings = &loaded.settings;
     provider::decide(settings).map_err(Error::Provider)?;
     let draft = match settings.cpu_engine {
         CpuEngine::Sim => simulated(),
-        CpuEngine::Ort => installed(choice, settings)?,
+        CpuEngine::Native | CpuEngine::Ort => installed(choice, loaded)?,
     };
     check_dimensions(&draft, settings)?;
     let limits = limits(settings);
     let blueprint = Blueprint {
         model: draft.model.clone(),
+        space: draft.space.clone(),
         dimensions: draft.shape.dimensions,
         region: limits.region(&draft.shape),
         runtime: draft.runtime,
     };
     let shape = draft.shape.clone();
     let factory = spawner(&blueprint, settings);
-    let engine = Engine::start(draft.tokenizer, draft.shape, factory, config(limits, settings))?;
+    let engine = Engine::start(draft.tokenizer, draft.shape, factory, config(limits, settings))
+        .map_err(|error| explained(error, loaded))?;
     let first = engine.descriptions().into_iter().next().map(|worker| worker.description);
     let first = first.ok_or(Error::Fault("an engine without workers"))?;
     Ok(Served {
@@ -66,18 +69,29 @@ pub(super) fn load(
         provider: first.provider,
         device: first.device,
         precision: first.precision,
+        engine_name: first.engine,
+        isa: first.isa,
         engine,
     })
 }
 
 /// The bounds that the settings leave to the engine.
 pub(super) fn limits(settings: &Settings) -> Limits {
+    let basic = Limits::default();
+    let (layout, threads) = match settings.cpu_engine {
+        // What a batch may cost is said for one thread, and each takes its part of the batch.
+        CpuEngine::Native => (BatchLayout::Packed, Crew::of(settings, Vec::new()).threads),
+        CpuEngine::Ort | CpuEngine::Sim => (BatchLayout::Padded, 1),
+    };
     Limits {
-        batch_tokens_max: settings.batch_tokens_max,
+        batch_layout: layout,
+        batch_tokens_max: settings.batch_tokens_max.saturating_mul(threads),
+        batch_rows_max: basic.batch_rows_max.saturating_mul(threads),
+        batch_attention_max: basic.batch_attention_max.saturating_mul(threads as u64),
         batch_delay_us_max: settings.batch_delay_us_max,
         queue_tokens_max: settings.queue_tokens_max,
         quota_tokens: settings.quota_tokens,
-        ..Limits::default()
+        ..basic
     }
 }
 
@@ -103,21 +117,26 @@ fn simulated() -> Draft {
         tokenizer: Tokenizer::bytes(SIM_INPUT_TOKENS),
         prompts: BTreeMap::new(),
         default_prompt: None,
-        runtime: std::path::PathBuf::new(),
+        runtime: PathBuf::new(),
     }
 }
 
-fn installed(choice: &Choice, settings: &Settings) -> Result<Draft, Error> {
-    let model = Store::open(&settings.model_dir).verify(choice.model())?;
-    let runtime = match &settings.runtime {
-        Some(path) => path.clone(),
-        None => RuntimeStore::open(runtime::beside(&settings.model_dir)).installed().ok_or_else(
-            || {
-                let missing = "the ONNX Runtime library is not installed";
-                Error::Provider(format!("{missing}; type `op-dbus runtime pull`"))
-            },
-        )?,
+fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error> {
+    let settings = &loaded.settings;
+    let model = Store::open(&settings.model_dir).get(choice.model())?;
+    let runtime = match settings.cpu_engine {
+        CpuEngine::Ort => library(settings)?,
+        CpuEngine::Native if model.family == Family::Onnx => {
+            return Err(Error::Provider(format!(
+                "{} is an ONNX graph, which ONNX Runtime computes, and cpu_engine is native ({}); \
+                 set OP_DBUS_CPU_ENGINE=ort, and type `op-dbus runtime pull` for the library",
+                model.name,
+                origin(loaded, "cpu_engine"),
+            )));
+        }
+        CpuEngine::Native | CpuEngine::Sim => PathBuf::new(),
     };
+    model.verify()?;
     let tokenizer = tokenizer(&model)?;
     let mut prompts = model.prompts.clone();
     let mut default_prompt = model.default_prompt.clone();
@@ -139,6 +158,40 @@ fn installed(choice: &Choice, settings: &Settings) -> Result<Draft, Error> {
         default_prompt,
         runtime,
     })
+}
+
+/// The ONNX Runtime library that is named, else the one that was pulled.
+fn library(settings: &Settings) -> Result<PathBuf, Error> {
+    if let Some(path) = &settings.runtime {
+        return Ok(path.clone());
+    }
+    let missing = || {
+        Error::Provider(
+            "cpu_engine is ort, and the ONNX Runtime library is not installed; type `op-dbus \
+             runtime pull`, or set cpu_engine to native"
+                .to_owned(),
+        )
+    };
+    RuntimeStore::open(runtime::beside(&settings.model_dir)).installed().ok_or_else(missing)
+}
+
+/// Where the value of a setting comes from.
+fn origin(loaded: &Loaded, key: &str) -> Origin {
+    loaded.origins.get(key).cloned().unwrap_or(Origin::Default)
+}
+
+/// A worker that refuses the instruction set does not know who asked for it.
+fn explained(error: BackendError, loaded: &Loaded) -> Error {
+    match error {
+        BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
+            if loaded.settings.cpu_engine == CpuEngine::Native
+                && loaded.settings.cpu_isa != "auto" =>
+        {
+            let origin = origin(loaded, "cpu_isa");
+            Error::Provider(format!("{message} (cpu_isa comes from: {origin})"))
+        }
+        error => error.into(),
+    }
 }
 
 fn tokenizer(model: &Model) -> Result<Tokenizer, Error> {

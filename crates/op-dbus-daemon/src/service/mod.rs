@@ -46,12 +46,13 @@ impl Service {
     /// A service under these settings; nothing is loaded before [`Service::start`]. A change of the
     /// log filter goes to `telemetry`.
     pub fn new(loaded: Loaded, spawner: Spawner, telemetry: Option<Telemetry>) -> Self {
-        let fleet = Fleet::new(loaded.settings.clone(), spawner.clone());
+        let loaded = Arc::new(loaded);
+        let fleet = Fleet::new(loaded.clone(), spawner.clone());
         let phase = match now::wanted(&loaded.settings) {
             Some(_) => Phase::Loading,
             None => Phase::Disabled,
         };
-        let now = Now { phase, since: SystemTime::now(), loaded: Arc::new(loaded), fleet };
+        let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
         Self(Arc::new(Inner { now, change: Mutex::default(), spawner, telemetry }))
     }

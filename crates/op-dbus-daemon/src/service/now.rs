@@ -99,7 +99,7 @@ impl Now {
         match (wanted(self.settings()), self.settings().cpu_engine) {
             (None, _) => String::new(),
             (Some(_), CpuEngine::Sim) => super::load::SIM_MODEL.to_owned(),
-            (Some(choice), CpuEngine::Ort) => choice.model().to_owned(),
+            (Some(choice), CpuEngine::Native | CpuEngine::Ort) => choice.model().to_owned(),
         }
     }
 }

@@ -57,6 +57,10 @@ pub struct Served {
     pub device: String,
     /// Precision of the arithmetic.
     pub precision: String,
+    /// What computes on the device: `native`, `ort` or `sim`.
+    pub engine_name: String,
+    /// Instruction set that it uses; empty where it chooses by itself.
+    pub isa: String,
     /// What computes.
     pub engine: Engine,
 }

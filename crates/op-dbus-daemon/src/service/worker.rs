@@ -10,7 +10,7 @@ use std::time::Duration;
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts};
 use op_dbus_engine::{Backend, BackendError, BackendFactory};
 
-use crate::settings::Settings;
+use crate::settings::{CpuEngine, Settings};
 
 /// More workers than this only share the memory bandwidth of one machine.
 const WORKERS_AUTO_MAX: usize = 8;
@@ -26,11 +26,13 @@ const ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "TMPDIR"];
 pub struct Blueprint {
     /// The model's name in the store.
     pub model: String,
+    /// Fingerprint of the model that was verified: a worker serves no other.
+    pub space: String,
     /// Length of one vector.
     pub dimensions: usize,
     /// The largest batch.
     pub region: RegionShape,
-    /// The ONNX Runtime library; empty for the simulator.
+    /// The ONNX Runtime library; empty for an engine that needs none.
     pub runtime: PathBuf,
 }
 
@@ -87,13 +89,24 @@ struct Member<'a> {
 
 impl Crew {
     /// Shares `cpus` between the workers that the settings ask for.
-    pub fn of(settings: &Settings, mut cpus: Vec<usize>) -> Self {
+    pub fn of(settings: &Settings, cpus: Vec<usize>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = settings.workers_per_device.unwrap_or(cores.min(WORKERS_AUTO_MAX)).max(1);
+        Self::on(cores, settings, cpus)
+    }
+
+    fn on(cores: usize, settings: &Settings, mut cpus: Vec<usize>) -> Self {
+        let native = settings.cpu_engine == CpuEngine::Native;
+        // Threads of one process share its copy of the weights; ONNX Runtime's share badly.
+        let auto = if native { 1 } else { cores.min(WORKERS_AUTO_MAX) };
+        let workers = settings.workers_per_device.unwrap_or(auto).max(1);
         let threads = settings.threads.unwrap_or(cores / workers).max(1);
-        // Pinning helps only where every worker can have its CPUs to itself, and would hurt under a
+        // Pinning helps only where every thread can have its CPU to itself, and would hurt under a
         // CPU quota, where the kernel must be free to choose.
-        if workers == 1 || cpus.len() != cores || workers * threads > cores {
+        let free = match native {
+            true => workers * threads != cores,
+            false => workers == 1 || workers * threads > cores,
+        };
+        if free || cpus.len() != cores {
             cpus.clear();
         }
         Self { workers, threads, cpus }
@@ -114,16 +127,18 @@ fn command(
 ) -> Command {
     let mut command = Command::new(exe);
     let threads = member.threads.to_string();
-    let engine = settings.cpu_engine.to_string();
-    let options: [(&str, &OsStr); 8] = [
+    let (engine, precision) = (settings.cpu_engine.to_string(), settings.precision.to_string());
+    let options: [(&str, &OsStr); 10] = [
         ("--model-dir", settings.model_dir.as_ref()),
         ("--model", blueprint.model.as_ref()),
+        ("--space", blueprint.space.as_ref()),
         ("--cache-dir", settings.cache_dir.as_ref()),
         ("--runtime", blueprint.runtime.as_ref()),
         ("--threads", threads.as_ref()),
         ("--cpu-engine", engine.as_ref()),
+        ("--cpu-isa", settings.cpu_isa.as_ref()),
         ("--provider", "cpu".as_ref()),
-        ("--precision", "f32".as_ref()),
+        ("--precision", precision.as_ref()),
     ];
     // The program may be named by a link of the kernel's; people look for this name.
     command.arg0("op-dbus").arg("worker").env_clear();
@@ -162,6 +177,7 @@ fn parse_cpu_list(list: &str) -> Option<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Sources;
 
     #[test]
     fn cpu_lists_are_read() {
@@ -169,6 +185,33 @@ mod tests {
         assert_eq!(parse_cpu_list("7"), Some(vec![7]));
         assert_eq!(parse_cpu_list(""), None);
         assert_eq!(parse_cpu_list("0-x"), None);
+    }
+
+    fn crew(flags: &[(&str, &str)], cpus: &[usize]) -> Crew {
+        let root = tempfile::tempdir().unwrap();
+        let mut sources = Sources::under(root.path());
+        sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
+        Crew::on(16, &Settings::load(&sources).unwrap().settings, cpus.to_vec())
+    }
+
+    #[test]
+    fn one_native_worker_has_all_threads_and_others_have_one_worker_a_core() {
+        let all: Vec<usize> = (0..16).collect();
+        assert_eq!(crew(&[], &all), Crew { workers: 1, threads: 16, cpus: all.clone() });
+        let halves = crew(&[("workers_per_device", "2")], &all);
+        assert_eq!((halves.workers, halves.threads), (2, 8));
+        assert_eq!(halves.member(1).cpus, &all[8..]);
+        let ort = crew(&[("cpu_engine", "ort")], &all);
+        assert_eq!((ort.workers, ort.threads), (WORKERS_AUTO_MAX, 2));
+        assert!(crew(&[("cpu_engine", "ort"), ("workers_per_device", "1")], &all).cpus.is_empty());
+    }
+
+    #[test]
+    fn threads_are_pinned_only_where_they_take_up_the_cpus_and_no_quota_is_in_force() {
+        let all: Vec<usize> = (0..16).collect();
+        assert!(crew(&[("threads", "4")], &all).cpus.is_empty());
+        assert!(crew(&[("threads", "20")], &all).cpus.is_empty());
+        assert!(crew(&[], &(0..32).collect::<Vec<_>>()).cpus.is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::kind::plain;
 use super::layers::{self, Layer, Sources};
 use super::mistakes::{Mistake, Mistakes, Origin};
 use super::table::{ROWS, row};
-use super::{Row, Settings};
+use super::{Row, Settings, together};
 use crate::state::{StateError, StateFile};
 
 /// Settings that were read and checked.
@@ -205,6 +205,10 @@ fn assemble(layers: Vec<Checked>, parts: Parts) -> Result<Loaded, Mistakes> {
         let layer = layers.iter().rev().find(|layer| Some(&layer.metadata()) == metadata);
         origins.insert(*key, layer.map_or(Origin::Default, |layer| layer.origin(key)));
         values.insert(*key, figment.find_value(key).map_or(String::new(), |value| plain(&value)));
+    }
+    let contradictions = together::check(&settings, &origins);
+    if !contradictions.is_empty() {
+        return Err(Mistakes(contradictions));
     }
     let Parts { state, warnings, sources } = parts;
     Ok(Loaded { settings, origins, warnings, values, layers, state, sources })

@@ -10,6 +10,7 @@ mod row;
 mod table;
 #[cfg(test)]
 mod tests;
+mod together;
 mod types;
 
 use std::collections::BTreeMap;
@@ -55,7 +56,7 @@ pub struct Settings {
     /// The ONNX Runtime library; `None` is the one in the store beside the models.
     #[serde(deserialize_with = "types::text_or_empty")]
     pub runtime: Option<PathBuf>,
-    /// Files that can be made again: compiled graphs.
+    /// Files that can be made again: packed weights, compiled graphs.
     pub cache_dir: PathBuf,
     /// Where changes made at run time are kept.
     pub state_file: PathBuf,
@@ -63,7 +64,7 @@ pub struct Settings {
     pub config: PathBuf,
     /// The bus that is served.
     pub bus: Bus,
-    /// Tokens, padding included, in one batch.
+    /// Tokens that one thread of the native engine, or one worker of another, gets in a batch.
     pub batch_tokens_max: usize,
     /// Microseconds a batch may wait for more texts while a worker is idle.
     pub batch_delay_us_max: u64,
@@ -75,7 +76,7 @@ pub struct Settings {
     pub workers_per_device: Option<usize>,
     /// What computes on the CPU.
     pub cpu_engine: CpuEngine,
-    /// Instruction set of the CPU engine; only `auto` so far.
+    /// Instruction set of the native engine, by name, or `auto`.
     pub cpu_isa: String,
     /// Bytes of device memory that may be used; `None` is no limit. Always `None` so far.
     #[serde(deserialize_with = "types::number_or_word")]

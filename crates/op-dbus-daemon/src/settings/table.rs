@@ -40,9 +40,25 @@ const PROVIDERS: &[Choice] = &[
 const FALLBACKS: &[Choice] = PROVIDERS.split_at(1).1;
 
 const PRECISIONS: &[Choice] =
-    &[name("auto"), name("f32"), later("f16"), later("bf16"), later("int8")];
+    &[name("auto"), name("f32"), later("f16"), name("bf16"), name("int8")];
 
-const CPU_ENGINES: &[Choice] = &[name("ort"), name("sim"), later("native")];
+const CPU_ENGINES: &[Choice] = &[name("native"), name("ort"), name("sim")];
+
+/// Every name that a build for some processor has; whether this CPU has it, the worker says.
+const CPU_ISAS: &[Choice] = &[
+    name("auto"),
+    name("portable"),
+    name("avx2"),
+    name("avx-vnni"),
+    name("avx512"),
+    name("avx512-vnni"),
+    name("avx512-bf16"),
+    name("amx"),
+    name("neon"),
+    name("neon-dotprod"),
+    name("neon-i8mm"),
+    name("neon-bf16"),
+];
 
 const AUTO: &[Choice] = &[name("auto")];
 const OFF: &[Choice] = &[name("off")];
@@ -134,8 +150,10 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Choice(PRECISIONS),
         default: "auto",
         unit: "",
-        doc: "The number format that models compute in. `auto` takes what the provider does best \
-              without a visible loss of quality.",
+        doc: "The number format that models compute in. `auto` is `bf16` where the CPU computes \
+              in it, else `f32`. `int8` is the fastest and coarsest, and only taken when it is \
+              named. The native engine has all of them on every CPU, but those without hardware \
+              for it are slow; ONNX Runtime has `f32` alone.",
         group: Group::Provider,
         scope: Scope::Any,
     },
@@ -144,7 +162,7 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Path { optional: true },
         default: "",
         unit: "",
-        doc: "The ONNX Runtime library. When it is not set, the one that `op-dbus runtime pull` \
+        doc: "The ONNX Runtime library, for `cpu_engine = ort`. When it is not set, the one that `op-dbus runtime pull` \
               has put beside the models is used. `ORT_DYLIB_PATH` counts as its default, except \
               in the system service.",
         group: Group::Provider,
@@ -153,22 +171,25 @@ pub const ROWS: &[Row] = &[
     Row {
         key: "cpu_engine",
         kind: Kind::Choice(CPU_ENGINES),
-        default: "ort",
+        default: "native",
         unit: "",
-        doc: "What computes on the CPU. `ort` is ONNX Runtime. `sim` needs neither model nor \
-              library: the same text always gives the same vector, but vectors carry no meaning; \
-              it is there to try out clients.",
+        doc: "What computes on the CPU. `native` is our own code: it pads nothing and needs no \
+              library. `ort` is ONNX Runtime: for an ONNX file of your own, and to compare. `sim` \
+              needs no model either: the same text always gives the same vector, but vectors \
+              carry no meaning; it is there to try out clients.",
         group: Group::Provider,
         scope: Scope::Any,
     },
     Row {
         key: "cpu_isa",
-        kind: Kind::Choice(AUTO),
+        kind: Kind::Choice(CPU_ISAS),
         default: "auto",
         unit: "",
-        doc: "The instruction set that the CPU engine uses.",
+        doc: "The instruction set that the native engine uses. `auto` is the best that the CPU \
+              has. A name forces one, to compare or to look for a fault; where the CPU does not \
+              have it, the model is not loaded, and the message lists those that it has.",
         group: Group::Provider,
-        scope: Scope::Later,
+        scope: Scope::Any,
     },
     Row {
         key: "gpu_memory_limit",
@@ -211,8 +232,8 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Path { optional: false },
         default: "/var/cache/op-dbus",
         unit: "",
-        doc: "Files that can be made again, such as compiled graphs. It may be emptied at any \
-              time. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
+        doc: "Files that can be made again: packed weights, compiled graphs. It may be emptied \
+              at any time. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
         group: Group::Places,
         scope: Scope::Any,
     },
@@ -249,8 +270,10 @@ pub const ROWS: &[Row] = &[
         kind: count(16, 1 << 20),
         default: "512",
         unit: "tokens",
-        doc: "The most tokens, padding included, that are computed in one batch. A single text \
-              that is longer makes a batch of its own. On a CPU small batches are best.",
+        doc: "The most tokens that one thread computes in one batch: a worker of the native \
+              engine gets this many for each of its threads. ONNX Runtime gets this many for all \
+              of them together, padding included. A single text that is longer makes a batch of \
+              its own. On a CPU small batches are best.",
         group: Group::Batching,
         scope: Scope::Any,
     },
@@ -270,7 +293,7 @@ pub const ROWS: &[Row] = &[
         default: "auto",
         unit: "threads",
         doc: "Threads that each worker computes with. `auto` shares the CPUs evenly between the \
-              workers.",
+              workers. Threads that take up all CPUs are kept on one each.",
         group: Group::Batching,
         scope: Scope::Any,
     },
@@ -280,7 +303,8 @@ pub const ROWS: &[Row] = &[
         default: "auto",
         unit: "processes",
         doc: "Worker processes for each device; all CPUs together are one device. Every worker \
-              holds the model in memory. `auto` leaves the number to the provider.",
+              holds the model in memory. `auto` is one with the native engine, whose threads \
+              share it, and one for each CPU, eight at most, with ONNX Runtime.",
         group: Group::Batching,
         scope: Scope::Any,
     },

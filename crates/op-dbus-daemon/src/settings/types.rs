@@ -74,6 +74,8 @@ impl Precision {
 /// What computes on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CpuEngine {
+    /// Our own kernels.
+    Native,
     /// ONNX Runtime.
     Ort,
     /// Simulated vectors: the same text gives the same vector, but they carry no meaning.
@@ -81,7 +83,8 @@ pub enum CpuEngine {
 }
 
 impl CpuEngine {
-    const ALL: &[(CpuEngine, &str)] = &[(CpuEngine::Ort, "ort"), (CpuEngine::Sim, "sim")];
+    const ALL: &[(CpuEngine, &str)] =
+        &[(CpuEngine::Native, "native"), (CpuEngine::Ort, "ort"), (CpuEngine::Sim, "sim")];
 }
 
 /// Implements `Display`, `FromStr` and `Deserialize` from a type's table of names.

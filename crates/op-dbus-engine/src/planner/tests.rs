@@ -36,6 +36,18 @@ fn layouts() -> impl Strategy<Value = BatchLayout> {
     prop_oneof![Just(BatchLayout::Padded), Just(BatchLayout::Packed)]
 }
 
+/// A plan by a new planner.
+fn plan(
+    queue: &mut Queue<Item>,
+    budget: &Budget,
+    now_us: u64,
+    alive: &dyn Fn(&Entry<Item>) -> bool,
+) -> Plan<Item> {
+    let mut plan = Plan::default();
+    Planner::new(*budget).plan(queue, now_us, alive, &mut plan);
+    plan
+}
+
 fn is_alive(entry: &Entry<Item>) -> bool {
     entry.item.alive
 }
@@ -92,9 +104,10 @@ proptest! {
         let mut queue = Queue::new(WAIT_US);
         let mut left = vec![0; arrivals.len()];
         let mut now_us = 0;
+        let (mut planner, mut plan) = (Planner::new(budget), Plan::default());
         let mut take = |queue: &mut Queue<Item>| -> Result<bool, TestCaseError> {
             now_us += 7;
-            let plan = plan(queue, &budget, now_us, &is_alive);
+            planner.plan(queue, now_us, &is_alive, &mut plan);
             check_batch(&plan.batch, &budget)?;
             for entry in &plan.batch {
                 prop_assert!(entry.item.alive);

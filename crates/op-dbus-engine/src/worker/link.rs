@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-use super::protocol::{Answer, ReceiveError, Request, VERSION, receive_message, send_message};
+use super::protocol::{
+    Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, receive_message, send_message, write,
+};
 use super::region::Region;
 use super::{RegionShape, Timeouts};
 use crate::backend::{BackendError, Description, LoadErrorKind};
@@ -27,11 +29,12 @@ impl Link {
     /// Greets the worker at the other end of `socket` and hands it the shared memory.
     pub fn open(socket: OwnedFd, shape: RegionShape, run_timeout: Duration) -> io::Result<Self> {
         let (region, memory) = Region::create(shape)?;
-        let hello = serde_json::to_vec(&Request::Hello { version: VERSION, shape })?;
+        let mut hello = [0; MESSAGE_BYTES_MAX];
+        let length = write(&Request::Hello { version: VERSION, shape }, &mut hello)?;
         let descriptors = [memory.as_raw_fd()];
         let rights = [ControlMessage::ScmRights(&descriptors)];
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-        sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&hello)], &rights, flags, None)?;
+        sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&hello[..length])], &rights, flags, None)?;
         Ok(Self { socket, region, shape, run_timeout, number: 0 })
     }
 

@@ -103,10 +103,22 @@ pub(super) enum ReceiveError {
 
 /// Sends one message; never waits: one that does not fit means that the other end does not read.
 pub(super) fn send_message(socket: impl AsFd, message: &impl Serialize) -> io::Result<()> {
-    let bytes = serde_json::to_vec(message)?;
+    let mut buffer = [0; MESSAGE_BYTES_MAX];
+    let length = write(message, &mut buffer)?;
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-    retry(|| send(socket.as_fd().as_raw_fd(), &bytes, flags))?;
+    retry(|| send(socket.as_fd().as_raw_fd(), &buffer[..length], flags))?;
     Ok(())
+}
+
+/// Writes a message and says how long it is; nothing is allocated, as this is done for each batch.
+pub(super) fn write(
+    message: &impl Serialize,
+    buffer: &mut [u8; MESSAGE_BYTES_MAX],
+) -> io::Result<usize> {
+    let mut rest = &mut buffer[..];
+    serde_json::to_writer(&mut rest, message)?;
+    let left = rest.len();
+    Ok(MESSAGE_BYTES_MAX - left)
 }
 
 /// Receives one message within `timeout`, or waits for ever.
@@ -172,6 +184,9 @@ mod tests {
     fn the_longest_error_fits_a_message() {
         let error = BackendError::Failed("\u{1}".repeat(100_000));
         let answer = Answer::failed(u64::MAX, error);
-        assert!(serde_json::to_vec(&answer).unwrap().len() <= MESSAGE_BYTES_MAX);
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        let length = write(&answer, &mut buffer).unwrap();
+        assert_eq!(parse::<Answer>(&buffer, length).unwrap(), answer);
+        assert!(write(&"x".repeat(MESSAGE_BYTES_MAX), &mut buffer).is_err());
     }
 }

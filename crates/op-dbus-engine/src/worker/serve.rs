@@ -40,7 +40,7 @@ pub(super) fn serve_on(
         return send_message(socket, &Answer::Ready { description });
     }
     send_message(socket, &Answer::Ready { description })?;
-    let mut batches = Batches { region, shape, ids: vec![], lengths: vec![], out: vec![] };
+    let mut batches = Batches::new(region, shape);
     loop {
         match receive_message(socket, None) {
             Ok(Request::Run { number, rows, tokens }) => {
@@ -68,6 +68,18 @@ struct Batches {
 }
 
 impl Batches {
+    /// Room for the largest batch at once: pages that no batch has touched take no memory.
+    fn new(region: Region, shape: RegionShape) -> Self {
+        let RegionShape { tokens_max, rows_max, dimensions } = shape;
+        Self {
+            region,
+            shape,
+            ids: Vec::with_capacity(tokens_max),
+            lengths: Vec::with_capacity(rows_max),
+            out: Vec::with_capacity(rows_max * dimensions),
+        }
+    }
+
     fn run(
         &mut self,
         backend: &mut dyn Backend,

@@ -61,6 +61,26 @@ fn every_kind_of_damage_is_named() {
 }
 
 #[test]
+fn what_is_read_is_what_was_checked() {
+    let bench = imported();
+    let model = bench.store.get("mine").unwrap();
+    let path = model.weights();
+    let whole = fs::read(&path).unwrap();
+    assert_eq!(model.read(&path).unwrap(), whole);
+    assert_eq!(model.recorded_sha256(&path), crate::digest::of_bytes(&whole));
+    let mut flipped = whole;
+    flipped[0] ^= 1;
+    fs::write(&path, flipped).unwrap();
+    let error = model.read(&path).unwrap_err();
+    assert!(matches!(&error, Error::Corrupt { file, .. } if *file == path), "{error}");
+    // Of other files in its folder nobody knows what they should be.
+    let stray = model.dir.join("stray.json");
+    fs::write(&stray, "{}").unwrap();
+    assert!(matches!(model.read(&stray), Err(Error::Corrupt { .. })));
+    assert_eq!(model.recorded_sha256(&stray), "");
+}
+
+#[test]
 fn files_that_others_may_write_are_refused() {
     let bench = imported();
     let model = bench.store.get("mine").unwrap();

@@ -22,7 +22,7 @@ mod step;
 
 use attention::Attention;
 use norm::Norm;
-use product::{Operand, Product};
+use product::{Product, Rows};
 
 use crate::isa::Isa;
 use crate::precision::Precision;
@@ -61,8 +61,8 @@ pub(crate) struct Kernels {
     pub layout: Layout,
     /// [`product::multiply`].
     pub multiply: unsafe fn(&Product),
-    /// [`product::prepare`]: rows of floats, stride, rows, columns, left operand.
-    pub prepare: unsafe fn(*const f32, usize, usize, usize, &Operand),
+    /// [`product::prepare`].
+    pub prepare: unsafe fn(&Rows),
     /// [`attention::attend`].
     pub attend: unsafe fn(&Attention),
     /// [`norm::normalize`].
@@ -84,15 +84,9 @@ macro_rules! table {
             unsafe { product::multiply::<$tiles>(job) }
         }
         $(#[$features])*
-        unsafe fn prepare(
-            from: *const f32,
-            stride: usize,
-            rows: usize,
-            columns: usize,
-            to: &Operand,
-        ) {
+        unsafe fn prepare(job: &Rows) {
             // SAFETY: the contract of the table.
-            unsafe { product::prepare::<$tiles>(from, stride, rows, columns, to) }
+            unsafe { product::prepare::<$tiles>(job) }
         }
         $(#[$features])*
         unsafe fn attend(job: &Attention) {

@@ -67,8 +67,9 @@ pub(crate) enum Finish {
     Store { to: *mut f32, stride: usize },
     /// They are stored on top of what is in `residual`, which has the same stride.
     Add { to: *mut f32, residual: *const f32, stride: usize },
-    /// They are activated and become the left operand of the next product.
-    Activate { activation: Activation, to: Operand },
+    /// They are activated and become the left operand of the next product, each column multiplied
+    /// by its factor in `smooth` unless that is null.
+    Activate { activation: Activation, to: Operand, smooth: *const f32 },
 }
 
 /// Rows times weights, for a range of columns.
@@ -199,8 +200,11 @@ unsafe fn finish<T: Tiles>(
                     T::S::store(to.add(offset + at), sum);
                 });
             }
-            Finish::Activate { activation, to } => {
+            Finish::Activate { activation, to, smooth } => {
                 activate::<T::S>(activation, values, bias, columns);
+                if !smooth.is_null() {
+                    scale::<T::S>(values, smooth.add(column), columns, values);
+                }
                 T::store(&to, first + row, column, values, columns);
             }
         }
@@ -229,26 +233,53 @@ unsafe fn activate<S: Simd>(
     }
 }
 
-/// Makes a left operand of `columns` floats a row, a multiple of a vector, `stride` floats apart.
+/// Rows of floats that become a left operand.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows {
+    /// The first row.
+    pub from: *const f32,
+    /// Floats from one row to the next.
+    pub stride: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Values in a row, a multiple of every vector.
+    pub columns: usize,
+    /// Null, or a factor for each column.
+    pub smooth: *const f32,
+    /// Where they go.
+    pub to: Operand,
+}
+
+/// Makes a left operand.
 ///
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-pub(crate) unsafe fn prepare<T: Tiles>(
-    from: *const f32,
-    stride: usize,
-    rows: usize,
-    columns: usize,
-    to: &Operand,
-) {
-    for row in 0..rows {
+pub(crate) unsafe fn prepare<T: Tiles>(job: &Rows) {
+    let mut scratch = Scratch::new();
+    for row in 0..job.rows {
         let mut column = 0;
-        while column < columns {
-            let length = GROUP.min(columns - column);
-            T::store(to, row, column, from.add(row * stride + column), length);
+        while column < job.columns {
+            let length = GROUP.min(job.columns - column);
+            let from = job.from.add(row * job.stride + column);
+            if job.smooth.is_null() {
+                T::store(&job.to, row, column, from, length);
+            } else {
+                let scaled = scratch.at(0, 0);
+                scale::<T::S>(from, job.smooth.add(column), length, scaled);
+                T::store(&job.to, row, column, scaled, length);
+            }
             column += length;
         }
     }
+}
+
+/// Multiplies each value by its factor.
+#[inline(always)]
+unsafe fn scale<S: Simd>(from: *const f32, by: *const f32, length: usize, to: *mut f32) {
+    each!(S, at in length, {
+        S::store(to.add(at), S::mul(S::load(from.add(at)), S::load(by.add(at))));
+    });
 }
 
 /// Sums of `M` rows against two vectors of columns, over `steps` steps.

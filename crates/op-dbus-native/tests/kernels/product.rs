@@ -1,7 +1,7 @@
 //! Products with packed weights, and what is done to them while they are hot.
 
 use crate::data::{Guarded, Random, assert_near, normal_integral};
-use crate::kernels::product::{Activation, Finish, GROUP, Product};
+use crate::kernels::product::{self, Activation, Finish, GROUP, Product};
 use crate::operand::{LANES_MAX, Left, Right, to_bf16};
 use crate::precision::Precision;
 use crate::{Subject, Test};
@@ -22,7 +22,7 @@ const COLUMNS: usize = 23;
 const ROWS: usize = 9;
 
 /// Rows of random inputs, with what lies behind them in the last vector zero.
-struct Rows {
+pub struct Rows {
     values: Guarded<f32>,
     stride: usize,
     rows: usize,
@@ -30,32 +30,42 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(rows: usize, columns: usize, random: &mut Random) -> Self {
+    pub fn new(rows: usize, columns: usize, random: &mut Random) -> Self {
         let stride = columns.next_multiple_of(LANES_MAX);
         let at = |i: usize| if i % stride < columns { random.value() } else { 0.0 };
         Self { values: Guarded::from_fn(rows * stride, at), stride, rows, columns }
     }
 
     /// The left operand, by the kernel's own conversion.
-    fn prepare(&self, subject: &Subject) -> Left {
+    pub fn prepare(&self, subject: &Subject) -> Left {
+        self.prepare_smooth(subject, std::ptr::null())
+    }
+
+    /// The same with a factor for each column.
+    fn prepare_smooth(&self, subject: &Subject, smooth: *const f32) -> Left {
         let mut left = Left::new(subject, self.rows, self.columns);
-        let padded = self.columns.next_multiple_of(LANES_MAX);
+        let job = product::Rows {
+            from: self.values.as_ptr(),
+            stride: self.stride,
+            rows: self.rows,
+            columns: self.columns.next_multiple_of(LANES_MAX),
+            smooth,
+            to: left.operand(),
+        };
         // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
-        unsafe {
-            (subject.kernels.prepare)(
-                self.values.as_ptr(),
-                self.stride,
-                self.rows,
-                padded,
-                &left.operand(),
-            );
-        }
+        unsafe { (subject.kernels.prepare)(&job) };
         left
     }
 }
 
+/// A factor for each of so many columns, and for what fills the last vector.
+fn factors(columns: usize, random: &mut Random) -> Guarded<f32> {
+    let length = columns.next_multiple_of(LANES_MAX);
+    Guarded::from_fn(length, |_| 0.25 + random.value().abs())
+}
+
 /// All columns of a product, stored.
-fn store(subject: &Subject, left: &mut Left, rows: usize, right: &Right, to: &mut [f32]) {
+pub fn store(subject: &Subject, left: &mut Left, rows: usize, right: &Right, to: &mut [f32]) {
     let job = Product {
         input: left.operand(),
         rows,
@@ -69,7 +79,7 @@ fn store(subject: &Subject, left: &mut Left, rows: usize, right: &Right, to: &mu
 }
 
 /// Relative error of a sum of `count` terms in 32-bit floats, with some air.
-fn allowed(count: usize, size: f64) -> f64 {
+pub fn allowed(count: usize, size: f64) -> f64 {
     (count as f64 + 16.0) * f64::from(f32::EPSILON) * size + 1e-30
 }
 
@@ -98,21 +108,28 @@ fn operands(subject: &Subject) {
     let mut random = Random::new(1);
     for columns in [1, 5, 16, 48, 128, 131, 384] {
         let rows = Rows::new(3, columns, &mut random);
-        let left = rows.prepare(subject);
-        for (row, column) in (0..3).flat_map(|row| (0..columns).map(move |column| (row, column))) {
-            let value = rows.values[row * rows.stride + column];
-            let place = || format!("{columns} columns, row {row}, column {column}");
-            let (expected, allowed) = match subject.precision {
-                Precision::F32 => (value, 0.0),
-                Precision::Bf16 => (to_bf16(value), 0.0),
-                // Half a step, and a little for the steps' own rounding.
-                Precision::Int8 => (value, 0.501 * left.scale(row, column / GROUP).0),
-            };
-            let allowed = f64::from(allowed) + f64::from(expected.abs()) * 1e-6;
-            assert_near(left.meant(row, column) as f32, f64::from(expected), allowed, place);
-            let stored = left.stored(row, column);
-            assert!((0.0..=255.0).contains(&stored) || subject.precision != Precision::Int8);
-        }
+        check_operand(subject, &rows, None);
+        check_operand(subject, &rows, Some(&factors(columns, &mut random)));
+    }
+}
+
+fn check_operand(subject: &Subject, rows: &Rows, smooth: Option<&[f32]>) {
+    let left = rows.prepare_smooth(subject, smooth.map_or(std::ptr::null(), <[f32]>::as_ptr));
+    let columns = rows.columns;
+    for (row, column) in (0..3).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+        let factor = smooth.map_or(1.0, |smooth| smooth[column]);
+        let value = rows.values[row * rows.stride + column] * factor;
+        let place = || format!("{columns} columns, row {row}, column {column}, times {factor}");
+        let (expected, allowed) = match subject.precision {
+            Precision::F32 => (value, 0.0),
+            Precision::Bf16 => (to_bf16(value), 0.0),
+            // Half a step, and a little for the steps' own rounding.
+            Precision::Int8 => (value, 0.501 * left.scale(row, column / GROUP).0),
+        };
+        let allowed = f64::from(allowed) + f64::from(expected.abs()) * 1e-6;
+        assert_near(left.meant(row, column) as f32, f64::from(expected), allowed, place);
+        let stored = left.stored(row, column);
+        assert!((0.0..=255.0).contains(&stored) || subject.precision != Precision::Int8);
     }
 }
 
@@ -236,6 +253,7 @@ fn activations(subject: &Subject) {
         for (rows, inputs, columns) in [(1, 40, 128), (14, 96, 200), (3, 130, 384)] {
             let mut left = Rows::new(rows, inputs, &mut random).prepare(subject);
             let right = Right::new(subject, inputs, columns, &mut random);
+            let smooth = (rows == 14).then(|| factors(right.padded, &mut random));
             let mut next = Left::new(subject, rows, right.padded);
             let job = Product {
                 input: left.operand(),
@@ -243,37 +261,39 @@ fn activations(subject: &Subject) {
                 weights: right.weights(),
                 first: 0,
                 end: right.padded,
-                finish: Finish::Activate { activation, to: next.operand() },
+                finish: Finish::Activate {
+                    activation,
+                    to: next.operand(),
+                    smooth: smooth.as_ref().map_or(std::ptr::null(), |smooth| smooth.as_ptr()),
+                },
             };
             // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
             unsafe { (subject.kernels.multiply)(&job) };
             for row in some(rows, ROWS) {
                 for (column, sum, size) in right.sums(&left, row, some(columns, COLUMNS)) {
-                    let expected = activated(activation, sum);
+                    let factor = smooth.as_ref().map_or(1.0, |smooth| f64::from(smooth[column]));
+                    let expected = activated(activation, sum) * factor;
                     // A sum's own error is at most a little magnified; the polynomials have 1.5e-6.
-                    let allowed = 1.2 * allowed(inputs, size) + 2e-6 * (1.0 + expected.abs());
+                    let allowed = 1.2 * allowed(inputs, size) + 2e-6;
+                    let allowed = allowed * factor + 2e-6 * expected.abs();
                     let rounding = match subject.precision {
                         Precision::F32 => 0.0,
                         Precision::Bf16 => expected.abs() / 256.0,
                         Precision::Int8 => 0.501 * f64::from(next.scale(row, column / GROUP).0),
                     };
-                    assert_near(
-                        next.meant(row, column) as f32,
-                        expected,
-                        allowed + rounding,
-                        || {
-                            format!(
-                                "{activation:?}, {inputs} inputs, row {row}, column {column}, sum {sum}"
-                            )
-                        },
-                    );
+                    let found = next.meant(row, column) as f32;
+                    assert_near(found, expected, allowed + rounding, || {
+                        format!(
+                            "{activation:?}, {inputs} inputs, row {row}, column {column}, {sum}"
+                        )
+                    });
                 }
             }
         }
     }
 }
 
-fn activated(activation: Activation, x: f64) -> f64 {
+pub fn activated(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Gelu => x * normal_integral(x),
         Activation::GeluTanh => {

@@ -123,7 +123,15 @@ impl Report<'_> {
         if provider.is_empty() {
             return String::new();
         }
-        let mut line = format!("{provider}, {}", self.status("precision"));
+        let engine: Vec<&str> = [self.status("engine"), self.status("isa")]
+            .into_iter()
+            .filter(|word| !word.is_empty() && *word != provider)
+            .collect();
+        let engine = match engine.as_slice() {
+            [] => String::new(),
+            words => format!(" ({})", words.join(", ")),
+        };
+        let mut line = format!("{provider}{engine}, {}", self.status("precision"));
         let reason = self.status("fallback_reason");
         if !reason.is_empty() {
             let asked = self.status("requested_provider");
@@ -233,8 +241,9 @@ mod tests {
             "status": {
                 "version": "1.2.3", "state": "degraded", "status": "Serving m on cpu:0",
                 "level": "medium", "model": "m", "dimensions": 384, "max_input_tokens": 256,
-                "provider": "cpu", "precision": "f32", "requested_provider": "cuda",
-                "fallback_reason": "no \u{1b}driver", "vector_space": "ab-f32",
+                "provider": "cpu", "precision": "bf16", "requested_provider": "cuda",
+                "engine": "native", "isa": "avx512-bf16",
+                "fallback_reason": "no \u{1b}driver", "vector_space": "ab-bf16",
                 "since": 5_000_000, "in_flight_calls": 1, "in_flight_tokens": 2048,
                 "queue_tokens": 512,
                 "workers": [{
@@ -254,8 +263,8 @@ op-dbus 1.2.3: degraded
 Serving m on cpu:0
 
 Level     medium (m: 384 dimensions, 256 tokens a text)
-Computes  cpu, f32; cuda was asked for: no ·driver
-Space     ab-f32
+Computes  cpu (native, avx512-bf16), bf16; cuda was asked for: no ·driver
+Space     ab-bf16
 Since     1 min 5 s
 Queue     1 call in flight (2,048 tokens, 512 of them waiting)
 Done      2 calls, 1,000 texts, 15,000 tokens in 30 batches; padding 5.0 %; 1 text cut
@@ -275,5 +284,17 @@ Worker    cpu:0, process 7, busy, 3 batches; replaced 1 time, last because kille
         let text = text(&all);
         assert!(text.starts_with("op-dbus 1: disabled\noff\n\nLevel     none\n"), "{text}");
         assert!(!text.contains("Computes") && !text.contains("Times"), "{text}");
+    }
+
+    #[test]
+    fn an_engine_is_told_once_and_without_an_instruction_set_it_does_not_name() {
+        let computes = |provider: &str, engine: &str| {
+            let status = json!({
+                "provider": provider, "engine": engine, "isa": "", "precision": "f32",
+            });
+            text(&json!({ "status": status, "statistics": {} }))
+        };
+        assert!(computes("sim", "sim").contains("Computes  sim, f32\n"));
+        assert!(computes("cpu", "ort").contains("Computes  cpu (ort), f32\n"));
     }
 }

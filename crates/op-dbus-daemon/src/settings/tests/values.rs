@@ -134,15 +134,45 @@ fn a_log_filter_is_checked() {
 }
 
 #[test]
-fn the_simulator_is_a_cpu_engine_and_the_native_one_comes_later() {
-    let load = |text: &str| Tree::new(&[]).flag("cpu_engine", text).load();
-    assert_eq!(load("sim").unwrap().settings.cpu_engine, CpuEngine::Sim);
-    let text = load("native").unwrap_err().to_string();
-    assert!(
-        text.ends_with(
-            "\"native\" is not supported by this version of op-dbus; write `ort`, `sim`"
-        )
+fn the_native_engine_is_built_in_and_others_are_named() {
+    let engine = |tree: Tree| tree.loaded().settings.cpu_engine;
+    assert_eq!(engine(Tree::new(&[])), CpuEngine::Native);
+    for (name, expected) in
+        [("native", CpuEngine::Native), ("ort", CpuEngine::Ort), ("sim", CpuEngine::Sim)]
+    {
+        assert_eq!(engine(Tree::new(&[]).flag("cpu_engine", name)), expected);
+    }
+    let text = Tree::new(&[]).flag("cpu_engine", "natvie").load().unwrap_err().to_string();
+    assert!(text.ends_with("(did you mean `native`?); write `native`, `ort`, `sim`"), "{text}");
+}
+
+#[test]
+fn an_instruction_set_is_one_that_some_processor_has() {
+    for name in ["auto", "portable", "avx512-bf16", "neon-i8mm"] {
+        let loaded = Tree::new(&[]).flag("cpu_isa", name).loaded();
+        assert_eq!(loaded.settings.cpu_isa, name);
+    }
+    let text = Tree::new(&[]).flag("cpu_isa", "avx512bf16").load().unwrap_err().to_string();
+    assert!(text.contains("(did you mean `avx512-bf16`?)"), "{text}");
+}
+
+#[test]
+fn what_onnx_runtime_does_not_have_is_refused_with_both_settings() {
+    let tree = Tree::new(&[(MAIN, "cpu_engine = \"ort\"\nprecision = \"int8\"\n")]);
+    assert_eq!(
+        tree.mistakes(),
+        "there is a mistake in the settings:\n  /etc/op-dbus/config.toml, line 2: precision is \
+         int8, but cpu_engine is ort (/etc/op-dbus/config.toml, line 1), which computes in f32 \
+         alone; set cpu_engine to native, or precision to auto or f32"
     );
+    let both = tree.flag("precision", "bf16").env("OP_DBUS_CPU_ISA", "avx2");
+    let text = both.mistakes();
+    assert!(text.contains("\n  flag --precision: precision is bf16, but"), "{text}");
+    assert!(text.contains("\n  environment variable OP_DBUS_CPU_ISA: cpu_isa is avx2, but"));
+    for precision in ["auto", "f32"] {
+        Tree::new(&[]).flag("cpu_engine", "ort").flag("precision", precision).loaded();
+    }
+    Tree::new(&[]).flag("cpu_engine", "native").flag("precision", "int8").loaded();
 }
 
 #[test]

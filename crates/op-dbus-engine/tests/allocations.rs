@@ -1,0 +1,180 @@
+//! What a batch allocates once everything is warm: nothing on the worker's side, and nothing for it
+//! on the engine's; counted by the allocator, for each thread by itself.
+
+#![allow(clippy::unwrap_used, reason = "tests, also where clippy sees a helper function")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts, serve};
+use op_dbus_engine::{
+    Backend, BackendError, Batch, BatchLayout, Call, Description, Engine, EngineConfig, Limits,
+    ModelShape, Tokenizer,
+};
+
+const ROLE: &str = "OP_DBUS_TEST_WORKER";
+const DIMENSIONS: usize = 8;
+const PATIENT: Timeouts = Timeouts { load: Duration::from_secs(60), run: Duration::from_secs(60) };
+
+/// Batches that a side may run before it is warm.
+const WARM_UP: usize = 3;
+
+/// Strings of the reply: provider, device and precision.
+const PER_CALL: u64 = 3;
+
+/// Buffers that grow once more when a larger batch or a deeper queue comes than any before.
+const GROWTHS: usize = 24;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Allocations of this thread so far.
+fn allocations() -> u64 {
+    ALLOCATIONS.get()
+}
+
+fn count() {
+    // Gone while a thread ends, when nobody counts any more.
+    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: everything is passed on to the system's allocator; counting touches a thread local without
+// a destructor, which allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps the contract of `alloc`, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract of `dealloc`, which is the same.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps the contract of `realloc`, which is the same.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Says what its thread has allocated since the batch before: in the vectors, and to the test.
+struct Meter {
+    description: Description,
+    before: u64,
+    seen: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Meter {
+    fn new(seen: Arc<Mutex<Vec<u64>>>) -> Self {
+        seen.lock().unwrap().reserve(10_000);
+        let description = Description {
+            provider: "test".into(),
+            device: "test:0".into(),
+            precision: "f32".into(),
+            dimensions: DIMENSIONS,
+            load_ms: 0,
+            pid: std::process::id(),
+        };
+        Self { description, before: allocations(), seen }
+    }
+}
+
+impl Backend for Meter {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        let since = allocations() - self.before;
+        self.seen.lock().unwrap().push(since);
+        assert_eq!(out.len(), batch.rows() * DIMENSIONS);
+        out.fill(since as f32);
+        self.before = allocations();
+        Ok(())
+    }
+}
+
+/// Not a test of its own: the worker that the tests start.
+#[test]
+fn worker_process() {
+    if std::env::var_os(ROLE).is_some() {
+        serve(|| Ok(Box::new(Meter::new(Arc::default())))).unwrap();
+        std::process::exit(0);
+    }
+}
+
+#[test]
+fn a_batch_allocates_nothing_on_either_side_of_a_worker_process() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "worker_process", "--nocapture"]).env(ROLE, "meter");
+    let shape = RegionShape { tokens_max: 512, rows_max: 64, dimensions: DIMENSIONS };
+    let mut child = ChildBackend::spawn(command, shape, PATIENT).unwrap();
+    let ids = [7; 512];
+    let lengths = [8; 64];
+    let mut out = [f32::NAN; 64 * DIMENSIONS];
+    for round in 0..200 {
+        let rows = 1 + (round * 37) % 64;
+        let batch = Batch { ids: &ids[..8 * rows], lengths: &lengths[..rows] };
+        let out = &mut out[..rows * DIMENSIONS];
+        let before = allocations();
+        child.run(&batch, out).unwrap();
+        if round >= WARM_UP {
+            assert_eq!(allocations() - before, 0, "the engine's side, batch {round}");
+            assert!(out.iter().all(|since| *since == 0.0), "the worker's side, batch {round}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engines_worker_thread_allocates_for_calls_and_not_for_batches() {
+    for batch_layout in [BatchLayout::Padded, BatchLayout::Packed] {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let meter = Arc::clone(&seen);
+        let model = ModelShape {
+            dimensions: DIMENSIONS,
+            max_input_tokens: 64,
+            normalized: false,
+            matryoshka: vec![],
+        };
+        let limits = Limits { batch_layout, batch_tokens_max: 256, ..Limits::default() };
+        let engine = Engine::start(
+            Tokenizer::bytes(64),
+            model,
+            Box::new(move |_| Ok(Box::new(Meter::new(Arc::clone(&meter))))),
+            EngineConfig { limits, ..EngineConfig::default() },
+        )
+        .unwrap();
+        let texts: Vec<String> = (0..1000).map(|n| "x".repeat(1 + n * 7919 % 60)).collect();
+        let embed = |texts: &[String]| {
+            let call = Call { texts: texts.to_vec(), ..Call::default() };
+            engine.embed(call)
+        };
+        embed(&texts).await.unwrap();
+        let warm = seen.lock().unwrap().len();
+        for _ in 0..3 {
+            embed(&texts).await.unwrap();
+        }
+        for text in texts.chunks(1).take(100) {
+            embed(text).await.unwrap();
+        }
+        let seen = seen.lock().unwrap();
+        let since = &seen[warm..];
+        let (calls, growths) = (104, GROWTHS as u64);
+        assert!(since.len() > 3 * calls, "{} batches", since.len());
+        let total: u64 = since.iter().sum();
+        assert!(total <= calls as u64 * PER_CALL + growths, "{batch_layout:?}: {total}: {since:?}");
+        let without = since.iter().filter(|count| **count == 0).count();
+        assert!(without + calls + GROWTHS >= since.len(), "{batch_layout:?}: {since:?}");
+    }
+}

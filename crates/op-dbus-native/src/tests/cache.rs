@@ -1,0 +1,66 @@
+//! Packed weights in the cache: found again, and never believed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::made_up::{SIZES, Weights};
+use crate::kernels::{Layout, kernels};
+use crate::packed::{Miss, Packed, Place};
+use crate::{Isa, Precision};
+
+fn layout() -> Layout {
+    kernels(Isa::best(), Precision::F32).layout
+}
+
+fn saved(folder: &Path) -> (Place, PathBuf, Packed) {
+    let weights = Weights::new(SIZES[3], 1);
+    let place = Place::new(folder, "key", layout());
+    let packed = Packed::build(&weights.encoder(), layout(), None).unwrap();
+    packed.save(&place).unwrap();
+    let file = fs::read_dir(folder.join("weights")).unwrap().next().unwrap().unwrap().path();
+    (place, file, packed)
+}
+
+#[test]
+fn saved_weights_are_found_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (place, _, packed) = saved(folder.path());
+    let found = Packed::open(&place, layout()).unwrap();
+    assert_eq!(found.shape, packed.shape);
+    assert_eq!(found.part(&(0..found.plan.bytes)), packed.part(&(0..packed.plan.bytes)));
+    let other = Place::new(folder.path(), "another key", layout());
+    assert!(matches!(Packed::open(&other, layout()), Err(Miss::Absent)));
+}
+
+#[test]
+fn a_file_with_a_flipped_byte_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (place, file, _) = saved(folder.path());
+    let whole = fs::read(&file).unwrap();
+    // What lies between the header and the weights means nothing.
+    let header = whole[..4096].iter().rposition(|&byte| byte == b'}').unwrap();
+    let weights = 4096..whole.len();
+    for at in (0..=header).chain(weights.step_by(2003)) {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x10;
+        fs::write(&file, damaged).unwrap();
+        assert!(Packed::open(&place, layout()).is_err(), "byte {at}");
+    }
+    for length in [0, 1, 15, 16, 17, 4095, 4096, 4097, whole.len() - 1] {
+        fs::write(&file, &whole[..length]).unwrap();
+        assert!(Packed::open(&place, layout()).is_err(), "{length} bytes");
+    }
+    fs::write(&file, whole).unwrap();
+    assert!(Packed::open(&place, layout()).is_ok());
+}
+
+#[test]
+fn an_unwritable_cache_leaves_the_weights_usable() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a file, not a folder");
+    fs::write(&file, "").unwrap();
+    let weights = Weights::new(SIZES[1], 1);
+    let packed = Packed::build(&weights.encoder(), layout(), None).unwrap();
+    assert!(packed.save(&Place::new(&file, "key", layout())).is_err());
+    assert!(packed.part(&(0..packed.plan.bytes)).iter().any(|byte| *byte != 0));
+}

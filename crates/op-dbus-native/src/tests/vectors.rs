@@ -1,0 +1,115 @@
+//! What the backend promises of its vectors.
+
+use op_dbus_engine::{Backend, BackendError, Batch};
+
+use super::made_up::{self, Random, SIZES, VOCABULARY, Weights};
+use super::reference;
+use crate::{Isa, NativeBackend, Precision};
+
+fn run(backend: &mut NativeBackend, texts: &[&[i32]]) -> Vec<Vec<f32>> {
+    let ids = texts.concat();
+    let lengths: Vec<i32> = texts.iter().map(|text| i32::try_from(text.len()).unwrap()).collect();
+    let dimensions = backend.description().dimensions;
+    let mut out = vec![f32::NAN; texts.len() * dimensions];
+    backend.run(&Batch { ids: &ids, lengths: &lengths }, &mut out).unwrap();
+    out.chunks(dimensions).map(<[f32]>::to_vec).collect()
+}
+
+fn slices(texts: &[Vec<i32>]) -> Vec<&[i32]> {
+    texts.iter().map(Vec::as_slice).collect()
+}
+
+fn bits(vectors: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    vectors.iter().map(|vector| vector.iter().map(|value| value.to_bits()).collect()).collect()
+}
+
+/// Every instruction set that this CPU has, with every precision.
+fn variants() -> impl Iterator<Item = (Isa, Precision)> {
+    let of_isa = |isa| Precision::ALL.into_iter().map(move |precision| (isa, precision));
+    Isa::available().into_iter().flat_map(of_isa)
+}
+
+#[test]
+fn vectors_are_those_of_the_reference() {
+    let texts = made_up::texts(&[1, 2, 3, 7, 8, 15, 16, 17, 31, 40, 5, 40], 3);
+    for (seed, sizes) in (1..).zip(SIZES) {
+        let weights = Weights::new(sizes, seed);
+        let expected: Vec<Vec<f64>> =
+            texts.iter().map(|ids| reference::vector(&weights.encoder(), ids)).collect();
+        for (isa, precision) in variants() {
+            let found = run(&mut made_up::backend(&weights, isa, precision, 1), &slices(&texts));
+            let bound = match precision {
+                Precision::F32 => 2e-6,
+                Precision::Bf16 => 2e-2,
+                Precision::Int8 => 4e-2,
+            };
+            for (text, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let worst = found.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs());
+                let worst = worst.fold(0.0, f64::max);
+                assert!(worst < bound, "{sizes:?} {isa} {precision} text {text}: {worst:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn neighbours_and_threads_change_no_bit() {
+    let mut random = Random(17);
+    let lengths: Vec<usize> = (0..60).map(|_| 1 + random.below(40)).collect();
+    let texts = made_up::texts(&lengths, 4);
+    let weights = Weights::new(SIZES[2], 5);
+    for (isa, precision) in variants() {
+        let mut alone = made_up::backend(&weights, isa, precision, 1);
+        let each: Vec<Vec<f32>> = texts.iter().flat_map(|text| run(&mut alone, &[text])).collect();
+        for threads in [1, 2, 3] {
+            let mut team = made_up::backend(&weights, isa, precision, threads);
+            let together = run(&mut team, &slices(&texts));
+            assert_eq!(bits(&together), bits(&each), "{isa} {precision}, {threads} threads");
+            // One text has its matrices split; a few are dealt out or split as it comes.
+            for count in [1, 2, 3, 5] {
+                let first = random.below(texts.len() - count);
+                let some = run(&mut team, &slices(&texts[first..first + count]));
+                assert_eq!(bits(&some), bits(&each[first..first + count]), "{isa} {precision}");
+            }
+        }
+    }
+}
+
+#[test]
+fn integers_are_summed_alike_on_all_instruction_sets() {
+    let texts = made_up::texts(&[12, 40], 8);
+    let weights = Weights::new(SIZES[2], 9);
+    let mut plain = made_up::backend(&weights, Isa::Portable, Precision::Int8, 1);
+    let expected = run(&mut plain, &slices(&texts));
+    for isa in Isa::available() {
+        let found = run(&mut made_up::backend(&weights, isa, Precision::Int8, 1), &slices(&texts));
+        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+            // Rounding may fall on the other side where the floats before it differ in a bit.
+            assert!((found - expected).abs() < 4e-3, "{isa}: {found} and {expected}");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_batch_for_the_model_is_refused_and_the_backend_lives_on() {
+    let weights = Weights::new(SIZES[0], 1);
+    let mut backend = made_up::backend(&weights, Isa::best(), Precision::F32, 2);
+    let vocabulary = i32::try_from(VOCABULARY).unwrap();
+    let mut out = vec![0.0; 42];
+    let long = vec![0; 41];
+    let batches: [(&[i32], &[i32], &str); 5] = [
+        (&[1, vocabulary], &[2], "token id 50"),
+        (&[-1], &[1], "token id -1"),
+        (&long, &[41], "41 tokens"),
+        (&[1, 2], &[1, 1], "2 rows"),
+        (&[1, 2, 3], &[2], "sum"),
+    ];
+    for (ids, lengths, word) in batches {
+        match backend.run(&Batch { ids, lengths }, &mut out) {
+            Err(BackendError::Failed(message)) => assert!(message.contains(word), "{message}"),
+            other => panic!("{word}: {other:?}"),
+        }
+    }
+    backend.run(&Batch { ids: &[1, 2, 3], lengths: &[3] }, &mut out).unwrap();
+    assert!(out.iter().any(|value| *value != 0.0));
+}

@@ -1,0 +1,61 @@
+//! What stands in the way of loading, with its causes, as text for the daemon.
+
+use std::error::Error;
+use std::path::Path;
+
+use op_dbus_engine::{BackendError, LoadErrorKind};
+
+/// The engine or the instruction set can't be had.
+pub fn unavailable(message: String) -> BackendError {
+    BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
+}
+
+/// A file can't be read.
+pub fn unreadable(path: &Path, error: &std::io::Error) -> BackendError {
+    let message = format!("can't read {}: {error}", path.display());
+    BackendError::Load { kind: LoadErrorKind::Other, message }
+}
+
+/// The content of a file can't be used, though it is the file that it should be.
+pub fn corrupt(path: &Path, error: &dyn Error) -> BackendError {
+    let message = format!("{}: {}", path.display(), sentence(error));
+    BackendError::Load { kind: LoadErrorKind::ModelCorrupt, message }
+}
+
+/// The store has no such model, or a damaged one.
+pub fn store(error: &op_dbus_models::Error) -> BackendError {
+    use op_dbus_models::Error as Models;
+    let kind = match error {
+        Models::NotInstalled { .. } => LoadErrorKind::ModelNotInstalled,
+        Models::Corrupt { .. } => LoadErrorKind::ModelCorrupt,
+        _ => LoadErrorKind::Other,
+    };
+    BackendError::Load { kind, message: sentence(error) }
+}
+
+/// An error with its causes, which only the worker knows, as one sentence. A cause that its own
+/// error already quotes is not said twice.
+fn sentence(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let reason = error.to_string();
+        if !text.contains(&reason) {
+            text = format!("{text}: {reason}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_told_once() {
+        let cause = std::io::Error::other("the disk is on fire");
+        let error = op_dbus_models::Error::Io { action: "read", path: "x".into(), source: cause };
+        assert_eq!(sentence(&error), "cannot read x: the disk is on fire");
+    }
+}

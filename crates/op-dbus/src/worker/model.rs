@@ -1,0 +1,70 @@
+//! The model in the store: the one that the daemon has verified, and what is read of it.
+
+use std::path::{Path, PathBuf};
+
+use op_dbus_engine::{BackendError, LoadErrorKind};
+use op_dbus_graph::{Family, Pooling};
+use op_dbus_models::{Model, Store};
+use serde_json::Value;
+
+use super::{Args, failure};
+
+/// The model, of which only the record has been read.
+///
+/// # Errors
+/// It is not there any more, or another one has taken its place since the daemon verified it.
+pub fn get(args: &Args) -> Result<Model, BackendError> {
+    let model = Store::open(&args.model_dir).get(&args.model).map_err(|e| failure::store(&e))?;
+    if model.vector_space() == args.space {
+        return Ok(model);
+    }
+    let message = format!(
+        "{} in {} is another model than the service has loaded under this name; restart the \
+         service to serve what is there now",
+        model.name,
+        args.model_dir.display()
+    );
+    Err(BackendError::Load { kind: LoadErrorKind::ModelCorrupt, message })
+}
+
+/// A file of the model, read whole and compared with its digest.
+pub fn read(model: &Model, path: &Path) -> Result<Vec<u8>, BackendError> {
+    model.read(path).map_err(|error| failure::store(&error))
+}
+
+/// A JSON file of the model.
+pub fn read_json(model: &Model, path: &Path) -> Result<Value, BackendError> {
+    serde_json::from_slice(&read(model, path)?).map_err(|error| failure::corrupt(path, &error))
+}
+
+/// Configuration and weights of each Dense module.
+pub fn dense(model: &Model) -> Result<Vec<(Value, Vec<u8>)>, BackendError> {
+    let module =
+        |[config, weights]: [PathBuf; 2]| Ok((read_json(model, &config)?, read(model, &weights)?));
+    model.dense_files().map(module).collect()
+}
+
+/// SHA-256 of configuration and weights of each Dense module.
+pub fn dense_sha256(model: &Model) -> impl Iterator<Item = [String; 2]> {
+    model.dense_files().map(|files| files.map(|path| model.recorded_sha256(&path).to_owned()))
+}
+
+/// The architecture as the graph reader names it; nothing for a graph of the user's own.
+pub fn family(model: &Model) -> Option<Family> {
+    match model.family {
+        op_dbus_models::Family::Bert => Some(Family::Bert),
+        op_dbus_models::Family::Mpnet => Some(Family::Mpnet),
+        op_dbus_models::Family::Roberta => Some(Family::Roberta),
+        op_dbus_models::Family::Distilbert => Some(Family::Distilbert),
+        op_dbus_models::Family::Onnx => None,
+    }
+}
+
+/// The pooling as the graph reader names it.
+pub fn pooling(model: &Model) -> Pooling {
+    match model.pooling {
+        op_dbus_models::Pooling::Mean => Pooling::Mean,
+        op_dbus_models::Pooling::Cls => Pooling::Cls,
+        op_dbus_models::Pooling::Max => Pooling::Max,
+    }
+}

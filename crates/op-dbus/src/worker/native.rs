@@ -1,0 +1,100 @@
+//! Our own kernels: which instruction set and precision, and where the weights come from.
+
+use op_dbus_engine::{Backend, BackendError, Tokenizer};
+use op_dbus_models::Model;
+use op_dbus_native::{Isa, NativeBackend, Options, Source, calibration_texts};
+
+use super::{Args, Precision, failure, model, pin};
+
+/// Loads the model from its packed weights in the cache, or packs it.
+pub fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
+    let isa = isa(&args.cpu_isa)?;
+    let model = model::get(args)?;
+    let precision = match args.precision {
+        Precision::Auto => op_dbus_native::Precision::auto(isa),
+        Precision::F32 => op_dbus_native::Precision::F32,
+        Precision::Bf16 => op_dbus_native::Precision::Bf16,
+        Precision::Int8 => op_dbus_native::Precision::Int8,
+    };
+    let options = Options {
+        cache_dir: args.cache_dir.clone(),
+        key: key(&model),
+        isa,
+        precision,
+        threads: args.threads,
+        cpus: args.cpu_list.clone(),
+        length_max: model.max_input_tokens,
+        pooling: model::pooling(&model),
+        normalize: model.normalize,
+        dimensions: model.dimensions,
+    };
+    let backend = NativeBackend::load(options, || source(&model, precision))?;
+    // The backend places the threads that it starts; the first of its team is this one.
+    if let Some(first) = args.cpu_list.get(..1) {
+        pin(first);
+    }
+    Ok(Box::new(backend))
+}
+
+/// The instruction set of this name; whether this CPU has it, the backend says.
+fn isa(name: &str) -> Result<Isa, BackendError> {
+    if name == "auto" { Ok(Isa::best()) } else { name.parse().map_err(failure::unavailable) }
+}
+
+/// What decides the packed weights, beside instruction set and precision.
+fn key(model: &Model) -> String {
+    let sha256 = |path| model.recorded_sha256(path);
+    let (weights, config) = (model.weights(), model.config());
+    let mut key = format!(
+        "family {:?}\nweights {}\nconfig {}\n",
+        model.family,
+        sha256(&weights),
+        sha256(&config)
+    );
+    for [config, weights] in model::dense_sha256(model) {
+        key.push_str(&format!("dense {config} {weights}\n"));
+    }
+    key
+}
+
+/// The model's own files, for when there are no packed weights.
+fn source(model: &Model, precision: op_dbus_native::Precision) -> Result<Source, BackendError> {
+    let family = model::family(model).ok_or_else(|| {
+        failure::unavailable(format!(
+            "{} is an ONNX graph, which ONNX Runtime computes; set cpu_engine to ort",
+            model.name
+        ))
+    })?;
+    Ok(Source {
+        family,
+        config: model::read_json(model, &model.config())?,
+        weights: model::read(model, &model.weights())?,
+        dense: model::dense(model)?,
+        calibration: match precision {
+            op_dbus_native::Precision::Int8 => calibration(model)?,
+            _ => Vec::new(),
+        },
+    })
+}
+
+/// Token ids of the texts that show which inputs of the model get large.
+fn calibration(model: &Model) -> Result<Vec<Vec<i32>>, BackendError> {
+    let path = model.tokenizer();
+    let json = model::read(model, &path)?;
+    let damaged = |error| failure::corrupt(&path, &error);
+    let tokenizer = Tokenizer::from_bytes(&json, model.max_input_tokens).map_err(damaged)?;
+    calibration_texts().map(|text| tokenizer.ids(text).map_err(damaged)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instruction_sets_are_known_by_their_names() {
+        assert_eq!(isa("portable"), Ok(Isa::Portable));
+        assert_eq!(isa("auto"), Ok(Isa::best()));
+        let message = isa("pentium").unwrap_err().to_string();
+        assert!(message.contains("pentium"), "{message}");
+    }
+}

@@ -1,0 +1,84 @@
+//! ONNX Runtime: a graph compiled from the model's weights, or the user's own.
+
+use std::path::PathBuf;
+
+use op_dbus_engine::{Backend, BackendError};
+use op_dbus_graph::cache::{CacheKey, GraphCache, Origin};
+use op_dbus_graph::{
+    DenseFiles, Dialect, Family, Layout, ModelFiles, Precision as Computed, Recipe, Target,
+};
+use op_dbus_models::Model;
+use op_dbus_ort::{Graph, Options, OrtBackend};
+
+use super::{Args, Precision, failure, model};
+
+/// Loads the library and a session of the model.
+pub fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
+    if !matches!(args.precision, Precision::Auto | Precision::F32) {
+        let message = "precision is not f32, which is all that ONNX Runtime computes in here; set \
+                       precision to auto, or cpu_engine to native";
+        return Err(failure::unavailable(message.to_owned()));
+    }
+    let model = model::get(args)?;
+    let graph = match model::family(&model) {
+        Some(family) => Graph::Compiled(compiled(&model, family, args)?),
+        None => own(&model)?,
+    };
+    let options = Options {
+        runtime: PathBuf::from(&args.runtime),
+        threads: args.threads,
+        graph,
+        dimensions: model.dimensions,
+    };
+    Ok(Box::new(OrtBackend::load(options)?))
+}
+
+/// The model's graph for the CPU, from the cache or compiled now.
+fn compiled(model: &Model, family: Family, args: &Args) -> Result<Vec<u8>, BackendError> {
+    let target =
+        Target { precision: Computed::F32, layout: Layout::Padded, dialect: Dialect::OnnxRuntime };
+    let pooling = model::pooling(model);
+    let (weights, config) = (model.weights(), model.config());
+    let key = CacheKey {
+        weights_sha256: model.recorded_sha256(&weights).to_owned(),
+        config_sha256: model.recorded_sha256(&config).to_owned(),
+        dense_sha256: model::dense_sha256(model).collect(),
+        family,
+        pooling,
+        normalize: model.normalize,
+        max_input_tokens: model.max_input_tokens,
+        target,
+        provider: "cpu".to_owned(),
+    };
+    let build = || {
+        let recipe = Recipe {
+            pooling,
+            normalize: model.normalize,
+            max_input_tokens: model.max_input_tokens,
+            target,
+        };
+        let (config, bytes) = (model::read_json(model, &config)?, model::read(model, &weights)?);
+        let dense = model::dense(model)?;
+        let dense = dense.iter().map(|(config, weights)| DenseFiles { config, weights }).collect();
+        let files = ModelFiles { family, config: &config, weights: &bytes, dense };
+        op_dbus_graph::compile(&recipe, &files).map_err(|e| failure::corrupt(&weights, &e))
+    };
+    let (graph, origin) = GraphCache::new(&args.cache_dir).load_or_compile(&key, build)?;
+    tracing::info!(model = model.name, built = origin == Origin::Built, "graph ready");
+    Ok(graph)
+}
+
+/// A user's own graph, after a look at where its tensors are. The library reads its files itself,
+/// so all of them are compared with their digests here.
+fn own(model: &Model) -> Result<Graph, BackendError> {
+    model.verify().map_err(|error| failure::store(&error))?;
+    let path = model.weights();
+    let graph = std::fs::read(&path).map_err(|error| failure::unreadable(&path, &error))?;
+    op_dbus_graph::inspect::inspect(&graph).map_err(|error| failure::corrupt(&path, &error))?;
+    let pooling = match model.pooling {
+        op_dbus_models::Pooling::Mean => op_dbus_ort::Pooling::Mean,
+        op_dbus_models::Pooling::Cls => op_dbus_ort::Pooling::Cls,
+        op_dbus_models::Pooling::Max => op_dbus_ort::Pooling::Max,
+    };
+    Ok(Graph::Own { path, pooling, normalize: model.normalize })
+}

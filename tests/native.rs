@@ -1,0 +1,230 @@
+//! What the native engine promises beside its vectors: it runs without any library, on the
+//! instruction set it was told to, asleep when there is nothing to do.
+
+use std::collections::HashMap;
+use std::fs;
+
+use nix::unistd::Pid;
+use op_dbus_api::ErrorName;
+use zbus::OwnedVariant;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::refused;
+use crate::harness::command::{clean, finish};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::golden::{self, cosine, distance};
+use crate::harness::needs::{self, op_dbus};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, fixture, within};
+
+tests! {
+    it_serves_without_any_library: [Bus, Low],
+    every_instruction_set_works_or_is_refused: [Bus, Low],
+    a_graph_of_the_users_own_needs_the_other_engine: [Bus],
+    a_graph_of_the_users_own_is_served_by_the_other_engine: [Bus, Runtime],
+    its_threads_sleep_when_there_is_nothing_to_do: [Bus, Low],
+    its_memory_is_that_of_the_weights: [Bus, Medium],
+    a_model_that_was_replaced_is_not_served_under_the_old_name: [Bus, Low],
+}
+
+/// Every name that the setting `cpu_isa` accepts, beside `auto`.
+const ISAS: [&str; 11] = [
+    "portable",
+    "avx2",
+    "avx-vnni",
+    "avx512",
+    "avx512-vnni",
+    "avx512-bf16",
+    "amx",
+    "neon",
+    "neon-dotprod",
+    "neon-i8mm",
+    "neon-bf16",
+];
+
+/// A text of `GetStatus`.
+async fn status(daemon: &Daemon, key: &str) -> Outcome<String> {
+    let status: HashMap<String, OwnedVariant> = daemon.client().manager.get_status().await?;
+    let value = status.get(key).ok_or_else(|| format!("the status has no {key}"))?;
+    Ok(value.clone().try_into()?)
+}
+
+async fn it_serves_without_any_library() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    // The models of the store, and nothing beside them.
+    let models = setup.path("models");
+    std::os::unix::fs::symlink(needs::store().join("models").canonicalize()?, &models)?;
+    let setup = setup.setting("model_dir", &models.display().to_string());
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(daemon.client().embedder.execution_provider().await?, "cpu");
+    assert_eq!(status(&daemon, "engine").await?, "native");
+    daemon.client().embedder.embed("out of the box").await?;
+    let workers = daemon.workers().await?;
+    assert_eq!(workers.len(), 1, "one worker has all the threads");
+    let mapped = fs::read_to_string(format!("/proc/{}/maps", workers[0]))?;
+    assert!(!mapped.contains("onnxruntime"), "{mapped}");
+    daemon.stop().await
+}
+
+async fn every_instruction_set_works_or_is_refused() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let texts = golden::plain_texts()?;
+    let references = golden::vectors("low")?;
+    let (mut ran, mut refusals) = (Vec::new(), Vec::new());
+    for isa in ISAS {
+        let setup = Setup::real("low")?.env("OP_DBUS_CPU_ISA", isa).setting("precision", "f32");
+        let daemon = setup.start(&bus).await?;
+        if daemon.settled().await? == "ready" {
+            assert_eq!(status(&daemon, "isa").await?, isa);
+            let found = daemon.client().vectors(&texts).await?;
+            for (found, reference) in found.iter().zip(&references) {
+                assert!(cosine(found, reference) >= 0.99999, "{isa}");
+                assert!(distance(found, reference) <= 1e-4, "{isa}");
+            }
+            ran.push(isa);
+        } else {
+            let refusal = daemon.client().embedder.embed("x").await;
+            let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+            assert!(message.contains("cpu_isa") && message.contains(isa), "{message}");
+            assert!(message.contains("OP_DBUS_CPU_ISA"), "{message}");
+            refusals.push((isa, message));
+        }
+        daemon.stop().await?;
+    }
+    println!("ran: {}; refused: {}", ran.join(", "), refusals.len());
+    assert!(ran.contains(&"portable"), "{ran:?}");
+    // The sentence lists just those that work.
+    for (isa, message) in &refusals {
+        let (_, has) = message.split_once("has: ").ok_or_else(|| message.clone())?;
+        let (has, _) = has.split_once(" (").ok_or_else(|| message.clone())?;
+        assert_eq!(has.split(", ").collect::<Vec<_>>(), ran, "{isa}: {message}");
+    }
+    // What is chosen by itself is one of them.
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    let best = status(&daemon, "isa").await?;
+    assert!(ran.contains(&best.as_str()), "{best}");
+    daemon.stop().await
+}
+
+/// A daemon's files with an ONNX graph of the user's own, imported as `own`.
+async fn with_own_graph() -> Outcome<Setup> {
+    let setup = Setup::sim()?;
+    fs::create_dir(setup.path("models"))?;
+    let folder = setup.path("graph");
+    fs::create_dir(&folder)?;
+    fs::copy(fixture("golden/tiny-bert/onnx/model.onnx"), folder.join("model.onnx"))?;
+    fs::copy(fixture("golden/tiny-bert/tokenizer.json"), folder.join("tokenizer.json"))?;
+    let mut import = clean(op_dbus());
+    import.arg("models").arg("--model-dir").arg(setup.path("models"));
+    import.arg("import").arg(folder.join("model.onnx"));
+    import.args(["--name", "own", "--pooling", "mean", "--max-input-tokens", "48"]);
+    finish(import, "").await?.success()?;
+    let setup = setup.setting("model", "own").setting("cpu_engine", "native");
+    std::os::unix::fs::symlink(needs::store().join("runtime"), setup.path("runtime"))?;
+    Ok(setup)
+}
+
+async fn a_graph_of_the_users_own_needs_the_other_engine() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = with_own_graph().await?;
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let message =
+        refused(daemon.client().embedder.embed("x").await, ErrorName::ProviderUnavailable)?;
+    for part in ["own is an ONNX graph", "config.toml", "OP_DBUS_CPU_ENGINE=ort", "runtime pull"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    daemon.stop().await
+}
+
+async fn a_graph_of_the_users_own_is_served_by_the_other_engine() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = with_own_graph().await?.env("OP_DBUS_CPU_ENGINE", "ort");
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(status(&daemon, "engine").await?, "ort");
+    assert_eq!(daemon.client().vectors(&["x"]).await?[0].len(), 24);
+    daemon.stop().await
+}
+
+/// Whether all threads of a process wait for something, as the kernel sees it.
+fn asleep(process: Pid) -> Outcome<bool> {
+    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+        let stat = fs::read_to_string(thread?.path().join("stat"))?;
+        // The name before the state may itself hold anything but its closing bracket.
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        if state != Some('S') {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+async fn its_threads_sleep_when_there_is_nothing_to_do() -> Outcome {
+    const LOOKS: usize = 10_000;
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    daemon.client().vectors(&golden::plain_texts()?).await?;
+    let worker = daemon.workers().await?[0];
+    // A thread that spins, or wakes up by itself to look around, is seen running now and then.
+    within("the worker's sleep", async {
+        let mut looks = 0;
+        while looks < LOOKS {
+            looks = if asleep(worker)? { looks + 1 } else { 0 };
+        }
+        Outcome::Ok(())
+    })
+    .await??;
+    daemon.stop().await
+}
+
+async fn its_memory_is_that_of_the_weights() -> Outcome {
+    const BESIDE_BYTES_MAX: u64 = 60 << 20;
+    let bus = PrivateBus::start().await?;
+    let weights = needs::store().join("models/all-MiniLM-L6-v2/model.safetensors");
+    let weights = fs::metadata(weights)?.len();
+    for (precision, part) in [("f32", 1), ("bf16", 2)] {
+        let setup = Setup::real("medium")?.setting("precision", precision);
+        // The second start finds the weights packed.
+        for start in ["cold", "warm"] {
+            let daemon = setup.ready(&bus).await?;
+            daemon.client().vectors(&golden::plain_texts()?).await?;
+            let status =
+                fs::read_to_string(format!("/proc/{}/status", daemon.workers().await?[0]))?;
+            let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+            let resident = resident.ok_or("no VmRSS")?.trim().trim_end_matches(" kB");
+            let resident = resident.parse::<u64>()? << 10;
+            let most = weights / part + BESIDE_BYTES_MAX;
+            println!("{precision}, {start}: {} MiB of {} MiB", resident >> 20, most >> 20);
+            assert!(resident <= most, "{precision}, {start}: {resident} > {most}");
+            daemon.stop().await?;
+        }
+    }
+    Ok(())
+}
+
+async fn a_model_that_was_replaced_is_not_served_under_the_old_name() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("cpu_engine", "native").setting("model", "own");
+    let import = async |tiny: &str| {
+        let mut import = clean(op_dbus());
+        import.arg("models").arg("--model-dir").arg(setup.path("models"));
+        import.arg("import").arg(fixture(&format!("golden/{tiny}"))).args(["--name", "own"]);
+        finish(import, "").await?.success()
+    };
+    import("tiny-bert").await?;
+    let daemon = setup.ready(&bus).await?;
+    daemon.client().embedder.embed("x").await?;
+    fs::remove_dir_all(setup.path("models/own"))?;
+    import("tiny-mpnet").await?;
+    daemon.signal_workers(nix::sys::signal::Signal::SIGKILL).await?;
+    let refusal = daemon.client().embedder.embed("x").await;
+    refused(refusal, ErrorName::WorkerFailed)?;
+    within("the reason in the log", async {
+        while !daemon.process.stderr().contains("is another model than") {}
+    })
+    .await?;
+    daemon.stop().await
+}
