@@ -8,6 +8,12 @@
 pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_dot;
+#[cfg(target_arch = "x86_64")]
+mod avx_vnni;
 pub(crate) mod norm;
 pub(crate) mod portable;
 pub(crate) mod product;
@@ -119,6 +125,14 @@ pub(crate) fn kernels(isa: Isa, precision: Precision) -> Kernels {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2_kernels(precision),
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => avx_vnni_kernels(precision),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => avx512_kernels(precision),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => avx512_vnni_kernels(precision),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => avx512_bf16_kernels(precision),
         _ => portable_kernels(precision),
     }
 }
@@ -144,5 +158,75 @@ fn avx2_kernels(precision: Precision) -> Kernels {
         Precision::F32 => avx2!(FloatTiles<F32, 6>, Element::F32, 1, f32, F32, 6),
         Precision::Bf16 => avx2!(FloatTiles<Bf16, 6>, Element::Bf16, 1, f32, F32, 6),
         Precision::Int8 => avx2!(IntTiles<Int8, 6>, Element::I8, 2, i16, F32, 6),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn avx_vnni_kernels(precision: Precision) -> Kernels {
+    use avx_vnni::Int8;
+    use avx2::F32;
+    use product::IntTiles;
+    macro_rules! avx_vnni {
+        ($($rest:tt)*) => { table!(#[target_feature(enable = "avx2,fma,avxvnni")], $($rest)*) };
+    }
+    match precision {
+        Precision::F32 | Precision::Bf16 => avx2_kernels(precision),
+        Precision::Int8 => avx_vnni!(IntTiles<Int8, 6>, Element::I8, 4, u8, F32, 6),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn avx512_kernels(precision: Precision) -> Kernels {
+    use avx512::{Bf16, F32, Int8};
+    use product::{FloatTiles, IntTiles};
+    macro_rules! avx512 {
+        ($($rest:tt)*) => {
+            table!(#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")], $($rest)*)
+        };
+    }
+    match precision {
+        Precision::F32 => avx512!(FloatTiles<F32, 12>, Element::F32, 1, f32, F32, 12),
+        Precision::Bf16 => avx512!(FloatTiles<Bf16, 12>, Element::Bf16, 1, f32, F32, 12),
+        Precision::Int8 => avx512!(IntTiles<Int8, 12>, Element::I8, 2, i16, F32, 12),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn avx512_vnni_kernels(precision: Precision) -> Kernels {
+    use avx512::F32;
+    use avx512_dot::Int8;
+    use product::IntTiles;
+    macro_rules! vnni {
+        ($($rest:tt)*) => {
+            table!(
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")],
+                $($rest)*
+            )
+        };
+    }
+    match precision {
+        Precision::F32 | Precision::Bf16 => avx512_kernels(precision),
+        Precision::Int8 => vnni!(IntTiles<Int8, 12>, Element::I8, 4, u8, F32, 12),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn avx512_bf16_kernels(precision: Precision) -> Kernels {
+    use avx512_dot::{Bf16, Int8};
+    use product::{FloatTiles, IntTiles};
+    macro_rules! bf16 {
+        ($($rest:tt)*) => {
+            table!(
+                #[target_feature(
+                    enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16"
+                )],
+                $($rest)*
+            )
+        };
+    }
+    match precision {
+        Precision::F32 => avx512_kernels(precision),
+        Precision::Bf16 => bf16!(FloatTiles<Bf16, 12>, Element::Bf16, 2, u16, Bf16, 12),
+        Precision::Int8 => bf16!(IntTiles<Int8, 12>, Element::I8, 4, u8, Bf16, 12),
     }
 }

@@ -1,0 +1,255 @@
+//! AVX-512 F, BW, DQ and VL: 16 lanes, 32 registers.
+//!
+//! Every function is inlined into a kernel that is compiled for these features and runs only where
+//! the CPU has them; that, and pointers that are valid for a vector's elements, is what each asks.
+
+#![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but intrinsics under one contract")]
+
+use std::arch::x86_64::*;
+
+use super::simd::Simd;
+use super::step::{FloatStep, IntStep};
+
+/// 512-bit vectors.
+pub(crate) struct Avx512;
+
+impl Simd for Avx512 {
+    type F = __m512;
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> __m512 {
+        _mm512_set1_ps(value)
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        _mm512_loadu_ps(from)
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: __m512) {
+        _mm512_storeu_ps(to, value)
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        _mm512_sub_ps(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        _mm512_mul_ps(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        _mm512_div_ps(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        _mm512_fmadd_ps(a, b, c)
+    }
+
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        _mm512_min_ps(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        _mm512_max_ps(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn round(value: __m512) -> __m512 {
+        _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(value)
+    }
+
+    #[inline(always)]
+    unsafe fn power_of_two(n: __m512) -> __m512 {
+        let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+    }
+
+    #[inline(always)]
+    unsafe fn sum(value: __m512) -> f32 {
+        let low = _mm512_castps512_ps256(value);
+        let half = _mm256_add_ps(low, _mm512_extractf32x8_ps::<1>(value));
+        let half = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
+        let quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
+        _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)))
+    }
+
+    #[inline(always)]
+    unsafe fn least(value: __m512) -> f32 {
+        let low = _mm512_castps512_ps256(value);
+        let half = _mm256_min_ps(low, _mm512_extractf32x8_ps::<1>(value));
+        let half = _mm_min_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
+        let quarter = _mm_min_ps(half, _mm_movehl_ps(half, half));
+        _mm_cvtss_f32(_mm_min_ss(quarter, _mm_movehdup_ps(quarter)))
+    }
+
+    #[inline(always)]
+    unsafe fn greatest(value: __m512) -> f32 {
+        let low = _mm512_castps512_ps256(value);
+        let half = _mm256_max_ps(low, _mm512_extractf32x8_ps::<1>(value));
+        let half = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
+        let quarter = _mm_max_ps(half, _mm_movehl_ps(half, half));
+        _mm_cvtss_f32(_mm_max_ss(quarter, _mm_movehdup_ps(quarter)))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> __m512 {
+        let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut u16, value: __m512) {
+        let rounded = _mm512_srli_epi32::<16>(round_to_bf16(value));
+        _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(rounded));
+    }
+
+    #[inline(always)]
+    unsafe fn store_u8(to: *mut u8, value: __m512) {
+        let whole = _mm512_cvtps_epi32(value);
+        _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(whole));
+    }
+
+    #[inline(always)]
+    unsafe fn store_i16(to: *mut i16, value: __m512) {
+        let whole = _mm512_cvtps_epi32(value);
+        _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(whole));
+    }
+}
+
+/// The bits of the nearest bfloat16, in the upper half of each lane; the lower half is not cleared.
+#[inline(always)]
+unsafe fn round_to_bf16(value: __m512) -> __m512i {
+    let bits = _mm512_castps_si512(value);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)))
+}
+
+/// 32-bit floats: one fused multiply-add per step.
+pub(crate) struct F32;
+
+impl FloatStep for F32 {
+    type S = Avx512;
+    type Input = f32;
+    type Weight = f32;
+    type A = __m512;
+    const K: usize = 1;
+
+    #[inline(always)]
+    unsafe fn weights(from: *const f32) -> __m512 {
+        _mm512_loadu_ps(from)
+    }
+
+    #[inline(always)]
+    unsafe fn input(from: *const f32) -> __m512 {
+        _mm512_set1_ps(*from)
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(sum: __m512, input: __m512, weights: __m512) -> __m512 {
+        _mm512_fmadd_ps(input, weights, sum)
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: __m512) {
+        _mm512_storeu_ps(to, value)
+    }
+
+    #[inline(always)]
+    unsafe fn pack(to: *mut f32, first: __m512, _: __m512) {
+        _mm512_storeu_ps(to, first)
+    }
+}
+
+/// bfloat16 operands, widened to 32-bit floats: half the memory of 32-bit floats at their speed.
+pub(crate) struct Bf16;
+
+impl FloatStep for Bf16 {
+    type S = Avx512;
+    /// Rounded to bfloat16, but stored as 32-bit floats, so that nothing is widened row by row.
+    type Input = f32;
+    type Weight = u16;
+    type A = __m512;
+    const K: usize = 1;
+
+    #[inline(always)]
+    unsafe fn weights(from: *const u16) -> __m512 {
+        Avx512::load_bf16(from)
+    }
+
+    #[inline(always)]
+    unsafe fn input(from: *const f32) -> __m512 {
+        _mm512_set1_ps(*from)
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(sum: __m512, input: __m512, weights: __m512) -> __m512 {
+        _mm512_fmadd_ps(input, weights, sum)
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: __m512) {
+        let mask = _mm512_set1_epi32(-65536);
+        let rounded = _mm512_and_si512(round_to_bf16(value), mask);
+        _mm512_storeu_ps(to, _mm512_castsi512_ps(rounded));
+    }
+
+    #[inline(always)]
+    unsafe fn pack(to: *mut u16, first: __m512, _: __m512) {
+        Avx512::store_bf16(to, first)
+    }
+}
+
+/// 8-bit integers as pairs of 16-bit ones: exact, at twice the speed of 32-bit floats.
+pub(crate) struct Int8;
+
+impl IntStep for Int8 {
+    type S = Avx512;
+    type Input = i16;
+    type Acc = __m512i;
+    type A = __m512i;
+    const K: usize = 2;
+
+    #[inline(always)]
+    unsafe fn zero() -> __m512i {
+        _mm512_setzero_si512()
+    }
+
+    #[inline(always)]
+    unsafe fn weights(from: *const i8) -> __m512i {
+        _mm512_cvtepi8_epi16(_mm256_loadu_si256(from.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn input(from: *const i16) -> __m512i {
+        _mm512_set1_epi32(from.cast::<i32>().read_unaligned())
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(sum: __m512i, input: __m512i, weights: __m512i) -> __m512i {
+        _mm512_add_epi32(sum, _mm512_madd_epi16(input, weights))
+    }
+
+    #[inline(always)]
+    unsafe fn to_float(sum: __m512i) -> __m512 {
+        _mm512_cvtepi32_ps(sum)
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut i16, value: __m512) {
+        Avx512::store_i16(to, value)
+    }
+}
