@@ -2,6 +2,7 @@
 
 mod bus;
 mod demo;
+mod emulate;
 mod packages;
 mod shell;
 mod test;
@@ -14,6 +15,7 @@ Usage: cargo xtask <TASK>
 
 Tasks:
   demo    build, fetch a model, and embed real text over a D-Bus
+  emulate run the kernel tests for CPUs that this machine is not [--arch NAME] [--isa NAME]
   test    everything that must hold: format, lints, tidy, all tests (fetches what they need)
   tidy    the checks of the house alone: layout, floors, sizes, names
 ";
@@ -22,6 +24,7 @@ fn main() -> ExitCode {
     let task = std::env::args().nth(1);
     let outcome = match task.as_deref() {
         Some("demo") => demo::run(),
+        Some("emulate") => emulate::run(&std::env::args().skip(2).collect::<Vec<_>>()),
         Some("test") => test::run(),
         Some("tidy") => tidy::run(),
         Some("help" | "--help" | "-h") => {

@@ -31,6 +31,14 @@ pub const TESTS: &[Need] = &[
     Need { program: "setpriv", package: "util-linux" },
 ];
 
+/// What builds and runs programs for aarch64; what is not a program is named by its path.
+pub const AARCH64: &[Need] = &[
+    Need { program: "qemu-aarch64", package: "qemu-user" },
+    Need { program: "aarch64-linux-gnu-gcc", package: "gcc-aarch64-linux-gnu" },
+    Need { program: "/usr/aarch64-linux-gnu/lib/libc.a", package: "libc6-dev-arm64-cross" },
+    Need { program: "/usr/bin/rustc", package: "rustc-web" },
+];
+
 /// Sees to it that every program in `needs` is there.
 ///
 /// As root on Debian missing packages are installed; elsewhere the sentence names what is missing.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use crate::shell::{self, Outcome, cargo, program};
-use crate::{packages, tidy};
+use crate::{emulate, packages, tidy};
 
 /// Pure Python, so that one folder on `PYTHONPATH` serves every interpreter.
 const PYTHON_CLIENT: &str = "jeepney==0.9.0";
@@ -29,6 +29,8 @@ pub fn run() -> Outcome {
     ensure_nextest()?;
     let settings = [("OP_DBUS_TEST_STORE", &store), ("OP_DBUS_TEST_PYTHON", &python)];
     shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings))?;
+    step("kernels on every instruction set");
+    emulate::run(&[])?;
     step("skipped tests");
     let mut skips = cargo(&["test", "--quiet", "--package", "op-dbus-tests"]);
     skips.args(["--test", "integration", "--", "--skips"]).envs(settings);

@@ -1,0 +1,285 @@
+//! Products with packed weights, and what is done to them while they are hot.
+
+use crate::data::{Guarded, Random, assert_near, normal_integral};
+use crate::kernels::product::{Activation, Finish, GROUP, Product};
+use crate::operand::{LANES_MAX, Left, Right, to_bf16};
+use crate::precision::Precision;
+use crate::{Subject, Test};
+
+pub const TESTS: &[Test] = &[
+    ("operands_are_rounded_to_the_nearest", operands),
+    ("every_number_of_rows", every_number_of_rows),
+    ("sizes_of_the_families", sizes_of_the_families),
+    ("odd_sizes", odd_sizes),
+    ("rows_and_columns_apart_are_the_same_bits", apart),
+    ("residual_is_added", residual),
+    ("activations", activations),
+];
+
+/// Columns that are compared with the reference in one row, and rows in one product; all of them in
+/// small ones. Both are odd, so that every place in a panel and in a tile comes up.
+const COLUMNS: usize = 23;
+const ROWS: usize = 9;
+
+/// Rows of random inputs, with what lies behind them in the last vector zero.
+struct Rows {
+    values: Guarded<f32>,
+    stride: usize,
+    rows: usize,
+    columns: usize,
+}
+
+impl Rows {
+    fn new(rows: usize, columns: usize, random: &mut Random) -> Self {
+        let stride = columns.next_multiple_of(LANES_MAX);
+        let at = |i: usize| if i % stride < columns { random.value() } else { 0.0 };
+        Self { values: Guarded::from_fn(rows * stride, at), stride, rows, columns }
+    }
+
+    /// The left operand, by the kernel's own conversion.
+    fn prepare(&self, subject: &Subject) -> Left {
+        let mut left = Left::new(subject, self.rows, self.columns);
+        let padded = self.columns.next_multiple_of(LANES_MAX);
+        // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
+        unsafe {
+            (subject.kernels.prepare)(
+                self.values.as_ptr(),
+                self.stride,
+                self.rows,
+                padded,
+                &left.operand(),
+            );
+        }
+        left
+    }
+}
+
+/// All columns of a product, stored.
+fn store(subject: &Subject, left: &mut Left, rows: usize, right: &Right, to: &mut [f32]) {
+    let job = Product {
+        input: left.operand(),
+        rows,
+        weights: right.weights(),
+        first: 0,
+        end: right.padded,
+        finish: Finish::Store { to: to.as_mut_ptr(), stride: right.padded },
+    };
+    // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
+    unsafe { (subject.kernels.multiply)(&job) };
+}
+
+/// Relative error of a sum of `count` terms in 32-bit floats, with some air.
+fn allowed(count: usize, size: f64) -> f64 {
+    (count as f64 + 16.0) * f64::from(f32::EPSILON) * size + 1e-30
+}
+
+/// Compares a product with the reference.
+fn check(subject: &Subject, rows: usize, inputs: usize, columns: usize, random: &mut Random) {
+    let mut left = Rows::new(rows, inputs, random).prepare(subject);
+    let right = Right::new(subject, inputs, columns, random);
+    let mut found = Guarded::new(rows * right.padded);
+    store(subject, &mut left, rows, &right, &mut found);
+    for row in some(rows, ROWS) {
+        for (column, sum, size) in right.sums(&left, row, some(columns, COLUMNS)) {
+            assert_near(found[row * right.padded + column], sum, allowed(inputs, size), || {
+                format!("{rows} × {inputs} × {columns}, row {row}, column {column}")
+            });
+        }
+    }
+}
+
+/// All of `0..count` up to twice `most` numbers, else some of them, the last among them.
+fn some(count: usize, most: usize) -> impl Iterator<Item = usize> {
+    let step = if count <= 2 * most { 1 } else { (count / most) | 1 };
+    (0..count).rev().step_by(step)
+}
+
+fn operands(subject: &Subject) {
+    let mut random = Random::new(1);
+    for columns in [1, 5, 16, 48, 128, 131, 384] {
+        let rows = Rows::new(3, columns, &mut random);
+        let left = rows.prepare(subject);
+        for (row, column) in (0..3).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+            let value = rows.values[row * rows.stride + column];
+            let place = || format!("{columns} columns, row {row}, column {column}");
+            let (expected, allowed) = match subject.precision {
+                Precision::F32 => (value, 0.0),
+                Precision::Bf16 => (to_bf16(value), 0.0),
+                // Half a step, and a little for the steps' own rounding.
+                Precision::Int8 => (value, 0.501 * left.scale(row, column / GROUP).0),
+            };
+            let allowed = f64::from(allowed) + f64::from(expected.abs()) * 1e-6;
+            assert_near(left.meant(row, column) as f32, f64::from(expected), allowed, place);
+            let stored = left.stored(row, column);
+            assert!((0.0..=255.0).contains(&stored) || subject.precision != Precision::Int8);
+        }
+    }
+}
+
+fn every_number_of_rows(subject: &Subject) {
+    let mut random = Random::new(2);
+    for rows in 1..=2 * crate::kernels::product::ROWS_MAX + 1 {
+        check(subject, rows, 72, 40, &mut random);
+    }
+}
+
+fn sizes_of_the_families(subject: &Subject) {
+    let mut random = Random::new(3);
+    // Rows, inputs, columns: small, base and large encoders; a strip of rows; one text of one token.
+    for (rows, inputs, columns) in [
+        (96, 384, 128),
+        (7, 384, 192),
+        (1, 1536, 128),
+        (2, 768, 256),
+        (3, 3072, 64),
+        (5, 1024, 128),
+    ] {
+        check(subject, rows, inputs, columns, &mut random);
+    }
+}
+
+fn odd_sizes(subject: &Subject) {
+    let mut random = Random::new(4);
+    for (inputs, columns) in
+        [(1, 1), (2, 3), (3, 16), (31, 33), (63, 65), (127, 31), (129, 129), (257, 7)]
+    {
+        check(subject, 5, inputs, columns, &mut random);
+    }
+    for _ in 0..10 {
+        let (rows, inputs) = (random.between(1, 30), random.between(1, 300));
+        let columns = random.between(1, 150);
+        check(subject, rows, inputs, columns, &mut random);
+    }
+}
+
+/// What else is in the batch, and how the columns are shared out, must not change a bit.
+fn apart(subject: &Subject) {
+    let mut random = Random::new(5);
+    let (rows, inputs, columns) = (23, 150, 280);
+    let inputs_of_all = Rows::new(rows, inputs, &mut random);
+    let right = Right::new(subject, inputs, columns, &mut random);
+    let padded = right.padded;
+    let mut left = inputs_of_all.prepare(subject);
+    let mut whole = Guarded::new(rows * padded);
+    store(subject, &mut left, rows, &right, &mut whole);
+    let mut pieces = Guarded::new(rows * padded);
+    for first in (0..padded).step_by(GROUP) {
+        let job = Product {
+            input: left.operand(),
+            rows,
+            weights: right.weights(),
+            first,
+            end: padded.min(first + GROUP),
+            finish: Finish::Store { to: pieces.as_mut_ptr(), stride: padded },
+        };
+        // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
+        unsafe { (subject.kernels.multiply)(&job) };
+    }
+    assert!(same(&whole, &pieces), "columns apart");
+    for row in 0..rows {
+        let stride = inputs_of_all.stride;
+        let values = &inputs_of_all.values[row * stride..];
+        let alone = Rows {
+            values: Guarded::from_fn(stride, |i| values[i]),
+            stride,
+            rows: 1,
+            columns: inputs,
+        };
+        let mut found = Guarded::new(padded);
+        store(subject, &mut alone.prepare(subject), 1, &right, &mut found);
+        assert!(same(&found, &whole[row * padded..][..padded]), "row {row} alone");
+    }
+}
+
+fn same(a: &[f32], b: &[f32]) -> bool {
+    a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+fn residual(subject: &Subject) {
+    let mut random = Random::new(6);
+    for (rows, inputs, columns) in [(1, 64, 64), (13, 100, 384), (4, 33, 50)] {
+        let mut left = Rows::new(rows, inputs, &mut random).prepare(subject);
+        let right = Right::new(subject, inputs, columns, &mut random);
+        let before = Guarded::from_fn(rows * right.padded, |_| random.value());
+        let mut found = Guarded::new(rows * right.padded);
+        let job = Product {
+            input: left.operand(),
+            rows,
+            weights: right.weights(),
+            first: 0,
+            end: right.padded,
+            finish: Finish::Add {
+                to: found.as_mut_ptr(),
+                residual: before.as_ptr(),
+                stride: right.padded,
+            },
+        };
+        // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
+        unsafe { (subject.kernels.multiply)(&job) };
+        for row in some(rows, ROWS) {
+            for (column, sum, size) in right.sums(&left, row, some(columns, COLUMNS)) {
+                let at = row * right.padded + column;
+                let before = f64::from(before[at]);
+                let allowed = allowed(inputs, size + before.abs());
+                assert_near(found[at], sum + before, allowed, || {
+                    format!("row {row}, column {column}")
+                });
+            }
+        }
+    }
+}
+
+/// The activated product as the operand of the next one.
+fn activations(subject: &Subject) {
+    let mut random = Random::new(7);
+    for activation in [Activation::Gelu, Activation::GeluTanh, Activation::Relu] {
+        for (rows, inputs, columns) in [(1, 40, 128), (14, 96, 200), (3, 130, 384)] {
+            let mut left = Rows::new(rows, inputs, &mut random).prepare(subject);
+            let right = Right::new(subject, inputs, columns, &mut random);
+            let mut next = Left::new(subject, rows, right.padded);
+            let job = Product {
+                input: left.operand(),
+                rows,
+                weights: right.weights(),
+                first: 0,
+                end: right.padded,
+                finish: Finish::Activate { activation, to: next.operand() },
+            };
+            // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
+            unsafe { (subject.kernels.multiply)(&job) };
+            for row in some(rows, ROWS) {
+                for (column, sum, size) in right.sums(&left, row, some(columns, COLUMNS)) {
+                    let expected = activated(activation, sum);
+                    // A sum's own error is at most a little magnified; the polynomials have 1.5e-6.
+                    let allowed = 1.2 * allowed(inputs, size) + 2e-6 * (1.0 + expected.abs());
+                    let rounding = match subject.precision {
+                        Precision::F32 => 0.0,
+                        Precision::Bf16 => expected.abs() / 256.0,
+                        Precision::Int8 => 0.501 * f64::from(next.scale(row, column / GROUP).0),
+                    };
+                    assert_near(
+                        next.meant(row, column) as f32,
+                        expected,
+                        allowed + rounding,
+                        || {
+                            format!(
+                                "{activation:?}, {inputs} inputs, row {row}, column {column}, sum {sum}"
+                            )
+                        },
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn activated(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Gelu => x * normal_integral(x),
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+            x * 0.5 * (1.0 + inner.tanh())
+        }
+        Activation::Relu => x.max(0.0),
+    }
+}

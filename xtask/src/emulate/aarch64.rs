@@ -1,0 +1,111 @@
+//! aarch64 below QEMU's user mode, by Debian's compiler and standard library.
+//!
+//! The compiler that builds op-dbus brings no standard library for other targets. Debian has one,
+//! for its own compiler. Only that one package is foreign, so it is unpacked into `target/` instead
+//! of teaching the system a second architecture.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::Emulator;
+use crate::packages;
+use crate::shell::{self, Outcome, program};
+
+const COMPILER: &str = "/usr/bin/rustc";
+const COMPILER_PACKAGE: &str = "rustc-web";
+const LIBRARY_PACKAGE: &str = "libstd-rust-web-dev";
+
+/// The emulator, and where the standard library was unpacked.
+#[derive(Default)]
+pub struct Qemu {
+    library: PathBuf,
+}
+
+impl Emulator for Qemu {
+    fn arch(&self) -> &'static str {
+        "aarch64"
+    }
+
+    fn cpus(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("portable", "cortex-a53"),
+            ("neon", "cortex-a53"),
+            ("neon-dotprod", "cortex-a76"),
+            // QEMU has no CPU with one of these two but not the other.
+            ("neon-i8mm", "max"),
+            ("neon-bf16", "max"),
+        ]
+    }
+
+    fn probe_cpu(&self) -> &'static str {
+        "max"
+    }
+
+    fn prepare(&mut self) -> Outcome {
+        packages::ensure(&[packages::AARCH64])?;
+        self.library = fetch_library()?;
+        Ok(())
+    }
+
+    fn compiler(&self) -> Command {
+        let mut command = program(COMPILER, &["--target", "aarch64-unknown-linux-gnu"]);
+        command.args(["-C", "linker=aarch64-linux-gnu-gcc", "--sysroot"]).arg(&self.library);
+        command
+    }
+
+    fn command(&self, cpu: &str, tests: &Path) -> Command {
+        let mut command = program("qemu-aarch64", &["-cpu", cpu]);
+        command.arg(tests);
+        command
+    }
+}
+
+/// The folder that has `lib/rustlib/aarch64-unknown-linux-gnu`, of the compiler's very version.
+fn fetch_library() -> Result<PathBuf, String> {
+    let query = ["--show", "--showformat", "${Version}", COMPILER_PACKAGE];
+    let version = shell::read(&mut program("dpkg-query", &query))
+        .map_err(|_| format!("{COMPILER} is not of Debian's package {COMPILER_PACKAGE}"))?;
+    let folder = shell::root().join("target/emulate/aarch64-library");
+    let mark = folder.join("version");
+    if fs::read_to_string(&mark).is_ok_and(|found| found == version) {
+        return Ok(folder.join("usr"));
+    }
+    println!("fetching {LIBRARY_PACKAGE} for arm64, version {version}");
+    let lists = folder.join("lists/partial");
+    let archives = folder.join("cache/archives/partial");
+    let prepared = fs::remove_dir_all(&folder).or_else(ignore_absence);
+    let prepared = prepared.and_then(|()| fs::create_dir_all(&lists));
+    prepared.and_then(|()| fs::create_dir_all(&archives)).map_err(|e| place(&folder, &e))?;
+    // Lists and cache of our own: the system's package state stays as it is, and root is not needed.
+    let apt = |arguments: &[&str]| {
+        let mut apt = Command::new("apt-get");
+        apt.current_dir(&folder).args(["-qq", "-o", "APT::Architectures::=arm64"]);
+        apt.args(["-o", "Acquire::Languages=none", "-o", "APT::Sandbox::User="]);
+        apt.arg("-o").arg(format!("Dir::State::lists={}", folder.join("lists").display()));
+        apt.arg("-o").arg(format!("Dir::Cache={}", folder.join("cache").display()));
+        shell::run(apt.args(arguments))
+    };
+    apt(&["update"])?;
+    apt(&["download", &format!("{LIBRARY_PACKAGE}:arm64={version}")])?;
+    let files = fs::read_dir(&folder).map_err(|e| place(&folder, &e))?;
+    let package = files.flatten().map(|file| file.path());
+    let package = package.filter(|path| path.extension().is_some_and(|end| end == "deb")).last();
+    let package =
+        package.ok_or_else(|| format!("apt-get left no package in {}", folder.display()))?;
+    shell::run(Command::new("dpkg-deb").arg("--extract").arg(&package).arg(&folder))?;
+    for leftover in [folder.join("lists"), folder.join("cache")] {
+        fs::remove_dir_all(&leftover).map_err(|e| place(&leftover, &e))?;
+    }
+    fs::remove_file(&package).map_err(|e| place(&package, &e))?;
+    fs::write(&mark, version).map_err(|e| place(&mark, &e))?;
+    Ok(folder.join("usr"))
+}
+
+fn ignore_absence(error: std::io::Error) -> std::io::Result<()> {
+    if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+fn place(path: &Path, error: &std::io::Error) -> String {
+    format!("{}: {error}", path.display())
+}

@@ -1,0 +1,201 @@
+//! `cargo xtask emulate`: the kernels of every instruction set, natively where this machine has it
+//! and on an emulated CPU where it has not.
+//!
+//! The kernel tests are one program without dependencies, so it takes no more than a compiler for
+//! each architecture. The emulated CPU is the plainest that has the instruction set: a kernel that
+//! needs more than its set has fails there.
+
+mod aarch64;
+mod x86_64;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use crate::shell::{self, Outcome};
+
+const KERNELS: &str = "crates/op-dbus-native/tests/kernels/main.rs";
+const PROBE: &str = "tests/emulator/probe.rs";
+/// How the test program says that the CPU lacks the instruction set.
+const LACKING: i32 = 77;
+const USAGE: &str = "Usage: cargo xtask emulate [--arch x86_64|aarch64] [--isa NAME]";
+
+/// An architecture whose kernels can be tested here.
+trait Emulator: Sync {
+    /// As in `std::env::consts::ARCH`.
+    fn arch(&self) -> &'static str;
+    /// Instruction sets, each with the emulated CPU for it.
+    fn cpus(&self) -> &'static [(&'static str, &'static str)];
+    /// The CPU that has everything, for the probe.
+    fn probe_cpu(&self) -> &'static str;
+    /// Fetches what it needs; an error is the reason for skipping.
+    fn prepare(&mut self) -> Outcome;
+    /// The compiler's command line, but for source and output.
+    fn compiler(&self) -> Command;
+    /// A program's command line on an emulated CPU.
+    fn command(&self, cpu: &str, program: &Path) -> Command;
+}
+
+enum Verdict {
+    Passed(String),
+    Skipped(String),
+    Failed(String),
+}
+
+/// Runs what the arguments ask for, prints a line for each instruction set, and fails if one failed.
+pub fn run(arguments: &[String]) -> Outcome {
+    let (mut arch, mut isa) = (None, None);
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let value = rest.next().ok_or_else(|| USAGE.to_owned())?;
+        match argument.as_str() {
+            "--arch" => arch = Some(value.as_str()),
+            "--isa" => isa = Some(value.as_str()),
+            _ => return Err(USAGE.to_owned()),
+        }
+    }
+    let mut emulators: [Box<dyn Emulator>; 2] =
+        [Box::new(x86_64::Bochs), Box::new(aarch64::Qemu::default())];
+    let mut failed = Vec::new();
+    let mut known = false;
+    for emulator in &mut emulators {
+        let named = |name: &str| isa.is_none_or(|isa| isa == name);
+        let cpus = emulator.cpus().iter().filter(|(name, _)| named(name)).copied();
+        let cpus: Vec<_> = cpus.collect();
+        if cpus.is_empty() || arch.is_some_and(|arch| arch != emulator.arch()) {
+            continue;
+        }
+        known = true;
+        failed.extend(run_arch(emulator.as_mut(), &cpus, isa.is_some())?);
+    }
+    match (known, failed.as_slice()) {
+        (false, _) => Err(format!("no such instruction set or architecture\n{USAGE}")),
+        (true, []) => Ok(()),
+        (true, failed) => Err(format!("the kernels failed on {}", failed.join(", "))),
+    }
+}
+
+/// Runs the given instruction sets of one architecture; returns the names of those that failed.
+fn run_arch(
+    emulator: &mut dyn Emulator,
+    cpus: &[(&'static str, &'static str)],
+    always_emulate: bool,
+) -> Result<Vec<&'static str>, String> {
+    if let Err(reason) = emulator.prepare() {
+        for (isa, _) in cpus {
+            print_line(emulator.arch(), isa, &Verdict::Skipped(reason.clone()));
+        }
+        return Ok(Vec::new());
+    }
+    let emulator = &*emulator;
+    let programs = build(emulator)?;
+    let native = emulator.arch() == std::env::consts::ARCH;
+    let mut list = if native {
+        Command::new(&programs.kernels)
+    } else {
+        emulator.command(emulator.probe_cpu(), &programs.kernels)
+    };
+    let list = shell::read(list.arg("--isas"))?;
+    let is = |isa: &str, place: &str| list.lines().any(|line| line == format!("{isa} {place}"));
+    let mut probe = emulator.command(emulator.probe_cpu(), &programs.probe);
+    let probed = probe.output().map_err(|e| format!("{}: {e}", emulator.probe_cpu()))?;
+    let verdicts = in_parallel(cpus, |&(isa, cpu)| {
+        if is(isa, "nowhere") {
+            return Verdict::Skipped("op-dbus has no kernels for it".to_owned());
+        }
+        if native && is(isa, "here") && !always_emulate {
+            let mut command = Command::new(&programs.kernels);
+            return judge(command.args(["--isa", isa]), "on this machine");
+        }
+        if !probed.status.success() {
+            return Verdict::Failed(format!("the emulator is wrong:\n{}", text(&probed)));
+        }
+        let mut command = emulator.command(cpu, &programs.kernels);
+        judge(command.args(["--isa", isa]), &format!("on an emulated {cpu}"))
+    });
+    let mut failed = Vec::new();
+    for ((isa, _), verdict) in cpus.iter().zip(verdicts) {
+        print_line(emulator.arch(), isa, &verdict);
+        if matches!(verdict, Verdict::Failed(_)) {
+            failed.push(*isa);
+        }
+    }
+    Ok(failed)
+}
+
+struct Programs {
+    kernels: PathBuf,
+    probe: PathBuf,
+}
+
+/// Builds the tests and the probe as they are shipped: with all optimisations.
+fn build(emulator: &dyn Emulator) -> Result<Programs, String> {
+    let folder = shell::root().join("target/emulate").join(emulator.arch());
+    std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let compile = |source: &str, name: &str| {
+        let program = folder.join(name);
+        let mut compiler = emulator.compiler();
+        compiler.args(["--edition", "2024", "-C", "opt-level=3", "-C", "overflow-checks=on"]);
+        compiler.args(["-C", "target-feature=+crt-static"]);
+        shell::run(compiler.arg(source).arg("-o").arg(&program))?;
+        Ok::<_, String>(program)
+    };
+    Ok(Programs { kernels: compile(KERNELS, "kernels")?, probe: compile(PROBE, "probe")? })
+}
+
+fn judge(command: &mut Command, place: &str) -> Verdict {
+    let start = Instant::now();
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => return Verdict::Failed(format!("{place}: {error}")),
+    };
+    let printed = text(&output);
+    let last = printed.lines().rfind(|line| !line.is_empty()).unwrap_or_default();
+    match output.status.code() {
+        Some(0) => {
+            Verdict::Passed(format!("{place}: {last}, {:.0} s", start.elapsed().as_secs_f32()))
+        }
+        Some(LACKING) => Verdict::Failed(format!("{place}: {last}")),
+        _ => Verdict::Failed(format!("{place} ({}):\n{printed}", output.status)),
+    }
+}
+
+fn text(output: &Output) -> String {
+    let mut text = String::from_utf8_lossy(&output.stderr).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stdout));
+    text
+}
+
+fn print_line(arch: &str, isa: &str, verdict: &Verdict) {
+    let (word, detail) = match verdict {
+        Verdict::Passed(detail) => ("passed", detail),
+        Verdict::Skipped(detail) => ("SKIP", detail),
+        Verdict::Failed(detail) => ("FAILED", detail),
+    };
+    println!("{arch:<9}{isa:<14}{word:<8}{detail}");
+}
+
+/// Calls `f` for each job on as many threads as there are cores; the results in the jobs' order.
+fn in_parallel<J: Sync, R: Send>(jobs: &[J], f: impl Fn(&J) -> R + Sync) -> Vec<R> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let next = Mutex::new(0);
+    let results = Mutex::new((0..jobs.len()).map(|_| None).collect::<Vec<Option<R>>>());
+    std::thread::scope(|scope| {
+        for _ in 0..cores.min(jobs.len()) {
+            scope.spawn(|| {
+                loop {
+                    let index = {
+                        let mut next = next.lock().unwrap_or_else(|e| e.into_inner());
+                        *next += 1;
+                        *next - 1
+                    };
+                    let Some(job) = jobs.get(index) else { return };
+                    let result = f(job);
+                    results.lock().unwrap_or_else(|e| e.into_inner())[index] = Some(result);
+                }
+            });
+        }
+    });
+    results.into_inner().unwrap_or_else(|e| e.into_inner()).into_iter().flatten().collect()
+}
