@@ -113,6 +113,39 @@ fn operands(subject: &Subject) {
             let stored = left.stored(row, column);
             assert!((0.0..=255.0).contains(&stored) || subject.precision != Precision::Int8);
         }
+        if subject.precision == Precision::Int8 {
+            all_steps_are_used(&left, columns);
+        }
+    }
+    halfway(subject);
+}
+
+/// The least and the largest input of a block are its first and its last step.
+fn all_steps_are_used(left: &Left, columns: usize) {
+    for block in 0..columns.div_ceil(GROUP) {
+        let end = columns.next_multiple_of(LANES_MAX).min((block + 1) * GROUP);
+        let stored: Vec<f32> = (block * GROUP..end).map(|column| left.stored(0, column)).collect();
+        let least = stored.iter().copied().fold(f32::MAX, f32::min);
+        let most = stored.iter().copied().fold(f32::MIN, f32::max);
+        assert_eq!((least, most), (0.0, 255.0), "{columns} columns, block {block}");
+    }
+}
+
+/// Values that lie halfway between two bfloat16 go to the even one, on both sides of 0.
+fn halfway(subject: &Subject) {
+    if subject.precision != Precision::Bf16 {
+        return;
+    }
+    let columns = 64;
+    let at = |i: usize| {
+        let (sign, upper, around) = ((i & 1) << 31, 0x3F80 + i / 6, i / 2 % 3);
+        f32::from_bits((sign | upper << 16 | (0x7FFF + around)) as u32)
+    };
+    let rows = Rows { values: Guarded::from_fn(columns, at), stride: columns, rows: 1, columns };
+    let left = rows.prepare(subject);
+    for column in 0..columns {
+        let (found, value) = (left.stored(0, column), rows.values[column]);
+        assert_eq!(found, to_bf16(value), "{value:e} in column {column}");
     }
 }
 
