@@ -9,6 +9,7 @@ manual forbids (a product of tiles whose shapes don't fit, a tile that is not co
 """
 
 import struct
+from operator import add, mul
 
 ROWS, ROW_BYTES, TILES = 16, 64, 8
 PALETTE_BYTES = 64
@@ -190,10 +191,7 @@ class Tiles:
         for m in range(rows):
             a = struct.unpack_from(left_format, left[m])
             old = struct.unpack_from(f"<{columns}I", sums[m])
-            cells = (
-                old[n] + sum(x * y for x, y in zip(a, by_column[n])) & 0xFFFFFFFF
-                for n in range(columns)
-            )
+            cells = (old[n] + sum(map(mul, a, by_column[n])) & 0xFFFFFFFF for n in range(columns))
             results.append(struct.pack(f"<{columns}I", *cells))
         return results
 
@@ -218,9 +216,8 @@ class Tiles:
             for k in range(depth):
                 pair, b = a[2 * k : 2 * k + 2] * columns, right_rows[k]
                 # A product of two bfloat16 is exact in a double, so packing rounds once, as an FMA does.
-                partial = singles.unpack(
-                    singles.pack(*(p + x * y for p, x, y in zip(partial, pair, b)))
-                )
+                products = map(mul, pair, b)
+                partial = singles.unpack(singles.pack(*map(add, partial, products)))
             both = struct.Struct(f"<{columns}f")
             added = both.unpack(
                 both.pack(*(partial[2 * n] + partial[2 * n + 1] for n in range(columns)))
