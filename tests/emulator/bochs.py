@@ -27,7 +27,7 @@ import sys
 
 from calls import Calls
 from memory import KERNEL, PAGE, RAM, BadProgram, Memory, Program
-from tiles import PROTECTION, REGISTERS, Fault, Tiles
+from tiles import PAGE_FAULT, PROTECTION, REGISTERS, UNDEFINED, Fault, Tiles
 
 # Index of each model in the emulator's own table; its name is checked after the start.
 MODELS = {
@@ -40,15 +40,20 @@ MODELS = {
 }
 MODEL_WITH_TILES = "sapphire_rapids"
 FAR_BRANCH_SYSCALL = 17
-UNDEFINED, PAGE_FAULT = 6, 14
 # Vectors that come with an error code on the stack.
 WITH_CODE = (8, 10, 11, 12, 13, 14, 17)
 EXCEPTIONS = {
     0: (signal.SIGFPE, "division error"),
     3: (signal.SIGTRAP, "breakpoint"),
-    UNDEFINED: (signal.SIGILL, "an instruction that this CPU does not have"),
+    UNDEFINED: (
+        signal.SIGILL,
+        "an instruction that this CPU does not have, or tiles that don't fit",
+    ),
     7: (signal.SIGILL, "vector state that is switched off"),
-    PROTECTION: (signal.SIGSEGV, "general protection: a misaligned or impossible address, or tile configuration"),
+    PROTECTION: (
+        signal.SIGSEGV,
+        "general protection: a misaligned or impossible address, or tile configuration",
+    ),
     PAGE_FAULT: (signal.SIGSEGV, "page fault"),
     19: (signal.SIGFPE, "floating point exception"),
 }
@@ -90,9 +95,13 @@ class Emulator:
         # BX_CPU_C::cpuid, and in its virtual table get_name() as the third entry.
         self.cpuid = U64.from_address(self.bx_cpu + 0x38).value
         self.table = U64.from_address(self.cpuid).value
-        name = ctypes.CFUNCTYPE(ctypes.c_char_p, POINTER)(U64.from_address(self.table + 16).value)(self.cpuid)
+        name = ctypes.CFUNCTYPE(ctypes.c_char_p, POINTER)(U64.from_address(self.table + 16).value)(
+            self.cpuid
+        )
         if name.decode() != model:
-            fail(f"this bochscpu-python has {name.decode()} where {model} is expected; version 0.4.0 is right")
+            fail(
+                f"this bochscpu-python has {name.decode()} where {model} is expected; version 0.4.0 is right"
+            )
 
     def function(self, name, result, *arguments):
         function = self.library[name]
@@ -101,14 +110,24 @@ class Emulator:
 
     def choose(self, model):
         """The package has no setting for the model, but Bochs itself has, with these accessors."""
-        get = self.function("_ZN13bx_real_sim_c14get_param_enumEPKcP10bx_param_c", POINTER, POINTER, ctypes.c_char_p, POINTER)
+        get = self.function(
+            "_ZN13bx_real_sim_c14get_param_enumEPKcP10bx_param_c",
+            POINTER,
+            POINTER,
+            ctypes.c_char_p,
+            POINTER,
+        )
         setting = get(POINTER.in_dll(self.library, "SIM"), b"cpu.model", None)
-        self.function("_ZN14bx_param_num_c9set_rangeEmm", None, POINTER, U64, U64)(setting, 0, max(MODELS.values()))
+        self.function("_ZN14bx_param_num_c9set_rangeEmm", None, POINTER, U64, U64)(
+            setting, 0, max(MODELS.values())
+        )
         self.function("_ZN15bx_param_enum_c3setEl", None, POINTER, U64)(setting, MODELS[model])
 
     def show_tiles(self):
         """Puts our own function in front of the model's CPUID."""
-        symbol = ctypes.cast(self.library["_ZNK17sapphire_rapids_t14get_cpuid_leafEjjP16cpuid_function_t"], POINTER).value
+        symbol = ctypes.cast(
+            self.library["_ZNK17sapphire_rapids_t14get_cpuid_leafEjjP16cpuid_function_t"], POINTER
+        ).value
         original = CPUID(symbol)
 
         def answer(this, leaf, sub_leaf, registers):
@@ -161,7 +180,9 @@ class Machine:
         """Two pages behind the page tables: the handlers' stack, then what the CPU looks up."""
         self.stack = self.memory.kernel_pages + PAGE
         self.gdt = self.stack
-        self.tss, self.idt, handlers, enter = (self.gdt + offset for offset in (0x40, 0x100, 0x400, 0x800))
+        self.tss, self.idt, handlers, enter = (
+            self.gdt + offset for offset in (0x40, 0x100, 0x400, 0x800)
+        )
         self.memory.protect(self.memory.kernel_pages, 2 * PAGE, 3)
         # Code and data of the kernel, data and code of the program; SYSRET expects this order.
         descriptors = (0, 0xAF9B000000FFFF, 0xCF93000000FFFF, 0xCFF3000000FFFF, 0xAFFB000000FFFF)
@@ -175,7 +196,9 @@ class Machine:
             code = b"" if vector in WITH_CODE else b"\x6a\x00"
             code += bytes((0x6A, vector)) + b"\x0f\xae\x3c\x24\x48\x83\xc4\x10\x48\xcf"
             self.memory.put(handler, code)
-            gate = struct.pack("<HHBBHII", handler & 0xFFFF, 8, 0, 0xEE, handler >> 16 & 0xFFFF, handler >> 32, 0)
+            gate = struct.pack(
+                "<HHBBHII", handler & 0xFFFF, 8, 0, 0xEE, handler >> 16 & 0xFFFF, handler >> 32, 0
+            )
             self.memory.put(self.idt + vector * 16, gate)
 
     def make_segment(self, selector, attributes, base=0, limit=0xFFFFFFFF):
@@ -192,7 +215,9 @@ class Machine:
         state.cr3 = self.memory.pml4
         state.cr4 = 0x50620  # PAE, OSFXSR, OSXMMEXCPT, FSGSBASE, OSXSAVE
         state.efer = 0xD01  # SYSCALL, long mode, no-execute
-        state.xcr0 = 0x600E7 if self.tiles else 0xE7  # x87, SSE, AVX, three parts of AVX-512, two of AMX
+        state.xcr0 = (
+            0x600E7 if self.tiles else 0xE7
+        )  # x87, SSE, AVX, three parts of AVX-512, two of AMX
         state.cs = self.make_segment(0x23, 0xA0FB)
         for name in ("ss", "ds", "es", "fs", "gs"):
             setattr(state, name, self.make_segment(0x1B, 0xC0F3))
@@ -228,13 +253,15 @@ class Machine:
         if not self.memory.kernel_pages <= address < self.stack:
             return
         try:
-            vector, code, self.place, _, flags, self.user_stack = struct.unpack("<6Q", self.memory.bytes[address : address + 48])
+            vector, code, self.place, _, flags, self.user_stack = struct.unpack(
+                "<6Q", self.memory.bytes[address : address + 48]
+            )
             if vector == UNDEFINED and self.tiles and (length := self.tile_instruction()):
                 self.memory.put(address + 16, struct.pack("<Q", self.place + length))
                 return
-            self.report(vector, code)
+            self.report(vector, code, self.cpu.cr2)
         except Fault as fault:
-            self.report(fault.vector, 0)
+            self.report(fault.vector, 0, fault.address)
         except BaseException as error:
             fail(f"{type(error).__name__}: {error}")
 
@@ -244,12 +271,16 @@ class Machine:
     def register(self, number):
         if number == 16:
             return self.place
-        return self.user_stack if REGISTERS[number] == "rsp" else getattr(self.cpu, REGISTERS[number])
+        return (
+            self.user_stack if REGISTERS[number] == "rsp" else getattr(self.cpu, REGISTERS[number])
+        )
 
-    def report(self, vector, code):
+    def report(self, vector, code, address):
         number, words = EXCEPTIONS.get(vector, (signal.SIGSEGV, "exception"))
-        near = f"at address {self.cpu.cr2:#x}, " if vector == PAGE_FAULT else ""
-        code_bytes = self.memory.bytes[self.place : self.place + 16].hex(" ") if self.place < KERNEL else "?"
+        near = f"at address {address:#x}, " if vector == PAGE_FAULT else ""
+        code_bytes = (
+            self.memory.bytes[self.place : self.place + 16].hex(" ") if self.place < KERNEL else "?"
+        )
         print(
             f"bochs.py: {words} ({number.name}; vector {vector}, code {code:#x}), "
             f"{near}instruction at {self.place:#x}: {code_bytes}",

@@ -64,7 +64,11 @@ class Calls:
         if call is None:
             if number not in self.unknown:
                 self.unknown.add(number)
-                print(f"bochs.py: system call {number} is not emulated: ENOSYS", file=sys.stderr, flush=True)
+                print(
+                    f"bochs.py: system call {number} is not emulated: ENOSYS",
+                    file=sys.stderr,
+                    flush=True,
+                )
             return -errno.ENOSYS
         try:
             return call(*arguments)
@@ -78,7 +82,9 @@ class Calls:
 
     def writev(self, file, vectors, count, *_):
         pairs = struct.unpack(f"<{2 * count}Q", self.memory.get(vectors, 16 * count))
-        return sum(self.write(file, start, length) for start, length in zip(pairs[::2], pairs[1::2]))
+        return sum(
+            self.write(file, start, length) for start, length in zip(pairs[::2], pairs[1::2])
+        )
 
     def fstat(self, *_):
         return -errno.EBADF

@@ -5,9 +5,8 @@ import errno
 import mmap
 import os
 import struct
-import sys
 
-from tiles import Fault
+from tiles import PAGE_FAULT, Fault
 
 PAGE = 4096
 RAM = 768 << 20
@@ -58,8 +57,7 @@ class Memory:
         """As the CPU would check an access of its own: raises `Fault` where a page is missing."""
         for page in range(address // PAGE, (address + length - 1) // PAGE + 1):
             if not 0 <= page < RAM // PAGE or self.entry(page) & flags != flags:
-                print(f"bochs.py: tile access at {address:#x}", file=sys.stderr, flush=True)
-                raise Fault(14)
+                raise Fault(PAGE_FAULT, max(address, page * PAGE))
 
     def entry(self, page):
         return struct.unpack_from("<Q", self.bytes, self.entries + page * 8)[0]
@@ -82,7 +80,9 @@ class Memory:
     def map(self, length, flags, at=None):
         """Zeroed pages; their address, or None where there is no room."""
         count = -(-length // PAGE)
-        first = at // PAGE if at else self.taken.find(bytes(count), MMAP_BASE // PAGE, KERNEL // PAGE)
+        first = (
+            at // PAGE if at else self.taken.find(bytes(count), MMAP_BASE // PAGE, KERNEL // PAGE)
+        )
         if first < 0 or (first + count) * PAGE > KERNEL:
             return None
         self.protect(first * PAGE, count * PAGE, flags)
@@ -102,7 +102,9 @@ class Program:
         with open(path, "rb") as file:
             image = file.read()
         if image[:5] != b"\x7fELF\x02" or struct.unpack_from("<HH", image, 16) != (2, 62):
-            raise BadProgram(f"{path} is no static x86-64 executable at a fixed address (crt-static, relocation-model=static)")
+            raise BadProgram(
+                f"{path} is no static x86-64 executable at a fixed address (crt-static, relocation-model=static)"
+            )
         self.entry, headers = struct.unpack_from("<QQ", image, 24)
         size, count = struct.unpack_from("<HH", image, 54)
         self.end, program_headers = 0, 0
@@ -136,13 +138,30 @@ class Program:
             memory.put(cursor, data)
             return cursor
 
-        settings = [f"{k}={v}" for k, v in os.environ.items() if k.startswith(("OP_DBUS_", "RUST_"))]
+        settings = [
+            f"{k}={v}" for k, v in os.environ.items() if k.startswith(("OP_DBUS_", "RUST_"))
+        ]
         random = push(bytes(range(16)))
         words = [push(text.encode() + b"\0") for text in arguments]
         settings = [push(text.encode() + b"\0") for text in settings]
         # AT_PHDR, AT_PHENT, AT_PHNUM, AT_PAGESZ, AT_ENTRY, AT_CLKTCK, AT_RANDOM, AT_EXECFN,
         # AT_MINSIGSTKSZ (tiles need room), AT_UID and its three companions, AT_SECURE, AT_NULL.
-        auxiliary = [3, headers[0], 4, headers[1], 5, headers[2], 6, PAGE, 9, self.entry, 17, 100, 25, random]
+        auxiliary = [
+            3,
+            headers[0],
+            4,
+            headers[1],
+            5,
+            headers[2],
+            6,
+            PAGE,
+            9,
+            self.entry,
+            17,
+            100,
+            25,
+            random,
+        ]
         auxiliary += [31, words[0], 51, 16384, 11, 0, 12, 0, 13, 0, 14, 0, 23, 0, 0, 0]
         table = [len(words), *words, 0, *settings, 0, *auxiliary]
         cursor = (cursor - 8 * len(table)) & ~15

@@ -9,6 +9,7 @@ manual forbids (a product of tiles whose shapes don't fit, a tile that is not co
 """
 
 import struct
+from operator import add, mul
 
 ROWS, ROW_BYTES, TILES = 16, 64, 8
 PALETTE_BYTES = 64
@@ -20,14 +21,14 @@ INTEGER_PRODUCTS = {NONE: (False, False), P66: (False, True), PF3: (True, False)
 
 
 class Fault(Exception):
-    """An exception of the CPU: its vector."""
+    """An exception of the CPU: its vector, and the address where memory is missing."""
 
-    def __init__(self, vector):
+    def __init__(self, vector, address=0):
         super().__init__(f"exception {vector}")
-        self.vector = vector
+        self.vector, self.address = vector, address
 
 
-UNDEFINED, PROTECTION = 6, 13
+UNDEFINED, PROTECTION, PAGE_FAULT = 6, 13, 14
 
 
 class Instruction:
@@ -97,7 +98,9 @@ class Tiles:
         elif opcode == 0x4B and not instruction.in_registers and prefix != NONE:
             self.move(instruction, store=prefix == PF3)
         elif opcode == 0x5E and instruction.in_registers:
-            self.multiply(instruction, lambda *tiles: self.integers(*tiles, *INTEGER_PRODUCTS[prefix]))
+            self.multiply(
+                instruction, lambda *tiles: self.integers(*tiles, *INTEGER_PRODUCTS[prefix])
+            )
         elif opcode == 0x5C and instruction.in_registers and prefix == PF3:
             self.multiply(instruction, self.halves)
         else:
@@ -164,7 +167,14 @@ class Tiles:
         ):
             raise Fault(UNDEFINED)
         columns, depth = self.row_bytes[sums] // 4, self.rows[right]
-        rows = product(self.content[sums], self.content[left], self.content[right], self.rows[sums], columns, depth)
+        rows = product(
+            self.content[sums],
+            self.content[left],
+            self.content[right],
+            self.rows[sums],
+            columns,
+            depth,
+        )
         filled = [row.ljust(ROW_BYTES, b"\0") for row in rows]
         self.content[sums] = filled + [bytes(ROW_BYTES)] * (ROWS - len(filled))
 
@@ -174,14 +184,14 @@ class Tiles:
         left_format = f"<{4 * depth}{'b' if left_signed else 'B'}"
         right_format = f"<{4 * columns}{'b' if right_signed else 'B'}"
         right_rows = [struct.unpack_from(right_format, row) for row in right[:depth]]
-        by_column = [[v for row in right_rows for v in row[4 * n : 4 * n + 4]] for n in range(columns)]
+        by_column = [
+            [v for row in right_rows for v in row[4 * n : 4 * n + 4]] for n in range(columns)
+        ]
         results = []
         for m in range(rows):
             a = struct.unpack_from(left_format, left[m])
             old = struct.unpack_from(f"<{columns}I", sums[m])
-            cells = (
-                old[n] + sum(x * y for x, y in zip(a, by_column[n])) & 0xFFFFFFFF for n in range(columns)
-            )
+            cells = (old[n] + sum(map(mul, a, by_column[n])) & 0xFFFFFFFF for n in range(columns))
             results.append(struct.pack(f"<{columns}I", *cells))
         return results
 
@@ -192,7 +202,10 @@ class Tiles:
         def widen(row, count):
             """bfloat16 to float; subnormal values count as zero."""
             words = struct.unpack_from(f"<{count}H", row)
-            return struct.unpack(f"<{count}f", struct.pack(f"<{count}I", *(w << 16 if w & 0x7F80 else 0 for w in words)))
+            return struct.unpack(
+                f"<{count}f",
+                struct.pack(f"<{count}I", *(w << 16 if w & 0x7F80 else 0 for w in words)),
+            )
 
         singles = struct.Struct(f"<{2 * columns}f")
         right_rows = [widen(row, 2 * columns) for row in right[:depth]]
@@ -203,9 +216,12 @@ class Tiles:
             for k in range(depth):
                 pair, b = a[2 * k : 2 * k + 2] * columns, right_rows[k]
                 # A product of two bfloat16 is exact in a double, so packing rounds once, as an FMA does.
-                partial = singles.unpack(singles.pack(*(p + x * y for p, x, y in zip(partial, pair, b))))
+                products = map(mul, pair, b)
+                partial = singles.unpack(singles.pack(*map(add, partial, products)))
             both = struct.Struct(f"<{columns}f")
-            added = both.unpack(both.pack(*(partial[2 * n] + partial[2 * n + 1] for n in range(columns))))
+            added = both.unpack(
+                both.pack(*(partial[2 * n] + partial[2 * n + 1] for n in range(columns)))
+            )
             old = both.unpack_from(sums[m])
             results.append(both.pack(*(x + y for x, y in zip(old, added))))
         return results

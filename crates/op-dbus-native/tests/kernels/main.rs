@@ -117,6 +117,8 @@ fn run(isas: &[Isa], chosen: impl Fn(&str) -> bool, list: bool) -> ExitCode {
             println!("{name}: test");
             continue;
         }
+        // Before it runs: a kernel that touches a guard page ends the program.
+        println!("test {name}");
         let subject = Subject { kernels: kernels::kernels(isa, precision), precision };
         match catch_unwind(AssertUnwindSafe(|| body(&subject))) {
             Ok(()) => passed += 1,

@@ -1,7 +1,7 @@
 //! Products with packed weights, and what is done to them while they are hot.
 
 use crate::data::{Guarded, Random, assert_near, normal_integral};
-use crate::kernels::product::{self, Activation, Finish, GROUP, Product};
+use crate::kernels::product::{Activation, Finish, GROUP, Product, Rows};
 use crate::operand::{LANES_MAX, Left, Right, to_bf16};
 use crate::precision::Precision;
 use crate::{Subject, Test};
@@ -21,30 +21,30 @@ pub const TESTS: &[Test] = &[
 const COLUMNS: usize = 23;
 const ROWS: usize = 9;
 
-/// Rows of random inputs, with what lies behind them in the last vector zero.
-pub struct Rows {
+/// Inputs of random inputs, with what lies behind them in the last vector zero.
+struct Inputs {
     values: Guarded<f32>,
     stride: usize,
     rows: usize,
     columns: usize,
 }
 
-impl Rows {
-    pub fn new(rows: usize, columns: usize, random: &mut Random) -> Self {
+impl Inputs {
+    fn new(rows: usize, columns: usize, random: &mut Random) -> Self {
         let stride = columns.next_multiple_of(LANES_MAX);
         let at = |i: usize| if i % stride < columns { random.value() } else { 0.0 };
         Self { values: Guarded::from_fn(rows * stride, at), stride, rows, columns }
     }
 
     /// The left operand, by the kernel's own conversion.
-    pub fn prepare(&self, subject: &Subject) -> Left {
-        self.prepare_smooth(subject, std::ptr::null())
+    fn prepare(&self, subject: &Subject) -> Left {
+        self.prepare_smoothed(subject, std::ptr::null())
     }
 
-    /// The same with a factor for each column.
-    fn prepare_smooth(&self, subject: &Subject, smooth: *const f32) -> Left {
+    /// As above, with a factor for each column, or null.
+    fn prepare_smoothed(&self, subject: &Subject, smooth: *const f32) -> Left {
         let mut left = Left::new(subject, self.rows, self.columns);
-        let job = product::Rows {
+        let job = Rows {
             from: self.values.as_ptr(),
             stride: self.stride,
             rows: self.rows,
@@ -58,14 +58,13 @@ impl Rows {
     }
 }
 
-/// A factor for each of so many columns, and for what fills the last vector.
+/// Factors for the columns of a row, padded like it.
 fn factors(columns: usize, random: &mut Random) -> Guarded<f32> {
-    let length = columns.next_multiple_of(LANES_MAX);
-    Guarded::from_fn(length, |_| 0.25 + random.value().abs())
+    Guarded::from_fn(columns, |_| 0.3 + random.value().abs())
 }
 
 /// All columns of a product, stored.
-pub fn store(subject: &Subject, left: &mut Left, rows: usize, right: &Right, to: &mut [f32]) {
+fn store(subject: &Subject, left: &mut Left, rows: usize, right: &Right, to: &mut [f32]) {
     let job = Product {
         input: left.operand(),
         rows,
@@ -79,13 +78,13 @@ pub fn store(subject: &Subject, left: &mut Left, rows: usize, right: &Right, to:
 }
 
 /// Relative error of a sum of `count` terms in 32-bit floats, with some air.
-pub fn allowed(count: usize, size: f64) -> f64 {
+fn allowed(count: usize, size: f64) -> f64 {
     (count as f64 + 16.0) * f64::from(f32::EPSILON) * size + 1e-30
 }
 
 /// Compares a product with the reference.
 fn check(subject: &Subject, rows: usize, inputs: usize, columns: usize, random: &mut Random) {
-    let mut left = Rows::new(rows, inputs, random).prepare(subject);
+    let mut left = Inputs::new(rows, inputs, random).prepare(subject);
     let right = Right::new(subject, inputs, columns, random);
     let mut found = Guarded::new(rows * right.padded);
     store(subject, &mut left, rows, &right, &mut found);
@@ -107,19 +106,25 @@ fn some(count: usize, most: usize) -> impl Iterator<Item = usize> {
 fn operands(subject: &Subject) {
     let mut random = Random::new(1);
     for columns in [1, 5, 16, 48, 128, 131, 384] {
-        let rows = Rows::new(3, columns, &mut random);
-        check_operand(subject, &rows, None);
-        check_operand(subject, &rows, Some(&factors(columns, &mut random)));
+        let rows = Inputs::new(3, columns, &mut random);
+        let smooth = factors(rows.stride, &mut random);
+        let left = rows.prepare(subject);
+        check_operand(subject, &rows, &left, |_| 1.0);
+        if subject.precision == Precision::Int8 {
+            all_steps_are_used(&left, columns);
+        }
+        let left = rows.prepare_smoothed(subject, smooth.as_ptr());
+        check_operand(subject, &rows, &left, |column| smooth[column]);
     }
+    halfway(subject);
 }
 
-fn check_operand(subject: &Subject, rows: &Rows, smooth: Option<&[f32]>) {
-    let left = rows.prepare_smooth(subject, smooth.map_or(std::ptr::null(), <[f32]>::as_ptr));
+fn check_operand(subject: &Subject, rows: &Inputs, left: &Left, factor: impl Fn(usize) -> f32) {
     let columns = rows.columns;
-    for (row, column) in (0..3).flat_map(|row| (0..columns).map(move |column| (row, column))) {
-        let factor = smooth.map_or(1.0, |smooth| smooth[column]);
-        let value = rows.values[row * rows.stride + column] * factor;
-        let place = || format!("{columns} columns, row {row}, column {column}, times {factor}");
+    for (row, column) in
+        (0..rows.rows).flat_map(|row| (0..columns).map(move |column| (row, column)))
+    {
+        let value = rows.values[row * rows.stride + column] * factor(column);
         let (expected, allowed) = match subject.precision {
             Precision::F32 => (value, 0.0),
             Precision::Bf16 => (to_bf16(value), 0.0),
@@ -127,9 +132,40 @@ fn check_operand(subject: &Subject, rows: &Rows, smooth: Option<&[f32]>) {
             Precision::Int8 => (value, 0.501 * left.scale(row, column / GROUP).0),
         };
         let allowed = f64::from(allowed) + f64::from(expected.abs()) * 1e-6;
-        assert_near(left.meant(row, column) as f32, f64::from(expected), allowed, place);
+        assert_near(left.meant(row, column) as f32, f64::from(expected), allowed, || {
+            format!("{columns} columns, row {row}, column {column}")
+        });
         let stored = left.stored(row, column);
         assert!((0.0..=255.0).contains(&stored) || subject.precision != Precision::Int8);
+    }
+}
+
+/// The least and the largest input of a block are its first and its last step.
+fn all_steps_are_used(left: &Left, columns: usize) {
+    for block in 0..columns.div_ceil(GROUP) {
+        let end = columns.next_multiple_of(LANES_MAX).min((block + 1) * GROUP);
+        let stored: Vec<f32> = (block * GROUP..end).map(|column| left.stored(0, column)).collect();
+        let least = stored.iter().copied().fold(f32::MAX, f32::min);
+        let most = stored.iter().copied().fold(f32::MIN, f32::max);
+        assert_eq!((least, most), (0.0, 255.0), "{columns} columns, block {block}");
+    }
+}
+
+/// Values that lie halfway between two bfloat16 go to the even one, on both sides of 0.
+fn halfway(subject: &Subject) {
+    if subject.precision != Precision::Bf16 {
+        return;
+    }
+    let columns = 64;
+    let at = |i: usize| {
+        let (sign, upper, around) = ((i & 1) << 31, 0x3F80 + i / 6, i / 2 % 3);
+        f32::from_bits((sign | upper << 16 | (0x7FFF + around)) as u32)
+    };
+    let rows = Inputs { values: Guarded::from_fn(columns, at), stride: columns, rows: 1, columns };
+    let left = rows.prepare(subject);
+    for column in 0..columns {
+        let (found, value) = (left.stored(0, column), rows.values[column]);
+        assert_eq!(found, to_bf16(value), "{value:e} in column {column}");
     }
 }
 
@@ -142,7 +178,7 @@ fn every_number_of_rows(subject: &Subject) {
 
 fn sizes_of_the_families(subject: &Subject) {
     let mut random = Random::new(3);
-    // Rows, inputs, columns: small, base and large encoders; a strip of rows; one text of one token.
+    // Inputs, inputs, columns: small, base and large encoders; a strip of rows; one text of one token.
     for (rows, inputs, columns) in [
         (96, 384, 128),
         (7, 384, 192),
@@ -173,10 +209,10 @@ fn odd_sizes(subject: &Subject) {
 fn apart(subject: &Subject) {
     let mut random = Random::new(5);
     let (rows, inputs, columns) = (23, 150, 280);
-    let inputs_of_all = Rows::new(rows, inputs, &mut random);
+    let all = Inputs::new(rows, inputs, &mut random);
     let right = Right::new(subject, inputs, columns, &mut random);
     let padded = right.padded;
-    let mut left = inputs_of_all.prepare(subject);
+    let mut left = all.prepare(subject);
     let mut whole = Guarded::new(rows * padded);
     store(subject, &mut left, rows, &right, &mut whole);
     let mut pieces = Guarded::new(rows * padded);
@@ -194,9 +230,9 @@ fn apart(subject: &Subject) {
     }
     assert!(same(&whole, &pieces), "columns apart");
     for row in 0..rows {
-        let stride = inputs_of_all.stride;
-        let values = &inputs_of_all.values[row * stride..];
-        let alone = Rows {
+        let stride = all.stride;
+        let values = &all.values[row * stride..];
+        let alone = Inputs {
             values: Guarded::from_fn(stride, |i| values[i]),
             stride,
             rows: 1,
@@ -215,7 +251,7 @@ fn same(a: &[f32], b: &[f32]) -> bool {
 fn residual(subject: &Subject) {
     let mut random = Random::new(6);
     for (rows, inputs, columns) in [(1, 64, 64), (13, 100, 384), (4, 33, 50)] {
-        let mut left = Rows::new(rows, inputs, &mut random).prepare(subject);
+        let mut left = Inputs::new(rows, inputs, &mut random).prepare(subject);
         let right = Right::new(subject, inputs, columns, &mut random);
         let before = Guarded::from_fn(rows * right.padded, |_| random.value());
         let mut found = Guarded::new(rows * right.padded);
@@ -251,10 +287,12 @@ fn activations(subject: &Subject) {
     let mut random = Random::new(7);
     for activation in [Activation::Gelu, Activation::GeluTanh, Activation::Relu] {
         for (rows, inputs, columns) in [(1, 40, 128), (14, 96, 200), (3, 130, 384)] {
-            let mut left = Rows::new(rows, inputs, &mut random).prepare(subject);
+            let mut left = Inputs::new(rows, inputs, &mut random).prepare(subject);
             let right = Right::new(subject, inputs, columns, &mut random);
-            let smooth = (rows == 14).then(|| factors(right.padded, &mut random));
             let mut next = Left::new(subject, rows, right.padded);
+            // Every other case has factors.
+            let smooth = factors(right.padded, &mut random);
+            let smoothed = rows % 2 == 0;
             let job = Product {
                 input: left.operand(),
                 rows,
@@ -264,36 +302,40 @@ fn activations(subject: &Subject) {
                 finish: Finish::Activate {
                     activation,
                     to: next.operand(),
-                    smooth: smooth.as_ref().map_or(std::ptr::null(), |smooth| smooth.as_ptr()),
+                    smooth: if smoothed { smooth.as_ptr() } else { std::ptr::null() },
                 },
             };
             // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
             unsafe { (subject.kernels.multiply)(&job) };
             for row in some(rows, ROWS) {
                 for (column, sum, size) in right.sums(&left, row, some(columns, COLUMNS)) {
-                    let factor = smooth.as_ref().map_or(1.0, |smooth| f64::from(smooth[column]));
-                    let expected = activated(activation, sum) * factor;
+                    let factor = if smoothed { f64::from(smooth[column]) } else { 1.0 };
+                    let expected = activated(activation, sum);
                     // A sum's own error is at most a little magnified; the polynomials have 1.5e-6.
-                    let allowed = 1.2 * allowed(inputs, size) + 2e-6;
-                    let allowed = allowed * factor + 2e-6 * expected.abs();
+                    let allowed = 1.2 * allowed(inputs, size) + 2e-6 * (1.0 + expected.abs());
+                    let (expected, allowed) = (expected * factor, allowed * factor);
                     let rounding = match subject.precision {
                         Precision::F32 => 0.0,
                         Precision::Bf16 => expected.abs() / 256.0,
                         Precision::Int8 => 0.501 * f64::from(next.scale(row, column / GROUP).0),
                     };
-                    let found = next.meant(row, column) as f32;
-                    assert_near(found, expected, allowed + rounding, || {
-                        format!(
-                            "{activation:?}, {inputs} inputs, row {row}, column {column}, {sum}"
-                        )
-                    });
+                    assert_near(
+                        next.meant(row, column) as f32,
+                        expected,
+                        allowed + rounding,
+                        || {
+                            format!(
+                                "{activation:?}, {inputs} inputs, row {row}, column {column}, sum {sum}"
+                            )
+                        },
+                    );
                 }
             }
         }
     }
 }
 
-pub fn activated(activation: Activation, x: f64) -> f64 {
+fn activated(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Gelu => x * normal_integral(x),
         Activation::GeluTanh => {
