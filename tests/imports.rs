@@ -215,7 +215,7 @@ async fn activations_of_dense_modules_match_their_references() -> Outcome {
 
 async fn an_own_graph_matches_its_references() -> Outcome {
     for pooling in POOLINGS {
-        let setup = store()?;
+        let setup = store()?.setting("cpu_engine", "ort");
         // Only what an exporter leaves: the graph and the tokenizer.
         let folder = setup.path("graph");
         fs::create_dir(&folder)?;

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use futures_util::StreamExt;
 use nix::sys::signal::Signal;
-use op_dbus_api::{BUS_NAME, EmbedderProxy};
+use op_dbus_api::{BUS_NAME, ROOT_PATH};
 use tempfile::TempDir;
 use tokio::process::Command;
 use zbus::Connection;
-use zbus::fdo::DBusProxy;
+use zbus::fdo::{DBusProxy, PropertiesProxy};
 
 use super::bus::PrivateBus;
 use super::client::Client;
@@ -165,8 +165,10 @@ impl Daemon {
     /// Waits until `State` is what `wanted` accepts, told by the property's signal.
     pub async fn state(&self, wanted: impl Fn(&str) -> bool) -> Outcome<String> {
         within("a change of the property State", async {
-            let embedder = EmbedderProxy::new(self.client.connection()).await?;
-            let mut changes = embedder.receive_state_changed().await;
+            // The signal itself, not a cache of properties that follows it.
+            let properties = PropertiesProxy::builder(self.client.connection());
+            let properties = properties.destination(BUS_NAME).path(ROOT_PATH).build().await?;
+            let mut changes = properties.receive_properties_changed().await?;
             loop {
                 let state = self.client.embedder.state().await?;
                 if wanted(&state) {

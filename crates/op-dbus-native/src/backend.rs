@@ -106,7 +106,8 @@ impl NativeBackend {
             Ok(packed) => packed,
             Err(miss) => {
                 if !matches!(miss, Miss::Absent) {
-                    tracing::warn!(%miss, "the cached packed weights can't be used; packing anew");
+                    let path = place.path();
+                    tracing::warn!(?path, %miss, "the cached weights can't be used; packing anew");
                 }
                 pack(&place, isa, precision, &source()?)?
             }
@@ -215,7 +216,8 @@ fn pack(
     };
     let packed = Packed::build(&encoder, layout, reaches.as_ref()).map_err(failed)?;
     if let Err(error) = packed.save(place) {
-        tracing::warn!(%error, "packed weights can't be cached; the next start packs them again");
+        let path = place.path();
+        tracing::warn!(?path, %error, "the packed weights can't be cached for the next start");
         return Ok(packed);
     }
     // From here on the file's pages, which all workers share, and not a copy of our own.

@@ -48,7 +48,8 @@ impl Place {
         Self { folder: cache_dir.join("weights"), key }
     }
 
-    fn path(&self) -> PathBuf {
+    /// The file.
+    pub fn path(&self) -> PathBuf {
         self.folder.join(format!("{}.packed", hex(&self.key)))
     }
 }

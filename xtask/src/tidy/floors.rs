@@ -16,6 +16,7 @@ const FLOORS: &[&[&str]] = &[
 const WALLS: &[(&str, &str, &str)] = &[
     ("op-dbus-engine", "op-dbus-api", "only the daemon's bus folder knows both"),
     ("op-dbus-daemon", "op-dbus-ort", "inference runs in the worker process"),
+    ("op-dbus-daemon", "op-dbus-native", "inference runs in the worker process"),
     ("op-dbus-tests", "op-dbus-daemon", "the daemon is tested as a process"),
     ("op-dbus-engine", "zbus", "the engine links no transport"),
     ("op-dbus-engine", "ort", "ONNX Runtime is named in op-dbus-ort alone"),

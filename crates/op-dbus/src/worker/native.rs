@@ -41,16 +41,15 @@ fn isa(name: &str) -> Result<Isa, BackendError> {
     if name == "auto" { Ok(Isa::best()) } else { name.parse().map_err(failure::unavailable) }
 }
 
-/// What decides the packed weights, beside instruction set and precision.
+/// What decides the packed weights, beside instruction set and precision. The tokenizer is part of
+/// it because calibration reads texts by it.
 fn key(model: &Model) -> String {
-    let sha256 = |path| model.recorded_sha256(path);
-    let (weights, config) = (model.weights(), model.config());
-    let mut key = format!(
-        "family {:?}\nweights {}\nconfig {}\n",
-        model.family,
-        sha256(&weights),
-        sha256(&config)
-    );
+    let mut key = format!("family {:?}\n", model.family);
+    for (what, path) in
+        [("weights", model.weights()), ("config", model.config()), ("tokenizer", model.tokenizer())]
+    {
+        key.push_str(&format!("{what} {}\n", model.recorded_sha256(&path)));
+    }
     for [config, weights] in model::dense_sha256(model) {
         key.push_str(&format!("dense {config} {weights}\n"));
     }
