@@ -126,7 +126,7 @@ fn sentence(random: &mut Random, words: u64) -> String {
 mod tests {
     use super::*;
 
-    fn words(text: &String) -> usize {
+    fn words(text: &str) -> usize {
         text.split_whitespace().count()
     }
 
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn generated_lengths_are_mixed_as_stated() {
         let corpus = Corpus::generated(3);
-        let words: Vec<usize> = corpus.texts.iter().map(words).collect();
+        let words: Vec<usize> = corpus.texts.iter().map(|text| words(text)).collect();
         assert_eq!(words.len(), GENERATED_TEXTS);
         let short = words.iter().filter(|words| **words <= 14).count() as f64 / words.len() as f64;
         assert!((0.4..0.6).contains(&short), "{short}");

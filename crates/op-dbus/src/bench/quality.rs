@@ -1,6 +1,7 @@
 //! How far the vectors of each precision are from those of f32, and whether pairs of texts are still
 //! in the order that people put them in.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
@@ -9,8 +10,10 @@ use super::corpus::Corpus;
 use super::stage::{Stage, Target};
 use crate::cli::Failure;
 
-/// Texts of each collection whose vectors are compared.
+/// Texts of each collection whose vectors are compared, and their tokens: the slowest model takes
+/// some ten seconds for them.
 const TEXTS_MAX: usize = 300;
+const TOKENS_MAX: usize = 10_000;
 /// Texts in one call.
 const CALL_TEXTS: usize = 256;
 
@@ -81,30 +84,33 @@ pub async fn measure(
     pairs: Option<&Pairs>,
 ) -> Result<Vec<Quality>, Failure> {
     let mut found = Vec::new();
-    let mut seen = Vec::new();
+    let mut references: BTreeMap<&str, Vec<Vec<f32>>> = BTreeMap::new();
     for (number, target) in stage.targets.iter().enumerate() {
-        if seen.contains(&target.variant) {
+        let same = |other: &Target| other.variant == target.variant;
+        if stage.targets[..number].iter().any(same) {
             continue;
         }
-        seen.push(target.variant);
-        let is_reference =
-            |t: &&Target| t.facts.model == target.facts.model && t.facts.precision == "f32";
+        let model = target.facts.model.as_str();
+        let is_reference = |t: &&Target| t.facts.model == model && t.facts.precision == "f32";
         let Some(reference) = stage.targets.iter().find(is_reference) else {
             return Err(Failure::usage(
                 "--quality compares with f32: put it among the precisions, `--precision f32,…`",
             ));
         };
+        let texts = compared(target, corpora).await?;
+        if !references.contains_key(model) {
+            references.insert(model, all_vectors(reference, &texts).await?);
+        }
+        let own = all_vectors(target, &texts).await?;
+        let vectors = references[model].iter().zip(&own);
         let mut cosine = Vec::new();
-        for corpus in corpora {
-            let texts = &corpus.texts[..corpus.texts.len().min(TEXTS_MAX)];
-            let one = vectors(reference, texts).await?;
-            let other = vectors(target, texts).await?;
-            let (mean, min) = mean_and_min(&cosines(&one, &other, texts.len()));
+        for ((corpus, texts), (one, other)) in corpora.iter().zip(&texts).zip(vectors) {
+            let (mean, min) = mean_and_min(&cosines(one, other, texts.len()));
             cosine.push(Cosine { corpus: corpus.name.clone(), texts: texts.len(), mean, min });
         }
         let spearman = match pairs {
             Some(pairs) => {
-                let found = vectors(target, &pairs.texts).await?;
+                let found = vectors_of(target, &pairs.texts).await?;
                 Some(100.0 * spearman(&likeness(&found, pairs.texts.len()), &pairs.scores))
             }
             None => None,
@@ -114,7 +120,34 @@ pub async fn measure(
     Ok(found)
 }
 
-async fn vectors(target: &Target, texts: &[String]) -> Result<Vec<f32>, Failure> {
+/// The first texts of each corpus, up to the limits.
+async fn compared<'a>(
+    target: &Target,
+    corpora: &'a [Corpus],
+) -> Result<Vec<&'a [String]>, Failure> {
+    let mut chosen = Vec::new();
+    for corpus in corpora {
+        let texts = &corpus.texts[..corpus.texts.len().min(TEXTS_MAX)];
+        let (tokens, _) = target.count_tokens(texts).await?;
+        let sums = tokens.iter().scan(0, |sum, tokens| {
+            *sum += tokens;
+            Some(*sum)
+        });
+        let count = sums.take_while(|sum| *sum <= TOKENS_MAX).count().max(1);
+        chosen.push(&texts[..count]);
+    }
+    Ok(chosen)
+}
+
+async fn all_vectors(target: &Target, texts: &[&[String]]) -> Result<Vec<Vec<f32>>, Failure> {
+    let mut all = Vec::with_capacity(texts.len());
+    for texts in texts {
+        all.push(vectors_of(target, texts).await?);
+    }
+    Ok(all)
+}
+
+async fn vectors_of(target: &Target, texts: &[String]) -> Result<Vec<f32>, Failure> {
     let mut vectors = Vec::new();
     for texts in texts.chunks(CALL_TEXTS) {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
