@@ -7,6 +7,7 @@ use op_dbus_daemon::service::{Options, Request, Served};
 use op_dbus_daemon::settings::Bus;
 use op_dbus_engine::CancelToken;
 
+use super::variant::Facts;
 use crate::cli::{Failure, Properties, Service, connect};
 
 /// Tokens that batches had, and how many of them were real.
@@ -47,6 +48,14 @@ impl Remote {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let counts = self.service.embedder().await?.count_tokens(&texts).await;
         counts.map_err(|error| self.service.failure(&error))
+    }
+
+    /// What the service says of itself.
+    pub async fn facts(&self) -> Result<Facts, Failure> {
+        let properties = self.service.properties().await?;
+        let status = self.service.manager().await?.get_status().await;
+        let status = status.map_err(|error| self.service.failure(&error))?;
+        Ok(Facts::of_service(&properties, &Properties(status)))
     }
 
     /// The counters of the service.

@@ -50,16 +50,17 @@ impl Local {
 
     pub fn facts(&self) -> Facts {
         let served = &self.served;
-        let facts = Facts {
+        Facts {
             level: served.choice.level().map_or("", |level| level.as_str()).to_owned(),
             model: served.model.clone(),
+            engine: served.engine_name.clone(),
             provider: served.provider.clone(),
             precision: served.precision.clone(),
+            isa: served.isa.clone(),
+            batch_tokens: self.service.now().settings().batch_tokens_max,
             max_input_tokens: served.max_input_tokens,
             space: served.vector_space(),
-            ..Facts::default()
-        };
-        facts.with(self.service.now().settings())
+        }
     }
 
     pub async fn stop(self) {

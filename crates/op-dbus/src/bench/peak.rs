@@ -3,24 +3,19 @@
 use std::path::Path;
 use std::time::Duration;
 
+use op_dbus_native::{Isa, Precision, peak};
 use serde_json::Value;
 
 /// How long one measurement of the peak takes.
 const TIME: Duration = Duration::from_millis(250);
 
-/// The instruction set that `engine` computes with when the settings ask for `wanted`.
-pub fn isa(engine: &str, wanted: &str) -> String {
-    match engine {
-        "native" => wanted.to_owned(),
-        _ => String::new(),
-    }
-}
-
 /// Operations per second of all CPUs in `precision`, two for each multiplication with addition, on
-/// operands that never leave the registers. `None` for what there are no loops for.
+/// operands that never leave the registers of the best instruction set. `None` for a precision that
+/// there are no loops for.
 pub fn measure(precision: &str) -> Option<f64> {
-    let _ = (precision, TIME);
-    None
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let precision = precision.parse::<Precision>().ok()?;
+    Some(peak::measure(Isa::best(), precision, threads, TIME))
 }
 
 /// What a model computes for a text.

@@ -82,7 +82,8 @@ impl Stage {
         let address = address.parse::<Bus>().map_err(Failure::usage)?;
         let service = connect(&address).await?;
         service.wait(READY_TIMEOUT).await?;
-        let served = Facts::of_service(&service.properties().await?);
+        let remote = Remote::new(address, service);
+        let served = remote.facts().await?;
         let mut flags = Flags::new();
         let level = args.compared.level.first().unwrap_or(&served.level);
         if !level.is_empty() {
@@ -99,7 +100,7 @@ impl Stage {
                 served.model, served.precision, local.model, local.precision
             )));
         }
-        self.add_daemon(0, served, Remote::new(address, service)).await
+        self.add_daemon(0, served, remote).await
     }
 
     /// One variant, wherever it is asked for.
@@ -117,9 +118,10 @@ impl Stage {
             let address = service.bus();
             self.spawned.push(service);
             let service = connect(&address).await?;
-            let facts = Facts::of_service(&service.properties().await?);
-            let facts = facts.with(&load(&flags)?.settings);
-            self.add_daemon(variant, facts, Remote::new(address, service)).await?;
+            let remote = Remote::new(address, service);
+            let batch_tokens = load(&flags)?.settings.batch_tokens_max;
+            let facts = Facts { batch_tokens, ..remote.facts().await? };
+            self.add_daemon(variant, facts, remote).await?;
         }
         Ok(())
     }

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use clap::ValueEnum;
-use op_dbus_daemon::settings::Settings;
 use serde::Serialize;
 
 use super::args::Compared;
@@ -80,11 +79,11 @@ pub struct Facts {
     /// Empty for an imported model.
     pub level: String,
     pub model: String,
-    /// What computes: `native`, `ort`, …; empty where only the service knows.
+    /// What computes: `native`, `ort`, ….
     pub engine: String,
     pub provider: String,
     pub precision: String,
-    /// Instruction set; empty where the engine does not say.
+    /// Instruction set; empty where the engine chooses by itself.
     pub isa: String,
     /// Tokens in one batch; 0 where only the service knows.
     pub batch_tokens: usize,
@@ -94,26 +93,20 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// What a service says of itself.
-    pub fn of_service(properties: &Properties) -> Self {
+    /// What a service says of itself: its properties, and the manager's status.
+    pub fn of_service(properties: &Properties, status: &Properties) -> Self {
         let text = |name| properties.text(name).to_owned();
         Self {
             level: text("VectorLevel"),
             model: text("Model"),
+            engine: status.text("engine").to_owned(),
             provider: text("ExecutionProvider"),
             precision: text("Precision"),
+            isa: status.text("isa").to_owned(),
+            batch_tokens: 0,
             max_input_tokens: properties.number("MaxInputTokens").unwrap_or(0),
             space: text("VectorSpace"),
-            ..Self::default()
         }
-    }
-
-    /// The same with what the settings say that it was started with.
-    pub fn with(mut self, settings: &Settings) -> Self {
-        self.engine = settings.cpu_engine.to_string();
-        self.isa = super::peak::isa(&self.engine, &settings.cpu_isa);
-        self.batch_tokens = settings.batch_tokens_max;
-        self
     }
 
     /// A few words that tell it from `others`: the model's level, and what differs.
