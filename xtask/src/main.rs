@@ -1,5 +1,6 @@
-//! Developer tasks of op-dbus: `cargo xtask test`, `cargo xtask demo`, `cargo xtask tidy`.
+//! Developer tasks of op-dbus: `cargo xtask test`, `demo`, `tidy` and `bench-peers`.
 
+mod bench_peers;
 mod bus;
 mod demo;
 mod emulate;
@@ -14,19 +15,22 @@ const HELP: &str = "\
 Usage: cargo xtask <TASK>
 
 Tasks:
-  demo    build, fetch a model, and embed real text over a D-Bus
-  emulate run the kernel tests for CPUs that this machine is not [--arch NAME] [--isa NAME]
-  test    everything that must hold: format, lints, tidy, all tests (fetches what they need)
-  tidy    the checks of the house alone: layout, floors, sizes, names
+  demo         build, fetch a model, and embed real text over a D-Bus
+  emulate      run the kernel tests for CPUs that this machine is not [--arch NAME] [--isa NAME]
+  test         everything that must hold: format, lints, tidy, all tests (fetches what they need)
+  tidy         the checks of the house alone: layout, floors, sizes, names
+  bench-peers  measure op-dbus beside other libraries and write docs/performance.md (see its --help)
 ";
 
 fn main() -> ExitCode {
-    let task = std::env::args().nth(1);
+    let mut words = std::env::args().skip(1);
+    let task = words.next();
     let outcome = match task.as_deref() {
         Some("demo") => demo::run(),
-        Some("emulate") => emulate::run(&std::env::args().skip(2).collect::<Vec<_>>()),
+        Some("emulate") => emulate::run(&words.collect::<Vec<_>>()),
         Some("test") => test::run(),
         Some("tidy") => tidy::run(),
+        Some("bench-peers") => bench_peers::run(words),
         Some("help" | "--help" | "-h") => {
             print!("{HELP}");
             Ok(())

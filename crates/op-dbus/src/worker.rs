@@ -10,8 +10,9 @@ mod ort;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
+use clap::Parser;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
@@ -101,6 +102,21 @@ pub fn run(args: Args) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The backend that the worker process of this command line would compute with, in this process:
+/// for measuring what the way to another process costs. Binds the calling thread to its CPUs.
+pub fn in_process(command: &Command) -> Result<Box<dyn Backend>, BackendError> {
+    /// The options alone.
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+    let line = Line::try_parse_from(command.get_args());
+    let Line { args } = line.map_err(|error| BackendError::Failed(error.to_string()))?;
+    pin(&args.cpu_list);
+    load(&args)
 }
 
 /// Keeps this thread, and the threads it will start, on `cpus`; a failure costs speed alone.

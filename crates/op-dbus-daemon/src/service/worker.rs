@@ -55,17 +55,26 @@ impl WorkerProgram {
     /// A spawner whose backends are processes of this program.
     pub fn spawner(self) -> Spawner {
         Arc::new(move |blueprint, settings| {
-            let (exe, blueprint, settings) =
-                (self.exe.clone(), blueprint.clone(), settings.clone());
-            let crew = Crew::of(&settings, allowed_cpus());
+            let region = blueprint.region;
+            let commands = self.clone().commands(blueprint, settings);
             let load = Duration::from_secs(settings.load_timeout_s);
             Box::new(move |number| {
-                let command = command(&exe, &blueprint, &settings, crew.member(number));
                 let timeouts = Timeouts { load, run: RUN_TIMEOUT };
-                let child = ChildBackend::spawn(command, blueprint.region, timeouts)?;
+                let child = ChildBackend::spawn(commands(number), region, timeouts)?;
                 Ok::<Box<dyn Backend>, BackendError>(Box::new(child))
             })
         })
+    }
+
+    /// The command line of each worker, by its number.
+    pub fn commands(
+        self,
+        blueprint: &Blueprint,
+        settings: &Settings,
+    ) -> impl Fn(usize) -> Command + Send + Sync + 'static {
+        let crew = Crew::of(settings, allowed_cpus());
+        let (blueprint, settings) = (blueprint.clone(), settings.clone());
+        move |number| command(&self.exe, &blueprint, &settings, crew.member(number))
     }
 }
 

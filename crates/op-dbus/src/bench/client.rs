@@ -1,25 +1,14 @@
-//! One client of either side: texts in, vectors out, as fast as that side gives them.
+//! One client of either place: texts in, vectors out, as fast as that place gives them.
 
 use std::sync::Arc;
 
-use clap::ValueEnum;
 use op_dbus_api::EmbedderProxy;
 use op_dbus_daemon::service::{Options, Request, Served};
 use op_dbus_daemon::settings::Bus;
 use op_dbus_engine::CancelToken;
-use serde::Serialize;
 
+use super::variant::Facts;
 use crate::cli::{Failure, Properties, Service, connect};
-
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Side {
-    /// The engine, without a bus
-    Engine,
-    /// The service on the bus
-    Bus,
-}
 
 /// Tokens that batches had, and how many of them were real.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,7 +40,7 @@ impl Remote {
     pub async fn client(&self) -> Result<Client, Failure> {
         let service = connect(&self.bus).await?;
         let embedder = service.embedder().await?;
-        Ok(Client::Bus { embedder, service })
+        Ok(Client::Daemon { embedder, service })
     }
 
     /// Tokens of each text before truncation.
@@ -59,6 +48,14 @@ impl Remote {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let counts = self.service.embedder().await?.count_tokens(&texts).await;
         counts.map_err(|error| self.service.failure(&error))
+    }
+
+    /// What the service says of itself.
+    pub async fn facts(&self) -> Result<Facts, Failure> {
+        let properties = self.service.properties().await?;
+        let status = self.service.manager().await?.get_status().await;
+        let status = status.map_err(|error| self.service.failure(&error))?;
+        Ok(Facts::of_service(&properties, &Properties(status)))
     }
 
     /// The counters of the service.
@@ -74,7 +71,7 @@ impl Remote {
 /// One who sends a call and waits for its vectors.
 pub enum Client {
     Engine { served: Arc<Served>, uid: u32 },
-    Bus { embedder: EmbedderProxy<'static>, service: Service },
+    Daemon { embedder: EmbedderProxy<'static>, service: Service },
 }
 
 impl Client {
@@ -82,7 +79,7 @@ impl Client {
     pub async fn ping(&self) -> Result<(), Failure> {
         match self {
             Self::Engine { .. } => Ok(()),
-            Self::Bus { service, .. } => service.ping().await,
+            Self::Daemon { service, .. } => service.ping().await,
         }
     }
 
@@ -96,7 +93,7 @@ impl Client {
                 let reply = served.embed(request).await;
                 Ok(reply.map_err(|error| Failure::refused(format!("the engine: {error}")))?.vectors)
             }
-            Self::Bus { embedder, service } => {
+            Self::Daemon { embedder, service } => {
                 let reply = embedder.embed_packed(texts, Default::default()).await;
                 let (bytes, ..) = reply.map_err(|error| service.failure(&error))?;
                 Ok(bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect())

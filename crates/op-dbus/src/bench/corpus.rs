@@ -1,15 +1,13 @@
 //! The texts that are measured with: the user's own, or generated ones of mixed lengths.
 
-use std::path::Path;
+use std::path::PathBuf;
+use std::str::FromStr;
 
+use super::random::Random;
 use crate::cli::Failure;
 
 /// Generated texts.
 const GENERATED_TEXTS: usize = 1024;
-/// Texts of the latency measurements.
-const SHORT_TEXTS: usize = 64;
-/// Words of a short text: a search query, a log line.
-const SHORT_WORDS: usize = 8;
 /// Texts that are read from a file.
 const FILE_TEXTS_MAX: usize = 20_000;
 /// Where generated lengths come from: share of the texts in percent, least and most words.
@@ -24,39 +22,63 @@ const WORDS: &str = "the a of to in for on with from after before while service 
     yesterday tomorrow morning evening temperature pressure sensor reading normal critical update \
     installed removed version release package mirror checksum signature valid expired certificate";
 
-/// Texts to measure with.
+/// Texts to measure with, in an order in which every beginning has the lengths of the whole.
 pub struct Corpus {
+    pub name: String,
     /// What to print about where they come from.
     pub source: String,
-    /// Texts for throughput.
     pub texts: Vec<String>,
-    /// Short texts for latency.
-    pub short: Vec<String>,
+}
+
+/// A file of texts and the name that its figures get: `NAME=FILE`, or `FILE` for its own name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    pub name: String,
+    pub path: PathBuf,
+}
+
+impl FromStr for Named {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, path) = match text.split_once('=') {
+            Some((name, path)) if !name.contains('/') => (name.to_owned(), PathBuf::from(path)),
+            _ => {
+                let path = PathBuf::from(text);
+                (path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), path)
+            }
+        };
+        if name.is_empty() || path.as_os_str().is_empty() {
+            return Err("write NAME=FILE or FILE".to_owned());
+        }
+        Ok(Self { name, path })
+    }
 }
 
 impl Corpus {
     /// Texts made from a seed; the same seed gives the same texts everywhere.
     pub fn generated(seed: u64) -> Self {
-        let mut random = SplitMix(seed);
+        let mut random = Random::new(seed);
         let texts = (0..GENERATED_TEXTS).map(|_| {
             let words = length(&mut random);
             sentence(&mut random, words)
         });
-        let texts = texts.collect();
-        Self { source: format!("generated, seed {seed}"), texts, short: short() }
+        let texts = spread_by_length(texts.collect());
+        Self { name: "generated".to_owned(), source: format!("generated, seed {seed}"), texts }
     }
 
     /// The lines of a file that are not blank.
-    pub fn read(path: &Path) -> Result<Self, Failure> {
-        let name = path.display();
-        let content = std::fs::read_to_string(path)
-            .map_err(|error| Failure::refused(format!("can't read {name}: {error}")))?;
+    pub fn read(named: &Named) -> Result<Self, Failure> {
+        let path = named.path.display();
+        let content = std::fs::read_to_string(&named.path)
+            .map_err(|error| Failure::refused(format!("can't read {path}: {error}")))?;
         let lines = content.lines().filter(|line| !line.trim().is_empty() && !line.contains('\0'));
         let texts: Vec<String> = lines.take(FILE_TEXTS_MAX).map(str::to_owned).collect();
         if texts.is_empty() {
-            return Err(Failure::refused(format!("{name} has no texts")));
+            return Err(Failure::refused(format!("{path} has no texts")));
         }
-        Ok(Self { source: name.to_string(), texts, short: short() })
+        let texts = spread_by_length(texts);
+        Ok(Self { name: named.name.clone(), source: path.to_string(), texts })
     }
 
     /// The texts of call number `call` when each has `size`; they start over at the end.
@@ -66,12 +88,23 @@ impl Corpus {
     }
 }
 
-fn short() -> Vec<String> {
-    let mut random = SplitMix(0);
-    (0..SHORT_TEXTS).map(|_| sentence(&mut random, SHORT_WORDS as u64)).collect()
+/// Generated candidates for texts of one length, from short to long.
+pub fn candidates(words: std::ops::RangeInclusive<u64>, each: usize) -> Vec<String> {
+    let mut random = Random::new(0);
+    words.flat_map(|words| vec![words; each]).map(|words| sentence(&mut random, words)).collect()
 }
 
-fn length(random: &mut SplitMix) -> u64 {
+/// Sorts the texts by length and visits them as van der Corput visits an interval. Whoever measures
+/// with the first few of them, because it is slow, measures with the same lengths as all others.
+fn spread_by_length(mut texts: Vec<String>) -> Vec<String> {
+    texts.sort_by(|a, b| (a.len(), a).cmp(&(b.len(), b)));
+    let mut texts: Vec<Option<String>> = texts.into_iter().map(Some).collect();
+    let bits = texts.len().next_power_of_two().trailing_zeros();
+    let reversed = (0..1_usize << bits).map(|n| n.reverse_bits() >> (usize::BITS - bits).min(63));
+    reversed.filter_map(|place| texts.get_mut(place)?.take()).collect()
+}
+
+fn length(random: &mut Random) -> u64 {
     let mut percent = random.below(100);
     for (share, least, most) in LENGTHS {
         if percent < share {
@@ -82,49 +115,33 @@ fn length(random: &mut SplitMix) -> u64 {
     LENGTHS[0].1
 }
 
-fn sentence(random: &mut SplitMix, words: u64) -> String {
+fn sentence(random: &mut Random, words: u64) -> String {
     let all: Vec<&str> = WORDS.split_whitespace().collect();
     let chosen: Vec<&str> =
         (0..words).map(|_| all[random.below(all.len() as u64) as usize]).collect();
     chosen.join(" ")
 }
 
-/// A generator whose numbers never change with a library's version.
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `end`; the bias is far below what a length distribution shows.
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn words(text: &str) -> usize {
+        text.split_whitespace().count()
+    }
 
     #[test]
     fn a_seed_always_gives_the_same_texts() {
         let (one, same, other) = (Corpus::generated(1), Corpus::generated(1), Corpus::generated(2));
         assert_eq!(one.texts, same.texts);
         assert_ne!(one.texts, other.texts);
-        assert_eq!(one.short, other.short);
-        assert_eq!(SplitMix(0).next(), 0xe220_a839_7b1d_cdaf, "the published first number");
     }
 
     #[test]
     fn generated_lengths_are_mixed_as_stated() {
         let corpus = Corpus::generated(3);
-        let words: Vec<usize> =
-            corpus.texts.iter().map(|text| text.split_whitespace().count()).collect();
+        let words: Vec<usize> = corpus.texts.iter().map(|text| words(text)).collect();
+        assert_eq!(words.len(), GENERATED_TEXTS);
         let short = words.iter().filter(|words| **words <= 14).count() as f64 / words.len() as f64;
         assert!((0.4..0.6).contains(&short), "{short}");
         assert!(words.iter().all(|words| (4..=160).contains(words)));
@@ -132,9 +149,41 @@ mod tests {
     }
 
     #[test]
+    fn every_beginning_has_the_lengths_of_the_whole() {
+        let corpus = Corpus::generated(4);
+        let mean = |texts: &[String]| {
+            texts.iter().map(String::len).sum::<usize>() as f64 / texts.len() as f64
+        };
+        let whole = mean(&corpus.texts);
+        for part in [50, 100, 300, 700] {
+            let ratio = mean(&corpus.texts[..part]) / whole;
+            assert!((0.9..1.1).contains(&ratio), "{part} texts: {ratio}");
+        }
+    }
+
+    #[test]
+    fn no_text_is_lost_in_the_order() {
+        for texts in [1, 2, 3, 7, 64, 65] {
+            let before: Vec<String> = (0..texts).map(|n| "x".repeat(n)).collect();
+            let mut after = spread_by_length(before.clone());
+            after.sort();
+            assert_eq!(after, before);
+        }
+    }
+
+    #[test]
     fn calls_go_through_the_texts_and_start_over() {
-        let corpus =
-            Corpus { source: String::new(), texts: vec![String::new(); 5], short: Vec::new() };
+        let texts = vec![String::new(); 5];
+        let corpus = Corpus { name: String::new(), source: String::new(), texts };
         assert_eq!(corpus.call(1, 3).collect::<Vec<_>>(), [3, 4, 0]);
+    }
+
+    #[test]
+    fn corpora_are_named() {
+        let named = |text: &str| text.parse::<Named>().map(|n| (n.name, n.path));
+        assert_eq!(named("logs=/a/b.txt"), Ok(("logs".into(), "/a/b.txt".into())));
+        assert_eq!(named("/a/b.txt"), Ok(("b".into(), "/a/b.txt".into())));
+        assert_eq!(named("/a/x=y.txt"), Ok(("x=y".into(), "/a/x=y.txt".into())));
+        assert!(named("logs=").is_err() && named("").is_err());
     }
 }

@@ -1,14 +1,16 @@
-//! The engine in this process, with workers as the daemon starts them.
+//! The engine in this process, with the backends that the daemon's workers would have: what there
+//! is to gain, without a service, a bus or another process in the way.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use op_dbus_daemon::service;
+use op_dbus_daemon::service::{self, Spawner, WorkerProgram};
 use op_dbus_daemon::settings::Loaded;
 
-use super::Served;
 use super::client::{Client, Tokens};
+use super::variant::Facts;
 use crate::cli::Failure;
+use crate::worker;
 
 /// How long the workers may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -16,15 +18,14 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The model that the settings ask for, served without a bus.
 pub struct Local {
     service: service::Service,
-    pub served: Arc<service::Served>,
+    served: Arc<service::Served>,
     uid: u32,
 }
 
 impl Local {
     /// Loads the model and starts the workers.
     pub async fn start(loaded: Loaded) -> Result<Self, Failure> {
-        let spawner = service::WorkerProgram::this().spawner();
-        let service = service::Service::new(loaded, spawner, None);
+        let service = service::Service::new(loaded, spawner(), None);
         service.start().await;
         let served = service.serving(None, None).await;
         let served = served.map_err(|error| Failure::not_configured(error.to_string()))?;
@@ -47,20 +48,30 @@ impl Local {
         Tokens { real: stats.tokens, padded: stats.padded_tokens }
     }
 
-    pub fn served(&self) -> Served {
+    pub fn facts(&self) -> Facts {
         let served = &self.served;
-        Served {
+        Facts {
             level: served.choice.level().map_or("", |level| level.as_str()).to_owned(),
             model: served.model.clone(),
-            space: served.vector_space(),
+            engine: served.engine_name.clone(),
             provider: served.provider.clone(),
             precision: served.precision.clone(),
+            isa: served.isa.clone(),
+            batch_tokens: self.service.now().settings().batch_tokens_max,
             max_input_tokens: served.max_input_tokens,
-            workers: Some(served.engine.descriptions().len()),
+            space: served.vector_space(),
         }
     }
 
     pub async fn stop(self) {
         self.service.drain(Instant::now() + STOP_TIMEOUT).await;
     }
+}
+
+/// Backends in this process, each on the thread that owns it.
+fn spawner() -> Spawner {
+    Arc::new(|blueprint, settings| {
+        let commands = WorkerProgram::this().commands(blueprint, settings);
+        Box::new(move |number| worker::in_process(&commands(number)))
+    })
 }

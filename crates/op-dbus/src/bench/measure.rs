@@ -1,4 +1,5 @@
-//! The two measurements: how long one short text takes, and how many texts go through.
+//! The closed loops: how long one text takes, and how many texts go through. A client sends its
+//! next call when it has the answer to its last.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -14,32 +15,26 @@ use crate::cli::Failure;
 pub enum Probe {
     /// Nothing is asked: the way alone.
     Ping,
-    /// One short text.
+    /// One text.
     Text,
 }
 
-/// Times of `calls` calls, in microseconds, ascending. The clients share the calls; each sends its
-/// next when it has the answer to its last.
+/// Times of `calls` calls by one client, in microseconds, ascending.
 pub async fn latency(
-    clients: &[Client],
-    corpus: &Corpus,
+    client: &Client,
+    texts: &[String],
     (probe, calls): (Probe, usize),
 ) -> Result<Vec<f64>, Failure> {
-    let next = Cell::new(0);
-    let times = try_join_all(clients.iter().map(|client| async {
-        let mut times = Vec::new();
-        while let Some(call) = take(&next, calls) {
-            let text = corpus.short[call % corpus.short.len()].as_str();
-            let start = Instant::now();
-            match probe {
-                Probe::Ping => client.ping().await?,
-                Probe::Text => drop(client.embed(&[text]).await?),
-            }
-            times.push(start.elapsed().as_secs_f64() * 1e6);
+    let mut times = Vec::with_capacity(calls);
+    for call in 0..calls {
+        let text = texts[call % texts.len()].as_str();
+        let start = Instant::now();
+        match probe {
+            Probe::Ping => client.ping().await?,
+            Probe::Text => drop(client.embed(&[text]).await?),
         }
-        Ok::<_, Failure>(times)
-    }));
-    let mut times = times.await?.concat();
+        times.push(start.elapsed().as_secs_f64() * 1e6);
+    }
     times.sort_by(f64::total_cmp);
     Ok(times)
 }
@@ -48,8 +43,7 @@ pub async fn latency(
 pub async fn throughput(
     clients: &[Client],
     corpus: &Corpus,
-    size: usize,
-    calls: usize,
+    (size, calls): (usize, usize),
 ) -> Result<Duration, Failure> {
     let next = Cell::new(0);
     let start = Instant::now();

@@ -1,77 +1,91 @@
-//! The figures as a page for people and as one JSON object.
+//! The figures as one JSON object: medians with the least and the most, and ratios round by round.
+
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::Stage;
-use super::client::Side;
-use super::corpus::Corpus;
+use super::args::Rate;
+use super::collection::{Collection, Distribution};
 use super::machine::Machine;
-use super::measure::Probe;
-use super::rounds::{PerSide, Plan, Results};
-use super::spread::{Spread, percentile};
+use super::quality::{Cosine, Quality};
+use super::rounds::{Measure, Plan, Results, Row};
+use super::spread::Spread;
+use super::stage::Stage;
+use super::variant::{Facts, Place};
 
 /// Everything that is told about a run.
 #[derive(Serialize)]
 pub struct Report {
     version: &'static str,
-    machine: Machine,
-    served: Served,
-    texts: Texts,
-    rounds: u32,
-    sides: Vec<Side>,
-    /// Largest difference between the vectors of the two sides.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    deviation: Option<f32>,
-    figures: Vec<Figure>,
+    pub machine: Machine,
+    pub rounds: u32,
+    pub seconds: f64,
+    pub collections: Vec<Texts>,
+    /// Operations per second that the CPU can do, by precision.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub peak: BTreeMap<String, Spread>,
+    pub figures: Vec<Line>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub quality: Vec<QualityLine>,
 }
 
+/// One collection.
 #[derive(Serialize)]
-struct Served {
-    level: String,
-    model: String,
-    provider: String,
-    precision: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    workers: Option<usize>,
+pub struct Texts {
+    pub name: String,
+    pub source: String,
+    pub texts: usize,
+    /// Lengths in tokens, as each model reads them.
+    pub tokens: Vec<Distribution>,
 }
 
-/// The lengths in tokens, as the model reads them.
+/// What one variant did, at one place, with one collection.
 #[derive(Serialize)]
-struct Texts {
-    source: String,
-    texts: usize,
-    truncated: usize,
-    tokens_mean: f64,
-    tokens_p50: f64,
-    tokens_p95: f64,
-    tokens_max: f64,
-    short_tokens_mean: f64,
+pub struct Line {
+    pub collection: String,
+    /// `ping`, `latency`, `calls`, `clients` or `rate`.
+    pub measure: &'static str,
+    /// The rate that was asked for, as it was written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<String>,
+    pub place: Place,
+    /// A few words for the variant.
+    pub label: String,
+    #[serde(flatten)]
+    pub facts: Facts,
+    pub texts_per_call: usize,
+    pub figures: BTreeMap<&'static str, Spread>,
 }
 
-/// One line: a quantity on each side, and what one side is to the other.
+/// How good the vectors of one variant are.
 #[derive(Serialize)]
-struct Figure {
-    /// What was measured, for example `latency, 8 clients`.
-    group: String,
-    name: &'static str,
-    unit: &'static str,
+pub struct QualityLine {
+    pub label: String,
+    #[serde(flatten)]
+    pub facts: Facts,
+    pub cosine: Vec<Cosine>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    engine: Option<Spread>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bus: Option<Spread>,
-    /// Bus less engine for times, bus over engine for rates, round by round.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bus_less_engine: Option<Spread>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bus_over_engine: Option<Spread>,
+    pub spearman: Option<f64>,
 }
 
-/// How the two sides are compared.
-#[derive(Clone, Copy, PartialEq)]
-enum Compare {
-    Difference,
-    Ratio,
-    Not,
+impl Measure {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ping => "ping",
+            Self::Latency => "latency",
+            Self::Calls => "calls",
+            Self::Clients => "clients",
+            Self::Rate(_) => "rate",
+        }
+    }
+
+    fn rate(self) -> Option<String> {
+        match self {
+            Self::Rate(Rate::Texts(rate)) => Some(format!("{rate}")),
+            Self::Rate(Rate::Percent(percent)) => Some(format!("{percent}%")),
+            _ => None,
+        }
+    }
 }
 
 impl Report {
@@ -79,26 +93,29 @@ impl Report {
     pub fn new(
         machine: Machine,
         stage: &Stage,
-        corpus: &Corpus,
         plan: Plan,
-        results: Results,
+        (results, quality): (&Results, Vec<Quality>),
     ) -> Self {
-        let served = &stage.served;
+        let facts: Vec<&Facts> = stage.targets.iter().map(|target| &target.facts).collect();
+        let quality = quality.into_iter().map(|Quality { target, cosine, spearman }| QualityLine {
+            label: facts[target].label(&facts),
+            facts: facts[target].clone(),
+            cosine,
+            spearman,
+        });
         Self {
             version: env!("CARGO_PKG_VERSION"),
             machine,
-            served: Served {
-                level: served.level.clone(),
-                model: served.model.clone(),
-                provider: served.provider.clone(),
-                precision: served.precision.clone(),
-                workers: served.workers,
-            },
-            texts: Texts::new(corpus, &results),
             rounds: plan.rounds,
-            sides: stage.sides(),
-            deviation: results.deviation,
-            figures: figures(&results),
+            seconds: plan.target.as_secs_f64(),
+            collections: results.collections.iter().map(Texts::of).collect(),
+            peak: results
+                .peaks
+                .iter()
+                .map(|(p, all)| (p.clone(), Spread::of(all.clone())))
+                .collect(),
+            figures: results.rows.iter().map(|row| line(row, results, stage, &facts)).collect(),
+            quality: quality.collect(),
         }
     }
 
@@ -107,178 +124,95 @@ impl Report {
         // Only a map with keys that are not text could fail, and there is none.
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
-
-    /// The page for people.
-    pub fn text(&self) -> String {
-        let (served, texts) = (&self.served, &self.texts);
-        let level = if served.level.is_empty() { "imported" } else { &served.level };
-        let workers = served.workers.map_or(String::new(), |n| format!(", {n} workers"));
-        let mut out = format!(
-            "op-dbus {}: {} (level {level}), {}, {}{workers}\n",
-            self.version, served.model, served.provider, served.precision
-        );
-        out.push_str(&format!("machine: {}\n", self.machine.line()));
-        out.push_str(&format!(
-            "texts:   {} ({}), tokens mean {:.1}, p50 {}, p95 {}, max {}, {} cut; short ones {:.1}\n",
-            texts.texts, texts.source, texts.tokens_mean, texts.tokens_p50, texts.tokens_p95,
-            texts.tokens_max, texts.truncated, texts.short_tokens_mean
-        ));
-        out.push_str(&format!("rounds:  {}; median (least to most)\n", self.rounds));
-        if let Some(deviation) = self.deviation {
-            out.push_str(&format!("vectors: bus and engine differ by {deviation:e} at most\n"));
-        }
-        let mut group = "";
-        for figure in &self.figures {
-            if figure.group != group {
-                group = &figure.group;
-                out.push_str(&format!("\n{group}\n"));
-            }
-            out.push_str(&figure.line());
-        }
-        out
-    }
 }
 
 impl Texts {
-    fn new(corpus: &Corpus, results: &Results) -> Self {
-        let mut tokens: Vec<f64> = results.tokens.iter().map(|tokens| *tokens as f64).collect();
-        tokens.sort_by(f64::total_cmp);
+    fn of(collection: &Collection) -> Self {
         Self {
-            source: corpus.source.clone(),
-            texts: tokens.len(),
-            truncated: results.truncated,
-            tokens_mean: tokens.iter().sum::<f64>() / tokens.len().max(1) as f64,
-            tokens_p50: percentile(&tokens, 50.0),
-            tokens_p95: percentile(&tokens, 95.0),
-            tokens_max: percentile(&tokens, 100.0),
-            short_tokens_mean: results.short_tokens,
+            name: collection.corpus.name.clone(),
+            source: collection.corpus.source.clone(),
+            texts: collection.corpus.texts.len(),
+            tokens: collection
+                .lengths
+                .iter()
+                .map(super::collection::Lengths::distribution)
+                .collect(),
         }
     }
 }
 
-fn figures(results: &Results) -> Vec<Figure> {
-    let mut figures = Vec::new();
-    for latency in &results.latency {
-        let clients = if latency.clients == 1 { "client" } else { "clients" };
-        let call = match latency.probe {
-            Probe::Ping => "empty call",
-            Probe::Text => "one short text",
-        };
-        let group = format!("{call}, {} {clients}", latency.clients);
-        let rounds = &latency.rounds;
-        let mut add = |name, of: fn(&super::rounds::Percentiles) -> f64| {
-            let figure = Figure::new(&group, (name, "µs"), Compare::Difference);
-            figures.push(figure.filled(rounds, of));
-        };
-        add("p50", |times| times.p50);
-        add("p95", |times| times.p95);
-        add("p99", |times| times.p99);
+fn line(row: &Row, results: &Results, stage: &Stage, facts: &[&Facts]) -> Line {
+    let target = &stage.targets[row.target];
+    let mut figures: BTreeMap<&'static str, Spread> = BTreeMap::new();
+    let names = row.rounds.first().into_iter().flat_map(|round| round.keys());
+    for name in names {
+        let values = row.rounds.iter().filter_map(|round| round.get(name)).copied();
+        figures.insert(name, Spread::of(values.collect()));
     }
-    for throughput in &results.throughput {
-        let (size, clients) = (throughput.texts_per_call, throughput.clients);
-        let texts = if size == 1 { "text" } else { "texts" };
-        let group = format!("{size} {texts} a call, {clients} clients");
-        let rounds = &throughput.rounds;
-        let mut add = |name, compare, of: fn(&super::rounds::Rates) -> f64| {
-            figures.push(Figure::new(&group, (name, ""), compare).filled(rounds, of));
-        };
-        add("texts/s", Compare::Ratio, |rates| rates.texts_per_s);
-        add("tokens/s", Compare::Ratio, |rates| rates.tokens_per_s);
-        let padding = |rates: &super::rounds::Rates| rates.padding.unwrap_or(f64::NAN);
-        add("padded/real", Compare::Not, padding);
+    // With what does the engine keep up its rate, and how do variants compare?
+    let same = |other: &&Row| other.collection == row.collection;
+    let of = |other: &Row| &stage.targets[other.target];
+    if let Some(base) = results.rows.iter().filter(same).find(|other| {
+        other.measure == Measure::Calls
+            && of(other).variant == target.variant
+            && of(other).place == Place::Engine
+    }) {
+        figures.extend(ratio(row, base, "texts_per_s").map(|r| ("over_engine", r)));
     }
-    figures
+    if let Some(first) = results.rows.iter().filter(same).find(|other| {
+        other.measure == row.measure
+            && of(other).place == target.place
+            && of(other).facts.model == target.facts.model
+    }) {
+        let by = if figures.contains_key("texts_per_s") { "texts_per_s" } else { "p50_us" };
+        figures.extend(ratio(row, first, by).map(|r| ("over_first", r)));
+    }
+    Line {
+        collection: results.collections[row.collection].corpus.name.clone(),
+        measure: row.measure.name(),
+        rate: row.measure.rate(),
+        place: target.place,
+        label: target.facts.label(facts),
+        facts: target.facts.clone(),
+        texts_per_call: row.size,
+        figures,
+    }
 }
 
-impl Figure {
-    fn new(group: &str, (name, unit): (&'static str, &'static str), compare: Compare) -> Self {
-        let unset = (compare != Compare::Not).then(Spread::default);
-        Self {
-            group: group.to_owned(),
-            name,
-            unit,
-            engine: None,
-            bus: None,
-            bus_less_engine: unset.filter(|_| compare == Compare::Difference),
-            bus_over_engine: unset.filter(|_| compare == Compare::Ratio),
-        }
+/// `row` over `base`, round by round; none for a row over itself.
+fn ratio(row: &Row, base: &Row, name: &str) -> Option<Spread> {
+    if std::ptr::eq(row, base) {
+        return None;
     }
-
-    fn filled<T>(mut self, rounds: &PerSide<T>, of: fn(&T) -> f64) -> Self {
-        let values = |side| rounds.get(&side).map(|rounds| rounds.iter().map(of).collect());
-        let engine: Option<Vec<f64>> = values(Side::Engine);
-        let bus: Option<Vec<f64>> = values(Side::Bus);
-        let compared = |compare: fn((&f64, &f64)) -> f64| {
-            let (engine, bus) = (engine.as_ref()?, bus.as_ref()?);
-            Some(Spread::of(bus.iter().zip(engine).map(compare).collect()))
-        };
-        self.bus_less_engine = self.bus_less_engine.and_then(|_| compared(|(b, e)| b - e));
-        self.bus_over_engine = self.bus_over_engine.and_then(|_| compared(|(b, e)| b / e));
-        self.engine = engine.map(Spread::of);
-        self.bus = bus.map(Spread::of);
-        self
-    }
-
-    fn line(&self) -> String {
-        let spread = |spread: &Spread, digits: usize| {
-            let Spread { median, min, max } = spread;
-            format!("{median:.digits$} ({min:.digits$} to {max:.digits$})")
-        };
-        let digits = match self.engine.or(self.bus) {
-            Some(Spread { median, .. }) if median < 10.0 => 3,
-            _ => 0,
-        };
-        let side = |name: &str, figure: &Option<Spread>| match figure {
-            Some(figure) => format!("  {name} {:<30}", spread(figure, digits)),
-            None => String::new(),
-        };
-        let mut line = format!("  {:<14}", format!("{} {}", self.name, self.unit));
-        line.push_str(&side("engine", &self.engine));
-        line.push_str(&side("bus", &self.bus));
-        if let Some(difference) = &self.bus_less_engine {
-            line.push_str(&format!("  bus − engine {}", spread(difference, 0)));
-        }
-        if let Some(ratio) = &self.bus_over_engine {
-            line.push_str(&format!("  bus / engine {}", spread(ratio, 3)));
-        }
-        format!("{}\n", line.trim_end())
-    }
+    let pairs = row.rounds.iter().zip(&base.rounds);
+    let ratios: Option<Vec<f64>> =
+        pairs.map(|(row, base)| Some(row.get(name)? / base.get(name)?)).collect();
+    ratios.map(Spread::of)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::rounds::Figures;
 
-    fn figure(compare: Compare) -> Figure {
-        let rounds = PerSide::from([
-            (Side::Engine, vec![100.0, 200.0, 300.0]),
-            (Side::Bus, vec![150.0, 220.0, 330.0]),
-        ]);
-        Figure::new("group", ("p50", "µs"), compare).filled(&rounds, |value| *value)
+    fn row(values: &[f64]) -> Row {
+        let rounds = values.iter().map(|value| Figures::from([("x", *value)])).collect();
+        Row { target: 0, collection: 0, measure: Measure::Calls, size: 1, calls: 1, rounds }
     }
 
     #[test]
-    fn sides_are_compared_round_by_round() {
-        let spread = |median, min, max| Some(Spread { median, min, max });
-        assert_eq!(figure(Compare::Difference).bus_less_engine, spread(30.0, 20.0, 50.0));
-        assert_eq!(figure(Compare::Ratio).bus_over_engine, spread(1.1, 1.1, 1.5));
-        assert_eq!(figure(Compare::Not).bus_over_engine, None);
+    fn ratios_are_taken_within_a_round() {
+        let (one, other) = (row(&[150.0, 220.0, 330.0]), row(&[100.0, 200.0, 300.0]));
+        let expected = Spread { median: 1.1, min: 1.1, max: 1.5 };
+        assert_eq!(ratio(&one, &other, "x"), Some(expected));
+        assert_eq!(ratio(&one, &one, "x"), None, "one is not compared with itself");
+        assert_eq!(ratio(&one, &other, "y"), None);
     }
 
     #[test]
-    fn a_line_tells_both_sides_and_the_comparison() {
-        let line = figure(Compare::Difference).line();
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let expected =
-            "p50 µs engine 200 (100 to 300) bus 220 (150 to 330) bus − engine 30 (20 to 50)";
-        assert_eq!(words.join(" "), expected);
-    }
-
-    #[test]
-    fn one_side_alone_is_not_compared() {
-        let rounds = PerSide::from([(Side::Bus, vec![5.0])]);
-        let figure = Figure::new("g", ("x", ""), Compare::Ratio).filled(&rounds, |value| *value);
-        assert_eq!(figure.bus_over_engine, None);
-        assert!(figure.line().ends_with("  bus 5.000 (5.000 to 5.000)\n"), "{}", figure.line());
+    fn a_rate_is_told_as_it_was_asked_for() {
+        assert_eq!(Measure::Rate(Rate::Percent(80.0)).rate().as_deref(), Some("80%"));
+        assert_eq!(Measure::Rate(Rate::Texts(12.5)).rate().as_deref(), Some("12.5"));
+        assert_eq!(Measure::Calls.rate(), None);
     }
 }

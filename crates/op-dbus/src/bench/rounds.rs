@@ -1,30 +1,67 @@
-//! All measurements, round after round, both sides in turn.
+//! All measurements, round after round, everything that is compared in turn.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
 
-use super::Stage;
-use super::client::{Client, Side, Tokens};
+use super::args::{Args, Rate, What};
+use super::collection::{Collection, collections};
 use super::corpus::Corpus;
 use super::measure::{Probe, latency, throughput};
+use super::open;
+use super::peak;
 use super::spread::percentile;
+use super::stage::{CLIENTS, Stage, Target};
+use super::variant::Place;
 use crate::cli::Failure;
 
-/// What is called and by how many clients at once, in the latency measurements.
-const LATENCY: [(Probe, usize); 3] = [(Probe::Ping, 1), (Probe::Text, 1), (Probe::Text, 8)];
-/// Texts a call and clients at once, in the throughput measurements: always enough texts at once
-/// for every worker to be busy.
-const THROUGHPUT_CALLS: [(usize, usize); 3] = [(1, 32), (32, 4), (256, 2)];
-/// Clients that a side needs at most.
-const CLIENTS_MAX: usize = 32;
-/// Calls of one latency measurement: enough for a 99th percentile, and an end to it.
-const LATENCY_CALLS: (usize, usize) = (100, 10_000);
-/// Texts whose vectors are compared between the sides.
-const COMPARED_TEXTS: usize = 16;
-/// Texts in one call that asks for token counts.
-const COUNT_CALL_TEXTS: usize = 256;
+/// Texts of one call when as many are to go through as can.
+const CALL_TEXTS: usize = 1000;
+/// Calls of one latency measurement: enough to tell a 99th percentile from a median, and an end.
+const LATENCY_CALLS: (usize, usize) = (50, 10_000);
+/// Texts of each client at least when there are many.
+const CLIENT_TEXTS_MIN: usize = 2;
+
+/// One thing that is measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Measure {
+    /// An empty call.
+    Ping,
+    /// One text at a time.
+    Latency,
+    /// Many texts a call.
+    Calls,
+    /// Many clients with one text a call.
+    Clients,
+    /// Texts that arrive at a rate.
+    Rate(Rate),
+}
+
+/// Figures of one round, by name.
+pub type Figures = BTreeMap<&'static str, f64>;
+
+/// One measurement of one target.
+pub struct Row {
+    /// Number of the target in the stage.
+    pub target: usize,
+    /// Number of the collection.
+    pub collection: usize,
+    pub measure: Measure,
+    /// Texts in a call.
+    pub size: usize,
+    /// Calls in one round.
+    pub calls: usize,
+    pub rounds: Vec<Figures>,
+}
+
+/// Everything that was measured.
+pub struct Results {
+    pub collections: Vec<Collection>,
+    pub rows: Vec<Row>,
+    /// Operations per second that the CPU can do, by precision, one for each round.
+    pub peaks: BTreeMap<String, Vec<f64>>,
+}
 
 /// How much is measured.
 #[derive(Clone, Copy)]
@@ -32,231 +69,261 @@ pub struct Plan {
     pub rounds: u32,
     /// Time that one measurement should take.
     pub target: Duration,
+    pub seed: u64,
 }
 
-/// Figures of each side, one for each round.
-pub type PerSide<T> = BTreeMap<Side, Vec<T>>;
-
-/// One call at a time.
-pub struct Latency {
-    pub probe: Probe,
-    pub clients: usize,
-    pub calls: usize,
-    pub rounds: PerSide<Percentiles>,
+impl Plan {
+    pub fn of(args: &Args) -> Self {
+        let target = Duration::from_secs_f64(args.seconds);
+        Self { rounds: args.rounds, target, seed: args.seed }
+    }
 }
 
-/// Microseconds.
-#[derive(Clone, Copy)]
-pub struct Percentiles {
-    pub p50: f64,
-    pub p95: f64,
-    pub p99: f64,
-}
-
-/// As many texts as go through.
-pub struct Throughput {
-    pub texts_per_call: usize,
-    pub clients: usize,
-    pub calls: usize,
-    pub rounds: PerSide<Rates>,
-}
-
-#[derive(Clone, Copy)]
-pub struct Rates {
-    pub texts_per_s: f64,
-    pub tokens_per_s: f64,
-    /// Padded over real tokens.
-    pub padding: Option<f64>,
-}
-
-/// Everything that was measured.
-pub struct Results {
-    /// Tokens of each text as the model reads it.
-    pub tokens: Vec<usize>,
-    /// Texts longer than the model reads.
-    pub truncated: usize,
-    /// Mean tokens of the short texts.
-    pub short_tokens: f64,
-    pub latency: Vec<Latency>,
-    pub throughput: Vec<Throughput>,
-    /// Largest difference between the vectors of the two sides.
-    pub deviation: Option<f32>,
-}
-
-/// Measures everything that `plan` asks for.
+/// Measures everything that `args` ask for.
+///
+/// # Errors
+/// The first call that failed.
 pub async fn run(
-    stage: &mut Stage,
-    corpus: &Corpus,
-    plan: Plan,
+    stage: &Stage,
+    corpora: Vec<Corpus>,
+    args: &Args,
     progress: &ProgressBar,
 ) -> Result<Results, Failure> {
-    let tokens_max = stage.served.max_input_tokens;
-    let tokens = count_tokens(stage, &corpus.texts).await?;
-    let short = count_tokens(stage, &corpus.short).await?;
-    let clients = clients(stage).await?;
-    let deviation = deviation(&clients, corpus).await?;
-    let (mut latency, mut throughput) = calibrate(&clients, corpus, plan).await?;
-    let measurements = (latency.len() + throughput.len()) * clients.len();
-    progress.set_length(measurements as u64 * u64::from(plan.rounds));
-    let used: Vec<usize> = tokens.iter().map(|tokens| *tokens.min(&tokens_max)).collect();
-    let bench = Bench { stage, corpus, clients, tokens: &used, progress };
+    let plan = Plan::of(args);
+    let collections = collections(stage, corpora).await?;
+    let mut rows = Vec::new();
+    for (number, collection) in collections.iter().enumerate() {
+        rows.extend(rows_of(stage, (number, collection), args, plan).await?);
+    }
+    progress.set_length(rows.len() as u64 * u64::from(plan.rounds));
+    let mut bench = Bench { stage, collections: &collections, plan, rows, peaks: BTreeMap::new() };
     for round in 0..plan.rounds {
-        for measurement in &mut latency {
-            bench.latency(measurement, round).await?;
+        if args.peak {
+            bench.peaks();
         }
-        for measurement in &mut throughput {
-            bench.throughput(measurement, round).await?;
+        for number in bench.order(round) {
+            progress.inc(1);
+            bench.row(number, round).await?;
         }
     }
-    Ok(Results {
-        truncated: tokens.iter().filter(|tokens| **tokens > tokens_max).count(),
-        tokens: used,
-        short_tokens: short.iter().sum::<usize>() as f64 / short.len().max(1) as f64,
-        latency,
-        throughput,
-        deviation,
-    })
+    let Bench { rows, peaks, .. } = bench;
+    Ok(Results { collections, rows, peaks })
 }
 
-async fn clients(stage: &Stage) -> Result<BTreeMap<Side, Vec<Client>>, Failure> {
-    let mut clients = BTreeMap::new();
-    if let Some(engine) = &stage.engine {
-        clients.insert(Side::Engine, (0..CLIENTS_MAX).map(|_| engine.client()).collect());
-    }
-    if let Some(bus) = &stage.bus {
-        let mut connected = Vec::new();
-        for _ in 0..CLIENTS_MAX {
-            connected.push(bus.client().await?);
-        }
-        clients.insert(Side::Bus, connected);
-    }
-    Ok(clients)
-}
-
-async fn count_tokens(stage: &Stage, texts: &[String]) -> Result<Vec<usize>, Failure> {
-    let mut tokens = Vec::with_capacity(texts.len());
-    for texts in texts.chunks(COUNT_CALL_TEXTS) {
-        let counts = match (&stage.engine, &stage.bus) {
-            (Some(engine), _) => engine.count_tokens(texts).await?,
-            (None, Some(bus)) => bus.count_tokens(texts).await?,
-            (None, None) => Vec::new(),
-        };
-        tokens.extend(counts.into_iter().map(|count| count as usize));
-    }
-    Ok(tokens)
-}
-
-/// How far apart the two sides are for the same texts; they should not be.
-async fn deviation(
-    clients: &BTreeMap<Side, Vec<Client>>,
-    corpus: &Corpus,
-) -> Result<Option<f32>, Failure> {
-    let texts: Vec<&str> = corpus.texts.iter().take(COMPARED_TEXTS).map(String::as_str).collect();
-    let (Some([engine, ..]), Some([bus, ..])) =
-        (clients.get(&Side::Engine).map(Vec::as_slice), clients.get(&Side::Bus).map(Vec::as_slice))
-    else {
-        return Ok(None);
-    };
-    let (engine, bus) = (engine.embed(&texts).await?, bus.embed(&texts).await?);
-    if engine.len() != bus.len() {
-        return Err(Failure::refused("the two sides gave vectors of different lengths"));
-    }
-    Ok(Some(engine.iter().zip(&bus).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)))
-}
-
-/// Warms both sides up, and finds how many calls make a measurement of the length asked for. Both
-/// sides get the same calls.
-async fn calibrate(
-    clients: &BTreeMap<Side, Vec<Client>>,
-    corpus: &Corpus,
+/// What is to be measured with one collection, with as many calls as fill the time.
+async fn rows_of(
+    stage: &Stage,
+    (number, collection): (usize, &Collection),
+    args: &Args,
     plan: Plan,
-) -> Result<(Vec<Latency>, Vec<Throughput>), Failure> {
-    let target = plan.target.as_secs_f64();
-    let (mut call_s, mut texts_per_s) = (f64::INFINITY, 0.0_f64);
-    for clients in clients.values() {
-        let times = latency(&clients[..1], corpus, (Probe::Text, 20)).await?;
-        call_s = call_s.min(percentile(&times, 50.0) / 1e6);
-        let (size, calls) = (32, 8);
-        let took = throughput(&clients[..4], corpus, size, calls).await?;
-        texts_per_s = texts_per_s.max((size * calls) as f64 / took.as_secs_f64());
+) -> Result<Vec<Row>, Failure> {
+    let wanted = |what| args.only.is_empty() || args.only.contains(&what);
+    let mut measures = Vec::new();
+    if collection.latency_alone {
+        measures.extend(
+            [Measure::Ping, Measure::Latency].into_iter().filter(|_| wanted(What::Latency)),
+        );
+    } else {
+        let all = [
+            (Measure::Latency, What::Latency),
+            (Measure::Calls, What::Calls),
+            (Measure::Clients, What::Clients),
+        ];
+        measures.extend(all.into_iter().filter_map(|(m, what)| wanted(what).then_some(m)));
+        measures.extend(args.rate.iter().map(|rate| Measure::Rate(*rate)));
     }
-    let (least, most) = LATENCY_CALLS;
-    let latency_calls = ((target / call_s) as usize).clamp(least, most);
-    let latency = LATENCY.map(|(probe, clients)| Latency {
-        probe,
-        clients,
-        calls: latency_calls,
-        rounds: PerSide::new(),
-    });
-    let throughput = THROUGHPUT_CALLS.map(|(texts_per_call, clients)| {
-        let calls = (target * texts_per_s / texts_per_call as f64).ceil() as usize;
-        let calls = calls.next_multiple_of(clients).max(2 * clients);
-        Throughput { texts_per_call, clients, calls, rounds: PerSide::new() }
-    });
-    Ok((latency.into(), throughput.into()))
+    if measures.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut speeds: BTreeMap<usize, Speed> = BTreeMap::new();
+    for target in &stage.targets {
+        // The other place of a variant is measured with the same calls.
+        let speed = Speed::of(target, &collection.corpus, plan).await?;
+        speeds.entry(target.variant).or_insert(speed);
+    }
+    let mut rows = Vec::new();
+    for measure in measures {
+        for (target, Target { variant, place, .. }) in stage.targets.iter().enumerate() {
+            if measure == Measure::Ping && *place == Place::Engine {
+                continue;
+            }
+            let (size, calls) = speeds[variant].calls(measure, plan);
+            rows.push(Row { target, collection: number, measure, size, calls, rounds: Vec::new() });
+        }
+    }
+    Ok(rows)
 }
 
-/// What every measurement needs.
+/// How fast a target is, roughly.
+#[derive(Clone, Copy)]
+struct Speed {
+    texts_per_s: f64,
+    /// One text.
+    call_s: f64,
+}
+
+impl Speed {
+    /// Finds out, and warms up on the way.
+    async fn of(target: &Target, corpus: &Corpus, plan: Plan) -> Result<Self, Failure> {
+        let client = &target.clients[..1];
+        let times = latency(&client[0], &corpus.texts, (Probe::Text, 3)).await?;
+        let call_s = percentile(&times, 50.0) / 1e6;
+        let enough = plan.target.as_secs_f64() / 5.0;
+        let mut size = 8;
+        loop {
+            let took = throughput(client, corpus, (size, 1)).await?.as_secs_f64();
+            if took >= enough || size >= CALL_TEXTS {
+                return Ok(Self { texts_per_s: size as f64 / took, call_s });
+            }
+            size *= 2;
+        }
+    }
+
+    /// Texts a call, and calls, that fill the time.
+    fn calls(self, measure: Measure, plan: Plan) -> (usize, usize) {
+        let time = plan.target.as_secs_f64();
+        let texts = (self.texts_per_s * time).ceil() as usize;
+        let (least, most) = LATENCY_CALLS;
+        match measure {
+            Measure::Ping => (0, ((time / 1e-3) as usize).clamp(least, most)),
+            Measure::Latency => (1, ((time / self.call_s) as usize).clamp(least, most)),
+            Measure::Calls => {
+                let size = texts.clamp(1, CALL_TEXTS);
+                (size, texts.div_ceil(size).max(1))
+            }
+            Measure::Clients => (1, texts.max(CLIENT_TEXTS_MIN * CLIENTS)),
+            Measure::Rate(_) => (1, 0),
+        }
+    }
+}
+
+/// What every measurement needs, and what it adds to.
 struct Bench<'a> {
     stage: &'a Stage,
-    corpus: &'a Corpus,
-    clients: BTreeMap<Side, Vec<Client>>,
-    tokens: &'a [usize],
-    progress: &'a ProgressBar,
+    collections: &'a [Collection],
+    plan: Plan,
+    rows: Vec<Row>,
+    peaks: BTreeMap<String, Vec<f64>>,
 }
 
 impl Bench<'_> {
-    /// The sides, the other one first in every second round.
-    fn sides(&self, round: u32) -> Vec<(Side, &[Client])> {
-        let mut sides: Vec<_> =
-            self.clients.iter().map(|(side, clients)| (*side, clients.as_slice())).collect();
-        if !round.is_multiple_of(2) {
-            sides.reverse();
-        }
-        sides
+    /// The rows, in every second round the last target of each measurement first.
+    fn order(&self, round: u32) -> Vec<usize> {
+        let all: Vec<usize> = (0..self.rows.len()).collect();
+        let key = |number: usize| (self.rows[number].collection, self.rows[number].measure);
+        let groups = all.chunk_by(|a, b| key(*a) == key(*b));
+        groups
+            .flat_map(|group| {
+                let mut group = group.to_vec();
+                if !round.is_multiple_of(2) {
+                    group.reverse();
+                }
+                group
+            })
+            .collect()
     }
 
-    async fn latency(&self, measurement: &mut Latency, round: u32) -> Result<(), Failure> {
-        let Latency { probe, clients: at_once, calls, .. } = *measurement;
-        for (side, clients) in self.sides(round) {
-            self.progress.inc(1);
-            if (probe, side) == (Probe::Ping, Side::Engine) {
-                continue;
+    fn peaks(&mut self) {
+        let mut precisions: Vec<&str> =
+            self.stage.targets.iter().map(|target| target.facts.precision.as_str()).collect();
+        precisions.sort_unstable();
+        precisions.dedup();
+        for precision in precisions {
+            if let Some(peak) = peak::measure(precision) {
+                self.peaks.entry(precision.to_owned()).or_default().push(peak);
             }
-            self.progress.set_message(format!("latency, {at_once} clients"));
-            let times = latency(&clients[..at_once], self.corpus, (probe, calls)).await?;
-            let [p50, p95, p99] = [50.0, 95.0, 99.0].map(|percent| percentile(&times, percent));
-            measurement.rounds.entry(side).or_default().push(Percentiles { p50, p95, p99 });
         }
+    }
+
+    async fn row(&mut self, number: usize, round: u32) -> Result<(), Failure> {
+        let row = &self.rows[number];
+        let target = &self.stage.targets[row.target];
+        let figures = match row.measure {
+            Measure::Ping => self.latency(row, target, Probe::Ping).await?,
+            Measure::Latency => self.latency(row, target, Probe::Text).await?,
+            Measure::Calls => self.throughput(row, target, 1).await?,
+            Measure::Clients => self.throughput(row, target, CLIENTS).await?,
+            Measure::Rate(rate) => self.open(row, target, (rate, round)).await?,
+        };
+        self.rows[number].rounds.push(figures);
         Ok(())
     }
 
-    async fn throughput(&self, measurement: &mut Throughput, round: u32) -> Result<(), Failure> {
-        let (size, calls) = (measurement.texts_per_call, measurement.calls);
-        let texts = size * calls;
-        let tokens: usize =
-            (0..texts).map(|position| self.tokens[position % self.tokens.len()]).sum();
-        for (side, clients) in self.sides(round) {
-            self.progress.set_message(format!("throughput, {size} texts a call"));
-            let clients = &clients[..measurement.clients];
-            let before = self.counters(side).await?;
-            let took = throughput(clients, self.corpus, size, calls).await?.as_secs_f64();
-            let rates = Rates {
-                texts_per_s: texts as f64 / took,
-                tokens_per_s: tokens as f64 / took,
-                padding: self.counters(side).await?.padding_since(before),
-            };
-            measurement.rounds.entry(side).or_default().push(rates);
-            self.progress.inc(1);
-        }
-        Ok(())
+    async fn latency(&self, row: &Row, target: &Target, probe: Probe) -> Result<Figures, Failure> {
+        let texts = &self.collections[row.collection].corpus.texts;
+        let times = latency(&target.clients[0], texts, (probe, row.calls)).await?;
+        Ok(percentiles(&times))
     }
 
-    async fn counters(&self, side: Side) -> Result<Tokens, Failure> {
-        match (side, &self.stage.engine, &self.stage.bus) {
-            (Side::Engine, Some(engine), _) => Ok(engine.tokens()),
-            (Side::Bus, _, Some(bus)) => bus.tokens().await,
-            _ => Ok(Tokens::default()),
+    async fn throughput(
+        &self,
+        row: &Row,
+        target: &Target,
+        clients: usize,
+    ) -> Result<Figures, Failure> {
+        let collection = &self.collections[row.collection];
+        let before = target.tokens().await?;
+        let took =
+            throughput(&target.clients[..clients], &collection.corpus, (row.size, row.calls));
+        let took = took.await?.as_secs_f64();
+        let padding = target.tokens().await?.padding_since(before);
+        let texts = row.size * row.calls;
+        let all = &collection.lengths(&target.facts.model).tokens;
+        let tokens = || (0..texts).map(|position| all[position % all.len()]);
+        let mut figures = Figures::from([
+            ("texts_per_s", texts as f64 / took),
+            ("tokens_per_s", tokens().sum::<usize>() as f64 / took),
+        ]);
+        figures.extend(padding.map(|padding| ("padding", padding)));
+        if let Some(work) = target.work {
+            let operations = work.operations(tokens()) / took;
+            figures.insert("operations_per_s", operations);
+            let peak = self.peaks.get(&target.facts.precision).and_then(|peaks| peaks.last());
+            figures.extend(peak.map(|peak| ("share_of_peak", operations / peak)));
+        }
+        Ok(figures)
+    }
+
+    async fn open(
+        &self,
+        row: &Row,
+        target: &Target,
+        (rate, round): (Rate, u32),
+    ) -> Result<Figures, Failure> {
+        let corpus = &self.collections[row.collection].corpus;
+        let rate = match rate {
+            Rate::Texts(rate) => rate,
+            Rate::Percent(percent) => percent / 100.0 * self.engine_speed(row, target).await?,
+        };
+        let schedule = open::schedule(rate, self.plan.target, self.plan.seed + u64::from(round));
+        let arrivals = open::run(&target.clients, corpus, schedule).await?;
+        let mut figures = percentiles(&arrivals.times_us);
+        figures.insert("offered_per_s", rate);
+        figures.insert("answered_per_s", arrivals.answered_per_s);
+        Ok(figures)
+    }
+
+    /// Texts per second that this variant did at its first place in the first round: the same base
+    /// in all rounds, so that the offered load is, too.
+    async fn engine_speed(&self, row: &Row, target: &Target) -> Result<f64, Failure> {
+        let base = self.rows.iter().find(|other| {
+            other.measure == Measure::Calls
+                && other.collection == row.collection
+                && self.stage.targets[other.target].variant == target.variant
+        });
+        let measured = base.and_then(|base| base.rounds.first()?.get("texts_per_s"));
+        match measured {
+            Some(texts_per_s) => Ok(*texts_per_s),
+            None => {
+                let corpus = &self.collections[row.collection].corpus;
+                Ok(Speed::of(target, corpus, self.plan).await?.texts_per_s)
+            }
         }
     }
+}
+
+fn percentiles(times_us: &[f64]) -> Figures {
+    [("p50_us", 50.0), ("p95_us", 95.0), ("p99_us", 99.0)]
+        .map(|(name, percent)| (name, percentile(times_us, percent)))
+        .into()
 }

@@ -1,0 +1,119 @@
+//! `bench --driven`: measures what is asked for on standard input, one JSON object a line, so that
+//! `cargo xtask bench-peers` can ask other libraries in turn with us. Its peers speak the same.
+
+use std::io::{BufRead, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::args::Args;
+use super::corpus::Corpus;
+use super::stage::Stage;
+use super::variant::Place;
+use crate::cli::{Done, Failure};
+
+#[derive(Deserialize)]
+#[serde(tag = "do", rename_all = "lowercase")]
+enum Request {
+    /// Batches of another size; streams and threads are ours to choose. 0 leaves it as it is.
+    Set { batch_tokens: usize },
+    /// Embeds the lines of a file again and again, once at least.
+    Time { texts: PathBuf, seconds: f64 },
+    /// Writes the vectors of the lines, little-endian.
+    Vectors { texts: PathBuf, to: PathBuf },
+    /// Tokens of each line, as the model reads them.
+    Tokens { texts: PathBuf },
+    /// Writes generated texts.
+    Generate { seed: u64, to: PathBuf },
+}
+
+/// Answers requests until standard input ends.
+///
+/// # Errors
+/// What stands in the way of the stage, and the first request that fails.
+pub async fn run(mut args: Args) -> Done {
+    if args.at.len() != 1 {
+        args.at = vec![Place::Engine];
+    }
+    let mut stage = Stage::set(&args).await?;
+    let [target] = stage.targets.as_slice() else {
+        return Err(Failure::usage("--driven measures one variant at one place"));
+    };
+    answer(&json!({ "library": format!("op-dbus {}", env!("CARGO_PKG_VERSION")), "own": true,
+        "facts": target.facts }))?;
+    let mut lines = std::io::stdin().lock().lines();
+    while let Some(Ok(line)) = lines.next() {
+        let request = serde_json::from_str(&line);
+        let request = request.map_err(|error| Failure::usage(error.to_string()))?;
+        if let Request::Set { batch_tokens } = request {
+            if batch_tokens > 0 && args.compared.batch_tokens != [batch_tokens] {
+                stage.strike().await;
+                args.compared.batch_tokens = vec![batch_tokens];
+                stage = Stage::set(&args).await?;
+            }
+            answer(&json!({}))?;
+            continue;
+        }
+        answer(&done(&stage, request).await?)?;
+    }
+    stage.strike().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn done(stage: &Stage, request: Request) -> Result<Value, Failure> {
+    let target = &stage.targets[0];
+    let client = &target.clients[0];
+    match request {
+        Request::Set { .. } => Ok(json!({})),
+        Request::Time { texts, seconds } => {
+            let texts = lines(&texts)?;
+            let all: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let (mut passes, start) = (0, Instant::now());
+            while passes == 0 || start.elapsed().as_secs_f64() < seconds {
+                client.embed(&all).await?;
+                passes += 1;
+            }
+            let took = start.elapsed().as_secs_f64();
+            Ok(json!({ "texts": passes * texts.len(), "seconds": took }))
+        }
+        Request::Vectors { texts, to } => {
+            let texts = lines(&texts)?;
+            let all: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let vectors = client.embed(&all).await?;
+            let bytes: Vec<u8> = vectors.iter().flat_map(|value| value.to_le_bytes()).collect();
+            write(&to, &bytes)?;
+            Ok(json!({ "rows": all.len(), "dimensions": vectors.len() / all.len().max(1) }))
+        }
+        Request::Tokens { texts } => {
+            let (tokens, truncated) = target.count_tokens(&lines(&texts)?).await?;
+            let operations = target.work.map(|work| work.operations(tokens.iter().copied()));
+            Ok(json!({ "tokens": tokens, "truncated": truncated, "operations": operations }))
+        }
+        Request::Generate { seed, to } => {
+            let corpus = Corpus::generated(seed);
+            write(&to, (corpus.texts.join("\n") + "\n").as_bytes())?;
+            Ok(json!({ "texts": corpus.texts.len() }))
+        }
+    }
+}
+
+fn answer(value: &Value) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let written = writeln!(out, "{value}").and_then(|()| out.flush());
+    written.map_err(|error| Failure::output(&error))
+}
+
+/// The lines of a file as they are, empty ones too: every peer has to have the same.
+fn lines(path: &Path) -> Result<Vec<String>, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::refused(format!("can't read {}: {error}", path.display())))?;
+    Ok(text.split('\n').map(str::to_owned).take(text.matches('\n').count()).collect())
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    std::fs::write(path, bytes)
+        .map_err(|error| Failure::refused(format!("can't write {}: {error}", path.display())))
+}

@@ -1,0 +1,98 @@
+//! The open loop: texts arrive at a rate, whether or not the last one is answered. Times count from
+//! when a text was due, so that a service which stands still can't hide it by holding us up.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::mpsc;
+
+use super::client::Client;
+use super::corpus::Corpus;
+use super::random::Random;
+use crate::cli::Failure;
+
+/// What the open loop saw.
+pub struct Arrivals {
+    /// From when each text was due to its vector, in microseconds, ascending.
+    pub times_us: Vec<f64>,
+    /// Texts answered, by the time from the first arrival to the last answer.
+    pub answered_per_s: f64,
+}
+
+/// When texts are due, from the start: a Poisson process at `rate` texts per second that lasts for
+/// about `time`.
+pub fn schedule(rate: f64, time: Duration, seed: u64) -> Vec<Duration> {
+    let texts = (rate * time.as_secs_f64()).ceil().max(1.0) as usize;
+    let mut random = Random::new(seed);
+    let mut due = 0.0;
+    let next = |_| {
+        due += random.gap(rate);
+        Duration::from_secs_f64(due)
+    };
+    (0..texts).map(next).collect()
+}
+
+/// Sends one text a call at the times of `schedule`, the clients in turn.
+pub async fn run(
+    clients: &[Client],
+    corpus: &Corpus,
+    schedule: Vec<Duration>,
+) -> Result<Arrivals, Failure> {
+    let texts = schedule.len();
+    let (sender, mut arrivals) = mpsc::unbounded_channel();
+    let start = Instant::now();
+    // The runtime's own timers have steps of a millisecond, which is longer than a short text takes.
+    let clock = thread::Builder::new().name("arrivals".to_owned()).spawn(move || {
+        // Not to be woken late on purpose; where the kernel refuses, it is by 50 µs at most.
+        nix::sys::prctl::set_timerslack(1).ok();
+        for (number, due) in schedule.into_iter().enumerate() {
+            let due = start + due;
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            // Nobody listens after a failed call.
+            if sender.send((number, due)).is_err() {
+                break;
+            }
+        }
+    });
+    clock.map_err(|error| Failure::refused(format!("can't start a thread: {error}")))?;
+    let call = async |number: usize, due: Instant| {
+        let text = corpus.texts[number % corpus.texts.len()].as_str();
+        clients[number % clients.len()].embed(&[text]).await?;
+        Ok::<_, Failure>(due.elapsed().as_secs_f64() * 1e6)
+    };
+    let mut pending = FuturesUnordered::new();
+    let mut times_us = Vec::with_capacity(texts);
+    let mut arriving = true;
+    while arriving || !pending.is_empty() {
+        tokio::select! {
+            // New texts are sent before answers are looked at.
+            biased;
+            arrival = arrivals.recv(), if arriving => match arrival {
+                Some((number, due)) => pending.push(call(number, due)),
+                None => arriving = false,
+            },
+            Some(time) = pending.next(), if !pending.is_empty() => times_us.push(time?),
+        }
+    }
+    let answered_per_s = times_us.len() as f64 / start.elapsed().as_secs_f64();
+    times_us.sort_by(f64::total_cmp);
+    Ok(Arrivals { times_us, answered_per_s })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrivals_have_their_rate_and_repeat() {
+        let of = |seed| schedule(200.0, Duration::from_secs(20), seed);
+        let (one, same, other) = (of(1), of(1), of(2));
+        assert_eq!((one.len(), &one), (4000, &same));
+        assert_ne!(one, other);
+        assert!(one.is_sorted());
+        let last = one.last().unwrap().as_secs_f64();
+        assert!((18.0..22.0).contains(&last), "{last}");
+        assert_eq!(schedule(0.01, Duration::from_millis(10), 1).len(), 1);
+    }
+}

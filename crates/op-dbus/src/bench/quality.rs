@@ -1,0 +1,231 @@
+//! How far the vectors of each precision are from those of f32, and whether pairs of texts are still
+//! in the order that people put them in.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::corpus::Corpus;
+use super::stage::{Stage, Target};
+use crate::cli::Failure;
+
+/// Texts of each collection whose vectors are compared, and their tokens: the slowest model takes
+/// some ten seconds for them.
+const TEXTS_MAX: usize = 300;
+const TOKENS_MAX: usize = 10_000;
+/// Texts in one call.
+const CALL_TEXTS: usize = 256;
+
+/// Pairs of texts, each with the likeness that people saw.
+pub struct Pairs {
+    texts: Vec<String>,
+    scores: Vec<f64>,
+}
+
+impl Pairs {
+    /// Reads text, text and score, a tab between, one pair a line.
+    ///
+    /// # Errors
+    /// A file that can't be read, or the first line that is none of this.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let name = path.display();
+        let content = std::fs::read_to_string(path)
+            .map_err(|error| Failure::refused(format!("can't read {name}: {error}")))?;
+        let mut pairs = Self { texts: Vec::new(), scores: Vec::new() };
+        for (number, line) in content.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
+            let parts: Vec<&str> = line.split('\t').collect();
+            let score = parts.get(2).and_then(|score| score.trim().parse::<f64>().ok());
+            let (Some(score), [one, other, _]) = (score, parts.as_slice()) else {
+                let number = number + 1;
+                return Err(Failure::refused(format!(
+                    "{name}, line {number}: not text, text and score with tabs between"
+                )));
+            };
+            pairs.texts.extend([(*one).to_owned(), (*other).to_owned()]);
+            pairs.scores.push(score);
+        }
+        if pairs.scores.len() < 2 {
+            return Err(Failure::refused(format!("{name} has no pairs to put in order")));
+        }
+        Ok(pairs)
+    }
+}
+
+/// How good the vectors of one variant are.
+#[derive(Serialize)]
+pub struct Quality {
+    /// Number of the target in the stage.
+    #[serde(skip)]
+    pub target: usize,
+    /// By collection.
+    pub cosine: Vec<Cosine>,
+    /// Rank correlation (Spearman) of cosines with the scores of the pairs, times 100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spearman: Option<f64>,
+}
+
+/// Cosines between a variant's vectors and those of f32 for the same texts.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Cosine {
+    pub corpus: String,
+    pub texts: usize,
+    pub mean: f64,
+    pub min: f64,
+}
+
+/// Compares every variant of every model with the model's first one in f32.
+///
+/// # Errors
+/// No variant in f32, or a call that failed.
+pub async fn measure(
+    stage: &Stage,
+    corpora: &[Corpus],
+    pairs: Option<&Pairs>,
+) -> Result<Vec<Quality>, Failure> {
+    let mut found = Vec::new();
+    let mut references: BTreeMap<&str, Vec<Vec<f32>>> = BTreeMap::new();
+    for (number, target) in stage.targets.iter().enumerate() {
+        let same = |other: &Target| other.variant == target.variant;
+        if stage.targets[..number].iter().any(same) {
+            continue;
+        }
+        let model = target.facts.model.as_str();
+        let is_reference = |t: &&Target| t.facts.model == model && t.facts.precision == "f32";
+        let Some(reference) = stage.targets.iter().find(is_reference) else {
+            return Err(Failure::usage(
+                "--quality compares with f32: put it among the precisions, `--precision f32,…`",
+            ));
+        };
+        let texts = compared(target, corpora).await?;
+        if !references.contains_key(model) {
+            references.insert(model, all_vectors(reference, &texts).await?);
+        }
+        let own = all_vectors(target, &texts).await?;
+        let vectors = references[model].iter().zip(&own);
+        let mut cosine = Vec::new();
+        for ((corpus, texts), (one, other)) in corpora.iter().zip(&texts).zip(vectors) {
+            let (mean, min) = mean_and_min(&cosines(one, other, texts.len()));
+            cosine.push(Cosine { corpus: corpus.name.clone(), texts: texts.len(), mean, min });
+        }
+        let spearman = match pairs {
+            Some(pairs) => {
+                let found = vectors_of(target, &pairs.texts).await?;
+                Some(100.0 * spearman(&likeness(&found, pairs.texts.len()), &pairs.scores))
+            }
+            None => None,
+        };
+        found.push(Quality { target: number, cosine, spearman });
+    }
+    Ok(found)
+}
+
+/// The first texts of each corpus, up to the limits.
+async fn compared<'a>(
+    target: &Target,
+    corpora: &'a [Corpus],
+) -> Result<Vec<&'a [String]>, Failure> {
+    let mut chosen = Vec::new();
+    for corpus in corpora {
+        let texts = &corpus.texts[..corpus.texts.len().min(TEXTS_MAX)];
+        let (tokens, _) = target.count_tokens(texts).await?;
+        let sums = tokens.iter().scan(0, |sum, tokens| {
+            *sum += tokens;
+            Some(*sum)
+        });
+        let count = sums.take_while(|sum| *sum <= TOKENS_MAX).count().max(1);
+        chosen.push(&texts[..count]);
+    }
+    Ok(chosen)
+}
+
+async fn all_vectors(target: &Target, texts: &[&[String]]) -> Result<Vec<Vec<f32>>, Failure> {
+    let mut all = Vec::with_capacity(texts.len());
+    for texts in texts {
+        all.push(vectors_of(target, texts).await?);
+    }
+    Ok(all)
+}
+
+async fn vectors_of(target: &Target, texts: &[String]) -> Result<Vec<f32>, Failure> {
+    let mut vectors = Vec::new();
+    for texts in texts.chunks(CALL_TEXTS) {
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        vectors.extend(target.clients[0].embed(&texts).await?);
+    }
+    Ok(vectors)
+}
+
+/// Cosine of each row of `one` with the same row of `other`.
+fn cosines(one: &[f32], other: &[f32], rows: usize) -> Vec<f64> {
+    let dimensions = (one.len() / rows.max(1)).max(1);
+    one.chunks(dimensions).zip(other.chunks(dimensions)).map(|(a, b)| cosine(a, b)).collect()
+}
+
+/// Cosine of each row with an even number with the row after it.
+fn likeness(vectors: &[f32], rows: usize) -> Vec<f64> {
+    let dimensions = (vectors.len() / rows.max(1)).max(1);
+    let pairs = vectors.chunks_exact(2 * dimensions);
+    pairs.map(|pair| cosine(&pair[..dimensions], &pair[dimensions..])).collect()
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+fn mean_and_min(values: &[f64]) -> (f64, f64) {
+    let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
+    (mean, values.iter().copied().fold(f64::INFINITY, f64::min))
+}
+
+/// Rank correlation of two lists of equal length; values that are equal share their mean rank.
+pub fn spearman(one: &[f64], other: &[f64]) -> f64 {
+    let (one, other) = (ranks(one), ranks(other));
+    let mean = (one.len() as f64 - 1.0) / 2.0;
+    let product = |a: &[f64], b: &[f64]| -> f64 {
+        a.iter().zip(b).map(|(a, b)| (a - mean) * (b - mean)).sum()
+    };
+    product(&one, &other) / (product(&one, &one) * product(&other, &other)).sqrt()
+}
+
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
+    let mut ranks = vec![0.0; values.len()];
+    let mut start = 0;
+    for equal in order.chunk_by(|a, b| values[*a] == values[*b]) {
+        let rank = start as f64 + (equal.len() as f64 - 1.0) / 2.0;
+        equal.iter().for_each(|place| ranks[*place] = rank);
+        start += equal.len();
+    }
+    ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_alone_counts() {
+        let scores = [1.0, 2.0, 3.0, 4.0];
+        assert!((spearman(&[0.1, 0.5, 0.6, 9.0], &scores) - 1.0).abs() < 1e-12);
+        assert!((spearman(&[4.0, 3.0, 2.0, 1.0], &scores) + 1.0).abs() < 1e-12);
+        // Checked by hand: ranks 0.5, 0.5, 2, 3 against 0, 1, 2, 3.
+        let tied = spearman(&[1.0, 1.0, 2.0, 3.0], &scores);
+        assert!((tied - 0.948_683_298).abs() < 1e-9, "{tied}");
+    }
+
+    #[test]
+    fn rows_are_compared_with_rows() {
+        let one = [1.0, 0.0, 0.0, 1.0];
+        let other = [2.0, 0.0, 1.0, 1.0];
+        let found = cosines(&one, &other, 2);
+        assert!((found[0] - 1.0).abs() < 1e-9 && (found[1] - 0.5_f64.sqrt()).abs() < 1e-9);
+        assert_eq!(likeness(&one, 2), [0.0]);
+        let (mean, min) = mean_and_min(&[1.0, 0.5]);
+        assert_eq!((mean, min), (0.75, 0.5));
+    }
+}

@@ -1,0 +1,214 @@
+//! Everything that is measured, set up and taken down: variants, each at one or both places.
+
+use std::time::Duration;
+
+use op_dbus_daemon::settings::{Bus, Loaded, Settings, Sources};
+use op_dbus_models::Store;
+
+use super::args::Args;
+use super::client::{Client, Remote, Tokens};
+use super::engine::Local;
+use super::peak::Work;
+use super::spawn::PrivateService;
+use super::variant::{Facts, Flags, Place, product};
+use crate::cli::{Failure, connect};
+
+/// How long a service may be loading when we come.
+const READY_TIMEOUT: Duration = Duration::from_secs(180);
+/// Clients that one target needs at most.
+pub const CLIENTS: usize = 64;
+/// Texts in one call that asks for token counts.
+const COUNT_CALL_TEXTS: usize = 256;
+
+/// Everything that is measured.
+pub struct Stage {
+    pub targets: Vec<Target>,
+    spawned: Vec<PrivateService>,
+}
+
+/// One variant at one place.
+pub struct Target {
+    pub place: Place,
+    /// Number of the variant.
+    pub variant: usize,
+    pub facts: Facts,
+    /// What the model computes; `None` where that is not known.
+    pub work: Option<Work>,
+    pub clients: Vec<Client>,
+    host: Host,
+}
+
+enum Host {
+    Engine(Box<Local>),
+    Daemon(Box<Remote>),
+}
+
+impl Stage {
+    /// Starts everything that `args` ask for.
+    ///
+    /// # Errors
+    /// What stands in the way of the settings, the models, the engines or the bus.
+    pub async fn set(args: &Args) -> Result<Self, Failure> {
+        let places = match args.at.as_slice() {
+            [] => vec![Place::Engine, Place::Daemon],
+            at => at.to_vec(),
+        };
+        let mut stage = Self { targets: Vec::new(), spawned: Vec::new() };
+        let named = args.bus.as_ref().filter(|bus| !args.spawn && !bus.is_empty());
+        match named.filter(|_| places.contains(&Place::Daemon)) {
+            Some(address) => stage.set_beside(args, address, &places).await?,
+            None => {
+                for (variant, flags) in product(&args.compared)?.into_iter().enumerate() {
+                    stage.set_variant(variant, flags, &places).await?;
+                }
+            }
+        }
+        Ok(stage)
+    }
+
+    /// A service that is already there, and the engine as it is configured beside it.
+    async fn set_beside(
+        &mut self,
+        args: &Args,
+        address: &str,
+        places: &[Place],
+    ) -> Result<(), Failure> {
+        if !args.compared.is_empty() {
+            return Err(Failure::usage(
+                "a service that is already there computes in one way: use --spawn to compare, or \
+                 leave --bus (and OP_DBUS_BUS) out",
+            ));
+        }
+        let address = address.parse::<Bus>().map_err(Failure::usage)?;
+        let service = connect(&address).await?;
+        service.wait(READY_TIMEOUT).await?;
+        let remote = Remote::new(address, service);
+        let served = remote.facts().await?;
+        let mut flags = Flags::new();
+        let level = args.compared.level.first().unwrap_or(&served.level);
+        if !level.is_empty() {
+            flags.insert("vector_level".to_owned(), level.clone());
+        }
+        if places.contains(&Place::Engine) {
+            self.add_engine(0, load(&flags)?).await?;
+        }
+        let local = self.targets.first().map(|engine| &engine.facts);
+        if let Some(local) = local.filter(|local| local.space != served.space) {
+            return Err(Failure::refused(format!(
+                "the service embeds with {} in {} and the settings here say {} in {}: compare like \
+                 with like (--level), or measure one place alone (--at)",
+                served.model, served.precision, local.model, local.precision
+            )));
+        }
+        self.add_daemon(0, served, remote).await
+    }
+
+    /// One variant, wherever it is asked for.
+    async fn set_variant(
+        &mut self,
+        variant: usize,
+        mut flags: Flags,
+        places: &[Place],
+    ) -> Result<(), Failure> {
+        if places.contains(&Place::Engine) {
+            self.add_engine(variant, load(&flags)?).await?;
+        }
+        if places.contains(&Place::Daemon) {
+            let service = PrivateService::start(&mut flags).await?;
+            let address = service.bus();
+            self.spawned.push(service);
+            let service = connect(&address).await?;
+            let remote = Remote::new(address, service);
+            let batch_tokens = load(&flags)?.settings.batch_tokens_max;
+            let facts = Facts { batch_tokens, ..remote.facts().await? };
+            self.add_daemon(variant, facts, remote).await?;
+        }
+        Ok(())
+    }
+
+    async fn add_engine(&mut self, variant: usize, loaded: Loaded) -> Result<(), Failure> {
+        let model_dir = loaded.settings.model_dir.clone();
+        let local = Local::start(loaded).await?;
+        let facts = local.facts();
+        self.targets.push(Target {
+            place: Place::Engine,
+            variant,
+            work: work(&model_dir, &facts.model),
+            facts,
+            clients: (0..CLIENTS).map(|_| local.client()).collect(),
+            host: Host::Engine(Box::new(local)),
+        });
+        Ok(())
+    }
+
+    async fn add_daemon(
+        &mut self,
+        variant: usize,
+        facts: Facts,
+        remote: Remote,
+    ) -> Result<(), Failure> {
+        let mut clients = Vec::with_capacity(CLIENTS);
+        for _ in 0..CLIENTS {
+            clients.push(remote.client().await?);
+        }
+        let model_dir = load(&Flags::new())?.settings.model_dir;
+        self.targets.push(Target {
+            place: Place::Daemon,
+            variant,
+            work: work(&model_dir, &facts.model),
+            facts,
+            clients,
+            host: Host::Daemon(Box::new(remote)),
+        });
+        Ok(())
+    }
+
+    /// Ends everything in order.
+    pub async fn strike(self) {
+        for target in self.targets {
+            if let Host::Engine(engine) = target.host {
+                engine.stop().await;
+            }
+        }
+        for spawned in self.spawned {
+            spawned.stop().await;
+        }
+    }
+}
+
+impl Target {
+    /// Tokens of each text as the model reads it, and how many texts are longer than that.
+    pub async fn count_tokens(&self, texts: &[String]) -> Result<(Vec<usize>, usize), Failure> {
+        let most = self.facts.max_input_tokens.max(1);
+        let (mut tokens, mut truncated) = (Vec::with_capacity(texts.len()), 0);
+        for texts in texts.chunks(COUNT_CALL_TEXTS) {
+            let counts = match &self.host {
+                Host::Engine(engine) => engine.count_tokens(texts).await?,
+                Host::Daemon(remote) => remote.count_tokens(texts).await?,
+            };
+            for count in counts {
+                truncated += usize::from(count as usize > most);
+                tokens.push(most.min(count as usize));
+            }
+        }
+        Ok((tokens, truncated))
+    }
+
+    /// The counters of what computes.
+    pub async fn tokens(&self) -> Result<Tokens, Failure> {
+        match &self.host {
+            Host::Engine(engine) => Ok(engine.tokens()),
+            Host::Daemon(remote) => remote.tokens().await,
+        }
+    }
+}
+
+/// The settings of this process with `flags`.
+fn load(flags: &Flags) -> Result<Loaded, Failure> {
+    Settings::load(&Sources::of_process(flags.clone()))
+        .map_err(|mistakes| Failure::not_configured(mistakes.to_string()))
+}
+
+fn work(model_dir: &std::path::Path, model: &str) -> Option<Work> {
+    Work::of(&Store::open(model_dir).get(model).ok()?.config())
+}

@@ -1,0 +1,171 @@
+//! What is compared: every combination of the levels, engines, precisions and so on that are asked
+//! for, and what each of them turned out to be.
+
+use std::collections::BTreeMap;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::args::Compared;
+use crate::cli::{Failure, Properties};
+
+/// Where the figures are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// The engine in this process: no service, no bus
+    Engine,
+    /// The service, over the bus
+    Daemon,
+}
+
+impl Place {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Engine => "engine",
+            Self::Daemon => "daemon",
+        }
+    }
+}
+
+/// Settings that one variant has, by key.
+pub type Flags = BTreeMap<String, String>;
+
+/// Engines that compute in one precision, on instruction sets of their own choice.
+const WITHOUT_CHOICE: [&str; 2] = ["ort", "sim"];
+
+/// The settings of every variant, in the order of the lists. What an engine has no choice of does
+/// not multiply it.
+pub fn product(compared: &Compared) -> Result<Vec<Flags>, Failure> {
+    let Compared { level, engine, precision, isa, batch_tokens } = compared;
+    let batch_tokens: Vec<String> = batch_tokens.iter().map(usize::to_string).collect();
+    let lists: [(&str, &[String]); 5] = [
+        ("vector_level", level),
+        ("cpu_engine", engine),
+        ("batch_tokens_max", &batch_tokens),
+        ("cpu_isa", isa),
+        ("precision", precision),
+    ];
+    let mut all = vec![Flags::new()];
+    for (key, values) in lists.into_iter().filter(|(_, values)| !values.is_empty()) {
+        let with = |flags: &Flags, value: &String| {
+            let mut flags = flags.clone();
+            flags.insert(key.to_owned(), value.clone());
+            flags
+        };
+        all = all.iter().flat_map(|f| values.iter().map(move |value| with(f, value))).collect();
+    }
+    let mut variants: Vec<Flags> = Vec::new();
+    for mut flags in all {
+        if WITHOUT_CHOICE.contains(&flags.get("cpu_engine").map_or("", String::as_str)) {
+            if !matches!(flags.remove("precision").as_deref(), None | Some("auto" | "f32")) {
+                continue;
+            }
+            flags.remove("cpu_isa");
+        }
+        if !variants.contains(&flags) {
+            variants.push(flags);
+        }
+    }
+    if variants.is_empty() {
+        return Err(Failure::usage("none of these engines computes in these precisions"));
+    }
+    Ok(variants)
+}
+
+/// What serves: a variant as it turned out to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Facts {
+    /// Empty for an imported model.
+    pub level: String,
+    pub model: String,
+    /// What computes: `native`, `ort`, ….
+    pub engine: String,
+    pub provider: String,
+    pub precision: String,
+    /// Instruction set; empty where the engine chooses by itself.
+    pub isa: String,
+    /// Tokens in one batch; 0 where only the service knows.
+    pub batch_tokens: usize,
+    pub max_input_tokens: usize,
+    #[serde(skip)]
+    pub space: String,
+}
+
+impl Facts {
+    /// What a service says of itself: its properties, and the manager's status.
+    pub fn of_service(properties: &Properties, status: &Properties) -> Self {
+        let text = |name| properties.text(name).to_owned();
+        Self {
+            level: text("VectorLevel"),
+            model: text("Model"),
+            engine: status.text("engine").to_owned(),
+            provider: text("ExecutionProvider"),
+            precision: text("Precision"),
+            isa: status.text("isa").to_owned(),
+            batch_tokens: 0,
+            max_input_tokens: properties.number("MaxInputTokens").unwrap_or(0),
+            space: text("VectorSpace"),
+        }
+    }
+
+    /// A few words that tell it from `others`: the model's level, and what differs.
+    pub fn label(&self, others: &[&Self]) -> String {
+        let level = if self.level.is_empty() { &self.model } else { &self.level };
+        let mut words = vec![level.clone()];
+        let mut word = |of: fn(&Self) -> String, always: bool| {
+            if (always || others.iter().any(|other| of(other) != of(self))) && !of(self).is_empty()
+            {
+                words.push(of(self));
+            }
+        };
+        word(|facts| facts.engine.clone(), true);
+        word(|facts| facts.precision.clone(), true);
+        word(|facts| facts.isa.clone(), true);
+        word(|facts| format!("{} tokens", facts.batch_tokens), false);
+        words.join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn nothing_asked_for_is_what_is_configured() {
+        assert_eq!(product(&Compared::default()).unwrap(), [Flags::new()]);
+    }
+
+    #[test]
+    fn an_engine_without_a_choice_is_there_once() {
+        let compared = Compared {
+            engine: list("native ort"),
+            precision: list("f32 bf16"),
+            isa: list("avx2 portable"),
+            ..Compared::default()
+        };
+        let variants = product(&compared).unwrap();
+        let of = |engine| variants.iter().filter(|v| v["cpu_engine"] == engine).count();
+        assert_eq!((of("native"), of("ort"), variants.len()), (4, 1, 5));
+        let none = Compared { engine: list("ort"), precision: list("bf16"), ..Compared::default() };
+        assert!(product(&none).is_err());
+    }
+
+    #[test]
+    fn a_label_has_what_differs() {
+        let one = Facts {
+            level: "low".into(),
+            engine: "native".into(),
+            precision: "f32".into(),
+            batch_tokens: 512,
+            ..Facts::default()
+        };
+        let other = Facts { batch_tokens: 64, ..one.clone() };
+        assert_eq!(one.label(&[&one]), "low native f32");
+        assert_eq!(one.label(&[&one, &other]), "low native f32 512 tokens");
+    }
+}
