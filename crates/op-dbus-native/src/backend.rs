@@ -1,67 +1,20 @@
 //! The backend: a loaded model and the team of threads that computes with it.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use op_dbus_engine::{Backend, BackendError, Batch, Description, LoadErrorKind};
-use op_dbus_graph::encoder::Encoder;
-use op_dbus_graph::{DenseFiles, Family, ModelFiles, Pooling};
 
 use crate::arena::{Arena, Buffers};
-use crate::encode::{Model, Text};
-use crate::isa::Isa;
+use crate::encode::{Model, Seat, Text};
 use crate::kernels::kernels;
-use crate::packed::{Miss, Packed, Place};
-use crate::precision::Precision;
-use crate::reach::{Reaches, Recorder};
+use crate::load::{self, Options, Source, load_error};
+use crate::packed::Packed;
 use crate::share::Shares;
 use crate::team::{Barrier, Team};
 
 /// Tokens that one thread takes through the encoder at once, unless a single text is longer: few
 /// enough that they stay in the caches, many enough that the weights are worth their way.
 const CHUNK_TOKENS: usize = 512;
-
-/// How a model is loaded and computed.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Folder of the service's caches.
-    pub cache_dir: PathBuf,
-    /// Identifies the model's files and how its vectors are made: packed weights are reused for the
-    /// same key.
-    pub key: String,
-    /// Instruction set.
-    pub isa: Isa,
-    /// Precision of the arithmetic.
-    pub precision: Precision,
-    /// Threads that compute; at least 1.
-    pub threads: usize,
-    /// CPU of each thread but the first, which is the caller's; empty leaves them unbound.
-    pub cpus: Vec<usize>,
-    /// Tokens of the longest text.
-    pub length_max: usize,
-    /// How token vectors become one vector.
-    pub pooling: Pooling,
-    /// Whether vectors are divided by their length.
-    pub normalize: bool,
-    /// Length of one vector, as the model's record says.
-    pub dimensions: usize,
-}
-
-/// The files of a model.
-#[derive(Clone, Debug)]
-pub struct Source {
-    /// Encoder architecture.
-    pub family: Family,
-    /// The model's own `config.json`.
-    pub config: serde_json::Value,
-    /// The bytes of `model.safetensors`.
-    pub weights: Vec<u8>,
-    /// `config.json` and `model.safetensors` of each Dense module, in their order.
-    pub dense: Vec<(serde_json::Value, Vec<u8>)>,
-    /// Token ids of the [calibration texts](crate::calibration_texts), special tokens included; used
-    /// where weights become integers, which they do less well without.
-    pub calibration: Vec<Vec<i32>>,
-}
 
 /// A model on the CPU, computed by our own kernels.
 pub struct NativeBackend {
@@ -88,30 +41,7 @@ impl NativeBackend {
         source: impl FnOnce() -> Result<Source, BackendError>,
     ) -> Result<Self, BackendError> {
         let start = Instant::now();
-        let Options { isa, precision, .. } = options;
-        if !isa.is_available() {
-            let names: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
-            return Err(load_error(
-                LoadErrorKind::ProviderUnavailable,
-                format!(
-                    "this CPU has no {isa}, which cpu_isa asks for; it has {}; write one of these, \
-                     or auto",
-                    names.join(", ")
-                ),
-            ));
-        }
-        let kernels = kernels(isa, precision);
-        let place = Place::new(&options.cache_dir, &options.key, kernels.layout);
-        let packed = match Packed::open(&place, kernels.layout) {
-            Ok(packed) => packed,
-            Err(miss) => {
-                if !matches!(miss, Miss::Absent) {
-                    let path = place.path();
-                    tracing::warn!(?path, %miss, "the cached weights can't be used; packing anew");
-                }
-                pack(&place, isa, precision, &source()?)?
-            }
-        };
+        let packed = load::packed(&options, source)?;
         let mut backend = Self::assemble(packed, &options)?;
         backend.description.load_ms =
             u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -190,71 +120,6 @@ impl NativeBackend {
     }
 }
 
-/// Packs the weights of `source` and leaves them in the cache.
-fn pack(
-    place: &Place,
-    isa: Isa,
-    precision: Precision,
-    source: &Source,
-) -> Result<Packed, BackendError> {
-    let dense = source.dense.iter();
-    let files = ModelFiles {
-        family: source.family,
-        config: &source.config,
-        weights: &source.weights,
-        dense: dense.map(|(config, weights)| DenseFiles { config, weights }).collect(),
-    };
-    let encoder = op_dbus_graph::read(&files)
-        .map_err(|error| load_error(LoadErrorKind::ModelCorrupt, chain(&error)))?;
-    let layout = kernels(isa, precision).layout;
-    let failed = |error: std::io::Error| {
-        load_error(LoadErrorKind::Other, format!("can't pack the model's weights: {error}"))
-    };
-    let reaches = match precision {
-        Precision::Int8 => Some(calibrate(&encoder, isa, &source.calibration).map_err(failed)?),
-        Precision::F32 | Precision::Bf16 => None,
-    };
-    let packed = Packed::build(&encoder, layout, reaches.as_ref()).map_err(failed)?;
-    if let Err(error) = packed.save(place) {
-        let path = place.path();
-        tracing::warn!(?path, %error, "the packed weights can't be cached for the next start");
-        return Ok(packed);
-    }
-    // From here on the file's pages, which all workers share, and not a copy of our own.
-    match Packed::open(place, layout) {
-        Ok(mapped) => Ok(mapped),
-        Err(miss) => {
-            tracing::warn!(%miss, "the packed weights just cached can't be used");
-            Ok(packed)
-        }
-    }
-}
-
-/// Computes `texts` in 32-bit floats and notes how large the inputs of the products get.
-fn calibrate(encoder: &Encoder<'_>, isa: Isa, texts: &[Vec<i32>]) -> std::io::Result<Reaches> {
-    let kernels = kernels(isa, Precision::F32);
-    let packed = Packed::build(encoder, kernels.layout, None)?;
-    let shape = packed.shape.clone();
-    let mut model = Model::new(packed, kernels, Pooling::Mean, false);
-    let recorder = Recorder::new(shape.layers, shape.hidden, shape.inner);
-    model.recorder = Some(recorder);
-    let mut arena = Arena::new(&shape, kernels.layout, shape.positions, shape.positions);
-    let buffers = arena.buffers();
-    let mut out = vec![0.0; shape.dimensions()];
-    let known = |id: &i32| usize::try_from(*id).is_ok_and(|id| id < shape.vocabulary);
-    for ids in texts {
-        if ids.is_empty() || ids.len() > shape.positions || !ids.iter().all(known) {
-            continue;
-        }
-        let text = Text { ids, out: out.as_mut_ptr() };
-        // SAFETY: the instruction set is available; the arena was made for this model and holds one
-        // text of any length; ids and length were just checked; one member has it all.
-        unsafe { model.encode(0, &Barrier::new(1), &buffers, &buffers, &[text]) }
-    }
-    let reaches = model.recorder.as_ref().map(Recorder::reaches);
-    reaches.ok_or_else(|| std::io::Error::other("nothing was recorded"))
-}
-
 impl Backend for NativeBackend {
     fn description(&self) -> &Description {
         &self.description
@@ -274,17 +139,18 @@ impl Backend for NativeBackend {
         };
         if shares.is_split() {
             team.run(&|member| {
+                let own = &buffers[member];
+                let seat = Seat { member: 0, barrier: alone, own, shared: own };
                 for rows in shares.chunks(member, CHUNK_TOKENS) {
-                    encode(model, 0, alone, [&buffers[member]; 2], rows, &text);
+                    encode(model, &seat, rows, &text);
                 }
             });
         } else {
             team.run(&|member| {
+                let (own, shared) = (&buffers[member], &buffers[0]);
+                let seat = Seat { member, barrier: together, own, shared };
                 for rows in shares.chunks(0, CHUNK_TOKENS) {
-                    let arenas = [&buffers[member], &buffers[0]];
-                    encode(model, member, together, arenas, rows, &text);
-                    // The arena of member 0 is read by all until the last is done.
-                    together.wait();
+                    encode(model, &seat, rows, &text);
                 }
             });
         }
@@ -292,14 +158,8 @@ impl Backend for NativeBackend {
     }
 }
 
-fn encode<'a>(
-    model: &Model,
-    member: usize,
-    barrier: &Barrier,
-    [own, shared]: [&Buffers; 2],
-    rows: &[u32],
-    text: &impl Fn(u32) -> Text<'a>,
-) {
+/// Computes the rows of one chunk.
+fn encode<'a>(model: &Model, seat: &Seat<'_>, rows: &[u32], text: &impl Fn(u32) -> Text<'a>) {
     // Texts of one chunk are few enough for the stack; more are taken in turns, by all alike.
     const TEXTS: usize = 64;
     for rows in rows.chunks(TEXTS) {
@@ -308,8 +168,9 @@ fn encode<'a>(
         // SAFETY: the instruction set was checked when the model was loaded, ids and lengths by
         // `check`; chunks hold no more tokens than the arenas; members have arenas of their own and
         // share that of member 0, and the backend is borrowed exclusively.
-        unsafe { model.encode(member, barrier, own, shared, &texts[..rows.len()]) }
-        barrier.wait();
+        unsafe { model.encode(seat, &texts[..rows.len()]) }
+        // The shared arena is read by all until the last is done.
+        seat.barrier.wait();
     }
 }
 
@@ -329,22 +190,4 @@ impl Out {
         // SAFETY: the caller's promise.
         unsafe { self.0.add(offset) }
     }
-}
-
-fn load_error(kind: LoadErrorKind, message: String) -> BackendError {
-    BackendError::Load { kind, message }
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let reason = error.to_string();
-        if !text.contains(&reason) {
-            text = format!("{text}: {reason}");
-        }
-        source = error.source();
-    }
-    text
 }

@@ -49,6 +49,17 @@ unsafe impl Send for Text<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Text<'_> {}
 
+/// A member's place in a team: who it is, where all meet, and the memory that it works in.
+#[derive(Clone, Copy)]
+pub(crate) struct Seat<'a> {
+    pub member: usize,
+    pub barrier: &'a Barrier,
+    /// This member's alone.
+    pub own: &'a Buffers,
+    /// The same for all members; may be one of theirs.
+    pub shared: &'a Buffers,
+}
+
 impl Model {
     pub fn new(packed: Packed, kernels: Kernels, pooling: Pooling, normalize: bool) -> Self {
         let bias = spread_bias(&packed);
@@ -63,20 +74,13 @@ impl Model {
     /// Computes the vectors of `texts` as one member of a team.
     ///
     /// # Safety
-    /// The CPU has the instruction set of the kernels. The arenas behind `own` and `shared` were
-    /// made for this model and layout and hold all tokens of `texts`; each member has another `own`
-    /// and all have the same `shared` (which may be one of them), `texts` and `barrier`, as many
-    /// members as that has, and nobody else uses these arenas. Ids and lengths are within the
-    /// model's vocabulary and positions.
-    pub unsafe fn encode(
-        &self,
-        member: usize,
-        barrier: &Barrier,
-        own: &Buffers,
-        shared: &Buffers,
-        texts: &[Text<'_>],
-    ) {
+    /// The CPU has the instruction set of the kernels. The arenas of the seat were made for this
+    /// model and layout and hold all tokens of `texts`; each member has an arena of its own, all
+    /// have the same shared one, `texts` and barrier, and are as many as that counts; nobody else
+    /// uses these arenas. Ids and lengths are within the model's vocabulary and positions.
+    pub unsafe fn encode(&self, seat: &Seat<'_>, texts: &[Text<'_>]) {
         let tokens = texts.iter().map(|text| text.ids.len()).sum();
+        let Seat { member, barrier, own, shared } = *seat;
         let member = Member { model: self, member, barrier, own, shared, texts, tokens };
         // SAFETY: the caller's promise is the contract of all of these.
         unsafe {

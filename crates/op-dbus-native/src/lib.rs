@@ -12,6 +12,7 @@ mod encode;
 mod head;
 mod isa;
 mod kernels;
+mod load;
 mod pack;
 mod packed;
 pub mod peak;
@@ -23,7 +24,8 @@ mod team;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{NativeBackend, Options, Source};
+pub use backend::NativeBackend;
 pub use isa::Isa;
+pub use load::{Options, Source};
 pub use precision::Precision;
 pub use reach::calibration_texts;

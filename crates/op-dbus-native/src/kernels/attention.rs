@@ -8,9 +8,9 @@
     reason = "arithmetic on registers and pointers under one contract"
 )]
 
-use super::product::float_sums;
 use super::simd::{Simd, exp};
 use super::step::FloatStep;
+use super::tiles::float_sums;
 
 /// One head of one text.
 #[derive(Clone, Copy)]

@@ -19,6 +19,7 @@ pub(crate) mod portable;
 pub(crate) mod product;
 mod simd;
 mod step;
+mod tiles;
 
 use attention::Attention;
 use norm::Norm;
@@ -115,7 +116,7 @@ macro_rules! table {
             attend,
             normalize,
             spin,
-            spin_operations: 2 * product::SPIN_ROWS * <$tiles as product::Tiles>::PANEL * $step,
+            spin_operations: 2 * tiles::SPIN_ROWS * <$tiles as product::Tiles>::PANEL * $step,
         }
     }};
 }
@@ -139,7 +140,7 @@ pub(crate) fn kernels(isa: Isa, precision: Precision) -> Kernels {
 
 fn portable_kernels(precision: Precision) -> Kernels {
     use portable::{Bf16, F32, Int8};
-    use product::{FloatTiles, IntTiles};
+    use tiles::{FloatTiles, IntTiles};
     match precision {
         Precision::F32 => table!(, FloatTiles<F32, 4>, Element::F32, 1, f32, F32, 4),
         Precision::Bf16 => table!(, FloatTiles<Bf16, 4>, Element::Bf16, 1, f32, F32, 4),
@@ -150,7 +151,7 @@ fn portable_kernels(precision: Precision) -> Kernels {
 #[cfg(target_arch = "x86_64")]
 fn avx2_kernels(precision: Precision) -> Kernels {
     use avx2::{Bf16, F32, Int8};
-    use product::{FloatTiles, IntTiles};
+    use tiles::{FloatTiles, IntTiles};
     macro_rules! avx2 {
         ($($rest:tt)*) => { table!(#[target_feature(enable = "avx2,fma")], $($rest)*) };
     }
@@ -165,7 +166,7 @@ fn avx2_kernels(precision: Precision) -> Kernels {
 fn avx_vnni_kernels(precision: Precision) -> Kernels {
     use avx_vnni::Int8;
     use avx2::F32;
-    use product::IntTiles;
+    use tiles::IntTiles;
     macro_rules! avx_vnni {
         ($($rest:tt)*) => { table!(#[target_feature(enable = "avx2,fma,avxvnni")], $($rest)*) };
     }
@@ -178,7 +179,7 @@ fn avx_vnni_kernels(precision: Precision) -> Kernels {
 #[cfg(target_arch = "x86_64")]
 fn avx512_kernels(precision: Precision) -> Kernels {
     use avx512::{Bf16, F32, Int8};
-    use product::{FloatTiles, IntTiles};
+    use tiles::{FloatTiles, IntTiles};
     macro_rules! avx512 {
         ($($rest:tt)*) => {
             table!(#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")], $($rest)*)
@@ -195,7 +196,7 @@ fn avx512_kernels(precision: Precision) -> Kernels {
 fn avx512_vnni_kernels(precision: Precision) -> Kernels {
     use avx512::F32;
     use avx512_dot::Int8;
-    use product::IntTiles;
+    use tiles::IntTiles;
     macro_rules! vnni {
         ($($rest:tt)*) => {
             table!(
@@ -213,7 +214,7 @@ fn avx512_vnni_kernels(precision: Precision) -> Kernels {
 #[cfg(target_arch = "x86_64")]
 fn avx512_bf16_kernels(precision: Precision) -> Kernels {
     use avx512_dot::{Bf16, Int8};
-    use product::{FloatTiles, IntTiles};
+    use tiles::{FloatTiles, IntTiles};
     macro_rules! bf16 {
         ($($rest:tt)*) => {
             table!(

@@ -82,15 +82,15 @@ const GELU: [f32; 13] = [
     -1.514_154_1e-3,
     2.001_859_7e-3,
     -2.915_672_3e-3,
-    6.165_430_9e-3,
+    6.165_431e-3,
     -1.097_323_3e-2,
     1.649_765_7e-2,
-    -2.333_673_1e-2,
-    3.142_622_9e-2,
-    -4.043_294_9e-2,
-    5.152_142_0e-2,
-    -7.029_665_3e-2,
-    1.413_637_85e-1,
+    -2.333_673e-2,
+    3.142_623e-2,
+    -4.043_295e-2,
+    5.152_142e-2,
+    -7.029_665e-2,
+    0.141_363_78,
 ];
 
 /// `x · Φ(x)`, Φ being the normal distribution's integral: GELU by the error function.
@@ -109,7 +109,7 @@ pub(crate) unsafe fn gelu<S: Simd>(x: S::F) -> S::F {
 /// GELU by its approximation with tanh: `x / (1 + e^(-2y))`, `y = √(2/π) (x + 0.044715 x³)`.
 #[inline(always)]
 pub(crate) unsafe fn gelu_tanh<S: Simd>(x: S::F) -> S::F {
-    const TWICE_ROOT: f32 = -1.595_769_1;
+    const TWICE_ROOT: f32 = -1.595_769;
     let square = S::mul(x, x);
     let inner = S::fma(S::mul(square, x), S::splat(0.044_715), x);
     let power = exp::<S>(S::mul(inner, S::splat(TWICE_ROOT)));

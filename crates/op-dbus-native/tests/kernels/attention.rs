@@ -85,13 +85,16 @@ impl Text {
     }
 }
 
+/// What a precision makes of an operand.
+type Rounding = fn(f32) -> f32;
+
 fn check(subject: &Subject, length: usize, size: usize, biased: bool, random: &mut Random) {
     let text = Text::new(length, size, biased, random);
     let found = text.run(subject);
     // Scores of 32-bit floats are off by a few units in the last place, which the exponential makes
     // relative errors. In other precisions an instruction set is free to have queries, keys, values
     // and weights in bfloat16, where that is faster.
-    let (roundings, relative): (&[fn(f32) -> f32], f64) = match subject.precision {
+    let (roundings, relative): (&[Rounding], f64) = match subject.precision {
         Precision::F32 => (&[|value| value], 2e-5),
         Precision::Bf16 | Precision::Int8 => (&[|value| value, to_bf16], 5e-3),
     };

@@ -1,0 +1,211 @@
+//! Tiles: a few rows against one panel, their sums in registers.
+
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "arithmetic on registers and pointers under one contract"
+)]
+
+use super::product::{GROUP, Operand, Product, Tile, Tiles};
+use super::simd::{Simd, each};
+use super::step::{FloatStep, IntStep};
+
+/// Adds to `sums` the products of `M` rows with two vectors of columns, over `steps` steps.
+///
+/// # Safety
+/// As [`multiply`](super::product::multiply): row `r` of the input begins at `input + r * stride`.
+#[inline(always)]
+pub(crate) unsafe fn float_sums<P: FloatStep, const M: usize>(
+    input: *const P::Input,
+    stride: usize,
+    panel: *const P::Weight,
+    steps: usize,
+    mut sums: [[<P::S as Simd>::F; 2]; M],
+) -> [[<P::S as Simd>::F; 2]; M] {
+    let half = P::S::LANES * P::K;
+    for step in 0..steps {
+        let panel = panel.add(step * 2 * half);
+        let weights = [P::weights(panel), P::weights(panel.add(half))];
+        let input = input.add(step * P::K);
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let value = P::input(input.add(row * stride));
+            sums[0] = P::multiply_add(sums[0], value, weights[0]);
+            sums[1] = P::multiply_add(sums[1], value, weights[1]);
+        }
+    }
+    sums
+}
+
+/// Rows of sums that a register-only loop keeps: enough independent chains for any pipeline.
+pub(crate) const SPIN_ROWS: usize = 6;
+
+/// Tiles of float steps.
+pub(crate) struct FloatTiles<P, const ROWS: usize>(std::marker::PhantomData<P>);
+
+impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
+    type S = P::S;
+    const ROWS: usize = ROWS;
+    const INPUT_BYTES: usize = size_of::<P::Input>();
+
+    #[inline(always)]
+    unsafe fn tile<const M: usize>(product: &Product, tile: Tile, to: *mut f32) {
+        let Product { input, weights, .. } = product;
+        let lanes = P::S::LANES;
+        let first = tile.block * GROUP / P::K;
+        let steps = (tile.blocks * GROUP / P::K).min(weights.steps - first);
+        let values = input.values.cast::<P::Input>();
+        let values = values.add(tile.row * input.stride + first * P::K);
+        let panel = weights.panels.cast::<P::Weight>();
+        let panel = panel.add((tile.column * weights.steps + first * Self::PANEL) * P::K);
+        let mut sums = [[P::S::splat(0.0); 2]; M];
+        if tile.block > 0 {
+            for (row, sums) in sums.iter_mut().enumerate() {
+                sums[0] = P::S::load(to.add(row * GROUP));
+                sums[1] = P::S::load(to.add(row * GROUP + lanes));
+            }
+        }
+        let sums = float_sums::<P, M>(values, input.stride, panel, steps, sums);
+        for (row, sums) in sums.into_iter().enumerate() {
+            P::S::store(to.add(row * GROUP), sums[0]);
+            P::S::store(to.add(row * GROUP + lanes), sums[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn spin(repeats: usize) -> f32 {
+        let mut memory = std::hint::black_box([0_u64; 64]);
+        let inputs = P::input((&raw mut memory).cast());
+        let weights = P::weights((&raw const memory).cast());
+        // Chains that were known to be equal would be computed once.
+        let mut sums = std::hint::black_box([[P::S::splat(0.0); 2]; SPIN_ROWS]);
+        for _ in 0..repeats {
+            for row in &mut sums {
+                row[0] = P::multiply_add(row[0], inputs, weights);
+                row[1] = P::multiply_add(row[1], inputs, weights);
+            }
+        }
+        let mut total = 0.0;
+        for row in sums {
+            total += P::S::sum(row[0]) + P::S::sum(row[1]);
+        }
+        total
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: &Operand, row: usize, column: usize, values: *const f32, length: usize) {
+        let to = to.values.cast::<P::Input>().add(row * to.stride + column);
+        each!(P::S, at in length, { P::store(to.add(at), P::S::load(values.add(at))) });
+    }
+}
+
+/// Tiles of integer steps: whole blocks are summed as integers, then scaled and added up as floats.
+pub(crate) struct IntTiles<P, const ROWS: usize>(std::marker::PhantomData<P>);
+
+impl<P: IntStep, const ROWS: usize> IntTiles<P, ROWS> {
+    /// Adds one block of inputs to the scaled sums in `to`.
+    #[inline(always)]
+    unsafe fn block<const M: usize>(
+        input: *const P::Input,
+        stride: usize,
+        panel: *const i8,
+        steps: usize,
+    ) -> [[P::Acc; 2]; M] {
+        let half = P::S::LANES * P::K;
+        let mut sums = [[P::zero(); 2]; M];
+        for step in 0..steps {
+            let panel = panel.add(step * 2 * half);
+            let weights = [P::weights(panel), P::weights(panel.add(half))];
+            let input = input.add(step * P::K);
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let value = P::input(input.add(row * stride));
+                sums[0] = P::multiply_add(sums[0], value, weights[0]);
+                sums[1] = P::multiply_add(sums[1], value, weights[1]);
+            }
+        }
+        sums
+    }
+}
+
+impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
+    type S = P::S;
+    const ROWS: usize = ROWS;
+    const INPUT_BYTES: usize = size_of::<P::Input>();
+
+    #[inline(always)]
+    unsafe fn tile<const M: usize>(product: &Product, tile: Tile, to: *mut f32) {
+        let Product { input, weights, .. } = product;
+        let lanes = P::S::LANES;
+        let values = input.values.cast::<P::Input>().add(tile.row * input.stride);
+        let panel = weights.panels.cast::<i8>().add(tile.column * weights.steps * P::K);
+        let steps_per_block = GROUP / P::K;
+        for block in tile.block..tile.block + tile.blocks {
+            let first = block * steps_per_block;
+            let steps = steps_per_block.min(weights.steps - first);
+            let sums = Self::block::<M>(
+                values.add(block * GROUP),
+                input.stride,
+                panel.add(first * Self::PANEL * P::K),
+                steps,
+            );
+            let scales = weights.scales.add(2 * (tile.column * input.blocks + block * Self::PANEL));
+            for (r, sums) in sums.into_iter().enumerate() {
+                let of_row = input.scales.add(2 * ((tile.row + r) * input.blocks + block));
+                let (scale, least) = (P::S::splat(*of_row), P::S::splat(*of_row.add(1)));
+                for (half, sum) in sums.into_iter().enumerate() {
+                    let at = half * lanes;
+                    let to = to.add(r * GROUP + at);
+                    let scaled = P::S::mul(P::to_float(sum), P::S::load(scales.add(at)));
+                    let before = if block == 0 { P::S::splat(0.0) } else { P::S::load(to) };
+                    let total = P::S::load(scales.add(Self::PANEL + at));
+                    let sum = P::S::fma(least, total, before);
+                    P::S::store(to, P::S::fma(scale, scaled, sum));
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn spin(repeats: usize) -> f32 {
+        let mut memory = std::hint::black_box([0_u64; 64]);
+        let inputs = P::input((&raw mut memory).cast());
+        let weights = P::weights((&raw const memory).cast());
+        // As for floats: equal chains would be computed once. Where an instruction does not add as
+        // well, its product would be computed once, too, if the inputs were known to stay.
+        let mut sums = std::hint::black_box([[P::zero(); 2]; SPIN_ROWS]);
+        for _ in 0..repeats {
+            let inputs = std::hint::black_box(inputs);
+            for row in &mut sums {
+                row[0] = P::multiply_add(row[0], inputs, weights);
+                row[1] = P::multiply_add(row[1], inputs, weights);
+            }
+        }
+        let mut total = 0.0;
+        for row in sums {
+            total += P::S::sum(P::to_float(row[0])) + P::S::sum(P::to_float(row[1]));
+        }
+        total
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: &Operand, row: usize, column: usize, values: *const f32, length: usize) {
+        let mut least = P::S::load(values);
+        let mut most = least;
+        each!(P::S, at in length, {
+            let value = P::S::load(values.add(at));
+            least = P::S::min(least, value);
+            most = P::S::max(most, value);
+        });
+        let (least, most) = (P::S::least(least), P::S::greatest(most));
+        let scale = (most - least) / 255.0;
+        // A block of equal values has no steps; one of nearly equal ones must not overflow.
+        let inverse = if scale > 1e-30 { 1.0 / scale } else { 0.0 };
+        let of_row = to.scales.add(2 * (row * to.blocks + column / GROUP));
+        *of_row = scale;
+        *of_row.add(1) = least;
+        let to = to.values.cast::<P::Input>().add(row * to.stride + column);
+        each!(P::S, at in length, {
+            let above = P::S::sub(P::S::load(values.add(at)), P::S::splat(least));
+            let steps = P::S::round(P::S::mul(above, P::S::splat(inverse)));
+            P::store(to.add(at), P::S::min(steps, P::S::splat(255.0)));
+        });
+    }
+}

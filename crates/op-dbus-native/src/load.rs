@@ -1,0 +1,180 @@
+//! How a model gets ready: from packed weights in the cache, or from its own files.
+
+use std::path::PathBuf;
+
+use op_dbus_engine::{BackendError, LoadErrorKind};
+use op_dbus_graph::encoder::Encoder;
+use op_dbus_graph::{DenseFiles, Family, ModelFiles, Pooling};
+
+use crate::arena::Arena;
+use crate::encode::{Model, Seat, Text};
+use crate::isa::Isa;
+use crate::kernels::kernels;
+use crate::packed::{Miss, Packed, Place};
+use crate::precision::Precision;
+use crate::reach::{Reaches, Recorder};
+use crate::team::Barrier;
+
+/// How a model is loaded and computed.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Folder of the service's caches.
+    pub cache_dir: PathBuf,
+    /// Identifies the model's files and how its vectors are made: packed weights are reused for the
+    /// same key.
+    pub key: String,
+    /// Instruction set.
+    pub isa: Isa,
+    /// Precision of the arithmetic.
+    pub precision: Precision,
+    /// Threads that compute; at least 1.
+    pub threads: usize,
+    /// CPU of each thread but the first, which is the caller's; empty leaves them unbound.
+    pub cpus: Vec<usize>,
+    /// Tokens of the longest text.
+    pub length_max: usize,
+    /// How token vectors become one vector.
+    pub pooling: Pooling,
+    /// Whether vectors are divided by their length.
+    pub normalize: bool,
+    /// Length of one vector, as the model's record says.
+    pub dimensions: usize,
+}
+
+/// The files of a model.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Encoder architecture.
+    pub family: Family,
+    /// The model's own `config.json`.
+    pub config: serde_json::Value,
+    /// The bytes of `model.safetensors`.
+    pub weights: Vec<u8>,
+    /// `config.json` and `model.safetensors` of each Dense module, in their order.
+    pub dense: Vec<(serde_json::Value, Vec<u8>)>,
+    /// Token ids of the [calibration texts](crate::calibration_texts), special tokens included; used
+    /// where weights become integers, which they do less well without.
+    pub calibration: Vec<Vec<i32>>,
+}
+
+/// The packed weights that `options` ask for: from the cache, or made of `source` and left there. A
+/// cache that can't be used costs time and memory, and a warning in the log.
+///
+/// # Errors
+/// An instruction set that this CPU lacks, files that can't be read as a model, or no memory.
+pub(crate) fn packed(
+    options: &Options,
+    source: impl FnOnce() -> Result<Source, BackendError>,
+) -> Result<Packed, BackendError> {
+    let Options { isa, precision, .. } = *options;
+    if !isa.is_available() {
+        let names: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
+        return Err(load_error(
+            LoadErrorKind::ProviderUnavailable,
+            format!(
+                "this CPU has no {isa}, which cpu_isa asks for; it has {}; write one of these, \
+                 or auto",
+                names.join(", ")
+            ),
+        ));
+    }
+    let kernels = kernels(isa, precision);
+    let place = Place::new(&options.cache_dir, &options.key, kernels.layout);
+    match Packed::open(&place, kernels.layout) {
+        Ok(packed) => Ok(packed),
+        Err(miss) => {
+            if !matches!(miss, Miss::Absent) {
+                let path = place.path();
+                tracing::warn!(?path, %miss, "the cached weights can't be used; packing anew");
+            }
+            pack(&place, isa, precision, &source()?)
+        }
+    }
+}
+
+/// Packs the weights of `source` and leaves them in the cache.
+fn pack(
+    place: &Place,
+    isa: Isa,
+    precision: Precision,
+    source: &Source,
+) -> Result<Packed, BackendError> {
+    let dense = source.dense.iter();
+    let files = ModelFiles {
+        family: source.family,
+        config: &source.config,
+        weights: &source.weights,
+        dense: dense.map(|(config, weights)| DenseFiles { config, weights }).collect(),
+    };
+    let encoder = op_dbus_graph::read(&files)
+        .map_err(|error| load_error(LoadErrorKind::ModelCorrupt, chain(&error)))?;
+    let layout = kernels(isa, precision).layout;
+    let failed = |error: std::io::Error| {
+        load_error(LoadErrorKind::Other, format!("can't pack the model's weights: {error}"))
+    };
+    let reaches = match precision {
+        Precision::Int8 => Some(calibrate(&encoder, isa, &source.calibration).map_err(failed)?),
+        Precision::F32 | Precision::Bf16 => None,
+    };
+    let packed = Packed::build(&encoder, layout, reaches.as_ref()).map_err(failed)?;
+    if let Err(error) = packed.save(place) {
+        let path = place.path();
+        tracing::warn!(?path, %error, "the packed weights can't be cached for the next start");
+        return Ok(packed);
+    }
+    // From here on the file's pages, which all workers share, and not a copy of our own.
+    match Packed::open(place, layout) {
+        Ok(mapped) => Ok(mapped),
+        Err(miss) => {
+            tracing::warn!(%miss, "the packed weights just cached can't be used");
+            Ok(packed)
+        }
+    }
+}
+
+/// Computes `texts` in 32-bit floats and notes how large the inputs of the products get.
+fn calibrate(encoder: &Encoder<'_>, isa: Isa, texts: &[Vec<i32>]) -> std::io::Result<Reaches> {
+    let kernels = kernels(isa, Precision::F32);
+    let packed = Packed::build(encoder, kernels.layout, None)?;
+    let shape = packed.shape.clone();
+    let mut model = Model::new(packed, kernels, Pooling::Mean, false);
+    let recorder = Recorder::new(shape.layers, shape.hidden, shape.inner);
+    model.recorder = Some(recorder);
+    let mut arena = Arena::new(&shape, kernels.layout, shape.positions, shape.positions);
+    let buffers = arena.buffers();
+    let mut out = vec![0.0; shape.dimensions()];
+    let known = |id: &i32| usize::try_from(*id).is_ok_and(|id| id < shape.vocabulary);
+    for ids in texts {
+        if ids.is_empty() || ids.len() > shape.positions || !ids.iter().all(known) {
+            continue;
+        }
+        let text = Text { ids, out: out.as_mut_ptr() };
+        // SAFETY: the instruction set is available; the arena was made for this model and holds one
+        // text of any length; ids and length were just checked; one member has it all.
+        unsafe {
+            let (own, shared) = (&buffers, &buffers);
+            model.encode(&Seat { member: 0, barrier: &Barrier::new(1), own, shared }, &[text]);
+        }
+    }
+    let reaches = model.recorder.as_ref().map(Recorder::reaches);
+    reaches.ok_or_else(|| std::io::Error::other("nothing was recorded"))
+}
+
+/// A failure to load.
+pub(crate) fn load_error(kind: LoadErrorKind, message: String) -> BackendError {
+    BackendError::Load { kind, message }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let reason = error.to_string();
+        if !text.contains(&reason) {
+            text = format!("{text}: {reason}");
+        }
+        source = error.source();
+    }
+    text
+}
