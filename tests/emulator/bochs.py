@@ -40,6 +40,8 @@ MODELS = {
 }
 MODEL_WITH_TILES = "sapphire_rapids"
 FAR_BRANCH_SYSCALL = 17
+# Size of the emulator's table of opcodes, and two descriptions of a memory operand in it.
+OPCODES_BYTES, ELEMENT, WHOLE_VECTOR = 0x15150, 0x44, 0x04
 # Vectors that come with an error code on the stack.
 WITH_CODE = (8, 10, 11, 12, 13, 14, 17)
 EXCEPTIONS = {
@@ -89,6 +91,7 @@ class Emulator:
 
         self.module = bochscpu
         self.library = ctypes.CDLL(bochscpu._bochscpu.__file__, mode=os.RTLD_LAZY)
+        self.mend_dot_product()
         self.choose(model)
         self.session = bochscpu.Session()
         self.bx_cpu = ctypes.addressof(ctypes.c_char.in_dll(self.library, "bx_cpu"))
@@ -122,6 +125,21 @@ class Emulator:
             setting, 0, max(MODELS.values())
         )
         self.function("_ZN15bx_param_enum_c3setEl", None, POINTER, U64)(setting, MODELS[model])
+
+    def mend_dot_product(self):
+        """VDPBF16PS counts its 8-bit displacement in elements; the manual says in whole vectors.
+
+        Each entry of the table is the instruction's function with a memory operand, the one with
+        registers, and a byte for each operand; that of the third operand is wrong.
+        """
+        name = "_ZN8BX_CPU_C25VDPBF16PS_MASK_VpsHdqWdqREP15bxInstruction_c"
+        function = ctypes.cast(self.library[name], POINTER).value
+        start = ctypes.addressof(ctypes.c_char.in_dll(self.library, "BxOpcodesTable"))
+        words = (U64 * (OPCODES_BYTES // 8)).from_address(start)
+        operands = (ctypes.c_uint8 * 4).from_address(start + (list(words).index(function) + 1) * 8)
+        if operands[2] not in (ELEMENT, WHOLE_VECTOR):
+            fail("this bochscpu-python has another table of opcodes; version 0.4.0 is right")
+        operands[2] = WHOLE_VECTOR
 
     def show_tiles(self):
         """Puts our own function in front of the model's CPUID."""

@@ -32,7 +32,10 @@ fn widen(half: u16) -> f32 {
 
 /// Prints the verdict and tells whether it was right.
 fn verdict(name: &str, wrong: usize) -> bool {
-    println!("{name}: {}", if wrong == 0 { "as expected".to_owned() } else { format!("{wrong} elements wrong") });
+    println!(
+        "{name}: {}",
+        if wrong == 0 { "as expected".to_owned() } else { format!("{wrong} elements wrong") }
+    );
     wrong == 0
 }
 
@@ -60,53 +63,79 @@ mod machine {
     use super::*;
     use std::arch::asm;
 
-    fn avx512_bf16() -> bool {
-        let (a, b, mut sums) = (halves::<32>(1), halves::<32>(2), Block([0.5f32; 16]));
-        // SAFETY: called where the CPU reports avx512bf16; the pointers are to 64 aligned bytes each.
-        unsafe {
+    /// Runs one instruction on `zmm0` (the sums) and `zmm1` (left), with `{b}` in it for the address
+    /// of the right operand, which is given 64 bytes lower: operands in memory are written with an
+    /// offset, because compilers do, and because it is encoded in units that differ by instruction.
+    ///
+    /// # Safety of each use
+    /// The CPU reports the feature; the pointers are to 64 aligned bytes, the right one to 128.
+    macro_rules! execute {
+        ($instruction:literal, $sums:expr, $left:expr, $right:expr) => {
             asm!(
-                "vmovaps zmm0, [{s}]", "vmovaps zmm1, [{a}]",
-                "vdpbf16ps zmm0, zmm1, [{b}]", "vmovaps [{s}], zmm0",
-                s = in(reg) &mut sums, a = in(reg) &a, b = in(reg) &b,
-                out("xmm0") _, out("xmm1") _,
-            );
+                "vmovaps zmm0, [{s}]", "vmovaps zmm1, [{a}]", "vmovaps zmm2, [{b} + 64]",
+                $instruction, "vmovaps [{s}], zmm0",
+                s = in(reg) &mut $sums, a = in(reg) &$left, b = in(reg) &$right,
+                out("xmm0") _, out("xmm1") _, out("xmm2") _,
+            )
+        };
+    }
+
+    fn avx512_bf16() -> bool {
+        let (a, b) = (halves::<32>(1), halves::<64>(2));
+        let mut sums = [Block([0.5f32; 16]); 3];
+        // SAFETY: see `execute`.
+        unsafe {
+            execute!("vdpbf16ps zmm0, zmm1, zmm2", sums[0], a, b);
+            execute!("vdpbf16ps zmm0, zmm1, [{b} + 64]", sums[1], a, b);
+            execute!("vdpbf16ps zmm0, zmm1, [{b} + 68]{{1to16}}", sums[2], a, b);
         }
-        let product = |i: usize| widen(a.0[i]) * widen(b.0[i]);
-        let expected: [f32; 16] =
-            std::array::from_fn(|i| 0.5 + product(2 * i) + product(2 * i + 1));
-        verdict("vdpbf16ps zmm", count_near(&sums.0, &expected))
+        let expected = |right: fn(usize) -> usize| -> [f32; 16] {
+            std::array::from_fn(|i| {
+                let product = |k: usize| widen(a.0[2 * i + k]) * widen(b.0[32 + right(i) + k]);
+                0.5 + product(0) + product(1)
+            })
+        };
+        verdict("vdpbf16ps zmm", count_near(&sums[0].0, &expected(|i| 2 * i)))
+            & verdict("vdpbf16ps zmm, memory", count_near(&sums[1].0, &expected(|i| 2 * i)))
+            & verdict("vdpbf16ps zmm, broadcast", count_near(&sums[2].0, &expected(|_| 2)))
     }
 
     fn avx512_vnni() -> bool {
-        let (a, b, mut sums) = (bytes::<64>(3), bytes::<64>(4), Block([0i32; 16]));
-        // SAFETY: called where the CPU reports avx512vnni; the pointers are to 64 aligned bytes each.
+        let (a, b) = (bytes::<64>(3), bytes::<128>(4));
+        let mut sums = [Block([0i32; 16]); 3];
+        // SAFETY: see `execute`.
         unsafe {
-            asm!(
-                "vpxord zmm0, zmm0, zmm0", "vmovaps zmm1, [{a}]",
-                "vpdpbusd zmm0, zmm1, [{b}]", "vmovaps [{s}], zmm0",
-                s = in(reg) &mut sums, a = in(reg) &a, b = in(reg) &b,
-                out("xmm0") _, out("xmm1") _,
-            );
+            execute!("vpdpbusd zmm0, zmm1, zmm2", sums[0], a, b);
+            execute!("vpdpbusd zmm0, zmm1, [{b} + 64]", sums[1], a, b);
+            execute!("vpdpbusd zmm0, zmm1, [{b} + 68]{{1to16}}", sums[2], a, b);
         }
-        let expected: [i32; 16] =
-            dot(&a.0, &b.0, 4, |a: u8, b: u8| i32::from(a) * i32::from(b as i8));
-        verdict("vpdpbusd zmm", count(&sums.0, &expected))
+        let product = |a: u8, b: u8| i32::from(a) * i32::from(b as i8);
+        let whole: [i32; 16] = dot(&a.0, &b.0[64..], 4, product);
+        let one: [i32; 16] = dot(&a.0, &b.0[68..72].repeat(16), 4, product);
+        verdict("vpdpbusd zmm", count(&sums[0].0, &whole))
+            & verdict("vpdpbusd zmm, memory", count(&sums[1].0, &whole))
+            & verdict("vpdpbusd zmm, broadcast", count(&sums[2].0, &one))
     }
 
     fn avx_vnni() -> bool {
-        let (a, b, mut sums) = (bytes::<32>(5), bytes::<32>(6), Block([0i32; 8]));
-        // SAFETY: called where the CPU reports avxvnni; the pointers are to 32 aligned bytes each.
+        let (a, b) = (bytes::<32>(5), bytes::<64>(6));
+        let mut sums = [Block([0i32; 8]); 2];
+        // SAFETY: called where the CPU reports avxvnni; the pointers are to 32 aligned bytes each,
+        // the right one to 64.
         unsafe {
             asm!(
-                "vpxor ymm0, ymm0, ymm0", "vmovdqa ymm1, [{a}]",
-                "{{vex}} vpdpbusd ymm0, ymm1, [{b}]", "vmovdqa [{s}], ymm0",
-                s = in(reg) &mut sums, a = in(reg) &a, b = in(reg) &b,
-                out("xmm0") _, out("xmm1") _,
+                "vpxor ymm0, ymm0, ymm0", "vpxor ymm3, ymm3, ymm3",
+                "vmovdqa ymm1, [{a}]", "vmovdqa ymm2, [{b} + 32]",
+                "{{vex}} vpdpbusd ymm0, ymm1, ymm2", "{{vex}} vpdpbusd ymm3, ymm1, [{b} + 32]",
+                "vmovdqa [{s}], ymm0", "vmovdqa [{t}], ymm3",
+                s = in(reg) &mut sums[0], t = in(reg) &mut sums[1], a = in(reg) &a, b = in(reg) &b,
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
             );
         }
         let expected: [i32; 8] =
-            dot(&a.0, &b.0, 4, |a: u8, b: u8| i32::from(a) * i32::from(b as i8));
-        verdict("{vex} vpdpbusd ymm", count(&sums.0, &expected))
+            dot(&a.0, &b.0[32..], 4, |a: u8, b: u8| i32::from(a) * i32::from(b as i8));
+        verdict("{vex} vpdpbusd ymm", count(&sums[0].0, &expected))
+            & verdict("{vex} vpdpbusd ymm, memory", count(&sums[1].0, &expected))
     }
 
     /// Rows and bytes per row of tiles 0 (sums), 1 (left) and 2 (right): 16 × 64 each, 7 rows of left.
@@ -228,7 +257,8 @@ mod machine {
             execute!(".arch_extension dotprod", "sdot v0.4s, v1.16b, v2.16b", signed, a, b);
             execute!(".arch_extension dotprod", "udot v0.4s, v1.16b, v2.16b", unsigned, a, b);
         }
-        let s: [i32; 4] = dot(&a.0, &b.0, 4, |a: u8, b: u8| i32::from(a as i8) * i32::from(b as i8));
+        let s: [i32; 4] =
+            dot(&a.0, &b.0, 4, |a: u8, b: u8| i32::from(a as i8) * i32::from(b as i8));
         let u: [i32; 4] = dot(&a.0, &b.0, 4, |a: u8, b: u8| i32::from(a) * i32::from(b));
         verdict("sdot", count(&signed.0, &s)) & verdict("udot", count(&unsigned.0, &u))
     }

@@ -171,6 +171,7 @@ fn halfway(subject: &Subject) {
 
 fn every_number_of_rows(subject: &Subject) {
     let mut random = Random::new(2);
+    // No tile has more than 16 rows.
     for rows in 1..=33 {
         check(subject, rows, 72, 40, &mut random);
     }
