@@ -82,6 +82,8 @@ impl Meter {
             provider: "test".into(),
             device: "test:0".into(),
             precision: "f32".into(),
+            engine: "test".into(),
+            isa: String::new(),
             dimensions: DIMENSIONS,
             load_ms: 0,
             pid: std::process::id(),
