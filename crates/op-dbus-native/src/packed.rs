@@ -24,6 +24,9 @@ const MAGIC: &[u8; 16] = b"op-dbus weights\n";
 /// The header ends here and the weights begin; a multiple of every page's cache lines.
 const HEADER_BYTES: usize = 4096;
 
+/// How the names of files begin that are still being written.
+const UNFINISHED: &str = ".packing-";
+
 /// What the header of a cache file says.
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
@@ -142,6 +145,7 @@ impl Packed {
     /// The folder can't be written, or is full.
     pub fn save(&self, place: &Place) -> io::Result<()> {
         fs::create_dir_all(&place.folder)?;
+        sweep(&place.folder);
         let header = Header {
             version: VERSION,
             key: place.key.clone(),
@@ -154,7 +158,10 @@ impl Packed {
             return Err(io::Error::other("the header of the packed weights is too long"));
         }
         head.resize(HEADER_BYTES, 0);
-        let mut file = tempfile::NamedTempFile::new_in(&place.folder)?;
+        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&place.folder)?;
+        // Held until the file has its name: by this others know that it is being written. Where
+        // there are no locks, one that packs at the same time may cost us the file.
+        let _ = file.as_file().try_lock();
         file.write_all(&head)?;
         file.write_all(self.bytes())?;
         file.as_file().sync_all()?;
@@ -177,6 +184,17 @@ impl Packed {
     /// One part as 32-bit floats.
     pub fn floats(&self, range: &Range<usize>) -> &[f32] {
         bytemuck::cast_slice(self.part(range))
+    }
+}
+
+/// Removes what writers that were killed have left: files that nobody holds a lock on any more.
+fn sweep(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let unfinished = entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes());
+        if unfinished && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            // What can't be removed stays for the next one.
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 
