@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::path::PathBuf;
 
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use op_dbus_api::ErrorName;
 use zbus::OwnedVariant;
@@ -24,7 +26,9 @@ tests! {
     a_graph_of_the_users_own_is_served_by_the_other_engine: [Bus, Runtime],
     its_threads_sleep_when_there_is_nothing_to_do: [Bus, Low],
     its_memory_is_that_of_the_weights: [Bus, Medium],
-    a_model_that_was_replaced_is_not_served_under_the_old_name: [Bus, Low],
+    a_model_that_was_replaced_is_not_served_under_the_old_name: [Bus],
+    a_worker_killed_while_it_packs_leaves_nothing: [Bus, Low],
+    an_engine_that_needs_a_library_says_so: [Bus, Low],
 }
 
 /// Every name that the setting `cpu_isa` accepts, beside `auto`.
@@ -49,13 +53,16 @@ async fn status(daemon: &Daemon, key: &str) -> Outcome<String> {
     Ok(value.clone().try_into()?)
 }
 
-async fn it_serves_without_any_library() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    // The models of the store, and nothing beside them.
+/// The models of the store, and nothing beside them.
+fn without_library(setup: Setup) -> Outcome<Setup> {
     let models = setup.path("models");
     std::os::unix::fs::symlink(needs::store().join("models").canonicalize()?, &models)?;
-    let setup = setup.setting("model_dir", &models.display().to_string());
+    Ok(setup.setting("model_dir", &models.display().to_string()))
+}
+
+async fn it_serves_without_any_library() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = without_library(Setup::real("low")?)?;
     let daemon = setup.ready(&bus).await?;
     assert_eq!(daemon.client().embedder.execution_provider().await?, "cpu");
     assert_eq!(status(&daemon, "engine").await?, "native");
@@ -105,6 +112,10 @@ async fn every_instruction_set_works_or_is_refused() -> Outcome {
     let daemon = setup.ready(&bus).await?;
     let best = status(&daemon, "isa").await?;
     assert!(ran.contains(&best.as_str()), "{best}");
+    // Without a word about precision it is bf16 where the CPU computes in that.
+    let has_bf16 = ["avx512-bf16", "amx", "neon-bf16"].contains(&best.as_str());
+    let expected = if has_bf16 { "bf16" } else { "f32" };
+    assert_eq!(daemon.client().embedder.precision().await?, expected);
     daemon.stop().await
 }
 
@@ -219,12 +230,80 @@ async fn a_model_that_was_replaced_is_not_served_under_the_old_name() -> Outcome
     daemon.client().embedder.embed("x").await?;
     fs::remove_dir_all(setup.path("models/own"))?;
     import("tiny-mpnet").await?;
-    daemon.signal_workers(nix::sys::signal::Signal::SIGKILL).await?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
     let refusal = daemon.client().embedder.embed("x").await;
     refused(refusal, ErrorName::WorkerFailed)?;
     within("the reason in the log", async {
         while !daemon.process.stderr().contains("is another model than") {}
     })
     .await?;
+    daemon.stop().await
+}
+
+/// The files in the cache of packed weights whose names begin so.
+fn cached(setup: &Setup, start: &str) -> Vec<PathBuf> {
+    let folder = setup.path("cache/weights");
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    let named = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(start);
+    entries.filter(named).map(|entry| entry.path()).collect()
+}
+
+/// The children of a process.
+fn children(parent: Pid) -> Outcome<Vec<Pid>> {
+    let mut children = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
+        // Whoever has ended meanwhile is nobody's child.
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let mut fields = stat.rsplit_once(") ").unwrap_or_default().1.split(' ').skip(1);
+        if fields.next() == Some(parent.to_string().as_str()) {
+            children.push(Pid::from_raw(pid));
+        }
+    }
+    Ok(children)
+}
+
+async fn a_worker_killed_while_it_packs_leaves_nothing() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = loop {
+        let daemon = setup.start(&bus).await?;
+        within("the beginning of packing", async {
+            while cached(&setup, "").is_empty() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await?;
+        for worker in children(daemon.process.pid())? {
+            kill(worker, Signal::SIGKILL)?;
+        }
+        daemon.settled().await?;
+        if !cached(&setup, ".packing-").is_empty() {
+            break daemon;
+        }
+        // It was faster than we are.
+        daemon.stop().await?;
+        fs::remove_dir_all(setup.path("cache"))?;
+    };
+    assert_eq!(daemon.client().embedder.state().await?, "failed");
+    refused(daemon.client().embedder.embed("x").await, ErrorName::WorkerFailed)?;
+    daemon.client().manager.reload().await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    daemon.client().embedder.embed("x").await?;
+    let left = cached(&setup, "");
+    assert!(left.len() == 1 && cached(&setup, ".").is_empty(), "{left:?}");
+    daemon.stop().await
+}
+
+async fn an_engine_that_needs_a_library_says_so() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = without_library(Setup::real("low")?)?.env("OP_DBUS_CPU_ENGINE", "ort");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let message =
+        refused(daemon.client().embedder.embed("x").await, ErrorName::ProviderUnavailable)?;
+    for part in ["cpu_engine is ort (", "OP_DBUS_CPU_ENGINE", "runtime pull", "to native"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
     daemon.stop().await
 }

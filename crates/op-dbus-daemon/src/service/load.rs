@@ -125,7 +125,7 @@ fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error> {
     let settings = &loaded.settings;
     let model = Store::open(&settings.model_dir).get(choice.model())?;
     let runtime = match settings.cpu_engine {
-        CpuEngine::Ort => library(settings)?,
+        CpuEngine::Ort => library(loaded)?,
         CpuEngine::Native if model.family == Family::Onnx => {
             return Err(Error::Provider(format!(
                 "{} is an ONNX graph, which ONNX Runtime computes, and cpu_engine is native ({}); \
@@ -161,16 +161,17 @@ fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error> {
 }
 
 /// The ONNX Runtime library that is named, else the one that was pulled.
-fn library(settings: &Settings) -> Result<PathBuf, Error> {
+fn library(loaded: &Loaded) -> Result<PathBuf, Error> {
+    let settings = &loaded.settings;
     if let Some(path) = &settings.runtime {
         return Ok(path.clone());
     }
     let missing = || {
-        Error::Provider(
-            "cpu_engine is ort, and the ONNX Runtime library is not installed; type `op-dbus \
-             runtime pull`, or set cpu_engine to native"
-                .to_owned(),
-        )
+        Error::Provider(format!(
+            "cpu_engine is ort ({}), and the ONNX Runtime library is not installed; type `op-dbus \
+             runtime pull`, or set cpu_engine to native",
+            origin(loaded, "cpu_engine")
+        ))
     };
     RuntimeStore::open(runtime::beside(&settings.model_dir)).installed().ok_or_else(missing)
 }
