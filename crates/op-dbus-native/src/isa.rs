@@ -1,5 +1,7 @@
 //! Instruction sets: which there are, and which of them this CPU has.
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::is_aarch64_feature_detected;
 use std::fmt;
 use std::str::FromStr;
 
@@ -80,6 +82,16 @@ impl Isa {
             Self::Avx512Bf16 => {
                 Self::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16")
             }
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => is_aarch64_feature_detected!("neon"),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod => {
+                Self::Neon.is_available() && is_aarch64_feature_detected!("dotprod")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm => Self::Neon.is_available() && is_aarch64_feature_detected!("i8mm"),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonBf16 => Self::NeonI8mm.is_available() && is_aarch64_feature_detected!("bf16"),
             _ => false,
         }
     }

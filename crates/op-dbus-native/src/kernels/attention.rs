@@ -9,8 +9,7 @@
 )]
 
 use super::simd::{Simd, exp};
-use super::step::FloatStep;
-use super::tiles::float_sums;
+use super::step::PairStep;
 
 /// One head of one text.
 #[derive(Clone, Copy)]
@@ -58,7 +57,7 @@ fn padded(count: usize) -> usize {
 }
 
 /// Where the parts of the scratch memory begin.
-struct Parts<P: FloatStep> {
+struct Parts<P: PairStep> {
     keys: *mut P::Weight,
     values: *mut P::Weight,
     queries: *mut P::Input,
@@ -75,7 +74,7 @@ struct Parts<P: FloatStep> {
 /// The CPU has the instruction set; the pointers are valid for what the sizes say, a vector beyond
 /// included; inputs are finite; no other thread touches the columns of the result.
 #[inline(always)]
-pub(crate) unsafe fn attend<P: FloatStep, const ROWS: usize>(job: &Attention) {
+pub(crate) unsafe fn attend<P: PairStep, const ROWS: usize>(job: &Attention) {
     let (size, length) = (padded(job.size), padded(job.length));
     let scratch = job.scratch;
     let parts = Parts::<P> {
@@ -114,7 +113,7 @@ pub(crate) unsafe fn attend<P: FloatStep, const ROWS: usize>(job: &Attention) {
 
 /// Keys as the columns of panels: `[panel][step][column][K]`.
 #[inline(always)]
-unsafe fn pack_keys<P: FloatStep>(job: &Attention, parts: &Parts<P>) {
+unsafe fn pack_keys<P: PairStep>(job: &Attention, parts: &Parts<P>) {
     // One input of a product and one step of a column's weights are both 4 bytes: a 32-bit float or
     // two bfloat16.
     const { assert!(size_of::<P::Input>() * P::K == 4 && size_of::<P::Weight>() * P::K == 4) };
@@ -136,7 +135,7 @@ unsafe fn pack_keys<P: FloatStep>(job: &Attention, parts: &Parts<P>) {
 
 /// Converts `size` floats, and clears what is left of the last step.
 #[inline(always)]
-unsafe fn to_inputs<P: FloatStep>(from: *const f32, size: usize, to: *mut P::Input) {
+unsafe fn to_inputs<P: PairStep>(from: *const f32, size: usize, to: *mut P::Input) {
     let mut at = 0;
     while at < size {
         P::store(to.add(at), P::S::load(from.add(at)));
@@ -149,7 +148,7 @@ unsafe fn to_inputs<P: FloatStep>(from: *const f32, size: usize, to: *mut P::Inp
 
 /// Values as the rows of panels: `[panel][step][column][K]`.
 #[inline(always)]
-unsafe fn pack_values<P: FloatStep>(job: &Attention, parts: &Parts<P>) {
+unsafe fn pack_values<P: PairStep>(job: &Attention, parts: &Parts<P>) {
     let lanes = P::S::LANES;
     let steps = job.length.div_ceil(P::K);
     for step in 0..steps {
@@ -169,7 +168,7 @@ unsafe fn pack_values<P: FloatStep>(job: &Attention, parts: &Parts<P>) {
 
 /// `M` queries from `first` on.
 #[inline(always)]
-unsafe fn block<P: FloatStep, const M: usize>(job: &Attention, parts: &Parts<P>, first: usize) {
+unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, first: usize) {
     let lanes = P::S::LANES;
     let panel = 2 * lanes;
     for row in 0..M {
@@ -181,7 +180,7 @@ unsafe fn block<P: FloatStep, const M: usize>(job: &Attention, parts: &Parts<P>,
     while key < job.length {
         let keys = parts.keys.add(key * steps * P::K);
         let zero = [[P::S::splat(0.0); 2]; M];
-        let sums = float_sums::<P, M>(parts.queries, parts.size, keys, steps, zero);
+        let sums = P::sums::<M>(parts.queries, parts.size, keys, steps, zero);
         for (row, sums) in sums.into_iter().enumerate() {
             let to = parts.scores.add(row * parts.length + key);
             P::S::store(to, sums[0]);
@@ -198,14 +197,18 @@ unsafe fn block<P: FloatStep, const M: usize>(job: &Attention, parts: &Parts<P>,
     while column < job.size {
         let values = parts.values.add(column * steps * P::K);
         let zero = [[P::S::splat(0.0); 2]; M];
-        let sums = float_sums::<P, M>(parts.weights, parts.length, values, steps, zero);
+        let sums = P::sums::<M>(parts.weights, parts.length, values, steps, zero);
         let columns = panel.min(job.size - column);
         for (row, sums) in sums.into_iter().enumerate() {
             let share = P::S::splat(shares[row]);
-            P::S::store(parts.results, P::S::mul(sums[0], share));
-            P::S::store(parts.results.add(lanes), P::S::mul(sums[1], share));
             let to = job.to.add((first + row) * job.to_stride + column);
-            to.copy_from_nonoverlapping(parts.results, columns);
+            let whole = columns == panel;
+            let at = if whole { to } else { parts.results };
+            P::S::store(at, P::S::mul(sums[0], share));
+            P::S::store(at.add(lanes), P::S::mul(sums[1], share));
+            if !whole {
+                to.copy_from_nonoverlapping(at, columns);
+            }
         }
         column += panel;
     }
@@ -213,12 +216,7 @@ unsafe fn block<P: FloatStep, const M: usize>(job: &Attention, parts: &Parts<P>,
 
 /// Exponentials of one query's scores, less the largest, as inputs; returns their sum.
 #[inline(always)]
-unsafe fn softmax<P: FloatStep>(
-    job: &Attention,
-    parts: &Parts<P>,
-    query: usize,
-    row: usize,
-) -> f32 {
+unsafe fn softmax<P: PairStep>(job: &Attention, parts: &Parts<P>, query: usize, row: usize) -> f32 {
     let lanes = P::S::LANES;
     let scores = parts.scores.add(row * parts.length);
     let end = job.length.next_multiple_of(lanes);

@@ -8,7 +8,7 @@
 use std::arch::x86_64::*;
 
 use super::simd::Simd;
-use super::step::{FloatStep, IntStep};
+use super::step::{FloatStep, IntStep, PairStep};
 
 /// 256-bit vectors.
 pub(crate) struct Avx2;
@@ -106,14 +106,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(to: *mut u16, value: __m256) {
-        let rounded = _mm256_srli_epi32::<16>(round_to_bf16(value));
-        let packed = _mm256_packus_epi32(rounded, rounded);
-        let packed = _mm256_permute4x64_epi64::<0b1000>(packed);
-        _mm_storeu_si128(to.cast(), _mm256_castsi256_si128(packed));
-    }
-
-    #[inline(always)]
     unsafe fn store_u8(to: *mut u8, value: __m256) {
         let whole = _mm256_cvtps_epi32(value);
         let (low, high) = (_mm256_castsi256_si128(whole), _mm256_extracti128_si256::<1>(whole));
@@ -166,7 +158,9 @@ impl FloatStep for F32 {
     unsafe fn store(to: *mut f32, value: __m256) {
         _mm256_storeu_ps(to, value)
     }
+}
 
+impl PairStep for F32 {
     #[inline(always)]
     unsafe fn pack(to: *mut f32, first: __m256, _: __m256) {
         _mm256_storeu_ps(to, first)
@@ -204,11 +198,6 @@ impl FloatStep for Bf16 {
         let mask = _mm256_set1_epi32(-65536);
         let rounded = _mm256_and_si256(round_to_bf16(value), mask);
         _mm256_storeu_ps(to, _mm256_castsi256_ps(rounded));
-    }
-
-    #[inline(always)]
-    unsafe fn pack(to: *mut u16, first: __m256, _: __m256) {
-        Avx2::store_bf16(to, first)
     }
 }
 

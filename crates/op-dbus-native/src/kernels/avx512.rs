@@ -8,7 +8,7 @@
 use std::arch::x86_64::*;
 
 use super::simd::Simd;
-use super::step::{FloatStep, IntStep};
+use super::step::{FloatStep, IntStep, PairStep};
 
 /// 512-bit vectors.
 pub(crate) struct Avx512;
@@ -112,12 +112,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(to: *mut u16, value: __m512) {
-        let rounded = _mm512_srli_epi32::<16>(round_to_bf16(value));
-        _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(rounded));
-    }
-
-    #[inline(always)]
     unsafe fn store_u8(to: *mut u8, value: __m512) {
         let whole = _mm512_cvtps_epi32(value);
         _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(whole));
@@ -167,7 +161,9 @@ impl FloatStep for F32 {
     unsafe fn store(to: *mut f32, value: __m512) {
         _mm512_storeu_ps(to, value)
     }
+}
 
+impl PairStep for F32 {
     #[inline(always)]
     unsafe fn pack(to: *mut f32, first: __m512, _: __m512) {
         _mm512_storeu_ps(to, first)
@@ -205,11 +201,6 @@ impl FloatStep for Bf16 {
         let mask = _mm512_set1_epi32(-65536);
         let rounded = _mm512_and_si512(round_to_bf16(value), mask);
         _mm512_storeu_ps(to, _mm512_castsi512_ps(rounded));
-    }
-
-    #[inline(always)]
-    unsafe fn pack(to: *mut u16, first: __m512, _: __m512) {
-        Avx512::store_bf16(to, first)
     }
 }
 

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::avx512::Avx512;
 use super::simd::Simd;
-use super::step::{FloatStep, IntStep};
+use super::step::{FloatStep, IntStep, PairStep};
 
 /// 8-bit integers, four to a lane: exact, at four times the speed of 32-bit floats.
 pub(crate) struct Int8;
@@ -80,7 +80,9 @@ impl FloatStep for Bf16 {
     unsafe fn store(to: *mut u16, value: __m512) {
         _mm256_storeu_si256(to.cast(), to_bf16(value));
     }
+}
 
+impl PairStep for Bf16 {
     #[inline(always)]
     unsafe fn pack(to: *mut u16, first: __m512, second: __m512) {
         let low = _mm512_cvtepu16_epi32(to_bf16(first));

@@ -14,6 +14,12 @@ mod avx512;
 mod avx512_dot;
 #[cfg(target_arch = "x86_64")]
 mod avx_vnni;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_dot;
+#[cfg(target_arch = "aarch64")]
+mod neon_matrix;
 pub(crate) mod norm;
 pub(crate) mod portable;
 pub(crate) mod product;
@@ -134,6 +140,14 @@ pub(crate) fn kernels(isa: Isa, precision: Precision) -> Kernels {
         Isa::Avx512Vnni => avx512_vnni_kernels(precision),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 => avx512_bf16_kernels(precision),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => neon_kernels(precision),
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDotprod => neon_dotprod_kernels(precision),
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonI8mm => neon_i8mm_kernels(precision),
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonBf16 => neon_bf16_kernels(precision),
         _ => portable_kernels(precision),
     }
 }
@@ -229,5 +243,58 @@ fn avx512_bf16_kernels(precision: Precision) -> Kernels {
         Precision::F32 => avx512_kernels(precision),
         Precision::Bf16 => bf16!(FloatTiles<Bf16, 12>, Element::Bf16, 2, u16, Bf16, 12),
         Precision::Int8 => bf16!(IntTiles<Int8, 12>, Element::I8, 4, u8, Bf16, 12),
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn neon_kernels(precision: Precision) -> Kernels {
+    use neon::{Bf16, F32, Int8};
+    use tiles::{FloatTiles, IntTiles};
+    match precision {
+        Precision::F32 => table!(, FloatTiles<F32, 12>, Element::F32, 1, f32, F32, 12),
+        Precision::Bf16 => table!(, FloatTiles<Bf16, 12>, Element::Bf16, 1, f32, F32, 12),
+        Precision::Int8 => table!(, IntTiles<Int8, 8>, Element::I8, 1, i16, F32, 12),
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn neon_dotprod_kernels(precision: Precision) -> Kernels {
+    use neon::F32;
+    use neon_dot::Int8;
+    use tiles::IntTiles;
+    macro_rules! dotprod {
+        ($($rest:tt)*) => { table!(#[target_feature(enable = "neon,dotprod")], $($rest)*) };
+    }
+    match precision {
+        Precision::F32 | Precision::Bf16 => neon_kernels(precision),
+        Precision::Int8 => dotprod!(IntTiles<Int8, 12>, Element::I8, 4, i8, F32, 12),
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn neon_i8mm_kernels(precision: Precision) -> Kernels {
+    use neon::F32;
+    use neon_matrix::Int8;
+    use tiles::IntTiles;
+    macro_rules! i8mm {
+        ($($rest:tt)*) => { table!(#[target_feature(enable = "neon,i8mm")], $($rest)*) };
+    }
+    match precision {
+        Precision::F32 | Precision::Bf16 => neon_kernels(precision),
+        Precision::Int8 => i8mm!(IntTiles<Int8, 8>, Element::I8, 8, u8, F32, 12),
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn neon_bf16_kernels(precision: Precision) -> Kernels {
+    use neon_matrix::{Bf16, Int8};
+    use tiles::{FloatTiles, IntTiles};
+    macro_rules! bf16 {
+        ($($rest:tt)*) => { table!(#[target_feature(enable = "neon,i8mm,bf16")], $($rest)*) };
+    }
+    match precision {
+        Precision::F32 => neon_kernels(precision),
+        Precision::Bf16 => bf16!(FloatTiles<Bf16, 8>, Element::Bf16, 4, u16, neon_dot::Bf16, 12),
+        Precision::Int8 => bf16!(IntTiles<Int8, 8>, Element::I8, 8, u8, neon_dot::Bf16, 12),
     }
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_op_in_unsafe_fn, reason = "the contract of the traits, which ask for it")]
 
 use super::simd::Simd;
-use super::step::{FloatStep, IntStep};
+use super::step::{FloatStep, IntStep, PairStep};
 
 /// Vectors that are arrays; the compiler makes of them what the target has.
 pub(crate) struct Portable;
@@ -120,11 +120,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(to: *mut u16, value: F) {
-        to.cast::<[u16; LANES]>().write_unaligned(value.map(to_bf16));
-    }
-
-    #[inline(always)]
     unsafe fn store_u8(to: *mut u8, value: F) {
         to.cast::<[u8; LANES]>().write_unaligned(value.map(|value| value as u8));
     }
@@ -164,7 +159,9 @@ impl FloatStep for F32 {
     unsafe fn store(to: *mut f32, value: F) {
         Portable::store(to, value);
     }
+}
 
+impl PairStep for F32 {
     #[inline(always)]
     unsafe fn pack(to: *mut f32, first: F, _: F) {
         Portable::store(to, first);
@@ -199,11 +196,6 @@ impl FloatStep for Bf16 {
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: F) {
         Portable::store(to, value.map(|value| from_bf16(to_bf16(value))));
-    }
-
-    #[inline(always)]
-    unsafe fn pack(to: *mut u16, first: F, _: F) {
-        Portable::store_bf16(to, first);
     }
 }
 

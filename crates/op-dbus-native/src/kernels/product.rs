@@ -87,9 +87,9 @@ pub(crate) struct Product {
     pub rows: usize,
     /// The right operand.
     pub weights: Weights,
-    /// First column, a multiple of [`GROUP`].
+    /// First column, a multiple of the panel; of [`GROUP`] where integers become an operand.
     pub first: usize,
-    /// One behind the last column: a multiple of [`GROUP`], or all columns.
+    /// One behind the last column: likewise, or all columns.
     pub end: usize,
     /// What becomes of the sums.
     pub finish: Finish,

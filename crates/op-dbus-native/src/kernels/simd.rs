@@ -49,8 +49,6 @@ pub(crate) trait Simd {
     unsafe fn greatest(value: Self::F) -> f32;
     /// `LANES` bfloat16 from `from`.
     unsafe fn load_bf16(from: *const u16) -> Self::F;
-    /// `LANES` bfloat16 to `to`, rounded to the nearest, ties to even; finite values only.
-    unsafe fn store_bf16(to: *mut u16, value: Self::F);
     /// `LANES` integers of 0 to 255 to `to`; the values are integral.
     unsafe fn store_u8(to: *mut u8, value: Self::F);
     /// `LANES` integers of -32768 to 32767 to `to`; the values are integral.

@@ -1,6 +1,8 @@
 //! One step of a product: what an instruction set does with the next few inputs of a row and the
 //! weights that belong to them. A tile is many steps over a block of sums in registers.
 
+#![allow(unsafe_op_in_unsafe_fn, reason = "the contract of the traits, which ask for it")]
+
 use super::simd::Simd;
 
 /// Steps whose sums are 32-bit floats.
@@ -31,6 +33,37 @@ pub(crate) trait FloatStep {
     ) -> <Self::S as Simd>::F;
     /// Writes `LANES` values as inputs of a later product.
     unsafe fn store(to: *mut Self::Input, value: <Self::S as Simd>::F);
+    /// Adds to `sums` the products of `M` rows with two vectors of columns, over `steps` steps. Row
+    /// `r` of the input begins at `input + r * stride`.
+    #[inline(always)]
+    unsafe fn sums<const M: usize>(
+        input: *const Self::Input,
+        stride: usize,
+        panel: *const Self::Weight,
+        steps: usize,
+        mut sums: [[<Self::S as Simd>::F; 2]; M],
+    ) -> [[<Self::S as Simd>::F; 2]; M] {
+        let half = Self::S::LANES * Self::K;
+        for step in 0..steps {
+            let panel = panel.add(step * 2 * half);
+            let weights = [Self::weights(panel), Self::weights(panel.add(half))];
+            let input = input.add(step * Self::K);
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let value = Self::input(input.add(row * stride));
+                sums[0] = Self::multiply_add(sums[0], value, weights[0]);
+                sums[1] = Self::multiply_add(sums[1], value, weights[1]);
+            }
+        }
+        sums
+    }
+}
+
+/// Float steps that weights can be packed for on the way: one input and one step of a column's
+/// weights are both 4 bytes, a 32-bit float or two bfloat16.
+///
+/// # Safety
+/// As [`FloatStep`].
+pub(crate) trait PairStep: FloatStep {
     /// Writes the weights of `LANES` columns for one step: `first` for the first input of the step,
     /// `second` for the second, where there is one.
     unsafe fn pack(
@@ -47,7 +80,7 @@ pub(crate) trait FloatStep {
 pub(crate) trait IntStep {
     /// The vectors that the scaled sums are held in.
     type S: Simd;
-    /// Element of the left operand as it lies in memory: integers of 0 to 255.
+    /// Element of the left operand as it lies in memory: integers of 0 to 255, less the shift.
     type Input: Copy;
     /// `LANES` sums.
     type Acc: Copy;
@@ -55,6 +88,8 @@ pub(crate) trait IntStep {
     type A: Copy;
     /// Inputs that one step takes. The weights of one step lie as `[column][K]`.
     const K: usize;
+    /// What is subtracted from each input on its way to memory, where the CPU wants signed ones.
+    const SHIFT: f32 = 0.0;
 
     /// Sums of nothing.
     unsafe fn zero() -> Self::Acc;
@@ -66,6 +101,29 @@ pub(crate) trait IntStep {
     unsafe fn multiply_add(sum: Self::Acc, input: Self::A, weights: Self::A) -> Self::Acc;
     /// The sums as floats.
     unsafe fn to_float(sum: Self::Acc) -> <Self::S as Simd>::F;
-    /// Writes `LANES` integral values of 0 to 255 as inputs of a later product.
+    /// Writes `LANES` integral values of 0 to 255, less the shift, as inputs of a later product.
     unsafe fn store(to: *mut Self::Input, value: <Self::S as Simd>::F);
+
+    /// As [`FloatStep::sums`], but from zero.
+    #[inline(always)]
+    unsafe fn sums<const M: usize>(
+        input: *const Self::Input,
+        stride: usize,
+        panel: *const i8,
+        steps: usize,
+    ) -> [[Self::Acc; 2]; M] {
+        let half = Self::S::LANES * Self::K;
+        let mut sums = [[Self::zero(); 2]; M];
+        for step in 0..steps {
+            let panel = panel.add(step * 2 * half);
+            let weights = [Self::weights(panel), Self::weights(panel.add(half))];
+            let input = input.add(step * Self::K);
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let value = Self::input(input.add(row * stride));
+                sums[0] = Self::multiply_add(sums[0], value, weights[0]);
+                sums[1] = Self::multiply_add(sums[1], value, weights[1]);
+            }
+        }
+        sums
+    }
 }

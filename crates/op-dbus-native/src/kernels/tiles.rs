@@ -9,32 +9,6 @@ use super::product::{GROUP, Operand, Product, Tile, Tiles};
 use super::simd::{Simd, each};
 use super::step::{FloatStep, IntStep};
 
-/// Adds to `sums` the products of `M` rows with two vectors of columns, over `steps` steps.
-///
-/// # Safety
-/// As [`multiply`](super::product::multiply): row `r` of the input begins at `input + r * stride`.
-#[inline(always)]
-pub(crate) unsafe fn float_sums<P: FloatStep, const M: usize>(
-    input: *const P::Input,
-    stride: usize,
-    panel: *const P::Weight,
-    steps: usize,
-    mut sums: [[<P::S as Simd>::F; 2]; M],
-) -> [[<P::S as Simd>::F; 2]; M] {
-    let half = P::S::LANES * P::K;
-    for step in 0..steps {
-        let panel = panel.add(step * 2 * half);
-        let weights = [P::weights(panel), P::weights(panel.add(half))];
-        let input = input.add(step * P::K);
-        for (row, sums) in sums.iter_mut().enumerate() {
-            let value = P::input(input.add(row * stride));
-            sums[0] = P::multiply_add(sums[0], value, weights[0]);
-            sums[1] = P::multiply_add(sums[1], value, weights[1]);
-        }
-    }
-    sums
-}
-
 /// Rows of sums that a register-only loop keeps: enough independent chains for any pipeline.
 pub(crate) const SPIN_ROWS: usize = 6;
 
@@ -63,7 +37,7 @@ impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
                 sums[1] = P::S::load(to.add(row * GROUP + lanes));
             }
         }
-        let sums = float_sums::<P, M>(values, input.stride, panel, steps, sums);
+        let sums = P::sums::<M>(values, input.stride, panel, steps, sums);
         for (row, sums) in sums.into_iter().enumerate() {
             P::S::store(to.add(row * GROUP), sums[0]);
             P::S::store(to.add(row * GROUP + lanes), sums[1]);
@@ -100,31 +74,6 @@ impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
 /// Tiles of integer steps: whole blocks are summed as integers, then scaled and added up as floats.
 pub(crate) struct IntTiles<P, const ROWS: usize>(std::marker::PhantomData<P>);
 
-impl<P: IntStep, const ROWS: usize> IntTiles<P, ROWS> {
-    /// Adds one block of inputs to the scaled sums in `to`.
-    #[inline(always)]
-    unsafe fn block<const M: usize>(
-        input: *const P::Input,
-        stride: usize,
-        panel: *const i8,
-        steps: usize,
-    ) -> [[P::Acc; 2]; M] {
-        let half = P::S::LANES * P::K;
-        let mut sums = [[P::zero(); 2]; M];
-        for step in 0..steps {
-            let panel = panel.add(step * 2 * half);
-            let weights = [P::weights(panel), P::weights(panel.add(half))];
-            let input = input.add(step * P::K);
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let value = P::input(input.add(row * stride));
-                sums[0] = P::multiply_add(sums[0], value, weights[0]);
-                sums[1] = P::multiply_add(sums[1], value, weights[1]);
-            }
-        }
-        sums
-    }
-}
-
 impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
     type S = P::S;
     const ROWS: usize = ROWS;
@@ -140,7 +89,7 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         for block in tile.block..tile.block + tile.blocks {
             let first = block * steps_per_block;
             let steps = steps_per_block.min(weights.steps - first);
-            let sums = Self::block::<M>(
+            let sums = P::sums::<M>(
                 values.add(block * GROUP),
                 input.stride,
                 panel.add(first * Self::PANEL * P::K),
@@ -200,12 +149,13 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         let inverse = if scale > 1e-30 { 1.0 / scale } else { 0.0 };
         let of_row = to.scales.add(2 * (row * to.blocks + column / GROUP));
         *of_row = scale;
-        *of_row.add(1) = least;
+        *of_row.add(1) = if P::SHIFT == 0.0 { least } else { scale.mul_add(P::SHIFT, least) };
         let to = to.values.cast::<P::Input>().add(row * to.stride + column);
         each!(P::S, at in length, {
             let above = P::S::sub(P::S::load(values.add(at)), P::S::splat(least));
             let steps = P::S::round(P::S::mul(above, P::S::splat(inverse)));
-            P::store(to.add(at), P::S::min(steps, P::S::splat(255.0)));
+            let steps = P::S::min(steps, P::S::splat(255.0));
+            P::store(to.add(at), P::S::sub(steps, P::S::splat(P::SHIFT)));
         });
     }
 }

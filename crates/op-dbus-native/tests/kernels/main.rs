@@ -27,9 +27,11 @@ mod precision;
 
 mod attention;
 mod data;
+mod elementwise;
 mod norm;
 mod operand;
 mod product;
+mod shapes;
 
 use isa::Isa;
 use kernels::Kernels;
@@ -38,6 +40,7 @@ use precision::Precision;
 /// What a test is given: the functions under test, and what they claim to be.
 #[derive(Clone, Copy)]
 pub struct Subject {
+    isa: Isa,
     kernels: Kernels,
     precision: Precision,
 }
@@ -107,7 +110,8 @@ fn print_isas() -> ExitCode {
 
 fn run(isas: &[Isa], chosen: impl Fn(&str) -> bool, list: bool) -> ExitCode {
     let (mut passed, mut failed) = (0, 0);
-    let tests: Vec<Test> = [product::TESTS, attention::TESTS, norm::TESTS].concat();
+    let tests: Vec<Test> =
+        [product::TESTS, shapes::TESTS, attention::TESTS, elementwise::TESTS, norm::TESTS].concat();
     for (isa, precision, (test, body)) in combinations(isas, &tests) {
         let name = format!("{isa}::{precision}::{test}");
         if !chosen(&name) {
@@ -119,7 +123,7 @@ fn run(isas: &[Isa], chosen: impl Fn(&str) -> bool, list: bool) -> ExitCode {
         }
         // Before it runs: a kernel that touches a guard page ends the program.
         println!("test {name}");
-        let subject = Subject { kernels: kernels::kernels(isa, precision), precision };
+        let subject = Subject { isa, kernels: kernels::kernels(isa, precision), precision };
         match catch_unwind(AssertUnwindSafe(|| body(&subject))) {
             Ok(()) => passed += 1,
             Err(_) => {

@@ -2,6 +2,7 @@
 
 use crate::Subject;
 use crate::data::{Guarded, Random};
+use crate::isa::Isa;
 use crate::kernels::product::{GROUP, Operand, Weights};
 use crate::kernels::{Element, Layout};
 
@@ -17,6 +18,8 @@ pub fn to_bf16(value: f32) -> f32 {
 /// Memory of a left operand.
 pub struct Left {
     layout: Layout,
+    /// How much less than 0 to 255 the integers in memory are.
+    pub shift: f32,
     values: Guarded<u8>,
     scales: Guarded<f32>,
     pub stride: usize,
@@ -33,6 +36,7 @@ impl Left {
         let blocks = columns.div_ceil(GROUP);
         Self {
             layout,
+            shift: if subject.isa == Isa::NeonDotprod { 128.0 } else { 0.0 },
             values: Guarded::new(rows * stride * layout.input_bytes),
             scales: Guarded::new(rows * blocks * 2),
             stride,
@@ -56,6 +60,7 @@ impl Left {
         let at = (row * self.stride + column) * bytes;
         let element = &self.values[at..at + bytes];
         match (self.layout.weight, element) {
+            (Element::I8, &[byte]) if self.shift > 0.0 => f32::from(byte.cast_signed()),
             (Element::I8, &[byte]) => f32::from(byte),
             (Element::I8, &[low, high]) => f32::from(i16::from_le_bytes([low, high])),
             (Element::Bf16, &[low, high]) => f32::from_bits(u32::from_le_bytes([0, 0, low, high])),

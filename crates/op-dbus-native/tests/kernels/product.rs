@@ -21,8 +21,8 @@ pub const TESTS: &[Test] = &[
 const COLUMNS: usize = 23;
 const ROWS: usize = 9;
 
-/// Inputs of random inputs, with what lies behind them in the last vector zero.
-struct Inputs {
+/// Rows of random inputs, with what lies behind them in the last vector zero.
+pub struct Inputs {
     values: Guarded<f32>,
     stride: usize,
     rows: usize,
@@ -30,14 +30,14 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(rows: usize, columns: usize, random: &mut Random) -> Self {
+    pub fn new(rows: usize, columns: usize, random: &mut Random) -> Self {
         let stride = columns.next_multiple_of(LANES_MAX);
         let at = |i: usize| if i % stride < columns { random.value() } else { 0.0 };
         Self { values: Guarded::from_fn(rows * stride, at), stride, rows, columns }
     }
 
     /// The left operand, by the kernel's own conversion.
-    fn prepare(&self, subject: &Subject) -> Left {
+    pub fn prepare(&self, subject: &Subject) -> Left {
         self.prepare_smoothed(subject, std::ptr::null())
     }
 
@@ -78,7 +78,7 @@ fn store(subject: &Subject, left: &mut Left, rows: usize, right: &Right, to: &mu
 }
 
 /// Relative error of a sum of `count` terms in 32-bit floats, with some air.
-fn allowed(count: usize, size: f64) -> f64 {
+pub fn allowed(count: usize, size: f64) -> f64 {
     (count as f64 + 16.0) * f64::from(f32::EPSILON) * size + 1e-30
 }
 
@@ -135,7 +135,7 @@ fn check_operand(subject: &Subject, rows: &Inputs, left: &Left, factor: impl Fn(
         assert_near(left.meant(row, column) as f32, f64::from(expected), allowed, || {
             format!("{columns} columns, row {row}, column {column}")
         });
-        let stored = left.stored(row, column);
+        let stored = left.stored(row, column) + left.shift;
         assert!((0.0..=255.0).contains(&stored) || subject.precision != Precision::Int8);
     }
 }
@@ -144,7 +144,8 @@ fn check_operand(subject: &Subject, rows: &Inputs, left: &Left, factor: impl Fn(
 fn all_steps_are_used(left: &Left, columns: usize) {
     for block in 0..columns.div_ceil(GROUP) {
         let end = columns.next_multiple_of(LANES_MAX).min((block + 1) * GROUP);
-        let stored: Vec<f32> = (block * GROUP..end).map(|column| left.stored(0, column)).collect();
+        let stored: Vec<f32> =
+            (block * GROUP..end).map(|column| left.stored(0, column) + left.shift).collect();
         let least = stored.iter().copied().fold(f32::MAX, f32::min);
         let most = stored.iter().copied().fold(f32::MIN, f32::max);
         assert_eq!((least, most), (0.0, 255.0), "{columns} columns, block {block}");
@@ -179,7 +180,7 @@ fn every_number_of_rows(subject: &Subject) {
 
 fn sizes_of_the_families(subject: &Subject) {
     let mut random = Random::new(3);
-    // Inputs, inputs, columns: small, base and large encoders; a strip of rows; one text of one token.
+    // Rows, inputs, columns: small, base and large encoders; a strip of rows; one text of one token.
     for (rows, inputs, columns) in [
         (96, 384, 128),
         (7, 384, 192),
@@ -336,7 +337,7 @@ fn activations(subject: &Subject) {
     }
 }
 
-fn activated(activation: Activation, x: f64) -> f64 {
+pub fn activated(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Gelu => x * normal_integral(x),
         Activation::GeluTanh => {
