@@ -9,6 +9,8 @@ use libtest_mimic::Arguments;
 
 mod harness;
 
+/// The measuring instrument.
+mod bench;
 /// The command line: text, JSON, exit codes.
 mod cli;
 /// The names, signatures and properties of the interface, as three different clients see them.
@@ -34,6 +36,7 @@ mod settings;
 
 fn main() -> ExitCode {
     let tests = [
+        bench::tests(),
         cli::tests(),
         contract::tests(),
         correctness::tests(),

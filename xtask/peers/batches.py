@@ -53,13 +53,9 @@ class Batcher:
             yield Batch(rows, [texts[row] for row in rows], [ids[row] for row in rows], self.pad)
             start += size
 
-    def tokens(self, texts):
-        """Tokens that the model reads of all texts together."""
-        return sum(len(encoding.ids) for encoding in self.tokenizer.encode_batch_fast(texts))
-
 
 class Streams:
-    """Threads that take batch after batch, each with a function of its own, each on CPUs of its own."""
+    """Threads that take batch after batch, each with a function and CPUs of its own."""
 
     def __init__(self, functions):
         cpus = sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""What the peers read: the model as ONNX, optimised, and in int8, made once from the store's weights.
+"""What the peers read: the model as ONNX, optimised, and in int8, made once from its weights.
 
 `--make plain` is the graph with pooling and normalisation inside, `onnxruntime-f32` what ONNX
 Runtime's transformer optimiser makes of it, `onnxruntime-int8` its dynamic quantisation of that,

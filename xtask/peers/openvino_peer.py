@@ -12,7 +12,9 @@ class Library:
         self.model = self.core.read_model(work / file)
         kinds = {"f32": openvino.Type.f32, "bf16": openvino.Type.bf16}
         # What int8 leaves in floating point runs in what OpenVINO thinks best.
-        self.hints = {properties.hint.inference_precision: kinds[precision]} if precision in kinds else {}
+        self.hints = {}
+        if precision in kinds:
+            self.hints[properties.hint.inference_precision] = kinds[precision]
 
     def open(self, streams, threads):
         compiled = self.core.compile_model(

@@ -1,8 +1,12 @@
 """One library behind one protocol: JSON lines in, JSON lines out. `cargo xtask bench-peers` asks.
 
-    {"do": "set", "streams": 2, "threads": 1, "batch_tokens": 512}   batch_tokens 0: the library's own way
-    {"do": "time", "texts": FILE, "seconds": S}    embeds the file again and again for S seconds
-    {"do": "vectors", "texts": FILE, "to": FILE}   f32 little-endian, row-major, in the order of the lines
+    {"do": "set", "streams": 2, "threads": 1, "batch_tokens": 512}
+    {"do": "time", "texts": FILE, "seconds": S}
+    {"do": "vectors", "texts": FILE, "to": FILE}
+
+`set` chooses how many batches are computed at once, with how many threads each, and how many padded
+tokens they have (0: the library's own way). `time` embeds the lines of a file again and again, once
+at least. `vectors` writes 32-bit floats, little-endian, row-major, in the order of the lines.
 """
 
 import argparse

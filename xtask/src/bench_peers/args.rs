@@ -10,7 +10,7 @@ in turn, round after round, and writes the tables and plots of docs/performance.
 else; it takes about 12 minutes on two cores, and the first run installs the libraries (some GB).
 
 Options:
-  --quick                 about 3 minutes: fewer rounds, log lines alone where that is enough
+  --quick                 about 3 minutes: fewer rounds, texts and levels; to see that it works
   --corpus NAME=FILE      texts, one a line; may be repeated; without it generated ones
   --pairs FILE            text, text and score with tabs between: how well each keeps their order
   --level LEVEL           the level that the peers are measured at [default: medium]

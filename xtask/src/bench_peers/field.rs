@@ -12,6 +12,9 @@ use super::texts::{Sample, write};
 /// Texts of each sample whose vectors are compared.
 const COMPARED_TEXTS: usize = 100;
 
+/// Tokens of a batch that everybody is tried with first.
+const BATCH_TOKENS: usize = 512;
+
 /// Everybody who is measured.
 pub struct Field {
     pub competitors: Vec<Competitor>,
@@ -65,7 +68,7 @@ impl Field {
     }
 
     /// Finds everybody's best setting on `sample`, and gives it to them. Ours comes as it is. The
-    /// answer: texts per second by batch tokens.
+    /// answer: texts per second by batch tokens, 512 and `sizes`.
     pub fn tune(
         &mut self,
         sample: &Sample,
@@ -73,19 +76,27 @@ impl Field {
         seconds: f64,
     ) -> By<Vec<(usize, f64)>> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let together = Setting { streams: 1, threads: cores, batch_tokens: 512 };
-        let apart = Setting { streams: cores, threads: 1, batch_tokens: 512 };
+        let together = Setting { streams: 1, threads: cores, batch_tokens: BATCH_TOKENS };
+        let apart = Setting { streams: cores, threads: 1, batch_tokens: BATCH_TOKENS };
         let mut best: By<(f64, Setting)> = By::new();
         for setting in [together, apart] {
             let rates = self.each(0, |peer| {
+                // Ours chooses its threads by itself.
+                if peer.entry.ours() && setting == apart {
+                    return Ok(None);
+                }
                 peer.set(setting)?;
                 peer.texts_per_s(&sample.file, 0.0)?;
-                peer.texts_per_s(&sample.file, seconds)
+                peer.texts_per_s(&sample.file, seconds).map(Some)
             });
-            rates.into_iter().for_each(|(key, rate)| consider(&mut best, key, setting, rate));
+            for (key, rate) in rates.into_iter().filter_map(|(key, rate)| Some((key, rate?))) {
+                consider(&mut best, key, setting, rate);
+            }
         }
         let streams: By<Setting> = best_settings(&best);
-        let mut curves: By<Vec<(usize, f64)>> = By::new();
+        let first = |(rate, _): &(f64, Setting)| vec![(BATCH_TOKENS, *rate)];
+        let mut curves: By<Vec<(usize, f64)>> =
+            best.iter().map(|(key, best)| (*key, first(best))).collect();
         for (turn, size) in sizes.iter().copied().enumerate() {
             let rates = self.each(turn, |peer| {
                 let setting = Setting { batch_tokens: size, ..streams[&peer.entry.key()] };

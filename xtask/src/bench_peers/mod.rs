@@ -50,24 +50,31 @@ pub struct Figures {
 struct Amount {
     rounds: usize,
     seconds: f64,
+    /// Tokens of a sample: enough batches for every thread, and no more than a slow library embeds
+    /// in some seconds.
+    sample_tokens: f64,
+    /// Batch sizes beside 512.
     sizes: &'static [usize],
-    /// `op-dbus bench`: rounds and seconds, and the rates with theirs.
+    /// `op-dbus bench`: its rounds and seconds.
     ours: [&'static str; 2],
+    /// Those of the rates, and the rates.
     load: [&'static str; 3],
 }
 
 const FULL: Amount = Amount {
     rounds: 5,
     seconds: 0.8,
-    sizes: &[128, 256, 512, 1024, 4096],
-    ours: ["5", "0.7"],
+    sample_tokens: 8_000.0,
+    sizes: &[128, 256, 1024, 4096],
+    ours: ["5", "0.5"],
     load: ["2", "2", "20%,40%,60%,80%,90%"],
 };
 const QUICK: Amount = Amount {
     rounds: 2,
-    seconds: 0.4,
-    sizes: &[256, 512, 2048],
-    ours: ["2", "0.3"],
+    seconds: 0.3,
+    sample_tokens: 4_000.0,
+    sizes: &[256, 1024],
+    ours: ["2", "0.25"],
     load: ["1", "1", "30%,60%,90%"],
 };
 
@@ -130,33 +137,21 @@ fn measure(args: &Args, environment: &Environment, places: &Places<'_>) -> Resul
     let engine = counter.entry.library;
     let samples = corpora
         .iter()
-        .map(|(name, path)| texts::sample((name, path), places.folder, counter))
+        .map(|(name, path)| {
+            texts::sample((name, path), (places.folder, amount.sample_tokens), counter)
+        })
         .collect::<Result<Vec<_>, _>>()?;
     step("batch sizes");
     let curves = field.tune(&samples[0], amount.sizes, amount.seconds);
     step("everybody in turn");
     let rates = field.rounds(&samples, (amount.rounds, amount.seconds));
     step("vectors");
-    let quality = field.quality(&samples, args.pairs.as_deref(), places.folder)?;
+    let pairs = args.pairs.as_deref().filter(|_| !args.quick);
+    let quality = field.quality(&samples, pairs, places.folder)?;
     // They would only take memory from now on.
-    let names: Vec<String> = field.competitors.iter().map(|one| one.library.clone()).collect();
-    println!("done with {}", names.join(", "));
     field.competitors.iter_mut().for_each(Competitor::stop);
-    step("op-dbus: the service");
-    let [rounds, seconds] = amount.ours;
-    let common = ["--rounds", rounds, "--seconds", seconds, "--peak"];
-    let with = |more: &[&'static str]| [&common[..], more].concat();
-    let mut words = with(&[]);
-    words.extend(["--level", places.level]);
-    let service = ours::bench(places, &samples, (engine, &words))?;
-    step("op-dbus: all levels");
-    let words = with(&["--at", "engine", "--only", "calls", "--level", "low,medium,high"]);
-    let pairs = args.pairs.as_ref().filter(|_| !args.quick);
-    let pairs = pairs.map(|pairs| pairs.display().to_string());
-    let quality_of_levels =
-        pairs.as_deref().map_or("--quality".to_owned(), |pairs| format!("--quality={pairs}"));
-    let words = [&words[..], &[quality_of_levels.as_str()]].concat();
-    let levels = ours::bench(places, &samples, (engine, &words))?;
+    let service = service(places, &samples, (engine, args.quick))?;
+    let levels = levels(places, &samples, (engine, pairs, args.quick))?;
     step("op-dbus: load");
     let [rounds, seconds, rates_asked] = amount.load;
     let mut words = vec!["--rounds", rounds, "--seconds", seconds, "--rate", rates_asked];
@@ -175,6 +170,41 @@ fn measure(args: &Args, environment: &Environment, places: &Places<'_>) -> Resul
         rounds: amount.rounds,
         took_s: start.elapsed().as_secs_f64(),
     })
+}
+
+/// The measured level, in the engine and through the service.
+fn service(
+    places: &Places<'_>,
+    samples: &[Sample],
+    (engine, quick): (&str, bool),
+) -> Result<Run, String> {
+    step("op-dbus: the service");
+    let ([rounds, seconds], samples) = match quick {
+        true => (QUICK.ours, &samples[..1]),
+        false => (FULL.ours, samples),
+    };
+    let words = ["--rounds", rounds, "--seconds", seconds, "--peak", "--level", places.level];
+    ours::bench(places, samples, (engine, &words))
+}
+
+/// All levels in the engine, with the quality of each precision.
+fn levels(
+    places: &Places<'_>,
+    samples: &[Sample],
+    (engine, pairs, quick): (&str, Option<&Path>, bool),
+) -> Result<Run, String> {
+    step("op-dbus: all levels");
+    let ([rounds, seconds], levels) = match quick {
+        true => (QUICK.ours, places.level),
+        false => (FULL.ours, "low,medium,high"),
+    };
+    let quality = match pairs {
+        Some(pairs) => format!("--quality={}", pairs.display()),
+        None => "--quality".to_owned(),
+    };
+    let words = ["--rounds", rounds, "--seconds", seconds, "--peak", "--level", levels, &quality];
+    let words = [&words[..], &["--at", "engine", "--only", "calls"]].concat();
+    ours::bench(places, samples, (engine, &words))
 }
 
 fn step(name: &str) {

@@ -7,10 +7,6 @@ use serde_json::json;
 
 use super::competitor::Competitor;
 
-/// Tokens of one sample: enough batches for every thread, and no more than a slow library embeds in
-/// two or three seconds.
-const SAMPLE_TOKENS: f64 = 10_000.0;
-
 /// Texts that quantisers look at.
 const MIXTURE_TEXTS: usize = 300;
 
@@ -27,13 +23,13 @@ pub struct Sample {
     pub operations: Option<f64>,
 }
 
-/// Writes the sample of `corpus` into `folder`; `counter` counts its tokens.
+/// Writes the sample of a corpus, of about `tokens` tokens, into `folder`; `counter` counts them.
 ///
 /// # Errors
 /// A file that can't be read or has no texts, or a counter that fails.
 pub fn sample(
     (name, path): (&str, &Path),
-    folder: &Path,
+    (folder, tokens): (&Path, f64),
     counter: &mut Competitor,
 ) -> Result<Sample, String> {
     let content = read(path)?;
@@ -47,7 +43,7 @@ pub fn sample(
     write(&file, &spread(&texts, 200))?;
     let question = json!({ "do": "tokens", "texts": &file });
     let roughly = mean(&counter.ask(&question)?).max(1.0);
-    let chosen = spread(&texts, (SAMPLE_TOKENS / roughly).ceil() as usize);
+    let chosen = spread(&texts, (tokens / roughly).ceil() as usize);
     write(&file, &chosen)?;
     let answer = counter.ask(&question)?;
     Ok(Sample {

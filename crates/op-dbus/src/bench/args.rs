@@ -40,7 +40,7 @@ pub struct Args {
     #[command(flatten)]
     pub compared: Compared,
     /// Where to measure: `engine`, `daemon`, or both
-    #[arg(long, value_name = "PLACE", value_delimiter = ',', help_heading = "Compare")]
+    #[arg(long, value_name = "PLACE,…", value_delimiter = ',', help_heading = "Compare")]
     pub at: Vec<Place>,
 
     /// Texts to measure with, one a line, in place of generated ones; may be repeated
@@ -51,10 +51,10 @@ pub struct Args {
     pub seed: u64,
 
     /// Measure these alone
-    #[arg(long, value_name = "WHAT", value_delimiter = ',', help_heading = "Measure")]
+    #[arg(long, value_name = "WHAT,…", value_delimiter = ',', help_heading = "Measure")]
     pub only: Vec<What>,
     /// Texts per second that arrive, or percent (`80%`) of what the engine does
-    #[arg(long, value_name = "RATE", value_delimiter = ',', help_heading = "Measure")]
+    #[arg(long, value_name = "RATE,…", value_delimiter = ',', help_heading = "Measure")]
     pub rate: Vec<Rate>,
     /// Measure the CPU's own peak, and each engine's share of it
     #[arg(long, help_heading = "Measure")]
@@ -91,20 +91,20 @@ pub struct Args {
 /// Lists whose combinations are compared; an empty one leaves the setting as it is.
 #[derive(clap::Args, Default)]
 pub struct Compared {
-    /// Levels
-    #[arg(long, value_name = "LEVEL", value_delimiter = ',', help_heading = "Compare")]
+    /// Levels: `low`, `medium`, `high`
+    #[arg(long, value_name = "LEVEL,…", value_delimiter = ',', help_heading = "Compare")]
     pub level: Vec<String>,
     /// CPU engines: `native`, `ort`, `sim`
-    #[arg(long, value_name = "ENGINE", value_delimiter = ',', help_heading = "Compare")]
+    #[arg(long, value_name = "ENGINE,…", value_delimiter = ',', help_heading = "Compare")]
     pub engine: Vec<String>,
     /// Precisions: `f32`, `bf16`, `int8`
-    #[arg(long, value_name = "PRECISION", value_delimiter = ',', help_heading = "Compare")]
+    #[arg(long, value_name = "PRECISION,…", value_delimiter = ',', help_heading = "Compare")]
     pub precision: Vec<String>,
     /// Instruction sets, for example `avx2,portable`
-    #[arg(long, value_name = "ISA", value_delimiter = ',', help_heading = "Compare")]
+    #[arg(long, value_name = "ISA,…", value_delimiter = ',', help_heading = "Compare")]
     pub isa: Vec<String>,
     /// Tokens of one batch at most
-    #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Compare")]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', help_heading = "Compare")]
     pub batch_tokens: Vec<usize>,
 }
 

@@ -18,7 +18,7 @@ use crate::cli::{Done, Failure};
 #[derive(Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
 enum Request {
-    /// Batches of another size; streams and threads are ours to choose. 0 leaves it as it is.
+    /// Batches of another size; streams and threads are ours to choose. 0 is as configured.
     Set { batch_tokens: usize },
     /// Embeds the lines of a file again and again, once at least.
     Time { texts: PathBuf, seconds: f64 },
@@ -49,9 +49,11 @@ pub async fn run(mut args: Args) -> Done {
         let request = serde_json::from_str(&line);
         let request = request.map_err(|error| Failure::usage(error.to_string()))?;
         if let Request::Set { batch_tokens } = request {
-            if batch_tokens > 0 && args.compared.batch_tokens != [batch_tokens] {
+            let wanted: Vec<usize> =
+                Some(batch_tokens).filter(|tokens| *tokens > 0).into_iter().collect();
+            if args.compared.batch_tokens != wanted {
                 stage.strike().await;
-                args.compared.batch_tokens = vec![batch_tokens];
+                args.compared.batch_tokens = wanted;
                 stage = Stage::set(&args).await?;
             }
             answer(&json!({}))?;

@@ -11,9 +11,9 @@ use super::stage::{Stage, Target};
 use crate::cli::Failure;
 
 /// Texts of each collection whose vectors are compared, and their tokens: the slowest model takes
-/// some ten seconds for them.
+/// some seconds for them.
 const TEXTS_MAX: usize = 300;
-const TOKENS_MAX: usize = 10_000;
+const TOKENS_MAX: usize = 6_000;
 /// Texts in one call.
 const CALL_TEXTS: usize = 256;
 

@@ -197,7 +197,8 @@ mod tests {
 
     fn row(values: &[f64]) -> Row {
         let rounds = values.iter().map(|value| Figures::from([("x", *value)])).collect();
-        Row { target: 0, collection: 0, measure: Measure::Calls, size: 1, calls: 1, rounds }
+        let (size, calls, texts_per_s) = (1, 1, 1.0);
+        Row { target: 0, collection: 0, measure: Measure::Calls, size, calls, texts_per_s, rounds }
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub struct Row {
     pub size: usize,
     /// Calls in one round.
     pub calls: usize,
+    /// Texts per second that the variant does, roughly.
+    pub texts_per_s: f64,
     pub rounds: Vec<Figures>,
 }
 
@@ -147,8 +149,17 @@ async fn rows_of(
             if measure == Measure::Ping && *place == Place::Engine {
                 continue;
             }
-            let (size, calls) = speeds[variant].calls(measure, plan);
-            rows.push(Row { target, collection: number, measure, size, calls, rounds: Vec::new() });
+            let speed = speeds[variant];
+            let (size, calls) = speed.calls(measure, plan);
+            rows.push(Row {
+                target,
+                collection: number,
+                measure,
+                size,
+                calls,
+                texts_per_s: speed.texts_per_s,
+                rounds: Vec::new(),
+            });
         }
     }
     Ok(rows)
@@ -293,7 +304,7 @@ impl Bench<'_> {
         let corpus = &self.collections[row.collection].corpus;
         let rate = match rate {
             Rate::Texts(rate) => rate,
-            Rate::Percent(percent) => percent / 100.0 * self.engine_speed(row, target).await?,
+            Rate::Percent(percent) => percent / 100.0 * self.engine_speed(row, target),
         };
         let schedule = open::schedule(rate, self.plan.target, self.plan.seed + u64::from(round));
         let arrivals = open::run(&target.clients, corpus, schedule).await?;
@@ -305,20 +316,14 @@ impl Bench<'_> {
 
     /// Texts per second that this variant did at its first place in the first round: the same base
     /// in all rounds, so that the offered load is, too.
-    async fn engine_speed(&self, row: &Row, target: &Target) -> Result<f64, Failure> {
+    fn engine_speed(&self, row: &Row, target: &Target) -> f64 {
         let base = self.rows.iter().find(|other| {
             other.measure == Measure::Calls
                 && other.collection == row.collection
                 && self.stage.targets[other.target].variant == target.variant
         });
         let measured = base.and_then(|base| base.rounds.first()?.get("texts_per_s"));
-        match measured {
-            Some(texts_per_s) => Ok(*texts_per_s),
-            None => {
-                let corpus = &self.collections[row.collection].corpus;
-                Ok(Speed::of(target, corpus, self.plan).await?.texts_per_s)
-            }
-        }
+        measured.copied().unwrap_or(row.texts_per_s)
     }
 }
 

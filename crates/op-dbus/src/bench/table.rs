@@ -32,7 +32,7 @@ pub fn page(report: &Report) -> String {
     ));
     for (precision, peak) in &report.peak {
         let peak = spread(peak, 1e-9, 0);
-        out.push_str(&format!("peak:    {precision} {peak} thousand million operations/s\n"));
+        out.push_str(&format!("peak:    {precision} {peak} × 10⁹ operations/s\n"));
     }
     for texts in &report.collections {
         let lines: Vec<&Line> =

@@ -1,0 +1,114 @@
+//! The measuring instrument: what it says, not how fast anything is.
+
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::harness::Outcome;
+use crate::harness::command::{clean, finish};
+use crate::harness::needs::op_dbus;
+use crate::harness::registry::tests;
+
+tests! {
+    bench_tells_every_figure_of_both_places: [Bus],
+    bench_compares_variants_and_their_vectors: [],
+    bench_refuses_what_it_cannot_compare: [],
+    bench_can_be_driven: [],
+}
+
+/// As short as it goes, with the simulator.
+fn bench(args: &[&str]) -> Command {
+    let mut command = clean(op_dbus());
+    command.args(["bench", "--rounds", "2", "--seconds", "0.01"]).args(args);
+    command.env("OP_DBUS_CPU_ENGINE", "sim");
+    command
+}
+
+async fn json(args: &[&str]) -> Outcome<Value> {
+    Ok(serde_json::from_str(&finish(bench(args), "").await?.success()?)?)
+}
+
+/// Place and figure names of each measurement.
+fn measured(report: &Value) -> Vec<(&str, &str, Vec<&str>)> {
+    let lines = report["figures"].as_array().into_iter().flatten();
+    lines
+        .filter_map(|line| {
+            let figures = line["figures"].as_object()?.keys().map(String::as_str).collect();
+            Some((line["measure"].as_str()?, line["place"].as_str()?, figures))
+        })
+        .collect()
+}
+
+async fn bench_tells_every_figure_of_both_places() -> Outcome {
+    let report = json(&["--json", "--spawn", "--rate", "200,50%"]).await?;
+    let found = measured(&report);
+    for place in ["engine", "daemon"] {
+        let of = |measure: &'static str| {
+            found.iter().filter(move |(m, p, _)| (*m, *p) == (measure, place))
+        };
+        assert_eq!(of("latency").count(), 2, "15 tokens and the texts: {report}");
+        assert_eq!(of("rate").count(), 2, "{report}");
+        for measure in ["calls", "clients"] {
+            let (_, _, figures) = of(measure).next().ok_or("a measurement is missing")?;
+            for name in ["texts_per_s", "tokens_per_s", "padding"] {
+                assert!(figures.contains(&name), "{measure} {place}: {figures:?}");
+            }
+        }
+    }
+    let daemon = found.iter().find(|(m, p, _)| (*m, *p) == ("calls", "daemon"));
+    let (_, _, figures) = daemon.ok_or("the service was not measured")?;
+    assert!(figures.contains(&"over_engine"), "{figures:?}");
+    let texts = &report["collections"][1];
+    assert_eq!(texts["texts"], 1024);
+    assert!(texts["tokens"][0]["p95"].as_f64() > texts["tokens"][0]["p50"].as_f64(), "{texts}");
+    Ok(())
+}
+
+async fn bench_compares_variants_and_their_vectors() -> Outcome {
+    let words = ["--json", "--at", "engine", "--only", "calls", "--batch-tokens", "64,512"];
+    let report = json(&[&words[..], &["--quality"]].concat()).await?;
+    let lines = report["figures"].as_array().ok_or("no figures")?;
+    let sizes: Vec<_> = lines.iter().map(|line| line["batch_tokens"].clone()).collect();
+    assert_eq!(sizes, [64, 512]);
+    assert!(lines[1]["figures"]["over_first"]["median"].is_number(), "{report}");
+    let quality = &report["quality"][1]["cosine"][0];
+    assert_eq!((&quality["mean"], &quality["min"]), (&1.0.into(), &1.0.into()), "{report}");
+    // The page for people has a line for each variant.
+    let page = finish(bench(&words[1..]), "").await?.success()?;
+    assert!(page.contains("64 tokens") && page.contains("512 tokens"), "{page}");
+    Ok(())
+}
+
+async fn bench_refuses_what_it_cannot_compare() -> Outcome {
+    let address = "unix:path=/nowhere";
+    let beside = finish(bench(&["--bus", address, "--precision", "f32,int8"]), "").await?;
+    assert_eq!(beside.code, Some(2), "{}", beside.stderr);
+    assert!(beside.stderr.contains("--spawn"), "{}", beside.stderr);
+    let none = finish(bench(&["--engine", "sim", "--precision", "int8"]), "").await?;
+    assert_eq!(none.code, Some(2), "{}", none.stderr);
+    let rate = finish(bench(&["--rate", "fast"]), "").await?;
+    assert!(rate.stderr.contains("80%"), "{}", rate.stderr);
+    Ok(())
+}
+
+async fn bench_can_be_driven() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("texts"), "one\n\nthree words here\n")?;
+    let questions = [
+        serde_json::json!({ "do": "tokens", "texts": path("texts") }),
+        serde_json::json!({ "do": "vectors", "texts": path("texts"), "to": path("vectors") }),
+        serde_json::json!({ "do": "set", "batch_tokens": 64, "streams": 1, "threads": 1 }),
+        serde_json::json!({ "do": "time", "texts": path("texts"), "seconds": 0 }),
+    ];
+    let questions: String = questions.iter().map(|question| format!("{question}\n")).collect();
+    let out = finish(bench(&["--driven"]), &questions).await?.success()?;
+    let answers: Vec<Value> = out.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    assert_eq!(answers.len(), 5, "{out}");
+    // One token a byte and two special ones; an empty line is a text.
+    assert_eq!(answers[1]["tokens"], serde_json::json!([5, 2, 18]));
+    let (rows, dimensions) = (&answers[2]["rows"], answers[2]["dimensions"].as_u64());
+    assert_eq!(*rows, 3);
+    assert_eq!(std::fs::metadata(path("vectors"))?.len(), 3 * 4 * dimensions.unwrap_or(0));
+    assert_eq!(answers[4]["texts"], 3);
+    Ok(())
+}
