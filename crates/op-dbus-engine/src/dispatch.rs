@@ -9,7 +9,7 @@ use crate::backend::{Backend, BackendError, BackendFactory, Description, LoadErr
 use crate::batch::Batch;
 use crate::config::ModelShape;
 use crate::error::Error;
-use crate::job::Ran;
+use crate::job::{Finished, Ran};
 use crate::planner::Plan;
 use crate::scheduler::{Entry, Scheduler};
 
@@ -39,6 +39,7 @@ struct Worker {
     ids: Vec<i32>,
     lengths: Vec<i32>,
     out: Vec<f32>,
+    finished: Vec<Finished>,
     /// Losses and failed loads since the last batch that ran.
     strikes: u32,
 }
@@ -58,9 +59,9 @@ pub(crate) fn work(
     if let (Ok(backend), Ok(())) = (loaded, sent) {
         // Closed, never sent on.
         let _ = begin.recv();
-        let (ids, lengths, out) = Default::default();
+        let (ids, lengths, out, finished) = Default::default();
         let scheduler = Arc::clone(&shared.scheduler);
-        Worker { index, shared, backend, ids, lengths, out, strikes: 0 }.work();
+        Worker { index, shared, backend, ids, lengths, out, finished, strikes: 0 }.work();
         scheduler.end(index);
     }
 }
@@ -149,8 +150,11 @@ impl Worker {
         let by = self.backend.description();
         let ran = Ran { by, started_us, ended_us: scheduler.clock.now_us() };
         for (entry, vector) in entries.iter().zip(self.out.chunks_exact(dimensions)) {
-            entry.item.job.deliver(entry.item.slot, vector, entry.tokens, &ran);
+            let finished = entry.item.job.deliver(entry.item.slot, vector, entry.tokens, &ran);
+            self.finished.extend(finished);
         }
+        // All at once: the thread that is woken by the first finds the others there.
+        self.finished.drain(..).for_each(Finished::tell);
         Ok(())
     }
 

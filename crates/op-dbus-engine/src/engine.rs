@@ -1,23 +1,21 @@
 //! The engine as its users see it: calls in, replies out, and the life of it all.
 
 use std::future::pending;
-use std::io;
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::{Admission, Permit, cost};
-use crate::backend::{BackendError, BackendFactory, Description, LoadErrorKind};
-use crate::call::{Call, Priority, Reply, Truncate};
+use crate::backend::{BackendError, BackendFactory, Description};
+use crate::call::{Call, Priority, Reply};
 use crate::config::{EngineConfig, Limits, ModelShape};
-use crate::dispatch::{self, Shared};
+use crate::dispatch::Shared;
 use crate::error::{Error, Excess};
 use crate::job::{Job, Output, Terms};
 use crate::prepare::{Chunk, Preparer, Task, chunks, is_small};
 use crate::scheduler::Scheduler;
+use crate::start::{probe, spawn, start_workers};
 use crate::stats::Snapshot;
 use crate::tokenizer::Tokenizer;
 
@@ -85,7 +83,7 @@ impl Engine {
         let EngineConfig { limits, workers, tokenizer_threads, run_timeout } = config;
         let workers = workers.max(1);
         let scheduler = Arc::new(Scheduler::new(&limits, &model));
-        let probe = probe(&tokenizer)?;
+        let probe = probe(&tokenizer, CANARY)?;
         let shared =
             Shared { scheduler: Arc::clone(&scheduler), factory, model: model.clone(), probe };
         start_workers(&Arc::new(shared), workers)?;
@@ -180,13 +178,16 @@ impl Engine {
             return Err(Error::ShuttingDown);
         }
         if is_small(&texts) {
-            return inner.preparer.count(&texts, || true);
+            return inner.preparer.count(0, &texts, || true);
         }
-        let mut all = Vec::with_capacity(texts.len());
-        for (_, texts) in chunks(texts) {
+        let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());
+        for (first, texts) in chunks(texts) {
             let (counts, result) = oneshot::channel();
-            let sent = inner.tasks.send(Task::Count { texts, counts }).await;
+            let sent = inner.tasks.send(Task::Count { first, texts, counts }).await;
             sent.map_err(|_| Error::ShuttingDown)?;
+            results.push(result);
+        }
+        for result in results {
             all.extend(result.await.unwrap_or(Err(Error::ShuttingDown))?);
         }
         Ok(all)
@@ -336,64 +337,4 @@ async fn until(deadline: Option<Instant>) {
         Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
         None => pending().await,
     }
-}
-
-fn probe(tokenizer: &Tokenizer) -> Result<Box<[i32]>, BackendError> {
-    let encoded = tokenizer.encode(CANARY, Truncate::End).ok();
-    let window = encoded.and_then(|encoded| encoded.windows.into_iter().next());
-    window.map(|window| window.ids).ok_or_else(|| BackendError::Load {
-        kind: LoadErrorKind::ModelCorrupt,
-        message: "the tokenizer can't tokenize a plain sentence; install the model again".into(),
-    })
-}
-
-fn start_workers(shared: &Arc<Shared>, workers: usize) -> Result<(), BackendError> {
-    let (ready, reports) = sync_channel(workers);
-    let (mut threads, mut begins) = (Vec::new(), Vec::new());
-    let mut result = Ok(());
-    for index in 0..workers {
-        let (begin, begun) = sync_channel(0);
-        let (shared, ready) = (Arc::clone(shared), ready.clone());
-        let thread = spawn(format!("embed-worker-{index}"), move || {
-            dispatch::work(index, shared, ready, begun);
-        });
-        match thread {
-            Ok(thread) => threads.push(thread),
-            Err(error) => result = Err(error),
-        }
-        begins.push(begin);
-    }
-    drop(ready);
-    let mut loaded = Vec::new();
-    for (index, report) in reports {
-        match report {
-            Ok(description) => loaded.push((index, description)),
-            Err(error) => result = Err(error),
-        }
-    }
-    loaded.sort_by_key(|(index, _)| *index);
-    shared.scheduler.add_workers(loaded.into_iter().map(|(_, worker)| worker).collect());
-    if result.is_err() {
-        shared.scheduler.stop();
-    }
-    drop(begins);
-    if result.is_err() {
-        for thread in threads {
-            // A worker that panicked has said so; the error that is returned came first.
-            let _ = thread.join();
-        }
-    }
-    result
-}
-
-fn spawn(
-    name: String,
-    body: impl FnOnce() + Send + 'static,
-) -> Result<JoinHandle<()>, BackendError> {
-    std::thread::Builder::new().name(name).spawn(body).map_err(|error: io::Error| {
-        BackendError::Load {
-            kind: LoadErrorKind::Other,
-            message: format!("a thread could not be started ({error}); raise the limit of tasks"),
-        }
-    })
 }

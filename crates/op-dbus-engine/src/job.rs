@@ -10,6 +10,7 @@ use crate::admission::Permit;
 use crate::backend::Description;
 use crate::call::{Priority, Reply, Truncate};
 use crate::error::Error;
+use crate::tokenizer::Window;
 use crate::vector;
 
 /// What the vectors of a call look like.
@@ -83,6 +84,21 @@ pub(crate) struct Ran<'a> {
     pub ended_us: u64,
 }
 
+/// A call whose last vector has come.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    done: oneshot::Sender<Result<Reply, Error>>,
+    reply: Reply,
+}
+
+impl Finished {
+    /// Wakes the caller's task.
+    pub fn tell(self) {
+        // The caller may be gone: then nobody wants to know.
+        let _ = self.done.send(Ok(self.reply));
+    }
+}
+
 impl Job {
     pub fn new(
         terms: Terms,
@@ -128,17 +144,18 @@ impl Job {
         }
     }
 
-    /// Notes what became of a text: the weights of its windows and whether it was cut.
-    pub fn tokenized(&self, text: u32, weights: &[u32], truncated: bool) {
-        let mut state = self.lock();
-        if truncated {
-            state.truncated.push(text);
+    /// Notes what became of a text: its windows and whether it was cut.
+    pub fn tokenized(&self, text: u32, windows: &[Window], truncated: bool) {
+        if !truncated {
+            return;
         }
-        if weights.len() > 1 {
-            state.pending += weights.len() - 1;
-            let vectors = vec![0.0; weights.len() * self.terms.output.full];
-            let pending = weights.len();
-            state.long.insert(text, Long { weights: weights.to_vec(), vectors, pending });
+        let mut state = self.lock();
+        state.truncated.push(text);
+        if windows.len() > 1 {
+            state.pending += windows.len() - 1;
+            let vectors = vec![0.0; windows.len() * self.terms.output.full];
+            let weights = windows.iter().map(|window| window.weight).collect();
+            state.long.insert(text, Long { weights, vectors, pending: windows.len() });
         }
     }
 
@@ -149,13 +166,18 @@ impl Job {
         }
     }
 
-    /// Takes the vector of one row of `tokens` tokens; tells the caller if it was the last.
-    pub fn deliver(&self, slot: Slot, vector: &[f32], tokens: usize, ran: &Ran<'_>) {
+    /// Takes the vector of one row of `tokens` tokens. If it was the last the caller is to be told.
+    pub fn deliver(
+        &self,
+        slot: Slot,
+        vector: &[f32],
+        tokens: usize,
+        ran: &Ran<'_>,
+    ) -> Option<Finished> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        if state.done.is_none() {
-            return;
-        }
+        // Nobody waits any more.
+        state.done.as_ref()?;
         let output = self.terms.output;
         state.tokens += tokens as u64;
         state.started_us = Some(state.started_us.map_or(ran.started_us, |t| t.min(ran.started_us)));
@@ -173,13 +195,11 @@ impl Job {
             }
         }
         state.pending -= 1;
-        if state.pending == 0 {
-            self.finish(guard, ran);
-        }
+        if state.pending == 0 { self.finish(guard, ran) } else { None }
     }
 
-    fn finish(&self, mut state: MutexGuard<'_, State>, ran: &Ran<'_>) {
-        let Some(done) = state.done.take() else { return };
+    fn finish(&self, mut state: MutexGuard<'_, State>, ran: &Ran<'_>) -> Option<Finished> {
+        let done = state.done.take()?;
         let vectors = std::mem::take(&mut state.out);
         let dimensions = self.terms.output.dimensions;
         let mut truncated = std::mem::take(&mut state.truncated);
@@ -199,8 +219,7 @@ impl Job {
         };
         // Before the caller hears of it, so that its next call finds the budget free.
         drop(state.permit.take());
-        drop(state);
-        let _ = done.send(Ok(reply));
+        Some(Finished { done, reply })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -53,6 +53,7 @@ mod prepare;
 mod queue;
 mod scheduler;
 pub mod sim;
+mod start;
 mod stats;
 mod tokenizer;
 mod vector;

@@ -16,13 +16,21 @@ use crate::tokenizer::{EncodeError, Tokenizer};
 const CHUNK_TEXTS_MAX: usize = 64;
 const CHUNK_BYTES_MAX: usize = 32 << 10;
 
+/// Texts of a call's first chunk; each later one may have twice as many. Idle workers wait for it.
+const CHUNK_TEXTS_FIRST: usize = 16;
+
 /// Up to here tokenizing takes about a millisecond at most and is not worth a change of threads.
 const INLINE_BYTES_MAX: usize = 2 << 10;
 
 /// Work for a tokenizer thread.
 pub(crate) enum Task {
     Embed(Chunk),
-    Count { texts: Vec<String>, counts: oneshot::Sender<Result<Vec<u32>, Error>> },
+    Count {
+        /// Index in the call of the first of the texts.
+        first: u32,
+        texts: Vec<String>,
+        counts: oneshot::Sender<Result<Vec<u32>, Error>>,
+    },
 }
 
 /// Some consecutive texts of a call.
@@ -42,19 +50,20 @@ pub(crate) fn is_small(texts: &[String]) -> bool {
 /// Splits texts into chunks, each with the index of its first text.
 pub(crate) fn chunks(texts: Vec<String>) -> impl Iterator<Item = (u32, Vec<String>)> {
     let mut texts = texts.into_iter().peekable();
-    let mut first = 0;
+    let (mut first, mut texts_max) = (0, CHUNK_TEXTS_FIRST);
     std::iter::from_fn(move || {
         let mut chunk = vec![texts.next()?];
         let mut bytes = chunk[0].len();
         while let Some(next) = texts.peek() {
             bytes += next.len();
-            if chunk.len() >= CHUNK_TEXTS_MAX || bytes > CHUNK_BYTES_MAX {
+            if chunk.len() >= texts_max || bytes > CHUNK_BYTES_MAX {
                 break;
             }
             chunk.extend(texts.next());
         }
         let start = first;
         first += chunk.len() as u32;
+        texts_max = CHUNK_TEXTS_MAX.min(2 * texts_max);
         Some((start, chunk))
     })
 }
@@ -82,10 +91,9 @@ impl Preparer {
                 Ok(encoded) => encoded,
                 Err(error) => return job.fail(error.of_text(index as usize)),
             };
-            let weights: Vec<u32> = encoded.windows.iter().map(|w| w.weight).collect();
             let tokens: usize = encoded.windows.iter().map(|w| w.ids.len()).sum();
             saved += cost(text.len(), job.terms.truncate, specials, limit).saturating_sub(tokens);
-            job.tokenized(index, &weights, encoded.truncated);
+            job.tokenized(index, &encoded.windows, encoded.truncated);
             for (window, at) in encoded.windows.into_iter().zip(0..) {
                 entries.push(queue::Entry {
                     uid: job.terms.uid,
@@ -105,14 +113,20 @@ impl Preparer {
         self.scheduler.push(entries);
     }
 
-    /// Tokens of each text before truncation.
-    pub fn count(&self, texts: &[String], wanted: impl Fn() -> bool) -> Result<Vec<u32>, Error> {
+    /// Tokens of each text before truncation; the first text is number `first` of its call.
+    pub fn count(
+        &self,
+        first: u32,
+        texts: &[String],
+        wanted: impl Fn() -> bool,
+    ) -> Result<Vec<u32>, Error> {
         let mut counts = Vec::with_capacity(texts.len());
-        for (index, text) in texts.iter().enumerate() {
+        for (text, index) in texts.iter().zip(first..) {
             if !wanted() {
                 return Err(Error::Cancelled);
             }
-            let count = self.tokenizer.count(text).map_err(|error| error.of_text(index))?;
+            let count =
+                self.tokenizer.count(text).map_err(|error| error.of_text(index as usize))?;
             counts.push(u32::try_from(count).unwrap_or(u32::MAX));
         }
         Ok(counts)
@@ -126,8 +140,8 @@ impl Preparer {
             match task {
                 None => return,
                 Some(Task::Embed(chunk)) => self.embed(chunk),
-                Some(Task::Count { texts, counts }) => {
-                    let result = self.count(&texts, || !counts.is_closed());
+                Some(Task::Count { first, texts, counts }) => {
+                    let result = self.count(first, &texts, || !counts.is_closed());
                     // The caller may be gone: then nobody wants to know.
                     let _ = counts.send(result);
                 }
@@ -157,9 +171,9 @@ mod tests {
         let mut texts: Vec<String> = sizes.iter().map(|size| "x".repeat(*size)).collect();
         texts.extend((0..200).map(|n| n.to_string()));
         let mut again = Vec::new();
-        for (first, chunk) in chunks(texts.clone()) {
+        for (number, (first, chunk)) in chunks(texts.clone()).enumerate() {
             assert_eq!(first as usize, again.len());
-            assert!(chunk.len() <= CHUNK_TEXTS_MAX);
+            assert!(chunk.len() <= CHUNK_TEXTS_MAX.min(CHUNK_TEXTS_FIRST << number));
             let bytes: usize = chunk.iter().map(String::len).sum();
             assert!(chunk.len() == 1 || bytes <= CHUNK_BYTES_MAX);
             again.extend(chunk);

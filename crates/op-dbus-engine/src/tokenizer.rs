@@ -1,14 +1,23 @@
 //! Texts to token ids: the model's own tokenizer, with truncation done here, on token boundaries.
 
+mod cuts;
+mod words;
+
 use std::error::Error as StdError;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::call::Truncate;
+use cuts::Cuts;
+use words::Words;
 
 /// The largest tokenizer files of real models have some 35 MB.
 const FILE_BYTES_MAX: usize = 64 << 20;
+
+/// A text that is to be cut is first tokenized for this many bytes per token that the model reads:
+/// a little more than plain English takes. Twice as many if that was not enough.
+const BYTES_PER_TOKEN: usize = 6;
 
 /// A model's tokenizer. Cheap to clone, usable from many threads at once.
 #[derive(Clone)]
@@ -16,6 +25,10 @@ pub struct Tokenizer(Arc<Inner>);
 
 struct Inner {
     model: tokenizers::Tokenizer,
+    /// The same for plain words, where the model's kind of tokenizer is known.
+    words: Option<Words>,
+    /// Where a text may be cut before it is tokenized.
+    cuts: Cuts,
     /// Special tokens before and after each text, as the file's own post-processor puts them.
     prefix: Vec<i32>,
     suffix: Vec<i32>,
@@ -45,9 +58,7 @@ pub enum TokenizerError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Encoded {
     pub windows: Vec<Window>,
-    /// Tokens before truncation, special tokens included.
-    pub tokens: usize,
-    /// Whether that is more than the model reads.
+    /// Whether the text has more tokens than the model reads.
     pub truncated: bool,
 }
 
@@ -81,11 +92,13 @@ impl Tokenizer {
         let model = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
             .map_err(|_| TokenizerError::Damaged("the parser panicked".into()))?
             .map_err(TokenizerError::Damaged)?;
-        Self::with_model(model, max_input_tokens)
+        let cuts = Cuts::of(&model);
+        Self::with_model(model, cuts, max_input_tokens)
     }
 
     fn with_model(
         mut model: tokenizers::Tokenizer,
+        cuts: Cuts,
         max_input_tokens: usize,
     ) -> Result<Self, TokenizerError> {
         model.with_padding(None);
@@ -98,7 +111,8 @@ impl Tokenizer {
                  {max_input_tokens} tokens; set a larger max_input_tokens"
             )));
         }
-        Ok(Self(Arc::new(Inner { model, prefix, suffix, max_input_tokens })))
+        let words = Words::of(&model);
+        Ok(Self(Arc::new(Inner { model, words, cuts, prefix, suffix, max_input_tokens })))
     }
 
     /// The simulator's tokenizer: one token per byte between two special tokens.
@@ -129,7 +143,9 @@ impl Tokenizer {
                 "continuing_subword_prefix": null, "end_of_word_suffix": null,
                 "byte_fallback": false, "vocab": vocabulary, "merges": []},
         });
-        Self::from_bytes(json.to_string().as_bytes(), max_input_tokens)
+        tokenizers::Tokenizer::from_bytes(json.to_string().as_bytes())
+            .map_err(TokenizerError::Damaged)
+            .and_then(|model| Self::with_model(model, Cuts::Characters, max_input_tokens))
             .expect("the byte tokenizer is valid for three tokens and more")
     }
 
@@ -160,31 +176,71 @@ impl Tokenizer {
         Ok(self.content(text)?.len() + self.specials())
     }
 
+    /// Makes the rows of a text. Of one that is cut, no more is tokenized than it takes to know what
+    /// stays, unless the caller is to be told of all its tokens.
     pub(crate) fn encode(&self, text: &str, truncate: Truncate) -> Result<Encoded, EncodeError> {
-        let content = self.content(text)?;
-        let tokens = content.len() + self.specials();
         let limit = self.0.max_input_tokens;
-        let truncated = tokens > limit;
         // Positive: checked when the tokenizer was made.
         let room = limit - self.specials();
+        let content = match truncate {
+            Truncate::End => self.enough(text, room, |at| self.0.cuts.head(text, at))?,
+            Truncate::Start => {
+                self.enough(text, room, |at| self.0.cuts.tail(text, text.len() - at))?
+            }
+            Truncate::Error | Truncate::Mean => self.content(text)?,
+        };
+        let truncated = content.len() > room;
         let windows = match truncate {
             _ if !truncated => vec![self.window(&content)?],
-            Truncate::Error => return Err(EncodeError::TooLong { tokens, limit }),
+            Truncate::Error => {
+                let tokens = content.len() + self.specials();
+                return Err(EncodeError::TooLong { tokens, limit });
+            }
             Truncate::End => vec![self.window(&content[..room])?],
             Truncate::Start => vec![self.window(&content[content.len() - room..])?],
             Truncate::Mean => {
                 content.chunks(room).map(|part| self.window(part)).collect::<Result<_, _>>()?
             }
         };
-        Ok(Encoded { windows, tokens, truncated })
+        Ok(Encoded { windows, truncated })
+    }
+
+    /// Tokens of the text, or of a part of it that has more than there is room for.
+    fn enough<'a>(
+        &self,
+        text: &'a str,
+        room: usize,
+        part: impl Fn(usize) -> &'a str,
+    ) -> Result<Vec<u32>, EncodeError> {
+        let mut bytes = room.saturating_mul(BYTES_PER_TOKEN);
+        while bytes < text.len() {
+            let part = part(bytes);
+            let content = self.content(part)?;
+            if content.len() > room || part.len() == text.len() {
+                return Ok(content);
+            }
+            bytes = part.len().saturating_mul(2);
+        }
+        self.content(text)
     }
 
     fn content(&self, text: &str) -> Result<Vec<u32>, EncodeError> {
-        match catch_unwind(AssertUnwindSafe(|| self.0.model.encode_fast(text, false))) {
-            Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
-            Ok(Err(error)) => Err(EncodeError::Failed(error.to_string())),
-            Err(_) => Err(EncodeError::Failed("the tokenizer panicked".into())),
+        let mut ids = Vec::new();
+        match &self.0.words {
+            Some(words) => words.encode(text, &mut ids, |part, ids| self.model(part, ids))?,
+            None => self.model(text, &mut ids)?,
         }
+        Ok(ids)
+    }
+
+    /// Adds what the model's own tokenizer makes of a text.
+    fn model(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
+        match catch_unwind(AssertUnwindSafe(|| self.0.model.encode_fast(text, false))) {
+            Ok(Ok(encoding)) => ids.extend_from_slice(encoding.get_ids()),
+            Ok(Err(error)) => return Err(EncodeError::Failed(error.to_string())),
+            Err(_) => return Err(EncodeError::Failed("the tokenizer panicked".into())),
+        }
+        Ok(())
     }
 
     fn window(&self, content: &[u32]) -> Result<Window, EncodeError> {
@@ -258,102 +314,4 @@ fn special_tokens(model: &tokenizers::Tokenizer) -> Result<(Vec<i32>, Vec<i32>),
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn ids(encoded: &Encoded) -> Vec<Vec<i32>> {
-        encoded.windows.iter().map(|window| window.ids.to_vec()).collect()
-    }
-
-    fn expected(content: &[u8]) -> Vec<i32> {
-        let content = content.iter().map(|byte| i32::from(*byte));
-        std::iter::once(256).chain(content).chain(std::iter::once(257)).collect()
-    }
-
-    #[test]
-    fn an_empty_text_is_its_special_tokens() {
-        let encoded = Tokenizer::bytes(8).encode("", Truncate::Error).unwrap();
-        assert_eq!(ids(&encoded), [expected(b"")]);
-        assert_eq!(encoded.tokens, 2);
-    }
-
-    #[test]
-    fn special_tokens_survive_each_cut() {
-        let tokenizer = Tokenizer::bytes(5);
-        let cut = |truncate| tokenizer.encode("abcdefg", truncate).unwrap();
-        assert_eq!(ids(&cut(Truncate::End)), [expected(b"abc")]);
-        assert_eq!(ids(&cut(Truncate::Start)), [expected(b"efg")]);
-        let mean = cut(Truncate::Mean);
-        assert_eq!(ids(&mean), [expected(b"abc"), expected(b"def"), expected(b"g")]);
-        assert_eq!(mean.windows.iter().map(|w| w.weight).collect::<Vec<_>>(), [3, 3, 1]);
-        assert!(mean.truncated);
-        assert_eq!(mean.tokens, 9);
-        let error = tokenizer.encode("abcdefg", Truncate::Error);
-        assert!(matches!(error, Err(EncodeError::TooLong { tokens: 9, limit: 5 })));
-    }
-
-    #[test]
-    fn a_text_of_exactly_the_limit_is_whole() {
-        let encoded = Tokenizer::bytes(5).encode("abc", Truncate::Error).unwrap();
-        assert!(!encoded.truncated);
-        assert_eq!(ids(&encoded), [expected(b"abc")]);
-    }
-
-    #[test]
-    fn special_token_names_in_a_text_are_text() {
-        let encoded = Tokenizer::bytes(64).encode("<s>", Truncate::Error).unwrap();
-        assert_eq!(ids(&encoded), [expected(b"<s>")]);
-    }
-
-    #[test]
-    fn damaged_files_are_refused() {
-        for json in [&b""[..], b"{}", b"\xff\xfe", b"{\"model\":{\"type\":\"BPE\"}}"] {
-            assert!(matches!(Tokenizer::from_bytes(json, 8), Err(TokenizerError::Damaged(_))));
-        }
-        let big = vec![b' '; FILE_BYTES_MAX + 1];
-        assert!(matches!(Tokenizer::from_bytes(&big, 8), Err(TokenizerError::TooBig { .. })));
-        let nested = "[".repeat(1 << 20);
-        assert!(matches!(
-            Tokenizer::from_bytes(nested.as_bytes(), 8),
-            Err(TokenizerError::Damaged(_))
-        ));
-    }
-
-    #[test]
-    fn a_file_without_post_processor_has_no_special_tokens() {
-        let json = br#"{"version":"1.0","truncation":{"direction":"Right","max_length":1,
-            "strategy":"LongestFirst","stride":0},"padding":{"strategy":{"Fixed":9},
-            "direction":"Right","pad_to_multiple_of":null,"pad_id":0,"pad_type_id":0,
-            "pad_token":"x"},"added_tokens":[],"normalizer":null,
-            "pre_tokenizer":{"type":"Whitespace"},"post_processor":null,"decoder":null,
-            "model":{"type":"WordLevel","vocab":{"x":0,"a":1,"b":2},"unk_token":"x"}}"#;
-        let tokenizer = Tokenizer::from_bytes(json, 2).unwrap();
-        let encoded = tokenizer.encode("a b a", Truncate::Mean).unwrap();
-        assert_eq!(ids(&encoded), [vec![1, 2], vec![1]]);
-        assert_eq!(ids(&tokenizer.encode("", Truncate::End).unwrap()), [vec![0]]);
-    }
-
-    #[test]
-    fn a_model_without_room_for_a_text_is_refused() {
-        let error = Tokenizer::with_model(Tokenizer::bytes(8).0.model.clone(), 2);
-        assert!(matches!(error, Err(TokenizerError::Unsupported(_))));
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_is_its_bytes(text in any::<String>(), max in 3usize..40) {
-            let tokenizer = Tokenizer::bytes(max);
-            prop_assert_eq!(tokenizer.count(&text).unwrap(), text.len() + 2);
-            let mean = tokenizer.encode(&text, Truncate::Mean).unwrap();
-            let mut bytes = Vec::new();
-            for window in &mean.windows {
-                prop_assert!(window.ids.len() <= max);
-                prop_assert_eq!(window.weight as usize, window.ids.len() - 2);
-                bytes.extend(window.ids[1..window.ids.len() - 1].iter().map(|id| *id as u8));
-            }
-            prop_assert_eq!(bytes, text.as_bytes());
-        }
-    }
-}
+mod tests;

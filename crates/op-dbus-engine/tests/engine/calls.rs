@@ -238,3 +238,27 @@ async fn a_cancelled_call_leaves_the_queue() {
     let again = Call { cancel, ..call(1, &["again"]) };
     assert_eq!(gate.engine.embed(again).await, Err(Error::Cancelled));
 }
+
+#[tokio::test]
+async fn a_text_that_cannot_be_tokenized_is_named_by_its_place_in_the_call() {
+    let json = br#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],
+        "normalizer":null,"pre_tokenizer":{"type":"Whitespace"},"post_processor":null,
+        "decoder":null,"model":{"type":"WordLevel","unk_token":"missing","vocab":{"The":0,"quick":1,
+        "brown":2,"fox":3,"jumps":4,"over":5,"the":6,"lazy":7,"dog":8,".":9,"a":10}}}"#;
+    let engine = Engine::start(
+        Tokenizer::from_bytes(json, INPUT_MAX).unwrap(),
+        model(),
+        Box::new(|_| sim(Default::default())),
+        config(Limits::default(), 1),
+    )
+    .unwrap();
+    let mut texts = vec!["the lazy dog".to_owned(); 300];
+    assert_eq!(engine.count_tokens(texts.clone()).await.unwrap(), [3; 300]);
+    texts[217] = "the cat".into();
+    let call = Call { texts: texts.clone(), ..Call::default() };
+    for error in
+        [engine.embed(call).await.unwrap_err(), engine.count_tokens(texts).await.unwrap_err()]
+    {
+        assert!(error.to_string().starts_with("text 217 can't be tokenized"), "{error}");
+    }
+}

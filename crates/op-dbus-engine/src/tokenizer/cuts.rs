@@ -1,0 +1,134 @@
+//! Where a text may be cut so that the tokens of its two parts, one after the other, are those of
+//! the whole. A text of a megabyte for a model of 256 tokens is then tokenized as far as it matters.
+//!
+//! That holds at a space where everything in the tokenizer works on what lies between spaces: its
+//! normaliser, its pre-tokenizer, its added tokens. It is read from the tokenizer's own description;
+//! one that is not known to be so is never cut.
+
+use serde_json::Value;
+
+/// Where cuts fall.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cuts {
+    /// Between any two characters.
+    Characters,
+    /// Before the first space behind a word; also before a line's end and a tab, and behind a
+    /// Chinese character, which BERT's normaliser puts between spaces.
+    Bert,
+    /// Before the first space behind a word that ends in ASCII, so that no rule for neighbouring
+    /// characters reaches over the cut.
+    Spaces,
+    Nowhere,
+}
+
+impl Cuts {
+    /// What the tokenizer's parts allow.
+    pub fn of(model: &tokenizers::Tokenizer) -> Self {
+        let plain = |content: &str| content.bytes().all(|byte| byte.is_ascii_graphic());
+        let added = model.get_added_tokens_decoder();
+        if !added.values().all(|token| plain(&token.content) && !token.rstrip) {
+            return Self::Nowhere;
+        }
+        let normalizer = model.get_normalizer().map(serde_json::to_value);
+        let pre_tokenizer = model.get_pre_tokenizer().map(serde_json::to_value);
+        match (normalizer.transpose(), pre_tokenizer.transpose()) {
+            (Ok(normalizer), Ok(Some(pre_tokenizer))) => {
+                Self::of_parts(normalizer.as_ref(), &pre_tokenizer)
+            }
+            // Without a pre-tokenizer the words are not apart.
+            _ => Self::Nowhere,
+        }
+    }
+
+    fn of_parts(normalizer: Option<&Value>, pre_tokenizer: &Value) -> Self {
+        let kind = |part: &Value| part["type"].as_str().map(str::to_owned);
+        let normalizer_kind = normalizer.and_then(kind);
+        if kind(pre_tokenizer).as_deref() == Some("BertPreTokenizer")
+            && normalizer_kind.as_deref() == Some("BertNormalizer")
+            && normalizer.is_some_and(|n| n["handle_chinese_chars"] == true)
+        {
+            return Self::Bert;
+        }
+        if normalizer.is_none_or(is_local) && splits_at_spaces(pre_tokenizer) {
+            return Self::Spaces;
+        }
+        Self::Nowhere
+    }
+
+    /// The start of `text` up to the first cut from byte `at` on; all of it if there is none.
+    pub fn head(self, text: &str, at: usize) -> &str {
+        let end = (at..text.len()).find(|at| self.is_cut(text, *at));
+        &text[..end.unwrap_or(text.len())]
+    }
+
+    /// The end of `text` from the last cut up to byte `at` on; all of it if there is none.
+    pub fn tail(self, text: &str, at: usize) -> &str {
+        let start = (1..=at.min(text.len())).rev().find(|at| self.is_cut(text, *at));
+        &text[start.unwrap_or(0)..]
+    }
+
+    /// Whether a cut falls before byte `at`.
+    fn is_cut(self, text: &str, at: usize) -> bool {
+        let bytes = text.as_bytes();
+        let (Some(before), Some(after)) =
+            (at.checked_sub(1).and_then(|i| bytes.get(i)), bytes.get(at))
+        else {
+            return false;
+        };
+        match self {
+            Self::Characters => text.is_char_boundary(at),
+            Self::Bert => {
+                (matches!(after, b' ' | b'\n' | b'\t') && !before.is_ascii_whitespace())
+                    || (text.is_char_boundary(at) && follows_ideograph(&text[..at]))
+            }
+            Self::Spaces => *after == b' ' && before.is_ascii_graphic(),
+            Self::Nowhere => false,
+        }
+    }
+}
+
+/// Whether the last character is of the block of unified ideographs.
+fn follows_ideograph(text: &str) -> bool {
+    text.chars().next_back().is_some_and(|last| ('\u{4e00}'..='\u{9fff}').contains(&last))
+}
+
+/// Whether a normaliser changes characters, or runs of spaces, whatever lies beyond.
+fn is_local(normalizer: &Value) -> bool {
+    match normalizer["type"].as_str() {
+        Some(
+            "BertNormalizer" | "Lowercase" | "NFC" | "NFD" | "NFKC" | "NFKD" | "StripAccents"
+            | "Precompiled",
+        ) => true,
+        Some("Replace") => {
+            normalizer["pattern"]["Regex"] == " {2,}" && normalizer["content"] == " "
+        }
+        Some("Sequence") => {
+            normalizer["normalizers"].as_array().is_some_and(|parts| parts.iter().all(is_local))
+        }
+        _ => false,
+    }
+}
+
+/// Whether a pre-tokenizer puts what lies before and behind a space into different words, whatever
+/// lies beyond.
+fn splits_at_spaces(pre_tokenizer: &Value) -> bool {
+    let kind = |part: &Value| part["type"].as_str().unwrap_or_default().to_owned();
+    let splits_all = |part: &Value| {
+        matches!(kind(part).as_str(), "BertPreTokenizer" | "Whitespace" | "WhitespaceSplit")
+    };
+    let keeps_apart = |part: &Value| match kind(part).as_str() {
+        "Punctuation" | "Digits" | "ByteLevel" => true,
+        // Otherwise the first word of a part would be told from the first word of the text.
+        "Metaspace" => part["prepend_scheme"] != "first",
+        _ => splits_all(part),
+    };
+    match kind(pre_tokenizer).as_str() {
+        "ByteLevel" => pre_tokenizer["use_regex"] == true,
+        "Metaspace" => pre_tokenizer["split"] == true,
+        "Sequence" => match pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice) {
+            Some([first, rest @ ..]) => splits_all(first) && rest.iter().all(keeps_apart),
+            _ => false,
+        },
+        _ => splits_all(pre_tokenizer),
+    }
+}
