@@ -9,8 +9,9 @@ use nix::sys::signal::Signal;
 use op_dbus_api::{BUS_NAME, ROOT_PATH};
 use tempfile::TempDir;
 use tokio::process::Command;
-use zbus::Connection;
-use zbus::fdo::{DBusProxy, PropertiesProxy};
+use zbus::fdo::DBusProxy;
+use zbus::message::Type;
+use zbus::{Connection, MatchRule, MessageStream};
 
 use super::bus::PrivateBus;
 use super::client::Client;
@@ -165,10 +166,16 @@ impl Daemon {
     /// Waits until `State` is what `wanted` accepts, told by the property's signal.
     pub async fn state(&self, wanted: impl Fn(&str) -> bool) -> Outcome<String> {
         within("a change of the property State", async {
-            // The signal itself, not a cache of properties that follows it.
-            let properties = PropertiesProxy::builder(self.client.connection());
-            let properties = properties.destination(BUS_NAME).path(ROOT_PATH).build().await?;
-            let mut changes = properties.receive_properties_changed().await?;
+            // The signal itself, whoever sends it: a proxy's own stream passes over signals while it
+            // finds out who owns the name, which here has just changed hands.
+            let rule = MatchRule::builder()
+                .msg_type(Type::Signal)
+                .interface("org.freedesktop.DBus.Properties")
+                .member("PropertiesChanged")
+                .path(ROOT_PATH)
+                .build()?;
+            let mut changes =
+                MessageStream::for_match_rule(rule, self.client.connection(), None).await?;
             loop {
                 let state = self.client.embedder.state().await?;
                 if wanted(&state) {
