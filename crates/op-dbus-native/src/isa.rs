@@ -82,6 +82,8 @@ impl Isa {
             Self::Avx512Bf16 => {
                 Self::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16")
             }
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Amx => Self::Avx512Bf16.is_available() && has_tiles(),
             #[cfg(target_arch = "aarch64")]
             Self::Neon => is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "aarch64")]
@@ -117,6 +119,22 @@ impl Isa {
             Self::NeonBf16 => "neon-bf16",
         }
     }
+}
+
+/// Whether the CPU has tiles of bfloat16 and of 8-bit integers, and this process may use them.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn has_tiles() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    use std::sync::OnceLock;
+
+    /// Bits of register EDX.
+    const BF16_TILE_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        __cpuid(0).eax >= 7
+            && __cpuid_count(7, 0).edx & BF16_TILE_INT8 == BF16_TILE_INT8
+            && crate::kernels::amx::is_permitted()
+    })
 }
 
 impl fmt::Display for Isa {

@@ -10,6 +10,7 @@
 
 use super::simd::{Simd, exp};
 use super::step::PairStep;
+use super::tiles::by_rows;
 
 /// One head of one text.
 #[derive(Clone, Copy)]
@@ -92,21 +93,7 @@ pub(crate) unsafe fn attend<P: PairStep, const ROWS: usize>(job: &Attention) {
     let mut first = 0;
     while first < job.length {
         let rows = ROWS.min(job.length - first);
-        match rows {
-            1 => block::<P, 1>(job, &parts, first),
-            2 => block::<P, 2>(job, &parts, first),
-            3 => block::<P, 3>(job, &parts, first),
-            4 => block::<P, 4>(job, &parts, first),
-            5 => block::<P, 5>(job, &parts, first),
-            6 => block::<P, 6>(job, &parts, first),
-            7 if ROWS > 6 => block::<P, 7>(job, &parts, first),
-            8 if ROWS > 6 => block::<P, 8>(job, &parts, first),
-            9 if ROWS > 6 => block::<P, 9>(job, &parts, first),
-            10 if ROWS > 6 => block::<P, 10>(job, &parts, first),
-            11 if ROWS > 6 => block::<P, 11>(job, &parts, first),
-            12 if ROWS > 6 => block::<P, 12>(job, &parts, first),
-            _ => unreachable!("no block has so many rows"),
-        }
+        by_rows!(rows, ROWS, M => block::<P, M>(job, &parts, first));
         first += rows;
     }
 }

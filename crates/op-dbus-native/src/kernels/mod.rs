@@ -5,6 +5,8 @@
 //! the features that its copies are compiled for. Nothing here knows of models, and nothing outside
 //! `core` and `std::arch` is used, so that the tests of this folder build for any target.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) mod amx;
 pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -140,6 +142,8 @@ pub(crate) fn kernels(isa: Isa, precision: Precision) -> Kernels {
         Isa::Avx512Vnni => avx512_vnni_kernels(precision),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 => avx512_bf16_kernels(precision),
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        Isa::Amx => amx_kernels(precision),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => neon_kernels(precision),
         #[cfg(target_arch = "aarch64")]
@@ -243,6 +247,28 @@ fn avx512_bf16_kernels(precision: Precision) -> Kernels {
         Precision::F32 => avx512_kernels(precision),
         Precision::Bf16 => bf16!(FloatTiles<Bf16, 12>, Element::Bf16, 2, u16, Bf16, 12),
         Precision::Int8 => bf16!(IntTiles<Int8, 12>, Element::I8, 4, u8, Bf16, 12),
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn amx_kernels(precision: Precision) -> Kernels {
+    use amx::{Bf16Tiles, Int8Tiles};
+    use avx512_dot::Bf16;
+    // The compiler needs to know no feature for tiles: it is told their instructions.
+    macro_rules! amx {
+        ($($rest:tt)*) => {
+            table!(
+                #[target_feature(
+                    enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16"
+                )],
+                $($rest)*
+            )
+        };
+    }
+    match precision {
+        Precision::F32 => avx512_kernels(precision),
+        Precision::Bf16 => amx!(Bf16Tiles, Element::Bf16, 2, u16, Bf16, 12),
+        Precision::Int8 => amx!(Int8Tiles, Element::I8, 4, u8, Bf16, 12),
     }
 }
 

@@ -124,10 +124,22 @@ pub(crate) trait Tiles {
     const INPUT_BYTES: usize;
     /// Columns of a panel: two vectors.
     const PANEL: usize = 2 * Self::S::LANES;
+    /// Blocks of [`GROUP`] inputs that a tile goes through at a time.
+    const DEPTH: usize = {
+        let blocks = INPUT_BYTES / (GROUP * Self::ROWS * Self::INPUT_BYTES);
+        if blocks > 0 { blocks } else { 1 }
+    };
 
-    /// Computes `M` rows against one panel over some blocks of inputs. The sums go to `to`, rows
-    /// [`GROUP`] apart: on top of what is there, unless the blocks are the first.
-    unsafe fn tile<const M: usize>(product: &Product, tile: Tile, to: *mut f32);
+    /// Computes up to [`ROWS`](Self::ROWS) rows against one panel over some blocks of inputs. The
+    /// sums go to `to`, rows [`GROUP`] apart: on top of what is there, unless the blocks are the
+    /// first.
+    unsafe fn tile(product: &Product, tile: Tile, to: *mut f32);
+    /// Readies the CPU for tiles of so many rows.
+    #[inline(always)]
+    unsafe fn begin(_rows: usize) {}
+    /// Ends what [`begin`](Self::begin) began.
+    #[inline(always)]
+    unsafe fn end() {}
     /// Does nothing but the arithmetic of `repeats` steps of a tile, all in registers; returns
     /// something that depends on all of it.
     unsafe fn spin(repeats: usize) -> f32;
@@ -141,6 +153,8 @@ pub(crate) trait Tiles {
 pub(crate) struct Tile {
     /// First row.
     pub row: usize,
+    /// Rows.
+    pub rows: usize,
     /// First column: the first of a panel.
     pub column: usize,
     /// First block of [`GROUP`] inputs.
@@ -156,21 +170,25 @@ pub(crate) struct Tile {
 /// other thread writes what this reads, or touches what this writes.
 #[inline(always)]
 pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
-    let depth = (INPUT_BYTES / (GROUP * T::ROWS * T::INPUT_BYTES)).max(1);
     let mut scratch = Scratch::new();
+    let mut ready = 0;
     let mut column = product.first;
     while column < product.end {
         let columns = GROUP.min(product.end - column);
         let mut block = 0;
         while block < product.input.blocks {
-            let blocks = depth.min(product.input.blocks - block);
+            let blocks = T::DEPTH.min(product.input.blocks - block);
             let mut row = 0;
             while row < product.rows {
                 let rows = T::ROWS.min(product.rows - row);
+                if rows != ready {
+                    T::begin(rows);
+                    ready = rows;
+                }
                 let mut offset = 0;
                 while offset < columns {
-                    let tile = Tile { row, column: column + offset, block, blocks };
-                    compute::<T>(product, tile, rows, scratch.at(row, offset));
+                    let tile = Tile { row, rows, column: column + offset, block, blocks };
+                    T::tile(product, tile, scratch.at(row, offset));
                     offset += T::PANEL;
                 }
                 row += rows;
@@ -180,26 +198,7 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
         finish::<T>(product, &mut scratch, column, columns);
         column += columns;
     }
-}
-
-/// A tile of as many rows as are left.
-#[inline(always)]
-unsafe fn compute<T: Tiles>(product: &Product, tile: Tile, rows: usize, to: *mut f32) {
-    match rows {
-        1 => T::tile::<1>(product, tile, to),
-        2 => T::tile::<2>(product, tile, to),
-        3 => T::tile::<3>(product, tile, to),
-        4 => T::tile::<4>(product, tile, to),
-        5 => T::tile::<5>(product, tile, to),
-        6 => T::tile::<6>(product, tile, to),
-        7 if T::ROWS > 6 => T::tile::<7>(product, tile, to),
-        8 if T::ROWS > 6 => T::tile::<8>(product, tile, to),
-        9 if T::ROWS > 6 => T::tile::<9>(product, tile, to),
-        10 if T::ROWS > 6 => T::tile::<10>(product, tile, to),
-        11 if T::ROWS > 6 => T::tile::<11>(product, tile, to),
-        12 if T::ROWS > 6 => T::tile::<12>(product, tile, to),
-        _ => unreachable!("no tile has so many rows"),
-    }
+    T::end();
 }
 
 #[inline(always)]

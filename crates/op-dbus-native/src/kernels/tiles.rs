@@ -9,19 +9,42 @@ use super::product::{GROUP, Operand, Product, Tile, Tiles};
 use super::simd::{Simd, each};
 use super::step::{FloatStep, IntStep};
 
+/// Evaluates an expression that is generic over the rows of a tile, of which there are at most 12.
+macro_rules! by_rows {
+    ($rows:literal, $m:ident => $call:expr) => {{
+        const $m: usize = $rows;
+        $call
+    }};
+    ($rows:expr, $most:expr, $m:ident => $call:expr) => {
+        match $rows {
+            1 => by_rows!(1, $m => $call),
+            2 => by_rows!(2, $m => $call),
+            3 => by_rows!(3, $m => $call),
+            4 => by_rows!(4, $m => $call),
+            5 => by_rows!(5, $m => $call),
+            6 => by_rows!(6, $m => $call),
+            7 if $most > 6 => by_rows!(7, $m => $call),
+            8 if $most > 6 => by_rows!(8, $m => $call),
+            9 if $most > 8 => by_rows!(9, $m => $call),
+            10 if $most > 8 => by_rows!(10, $m => $call),
+            11 if $most > 8 => by_rows!(11, $m => $call),
+            12 if $most > 8 => by_rows!(12, $m => $call),
+            _ => unreachable!("no tile has so many rows"),
+        }
+    };
+}
+pub(crate) use by_rows;
+
 /// Rows of sums that a register-only loop keeps: enough independent chains for any pipeline.
 pub(crate) const SPIN_ROWS: usize = 6;
 
 /// Tiles of float steps.
 pub(crate) struct FloatTiles<P, const ROWS: usize>(std::marker::PhantomData<P>);
 
-impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
-    type S = P::S;
-    const ROWS: usize = ROWS;
-    const INPUT_BYTES: usize = size_of::<P::Input>();
-
+impl<P: FloatStep, const ROWS: usize> FloatTiles<P, ROWS> {
+    /// A tile of `M` rows.
     #[inline(always)]
-    unsafe fn tile<const M: usize>(product: &Product, tile: Tile, to: *mut f32) {
+    unsafe fn rows<const M: usize>(product: &Product, tile: Tile, to: *mut f32) {
         let Product { input, weights, .. } = product;
         let lanes = P::S::LANES;
         let first = tile.block * GROUP / P::K;
@@ -42,6 +65,17 @@ impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
             P::S::store(to.add(row * GROUP), sums[0]);
             P::S::store(to.add(row * GROUP + lanes), sums[1]);
         }
+    }
+}
+
+impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
+    type S = P::S;
+    const ROWS: usize = ROWS;
+    const INPUT_BYTES: usize = size_of::<P::Input>();
+
+    #[inline(always)]
+    unsafe fn tile(product: &Product, tile: Tile, to: *mut f32) {
+        by_rows!(tile.rows, ROWS, M => Self::rows::<M>(product, tile, to))
     }
 
     #[inline(always)]
@@ -74,15 +108,11 @@ impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
 /// Tiles of integer steps: whole blocks are summed as integers, then scaled and added up as floats.
 pub(crate) struct IntTiles<P, const ROWS: usize>(std::marker::PhantomData<P>);
 
-impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
-    type S = P::S;
-    const ROWS: usize = ROWS;
-    const INPUT_BYTES: usize = size_of::<P::Input>();
-
+impl<P: IntStep, const ROWS: usize> IntTiles<P, ROWS> {
+    /// A tile of `M` rows.
     #[inline(always)]
-    unsafe fn tile<const M: usize>(product: &Product, tile: Tile, to: *mut f32) {
+    unsafe fn rows<const M: usize>(product: &Product, tile: Tile, to: *mut f32) {
         let Product { input, weights, .. } = product;
-        let lanes = P::S::LANES;
         let values = input.values.cast::<P::Input>().add(tile.row * input.stride);
         let panel = weights.panels.cast::<i8>().add(tile.column * weights.steps * P::K);
         let steps_per_block = GROUP / P::K;
@@ -95,21 +125,47 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
                 panel.add(first * Self::PANEL * P::K),
                 steps,
             );
-            let scales = weights.scales.add(2 * (tile.column * input.blocks + block * Self::PANEL));
-            for (r, sums) in sums.into_iter().enumerate() {
-                let of_row = input.scales.add(2 * ((tile.row + r) * input.blocks + block));
-                let (scale, least) = (P::S::splat(*of_row), P::S::splat(*of_row.add(1)));
-                for (half, sum) in sums.into_iter().enumerate() {
-                    let at = half * lanes;
-                    let to = to.add(r * GROUP + at);
-                    let scaled = P::S::mul(P::to_float(sum), P::S::load(scales.add(at)));
-                    let before = if block == 0 { P::S::splat(0.0) } else { P::S::load(to) };
-                    let total = P::S::load(scales.add(Self::PANEL + at));
-                    let sum = P::S::fma(least, total, before);
-                    P::S::store(to, P::S::fma(scale, scaled, sum));
-                }
+            for (row, sums) in sums.into_iter().enumerate() {
+                let sums = [P::to_float(sums[0]), P::to_float(sums[1])];
+                add_block::<P::S>(product, tile, [row, block], sums, to.add(row * GROUP));
             }
         }
+    }
+}
+
+/// Adds what one block of inputs contributes to one row, summed as integers, to what the blocks
+/// before it left in `to`.
+#[inline(always)]
+pub(crate) unsafe fn add_block<S: Simd>(
+    product: &Product,
+    tile: Tile,
+    [row, block]: [usize; 2],
+    sums: [S::F; 2],
+    to: *mut f32,
+) {
+    let Product { input, weights, .. } = product;
+    let panel = 2 * S::LANES;
+    let of_row = input.scales.add(2 * ((tile.row + row) * input.blocks + block));
+    let (scale, least) = (S::splat(*of_row), S::splat(*of_row.add(1)));
+    let scales = weights.scales.add(2 * (tile.column * input.blocks + block * panel));
+    for (half, sum) in sums.into_iter().enumerate() {
+        let at = half * S::LANES;
+        let to = to.add(at);
+        let scaled = S::mul(sum, S::load(scales.add(at)));
+        let before = if block == 0 { S::splat(0.0) } else { S::load(to) };
+        let sum = S::fma(least, S::load(scales.add(panel + at)), before);
+        S::store(to, S::fma(scale, scaled, sum));
+    }
+}
+
+impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
+    type S = P::S;
+    const ROWS: usize = ROWS;
+    const INPUT_BYTES: usize = size_of::<P::Input>();
+
+    #[inline(always)]
+    unsafe fn tile(product: &Product, tile: Tile, to: *mut f32) {
+        by_rows!(tile.rows, ROWS, M => Self::rows::<M>(product, tile, to))
     }
 
     #[inline(always)]

@@ -12,6 +12,7 @@ pub const TESTS: &[Test] = &[
     ("a_strip_of_rows", strip),
     ("operands_are_stored_in_their_place", operands),
     ("parts_of_the_columns", parts),
+    ("the_loop_that_measures_the_peak", spin),
 ];
 
 const INPUTS: [usize; 7] = [26, 32, 64, 128, 130, 312, 384];
@@ -137,4 +138,11 @@ fn parts(subject: &Subject) {
             }
         }
     }
+}
+
+/// Its numbers are zeros; what it is for is time.
+fn spin(subject: &Subject) {
+    // SAFETY: the CPU has the instruction set.
+    let sum = unsafe { (subject.kernels.spin)(256) };
+    assert_eq!(sum, 0.0);
 }
