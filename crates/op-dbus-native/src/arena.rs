@@ -20,13 +20,13 @@ struct Line([f32; LINE_BYTES / 4]);
 pub(crate) struct Buffers {
     /// Token vectors, `[tokens][stride]`.
     pub x: *mut f32,
-    /// Sums before a norm, `[tokens][stride]`.
+    /// Sums before a norm, `[tokens of a group][stride]`.
     pub y: *mut f32,
-    /// Results of the attention, `[tokens][stride]`.
+    /// Results of the attention, `[tokens of a group][stride]`.
     pub context: *mut f32,
     /// Floats from one token to the next in `x`, `y` and `context`.
     pub stride: usize,
-    /// Queries, keys and values, `[tokens][attention_stride]`.
+    /// Queries, keys and values, `[tokens of a group][attention_stride]`.
     pub attention: *mut f32,
     pub attention_stride: usize,
     /// Left operand of [`STRIP`] rows of the hidden dimension.
@@ -72,6 +72,8 @@ impl Arena {
             |columns: usize| columns.next_multiple_of(PADDING) + LINE_BYTES / layout.input_bytes;
         let (operand_stride, inner_stride) = (apart(shape.hidden), apart(shape.inner));
         let blocks = [shape.hidden.div_ceil(GROUP), shape.inner.div_ceil(GROUP)];
+        // Of a layer's rows, those of the texts that go through it together (`encode::Group`).
+        let group = STRIP.max(length);
         let mut end = 0;
         let mut take = |bytes: usize| {
             let start = end;
@@ -82,9 +84,9 @@ impl Arena {
         let scales = |blocks: usize| STRIP * blocks * 2 * 4;
         let offsets = Offsets {
             x: take(tokens * stride * 4),
-            y: take(tokens * stride * 4),
-            context: take(tokens * stride * 4),
-            attention: take(tokens * attention_stride * 4),
+            y: take(group * stride * 4),
+            context: take(group * stride * 4),
+            attention: take(group * attention_stride * 4),
             operand: [take(STRIP * operand_stride * layout.input_bytes), take(scales(blocks[0]))],
             inner: [take(STRIP * inner_stride * layout.input_bytes), take(scales(blocks[1]))],
             scratch: take(

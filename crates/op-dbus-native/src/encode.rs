@@ -49,6 +49,16 @@ unsafe impl Send for Text<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Text<'_> {}
 
+/// Some texts that go through one layer together: whole ones, and few tokens, unless a single text
+/// has more, so that queries, keys and values are still in the second level cache when they are
+/// needed.
+struct Group<'a> {
+    texts: &'a [Text<'a>],
+    /// Row of its first token.
+    first: usize,
+    tokens: usize,
+}
+
 /// A member's place in a team: who it is, where all meet, and the memory that it works in.
 #[derive(Clone, Copy)]
 pub(crate) struct Seat<'a> {
@@ -79,15 +89,16 @@ impl Model {
     /// have the same shared one, `texts` and barrier, and are as many as that counts; nobody else
     /// uses these arenas. Ids and lengths are within the model's vocabulary and positions.
     pub unsafe fn encode(&self, seat: &Seat<'_>, texts: &[Text<'_>]) {
-        let tokens = texts.iter().map(|text| text.ids.len()).sum();
         let Seat { member, barrier, own, shared } = *seat;
-        let member = Member { model: self, member, barrier, own, shared, texts, tokens };
+        let member = Member { model: self, member, barrier, own, shared, texts };
         // SAFETY: the caller's promise is the contract of all of these.
         unsafe {
             member.embed();
             for (index, layer) in self.packed.plan.layers.iter().enumerate() {
-                member.attention(index, layer);
-                member.feed_forward(index, layer);
+                for group in groups(texts) {
+                    member.attention(index, layer, &group);
+                    member.feed_forward(index, layer, &group);
+                }
             }
             member.pool();
         }
@@ -102,7 +113,6 @@ struct Member<'a> {
     own: &'a Buffers,
     shared: &'a Buffers,
     texts: &'a [Text<'a>],
-    tokens: usize,
 }
 
 impl Member<'_> {
@@ -133,34 +143,35 @@ impl Member<'_> {
             }
         }
         // SAFETY: the contract.
-        unsafe { self.normalize(&plan.embedding_norm, self.own.x, 0, self.tokens) }
+        unsafe { self.normalize(&plan.embedding_norm, self.own.x, self.own.x, row) }
     }
 
-    /// Queries, keys and values, and the heads; ends in `shared.context`.
-    unsafe fn attention(&self, index: usize, layer: &LayerPlan) {
+    /// Queries, keys and values of a group, and the heads; ends in `shared.context`.
+    unsafe fn attention(&self, index: usize, layer: &LayerPlan, group: &Group<'_>) {
         let (own, shared) = (self.own, self.shared);
         // SAFETY: the contract; the columns and heads of members do not overlap, and the barriers
         // lie between what one writes and what another reads.
         unsafe {
-            for (first, rows) in strips(self.tokens) {
-                self.see(index, Input::Attention, own.x.add(first * own.stride), rows);
-                self.prepare(&layer.attention, own.x, first, rows);
+            for (first, rows) in strips(group.tokens) {
+                let x = own.x.add((group.first + first) * own.stride);
+                self.see(index, Input::Attention, x, rows);
+                self.prepare(&layer.attention, x, rows);
                 let to = shared.attention.add(first * shared.attention_stride);
                 let finish = Finish::Store { to, stride: shared.attention_stride };
                 self.multiply(&layer.attention, own.operand, rows, finish);
             }
             self.barrier.wait();
-            self.heads();
+            self.heads(group);
             self.barrier.wait();
         }
     }
 
-    /// This member's heads of all texts.
-    unsafe fn heads(&self) {
+    /// This member's heads of a group.
+    unsafe fn heads(&self, group: &Group<'_>) {
         let shape = &self.model.packed.shape;
         let (size, positions) = (shape.head(), shape.positions);
         let mut first = 0;
-        for (index, text) in self.texts.iter().enumerate() {
+        for (index, text) in group.texts.iter().enumerate() {
             let length = text.ids.len();
             for head in 0..shape.heads {
                 if (index * shape.heads + head) % self.barrier.members() != self.member {
@@ -194,30 +205,30 @@ impl Member<'_> {
         }
     }
 
-    /// Output projection, both norms and the feed-forward network, from `shared.context` to `own.x`.
-    unsafe fn feed_forward(&self, index: usize, layer: &LayerPlan) {
+    /// Output projection, both norms and the feed-forward network, from `shared.context` to the
+    /// group's rows of `own.x`.
+    unsafe fn feed_forward(&self, index: usize, layer: &LayerPlan, group: &Group<'_>) {
         let (own, shared, stride) = (self.own, self.shared, self.own.stride);
         let activation = match self.model.packed.shape.activation {
             op_dbus_graph::encoder::Activation::Gelu => Activation::Gelu,
             op_dbus_graph::encoder::Activation::GeluTanh => Activation::GeluTanh,
             op_dbus_graph::encoder::Activation::Relu => Activation::Relu,
         };
-        for (first, rows) in strips(self.tokens) {
+        for (first, rows) in strips(group.tokens) {
             // SAFETY: as in `attention`. What was read of `y` by one member is written by another
             // only behind a barrier that both have passed.
             unsafe {
-                let add = Finish::Add {
-                    to: shared.y.add(first * stride),
-                    residual: own.x.add(first * stride),
-                    stride,
-                };
-                self.see(index, Input::Output, shared.context.add(first * stride), rows);
-                self.prepare(&layer.output, shared.context, first, rows);
+                let x = own.x.add((group.first + first) * stride);
+                let (y, context) =
+                    (shared.y.add(first * stride), shared.context.add(first * stride));
+                let add = Finish::Add { to: y, residual: x, stride };
+                self.see(index, Input::Output, context, rows);
+                self.prepare(&layer.output, context, rows);
                 self.multiply(&layer.output, own.operand, rows, add);
                 self.barrier.wait();
-                self.normalize(&layer.attention_norm, shared.y, first, rows);
-                self.see(index, Input::Up, own.x.add(first * stride), rows);
-                self.prepare(&layer.up, own.x, first, rows);
+                self.normalize(&layer.attention_norm, y, x, rows);
+                self.see(index, Input::Up, x, rows);
+                self.prepare(&layer.up, x, rows);
                 let smooth = self.smooth(&layer.down);
                 let activate = Finish::Activate { activation, to: shared.inner, smooth };
                 self.multiply(&layer.up, own.operand, rows, activate);
@@ -225,7 +236,7 @@ impl Member<'_> {
                 self.see(index, Input::Down, shared.inner.values.cast(), rows);
                 self.multiply(&layer.down, shared.inner, rows, add);
                 self.barrier.wait();
-                self.normalize(&layer.output_norm, shared.y, first, rows);
+                self.normalize(&layer.output_norm, y, x, rows);
             }
         }
     }
@@ -255,13 +266,12 @@ impl Member<'_> {
     }
 
     /// Rows of `from` as the left operand of the product with `plan`.
-    unsafe fn prepare(&self, plan: &LinearPlan, from: *const f32, first: usize, rows: usize) {
-        let stride = self.own.stride;
+    unsafe fn prepare(&self, plan: &LinearPlan, from: *const f32, rows: usize) {
         // SAFETY: the contract.
         unsafe {
             (self.model.kernels.prepare)(&Rows {
-                from: from.add(first * stride),
-                stride,
+                from,
+                stride: self.own.stride,
                 rows,
                 columns: self.model.packed.shape.hidden.next_multiple_of(LANES_MAX),
                 smooth: self.smooth(plan),
@@ -321,16 +331,15 @@ impl Member<'_> {
         unsafe { (kernels.multiply)(&product) }
     }
 
-    /// Normalises rows of `from` into `own.x`.
-    unsafe fn normalize(&self, plan: &NormPlan, from: *const f32, first: usize, rows: usize) {
+    /// Normalises rows of `from`, into `to`.
+    unsafe fn normalize(&self, plan: &NormPlan, from: *const f32, to: *mut f32, rows: usize) {
         let Model { packed, kernels, .. } = self.model;
-        let stride = self.own.stride;
         // SAFETY: the contract.
         unsafe {
             (kernels.normalize)(&Norm {
-                from: from.add(first * stride),
-                to: self.own.x.add(first * stride),
-                stride,
+                from,
+                to,
+                stride: self.own.stride,
                 rows,
                 columns: packed.shape.hidden,
                 epsilon: packed.shape.epsilon,
@@ -339,6 +348,26 @@ impl Member<'_> {
             });
         }
     }
+}
+
+/// The texts in groups of up to [`STRIP`] tokens, or one text.
+fn groups<'a>(texts: &'a [Text<'a>]) -> impl Iterator<Item = Group<'a>> {
+    let (mut rest, mut first) = (texts, 0);
+    std::iter::from_fn(move || {
+        let (mut count, mut tokens) = (0, 0);
+        for text in rest {
+            if count > 0 && tokens + text.ids.len() > STRIP {
+                break;
+            }
+            tokens += text.ids.len();
+            count += 1;
+        }
+        let (texts, left) = rest.split_at(count);
+        let group = Group { texts, first, tokens };
+        rest = left;
+        first += tokens;
+        (count > 0).then_some(group)
+    })
 }
 
 /// First row and rows of each strip.

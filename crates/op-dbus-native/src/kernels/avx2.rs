@@ -5,6 +5,7 @@
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but intrinsics under one contract")]
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::simd::Simd;
@@ -201,6 +202,14 @@ impl FloatStep for Bf16 {
     }
 }
 
+/// The same bits, of which the compiler knows nothing any more. No instruction.
+#[inline]
+#[target_feature(enable = "avx")]
+pub(crate) unsafe fn opaque(mut value: __m256i) -> __m256i {
+    asm!("/* {0} */", inout(ymm_reg) value, options(nomem, nostack, preserves_flags));
+    value
+}
+
 /// 8-bit integers as pairs of 16-bit ones: exact, at twice the speed of 32-bit floats.
 pub(crate) struct Int8;
 
@@ -228,7 +237,14 @@ impl IntStep for Int8 {
 
     #[inline(always)]
     unsafe fn multiply_add(sum: __m256i, input: __m256i, weights: __m256i) -> __m256i {
-        _mm256_add_epi32(sum, _mm256_madd_epi16(input, weights))
+        // The sums of several steps would be added up in another order, in which they need more
+        // registers than there are.
+        opaque(_mm256_add_epi32(sum, _mm256_madd_epi16(input, weights)))
+    }
+
+    #[inline(always)]
+    unsafe fn opaque(inputs: __m256i) -> __m256i {
+        opaque(inputs)
     }
 
     #[inline(always)]

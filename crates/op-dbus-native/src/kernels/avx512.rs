@@ -5,6 +5,7 @@
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but intrinsics under one contract")]
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::simd::Simd;
@@ -204,6 +205,14 @@ impl FloatStep for Bf16 {
     }
 }
 
+/// The same bits, of which the compiler knows nothing any more. No instruction.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) unsafe fn opaque(mut value: __m512i) -> __m512i {
+    asm!("/* {0} */", inout(zmm_reg) value, options(nomem, nostack, preserves_flags));
+    value
+}
+
 /// 8-bit integers as pairs of 16-bit ones: exact, at twice the speed of 32-bit floats.
 pub(crate) struct Int8;
 
@@ -231,7 +240,14 @@ impl IntStep for Int8 {
 
     #[inline(always)]
     unsafe fn multiply_add(sum: __m512i, input: __m512i, weights: __m512i) -> __m512i {
-        _mm512_add_epi32(sum, _mm512_madd_epi16(input, weights))
+        // The sums of several steps would be added up in another order, in which they need more
+        // registers than there are.
+        opaque(_mm512_add_epi32(sum, _mm512_madd_epi16(input, weights)))
+    }
+
+    #[inline(always)]
+    unsafe fn opaque(inputs: __m512i) -> __m512i {
+        opaque(inputs)
     }
 
     #[inline(always)]

@@ -204,9 +204,9 @@ fn avx512_kernels(precision: Precision) -> Kernels {
         };
     }
     match precision {
-        Precision::F32 => avx512!(FloatTiles<F32, 12>, Element::F32, 1, f32, F32, 12),
-        Precision::Bf16 => avx512!(FloatTiles<Bf16, 12>, Element::Bf16, 1, f32, F32, 12),
-        Precision::Int8 => avx512!(IntTiles<Int8, 12>, Element::I8, 2, i16, F32, 12),
+        Precision::F32 => avx512!(FloatTiles<F32, 8>, Element::F32, 1, f32, F32, 8),
+        Precision::Bf16 => avx512!(FloatTiles<Bf16, 8>, Element::Bf16, 1, f32, F32, 8),
+        Precision::Int8 => avx512!(IntTiles<Int8, 8>, Element::I8, 2, i16, F32, 8),
     }
 }
 
@@ -225,7 +225,7 @@ fn avx512_vnni_kernels(precision: Precision) -> Kernels {
     }
     match precision {
         Precision::F32 | Precision::Bf16 => avx512_kernels(precision),
-        Precision::Int8 => vnni!(IntTiles<Int8, 12>, Element::I8, 4, u8, F32, 12),
+        Precision::Int8 => vnni!(IntTiles<Int8, 8>, Element::I8, 4, u8, F32, 8),
     }
 }
 
@@ -245,8 +245,8 @@ fn avx512_bf16_kernels(precision: Precision) -> Kernels {
     }
     match precision {
         Precision::F32 => avx512_kernels(precision),
-        Precision::Bf16 => bf16!(FloatTiles<Bf16, 12>, Element::Bf16, 2, u16, Bf16, 12),
-        Precision::Int8 => bf16!(IntTiles<Int8, 12>, Element::I8, 4, u8, Bf16, 12),
+        Precision::Bf16 => bf16!(FloatTiles<Bf16, 8>, Element::Bf16, 2, u16, Bf16, 8),
+        Precision::Int8 => bf16!(IntTiles<Int8, 8>, Element::I8, 4, u8, Bf16, 8),
     }
 }
 
@@ -267,8 +267,8 @@ fn amx_kernels(precision: Precision) -> Kernels {
     }
     match precision {
         Precision::F32 => avx512_kernels(precision),
-        Precision::Bf16 => amx!(Bf16Tiles, Element::Bf16, 2, u16, Bf16, 12),
-        Precision::Int8 => amx!(Int8Tiles, Element::I8, 4, u8, Bf16, 12),
+        Precision::Bf16 => amx!(Bf16Tiles, Element::Bf16, 2, u16, Bf16, 8),
+        Precision::Int8 => amx!(Int8Tiles, Element::I8, 4, u8, Bf16, 8),
     }
 }
 
@@ -277,9 +277,9 @@ fn neon_kernels(precision: Precision) -> Kernels {
     use neon::{Bf16, F32, Int8};
     use tiles::{FloatTiles, IntTiles};
     match precision {
-        Precision::F32 => table!(, FloatTiles<F32, 12>, Element::F32, 1, f32, F32, 12),
-        Precision::Bf16 => table!(, FloatTiles<Bf16, 12>, Element::Bf16, 1, f32, F32, 12),
-        Precision::Int8 => table!(, IntTiles<Int8, 8>, Element::I8, 1, i16, F32, 12),
+        Precision::F32 => table!(, FloatTiles<F32, 8>, Element::F32, 1, f32, F32, 8),
+        Precision::Bf16 => table!(, FloatTiles<Bf16, 8>, Element::Bf16, 1, f32, F32, 8),
+        Precision::Int8 => table!(, IntTiles<Int8, 8>, Element::I8, 1, i16, F32, 8),
     }
 }
 
@@ -293,7 +293,7 @@ fn neon_dotprod_kernels(precision: Precision) -> Kernels {
     }
     match precision {
         Precision::F32 | Precision::Bf16 => neon_kernels(precision),
-        Precision::Int8 => dotprod!(IntTiles<Int8, 12>, Element::I8, 4, i8, F32, 12),
+        Precision::Int8 => dotprod!(IntTiles<Int8, 8>, Element::I8, 4, i8, F32, 8),
     }
 }
 
@@ -307,7 +307,7 @@ fn neon_i8mm_kernels(precision: Precision) -> Kernels {
     }
     match precision {
         Precision::F32 | Precision::Bf16 => neon_kernels(precision),
-        Precision::Int8 => i8mm!(IntTiles<Int8, 8>, Element::I8, 8, u8, F32, 12),
+        Precision::Int8 => i8mm!(IntTiles<Int8, 8>, Element::I8, 8, u8, F32, 8),
     }
 }
 
@@ -320,7 +320,7 @@ fn neon_bf16_kernels(precision: Precision) -> Kernels {
     }
     match precision {
         Precision::F32 => neon_kernels(precision),
-        Precision::Bf16 => bf16!(FloatTiles<Bf16, 8>, Element::Bf16, 4, u16, neon_dot::Bf16, 12),
-        Precision::Int8 => bf16!(IntTiles<Int8, 8>, Element::I8, 8, u8, neon_dot::Bf16, 12),
+        Precision::Bf16 => bf16!(FloatTiles<Bf16, 8>, Element::Bf16, 4, u16, neon_dot::Bf16, 8),
+        Precision::Int8 => bf16!(IntTiles<Int8, 8>, Element::I8, 8, u8, neon_dot::Bf16, 8),
     }
 }

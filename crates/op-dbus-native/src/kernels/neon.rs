@@ -259,6 +259,12 @@ impl IntStep for Int8 {
     }
 
     #[inline(always)]
+    unsafe fn opaque(mut inputs: int16x4_t) -> int16x4_t {
+        asm!("/* {0:v} */", inout(vreg) inputs, options(nomem, nostack, preserves_flags));
+        inputs
+    }
+
+    #[inline(always)]
     unsafe fn to_float(sum: int32x4_t) -> float32x4_t {
         vcvtq_f32_s32(sum)
     }

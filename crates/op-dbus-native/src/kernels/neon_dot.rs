@@ -51,6 +51,12 @@ impl IntStep for Int8 {
     }
 
     #[inline(always)]
+    unsafe fn opaque(mut inputs: int32x4_t) -> int32x4_t {
+        asm!("/* {0:v} */", inout(vreg) inputs, options(nomem, nostack, preserves_flags));
+        inputs
+    }
+
+    #[inline(always)]
     unsafe fn to_float(sum: int32x4_t) -> float32x4_t {
         vcvtq_f32_s32(sum)
     }

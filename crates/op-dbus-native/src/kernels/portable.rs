@@ -234,6 +234,11 @@ impl IntStep for Int8 {
     }
 
     #[inline(always)]
+    unsafe fn opaque(inputs: [i32; LANES]) -> [i32; LANES] {
+        std::hint::black_box(inputs)
+    }
+
+    #[inline(always)]
     unsafe fn to_float(sum: [i32; LANES]) -> F {
         sum.map(|sum| sum as f32)
     }

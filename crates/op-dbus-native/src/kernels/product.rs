@@ -179,8 +179,10 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
         while block < product.input.blocks {
             let blocks = T::DEPTH.min(product.input.blocks - block);
             let mut row = 0;
-            while row < product.rows {
-                let rows = T::ROWS.min(product.rows - row);
+            let mut tiles = product.rows.div_ceil(T::ROWS);
+            while tiles > 0 {
+                // All about as high: a tile of few rows keeps the multipliers waiting.
+                let rows = (product.rows - row).div_ceil(tiles);
                 if rows != ready {
                     T::begin(rows);
                     ready = rows;
@@ -191,11 +193,14 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
                     T::tile(product, tile, scratch.at(row, offset));
                     offset += T::PANEL;
                 }
+                if block + blocks == product.input.blocks {
+                    finish::<T>(product, &mut scratch, [row, rows], [column, columns]);
+                }
                 row += rows;
+                tiles -= 1;
             }
             block += blocks;
         }
-        finish::<T>(product, &mut scratch, column, columns);
         column += columns;
     }
     T::end();
@@ -205,11 +210,11 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
 unsafe fn finish<T: Tiles>(
     product: &Product,
     scratch: &mut Scratch,
-    column: usize,
-    columns: usize,
+    [first, rows]: [usize; 2],
+    [column, columns]: [usize; 2],
 ) {
     let bias = product.weights.bias.add(column);
-    for row in 0..product.rows {
+    for row in first..first + rows {
         let values = scratch.at(row, 0);
         match product.finish {
             Finish::Store { to, stride } => {

@@ -5,6 +5,27 @@
 
 use super::simd::Simd;
 
+/// Runs the body for each step, four at a time: the addresses of a step's inputs, one for each row,
+/// are then worked out once for four steps. Without that a CPU whose other thread is busy has not
+/// the width to keep its multipliers fed.
+macro_rules! unrolled {
+    ($steps:expr, $step:ident => $body:block) => {{
+        let (steps, mut first) = ($steps, 0);
+        while first + 4 <= steps {
+            for next in 0..4 {
+                let $step = first + next;
+                $body
+            }
+            first += 4;
+        }
+        while first < steps {
+            let $step = first;
+            $body
+            first += 1;
+        }
+    }};
+}
+
 /// Steps whose sums are 32-bit floats.
 ///
 /// # Safety
@@ -44,7 +65,7 @@ pub(crate) trait FloatStep {
         mut sums: [[<Self::S as Simd>::F; 2]; M],
     ) -> [[<Self::S as Simd>::F; 2]; M] {
         let half = Self::S::LANES * Self::K;
-        for step in 0..steps {
+        unrolled!(steps, step => {
             let panel = panel.add(step * 2 * half);
             let weights = [Self::weights(panel), Self::weights(panel.add(half))];
             let input = input.add(step * Self::K);
@@ -53,7 +74,7 @@ pub(crate) trait FloatStep {
                 sums[0] = Self::multiply_add(sums[0], value, weights[0]);
                 sums[1] = Self::multiply_add(sums[1], value, weights[1]);
             }
-        }
+        });
         sums
     }
 }
@@ -99,6 +120,8 @@ pub(crate) trait IntStep {
     unsafe fn input(from: *const Self::Input) -> Self::A;
     /// `sum + input · weights`, exactly.
     unsafe fn multiply_add(sum: Self::Acc, input: Self::A, weights: Self::A) -> Self::Acc;
+    /// The same inputs, but the compiler can't tell: it may not reuse products with them.
+    unsafe fn opaque(inputs: Self::A) -> Self::A;
     /// The sums as floats.
     unsafe fn to_float(sum: Self::Acc) -> <Self::S as Simd>::F;
     /// Writes `LANES` integral values of 0 to 255, less the shift, as inputs of a later product.
@@ -114,7 +137,7 @@ pub(crate) trait IntStep {
     ) -> [[Self::Acc; 2]; M] {
         let half = Self::S::LANES * Self::K;
         let mut sums = [[Self::zero(); 2]; M];
-        for step in 0..steps {
+        unrolled!(steps, step => {
             let panel = panel.add(step * 2 * half);
             let weights = [Self::weights(panel), Self::weights(panel.add(half))];
             let input = input.add(step * Self::K);
@@ -123,7 +146,7 @@ pub(crate) trait IntStep {
                 sums[0] = Self::multiply_add(sums[0], value, weights[0]);
                 sums[1] = Self::multiply_add(sums[1], value, weights[1]);
             }
-        }
+        });
         sums
     }
 }

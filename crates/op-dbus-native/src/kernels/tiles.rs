@@ -9,7 +9,8 @@ use super::product::{GROUP, Operand, Product, Tile, Tiles};
 use super::simd::{Simd, each};
 use super::step::{FloatStep, IntStep};
 
-/// Evaluates an expression that is generic over the rows of a tile, of which there are at most 12.
+/// Evaluates an expression that is generic over the rows of a tile, of which there are at most 8:
+/// unrolled, the compiler does not keep the sums of more rows in 32 registers.
 macro_rules! by_rows {
     ($rows:literal, $m:ident => $call:expr) => {{
         const $m: usize = $rows;
@@ -25,10 +26,6 @@ macro_rules! by_rows {
             6 => by_rows!(6, $m => $call),
             7 if $most > 6 => by_rows!(7, $m => $call),
             8 if $most > 6 => by_rows!(8, $m => $call),
-            9 if $most > 8 => by_rows!(9, $m => $call),
-            10 if $most > 8 => by_rows!(10, $m => $call),
-            11 if $most > 8 => by_rows!(11, $m => $call),
-            12 if $most > 8 => by_rows!(12, $m => $call),
             _ => unreachable!("no tile has so many rows"),
         }
     };
@@ -174,11 +171,11 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         let inputs = P::input((&raw mut memory).cast());
         let weights = P::weights((&raw const memory).cast());
         // As for floats: equal chains would be computed once. Where an instruction does not add as
-        // well, its product would be computed once, too, if the inputs were known to stay.
+        // well, its product would be computed once, too, if the inputs were known to be the same.
         let mut sums = std::hint::black_box([[P::zero(); 2]; SPIN_ROWS]);
         for _ in 0..repeats {
-            let inputs = std::hint::black_box(inputs);
             for row in &mut sums {
+                let inputs = P::opaque(inputs);
                 row[0] = P::multiply_add(row[0], inputs, weights);
                 row[1] = P::multiply_add(row[1], inputs, weights);
             }
