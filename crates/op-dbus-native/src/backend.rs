@@ -9,12 +9,8 @@ use crate::encode::{Model, Seat, Text};
 use crate::kernels::kernels;
 use crate::load::{self, Options, Source, load_error};
 use crate::packed::Packed;
-use crate::share::Shares;
+use crate::share::{CHUNK_TOKENS, Shares};
 use crate::team::{Barrier, Team};
-
-/// Tokens that one thread takes through the encoder at once, unless a single text is longer: few
-/// enough that they stay in the caches, many enough that the weights are worth their way.
-const CHUNK_TOKENS: usize = 512;
 
 /// A model on the CPU, computed by our own kernels.
 pub struct NativeBackend {
@@ -141,7 +137,7 @@ impl Backend for NativeBackend {
             team.run(&|member| {
                 let own = &buffers[member];
                 let seat = Seat { member: 0, barrier: alone, own, shared: own };
-                for rows in shares.chunks(member, CHUNK_TOKENS) {
+                while let Some(rows) = shares.take() {
                     encode(model, &seat, rows, &text);
                 }
             });
@@ -149,7 +145,7 @@ impl Backend for NativeBackend {
             team.run(&|member| {
                 let (own, shared) = (&buffers[member], &buffers[0]);
                 let seat = Seat { member, barrier: together, own, shared };
-                for rows in shares.chunks(0, CHUNK_TOKENS) {
+                for rows in shares.chunks() {
                     encode(model, &seat, rows, &text);
                 }
             });

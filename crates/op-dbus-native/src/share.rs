@@ -1,26 +1,36 @@
 //! Who computes what of a batch: whole texts for each thread, or all threads on each text.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use op_dbus_engine::Batch;
+
+/// Most tokens that one thread takes through the encoder at once, unless a single text is longer:
+/// enough that the weights are worth their way from memory.
+pub(crate) const CHUNK_TOKENS: usize = 512;
+
+/// Fewest tokens of a chunk, as long as there are more: a strip of rows that is worth its weights'
+/// way from the third level cache.
+const CHUNK_TOKENS_MIN: usize = 64;
 
 /// What splitting every matrix costs beyond the work itself, in percent: barriers, and shares of
 /// columns that do not come out even.
 const TOGETHER_PERCENT: u64 = 115;
 
-/// The rows of a batch, dealt out.
+/// The rows of a batch in chunks, which are taken one after another by whoever is free. They get
+/// smaller towards the end, so that nobody waits long for the last.
 #[derive(Debug)]
 pub(crate) struct Shares {
-    /// Row numbers, those of member 0 first.
+    /// Row numbers, those of the longest texts first.
     rows: Vec<u32>,
-    /// Where each member's rows begin in `rows`, and the end.
-    starts: Vec<usize>,
-    /// Work of each member.
-    loads: Vec<u64>,
-    /// Member of each row.
-    owners: Vec<u32>,
     /// Where each row's ids begin and end.
     texts: Vec<Range<usize>>,
+    /// Where in `rows` the chunks are.
+    chunks: Vec<Range<usize>>,
+    /// Chunks that were taken.
+    taken: AtomicUsize,
+    /// Work of each member, if members took texts instead of chunks.
+    loads: Vec<u64>,
     split: bool,
 }
 
@@ -28,16 +38,16 @@ impl Shares {
     pub fn new(members: usize) -> Self {
         Self {
             rows: Vec::new(),
-            starts: vec![0; members + 1],
-            loads: vec![0; members],
-            owners: Vec::new(),
             texts: Vec::new(),
+            chunks: Vec::new(),
+            taken: AtomicUsize::new(0),
+            loads: vec![0; members],
             split: false,
         }
     }
 
-    /// Deals the rows of `batch` out to `members`: the longest first, each to who has least. If that
-    /// leaves some idle for too long, all rows go to all.
+    /// Divides `batch` into chunks. If the longest texts would leave some of `members` idle for too
+    /// long, all members are to compute each chunk together.
     pub fn plan(&mut self, batch: &Batch<'_>, members: usize, hidden: usize) {
         let rows = batch.rows();
         self.texts.clear();
@@ -47,8 +57,9 @@ impl Shares {
             end += text.len();
         }
         let texts = &self.texts;
+        let tokens = |row: u32| texts[row as usize].len();
         let cost = |row: u32| {
-            let length = texts[row as usize].len() as u64;
+            let length = tokens(row) as u64;
             // The products grow with the length, attention with its square: six matrices of
             // hidden × hidden each way (a feed-forward network four times as wide), two of
             // length × hidden.
@@ -56,31 +67,34 @@ impl Shares {
         };
         self.rows.clear();
         self.rows.extend(0..u32::try_from(rows).unwrap_or(u32::MAX));
-        self.rows.sort_unstable_by_key(|&row| (std::cmp::Reverse(cost(row)), row));
-        self.owners.clear();
-        self.owners.resize(rows, 0);
+        self.rows.sort_unstable_by_key(|&row| (std::cmp::Reverse(tokens(row)), row));
         self.loads.fill(0);
         for &row in &self.rows {
-            let least = (0..members).min_by_key(|&member| self.loads[member]).unwrap_or(0);
-            self.loads[least] += cost(row);
-            self.owners[row as usize] = u32::try_from(least).unwrap_or(0);
+            if let Some(least) = self.loads.iter_mut().min() {
+                *least += cost(row);
+            }
         }
         let total: u64 = self.loads.iter().sum();
         let longest = self.loads.iter().max().copied().unwrap_or(0);
-        let together = total / members as u64 * TOGETHER_PERCENT / 100;
-        self.split = members == 1 || longest <= together;
-        if self.split {
-            let owners = &self.owners;
-            self.rows.sort_unstable_by_key(|&row| (owners[row as usize], row));
-            for member in 0..=members {
-                let before = |row: &u32| (owners[*row as usize] as usize) < member;
-                self.starts[member] = self.rows.partition_point(before);
+        self.split = members == 1 || longest <= total / members as u64 * TOGETHER_PERCENT / 100;
+        self.chunks.clear();
+        let (mut start, mut left) = (0, end);
+        while start < rows {
+            let most = if self.split && members > 1 {
+                (left / (2 * members)).clamp(CHUNK_TOKENS_MIN, CHUNK_TOKENS)
+            } else {
+                CHUNK_TOKENS
+            };
+            let (mut sum, mut end) = (tokens(self.rows[start]), start + 1);
+            while end < rows && sum + tokens(self.rows[end]) <= most {
+                sum += tokens(self.rows[end]);
+                end += 1;
             }
-        } else {
-            self.rows.sort_unstable();
-            self.starts.fill(rows);
-            self.starts[0] = 0;
+            self.chunks.push(start..end);
+            left -= sum;
+            start = end;
         }
+        *self.taken.get_mut() = 0;
     }
 
     /// Where the ids of a row are.
@@ -88,24 +102,19 @@ impl Shares {
         self.texts[row as usize].clone()
     }
 
-    /// Whether each member has texts of its own; else all of them are member 0's.
+    /// Whether each chunk is for one member; else all members compute all of them together.
     pub fn is_split(&self) -> bool {
         self.split
     }
 
-    /// The rows of `member` in parts of up to `tokens` tokens, or of one row.
-    pub fn chunks(&self, member: usize, tokens: usize) -> impl Iterator<Item = &[u32]> {
-        let mut rest = &self.rows[self.starts[member]..self.starts[member + 1]];
-        std::iter::from_fn(move || {
-            let mut sum = 0;
-            let mut fits = |row: &u32| {
-                sum += self.texts[*row as usize].len();
-                sum <= tokens
-            };
-            let count = rest.iter().take_while(|row| fits(row)).count().max(1).min(rest.len());
-            let (chunk, left) = rest.split_at(count);
-            rest = left;
-            (!chunk.is_empty()).then_some(chunk)
-        })
+    /// The rows of a chunk that nobody has taken before.
+    pub fn take(&self) -> Option<&[u32]> {
+        let number = self.taken.fetch_add(1, Ordering::Relaxed);
+        Some(&self.rows[self.chunks.get(number)?.clone()])
+    }
+
+    /// The rows of all chunks, one chunk after another.
+    pub fn chunks(&self) -> impl Iterator<Item = &[u32]> {
+        self.chunks.iter().map(|chunk| &self.rows[chunk.clone()])
     }
 }

@@ -255,8 +255,8 @@ impl Tiles for Bf16Tiles {
     const ROWS: usize = 2 * ROWS;
     const INPUT_BYTES: usize = 2;
     /// Loading and storing sums takes as long as a few products; the CPUs with tiles have first
-    /// level caches of 48 KiB, of which this is 32.
-    const DEPTH: usize = 4;
+    /// level caches of 48 KiB, of which this is 24.
+    const DEPTH: usize = 2;
 
     #[inline(always)]
     unsafe fn begin(rows: usize) {

@@ -23,11 +23,11 @@ pub struct Sizes {
 pub const VOCABULARY: usize = 50;
 pub const POSITIONS: usize = 40;
 
-/// Sizes with tails everywhere; one panel or less; more than a block of 128; with bias and module.
+/// Sizes with tails everywhere; one panel or less; more than a block of inputs; with bias and module.
 pub const SIZES: [Sizes; 4] = [
     Sizes { hidden: 42, heads: 3, inner: 70, reach: None, dense: None },
     Sizes { hidden: 8, heads: 2, inner: 12, reach: None, dense: None },
-    Sizes { hidden: 152, heads: 4, inner: 300, reach: None, dense: None },
+    Sizes { hidden: 200, heads: 4, inner: 420, reach: None, dense: None },
     Sizes { hidden: 64, heads: 2, inner: 130, reach: Some(7), dense: Some(23) },
 ];
 

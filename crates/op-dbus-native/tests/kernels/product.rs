@@ -105,7 +105,7 @@ fn some(count: usize, most: usize) -> impl Iterator<Item = usize> {
 
 fn operands(subject: &Subject) {
     let mut random = Random::new(1);
-    for columns in [1, 5, 16, 48, 128, 131, 384] {
+    for columns in [1, 5, 16, 48, 192, 195, 384] {
         let rows = Inputs::new(3, columns, &mut random);
         let smooth = factors(rows.stride, &mut random);
         let left = rows.prepare(subject);
@@ -288,7 +288,7 @@ fn residual(subject: &Subject) {
 fn activations(subject: &Subject) {
     let mut random = Random::new(7);
     for activation in [Activation::Gelu, Activation::GeluTanh, Activation::Relu] {
-        for (rows, inputs, columns) in [(1, 40, 128), (14, 96, 200), (3, 130, 384)] {
+        for (rows, inputs, columns) in [(1, 40, 192), (14, 96, 300), (3, 200, 384)] {
             let mut left = Inputs::new(rows, inputs, &mut random).prepare(subject);
             let right = Right::new(subject, inputs, columns, &mut random);
             let mut next = Left::new(subject, rows, right.padded);
