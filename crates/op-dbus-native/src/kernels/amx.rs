@@ -12,7 +12,8 @@ use std::mem::MaybeUninit;
 
 use super::avx512::Avx512;
 use super::avx512_dot::{Bf16, Int8};
-use super::product::{GROUP, Operand, Product, Tile, Tiles};
+use super::product::{GROUP, Operand, Product, Tile, Tiles, start};
+use super::simd::Simd;
 use super::step::{FloatStep, IntStep};
 use super::tiles::{FloatTiles, IntTiles, SPIN_ROWS, add_block};
 
@@ -254,6 +255,7 @@ impl Tiles for Bf16Tiles {
     type S = Avx512;
     const ROWS: usize = 2 * ROWS;
     const INPUT_BYTES: usize = 2;
+    const COARSE: bool = true;
     /// Loading and storing sums takes as long as a few products; the CPUs with tiles have first
     /// level caches of 48 KiB, of which this is 24.
     const DEPTH: usize = 2;
@@ -269,7 +271,7 @@ impl Tiles for Bf16Tiles {
     }
 
     #[inline(always)]
-    unsafe fn tile(product: &Product, tile: Tile, to: *mut f32) {
+    unsafe fn tile(product: &Product, tile: Tile) {
         let Product { input, weights, .. } = product;
         let first = tile.block * GROUP / Bf16::K;
         let steps = (tile.blocks * GROUP / Bf16::K).min(weights.steps - first);
@@ -277,14 +279,18 @@ impl Tiles for Bf16Tiles {
         let values = input.values.add(tile.row * stride + 4 * first);
         let panel = weights.panels.add(4 * tile.column * weights.steps + STEP_BYTES * first);
         let sums = Sums { rows: tile.rows };
-        let apart = GROUP * size_of::<f32>();
-        if tile.block > 0 {
-            sums.load(to.cast(), apart);
-        } else {
-            sums.clear();
+        let (to, apart) = (tile.to.cast::<u8>(), tile.stride * size_of::<f32>());
+        if tile.block == 0 {
+            for row in 0..tile.rows {
+                let start = start::<Avx512>(product, tile.row + row, tile.column);
+                let to = tile.to.add(row * tile.stride);
+                Avx512::store(to, start[0]);
+                Avx512::store(to.add(Avx512::LANES), start[1]);
+            }
         }
+        sums.load(to, apart);
         all_steps!(add_bf16, sums, values.cast_const(), stride, panel, steps);
-        sums.store(to.cast(), apart);
+        sums.store(to, apart);
     }
 
     #[inline(always)]
@@ -305,6 +311,7 @@ impl Tiles for Int8Tiles {
     type S = Avx512;
     const ROWS: usize = 2 * ROWS;
     const INPUT_BYTES: usize = 1;
+    const COARSE: bool = true;
 
     #[inline(always)]
     unsafe fn begin(rows: usize) {
@@ -317,7 +324,7 @@ impl Tiles for Int8Tiles {
     }
 
     #[inline(always)]
-    unsafe fn tile(product: &Product, tile: Tile, to: *mut f32) {
+    unsafe fn tile(product: &Product, tile: Tile) {
         let Product { input, weights, .. } = product;
         let values = input.values.add(tile.row * input.stride);
         let panel = weights.panels.add(4 * tile.column * weights.steps);
@@ -335,7 +342,7 @@ impl Tiles for Int8Tiles {
             for row in 0..tile.rows {
                 let sums = whole.add(2 * row);
                 let sums = [Int8::to_float(*sums), Int8::to_float(*sums.add(1))];
-                add_block::<Avx512>(product, tile, [row, block], sums, to.add(row * GROUP));
+                add_block::<Avx512>(product, tile, [row, block], sums);
             }
         }
     }

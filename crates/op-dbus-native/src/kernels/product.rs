@@ -2,8 +2,9 @@
 //!
 //! Weights lie in panels of `PANEL` columns (two vectors), the inputs of one step side by side, so
 //! that a panel is read from front to back. A tile is a few rows of the left operand against one
-//! panel, its sums in registers. Tiles of up to [`GROUP`] columns go to a scratch block in the first
-//! level cache, and from there, finished, to their destination.
+//! panel, its sums in registers, where they begin with the bias and what else is added to them. They
+//! go to their destination, or, if they are to be activated, to a scratch block first, and from there
+//! when the tiles of a group of columns are complete.
 
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -12,7 +13,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::simd::{Simd, each, gelu, gelu_tanh};
+use super::simd::{COARSE, FINE, Simd, each, gelu, gelu_tanh};
 
 /// Columns that are finished together. Also the inputs that share a scale where they are 8-bit
 /// integers: a group of outputs is one block of inputs of the product after it. The hidden sizes of
@@ -69,7 +70,7 @@ pub(crate) enum Activation {
     Relu,
 }
 
-/// What becomes of the sums once the bias is on them.
+/// What becomes of the sums.
 #[derive(Clone, Copy)]
 pub(crate) enum Finish {
     /// They are stored, `stride` floats from row to row.
@@ -125,6 +126,8 @@ pub(crate) trait Tiles {
     const ROWS: usize;
     /// Bytes of one input.
     const INPUT_BYTES: usize;
+    /// Whether inputs are rounded so much that a coarser activation makes no difference.
+    const COARSE: bool;
     /// Columns of a panel: two vectors.
     const PANEL: usize = 2 * Self::S::LANES;
     /// Blocks of [`GROUP`] inputs that a tile goes through at a time.
@@ -134,9 +137,9 @@ pub(crate) trait Tiles {
     };
 
     /// Computes up to [`ROWS`](Self::ROWS) rows against one panel over some blocks of inputs. The
-    /// sums go to `to`, rows [`GROUP`] apart: on top of what is there, unless the blocks are the
-    /// first.
-    unsafe fn tile(product: &Product, tile: Tile, to: *mut f32);
+    /// sums go to `tile.to`: on top of what is there, or, if the blocks are the first, of what
+    /// [`start`] says.
+    unsafe fn tile(product: &Product, tile: Tile);
     /// Readies the CPU for tiles of so many rows.
     #[inline(always)]
     unsafe fn begin(_rows: usize) {}
@@ -164,6 +167,20 @@ pub(crate) struct Tile {
     pub block: usize,
     /// Blocks.
     pub blocks: usize,
+    /// Where the first row's sums go.
+    pub to: *mut f32,
+    /// Floats from one row's sums to the next.
+    pub stride: usize,
+}
+
+/// What the sums of one row and panel begin with: the bias, and what they are stored on top of.
+#[inline(always)]
+pub(crate) unsafe fn start<S: Simd>(product: &Product, row: usize, column: usize) -> [S::F; 2] {
+    let bias = product.weights.bias.add(column);
+    let bias = [S::load(bias), S::load(bias.add(S::LANES))];
+    let Finish::Add { residual, stride, .. } = product.finish else { return bias };
+    let residual = residual.add(row * stride + column);
+    [S::add(bias[0], S::load(residual)), S::add(bias[1], S::load(residual.add(S::LANES)))]
 }
 
 /// Multiplies, finishes and stores.
@@ -190,10 +207,16 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
                     T::begin(rows);
                     ready = rows;
                 }
+                let (to, stride) = match product.finish {
+                    Finish::Store { to, stride } | Finish::Add { to, stride, .. } => {
+                        (to.add(row * stride + column), stride)
+                    }
+                    Finish::Activate { .. } => (scratch.at(row, 0), GROUP),
+                };
                 let mut offset = 0;
                 while offset < columns {
-                    let tile = Tile { row, rows, column: column + offset, block, blocks };
-                    T::tile(product, tile, scratch.at(row, offset));
+                    let (column, to) = (column + offset, to.add(offset));
+                    T::tile(product, Tile { row, rows, column, block, blocks, to, stride });
                     offset += T::PANEL;
                 }
                 if block + blocks == product.input.blocks {
@@ -209,6 +232,7 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
     T::end();
 }
 
+/// Makes rows of complete sums in the scratch block an operand, if that is what they are for.
 #[inline(always)]
 unsafe fn finish<T: Tiles>(
     product: &Product,
@@ -216,55 +240,38 @@ unsafe fn finish<T: Tiles>(
     [first, rows]: [usize; 2],
     [column, columns]: [usize; 2],
 ) {
-    let bias = product.weights.bias.add(column);
+    let Finish::Activate { activation, to, smooth } = product.finish else { return };
     for row in first..first + rows {
         let values = scratch.at(row, 0);
-        match product.finish {
-            Finish::Store { to, stride } => {
-                let to = to.add(row * stride + column);
-                each!(T::S, at in columns, {
-                    let sum = T::S::add(T::S::load(values.add(at)), T::S::load(bias.add(at)));
-                    T::S::store(to.add(at), sum);
-                });
-            }
-            Finish::Add { to, residual, stride } => {
-                let offset = row * stride + column;
-                each!(T::S, at in columns, {
-                    let sum = T::S::add(T::S::load(values.add(at)), T::S::load(bias.add(at)));
-                    let sum = T::S::add(sum, T::S::load(residual.add(offset + at)));
-                    T::S::store(to.add(offset + at), sum);
-                });
-            }
-            Finish::Activate { activation, to, smooth } => {
-                activate::<T::S>(activation, values, bias, columns);
-                if !smooth.is_null() {
-                    scale::<T::S>(values, smooth.add(column), columns, values);
-                }
-                T::store(&to, row, column, values, columns);
-            }
-        }
+        let smooth = if smooth.is_null() { smooth } else { smooth.add(column) };
+        activate::<T>(activation, values, columns, smooth);
+        T::store(&to, row, column, values, columns);
     }
 }
 
 #[inline(always)]
-unsafe fn activate<S: Simd>(
+unsafe fn activate<T: Tiles>(
     activation: Activation,
     values: *mut f32,
-    bias: *const f32,
     columns: usize,
+    smooth: *const f32,
 ) {
     macro_rules! all {
         ($x:ident => $activated:expr) => {
-            each!(S, at in columns, {
-                let $x = S::add(S::load(values.add(at)), S::load(bias.add(at)));
-                S::store(values.add(at), $activated);
+            each!(T::S, at in columns, {
+                let $x = T::S::load(values.add(at));
+                let y = $activated;
+                let y =
+                    if smooth.is_null() { y } else { T::S::mul(y, T::S::load(smooth.add(at))) };
+                T::S::store(values.add(at), y);
             })
         };
     }
     match activation {
-        Activation::Gelu => all!(x => gelu::<S>(x)),
-        Activation::GeluTanh => all!(x => gelu_tanh::<S>(x)),
-        Activation::Relu => all!(x => S::max(x, S::splat(0.0))),
+        Activation::Gelu if T::COARSE => all!(x => gelu::<T::S, _>(x, &COARSE)),
+        Activation::Gelu => all!(x => gelu::<T::S, _>(x, &FINE)),
+        Activation::GeluTanh => all!(x => gelu_tanh::<T::S>(x)),
+        Activation::Relu => all!(x => T::S::max(x, T::S::splat(0.0))),
     }
 }
 

@@ -5,7 +5,7 @@
     reason = "arithmetic on registers and pointers under one contract"
 )]
 
-use super::product::{GROUP, Operand, Product, Tile, Tiles};
+use super::product::{GROUP, Operand, Product, Tile, Tiles, start};
 use super::simd::{Simd, each};
 use super::step::{FloatStep, IntStep};
 
@@ -41,7 +41,7 @@ pub(crate) struct FloatTiles<P, const ROWS: usize>(std::marker::PhantomData<P>);
 impl<P: FloatStep, const ROWS: usize> FloatTiles<P, ROWS> {
     /// A tile of `M` rows.
     #[inline(always)]
-    unsafe fn rows<const M: usize>(product: &Product, tile: Tile, to: *mut f32) {
+    unsafe fn rows<const M: usize>(product: &Product, tile: Tile) {
         let Product { input, weights, .. } = product;
         let lanes = P::S::LANES;
         let first = tile.block * GROUP / P::K;
@@ -51,16 +51,19 @@ impl<P: FloatStep, const ROWS: usize> FloatTiles<P, ROWS> {
         let panel = weights.panels.cast::<P::Weight>();
         let panel = panel.add((tile.column * weights.steps + first * Self::PANEL) * P::K);
         let mut sums = [[P::S::splat(0.0); 2]; M];
-        if tile.block > 0 {
-            for (row, sums) in sums.iter_mut().enumerate() {
-                sums[0] = P::S::load(to.add(row * GROUP));
-                sums[1] = P::S::load(to.add(row * GROUP + lanes));
-            }
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let to = tile.to.add(row * tile.stride);
+            *sums = if tile.block == 0 {
+                start::<P::S>(product, tile.row + row, tile.column)
+            } else {
+                [P::S::load(to), P::S::load(to.add(lanes))]
+            };
         }
         let sums = P::sums::<M>(values, input.stride, panel, steps, sums);
         for (row, sums) in sums.into_iter().enumerate() {
-            P::S::store(to.add(row * GROUP), sums[0]);
-            P::S::store(to.add(row * GROUP + lanes), sums[1]);
+            let to = tile.to.add(row * tile.stride);
+            P::S::store(to, sums[0]);
+            P::S::store(to.add(lanes), sums[1]);
         }
     }
 }
@@ -69,10 +72,11 @@ impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
     type S = P::S;
     const ROWS: usize = ROWS;
     const INPUT_BYTES: usize = size_of::<P::Input>();
+    const COARSE: bool = size_of::<P::Weight>() < size_of::<f32>();
 
     #[inline(always)]
-    unsafe fn tile(product: &Product, tile: Tile, to: *mut f32) {
-        by_rows!(tile.rows, ROWS, M => Self::rows::<M>(product, tile, to))
+    unsafe fn tile(product: &Product, tile: Tile) {
+        by_rows!(tile.rows, ROWS, M => Self::rows::<M>(product, tile))
     }
 
     #[inline(always)]
@@ -108,7 +112,7 @@ pub(crate) struct IntTiles<P, const ROWS: usize>(std::marker::PhantomData<P>);
 impl<P: IntStep, const ROWS: usize> IntTiles<P, ROWS> {
     /// A tile of `M` rows.
     #[inline(always)]
-    unsafe fn rows<const M: usize>(product: &Product, tile: Tile, to: *mut f32) {
+    unsafe fn rows<const M: usize>(product: &Product, tile: Tile) {
         let Product { input, weights, .. } = product;
         let values = input.values.cast::<P::Input>().add(tile.row * input.stride);
         let panel = weights.panels.cast::<i8>().add(tile.column * weights.steps * P::K);
@@ -124,34 +128,36 @@ impl<P: IntStep, const ROWS: usize> IntTiles<P, ROWS> {
             );
             for (row, sums) in sums.into_iter().enumerate() {
                 let sums = [P::to_float(sums[0]), P::to_float(sums[1])];
-                add_block::<P::S>(product, tile, [row, block], sums, to.add(row * GROUP));
+                add_block::<P::S>(product, tile, [row, block], sums);
             }
         }
     }
 }
 
-/// Adds what one block of inputs contributes to one row, summed as integers, to what the blocks
-/// before it left in `to`.
+/// Adds what one block of inputs contributes to one row, summed as integers, to the row's sums.
 #[inline(always)]
 pub(crate) unsafe fn add_block<S: Simd>(
     product: &Product,
     tile: Tile,
     [row, block]: [usize; 2],
     sums: [S::F; 2],
-    to: *mut f32,
 ) {
     let Product { input, weights, .. } = product;
     let panel = 2 * S::LANES;
     let of_row = input.scales.add(2 * ((tile.row + row) * input.blocks + block));
     let (scale, least) = (S::splat(*of_row), S::splat(*of_row.add(1)));
     let scales = weights.scales.add(2 * (tile.column * input.blocks + block * panel));
-    for (half, sum) in sums.into_iter().enumerate() {
+    let to = tile.to.add(row * tile.stride);
+    let before = if block == 0 {
+        start::<S>(product, tile.row + row, tile.column)
+    } else {
+        [S::load(to), S::load(to.add(S::LANES))]
+    };
+    for (half, (sum, before)) in sums.into_iter().zip(before).enumerate() {
         let at = half * S::LANES;
-        let to = to.add(at);
         let scaled = S::mul(sum, S::load(scales.add(at)));
-        let before = if block == 0 { S::splat(0.0) } else { S::load(to) };
         let sum = S::fma(least, S::load(scales.add(panel + at)), before);
-        S::store(to, S::fma(scale, scaled, sum));
+        S::store(to.add(at), S::fma(scale, scaled, sum));
     }
 }
 
@@ -159,10 +165,11 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
     type S = P::S;
     const ROWS: usize = ROWS;
     const INPUT_BYTES: usize = size_of::<P::Input>();
+    const COARSE: bool = true;
 
     #[inline(always)]
-    unsafe fn tile(product: &Product, tile: Tile, to: *mut f32) {
-        by_rows!(tile.rows, ROWS, M => Self::rows::<M>(product, tile, to))
+    unsafe fn tile(product: &Product, tile: Tile) {
+        by_rows!(tile.rows, ROWS, M => Self::rows::<M>(product, tile))
     }
 
     #[inline(always)]

@@ -313,8 +313,12 @@ fn activations(subject: &Subject) {
                 for (column, sum, size) in right.sums(&left, row, some(columns, COLUMNS)) {
                     let factor = if smoothed { f64::from(smooth[column]) } else { 1.0 };
                     let expected = activated(activation, sum);
-                    // A sum's own error is at most a little magnified; the polynomials have 1.5e-6.
-                    let allowed = 1.2 * allowed(inputs, size) + 2e-6 * (1.0 + expected.abs());
+                    // A sum's own error is at most a little magnified; the polynomials have 1.5e-6,
+                    // or 1.9e-4 where results are rounded.
+                    let coarse = activation == Activation::Gelu;
+                    let coarse = coarse && subject.precision != Precision::F32;
+                    let fit = if coarse { 2e-4 } else { 2e-6 * (1.0 + expected.abs()) };
+                    let allowed = 1.2 * allowed(inputs, size) + fit;
                     let (expected, allowed) = (expected * factor, allowed * factor);
                     let rounding = match subject.precision {
                         Precision::F32 => 0.0,
