@@ -225,7 +225,8 @@ impl Tokenizer {
     }
 
     fn content(&self, text: &str) -> Result<Vec<u32>, EncodeError> {
-        let mut ids = Vec::new();
+        // More than English takes: a vector that grows is copied.
+        let mut ids = Vec::with_capacity(text.len() / 3 + 8);
         match &self.0.words {
             Some(words) => words.encode(text, &mut ids, |part, ids| self.model(part, ids))?,
             None => self.model(text, &mut ids)?,

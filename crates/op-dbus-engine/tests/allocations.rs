@@ -1,5 +1,5 @@
-//! What a batch allocates once everything is warm: nothing on the worker's side, and nothing for it
-//! on the engine's; counted by the allocator, for each thread by itself.
+//! What is allocated once everything is warm: nothing for a batch, on the worker's side and on the
+//! engine's; little for a text. Counted by the allocator, for each thread by itself.
 
 #![allow(clippy::unwrap_used, reason = "tests, also where clippy sees a helper function")]
 
@@ -24,6 +24,14 @@ const WARM_UP: usize = 3;
 
 /// Strings of the reply: provider, device and precision.
 const PER_CALL: u64 = 3;
+
+/// For a text on its way to the queue: its ids as they are found, a buffer for a word, the list of its
+/// rows, and the row's ids.
+const PER_TEXT: u64 = 4;
+
+/// For a call on its way to the queue, and back: its state, its channel, its vectors, its rows' list,
+/// and a place among those who wait.
+const PER_CALL_BEFORE: u64 = 6;
 
 /// Buffers that grow once more when a larger batch or a deeper queue comes than any before.
 const GROWTHS: usize = 24;
@@ -138,21 +146,19 @@ fn a_batch_allocates_nothing_on_either_side_of_a_worker_process() {
     }
 }
 
+fn model(dimensions: usize) -> ModelShape {
+    ModelShape { dimensions, max_input_tokens: 64, normalized: false, matryoshka: vec![] }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engines_worker_thread_allocates_for_calls_and_not_for_batches() {
     for batch_layout in [BatchLayout::Padded, BatchLayout::Packed] {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let meter = Arc::clone(&seen);
-        let model = ModelShape {
-            dimensions: DIMENSIONS,
-            max_input_tokens: 64,
-            normalized: false,
-            matryoshka: vec![],
-        };
         let limits = Limits { batch_layout, batch_tokens_max: 256, ..Limits::default() };
         let engine = Engine::start(
             Tokenizer::bytes(64),
-            model,
+            model(DIMENSIONS),
             Box::new(move |_| Ok(Box::new(Meter::new(Arc::clone(&meter))))),
             EngineConfig { limits, ..EngineConfig::default() },
         )
@@ -179,4 +185,44 @@ async fn an_engines_worker_thread_allocates_for_calls_and_not_for_batches() {
         let without = since.iter().filter(|count| **count == 0).count();
         assert!(without + calls + GROWTHS >= since.len(), "{batch_layout:?}: {since:?}");
     }
+}
+
+/// BERT's kind of tokenizer, with the letters for a vocabulary.
+fn bert() -> Tokenizer {
+    let mut vocabulary = serde_json::Map::new();
+    for (letter, id) in ('a'..='z').zip(1..) {
+        vocabulary.insert(letter.into(), id.into());
+        vocabulary.insert(format!("##{letter}"), (100 + id).into());
+    }
+    vocabulary
+        .extend([("[UNK]", 0), (".", 200), ("the", 201)].map(|(k, id)| (k.into(), id.into())));
+    let json = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "decoder": null, "added_tokens": [],
+        "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+            "strip_accents": null, "lowercase": true},
+        "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": null,
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "max_input_chars_per_word": 100,
+            "continuing_subword_prefix": "##", "vocab": vocabulary},
+    });
+    Tokenizer::from_bytes(json.to_string().as_bytes(), 64).unwrap()
+}
+
+/// On one thread, so that everything between a call and its batches is counted here.
+#[tokio::test(flavor = "current_thread")]
+async fn a_text_and_a_call_allocate_a_few_times_on_their_way_to_the_queue() {
+    let meter = Box::new(|_| Ok(Box::new(Meter::new(Arc::default())) as Box<dyn Backend>));
+    let engine = Engine::start(bert(), model(DIMENSIONS), meter, EngineConfig::default()).unwrap();
+    let mut least = [u64::MAX; 2];
+    for _ in 0..20 {
+        for (least, texts) in least.iter_mut().zip([1, 51]) {
+            let texts = vec!["the quick brown fox".to_owned(); texts];
+            let call = Call { texts, ..Call::default() };
+            let before = allocations();
+            engine.embed(call).await.unwrap();
+            *least = (*least).min(allocations() - before);
+        }
+    }
+    let [one, many] = least;
+    assert!((many - one).div_ceil(50) <= PER_TEXT, "{one} for a text, {many} for 51");
+    assert!(one <= PER_TEXT + PER_CALL_BEFORE, "{one} for a call of one text");
 }

@@ -2,8 +2,10 @@
 //! even when our own code panics, and leave a trace without any text.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_engine::CancelToken;
 use tracing::{Instrument, debug, debug_span, error, info};
@@ -38,8 +40,8 @@ impl Calls {
         Self { service, callers }
     }
 
-    /// Runs a method's work for its caller, in a task of its own: a panic in there becomes an
-    /// error reply, where zbus alone would leave the caller without any.
+    /// Runs a method's work for its caller: a panic in there becomes an error reply, where zbus
+    /// alone would leave the caller without any.
     ///
     /// # Errors
     /// Those of the work; `AccessDenied` for a caller without a user; `Failed` after a panic.
@@ -49,14 +51,15 @@ impl Calls {
         work: impl FnOnce(Self, Caller) -> F,
     ) -> Result<T, Error>
     where
-        T: Send + 'static,
-        F: Future<Output = Result<T, Error>> + Send + 'static,
+        F: Future<Output = Result<T, Error>>,
     {
         let caller = self.callers.enter(header).await?;
         let method = header.member().map(ToString::to_string).unwrap_or_default();
         let span = debug_span!("call", method, uid = caller.uid, sender = caller.sender());
-        let task = tokio::spawn(work(self.clone(), caller).instrument(span.clone()));
-        let result = task.await.unwrap_or_else(|panic| Err(fault(&method, &panic)));
+        // Not in a task of its own: zbus has made one for the message.
+        let work = AssertUnwindSafe(work(self.clone(), caller)).catch_unwind();
+        let result = work.instrument(span.clone()).await;
+        let result = result.unwrap_or_else(|_panic| Err(fault(&method)));
         if let Err(error) = &result {
             let _entered = span.enter();
             debug!(error = error.name().as_str(), "refused: {error}");
@@ -84,9 +87,9 @@ impl Calls {
     }
 }
 
-fn fault(method: &str, panic: &tokio::task::JoinError) -> Error {
-    // The panic's own message may quote what it worked on, so it is not passed on.
-    error!(method, cancelled = panic.is_cancelled(), "a method ended without a result");
+/// The panic's own message may quote what it worked on, so it is not passed on.
+fn fault(method: &str) -> Error {
+    error!(method, "a method ended without a result");
     let message = format!("an internal fault ended {method}; the service's log has more");
     Error::new(ErrorName::Failed, message)
 }

@@ -98,7 +98,10 @@ pub fn refuse(mistakes: &Mistakes) -> Failure {
 pub fn run(args: Args) -> Done {
     let sources = Sources { repair_state: true, ..Sources::of_process(args.flags) };
     let loaded = Settings::load(&sources).map_err(|mistakes| refuse(&mistakes))?;
+    // Computing is done elsewhere, and every further thread is woken in vain now and then.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2);
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
         .enable_all()
         .build()
         .map_err(|error| Failure::refused(format!("can't start threads: {error}")))?;
