@@ -84,6 +84,21 @@ pub trait Backend: Send {
     /// # Errors
     /// Anything but [`BackendError::Lost`] leaves the backend usable.
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError>;
+
+    /// As [`run`](Self::run), and calls `meanwhile` once at most. A backend that only waits for
+    /// others to compute calls it while they do, so that what the caller does there costs no time.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    fn run_while(
+        &mut self,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), BackendError> {
+        meanwhile();
+        self.run(batch, out)
+    }
 }
 
 /// Makes the backend of worker number `n`, at start and again after a [`BackendError::Lost`].

@@ -11,7 +11,7 @@ use crate::config::ModelShape;
 use crate::error::Error;
 use crate::job::{Finished, Ran};
 use crate::planner::Plan;
-use crate::scheduler::{Entry, Scheduler};
+use crate::scheduler::{Entry, Next, Row, Scheduler};
 
 /// Journal message id of the event that a worker was lost.
 pub const WORKER_LOST_MESSAGE_ID: &str = "658a8ad6405c4659a17822c6a0d74d7b";
@@ -36,10 +36,13 @@ struct Worker {
     index: usize,
     shared: Arc<Shared>,
     backend: Box<dyn Backend>,
+    /// What the backend said of itself when it was loaded.
+    description: Description,
     ids: Vec<i32>,
     lengths: Vec<i32>,
     out: Vec<f32>,
-    finished: Vec<Finished>,
+    /// The last batch, until its vectors are delivered.
+    computed: Computed,
     /// Losses and failed loads since the last batch that ran.
     strikes: u32,
 }
@@ -59,22 +62,37 @@ pub(crate) fn work(
     if let (Ok(backend), Ok(())) = (loaded, sent) {
         // Closed, never sent on.
         let _ = begin.recv();
-        let (ids, lengths, out, finished) = Default::default();
         let scheduler = Arc::clone(&shared.scheduler);
-        Worker { index, shared, backend, ids, lengths, out, finished, strikes: 0 }.work();
+        Worker::new(index, shared, backend).work();
         scheduler.end(index);
     }
 }
 
 impl Worker {
+    fn new(index: usize, shared: Arc<Shared>, backend: Box<dyn Backend>) -> Self {
+        let description = backend.description().clone();
+        let (ids, lengths, out, computed) = Default::default();
+        Self { index, shared, backend, description, ids, lengths, out, computed, strikes: 0 }
+    }
+
     fn work(mut self) {
         let scheduler = Arc::clone(&self.shared.scheduler);
         let mut plan = Plan::default();
-        while scheduler.next_batch(self.index, &mut plan) {
-            let result = self.run(&mut plan.batch, 0);
-            // Whose calls they are may be gone: not to be kept until the next batch.
-            plan.batch.clear();
-            let Err(error) = result else { continue };
+        loop {
+            // With vectors to deliver only what is there at once is taken: they are delivered while
+            // the backend computes it, or right away.
+            match scheduler.next_batch(self.index, &mut plan, self.computed.is_delivered()) {
+                Next::Batch => {}
+                Next::Nothing => {
+                    self.computed.deliver(&self.description);
+                    continue;
+                }
+                Next::Stopped => {
+                    self.computed.deliver(&self.description);
+                    break;
+                }
+            }
+            let Err(error) = self.run(&mut plan.batch, 0) else { continue };
             let provider = &self.backend.description().provider;
             tracing::warn!(
                 MESSAGE_ID = WORKER_LOST_MESSAGE_ID,
@@ -128,12 +146,13 @@ impl Worker {
         }
     }
 
-    /// Computes one batch and hands each row to its call.
-    fn compute(&mut self, entries: &[Entry]) -> Result<(), BackendError> {
+    /// Computes one batch, and delivers the one before meanwhile. The rows stay in `entries` if this
+    /// fails.
+    fn compute(&mut self, entries: &mut Vec<Entry>) -> Result<(), BackendError> {
         let dimensions = self.shared.model.dimensions;
         self.ids.clear();
         self.lengths.clear();
-        for entry in entries {
+        for entry in entries.iter() {
             let ids = &entry.item.ids;
             self.ids.extend_from_slice(ids);
             self.lengths.push(i32::try_from(ids.len()).unwrap_or(i32::MAX));
@@ -143,18 +162,18 @@ impl Worker {
         let scheduler = &self.shared.scheduler;
         let (started, started_us) = (Instant::now(), scheduler.clock.now_us());
         let batch = Batch { ids: &self.ids, lengths: &self.lengths };
-        run_checked(self.backend.as_mut(), &batch, &mut self.out)?;
+        let Self { computed, description, .. } = self;
+        let mut deliver = || computed.deliver(description);
+        let result = run_checked(self.backend.as_mut(), &batch, &mut self.out, &mut deliver);
+        // Also if the backend has not found the time.
+        deliver();
+        result?;
         let padded_tokens = scheduler.layout().tokens(&batch);
         scheduler.stats.batch(batch.tokens(), padded_tokens, started.elapsed());
         scheduler.ran(self.index);
-        let by = self.backend.description();
-        let ran = Ran { by, started_us, ended_us: scheduler.clock.now_us() };
-        for (entry, vector) in entries.iter().zip(self.out.chunks_exact(dimensions)) {
-            let finished = entry.item.job.deliver(entry.item.slot, vector, entry.tokens, &ran);
-            self.finished.extend(finished);
-        }
-        // All at once: the thread that is woken by the first finds the others there.
-        self.finished.drain(..).for_each(Finished::tell);
+        std::mem::swap(&mut computed.entries, entries);
+        std::mem::swap(&mut computed.vectors, &mut self.out);
+        (computed.started_us, computed.ended_us) = (started_us, scheduler.clock.now_us());
         Ok(())
     }
 
@@ -173,6 +192,7 @@ impl Worker {
             match load(self.index, &self.shared) {
                 Ok(backend) => {
                     let description = backend.description().clone();
+                    self.description = description.clone();
                     self.shared.scheduler.loaded(self.index, description);
                     self.backend = backend;
                     return true;
@@ -184,6 +204,35 @@ impl Worker {
                 }
             }
         }
+    }
+}
+
+/// A batch whose vectors are there; empty once they are delivered.
+#[derive(Default)]
+struct Computed {
+    entries: Vec<Entry>,
+    vectors: Vec<f32>,
+    started_us: u64,
+    ended_us: u64,
+    finished: Vec<Finished>,
+}
+
+impl Computed {
+    fn is_delivered(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Hands each row to its call.
+    fn deliver(&mut self, by: &Description) {
+        let Self { entries, vectors, finished, .. } = self;
+        let ran = Ran { by, started_us: self.started_us, ended_us: self.ended_us };
+        for (entry, vector) in entries.iter().zip(vectors.chunks_exact(by.dimensions.max(1))) {
+            let Row { job, slot, .. } = &entry.item;
+            finished.extend(job.deliver(*slot, vector, entry.tokens, &ran));
+        }
+        // All at once: the thread that is woken by the first finds the others there.
+        finished.drain(..).for_each(Finished::tell);
+        entries.clear();
     }
 }
 
@@ -215,7 +264,7 @@ fn load(index: usize, shared: &Shared) -> Result<Box<dyn Backend>, BackendError>
     let lengths = [i32::try_from(shared.probe.len()).unwrap_or(i32::MAX)];
     let batch = Batch { ids: &shared.probe, lengths: &lengths };
     let mut out = vec![f32::NAN; wanted];
-    run_checked(backend.as_mut(), &batch, &mut out)?;
+    run_checked(backend.as_mut(), &batch, &mut out, &mut || ())?;
     let square: f32 = out.iter().map(|x| x * x).sum();
     if shared.model.normalized && !(0.98..=1.02).contains(&square) {
         return Err(wrong(format!(
@@ -232,8 +281,9 @@ fn run_checked(
     backend: &mut dyn Backend,
     batch: &Batch<'_>,
     out: &mut [f32],
+    meanwhile: &mut dyn FnMut(),
 ) -> Result<(), BackendError> {
-    catch_unwind(AssertUnwindSafe(|| backend.run(batch, out)))
+    catch_unwind(AssertUnwindSafe(|| backend.run_while(batch, out, meanwhile)))
         .unwrap_or_else(|_| Err(BackendError::Lost("it panicked in a batch".into())))?;
     if out.iter().all(|value| value.is_finite()) {
         return Ok(());

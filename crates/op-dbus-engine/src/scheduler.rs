@@ -78,6 +78,17 @@ struct Worker {
     load_failures: u32,
 }
 
+/// What a worker does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// It runs the batch that was planned.
+    Batch,
+    /// Nothing is to be run at this moment.
+    Nothing,
+    /// It ends.
+    Stopped,
+}
+
 impl Scheduler {
     pub fn new(limits: &Limits, model: &ModelShape) -> Self {
         let budget = Budget {
@@ -168,13 +179,13 @@ impl Scheduler {
         self.work.notify_all();
     }
 
-    /// Waits for work and takes the next batch into `plan`; false once the engine stops.
-    pub fn next_batch(&self, worker: usize, plan: &mut Plan<Row>) -> bool {
+    /// Takes the next batch into `plan`; with `wait`, waits for one if there is none.
+    pub fn next_batch(&self, worker: usize, plan: &mut Plan<Row>, wait: bool) -> Next {
         let mut guard = self.lock();
         loop {
             let state = &mut *guard;
             if state.stopped {
-                return false;
+                return Next::Stopped;
             }
             let now_us = self.clock.now_us();
             let alive = |entry: &Entry| entry.item.job.is_alive(now_us);
@@ -183,13 +194,18 @@ impl Scheduler {
                 dead.extend(state.queue.purge(uid, &alive));
             }
             if let Some(delay) = self.delay(&state.queue, now_us) {
+                if !wait {
+                    return Next::Nothing;
+                }
                 guard = self.wait(&self.work, guard, Some(delay));
                 continue;
             }
             state.planner.plan(&mut state.queue, now_us, &alive, plan);
             dead.append(&mut plan.dead);
             let busy = !plan.batch.is_empty();
-            state.set(worker, if busy { WorkerState::Busy } else { WorkerState::Idle });
+            if busy || wait {
+                state.set(worker, if busy { WorkerState::Busy } else { WorkerState::Idle });
+            }
             if busy && state.queue.texts() > 0 {
                 self.work.notify_one();
             }
@@ -198,10 +214,13 @@ impl Scheduler {
                 // Those that were cancelled have been told already.
                 fail(dead, &Error::DeadlineExceeded);
                 if busy {
-                    return true;
+                    return Next::Batch;
                 }
                 guard = self.lock();
                 continue;
+            }
+            if !wait {
+                return Next::Nothing;
             }
             guard = self.wait(&self.work, guard, None);
         }

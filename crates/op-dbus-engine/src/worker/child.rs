@@ -62,10 +62,19 @@ impl Backend for ChildBackend {
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.run_while(batch, out, &mut || ())
+    }
+
+    fn run_while(
+        &mut self,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), BackendError> {
         if let Some(reason) = &self.lost {
             return Err(BackendError::Lost(reason.clone()));
         }
-        let result = self.link.run(batch, out);
+        let result = self.link.run_while(batch, out, meanwhile);
         let Err(BackendError::Lost(reason)) = result else { return result };
         let reason = format!("{reason}; {}", self.process.end());
         self.lost = Some(reason.clone());

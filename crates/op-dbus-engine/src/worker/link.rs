@@ -65,8 +65,14 @@ impl Link {
         }
     }
 
-    /// Has the worker compute one batch. After `Lost` it can't be used any more.
-    pub fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+    /// Has the worker compute one batch, and calls `meanwhile` while it does. After `Lost` it can't
+    /// be used any more.
+    pub fn run_while(
+        &mut self,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), BackendError> {
         batch.check()?;
         let (rows, tokens) = (batch.rows(), batch.tokens());
         let whole = out.len() == rows.saturating_mul(self.shape.dimensions);
@@ -85,6 +91,7 @@ impl Link {
         let lost = BackendError::Lost;
         send_message(&self.socket, &Request::Run { number, rows, tokens })
             .map_err(|error| lost(format!("it takes no messages ({error})")))?;
+        meanwhile();
         let answer: Answer = receive_message(&self.socket, Some(self.run_timeout))
             .map_err(|error| lost(chain(&error)))?;
         match answer {

@@ -52,9 +52,13 @@ fn run_with(timeouts: Timeouts, answer: impl Fn(&OwnedFd) + Send + 'static) -> B
         let _: Request = receive_message(&socket, None).unwrap();
         answer(&socket);
     });
-    let error = link.unwrap().0.run(&BATCH, &mut [0.0; 8]).unwrap_err();
+    let error = run(&mut link.unwrap().0, &BATCH, &mut [0.0; 8]).unwrap_err();
     worker.join().unwrap();
     error
+}
+
+fn run(link: &mut Link, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+    link.run_while(batch, out, &mut || ())
 }
 
 fn send_raw(socket: &OwnedFd, bytes: &[u8]) {
@@ -75,7 +79,7 @@ fn an_honest_worker_computes_what_the_backend_does_in_process() {
     sim().unwrap().run(&BATCH, &mut expected).unwrap();
     for _ in 0..3 {
         let mut out = [f32::NAN; 8];
-        link.run(&BATCH, &mut out).unwrap();
+        run(&mut link, &BATCH, &mut out).unwrap();
         assert_eq!(out, expected);
     }
     drop(link);
@@ -90,10 +94,10 @@ fn errors_of_a_batch_leave_the_worker_in_use() {
     });
     let mut link = link.unwrap().0;
     let mut out = [0.0; 8];
-    assert!(matches!(link.run(&BATCH, &mut out), Err(BackendError::Failed(_))));
-    assert!(matches!(link.run(&BATCH, &mut out), Err(BackendError::OutOfMemory(_))));
+    assert!(matches!(run(&mut link, &BATCH, &mut out), Err(BackendError::Failed(_))));
+    assert!(matches!(run(&mut link, &BATCH, &mut out), Err(BackendError::OutOfMemory(_))));
     let one = Batch { ids: &[5, 6], lengths: &[2] };
-    link.run(&one, &mut out[..4]).unwrap();
+    run(&mut link, &one, &mut out[..4]).unwrap();
     drop(link);
     worker.join().unwrap().unwrap();
 }
@@ -103,11 +107,11 @@ fn a_batch_beyond_the_region_never_leaves_the_engine() {
     let (link, worker) = link(PATIENT, |socket| serve_on(socket.as_fd(), sim));
     let mut link = link.unwrap().0;
     let wide = Batch { ids: &[1; 65], lengths: &[65] };
-    assert!(matches!(link.run(&wide, &mut [0.0; 4]), Err(BackendError::Failed(_))));
+    assert!(matches!(run(&mut link, &wide, &mut [0.0; 4]), Err(BackendError::Failed(_))));
     let tall = Batch { ids: &[1; 9], lengths: &[1; 9] };
-    assert!(matches!(link.run(&tall, &mut [0.0; 36]), Err(BackendError::Failed(_))));
-    assert!(matches!(link.run(&BATCH, &mut [0.0; 7]), Err(BackendError::Failed(_))));
-    link.run(&BATCH, &mut [0.0; 8]).unwrap();
+    assert!(matches!(run(&mut link, &tall, &mut [0.0; 36]), Err(BackendError::Failed(_))));
+    assert!(matches!(run(&mut link, &BATCH, &mut [0.0; 7]), Err(BackendError::Failed(_))));
+    run(&mut link, &BATCH, &mut [0.0; 8]).unwrap();
     drop(link);
     worker.join().unwrap().unwrap();
 }
@@ -150,8 +154,8 @@ fn an_answer_sent_twice_does_not_count_for_the_next_batch() {
         let _: Request = receive_message(&socket, None).unwrap();
     });
     let mut link = link.unwrap().0;
-    link.run(&BATCH, &mut [0.0; 8]).unwrap();
-    lost_because(&link.run(&BATCH, &mut [0.0; 8]).unwrap_err(), "did not answer to batch 2");
+    run(&mut link, &BATCH, &mut [0.0; 8]).unwrap();
+    lost_because(&run(&mut link, &BATCH, &mut [0.0; 8]).unwrap_err(), "did not answer to batch 2");
     worker.join().unwrap();
 }
 
@@ -174,9 +178,25 @@ fn a_silent_worker_is_lost_after_its_time() {
         send_message(&socket, &ready()).unwrap();
         let _ = ended.recv();
     });
-    let error = link.unwrap().0.run(&BATCH, &mut [0.0; 8]).unwrap_err();
+    let error = run(&mut link.unwrap().0, &BATCH, &mut [0.0; 8]).unwrap_err();
     lost_because(&error, "said nothing for 0.005 s");
     drop(end);
+    worker.join().unwrap();
+}
+
+#[test]
+fn the_engine_has_time_while_a_worker_computes() {
+    let (computed, go) = channel();
+    let (link, worker) = link(PATIENT, move |socket| {
+        let _: Request = receive_message(&socket, None).unwrap();
+        send_message(&socket, &ready()).unwrap();
+        let _: Request = receive_message(&socket, None).unwrap();
+        // Does not answer before the engine has done something else.
+        go.recv().unwrap();
+        send_message(&socket, &Answer::Done { number: 1 }).unwrap();
+    });
+    let mut meanwhile = || computed.send(()).unwrap();
+    link.unwrap().0.run_while(&BATCH, &mut [0.0; 8], &mut meanwhile).unwrap();
     worker.join().unwrap();
 }
 
@@ -189,7 +209,7 @@ fn vectors_that_were_not_written_are_not_those_of_the_batch_before() {
         send_message(&socket, &Answer::Done { number: 1 }).unwrap();
     });
     let mut out = [f32::NAN; 8];
-    link.unwrap().0.run(&BATCH, &mut out).unwrap();
+    run(&mut link.unwrap().0, &BATCH, &mut out).unwrap();
     assert!(out.iter().all(|value| value.is_nan()));
     worker.join().unwrap();
 }
