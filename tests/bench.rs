@@ -99,16 +99,18 @@ async fn bench_can_be_driven() -> Outcome {
         serde_json::json!({ "do": "vectors", "texts": path("texts"), "to": path("vectors") }),
         serde_json::json!({ "do": "set", "batch_tokens": 64, "streams": 1, "threads": 1 }),
         serde_json::json!({ "do": "time", "texts": path("texts"), "seconds": 0 }),
+        serde_json::json!({ "do": "peak" }),
     ];
     let questions: String = questions.iter().map(|question| format!("{question}\n")).collect();
     let out = finish(bench(&["--driven"]), &questions).await?.success()?;
     let answers: Vec<Value> = out.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
-    assert_eq!(answers.len(), 5, "{out}");
+    assert_eq!(answers.len(), 6, "{out}");
     // One token a byte and two special ones; an empty line is a text.
     assert_eq!(answers[1]["tokens"], serde_json::json!([5, 2, 18]));
     let (rows, dimensions) = (&answers[2]["rows"], answers[2]["dimensions"].as_u64());
     assert_eq!(*rows, 3);
     assert_eq!(std::fs::metadata(path("vectors"))?.len(), 3 * 4 * dimensions.unwrap_or(0));
     assert_eq!(answers[4]["texts"], 3);
+    assert!(answers[5]["int8"].as_f64() > Some(0.0), "{out}");
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::competitor::Entry;
 use super::ours::Line;
 use super::statistics::Spread;
+use super::texts::Sample;
 use super::{Figures, plots};
 use crate::shell::Outcome;
 
@@ -109,7 +110,7 @@ fn peers(figures: &Figures) -> String {
     );
     for competitor in &figures.field.competitors {
         let entry = competitor.entry;
-        let Some(rates) = figures.rates.get(&entry.key()) else { continue };
+        let Some(rates) = figures.rates.figures.get(&entry.key()) else { continue };
         let cells = rates.iter().map(|rounds| Spread::of(rounds.clone()).show(0));
         let cells: Vec<String> = cells.map(|cell| format!(" {cell} |")).collect();
         let quality = figures.quality.get(&entry.key());
@@ -146,7 +147,7 @@ fn peers(figures: &Figures) -> String {
 /// How many times what sentence-transformers does in f32: the geometric mean of the collections in
 /// each round.
 fn beside(figures: &Figures, rates: &[Vec<f64>]) -> String {
-    let Some(base) = figures.rates.get(&("torch", "f32")) else { return "–".to_owned() };
+    let Some(base) = figures.rates.figures.get(&("torch", "f32")) else { return "–".to_owned() };
     let rounds = rates.iter().chain(base).map(Vec::len).min().unwrap_or(0);
     let ratio = |round: usize| {
         let logarithms = rates.iter().zip(base).map(|(a, b)| (a[round] / b[round]).ln());
@@ -155,12 +156,16 @@ fn beside(figures: &Figures, rates: &[Vec<f64>]) -> String {
     Spread::of((0..rounds).map(ratio).collect()).show(2)
 }
 
-/// Percent of the peak in its precision, by collection.
+/// Percent of the peak in its precision, by collection: medians of the rounds.
 fn shares(figures: &Figures, entry: &Entry, rates: &[Vec<f64>]) -> String {
-    let Some(peak) = figures.levels.peak(entry.precision) else { return "–".to_owned() };
-    let share = |(rounds, sample): (&Vec<f64>, &super::Sample)| {
+    let share = |(rounds, sample): (&Vec<f64>, &Sample)| {
         let operations = sample.operations? / sample.texts as f64;
-        Some(format!("{:.0}", 100.0 * operations * Spread::of(rounds.clone()).median / peak))
+        let of_peak = |(rate, peak): (&f64, &serde_json::Value)| {
+            Some(100.0 * operations * rate / peak[entry.precision].as_f64()?)
+        };
+        let shares: Option<Vec<f64>> =
+            rounds.iter().zip(&figures.rates.peaks).map(of_peak).collect();
+        Some(format!("{:.0}", Spread::of(shares?).median))
     };
     let shares: Option<Vec<String>> = rates.iter().zip(&figures.samples).map(share).collect();
     shares.map_or("–".to_owned(), |shares| shares.join(" / "))

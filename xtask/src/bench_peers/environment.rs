@@ -8,8 +8,12 @@ use crate::shell;
 
 /// What each peer is installed from; fixed, so that figures can be taken again.
 const PACKAGES: &[(&str, &[&str])] = &[
-    ("torch", &["torch==2.15.0", "sentence-transformers==6.2.0", "transformers==5.23.0"]),
-    ("onnxruntime", &["onnxruntime==1.31.1", "onnx==1.23.2"]),
+    // The exporter of everybody's files is torch's, and needs onnx.
+    (
+        "torch",
+        &["torch==2.15.0", "sentence-transformers==6.2.0", "transformers==5.23.0", "onnx==1.23.2"],
+    ),
+    ("onnxruntime", &["onnxruntime==1.31.1"]),
     ("openvino", &["openvino==2026.4.1", "nncf==3.4.0"]),
     ("fastembed", &["fastembed==0.9.1"]),
 ];

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
+use serde_json::{Value, json};
+
 use super::competitor::{Competitor, Entry, Setting};
 use super::statistics::{cosine, cosines, spearman};
 use super::texts::{Sample, write};
@@ -25,6 +27,14 @@ pub struct Field {
 pub type By<T> = BTreeMap<Key, T>;
 /// Who it is: library and precision.
 pub type Key = (&'static str, &'static str);
+
+/// What everybody did in all rounds.
+pub struct Rates {
+    /// Texts per second by sample and round.
+    pub figures: By<Vec<Vec<f64>>>,
+    /// Operations per second that the CPU can do, by round: an object with the precisions.
+    pub peaks: Vec<Value>,
+}
 
 /// How good somebody's vectors are.
 pub struct Quality {
@@ -127,17 +137,18 @@ impl Field {
         curves
     }
 
-    /// Texts per second of everybody on every sample, one figure for each round.
-    pub fn rounds(
-        &mut self,
-        samples: &[Sample],
-        (rounds, seconds): (usize, f64),
-    ) -> By<Vec<Vec<f64>>> {
+    /// Texts per second of everybody on every sample, one figure for each round, and beside them
+    /// the CPU's peak in each round.
+    pub fn rounds(&mut self, samples: &[Sample], (rounds, seconds): (usize, f64)) -> Rates {
         let mut figures: By<Vec<Vec<f64>>> = By::new();
+        let mut peaks = Vec::new();
         // The first pass of new settings is nobody's figure.
         self.each(0, |peer| peer.texts_per_s(&samples[0].file, 0.0));
         for round in 0..rounds {
             let start = Instant::now();
+            let ours = self.competitors.iter_mut().find(|one| one.entry.ours());
+            let peak = ours.and_then(|ours| ours.ask(&json!({ "do": "peak" })).ok());
+            peaks.push(peak.unwrap_or_default());
             for (number, sample) in samples.iter().enumerate() {
                 let rates = self.each(round, |peer| peer.texts_per_s(&sample.file, seconds));
                 for (key, rate) in rates {
@@ -148,7 +159,7 @@ impl Field {
             }
             println!("round {} of {rounds}: {:.0} s", round + 1, start.elapsed().as_secs_f64());
         }
-        figures
+        Rates { figures, peaks }
     }
 
     /// Compares everybody's vectors with ours in f32.

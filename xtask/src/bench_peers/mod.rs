@@ -19,7 +19,7 @@ use std::time::Instant;
 use args::Args;
 use competitor::{Competitor, Entry};
 use environment::Environment;
-use field::{By, Field, Quality};
+use field::{By, Field, Quality, Rates};
 use lineup::Places;
 use ours::Run;
 use texts::Sample;
@@ -33,8 +33,7 @@ pub struct Figures {
     pub samples: Vec<Sample>,
     /// Texts per second by batch tokens, on the first sample.
     pub curves: By<Vec<(usize, f64)>>,
-    /// Texts per second by sample and round.
-    pub rates: By<Vec<Vec<f64>>>,
+    pub rates: Rates,
     pub quality: By<Quality>,
     /// The measured level at both places: calls, clients, latency.
     pub service: Run,

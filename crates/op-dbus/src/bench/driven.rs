@@ -1,6 +1,7 @@
 //! `bench --driven`: measures what is asked for on standard input, one JSON object a line, so that
 //! `cargo xtask bench-peers` can ask other libraries in turn with us. Its peers speak the same.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,9 +12,12 @@ use serde_json::{Value, json};
 
 use super::args::Args;
 use super::corpus::Corpus;
+use super::peak;
 use super::stage::Stage;
 use super::variant::Place;
 use crate::cli::{Done, Failure};
+
+const PRECISIONS: [&str; 3] = ["f32", "bf16", "int8"];
 
 #[derive(Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
@@ -26,6 +30,8 @@ enum Request {
     Vectors { texts: PathBuf, to: PathBuf },
     /// Tokens of each line, as the model reads them.
     Tokens { texts: PathBuf },
+    /// Operations per second that the CPU can do, by precision.
+    Peak,
     /// Writes generated texts.
     Generate { seed: u64, to: PathBuf },
 }
@@ -93,6 +99,10 @@ async fn done(stage: &Stage, request: Request) -> Result<Value, Failure> {
             let (tokens, truncated) = target.count_tokens(&lines(&texts)?).await?;
             let operations = target.work.map(|work| work.operations(tokens.iter().copied()));
             Ok(json!({ "tokens": tokens, "truncated": truncated, "operations": operations }))
+        }
+        Request::Peak => {
+            let peak = |precision: &&'static str| Some((*precision, peak::measure(precision)?));
+            Ok(json!(PRECISIONS.iter().filter_map(peak).collect::<BTreeMap<_, _>>()))
         }
         Request::Generate { seed, to } => {
             let corpus = Corpus::generated(seed);
