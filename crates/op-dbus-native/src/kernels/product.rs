@@ -26,6 +26,9 @@ pub(crate) const GROUP: usize = 192;
 /// what belongs to the rows stays there. A multiple of every tile's rows.
 pub(crate) const STRIP: usize = 96;
 
+/// Rows that are taken through one panel after another instead of the panels of a group.
+const FEW_ROWS: usize = 32;
+
 /// Bytes of a tile's rows that are multiplied with all panels of a group before the next inputs:
 /// what stays in the first level cache while panels stream through it.
 const INPUT_BYTES: usize = 12 << 10;
@@ -192,38 +195,44 @@ pub(crate) unsafe fn start<S: Simd>(product: &Product, row: usize, column: usize
 pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
     let mut scratch = Scratch::new();
     let mut ready = 0;
+    let tiles = product.rows.div_ceil(T::ROWS);
+    // All about as high: a tile of few rows keeps the multipliers waiting.
+    let (least, more) = (product.rows / tiles.max(1), product.rows % tiles.max(1));
+    let place = |tile: usize| (tile * least + tile.min(more), least + usize::from(tile < more));
+    // Few rows stay in the first level cache while each panel comes from far away, once; of many,
+    // a tile stays there, and the panels of a group are near for the tiles after the first.
+    let few = product.rows <= FEW_ROWS;
     let mut column = product.first;
     while column < product.end {
         let columns = GROUP.min(product.end - column);
+        let panels = columns.div_ceil(T::PANEL);
         let mut block = 0;
         while block < product.input.blocks {
             let blocks = T::DEPTH.min(product.input.blocks - block);
-            let mut row = 0;
-            let mut tiles = product.rows.div_ceil(T::ROWS);
-            while tiles > 0 {
-                // All about as high: a tile of few rows keeps the multipliers waiting.
-                let rows = (product.rows - row).div_ceil(tiles);
-                if rows != ready {
-                    T::begin(rows);
-                    ready = rows;
-                }
-                let (to, stride) = match product.finish {
-                    Finish::Store { to, stride } | Finish::Add { to, stride, .. } => {
-                        (to.add(row * stride + column), stride)
+            let last = block + blocks == product.input.blocks;
+            for outer in 0..if few { panels } else { tiles } {
+                for inner in 0..if few { tiles } else { panels } {
+                    let (tile, panel) = if few { (inner, outer) } else { (outer, inner) };
+                    let (row, rows) = place(tile);
+                    if rows != ready {
+                        T::begin(rows);
+                        ready = rows;
                     }
-                    Finish::Activate { .. } => (scratch.at(row, 0), GROUP),
-                };
-                let mut offset = 0;
-                while offset < columns {
-                    let (column, to) = (column + offset, to.add(offset));
+                    let (column, offset) = (column + panel * T::PANEL, panel * T::PANEL);
+                    let (to, stride) = match product.finish {
+                        Finish::Store { to, stride } | Finish::Add { to, stride, .. } => {
+                            (to.add(row * stride + column), stride)
+                        }
+                        Finish::Activate { .. } => (scratch.at(row, offset), GROUP),
+                    };
                     T::tile(product, Tile { row, rows, column, block, blocks, to, stride });
-                    offset += T::PANEL;
                 }
-                if block + blocks == product.input.blocks {
-                    finish::<T>(product, &mut scratch, [row, rows], [column, columns]);
+                if last && !few {
+                    finish::<T>(product, &mut scratch, place(outer), (column, columns));
                 }
-                row += rows;
-                tiles -= 1;
+            }
+            if last && few {
+                finish::<T>(product, &mut scratch, (0, product.rows), (column, columns));
             }
             block += blocks;
         }
@@ -237,8 +246,8 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
 unsafe fn finish<T: Tiles>(
     product: &Product,
     scratch: &mut Scratch,
-    [first, rows]: [usize; 2],
-    [column, columns]: [usize; 2],
+    (first, rows): (usize, usize),
+    (column, columns): (usize, usize),
 ) {
     let Finish::Activate { activation, to, smooth } = product.finish else { return };
     for row in first..first + rows {
