@@ -143,6 +143,7 @@ impl Backend for NativeBackend {
             });
         } else {
             team.run(&|member| {
+                let _member = together.member();
                 let (own, shared) = (&buffers[member], &buffers[0]);
                 let seat = Seat { member, barrier: together, own, shared };
                 for rows in shares.chunks() {

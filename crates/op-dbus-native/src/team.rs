@@ -181,11 +181,35 @@ pub(crate) struct Barrier {
     members: usize,
     waiting: AtomicUsize,
     round: AtomicUsize,
+    /// Somebody panicked and will never come.
+    broken: AtomicBool,
+}
+
+/// Breaks a barrier if it goes because of a panic.
+#[derive(Debug)]
+pub(crate) struct Breaks<'a>(&'a Barrier);
+
+impl Drop for Breaks<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.broken.store(true, Ordering::Release);
+        }
+    }
 }
 
 impl Barrier {
     pub fn new(members: usize) -> Self {
-        Self { members, waiting: AtomicUsize::new(0), round: AtomicUsize::new(0) }
+        Self {
+            members,
+            waiting: AtomicUsize::new(0),
+            round: AtomicUsize::new(0),
+            broken: AtomicBool::new(false),
+        }
+    }
+
+    /// To be held by each member during a task: if one panics, the others do not wait for it.
+    pub fn member(&self) -> Breaks<'_> {
+        Breaks(self)
     }
 
     /// Members that meet here.
@@ -194,6 +218,9 @@ impl Barrier {
     }
 
     /// Waits for the others. What any member wrote before, all see afterwards.
+    ///
+    /// # Panics
+    /// If another member panicked; the barrier is of no use any more then.
     pub fn wait(&self) {
         if self.members == 1 {
             return;
@@ -206,6 +233,7 @@ impl Barrier {
         }
         let mut spins = 0;
         while self.round.load(Ordering::Acquire) == round {
+            assert!(!self.broken.load(Ordering::Relaxed), "another compute thread panicked");
             if spins < SPINS {
                 spins += 1;
                 hint::spin_loop();
@@ -213,6 +241,30 @@ impl Barrier {
                 // The others may need this CPU to get here.
                 thread::yield_now();
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::{Barrier, Team};
+
+    #[test]
+    fn nobody_waits_for_a_member_that_panicked() {
+        for culprit in 0..3 {
+            let barrier = Barrier::new(3);
+            let mut team = Team::new(3, &[]).unwrap();
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                team.run(&|member| {
+                    let _member = barrier.member();
+                    barrier.wait();
+                    assert_ne!(member, culprit, "for the test");
+                    barrier.wait();
+                });
+            }));
+            assert!(result.is_err());
         }
     }
 }
