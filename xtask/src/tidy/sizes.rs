@@ -49,6 +49,11 @@ fn long(file: &File) -> Vec<(String, usize, usize)> {
     }
     for (start, line) in lines.iter().enumerate() {
         let Some(name) = function_name(line) else { continue };
+        // Without a body, or with one on the same line, there is nothing to count.
+        let head = lines[start..].iter().find(|line| line.ends_with(['{', ';', '}']));
+        if !head.is_some_and(|line| line.ends_with('{')) {
+            continue;
+        }
         // The formatter closes a function at the indentation that it opens at.
         let indent = line.len() - line.trim_start().len();
         let close = format!("{}}}", " ".repeat(indent));
