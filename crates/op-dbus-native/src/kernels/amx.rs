@@ -258,7 +258,7 @@ impl Tiles for Bf16Tiles {
     const COARSE: bool = true;
     /// Loading and storing sums takes as long as a few products; the CPUs with tiles have first
     /// level caches of 48 KiB, of which this is 24.
-    const DEPTH: usize = 2;
+    const DEPTH: usize = 3;
 
     #[inline(always)]
     unsafe fn begin(rows: usize) {
