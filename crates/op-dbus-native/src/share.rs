@@ -118,3 +118,43 @@ impl Shares {
         self.chunks.iter().map(|chunk| &self.rows[chunk.clone()])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use op_dbus_engine::Batch;
+
+    use super::{CHUNK_TOKENS, Shares};
+
+    fn planned(lengths: &[i32], members: usize) -> Shares {
+        let ids = vec![1; lengths.iter().sum::<i32>() as usize];
+        let mut shares = Shares::new(members);
+        shares.plan(&Batch { ids: &ids, lengths }, members, 384);
+        shares
+    }
+
+    #[test]
+    fn every_row_is_taken_once_in_chunks_that_get_smaller() {
+        let lengths: Vec<i32> = (0..120).map(|row| 1 + row * 7 % 60).collect();
+        let shares = planned(&lengths, 2);
+        assert!(shares.is_split());
+        let (mut rows, mut sizes) = (Vec::new(), Vec::new());
+        while let Some(chunk) = shares.take() {
+            sizes.push(chunk.iter().map(|&row| shares.text(row).len()).sum::<usize>());
+            rows.extend_from_slice(chunk);
+        }
+        rows.sort_unstable();
+        assert!(rows.into_iter().eq(0..120));
+        assert!(sizes.iter().all(|&tokens| tokens <= CHUNK_TOKENS), "{sizes:?}");
+        assert!(sizes.last() <= Some(&64) && sizes.first() > Some(&400), "{sizes:?}");
+    }
+
+    #[test]
+    fn all_members_compute_a_text_that_would_leave_others_idle() {
+        for (lengths, split) in [(&[15][..], false), (&[15, 15], true), (&[200, 15, 15], false)] {
+            let shares = planned(lengths, 2);
+            assert_eq!(shares.is_split(), split, "{lengths:?}");
+            assert_eq!(shares.chunks().map(<[u32]>::len).sum::<usize>(), lengths.len());
+        }
+        assert!(planned(&[15], 1).is_split());
+    }
+}

@@ -229,24 +229,26 @@ fn avx512_vnni_kernels(precision: Precision) -> Kernels {
     }
 }
 
+/// A table for AVX-512 BF16, and for AMX: the compiler needs to know no feature for tiles, it is told
+/// their instructions.
+#[cfg(target_arch = "x86_64")]
+macro_rules! avx512_bf16 {
+    ($($rest:tt)*) => {
+        table!(
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")],
+            $($rest)*
+        )
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 fn avx512_bf16_kernels(precision: Precision) -> Kernels {
     use avx512_dot::{Bf16, Int8};
     use tiles::{FloatTiles, IntTiles};
-    macro_rules! bf16 {
-        ($($rest:tt)*) => {
-            table!(
-                #[target_feature(
-                    enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16"
-                )],
-                $($rest)*
-            )
-        };
-    }
     match precision {
         Precision::F32 => avx512_kernels(precision),
-        Precision::Bf16 => bf16!(FloatTiles<Bf16, 8>, Element::Bf16, 2, u16, Bf16, 8),
-        Precision::Int8 => bf16!(IntTiles<Int8, 8>, Element::I8, 4, u8, Bf16, 8),
+        Precision::Bf16 => avx512_bf16!(FloatTiles<Bf16, 8>, Element::Bf16, 2, u16, Bf16, 8),
+        Precision::Int8 => avx512_bf16!(IntTiles<Int8, 8>, Element::I8, 4, u8, Bf16, 8),
     }
 }
 
@@ -254,21 +256,10 @@ fn avx512_bf16_kernels(precision: Precision) -> Kernels {
 fn amx_kernels(precision: Precision) -> Kernels {
     use amx::{Bf16Tiles, Int8Tiles};
     use avx512_dot::Bf16;
-    // The compiler needs to know no feature for tiles: it is told their instructions.
-    macro_rules! amx {
-        ($($rest:tt)*) => {
-            table!(
-                #[target_feature(
-                    enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16"
-                )],
-                $($rest)*
-            )
-        };
-    }
     match precision {
         Precision::F32 => avx512_kernels(precision),
-        Precision::Bf16 => amx!(Bf16Tiles, Element::Bf16, 2, u16, Bf16, 8),
-        Precision::Int8 => amx!(Int8Tiles, Element::I8, 4, u8, Bf16, 8),
+        Precision::Bf16 => avx512_bf16!(Bf16Tiles, Element::Bf16, 2, u16, Bf16, 8),
+        Precision::Int8 => avx512_bf16!(Int8Tiles, Element::I8, 4, u8, Bf16, 8),
     }
 }
 

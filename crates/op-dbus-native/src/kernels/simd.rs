@@ -98,8 +98,8 @@ pub(crate) const FINE: Gelu<13> = Gelu {
     ],
 };
 
-/// No farther than 2e-4 from `x · Φ(x)`: half of a bfloat16's last place at the function's least
-/// value, -0.17. P(1) is such that the two halves meet Φ at the reach.
+/// No farther than 2e-4 from `x · Φ(x)`: a fifth of a bfloat16's last place at the function's
+/// least value, -0.17. P(1) is such that the two halves meet Φ at the reach.
 pub(crate) const COARSE: Gelu<7> = Gelu {
     reach: 4.0,
     terms: [
