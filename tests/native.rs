@@ -25,6 +25,7 @@ tests! {
     a_graph_of_the_users_own_needs_the_other_engine: [Bus],
     a_graph_of_the_users_own_is_served_by_the_other_engine: [Bus, Runtime],
     its_threads_sleep_when_there_is_nothing_to_do: [Bus, Low],
+    it_is_calibrated_once: [Bus, Low],
     its_memory_is_that_of_the_weights: [Bus, Medium],
     a_model_that_was_replaced_is_not_served_under_the_old_name: [Bus],
     a_worker_killed_while_it_packs_leaves_nothing: [Bus, Low],
@@ -51,6 +52,37 @@ async fn status(daemon: &Daemon, key: &str) -> Outcome<String> {
     let status: HashMap<String, OwnedVariant> = daemon.client().manager.get_status().await?;
     let value = status.get(key).ok_or_else(|| format!("the status has no {key}"))?;
     Ok(value.clone().try_into()?)
+}
+
+async fn it_is_calibrated_once() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("batch_tokens_max", "auto");
+    let daemon = setup.ready(&bus).await?;
+    let measured = |daemon: &Daemon| daemon.process.stderr().contains("calibrated how");
+    assert!(measured(&daemon), "{}", daemon.process.stderr());
+    let status = daemon.client().manager.get_status().await?;
+    let workers: Vec<HashMap<String, OwnedVariant>> =
+        status.get("workers").ok_or("no workers")?.clone().try_into()?;
+    let tokens: u64 = workers[0].get("batch_tokens").ok_or("no figure")?.clone().try_into()?;
+    assert!(tokens >= 128, "{tokens}");
+    let expected = daemon.client().vectors(&["as good as ever"]).await?;
+    daemon.stop().await?;
+
+    let daemon = setup.ready(&bus).await?;
+    assert!(!measured(&daemon), "{}", daemon.process.stderr());
+    assert_eq!(daemon.client().vectors(&["as good as ever"]).await?, expected);
+    daemon.stop().await?;
+
+    let record = fs::read_dir(setup.path("cache/tuning"))?.next().ok_or("no record")??.path();
+    fs::write(&record, "{")?;
+    let daemon = setup.ready(&bus).await?;
+    let said = daemon.process.stderr();
+    assert!(said.contains("calibration can't be used") && measured(&daemon), "{said}");
+    daemon.stop().await?;
+
+    let daemon = setup.setting("batch_tokens_max", "64").ready(&bus).await?;
+    assert_eq!(daemon.client().vectors(&["as good as ever"]).await?, expected);
+    daemon.stop().await
 }
 
 /// The models of the store, and nothing beside them.

@@ -43,10 +43,11 @@ impl Setup {
     }
 
     /// A daemon with the real model of `level` from the test store, computed as it is out of the
-    /// box.
+    /// box, but for the calibration, which would take longer than most tests.
     pub fn real(level: &str) -> Outcome<Self> {
         let models = needs::store().join("models").display().to_string();
-        Ok(Self::empty()?.setting("vector_level", level).setting("model_dir", &models))
+        let setup = Self::empty()?.setting("vector_level", level).setting("model_dir", &models);
+        Ok(setup.setting("batch_tokens_max", "512"))
     }
 
     fn empty() -> Outcome<Self> {

@@ -19,6 +19,9 @@ pub struct Description {
     pub isa: String,
     /// Length of one vector.
     pub dimensions: usize,
+    /// Tokens of a batch beyond which its throughput hardly grows, as it was measured; 0 where it was
+    /// not.
+    pub batch_tokens: usize,
     /// Time from start to ready.
     pub load_ms: u64,
     /// Process that computes; our own for a backend that runs in-process.

@@ -19,6 +19,9 @@ pub struct Limits {
     /// Tokens of one batch: rows × sequence length when padded, else those of its texts. Raised to
     /// the model's maximum input if that is more, because one text of full length must fit.
     pub batch_tokens_max: usize,
+    /// Whether a batch is to stop at what the backends were measured to need
+    /// ([`Description::batch_tokens`](crate::Description)), if that is less.
+    pub batch_tokens_measured: bool,
     /// Rows of one batch.
     pub batch_rows_max: usize,
     /// Rows × sequence length² of one batch when padded, else the sum of its texts' squares: what
@@ -51,6 +54,7 @@ impl Default for Limits {
             call_bytes_max: 128 << 20,
             batch_layout: BatchLayout::Padded,
             batch_tokens_max: 512,
+            batch_tokens_measured: false,
             batch_rows_max: 512,
             batch_attention_max: 4 << 20,
             batch_padding_percent_max: 12,

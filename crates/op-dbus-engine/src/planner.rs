@@ -134,6 +134,16 @@ impl Planner {
         Self { budget, lanes: Vec::new(), window: Vec::new(), turns: BinaryHeap::new() }
     }
 
+    /// Tokens of the largest batch of several rows.
+    pub fn tokens_max(&self) -> usize {
+        self.budget.tokens_max
+    }
+
+    /// Makes batches of `tokens` at most from here on; never of more than before.
+    pub fn lower_tokens_max(&mut self, tokens: usize) {
+        self.budget.tokens_max = self.budget.tokens_max.min(tokens);
+    }
+
     /// Takes the next batch out of the queue. The entry whose turn it is goes in any case; a single
     /// row may exceed the budget.
     pub fn plan<T>(

@@ -51,7 +51,7 @@ pub(crate) struct Scheduler {
     pub clock: Clock,
     pub stats: Stats,
     layout: BatchLayout,
-    batch_tokens_max: usize,
+    batch_tokens_measured: bool,
     delay_us: u64,
     state: Mutex<State>,
     /// Signalled when there is work, and when the engine stops.
@@ -102,7 +102,7 @@ impl Scheduler {
             clock: Clock(Instant::now()),
             stats: Stats::default(),
             layout: budget.layout,
-            batch_tokens_max: budget.tokens_max,
+            batch_tokens_measured: limits.batch_tokens_measured,
             delay_us: limits.batch_delay_us_max,
             state: Mutex::new(State {
                 queue: Queue::new(limits.bulk_wait_us_max),
@@ -134,7 +134,14 @@ impl Scheduler {
             },
             load_failures: 0,
         };
-        self.lock().workers = descriptions.into_iter().map(worker).collect();
+        let mut state = self.lock();
+        if self.batch_tokens_measured {
+            let measured = descriptions.iter().map(|worker| worker.batch_tokens);
+            if let Some(tokens) = measured.filter(|tokens| *tokens > 0).min() {
+                state.planner.lower_tokens_max(tokens);
+            }
+        }
+        state.workers = descriptions.into_iter().map(worker).collect();
     }
 
     /// Queues rows; they are failed at once when nobody will ever run them.
@@ -193,7 +200,7 @@ impl Scheduler {
             for uid in std::mem::take(&mut state.cancelled) {
                 dead.extend(state.queue.purge(uid, &alive));
             }
-            if let Some(delay) = self.delay(&state.queue, now_us) {
+            if let Some(delay) = self.delay(state, now_us) {
                 if !wait {
                     return Next::Nothing;
                 }
@@ -226,11 +233,12 @@ impl Scheduler {
         }
     }
 
-    fn delay(&self, queue: &Queue<Row>, now_us: u64) -> Option<Duration> {
-        if self.delay_us == 0 || queue.tokens() >= self.batch_tokens_max {
+    /// How long an idle worker waits for more texts.
+    fn delay(&self, state: &State, now_us: u64) -> Option<Duration> {
+        if self.delay_us == 0 || state.queue.tokens() >= state.planner.tokens_max() {
             return None;
         }
-        let until_us = queue.oldest_us()?.saturating_add(self.delay_us);
+        let until_us = state.queue.oldest_us()?.saturating_add(self.delay_us);
         let wait_us = until_us.checked_sub(now_us).filter(|wait_us| *wait_us > 0)?;
         Some(Duration::from_micros(wait_us))
     }

@@ -43,6 +43,7 @@ impl SimBackend {
             engine: "sim".into(),
             isa: String::new(),
             dimensions,
+            batch_tokens: 0,
             load_ms: 0,
             pid: std::process::id(),
         };

@@ -93,6 +93,7 @@ impl Meter {
             engine: "test".into(),
             isa: String::new(),
             dimensions: DIMENSIONS,
+            batch_tokens: 0,
             load_ms: 0,
             pid: std::process::id(),
         };

@@ -3,7 +3,7 @@
 use crate::head;
 use crate::kernels::Layout;
 use crate::kernels::attention;
-use crate::kernels::product::{GROUP, Operand, STRIP};
+use crate::kernels::product::{GROUP, Operand, STRIP_MAX};
 use crate::plan::Shape;
 
 /// Rows are this many values apart, rounded up; a cache line more, so that the rows of a tile do
@@ -29,9 +29,9 @@ pub(crate) struct Buffers {
     /// Queries, keys and values, `[tokens of a group][attention_stride]`.
     pub attention: *mut f32,
     pub attention_stride: usize,
-    /// Left operand of [`STRIP`] rows of the hidden dimension.
+    /// Left operand of [`STRIP_MAX`] rows of the hidden dimension.
     pub operand: Operand,
-    /// Left operand of [`STRIP`] rows of the feed-forward network's inner dimension.
+    /// Left operand of [`STRIP_MAX`] rows of the feed-forward network's inner dimension.
     pub inner: Operand,
     /// Scratch memory of the attention.
     pub scratch: *mut f32,
@@ -73,7 +73,7 @@ impl Arena {
         let (operand_stride, inner_stride) = (apart(shape.hidden), apart(shape.inner));
         let blocks = [shape.hidden.div_ceil(GROUP), shape.inner.div_ceil(GROUP)];
         // Of a layer's rows, those of the texts that go through it together (`encode::Group`).
-        let group = STRIP.max(length);
+        let group = STRIP_MAX.max(length);
         let mut end = 0;
         let mut take = |bytes: usize| {
             let start = end;
@@ -81,14 +81,17 @@ impl Arena {
             end += bytes.div_ceil(LINE_BYTES) + 1;
             start
         };
-        let scales = |blocks: usize| STRIP * blocks * 2 * 4;
+        let scales = |blocks: usize| STRIP_MAX * blocks * 2 * 4;
         let offsets = Offsets {
             x: take(tokens * stride * 4),
             y: take(group * stride * 4),
             context: take(group * stride * 4),
             attention: take(group * attention_stride * 4),
-            operand: [take(STRIP * operand_stride * layout.input_bytes), take(scales(blocks[0]))],
-            inner: [take(STRIP * inner_stride * layout.input_bytes), take(scales(blocks[1]))],
+            operand: [
+                take(STRIP_MAX * operand_stride * layout.input_bytes),
+                take(scales(blocks[0])),
+            ],
+            inner: [take(STRIP_MAX * inner_stride * layout.input_bytes), take(scales(blocks[1]))],
             scratch: take(
                 attention::scratch_floats(length, shape.head()).max(head::scratch(shape)) * 4,
             ),

@@ -11,6 +11,7 @@ use crate::load::{self, Options, Source, load_error};
 use crate::packed::Packed;
 use crate::share::{CHUNK_TOKENS, Shares};
 use crate::team::{Barrier, Team};
+use crate::tuning::{self, Tuning};
 
 /// A model on the CPU, computed by our own kernels.
 pub struct NativeBackend {
@@ -22,6 +23,7 @@ pub struct NativeBackend {
     /// Where all members meet, and where one meets itself.
     together: Barrier,
     alone: Barrier,
+    tuning: Tuning,
     description: Description,
 }
 
@@ -39,6 +41,9 @@ impl NativeBackend {
         let start = Instant::now();
         let packed = load::packed(&options, source)?;
         let mut backend = Self::assemble(packed, &options)?;
+        if options.calibrate {
+            tuning::tune(&mut backend, &options);
+        }
         backend.description.load_ms =
             u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(backend)
@@ -76,6 +81,7 @@ impl NativeBackend {
             engine: "native".to_owned(),
             isa: options.isa.to_string(),
             dimensions: found,
+            batch_tokens: 0,
             load_ms: 0,
             pid: std::process::id(),
         };
@@ -87,8 +93,31 @@ impl NativeBackend {
             team,
             arenas,
             buffers,
+            tuning: Tuning::default(),
             description,
         })
+    }
+
+    /// Computes in another way from here on; vectors stay what they are.
+    pub(crate) fn set_tuning(&mut self, tuning: Tuning) {
+        self.tuning = tuning;
+        self.model.strip = tuning.strip;
+        self.description.batch_tokens = tuning.batch_tokens * self.team.members();
+    }
+
+    /// Threads that compute.
+    pub(crate) fn members(&self) -> usize {
+        self.team.members()
+    }
+
+    /// Tokens of the longest text.
+    pub(crate) fn length_max(&self) -> usize {
+        self.arenas.first().map_or(0, Arena::length)
+    }
+
+    /// Token ids that there are.
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.model.packed.shape.vocabulary
     }
 
     /// Refuses a batch that contradicts itself or the model, before a kernel sees it.
@@ -100,7 +129,7 @@ impl NativeBackend {
         if rows.checked_mul(self.description.dimensions) != Some(out.len()) {
             return refuse(format!("{rows} rows have room for {} values", out.len()));
         }
-        let longest = self.arenas.first().map_or(0, Arena::length);
+        let longest = self.length_max();
         for ids in batch.texts() {
             if ids.is_empty() || ids.len() > longest {
                 let length = ids.len();
@@ -123,9 +152,9 @@ impl Backend for NativeBackend {
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
         self.check(batch, out)?;
-        let Self { model, team, buffers, shares, together, alone, .. } = self;
+        let Self { model, team, buffers, shares, together, alone, tuning, .. } = self;
         let dimensions = self.description.dimensions;
-        shares.plan(batch, team.members(), model.packed.shape.hidden);
+        shares.plan(batch, team.members(), model.packed.shape.hidden, tuning.together_percent);
         let out = Out(out.as_mut_ptr());
         let (shares, buffers) = (&*shares, &*buffers);
         let text = |row: u32| Text {

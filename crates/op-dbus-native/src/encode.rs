@@ -13,12 +13,13 @@ use crate::arena::Buffers;
 use crate::head;
 use crate::kernels::attention::Attention;
 use crate::kernels::norm::Norm;
-use crate::kernels::product::{Activation, Finish, GROUP, Operand, Product, Rows, STRIP, Weights};
+use crate::kernels::product::{Activation, Finish, GROUP, Operand, Product, Rows, Weights};
 use crate::kernels::{Element, Kernels};
 use crate::packed::Packed;
 use crate::plan::{LayerPlan, LinearPlan, NormPlan};
 use crate::reach::{Input, Recorder};
 use crate::team::Barrier;
+use crate::tuning::Tuning;
 
 /// The widest vector of any instruction set, in 32-bit floats.
 const LANES_MAX: usize = 16;
@@ -34,6 +35,9 @@ pub(crate) struct Model {
     bias: Vec<f32>,
     /// Sees the inputs of all products, while a model of 32-bit floats is calibrated.
     pub recorder: Option<Recorder>,
+    /// Most tokens that go through a layer together, unless a single text has more; at most
+    /// [`STRIP_MAX`](crate::kernels::product::STRIP_MAX).
+    pub strip: usize,
 }
 
 /// One text of a batch.
@@ -73,7 +77,8 @@ pub(crate) struct Seat<'a> {
 impl Model {
     pub fn new(packed: Packed, kernels: Kernels, pooling: Pooling, normalize: bool) -> Self {
         let bias = spread_bias(&packed);
-        Self { packed, kernels, pooling, normalize, bias, recorder: None }
+        let strip = Tuning::default().strip;
+        Self { packed, kernels, pooling, normalize, bias, recorder: None, strip }
     }
 
     /// The longest text that there are positions for.
@@ -95,7 +100,7 @@ impl Model {
         unsafe {
             member.embed();
             for (index, layer) in self.packed.plan.layers.iter().enumerate() {
-                for group in groups(texts) {
+                for group in groups(texts, self.strip) {
                     member.attention(index, layer, &group);
                     member.feed_forward(index, layer, &group);
                 }
@@ -152,7 +157,7 @@ impl Member<'_> {
         // SAFETY: the contract; the columns and heads of members do not overlap, and the barriers
         // lie between what one writes and what another reads.
         unsafe {
-            for (first, rows) in strips(group.tokens) {
+            for (first, rows) in strips(group.tokens, self.model.strip) {
                 let x = own.x.add((group.first + first) * own.stride);
                 self.see(index, Input::Attention, x, rows);
                 self.prepare(&layer.attention, x, rows);
@@ -214,7 +219,7 @@ impl Member<'_> {
             op_dbus_graph::encoder::Activation::GeluTanh => Activation::GeluTanh,
             op_dbus_graph::encoder::Activation::Relu => Activation::Relu,
         };
-        for (first, rows) in strips(group.tokens) {
+        for (first, rows) in strips(group.tokens, self.model.strip) {
             // SAFETY: as in `attention`. What was read of `y` by one member is written by another
             // only behind a barrier that both have passed.
             unsafe {
@@ -350,13 +355,13 @@ impl Member<'_> {
     }
 }
 
-/// The texts in groups of up to [`STRIP`] tokens, or one text.
-fn groups<'a>(texts: &'a [Text<'a>]) -> impl Iterator<Item = Group<'a>> {
+/// The texts in groups of up to `strip` tokens, or one text.
+fn groups<'a>(texts: &'a [Text<'a>], strip: usize) -> impl Iterator<Item = Group<'a>> {
     let (mut rest, mut first) = (texts, 0);
     std::iter::from_fn(move || {
         let (mut count, mut tokens) = (0, 0);
         for text in rest {
-            if count > 0 && tokens + text.ids.len() > STRIP {
+            if count > 0 && tokens + text.ids.len() > strip {
                 break;
             }
             tokens += text.ids.len();
@@ -371,8 +376,8 @@ fn groups<'a>(texts: &'a [Text<'a>]) -> impl Iterator<Item = Group<'a>> {
 }
 
 /// First row and rows of each strip.
-fn strips(tokens: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..tokens).step_by(STRIP).map(move |first| (first, STRIP.min(tokens - first)))
+fn strips(tokens: usize, strip: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..tokens).step_by(strip).map(move |first| (first, strip.min(tokens - first)))
 }
 
 /// The bias of every distance that two tokens can have, so that each query's is one slice.

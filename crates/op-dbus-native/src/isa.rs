@@ -121,6 +121,15 @@ impl Isa {
     }
 }
 
+/// What tells CPUs of one instruction set apart: family, model and stepping on x86-64, 0 elsewhere.
+pub(crate) fn signature() -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    let signature = std::arch::x86_64::__cpuid(1).eax;
+    #[cfg(not(target_arch = "x86_64"))]
+    let signature = 0;
+    signature
+}
+
 /// Whether the CPU has tiles of bfloat16 and of 8-bit integers, and this process may use them.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn has_tiles() -> bool {

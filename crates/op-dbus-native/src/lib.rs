@@ -23,6 +23,7 @@ mod share;
 mod team;
 #[cfg(test)]
 mod tests;
+mod tuning;
 
 pub use backend::NativeBackend;
 pub use isa::Isa;

@@ -39,6 +39,9 @@ pub struct Options {
     pub normalize: bool,
     /// Length of one vector, as the model's record says.
     pub dimensions: usize,
+    /// Whether to measure how this CPU computes batches best, unless the cache says; else batches are
+    /// computed as suits an ordinary CPU.
+    pub calibrate: bool,
 }
 
 /// The files of a model.

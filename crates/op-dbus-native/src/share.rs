@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use op_dbus_engine::Batch;
 
+use crate::tuning::Together;
+
 /// Most tokens that one thread takes through the encoder at once, unless a single text is longer:
 /// enough that the weights are worth their way from memory.
 pub(crate) const CHUNK_TOKENS: usize = 512;
@@ -12,10 +14,6 @@ pub(crate) const CHUNK_TOKENS: usize = 512;
 /// Fewest tokens of a chunk, as long as there are more: a strip of rows that is worth its weights'
 /// way from the third level cache.
 const CHUNK_TOKENS_MIN: usize = 64;
-
-/// What splitting every matrix costs beyond the work itself, in percent: barriers, and shares of
-/// columns that do not come out even.
-const TOGETHER_PERCENT: u64 = 115;
 
 /// The rows of a batch in chunks, which are taken one after another by whoever is free. They get
 /// smaller towards the end, so that nobody waits long for the last.
@@ -46,9 +44,9 @@ impl Shares {
         }
     }
 
-    /// Divides `batch` into chunks. If the longest texts would leave some of `members` idle for too
-    /// long, all members are to compute each chunk together.
-    pub fn plan(&mut self, batch: &Batch<'_>, members: usize, hidden: usize) {
+    /// Divides `batch` into chunks. If the longest texts would leave some of `members` idle for longer
+    /// than it costs to share every matrix, all members are to compute each chunk together.
+    pub fn plan(&mut self, batch: &Batch<'_>, members: usize, hidden: usize, together: Together) {
         let rows = batch.rows();
         self.texts.clear();
         let mut end = 0;
@@ -76,7 +74,10 @@ impl Shares {
         }
         let total: u64 = self.loads.iter().sum();
         let longest = self.loads.iter().max().copied().unwrap_or(0);
-        self.split = members == 1 || longest <= total / members as u64 * TOGETHER_PERCENT / 100;
+        // Shared matrices have the rows of a whole chunk.
+        let percent = together.of(end.min(CHUNK_TOKENS));
+        let shared = (total / members as u64).saturating_mul(percent) / 100;
+        self.split = members == 1 || longest <= shared;
         self.chunks.clear();
         let (mut start, mut left) = (0, end);
         while start < rows {
@@ -124,11 +125,13 @@ mod tests {
     use op_dbus_engine::Batch;
 
     use super::{CHUNK_TOKENS, Shares};
+    use crate::tuning::Together;
 
     fn planned(lengths: &[i32], members: usize) -> Shares {
         let ids = vec![1; lengths.iter().sum::<i32>() as usize];
         let mut shares = Shares::new(members);
-        shares.plan(&Batch { ids: &ids, lengths }, members, 384);
+        let together = Together { short: 115, long: 115 };
+        shares.plan(&Batch { ids: &ids, lengths }, members, 384, together);
         shares
     }
 

@@ -1,6 +1,6 @@
 //! The engine against a reference in 64-bit floats, on made-up models of odd sizes.
 
 mod cache;
-mod made_up;
+pub(crate) mod made_up;
 mod reference;
 mod vectors;

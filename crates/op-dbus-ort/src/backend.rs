@@ -67,6 +67,7 @@ impl OrtBackend {
             engine: "ort".to_owned(),
             isa: String::new(),
             dimensions,
+            batch_tokens: 0,
             load_ms: u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
             pid: std::process::id(),
         };

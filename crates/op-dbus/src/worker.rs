@@ -21,8 +21,8 @@ use op_dbus_daemon::telemetry;
 use op_dbus_engine::sim::{self, Faults, SimBackend};
 use op_dbus_engine::{Backend, BackendError};
 
-/// The runtime's own chatter is left out below its errors.
-const LOG_FILTER: &str = "warn,ort=error";
+/// The runtime's own chatter is left out below its errors; the native engine says how it was calibrated.
+const LOG_FILTER: &str = "warn,op_dbus_native=info,ort=error";
 
 /// Computes for the daemon that started it (internal)
 #[derive(clap::Args)]
@@ -52,6 +52,9 @@ pub struct Args {
     /// Instruction set; `auto` is the best
     #[arg(long)]
     cpu_isa: String,
+    /// Measure how this machine computes batches best, unless the cache says
+    #[arg(long)]
+    calibrate: bool,
     /// CPUs to stay on; all if absent
     #[arg(long, value_delimiter = ',')]
     cpu_list: Vec<usize>,

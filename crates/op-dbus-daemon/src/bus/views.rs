@@ -143,6 +143,7 @@ fn worker(worker: &WorkerStatus) -> Dictionary {
         ("restarts", worker.restarts.into()),
         ("last_error", worker.last_error.clone().unwrap_or_default().into()),
         ("load_ms", about.load_ms.into()),
+        ("batch_tokens", number(about.batch_tokens)),
     ])
 }
 

@@ -15,6 +15,9 @@ use super::worker::{Blueprint, Crew, Spawner};
 use super::{Error, provider};
 use crate::settings::{CpuEngine, Loaded, Origin, Settings};
 
+/// Tokens for each thread beyond which no batch grows, however the machine was measured: whoever comes
+/// while it is computed has to wait.
+const CALIBRATED_TOKENS_MAX: usize = 2048;
 const SIM_INPUT_TOKENS: usize = 256;
 /// SHA-256 of "op-dbus simulated vectors 1": no model's space, and the same everywhere.
 const SIM_SPACE: &str = "5947c198f843bc1ef8e81a3a20a93c51354f3324174e6cb8befab16e83d4b21d";
@@ -78,14 +81,19 @@ pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Resul
 /// The bounds that the settings leave to the engine.
 pub(super) fn limits(settings: &Settings) -> Limits {
     let basic = Limits::default();
-    let (layout, threads) = match settings.cpu_engine {
+    let native = settings.cpu_engine == CpuEngine::Native;
+    let (layout, threads, unmeasured) = match native {
         // What a batch may cost is said for one thread, and each takes its part of the batch.
-        CpuEngine::Native => (BatchLayout::Packed, Crew::of(settings, Vec::new()).threads),
-        CpuEngine::Ort | CpuEngine::Sim => (BatchLayout::Padded, 1),
+        true => {
+            (BatchLayout::Packed, Crew::of(settings, Vec::new()).threads, CALIBRATED_TOKENS_MAX)
+        }
+        false => (BatchLayout::Padded, 1, basic.batch_tokens_max),
     };
+    let batch_tokens_max = settings.batch_tokens_max.unwrap_or(unmeasured);
     Limits {
         batch_layout: layout,
-        batch_tokens_max: settings.batch_tokens_max.saturating_mul(threads),
+        batch_tokens_max: batch_tokens_max.saturating_mul(threads),
+        batch_tokens_measured: settings.batch_tokens_max.is_none(),
         batch_rows_max: basic.batch_rows_max.saturating_mul(threads),
         batch_attention_max: basic.batch_attention_max.saturating_mul(threads as u64),
         batch_delay_us_max: settings.batch_delay_us_max,

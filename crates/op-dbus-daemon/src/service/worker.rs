@@ -154,6 +154,9 @@ fn command(
     for (option, value) in options {
         command.arg(option).arg(value);
     }
+    if settings.batch_tokens_max.is_none() {
+        command.arg("--calibrate");
+    }
     if !member.cpus.is_empty() {
         let list: Vec<String> = member.cpus.iter().map(usize::to_string).collect();
         command.arg("--cpu-list").arg(list.join(","));

@@ -64,8 +64,10 @@ pub struct Settings {
     pub config: PathBuf,
     /// The bus that is served.
     pub bus: Bus,
-    /// Tokens that one thread of the native engine, or one worker of another, gets in a batch.
-    pub batch_tokens_max: usize,
+    /// Tokens that one thread of the native engine, or one worker of another, gets in a batch; `None`
+    /// is what the machine was measured to need.
+    #[serde(deserialize_with = "types::number_or_word")]
+    pub batch_tokens_max: Option<usize>,
     /// Microseconds a batch may wait for more texts while a worker is idle.
     pub batch_delay_us_max: u64,
     /// Threads each CPU worker computes with; `None` shares the CPUs between the workers.

@@ -267,13 +267,15 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         key: "batch_tokens_max",
-        kind: count(16, 1 << 20),
-        default: "512",
+        kind: count_or("auto", 16, 1 << 20),
+        default: "auto",
         unit: "tokens",
         doc: "The most tokens that one thread computes in one batch: a worker of the native \
               engine gets this many for each of its threads. ONNX Runtime gets this many for all \
               of them together, padding included. A single text that is longer makes a batch of \
-              its own. On a CPU small batches are best.",
+              its own. With `auto` the native engine measures how this machine computes a model \
+              best, for a second or two when it first loads it, and keeps the answer in \
+              `cache_dir`; with a number it measures nothing. For ONNX Runtime `auto` is 512.",
         group: Group::Batching,
         scope: Scope::Any,
     },

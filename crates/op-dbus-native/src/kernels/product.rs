@@ -22,9 +22,8 @@ use super::simd::{COARSE, FINE, Simd, each, gelu, gelu_tanh};
 /// faster on AVX2, but texts unlike those of the calibration (`tests/golden`) fall below 0.9995.
 pub(crate) const GROUP: usize = 128;
 
-/// Most rows of one product: enough that weights are worth their way to the caches, few enough that
-/// what belongs to the rows stays there. A multiple of every tile's rows.
-pub(crate) const STRIP: usize = 96;
+/// Most rows of one product.
+pub(crate) const STRIP_MAX: usize = 192;
 
 /// Rows that are taken through one panel after another instead of the panels of a group.
 const FEW_ROWS: usize = 32;
@@ -90,7 +89,7 @@ pub(crate) enum Finish {
 pub(crate) struct Product {
     /// The left operand.
     pub input: Operand,
-    /// Its rows, at most [`STRIP`].
+    /// Its rows, at most [`STRIP_MAX`].
     pub rows: usize,
     /// The right operand.
     pub weights: Weights,
@@ -104,7 +103,7 @@ pub(crate) struct Product {
 
 /// Sums on their way to their destination.
 #[repr(C, align(64))]
-pub(crate) struct Scratch(MaybeUninit<[[f32; GROUP]; STRIP]>);
+pub(crate) struct Scratch(MaybeUninit<[[f32; GROUP]; STRIP_MAX]>);
 
 impl Scratch {
     #[inline(always)]

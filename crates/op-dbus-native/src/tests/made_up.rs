@@ -153,6 +153,7 @@ pub fn options(encoder: &Encoder<'_>, isa: Isa, precision: Precision, threads: u
         pooling: Pooling::Mean,
         normalize: true,
         dimensions: encoder.dimensions(),
+        calibrate: false,
     }
 }
 

@@ -57,7 +57,7 @@ impl Local {
             provider: served.provider.clone(),
             precision: served.precision.clone(),
             isa: served.isa.clone(),
-            batch_tokens: self.service.now().settings().batch_tokens_max,
+            batch_tokens: self.service.now().settings().batch_tokens_max.unwrap_or(0),
             max_input_tokens: served.max_input_tokens,
             space: served.vector_space(),
         }

@@ -119,7 +119,7 @@ impl Stage {
             self.spawned.push(service);
             let service = connect(&address).await?;
             let remote = Remote::new(address, service);
-            let batch_tokens = load(&flags)?.settings.batch_tokens_max;
+            let batch_tokens = load(&flags)?.settings.batch_tokens_max.unwrap_or(0);
             let facts = Facts { batch_tokens, ..remote.facts().await? };
             self.add_daemon(variant, facts, remote).await?;
         }

@@ -85,7 +85,7 @@ pub struct Facts {
     pub precision: String,
     /// Instruction set; empty where the engine chooses by itself.
     pub isa: String,
-    /// Tokens in one batch; 0 where only the service knows.
+    /// Tokens of one batch for each thread; 0 as calibrated, or where only the service knows.
     pub batch_tokens: usize,
     pub max_input_tokens: usize,
     #[serde(skip)]
@@ -122,7 +122,13 @@ impl Facts {
         word(|facts| facts.engine.clone(), true);
         word(|facts| facts.precision.clone(), true);
         word(|facts| facts.isa.clone(), true);
-        word(|facts| format!("{} tokens", facts.batch_tokens), false);
+        word(
+            |facts| match facts.batch_tokens {
+                0 => "calibrated tokens".to_owned(),
+                tokens => format!("{tokens} tokens"),
+            },
+            false,
+        );
         words.join(" ")
     }
 }

@@ -27,6 +27,7 @@ pub fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
         pooling: model::pooling(&model),
         normalize: model.normalize,
         dimensions: model.dimensions,
+        calibrate: args.calibrate,
     };
     let backend = NativeBackend::load(options, || source(&model, precision))?;
     // The backend places the threads that it starts; the first of its team is this one.

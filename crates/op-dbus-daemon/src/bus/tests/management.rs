@@ -136,7 +136,7 @@ async fn settings_are_read_again() {
         settings.into_iter().find(|setting| text(setting, "key") == "batch_tokens_max").unwrap()
     };
     let setting = find().await;
-    assert_eq!((text(&setting, "value"), text(&setting, "default")), ("256", "512"));
+    assert_eq!((text(&setting, "value"), text(&setting, "default")), ("256", "auto"));
     assert!(text(&setting, "origin").contains("config.toml"));
     let before = pair.service.now().served().unwrap().clone();
 

@@ -26,7 +26,6 @@ fn an_empty_tree_gives_the_built_in_values() {
 fn defaults_agree_with_the_engine() {
     let settings = Tree::new(&[]).loaded().settings;
     let limits = op_dbus_engine::Limits::default();
-    assert_eq!(settings.batch_tokens_max, limits.batch_tokens_max);
     assert_eq!(settings.batch_delay_us_max, limits.batch_delay_us_max);
     assert_eq!(settings.queue_tokens_max, limits.queue_tokens_max);
     assert_eq!(settings.quota_tokens, limits.quota_tokens);
@@ -75,7 +74,7 @@ fn every_sources_mistakes_are_told_in_one_message() {
     let tree = tree.flag("threads", "2").flag("precision", "f16");
     let expected = "there are 9 mistakes in the settings:
   /etc/op-dbus/conf.d/20-b.toml, line 1: it is not TOML: invalid basic string, expected `\"`
-  /usr/lib/op-dbus/config.toml, line 1: batch_tokens_max = 1.5 is not accepted; write 16 to 1048576
+  /usr/lib/op-dbus/config.toml, line 1: batch_tokens_max = 1.5 is not accepted; write `auto`, or 16 to 1048576
   /etc/op-dbus/config.toml, line 1: `vector_levle` is not a setting; did you mean `vector_level`?
   /etc/op-dbus/config.toml, line 2: vector_level = \"hgih\" is not accepted (did you mean \
 `high`?); write `none`, `low`, `medium`, `high`
