@@ -80,6 +80,8 @@ pub enum Layout {
 pub enum Dialect {
     /// Those of ONNX and ONNX Runtime's own `com.microsoft` domain.
     OnnxRuntime,
+    /// Those of ONNX alone, for providers that lack the others.
+    Onnx,
 }
 
 /// What will run the graph.

@@ -1,7 +1,11 @@
 //! From the description of an encoder to a graph for one target.
 
+mod block;
 mod dense;
+mod fused;
+mod operators;
 mod padded;
+mod plain;
 mod pooling;
 
 use crate::encoder::Encoder;
@@ -20,7 +24,11 @@ pub(crate) fn lower(encoder: &Encoder<'_>, recipe: &Recipe) -> Result<Vec<u8>, E
             supported: format!("1 to {positions}, the rows of the model's position table"),
         });
     }
-    match (recipe.target.precision, recipe.target.layout, recipe.target.dialect) {
-        (Precision::F32, Layout::Padded, Dialect::OnnxRuntime) => padded::lower(encoder, recipe),
+    let operators: &dyn operators::Operators = match recipe.target.dialect {
+        Dialect::OnnxRuntime => &fused::Fused,
+        Dialect::Onnx => &plain::Plain,
+    };
+    match (recipe.target.precision, recipe.target.layout) {
+        (Precision::F32, Layout::Padded) => padded::lower(encoder, recipe, operators),
     }
 }

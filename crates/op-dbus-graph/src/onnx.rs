@@ -86,11 +86,13 @@ pub(crate) struct Attribute {
     pub t: Option<Tensor>,
     #[prost(message, optional, tag = "6")]
     pub g: Option<Graph>,
+    #[prost(int64, repeated, tag = "8")]
+    pub ints: Vec<i64>,
     #[prost(message, repeated, tag = "10")]
     pub tensors: Vec<Tensor>,
     #[prost(message, repeated, tag = "11")]
     pub graphs: Vec<Graph>,
-    /// `AttributeProto.AttributeType`: 1 float, 2 integer.
+    /// `AttributeProto.AttributeType`: 1 float, 2 integer, 7 integers.
     #[prost(int32, tag = "20")]
     pub r#type: i32,
     #[prost(message, optional, tag = "22")]

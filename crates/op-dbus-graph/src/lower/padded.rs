@@ -1,32 +1,43 @@
-//! Padded batches in 32-bit floats, with the fused operators of ONNX Runtime.
+//! Padded batches in 32-bit floats.
 
+use super::block::{Block, norm};
+use super::operators::{Norm, Operators};
 use super::{dense, pooling};
-use crate::encoder::{Activation, Encoder, Layer, Linear, Norm, RelativeBias};
-use crate::onnx::writer::{GraphWriter, integer, port, real};
+use crate::encoder::{Encoder, Layer, Linear, RelativeBias};
+use crate::onnx::writer::{GraphWriter, integer, port};
 use crate::onnx::{FLOAT, INT32};
-use crate::{Error, Recipe};
+use crate::{Error, Pooling, Recipe};
 
 /// Largest table of relative position biases, which grows with the square of the row length.
 const BIAS_BYTES_MAX: usize = 256 << 20;
 
-/// Writes the graph.
+/// Writes the graph with `operators`.
 ///
 /// # Errors
 /// A graph that is too large.
-pub(super) fn lower(encoder: &Encoder<'_>, recipe: &Recipe) -> Result<Vec<u8>, Error> {
+pub(super) fn lower(
+    encoder: &Encoder<'_>,
+    recipe: &Recipe,
+    operators: &dyn Operators,
+) -> Result<Vec<u8>, Error> {
     let mut graph = GraphWriter::with_capacity(weights_bytes(encoder));
     constants(&mut graph, recipe.max_input_tokens);
-    let mut hidden = embeddings(&mut graph, encoder, recipe.max_input_tokens);
+    if operators.needs_mask() || recipe.pooling != Pooling::Cls {
+        pooling::mask(&mut graph);
+    }
+    operators.begin(&mut graph, encoder);
+    let mut hidden = embeddings(&mut graph, encoder, recipe.max_input_tokens, operators);
     let bias = match &encoder.relative_bias {
         Some(bias) => relative_bias(&mut graph, bias, recipe.max_input_tokens)?,
         None => String::new(),
     };
     for (index, layer) in encoder.layers.iter().enumerate() {
-        hidden = Block { encoder, layer, index }.write(&mut graph, &hidden, &bias);
+        let block = Block { encoder, layer, index, operators };
+        hidden = block.write(&mut graph, &hidden, &bias);
     }
     let pooled = pooling::pool(&mut graph, recipe.pooling, &hidden);
     let pooled = dense::apply(&mut graph, &encoder.dense, &pooled);
-    pooling::finish(&mut graph, recipe.normalize, &pooled);
+    pooling::finish(&mut graph, recipe.normalize.then_some(operators), &pooled);
 
     let dimensions = encoder.dimensions().to_string();
     let inputs =
@@ -57,7 +68,12 @@ fn constants(graph: &mut GraphWriter, tokens_max: usize) {
 
 /// Words plus positions, normalised. The token type is the same for every token, so its row is
 /// added to the position table here and now.
-fn embeddings(graph: &mut GraphWriter, encoder: &Encoder<'_>, tokens_max: usize) -> String {
+fn embeddings(
+    graph: &mut GraphWriter,
+    encoder: &Encoder<'_>,
+    tokens_max: usize,
+    operators: &dyn Operators,
+) -> String {
     let hidden = encoder.hidden;
     graph.floats("words", &[encoder.words.rows(), hidden], encoder.words.bytes().to_vec());
     let shared: Vec<f32> = match &encoder.token_type {
@@ -73,9 +89,9 @@ fn embeddings(graph: &mut GraphWriter, encoder: &Encoder<'_>, tokens_max: usize)
     let position =
         graph.node("Slice", &["positions", "zero", "sequence", "zero"], "embeddings.position");
     norm(graph, "embeddings.norm", &encoder.embedding_norm);
-    let inputs = [&*word, &position, "embeddings.norm.scale", "embeddings.norm.shift"];
-    let epsilon = vec![real("epsilon", encoder.epsilon)];
-    graph.microsoft("SkipLayerNormalization", &inputs, "embeddings", epsilon)
+    let terms = [&*word, &position];
+    let numbers = Norm { name: "embeddings.norm", epsilon: encoder.epsilon };
+    operators.sum_norm(graph, "embeddings", &terms, &numbers)
 }
 
 /// The bias for the longest row, from which a batch takes its upper left corner.
@@ -112,99 +128,4 @@ fn relative_bias(
     graph.node_with("Concat", &["sequence", "sequence"], "corner.end", last);
     let inputs = ["relative_bias", "corner", "corner.end", "corner.axes"];
     Ok(graph.node("Slice", &inputs, "attention_bias"))
-}
-
-/// One block of the encoder on its way into the graph.
-struct Block<'b, 'a> {
-    encoder: &'b Encoder<'a>,
-    layer: &'b Layer<'a>,
-    index: usize,
-}
-
-impl Block<'_, '_> {
-    /// Writes the block; `bias` is empty or the name of the attention bias.
-    fn write(&self, graph: &mut GraphWriter, input: &str, bias: &str) -> String {
-        let attended = self.attention(graph, input, bias);
-        let output = self.product(graph, "output", &self.layer.output, &attended);
-        let middle = self.sum_norm(graph, "attention_norm", [&output, input]);
-        let up = self.product(graph, "up", &self.layer.up, &middle);
-        let active = self.activation(graph, &up);
-        let down = self.product(graph, "down", &self.layer.down, &active);
-        self.sum_norm(graph, "output_norm", [&down, &middle])
-    }
-
-    fn name(&self, part: &str) -> String {
-        format!("layer.{}.{part}", self.index)
-    }
-
-    /// `input · weight`, without the bias, which the operator behind it adds.
-    fn product(
-        &self,
-        graph: &mut GraphWriter,
-        part: &str,
-        linear: &Linear<'_>,
-        input: &str,
-    ) -> String {
-        let name = self.name(part);
-        let dims = [linear.weight.columns(), linear.weight.rows()];
-        graph.floats(&format!("{name}.weight"), &dims, linear.weight.transposed());
-        let bias = linear.bias.bytes().to_vec();
-        graph.floats(&format!("{name}.bias"), &[linear.weight.rows()], bias);
-        graph.node("MatMul", &[input, &format!("{name}.weight")], &name)
-    }
-
-    fn attention(&self, graph: &mut GraphWriter, input: &str, attention_bias: &str) -> String {
-        let Layer { query, key, value, .. } = self.layer;
-        let mut products = Vec::new();
-        let mut biases = Vec::new();
-        for (part, linear) in [("query", query), ("key", key), ("value", value)] {
-            let name = self.name(part);
-            let dims = [linear.weight.columns(), linear.weight.rows()];
-            graph.floats(&format!("{name}.weight"), &dims, linear.weight.transposed());
-            products.push(graph.node("MatMul", &[input, &format!("{name}.weight")], &name));
-            biases.extend_from_slice(linear.bias.bytes());
-        }
-        let bias = self.name("attention.bias");
-        graph.floats(&bias, &[3 * self.encoder.hidden], biases);
-        let mut inputs = vec![&*products[0], &products[1], &products[2], &bias, "lengths"];
-        if !attention_bias.is_empty() {
-            inputs.push(attention_bias);
-        }
-        let heads = vec![integer("num_heads", self.encoder.heads as i64)];
-        graph.microsoft("MultiHeadAttention", &inputs, &self.name("attention"), heads)
-    }
-
-    /// The norm of a product, its bias and the block's input taken together.
-    fn sum_norm(&self, graph: &mut GraphWriter, part: &str, [product, skip]: [&str; 2]) -> String {
-        let name = self.name(part);
-        let weights = match part {
-            "attention_norm" => &self.layer.attention_norm,
-            _ => &self.layer.output_norm,
-        };
-        norm(graph, &name, weights);
-        let (scale, shift) = (format!("{name}.scale"), format!("{name}.shift"));
-        let bias = format!("{product}.bias");
-        let inputs = [product, skip, &scale, &shift, &bias];
-        let epsilon = vec![real("epsilon", self.encoder.epsilon)];
-        graph.microsoft("SkipLayerNormalization", &inputs, &name, epsilon)
-    }
-
-    fn activation(&self, graph: &mut GraphWriter, product: &str) -> String {
-        let (name, bias) = (self.name("activation"), format!("{product}.bias"));
-        let inputs = [product, &*bias];
-        match self.encoder.activation {
-            Activation::Gelu => graph.microsoft("BiasGelu", &inputs, &name, Vec::new()),
-            Activation::GeluTanh => graph.microsoft("FastGelu", &inputs, &name, Vec::new()),
-            Activation::Relu => {
-                let sum = graph.node("Add", &inputs, &format!("{name}.sum"));
-                graph.node("Relu", &[&sum], &name)
-            }
-        }
-    }
-}
-
-fn norm(graph: &mut GraphWriter, name: &str, norm: &Norm<'_>) {
-    let length = [norm.scale.columns()];
-    graph.floats(&format!("{name}.scale"), &length, norm.scale.bytes().to_vec());
-    graph.floats(&format!("{name}.shift"), &length, norm.shift.bytes().to_vec());
 }

@@ -1,5 +1,6 @@
 //! Token vectors to one vector per row, inside the graph.
 
+use super::operators::Operators;
 use crate::Pooling;
 use crate::onnx::writer::{GraphWriter, integer};
 use crate::onnx::{Attribute, FLOAT};
@@ -7,7 +8,8 @@ use crate::onnx::{Attribute, FLOAT};
 /// A vector shorter than this is divided by this instead of by its length.
 const LENGTH_MIN: f32 = 1e-12;
 
-/// Reduces `hidden` (`[batch, sequence, hidden]`) to `[batch, hidden]`.
+/// Reduces `hidden` (`[batch, sequence, hidden]`) to `[batch, hidden]`; all but the first token's
+/// pooling need [`mask`].
 pub(super) fn pool(graph: &mut GraphWriter, pooling: Pooling, hidden: &str) -> String {
     match pooling {
         Pooling::Cls => {
@@ -16,8 +18,7 @@ pub(super) fn pool(graph: &mut GraphWriter, pooling: Pooling, hidden: &str) -> S
             graph.node("Squeeze", &[&first, "one"], "pooled")
         }
         Pooling::Mean => {
-            let mask = mask(graph);
-            let shares = graph.node_with("Cast", &[&mask], "mask.float", to_float());
+            let shares = graph.node_with("Cast", &["mask"], "mask.float", to_float());
             let counts = graph.node_with("Cast", &["lengths.column"], "counts", to_float());
             let shares = graph.node("Div", &[&shares, &counts], "shares");
             let shares = graph.node("Unsqueeze", &[&shares, "one"], "shares.row");
@@ -27,8 +28,7 @@ pub(super) fn pool(graph: &mut GraphWriter, pooling: Pooling, hidden: &str) -> S
         Pooling::Max => {
             graph.float("lowest", f32::MIN);
             graph.int64s("last", &[2]);
-            let mask = mask(graph);
-            let mask = graph.node("Unsqueeze", &[&mask, "last"], "mask.column");
+            let mask = graph.node("Unsqueeze", &["mask", "last"], "mask.column");
             let own = graph.node("Where", &[&mask, hidden, "lowest"], "own");
             let drop = vec![integer("keepdims", 0)];
             graph.node_with("ReduceMax", &[&own, "one"], "pooled", drop)
@@ -36,24 +36,23 @@ pub(super) fn pool(graph: &mut GraphWriter, pooling: Pooling, hidden: &str) -> S
     }
 }
 
-/// `[batch, sequence]`: whether a token is the row's own.
-fn mask(graph: &mut GraphWriter) -> String {
+/// Writes `mask`, `[batch, sequence]`: whether a token is the row's own.
+pub(super) fn mask(graph: &mut GraphWriter) {
     let inputs = ["indices", "zero", "sequence", "zero"];
     let indices = graph.node("Slice", &inputs, "indices.batch");
     let lengths = graph.node("Unsqueeze", &["lengths", "one"], "lengths.column");
-    graph.node("Less", &[&indices, &lengths], "mask")
+    graph.node("Less", &[&indices, &lengths], "mask");
 }
 
-fn to_float() -> Vec<Attribute> {
+pub(super) fn to_float() -> Vec<Attribute> {
     vec![integer("to", i64::from(FLOAT))]
 }
 
-/// Writes the graph's output: `pooled`, divided by its length if `normalize`.
-pub(super) fn finish(graph: &mut GraphWriter, normalize: bool, pooled: &str) {
-    if normalize {
+/// Writes the graph's output: `pooled`, divided by its length if there are operators for it.
+pub(super) fn finish(graph: &mut GraphWriter, normalize: Option<&dyn Operators>, pooled: &str) {
+    if let Some(operators) = normalize {
         graph.float("length.min", LENGTH_MIN);
-        let keep = vec![integer("keepdims", 1)];
-        let length = graph.node_with("ReduceL2", &[pooled, "one"], "length", keep);
+        let length = operators.length(graph, pooled);
         let length = graph.node("Max", &[&length, "length.min"], "length.divisor");
         graph.node("Div", &[pooled, &length], "embedding");
     } else {

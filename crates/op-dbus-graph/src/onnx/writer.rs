@@ -146,6 +146,11 @@ pub(crate) fn integer(name: &str, value: i64) -> Attribute {
     Attribute { name: name.to_owned(), i: Some(value), r#type: 2, ..Attribute::default() }
 }
 
+/// An attribute of several integers.
+pub(crate) fn integers(name: &str, values: &[i64]) -> Attribute {
+    Attribute { name: name.to_owned(), ints: values.to_vec(), r#type: 7, ..Attribute::default() }
+}
+
 /// A float attribute.
 pub(crate) fn real(name: &str, value: f32) -> Attribute {
     Attribute { name: name.to_owned(), f: Some(value), r#type: 1, ..Attribute::default() }

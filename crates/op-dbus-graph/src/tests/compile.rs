@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::tiny::{self, HIDDEN, POSITIONS, Tiny};
 use crate::onnx::{self, Model};
-use crate::{Error, Family, Pooling};
+use crate::{Dialect, Error, Family, Pooling};
 
 fn graph(model: &Tiny) -> onnx::Graph {
     Model::decode(&*model.compile().unwrap()).unwrap().graph.unwrap()
@@ -26,11 +26,16 @@ fn refusal(model: &Tiny) -> String {
 
 #[test]
 fn every_name_is_made_before_it_is_used_and_only_once() {
-    for mut model in Tiny::all() {
+    let dialects = [Dialect::OnnxRuntime, Dialect::Onnx];
+    let models = dialects
+        .into_iter()
+        .flat_map(|dialect| Tiny::all().into_iter().map(move |model| (model, dialect)));
+    for (mut model, dialect) in models {
         for pooling in [Pooling::Mean, Pooling::Cls, Pooling::Max] {
             for normalize in [false, true] {
                 model.recipe.pooling = pooling;
                 model.recipe.normalize = normalize;
+                model.recipe.target.dialect = dialect;
                 let graph = graph(&model);
                 let given = graph.initializer.iter().map(|tensor| &tensor.name);
                 let mut known = HashSet::new();

@@ -1,0 +1,61 @@
+//! What dialects have different operators for.
+
+use crate::encoder::{Activation, Encoder, Layer};
+use crate::onnx::writer::GraphWriter;
+
+/// The attention of one block.
+pub(super) struct Attention<'b, 'a> {
+    pub encoder: &'b Encoder<'a>,
+    pub layer: &'b Layer<'a>,
+    /// Name of the result.
+    pub name: &'b str,
+    /// Name of the attention bias, `[1, heads, sequence, sequence]`; empty where there is none.
+    pub bias: &'b str,
+}
+
+/// A norm's numbers.
+pub(super) struct Norm<'b> {
+    /// Scale and shift are `{name}.scale` and `{name}.shift`.
+    pub name: &'b str,
+    pub epsilon: f32,
+}
+
+/// How a dialect writes what is more than a product. All take and return names.
+pub(super) trait Operators {
+    /// Whether `mask` is used before the pooling.
+    fn needs_mask(&self) -> bool;
+
+    /// Writes what all blocks share.
+    fn begin(&self, graph: &mut GraphWriter, encoder: &Encoder<'_>);
+
+    /// Query, key and value of `input`, the products named by `parts`, and what the heads make of
+    /// them: `[batch, sequence, hidden]`.
+    fn attention(
+        &self,
+        graph: &mut GraphWriter,
+        attention: &Attention<'_, '_>,
+        parts: &[String; 3],
+        input: &str,
+    ) -> String;
+
+    /// The norm of the sum of two or three terms.
+    fn sum_norm(
+        &self,
+        graph: &mut GraphWriter,
+        name: &str,
+        terms: &[&str],
+        norm: &Norm<'_>,
+    ) -> String;
+
+    /// The activation of a product and its bias.
+    fn activate(
+        &self,
+        graph: &mut GraphWriter,
+        name: &str,
+        activation: Activation,
+        terms: [&str; 2],
+    ) -> String;
+
+    /// The length of each row, `[batch, 1]`.
+    fn length(&self, graph: &mut GraphWriter, pooled: &str) -> String;
+}

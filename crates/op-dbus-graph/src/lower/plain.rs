@@ -1,0 +1,136 @@
+//! The operators that every provider has: ONNX's own, and of these the plainest.
+
+use super::block::{bias, product};
+use super::operators::{Attention, Norm, Operators};
+use super::pooling::to_float;
+use crate::encoder::{Activation, Encoder};
+use crate::onnx::writer::{GraphWriter, integer, integers, real};
+
+/// Added to the scores of padding: far below every score, and finite, so that no provider makes a
+/// quotient of infinities of it.
+const MASKED: f32 = -1e9;
+
+/// The dialect of ONNX.
+pub(super) struct Plain;
+
+impl Operators for Plain {
+    fn needs_mask(&self) -> bool {
+        true
+    }
+
+    /// `attention.mask`, `[batch, 1, 1, sequence]`: 0 for a row's own tokens, else [`MASKED`].
+    fn begin(&self, graph: &mut GraphWriter, encoder: &Encoder<'_>) {
+        let (heads, size) = (encoder.heads as i64, (encoder.hidden / encoder.heads) as i64);
+        graph.int64s("heads.apart", &[0, 0, heads, size]);
+        graph.int64s("heads.together", &[0, 0, heads * size]);
+        graph.float("score.scale", 1.0 / (size as f32).sqrt());
+        graph.float("masked", MASKED);
+        graph.float("number.one", 1.0);
+        activation_numbers(graph, encoder.activation);
+        graph.int64s("mask.axes", &[1, 2]);
+        let own = graph.node_with("Cast", &["mask"], "mask.own", to_float());
+        let other = graph.node("Sub", &["number.one", &own], "mask.other");
+        let scores = graph.node("Mul", &[&other, "masked"], "mask.scores");
+        graph.node("Unsqueeze", &[&scores, "mask.axes"], "attention.mask");
+    }
+
+    fn attention(
+        &self,
+        graph: &mut GraphWriter,
+        attention: &Attention<'_, '_>,
+        parts: &[String; 3],
+        input: &str,
+    ) -> String {
+        let Attention { layer, name, bias: attention_bias, .. } = *attention;
+        // Keys are turned for the product with the queries.
+        let orders = [[0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]];
+        let linears = [&layer.query, &layer.key, &layer.value];
+        let mut heads = Vec::new();
+        for ((part, linear), order) in parts.iter().zip(linears).zip(orders) {
+            bias(graph, part, linear);
+            let made = product(graph, part, linear, input);
+            let sum = graph.node("Add", &[&made, &format!("{part}.bias")], &format!("{part}.sum"));
+            let apart = graph.node("Reshape", &[&sum, "heads.apart"], &format!("{part}.apart"));
+            let turn = vec![integers("perm", &order)];
+            heads.push(graph.node_with("Transpose", &[&apart], &format!("{part}.heads"), turn));
+        }
+        let of = |step: &str| format!("{name}.{step}");
+        let query = graph.node("Mul", &[&heads[0], "score.scale"], &of("query"));
+        let mut scores = graph.node("MatMul", &[&query, &heads[1]], &of("scores"));
+        if !attention_bias.is_empty() {
+            scores = graph.node("Add", &[&scores, attention_bias], &of("biased"));
+        }
+        let masked = graph.node("Add", &[&scores, "attention.mask"], &of("masked"));
+        let last = vec![integer("axis", -1)];
+        let weights = graph.node_with("Softmax", &[&masked], &of("weights"), last);
+        let context = graph.node("MatMul", &[&weights, &heads[2]], &of("context"));
+        let turn = vec![integers("perm", &[0, 2, 1, 3])];
+        let turned = graph.node_with("Transpose", &[&context], &of("turned"), turn);
+        graph.node("Reshape", &[&turned, "heads.together"], name)
+    }
+
+    fn sum_norm(
+        &self,
+        graph: &mut GraphWriter,
+        name: &str,
+        terms: &[&str],
+        norm: &Norm<'_>,
+    ) -> String {
+        let mut sum = terms[0].to_owned();
+        for (index, term) in terms.iter().enumerate().skip(1).rev() {
+            sum = graph.node("Add", &[&sum, term], &format!("{name}.sum.{index}"));
+        }
+        let (scale, shift) = (format!("{}.scale", norm.name), format!("{}.shift", norm.name));
+        let attributes = vec![integer("axis", -1), real("epsilon", norm.epsilon)];
+        graph.node_with("LayerNormalization", &[&sum, &scale, &shift], name, attributes)
+    }
+
+    fn activate(
+        &self,
+        graph: &mut GraphWriter,
+        name: &str,
+        activation: Activation,
+        terms: [&str; 2],
+    ) -> String {
+        let of = |step: &str| format!("{name}.{step}");
+        let x = graph.node("Add", &terms, &of("sum"));
+        let sigmoid = match activation {
+            Activation::Relu => return graph.node("Relu", &[&x], name),
+            Activation::Gelu => {
+                let scaled = graph.node("Mul", &[&x, "root.half"], &of("scaled"));
+                graph.node("Erf", &[&scaled], &of("curve"))
+            }
+            Activation::GeluTanh => {
+                let square = graph.node("Mul", &[&x, &x], &of("square"));
+                let cube = graph.node("Mul", &[&square, &x], &of("cube"));
+                let cubic = graph.node("Mul", &[&cube, "tanh.cubic"], &of("cubic"));
+                let bent = graph.node("Add", &[&x, &cubic], &of("bent"));
+                let scaled = graph.node("Mul", &[&bent, "tanh.scale"], &of("scaled"));
+                graph.node("Tanh", &[&scaled], &of("curve"))
+            }
+        };
+        let raised = graph.node("Add", &[&sigmoid, "number.one"], &of("raised"));
+        let product = graph.node("Mul", &[&x, &raised], &of("product"));
+        graph.node("Mul", &[&product, "half"], name)
+    }
+
+    fn length(&self, graph: &mut GraphWriter, pooled: &str) -> String {
+        let squares = graph.node("Mul", &[pooled, pooled], "squares");
+        let keep = vec![integer("keepdims", 1)];
+        let sum = graph.node_with("ReduceSum", &[&squares, "one"], "length.square", keep);
+        graph.node("Sqrt", &[&sum], "length")
+    }
+}
+
+/// The numbers that the activation is made of.
+fn activation_numbers(graph: &mut GraphWriter, activation: Activation) {
+    match activation {
+        Activation::Relu => return,
+        Activation::Gelu => graph.float("root.half", std::f32::consts::FRAC_1_SQRT_2),
+        Activation::GeluTanh => {
+            graph.float("tanh.scale", (2.0 / std::f32::consts::PI).sqrt());
+            graph.float("tanh.cubic", 0.044_715);
+        }
+    }
+    graph.float("half", 0.5);
+}
