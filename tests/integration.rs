@@ -9,6 +9,8 @@ use libtest_mimic::Arguments;
 
 mod harness;
 
+/// Who may own, call and change.
+mod access;
 /// The measuring instrument.
 mod bench;
 /// The command line: text, JSON, exit codes.
@@ -36,6 +38,7 @@ mod settings;
 
 fn main() -> ExitCode {
     let tests = [
+        access::tests(),
         bench::tests(),
         cli::tests(),
         contract::tests(),

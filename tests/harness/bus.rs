@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Stdio;
 
 use nix::unistd::{Uid, User};
@@ -24,14 +25,24 @@ pub struct PrivateBus {
 impl PrivateBus {
     /// Starts the bus; it takes connections when this returns.
     pub async fn start() -> Outcome<Self> {
+        Self::start_with(&[], |command| command).await
+    }
+
+    /// The same with more policy files than the project's, which `wrap` starts.
+    pub async fn start_with(
+        policies: &[&Path],
+        wrap: impl FnOnce(Command) -> Command,
+    ) -> Outcome<Self> {
         let folder = tempfile::Builder::new().prefix("bus-").tempdir()?;
         // Callers without privileges have to reach the socket.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
         let config = folder.path().join("bus.conf");
-        fs::write(&config, configuration(folder.path().join("socket").display())?)?;
+        fs::write(&config, configuration(folder.path().join("socket").display(), policies)?)?;
         let mut command = Command::new("dbus-daemon");
         command.arg("--config-file").arg(&config);
-        command.args(["--nofork", "--nopidfile", "--print-address"]).stdout(Stdio::piped());
+        command.args(["--nofork", "--nopidfile", "--print-address"]);
+        let mut command = wrap(command);
+        command.stdout(Stdio::piped());
         let mut process = Process::start("dbus-daemon", command, &folder.path().join("log"))?;
         let stdout = process.child().stdout.take().ok_or("dbus-daemon has no output")?;
         let mut address = String::new();
@@ -60,7 +71,9 @@ impl PrivateBus {
 }
 
 /// The stock system bus in short: nothing may be owned or called but what a policy file allows.
-fn configuration(socket: impl std::fmt::Display) -> Outcome<String> {
+fn configuration(socket: impl std::fmt::Display, more: &[&Path]) -> Outcome<String> {
+    let more = more.iter().map(|file| format!("  <include>{}</include>\n", file.display()));
+    let more: String = more.collect();
     let policies = repository().join("dbus-policy").canonicalize()?;
     let user = User::from_uid(Uid::current())?.ok_or("this process's user has no name")?.name;
     // The project's file names root and op-dbus as owners; tests may run as anybody.
@@ -87,7 +100,7 @@ fn configuration(socket: impl std::fmt::Display) -> Outcome<String> {
            send_interface="org.freedesktop.DBus.Properties"/>
   </policy>
   <includedir>{}</includedir>
-  <policy user="{user}"><allow own="{}"/></policy>
+{more}  <policy user="{user}"><allow own="{}"/></policy>
 </busconfig>
 "#,
         policies.display(),

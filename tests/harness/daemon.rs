@@ -214,9 +214,14 @@ impl Daemon {
 
 /// Waits until somebody owns the service's name, or until nobody does.
 pub async fn owner(connection: &Connection, wanted: bool) -> Outcome {
+    owner_of(BUS_NAME, connection, wanted).await
+}
+
+/// The same for any name.
+pub async fn owner_of(name: &str, connection: &Connection, wanted: bool) -> Outcome {
     let bus = DBusProxy::new(connection).await?;
-    let mut changes = bus.receive_name_owner_changed_with_args(&[(0, BUS_NAME)]).await?;
-    while bus.name_has_owner(BUS_NAME.try_into()?).await? != wanted {
+    let mut changes = bus.receive_name_owner_changed_with_args(&[(0, name)]).await?;
+    while bus.name_has_owner(name.try_into()?).await? != wanted {
         changes.next().await.ok_or("the bus is gone")?;
     }
     Ok(())

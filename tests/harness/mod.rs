@@ -10,9 +10,11 @@ pub mod introspection;
 pub mod journal;
 pub mod manager;
 pub mod needs;
+pub mod polkit;
 pub mod process;
 pub mod random;
 pub mod registry;
+pub mod users;
 
 use std::error::Error;
 use std::future::Future;

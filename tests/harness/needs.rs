@@ -3,6 +3,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use super::polkit;
+
 /// Something that a bare machine may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
@@ -26,6 +28,8 @@ pub enum Need {
     Strace,
     /// Root, to become another user.
     Root,
+    /// `polkitd`.
+    Polkit,
 }
 
 impl Need {
@@ -40,6 +44,7 @@ impl Need {
             }
             Self::Root => unless(nix::unistd::Uid::effective().is_root(), "not root")
                 .or_else(|| program("setpriv")),
+            Self::Polkit => unless(polkit::program().is_some(), "polkitd is not installed"),
             Self::Python => program("python3").or_else(|| {
                 let path = python_path().join("jeepney");
                 unless(path.is_dir(), &format!("no Python package at {}", path.display()))

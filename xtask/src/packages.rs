@@ -24,11 +24,12 @@ pub const PIP: &[Need] = &[
     Need { program: "pip3", package: "python3-pip" },
 ];
 
-/// What only the tests need: a second client, and a way to kill at a system call.
+/// What only the tests need: a second client, a way to kill at a system call, and polkit.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "strace", package: "strace" },
     Need { program: "setpriv", package: "util-linux" },
+    Need { program: "/usr/lib/polkit-1/polkitd", package: "polkitd" },
 ];
 
 /// What builds and runs programs for aarch64; what is not a program is named by its path.

@@ -114,12 +114,20 @@ impl Callers {
         known.users.insert(sender.to_owned(), uid);
     }
 
-    async fn ask(&self, sender: &str) -> Result<u32, Error> {
+    /// The connection that they call on.
+    ///
+    /// # Errors
+    /// `ShuttingDown` after [`Callers::close`].
+    pub(super) fn connection(&self) -> Result<Connection, Error> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(connection) = connection else {
+        connection.ok_or_else(|| {
             let message = "the service is shutting down; send the call again once it is back";
-            return Err(Error::new(ErrorName::ShuttingDown, message));
-        };
+            Error::new(ErrorName::ShuttingDown, message)
+        })
+    }
+
+    async fn ask(&self, sender: &str) -> Result<u32, Error> {
+        let connection = self.connection()?;
         let denied = |error: zbus::Error| {
             let message = format!("the bus does not tell which user {sender} is ({error})");
             Error::new(ErrorName::AccessDenied, message)

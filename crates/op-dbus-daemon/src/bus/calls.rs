@@ -11,6 +11,7 @@ use op_dbus_engine::CancelToken;
 use tracing::{Instrument, debug, debug_span, error, info};
 use zbus::message::Header;
 
+use super::authority::{self, Action};
 use super::caller::{Caller, Callers};
 use super::reply::{Embedded, Form};
 use crate::service::{Options, Request, Service};
@@ -68,6 +69,20 @@ impl Calls {
             }
         }
         result
+    }
+
+    /// Lets the caller make a change, or says why not.
+    ///
+    /// # Errors
+    /// `AccessDenied`; `ShuttingDown` when the connection has been let go of.
+    pub async fn authorize(
+        &self,
+        header: &Header<'_>,
+        caller: &Caller,
+        action: Action,
+    ) -> Result<(), Error> {
+        let connection = self.callers.connection()?;
+        authority::authorize(&connection, header, caller, action).await
     }
 
     /// Embeds texts with the model that the options name.

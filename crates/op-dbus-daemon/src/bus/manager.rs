@@ -7,7 +7,7 @@ use zbus::interface;
 use zbus::message::Header;
 use zbus::object_server::SignalEmitter;
 
-use super::caller::Caller;
+use super::authority::Action;
 use super::calls::Calls;
 use super::reply::Dictionary;
 use super::views;
@@ -31,20 +31,22 @@ impl Manager {
         level: String,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Error> {
+        let header = &header;
         let work = async move |calls: Calls, caller| {
             let level = parse_level(&level)?;
-            authorize(&caller, "change the vector level")?;
+            calls.authorize(header, &caller, Action::SetVectorLevel).await?;
             calls.service.set_level(level).await.map_err(Error::from)
         };
-        self.calls.run(&header, work).await
+        self.calls.run(header, work).await
     }
 
     async fn reload(&self, #[zbus(header)] header: Header<'_>) -> Result<(), Error> {
+        let header = &header;
         let work = async move |calls: Calls, caller| {
-            authorize(&caller, "reload the settings")?;
+            calls.authorize(header, &caller, Action::Reload).await?;
             calls.service.reload().await.map_err(Error::from)
         };
-        self.calls.run(&header, work).await
+        self.calls.run(header, work).await
     }
 
     #[zbus(out_args("levels"))]
@@ -115,17 +117,4 @@ fn parse_level(text: &str) -> Result<Level, Error> {
         let message = format!("{start:?} is not a vector level; accepted: {names}");
         Error::new(ErrorName::InvalidArgument, message)
     })
-}
-
-/// Only root and the service's own user may change anything.
-fn authorize(caller: &Caller, action: &str) -> Result<(), Error> {
-    let own = nix::unistd::geteuid().as_raw();
-    if caller.uid == 0 || caller.uid == own {
-        return Ok(());
-    }
-    let message = format!(
-        "user {} may not {action}, only root and the service's own user may; use sudo",
-        caller.uid
-    );
-    Err(Error::new(ErrorName::AccessDenied, message))
 }

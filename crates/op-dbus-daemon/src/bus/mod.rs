@@ -1,5 +1,6 @@
 //! The bus objects: who calls, what is asked, conversion to and from the wire, and nothing else.
 
+mod authority;
 mod caller;
 mod calls;
 mod embedder;

@@ -1,0 +1,135 @@
+//! Who may change the service: root and our own user always, everybody else as polkit decides.
+
+use std::collections::HashMap;
+
+use op_dbus_api::{Error, ErrorName};
+use zbus::message::{Flags, Header};
+use zbus::proxy::CacheProperties;
+use zbus::{Connection, DBusError};
+use zbus_polkit::policykit1::{
+    AuthorityProxy, AuthorizationResult, CheckAuthorizationFlags, Subject,
+};
+
+use super::caller::Caller;
+
+/// A change that polkit knows by name; `dbus-policy/org.opdbus.embedding1.policy` declares each.
+#[derive(Clone, Copy, Debug)]
+pub enum Action {
+    /// `SetVectorLevel`.
+    SetVectorLevel,
+    /// `Reload`.
+    Reload,
+}
+
+impl Action {
+    /// The name in polkit's rules.
+    const fn id(self) -> &'static str {
+        match self {
+            Self::SetVectorLevel => "org.opdbus.embedding1.set-vector-level",
+            Self::Reload => "org.opdbus.embedding1.reload",
+        }
+    }
+
+    /// What it is, after "may not".
+    const fn deed(self) -> &'static str {
+        match self {
+            Self::SetVectorLevel => "change the vector level",
+            Self::Reload => "reload the settings",
+        }
+    }
+}
+
+/// Why polkit did not say yes.
+enum Refusal {
+    /// There is no polkit to ask, with what the bus said.
+    Absent(String),
+    /// It could not be asked, with the reason.
+    Unasked(String),
+    /// It said no.
+    No,
+    /// It would have asked the user, whom the call did not allow to be asked.
+    NotInteractive,
+    /// It would have asked the user, and nothing is there to ask with.
+    NoAgent,
+}
+
+/// Lets the caller through, or says why not.
+///
+/// # Errors
+/// `AccessDenied`, also when polkit can't be asked: nobody gains a right by its absence.
+pub async fn authorize(
+    connection: &Connection,
+    header: &Header<'_>,
+    caller: &Caller,
+    action: Action,
+) -> Result<(), Error> {
+    let own = nix::unistd::geteuid().as_raw();
+    if caller.uid == 0 || caller.uid == own {
+        return Ok(());
+    }
+    let Err(refusal) = check(connection, header, action).await else { return Ok(()) };
+    let (id, deed) = (action.id(), action.deed());
+    let reason = match refusal {
+        Refusal::Absent(why) => {
+            format!("only root and the service's own user may, as polkit is not there ({why})")
+        }
+        Refusal::Unasked(why) => format!("polkit could not be asked about {id} ({why})"),
+        Refusal::No => format!("polkit does not allow {id}"),
+        Refusal::NotInteractive => {
+            format!(
+                "polkit asks for a password for {id}, and the call did not allow to ask for one"
+            )
+        }
+        Refusal::NoAgent => {
+            format!("polkit asks for a password for {id}, and no agent is there to ask with")
+        }
+    };
+    let message = format!("user {} may not {deed}: {reason}; use sudo", caller.uid);
+    Err(Error::new(ErrorName::AccessDenied, message))
+}
+
+/// Asks about the connection that calls, never about a process id, which may be another program's
+/// by the time that polkit looks. A dialog about a caller that has left is closed by polkit.
+async fn check(
+    connection: &Connection,
+    header: &Header<'_>,
+    action: Action,
+) -> Result<(), Refusal> {
+    if !connection.is_bus() {
+        return Err(Refusal::Absent("the connection has no bus".to_owned()));
+    }
+    let interactive = header.primary().flags().contains(Flags::ALLOW_INTERACTIVE_AUTH);
+    let flags = if interactive {
+        CheckAuthorizationFlags::ALLOW_USER_INTERACTION
+    } else {
+        CheckAuthorizationFlags::empty()
+    };
+    let subject = Subject::new_for_message_header(header)
+        .map_err(|error| Refusal::Unasked(error.to_string()))?;
+    let polkit = AuthorityProxy::builder(connection).cache_properties(CacheProperties::No);
+    let polkit = polkit.build().await.map_err(unasked)?;
+    let answer = polkit
+        .check_authorization(&subject, action.id(), &HashMap::new(), flags, "")
+        .await
+        .map_err(unasked)?;
+    match answer {
+        AuthorizationResult { is_authorized: true, .. } => Ok(()),
+        AuthorizationResult { is_challenge: true, .. } if interactive => Err(Refusal::NoAgent),
+        AuthorizationResult { is_challenge: true, .. } => Err(Refusal::NotInteractive),
+        AuthorizationResult { .. } => Err(Refusal::No),
+    }
+}
+
+/// Nobody owns polkit's name and nobody could be started to, or something else went wrong.
+fn unasked(error: zbus::Error) -> Refusal {
+    let name = match &error {
+        zbus::Error::MethodError(name, ..) => name.to_string(),
+        zbus::Error::FDO(error) => DBusError::name(&**error).to_string(),
+        _ => String::new(),
+    };
+    match name.as_str() {
+        "org.freedesktop.DBus.Error.ServiceUnknown"
+        | "org.freedesktop.DBus.Error.NameHasNoOwner" => Refusal::Absent(error.to_string()),
+        _ => Refusal::Unasked(error.to_string()),
+    }
+}

@@ -1,0 +1,232 @@
+//! Who may own the name, call, and change: the policy files on a bus that knows several users, and
+//! a real polkit.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, MANAGER_INTERFACE, ROOT_PATH};
+use zbus::OwnedVariant;
+use zbus::message::Header;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::command::{Finished, clean, finish};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::polkit::{self, Polkit};
+use crate::harness::registry::tests;
+use crate::harness::users::{MEMBER, OTHER, SERVICE, User, Users};
+use crate::harness::{Outcome, needs, repository};
+
+tests! {
+    the_service_alone_owns_the_name: [Bus, Root, Busctl],
+    everyone_embeds_and_reads: [Bus, Root, Busctl],
+    a_group_alone_embeds: [Bus, Root, Busctl],
+    polkit_lets_through_and_refuses: [Bus, Root, Busctl, Polkit],
+    without_polkit_nothing_is_let_through: [Bus, Root, Busctl],
+    polkit_is_asked_about_the_caller: [Bus, Root, Busctl],
+}
+
+/// `busctl call` as somebody.
+async fn call(bus: &PrivateBus, user: User, flags: &[&str], words: &[&str]) -> Outcome<Finished> {
+    let mut command = clean("busctl");
+    command.arg(format!("--address={}", bus.address())).args(flags).arg("call").args(words);
+    finish(user.runs(&command), "").await
+}
+
+async fn embed(bus: &PrivateBus, user: User) -> Outcome<Finished> {
+    call(bus, user, &[], &[BUS_NAME, ROOT_PATH, EMBEDDER_INTERFACE, "Embed", "s", "x"]).await
+}
+
+async fn set_level(bus: &PrivateBus, user: User, flags: &[&str], level: &str) -> Outcome<Finished> {
+    let words = [BUS_NAME, ROOT_PATH, MANAGER_INTERFACE, "SetVectorLevel", "s", level];
+    call(bus, user, flags, &words).await
+}
+
+/// The call must have been refused, by the bus or by the service; `busctl` tells no more than that.
+fn denied(call: Finished) -> Outcome {
+    if call.code == Some(0) || !call.stderr.to_lowercase().contains("denied") {
+        return Err(format!("not denied ({:?}): {}{}", call.code, call.stdout, call.stderr).into());
+    }
+    Ok(())
+}
+
+/// The call must have been refused by the service, whose log has the sentence; its last one must
+/// contain all of `words`.
+fn denied_with(call: Finished, daemon: &Daemon, words: &[&str]) -> Outcome {
+    denied(call)?;
+    let log = daemon.process.stderr();
+    let said = log.lines().rev().find(|line| line.contains("refused: ")).unwrap_or_default();
+    assert!(words.iter().all(|word| said.contains(word)), "{words:?} are not in: {said}");
+    Ok(())
+}
+
+/// A bus that knows the users, with more policy files, and the daemon as the service's user on it.
+async fn served(policies: &[&Path]) -> Outcome<(Users, PrivateBus, Setup, Daemon)> {
+    let users = Users::new()?;
+    let bus = PrivateBus::start_with(policies, |dbus| users.known_to(&dbus, "")).await?;
+    let setup = Setup::sim()?.setting("log", "debug");
+    // The build may lie where only its owner can look.
+    let program = setup.path("op-dbus");
+    fs::copy(needs::op_dbus(), &program)?;
+    let setup = setup.program(program);
+    chown(setup.path("state"), Some(SERVICE.id), Some(SERVICE.id))?;
+    let command = users.known_to(&SERVICE.runs(&setup.command(&bus)?), "");
+    let daemon = setup.start_command(command, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready", "{}", daemon.process.stderr());
+    Ok((users, bus, setup, daemon))
+}
+
+async fn the_service_alone_owns_the_name() -> Outcome {
+    let users = Users::new()?;
+    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
+    let name = "org.freedesktop.DBus";
+    let words = [name, "/org/freedesktop/DBus", name, "RequestName", "su", BUS_NAME, "0"];
+    assert_eq!(call(&bus, SERVICE, &[], &words).await?.success()?.trim(), "u 1");
+    for user in [MEMBER, OTHER] {
+        denied(call(&bus, user, &[], &words).await?)?;
+    }
+    Ok(())
+}
+
+async fn everyone_embeds_and_reads() -> Outcome {
+    let (_users, bus, _setup, daemon) = served(&[]).await?;
+    embed(&bus, OTHER).await?.success()?;
+    let status = [BUS_NAME, ROOT_PATH, MANAGER_INTERFACE, "GetStatus"];
+    call(&bus, OTHER, &[], &status).await?.success()?;
+    // Not named in the policy.
+    let set = [BUS_NAME, ROOT_PATH, "org.freedesktop.DBus.Properties", "Set", "ssv"];
+    let set = [&set[..], &[EMBEDDER_INTERFACE, "VectorLevel", "s", "none"]].concat();
+    denied(call(&bus, OTHER, &[], &set).await?)?;
+    daemon.stop().await
+}
+
+async fn a_group_alone_embeds() -> Outcome {
+    let group = repository().join("dbus-policy/examples/org.opdbus.Embedding1-group.conf");
+    let (_users, bus, _setup, daemon) = served(&[&group.canonicalize()?]).await?;
+    for user in [MEMBER, SERVICE, User { name: "root", id: 0 }] {
+        embed(&bus, user).await?.success().map_err(|e| format!("{}: {e}", user.name))?;
+    }
+    denied(embed(&bus, OTHER).await?)?;
+    let status = [BUS_NAME, ROOT_PATH, MANAGER_INTERFACE, "GetStatus"];
+    denied(call(&bus, OTHER, &[], &status).await?)?;
+    let state = [BUS_NAME, ROOT_PATH, "org.freedesktop.DBus.Properties", "Get", "ss"];
+    let state = [&state[..], &[EMBEDDER_INTERFACE, "State"]].concat();
+    call(&bus, OTHER, &[], &state).await?.success()?;
+    daemon.stop().await
+}
+
+const RULES: &str = r#"
+polkit.addRule(function (action, subject) {
+    if (action.id.indexOf("org.opdbus.embedding1.") === 0 && subject.isInGroup("op-dbus")) {
+        return polkit.Result.YES;
+    }
+    if (action.id === "org.opdbus.embedding1.reload") {
+        return polkit.Result.NO;
+    }
+});
+"#;
+
+async fn polkit_lets_through_and_refuses() -> Outcome {
+    let (users, bus, _setup, daemon) = served(&[polkit::BUS_POLICY.as_ref()]).await?;
+    let _polkit = Polkit::start(&bus, &users, RULES).await?;
+    let quiet = "--allow-interactive-authorization=no";
+
+    // No rule says anything: an administrator's password, which nobody is there to type.
+    let refusal = set_level(&bus, OTHER, &[quiet], "none").await?;
+    denied_with(refusal, &daemon, &["set-vector-level", "did not allow to ask"])?;
+    let refusal = set_level(&bus, OTHER, &[], "none").await?;
+    denied_with(refusal, &daemon, &["set-vector-level", "no agent"])?;
+    let reload = [BUS_NAME, ROOT_PATH, MANAGER_INTERFACE, "Reload"];
+    let refusal = call(&bus, OTHER, &[], &reload).await?;
+    denied_with(refusal, &daemon, &["polkit does not allow org.opdbus.embedding1.reload"])?;
+    assert_eq!(daemon.client().embedder.vector_level().await?, "low");
+
+    set_level(&bus, MEMBER, &[quiet], "none").await?.success()?;
+    assert_eq!(daemon.client().embedder.vector_level().await?, "none");
+    call(&bus, MEMBER, &[], &reload).await?.success()?;
+    daemon.stop().await
+}
+
+async fn without_polkit_nothing_is_let_through() -> Outcome {
+    let (_users, bus, setup, daemon) = served(&[]).await?;
+    let refusal = set_level(&bus, MEMBER, &[], "none").await?;
+    denied_with(refusal, &daemon, &["only root", "polkit is not there", "sudo"])?;
+    assert!(!setup.state_file().exists(), "a refused change was written");
+    // These are not asked about.
+    set_level(&bus, SERVICE, &[], "none").await?.success()?;
+    set_level(&bus, User { name: "root", id: 0 }, &[], "low").await?.success()?;
+    daemon.stop().await
+}
+
+/// Remembers what it is asked, and says yes.
+#[derive(Clone, Default)]
+struct Yes(Arc<Mutex<Vec<Question>>>);
+
+#[derive(Debug, PartialEq)]
+struct Question {
+    kind: String,
+    has_name: bool,
+    action: String,
+    interactive: bool,
+}
+
+#[zbus::interface(name = "org.freedesktop.PolicyKit1.Authority")]
+impl Yes {
+    #[expect(clippy::too_many_arguments, reason = "they are polkit's")]
+    fn check_authorization(
+        &self,
+        subject: (String, HashMap<String, OwnedVariant>),
+        action: String,
+        _details: HashMap<String, String>,
+        flags: u32,
+        _cancellation: String,
+        #[zbus(header)] header: Header<'_>,
+    ) -> (bool, bool, HashMap<String, String>) {
+        let (kind, details) = subject;
+        let name = details.get("name").and_then(|name| <&str>::try_from(name).ok());
+        // The connection that called, not the one that asks.
+        let asks = header.sender().map(|sender| sender.as_str().to_owned());
+        let has_name = details.len() == 1
+            && name.is_some_and(|name| name.starts_with(':') && Some(name) != asks.as_deref());
+        let question = Question { kind, has_name, action, interactive: flags == 1 };
+        self.0.lock().expect("no test panics in here").push(question);
+        (true, false, HashMap::new())
+    }
+}
+
+async fn polkit_is_asked_about_the_caller() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let policy = folder.path().join("polkit.conf");
+    fs::write(
+        &policy,
+        format!(
+            "<busconfig><policy user=\"root\"><allow own=\"{0}\"/></policy>\
+             <policy context=\"default\"><allow send_destination=\"{0}\"/></policy></busconfig>",
+            polkit::NAME
+        ),
+    )?;
+    let (_users, bus, _setup, daemon) = served(&[&policy]).await?;
+    let yes = Yes::default();
+    let authority = bus.connect().await?;
+    authority.object_server().at("/org/freedesktop/PolicyKit1/Authority", yes.clone()).await?;
+    authority.request_name(polkit::NAME).await?;
+
+    let quiet = "--allow-interactive-authorization=no";
+    set_level(&bus, OTHER, &[quiet], "none").await?.success()?;
+    let reload = [BUS_NAME, ROOT_PATH, MANAGER_INTERFACE, "Reload"];
+    let loud = "--allow-interactive-authorization=yes";
+    call(&bus, OTHER, &[loud], &reload).await?.success()?;
+    // What is wrong in itself is nothing to ask anybody about.
+    assert_ne!(set_level(&bus, OTHER, &[], "highest").await?.code, Some(0));
+    let question = |action: &str, interactive| Question {
+        kind: "system-bus-name".to_owned(),
+        has_name: true,
+        action: format!("org.opdbus.embedding1.{action}"),
+        interactive,
+    };
+    let asked = std::mem::take(&mut *yes.0.lock().expect("no test panics in there"));
+    assert_eq!(asked, [question("set-vector-level", false), question("reload", true)]);
+    daemon.stop().await
+}
