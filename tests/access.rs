@@ -16,7 +16,7 @@ use crate::harness::command::{Finished, clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::polkit::{self, Polkit};
 use crate::harness::registry::tests;
-use crate::harness::users::{MEMBER, OTHER, SERVICE, User, Users};
+use crate::harness::users::{MEMBER, OTHER, REFUSED, SERVICE, User, Users};
 use crate::harness::{Outcome, needs, repository};
 
 tests! {
@@ -122,7 +122,7 @@ polkit.addRule(function (action, subject) {
     if (action.id.indexOf("org.opdbus.embedding1.") === 0 && subject.isInGroup("op-dbus")) {
         return polkit.Result.YES;
     }
-    if (action.id === "org.opdbus.embedding1.reload") {
+    if (subject.user === "op-dbus-refused") {
         return polkit.Result.NO;
     }
 });
@@ -135,12 +135,12 @@ async fn polkit_lets_through_and_refuses() -> Outcome {
 
     // No rule says anything: an administrator's password, which nobody is there to type.
     let refusal = set_level(&bus, OTHER, &[quiet], "none").await?;
-    denied_with(refusal, &daemon, &["set-vector-level", "did not allow to ask"])?;
+    denied_with(refusal, &daemon, &["configure", "did not allow to ask"])?;
     let refusal = set_level(&bus, OTHER, &[], "none").await?;
-    denied_with(refusal, &daemon, &["set-vector-level", "no agent"])?;
+    denied_with(refusal, &daemon, &["configure", "no agent"])?;
     let reload = [BUS_NAME, ROOT_PATH, MANAGER_INTERFACE, "Reload"];
-    let refusal = call(&bus, OTHER, &[], &reload).await?;
-    denied_with(refusal, &daemon, &["polkit does not allow org.opdbus.embedding1.reload"])?;
+    let refusal = call(&bus, REFUSED, &[], &reload).await?;
+    denied_with(refusal, &daemon, &["polkit does not allow org.opdbus.embedding1.configure"])?;
     assert_eq!(daemon.client().embedder.vector_level().await?, "low");
 
     set_level(&bus, MEMBER, &[quiet], "none").await?.success()?;
@@ -227,6 +227,6 @@ async fn polkit_is_asked_about_the_caller() -> Outcome {
         interactive,
     };
     let asked = std::mem::take(&mut *yes.0.lock().expect("no test panics in there"));
-    assert_eq!(asked, [question("set-vector-level", false), question("reload", true)]);
+    assert_eq!(asked, [question("configure", false), question("configure", true)]);
     daemon.stop().await
 }

@@ -22,6 +22,8 @@ pub const SERVICE: User = User { name: "op-dbus", id: 64_901 };
 pub const MEMBER: User = User { name: "op-dbus-member", id: 64_902 };
 /// Somebody else.
 pub const OTHER: User = User { name: "op-dbus-other", id: 64_903 };
+/// Somebody whom a rule may refuse by name.
+pub const REFUSED: User = User { name: "op-dbus-refused", id: 64_904 };
 
 /// `/etc/passwd` and `/etc/group` with these users in them, seen by whom they are shown to.
 pub struct Users {
@@ -34,7 +36,7 @@ impl Users {
         let folder = tempfile::Builder::new().prefix("users-").tempdir()?;
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
         let (mut passwd, mut group) = (without_ours("passwd")?, without_ours("group")?);
-        for User { name, id } in [SERVICE, MEMBER, OTHER] {
+        for User { name, id } in [SERVICE, MEMBER, OTHER, REFUSED] {
             passwd += &format!("{name}:x:{id}:{id}::/nonexistent:/usr/sbin/nologin\n");
             let members = if id == SERVICE.id { MEMBER.name } else { "" };
             group += &format!("{name}:x:{id}:{members}\n");

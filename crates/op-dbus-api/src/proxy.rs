@@ -87,6 +87,12 @@ pub trait Manager {
     /// Serves another level from now on, and after a restart.
     fn set_vector_level(&self, level: &str) -> zbus::Result<()>;
 
+    /// Computes on another execution provider from now on, and after a restart.
+    fn set_execution_provider(&self, provider: &str) -> zbus::Result<()>;
+
+    /// Computes on these devices of the provider from now on, and after a restart.
+    fn set_devices(&self, devices: &[&str]) -> zbus::Result<()>;
+
     /// Reads the settings again.
     fn reload(&self) -> zbus::Result<()>;
 

@@ -11,6 +11,8 @@ pub struct Description {
     pub provider: String,
     /// Device that computes (`cpu:0`, `cuda:1`).
     pub device: String,
+    /// Devices of this provider on this machine; 0 where it can't tell.
+    pub devices: usize,
     /// Precision of the arithmetic (`f32`, …).
     pub precision: String,
     /// What computes on that device (`native`, `ort`, `sim`).

@@ -108,6 +108,9 @@ pub struct EngineConfig {
     pub workers: usize,
     /// Threads that tokenize large calls. Zero counts as one.
     pub tokenizer_threads: usize,
+    /// What every backend has to make of the engine's own text before it is trusted; none where
+    /// there is nothing to compare with.
+    pub reference: Option<Reference>,
     /// How long [`Engine::canary`](crate::Engine::canary) waits before it gives up. Backends that
     /// can be killed bound a single batch themselves.
     pub run_timeout: Duration,
@@ -119,8 +122,40 @@ impl Default for EngineConfig {
             limits: Limits::default(),
             workers: 1,
             tokenizer_threads: 1,
+            reference: None,
             run_timeout: Duration::from_secs(60),
         }
+    }
+}
+
+/// The vector of the engine's own text, as a backend that is trusted has computed it
+/// ([`reference`](crate::reference)).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reference {
+    /// The vector, of the model's dimensions.
+    pub vector: Vec<f32>,
+    /// The least cosine with it.
+    pub cosine_min: f32,
+}
+
+impl Reference {
+    /// Compares a vector with this one.
+    ///
+    /// # Errors
+    /// One clause with the cosine that was seen.
+    pub(crate) fn check(&self, vector: &[f32]) -> Result<(), String> {
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        let lengths = (dot(vector, vector) * dot(&self.vector, &self.vector)).sqrt();
+        let cosine = dot(vector, &self.vector) / lengths;
+        // Not a number is not enough either.
+        if vector.len() == self.vector.len() && cosine >= self.cosine_min {
+            return Ok(());
+        }
+        Err(format!(
+            "its vectors are not those of the model: the cosine with a reference is {cosine:.6}, \
+             and at least {} is expected",
+            self.cosine_min
+        ))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, BackendError, BackendFactory, Description, LoadErrorKind};
 use crate::batch::Batch;
-use crate::config::ModelShape;
+use crate::config::{ModelShape, Reference};
 use crate::error::Error;
 use crate::job::{Finished, Ran};
 use crate::planner::Plan;
@@ -30,6 +30,8 @@ pub(crate) struct Shared {
     pub model: ModelShape,
     /// Token ids of a short text, run on each backend before it is trusted.
     pub probe: Box<[i32]>,
+    /// What it has to make of that text.
+    pub reference: Option<Reference>,
 }
 
 struct Worker {
@@ -251,29 +253,45 @@ impl Backend for Gone {
 
 /// Makes a backend and has it embed a short text before anybody relies on it.
 fn load(index: usize, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
+    let (backend, vector) = probed(&shared.factory, index, &shared.model, &shared.probe)?;
+    let Some(Err(difference)) = shared.reference.as_ref().map(|known| known.check(&vector)) else {
+        return Ok(backend);
+    };
+    let Description { provider, device, .. } = backend.description();
+    let message = format!("{provider} can't be trusted on {device}: {difference}");
+    Err(BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message })
+}
+
+/// A backend, and the vector that it makes of the probe.
+pub(crate) fn probed(
+    factory: &BackendFactory,
+    index: usize,
+    model: &ModelShape,
+    probe: &[i32],
+) -> Result<(Box<dyn Backend>, Vec<f32>), BackendError> {
     let wrong = |message| BackendError::Load { kind: LoadErrorKind::Other, message };
-    let mut backend = catch_unwind(AssertUnwindSafe(|| (shared.factory)(index)))
+    let mut backend = catch_unwind(AssertUnwindSafe(|| factory(index)))
         .map_err(|_| wrong("the backend panicked while it was loaded; see the log".into()))??;
-    let (made, wanted) = (backend.description().dimensions, shared.model.dimensions);
+    let (made, wanted) = (backend.description().dimensions, model.dimensions);
     if made != wanted {
         return Err(wrong(format!(
             "the backend makes vectors of {made} dimensions and the model has {wanted}; \
              check the model's files"
         )));
     }
-    let lengths = [i32::try_from(shared.probe.len()).unwrap_or(i32::MAX)];
-    let batch = Batch { ids: &shared.probe, lengths: &lengths };
+    let lengths = [i32::try_from(probe.len()).unwrap_or(i32::MAX)];
+    let batch = Batch { ids: probe, lengths: &lengths };
     let mut out = vec![f32::NAN; wanted];
     run_checked(backend.as_mut(), &batch, &mut out, &mut || ())?;
     let square: f32 = out.iter().map(|x| x * x).sum();
-    if shared.model.normalized && !(0.98..=1.02).contains(&square) {
+    if model.normalized && !(0.98..=1.02).contains(&square) {
         return Err(wrong(format!(
             "the backend's vectors have length {} where 1 is expected; \
              check the model's normalisation",
             square.sqrt()
         )));
     }
-    Ok(backend)
+    Ok((backend, out))
 }
 
 /// Runs a batch; a backend that panics or gives values that are no numbers can't be trusted again.

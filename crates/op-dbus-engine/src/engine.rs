@@ -9,18 +9,15 @@ use tokio::sync::{mpsc, oneshot};
 use crate::admission::{Admission, Permit, cost};
 use crate::backend::{BackendError, BackendFactory, Description};
 use crate::call::{Call, Priority, Reply};
-use crate::config::{EngineConfig, Limits, ModelShape};
+use crate::config::{EngineConfig, Limits, ModelShape, Reference};
 use crate::dispatch::Shared;
 use crate::error::{Error, Excess};
 use crate::job::{Job, Output, Terms};
 use crate::prepare::{Chunk, Preparer, Task, chunks, is_small};
 use crate::scheduler::Scheduler;
-use crate::start::{probe, spawn, start_workers};
+use crate::start::{CANARY, probe, spawn, start_workers};
 use crate::stats::Snapshot;
 use crate::tokenizer::Tokenizer;
-
-/// What health checks embed.
-const CANARY: &str = "The quick brown fox jumps over the lazy dog.";
 
 /// Who the engine's own calls are counted to: `(uid_t) -1`, which no user has.
 const CANARY_UID: u32 = u32::MAX;
@@ -34,6 +31,7 @@ struct Inner {
     limits: Limits,
     model: ModelShape,
     canary_timeout: Duration,
+    reference: Option<Reference>,
     workers: usize,
     admission: Arc<Admission>,
     preparer: Preparer,
@@ -80,12 +78,17 @@ impl Engine {
         factory: BackendFactory,
         config: EngineConfig,
     ) -> Result<Self, BackendError> {
-        let EngineConfig { limits, workers, tokenizer_threads, run_timeout } = config;
+        let EngineConfig { limits, workers, tokenizer_threads, reference, run_timeout } = config;
         let workers = workers.max(1);
         let scheduler = Arc::new(Scheduler::new(&limits, &model));
         let probe = probe(&tokenizer, CANARY)?;
-        let shared =
-            Shared { scheduler: Arc::clone(&scheduler), factory, model: model.clone(), probe };
+        let shared = Shared {
+            scheduler: Arc::clone(&scheduler),
+            factory,
+            model: model.clone(),
+            probe,
+            reference: reference.clone(),
+        };
         start_workers(&Arc::new(shared), workers)?;
         let preparer = Preparer { tokenizer, scheduler };
         let threads = tokenizer_threads.max(1);
@@ -96,6 +99,7 @@ impl Engine {
             limits,
             model,
             canary_timeout: run_timeout,
+            reference,
             workers,
             preparer: preparer.clone(),
             tasks,
@@ -239,7 +243,10 @@ impl Engine {
             ..Call::default()
         };
         let output = self.0.output(None, None)?;
-        self.run(call, output, permit).await.map(drop)
+        let reply = self.run(call, output, permit).await?;
+        let Some(reference) = &self.0.reference else { return Ok(()) };
+        let wrong = |difference| Error::WorkerFailed(BackendError::Lost(difference));
+        reference.check(&reply.vectors).map_err(wrong)
     }
 
     fn empty_reply(&self, dimensions: usize) -> Reply {

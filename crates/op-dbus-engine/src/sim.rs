@@ -39,6 +39,7 @@ impl SimBackend {
         let description = Description {
             provider: "sim".into(),
             device: "sim:0".into(),
+            devices: 1,
             precision: "f32".into(),
             engine: "sim".into(),
             isa: String::new(),

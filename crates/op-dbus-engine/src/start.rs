@@ -5,10 +5,14 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
-use crate::backend::{BackendError, LoadErrorKind};
+use crate::backend::{BackendError, BackendFactory, LoadErrorKind};
 use crate::call::Truncate;
+use crate::config::ModelShape;
 use crate::dispatch::{self, Shared};
 use crate::tokenizer::Tokenizer;
+
+/// What health checks embed.
+pub(crate) const CANARY: &str = "The quick brown fox jumps over the lazy dog.";
 
 /// Token ids of `text`, which each backend embeds before it is trusted.
 ///
@@ -21,6 +25,20 @@ pub(crate) fn probe(tokenizer: &Tokenizer, text: &str) -> Result<Box<[i32]>, Bac
         kind: LoadErrorKind::ModelCorrupt,
         message: "the tokenizer can't tokenize a plain sentence; install the model again".into(),
     })
+}
+
+/// The vector that a backend of `factory` makes of the engine's own text: what other backends of the
+/// same model are compared with. The backend is gone afterwards.
+///
+/// # Errors
+/// The backend could not be loaded or failed.
+pub fn reference(
+    tokenizer: &Tokenizer,
+    model: &ModelShape,
+    factory: &BackendFactory,
+) -> Result<Vec<f32>, BackendError> {
+    let probe = probe(tokenizer, CANARY)?;
+    dispatch::probed(factory, 0, model, &probe).map(|(_, vector)| vector)
 }
 
 /// Starts the worker threads and waits until each has loaded its backend; then they begin.

@@ -89,6 +89,7 @@ impl Meter {
         let description = Description {
             provider: "test".into(),
             device: "test:0".into(),
+            devices: 1,
             precision: "f32".into(),
             engine: "test".into(),
             isa: String::new(),

@@ -77,6 +77,7 @@ impl NativeBackend {
         let description = Description {
             provider: "cpu".to_owned(),
             device: "cpu:0".to_owned(),
+            devices: 1,
             precision: options.precision.to_string(),
             engine: "native".to_owned(),
             isa: options.isa.to_string(),

@@ -1,16 +1,20 @@
 //! The backend: a loaded session that turns batches into vectors.
 
+use std::io;
 use std::time::Instant;
 
 use op_dbus_engine::{Backend, BackendError, Batch, Description};
+use ort::session::builder::SessionBuilder;
 use ort::session::{Session, SessionInputValue};
 use ort::value::TensorRef;
 
+use crate::accelerator::Accelerator;
 use crate::own::{Input, Output};
 use crate::padding::{Filled, Padded};
+use crate::placement::Placement;
 use crate::{Graph, Options, Pooling, failure, library, memory, own, pooling, session};
 
-/// A model on the CPU, computed by ONNX Runtime.
+/// A model computed by ONNX Runtime, on the CPU or on an accelerator.
 pub struct OrtBackend {
     session: Session,
     feed: Feed,
@@ -34,17 +38,71 @@ struct OwnFeed {
 }
 
 impl OrtBackend {
-    /// Loads the library, unless this process has it already, and makes a session of the graph.
+    /// Loads the library, unless this process has it already, and makes a session of the graph. An
+    /// accelerator has to prove itself: a batch is run, and what of it ran elsewhere is an error.
     ///
     /// # Errors
-    /// [`BackendError::Load`]: a library that can't be used (`ProviderUnavailable`), a damaged graph
-    /// (`ModelCorrupt`), or one whose inputs and outputs are not understood.
+    /// [`BackendError::Load`]: a library or a provider that can't be used (`ProviderUnavailable`), a
+    /// damaged graph (`ModelCorrupt`), or one whose inputs and outputs are not understood.
     pub fn load(options: Options) -> Result<Self, BackendError> {
         let start = Instant::now();
-        let Options { runtime, threads, graph, dimensions } = options;
+        let Options { runtime, threads, accelerator, graph, dimensions } = options;
         let environment = library::environment(&runtime)?;
-        let builder = session::builder(&environment, threads.max(1))
-            .map_err(|error| failure::load("the CPU provider", error))?;
+        let Some(accelerator) = accelerator else {
+            let builder = session::builder(&environment, threads.max(1))
+                .map_err(|error| failure::load("the CPU provider", error))?;
+            return Self::assemble(builder, graph, described(start, dimensions));
+        };
+        let (builder, name, devices) = accelerator.builder(&environment)?;
+        let fault = |error: io::Error| {
+            accelerator.unavailable(format!("no place to look for what it ran ({error})"))
+        };
+        let folder = tempfile::tempdir().map_err(fault)?;
+        let builder = builder
+            .with_profiling(folder.path().join("profile"))
+            .map_err(|error| accelerator.unavailable(error.to_string()))?;
+        let description = Description {
+            provider: accelerator.provider.clone(),
+            device: format!("{}:{}", accelerator.provider, accelerator.device),
+            devices,
+            ..described(start, dimensions)
+        };
+        let mut backend =
+            Self::assemble(builder, graph, description).map_err(|error| match error {
+                // What the provider can't compile says nothing about the model's files.
+                BackendError::Load { message, .. } => accelerator.unavailable(message),
+                error => error,
+            })?;
+        backend.prove(&accelerator, &name)?;
+        backend.description.load_ms = milliseconds(start);
+        Ok(backend)
+    }
+
+    /// Runs one batch under the runtime's profiler and reads where the operators ran.
+    fn prove(&mut self, accelerator: &Accelerator, name: &str) -> Result<(), BackendError> {
+        // Ids that every vocabulary has; which they are does not matter here.
+        let (ids, lengths): (Vec<i32>, [i32; 2]) = ((1..=12).collect(), [8, 4]);
+        let mut out = vec![0.0; 2 * self.description.dimensions];
+        let failed = |error: BackendError| accelerator.unavailable(error.to_string());
+        self.run(&Batch { ids: &ids, lengths: &lengths }, &mut out).map_err(failed)?;
+        let mut read = || -> Result<Placement, Box<dyn std::error::Error>> {
+            Ok(Placement::read(&std::fs::read(self.session.end_profiling()?)?, name)?)
+        };
+        let unknown =
+            |error| accelerator.unavailable(format!("what it ran can't be read ({error})"));
+        match read().map_err(unknown)?.problem() {
+            None => Ok(()),
+            Some(problem) => Err(accelerator.unavailable(problem)),
+        }
+    }
+
+    /// A backend of a session that `builder` makes of the graph.
+    fn assemble(
+        builder: SessionBuilder,
+        graph: Graph,
+        description: Description,
+    ) -> Result<Self, BackendError> {
+        let dimensions = description.dimensions;
         let (session, feed) = match graph {
             Graph::Compiled(bytes) => compiled(builder, &bytes, dimensions)?,
             Graph::Own { path, pooling, normalize } => {
@@ -60,23 +118,32 @@ impl OrtBackend {
             }
         };
         memory::trim();
-        let description = Description {
-            provider: "cpu".to_owned(),
-            device: "cpu:0".to_owned(),
-            precision: "f32".to_owned(),
-            engine: "ort".to_owned(),
-            isa: String::new(),
-            dimensions,
-            batch_tokens: 0,
-            load_ms: u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
-            pid: std::process::id(),
-        };
         Ok(Self { session, feed, description, padded: Padded::default() })
     }
 }
 
+/// What is said of a backend on the CPU that has been loading since `start`.
+fn described(start: Instant, dimensions: usize) -> Description {
+    Description {
+        provider: "cpu".to_owned(),
+        device: "cpu:0".to_owned(),
+        devices: 1,
+        precision: "f32".to_owned(),
+        engine: "ort".to_owned(),
+        isa: String::new(),
+        dimensions,
+        batch_tokens: 0,
+        load_ms: milliseconds(start),
+        pid: std::process::id(),
+    }
+}
+
+fn milliseconds(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
 fn compiled(
-    mut builder: ort::session::builder::SessionBuilder,
+    mut builder: SessionBuilder,
     bytes: &[u8],
     dimensions: usize,
 ) -> Result<(Session, Feed), BackendError> {

@@ -4,6 +4,7 @@
 //! The library itself is loaded when the first backend is made, from the path that the caller
 //! names; nothing of it is linked. One process can load one library, once.
 
+mod accelerator;
 mod backend;
 mod elf;
 mod failure;
@@ -11,11 +12,13 @@ mod library;
 mod memory;
 mod own;
 mod padding;
+mod placement;
 mod pooling;
 mod session;
 
 use std::path::PathBuf;
 
+pub use accelerator::Accelerator;
 pub use backend::OrtBackend;
 
 /// What to load and how.
@@ -25,6 +28,8 @@ pub struct Options {
     pub runtime: PathBuf,
     /// Threads that compute one batch together; at least 1.
     pub threads: usize,
+    /// What computes in place of the CPU.
+    pub accelerator: Option<Accelerator>,
     /// What to run.
     pub graph: Graph,
     /// Length of one vector, as the model's record says; another length is refused at load.

@@ -24,6 +24,9 @@ use op_dbus_engine::{Backend, BackendError};
 /// The runtime's own chatter is left out below its errors; the native engine says how it was calibrated.
 const LOG_FILTER: &str = "warn,op_dbus_native=info,ort=error";
 
+/// The provider that needs no accelerator.
+const CPU: &str = "cpu";
+
 /// Computes for the daemon that started it (internal)
 #[derive(clap::Args)]
 #[command(hide = true)]
@@ -58,9 +61,18 @@ pub struct Args {
     /// CPUs to stay on; all if absent
     #[arg(long, value_delimiter = ',')]
     cpu_list: Vec<usize>,
-    /// Execution provider
+    /// Execution provider, by its canonical name
     #[arg(long)]
-    provider: Provider,
+    provider: String,
+    /// Plugin library of the provider; without one the runtime is to have it
+    #[arg(long)]
+    provider_library: Option<PathBuf>,
+    /// Setting of the provider in its own words, `key=value`
+    #[arg(long, value_parser = key_value)]
+    provider_option: Vec<(String, String)>,
+    /// Number of the device among the provider's
+    #[arg(long, default_value_t = 0)]
+    device: usize,
     /// Precision of the arithmetic
     #[arg(long)]
     precision: Precision,
@@ -71,11 +83,6 @@ enum CpuEngine {
     Native,
     Ort,
     Sim,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Provider {
-    Cpu,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -138,8 +145,16 @@ fn try_pin(cpus: &[usize]) -> nix::Result<()> {
     sched_setaffinity(Pid::from_raw(0), &set)
 }
 
+/// Splits `key=value`.
+fn key_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("there is no `=` in it")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
 fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
-    let Provider::Cpu = args.provider;
+    if args.provider != CPU {
+        return ort::load(args);
+    }
     match args.cpu_engine {
         CpuEngine::Native => native::load(args),
         CpuEngine::Ort => ort::load(args),

@@ -12,11 +12,16 @@ use zbus_polkit::policykit1::{
 
 use super::caller::Caller;
 
-/// A change that polkit knows by name; `dbus-policy/org.opdbus.embedding1.policy` declares each.
+/// A change, and what polkit is asked about it; `dbus-policy/org.opdbus.embedding1.policy` declares
+/// each action.
 #[derive(Clone, Copy, Debug)]
 pub enum Action {
     /// `SetVectorLevel`.
     SetVectorLevel,
+    /// `SetExecutionProvider`.
+    SetExecutionProvider,
+    /// `SetDevices`.
+    SetDevices,
     /// `Reload`.
     Reload,
 }
@@ -25,8 +30,9 @@ impl Action {
     /// The name in polkit's rules.
     const fn id(self) -> &'static str {
         match self {
-            Self::SetVectorLevel => "org.opdbus.embedding1.set-vector-level",
-            Self::Reload => "org.opdbus.embedding1.reload",
+            Self::SetVectorLevel | Self::SetExecutionProvider | Self::SetDevices | Self::Reload => {
+                "org.opdbus.embedding1.configure"
+            }
         }
     }
 
@@ -34,6 +40,8 @@ impl Action {
     const fn deed(self) -> &'static str {
         match self {
             Self::SetVectorLevel => "change the vector level",
+            Self::SetExecutionProvider => "change the execution provider",
+            Self::SetDevices => "change the devices",
             Self::Reload => "reload the settings",
         }
     }

@@ -40,6 +40,33 @@ impl Manager {
         self.calls.run(header, work).await
     }
 
+    async fn set_execution_provider(
+        &self,
+        provider: String,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(), Error> {
+        let header = &header;
+        let work = async move |calls: Calls, caller| {
+            calls.authorize(header, &caller, Action::SetExecutionProvider).await?;
+            let change = calls.service.change("execution_provider", provider);
+            change.await.map_err(Error::from)
+        };
+        self.calls.run(header, work).await
+    }
+
+    async fn set_devices(
+        &self,
+        devices: Vec<String>,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(), Error> {
+        let header = &header;
+        let work = async move |calls: Calls, caller| {
+            calls.authorize(header, &caller, Action::SetDevices).await?;
+            calls.service.change("gpu_device", devices.join(",")).await.map_err(Error::from)
+        };
+        self.calls.run(header, work).await
+    }
+
     async fn reload(&self, #[zbus(header)] header: Header<'_>) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {

@@ -76,10 +76,12 @@ fn damaged(error: op_dbus_models::Error) -> Dictionary {
 /// The execution providers and whether each can be used here.
 pub fn providers(now: &Now) -> Vec<Dictionary> {
     let describe = |(provider, name): &(Provider, &'static str)| {
-        let reason = unavailable(*provider);
-        let serving = now.served().filter(|_| *provider == Provider::Cpu);
-        let devices: Vec<String> =
-            serving.map(|served| served.device.clone()).into_iter().collect();
+        let serving = now.served().filter(|served| served.provider == *name);
+        let reason = unavailable(*provider, &now.loaded, serving.map(|_| *provider));
+        let workers = serving.map(|served| served.engine.descriptions()).unwrap_or_default();
+        let mut devices: Vec<String> =
+            workers.into_iter().map(|worker| worker.description.device).collect();
+        devices.dedup();
         HashMap::from([
             ("name", (*name).into()),
             ("aliases", aliases(name).to_vec().into()),

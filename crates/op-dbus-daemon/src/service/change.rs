@@ -58,6 +58,42 @@ impl Service {
         }
     }
 
+    /// Computes in another way from now on, and after a restart: `key` is a setting that may change
+    /// while the service runs.
+    ///
+    /// # Errors
+    /// `Pinned`, a wrong value, why what was asked for does not work, or `State` when the change
+    /// can't be kept; what served before goes on.
+    pub async fn change(&self, key: &'static str, value: String) -> Result<(), Error> {
+        let _change = self.0.change.lock().await;
+        let now = self.staying()?;
+        let loaded = Arc::new(now.loaded.with(key, &value)?);
+        let fleet = Fleet::new(loaded.clone(), self.0.spawner.clone());
+        let choice = wanted(&loaded.settings);
+        let served = self.load(&now, &fleet, choice.as_ref()).await?;
+        // Who asks for a provider by name wants to know that it can't be had.
+        if let Some(reason) = served.as_ref().map(|served| &served.fallback_reason)
+            && !reason.is_empty()
+        {
+            self.restore(&now);
+            return Err(Error::Provider(reason.clone()));
+        }
+        let mut keep = Loaded::clone(&now.loaded);
+        match blocking(move || keep.set(key, &value).map(|()| keep)).await? {
+            Ok(loaded) => {
+                self.moved(served, |next| {
+                    next.loaded = Arc::new(loaded);
+                    next.fleet = fleet;
+                });
+                Ok(())
+            }
+            Err(error) => {
+                self.restore(&now);
+                Err(error.into())
+            }
+        }
+    }
+
     /// Reads the settings again and applies what can be changed while the service runs.
     ///
     /// # Errors

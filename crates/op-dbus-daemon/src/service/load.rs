@@ -1,23 +1,28 @@
 //! From a choice of model to an engine that answers: blocking work, done on a thread of its own.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use op_dbus_engine::{
-    BackendError, BatchLayout, Engine, EngineConfig, Limits, LoadErrorKind, ModelShape, Tokenizer,
-    sim,
+    BackendError, BatchLayout, Description, Engine, EngineConfig, Limits, LoadErrorKind,
+    ModelShape, Reference, Tokenizer, sim,
 };
-use op_dbus_models::{Family, Model, RuntimeStore, Store, runtime};
+use op_dbus_models::{Family, Model, Store};
 
+use super::Error;
+use super::provider::{self, Host};
 use super::served::{Choice, Served};
 use super::worker::{Blueprint, Crew, Spawner};
-use super::{Error, provider};
-use crate::settings::{CpuEngine, Loaded, Origin, Settings};
+use crate::settings::{CpuEngine, Loaded, Provider, Settings};
 
 /// Tokens for each thread beyond which no batch grows, however the machine was measured: whoever comes
 /// while it is computed has to wait.
 const CALIBRATED_TOKENS_MAX: usize = 2048;
+/// Padded tokens of a batch on an accelerator, which has more lanes to fill than a CPU.
+const ACCELERATOR_TOKENS: usize = 8192;
+/// Least cosine of the vectors of 32-bit floats on an accelerator with those of the CPU; providers
+/// may multiply in TF32 or with weights of 16 bits.
+const REFERENCE_COSINE_MIN: f32 = 0.9995;
 const SIM_INPUT_TOKENS: usize = 256;
 /// SHA-256 of "op-dbus simulated vectors 1": no model's space, and the same everywhere.
 const SIM_SPACE: &str = "5947c198f843bc1ef8e81a3a20a93c51354f3324174e6cb8befab16e83d4b21d";
@@ -32,7 +37,8 @@ struct Draft {
     tokenizer: Tokenizer,
     prompts: BTreeMap<String, String>,
     default_prompt: Option<String>,
-    runtime: PathBuf,
+    /// Whether it is an ONNX file of the user's own.
+    own_graph: bool,
 }
 
 /// Loads a model and starts its workers; blocks until they have proved themselves.
@@ -41,34 +47,90 @@ struct Draft {
 /// What stands in the way: the provider, the model, the runtime, the dimensions, the workers.
 pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Result<Served, Error> {
     let settings = &loaded.settings;
-    provider::decide(settings).map_err(Error::Provider)?;
     let draft = match settings.cpu_engine {
         CpuEngine::Sim => simulated(),
         CpuEngine::Native | CpuEngine::Ort => installed(choice, loaded)?,
     };
     check_dimensions(&draft, settings)?;
-    let limits = limits(settings);
-    let blueprint = Blueprint {
+    let mut refusals = Vec::new();
+    for provider in provider::candidates(settings) {
+        let started = match provider::host(provider, loaded, draft.own_graph) {
+            Ok(host) => start(&draft, host, loaded, spawner),
+            Err(missing) => Err(Error::Provider(missing)),
+        };
+        match started {
+            Ok(engine) => return served(choice, draft, engine, refusals),
+            // The next one may do.
+            Err(Error::Provider(reason)) => {
+                tracing::debug!(%provider, reason, "a provider is not used");
+                refusals.push(reason);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Error::Provider(provider::none_left(settings, &refusals)))
+}
+
+/// Starts the workers of a model on `host`.
+fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Result<Engine, Error> {
+    let settings = &loaded.settings;
+    let blueprint = |host: Host| Blueprint {
         model: draft.model.clone(),
         space: draft.space.clone(),
         dimensions: draft.shape.dimensions,
-        region: limits.region(&draft.shape),
-        runtime: draft.runtime,
+        region: limits(settings, &host).region(&draft.shape),
+        host,
     };
-    let shape = draft.shape.clone();
-    let factory = spawner(&blueprint, settings);
-    let engine = Engine::start(draft.tokenizer, draft.shape, factory, config(limits, settings))
-        .map_err(|error| explained(error, loaded))?;
-    let first = engine.descriptions().into_iter().next().map(|worker| worker.description);
-    let first = first.ok_or(Error::Fault("an engine without workers"))?;
+    let explained = |error| explained(error, loaded);
+    let mut host = host;
+    let mut reference = None;
+    if host.provider != Provider::Cpu {
+        let cpu = spawner(&blueprint(host.reference(draft.own_graph)), settings);
+        let vector = op_dbus_engine::reference(&draft.tokenizer, &draft.shape, &cpu)?;
+        reference = Some(Reference { vector, cosine_min: REFERENCE_COSINE_MIN });
+    }
+    if host.devices.is_empty() {
+        // All: the first one knows how many there are.
+        let first = Host { devices: vec![0], ..host.clone() };
+        let backend = spawner(&blueprint(first), settings)(0).map_err(explained)?;
+        let count = backend.description().devices.max(1);
+        host.devices = (0..u32::try_from(count).unwrap_or(u32::MAX)).collect();
+    }
+    let limits = limits(settings, &host);
+    let workers = workers(settings, &host);
+    let factory = spawner(&blueprint(host), settings);
+    let tokenizer_threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let config =
+        EngineConfig { limits, workers, tokenizer_threads, reference, ..EngineConfig::default() };
+    Engine::start(draft.tokenizer.clone(), draft.shape.clone(), factory, config).map_err(explained)
+}
+
+/// Worker processes: as many as the CPU wants, or one or more for each device.
+fn workers(settings: &Settings, host: &Host) -> usize {
+    match host.provider {
+        Provider::Cpu => Crew::of(settings, host.cpu_engine, Vec::new()).workers,
+        _ => host.devices.len() * settings.workers_per_device.unwrap_or(1),
+    }
+}
+
+fn served(
+    choice: &Choice,
+    draft: Draft,
+    engine: Engine,
+    refusals: Vec<String>,
+) -> Result<Served, Error> {
+    let workers = engine.descriptions().into_iter().map(|worker| worker.description);
+    let workers: Vec<Description> = workers.collect();
+    let first = workers.first().cloned().ok_or(Error::Fault("an engine without workers"))?;
     Ok(Served {
         choice: choice.clone(),
         model: draft.model,
         space: draft.space,
-        dimensions: shape.dimensions,
-        max_input_tokens: shape.max_input_tokens,
+        dimensions: draft.shape.dimensions,
+        max_input_tokens: draft.shape.max_input_tokens,
         prompts: draft.prompts,
         default_prompt: draft.default_prompt,
+        fallback_reason: refusals.join("; "),
         provider: first.provider,
         device: first.device,
         precision: first.precision,
@@ -78,16 +140,17 @@ pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Resul
     })
 }
 
-/// The bounds that the settings leave to the engine.
-pub(super) fn limits(settings: &Settings) -> Limits {
+/// The bounds that the settings leave to the engine on `host`.
+pub(super) fn limits(settings: &Settings, host: &Host) -> Limits {
     let basic = Limits::default();
-    let native = settings.cpu_engine == CpuEngine::Native;
-    let (layout, threads, unmeasured) = match native {
+    let (layout, threads, unmeasured) = match (host.provider, host.cpu_engine) {
         // What a batch may cost is said for one thread, and each takes its part of the batch.
-        true => {
-            (BatchLayout::Packed, Crew::of(settings, Vec::new()).threads, CALIBRATED_TOKENS_MAX)
+        (Provider::Cpu, engine @ CpuEngine::Native) => {
+            let threads = Crew::of(settings, engine, Vec::new()).threads;
+            (BatchLayout::Packed, threads, CALIBRATED_TOKENS_MAX)
         }
-        false => (BatchLayout::Padded, 1, basic.batch_tokens_max),
+        (Provider::Cpu, _) => (BatchLayout::Padded, 1, basic.batch_tokens_max),
+        _ => (BatchLayout::Padded, 1, ACCELERATOR_TOKENS),
     };
     let batch_tokens_max = settings.batch_tokens_max.unwrap_or(unmeasured);
     Limits {
@@ -100,15 +163,6 @@ pub(super) fn limits(settings: &Settings) -> Limits {
         queue_tokens_max: settings.queue_tokens_max,
         quota_tokens: settings.quota_tokens,
         ..basic
-    }
-}
-
-fn config(limits: Limits, settings: &Settings) -> EngineConfig {
-    EngineConfig {
-        limits,
-        workers: Crew::of(settings, Vec::new()).workers,
-        tokenizer_threads: std::thread::available_parallelism().map_or(1, usize::from),
-        ..EngineConfig::default()
     }
 }
 
@@ -125,25 +179,13 @@ fn simulated() -> Draft {
         tokenizer: Tokenizer::bytes(SIM_INPUT_TOKENS),
         prompts: BTreeMap::new(),
         default_prompt: None,
-        runtime: PathBuf::new(),
+        own_graph: false,
     }
 }
 
 fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error> {
     let settings = &loaded.settings;
     let model = Store::open(&settings.model_dir).get(choice.model())?;
-    let runtime = match settings.cpu_engine {
-        CpuEngine::Ort => library(loaded)?,
-        CpuEngine::Native if model.family == Family::Onnx => {
-            return Err(Error::Provider(format!(
-                "{} is an ONNX graph, which ONNX Runtime computes, and cpu_engine is native ({}); \
-                 set OP_DBUS_CPU_ENGINE=ort, and type `op-dbus runtime pull` for the library",
-                model.name,
-                origin(loaded, "cpu_engine"),
-            )));
-        }
-        CpuEngine::Native | CpuEngine::Sim => PathBuf::new(),
-    };
     model.verify()?;
     let tokenizer = tokenizer(&model)?;
     let mut prompts = model.prompts.clone();
@@ -160,33 +202,12 @@ fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error> {
             normalized: model.normalize,
             matryoshka: model.matryoshka.clone(),
         },
+        own_graph: model.family == Family::Onnx,
         model: model.name,
         tokenizer,
         prompts,
         default_prompt,
-        runtime,
     })
-}
-
-/// The ONNX Runtime library that is named, else the one that was pulled.
-fn library(loaded: &Loaded) -> Result<PathBuf, Error> {
-    let settings = &loaded.settings;
-    if let Some(path) = &settings.runtime {
-        return Ok(path.clone());
-    }
-    let missing = || {
-        Error::Provider(format!(
-            "cpu_engine is ort ({}), and the ONNX Runtime library is not installed; type `op-dbus \
-             runtime pull`, or set cpu_engine to native",
-            origin(loaded, "cpu_engine")
-        ))
-    };
-    RuntimeStore::open(runtime::beside(&settings.model_dir)).installed().ok_or_else(missing)
-}
-
-/// Where the value of a setting comes from.
-fn origin(loaded: &Loaded, key: &str) -> Origin {
-    loaded.origins.get(key).cloned().unwrap_or(Origin::Default)
 }
 
 /// A worker that refuses the instruction set does not know who asked for it.
@@ -196,8 +217,11 @@ fn explained(error: BackendError, loaded: &Loaded) -> Error {
             if loaded.settings.cpu_engine == CpuEngine::Native
                 && loaded.settings.cpu_isa != "auto" =>
         {
-            let origin = origin(loaded, "cpu_isa");
+            let origin = provider::origin(loaded, "cpu_isa");
             Error::Provider(format!("{message} (cpu_isa comes from: {origin})"))
+        }
+        BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message } => {
+            Error::Provider(message)
         }
         error => error.into(),
     }

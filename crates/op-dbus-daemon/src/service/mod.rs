@@ -24,7 +24,7 @@ use fleet::Fleet;
 
 pub use error::Error;
 pub use now::{Now, Phase};
-pub use provider::unavailable;
+pub use provider::{Host, unavailable};
 pub use served::{Choice, Options, Request, Served};
 pub use worker::{Blueprint, Crew, Spawner, WorkerProgram};
 
@@ -69,7 +69,7 @@ impl Service {
 
     /// The bounds on calls, which hold for every model.
     pub fn limits(&self) -> Limits {
-        load::limits(self.now().settings())
+        Limits::default()
     }
 
     /// The model that answers a call: the one in force, or that of `level`, which is loaded if it

@@ -7,7 +7,6 @@ use op_dbus_models::Level;
 
 use super::Error;
 use super::fleet::Fleet;
-use super::provider;
 use super::served::{Choice, Served};
 use crate::settings::{CpuEngine, Loaded, Settings};
 
@@ -73,10 +72,7 @@ impl Now {
 
     /// Why another provider runs than was asked for; empty where that is not so.
     pub fn fallback_reason(&self) -> String {
-        match (self.served(), provider::decide(self.settings())) {
-            (Some(_), Ok(decision)) => decision.fallback_reason,
-            _ => String::new(),
-        }
+        self.served().map(|served| served.fallback_reason.clone()).unwrap_or_default()
     }
 
     /// One line for people.

@@ -1,51 +1,166 @@
-//! Which execution provider runs: what was asked for, or the fallback and the reason for it.
+//! Execution providers: which are tried and in which order, what each needs before a worker can try
+//! it, and what is missing.
 
-use crate::settings::{Provider, Settings};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
-/// What runs, and why it is not what was asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision {
-    /// What runs.
-    pub active: Provider,
-    /// Why it is not what was asked for; empty where it is.
-    pub fallback_reason: String,
+use op_dbus_models::{RuntimeStore, runtime};
+
+use crate::settings::{CpuEngine, Devices, Loaded, Origin, Provider, Settings};
+
+/// What a worker computes on.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// The execution provider.
+    pub provider: Provider,
+    /// What computes on the CPU; of no meaning to other providers.
+    pub cpu_engine: CpuEngine,
+    /// The ONNX Runtime library; empty for an engine that needs none.
+    pub runtime: PathBuf,
+    /// The plugin library that brings the provider.
+    pub library: Option<PathBuf>,
+    /// The provider's own settings.
+    pub options: BTreeMap<String, String>,
+    /// The devices that are used, each by a worker of its own.
+    pub devices: Vec<u32>,
 }
 
-/// Chooses the provider: the one asked for when it can be used, else the first of the fallbacks.
+/// The providers in the order in which they are tried.
+pub(super) fn candidates(settings: &Settings) -> Vec<Provider> {
+    let first: &[Provider] = match settings.execution_provider {
+        // What the CPU is slower than wherever it works; others are taken by name.
+        Provider::Auto => &[Provider::Cuda, Provider::Cpu],
+        ref other => std::slice::from_ref(other),
+    };
+    let mut candidates = first.to_vec();
+    // `auto` ends with what always works.
+    if settings.execution_provider != Provider::Auto {
+        candidates.extend(&settings.fallback);
+    }
+    let mut seen = Vec::new();
+    candidates.retain(|provider| {
+        !seen.contains(provider) && {
+            seen.push(*provider);
+            true
+        }
+    });
+    candidates
+}
+
+/// What has to be there before a worker can try `provider` for a model; `own_graph` tells that it is
+/// an ONNX file of the user's own.
 ///
 /// # Errors
-/// One sentence, when none of them can be used.
-pub fn decide(settings: &Settings) -> Result<Decision, String> {
-    let requested = match settings.execution_provider {
-        // The only one that computes so far is also the best that works.
-        Provider::Auto => Provider::Cpu,
-        other => other,
+/// One clause that begins with the provider's name: what is missing and what to do.
+pub(super) fn host(provider: Provider, loaded: &Loaded, own_graph: bool) -> Result<Host, String> {
+    let settings = &loaded.settings;
+    let Settings { cpu_engine, gpu_device, .. } = settings;
+    if provider == Provider::Cpu {
+        return cpu(loaded, own_graph);
+    }
+    let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
+    let elsewhere = |needs| Err(format!("{provider} needs {needs}; this is {os}-{arch}"));
+    match provider {
+        Provider::DirectMl if os != "windows" => return elsewhere("Windows"),
+        Provider::CoreMl if os != "macos" => return elsewhere("macOS"),
+        Provider::Remote => return Err("this version of op-dbus has no remote provider".to_owned()),
+        _ => {}
+    }
+    if *cpu_engine == CpuEngine::Sim {
+        return Err(format!(
+            "{provider} is not tried while cpu_engine is sim ({}), which stands in for all of them",
+            origin(loaded, "cpu_engine")
+        ));
+    }
+    let own = settings.providers.get(&provider.to_string()).cloned().unwrap_or_default();
+    let Some(runtime) = settings.runtime.clone().or_else(|| store(settings).installed()) else {
+        return Err(format!(
+            "{provider} needs the ONNX Runtime library, which is not installed; type `op-dbus \
+             runtime pull`, or name one with OP_DBUS_RUNTIME"
+        ));
     };
-    let Some(reason) = unavailable(requested) else {
-        return Ok(Decision { active: requested, fallback_reason: String::new() });
+    let devices = match gpu_device {
+        Devices::List(numbers) => numbers.clone(),
+        // How many there are is known to the provider alone; a worker will tell.
+        Devices::All => Vec::new(),
     };
-    let usable = settings.fallback.iter().find(|provider| unavailable(**provider).is_none());
-    match usable {
-        Some(active) => Ok(Decision { active: *active, fallback_reason: reason }),
-        None if settings.fallback.is_empty() => Err(format!(
-            "{reason}, and fallback is none; set execution_provider or fallback to cpu"
-        )),
-        None => {
-            let tried: Vec<String> = settings.fallback.iter().map(Provider::to_string).collect();
-            let tried = tried.join(", ");
-            Err(format!("{reason}, nor can the fallback {tried} be used; set fallback to cpu"))
+    let Host { cpu_engine, .. } = Host::cpu(CpuEngine::Ort, PathBuf::new());
+    Ok(Host { provider, cpu_engine, runtime, library: own.library, options: own.options, devices })
+}
+
+impl Host {
+    /// The CPU.
+    fn cpu(cpu_engine: CpuEngine, runtime: PathBuf) -> Self {
+        let (library, options) = (None, BTreeMap::new());
+        Self { provider: Provider::Cpu, cpu_engine, runtime, library, options, devices: vec![0] }
+    }
+
+    /// The CPU as it computes what accelerators are measured against.
+    pub(super) fn reference(&self, own_graph: bool) -> Self {
+        match own_graph {
+            true => Self::cpu(CpuEngine::Ort, self.runtime.clone()),
+            false => Self::cpu(CpuEngine::Native, PathBuf::new()),
         }
     }
 }
 
-/// Why `provider` can't be used here; `None` when it can.
-pub fn unavailable(provider: Provider) -> Option<String> {
-    let needs = match provider {
-        Provider::Auto | Provider::Cpu => return None,
-        Provider::DirectMl => "Windows",
-        Provider::CoreMl => "macOS",
-        other => return Some(format!("this version of op-dbus has no {other} support yet")),
+fn cpu(loaded: &Loaded, own_graph: bool) -> Result<Host, String> {
+    let settings = &loaded.settings;
+    let from = origin(loaded, "cpu_engine");
+    let runtime = match settings.cpu_engine {
+        CpuEngine::Native if own_graph => {
+            return Err(format!(
+                "the model is an ONNX graph, which ONNX Runtime computes, and cpu_engine is native \
+                 ({from}); set OP_DBUS_CPU_ENGINE=ort, and type `op-dbus runtime pull` for the \
+                 library"
+            ));
+        }
+        CpuEngine::Native | CpuEngine::Sim => PathBuf::new(),
+        CpuEngine::Ort => {
+            let runtime = settings.runtime.clone().or_else(|| store(settings).installed());
+            runtime.ok_or_else(|| {
+                format!(
+                    "cpu_engine is ort ({from}), and the ONNX Runtime library is not installed; \
+                     type `op-dbus runtime pull`, or set cpu_engine to native"
+                )
+            })?
+        }
     };
-    let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
-    Some(format!("{provider} needs {needs}; this is {os}-{arch}"))
+    Ok(Host::cpu(settings.cpu_engine, runtime))
+}
+
+/// The libraries that were pulled.
+fn store(settings: &Settings) -> RuntimeStore {
+    RuntimeStore::open(runtime::beside(&settings.model_dir))
+}
+
+/// Where the value of a setting comes from.
+pub(super) fn origin(loaded: &Loaded, key: &str) -> Origin {
+    loaded.origins.get(key).cloned().unwrap_or(Origin::Default)
+}
+
+/// Why none of the candidates serves.
+pub(super) fn none_left(settings: &Settings, refusals: &[String]) -> String {
+    let reasons = refusals.join("; ");
+    let strict = settings.execution_provider != Provider::Cpu && settings.fallback.is_empty();
+    match strict {
+        true => format!(
+            "{reasons}; and fallback is none: set execution_provider or fallback to cpu to do \
+             without"
+        ),
+        false => reasons,
+    }
+}
+
+/// Why `provider` does not compute here now; `None` when it does, or could at once.
+pub fn unavailable(
+    provider: Provider,
+    loaded: &Loaded,
+    active: Option<Provider>,
+) -> Option<String> {
+    if active == Some(provider) || provider == Provider::Cpu {
+        return None;
+    }
+    let untried = || format!("{provider} has not been tried; set execution_provider to {provider}");
+    Some(host(provider, loaded, false).map_or_else(|missing| missing, |_| untried()))
 }

@@ -51,6 +51,8 @@ pub struct Served {
     pub prompts: BTreeMap<String, String>,
     /// The prompt that is used when the caller names none.
     pub default_prompt: Option<String>,
+    /// Why it is not the provider that was asked for; empty where it is.
+    pub fallback_reason: String,
     /// Execution provider that computes, as the workers report it.
     pub provider: String,
     /// First device that computes.

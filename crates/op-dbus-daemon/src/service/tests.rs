@@ -9,7 +9,7 @@ use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{Backend, BackendError, CancelToken, LoadErrorKind};
 use op_dbus_models::Level;
 
-use super::provider::{Decision, decide};
+use super::provider::{candidates, host, none_left};
 use super::{Error, Options, Phase, Request, Service, Spawner};
 use crate::settings::{Loaded, Provider, Settings, Sources};
 
@@ -141,21 +141,25 @@ async fn draining_is_final() {
 #[test]
 fn providers_are_chosen_and_reasons_told() {
     let root = tempfile::tempdir().unwrap();
-    let settings = |provider: &str, fallback: &str| {
-        loaded(&root, &[("execution_provider", provider), ("fallback", fallback)]).settings
+    let with = |provider: &str, fallback: &str| {
+        let models = root.path().display().to_string();
+        let more = [("cpu_engine", "native"), ("model_dir", &*models)];
+        let chosen = [("execution_provider", provider), ("fallback", fallback)];
+        loaded(&root, &[&chosen[..], &more].concat())
     };
-    let cpu =
-        |reason: &str| Ok(Decision { active: Provider::Cpu, fallback_reason: reason.to_owned() });
-    assert_eq!(decide(&settings("auto", "none")).map(|d| d.fallback_reason), Ok(String::new()));
-    assert_eq!(decide(&settings("cpu", "none")), cpu(""));
-    assert_eq!(
-        decide(&settings("gpu", "webgpu,cpu")),
-        cpu("this version of op-dbus has no cuda support yet")
-    );
-    assert_eq!(
-        decide(&settings("cuda", "none")).unwrap_err(),
-        "this version of op-dbus has no cuda support yet, and fallback is none; set \
-         execution_provider or fallback to cpu"
-    );
-    assert!(decide(&settings("cuda", "webgpu")).unwrap_err().contains("webgpu"));
+    let order = |provider: &str, fallback: &str| candidates(&with(provider, fallback).settings);
+    assert_eq!(order("cpu", "cpu"), [Provider::Cpu]);
+    assert_eq!(order("auto", "none"), [Provider::Cuda, Provider::Cpu]);
+    assert_eq!(order("gpu", "webgpu,cpu"), [Provider::Cuda, Provider::WebGpu, Provider::Cpu]);
+    assert_eq!(order("trt", "none"), [Provider::TensorRt]);
+
+    let needs = |provider| host(provider, &with("cpu", "cpu"), false).map(|_| ()).unwrap_err();
+    assert!(needs(Provider::CoreMl).starts_with("coreml needs macOS; this is linux-"));
+    assert!(needs(Provider::DirectMl).starts_with("directml needs Windows; this is linux-"));
+    assert!(needs(Provider::WebGpu).contains("op-dbus runtime pull"));
+    assert!(host(Provider::Cpu, &with("cpu", "cpu"), false).is_ok());
+    let own = host(Provider::Cpu, &with("cpu", "cpu"), true).map(|_| ()).unwrap_err();
+    assert!(own.contains("OP_DBUS_CPU_ENGINE=ort"), "{own}");
+    let strict = none_left(&with("cuda", "none").settings, &["cuda is not there".to_owned()]);
+    assert!(strict.contains("fallback is none"), "{strict}");
 }

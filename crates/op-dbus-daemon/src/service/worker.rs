@@ -10,7 +10,8 @@ use std::time::Duration;
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts};
 use op_dbus_engine::{Backend, BackendError, BackendFactory};
 
-use crate::settings::{CpuEngine, Settings};
+use super::provider::Host;
+use crate::settings::{CpuEngine, Provider, Settings};
 
 /// More workers than this only share the memory bandwidth of one machine.
 const WORKERS_AUTO_MAX: usize = 8;
@@ -32,8 +33,8 @@ pub struct Blueprint {
     pub dimensions: usize,
     /// The largest batch.
     pub region: RegionShape,
-    /// The ONNX Runtime library; empty for an engine that needs none.
-    pub runtime: PathBuf,
+    /// What they compute on.
+    pub host: Host,
 }
 
 /// Makes the backends of one engine. The daemon starts processes; tests compute in-process.
@@ -72,9 +73,12 @@ impl WorkerProgram {
         blueprint: &Blueprint,
         settings: &Settings,
     ) -> impl Fn(usize) -> Command + Send + Sync + 'static {
-        let crew = Crew::of(settings, allowed_cpus());
+        let host = &blueprint.host;
+        // Accelerators leave the CPUs to everybody.
+        let cpus = if host.provider == Provider::Cpu { allowed_cpus() } else { Vec::new() };
+        let crew = Crew::of(settings, host.cpu_engine, cpus);
         let (blueprint, settings) = (blueprint.clone(), settings.clone());
-        move |number| command(&self.exe, &blueprint, &settings, crew.member(number))
+        move |number| command(&self.exe, &blueprint, &settings, (number, crew.member(number)))
     }
 }
 
@@ -98,13 +102,13 @@ struct Member<'a> {
 
 impl Crew {
     /// Shares `cpus` between the workers that the settings ask for.
-    pub fn of(settings: &Settings, cpus: Vec<usize>) -> Self {
+    pub fn of(settings: &Settings, engine: CpuEngine, cpus: Vec<usize>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self::on(cores, settings, cpus)
+        Self::on(cores, settings, engine, cpus)
     }
 
-    fn on(cores: usize, settings: &Settings, mut cpus: Vec<usize>) -> Self {
-        let native = settings.cpu_engine == CpuEngine::Native;
+    fn on(cores: usize, settings: &Settings, engine: CpuEngine, mut cpus: Vec<usize>) -> Self {
+        let native = engine == CpuEngine::Native;
         // Threads of one process share its copy of the weights; ONNX Runtime's share badly.
         let auto = if native { 1 } else { cores.min(WORKERS_AUTO_MAX) };
         let workers = settings.workers_per_device.unwrap_or(auto).max(1);
@@ -132,27 +136,38 @@ fn command(
     exe: &std::path::Path,
     blueprint: &Blueprint,
     settings: &Settings,
-    member: Member<'_>,
+    (number, member): (usize, Member<'_>),
 ) -> Command {
     let mut command = Command::new(exe);
-    let threads = member.threads.to_string();
-    let (engine, precision) = (settings.cpu_engine.to_string(), settings.precision.to_string());
-    let options: [(&str, &OsStr); 10] = [
+    let host = &blueprint.host;
+    let (threads, engine) = (member.threads.to_string(), host.cpu_engine.to_string());
+    let (provider, precision) = (host.provider.to_string(), settings.precision.to_string());
+    // Workers take the devices in turn.
+    let device = host.devices.get(number % host.devices.len().max(1)).copied().unwrap_or(0);
+    let device = device.to_string();
+    let options: [(&str, &OsStr); 11] = [
         ("--model-dir", settings.model_dir.as_ref()),
         ("--model", blueprint.model.as_ref()),
         ("--space", blueprint.space.as_ref()),
         ("--cache-dir", settings.cache_dir.as_ref()),
-        ("--runtime", blueprint.runtime.as_ref()),
+        ("--runtime", host.runtime.as_ref()),
         ("--threads", threads.as_ref()),
         ("--cpu-engine", engine.as_ref()),
         ("--cpu-isa", settings.cpu_isa.as_ref()),
-        ("--provider", "cpu".as_ref()),
+        ("--provider", provider.as_ref()),
+        ("--device", device.as_ref()),
         ("--precision", precision.as_ref()),
     ];
     // The program may be named by a link of the kernel's; people look for this name.
     command.arg0("op-dbus").arg("worker").env_clear();
     for (option, value) in options {
         command.arg(option).arg(value);
+    }
+    if let Some(library) = &host.library {
+        command.arg("--provider-library").arg(library);
+    }
+    for (key, value) in &host.options {
+        command.arg("--provider-option").arg(format!("{key}={value}"));
     }
     if settings.batch_tokens_max.is_none() {
         command.arg("--calibrate");
@@ -203,7 +218,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut sources = Sources::under(root.path());
         sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
-        Crew::on(16, &Settings::load(&sources).unwrap().settings, cpus.to_vec())
+        let settings = Settings::load(&sources).unwrap().settings;
+        Crew::on(16, &settings, settings.cpu_engine, cpus.to_vec())
     }
 
     #[test]

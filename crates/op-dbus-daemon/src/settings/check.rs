@@ -1,5 +1,7 @@
 //! Checking one layer against the table.
 
+use std::path::Path;
+
 use std::collections::BTreeMap;
 
 use figment::value::{Dict, Map, Value};
@@ -158,20 +160,37 @@ fn check_model(model: &str, table: &Dict) -> Vec<String> {
     messages
 }
 
-/// No provider has settings of its own yet.
+/// The settings of a single provider.
 fn check_provider(provider: &str, table: &Dict) -> Vec<String> {
     let names = Provider::ALL.iter().map(|(_, name)| *name);
     if !names.clone().any(|name| name == provider) {
         let what = format!("`{provider}` is not the name of an execution provider");
         return vec![ask(what, provider, names)];
     }
-    let unknown = |key| {
-        format!(
-            "`providers.{provider}.{key}` is not supported by this version of op-dbus, which has \
-             no settings for single providers"
-        )
-    };
-    table.keys().map(unknown).collect()
+    const KEYS: [&str; 2] = ["library", "options"];
+    let mut messages = Vec::new();
+    for (key, value) in table {
+        let text = value.as_str();
+        let (right, wanted) = match key.as_str() {
+            "library" => (text.is_some_and(|t| Path::new(t).is_absolute()), "an absolute path"),
+            "options" => {
+                let texts = |table: &Dict| table.values().all(|value| value.as_str().is_some());
+                (value.as_dict().is_some_and(texts), "a table of texts")
+            }
+            _ => {
+                let what = format!("`providers.{provider}.{key}` is not a setting");
+                messages.push(ask(what, key, KEYS));
+                continue;
+            }
+        };
+        if !right {
+            let found = show(value);
+            messages.push(format!(
+                "providers.{provider}.{key} = {found} is not accepted; write {wanted}"
+            ));
+        }
+    }
+    messages
 }
 
 fn unknown(place: &Place, key: &str) -> String {

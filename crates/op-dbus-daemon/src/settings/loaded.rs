@@ -75,6 +75,17 @@ impl Loaded {
     /// The setting is pinned, the value is wrong, or the state file could not be written; then
     /// nothing has changed.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), ChangeError> {
+        let after = self.with(key, value)?;
+        after.state.save()?;
+        *self = after;
+        Ok(())
+    }
+
+    /// The settings as [`set`](Self::set) would leave them; nothing is kept.
+    ///
+    /// # Errors
+    /// The setting is pinned, or the value is wrong.
+    pub fn with(&self, key: &str, value: &str) -> Result<Self, ChangeError> {
         let value = check_change(key, value).map_err(ChangeError::Invalid)?;
         if let Some(by) = self.pinned_by(key) {
             return Err(ChangeError::Pinned { key: key.to_owned(), by });
@@ -88,11 +99,8 @@ impl Loaded {
             false => layer.clone(),
         });
         let (sources, warnings) = (self.sources.clone(), self.warnings.clone());
-        let after = assemble(replaced.collect(), Parts { state, warnings, sources })
-            .map_err(|mistakes| ChangeError::Invalid(mistakes.to_string()))?;
-        after.state.save()?;
-        *self = after;
-        Ok(())
+        assemble(replaced.collect(), Parts { state, warnings, sources })
+            .map_err(|mistakes| ChangeError::Invalid(mistakes.to_string()))
     }
 
     /// Reads the same sources again.
@@ -115,18 +123,40 @@ impl Loaded {
             value: self.values.get(key).cloned().unwrap_or_default(),
             origin: self.origins.get(key).unwrap_or(&Origin::Default).to_string(),
         });
-        rows.chain(self.show_models()).collect()
+        rows.chain(self.show_models()).chain(self.show_providers()).collect()
+    }
+
+    /// Where the table `[key.name]` was found last.
+    fn table_origin(&self, key: &str, name: &str) -> String {
+        let says = |layer: &&Checked| {
+            let tables = layer.value(key).and_then(|tables| tables.as_dict());
+            tables.is_some_and(|tables| tables.contains_key(name))
+        };
+        let layer = self.layers.iter().rev().find(says);
+        layer.map_or(Origin::Default, |layer| layer.origin(key)).to_string()
+    }
+
+    fn show_providers(&self) -> Vec<Shown> {
+        let mut shown = Vec::new();
+        for (provider, settings) in &self.settings.providers {
+            let origin = self.table_origin("providers", provider);
+            let mut add = |key: String, value: String| {
+                shown.push(Shown { key, value, origin: origin.clone() });
+            };
+            if let Some(library) = &settings.library {
+                add(format!("providers.{provider}.library"), library.display().to_string());
+            }
+            for (option, value) in &settings.options {
+                add(format!("providers.{provider}.options.{option}"), value.clone());
+            }
+        }
+        shown
     }
 
     fn show_models(&self) -> Vec<Shown> {
         let mut shown = Vec::new();
         for (model, settings) in &self.settings.models {
-            let says = |layer: &&Checked| {
-                let tables = layer.value("models").and_then(|tables| tables.as_dict());
-                tables.is_some_and(|tables| tables.contains_key(model))
-            };
-            let layer = self.layers.iter().rev().find(says);
-            let origin = layer.map_or(Origin::Default, |layer| layer.origin("models")).to_string();
+            let origin = self.table_origin("models", model);
             let mut add = |key: String, value: &str| {
                 shown.push(Shown { key, value: value.to_owned(), origin: origin.clone() });
             };

@@ -106,6 +106,19 @@ pub struct Settings {
     /// What `[models.<name>]` tables say, by model name.
     #[serde(default)]
     pub models: BTreeMap<String, ModelSettings>,
+    /// What `[providers.<name>]` tables say, by the provider's canonical name.
+    #[serde(default)]
+    pub providers: BTreeMap<String, ProviderSettings>,
+}
+
+/// What a `[providers.<name>]` table says about one execution provider.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProviderSettings {
+    /// The plugin library that brings the provider.
+    pub library: Option<PathBuf>,
+    /// The provider's own settings, in its own words.
+    pub options: BTreeMap<String, String>,
 }
 
 /// What a `[models.<name>]` table says about one model.

@@ -38,6 +38,14 @@ pub fn config_file() -> String {
          #default_prompt = \"query\"\n\
          #prompts = { query = \"query: \", passage = \"passage: \" }\n",
     );
+    out.push_str(&heading("Single providers"));
+    out.push_str(
+        "\n\
+         # The library that brings a provider, and the provider's own settings.\n\
+         #[providers.NAME]\n\
+         #library = \"/usr/lib/libonnxruntime_providers_NAME.so\"\n\
+         #options = { name = \"value\" }\n",
+    );
     out
 }
 
@@ -100,7 +108,13 @@ const MODELS: &str = "\n## Single models\n\n\
     default_prompt = \"query\"   # used when a call names none; \"\" is none at all\n\
     prompts = { query = \"query: \", passage = \"passage: \" }   # added to the model's own\n\
     ```\n\n\
-    Tables `[providers.NAME]` are kept for later versions.\n";
+    ## Single providers\n\n\
+    A table `[providers.NAME]` in a file says how one execution provider is used:\n\n\
+    ```toml\n\
+    [providers.webgpu]\n\
+    library = \"/opt/libonnxruntime_providers_webgpu.so\"   # a plugin that ONNX Runtime loads\n\
+    options = { powerPreference = \"high-performance\" }   # in the provider's own words\n\
+    ```\n";
 
 fn rows(group: Group) -> impl Iterator<Item = &'static Row> {
     ROWS.iter().filter(move |row| row.group == group)

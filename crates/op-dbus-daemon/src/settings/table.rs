@@ -29,6 +29,7 @@ const PROVIDERS: &[Choice] = &[
     alias("cuda", &["gpu"]),
     alias("tensorrt", &["trt"]),
     alias("webgpu", &["wgpu"]),
+    name("ggml"),
     name("openvino"),
     alias("migraphx", &["rocm"]),
     alias("directml", &["dml"]),

@@ -18,6 +18,8 @@ pub enum Provider {
     TensorRt,
     /// Any GPU with a Vulkan, Metal or Direct3D 12 driver.
     WebGpu,
+    /// Whatever the ggml library computes on.
+    Ggml,
     /// Intel processors, GPUs and NPUs.
     OpenVino,
     /// AMD, through MIGraphX.
@@ -38,6 +40,7 @@ impl Provider {
         (Provider::Cuda, "cuda"),
         (Provider::TensorRt, "tensorrt"),
         (Provider::WebGpu, "webgpu"),
+        (Provider::Ggml, "ggml"),
         (Provider::OpenVino, "openvino"),
         (Provider::MiGraphX, "migraphx"),
         (Provider::DirectMl, "directml"),

@@ -8,7 +8,7 @@ use op_dbus_graph::{
     DenseFiles, Dialect, Family, Layout, ModelFiles, Precision as Computed, Recipe, Target,
 };
 use op_dbus_models::Model;
-use op_dbus_ort::{Graph, Options, OrtBackend};
+use op_dbus_ort::{Accelerator, Graph, Options, OrtBackend};
 
 use super::{Args, Precision, failure, model};
 
@@ -24,19 +24,30 @@ pub fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
         Some(family) => Graph::Compiled(compiled(&model, family, args)?),
         None => own(&model)?,
     };
+    let accelerator = (args.provider != super::CPU).then(|| Accelerator {
+        provider: args.provider.clone(),
+        library: args.provider_library.clone(),
+        device: args.device,
+        options: args.provider_option.clone(),
+    });
     let options = Options {
         runtime: PathBuf::from(&args.runtime),
         threads: args.threads,
+        accelerator,
         graph,
         dimensions: model.dimensions,
     };
     Ok(Box::new(OrtBackend::load(options)?))
 }
 
-/// The model's graph for the CPU, from the cache or compiled now.
+/// Providers that have kernels for ONNX Runtime's own operators, in the forms that are written.
+const FUSED: [&str; 2] = [super::CPU, "cuda"];
+
+/// The model's graph for the provider, from the cache or compiled now.
 fn compiled(model: &Model, family: Family, args: &Args) -> Result<Vec<u8>, BackendError> {
-    let target =
-        Target { precision: Computed::F32, layout: Layout::Padded, dialect: Dialect::OnnxRuntime };
+    let fused = FUSED.contains(&args.provider.as_str());
+    let dialect = if fused { Dialect::OnnxRuntime } else { Dialect::Onnx };
+    let target = Target { precision: Computed::F32, layout: Layout::Padded, dialect };
     let pooling = model::pooling(model);
     let (weights, config) = (model.weights(), model.config());
     let key = CacheKey {
@@ -48,7 +59,8 @@ fn compiled(model: &Model, family: Family, args: &Args) -> Result<Vec<u8>, Backe
         normalize: model.normalize,
         max_input_tokens: model.max_input_tokens,
         target,
-        provider: "cpu".to_owned(),
+        // Decided by the dialect, which is part of the target.
+        provider: "any".to_owned(),
     };
     let build = || {
         let recipe = Recipe {

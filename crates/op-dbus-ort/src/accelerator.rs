@@ -1,0 +1,152 @@
+//! Sessions on another execution provider than the CPU's: found, asked for by name, and never
+//! silently replaced.
+
+use std::path::{Path, PathBuf};
+
+use op_dbus_engine::{BackendError, LoadErrorKind};
+use ort::device::Device;
+use ort::environment::Environment;
+use ort::ep;
+use ort::ep::{ArbitrarilyConfigurableExecutionProvider, ExecutionProvider};
+use ort::session::Session;
+use ort::session::builder::SessionBuilder;
+
+/// An execution provider other than the CPU's, and the device of it that is to compute.
+#[derive(Clone, Debug)]
+pub struct Accelerator {
+    /// Public name: `cuda`, `webgpu`, ….
+    pub provider: String,
+    /// The plugin library that brings the provider; without one the runtime itself is to have it.
+    pub library: Option<PathBuf>,
+    /// Number of the device among those of the provider.
+    pub device: usize,
+    /// The provider's own settings, in its own words.
+    pub options: Vec<(String, String)>,
+}
+
+impl Accelerator {
+    /// Prepares a session on the device. Returns the name of the provider in ONNX Runtime's words
+    /// and how many devices of it there are; 0 where the runtime does not tell.
+    ///
+    /// # Errors
+    /// `ProviderUnavailable`, with what the runtime, the library or the driver says.
+    pub(crate) fn builder(
+        &self,
+        environment: &Environment,
+    ) -> Result<(SessionBuilder, String, usize), BackendError> {
+        match &self.library {
+            Some(library) => self.plugin(environment, library),
+            None => self.built_in(environment),
+        }
+    }
+
+    /// A session on a device of a plugin library.
+    fn plugin(
+        &self,
+        environment: &Environment,
+        library: &Path,
+    ) -> Result<(SessionBuilder, String, usize), BackendError> {
+        let shown = library.display();
+        // ONNX Runtime looks for a relative path beside itself.
+        let path = library.canonicalize().map_err(|error| {
+            self.unavailable(format!("its library {shown} can't be read ({error})"))
+        })?;
+        let named = |device: &Device<'_>| device.ep().unwrap_or_default().to_owned();
+        let before: Vec<String> = environment.devices().map(|device| named(&device)).collect();
+        environment.register_ep_library(self.provider.clone(), &path).map_err(|error| {
+            self.unavailable(format!("ONNX Runtime can't use its library {shown}: {error}"))
+        })?;
+        let its = |device: &Device<'_>| !before.contains(&named(device));
+        let devices: Vec<Device<'_>> = environment.devices().filter(its).collect();
+        let count = devices.len();
+        let Some(device) = devices.into_iter().nth(self.device) else {
+            return Err(self.no_device(count));
+        };
+        let name = named(&device);
+        let options: Vec<(String, String)> =
+            self.options.iter().map(|(key, v)| (format!("{name}.{key}"), v.clone())).collect();
+        let builder = session(environment)
+            .and_then(|builder| Ok(builder.with_devices([device], Some(&options))?))
+            .map_err(|error| self.unavailable(error.to_string()))?;
+        Ok((builder, name, count))
+    }
+
+    fn no_device(&self, count: usize) -> BackendError {
+        let provider = &self.provider;
+        self.unavailable(match count {
+            0 => "its library finds no device that it can use".to_owned(),
+            1 => format!("{provider} has one device here, 0, and not {}", self.device),
+            _ => format!("{provider} has devices 0 to {} here, and not {}", count - 1, self.device),
+        })
+    }
+
+    /// A session on a provider that the runtime library has in itself.
+    fn built_in(
+        &self,
+        environment: &Environment,
+    ) -> Result<(SessionBuilder, String, usize), BackendError> {
+        let mut builder =
+            session(environment).map_err(|error| self.unavailable(error.to_string()))?;
+        let device = i32::try_from(self.device).unwrap_or(i32::MAX);
+        let (options, to) = (&self.options[..], &mut builder);
+        let (registered, name) = match self.provider.as_str() {
+            "cuda" => register(ep::CUDA::default().with_device_id(device), options, to),
+            "tensorrt" => register(ep::TensorRT::default().with_device_id(device), options, to),
+            "migraphx" => plain(ep::MIGraphX::default().with_device_id(device), options, to),
+            "openvino" => register(ep::OpenVINO::default(), options, to),
+            "webgpu" => register(ep::WebGPU::default(), options, to),
+            "coreml" => register(ep::CoreML::default(), options, to),
+            "directml" => plain(ep::DirectML::default().with_device_id(device), options, to),
+            _ => {
+                let needs = "it needs a provider library; name one in its table [providers]";
+                return Err(self.unavailable(needs.to_owned()));
+            }
+        };
+        registered.map_err(|error| {
+            self.unavailable(format!("the ONNX Runtime library does not bring it up: {error}"))
+        })?;
+        Ok((builder, name.to_owned(), 0))
+    }
+
+    /// The provider can't be used, and why.
+    pub(crate) fn unavailable(&self, why: String) -> BackendError {
+        // The runtime's own sentences end in a period, and others follow here.
+        let why = why.trim_end().trim_end_matches('.');
+        let message = format!("{} does not work here: {why}", self.provider);
+        BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
+    }
+}
+
+/// Asks for a provider with its own settings; returns its name in ONNX Runtime's words.
+fn register<P: ExecutionProvider + ArbitrarilyConfigurableExecutionProvider>(
+    mut provider: P,
+    options: &[(String, String)],
+    builder: &mut SessionBuilder,
+) -> (ort::Result<()>, &'static str) {
+    for (key, value) in options {
+        provider = provider.with_arbitrary_config(key, value);
+    }
+    (provider.register(builder), P::NAME)
+}
+
+/// As [`register`], for a provider that takes no settings by name.
+fn plain<P: ExecutionProvider>(
+    provider: P,
+    options: &[(String, String)],
+    builder: &mut SessionBuilder,
+) -> (ort::Result<()>, &'static str) {
+    let refused = |(key, _): &(String, String)| {
+        Err(ort::Error::new(format!("it takes no options, and not {key}; leave it out")))
+    };
+    (options.first().map_or_else(|| provider.register(builder), refused), P::NAME)
+}
+
+/// A session for batches of ever new shapes.
+fn session(environment: &Environment) -> ort::Result<SessionBuilder> {
+    Ok(Session::builder(environment)?
+        // What the provider leaves to the CPU are shapes and lengths.
+        .with_intra_threads(1)?
+        .with_inter_threads(1)?
+        .with_intra_op_spinning(false)?
+        .with_memory_pattern(false)?)
+}
