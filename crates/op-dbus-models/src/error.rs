@@ -27,6 +27,17 @@ pub enum Error {
         /// The names there are.
         known: String,
     },
+    /// No provider of that name is known.
+    #[error("`{name}` is not a provider that has a library to pull; known are {known}")]
+    UnknownProvider {
+        /// What was asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// The provider has no library for this machine; the sentence says where, or what to do instead.
+    #[error("{0}")]
+    NoLibrary(String),
     /// The name cannot be used for an import.
     #[error("the name `{name}` cannot be used: {reason}; choose another with --name")]
     Name {

@@ -33,5 +33,5 @@ pub use import::{ImportOptions, OnnxFacts};
 pub use model::{Family, FileRecord, Level, Model, Pooling};
 pub use progress::Progress;
 pub use pull::{PullOptions, Source};
-pub use runtime::RuntimeStore;
+pub use runtime::{ProviderPlugin, RuntimeStore};
 pub use store::Store;

@@ -1,4 +1,7 @@
-//! The built-in models and the pinned runtime, as data: `manifest.toml`, read once.
+//! The built-in models, as data: `manifest.toml`, read once. The libraries that can be pulled are in
+//! `libraries`.
+
+mod libraries;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -6,6 +9,10 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use crate::{Family, FileRecord, Level, Pooling};
+
+pub use libraries::{
+    Build, DeviceKind, Library, Plugin, Provider, libraries, provider, provider_names,
+};
 
 /// A model that op-dbus knows by digest.
 #[derive(Debug, Clone, Deserialize)]
@@ -78,34 +85,9 @@ pub struct Wheel {
     pub slice: Option<String>,
 }
 
-/// The pinned ONNX Runtime.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Runtime {
-    /// The Python package that carries the library.
-    pub package: String,
-    /// Its exact version, which is the library's.
-    pub version: String,
-    /// The library for each processor.
-    pub libraries: Vec<Library>,
-}
-
-/// The runtime's library for one processor.
-#[derive(Debug, Clone, Deserialize)]
-pub struct Library {
-    /// As `std::env::consts::ARCH` has it.
-    pub arch: String,
-    /// What pip is told with `--platform`.
-    pub platform: String,
-    /// The member of the wheel, its size and its digest.
-    #[serde(flatten)]
-    pub member: FileRecord,
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Manifest {
-    runtime: Runtime,
     models: Vec<BuiltIn>,
 }
 
@@ -118,12 +100,6 @@ static MANIFEST: LazyLock<Manifest> = LazyLock::new(|| {
 #[must_use]
 pub fn models() -> &'static [BuiltIn] {
     &MANIFEST.models
-}
-
-/// The pinned runtime.
-#[must_use]
-pub fn runtime() -> &'static Runtime {
-    &MANIFEST.runtime
 }
 
 /// The built-in model of that name, in whatever case, or of that level.

@@ -118,6 +118,57 @@ pub struct FileRecord {
     pub sha256: String,
 }
 
+impl FileRecord {
+    /// Checks that the file is there, of the right size, and not writable by others. `damaged` makes
+    /// the error out of its path and the reason.
+    pub(crate) fn check_shape(
+        &self,
+        dir: &Path,
+        damaged: impl FnOnce(&Path, String) -> Error,
+    ) -> Result<(), Error> {
+        let path = dir.join(&self.path);
+        let meta = match std::fs::metadata(&path) {
+            Ok(meta) => meta,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(damaged(&path, "it is missing".to_owned()));
+            }
+            Err(error) => return Err(Error::io("read", &path, error)),
+        };
+        if !meta.is_file() {
+            return Err(damaged(&path, "it is not a file".to_owned()));
+        }
+        if meta.len() != self.bytes {
+            let reason = format!("it has {} bytes and should have {}", meta.len(), self.bytes);
+            return Err(damaged(&path, reason));
+        }
+        refuse_foreign_writers(&path, &meta)
+    }
+
+    /// Compares a digest of the file's content with what it should be.
+    pub(crate) fn check_digest(
+        &self,
+        dir: &Path,
+        found: &str,
+        damaged: impl FnOnce(&Path, String) -> Error,
+    ) -> Result<(), Error> {
+        if found == self.sha256 {
+            return Ok(());
+        }
+        let reason = format!("its SHA-256 is {found} and should be {}", self.sha256);
+        Err(damaged(&dir.join(&self.path), reason))
+    }
+
+    /// Both checks; reads the whole file.
+    pub(crate) fn check_content(
+        &self,
+        dir: &Path,
+        damaged: impl Fn(&Path, String) -> Error,
+    ) -> Result<(), Error> {
+        self.check_shape(dir, &damaged)?;
+        self.check_digest(dir, &digest::of_file(&dir.join(&self.path))?, &damaged)
+    }
+}
+
 /// An installed model, described by its record (`op-dbus.json`) or, when built in, by the manifest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Model {
@@ -219,8 +270,7 @@ impl Model {
     /// [`Error::Permission`] the first file that others may write.
     pub fn verify(&self) -> Result<(), Error> {
         for file in &self.files {
-            self.check_shape(file)?;
-            self.check_digest(file, &digest::of_file(&self.dir.join(&file.path))?)?;
+            file.check_content(&self.dir, |path, reason| self.corrupt(path, reason))?;
         }
         Ok(())
     }
@@ -235,9 +285,10 @@ impl Model {
         let listed = self.files.iter().find(|file| self.dir.join(&file.path) == path);
         let file = listed
             .ok_or_else(|| self.corrupt(path, "the model's record does not list it".to_owned()))?;
-        self.check_shape(file)?;
+        let damaged = |path: &Path, reason| self.corrupt(path, reason);
+        file.check_shape(&self.dir, damaged)?;
         let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
-        self.check_digest(file, &digest::of_bytes(&bytes))?;
+        file.check_digest(&self.dir, &digest::of_bytes(&bytes), damaged)?;
         Ok(bytes)
     }
 
@@ -254,34 +305,8 @@ impl Model {
     /// # Errors
     /// As [`Model::verify`].
     pub fn check_files(&self) -> Result<(), Error> {
-        self.files.iter().try_for_each(|file| self.check_shape(file))
-    }
-
-    fn check_digest(&self, file: &FileRecord, found: &str) -> Result<(), Error> {
-        if found == file.sha256 {
-            return Ok(());
-        }
-        let reason = format!("its SHA-256 is {found} and should be {}", file.sha256);
-        Err(self.corrupt(&self.dir.join(&file.path), reason))
-    }
-
-    fn check_shape(&self, file: &FileRecord) -> Result<(), Error> {
-        let path = self.dir.join(&file.path);
-        let meta = match std::fs::metadata(&path) {
-            Ok(meta) => meta,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(self.corrupt(&path, "it is missing".to_owned()));
-            }
-            Err(error) => return Err(Error::io("read", &path, error)),
-        };
-        if !meta.is_file() {
-            return Err(self.corrupt(&path, "it is not a file".to_owned()));
-        }
-        if meta.len() != file.bytes {
-            let reason = format!("it has {} bytes and should have {}", meta.len(), file.bytes);
-            return Err(self.corrupt(&path, reason));
-        }
-        refuse_foreign_writers(&path, &meta)
+        let damaged = |path: &Path, reason| self.corrupt(path, reason);
+        self.files.iter().try_for_each(|file| file.check_shape(&self.dir, damaged))
     }
 
     pub(crate) fn corrupt(&self, path: &Path, reason: String) -> Error {

@@ -13,6 +13,9 @@ use crate::progress::{Progress, Step};
 /// The ways to start pip, tried in order.
 const PROGRAMS: [&[&str]; 3] = [&["python3", "-m", "pip"], &["pip3"], &["pip"]];
 
+/// The Python whose wheels are asked for when the platform is named.
+pub(crate) const ABI: &str = "cp312";
+
 /// How much of pip's own complaint is kept.
 const COMPLAINT_BYTES_MAX: u64 = 64 << 10;
 
@@ -58,7 +61,7 @@ fn command(program: &[&str], wheel: &Wheel, platform: Option<&str>, dir: &Path) 
         .arg(dir);
     if let Some(platform) = platform {
         command
-            .args(["--python-version", "3.12", "--implementation", "cp", "--abi", "cp312"])
+            .args(["--python-version", "3.12", "--implementation", "cp", "--abi", ABI])
             .args(["--platform", platform]);
     }
     command

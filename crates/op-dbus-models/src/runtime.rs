@@ -1,19 +1,18 @@
-//! The store of ONNX Runtime libraries: one pinned version, checked by digest.
+//! The store of ONNX Runtime libraries and of the provider libraries for them: pinned versions,
+//! checked by digest.
+
+mod fetch;
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-
-use crate::manifest::{self, Library, Wheel};
-use crate::model::refuse_foreign_writers;
-use crate::place::Place;
+use crate::manifest::{self, Library};
 use crate::progress::Progress;
 use crate::pull::Source;
-use crate::staging::{self, Writer};
-use crate::wheels::Wheels;
-use crate::{Error, digest};
+use crate::staging::Writer;
+use crate::{Error, FileRecord};
 
-const FIX: &str = "op-dbus runtime pull";
+/// The provider of the runtime that needs no device.
+const CPU: &str = "cpu";
 
 /// The runtime store that belongs to a model store: its sibling `runtime`.
 #[must_use]
@@ -21,22 +20,22 @@ pub fn beside(model_dir: &Path) -> PathBuf {
     model_dir.parent().unwrap_or(model_dir).join("runtime")
 }
 
-/// The store of the runtime's library.
+/// The store of libraries, with a folder for each; cheap to make, holds no file open.
 #[derive(Debug, Clone)]
 pub struct RuntimeStore {
     dir: PathBuf,
 }
 
-/// What is known of an installed library; for people, nothing reads it.
-#[derive(Serialize)]
-struct Record<'a> {
-    version: u32,
-    library: &'a str,
-    library_version: &'a str,
-    arch: &'a str,
-    bytes: u64,
-    sha256: &'a str,
-    source: &'a str,
+/// An installed plugin provider library, and what ONNX Runtime has to be told about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProviderPlugin {
+    /// The library to register.
+    pub library: PathBuf,
+    /// The name to register it under.
+    pub register_as: &'static str,
+    /// What ONNX Runtime calls the execution provider, in its list of devices and in the placement
+    /// of nodes.
+    pub execution_provider: &'static str,
 }
 
 impl RuntimeStore {
@@ -46,168 +45,145 @@ impl RuntimeStore {
         Self { dir: dir.into() }
     }
 
-    /// Where the pinned library lies once it is pulled.
-    #[must_use]
-    pub fn path(&self) -> PathBuf {
-        self.dir.join(folder_name()).join(file_name())
-    }
-
-    /// The library, when it is there; its content is not read.
+    /// The runtime of the CPU, when it is there; its content is not read.
     #[must_use]
     pub fn installed(&self) -> Option<PathBuf> {
-        Some(self.path()).filter(|path| path.is_file())
+        self.runtime(CPU)
     }
 
-    /// Compares the library with its digest; returns its path.
+    /// The runtime library to load for a provider, when it is there: the one that the provider is
+    /// built into, or the one that its plugin is registered with. Its content is not read.
+    #[must_use]
+    pub fn runtime(&self, provider: &str) -> Option<PathBuf> {
+        let (library, _) = manifest::provider(provider).ok()?;
+        match &library.plugin {
+            None => self.file(library),
+            Some(plugin) => self.file(manifest::provider(&plugin.host).ok()?.0),
+        }
+    }
+
+    /// The plugin library of a provider, when it has one and it is there; its content is not read.
+    #[must_use]
+    pub fn plugin(&self, provider: &str) -> Option<ProviderPlugin> {
+        let (library, provider) = manifest::provider(provider).ok()?;
+        Some(ProviderPlugin {
+            library: self.file(library)?,
+            register_as: &library.plugin.as_ref()?.register_as,
+            execution_provider: &provider.execution_provider,
+        })
+    }
+
+    /// Checks that every file of a provider's library is there, of the right size, and not writable
+    /// by others: what [`RuntimeStore::verify`] does without reading the contents. Returns the file
+    /// to load.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`], [`Error::Corrupt`], [`Error::Permission`], or
-    /// [`Error::Unsupported`] on a processor that the manifest has no library for.
-    pub fn verify(&self) -> Result<PathBuf, Error> {
-        let library = library()?;
-        let path = self.installed().ok_or_else(|| Error::NotInstalled {
-            what: format!("the ONNX Runtime library {}", manifest::runtime().version),
-            dir: self.dir.clone(),
-            fix: FIX.to_owned(),
-        })?;
-        let meta = std::fs::metadata(&path).map_err(|error| Error::io("read", &path, error))?;
-        refuse_foreign_writers(&path, &meta)?;
-        let found = digest::of_file(&path)?;
-        if found == library.member.sha256 {
-            return Ok(path);
-        }
-        let reason = format!(
-            "it has {} bytes and the SHA-256 {found}, and should have {} and {}",
-            meta.len(),
-            library.member.bytes,
-            library.member.sha256
-        );
-        Err(Error::Corrupt { file: path, reason, fix: FIX.to_owned() })
+    /// As [`RuntimeStore::verify`].
+    pub fn check(&self, provider: &str) -> Result<PathBuf, Error> {
+        let (library, _) = manifest::provider(provider)?;
+        self.check_each(library, |record, dir| record.check_shape(dir, damaged(library)))
     }
 
-    /// Fetches the pinned library from the first source that has it; does nothing when it is
+    /// Compares every file of a provider's library with its digest; returns the file to load.
+    ///
+    /// # Errors
+    /// [`Error::NotInstalled`], [`Error::Corrupt`], [`Error::Permission`], [`Error::NoLibrary`] when
+    /// there is none for this machine, or [`Error::UnknownProvider`].
+    pub fn verify(&self, provider: &str) -> Result<PathBuf, Error> {
+        let (library, _) = manifest::provider(provider)?;
+        self.verify_files(library)
+    }
+
+    /// Fetches a provider's library from the first source that has it; does nothing when it is
     /// there and undamaged. The hub has none and is passed over.
     ///
     /// # Errors
-    /// [`Error::Sources`] tells why each source failed.
-    pub fn pull(&self, sources: &[Source], progress: &Progress) -> Result<PathBuf, Error> {
-        if let Ok(path) = self.verify() {
-            progress.say(format_args!("{}: installed and undamaged", folder_name()));
+    /// [`Error::Sources`] tells why each source failed; else as [`RuntimeStore::verify`].
+    pub fn pull(
+        &self,
+        provider: &str,
+        sources: &[Source],
+        progress: &Progress,
+    ) -> Result<PathBuf, Error> {
+        let (library, _) = manifest::provider(provider)?;
+        self.bring(library, sources, progress)
+    }
+
+    /// Takes a provider's library out of the store, damaged or not, and with it the other providers
+    /// that it computes with.
+    ///
+    /// # Errors
+    /// [`Error::NotInstalled`], [`Error::Busy`], or what the file system says.
+    pub fn remove(&self, provider: &str) -> Result<(), Error> {
+        let (library, _) = manifest::provider(provider)?;
+        if !self.folder(library).is_dir() {
+            return Err(self.not_installed(library));
+        }
+        Writer::begin(&self.dir)?.discard(&library.folder_name())
+    }
+
+    pub(crate) fn verify_files(&self, library: &Library) -> Result<PathBuf, Error> {
+        self.check_each(library, |record, dir| record.check_content(dir, damaged(library)))
+    }
+
+    pub(crate) fn bring(
+        &self,
+        library: &Library,
+        sources: &[Source],
+        progress: &Progress,
+    ) -> Result<PathBuf, Error> {
+        if let Ok(path) = self.verify_files(library) {
+            progress.say(format_args!("{}: installed and undamaged", library.folder_name()));
             return Ok(path);
         }
-        let library = library()?;
+        let build = library.build()?;
         let writer = Writer::begin(&self.dir)?;
-        writer.require_space(library.member.bytes * 2)?;
+        // The wheel, which is never larger than what is in it, and the files.
+        writer.require_space(build.bytes() * 2)?;
         let stage = writer.stage()?;
-        let mut reasons = Vec::new();
-        for source in sources {
-            let result = match source {
-                Source::Folder(path) => {
-                    fetch(library, stage.path(), &Wheels::Local(path), progress)
-                }
-                Source::Pip => fetch(library, stage.path(), &Wheels::Pip(stage.path()), progress),
-                Source::Hub => {
-                    reasons.push("hub: it has no ONNX Runtime".to_owned());
-                    continue;
-                }
-            };
-            match result {
-                Ok(from) => {
-                    let files = stage.path().join("files");
-                    write_record(&files, library, &from)?;
-                    writer.commit(&files, &folder_name())?;
-                    return Ok(self.path());
-                }
-                Err(error @ Error::NoSpace { .. }) => return Err(error),
-                Err(error) => {
-                    progress.say(format_args!("{}: {error}", folder_name()));
-                    reasons.push(error.to_string());
-                }
-            }
+        let files = fetch::fetch(library, build, stage.path(), sources, progress)?;
+        let folder = writer.commit(&files, &library.folder_name())?;
+        Ok(folder.join(&library.load))
+    }
+
+    /// Applies a check to every file of an installed library; returns the file to load.
+    fn check_each(
+        &self,
+        library: &Library,
+        check: impl Fn(&FileRecord, &Path) -> Result<(), Error>,
+    ) -> Result<PathBuf, Error> {
+        let build = library.build()?;
+        let folder = self.folder(library);
+        if !folder.is_dir() {
+            return Err(self.not_installed(library));
         }
-        Err(Error::Sources {
-            what: folder_name(),
-            reasons: reasons.join("; "),
-            fix: "check the network, or give a folder that has its wheel or the library itself \
-                  with --from PATH"
-                .to_owned(),
-        })
+        build.files.iter().try_for_each(|record| check(record, &folder))?;
+        Ok(folder.join(&library.load))
+    }
+
+    fn not_installed(&self, library: &Library) -> Error {
+        Error::NotInstalled {
+            what: format!("the library {} {}", library.package, library.version),
+            dir: self.dir.clone(),
+            fix: pull_command(library),
+        }
+    }
+
+    fn folder(&self, library: &Library) -> PathBuf {
+        self.dir.join(library.folder_name())
+    }
+
+    fn file(&self, library: &Library) -> Option<PathBuf> {
+        Some(self.folder(library).join(&library.load)).filter(|path| path.is_file())
     }
 }
 
-fn folder_name() -> String {
-    format!("onnxruntime-{}", manifest::runtime().version)
+/// [`Error::Corrupt`] with the command that repairs this library.
+fn damaged(library: &Library) -> impl Fn(&Path, String) -> Error + '_ {
+    |path, reason| Error::Corrupt { file: path.to_owned(), reason, fix: pull_command(library) }
 }
 
-fn file_name() -> String {
-    format!("libonnxruntime.so.{}", manifest::runtime().version)
-}
-
-/// The library for this machine.
-fn library() -> Result<&'static Library, Error> {
-    let arch = std::env::consts::ARCH;
-    let libraries = &manifest::runtime().libraries;
-    libraries.iter().find(|library| library.arch == arch).ok_or_else(|| {
-        let known: Vec<_> = libraries.iter().map(|library| library.arch.as_str()).collect();
-        Error::unsupported(
-            format!("a processor of the kind {arch}"),
-            format!("{} (or a library of your own, named with --runtime)", known.join(", ")),
-        )
-    })
-}
-
-/// Brings the library into `stage`/files, verified; returns where it came from, in words.
-fn fetch(
-    library: &Library,
-    stage: &Path,
-    wheels: &Wheels<'_>,
-    progress: &Progress,
-) -> Result<String, Error> {
-    let runtime = manifest::runtime();
-    let (mut place, member, from) = match wheels {
-        Wheels::Local(path) if path.join(file_name()).is_file() => {
-            (Place::folder(path)?, file_name(), format!("folder: {}", path.display()))
-        }
-        _ => {
-            let (name, version) = (runtime.package.clone(), runtime.version.clone());
-            let from = format!("{}: {name} {version}", wheels.source_name());
-            let wheel = Wheel { name, version, slice: None };
-            let path = wheels.locate(&wheel, Some(&library.platform), progress)?;
-            (Place::zip(&path, "")?, library.member.path.clone(), from)
-        }
-    };
-    let path = stage.join("files").join(file_name());
-    let bytes = library.member.bytes;
-    let step = progress.step(format!("{}: {}", folder_name(), file_name()), Some(bytes));
-    let found = place.copy(&member, &path, bytes, |bytes| step.advance(bytes))?;
-    match found {
-        Some((bytes, digest)) if digest == library.member.sha256 => {
-            step.finish(bytes);
-            Ok(from)
-        }
-        found => {
-            std::fs::remove_file(&path).ok();
-            let reason = match found {
-                Some((_, digest)) => format!("{member} has the wrong SHA-256 {digest}"),
-                None => format!("there is no {member}"),
-            };
-            Err(Error::Source { source_name: wheels.source_name(), reason })
-        }
-    }
-}
-
-fn write_record(dir: &Path, library: &Library, source: &str) -> Result<(), Error> {
-    let record = Record {
-        version: 1,
-        library: &file_name(),
-        library_version: &manifest::runtime().version,
-        arch: &library.arch,
-        bytes: library.member.bytes,
-        sha256: &library.member.sha256,
-        source,
-    };
-    let path = dir.join(crate::store::RECORD);
-    let text = serde_json::to_vec_pretty(&record)
-        .map_err(|error| Error::io("write", &path, error.into()))?;
-    staging::write(&path, &text)
+fn pull_command(library: &Library) -> String {
+    let provider = library.providers.first().map_or(CPU, |one| one.name.as_str());
+    format!("op-dbus runtime pull --provider {provider}")
 }

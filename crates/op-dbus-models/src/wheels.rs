@@ -98,15 +98,21 @@ fn append_slice(path: &Path, wheel: &Wheel, to: &mut File, left: u64) -> Result<
 }
 
 fn find(path: &Path, wheel: &Wheel, platform: Option<&str>) -> Result<PathBuf, Error> {
+    let name = |path: &Path| {
+        path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    };
     let fits = |path: &Path| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        is_wheel_of(name, wheel) && platform.is_none_or(|platform| name.contains(platform))
+        let name = name(path);
+        is_wheel_of(&name, wheel) && platform.is_none_or(|platform| name.contains(platform))
     };
     if path.is_file() && fits(path) {
         return Ok(path.to_owned());
     }
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).find(|path| fits(path)).ok_or_else(|| Error::Source {
+    let wheels = entries.map(|entry| entry.path()).filter(|path| fits(path));
+    // The wheels for several Pythons may lie there; a digest may fit the one that pip would fetch.
+    let is_pips = |path: &PathBuf| name(path).contains(&format!("-{}-", pip::ABI));
+    wheels.max_by_key(is_pips).ok_or_else(|| Error::Source {
         source_name: "folder",
         reason: format!(
             "{} has no wheel of {} {}{}",

@@ -1,57 +1,158 @@
-//! `op-dbus runtime`: the pinned ONNX Runtime library in its store beside the model store.
+//! `op-dbus runtime`: ONNX Runtime libraries and provider libraries in their store beside the model
+//! store.
+
+mod list;
 
 use std::io::Write;
 use std::path::Path;
 
 use clap::{Args, Subcommand};
 use op_dbus_models::runtime::beside;
-use op_dbus_models::{Progress, RuntimeStore, manifest};
+use op_dbus_models::{Error, Progress, RuntimeStore, manifest};
 use serde_json::json;
 
 use super::EXIT_CODES;
 use super::models::{Outcome, SourceArgs};
 
-/// Fetch and check the ONNX Runtime library
+/// Show, fetch, check and remove ONNX Runtime and its provider libraries
 #[derive(Subcommand)]
 pub enum RuntimeCommand {
-    Pull(PullArgs),
-    /// Compare the library with its digest
+    /// Show the libraries that can be fetched and which of them are there
     #[command(after_help = EXIT_CODES)]
-    Verify,
+    List,
+    Pull(PullArgs),
+    Verify(VerifyArgs),
+    Remove(RemoveArgs),
 }
 
-/// Fetch the pinned library, verified by digest
+/// Fetch the library of a provider, verified by digest
 ///
-/// It comes out of the Python package `onnxruntime`, fetched with your own pip or found in the
-/// folder of --from.
+/// It comes out of a Python package of a pinned version, fetched with your own pip or found in the
+/// folder of --from. webgpu, openvino and ggml are plugins: the CPU's library, which loads them, is
+/// fetched with them. What a provider needs besides its library is printed.
 #[derive(Args)]
 #[command(after_help = format!("\
 Examples:
   op-dbus runtime pull
-  op-dbus runtime pull --from /media/stick --source folder
+  op-dbus runtime pull --provider cuda
+  op-dbus runtime pull --provider webgpu --from /media/stick --source folder
 
 {EXIT_CODES}"))]
 pub struct PullArgs {
+    /// cpu, cuda, tensorrt, webgpu, openvino or ggml
+    #[arg(long, value_name = "PROVIDER", default_value = "cpu")]
+    provider: String,
     #[command(flatten)]
     sources: SourceArgs,
+}
+
+/// Compare every file with its digest
+#[derive(Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct VerifyArgs {
+    /// Providers; by default everything that is installed
+    #[arg(value_name = "PROVIDER")]
+    providers: Vec<String>,
+}
+
+/// Delete the libraries of providers
+#[derive(Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct RemoveArgs {
+    /// Providers; those that share a library lose it together
+    #[arg(required = true, value_name = "PROVIDER")]
+    providers: Vec<String>,
 }
 
 /// Does what the command says with the runtime store beside `model_dir`; results on standard
 /// output (as JSON when `json`), progress on standard error.
 pub fn run(command: RuntimeCommand, model_dir: &Path, json: bool) -> Outcome {
     let store = RuntimeStore::open(beside(model_dir));
-    let (path, done) = match command {
-        RuntimeCommand::Pull(args) => {
-            (store.pull(&args.sources.sources()?, &Progress::stderr())?, "installed")
-        }
-        RuntimeCommand::Verify => (store.verify()?, "undamaged"),
-    };
-    let version = &manifest::runtime().version;
-    let mut out = std::io::stdout().lock();
-    if json {
-        writeln!(out, "{}", json!({ "version": version, "done": done, "path": path }))?;
-    } else {
-        writeln!(out, "ONNX Runtime {version}: {done} ({})", path.display())?;
+    match command {
+        RuntimeCommand::List => list::run(&store, json),
+        RuntimeCommand::Pull(args) => pull(&store, &args, json),
+        RuntimeCommand::Verify(args) => verify(&store, args.providers, json),
+        RuntimeCommand::Remove(args) => remove(&store, &args.providers, json),
+    }
+}
+
+fn pull(store: &RuntimeStore, args: &PullArgs, json: bool) -> Outcome {
+    let (library, _) = manifest::provider(&args.provider)?;
+    let (sources, progress) = (args.sources.sources()?, Progress::stderr());
+    let host = library.plugin.as_ref().map(|plugin| plugin.host.as_str());
+    for provider in [Some(args.provider.as_str()), host].into_iter().flatten() {
+        let path = store.pull(provider, &sources, &progress)?;
+        tell(provider, "installed", Some(&path), json)?;
     }
     Ok(())
+}
+
+fn verify(store: &RuntimeStore, mut providers: Vec<String>, json: bool) -> Outcome {
+    if providers.is_empty() {
+        let first = manifest::libraries().iter().filter_map(|library| library.providers.first());
+        let is_there = |name: &str| !matches!(store.check(name), Err(Error::NotInstalled { .. }));
+        providers = first.map(|one| one.name.clone()).filter(|name| is_there(name)).collect();
+    }
+    // Nothing is: the CPU's library is missed by name.
+    if providers.is_empty() {
+        providers.extend(manifest::provider_names().next().map(str::to_owned));
+    }
+    let mut failures = Vec::new();
+    for provider in providers {
+        match store.verify(&provider) {
+            Ok(path) => tell(&provider, "undamaged", Some(&path), json)?,
+            Err(error) => failures.push(error.to_string()),
+        }
+    }
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n").into()) }
+}
+
+fn remove(store: &RuntimeStore, providers: &[String], json: bool) -> Outcome {
+    for provider in providers {
+        store.remove(provider)?;
+        tell(provider, "removed", None, json)?;
+    }
+    Ok(())
+}
+
+/// What was done with the library of a provider; of one that was installed, what it needs besides.
+fn tell(provider: &str, done: &str, path: Option<&Path>, json: bool) -> Outcome {
+    let (library, provider) = manifest::provider(provider)?;
+    let mut out = std::io::stdout().lock();
+    if json {
+        let line = json!({
+            "provider": provider.name,
+            "library": library.package,
+            "version": library.version,
+            "done": done,
+            "path": path,
+            "needs": provider.needs,
+        });
+        writeln!(out, "{line}")?;
+        return Ok(());
+    }
+    let place = path.map(|path| format!(" ({})", path.display())).unwrap_or_default();
+    let (names, package, version) = (library.provider_names(), &library.package, &library.version);
+    writeln!(out, "{names}: {package} {version} {done}{place}")?;
+    if done == "installed" && !provider.needs.is_empty() {
+        writeln!(out, "{} needs besides: {}", provider.name, provider.needs)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Args as _;
+
+    use super::*;
+
+    #[test]
+    fn the_help_names_every_provider_that_has_a_library() {
+        let help =
+            PullArgs::augment_args(clap::Command::new("pull")).render_long_help().to_string();
+        let names: Vec<_> = manifest::provider_names().collect();
+        let (last, others) = names.split_last().unwrap();
+        let expected = format!("{} or {last}", others.join(", "));
+        assert!(help.contains(&expected), "{help}");
+    }
 }

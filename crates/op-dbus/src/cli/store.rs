@@ -32,7 +32,7 @@ pub struct ModelsArgs {
 }
 
 #[derive(clap::Args)]
-#[command(about = "Fetch and check the ONNX Runtime library", after_help = EXIT_CODES)]
+#[command(about = "Show, fetch, check and remove ONNX Runtime and its provider libraries", after_help = EXIT_CODES)]
 pub struct RuntimeArgs {
     #[command(subcommand)]
     command: RuntimeCommand,

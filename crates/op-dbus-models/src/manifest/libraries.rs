@@ -1,0 +1,197 @@
+//! The pinned runtime libraries and provider libraries, as data: `libraries.toml`, read once.
+
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, FileRecord};
+
+/// The shared libraries that one Python package carries: an ONNX Runtime with the providers that are
+/// built into it, or a plugin provider library for one.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Library {
+    /// The package's name, as pip knows it.
+    pub package: String,
+    /// Its exact version, which is the library's.
+    pub version: String,
+    /// The folder of the wheel that the files lie in.
+    #[serde(default)]
+    pub folder: String,
+    /// The file that is loaded or registered; it finds the others by itself.
+    pub load: String,
+    /// How a plugin provider library is registered; none for a runtime.
+    pub plugin: Option<Plugin>,
+    /// The providers that it computes with.
+    pub providers: Vec<Provider>,
+    /// Its files, for each processor that it is built for.
+    pub builds: Vec<Build>,
+}
+
+/// How a plugin provider library gets into a runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plugin {
+    /// The provider whose runtime it is registered with.
+    pub host: String,
+    /// The name to register it under. Some libraries take it for the name of their execution
+    /// provider, and some see an option in another than the usual one.
+    pub register_as: String,
+}
+
+/// A provider that a library computes with.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Provider {
+    /// Its name, as the settings have it.
+    pub name: String,
+    /// Other names for it.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// What ONNX Runtime calls it, in its list of devices and in the placement of nodes.
+    pub execution_provider: String,
+    /// The kinds of devices that it may have.
+    pub devices: Vec<DeviceKind>,
+    /// What must be on the machine besides the library; empty when nothing must.
+    #[serde(default)]
+    pub needs: String,
+}
+
+/// A kind of device, as ONNX Runtime tells them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// The processor.
+    Cpu,
+    /// A graphics processor.
+    Gpu,
+    /// A processor for neural networks.
+    Npu,
+}
+
+/// A library for one kind of processor.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Build {
+    /// As `std::env::consts::ARCH` has it.
+    pub arch: String,
+    /// What pip is told with `--platform`.
+    pub platform: String,
+    /// Every file that loading needs, by its path below the library's folder.
+    pub files: Vec<FileRecord>,
+}
+
+/// A provider that no package has a library of, for this system at least.
+#[derive(Debug, Deserialize)]
+struct Elsewhere {
+    name: String,
+    #[serde(default)]
+    aliases: Vec<String>,
+    #[serde(flatten)]
+    answer: Answer,
+}
+
+/// What is said to somebody who asks for it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Answer {
+    /// The one system that has it.
+    System(String),
+    /// What to do instead.
+    Advice(String),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Libraries {
+    libraries: Vec<Library>,
+    elsewhere: Vec<Elsewhere>,
+}
+
+static LIBRARIES: LazyLock<Libraries> = LazyLock::new(|| {
+    toml::from_str(include_str!("libraries.toml"))
+        .expect("the list of libraries is part of the program and a test reads it")
+});
+
+/// All libraries; the CPU's runtime is the first.
+#[must_use]
+pub fn libraries() -> &'static [Library] {
+    &LIBRARIES.libraries
+}
+
+/// The names of all providers that have a library.
+pub fn provider_names() -> impl Iterator<Item = &'static str> {
+    libraries().iter().flat_map(|library| &library.providers).map(|one| one.name.as_str())
+}
+
+/// The provider of that name or alias, and the library that it computes with.
+///
+/// # Errors
+/// [`Error::NoLibrary`] with the exact reason when no package has one, [`Error::UnknownProvider`].
+pub fn provider(name: &str) -> Result<(&'static Library, &'static Provider), Error> {
+    for library in libraries() {
+        let is_it = |one: &&Provider| one.name == name || one.aliases.iter().any(|a| a == name);
+        if let Some(provider) = library.providers.iter().find(is_it) {
+            return Ok((library, provider));
+        }
+    }
+    let elsewhere = LIBRARIES.elsewhere.iter();
+    let mut named =
+        elsewhere.filter(|one| one.name == name || one.aliases.iter().any(|a| a == name));
+    Err(match named.next() {
+        Some(Elsewhere { name, answer: Answer::System(system), .. }) => {
+            Error::NoLibrary(format!("{name} needs {system}; this is {}", machine()))
+        }
+        Some(Elsewhere { name, answer: Answer::Advice(advice), .. }) => {
+            Error::NoLibrary(format!("{name}: {advice}"))
+        }
+        None => Error::UnknownProvider {
+            name: name.to_owned(),
+            known: provider_names().collect::<Vec<_>>().join(", "),
+        },
+    })
+}
+
+impl Library {
+    /// The folder that it has in the store.
+    #[must_use]
+    pub fn folder_name(&self) -> String {
+        format!("{}-{}", self.package, self.version)
+    }
+
+    /// The names of its providers, for people.
+    #[must_use]
+    pub fn provider_names(&self) -> String {
+        self.providers.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Its files for this machine.
+    ///
+    /// # Errors
+    /// [`Error::NoLibrary`] names the processors that it is built for.
+    pub fn build(&self) -> Result<&Build, Error> {
+        let here = std::env::consts::ARCH;
+        self.builds.iter().find(|build| build.arch == here).ok_or_else(|| {
+            let known: Vec<_> = self.builds.iter().map(|b| format!("linux-{}", b.arch)).collect();
+            Error::NoLibrary(format!(
+                "{} needs {}; this is {}, where a library of your own can be named with \
+                 OP_DBUS_RUNTIME",
+                self.provider_names(),
+                known.join(" or "),
+                machine()
+            ))
+        })
+    }
+}
+
+impl Build {
+    /// Bytes of all files together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+}
+
+fn machine() -> String {
+    format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH)
+}

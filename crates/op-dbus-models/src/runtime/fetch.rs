@@ -1,0 +1,130 @@
+//! Fetching a library: the sources in order, until one has delivered every file.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::manifest::{Build, Library, Wheel};
+use crate::place::Place;
+use crate::progress::Progress;
+use crate::pull::Source;
+use crate::wheels::Wheels;
+use crate::{Error, FileRecord, staging, store};
+
+/// What is known of an installed library; for people, nothing reads it.
+#[derive(Serialize)]
+struct Record<'a> {
+    version: u32,
+    library: &'a str,
+    library_version: &'a str,
+    arch: &'a str,
+    files: &'a [FileRecord],
+    source: &'a str,
+}
+
+/// Brings every file of a library into a folder below `stage`, verified; returns the folder.
+pub(super) fn fetch(
+    library: &Library,
+    build: &Build,
+    stage: &Path,
+    sources: &[Source],
+    progress: &Progress,
+) -> Result<PathBuf, Error> {
+    let name = library.folder_name();
+    let files = stage.join("files");
+    let mut reasons = Vec::new();
+    for source in sources {
+        let wheels = match source {
+            Source::Folder(path) => Wheels::Local(path),
+            Source::Pip => Wheels::Pip(stage),
+            Source::Hub => {
+                reasons.push("hub: it has no ONNX Runtime".to_owned());
+                continue;
+            }
+        };
+        let taken = open(library, build, &wheels, progress).and_then(|(mut place, from)| {
+            for record in &build.files {
+                let step = format!("{name}: {}", record.path);
+                take(&mut place, record, &files, wheels.source_name(), (progress, step))?;
+            }
+            Ok(from)
+        });
+        match taken {
+            Ok(from) => {
+                write_record(&files, library, build, &from)?;
+                return Ok(files);
+            }
+            Err(error @ Error::NoSpace { .. }) => return Err(error),
+            Err(error) => {
+                progress.say(format_args!("{name}: {error}"));
+                reasons.push(error.to_string());
+            }
+        }
+    }
+    Err(Error::Sources {
+        what: name,
+        reasons: reasons.join("; "),
+        fix: "check the network, or give a folder that has the library itself or its wheel (for \
+              CPython 3.12, if there is one for each Python) with --from PATH"
+            .to_owned(),
+    })
+}
+
+/// Opens the folder that has the library's files, and says in words which it is: a local folder
+/// with the files themselves, or a wheel.
+fn open(
+    library: &Library,
+    build: &Build,
+    wheels: &Wheels<'_>,
+    progress: &Progress,
+) -> Result<(Place, String), Error> {
+    if let Wheels::Local(path) = wheels {
+        let folders = [path.join(library.folder_name()), path.to_path_buf()];
+        if let Some(folder) = folders.iter().find(|folder| folder.join(&library.load).is_file()) {
+            return Ok((Place::folder(folder)?, format!("folder: {}", folder.display())));
+        }
+    }
+    let (name, version) = (library.package.clone(), library.version.clone());
+    let from = format!("{}: {name} {version}", wheels.source_name());
+    let wheel = Wheel { name, version, slice: None };
+    let path = wheels.locate(&wheel, Some(&build.platform), progress)?;
+    Ok((Place::zip(&path, &library.folder)?, from))
+}
+
+/// Copies one file, which counts only when it is what it should be.
+fn take(
+    place: &mut Place,
+    record: &FileRecord,
+    files: &Path,
+    source_name: &'static str,
+    (progress, label): (&Progress, String),
+) -> Result<(), Error> {
+    let path = files.join(&record.path);
+    let step = progress.step(label, Some(record.bytes));
+    let found = place.copy(&record.path, &path, record.bytes, |bytes| step.advance(bytes))?;
+    let reason = match found {
+        Some((bytes, digest)) if digest == record.sha256 => {
+            step.finish(bytes);
+            return Ok(());
+        }
+        Some((_, digest)) => format!("{} has the wrong SHA-256 {digest}", record.path),
+        None => format!("there is no {} in {}", record.path, place.path().display()),
+    };
+    std::fs::remove_file(&path).ok();
+    Err(Error::Source { source_name, reason })
+}
+
+fn write_record(dir: &Path, library: &Library, build: &Build, source: &str) -> Result<(), Error> {
+    let record = Record {
+        version: 1,
+        library: &library.package,
+        library_version: &library.version,
+        arch: &build.arch,
+        files: &build.files,
+        source,
+    };
+    let path = dir.join(store::RECORD);
+    let text = serde_json::to_vec_pretty(&record)
+        .map_err(|error| Error::io("write", &path, error.into()))?;
+    staging::write(&path, &text)
+}
