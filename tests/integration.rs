@@ -33,6 +33,8 @@ mod lifecycle;
 mod models;
 /// What the native engine promises beside its vectors.
 mod native;
+/// Execution providers beside the CPU.
+mod providers;
 /// Wrong values in each source of settings.
 mod settings;
 
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         lifecycle::tests(),
         models::tests(),
         native::tests(),
+        providers::tests(),
         settings::tests(),
     ];
     let tests = tests.into_iter().flatten();

@@ -80,7 +80,8 @@ async fn it_is_calibrated_once() -> Outcome {
     assert!(said.contains("calibration can't be used") && measured(&daemon), "{said}");
     daemon.stop().await?;
 
-    let daemon = setup.setting("batch_tokens_max", "64").ready(&bus).await?;
+    let setup = setup.setting("batch_tokens_max", "64");
+    let daemon = setup.ready(&bus).await?;
     assert_eq!(daemon.client().vectors(&["as good as ever"]).await?, expected);
     daemon.stop().await
 }
@@ -153,11 +154,16 @@ async fn every_instruction_set_works_or_is_refused() -> Outcome {
 
 /// A daemon's files with an ONNX graph of the user's own, imported as `own`.
 async fn with_own_graph() -> Outcome<Setup> {
+    with_graph(&fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?).await
+}
+
+/// A daemon's files with this graph, imported as `own`.
+pub async fn with_graph(graph: &[u8]) -> Outcome<Setup> {
     let setup = Setup::sim()?;
     fs::create_dir(setup.path("models"))?;
     let folder = setup.path("graph");
     fs::create_dir(&folder)?;
-    fs::copy(fixture("golden/tiny-bert/onnx/model.onnx"), folder.join("model.onnx"))?;
+    fs::write(folder.join("model.onnx"), graph)?;
     fs::copy(fixture("golden/tiny-bert/tokenizer.json"), folder.join("tokenizer.json"))?;
     let mut import = clean(op_dbus());
     import.arg("models").arg("--model-dir").arg(setup.path("models"));

@@ -12,6 +12,8 @@ pub enum Need {
     Bus,
     /// The ONNX Runtime library.
     Runtime,
+    /// The ggml provider's library, and the runtime that loads it.
+    Ggml,
     /// The model of level `low`.
     Low,
     /// The model of level `medium`.
@@ -49,7 +51,8 @@ impl Need {
                 let path = python_path().join("jeepney");
                 unless(path.is_dir(), &format!("no Python package at {}", path.display()))
             }),
-            Self::Runtime => runtime(),
+            Self::Runtime => library("onnxruntime-1."),
+            Self::Ggml => library("onnxruntime-ggml"),
             Self::Low => stored("paraphrase-MiniLM-L3-v2"),
             Self::Medium => stored("all-MiniLM-L6-v2"),
             Self::High => stored("all-mpnet-base-v2"),
@@ -88,10 +91,13 @@ fn program(name: &str) -> Option<String> {
     unless(found, &format!("{name} is not installed"))
 }
 
-fn runtime() -> Option<String> {
+fn library(prefix: &str) -> Option<String> {
     let store = store();
-    let found = store.join("runtime").read_dir().is_ok_and(|mut files| files.next().is_some());
-    unless(found, &format!("no ONNX Runtime in {}", store.display()))
+    let named = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+    };
+    let found = store.join("runtime").read_dir().is_ok_and(|mut entries| entries.any(named));
+    unless(found, &format!("no {prefix}… in {}", store.display()))
 }
 
 fn stored(model: &str) -> Option<String> {

@@ -45,12 +45,6 @@ impl RuntimeStore {
         Self { dir: dir.into() }
     }
 
-    /// The runtime of the CPU, when it is there; its content is not read.
-    #[must_use]
-    pub fn installed(&self) -> Option<PathBuf> {
-        self.runtime(CPU)
-    }
-
     /// The runtime library to load for a provider, when it is there: the one that the provider is
     /// built into, or the one that its plugin is registered with. Its content is not read.
     #[must_use]

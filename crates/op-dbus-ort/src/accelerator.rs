@@ -110,6 +110,11 @@ impl Accelerator {
 
     /// The provider can't be used, and why.
     pub(crate) fn unavailable(&self, why: String) -> BackendError {
+        // What a provider says comes behind the runtime's source lines and codes.
+        let why = match why.rsplit_once("[ONNXRuntimeError]") {
+            Some((_, error)) => error.splitn(4, " : ").last().unwrap_or(error),
+            None => &why,
+        };
         // The runtime's own sentences end in a period, and others follow here.
         let why = why.trim_end().trim_end_matches('.');
         let message = format!("{} does not work here: {why}", self.provider);

@@ -38,7 +38,14 @@ struct Draft {
     prompts: BTreeMap<String, String>,
     default_prompt: Option<String>,
     /// Whether it is an ONNX file of the user's own.
-    own_graph: bool,
+    is_own_graph: bool,
+}
+
+impl Draft {
+    /// The model's name, if it is an ONNX file of the user's own.
+    fn own_graph(&self) -> Option<&str> {
+        self.is_own_graph.then_some(&self.model)
+    }
 }
 
 /// Loads a model and starts its workers; blocks until they have proved themselves.
@@ -54,7 +61,7 @@ pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Resul
     check_dimensions(&draft, settings)?;
     let mut refusals = Vec::new();
     for provider in provider::candidates(settings) {
-        let started = match provider::host(provider, loaded, draft.own_graph) {
+        let started = match provider::host(provider, loaded, draft.own_graph()) {
             Ok(host) => start(&draft, host, loaded, spawner),
             Err(missing) => Err(Error::Provider(missing)),
         };
@@ -81,11 +88,12 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
         region: limits(settings, &host).region(&draft.shape),
         host,
     };
+    provider::verify(&host, settings).map_err(Error::Provider)?;
     let explained = |error| explained(error, loaded);
     let mut host = host;
     let mut reference = None;
     if host.provider != Provider::Cpu {
-        let cpu = spawner(&blueprint(host.reference(draft.own_graph)), settings);
+        let cpu = spawner(&blueprint(host.reference(draft.own_graph())), settings);
         let vector = op_dbus_engine::reference(&draft.tokenizer, &draft.shape, &cpu)?;
         reference = Some(Reference { vector, cosine_min: REFERENCE_COSINE_MIN });
     }
@@ -179,7 +187,7 @@ fn simulated() -> Draft {
         tokenizer: Tokenizer::bytes(SIM_INPUT_TOKENS),
         prompts: BTreeMap::new(),
         default_prompt: None,
-        own_graph: false,
+        is_own_graph: false,
     }
 }
 
@@ -202,7 +210,7 @@ fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error> {
             normalized: model.normalize,
             matryoshka: model.matryoshka.clone(),
         },
-        own_graph: model.family == Family::Onnx,
+        is_own_graph: model.family == Family::Onnx,
         model: model.name,
         tokenizer,
         prompts,

@@ -4,9 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use op_dbus_models::{RuntimeStore, runtime};
+use op_dbus_models::{RuntimeStore, manifest, runtime};
 
 use crate::settings::{CpuEngine, Devices, Loaded, Origin, Provider, Settings};
+
+/// The name of the provider that every ONNX Runtime has.
+const CPU: &str = "cpu";
 
 /// What a worker computes on.
 #[derive(Clone, Debug)]
@@ -47,24 +50,30 @@ pub(super) fn candidates(settings: &Settings) -> Vec<Provider> {
     candidates
 }
 
-/// What has to be there before a worker can try `provider` for a model; `own_graph` tells that it is
-/// an ONNX file of the user's own.
+/// What has to be there before a worker can try `provider` for a model; `own_graph` is the model's
+/// name if it is an ONNX file of the user's own.
 ///
 /// # Errors
 /// One clause that begins with the provider's name: what is missing and what to do.
-pub(super) fn host(provider: Provider, loaded: &Loaded, own_graph: bool) -> Result<Host, String> {
+pub(super) fn host(
+    provider: Provider,
+    loaded: &Loaded,
+    own_graph: Option<&str>,
+) -> Result<Host, String> {
     let settings = &loaded.settings;
     let Settings { cpu_engine, gpu_device, .. } = settings;
     if provider == Provider::Cpu {
         return cpu(loaded, own_graph);
     }
-    let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
-    let elsewhere = |needs| Err(format!("{provider} needs {needs}; this is {os}-{arch}"));
-    match provider {
-        Provider::DirectMl if os != "windows" => return elsewhere("Windows"),
-        Provider::CoreMl if os != "macos" => return elsewhere("macOS"),
+    let name = provider.to_string();
+    let known = match provider {
         Provider::Remote => return Err("this version of op-dbus has no remote provider".to_owned()),
-        _ => {}
+        _ => manifest::provider(&name),
+    };
+    let own = settings.providers.get(&name).cloned().unwrap_or_default();
+    // A library of the user's own may have what there is nothing to pull of.
+    if let (Err(error), None, None) = (&known, &own.library, &settings.runtime) {
+        return Err(error.to_string());
     }
     if *cpu_engine == CpuEngine::Sim {
         return Err(format!(
@@ -72,20 +81,31 @@ pub(super) fn host(provider: Provider, loaded: &Loaded, own_graph: bool) -> Resu
             origin(loaded, "cpu_engine")
         ));
     }
-    let own = settings.providers.get(&provider.to_string()).cloned().unwrap_or_default();
-    let Some(runtime) = settings.runtime.clone().or_else(|| store(settings).installed()) else {
+    let store = store(settings);
+    let pulled = store.plugin(&name).map(|plugin| plugin.library);
+    let library = own.library.or(pulled);
+    // A plugin of the user's own goes with the plain runtime.
+    let host = if library.is_some() && known.is_err() { CPU } else { &name };
+    let Some(runtime) = settings.runtime.clone().or_else(|| store.runtime(host)) else {
         return Err(format!(
-            "{provider} needs the ONNX Runtime library, which is not installed; type `op-dbus \
-             runtime pull`, or name one with OP_DBUS_RUNTIME"
+            "{provider} needs an ONNX Runtime library, which is not installed; type `op-dbus \
+             runtime pull --provider {provider}`, or name one with OP_DBUS_RUNTIME"
         ));
     };
+    let is_plugin = known.is_ok_and(|(library, _)| library.plugin.is_some());
+    if is_plugin && library.is_none() && settings.runtime.is_none() {
+        return Err(format!(
+            "{provider} needs its provider library, which is not installed; type `op-dbus runtime \
+             pull --provider {provider}`, or name one in [providers.{provider}]"
+        ));
+    }
     let devices = match gpu_device {
         Devices::List(numbers) => numbers.clone(),
         // How many there are is known to the provider alone; a worker will tell.
         Devices::All => Vec::new(),
     };
     let Host { cpu_engine, .. } = Host::cpu(CpuEngine::Ort, PathBuf::new());
-    Ok(Host { provider, cpu_engine, runtime, library: own.library, options: own.options, devices })
+    Ok(Host { provider, cpu_engine, runtime, library, options: own.options, devices })
 }
 
 impl Host {
@@ -96,28 +116,28 @@ impl Host {
     }
 
     /// The CPU as it computes what accelerators are measured against.
-    pub(super) fn reference(&self, own_graph: bool) -> Self {
+    pub(super) fn reference(&self, own_graph: Option<&str>) -> Self {
         match own_graph {
-            true => Self::cpu(CpuEngine::Ort, self.runtime.clone()),
-            false => Self::cpu(CpuEngine::Native, PathBuf::new()),
+            Some(_) => Self::cpu(CpuEngine::Ort, self.runtime.clone()),
+            None => Self::cpu(CpuEngine::Native, PathBuf::new()),
         }
     }
 }
 
-fn cpu(loaded: &Loaded, own_graph: bool) -> Result<Host, String> {
+fn cpu(loaded: &Loaded, own_graph: Option<&str>) -> Result<Host, String> {
     let settings = &loaded.settings;
     let from = origin(loaded, "cpu_engine");
     let runtime = match settings.cpu_engine {
-        CpuEngine::Native if own_graph => {
+        CpuEngine::Native if let Some(model) = own_graph => {
             return Err(format!(
-                "the model is an ONNX graph, which ONNX Runtime computes, and cpu_engine is native \
+                "{model} is an ONNX graph, which ONNX Runtime computes, and cpu_engine is native \
                  ({from}); set OP_DBUS_CPU_ENGINE=ort, and type `op-dbus runtime pull` for the \
                  library"
             ));
         }
         CpuEngine::Native | CpuEngine::Sim => PathBuf::new(),
         CpuEngine::Ort => {
-            let runtime = settings.runtime.clone().or_else(|| store(settings).installed());
+            let runtime = settings.runtime.clone().or_else(|| store(settings).runtime(CPU));
             runtime.ok_or_else(|| {
                 format!(
                     "cpu_engine is ort ({from}), and the ONNX Runtime library is not installed; \
@@ -132,6 +152,27 @@ fn cpu(loaded: &Loaded, own_graph: bool) -> Result<Host, String> {
 /// The libraries that were pulled.
 fn store(settings: &Settings) -> RuntimeStore {
     RuntimeStore::open(runtime::beside(&settings.model_dir))
+}
+
+/// Compares what was pulled of `host` with its digests; libraries of the user's own are the user's.
+///
+/// # Errors
+/// One sentence that names the file.
+pub(super) fn verify(host: &Host, settings: &Settings) -> Result<(), String> {
+    let store = store(settings);
+    let name = host.provider.to_string();
+    let plugin = store.plugin(&name).map(|plugin| plugin.library);
+    let mut pulled = Vec::new();
+    if plugin.is_some() && plugin == host.library {
+        pulled.push(name.as_str());
+    }
+    // A plugin is loaded into the runtime of the CPU, others bring one.
+    let runtimes = [CPU, &name].into_iter();
+    pulled.extend(runtimes.filter(|of| store.runtime(of).as_ref() == Some(&host.runtime)).take(1));
+    for library in pulled {
+        store.verify(library).map_err(|error| format!("{name}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// Where the value of a setting comes from.
@@ -162,5 +203,5 @@ pub fn unavailable(
         return None;
     }
     let untried = || format!("{provider} has not been tried; set execution_provider to {provider}");
-    Some(host(provider, loaded, false).map_or_else(|missing| missing, |_| untried()))
+    Some(host(provider, loaded, None).map_or_else(|missing| missing, |_| untried()))
 }

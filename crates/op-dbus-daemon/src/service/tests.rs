@@ -105,7 +105,7 @@ async fn a_failed_load_is_told_and_tried_again() {
     service.start().await;
     assert!(matches!(service.now().phase, Phase::Failed(_)));
     let error = embed(&service, None).await.unwrap_err();
-    assert!(matches!(error.root(), Error::Backend(_)), "{error}");
+    assert!(matches!(error.root(), Error::Provider(_)), "{error}");
     embed(&service, Some(Level::Medium)).await.unwrap_err();
     assert_eq!(backends.made.load(Ordering::SeqCst), 1, "a call does not try again by itself");
 
@@ -153,12 +153,12 @@ fn providers_are_chosen_and_reasons_told() {
     assert_eq!(order("gpu", "webgpu,cpu"), [Provider::Cuda, Provider::WebGpu, Provider::Cpu]);
     assert_eq!(order("trt", "none"), [Provider::TensorRt]);
 
-    let needs = |provider| host(provider, &with("cpu", "cpu"), false).map(|_| ()).unwrap_err();
+    let needs = |provider| host(provider, &with("cpu", "cpu"), None).map(|_| ()).unwrap_err();
     assert!(needs(Provider::CoreMl).starts_with("coreml needs macOS; this is linux-"));
     assert!(needs(Provider::DirectMl).starts_with("directml needs Windows; this is linux-"));
     assert!(needs(Provider::WebGpu).contains("op-dbus runtime pull"));
-    assert!(host(Provider::Cpu, &with("cpu", "cpu"), false).is_ok());
-    let own = host(Provider::Cpu, &with("cpu", "cpu"), true).map(|_| ()).unwrap_err();
+    assert!(host(Provider::Cpu, &with("cpu", "cpu"), None).is_ok());
+    let own = host(Provider::Cpu, &with("cpu", "cpu"), Some("own")).map(|_| ()).unwrap_err();
     assert!(own.contains("OP_DBUS_CPU_ENGINE=ort"), "{own}");
     let strict = none_left(&with("cuda", "none").settings, &["cuda is not there".to_owned()]);
     assert!(strict.contains("fallback is none"), "{strict}");

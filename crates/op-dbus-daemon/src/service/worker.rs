@@ -163,6 +163,10 @@ fn command(
     for (option, value) in options {
         command.arg(option).arg(value);
     }
+    if host.provider == Provider::Ggml {
+        // It would tell each step of its compilation.
+        command.env("ORT_GGML_LOG", "warn");
+    }
     if let Some(library) = &host.library {
         command.arg("--provider-library").arg(library);
     }

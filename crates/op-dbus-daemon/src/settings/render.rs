@@ -42,9 +42,9 @@ pub fn config_file() -> String {
     out.push_str(
         "\n\
          # The library that brings a provider, and the provider's own settings.\n\
-         #[providers.NAME]\n\
-         #library = \"/usr/lib/libonnxruntime_providers_NAME.so\"\n\
-         #options = { name = \"value\" }\n",
+         #[providers.webgpu]\n\
+         #library = \"/usr/lib/libonnxruntime_providers_webgpu.so\"\n\
+         #options = { powerPreference = \"high-performance\" }\n",
     );
     out
 }

@@ -227,7 +227,7 @@ fn a_provider_is_loaded_from_its_own_runtime_or_as_a_plugin_of_the_cpus() {
     assert_eq!(store.runtime("webgpu"), None, "a plugin is no runtime");
     let cpu = pretend(dir.path(), "cpu");
     let cuda = pretend(dir.path(), "cuda");
-    assert_eq!(store.installed(), Some(cpu.clone()));
+    assert_eq!(store.runtime("cpu"), Some(cpu.clone()));
     assert_eq!(store.runtime("webgpu"), Some(cpu.clone()));
     assert_eq!(store.runtime("ggml"), Some(cpu));
     assert_eq!(store.runtime("gpu"), Some(cuda.clone()));

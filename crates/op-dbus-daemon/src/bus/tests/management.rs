@@ -101,7 +101,7 @@ async fn a_strict_provider_that_cannot_run_fails_the_service() {
     assert_eq!(embedder.state().await.unwrap(), "failed");
     let (name, message) = refusal(embedder.embed("x").await);
     assert_eq!(name, ErrorName::ProviderUnavailable);
-    assert!(message.starts_with("this version of op-dbus has no cuda support yet"), "{message}");
+    assert!(message.starts_with("cuda is not tried while cpu_engine is sim"), "{message}");
 }
 
 #[tokio::test]

@@ -235,7 +235,7 @@ fn what_cannot_be_changed_says_why_and_changes_nothing() {
     assert_eq!(
         refuse(loaded.set("execution_provider", "cpuu")),
         "execution_provider = \"cpuu\" is not accepted (did you mean `cpu`?); write `auto`, `cpu`, \
-         `cuda` (`gpu`), `tensorrt` (`trt`), `webgpu` (`wgpu`), `openvino`, `migraphx` (`rocm`), \
+         `cuda` (`gpu`), `tensorrt` (`trt`), `webgpu` (`wgpu`), `ggml`, `openvino`, `migraphx` (`rocm`), \
          `directml` (`dml`), `coreml`, `remote`"
     );
     assert_eq!(

@@ -207,13 +207,16 @@ fn tables_are_checked() {
     let tree = Tree::new(&[(
         MAIN,
         "[models.a]\ndefault_promt = \"q\"\nprompts = { q = 1 }\n\
-         [providers.cuda]\nstream = 1\n[providers.cdua]\n[batching]\nx = 1\n",
+         [providers.cuda]\nstream = 1\n[providers.cdua]\n[batching]\nx = 1\n\
+         [providers.webgpu]\nlibrary = \"here\"\noptions = { a = 1 }\n",
     )]);
     let text = tree.mistakes();
     for expected in [
         "models.a.default_promt` is not a setting; did you mean `default_prompt`?",
         "models.a.prompts = a table is not accepted; write a table of texts",
-        "`providers.cuda.stream` is not supported by this version",
+        "`providers.cuda.stream` is not a setting",
+        "providers.webgpu.library = \"here\" is not accepted; write an absolute path",
+        "providers.webgpu.options = a table is not accepted; write a table of texts",
         "`cdua` is not the name of an execution provider; did you mean `cuda`?",
         "line 7: `batching` is not a setting",
     ] {

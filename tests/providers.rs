@@ -1,0 +1,274 @@
+//! Execution providers beside the CPU: one runs only if it really does, and whoever asked is told.
+//! ggml is the one that runs on any machine.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+
+use nix::sys::signal::Signal;
+use op_dbus_api::ErrorName;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::{Client, refused};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::golden::{self, cosine};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, fixture, needs};
+use crate::native::with_graph;
+
+tests! {
+    a_plugin_serves_with_the_models_vectors: [Bus, Low, Ggml],
+    the_first_that_works_serves_and_says_why: [Bus, Low, Ggml],
+    a_provider_that_leaves_the_work_to_the_cpu_is_refused: [Bus, Ggml],
+    a_provider_that_cannot_begin_is_refused_in_its_own_words: [Bus, Low, Ggml],
+    a_library_that_is_none_is_refused: [Bus, Low, Runtime],
+    a_damaged_library_is_not_loaded: [Bus, Low, Ggml],
+    a_worker_lost_on_the_device_is_replaced_there: [Bus, Low, Ggml],
+    the_provider_changes_under_load_without_a_failed_call: [Bus, Low, Ggml],
+    a_change_to_what_does_not_work_changes_nothing: [Bus, Low, Runtime],
+    every_device_has_a_worker: [Bus, Low, Ggml],
+}
+
+/// ggml, or nothing.
+fn ggml() -> Outcome<Setup> {
+    Ok(Setup::real("low")?.setting("execution_provider", "ggml").setting("fallback", "none"))
+}
+
+/// Provider and reason as the properties tell them.
+async fn provider(daemon: &Daemon) -> Outcome<(String, String)> {
+    let embedder = &daemon.client().embedder;
+    Ok((embedder.execution_provider().await?, embedder.fallback_reason().await?))
+}
+
+async fn a_plugin_serves_with_the_models_vectors() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = ggml()?;
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+    let texts = golden::plain_texts()?;
+    let reply = daemon.client().packed(&texts, HashMap::new()).await?;
+    assert_eq!(reply.info::<String>("provider")?, "ggml");
+    assert_eq!(reply.info::<String>("device")?, "ggml:0");
+    let found = daemon.client().vectors(&texts).await?;
+    for (found, reference) in found.iter().zip(golden::vectors("low")?) {
+        let cosine = cosine(found, &reference);
+        assert!(cosine >= 0.9999, "{cosine}");
+    }
+    // The library is in the worker and nowhere else.
+    let mapped = |pid| fs::read_to_string(format!("/proc/{pid}/maps"));
+    assert!(mapped(daemon.workers().await?[0])?.contains("onnxruntime_ggml"));
+    daemon.stop().await
+}
+
+async fn the_first_that_works_serves_and_says_why() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?
+        .setting("execution_provider", "coreml")
+        .env("OP_DBUS_FALLBACK", "tensorrt,ggml,cpu");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "degraded");
+    let (active, reason) = provider(&daemon).await?;
+    assert_eq!(active, "ggml");
+    for part in ["coreml needs macOS", "tensorrt needs", "op-dbus runtime pull --provider tensorrt"]
+    {
+        assert!(reason.contains(part), "{part}: {reason}");
+    }
+    let said = daemon.process.stderr();
+    assert!(said.contains("WARN") && said.contains("coreml needs macOS"), "{said}");
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+/// ggml takes nothing of a graph with an operator that it lacks; ONNX Runtime would compute it all on
+/// the CPU and not say so.
+async fn a_provider_that_leaves_the_work_to_the_cpu_is_refused() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let graph = fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?;
+    let (has, lacks) = (b"Softmax", b"Hardmax");
+    let mut edited = graph.clone();
+    for at in 0..edited.len() - has.len() {
+        if edited[at..].starts_with(has) {
+            edited[at..at + has.len()].copy_from_slice(lacks);
+        }
+    }
+    assert_ne!(edited, graph);
+    let setup = with_graph(&edited).await?.setting("execution_provider", "ggml");
+    let setup = setup.setting("cpu_engine", "ort").setting("fallback", "none");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let refusal = daemon.client().embedder.embed("x").await;
+    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    for part in ["ggml does not work here", "MatMul", "fallback is none"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    daemon.stop().await
+}
+
+async fn a_provider_that_cannot_begin_is_refused_in_its_own_words() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = ggml()?.setting("providers.ggml.options.device", "gpu");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let refusal = daemon.client().embedder.embed("x").await;
+    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    assert!(
+        message.starts_with("ggml does not work here: ggml: device=gpu requested"),
+        "{message}"
+    );
+    daemon.stop().await
+}
+
+async fn a_library_that_is_none_is_refused() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("execution_provider", "webgpu");
+    let library = setup.path("provider.so");
+    fs::write(&library, "no library")?;
+    let shown = library.display().to_string();
+    let setup = setup.setting("providers.webgpu.library", &shown);
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "degraded");
+    let (active, reason) = provider(&daemon).await?;
+    assert_eq!(active, "cpu");
+    assert!(reason.contains("webgpu does not work here") && reason.contains(&shown), "{reason}");
+    daemon.stop().await
+}
+
+/// A store of libraries that is a copy, with one byte of the plugin changed.
+async fn a_damaged_library_is_not_loaded() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = ggml()?;
+    std::os::unix::fs::symlink(
+        needs::store().join("models").canonicalize()?,
+        setup.path("models"),
+    )?;
+    let models = setup.path("models").display().to_string();
+    copy_folder(&needs::store().join("runtime"), &setup.path("runtime"))?;
+    let library = find(&setup.path("runtime"), "libonnxruntime_ggml.so").ok_or("no plugin")?;
+    let mut bytes = fs::read(&library)?;
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&library, bytes)?;
+    let setup = setup.setting("model_dir", &models);
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let refusal = daemon.client().embedder.embed("x").await;
+    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    assert!(message.contains("libonnxruntime_ggml.so"), "{message}");
+    assert!(message.contains("runtime pull --provider ggml"), "{message}");
+    daemon.stop().await
+}
+
+fn copy_folder(from: &std::path::Path, to: &std::path::Path) -> Outcome {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        match entry.file_type()?.is_dir() {
+            true => copy_folder(&entry.path(), &target)?,
+            false => fs::copy(entry.path(), target).map(drop)?,
+        }
+    }
+    Ok(())
+}
+
+fn find(folder: &std::path::Path, name: &str) -> Option<std::path::PathBuf> {
+    fs::read_dir(folder).ok()?.flatten().find_map(|entry| {
+        let path = entry.path();
+        if path.is_dir() { find(&path, name) } else { path.ends_with(name).then_some(path) }
+    })
+}
+
+async fn a_worker_lost_on_the_device_is_replaced_there() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = ggml()?;
+    let daemon = setup.ready(&bus).await?;
+    let expected = daemon.client().vectors(&["before and after"]).await?;
+    let lost = daemon.workers().await?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    let found = daemon.client().vectors(&["before and after"]).await?;
+    assert!(cosine(&found[0], &expected[0]) >= 0.9999);
+    assert_ne!(daemon.workers().await?, lost);
+    assert_eq!(provider(&daemon).await?.0, "ggml");
+    daemon.stop().await
+}
+
+async fn the_provider_changes_under_load_without_a_failed_call() -> Outcome {
+    const CLIENTS: usize = 8;
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        let (client, stopped) = (Client::on(&bus).await?, stopped.clone());
+        clients.push(tokio::spawn(async move {
+            let mut providers = HashSet::new();
+            let mut calls = 0;
+            while !*stopped.borrow() {
+                let reply = client.packed(&["one text", "and another"], HashMap::new()).await;
+                let reply = reply.map_err(|error| error.to_string())?;
+                // An error of this kind stays on its thread.
+                let provider = reply.info::<String>("provider");
+                providers.insert(provider.map_err(|error| error.to_string())?);
+                calls += 1;
+            }
+            Ok::<_, String>((providers, calls))
+        }));
+    }
+    let manager = &daemon.client().manager;
+    for wanted in ["ggml", "cpu", "ggml"] {
+        manager.set_execution_provider(wanted).await?;
+        assert_eq!(provider(&daemon).await?, (wanted.to_owned(), String::new()));
+        // Somebody has been served by it before it goes on.
+        let reply = daemon.client().packed(&["here"], HashMap::new()).await?;
+        assert_eq!(reply.info::<String>("provider")?, wanted);
+    }
+    stop.send(true)?;
+    let (mut seen, mut calls) = (HashSet::new(), 0);
+    for client in clients {
+        let (providers, answered) = client.await??;
+        seen.extend(providers);
+        calls += answered;
+    }
+    println!("{calls} calls, none failed, over {} changes", 3);
+    assert!(seen.contains("ggml") && seen.contains("cpu"), "{seen:?}");
+    daemon.stop().await?;
+    // It is what it was after a restart.
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(provider(&daemon).await?.0, "ggml");
+    daemon.stop().await
+}
+
+async fn a_change_to_what_does_not_work_changes_nothing() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    let manager = &daemon.client().manager;
+    let refusal = manager.set_execution_provider("cuda").await;
+    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    assert!(message.contains("cuda needs"), "{message}");
+    let refusal = manager.set_execution_provider("gpuu").await;
+    let message = refused(refusal, ErrorName::InvalidArgument)?;
+    assert!(message.contains("gpuu"), "{message}");
+    let refusal = manager.set_devices(&["zero"]).await;
+    refused(refusal, ErrorName::InvalidArgument)?;
+    assert_eq!(provider(&daemon).await?, ("cpu".to_owned(), String::new()));
+    assert!(!setup.state_file().exists(), "a refused change was written");
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+async fn every_device_has_a_worker() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = ggml()?.setting("gpu_device", "all").setting("workers_per_device", "2");
+    let daemon = setup.ready(&bus).await?;
+    // It has one device, the CPU.
+    assert_eq!(daemon.workers().await?.len(), 2);
+    daemon.stop().await?;
+    let setup = setup.setting("gpu_device", "7");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let refusal = daemon.client().embedder.embed("x").await;
+    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    assert!(message.contains("ggml has one device here, 0, and not 7"), "{message}");
+    daemon.stop().await
+}
