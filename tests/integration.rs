@@ -35,6 +35,8 @@ mod models;
 mod native;
 /// Wrong values in each source of settings.
 mod settings;
+/// The systemd units and the profiles laid over them.
+mod units;
 
 fn main() -> ExitCode {
     let tests = [
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         models::tests(),
         native::tests(),
         settings::tests(),
+        units::tests(),
     ];
     let tests = tests.into_iter().flatten();
     if std::env::args().nth(1).as_deref() == Some("--skips") {
