@@ -21,6 +21,7 @@ tests! {
     models_are_listed_and_verified: [Low],
     settings_are_shown_with_their_origin: [],
     a_closed_pipe_is_no_error: [Bus],
+    every_command_has_its_manual_page: [],
 }
 
 async fn daemon() -> Outcome<(PrivateBus, Setup, Daemon)> {
@@ -226,4 +227,23 @@ async fn a_closed_pipe_is_no_error() -> Outcome {
     assert_eq!(finished.stdout.len(), 1);
     assert_eq!(finished.stderr, "", "{}", finished.stderr);
     daemon.stop().await
+}
+
+async fn every_command_has_its_manual_page() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let mut command = clean(op_dbus());
+    command.arg("manual").arg(folder.path());
+    finish(command, "").await?.success()?;
+    let overview = std::fs::read_to_string(folder.path().join("op-dbus.1"))?;
+    for name in ["embed", "daemon", "models", "config"] {
+        assert!(
+            overview.contains(&format!("op\\-dbus\\-{name}(1)")),
+            "{name} is not in: {overview}"
+        );
+        let page = std::fs::read_to_string(folder.path().join(format!("op-dbus-{name}.1")))?;
+        assert!(page.contains(".SH SYNOPSIS"), "{page}");
+    }
+    // What people do not call has none.
+    assert!(!folder.path().join("op-dbus-worker.1").exists());
+    Ok(())
 }

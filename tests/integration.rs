@@ -37,6 +37,8 @@ mod native;
 mod providers;
 /// Wrong values in each source of settings.
 mod settings;
+/// The systemd units and the profiles laid over them.
+mod units;
 
 fn main() -> ExitCode {
     let tests = [
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         native::tests(),
         providers::tests(),
         settings::tests(),
+        units::tests(),
     ];
     let tests = tests.into_iter().flatten();
     if std::env::args().nth(1).as_deref() == Some("--skips") {

@@ -23,6 +23,7 @@ tests! {
     a_change_of_level_is_told_and_kept: [Bus],
     a_damaged_state_file_is_moved_aside: [Bus],
     a_second_daemon_gives_way: [Bus],
+    workers_go_first_when_memory_runs_out: [Bus],
     a_bus_that_dies_ends_the_daemon: [Bus],
     a_fallback_is_told: [Bus],
     without_a_fallback_it_fails: [Bus],
@@ -164,6 +165,21 @@ async fn a_second_daemon_gives_way() -> Outcome {
     assert_ne!(second.code, Some(0));
     assert!(second.stderr.contains(op_dbus_api::BUS_NAME), "{}", second.stderr);
     daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+async fn workers_go_first_when_memory_runs_out() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let adjusted = |pid: nix::unistd::Pid| -> Outcome<i32> {
+        Ok(fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?.trim().parse()?)
+    };
+    let own = adjusted(daemon.process.pid())?;
+    for worker in daemon.workers().await? {
+        let worker = adjusted(worker)?;
+        assert!(worker > own, "the worker has {worker}, the daemon {own}");
+    }
     daemon.stop().await
 }
 

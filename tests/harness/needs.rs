@@ -30,6 +30,8 @@ pub enum Need {
     Strace,
     /// Root, to become another user.
     Root,
+    /// `systemd-analyze`, and the units of systemd itself.
+    SystemdAnalyze,
     /// `polkitd`.
     Polkit,
 }
@@ -46,6 +48,9 @@ impl Need {
             }
             Self::Root => unless(nix::unistd::Uid::effective().is_root(), "not root")
                 .or_else(|| program("setpriv")),
+            Self::SystemdAnalyze => program("systemd-analyze").or_else(|| {
+                unless(systemd_units().is_some(), "the units of systemd are not installed")
+            }),
             Self::Polkit => unless(polkit::program().is_some(), "polkitd is not installed"),
             Self::Python => program("python3").or_else(|| {
                 let path = python_path().join("jeepney");
@@ -73,6 +78,12 @@ pub fn store() -> PathBuf {
 /// The folder with the Python packages that the Python client needs.
 pub fn python_path() -> PathBuf {
     place("OP_DBUS_TEST_PYTHON", || profile_folder().join("../test-python"))
+}
+
+/// The folder with the units that systemd brings itself.
+pub fn systemd_units() -> Option<PathBuf> {
+    let places = ["/usr/lib/systemd/system", "/lib/systemd/system"].map(PathBuf::from);
+    places.into_iter().find(|place| place.join("basic.target").is_file())
 }
 
 fn place(variable: &str, default: impl Fn() -> PathBuf) -> PathBuf {

@@ -1,8 +1,11 @@
-//! Developer tasks of op-dbus: `cargo xtask test`, `demo`, `tidy` and `bench-peers`.
+//! Developer tasks of op-dbus: `cargo xtask test`, `demo`, `dist` and others.
 
 mod bench_peers;
+mod boot;
 mod bus;
+mod deb;
 mod demo;
+mod dist;
 mod emulate;
 mod packages;
 mod shell;
@@ -17,6 +20,9 @@ Usage: cargo xtask <TASK>
 Tasks:
   demo         build, fetch a model, and embed real text over a D-Bus
   emulate      run the kernel tests for CPUs that this machine is not [--arch NAME] [--isa NAME]
+  dist         lay out an installed op-dbus in a folder: dist DESTDIR [--profile PROFILE]
+  deb          build the Debian package and check it [--profile PROFILE]
+  boot         the package on a system that really boots, in a container (root) [--profile PROFILE]
   test         everything that must hold: format, lints, tidy, all tests (fetches what they need)
   tidy         the checks of the house alone: layout, floors, sizes, names
   bench-peers  measure op-dbus beside other libraries and write docs/performance.md (see its --help)
@@ -27,6 +33,9 @@ fn main() -> ExitCode {
     let task = words.next();
     let outcome = match task.as_deref() {
         Some("demo") => demo::run(),
+        Some("dist") => dist::run(&words.collect::<Vec<_>>()),
+        Some("boot") => boot::run(&words.collect::<Vec<_>>()),
+        Some("deb") => deb::run(&words.collect::<Vec<_>>()),
         Some("emulate") => emulate::run(&words.collect::<Vec<_>>()),
         Some("test") => test::run(),
         Some("tidy") => tidy::run(),

@@ -29,6 +29,7 @@ pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "strace", package: "strace" },
     Need { program: "setpriv", package: "util-linux" },
+    Need { program: "systemd-analyze", package: "systemd" },
     Need { program: "/usr/lib/polkit-1/polkitd", package: "polkitd" },
 ];
 

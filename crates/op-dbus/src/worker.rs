@@ -23,6 +23,8 @@ use op_dbus_engine::{Backend, BackendError};
 
 /// The runtime's own chatter is left out below its errors; the native engine says how it was calibrated.
 const LOG_FILTER: &str = "warn,op_dbus_native=info,ort=error";
+/// Counts as half of the machine's memory when the kernel looks for whom to end.
+const OOM_SCORE_ADJ: &str = "500";
 
 /// The provider that needs no accelerator.
 const CPU: &str = "cpu";
@@ -103,6 +105,11 @@ pub fn run(args: Args) -> ExitCode {
     // the middle of a batch.
     if let Err(error) = prctl::set_pdeathsig(Signal::SIGKILL) {
         tracing::warn!(%error, "the worker may outlive a killed daemon by one batch");
+    }
+    // Of the daemon and its workers the kernel is to end a worker when memory runs out: that costs one
+    // batch, which is computed again, where the daemon would take every call with it.
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
+        tracing::warn!(%error, "the kernel may end the daemon before this worker");
     }
     pin(&args.cpu_list);
     match op_dbus_engine::worker::serve(|| load(&args)) {

@@ -6,6 +6,7 @@ mod config;
 mod daemon;
 mod embed;
 mod failure;
+mod manual;
 mod models;
 mod output;
 mod packed;
@@ -51,6 +52,8 @@ enum Command {
     Runtime(store::RuntimeArgs),
     Config(config::Args),
     Completions(completions::Args),
+    #[command(hide = true)]
+    Manual(manual::Args),
     #[command(hide = true)]
     Worker(worker::Args),
 }
@@ -110,6 +113,7 @@ fn run(command: Command) -> Done {
         Command::Runtime(args) => store::run_runtime(args),
         Command::Config(args) => config::run(args),
         Command::Completions(args) => completions::run(args),
+        Command::Manual(args) => manual::run(args),
         Command::Worker(args) => Ok(worker::run(args)),
     }
 }

@@ -1,0 +1,116 @@
+//! The systemd units and the profiles laid over them: nothing that systemd does not understand, and
+//! how much is left open.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::harness::command::{clean, finish};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, needs, repository};
+
+tests! {
+    systemd_understands_every_unit: [SystemdAnalyze],
+    little_is_left_open: [SystemdAnalyze],
+    every_profile_is_checked: [],
+}
+
+const SERVICE: &str = "op-dbus.service";
+const PULL: &str = "op-dbus-models@medium.service";
+
+/// What is laid over the service, and the most that `systemd-analyze security` may say of the result:
+/// 0 is nothing left open, 10 everything.
+const PROFILES: [(&str, f64); 8] = [
+    ("", 0.5),
+    ("standard", 0.5),
+    ("high-value", 0.5),
+    ("high-throughput", 0.5),
+    ("edge", 0.5),
+    ("development", 1.0),
+    ("gpu", 1.0),
+    ("onnx-runtime", 0.5),
+];
+/// The unit that fetches models has a network, which alone is worth 1.
+const PULL_MAX: f64 = 1.5;
+
+/// A root folder with our units, one profile over the service, and what they refer to.
+fn root(profile: &str) -> Outcome<TempDir> {
+    let root = tempfile::Builder::new().prefix("units-").tempdir()?;
+    let units = root.path().join("usr/lib/systemd/system");
+    let over = root.path().join("etc/systemd/system/op-dbus.service.d");
+    for folder in [&units, &over, &root.path().join("usr/bin")] {
+        fs::create_dir_all(folder)?;
+    }
+    symlink("usr/bin", root.path().join("bin"))?;
+    // Only looked for, never run.
+    for program in ["op-dbus", "kill", "systemctl"] {
+        fs::copy("/bin/true", root.path().join("usr/bin").join(program))?;
+    }
+    let systemd = needs::systemd_units().ok_or("the units of systemd are not installed")?;
+    let referred = |name: &str| {
+        name.ends_with(".target") || name.ends_with(".slice") || name.starts_with("dbus.")
+    };
+    copy_units(&systemd, &units, referred)?;
+    copy_units(&repository().join("systemd"), &units, |name| name.ends_with(".service"))?;
+    if !profile.is_empty() {
+        let file = repository().join(format!("systemd/profiles/{profile}.conf"));
+        fs::copy(file, over.join("50-profile.conf"))?;
+    }
+    Ok(root)
+}
+
+fn copy_units(from: &Path, to: &Path, wanted: impl Fn(&str) -> bool) -> Outcome {
+    for entry in from.read_dir()? {
+        let entry = entry?;
+        if wanted(&entry.file_name().to_string_lossy()) && entry.path().is_file() {
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+async fn systemd_understands_every_unit() -> Outcome {
+    for (profile, _) in PROFILES {
+        let root = root(profile)?;
+        for unit in [SERVICE, PULL] {
+            let mut command = clean("systemd-analyze");
+            command.args(["verify", "--man=no"]).arg("--root").arg(root.path()).arg(unit);
+            let verified = finish(command, "").await?;
+            // A key that it doesn't know is told there and is no failure.
+            assert_eq!(verified.stderr.trim(), "", "{unit} with profile {profile:?}");
+            assert_eq!(verified.code, Some(0), "{unit} with profile {profile:?}");
+        }
+    }
+    Ok(())
+}
+
+async fn little_is_left_open() -> Outcome {
+    for (profile, most) in PROFILES {
+        rated(&root(profile)?, SERVICE, profile, most).await?;
+    }
+    rated(&root("")?, PULL, "", PULL_MAX).await
+}
+
+async fn rated(root: &TempDir, unit: &str, profile: &str, most: f64) -> Outcome {
+    let mut command = clean("systemd-analyze");
+    command.args(["security", "--offline=true", "--no-pager"]);
+    command.arg("--root").arg(root.path()).arg(unit);
+    let table = finish(command, "").await?.success()?;
+    let line = table.lines().find(|line| line.contains("Overall exposure")).ok_or("no rating")?;
+    let words = line.split_whitespace();
+    let rating: f64 = words.filter_map(|word| word.parse().ok()).next_back().ok_or("no number")?;
+    println!("{unit} {profile:16} {rating:.1}, {most:.1} at most");
+    assert!(rating <= most, "{unit} with profile {profile:?} is rated {rating}:\n{table}");
+    Ok(())
+}
+
+async fn every_profile_is_checked() -> Outcome {
+    for entry in repository().join("systemd/profiles").read_dir()? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let known = PROFILES.iter().any(|(profile, _)| name == format!("{profile}.conf"));
+        assert!(known, "{name} is not in the list above");
+    }
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! `cargo xtask boot`: the Debian package on a system that really boots, in a container of its own:
+//! installed, started, called, changed, stopped, broken, upgraded and purged.
+
+mod container;
+mod steps;
+
+use std::path::PathBuf;
+
+use crate::deb;
+use crate::packages::{self, Need};
+use crate::shell::{self, Outcome};
+
+use container::Container;
+
+const NEEDS: &[Need] = &[
+    Need { program: "debootstrap", package: "debootstrap" },
+    Need { program: "systemd-nspawn", package: "systemd-container" },
+    Need { program: "nsenter", package: "util-linux" },
+];
+
+/// Builds the package, boots, and goes through every step; the first that fails ends it.
+pub fn run(words: &[String]) -> Outcome {
+    let profile = match words {
+        [] => "dist",
+        [flag, profile] if flag == "--profile" => profile,
+        _ => return Err("Usage: cargo xtask boot [--profile PROFILE]".to_owned()),
+    };
+    if !nix::unistd::geteuid().is_root() {
+        return Err("a container can be booted by root alone; use sudo".to_owned());
+    }
+    packages::ensure(&[NEEDS, packages::PIP])?;
+    let package = deb::build(profile)?;
+    let store = models()?;
+    let mut container = Container::boot(&package, &store)?;
+    for (name, step) in steps::ALL {
+        println!("\n── {name}");
+        step(&mut container).map_err(|error| format!("{name}: {error}"))?;
+    }
+    container.power_off()
+}
+
+/// The models that the steps serve, as the tests' store has them or gets them now.
+fn models() -> Result<PathBuf, String> {
+    let store = shell::root().join("target/test-store/models");
+    for (level, name) in steps::MODELS {
+        if !store.join(name).join("op-dbus.json").is_file() {
+            let program = shell::root().join("target/dist-tree/usr/bin/op-dbus");
+            let mut pull = shell::program(program, &["models", "pull", level]);
+            shell::run(pull.arg("--model-dir").arg(&store))?;
+        }
+    }
+    store.canonicalize().map_err(|e| format!("{}: {e}", store.display()))
+}

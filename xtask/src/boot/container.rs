@@ -1,0 +1,181 @@
+//! A Debian system with systemd as its first process, in namespaces of its own. What is changed in
+//! there is gone with it: the tree below lies under an overlay.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::shell::{self, Outcome, program};
+
+/// The release that the package is for.
+const RELEASE: &str = "bookworm";
+/// Beside the smallest system: systemd, a bus, and polkit.
+const INCLUDED: &str = "systemd,systemd-sysv,dbus,polkitd,libpam-systemd,procps";
+/// Whatever a step waits for comes within this time, or never.
+const PATIENCE: Duration = Duration::from_secs(60);
+const BETWEEN_TRIES: Duration = Duration::from_millis(200);
+
+/// Where the package is found inside.
+pub const PACKAGE: &str = "/mnt/op-dbus.deb";
+/// Where the models are found inside.
+pub const MODELS: &str = "/mnt/models";
+
+/// A booted system. It ends when this is dropped.
+pub struct Container {
+    nspawn: Child,
+    init: String,
+}
+
+impl Container {
+    /// Boots, with the package and the models to be read inside. Takes half a minute more the first
+    /// time, for the system's own packages.
+    pub fn boot(package: &Path, models: &Path) -> Result<Self, String> {
+        let tree = tree()?;
+        let bind = |from: &Path, to: &str| format!("--bind-ro={}:{to}", from.display());
+        let mut nspawn = program("systemd-nspawn", &["--boot", "--volatile=overlay"]);
+        // Without these two it asks the host's systemd and bus, which need not be there.
+        nspawn.args(["--register=no", "--keep-unit", "--private-network", "--machine=op-dbus"]);
+        nspawn.arg("--directory").arg(&tree);
+        nspawn.args([bind(package, PACKAGE), bind(models, MODELS)]);
+        let log = shell::root().join("target/boot/console.log");
+        let console = fs::File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
+        let console_too = console.try_clone().map_err(|e| e.to_string())?;
+        nspawn.stdin(Stdio::null()).stdout(console).stderr(console_too);
+        let nspawn = nspawn.spawn().map_err(|e| format!("can't start systemd-nspawn: {e}"))?;
+        let mut container = Self { nspawn, init: String::new() };
+        let pid = container.nspawn.id();
+        container.until("the first process", |container| {
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            let mut children = children.unwrap_or_default();
+            children.truncate(children.trim_end().len());
+            container.init = children;
+            Ok(!container.init.is_empty() && !container.init.contains(' '))
+        })?;
+        container.until("the system to run", |container| {
+            let state = container.command("root", &["systemctl", "is-system-running"]).output();
+            Ok(state.is_ok_and(|state| state.stdout.starts_with(b"running")))
+        })?;
+        println!("booted {RELEASE}; its console is in {}", log.display());
+        Ok(container)
+    }
+
+    /// Runs a command inside as root, and shows it; it must succeed.
+    pub fn run(&self, words: &[&str]) -> Result<String, String> {
+        self.run_as("root", words)
+    }
+
+    /// Runs a script of the shell inside as root.
+    pub fn script(&self, script: &str) -> Result<String, String> {
+        self.run(&["sh", "-ec", script])
+    }
+
+    /// Runs a command inside as some user.
+    pub fn run_as(&self, user: &str, words: &[&str]) -> Result<String, String> {
+        let (good, said) = self.attempt(user, words)?;
+        if good { Ok(said) } else { Err(format!("{} failed: {said}", words.join(" "))) }
+    }
+
+    /// Runs a command inside that must fail, and returns what it said.
+    pub fn refused(&self, user: &str, words: &[&str]) -> Result<String, String> {
+        let (good, said) = self.attempt(user, words)?;
+        if good { Err(format!("{} was not refused: {said}", words.join(" "))) } else { Ok(said) }
+    }
+
+    /// Tries again until a command's output is as wanted.
+    pub fn until_says(&mut self, words: &[&str], wanted: &str) -> Outcome {
+        let what = format!("{} to say {wanted}", words.join(" "));
+        self.until(&what, |container| {
+            let output = container.command("nobody", words).output();
+            let output = output.map_err(|e| format!("can't enter the container: {e}"))?;
+            Ok(String::from_utf8_lossy(&output.stdout).contains(wanted))
+        })?;
+        println!("nobody$ {}\n{wanted}", words.join(" "));
+        Ok(())
+    }
+
+    /// Ends the system as its user would.
+    pub fn power_off(mut self) -> Outcome {
+        self.run(&["systemctl", "poweroff"])?;
+        self.until("the system to end", |container| {
+            Ok(container.nspawn.try_wait().is_ok_and(|status| status.is_some()))
+        })
+    }
+
+    fn until(
+        &mut self,
+        what: &str,
+        mut met: impl FnMut(&mut Self) -> Result<bool, String>,
+    ) -> Outcome {
+        let start = Instant::now();
+        while !met(self)? {
+            if start.elapsed() > PATIENCE {
+                return Err(format!("waited {} s in vain for {what}", PATIENCE.as_secs()));
+            }
+            sleep(BETWEEN_TRIES);
+        }
+        Ok(())
+    }
+
+    fn attempt(&self, user: &str, words: &[&str]) -> Result<(bool, String), String> {
+        println!("{user}$ {}", words.join(" "));
+        let output = self.command(user, words).stdin(Stdio::null()).output();
+        let output = output.map_err(|e| format!("can't enter the container: {e}"))?;
+        let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
+        said.push_str(&String::from_utf8_lossy(&output.stderr));
+        for line in said.lines() {
+            // A vector is hundreds of numbers.
+            println!("{}", line.chars().take(160).collect::<String>());
+        }
+        Ok((output.status.success(), said))
+    }
+
+    /// A command in the namespaces of the system.
+    fn command(&self, user: &str, words: &[&str]) -> Command {
+        let mut command = program("nsenter", &["--target", &self.init]);
+        command.args(["-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "--", "env", "-i"]);
+        command.args(["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "SYSTEMD_COLORS=0", "SYSTEMD_PAGER="]);
+        if user != "root" {
+            command.args(["setpriv", "--reuid", user, "--init-groups"]);
+            command.args(["--regid", if user == "nobody" { "nogroup" } else { user }]);
+        }
+        command.args(words);
+        command
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        // Only while nspawn runs is the number that of the system's first process, and with that
+        // process all others in there end.
+        if let Ok(None) = self.nspawn.try_wait()
+            && let Ok(init) = self.init.parse()
+        {
+            let _ = kill(Pid::from_raw(init), Signal::SIGKILL);
+        }
+        let _ = self.nspawn.kill();
+        let _ = self.nspawn.wait();
+    }
+}
+
+/// The system's files, made once.
+fn tree() -> Result<PathBuf, String> {
+    let folder = shell::root().join("target/boot");
+    let (tree, unfinished) = (folder.join("tree"), folder.join("unfinished"));
+    if tree.is_dir() {
+        return Ok(tree);
+    }
+    fs::create_dir_all(&folder).map_err(|e| format!("can't make {}: {e}", folder.display()))?;
+    if unfinished.is_dir() {
+        fs::remove_dir_all(&unfinished).map_err(|e| format!("{}: {e}", unfinished.display()))?;
+    }
+    let include = format!("--include={INCLUDED}");
+    let mut debootstrap = program("debootstrap", &["--variant=minbase", &include, RELEASE]);
+    shell::run(debootstrap.arg(&unfinished).stdout(Stdio::null()))?;
+    fs::rename(&unfinished, &tree).map_err(|e| format!("{}: {e}", tree.display()))?;
+    Ok(tree)
+}

@@ -1,0 +1,186 @@
+//! What a machine's administrator and its users go through with the package, each step ending with
+//! what must be so then.
+
+use super::container::{Container, MODELS as STORE, PACKAGE};
+use crate::shell::Outcome;
+
+/// Levels that are served, and the models of them.
+pub const MODELS: &[(&str, &str)] =
+    &[("low", "paraphrase-MiniLM-L3-v2"), ("medium", "all-MiniLM-L6-v2")];
+
+/// A step: what it shows, and how.
+type Step = (&'static str, fn(&mut Container) -> Outcome);
+
+/// Every step, in an order in which each finds what it needs.
+pub const ALL: &[Step] = &[
+    ("the package is installed, and the service started", install),
+    ("models are put into the store, and taken up by a reload", fetch),
+    ("changes are refused, and allowed by a rule", change),
+    ("a call starts the service", activate),
+    ("the service runs in its sandbox", sandbox),
+    ("each profile works", profiles),
+    ("a service that hangs is ended by the watchdog and comes back", watchdog),
+    ("the journal explains what happened, without a text", journal),
+    ("an upgrade keeps what was set", upgrade),
+    ("removal keeps models and settings, and a purge leaves nothing", purge),
+];
+
+/// A text that must be found nowhere.
+const TEXT: &str = "xyzzy-planted-secret";
+const EMBED: &[&str] = &["busctl", "call", NAME, OBJECT, EMBEDDER, "Embed", "s", TEXT];
+const NAME: &str = "org.opdbus.Embedding1";
+const OBJECT: &str = "/org/opdbus/Embedding1";
+const EMBEDDER: &str = "org.opdbus.Embedding1.Embedder";
+const MANAGER: &str = "org.opdbus.Embedding1.Manager";
+/// A user of the group `sudo`.
+const ADMINISTRATOR: &str = "anna";
+
+fn property(name: &str) -> [&str; 6] {
+    ["busctl", "get-property", NAME, OBJECT, EMBEDDER, name]
+}
+
+fn level(level: &str) -> [&str; 8] {
+    ["busctl", "call", NAME, OBJECT, MANAGER, "SetVectorLevel", "s", level]
+}
+
+/// `output` must contain `wanted`.
+fn says(output: &str, wanted: &str) -> Outcome {
+    if output.contains(wanted) { Ok(()) } else { Err(format!("{wanted:?} is not in: {output}")) }
+}
+
+fn embeds(container: &mut Container) -> Outcome {
+    container.until_says(&property("State"), "\"ready\"")?;
+    says(&container.run_as("nobody", EMBED)?, "ad 384 ")
+}
+
+fn main_pid(container: &Container) -> Result<String, String> {
+    let pid = container.run(&["systemctl", "show", "-P", "MainPID", "op-dbus"])?;
+    Ok(pid.trim().to_owned())
+}
+
+fn install(container: &mut Container) -> Outcome {
+    container.run(&["dpkg", "--install", PACKAGE])?;
+    container.run(&["systemctl", "is-active", "op-dbus"])?;
+    let restarts = container.run(&["systemctl", "show", "-P", "NRestarts", "op-dbus"])?;
+    says(&restarts, "0")?;
+    says(&container.run_as("nobody", &property("State"))?, "failed")?;
+    says(&container.refused("nobody", EMBED)?, "op-dbus models pull")
+}
+
+fn fetch(container: &mut Container) -> Outcome {
+    for (_, model) in MODELS {
+        let from = format!("{STORE}/{model}");
+        let words = ["op-dbus", "models", "pull", model, "--source", "folder", "--from", &from];
+        container.run_as("op-dbus", &words)?;
+    }
+    // It finds the model there already: the container has no network.
+    container.run(&["systemctl", "start", "op-dbus-models@low"])?;
+    container.run(&["systemctl", "reload", "op-dbus"])?;
+    embeds(container)
+}
+
+fn change(container: &mut Container) -> Outcome {
+    container.run(&["useradd", "--groups", "sudo", ADMINISTRATOR])?;
+    for user in ["nobody", ADMINISTRATOR] {
+        says(&container.refused(user, &level("low"))?, "denied")?;
+    }
+    container.run_as("nobody", &property("VectorLevel")).and_then(|is| says(&is, "medium"))?;
+    let rule = "/usr/share/doc/op-dbus/examples/60-op-dbus.rules";
+    container.run(&["cp", rule, "/etc/polkit-1/rules.d/"])?;
+    // polkit reads its rules again some time after the file is there.
+    container.run(&["systemctl", "restart", "polkit"])?;
+    says(&container.refused("nobody", &level("low"))?, "denied")?;
+    container.run_as(ADMINISTRATOR, &level("low"))?;
+    container.run(&["rm", "/etc/polkit-1/rules.d/60-op-dbus.rules"])?;
+    container.run_as("nobody", &property("VectorLevel")).and_then(|is| says(&is, "low"))
+}
+
+fn activate(container: &mut Container) -> Outcome {
+    container.run(&["systemctl", "stop", "op-dbus"])?;
+    says(&container.refused("root", &["systemctl", "is-active", "op-dbus"])?, "inactive")?;
+    container.run_as("nobody", &property("State"))?;
+    embeds(container)
+}
+
+fn sandbox(container: &mut Container) -> Outcome {
+    let pid = main_pid(container)?;
+    let status =
+        container.script(&format!("grep -E 'NoNewPrivs|Seccomp:|CapBnd' /proc/{pid}/status"))?;
+    for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000"] {
+        says(&status, line)?;
+    }
+    // Root itself can't write where the service sees these.
+    for file in ["/file", "/usr/file", "/etc/file", "/var/file"] {
+        let words = ["nsenter", "--target", &pid, "--mount", "touch", file];
+        says(&container.refused("root", &words)?, "Read-only")?;
+    }
+    // The daemon and its worker have an interface to talk to themselves, and no other.
+    let interfaces = container.script(&format!("tail -n +3 /proc/{pid}/net/dev | cut -d: -f1"))?;
+    if interfaces.trim() != "lo" { Err(format!("it sees {interfaces}")) } else { Ok(()) }
+}
+
+fn profiles(container: &mut Container) -> Outcome {
+    // Not a machine for it, but the device nodes are optional.
+    container.script("getent group render || groupadd --system render")?;
+    let list = container.run(&["ls", "/usr/share/op-dbus/profiles"])?;
+    for profile in list.lines() {
+        container.script(&format!(
+            "install -D -m 644 /usr/share/op-dbus/profiles/{profile} \
+             /etc/systemd/system/op-dbus.service.d/50-profile.conf; \
+             systemctl daemon-reload; systemctl reset-failed op-dbus; systemctl restart op-dbus"
+        ))?;
+        embeds(container)?;
+    }
+    container.script(
+        "rm -r /etc/systemd/system/op-dbus.service.d; systemctl daemon-reload; \
+         systemctl reset-failed op-dbus; systemctl restart op-dbus",
+    )?;
+    embeds(container)
+}
+
+fn watchdog(container: &mut Container) -> Outcome {
+    container.script(
+        "mkdir -p /run/systemd/system/op-dbus.service.d; \
+         printf '[Service]\\nWatchdogSec=2\\n' > /run/systemd/system/op-dbus.service.d/soon.conf; \
+         systemctl daemon-reload; systemctl reset-failed op-dbus; systemctl restart op-dbus",
+    )?;
+    let pid = main_pid(container)?;
+    container.run(&["kill", "-STOP", &pid])?;
+    container.until_says(&["systemctl", "show", "-P", "NRestarts", "op-dbus"], "1")?;
+    embeds(container)?;
+    says(&container.run(&["journalctl", "-u", "op-dbus", "-o", "cat"])?, "Watchdog timeout")?;
+    container.script("rm -r /run/systemd/system/op-dbus.service.d; systemctl daemon-reload")?;
+    Ok(())
+}
+
+fn journal(container: &mut Container) -> Outcome {
+    let explained = container.script("journalctl -u op-dbus -x --no-pager | tail -n 40")?;
+    says(&explained, "texts are embedded from now on")?;
+    let everything =
+        container.script(&format!("journalctl --no-pager | grep -c {TEXT} || true"))?;
+    if everything.trim() != "0" { Err(format!("{TEXT} is in the journal")) } else { Ok(()) }
+}
+
+fn upgrade(container: &mut Container) -> Outcome {
+    let before = main_pid(container)?;
+    container.run(&["dpkg", "--install", PACKAGE])?;
+    if main_pid(container)? == before {
+        return Err("the old service runs on".to_owned());
+    }
+    embeds(container)?;
+    container.run_as("nobody", &property("VectorLevel")).and_then(|is| says(&is, "low"))
+}
+
+fn purge(container: &mut Container) -> Outcome {
+    container.run(&["dpkg", "--remove", "op-dbus"])?;
+    says(&container.run(&["ls", "/var/lib/op-dbus", "/etc/op-dbus"])?, "state.json")?;
+    container.refused("nobody", &property("State"))?;
+    container.run(&["dpkg", "--purge", "op-dbus"])?;
+    let left = container.script(
+        "find / -xdev '(' -path /proc -o -path /sys -o -path /mnt ')' -prune -o \
+         '(' -name '*op-dbus*' -o -name '*opdbus*' ')' -print; \
+         getent passwd op-dbus || true; getent group op-dbus || true; \
+         systemctl list-unit-files --no-legend 'op-dbus*' || true",
+    )?;
+    if left.trim().is_empty() { Ok(()) } else { Err(format!("this is left: {left}")) }
+}
