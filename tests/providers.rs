@@ -26,6 +26,8 @@ tests! {
     the_provider_changes_under_load_without_a_failed_call: [Bus, Low, Ggml],
     a_change_to_what_does_not_work_changes_nothing: [Bus, Low, Runtime],
     every_device_has_a_worker: [Bus, Low, Ggml],
+    the_best_that_works_is_no_fallback: [Bus, Low],
+    memory_reaches_a_plateau: [Bus, Low, Ggml],
 }
 
 /// ggml, or nothing.
@@ -270,5 +272,46 @@ async fn every_device_has_a_worker() -> Outcome {
     let refusal = daemon.client().embedder.embed("x").await;
     let message = refused(refusal, ErrorName::ProviderUnavailable)?;
     assert!(message.contains("ggml has one device here, 0, and not 7"), "{message}");
+    daemon.stop().await
+}
+
+/// `auto` on a machine without the libraries of a GPU.
+async fn the_best_that_works_is_no_fallback() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("execution_provider", "auto");
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(provider(&daemon).await?, ("cpu".to_owned(), String::new()));
+    assert_eq!(daemon.client().embedder.requested_execution_provider().await?, "auto");
+    daemon.stop().await
+}
+
+/// Bytes that a process has in memory.
+fn resident(process: nix::unistd::Pid) -> Outcome<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no VmRSS")?;
+    Ok(kib.parse::<u64>()? << 10)
+}
+
+/// Batches of ever new shapes, after the largest.
+async fn memory_reaches_a_plateau() -> Outcome {
+    const BATCHES: usize = 150;
+    const GROWTH_MAX: u64 = 12 << 20;
+    let bus = PrivateBus::start().await?;
+    let setup = ggml()?;
+    let daemon = setup.ready(&bus).await?;
+    let worker = daemon.workers().await?[0];
+    daemon.client().vectors(&vec!["word ".repeat(120); 8]).await?;
+    let mut after = Vec::new();
+    for batch in 0..2 * BATCHES {
+        let rows = 1 + batch * 5 % 8;
+        let text = |row: usize| "word ".repeat(1 + (batch * 37 + row * 53) % 120);
+        daemon.client().vectors(&(0..rows).map(text).collect::<Vec<_>>()).await?;
+        if (batch + 1) % BATCHES == 0 {
+            after.push(resident(worker)?);
+        }
+    }
+    println!("resident after {BATCHES} batches and twice as many: {after:?}");
+    assert!(after[1] <= after[0] + GROWTH_MAX, "{after:?}");
     daemon.stop().await
 }

@@ -66,7 +66,11 @@ pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Resul
             Err(missing) => Err(Error::Provider(missing)),
         };
         match started {
-            Ok(engine) => return served(choice, draft, engine, refusals),
+            // Nobody has asked for what `auto` passed over.
+            Ok(engine) if settings.execution_provider == Provider::Auto => {
+                return served(choice, draft, engine, String::new());
+            }
+            Ok(engine) => return served(choice, draft, engine, refusals.join("; ")),
             // The next one may do.
             Err(Error::Provider(reason)) => {
                 tracing::debug!(%provider, reason, "a provider is not used");
@@ -125,7 +129,7 @@ fn served(
     choice: &Choice,
     draft: Draft,
     engine: Engine,
-    refusals: Vec<String>,
+    fallback_reason: String,
 ) -> Result<Served, Error> {
     let workers = engine.descriptions().into_iter().map(|worker| worker.description);
     let workers: Vec<Description> = workers.collect();
@@ -138,7 +142,7 @@ fn served(
         max_input_tokens: draft.shape.max_input_tokens,
         prompts: draft.prompts,
         default_prompt: draft.default_prompt,
-        fallback_reason: refusals.join("; "),
+        fallback_reason,
         provider: first.provider,
         device: first.device,
         precision: first.precision,
