@@ -26,6 +26,7 @@ tests! {
     the_provider_changes_under_load_without_a_failed_call: [Bus, Low, Ggml],
     a_change_to_what_does_not_work_changes_nothing: [Bus, Low, Runtime],
     every_device_has_a_worker: [Bus, Low, Ggml],
+    a_device_that_stays_bad_is_left_and_comes_back: [Bus, Low, Ggml],
     the_best_that_works_is_no_fallback: [Bus, Low],
     memory_reaches_a_plateau: [Bus, Low, Ggml],
 }
@@ -190,6 +191,36 @@ async fn a_worker_lost_on_the_device_is_replaced_there() -> Outcome {
     assert!(cosine(&found[0], &expected[0]) >= 0.9999);
     assert_ne!(daemon.workers().await?, lost);
     assert_eq!(provider(&daemon).await?.0, "ggml");
+    daemon.stop().await
+}
+
+/// The library is gone when the worker is to be replaced; later it is there again.
+async fn a_device_that_stays_bad_is_left_and_comes_back() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("execution_provider", "ggml");
+    let pulled =
+        find(&needs::store().join("runtime"), "libonnxruntime_ggml.so").ok_or("no plugin")?;
+    let (library, away) = (setup.path("ggml.so"), setup.path("away.so"));
+    std::os::unix::fs::symlink(pulled.canonicalize()?, &library)?;
+    let shown = library.display().to_string();
+    let setup = setup.setting("providers.ggml.library", &shown);
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+
+    fs::rename(&library, &away)?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    // A lost worker is missed when it is needed; whoever needs it may be told that there is none.
+    drop(daemon.client().embedder.embed("lost").await);
+    assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
+    let (active, reason) = provider(&daemon).await?;
+    assert_eq!(active, "cpu");
+    assert!(reason.contains("ggml does not work here") && reason.contains(&shown), "{reason}");
+    daemon.client().embedder.embed("meanwhile").await?;
+
+    fs::rename(&away, &library)?;
+    daemon.client().manager.reload().await?;
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+    daemon.client().embedder.embed("as before").await?;
     daemon.stop().await
 }
 

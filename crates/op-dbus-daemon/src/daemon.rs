@@ -9,7 +9,7 @@ use op_dbus_engine::Error as EngineError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{error, info, warn};
 use zbus::Connection;
 use zbus::connection::Builder;
@@ -27,6 +27,10 @@ pub use crate::service::WorkerProgram;
 const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// The last replies are on their way by then; anything longer is a peer that does not read.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
+/// A provider that did not work is tried again this often, by starting a worker on it.
+const LOOK_AGAIN: Duration = Duration::from_secs(300);
+/// At least this long lies between two looks for a provider that works.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// Why the daemon ends other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +106,7 @@ async fn serve(
     let (refuse, refused) = oneshot::channel();
     tasks.spawn(load_and_tell(service.clone(), refuse));
     tasks.spawn(reload_on(hangup, service.clone()));
+    tasks.spawn(look_after(service.clone()));
     tasks.spawn(feed_watchdog(service.clone()));
     tokio::select! {
         () = connection.closed() => return Err(Fatal::Lost),
@@ -186,6 +191,31 @@ async fn reload_on(mut hangup: Signal, service: Service) {
     while hangup.recv().await.is_some() {
         // Its end is logged where it happens, for the bus method as well.
         drop(service.reload().await);
+    }
+}
+
+/// Moves to the next provider when the workers of the one that serves can't be had any more, and looks
+/// now and then whether a better one works again.
+async fn look_after(service: Service) {
+    let mut changes = service.watch();
+    loop {
+        let served = service.now().served().cloned();
+        let failing = async {
+            match &served {
+                Some(served) => served.engine.failing().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = changes.changed() => match changed {
+                Ok(()) => continue,
+                Err(_) => return,
+            },
+            () = failing => service.reconsider().await,
+            () = sleep(LOOK_AGAIN), if service.may_do_better() => service.reconsider().await,
+        }
+        // Where nothing else works either, the next look is not at once.
+        sleep(PAUSE).await;
     }
 }
 

@@ -197,6 +197,11 @@ impl Engine {
         Ok(all)
     }
 
+    /// Waits until no worker can be had and calls are refused. The workers are still tried again.
+    pub async fn failing(&self) {
+        self.scheduler().hopeless().await;
+    }
+
     /// What each worker is and does, in the order of their numbers.
     pub fn descriptions(&self) -> Vec<WorkerStatus> {
         self.scheduler().workers()

@@ -60,6 +60,8 @@ pub(crate) struct Scheduler {
     stop: Condvar,
     /// Notified when a worker's thread has ended.
     ended: Notify,
+    /// Notified when no worker can be had any more.
+    hopeless: Notify,
 }
 
 #[derive(Debug)]
@@ -114,6 +116,7 @@ impl Scheduler {
             work: Condvar::new(),
             stop: Condvar::new(),
             ended: Notify::new(),
+            hopeless: Notify::new(),
         }
     }
 
@@ -280,6 +283,19 @@ impl Scheduler {
         let entries = state.queue.clear();
         drop(state);
         fail(entries, &error);
+        self.hopeless.notify_waiters();
+    }
+
+    /// Waits until no worker can be had; each is still tried again.
+    pub async fn hopeless(&self) {
+        loop {
+            let hopeless = self.hopeless.notified();
+            // Asked after the wait has begun, so that nothing is missed in between.
+            if self.lock().refusal().is_some() {
+                return;
+            }
+            hopeless.await;
+        }
     }
 
     /// A worker was replaced.

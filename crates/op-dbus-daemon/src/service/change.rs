@@ -9,7 +9,7 @@ use tracing::{error, info, warn};
 use super::fleet::Fleet;
 use super::now::{Now, Phase, wanted};
 use super::served::{Choice, Served};
-use super::{Error, Service};
+use super::{Error, Service, provider};
 use crate::notify;
 use crate::settings::{ChangeError, Loaded, Settings};
 use crate::telemetry::message_id;
@@ -94,6 +94,29 @@ impl Service {
         }
     }
 
+    /// Goes through the providers once more, and moves to the first that works if it is another one
+    /// than serves: because that one has failed, or one that failed before may work again.
+    pub async fn reconsider(&self) {
+        let _change = self.0.change.lock().await;
+        let Ok(now) = self.staying() else { return };
+        let Some(choice) = wanted(now.settings()) else { return };
+        let fleet = Fleet::new(now.loaded.clone(), self.0.spawner.clone());
+        match fleet.get_anew(&choice).await {
+            Ok(served) if now.served().is_none_or(|old| old.provider != served.provider) => {
+                self.moved(Some(served), |next| next.fleet = fleet);
+            }
+            // The same again: its own workers are as good.
+            Ok(_) => {}
+            Err(error) => warn!(%error, "no other provider works either"),
+        }
+    }
+
+    /// Whether a provider that is preferred to the one that serves could be tried again.
+    pub fn may_do_better(&self) -> bool {
+        let now = self.now();
+        !now.fallback_reason().is_empty() && provider::may_do_better(&now)
+    }
+
     /// Reads the settings again and applies what can be changed while the service runs.
     ///
     /// # Errors
@@ -117,7 +140,9 @@ impl Service {
         let loaded = blocking(move || old.reload()).await?.map_err(Error::Settings)?;
         self.report(&now.loaded, &loaded);
         let loaded = Arc::new(loaded);
-        let fleet = match same_engines(now.settings(), &loaded.settings) {
+        // A provider that did not work is tried again, as a model is that could not be loaded.
+        let same = same_engines(now.settings(), &loaded.settings) && !self.may_do_better();
+        let fleet = match same {
             true => now.fleet.clone(),
             false => Fleet::new(loaded.clone(), self.0.spawner.clone()),
         };

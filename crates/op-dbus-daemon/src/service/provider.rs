@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use op_dbus_models::{RuntimeStore, manifest, runtime};
 
+use super::now::Now;
 use crate::settings::{CpuEngine, Devices, Loaded, Origin, Provider, Settings};
 
 /// The name of the provider that every ONNX Runtime has.
@@ -178,6 +179,14 @@ pub(super) fn verify(host: &Host, settings: &Settings) -> Result<(), String> {
 /// Where the value of a setting comes from.
 pub(super) fn origin(loaded: &Loaded, key: &str) -> Origin {
     loaded.origins.get(key).cloned().unwrap_or(Origin::Default)
+}
+
+/// Whether something is there to try of the providers that come before the one that serves.
+pub(super) fn may_do_better(now: &Now) -> bool {
+    let active = now.served().map(|served| served.provider.clone()).unwrap_or_default();
+    let preferred = candidates(now.settings()).into_iter();
+    let mut preferred = preferred.take_while(|provider| provider.to_string() != active);
+    preferred.any(|provider| host(provider, &now.loaded, None).is_ok())
 }
 
 /// Why none of the candidates serves.
