@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{
-    Backend, BackendError, Batch, Description, Engine, Error, Limits, LoadErrorKind, Tokenizer,
-    WorkerState,
+    Backend, BackendError, BackendFactory, Batch, Description, Engine, EngineConfig, Error, Limits,
+    LoadErrorKind, Reference, Tokenizer, WorkerState,
 };
 
 use crate::support::*;
@@ -145,4 +145,37 @@ async fn another_worker_takes_over_while_one_cannot_be_replaced() {
     for text in ["a", "b", "c", "d"] {
         assert_eq!(engine.embed(call(1, &[text])).await.unwrap().vectors, expected(text));
     }
+}
+
+#[tokio::test]
+async fn a_backend_with_other_vectors_is_not_trusted() {
+    let healthy = || -> BackendFactory { Box::new(|_| sim(Faults::default())) };
+    let tokenizer = || Tokenizer::bytes(INPUT_MAX);
+    let vector = op_dbus_engine::reference(&tokenizer(), &model(), &healthy()).unwrap();
+    let started = |vector: Vec<f32>| {
+        let reference = Some(Reference { vector, cosine_min: 0.9999 });
+        let config = EngineConfig { reference, ..config(Limits::default(), 1) };
+        Engine::start(tokenizer(), model(), healthy(), config)
+    };
+    started(vector.clone()).unwrap().canary().await.unwrap();
+    let mut other = vector.clone();
+    other[0] += 0.5;
+    for wrong in [other, vector.iter().map(|value| -value).collect(), vec![f32::NAN; DIMENSIONS]] {
+        let error = started(wrong).unwrap_err();
+        let BackendError::Load { kind, message } = &error else { panic!("{error}") };
+        assert_eq!(*kind, LoadErrorKind::ProviderUnavailable);
+        assert!(message.contains("sim can't be trusted on sim:0: its vectors"), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn an_engine_tells_when_no_worker_can_be_had() {
+    let made = AtomicUsize::new(0);
+    let factory: BackendFactory = Box::new(move |_| match made.fetch_add(1, Ordering::SeqCst) {
+        0 => sim(Faults { die_on_batch: Some(2), ..Faults::default() }),
+        _ => Err(BackendError::Lost("the device is gone".into())),
+    });
+    let engine = start(factory, Limits::default(), 1);
+    let (refusal, ()) = tokio::join!(engine.embed(call(1, &["a"])), engine.failing());
+    assert!(matches!(refusal, Err(Error::WorkerFailed(_))), "{refusal:?}");
 }
