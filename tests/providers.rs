@@ -326,7 +326,7 @@ fn resident(process: nix::unistd::Pid) -> Outcome<u64> {
 
 /// Batches of ever new shapes, after the largest.
 async fn memory_reaches_a_plateau() -> Outcome {
-    const BATCHES: usize = 150;
+    const BATCHES: usize = 80;
     const GROWTH_MAX: u64 = 12 << 20;
     let bus = PrivateBus::start().await?;
     let setup = ggml()?;
