@@ -4,6 +4,7 @@ mod client;
 mod completions;
 mod config;
 mod daemon;
+mod doctor;
 mod embed;
 mod failure;
 mod manual;
@@ -46,6 +47,7 @@ enum Command {
     Rank(rank::Args),
     Similarity(similarity::Args),
     Status(status::Args),
+    Doctor(doctor::Args),
     Daemon(daemon::Args),
     Bench(bench::Args),
     Models(store::ModelsArgs),
@@ -61,7 +63,7 @@ enum Command {
 /// Under which heading the overview lists each command.
 const GROUPS: &[(&str, &[&str])] = &[
     ("Texts", &["embed", "rank", "similarity"]),
-    ("Service", &["status", "daemon", "bench"]),
+    ("Service", &["status", "doctor", "daemon", "bench"]),
     ("Setup", &["models", "runtime", "config", "completions"]),
 ];
 
@@ -107,6 +109,7 @@ fn run(command: Command) -> Done {
         Command::Rank(args) => rank::run(args),
         Command::Similarity(args) => similarity::run(args),
         Command::Status(args) => status::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Daemon(args) => daemon::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Models(args) => store::run_models(args),
