@@ -5,12 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
+use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{Finished, clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, needs};
 
 tests! {
     a_provider_that_works_is_proved: [Low, Ggml],
@@ -163,7 +163,7 @@ async fn a_damaged_library_is_named() -> Outcome {
     let setup = Setup::real("low")?;
     let models = setup.path("models");
     std::os::unix::fs::symlink(store().join("models").canonicalize()?, &models)?;
-    let folders = fs::read_dir(needs::store().join("runtime"))?;
+    let folders = fs::read_dir(store().join("runtime"))?;
     for folder in folders.flatten().filter(|entry| entry.path().is_dir()) {
         let copy = setup.path("runtime").join(folder.file_name());
         copied(&folder.path(), &copy)?;
@@ -222,6 +222,8 @@ async fn a_look_starts_no_worker() -> Outcome {
     let proof = check(&found["providers"][0]["checks"], "proof", "unchecked")?;
     assert!(text(&proof["found"]).contains("--quick"), "{proof}");
     check(&found["general"], "cpu", "ok")?;
+    // What was not proved is not said to work.
+    assert_eq!((&found["works"], &found["providers"][0]["works"]), (&Value::Null, &Value::Null));
     Ok(())
 }
 

@@ -92,7 +92,7 @@ pub fn run(args: Args) -> Done {
         let findings = examination.findings().await;
         let out = if args.json { findings.json() } else { findings.text(colour()) };
         std::io::stdout().write_all(out.as_bytes()).map_err(|error| Failure::output(&error))?;
-        Ok(if findings.works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if findings.works == Some(false) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })
 }
 
@@ -115,6 +115,7 @@ impl Examination {
         let who = Who::of(self.unit.as_ref().ok().and_then(Unit::user).as_deref());
         let can_compute = !self.quick && !model.failed();
         let mut general = vec![service::check(&self.bus).await, model];
+        general.extend(unit::other_user(&self.unit));
         general.extend(folders::checks(settings, &who));
         general.push(general::policy(&self.root, &self.bus));
         general.push(general::cpu(settings));
@@ -144,7 +145,7 @@ impl Examination {
         checks.extend(nodes::checks(&self.root, facts, nodes::may_open));
         let loader = self.loader.as_ref();
         checks.extend(library::checks(&self.loaded, own_graph, provider, loader));
-        checks.extend(unit::check(&self.unit, facts));
+        checks.extend(unit::check(&self.unit, facts, || nodes::groups(&self.root, facts)));
         checks
     }
 
@@ -172,13 +173,16 @@ impl Examination {
             _ if !self.named.is_empty() => asked.collect(),
             // One of them is enough.
             Provider::Auto => {
-                let working = asked.clone().find(|section| section.works);
+                let working = asked.clone().find(|section| section.works != Some(false));
                 working.or_else(|| asked.next_back()).into_iter().collect()
             }
             first => asked.filter(|section| section.provider == first.to_string()).collect(),
         };
-        let failed = wanted.into_iter().find(|section| !section.works);
-        let works = general_failure.is_none() && failed.is_none();
+        let failed = wanted.iter().find(|section| section.works == Some(false));
+        let works = match general_failure.is_some() || failed.is_some() {
+            true => Some(false),
+            false => wanted.iter().all(|section| section.works.is_some()).then_some(true),
+        };
         let mut nexts = [
             general_failure.and_then(|check| check.next.clone()),
             failed.and_then(|section| section.next.clone()),

@@ -86,8 +86,8 @@ pub struct Section {
     pub provider: String,
     /// Whether the settings or the command line ask for it.
     pub asked: bool,
-    /// Whether it would work in the service; without a proof, as far as can be seen.
-    pub works: bool,
+    /// Whether it would work in the service; unknown where nothing is missing and nothing proved.
+    pub works: Option<bool>,
     /// The one thing to do next, when it does not work.
     pub next: Option<String>,
     /// The checks, in the order in which their failures are to be mended.
@@ -101,7 +101,8 @@ impl Section {
         let proved = checks.iter().any(|one| one.check == PROOF && one.state == State::Ok);
         let stands_in_the_way = |one: &&Check| one.failed() && (!proved || one.check == UNIT);
         let first = checks.iter().find(stands_in_the_way);
-        let (works, next) = (first.is_none(), first.and_then(|one| one.next.clone()));
+        let works = if first.is_some() { Some(false) } else { proved.then_some(true) };
+        let next = first.and_then(|one| one.next.clone());
         Self { provider, asked, works, next, checks }
     }
 
@@ -123,9 +124,15 @@ mod tests {
             Check::wrong("c", "bad c", "mend c"),
         ];
         let section = Section::new("x".to_owned(), true, checks);
-        assert!(!section.works);
+        assert_eq!(section.works, Some(false));
         assert_eq!(section.next.as_deref(), Some("get b"));
         assert_eq!(section.first_failure().map(|one| one.check), Some("b"));
+    }
+
+    #[test]
+    fn what_was_not_proved_is_not_said_to_work() {
+        let checks = vec![Check::ok("driver", ""), Check::unchecked(PROOF, "left out")];
+        assert_eq!(Section::new("x".to_owned(), true, checks).works, None);
     }
 
     #[test]
@@ -133,7 +140,7 @@ mod tests {
         let missing = Check::missing("driver", "none", "install it");
         let proof = Check::ok(PROOF, "in 1 s");
         let section = Section::new("x".to_owned(), true, vec![missing.clone(), proof.clone()]);
-        assert!(section.works && section.next.is_none());
+        assert_eq!((section.works, section.next), (Some(true), None));
         let unit = Check::wrong(UNIT, "PrivateDevices=yes", "lay the profile over it");
         let section = Section::new("x".to_owned(), true, vec![missing, unit, proof]);
         assert_eq!(section.next.as_deref(), Some("lay the profile over it"));

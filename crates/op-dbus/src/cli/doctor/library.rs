@@ -76,7 +76,11 @@ fn needed(file: &std::path::Path, loader: &Loader) -> Vec<Check> {
     match loader.missing(file) {
         Ok(missing) if missing.is_empty() => Vec::new(),
         Ok(missing) => {
-            let found = format!("{name} needs {}, not found", missing.join(", "));
+            let hint = match std::env::var_os("LD_LIBRARY_PATH") {
+                Some(path) if !path.is_empty() => " (workers are not given LD_LIBRARY_PATH)",
+                _ => "",
+            };
+            let found = format!("{name} needs {}, not found{hint}", missing.join(", "));
             vec![Check::missing("needs", found, facts::brings(&missing[0]))]
         }
         Err(said) => {

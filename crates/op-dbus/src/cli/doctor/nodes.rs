@@ -43,6 +43,21 @@ pub fn checks(root: &Root, facts: &Facts, may_open: impl Fn(&Path) -> bool) -> V
     failed
 }
 
+/// The groups without which the provider's needed nodes stay closed.
+pub fn groups(root: &Root, facts: &Facts) -> Vec<String> {
+    let needed = facts.nodes.iter().filter(|node| node.needed);
+    let paths = needed.flat_map(|node| matching(root, node.path));
+    let closed = paths.filter_map(|path| {
+        let meta = fs::metadata(root.path(&path)).ok()?;
+        (meta.mode() & 0o006 != 0o006).then_some(meta.gid())
+    });
+    let named = closed.filter_map(|gid| Group::from_gid(Gid::from_raw(gid)).ok().flatten());
+    let mut names: Vec<String> = named.map(|group| group.name).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
 /// The nodes of a path in which `#` stands for a number.
 fn matching(root: &Root, pattern: &str) -> Vec<String> {
     let Some(prefix) = pattern.strip_suffix('#') else {
@@ -100,6 +115,19 @@ mod tests {
         let checks = checks(&root, of(Provider::Cuda), |_| true);
         let expected = "/dev/nvidiactl, /dev/nvidia0, /dev/nvidia1, /dev/nvidia-uvm";
         assert_eq!(checks, [Check::ok("nodes", expected)]);
+    }
+
+    #[test]
+    fn nodes_that_are_open_to_all_need_no_group() {
+        use std::os::unix::fs::PermissionsExt;
+        let (_folder, root) = tree(&["dev/dri/renderD128", "dev/kfd"]);
+        let facts = of(Provider::MiGraphX);
+        for (mode, closed) in [(0o666, false), (0o660, true)] {
+            for node in ["/dev/dri/renderD128", "/dev/kfd"] {
+                fs::set_permissions(root.path(node), fs::Permissions::from_mode(mode)).unwrap();
+            }
+            assert_eq!(groups(&root, facts).len(), usize::from(closed));
+        }
     }
 
     #[test]

@@ -7,12 +7,15 @@ use super::check::{Check, Section, State};
 
 /// Characters of one finding.
 const FOUND_MAX: usize = 600;
+/// What is said of a provider that lacks nothing, as far as can be seen.
+const UNPROVED: &str = "nothing is missing";
 
 /// Everything that was found.
 #[derive(Serialize)]
 pub struct Findings {
-    /// Whether what the settings or the command line ask for would work.
-    pub works: bool,
+    /// Whether what the settings or the command line ask for would work; unknown where nothing is
+    /// missing and nothing proved.
+    pub works: Option<bool>,
     /// The one thing to do next, when it would not.
     pub next: Option<String>,
     /// The settings that this is about.
@@ -38,8 +41,9 @@ impl Findings {
         let (asked, others): (Vec<_>, Vec<_>) = self.providers.iter().partition(|one| one.asked);
         for section in asked {
             let verdict = match section.works {
-                true => paint("works", Colour::Good, coloured),
-                false => paint("does not work", Colour::Bad, coloured),
+                Some(true) => paint("works", Colour::Good, coloured),
+                Some(false) => paint("does not work", Colour::Bad, coloured),
+                None => paint(UNPROVED, Colour::Doubtful, coloured),
             };
             out.push_str(&format!("\n{}: {verdict}\n", section.provider));
             out.extend(section.checks.iter().map(|check| line(check, coloured)));
@@ -52,7 +56,7 @@ impl Findings {
         }
         for section in others {
             let found = section.first_failure().map(|check| printable(&check.found, FOUND_MAX));
-            let found = found.unwrap_or_else(|| "nothing is missing".to_owned());
+            let found = found.unwrap_or_else(|| UNPROVED.to_owned());
             out.push_str(&format!("  {:<10} {found}\n", section.provider));
         }
         let asked = format!(
@@ -60,10 +64,10 @@ impl Findings {
             self.execution_provider, self.vector_level
         );
         out.push_str(&match &self.next {
-            None if self.works => {
+            None if self.works == Some(true) => {
                 format!("\n{}: {asked}\n", paint("All is well", Colour::Good, coloured))
             }
-            None => format!("\n{}: {asked}\n", paint("It does not work", Colour::Bad, coloured)),
+            None => format!("\nNothing is missing, and nothing was proved: {asked}\n"),
             Some(next) => {
                 let next = printable(next, FOUND_MAX);
                 format!("\n{}: {next}\n", paint("What to do next", Colour::Doubtful, coloured))
@@ -91,7 +95,7 @@ mod tests {
         let missing = Check::missing("driver", "no \u{1b}driver", "install it");
         let section = |asked| Section::new("cuda".to_owned(), asked, vec![missing.clone()]);
         Findings {
-            works: false,
+            works: Some(false),
             next: Some("install it".to_owned()),
             execution_provider: "cuda".to_owned(),
             vector_level: "low".to_owned(),

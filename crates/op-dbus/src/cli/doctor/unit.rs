@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use nix::unistd::{User, geteuid};
+
 use super::check::{Check, UNIT};
 use super::facts::{Blocks, Directive, Facts};
 
@@ -69,8 +71,23 @@ impl Unit {
     }
 }
 
-/// The directives that block the provider, in one check.
-pub fn check(unit: &Result<Unit, String>, facts: &Facts) -> Option<Check> {
+/// Tells that the service runs as another user than the one who asks, as far as that is so.
+pub fn other_user(unit: &Result<Unit, String>) -> Option<Check> {
+    let service = unit.as_ref().ok()?.user()?;
+    let me = User::from_uid(geteuid()).ok().flatten()?.name;
+    let found = format!(
+        "the service runs as {service}, and this is {me}: `sudo -u {service} op-dbus doctor` shows \
+         what that user may"
+    );
+    (me != service).then(|| Check::unchecked("user", found))
+}
+
+/// The directives that block the provider, in one check; `groups` are those of its device nodes.
+pub fn check(
+    unit: &Result<Unit, String>,
+    facts: &Facts,
+    groups: impl FnOnce() -> Vec<String>,
+) -> Option<Check> {
     if facts.directives.is_empty() {
         return None;
     }
@@ -79,7 +96,7 @@ pub fn check(unit: &Result<Unit, String>, facts: &Facts) -> Option<Check> {
         Err(why) => return Some(Check::unchecked(UNIT, why)),
     };
     let blocking = facts.directives.iter().filter(|directive| unit.blocks(directive));
-    let blocking: Vec<String> = blocking
+    let mut blocking: Vec<String> = blocking
         .map(|directive| match directive.blocks {
             Blocks::When(value) => format!("{}={value} {}", directive.property, directive.why),
             Blocks::Unless(word) => {
@@ -87,6 +104,15 @@ pub fn check(unit: &Result<Unit, String>, facts: &Facts) -> Option<Check> {
             }
         })
         .collect();
+    let joined = unit.value("SupplementaryGroups");
+    let lacks = |group: &String| !joined.split_whitespace().any(|one| one == group);
+    // Who is root needs no group.
+    if unit.user().is_some_and(|user| user != "root") {
+        let lacking = groups().into_iter().filter(lacks);
+        blocking.extend(lacking.map(|group| {
+            format!("SupplementaryGroups without {group} keeps its device nodes closed")
+        }));
+    }
     Some(match blocking.is_empty() {
         true => Check::ok(UNIT, format!("{NAME} lets it compute")),
         false => Check::wrong(UNIT, blocking.join("; "), profile(facts.profile)),
@@ -117,7 +143,7 @@ mod tests {
                         MemoryDenyWriteExecute=no\nProcSubset=all\nSystemCallFilter=mbind read";
 
     fn checked(shown: &str, provider: Provider) -> Check {
-        check(&Unit::parse(shown), of(provider)).unwrap()
+        check(&Unit::parse(shown), of(provider), Vec::new).unwrap()
     }
 
     #[test]
@@ -142,6 +168,15 @@ mod tests {
     }
 
     #[test]
+    fn a_group_that_the_nodes_belong_to_is_needed() {
+        let groups = || vec!["render".to_owned()];
+        let checked = |shown: &str| check(&Unit::parse(shown), of(Provider::Cuda), groups).unwrap();
+        let lacking = checked(OPEN);
+        assert!(lacking.found.contains("without render"), "{}", lacking.found);
+        assert_eq!(checked(&format!("{OPEN}\nSupplementaryGroups=video render")).state, State::Ok);
+    }
+
+    #[test]
     fn a_unit_without_restrictions_lets_it_compute() {
         let shown = "LoadState=loaded\nPrivateDevices=no\nDevicePolicy=auto\n\
                      MemoryDenyWriteExecute=no\nProcSubset=all\nSystemCallFilter=";
@@ -154,7 +189,7 @@ mod tests {
     fn what_is_not_installed_is_not_judged() {
         let check = checked("LoadState=not-found\nUser=", Provider::Cuda);
         assert_eq!(check.state, State::Unchecked);
-        assert!(super::check(&Unit::parse(STRICT), of(Provider::Cpu)).is_none());
+        assert!(super::check(&Unit::parse(STRICT), of(Provider::Cpu), Vec::new).is_none());
         assert_eq!(
             Unit::parse(STRICT).ok().and_then(|unit| unit.user()),
             Some("op-dbus".to_owned())
