@@ -17,7 +17,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use op_dbus_daemon::service::candidates;
-use op_dbus_daemon::settings::{Bus, Loaded, Provider};
+use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded, Provider};
 use op_dbus_models::{Level, manifest};
 
 use super::config::Files;
@@ -116,7 +116,9 @@ impl Examination {
         let can_compute = !self.quick && !model.failed();
         let mut general = vec![service::check(&self.bus).await, model];
         general.extend(unit::other_user(&self.unit));
-        general.extend(folders::checks(settings, &who));
+        general.extend(folders::checks(settings, &who, |path| {
+            self.unit.as_ref().is_ok_and(|unit| unit.makes(path))
+        }));
         general.push(general::policy(&self.root, &self.bus));
         general.push(general::cpu(settings));
         let asked = self.asked();
@@ -139,7 +141,11 @@ impl Examination {
 
     /// What can be seen without starting anything, in the order in which it is to be mended.
     fn looks(&self, provider: Provider, own_graph: Option<&str>) -> Vec<Check> {
-        let facts = facts::of(provider);
+        let by_runtime = self.loaded.settings.cpu_engine == CpuEngine::Ort;
+        let facts = match provider {
+            Provider::Cpu if by_runtime => &facts::CPU_BY_RUNTIME,
+            _ => facts::of(provider),
+        };
         let mut checks = machine::checks(&self.root, facts);
         checks.extend(machine::capability(facts));
         checks.extend(nodes::checks(&self.root, facts, nodes::may_open));

@@ -250,6 +250,9 @@ pub const FACTS: &[Facts] = &[
     },
 ];
 
+/// The CPU, computed on by ONNX Runtime and not by our own kernels.
+pub const CPU_BY_RUNTIME: Facts = Facts { directives: ON_CPU, profile: "onnx-runtime", ..PLAIN };
+
 /// What is known of a provider; nothing special of one that the table does not have.
 pub fn of(provider: Provider) -> &'static Facts {
     FACTS.iter().find(|facts| facts.provider == provider).unwrap_or(&PLAIN)

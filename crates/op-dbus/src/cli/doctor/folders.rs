@@ -52,14 +52,20 @@ enum Use {
     Writes,
 }
 
-/// The folders of the settings.
-pub fn checks(settings: &Settings, who: &Who) -> Vec<Check> {
+/// The folders of the settings; `made` tells of which one is made before the service starts.
+pub fn checks(settings: &Settings, who: &Who, made: impl Fn(&Path) -> bool) -> Vec<Check> {
     let state = settings.state_file.parent().unwrap_or(Path::new("/"));
-    vec![
-        check("model_dir", &settings.model_dir, Use::Reads, who),
-        check("cache_dir", &settings.cache_dir, Use::Writes, who),
-        check("state_file", state, Use::Writes, who),
-    ]
+    let folders = [
+        ("model_dir", settings.model_dir.as_path(), Use::Reads),
+        ("cache_dir", &settings.cache_dir, Use::Writes),
+        ("state_file", state, Use::Writes),
+    ];
+    let checked =
+        folders.into_iter().map(|(name, path, purpose)| match !path.exists() && made(path) {
+            true => Check::ok(name, format!("systemd makes {} at the start", path.display())),
+            false => check(name, path, purpose, who),
+        });
+    checked.collect()
 }
 
 fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {

@@ -1,5 +1,6 @@
 //! The installed unit: who the service runs as, and which of its directives block a provider.
 
+use std::path::Path;
 use std::process::Command;
 
 use nix::unistd::{User, geteuid};
@@ -9,7 +10,8 @@ use super::facts::{Blocks, Directive, Facts};
 
 const NAME: &str = "op-dbus.service";
 const PROPERTIES: &str = "LoadState,User,PrivateDevices,DevicePolicy,DeviceAllow,\
-                          MemoryDenyWriteExecute,ProcSubset,SystemCallFilter,SupplementaryGroups";
+                          MemoryDenyWriteExecute,ProcSubset,SystemCallFilter,SupplementaryGroups,\
+                          StateDirectory,CacheDirectory";
 
 /// What systemd has made of the unit and of what lies over it.
 pub struct Unit(Vec<(String, String)>);
@@ -47,6 +49,15 @@ impl Unit {
     /// The user that the service runs as, if the unit names one.
     pub fn user(&self) -> Option<String> {
         Some(self.value("User")).filter(|user| !user.is_empty())
+    }
+
+    /// Whether systemd makes this folder, with the right owner, when it starts the service.
+    pub fn makes(&self, path: &Path) -> bool {
+        let places = [("StateDirectory", "/var/lib"), ("CacheDirectory", "/var/cache")];
+        places.iter().any(|(property, place)| {
+            let names = self.value(property);
+            names.split_whitespace().any(|name| path.starts_with(Path::new(place).join(name)))
+        })
     }
 
     fn blocks(&self, directive: &Directive) -> bool {
@@ -165,6 +176,15 @@ mod tests {
         assert_eq!(checked(OPEN, Provider::WebGpu).state, State::Ok);
         let check = checked(OPEN, Provider::MiGraphX);
         assert!(check.found.contains("char-kfd"), "{}", check.found);
+    }
+
+    #[test]
+    fn the_folders_that_systemd_makes_are_known() {
+        let shown = "LoadState=loaded\nStateDirectory=op-dbus\nCacheDirectory=op-dbus";
+        let unit = Unit::parse(shown).ok().unwrap();
+        assert!(unit.makes(Path::new("/var/lib/op-dbus")));
+        assert!(unit.makes(Path::new("/var/cache/op-dbus")));
+        assert!(!unit.makes(Path::new("/srv/op-dbus")));
     }
 
     #[test]
