@@ -21,6 +21,8 @@ mod contract;
 mod correctness;
 /// A daemon that's killed while it writes.
 mod crashes;
+/// What is missing on a machine, and what to do about it.
+mod doctor;
 /// Every refusal by its name.
 mod errors;
 /// Killed workers and daemons, callers that leave, a bus that dies.
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         contract::tests(),
         correctness::tests(),
         crashes::tests(),
+        doctor::tests(),
         errors::tests(),
         faults::tests(),
         imports::tests(),

@@ -24,7 +24,7 @@ use fleet::Fleet;
 
 pub use error::Error;
 pub use now::{Now, Phase};
-pub use provider::{Host, unavailable};
+pub use provider::{Host, candidates, host, unavailable, verify};
 pub use served::{Choice, Options, Request, Served};
 pub use worker::{Blueprint, Crew, Spawner, WorkerProgram};
 

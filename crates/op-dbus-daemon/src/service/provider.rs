@@ -30,7 +30,7 @@ pub struct Host {
 }
 
 /// The providers in the order in which they are tried.
-pub(super) fn candidates(settings: &Settings) -> Vec<Provider> {
+pub fn candidates(settings: &Settings) -> Vec<Provider> {
     let first: &[Provider] = match settings.execution_provider {
         // What the CPU is slower than wherever it works; others are taken by name.
         Provider::Auto => &[Provider::Cuda, Provider::Cpu],
@@ -56,11 +56,7 @@ pub(super) fn candidates(settings: &Settings) -> Vec<Provider> {
 ///
 /// # Errors
 /// One clause that begins with the provider's name: what is missing and what to do.
-pub(super) fn host(
-    provider: Provider,
-    loaded: &Loaded,
-    own_graph: Option<&str>,
-) -> Result<Host, String> {
+pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Result<Host, String> {
     let settings = &loaded.settings;
     let Settings { cpu_engine, gpu_device, .. } = settings;
     if provider == Provider::Cpu {
@@ -159,7 +155,7 @@ fn store(settings: &Settings) -> RuntimeStore {
 ///
 /// # Errors
 /// One sentence that names the file.
-pub(super) fn verify(host: &Host, settings: &Settings) -> Result<(), String> {
+pub fn verify(host: &Host, settings: &Settings) -> Result<(), String> {
     let store = store(settings);
     let name = host.provider.to_string();
     let plugin = store.plugin(&name).map(|plugin| plugin.library);

@@ -8,7 +8,7 @@ use op_dbus_api::{
 };
 use op_dbus_daemon::settings::Bus;
 use zbus::fdo::PropertiesProxy;
-use zbus::names::InterfaceName;
+use zbus::names::{InterfaceName, WellKnownName};
 use zbus::proxy::CacheProperties;
 use zbus::{Connection, OwnedVariant, Variant, fdo};
 
@@ -75,6 +75,18 @@ impl Service {
         let peer = Some("org.freedesktop.DBus.Peer");
         let ping = self.connection.call_method(Some(BUS_NAME), ROOT_PATH, peer, "Ping", &());
         ping.await.map(drop).map_err(|error| self.failure(&error))
+    }
+
+    /// Whether somebody owns the name. Unlike a call this does not start the service.
+    ///
+    /// # Errors
+    /// Exit code 3 when the bus goes away.
+    pub async fn is_running(&self) -> Result<bool, Failure> {
+        let bus = fdo::DBusProxy::new(&self.connection).await;
+        let bus = bus.map_err(|error| self.failure(&error))?;
+        let name = WellKnownName::from_static_str_unchecked(BUS_NAME).into();
+        let owned = bus.name_has_owner(name).await;
+        owned.map_err(|error| self.failure(&zbus::Error::FDO(Box::new(error))))
     }
 
     /// The methods for administration.

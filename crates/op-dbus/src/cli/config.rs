@@ -57,8 +57,9 @@ Examples:
     },
 }
 
+/// Which files are read in place of the usual ones.
 #[derive(clap::Args)]
-struct Files {
+pub struct Files {
     /// Read this file in place of /etc/op-dbus/config.toml and its drop-ins
     #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
@@ -68,7 +69,11 @@ struct Files {
 }
 
 impl Files {
-    fn load(self) -> Result<Loaded, Failure> {
+    /// Reads the settings, and tells what the administrator should know about them.
+    ///
+    /// # Errors
+    /// Every mistake in them.
+    pub fn load(self) -> Result<Loaded, Failure> {
         let given = [("config", self.config), ("state_file", self.state_file)];
         let flags: BTreeMap<String, String> = given
             .into_iter()

@@ -53,6 +53,11 @@ impl Failure {
         self
     }
 
+    /// The sentence.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The same sentence, ending as [`Failure::not_configured`] does.
     pub fn into_not_configured(self) -> Self {
         Self::not_configured(self.message)

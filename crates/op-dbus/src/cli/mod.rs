@@ -4,6 +4,7 @@ mod client;
 mod completions;
 mod config;
 mod daemon;
+mod doctor;
 mod embed;
 mod failure;
 mod manual;
@@ -48,6 +49,7 @@ enum Command {
     Similarity(similarity::Args),
     Status(status::Args),
     Providers(providers::Args),
+    Doctor(doctor::Args),
     Daemon(daemon::Args),
     Bench(bench::Args),
     Models(store::ModelsArgs),
@@ -63,7 +65,7 @@ enum Command {
 /// Under which heading the overview lists each command.
 const GROUPS: &[(&str, &[&str])] = &[
     ("Texts", &["embed", "rank", "similarity"]),
-    ("Service", &["status", "providers", "daemon", "bench"]),
+    ("Service", &["status", "providers", "doctor", "daemon", "bench"]),
     ("Setup", &["models", "runtime", "config", "completions"]),
 ];
 
@@ -110,6 +112,7 @@ fn run(command: Command) -> Done {
         Command::Similarity(args) => similarity::run(args),
         Command::Status(args) => status::run(args),
         Command::Providers(args) => providers::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Daemon(args) => daemon::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Models(args) => store::run_models(args),

@@ -1,0 +1,223 @@
+//! `op-dbus doctor`: what each provider lacks on this machine, and the one thing to do next.
+
+mod check;
+mod facts;
+mod folders;
+mod general;
+mod library;
+mod loader;
+mod machine;
+mod nodes;
+mod page;
+mod proof;
+mod service;
+mod unit;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use op_dbus_daemon::service::candidates;
+use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded, Provider};
+use op_dbus_models::{Level, manifest};
+
+use super::config::Files;
+use super::terminal::colour;
+use super::{Done, EXIT_CODES, Failure};
+use check::{Check, PROOF, Section};
+use folders::Who;
+use loader::Loader;
+use machine::Root;
+use page::Findings;
+use unit::Unit;
+
+/// Find out which providers work here, what is missing, and what to do next
+///
+/// Files and environment are read as `op-dbus daemon` would read them if you started it now; the
+/// service need not run, and is not started. Each provider that is asked for is proved: workers are
+/// started as the service starts them, and compute. Nothing is changed.
+#[derive(clap::Args)]
+#[command(after_help = format!("\
+Examples:
+  op-dbus doctor
+  op-dbus doctor cuda --quick
+  op-dbus doctor --json | jq -r .next
+
+Ends with 0 when what is asked for would work, with 1 when not.
+{EXIT_CODES}"))]
+pub struct Args {
+    /// Providers; by default those that the settings ask for, and a line about each other one
+    #[arg(value_name = "PROVIDER", value_parser = provider)]
+    providers: Vec<Provider>,
+    /// Look only, and start no worker
+    #[arg(long)]
+    quick: bool,
+    /// One JSON object: works, next, general, providers
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+    #[command(flatten)]
+    files: Files,
+    /// Bus that the service is on, if not the configured one
+    #[arg(long, value_name = "BUS", help_heading = "Service", value_parser = super::bus)]
+    bus: Option<Bus>,
+}
+
+/// Reads the name of a provider, or another name that it has.
+fn provider(name: &str) -> Result<Provider, String> {
+    let canonical = manifest::provider(name).map_or(name, |(_, provider)| provider.name.as_str());
+    let known = || names().map(|provider| provider.to_string()).collect::<Vec<_>>().join(", ");
+    match canonical.parse() {
+        Ok(Provider::Auto) | Err(_) => Err(format!("known are {}", known())),
+        Ok(provider) => Ok(provider),
+    }
+}
+
+/// Every provider that is one, the plainest first.
+fn names() -> impl Iterator<Item = Provider> {
+    Provider::ALL.iter().map(|(provider, _)| *provider).filter(|one| *one != Provider::Auto)
+}
+
+pub fn run(args: Args) -> Done {
+    let loaded = args.files.load()?;
+    let bus = args.bus.unwrap_or_else(|| loaded.settings.bus.clone());
+    let examination = Examination {
+        bus,
+        loaded,
+        root: Root::system(),
+        loader: Loader::here(),
+        unit: Unit::read(),
+        quick: args.quick,
+        named: args.providers,
+    };
+    super::block_on(async {
+        let findings = examination.findings().await;
+        let out = if args.json { findings.json() } else { findings.text(colour()) };
+        std::io::stdout().write_all(out.as_bytes()).map_err(|error| Failure::output(&error))?;
+        Ok(if findings.works == Some(false) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    })
+}
+
+/// What is looked at, and with what.
+struct Examination {
+    bus: Bus,
+    loaded: Loaded,
+    root: Root,
+    loader: Option<Loader>,
+    unit: Result<Unit, String>,
+    quick: bool,
+    /// Providers of the command line.
+    named: Vec<Provider>,
+}
+
+impl Examination {
+    async fn findings(&self) -> Findings {
+        let settings = &self.loaded.settings;
+        let (model, own_graph) = general::model(settings);
+        let who = Who::of(self.unit.as_ref().ok().and_then(Unit::user).as_deref());
+        let can_compute = !self.quick && !model.failed();
+        let mut general = vec![service::check(&self.bus).await, model];
+        general.extend(unit::other_user(&self.unit));
+        general.extend(folders::checks(settings, &who, |path| {
+            self.unit.as_ref().is_ok_and(|unit| unit.makes(path))
+        }));
+        general.push(general::policy(&self.root, &self.bus));
+        general.push(general::cpu(settings));
+        let asked = self.asked();
+        let mut providers = Vec::new();
+        for provider in names().filter(|one| self.named.is_empty() || asked.contains(one)) {
+            let is_asked = asked.contains(&provider);
+            let mut checks = self.looks(provider, own_graph.as_deref());
+            if is_asked {
+                checks.push(self.proof(provider, can_compute, &checks).await);
+            }
+            providers.push(Section::new(provider.to_string(), is_asked, checks));
+        }
+        self.concluded(general, providers)
+    }
+
+    /// The providers that are to work.
+    fn asked(&self) -> Vec<Provider> {
+        if self.named.is_empty() { candidates(&self.loaded.settings) } else { self.named.clone() }
+    }
+
+    /// What can be seen without starting anything, in the order in which it is to be mended.
+    fn looks(&self, provider: Provider, own_graph: Option<&str>) -> Vec<Check> {
+        let by_runtime = self.loaded.settings.cpu_engine == CpuEngine::Ort;
+        let facts = match provider {
+            Provider::Cpu if by_runtime => &facts::CPU_BY_RUNTIME,
+            _ => facts::of(provider),
+        };
+        let mut checks = machine::checks(&self.root, facts);
+        checks.extend(machine::capability(facts));
+        checks.extend(nodes::checks(&self.root, facts, nodes::may_open));
+        let loader = self.loader.as_ref();
+        checks.extend(library::checks(&self.loaded, own_graph, provider, loader));
+        checks.extend(unit::check(&self.unit, facts, || nodes::groups(&self.root, facts)));
+        checks
+    }
+
+    async fn proof(&self, provider: Provider, can_compute: bool, checks: &[Check]) -> Check {
+        let has_library = !checks.iter().any(|one| one.check == "library" && one.failed());
+        let settings = &self.loaded.settings;
+        match () {
+            () if self.quick => Check::unchecked(PROOF, "left out (--quick)"),
+            () if !can_compute => Check::unchecked(PROOF, "needs the model"),
+            () if settings.vector_level == Level::None => {
+                Check::unchecked(PROOF, "vector_level is none")
+            }
+            () if !has_library => Check::unchecked(PROOF, "needs the library"),
+            () => proof::check(&self.loaded, provider).await,
+        }
+    }
+
+    /// Whether what is asked for would work, and what to do if not.
+    fn concluded(&self, general: Vec<Check>, providers: Vec<Section>) -> Findings {
+        let settings = &self.loaded.settings;
+        // The first check is the running service, which is not what would be started.
+        let general_failure = general[1..].iter().find(|one| one.failed());
+        let mut asked = providers.iter().filter(|section| section.asked);
+        let wanted: Vec<&Section> = match settings.execution_provider {
+            _ if !self.named.is_empty() => asked.collect(),
+            // One of them is enough.
+            Provider::Auto => {
+                let working = asked.clone().find(|section| section.works != Some(false));
+                working.or_else(|| asked.next_back()).into_iter().collect()
+            }
+            first => asked.filter(|section| section.provider == first.to_string()).collect(),
+        };
+        let failed = wanted.iter().find(|section| section.works == Some(false));
+        let works = match general_failure.is_some() || failed.is_some() {
+            true => Some(false),
+            false => wanted.iter().all(|section| section.works.is_some()).then_some(true),
+        };
+        let mut nexts = [
+            general_failure.and_then(|check| check.next.clone()),
+            failed.and_then(|section| section.next.clone()),
+        ];
+        // Who names a provider wants to know about that first.
+        if !self.named.is_empty() {
+            nexts.reverse();
+        }
+        let next = nexts.into_iter().flatten().next();
+        Findings {
+            works,
+            next,
+            execution_provider: settings.execution_provider.to_string(),
+            vector_level: settings.vector_level.as_str().to_owned(),
+            general,
+            providers,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn providers_are_known_by_all_their_names() {
+        assert_eq!(provider("cuda"), Ok(Provider::Cuda));
+        assert_eq!(provider("trt"), Ok(Provider::TensorRt));
+        assert!(provider("gpuu").unwrap_err().contains("tensorrt"));
+        assert!(provider("auto").is_err());
+    }
+}

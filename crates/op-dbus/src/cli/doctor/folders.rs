@@ -1,0 +1,200 @@
+//! The service's folders: whether its user gets to them, and which mode or owner is missing.
+
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist, getuid};
+use op_dbus_daemon::settings::Settings;
+
+use super::check::Check;
+
+/// Whose rights are looked at.
+pub struct Who {
+    name: String,
+    uid: u32,
+    gids: Vec<u32>,
+}
+
+impl Who {
+    /// The user that the service runs as, else this one.
+    pub fn of(service: Option<&str>) -> Self {
+        let named = service.and_then(|name| User::from_name(name).ok().flatten());
+        let user = named.or_else(|| User::from_uid(getuid()).ok().flatten());
+        let Some(user) = user else {
+            let uid = getuid().as_raw();
+            let gids = vec![nix::unistd::getgid().as_raw()];
+            return Self { name: uid.to_string(), uid, gids };
+        };
+        let name = CString::new(user.name.as_str()).unwrap_or_default();
+        let groups = getgrouplist(&name, user.gid).unwrap_or_else(|_| vec![user.gid]);
+        let gids = groups.into_iter().map(Gid::as_raw).collect();
+        Self { name: user.name, uid: user.uid.as_raw(), gids }
+    }
+
+    /// Whether the mode gives `bits` (of 7) to this user.
+    fn may(&self, bits: u32, meta: &fs::Metadata) -> bool {
+        let shift = match () {
+            () if self.uid == 0 => return true,
+            () if meta.uid() == self.uid => 6,
+            () if self.gids.contains(&meta.gid()) => 3,
+            () => 0,
+        };
+        (meta.mode() >> shift) & bits == bits
+    }
+}
+
+/// What the service does in a folder.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Reads,
+    Writes,
+}
+
+/// The folders of the settings; `made` tells of which one is made before the service starts.
+pub fn checks(settings: &Settings, who: &Who, made: impl Fn(&Path) -> bool) -> Vec<Check> {
+    let state = settings.state_file.parent().unwrap_or(Path::new("/"));
+    let folders = [
+        ("model_dir", settings.model_dir.as_path(), Use::Reads),
+        ("cache_dir", &settings.cache_dir, Use::Writes),
+        ("state_file", state, Use::Writes),
+    ];
+    let checked =
+        folders.into_iter().map(|(name, path, purpose)| match !path.exists() && made(path) {
+            true => Check::ok(name, format!("systemd makes {} at the start", path.display())),
+            false => check(name, path, purpose, who),
+        });
+    checked.collect()
+}
+
+fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {
+    let Who { name: user, uid, .. } = who;
+    let (there, missing) = deepest(path);
+    for ancestor in there.ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
+        if fs::metadata(ancestor).is_ok_and(|meta| !who.may(1, &meta)) {
+            let found = format!("{user} does not get past {}", shown(ancestor));
+            return Check::wrong(name, found, format!("type `chmod a+x {}`", ancestor.display()));
+        }
+    }
+    let Ok(meta) = fs::metadata(&there) else {
+        return Check::unchecked(name, format!("{} can't be looked at", there.display()));
+    };
+    if missing && purpose == Use::Reads {
+        // Whether a model is missed is another check's business.
+        return Check::unchecked(name, format!("{} is not there", path.display()));
+    }
+    // What is not there will be made.
+    let bits = if missing || purpose == Use::Writes { 7 } else { 5 };
+    if who.may(bits, &meta) {
+        return fit(name, path, missing, &meta);
+    }
+    let place = there.display();
+    let verb = if bits == 7 { "write" } else { "read" };
+    let found = format!("{user} may not {verb} {}", shown(&there));
+    let next = match () {
+        () if missing => format!("type `install -d -o {user} -m 755 {}`", path.display()),
+        () if meta.uid() == *uid => format!("type `chmod u+rwx {place}`"),
+        () if purpose == Use::Reads => format!("type `chmod -R a+rX {place}`"),
+        () => format!("type `chown -R {user}: {place}`"),
+    };
+    Check::wrong(name, found, next)
+}
+
+/// A folder that its user gets to; others may not write it, as what is in it is trusted.
+fn fit(name: &'static str, path: &Path, missing: bool, meta: &fs::Metadata) -> Check {
+    const STICKY: u32 = 0o1000;
+    if missing {
+        return Check::ok(name, format!("{} is made when it is needed", path.display()));
+    }
+    if meta.mode() & 0o002 != 0 && meta.mode() & STICKY == 0 {
+        let next = format!("type `chmod o-w {}`", path.display());
+        return Check::wrong(name, format!("everybody may write {}", shown(path)), next);
+    }
+    Check::ok(name, shown(path))
+}
+
+/// The folder itself, or the deepest one above it that is there; and whether it is another.
+fn deepest(path: &Path) -> (PathBuf, bool) {
+    let there = path.ancestors().find(|one| one.exists()).unwrap_or(Path::new("/"));
+    (there.to_owned(), there != path)
+}
+
+/// Path, owner and mode.
+fn shown(path: &Path) -> String {
+    let Ok(meta) = fs::metadata(path) else { return path.display().to_string() };
+    let user = User::from_uid(Uid::from_raw(meta.uid())).ok().flatten();
+    let group = Group::from_gid(Gid::from_raw(meta.gid())).ok().flatten();
+    let user = user.map_or_else(|| meta.uid().to_string(), |user| user.name);
+    let group = group.map_or_else(|| meta.gid().to_string(), |group| group.name);
+    format!("{} ({user}:{group}, mode {:04o})", path.display(), meta.mode() & 0o7777)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::super::check::State;
+    use super::*;
+
+    /// Somebody who owns nothing and is in no group.
+    fn stranger() -> Who {
+        Who { name: "stranger".to_owned(), uid: 4_000_000, gids: Vec::new() }
+    }
+
+    fn folder(mode: u32) -> (tempfile::TempDir, PathBuf) {
+        let root = tempfile::tempdir().unwrap();
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let path = root.path().join("folder");
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        (root, path)
+    }
+
+    #[test]
+    fn a_folder_of_another_user_is_told_with_owner_and_mode() {
+        let (_root, path) = folder(0o700);
+        let check = check("cache_dir", &path, Use::Writes, &stranger());
+        assert_eq!(check.state, State::Wrong);
+        assert!(check.found.contains("stranger may not write"), "{}", check.found);
+        assert!(check.found.contains("mode 0700"), "{}", check.found);
+        assert!(check.next.unwrap().starts_with("type `chown -R stranger: "));
+        let check = super::check("model_dir", &path, Use::Reads, &stranger());
+        assert!(check.next.unwrap().starts_with("type `chmod -R a+rX "));
+    }
+
+    #[test]
+    fn a_readable_folder_will_do_for_reading_alone() {
+        let (_root, path) = folder(0o755);
+        assert_eq!(check("model_dir", &path, Use::Reads, &stranger()).state, State::Ok);
+        assert_eq!(check("cache_dir", &path, Use::Writes, &stranger()).state, State::Wrong);
+    }
+
+    #[test]
+    fn the_folder_that_is_in_the_way_is_named() {
+        let (_root, path) = folder(0o700);
+        let inner = path.join("models");
+        fs::create_dir(&inner).unwrap();
+        let check = check("model_dir", &inner, Use::Reads, &stranger());
+        assert!(check.found.contains("does not get past"), "{}", check.found);
+        assert_eq!(check.next, Some(format!("type `chmod a+x {}`", path.display())));
+    }
+
+    #[test]
+    fn nobody_is_told_to_open_a_folder_to_all() {
+        let (_root, path) = folder(0o777);
+        let check = check("cache_dir", &path, Use::Writes, &stranger());
+        assert_eq!(check.next, Some(format!("type `chmod o-w {}`", path.display())));
+    }
+
+    #[test]
+    fn what_is_not_there_is_made_or_asked_for() {
+        let (_root, path) = folder(0o755);
+        let inner = path.join("new");
+        let me = Who::of(None);
+        assert_eq!(check("cache_dir", &inner, Use::Writes, &me).state, State::Ok);
+        assert_eq!(check("model_dir", &inner, Use::Reads, &me).state, State::Unchecked);
+        let next = check("cache_dir", &inner, Use::Writes, &stranger()).next.unwrap();
+        assert!(next.starts_with("type `install -d -o stranger -m 755 "), "{next}");
+    }
+}

@@ -1,0 +1,130 @@
+//! What every provider needs: the model, the folders, the bus's policy, the CPU.
+
+use op_dbus_daemon::settings::{Bus, CpuEngine, Settings};
+use op_dbus_models::{Family, Level, Model, Store};
+use op_dbus_native::Isa;
+
+use super::check::Check;
+use super::machine::Root;
+
+/// Where a bus reads which service may be called by whom.
+const POLICIES: [&str; 2] = ["/usr/share/dbus-1/system.d", "/etc/dbus-1/system.d"];
+const POLICY: &str = "org.opdbus.Embedding1.conf";
+
+/// The name of the model that is served; none when embedding is off or simulated.
+fn wanted(settings: &Settings) -> Option<String> {
+    match (settings.vector_level, &settings.model) {
+        _ if settings.cpu_engine == CpuEngine::Sim => None,
+        (Level::None, _) => None,
+        (_, Some(name)) => Some(name.clone()),
+        (level, None) => level.model().map(str::to_owned),
+    }
+}
+
+/// The model, compared with its digests, and its name if it is an ONNX graph of the user's own.
+pub fn model(settings: &Settings) -> (Check, Option<String>) {
+    let Some(name) = wanted(settings) else {
+        let why = match settings.cpu_engine {
+            CpuEngine::Sim => "none is needed: vectors are simulated (cpu_engine is sim)",
+            _ => "none is needed: vector_level is none",
+        };
+        return (Check::unchecked("model", why), None);
+    };
+    let undamaged = |model: Model| model.verify().map(|()| model);
+    match Store::open(&settings.model_dir).get(&name).and_then(undamaged) {
+        Ok(model) => {
+            let own_graph = (model.family == Family::Onnx).then_some(name);
+            (Check::ok("model", format!("{} is installed and undamaged", model.name)), own_graph)
+        }
+        Err(error) => {
+            let sentence = error.to_string();
+            let (found, next) = sentence.split_once("; ").unwrap_or((&sentence, ""));
+            let next = match next {
+                "" => format!("type `op-dbus models pull {name}`"),
+                next => next.to_owned(),
+            };
+            let check = match error {
+                op_dbus_models::Error::NotInstalled { .. } => Check::missing("model", found, next),
+                _ => Check::wrong("model", found, next),
+            };
+            (check, None)
+        }
+    }
+}
+
+/// The policy without which the system bus lets nobody own the name.
+pub fn policy(root: &Root, bus: &Bus) -> Check {
+    if *bus != Bus::System {
+        return Check::unchecked("policy", format!("the bus is {bus}, not the system's"));
+    }
+    let places = POLICIES.map(|folder| format!("{folder}/{POLICY}"));
+    match places.iter().find(|path| root.path(path).is_file()) {
+        Some(path) => Check::ok("policy", path),
+        None => Check::missing(
+            "policy",
+            format!("the system bus has no {POLICY}, so nobody may be the service"),
+            format!("install the package, or dbus-policy/{POLICY} as {}", places[0]),
+        ),
+    }
+}
+
+/// What the native engine has of this CPU.
+pub fn cpu(settings: &Settings) -> Check {
+    let available: Vec<&str> = Isa::available().into_iter().map(Isa::as_str).collect();
+    let has = format!("{} (has {})", Isa::best().as_str(), available.join(", "));
+    match settings.cpu_isa.as_str() {
+        "auto" => Check::ok("cpu", has),
+        wanted if available.contains(&wanted) => Check::ok("cpu", wanted),
+        wanted => Check::wrong(
+            "cpu",
+            format!("cpu_isa is {wanted}, which this CPU lacks; it has {}", available.join(", ")),
+            "set cpu_isa to auto",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use op_dbus_daemon::settings::Sources;
+
+    use super::super::check::State;
+    use super::*;
+
+    fn settings(root: &std::path::Path, flags: &[(&str, &str)]) -> Settings {
+        let mut sources = Sources::under(root);
+        sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
+        Settings::load(&sources).unwrap().settings
+    }
+
+    #[test]
+    fn the_policy_is_found_in_both_places_and_needed_on_the_system_bus_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        assert_eq!(policy(&root, &Bus::System).state, State::Missing);
+        assert_eq!(policy(&root, &Bus::Session).state, State::Unchecked);
+        let etc = root.path(POLICIES[1]);
+        fs::create_dir_all(&etc).unwrap();
+        fs::write(etc.join(POLICY), "").unwrap();
+        assert_eq!(policy(&root, &Bus::System).state, State::Ok);
+    }
+
+    #[test]
+    fn a_model_that_is_not_there_names_the_command() {
+        let folder = tempfile::tempdir().unwrap();
+        let models = folder.path().join("models").display().to_string();
+        let (check, _) = model(&settings(folder.path(), &[("model_dir", &models)]));
+        assert_eq!(check.state, State::Missing);
+        assert!(check.next.is_some_and(|next| next.contains("op-dbus models pull")));
+    }
+
+    #[test]
+    fn the_instruction_set_is_one_that_the_cpu_has() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(cpu(&settings(folder.path(), &[])).state, State::Ok);
+        assert_eq!(cpu(&settings(folder.path(), &[("cpu_isa", "portable")])).state, State::Ok);
+        let lacking = Isa::ALL.iter().find(|isa| !isa.is_available()).unwrap().as_str();
+        assert_eq!(cpu(&settings(folder.path(), &[("cpu_isa", lacking)])).state, State::Wrong);
+    }
+}

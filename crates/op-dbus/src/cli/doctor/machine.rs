@@ -1,0 +1,232 @@
+//! Hardware, kernel drivers and their descriptions, as files of the system show them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::check::Check;
+use super::facts::{Descriptions, Driver, Facts, Hardware};
+
+/// PCI devices of this class are displays and what computes like one.
+const DISPLAY_CLASSES: [&str; 2] = ["0x03", "0x12"];
+
+/// The system's files, below `/` or below the root of a tree in a test.
+pub struct Root(PathBuf);
+
+impl Root {
+    /// The system itself.
+    pub fn system() -> Self {
+        Self(PathBuf::from("/"))
+    }
+
+    #[cfg(test)]
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// The file that stands for the absolute `path`.
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.0.join(path.trim_start_matches('/'))
+    }
+
+    /// The names in a folder, sorted; none when it can't be read.
+    pub fn names(&self, folder: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(folder)).into_iter().flatten().flatten();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    fn text(&self, path: &str) -> Option<String> {
+        Some(fs::read_to_string(self.path(path)).ok()?.trim().to_owned())
+    }
+}
+
+/// What the machine has of what the provider computes on.
+pub fn checks(root: &Root, facts: &Facts) -> Vec<Check> {
+    let mut checks = Vec::new();
+    checks.extend(facts.hardware.map(|hardware| self::hardware(root, hardware)));
+    checks.extend(facts.driver.map(|driver| self::driver(root, driver)));
+    checks.extend(facts.drivers.map(|drivers| descriptions(root, drivers)));
+    checks
+}
+
+fn hardware(root: &Root, hardware: &Hardware) -> Check {
+    let Hardware { name, folder, prefix, vendor, .. } = hardware;
+    let is_it = |entry: &&String| {
+        let number = entry.strip_prefix(prefix);
+        let named = number.is_some_and(|number| {
+            prefix.is_empty() || number.bytes().all(|byte| byte.is_ascii_digit())
+        });
+        let file = |file: &str| root.text(&format!("{folder}/{entry}/{file}"));
+        named
+            && file(hardware.vendor_file).is_some_and(|found| found.starts_with(vendor))
+            && file(hardware.class_file)
+                .is_some_and(|class| DISPLAY_CLASSES.iter().any(|known| class.starts_with(known)))
+    };
+    let entries = root.names(folder);
+    let found: Vec<&str> = entries.iter().filter(is_it).map(String::as_str).collect();
+    match found.is_empty() {
+        true => Check::missing(
+            "device",
+            format!("the kernel shows no {name} in {folder}"),
+            hardware.next,
+        ),
+        false => Check::ok("device", format!("{name}: {}", found.join(", "))),
+    }
+}
+
+fn driver(root: &Root, driver: &Driver) -> Check {
+    let Driver { name, file, major_min, needed_by, next, .. } = driver;
+    let Some(text) = root.text(file) else {
+        return Check::missing(
+            "driver",
+            format!("{name} is not loaded: there is no {file}"),
+            *next,
+        );
+    };
+    match version(&text) {
+        Some((version, major)) if major >= *major_min => {
+            Check::ok("driver", format!("{name} {version}"))
+        }
+        Some((version, _)) => Check::wrong(
+            "driver",
+            format!("{name} is {version}, and {needed_by} needs {major_min} or newer"),
+            *next,
+        ),
+        None => Check::unchecked("driver", format!("{file} tells no version")),
+    }
+}
+
+/// The first word that is numbers with points between, and its first number.
+fn version(text: &str) -> Option<(&str, u32)> {
+    text.split_whitespace().find_map(|word| {
+        let (major, rest) = word.split_once('.')?;
+        let numbers = rest.split('.').all(|part| part.parse::<u32>().is_ok());
+        major.parse().ok().filter(|_| numbers).map(|major| (word, major))
+    })
+}
+
+fn descriptions(root: &Root, drivers: &Descriptions) -> Check {
+    let Descriptions { name, folders, next } = drivers;
+    let found: Vec<String> = folders
+        .iter()
+        .flat_map(|folder| root.names(folder))
+        .filter(|file| file.ends_with(".json"))
+        .collect();
+    match found.is_empty() {
+        true => Check::missing("driver", format!("no {name} in {}", folders.join(", ")), *next),
+        false => Check::ok("driver", format!("{name}: {}", found.join(", "))),
+    }
+}
+
+/// Whether the devices are new enough, as the driver's own program tells; nothing without it.
+pub fn capability(facts: &Facts) -> Option<Check> {
+    let least = facts.driver?.capability_min;
+    let asked = ["--query-gpu=index,name,compute_cap", "--format=csv,noheader"];
+    let output = Command::new("nvidia-smi").args(asked).output().ok()?;
+    output.status.success().then(|| capabilities(&String::from_utf8_lossy(&output.stdout), least))
+}
+
+fn capabilities(listed: &str, least: f32) -> Check {
+    let mut devices = Vec::new();
+    let mut old = Vec::new();
+    for line in listed.lines().filter(|line| !line.trim().is_empty()) {
+        let capability = line.rsplit(',').next().and_then(|word| word.trim().parse::<f32>().ok());
+        match capability {
+            Some(found) if found < least => old.push(line.trim().to_owned()),
+            _ => devices.push(line.trim().to_owned()),
+        }
+    }
+    match devices.is_empty() {
+        false => Check::ok("capability", devices.join("; ")),
+        true => Check::wrong(
+            "capability",
+            format!("compute capability is below {least:.1}: {}", old.join("; ")),
+            format!(
+                "take a GPU of compute capability {least:.1} or newer, or set execution_provider to \
+                 auto"
+            ),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use op_dbus_daemon::settings::Provider;
+
+    use super::super::check::State;
+    use super::super::facts::of;
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, content) in files {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        let root = Root::at(folder.path());
+        (folder, root)
+    }
+
+    fn states(root: &Root, provider: Provider) -> Vec<State> {
+        checks(root, of(provider)).iter().map(|check| check.state).collect()
+    }
+
+    const OPEN: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release \
+                        Build\nGCC version: gcc 13.3.0\n";
+
+    #[test]
+    fn an_empty_machine_lacks_everything() {
+        let (_folder, root) = tree(&[]);
+        assert_eq!(states(&root, Provider::Cuda), [State::Missing; 2]);
+        assert_eq!(states(&root, Provider::WebGpu), [State::Missing; 2]);
+        assert_eq!(states(&root, Provider::MiGraphX), [State::Missing]);
+        assert!(states(&root, Provider::Ggml).is_empty());
+    }
+
+    #[test]
+    fn a_machine_with_an_nvidia_gpu_and_its_driver() {
+        let pci = "sys/bus/pci/devices/0000:01:00.0";
+        let (_folder, root) = tree(&[
+            (&format!("{pci}/vendor"), "0x10de\n"),
+            (&format!("{pci}/class"), "0x030200\n"),
+            ("proc/driver/nvidia/version", OPEN),
+        ]);
+        assert_eq!(states(&root, Provider::Cuda), [State::Ok; 2]);
+        assert_eq!(states(&root, Provider::MiGraphX), [State::Missing]);
+    }
+
+    #[test]
+    fn an_old_driver_is_told_with_both_versions() {
+        let old = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12";
+        let (_folder, root) = tree(&[("proc/driver/nvidia/version", old)]);
+        let checks = checks(&root, of(Provider::Cuda));
+        let found = &checks[1].found;
+        assert!(found.contains("535.183.01") && found.contains("580"), "{found}");
+        assert_eq!(checks[1].state, State::Wrong);
+    }
+
+    #[test]
+    fn cards_are_counted_without_their_connectors() {
+        let (_folder, root) = tree(&[
+            ("sys/class/drm/card0/device/vendor", "0x8086"),
+            ("sys/class/drm/card0/device/class", "0x030000"),
+            ("sys/class/drm/card0-DP-1/status", "connected"),
+            ("usr/share/vulkan/icd.d/intel_icd.json", "{}"),
+        ]);
+        let checks = checks(&root, of(Provider::WebGpu));
+        assert_eq!(checks[0].found, "graphics card: card0");
+        assert_eq!(checks[1].found, "Vulkan driver: intel_icd.json");
+    }
+
+    #[test]
+    fn old_devices_are_named() {
+        assert_eq!(capabilities("0, NVIDIA H100, 9.0\n", 7.5).state, State::Ok);
+        let check = capabilities("0, Tesla P100, 6.0\n", 7.5);
+        assert_eq!(check.state, State::Wrong);
+        assert!(check.found.contains("P100"), "{}", check.found);
+    }
+}

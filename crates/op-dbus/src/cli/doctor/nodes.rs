@@ -1,0 +1,148 @@
+//! Device nodes: whether they are there, and whether this user may open them.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use nix::unistd::{AccessFlags, Gid, Group, User, access, getuid};
+
+use super::check::Check;
+use super::facts::{Facts, Node};
+use super::machine::Root;
+
+/// Groups that distributions give device nodes to, for those whose group has no name here.
+const USUAL_GROUPS: &str = "video or render";
+
+/// Whether this user may read and write a node.
+pub fn may_open(path: &Path) -> bool {
+    access(path, AccessFlags::R_OK | AccessFlags::W_OK).is_ok()
+}
+
+/// The provider's nodes: one check for all that are in order, and one for each that is not.
+pub fn checks(root: &Root, facts: &Facts, may_open: impl Fn(&Path) -> bool) -> Vec<Check> {
+    let (mut fine, mut failed) = (Vec::new(), Vec::new());
+    for node in facts.nodes {
+        let found = matching(root, node.path);
+        if found.is_empty() && node.needed {
+            failed.push(Check::missing(
+                "nodes",
+                format!("there is no {}", node.path.replace('#', "*")),
+                node.next,
+            ));
+        }
+        for path in found {
+            match may_open(&root.path(&path)) {
+                true => fine.push(path),
+                false => failed.push(closed(root, &path, node)),
+            }
+        }
+    }
+    if !fine.is_empty() {
+        failed.insert(0, Check::ok("nodes", fine.join(", ")));
+    }
+    failed
+}
+
+/// The groups without which the provider's needed nodes stay closed.
+pub fn groups(root: &Root, facts: &Facts) -> Vec<String> {
+    let needed = facts.nodes.iter().filter(|node| node.needed);
+    let paths = needed.flat_map(|node| matching(root, node.path));
+    let closed = paths.filter_map(|path| {
+        let meta = fs::metadata(root.path(&path)).ok()?;
+        (meta.mode() & 0o006 != 0o006).then_some(meta.gid())
+    });
+    let named = closed.filter_map(|gid| Group::from_gid(Gid::from_raw(gid)).ok().flatten());
+    let mut names: Vec<String> = named.map(|group| group.name).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// The nodes of a path in which `#` stands for a number.
+fn matching(root: &Root, pattern: &str) -> Vec<String> {
+    let Some(prefix) = pattern.strip_suffix('#') else {
+        let is_there = root.path(pattern).exists();
+        return if is_there { vec![pattern.to_owned()] } else { Vec::new() };
+    };
+    let (folder, prefix) = prefix.rsplit_once('/').unwrap_or(("", prefix));
+    let numbered = |name: &String| {
+        let number = name.strip_prefix(prefix);
+        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let names = root.names(folder).into_iter().filter(numbered);
+    names.map(|name| format!("{folder}/{name}")).collect()
+}
+
+fn closed(root: &Root, path: &str, node: &Node) -> Check {
+    let user = User::from_uid(getuid()).ok().flatten().map_or("you".to_owned(), |user| user.name);
+    let found = format!("{path} is not open to {user}");
+    let check = |next: String| match node.needed {
+        true => Check::wrong("nodes", found.clone(), next),
+        // It computes without, if on less.
+        false => Check::unchecked("nodes", found.clone()),
+    };
+    let group = fs::metadata(root.path(path)).ok().filter(|meta| meta.gid() != 0);
+    let group = group.and_then(|meta| Group::from_gid(Gid::from_raw(meta.gid())).ok().flatten());
+    check(match group {
+        Some(group) => format!("type `usermod -aG {} {user}` and log in again", group.name),
+        None => format!("let a rule of udev give {path} to the group {USUAL_GROUPS}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use op_dbus_daemon::settings::Provider;
+
+    use super::super::check::State;
+    use super::super::facts::of;
+    use super::*;
+
+    fn tree(nodes: &[&str]) -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().unwrap();
+        for node in nodes {
+            let path = folder.path().join(node);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let root = Root::at(folder.path());
+        (folder, root)
+    }
+
+    #[test]
+    fn all_nodes_are_named_at_once() {
+        let nodes = ["dev/nvidia0", "dev/nvidia1", "dev/nvidiactl", "dev/nvidia-uvm"];
+        let (_folder, root) = tree(&nodes);
+        let checks = checks(&root, of(Provider::Cuda), |_| true);
+        let expected = "/dev/nvidiactl, /dev/nvidia0, /dev/nvidia1, /dev/nvidia-uvm";
+        assert_eq!(checks, [Check::ok("nodes", expected)]);
+    }
+
+    #[test]
+    fn nodes_that_are_open_to_all_need_no_group() {
+        use std::os::unix::fs::PermissionsExt;
+        let (_folder, root) = tree(&["dev/dri/renderD128", "dev/kfd"]);
+        let facts = of(Provider::MiGraphX);
+        for (mode, closed) in [(0o666, false), (0o660, true)] {
+            for node in ["/dev/dri/renderD128", "/dev/kfd"] {
+                fs::set_permissions(root.path(node), fs::Permissions::from_mode(mode)).unwrap();
+            }
+            assert_eq!(groups(&root, facts).len(), usize::from(closed));
+        }
+    }
+
+    #[test]
+    fn what_is_missing_and_what_is_closed_is_told_apart() {
+        let (_folder, root) = tree(&["dev/dri/renderD128", "dev/dri/card0"]);
+        let checks = checks(&root, of(Provider::MiGraphX), |_| false);
+        assert_eq!(checks[0].found, "there is no /dev/kfd");
+        assert!(checks[1].found.starts_with("/dev/dri/renderD128 is not open to "));
+        assert_eq!(checks[1].state, State::Wrong);
+    }
+
+    #[test]
+    fn nodes_that_are_not_needed_may_be_absent() {
+        let (_folder, root) = tree(&[]);
+        assert!(checks(&root, of(Provider::OpenVino), |_| true).is_empty());
+        assert!(checks(&root, of(Provider::Cpu), |_| true).is_empty());
+    }
+}

@@ -1,0 +1,218 @@
+//! The installed unit: who the service runs as, and which of its directives block a provider.
+
+use std::path::Path;
+use std::process::Command;
+
+use nix::unistd::{User, geteuid};
+
+use super::check::{Check, UNIT};
+use super::facts::{Blocks, Directive, Facts};
+
+const NAME: &str = "op-dbus.service";
+const PROPERTIES: &str = "LoadState,User,PrivateDevices,DevicePolicy,DeviceAllow,\
+                          MemoryDenyWriteExecute,ProcSubset,SystemCallFilter,SupplementaryGroups,\
+                          StateDirectory,CacheDirectory";
+
+/// What systemd has made of the unit and of what lies over it.
+pub struct Unit(Vec<(String, String)>);
+
+impl Unit {
+    /// Asks systemd.
+    ///
+    /// # Errors
+    /// Why there is nothing to say of the unit.
+    pub fn read() -> Result<Self, String> {
+        let output = Command::new("systemctl").args(["show", NAME, "-p", PROPERTIES]).output();
+        let output = output.map_err(|error| format!("systemctl can't be run ({error})"))?;
+        if !output.status.success() {
+            return Err("systemd does not run here".to_owned());
+        }
+        Self::parse(&String::from_utf8_lossy(&output.stdout))
+    }
+
+    fn parse(shown: &str) -> Result<Self, String> {
+        let pairs = shown.lines().filter_map(|line| line.split_once('='));
+        let unit = Self(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect());
+        match unit.value("LoadState").as_str() {
+            "loaded" => Ok(unit),
+            "masked" => Err(format!("{NAME} is masked")),
+            _ => Err(format!("{NAME} is not installed")),
+        }
+    }
+
+    /// A property; the lines of one that is told in several, with a space between.
+    fn value(&self, property: &str) -> String {
+        let values = self.0.iter().filter(|(key, _)| key == property);
+        values.map(|(_, value)| value.as_str()).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The user that the service runs as, if the unit names one.
+    pub fn user(&self) -> Option<String> {
+        Some(self.value("User")).filter(|user| !user.is_empty())
+    }
+
+    /// Whether systemd makes this folder, with the right owner, when it starts the service.
+    pub fn makes(&self, path: &Path) -> bool {
+        let places = [("StateDirectory", "/var/lib"), ("CacheDirectory", "/var/cache")];
+        places.iter().any(|(property, place)| {
+            let names = self.value(property);
+            names.split_whitespace().any(|name| path.starts_with(Path::new(place).join(name)))
+        })
+    }
+
+    fn blocks(&self, directive: &Directive) -> bool {
+        let value = self.value(directive.property);
+        match directive.blocks {
+            Blocks::When(blocking) => value == blocking,
+            // An empty list leaves all open, but for devices, where the policy says what it means.
+            Blocks::Unless(_) if directive.property == "DeviceAllow" && self.open_to_devices() => {
+                false
+            }
+            Blocks::Unless(_) if value.is_empty() => directive.property == "DeviceAllow",
+            // A list of what is forbidden.
+            Blocks::Unless(word) if value.starts_with('~') => {
+                value[1..].split_whitespace().any(|one| one == word)
+            }
+            Blocks::Unless(word) => !value.split_whitespace().any(|one| one == word),
+        }
+    }
+
+    fn open_to_devices(&self) -> bool {
+        self.value("DevicePolicy") == "auto" && self.value("DeviceAllow").is_empty()
+    }
+}
+
+/// Tells that the service runs as another user than the one who asks, as far as that is so.
+pub fn other_user(unit: &Result<Unit, String>) -> Option<Check> {
+    let service = unit.as_ref().ok()?.user()?;
+    let me = User::from_uid(geteuid()).ok().flatten()?.name;
+    let found = format!(
+        "the service runs as {service}, and this is {me}: `sudo -u {service} op-dbus doctor` shows \
+         what that user may"
+    );
+    (me != service).then(|| Check::unchecked("user", found))
+}
+
+/// The directives that block the provider, in one check; `groups` are those of its device nodes.
+pub fn check(
+    unit: &Result<Unit, String>,
+    facts: &Facts,
+    groups: impl FnOnce() -> Vec<String>,
+) -> Option<Check> {
+    if facts.directives.is_empty() {
+        return None;
+    }
+    let unit = match unit {
+        Ok(unit) => unit,
+        Err(why) => return Some(Check::unchecked(UNIT, why)),
+    };
+    let blocking = facts.directives.iter().filter(|directive| unit.blocks(directive));
+    let mut blocking: Vec<String> = blocking
+        .map(|directive| match directive.blocks {
+            Blocks::When(value) => format!("{}={value} {}", directive.property, directive.why),
+            Blocks::Unless(word) => {
+                format!("{} without {word} {}", directive.property, directive.why)
+            }
+        })
+        .collect();
+    let joined = unit.value("SupplementaryGroups");
+    let lacks = |group: &String| !joined.split_whitespace().any(|one| one == group);
+    // Who is root needs no group.
+    if unit.user().is_some_and(|user| user != "root") {
+        let lacking = groups().into_iter().filter(lacks);
+        blocking.extend(lacking.map(|group| {
+            format!("SupplementaryGroups without {group} keeps its device nodes closed")
+        }));
+    }
+    Some(match blocking.is_empty() {
+        true => Check::ok(UNIT, format!("{NAME} lets it compute")),
+        false => Check::wrong(UNIT, blocking.join("; "), profile(facts.profile)),
+    })
+}
+
+/// How a profile is laid over the unit.
+fn profile(name: &str) -> String {
+    format!(
+        "type `install -D -m 644 /usr/share/op-dbus/profiles/{name}.conf \
+         /etc/systemd/system/{NAME}.d/40-{name}.conf && systemctl daemon-reload && systemctl \
+         restart op-dbus`"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use op_dbus_daemon::settings::Provider;
+
+    use super::super::check::State;
+    use super::super::facts::of;
+    use super::*;
+
+    const STRICT: &str = "LoadState=loaded\nUser=op-dbus\nPrivateDevices=yes\nDevicePolicy=closed\n\
+                          MemoryDenyWriteExecute=yes\nProcSubset=pid\nSystemCallFilter=read write";
+    const OPEN: &str = "LoadState=loaded\nUser=op-dbus\nPrivateDevices=no\nDevicePolicy=closed\n\
+                        DeviceAllow=char-nvidia rw\nDeviceAllow=char-drm rw\n\
+                        MemoryDenyWriteExecute=no\nProcSubset=all\nSystemCallFilter=mbind read";
+
+    fn checked(shown: &str, provider: Provider) -> Check {
+        check(&Unit::parse(shown), of(provider), Vec::new).unwrap()
+    }
+
+    #[test]
+    fn each_blocking_directive_is_named_with_the_profile_that_opens_it() {
+        let check = checked(STRICT, Provider::Cuda);
+        for part in ["PrivateDevices=yes", "DeviceAllow", "char-nvidia", "ProcSubset=pid", "mbind"]
+        {
+            assert!(check.found.contains(part), "{part}: {}", check.found);
+        }
+        assert!(check.next.unwrap().contains("profiles/gpu.conf"));
+        let check = checked(STRICT, Provider::Ggml);
+        assert!(check.found.starts_with("ProcSubset=pid"), "{}", check.found);
+        assert!(check.next.unwrap().contains("profiles/onnx-runtime.conf"));
+    }
+
+    #[test]
+    fn a_unit_with_the_profile_lets_it_compute() {
+        assert_eq!(checked(OPEN, Provider::Cuda).state, State::Ok);
+        assert_eq!(checked(OPEN, Provider::WebGpu).state, State::Ok);
+        let check = checked(OPEN, Provider::MiGraphX);
+        assert!(check.found.contains("char-kfd"), "{}", check.found);
+    }
+
+    #[test]
+    fn the_folders_that_systemd_makes_are_known() {
+        let shown = "LoadState=loaded\nStateDirectory=op-dbus\nCacheDirectory=op-dbus";
+        let unit = Unit::parse(shown).ok().unwrap();
+        assert!(unit.makes(Path::new("/var/lib/op-dbus")));
+        assert!(unit.makes(Path::new("/var/cache/op-dbus")));
+        assert!(!unit.makes(Path::new("/srv/op-dbus")));
+    }
+
+    #[test]
+    fn a_group_that_the_nodes_belong_to_is_needed() {
+        let groups = || vec!["render".to_owned()];
+        let checked = |shown: &str| check(&Unit::parse(shown), of(Provider::Cuda), groups).unwrap();
+        let lacking = checked(OPEN);
+        assert!(lacking.found.contains("without render"), "{}", lacking.found);
+        assert_eq!(checked(&format!("{OPEN}\nSupplementaryGroups=video render")).state, State::Ok);
+    }
+
+    #[test]
+    fn a_unit_without_restrictions_lets_it_compute() {
+        let shown = "LoadState=loaded\nPrivateDevices=no\nDevicePolicy=auto\n\
+                     MemoryDenyWriteExecute=no\nProcSubset=all\nSystemCallFilter=";
+        assert_eq!(checked(shown, Provider::Cuda).state, State::Ok);
+        let forbidden = format!("{shown}~mbind reboot");
+        assert_eq!(checked(&forbidden, Provider::Cuda).state, State::Wrong);
+    }
+
+    #[test]
+    fn what_is_not_installed_is_not_judged() {
+        let check = checked("LoadState=not-found\nUser=", Provider::Cuda);
+        assert_eq!(check.state, State::Unchecked);
+        assert!(super::check(&Unit::parse(STRICT), of(Provider::Cpu), Vec::new).is_none());
+        assert_eq!(
+            Unit::parse(STRICT).ok().and_then(|unit| unit.user()),
+            Some("op-dbus".to_owned())
+        );
+    }
+}

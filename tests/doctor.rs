@@ -1,0 +1,254 @@
+//! What is missing on a machine, and what its administrator is told to do about it.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::Value;
+
+use crate::harness::Outcome;
+use crate::harness::bus::PrivateBus;
+use crate::harness::command::{Finished, clean, finish};
+use crate::harness::daemon::Setup;
+use crate::harness::needs::{op_dbus, store};
+use crate::harness::registry::tests;
+
+tests! {
+    a_provider_that_works_is_proved: [Low, Ggml],
+    the_cpu_is_proved_for_auto: [Low],
+    cuda_says_what_is_missing_and_what_to_do_next: [Low],
+    webgpu_finds_no_device: [Low],
+    a_provider_of_another_system_says_so: [Low],
+    a_library_that_is_none_is_wrong: [Low, Runtime],
+    a_damaged_library_is_named: [Low, Ggml],
+    a_model_that_is_not_there_is_asked_for: [],
+    a_closed_folder_is_told_with_owner_and_mode: [Low],
+    a_look_starts_no_worker: [Low],
+    the_running_service_is_told_beside: [Bus],
+    wrong_arguments_and_settings_have_their_exit_codes: [],
+}
+
+/// Runs the doctor under the settings of `setup`, without a bus.
+async fn doctor(setup: &Setup, arguments: &[&str]) -> Outcome<Finished> {
+    on(setup, "unix:path=/nonexistent/bus", arguments).await
+}
+
+async fn on(setup: &Setup, bus: &str, arguments: &[&str]) -> Outcome<Finished> {
+    setup.write_config()?;
+    let mut command = clean(op_dbus());
+    command.arg("doctor").args(arguments).arg("--config").arg(setup.config_file());
+    command.arg("--state-file").arg(setup.state_file()).env("OP_DBUS_BUS", bus);
+    finish(command, "").await
+}
+
+/// The JSON object of a run that ended with `code`.
+async fn findings(setup: &Setup, code: i32, arguments: &[&str]) -> Outcome<Value> {
+    let arguments = [arguments, &["--json"]].concat();
+    let run = doctor(setup, &arguments).await?;
+    assert_eq!(run.code, Some(code), "{}{}", run.stdout, run.stderr);
+    Ok(serde_json::from_str(&run.stdout)?)
+}
+
+/// The check of that name and state.
+fn check<'a>(checks: &'a Value, name: &str, state: &str) -> Outcome<&'a Value> {
+    let found = checks.as_array().into_iter().flatten();
+    let mut found = found.filter(|check| check["check"] == name && check["state"] == state);
+    found.next().ok_or_else(|| format!("no {name} that is {state} in {checks:#}").into())
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+async fn a_provider_that_works_is_proved() -> Outcome {
+    let setup = Setup::real("low")?.setting("execution_provider", "ggml");
+    let found = findings(&setup, 0, &[]).await?;
+    assert_eq!((&found["works"], &found["next"]), (&Value::from(true), &Value::Null));
+    let providers = found["providers"].as_array().ok_or("no providers")?;
+    let ggml = providers.iter().find(|one| one["provider"] == "ggml").ok_or("no ggml")?;
+    assert_eq!((&ggml["asked"], &ggml["works"]), (&Value::from(true), &Value::from(true)));
+    let proof = text(&check(&ggml["checks"], "proof", "ok")?["found"]);
+    assert!(proof.contains("paraphrase-MiniLM-L3-v2") && proof.contains("ggml:0"), "{proof}");
+    assert!(text(&check(&ggml["checks"], "library", "ok")?["found"]).contains("onnxruntime_ggml"));
+    check(&found["general"], "model", "ok")?;
+    // Every other one is looked at, and none of them proved.
+    let cuda = providers.iter().find(|one| one["provider"] == "cuda").ok_or("no cuda")?;
+    assert_eq!(cuda["asked"], false);
+    assert!(check(&cuda["checks"], "proof", "ok").is_err());
+    // What was compiled for the proof is not left behind.
+    assert!(!setup.path("cache").exists());
+    Ok(())
+}
+
+async fn the_cpu_is_proved_for_auto() -> Outcome {
+    let run = doctor(&Setup::real("low")?.setting("execution_provider", "auto"), &[]).await?;
+    let page = run.success()?;
+    for part in ["cpu: works", "All is well", "computed paraphrase-MiniLM-L3-v2"] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert!(!page.contains('\u{1b}'), "{page:?}");
+    Ok(())
+}
+
+/// A runtime of its own keeps this the same on a machine with the library and without.
+async fn cuda_says_what_is_missing_and_what_to_do_next() -> Outcome {
+    if fs::exists("/proc/driver/nvidia/version")? {
+        return Ok(());
+    }
+    let setup = Setup::real("low")?.setting("execution_provider", "cuda");
+    let setup = setup.setting("fallback", "cpu");
+    let found = findings(&setup, 1, &[]).await?;
+    let cuda = found["providers"]
+        .as_array()
+        .and_then(|all| all.iter().find(|one| one["provider"] == "cuda"));
+    let cuda = cuda.ok_or("no cuda")?;
+    check(&cuda["checks"], "device", "missing")?;
+    let driver = check(&cuda["checks"], "driver", "missing")?;
+    assert!(text(&driver["found"]).contains("/proc/driver/nvidia/version"), "{driver}");
+    assert!(text(&driver["next"]).contains("580"), "{driver}");
+    let needs = check(&cuda["checks"], "needs", "missing")?;
+    assert!(text(&needs["found"]).contains("libcuda.so.1"), "{needs}");
+    let library = check(&cuda["checks"], "library", "missing")?;
+    assert!(text(&library["next"]).contains("runtime pull --provider cuda"), "{library}");
+    assert_eq!(found["next"], cuda["next"]);
+    assert!(!text(&found["next"]).is_empty(), "{found:#}");
+    // The page ends in the same advice, and the fallback is not what was asked for.
+    let run = doctor(&setup, &[]).await?;
+    let last = format!("What to do next: {}\n", text(&found["next"]));
+    assert!(run.stdout.ends_with(&last) && run.stdout.contains("cpu: works"), "{}", run.stdout);
+    Ok(())
+}
+
+async fn webgpu_finds_no_device() -> Outcome {
+    if fs::exists("/sys/class/drm/card0")? {
+        return Ok(());
+    }
+    let found = findings(&Setup::real("low")?, 1, &["wgpu"]).await?;
+    let section = &found["providers"][0];
+    assert_eq!(found["providers"].as_array().map(Vec::len), Some(1));
+    assert_eq!(section["provider"], "webgpu");
+    let device = check(&section["checks"], "device", "missing")?;
+    assert!(text(&device["found"]).contains("/sys/class/drm"), "{device}");
+    assert_eq!(found["next"], device["next"]);
+    Ok(())
+}
+
+async fn a_provider_of_another_system_says_so() -> Outcome {
+    let found = findings(&Setup::real("low")?, 1, &["directml", "coreml", "migraphx"]).await?;
+    let said = |position: usize| -> Outcome<&str> {
+        let checks = &found["providers"][position]["checks"];
+        Ok(text(&check(checks, "library", "missing")?["found"]))
+    };
+    assert!(said(0)?.contains("no package has a library for migraphx"), "{}", said(0)?);
+    assert!(said(1)?.contains("needs Windows"), "{}", said(1)?);
+    assert!(said(2)?.contains("needs macOS"), "{}", said(2)?);
+    Ok(())
+}
+
+async fn a_library_that_is_none_is_wrong() -> Outcome {
+    let setup = Setup::real("low")?;
+    let library = setup.path("provider.so");
+    fs::write(&library, "no library")?;
+    let setup = setup.setting("providers.ggml.library", &library.display().to_string());
+    let found = findings(&setup, 1, &["ggml"]).await?;
+    let needs = check(&found["providers"][0]["checks"], "needs", "wrong")?;
+    assert!(text(&needs["found"]).contains("provider.so"), "{needs}");
+    let proof = check(&found["providers"][0]["checks"], "proof", "wrong")?;
+    assert!(text(&proof["found"]).starts_with("ggml does not work here"), "{proof}");
+    // The advice of the daemon about its setting is not the doctor's.
+    assert!(!text(&proof["found"]).contains("fallback"), "{proof}");
+    Ok(())
+}
+
+async fn a_damaged_library_is_named() -> Outcome {
+    let setup = Setup::real("low")?;
+    let models = setup.path("models");
+    std::os::unix::fs::symlink(store().join("models").canonicalize()?, &models)?;
+    let folders = fs::read_dir(store().join("runtime"))?;
+    for folder in folders.flatten().filter(|entry| entry.path().is_dir()) {
+        let copy = setup.path("runtime").join(folder.file_name());
+        copied(&folder.path(), &copy)?;
+    }
+    let setup = setup.setting("model_dir", &models.display().to_string());
+    let found = findings(&setup, 1, &["ggml"]).await?;
+    let library = check(&found["providers"][0]["checks"], "library", "wrong")?;
+    assert!(text(&library["found"]).contains("libonnxruntime_ggml.so is damaged"), "{library}");
+    assert!(text(&found["next"]).contains("op-dbus runtime pull --provider ggml"), "{found:#}");
+    Ok(())
+}
+
+/// A copy of a folder of the store; what is large, and so read last, is cut short.
+fn copied(from: &std::path::Path, to: &std::path::Path) -> Outcome {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copied(&entry.path(), &target)?;
+        } else if entry.file_name() == "libonnxruntime_ggml.so" {
+            fs::write(target, "cut short")?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+async fn a_model_that_is_not_there_is_asked_for() -> Outcome {
+    let setup = Setup::sim()?.setting("cpu_engine", "native");
+    fs::create_dir(setup.path("models"))?;
+    let found = findings(&setup, 1, &[]).await?;
+    check(&found["general"], "model", "missing")?;
+    assert!(text(&found["next"]).contains("op-dbus models pull"), "{found:#}");
+    // Without a model there is nothing to prove.
+    check(&found["providers"][0]["checks"], "proof", "unchecked")?;
+    Ok(())
+}
+
+async fn a_closed_folder_is_told_with_owner_and_mode() -> Outcome {
+    let setup = Setup::real("low")?;
+    let cache = setup.path("cache");
+    fs::create_dir(&cache)?;
+    fs::set_permissions(&cache, fs::Permissions::from_mode(0o777))?;
+    let found = findings(&setup, 1, &["--quick"]).await?;
+    let folder = check(&found["general"], "cache_dir", "wrong")?;
+    assert!(text(&folder["found"]).contains("mode 0777"), "{folder}");
+    assert_eq!(folder["next"], format!("type `chmod o-w {}`", cache.display()));
+    Ok(())
+}
+
+async fn a_look_starts_no_worker() -> Outcome {
+    let setup = Setup::real("low")?;
+    let found = findings(&setup, 0, &["--quick", "cpu"]).await?;
+    let proof = check(&found["providers"][0]["checks"], "proof", "unchecked")?;
+    assert!(text(&proof["found"]).contains("--quick"), "{proof}");
+    check(&found["general"], "cpu", "ok")?;
+    // What was not proved is not said to work.
+    assert_eq!((&found["works"], &found["providers"][0]["works"]), (&Value::Null, &Value::Null));
+    Ok(())
+}
+
+async fn the_running_service_is_told_beside() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let absent = on(&setup, bus.address(), &["--quick", "--json"]).await?;
+    let found: Value = serde_json::from_str(&absent.stdout)?;
+    let service = check(&found["general"], "service", "unchecked")?;
+    assert!(text(&service["found"]).contains("does not run"), "{service}");
+    let daemon = setup.ready(&bus).await?;
+    let beside = on(&setup, bus.address(), &["--json", "cpu"]).await?;
+    assert_eq!(beside.code, Some(0), "{}{}", beside.stdout, beside.stderr);
+    let found: Value = serde_json::from_str(&beside.stdout)?;
+    let service = check(&found["general"], "service", "ok")?;
+    assert!(text(&service["found"]).contains("answers, ready"), "{service}");
+    check(&found["providers"][0]["checks"], "proof", "ok")?;
+    daemon.stop().await
+}
+
+async fn wrong_arguments_and_settings_have_their_exit_codes() -> Outcome {
+    let wrong = doctor(&Setup::sim()?, &["gpuu"]).await?;
+    assert_eq!(wrong.code, Some(2), "{}", wrong.stderr);
+    assert!(wrong.stderr.contains("webgpu"), "{}", wrong.stderr);
+    let wrong = doctor(&Setup::sim()?.setting("vector_level", "tiny"), &[]).await?;
+    assert_eq!(wrong.code, Some(6), "{}", wrong.stderr);
+    Ok(())
+}
