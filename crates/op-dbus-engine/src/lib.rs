@@ -43,6 +43,7 @@ mod admission;
 mod backend;
 mod batch;
 mod call;
+mod clock;
 mod config;
 mod dispatch;
 mod engine;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::backend::{BackendError, Description};
+use crate::clock::Clock;
 use crate::config::{BatchLayout, Limits, ModelShape};
 use crate::engine::{WorkerState, WorkerStatus};
 use crate::error::Error;
@@ -30,21 +31,6 @@ pub(crate) struct Row {
 }
 
 pub(crate) type Entry = queue::Entry<Row>;
-
-/// Microseconds since the engine's start.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock(Instant);
-
-impl Clock {
-    pub fn now_us(self) -> u64 {
-        self.at_us(Instant::now())
-    }
-
-    pub fn at_us(self, instant: Instant) -> u64 {
-        let since = instant.saturating_duration_since(self.0).as_micros();
-        u64::try_from(since).unwrap_or(u64::MAX)
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct Scheduler {
@@ -101,7 +87,7 @@ impl Scheduler {
             padding_percent_max: limits.batch_padding_percent_max,
         };
         Self {
-            clock: Clock(Instant::now()),
+            clock: Clock::start(),
             stats: Stats::default(),
             layout: budget.layout,
             batch_tokens_measured: limits.batch_tokens_measured,
