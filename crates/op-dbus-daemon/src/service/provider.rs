@@ -101,8 +101,8 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
         // How many there are is known to the provider alone; a worker will tell.
         Devices::All => Vec::new(),
     };
-    let Host { cpu_engine, .. } = Host::cpu(CpuEngine::Ort, PathBuf::new());
-    Ok(Host { provider, cpu_engine, runtime, library, options: own.options, devices })
+    let (cpu_engine, options) = (CpuEngine::Ort, own.options);
+    Ok(Host { provider, cpu_engine, runtime, library, options, devices })
 }
 
 impl Host {
