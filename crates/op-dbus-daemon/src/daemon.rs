@@ -200,8 +200,9 @@ async fn look_after(service: Service) {
     let mut changes = service.watch();
     loop {
         let served = service.now().served().cloned();
-        let failing = async {
-            match &served {
+        // Holds the engine no longer than it is waited for: it ends with its last holder.
+        let failing = async move {
+            match served {
                 Some(served) => served.engine.failing().await,
                 None => std::future::pending().await,
             }

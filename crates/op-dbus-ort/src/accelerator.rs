@@ -8,8 +8,12 @@ use ort::device::Device;
 use ort::environment::Environment;
 use ort::ep;
 use ort::ep::{ArbitrarilyConfigurableExecutionProvider, ExecutionProvider};
-use ort::session::Session;
 use ort::session::builder::SessionBuilder;
+
+use crate::session;
+
+/// Threads of the CPU: what a provider leaves to it are shapes and lengths.
+const THREADS: usize = 1;
 
 /// An execution provider other than the CPU's, and the device of it that is to compute.
 #[derive(Clone, Debug)]
@@ -65,7 +69,7 @@ impl Accelerator {
         let name = named(&device);
         let options: Vec<(String, String)> =
             self.options.iter().map(|(key, v)| (format!("{name}.{key}"), v.clone())).collect();
-        let builder = session(environment)
+        let builder = session::plain(environment, THREADS)
             .and_then(|builder| Ok(builder.with_devices([device], Some(&options))?))
             .map_err(|error| self.unavailable(error.to_string()))?;
         Ok((builder, name, count))
@@ -85,8 +89,8 @@ impl Accelerator {
         &self,
         environment: &Environment,
     ) -> Result<(SessionBuilder, String, usize), BackendError> {
-        let mut builder =
-            session(environment).map_err(|error| self.unavailable(error.to_string()))?;
+        let mut builder = session::plain(environment, THREADS)
+            .map_err(|error| self.unavailable(error.to_string()))?;
         let device = i32::try_from(self.device).unwrap_or(i32::MAX);
         let (options, to) = (&self.options[..], &mut builder);
         let (registered, name) = match self.provider.as_str() {
@@ -144,14 +148,4 @@ fn plain<P: ExecutionProvider>(
         Err(ort::Error::new(format!("it takes no options, and not {key}; leave it out")))
     };
     (options.first().map_or_else(|| provider.register(builder), refused), P::NAME)
-}
-
-/// A session for batches of ever new shapes.
-fn session(environment: &Environment) -> ort::Result<SessionBuilder> {
-    Ok(Session::builder(environment)?
-        // What the provider leaves to the CPU are shapes and lengths.
-        .with_intra_threads(1)?
-        .with_inter_threads(1)?
-        .with_intra_op_spinning(false)?
-        .with_memory_pattern(false)?)
 }

@@ -1,4 +1,4 @@
-//! Sessions on the built-in CPU device.
+//! Sessions: what all have in common, and those on the built-in CPU device.
 
 use ort::environment::Environment;
 use ort::ep::{CPU, ExecutionProvider};
@@ -14,12 +14,7 @@ use ort::session::builder::SessionBuilder;
 /// # Errors
 /// Whatever ONNX Runtime says; a library without its built-in CPU device.
 pub(crate) fn builder(environment: &Environment, threads: usize) -> ort::Result<SessionBuilder> {
-    let mut builder = Session::builder(environment)?
-        .with_intra_threads(threads)?
-        .with_inter_threads(1)?
-        .with_intra_op_spinning(false)?
-        // Patterns are kept per shape of the input, and nearly every batch has a shape of its own.
-        .with_memory_pattern(false)?;
+    let mut builder = plain(environment, threads)?;
     // Without an arena the memory of a large batch goes back to the system after it; measured, the
     // arena was no faster.
     CPU::default().with_arena_allocator(false).register(&mut builder)?;
@@ -28,4 +23,17 @@ pub(crate) fn builder(environment: &Environment, threads: usize) -> ort::Result<
         return Err(ort::Error::new("the library has no CPU device"));
     };
     Ok(builder.with_devices([cpu], None)?)
+}
+
+/// Prepares a session that has no device yet, with what all have in common.
+///
+/// # Errors
+/// Whatever ONNX Runtime says.
+pub(crate) fn plain(environment: &Environment, threads: usize) -> ort::Result<SessionBuilder> {
+    Ok(Session::builder(environment)?
+        .with_intra_threads(threads)?
+        .with_inter_threads(1)?
+        .with_intra_op_spinning(false)?
+        // Patterns are kept per shape of the input, and nearly every batch has a shape of its own.
+        .with_memory_pattern(false)?)
 }

@@ -99,7 +99,12 @@ impl Manager {
         &self,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Dictionary>, Error> {
-        let work = async |calls: Calls, _caller| Ok(views::providers(&calls.service.now()));
+        let work = async |calls: Calls, _caller| {
+            // It looks for libraries, which waits for the disk.
+            let now = calls.service.now();
+            let view = tokio::task::spawn_blocking(move || views::providers(&now)).await;
+            view.map_err(|_| Error::new(ErrorName::Failed, "looking for libraries ended early"))
+        };
         self.calls.run(&header, work).await
     }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use op_dbus_engine::{
-    BackendError, BatchLayout, Description, Engine, EngineConfig, Limits, LoadErrorKind,
-    ModelShape, Reference, Tokenizer, sim,
+    BackendError, BatchLayout, Engine, EngineConfig, Limits, LoadErrorKind, ModelShape, Reference,
+    Tokenizer, sim,
 };
 use op_dbus_models::{Family, Model, Store};
 
@@ -131,9 +131,8 @@ fn served(
     engine: Engine,
     fallback_reason: String,
 ) -> Result<Served, Error> {
-    let workers = engine.descriptions().into_iter().map(|worker| worker.description);
-    let workers: Vec<Description> = workers.collect();
-    let first = workers.first().cloned().ok_or(Error::Fault("an engine without workers"))?;
+    let first = engine.descriptions().into_iter().next().map(|worker| worker.description);
+    let first = first.ok_or(Error::Fault("an engine without workers"))?;
     Ok(Served {
         choice: choice.clone(),
         model: draft.model,

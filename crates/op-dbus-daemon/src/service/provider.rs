@@ -27,6 +27,8 @@ pub struct Host {
     pub options: BTreeMap<String, String>,
     /// The devices that are used, each by a worker of its own.
     pub devices: Vec<u32>,
+    /// Whether a worker is to measure how it computes batches best, unless the cache says.
+    pub calibrate: bool,
 }
 
 /// The providers in the order in which they are tried.
@@ -102,14 +104,21 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
         Devices::All => Vec::new(),
     };
     let (cpu_engine, options) = (CpuEngine::Ort, own.options);
-    Ok(Host { provider, cpu_engine, runtime, library, options, devices })
+    Ok(Host { provider, cpu_engine, runtime, library, options, devices, calibrate: false })
 }
 
 impl Host {
     /// The CPU.
     fn cpu(cpu_engine: CpuEngine, runtime: PathBuf) -> Self {
-        let (library, options) = (None, BTreeMap::new());
-        Self { provider: Provider::Cpu, cpu_engine, runtime, library, options, devices: vec![0] }
+        Self {
+            provider: Provider::Cpu,
+            cpu_engine,
+            runtime,
+            library: None,
+            options: BTreeMap::new(),
+            devices: vec![0],
+            calibrate: false,
+        }
     }
 
     /// The CPU as it computes what accelerators are measured against.
@@ -143,7 +152,9 @@ fn cpu(loaded: &Loaded, own_graph: Option<&str>) -> Result<Host, String> {
             })?
         }
     };
-    Ok(Host::cpu(settings.cpu_engine, runtime))
+    let native = settings.cpu_engine == CpuEngine::Native;
+    let calibrate = native && settings.batch_tokens_max.is_none();
+    Ok(Host { calibrate, ..Host::cpu(settings.cpu_engine, runtime) })
 }
 
 /// The libraries that were pulled.

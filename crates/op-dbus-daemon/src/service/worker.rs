@@ -173,7 +173,7 @@ fn command(
     for (key, value) in &host.options {
         command.arg("--provider-option").arg(format!("{key}={value}"));
     }
-    if settings.batch_tokens_max.is_none() {
+    if host.calibrate {
         command.arg("--calibrate");
     }
     if !member.cpus.is_empty() {
