@@ -10,7 +10,7 @@ use zbus::fdo::PropertiesProxy;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::refused;
 use crate::harness::command::finish;
-use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::daemon::Setup;
 use crate::harness::manager::ServiceManager;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
@@ -74,26 +74,13 @@ async fn a_reload_takes_new_settings() -> Outcome {
     let setup = setup.setting("vector_level", "high");
     setup.write_config()?;
     daemon.process.signal(Signal::SIGHUP)?;
-    level(&daemon, "high").await?;
+    daemon.level("high").await?;
     let setup = setup.setting("vector_level", "medium");
     setup.write_config()?;
     daemon.client().manager.reload().await?;
     assert_eq!(daemon.client().embedder.vector_level().await?, "medium");
     daemon.client().embedder.embed("x").await?;
     daemon.stop().await
-}
-
-/// Waits for the signal that says so.
-async fn level(daemon: &Daemon, wanted: &str) -> Outcome {
-    let embedder = op_dbus_api::EmbedderProxy::new(daemon.client().connection()).await?;
-    let mut changes = embedder.receive_vector_level_changed().await;
-    within("a change of VectorLevel", async {
-        while daemon.client().embedder.vector_level().await? != wanted {
-            changes.next().await.ok_or("the bus is gone")?;
-        }
-        Ok(())
-    })
-    .await?
 }
 
 async fn a_reload_with_mistakes_changes_nothing() -> Outcome {

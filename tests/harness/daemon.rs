@@ -164,9 +164,26 @@ impl Daemon {
         self.state(|state| state != "loading").await
     }
 
-    /// Waits until `State` is what `wanted` accepts, told by the property's signal.
+    /// Waits until `State` is what `wanted` accepts.
     pub async fn state(&self, wanted: impl Fn(&str) -> bool) -> Outcome<String> {
-        within("a change of the property State", async {
+        let state = || self.client.embedder.state();
+        self.property("State", state, |state| wanted(state)).await
+    }
+
+    /// Waits until `VectorLevel` is `wanted`.
+    pub async fn level(&self, wanted: &str) -> Outcome {
+        let level = || self.client.embedder.vector_level();
+        self.property("VectorLevel", level, |level| level == wanted).await.map(drop)
+    }
+
+    /// Waits until what `read` tells is what `wanted` accepts, told by the property's signal.
+    async fn property<T, F: Future<Output = zbus::Result<T>>>(
+        &self,
+        name: &str,
+        read: impl Fn() -> F,
+        wanted: impl Fn(&T) -> bool,
+    ) -> Outcome<T> {
+        within(&format!("a change of the property {name}"), async {
             // The signal itself, whoever sends it: a proxy's own stream passes over signals while it
             // finds out who owns the name, which here has just changed hands.
             let rule = MatchRule::builder()
@@ -178,9 +195,9 @@ impl Daemon {
             let mut changes =
                 MessageStream::for_match_rule(rule, self.client.connection(), None).await?;
             loop {
-                let state = self.client.embedder.state().await?;
-                if wanted(&state) {
-                    return Ok(state);
+                let value = read().await?;
+                if wanted(&value) {
+                    return Ok(value);
                 }
                 if changes.next().await.is_none() {
                     return Err("the bus is gone".into());

@@ -96,12 +96,13 @@ async fn serve(
     let (terminate, interrupt) =
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let hangup = signal(SignalKind::hangup())?;
-    let connection = connect(&loaded.settings.bus).await?;
+    let bus = loaded.settings.bus.clone();
     let service = Service::new(loaded, worker.spawner(), telemetry);
-    let objects = Objects::serve(&connection, service.clone()).await?;
+    let objects = Objects::new(service.clone());
+    let connection = connect(&bus, &objects).await?;
     let mut tasks = JoinSet::new();
-    tasks.spawn(objects.departures().await?);
-    let changes = tokio::spawn(objects.changes());
+    tasks.spawn(objects.departures(&connection).await?);
+    let changes = tokio::spawn(objects.changes(&connection));
     request_name(&connection).await?;
     let (refuse, refused) = oneshot::channel();
     tasks.spawn(load_and_tell(service.clone(), refuse));
@@ -120,7 +121,6 @@ async fn serve(
         // What holds the connection goes first: it closes with the last holder, replies sent.
         drop(changes.await);
         tasks.shutdown().await;
-        objects.close();
         drop(connection.release_name(BUS_NAME).await);
         connection.graceful_shutdown().await;
     });
@@ -131,13 +131,13 @@ async fn serve(
     Ok(())
 }
 
-async fn connect(bus: &Bus) -> Result<Connection, Fatal> {
+async fn connect(bus: &Bus, objects: &Objects) -> Result<Connection, Fatal> {
     let builder = match bus {
         Bus::System => Builder::system(),
         Bus::Session => Builder::session(),
         Bus::Address(address) => Builder::address(address.as_str()),
     };
-    builder.build().await.map_err(|source| Fatal::Bus { bus: bus.clone(), source })
+    objects.serve(builder).build().await.map_err(|source| Fatal::Bus { bus: bus.clone(), source })
 }
 
 /// Takes the name or fails: no queueing behind another daemon, and no replacing of either.

@@ -65,17 +65,12 @@ enum Refusal {
 ///
 /// # Errors
 /// `AccessDenied`, also when polkit can't be asked: nobody gains a right by its absence.
-pub async fn authorize(
-    connection: &Connection,
-    header: &Header<'_>,
-    caller: &Caller,
-    action: Action,
-) -> Result<(), Error> {
+pub async fn authorize(header: &Header<'_>, caller: &Caller, action: Action) -> Result<(), Error> {
     let own = nix::unistd::geteuid().as_raw();
     if caller.uid == 0 || caller.uid == own {
         return Ok(());
     }
-    let Err(refusal) = check(connection, header, action).await else { return Ok(()) };
+    let Err(refusal) = check(&caller.connection, header, action).await else { return Ok(()) };
     let (id, deed) = (action.id(), action.deed());
     let reason = match refusal {
         Refusal::Absent(why) => {

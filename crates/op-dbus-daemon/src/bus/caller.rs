@@ -21,8 +21,8 @@ const USERS_MAX: usize = 4096;
 const QUOTA_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// Everyone who has called on one connection to the bus.
+#[derive(Default)]
 pub struct Callers {
-    connection: Mutex<Option<Connection>>,
     known: Mutex<Known>,
 }
 
@@ -40,6 +40,8 @@ pub struct Caller {
     pub uid: u32,
     /// Cancelled when the caller leaves the bus.
     pub cancel: CancelToken,
+    /// The connection that the call came on.
+    pub connection: Connection,
     ticket: Ticket,
 }
 
@@ -70,30 +72,28 @@ impl Drop for Ticket {
 }
 
 impl Callers {
-    /// Nobody has called yet on `connection`.
-    pub fn new(connection: Connection) -> Arc<Self> {
-        let connection = Mutex::new(Some(connection));
-        Arc::new(Self { connection, known: Mutex::default() })
-    }
-
     /// Registers a call and finds out whose it is. Only the first call of a connection has to ask
     /// the bus.
     ///
     /// # Errors
-    /// `AccessDenied` when the bus does not tell the user, `ShuttingDown` after [`Callers::close`].
-    pub async fn enter(self: &Arc<Self>, header: &Header<'_>) -> Result<Caller, Error> {
+    /// `AccessDenied` when the bus does not tell the user.
+    pub async fn enter(
+        self: &Arc<Self>,
+        connection: &Connection,
+        header: &Header<'_>,
+    ) -> Result<Caller, Error> {
         let sender = header.sender().map(ToString::to_string).unwrap_or_default();
         let (ticket, cancel) = self.register(sender);
         let known = self.known().users.get(&ticket.sender).copied();
         let uid = match known {
             Some(uid) => uid,
             None => {
-                let uid = self.ask(&ticket.sender).await?;
+                let uid = ask(connection, &ticket.sender).await?;
                 self.remember(&ticket.sender, uid);
                 uid
             }
         };
-        Ok(Caller { uid, cancel, ticket })
+        Ok(Caller { uid, cancel, connection: connection.clone(), ticket })
     }
 
     /// Registered before the bus is asked: a caller that leaves meanwhile is not missed.
@@ -112,34 +112,6 @@ impl Callers {
             known.users.clear();
         }
         known.users.insert(sender.to_owned(), uid);
-    }
-
-    /// The connection that they call on.
-    ///
-    /// # Errors
-    /// `ShuttingDown` after [`Callers::close`].
-    pub(super) fn connection(&self) -> Result<Connection, Error> {
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        connection.ok_or_else(|| {
-            let message = "the service is shutting down; send the call again once it is back";
-            Error::new(ErrorName::ShuttingDown, message)
-        })
-    }
-
-    async fn ask(&self, sender: &str) -> Result<u32, Error> {
-        let connection = self.connection()?;
-        let denied = |error: zbus::Error| {
-            let message = format!("the bus does not tell which user {sender} is ({error})");
-            Error::new(ErrorName::AccessDenied, message)
-        };
-        if !connection.is_bus() {
-            let peer = connection.peer_creds().await.map_err(|error| denied(error.into()))?;
-            return peer.unix_user_id().ok_or_else(|| denied(zbus::Error::MissingField));
-        }
-        let path = "/org/freedesktop/DBus";
-        let method = "GetConnectionUnixUser";
-        let reply = connection.call_method(Some(BUS), path, Some(BUS), method, &sender).await;
-        reply.and_then(|reply| reply.body().deserialize()).map_err(denied)
     }
 
     /// Cancels the calls of a connection that has left the bus, and forgets its user.
@@ -190,11 +162,6 @@ impl Callers {
         due
     }
 
-    /// Lets go of the connection, which holds our bus objects and so would never end otherwise.
-    pub fn close(&self) {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner).take();
-    }
-
     /// Whether no call is on the list.
     #[cfg(test)]
     pub fn idle(&self) -> bool {
@@ -204,4 +171,20 @@ impl Callers {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The user behind a connection, as the bus or, without one, the socket tells it.
+async fn ask(connection: &Connection, sender: &str) -> Result<u32, Error> {
+    let denied = |error: zbus::Error| {
+        let message = format!("the bus does not tell which user {sender} is ({error})");
+        Error::new(ErrorName::AccessDenied, message)
+    };
+    if !connection.is_bus() {
+        let peer = connection.peer_creds().await.map_err(|error| denied(error.into()))?;
+        return peer.unix_user_id().ok_or_else(|| denied(zbus::Error::MissingField));
+    }
+    let path = "/org/freedesktop/DBus";
+    let method = "GetConnectionUnixUser";
+    let reply = connection.call_method(Some(BUS), path, Some(BUS), method, &sender).await;
+    reply.and_then(|reply| reply.body().deserialize()).map_err(denied)
 }

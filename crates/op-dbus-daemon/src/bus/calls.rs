@@ -9,9 +9,9 @@ use futures_util::FutureExt;
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_engine::CancelToken;
 use tracing::{Instrument, debug, debug_span, error, info};
+use zbus::Connection;
 use zbus::message::Header;
 
-use super::authority::{self, Action};
 use super::caller::{Caller, Callers};
 use super::reply::{Embedded, Form};
 use crate::service::{Options, Request, Service};
@@ -48,13 +48,14 @@ impl Calls {
     /// Those of the work; `AccessDenied` for a caller without a user; `Failed` after a panic.
     pub async fn run<T, F>(
         &self,
+        connection: &Connection,
         header: &Header<'_>,
         work: impl FnOnce(Self, Caller) -> F,
     ) -> Result<T, Error>
     where
         F: Future<Output = Result<T, Error>>,
     {
-        let caller = self.callers.enter(header).await?;
+        let caller = self.callers.enter(connection, header).await?;
         let method = header.member().map(ToString::to_string).unwrap_or_default();
         let span = debug_span!("call", method, uid = caller.uid, sender = caller.sender());
         // Not in a task of its own: zbus has made one for the message.
@@ -69,20 +70,6 @@ impl Calls {
             }
         }
         result
-    }
-
-    /// Lets the caller make a change, or says why not.
-    ///
-    /// # Errors
-    /// `AccessDenied`; `ShuttingDown` when the connection has been let go of.
-    pub async fn authorize(
-        &self,
-        header: &Header<'_>,
-        caller: &Caller,
-        action: Action,
-    ) -> Result<(), Error> {
-        let connection = self.callers.connection()?;
-        authority::authorize(&connection, header, caller, action).await
     }
 
     /// Embeds texts with the model that the options name.

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use op_dbus_api::{Error, INLINE_REPLY_BYTES_MAX};
 use serde_bytes::ByteBuf;
-use zbus::Variant;
 use zbus::interface;
 use zbus::message::Header;
+use zbus::{Connection, Variant};
 
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
@@ -38,6 +38,7 @@ impl Embedder {
     async fn embed(
         &self,
         text: String,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<f64>, Error> {
         let work = async move |calls: Calls, caller| {
@@ -45,19 +46,20 @@ impl Embedder {
             let vectors = calls.embed(&caller, asked).await?.doubles();
             Ok(vectors.into_iter().next().unwrap_or_default())
         };
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     #[zbus(out_args("vectors"))]
     async fn embed_batch(
         &self,
         texts: Vec<String>,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Vec<f64>>, Error> {
         let work = async move |calls: Calls, caller| {
             Ok(calls.embed(&caller, Asked::plain(texts, Form::Doubles)).await?.doubles())
         };
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     #[zbus(out_args("vectors", "rows", "dimensions", "info"))]
@@ -65,6 +67,7 @@ impl Embedder {
         &self,
         texts: Vec<String>,
         options: HashMap<String, Variant<'_>>,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
         let options = options::parse(&options, Instant::now())?;
@@ -72,7 +75,7 @@ impl Embedder {
             let asked = Asked { texts, options, form: Form::Packed };
             Ok(calls.embed(&caller, asked).await?.packed())
         };
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     #[zbus(out_args("cosine"))]
@@ -80,6 +83,7 @@ impl Embedder {
         &self,
         first: String,
         second: String,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<f64, Error> {
         let work = async move |calls: Calls, caller| {
@@ -87,15 +91,17 @@ impl Embedder {
             let cosines = calls.embed(&caller, asked).await?.cosines();
             Ok(cosines.first().copied().unwrap_or_default())
         };
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     #[zbus(out_args("ranks"))]
+    #[expect(clippy::too_many_arguments, reason = "the bus's three, and two of zbus's own")]
     async fn rank(
         &self,
         query: String,
         candidates: Vec<String>,
         count: u32,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<(u32, f64)>, Error> {
         let work = async move |calls: Calls, caller| {
@@ -103,20 +109,21 @@ impl Embedder {
             let texts = std::iter::once(query).chain(candidates).collect();
             Ok(best(&calls.embed(&caller, Asked::plain(texts, form)).await?.cosines(), count))
         };
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     #[zbus(out_args("counts"))]
     async fn count_tokens(
         &self,
         texts: Vec<String>,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<u32>, Error> {
         let work = async move |calls: Calls, _caller| {
             let served = calls.service.serving(None, None).await?;
             served.count_tokens(texts).await.map_err(Error::from)
         };
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     #[zbus(property)]

@@ -3,11 +3,12 @@
 
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_models::Level;
+use zbus::Connection;
 use zbus::interface;
 use zbus::message::Header;
 use zbus::object_server::SignalEmitter;
 
-use super::authority::Action;
+use super::authority::{Action, authorize};
 use super::calls::Calls;
 use super::reply::Dictionary;
 use super::views;
@@ -29,74 +30,84 @@ impl Manager {
     async fn set_vector_level(
         &self,
         level: String,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             let level = parse_level(&level)?;
-            calls.authorize(header, &caller, Action::SetVectorLevel).await?;
+            authorize(header, &caller, Action::SetVectorLevel).await?;
             calls.service.set_level(level).await.map_err(Error::from)
         };
-        self.calls.run(header, work).await
+        self.calls.run(connection, header, work).await
     }
 
     async fn set_execution_provider(
         &self,
         provider: String,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            calls.authorize(header, &caller, Action::SetExecutionProvider).await?;
+            authorize(header, &caller, Action::SetExecutionProvider).await?;
             let change = calls.service.change("execution_provider", provider);
             change.await.map_err(Error::from)
         };
-        self.calls.run(header, work).await
+        self.calls.run(connection, header, work).await
     }
 
     async fn set_devices(
         &self,
         devices: Vec<String>,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            calls.authorize(header, &caller, Action::SetDevices).await?;
+            authorize(header, &caller, Action::SetDevices).await?;
             calls.service.change("gpu_device", devices.join(",")).await.map_err(Error::from)
         };
-        self.calls.run(header, work).await
+        self.calls.run(connection, header, work).await
     }
 
-    async fn reload(&self, #[zbus(header)] header: Header<'_>) -> Result<(), Error> {
+    async fn reload(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            calls.authorize(header, &caller, Action::Reload).await?;
+            authorize(header, &caller, Action::Reload).await?;
             calls.service.reload().await.map_err(Error::from)
         };
-        self.calls.run(header, work).await
+        self.calls.run(connection, header, work).await
     }
 
     #[zbus(out_args("levels"))]
     async fn list_levels(
         &self,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Dictionary>, Error> {
         let work = async |calls: Calls, _caller| views::on_disk(calls, views::levels).await;
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     #[zbus(out_args("models"))]
     async fn list_models(
         &self,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Dictionary>, Error> {
         let work = async |calls: Calls, _caller| views::on_disk(calls, views::models).await;
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     #[zbus(out_args("providers"))]
     async fn list_providers(
         &self,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Dictionary>, Error> {
         let work = async |calls: Calls, _caller| {
@@ -105,31 +116,37 @@ impl Manager {
             let view = tokio::task::spawn_blocking(move || views::providers(&now)).await;
             view.map_err(|_| Error::new(ErrorName::Failed, "looking for libraries ended early"))
         };
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     #[zbus(out_args("status"))]
-    async fn get_status(&self, #[zbus(header)] header: Header<'_>) -> Result<Dictionary, Error> {
+    async fn get_status(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Dictionary, Error> {
         let work = async |calls: Calls, _caller| Ok(views::status(&calls.service.now()));
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     #[zbus(out_args("statistics"))]
     async fn get_statistics(
         &self,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Dictionary, Error> {
         let work = async |calls: Calls, _caller| Ok(views::statistics(&calls.service.now()));
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     #[zbus(out_args("settings"))]
     async fn get_settings(
         &self,
+        #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Dictionary>, Error> {
         let work = async |calls: Calls, _caller| Ok(views::settings(&calls.service.now().loaded));
-        self.calls.run(&header, work).await
+        self.calls.run(connection, &header, work).await
     }
 
     /// Another provider runs than was asked for.

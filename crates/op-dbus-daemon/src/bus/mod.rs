@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use op_dbus_api::{EMBEDDER_INTERFACE, ROOT_PATH, State};
 use zbus::Connection;
+use zbus::connection::Builder;
 use zbus::fdo;
 use zbus::names::InterfaceName;
 use zbus::object_server::SignalEmitter;
@@ -33,26 +34,25 @@ use manager::Manager;
 /// Version of the service.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The objects on one connection. End it with [`Objects::close`].
+/// The objects on one connection.
 pub struct Objects {
-    connection: Connection,
     service: Service,
     callers: Arc<Callers>,
 }
 
 impl Objects {
-    /// Puts the objects of `service` on the connection. Names are requested afterwards, so that
-    /// whoever finds the name finds the objects.
-    ///
-    /// # Errors
-    /// When they are there already, or the connection is gone.
-    pub async fn serve(connection: &Connection, service: Service) -> zbus::Result<Self> {
-        let callers = Callers::new(connection.clone());
-        let calls = Calls::new(service.clone(), callers.clone());
-        let server = connection.object_server();
-        server.at(ROOT_PATH, Embedder::new(calls.clone())).await?;
-        server.at(ROOT_PATH, Manager::new(calls)).await?;
-        Ok(Self { connection: connection.clone(), service, callers })
+    /// The objects of `service`, on no connection yet.
+    pub fn new(service: Service) -> Self {
+        Self { service, callers: Arc::default() }
+    }
+
+    /// Puts the objects on the connection that `builder` makes, which then listens for calls before
+    /// anything else is done with it. Objects that are added to a finished connection listen some
+    /// time later, and a call that comes before is never answered.
+    pub fn serve<'a>(&self, builder: Builder<'a>) -> Builder<'a> {
+        let calls = Calls::new(self.service.clone(), self.callers.clone());
+        let builder = builder.serve_at(ROOT_PATH, Embedder::new(calls.clone()));
+        builder.serve_at(ROOT_PATH, Manager::new(calls))
     }
 
     /// Subscribes to callers that leave the bus; the future that comes back cancels their calls
@@ -62,14 +62,18 @@ impl Objects {
     /// When the bus refuses the subscription.
     pub async fn departures(
         &self,
+        connection: &Connection,
     ) -> zbus::Result<impl Future<Output = ()> + Send + 'static + use<>> {
-        self.callers.watch(&self.connection).await
+        self.callers.watch(connection).await
     }
 
     /// Tells the bus of every change of the properties, and of a provider that runs in place of
     /// another; until the service drains, after which nothing changes any more.
-    pub fn changes(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
-        let (connection, mut watch) = (self.connection.clone(), self.service.watch());
+    pub fn changes(
+        &self,
+        connection: &Connection,
+    ) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let (connection, mut watch) = (connection.clone(), self.service.watch());
         let mut last = Facts::of(&watch.borrow_and_update());
         async move {
             while last.state != State::Draining && watch.changed().await.is_ok() {
@@ -80,11 +84,6 @@ impl Objects {
                 last = facts;
             }
         }
-    }
-
-    /// Takes no more calls from new callers, and lets go of the connection.
-    pub fn close(self) {
-        self.callers.close();
     }
 }
 

@@ -22,7 +22,6 @@ struct Pair {
     client: Connection,
     service: Service,
     root: tempfile::TempDir,
-    objects: Objects,
     _server: Connection,
 }
 
@@ -65,14 +64,13 @@ async fn pair_under(flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Pair 
     }
     let service = Service::new(Settings::load(&sources).unwrap(), in_process(), None);
     let (near, far) = UnixStream::pair().unwrap();
-    let (server, client) = tokio::join!(
-        Builder::unix_stream(far).server(Guid::generate()).p2p().build(),
-        Builder::unix_stream(near).p2p().build(),
-    );
+    let objects = Objects::new(service.clone());
+    let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
+    let (server, client) =
+        tokio::join!(objects.serve(far).build(), Builder::unix_stream(near).p2p().build(),);
     let (server, client) = (server.unwrap(), client.unwrap());
-    let objects = Objects::serve(&server, service.clone()).await.unwrap();
-    tokio::spawn(objects.changes());
-    Pair { client, service, root, objects, _server: server }
+    tokio::spawn(objects.changes(&server));
+    Pair { client, service, root, _server: server }
 }
 
 /// Serves with the model loaded.

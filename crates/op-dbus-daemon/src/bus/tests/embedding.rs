@@ -1,6 +1,7 @@
 //! The embedder: vectors in every form, options, refusals, callers that leave.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use op_dbus_api::{ErrorName, ROOT_PATH};
 use zbus::Variant;
@@ -136,11 +137,10 @@ async fn calls_are_answered_before_during_and_after() {
 #[tokio::test]
 async fn a_panic_is_answered() {
     let pair = ready(&[]).await;
-    let callers = Callers::new(pair.client.clone());
-    let calls = Calls::new(pair.service.clone(), callers);
+    let calls = Calls::new(pair.service.clone(), Arc::default());
     let message = Message::method_call(ROOT_PATH, "Embed").build(&()).unwrap();
     let broken = async |_: Calls, _| -> Result<(), _> { panic!("on purpose") };
-    let error = calls.run(&message.header(), broken).await.unwrap_err();
+    let error = calls.run(&pair.client, &message.header(), broken).await.unwrap_err();
     assert_eq!(error.name(), ErrorName::Failed);
     assert!(error.message().contains("Embed"), "{error}");
 }
@@ -148,13 +148,13 @@ async fn a_panic_is_answered() {
 #[tokio::test]
 async fn a_caller_that_leaves_cancels_its_calls() {
     let pair = ready(&[]).await;
-    let callers = Callers::new(pair.client.clone());
+    let callers = Arc::<Callers>::default();
     let call = |sender: &'static str| {
         Message::method_call(ROOT_PATH, "Embed").sender(sender).build(&()).unwrap()
     };
     let (one, other) = (call(":1.7"), call(":1.8"));
-    let first = callers.enter(&one.header()).await.unwrap();
-    let second = callers.enter(&other.header()).await.unwrap();
+    let first = callers.enter(&pair.client, &one.header()).await.unwrap();
+    let second = callers.enter(&pair.client, &other.header()).await.unwrap();
     assert_eq!(first.uid, nix::unistd::geteuid().as_raw());
     callers.left(":1.7");
     assert!(first.cancel.is_cancelled());

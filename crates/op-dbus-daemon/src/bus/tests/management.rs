@@ -169,10 +169,3 @@ async fn status_and_statistics_count() {
     assert_eq!(bool::try_from(&cuda["available"]), Ok(false));
     assert_eq!(cuda["aliases"], OwnedVariant::try_from(Variant::from(vec!["gpu"])).unwrap());
 }
-
-#[tokio::test]
-async fn objects_let_go_of_the_connection() {
-    let pair = ready(&[]).await;
-    pair.embedder().await.embed("x").await.unwrap();
-    pair.objects.close();
-}
