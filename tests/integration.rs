@@ -35,6 +35,8 @@ mod lifecycle;
 mod models;
 /// What the native engine promises beside its vectors.
 mod native;
+/// The CPU and an accelerator at once.
+mod offload;
 /// Execution providers beside the CPU.
 mod providers;
 /// Wrong values in each source of settings.
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         lifecycle::tests(),
         models::tests(),
         native::tests(),
+        offload::tests(),
         providers::tests(),
         settings::tests(),
         units::tests(),

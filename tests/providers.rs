@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::path::PathBuf;
 
 use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
@@ -37,7 +38,7 @@ fn ggml() -> Outcome<Setup> {
 }
 
 /// Provider and reason as the properties tell them.
-async fn provider(daemon: &Daemon) -> Outcome<(String, String)> {
+pub async fn provider(daemon: &Daemon) -> Outcome<(String, String)> {
     let embedder = &daemon.client().embedder;
     Ok((embedder.execution_provider().await?, embedder.fallback_reason().await?))
 }
@@ -173,7 +174,7 @@ fn copy_folder(from: &std::path::Path, to: &std::path::Path) -> Outcome {
     Ok(())
 }
 
-fn find(folder: &std::path::Path, name: &str) -> Option<std::path::PathBuf> {
+fn find(folder: &std::path::Path, name: &str) -> Option<PathBuf> {
     fs::read_dir(folder).ok()?.flatten().find_map(|entry| {
         let path = entry.path();
         if path.is_dir() { find(&path, name) } else { path.ends_with(name).then_some(path) }
@@ -194,16 +195,22 @@ async fn a_worker_lost_on_the_device_is_replaced_there() -> Outcome {
     daemon.stop().await
 }
 
-/// The library is gone when the worker is to be replaced; later it is there again.
-async fn a_device_that_stays_bad_is_left_and_comes_back() -> Outcome {
-    let bus = PrivateBus::start().await?;
+/// ggml by a library that can be moved away, and where to.
+pub fn movable() -> Outcome<(Setup, PathBuf, PathBuf)> {
     let setup = Setup::real("low")?.setting("execution_provider", "ggml");
     let pulled =
         find(&needs::store().join("runtime"), "libonnxruntime_ggml.so").ok_or("no plugin")?;
     let (library, away) = (setup.path("ggml.so"), setup.path("away.so"));
     std::os::unix::fs::symlink(pulled.canonicalize()?, &library)?;
     let shown = library.display().to_string();
-    let setup = setup.setting("providers.ggml.library", &shown);
+    Ok((setup.setting("providers.ggml.library", &shown), library, away))
+}
+
+/// The library is gone when the worker is to be replaced; later it is there again.
+async fn a_device_that_stays_bad_is_left_and_comes_back() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, library, away) = movable()?;
+    let shown = library.display().to_string();
     let daemon = setup.ready(&bus).await?;
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
 

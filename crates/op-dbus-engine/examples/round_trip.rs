@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts, serve};
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, Batch, Call, Engine, EngineConfig, ModelShape, Tokenizer,
+    Backend, BackendError, BackendFactory, Batch, Call, Engine, EngineConfig, ModelShape, Pool,
+    Tokenizer,
 };
 
 const SHAPE: RegionShape = RegionShape { tokens_max: 512, rows_max: 512, dimensions: 384 };
@@ -57,7 +58,12 @@ fn engine(name: &str, factory: BackendFactory) -> Result<(), Failure> {
         normalized: true,
         matryoshka: vec![],
     };
-    let engine = Engine::start(Tokenizer::bytes(256), model, factory, EngineConfig::default())?;
+    let engine = Engine::start(
+        Tokenizer::bytes(256),
+        model,
+        vec![Pool::new(factory)],
+        EngineConfig::default(),
+    )?;
     let runtime = tokio::runtime::Runtime::new()?;
     let mut times = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {

@@ -68,7 +68,7 @@ pub struct Reply {
     pub queue_us: u64,
     /// From the start of its first batch to the end of its last.
     pub compute_us: u64,
-    /// Execution provider of the last batch.
+    /// Execution provider that computed; several with commas in between.
     pub provider: String,
     /// Device of the last batch.
     pub device: String,

@@ -1,11 +1,12 @@
-//! Every bound of the engine in one place, and the shape of the model that it serves.
+//! Every bound of the engine in one place, who computes, and the shape of the model that is served.
 
 use std::time::Duration;
 
+use crate::backend::BackendFactory;
 use crate::batch::Batch;
 use crate::worker::RegionShape;
 
-/// Every bound of the engine. The defaults suit a CPU worker; a GPU wants larger batches.
+/// The bounds on calls and on what waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Texts in one call.
@@ -14,22 +15,6 @@ pub struct Limits {
     pub text_bytes_max: usize,
     /// Bytes of all texts of one call together.
     pub call_bytes_max: usize,
-    /// How the backend lays a batch out, which decides what a batch costs.
-    pub batch_layout: BatchLayout,
-    /// Tokens of one batch: rows × sequence length when padded, else those of its texts. Raised to
-    /// the model's maximum input if that is more, because one text of full length must fit.
-    pub batch_tokens_max: usize,
-    /// Whether a batch is to stop at what the backends were measured to need
-    /// ([`Description::batch_tokens`](crate::Description)), if that is less.
-    pub batch_tokens_measured: bool,
-    /// Rows of one batch.
-    pub batch_rows_max: usize,
-    /// Rows × sequence length² of one batch when padded, else the sum of its texts' squares: what
-    /// attention needs memory and time for. A single row is always accepted.
-    pub batch_attention_max: u64,
-    /// Padding in one batch, in percent of its padded tokens; nothing to a packed layout. Batches
-    /// of up to 64 padded tokens are exempt: there a second batch would cost more than the padding.
-    pub batch_padding_percent_max: usize,
     /// How long an idle worker waits for more texts before it runs a batch that is not full.
     /// Zero, the default: batches form while the workers are busy.
     pub batch_delay_us_max: u64,
@@ -52,12 +37,6 @@ impl Default for Limits {
             texts_per_call_max: 16_384,
             text_bytes_max: 1 << 20,
             call_bytes_max: 128 << 20,
-            batch_layout: BatchLayout::Padded,
-            batch_tokens_max: 512,
-            batch_tokens_measured: false,
-            batch_rows_max: 512,
-            batch_attention_max: 4 << 20,
-            batch_padding_percent_max: 12,
             batch_delay_us_max: 0,
             queue_tokens_max: 8 << 20,
             quota_tokens: 4 << 20,
@@ -67,13 +46,47 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+/// The bounds on one batch. The defaults suit a CPU worker; a GPU wants larger batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    /// How the backend lays a batch out, which decides what a batch costs.
+    pub layout: BatchLayout,
+    /// Tokens: rows × sequence length when padded, else those of its texts. Raised to the model's
+    /// maximum input if that is more, because one text of full length must fit.
+    pub tokens_max: usize,
+    /// Whether a batch is to stop at what the backends were measured to need
+    /// ([`Description::batch_tokens`](crate::Description)), if that is less.
+    pub tokens_measured: bool,
+    /// Rows.
+    pub rows_max: usize,
+    /// Rows × sequence length² when padded, else the sum of its texts' squares: what attention
+    /// needs memory and time for. A single row is always accepted.
+    pub attention_max: u64,
+    /// Padding, in percent of its padded tokens; nothing to a packed layout. Batches of up to 64
+    /// padded tokens are exempt: there a second batch would cost more than the padding.
+    pub padding_percent_max: usize,
+}
+
+impl Default for BatchLimits {
+    fn default() -> Self {
+        Self {
+            layout: BatchLayout::Padded,
+            tokens_max: 512,
+            tokens_measured: false,
+            rows_max: 512,
+            attention_max: 4 << 20,
+            padding_percent_max: 12,
+        }
+    }
+}
+
+impl BatchLimits {
     /// The shared memory that a [`ChildBackend`](crate::worker::ChildBackend) needs for the largest
     /// batch that is made under these limits for `model`.
     pub fn region(&self, model: &ModelShape) -> RegionShape {
         RegionShape {
-            tokens_max: self.batch_tokens_max.max(model.max_input_tokens),
-            rows_max: self.batch_rows_max.max(1),
+            tokens_max: self.tokens_max.max(model.max_input_tokens),
+            rows_max: self.rows_max.max(1),
             dimensions: model.dimensions,
         }
     }
@@ -104,13 +117,11 @@ impl BatchLayout {
 pub struct EngineConfig {
     /// The bounds.
     pub limits: Limits,
-    /// Workers; each has a thread here and a backend from the factory. Zero counts as one.
-    pub workers: usize,
     /// Threads that tokenize large calls. Zero counts as one.
     pub tokenizer_threads: usize,
-    /// What every backend has to make of the engine's own text before it is trusted; none where
-    /// there is nothing to compare with.
-    pub reference: Option<Reference>,
+    /// A worker that has been idle for this long embeds the engine's own text, so that one that was
+    /// lost meanwhile, or is not what it was, is replaced before anybody needs it.
+    pub idle_check: Duration,
     /// How long [`Engine::canary`](crate::Engine::canary) waits before it gives up. Backends that
     /// can be killed bound a single batch themselves.
     pub run_timeout: Duration,
@@ -120,11 +131,30 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             limits: Limits::default(),
-            workers: 1,
             tokenizer_threads: 1,
-            reference: None,
+            idle_check: Duration::from_secs(60),
             run_timeout: Duration::from_secs(60),
         }
+    }
+}
+
+/// Workers of one kind: what they compute with and what their batches may be.
+pub struct Pool {
+    /// Makes the backend of each worker.
+    pub factory: BackendFactory,
+    /// Workers; each has a thread in the engine and a backend from the factory. Zero counts as one.
+    pub workers: usize,
+    /// The bounds on their batches.
+    pub batch: BatchLimits,
+    /// What every backend has to make of the engine's own text before it is trusted; none where
+    /// there is nothing to compare with.
+    pub reference: Option<Reference>,
+}
+
+impl Pool {
+    /// One worker under the default limits.
+    pub fn new(factory: BackendFactory) -> Self {
+        Self { factory, workers: 1, batch: BatchLimits::default(), reference: None }
     }
 }
 

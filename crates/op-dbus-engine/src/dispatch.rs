@@ -1,16 +1,16 @@
 //! Worker threads: each owns a backend, pulls batches, runs them, and replaces a lost backend.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, BackendError, BackendFactory, Description, LoadErrorKind};
+use crate::backend::{Backend, BackendError, Description};
 use crate::batch::Batch;
-use crate::config::{ModelShape, Reference};
+use crate::config::{ModelShape, Pool};
 use crate::error::Error;
 use crate::job::{Finished, Ran};
 use crate::planner::Plan;
+use crate::proof::{self, load, run_checked};
 use crate::scheduler::{Entry, Next, Row, Scheduler};
 
 /// Journal message id of the event that a worker was lost.
@@ -26,16 +26,23 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// What all worker threads share.
 pub(crate) struct Shared {
     pub scheduler: Arc<Scheduler>,
-    pub factory: BackendFactory,
+    pub pools: Vec<Pool>,
     pub model: ModelShape,
     /// Token ids of a short text, run on each backend before it is trusted.
     pub probe: Box<[i32]>,
-    /// What it has to make of that text.
-    pub reference: Option<Reference>,
+}
+
+/// Which worker: its place among all, its pool, and its number there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub index: usize,
+    pub pool: usize,
+    pub number: usize,
 }
 
 struct Worker {
     index: usize,
+    place: Place,
     shared: Arc<Shared>,
     backend: Box<dyn Backend>,
     /// What the backend said of itself when it was loaded.
@@ -49,32 +56,33 @@ struct Worker {
     strikes: u32,
 }
 
-/// The body of worker thread `index`: says by `ready` how the first load went, then works until the
+/// The body of a worker's thread: says by `ready` how the first load went, then works until the
 /// engine stops. `begin` is closed once all workers are loaded and known.
 pub(crate) fn work(
-    index: usize,
+    place: Place,
     shared: Arc<Shared>,
-    ready: SyncSender<(usize, Result<Description, BackendError>)>,
+    ready: SyncSender<(Place, Result<Description, BackendError>)>,
     begin: std::sync::mpsc::Receiver<()>,
 ) {
-    let loaded = load(index, &shared);
+    let loaded = load(place, &shared);
     let description = loaded.as_ref().map(|b| b.description().clone()).map_err(Clone::clone);
-    let sent = ready.send((index, description));
+    let sent = ready.send((place, description));
     drop(ready);
     if let (Ok(backend), Ok(())) = (loaded, sent) {
         // Closed, never sent on.
         let _ = begin.recv();
         let scheduler = Arc::clone(&shared.scheduler);
-        Worker::new(index, shared, backend).work();
-        scheduler.end(index);
+        Worker::new(place, shared, backend).work();
+        scheduler.end(place.index);
     }
 }
 
 impl Worker {
-    fn new(index: usize, shared: Arc<Shared>, backend: Box<dyn Backend>) -> Self {
+    fn new(place: Place, shared: Arc<Shared>, backend: Box<dyn Backend>) -> Self {
         let description = backend.description().clone();
         let (ids, lengths, out, computed) = Default::default();
-        Self { index, shared, backend, description, ids, lengths, out, computed, strikes: 0 }
+        let index = place.index;
+        Self { index, place, shared, backend, description, ids, lengths, out, computed, strikes: 0 }
     }
 
     fn work(mut self) {
@@ -83,18 +91,19 @@ impl Worker {
         loop {
             // With vectors to deliver only what is there at once is taken: they are delivered while
             // the backend computes it, or right away.
-            match scheduler.next_batch(self.index, &mut plan, self.computed.is_delivered()) {
-                Next::Batch => {}
-                Next::Nothing => {
+            let next = scheduler.next_batch(self.index, &mut plan, self.computed.is_delivered());
+            let result = match next {
+                Next::Batch => self.run(&mut plan.batch, 0),
+                Next::Check => self.check(),
+                Next::Nothing | Next::Stopped => {
                     self.computed.deliver(&self.description);
+                    if next == Next::Stopped {
+                        break;
+                    }
                     continue;
                 }
-                Next::Stopped => {
-                    self.computed.deliver(&self.description);
-                    break;
-                }
-            }
-            let Err(error) = self.run(&mut plan.batch, 0) else { continue };
+            };
+            let Err(error) = result else { continue };
             let provider = &self.backend.description().provider;
             tracing::warn!(
                 MESSAGE_ID = WORKER_LOST_MESSAGE_ID,
@@ -109,6 +118,16 @@ impl Worker {
                 break;
             }
         }
+    }
+
+    /// Has the backend embed the engine's own text, as when it was loaded.
+    ///
+    /// # Errors
+    /// It can't be trusted any more.
+    fn check(&mut self) -> Result<(), BackendError> {
+        let shared = Arc::clone(&self.shared);
+        let vector = proof::probe(self.backend.as_mut(), &shared.model, &shared.probe)?;
+        proof::trust(&shared.pools[self.place.pool], &self.description, &vector)
     }
 
     /// Runs a batch, in parts if the device can't hold it.
@@ -170,9 +189,9 @@ impl Worker {
         // Also if the backend has not found the time.
         deliver();
         result?;
-        let padded_tokens = scheduler.layout().tokens(&batch);
-        scheduler.stats.batch(batch.tokens(), padded_tokens, started.elapsed());
-        scheduler.ran(self.index);
+        let layout = self.shared.pools[self.place.pool].batch.layout;
+        scheduler.stats.batch(batch.tokens(), layout.tokens(&batch));
+        scheduler.ran(self.index, batch.tokens(), started.elapsed());
         std::mem::swap(&mut computed.entries, entries);
         std::mem::swap(&mut computed.vectors, &mut self.out);
         (computed.started_us, computed.ended_us) = (started_us, scheduler.clock.now_us());
@@ -191,7 +210,7 @@ impl Worker {
             {
                 return false;
             }
-            match load(self.index, &self.shared) {
+            match load(self.place, &self.shared) {
                 Ok(backend) => {
                     let description = backend.description().clone();
                     self.description = description.clone();
@@ -249,62 +268,4 @@ impl Backend for Gone {
     fn run(&mut self, _: &Batch<'_>, _: &mut [f32]) -> Result<(), BackendError> {
         Err(BackendError::Lost("it is being replaced".into()))
     }
-}
-
-/// Makes a backend and has it embed a short text before anybody relies on it.
-fn load(index: usize, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
-    let (backend, vector) = probed(&shared.factory, index, &shared.model, &shared.probe)?;
-    let Some(Err(difference)) = shared.reference.as_ref().map(|known| known.check(&vector)) else {
-        return Ok(backend);
-    };
-    let Description { provider, device, .. } = backend.description();
-    let message = format!("{provider} can't be trusted on {device}: {difference}");
-    Err(BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message })
-}
-
-/// A backend, and the vector that it makes of the probe.
-pub(crate) fn probed(
-    factory: &BackendFactory,
-    index: usize,
-    model: &ModelShape,
-    probe: &[i32],
-) -> Result<(Box<dyn Backend>, Vec<f32>), BackendError> {
-    let wrong = |message| BackendError::Load { kind: LoadErrorKind::Other, message };
-    let mut backend = catch_unwind(AssertUnwindSafe(|| factory(index)))
-        .map_err(|_| wrong("the backend panicked while it was loaded; see the log".into()))??;
-    let (made, wanted) = (backend.description().dimensions, model.dimensions);
-    if made != wanted {
-        return Err(wrong(format!(
-            "the backend makes vectors of {made} dimensions and the model has {wanted}; \
-             check the model's files"
-        )));
-    }
-    let lengths = [i32::try_from(probe.len()).unwrap_or(i32::MAX)];
-    let batch = Batch { ids: probe, lengths: &lengths };
-    let mut out = vec![f32::NAN; wanted];
-    run_checked(backend.as_mut(), &batch, &mut out, &mut || ())?;
-    let square: f32 = out.iter().map(|x| x * x).sum();
-    if model.normalized && !(0.98..=1.02).contains(&square) {
-        return Err(wrong(format!(
-            "the backend's vectors have length {} where 1 is expected; \
-             check the model's normalisation",
-            square.sqrt()
-        )));
-    }
-    Ok((backend, out))
-}
-
-/// Runs a batch; a backend that panics or gives values that are no numbers can't be trusted again.
-fn run_checked(
-    backend: &mut dyn Backend,
-    batch: &Batch<'_>,
-    out: &mut [f32],
-    meanwhile: &mut dyn FnMut(),
-) -> Result<(), BackendError> {
-    catch_unwind(AssertUnwindSafe(|| backend.run_while(batch, out, meanwhile)))
-        .unwrap_or_else(|_| Err(BackendError::Lost("it panicked in a batch".into())))?;
-    if out.iter().all(|value| value.is_finite()) {
-        return Ok(());
-    }
-    Err(BackendError::Lost("it returned values that are not finite numbers".into()))
 }

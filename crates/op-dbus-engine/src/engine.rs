@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::{Admission, Permit, cost};
-use crate::backend::{BackendError, BackendFactory, Description};
+use crate::backend::{BackendError, Description};
 use crate::call::{Call, Priority, Reply};
-use crate::config::{EngineConfig, Limits, ModelShape, Reference};
+use crate::config::{EngineConfig, Limits, ModelShape, Pool, Reference};
 use crate::dispatch::Shared;
 use crate::error::{Error, Excess};
 use crate::job::{Job, Output, Terms};
 use crate::prepare::{Chunk, Preparer, Task, chunks, is_small};
+use crate::roster::Roster;
 use crate::scheduler::Scheduler;
 use crate::start::{CANARY, probe, spawn, start_workers};
 use crate::stats::Snapshot;
@@ -32,7 +33,6 @@ struct Inner {
     model: ModelShape,
     canary_timeout: Duration,
     reference: Option<Reference>,
-    workers: usize,
     admission: Arc<Admission>,
     preparer: Preparer,
     tasks: mpsc::Sender<Task>,
@@ -68,28 +68,25 @@ pub enum WorkerState {
 }
 
 impl Engine {
-    /// Loads all workers and blocks until each has embedded a short text.
+    /// Loads all workers of the pools and blocks until each has embedded a short text. The first
+    /// pool is the one that was asked for; each batch goes to the one that will have it done first.
     ///
     /// # Errors
     /// That of a worker that could not be loaded or failed its first text; the others are stopped.
     pub fn start(
         tokenizer: Tokenizer,
         model: ModelShape,
-        factory: BackendFactory,
+        pools: Vec<Pool>,
         config: EngineConfig,
     ) -> Result<Self, BackendError> {
-        let EngineConfig { limits, workers, tokenizer_threads, reference, run_timeout } = config;
-        let workers = workers.max(1);
-        let scheduler = Arc::new(Scheduler::new(&limits, &model));
+        let EngineConfig { limits, tokenizer_threads, idle_check, run_timeout } = config;
+        let roster = Roster::new(pools.iter().map(|pool| pool.batch), &model);
+        let scheduler = Arc::new(Scheduler::new(&limits, idle_check, roster));
+        let reference = pools.first().and_then(|pool| pool.reference.clone());
         let probe = probe(&tokenizer, CANARY)?;
-        let shared = Shared {
-            scheduler: Arc::clone(&scheduler),
-            factory,
-            model: model.clone(),
-            probe,
-            reference: reference.clone(),
-        };
-        start_workers(&Arc::new(shared), workers)?;
+        let shared =
+            Shared { scheduler: Arc::clone(&scheduler), pools, model: model.clone(), probe };
+        start_workers(&Arc::new(shared))?;
         let preparer = Preparer { tokenizer, scheduler };
         let threads = tokenizer_threads.max(1);
         // Two chunks a thread keep it busy; callers wait for room, and admission bounds them.
@@ -100,7 +97,6 @@ impl Engine {
             model,
             canary_timeout: run_timeout,
             reference,
-            workers,
             preparer: preparer.clone(),
             tasks,
         }));
@@ -197,7 +193,8 @@ impl Engine {
         Ok(all)
     }
 
-    /// Waits until no worker can be had and calls are refused. The workers are still tried again.
+    /// Waits until no worker of the pool that was asked for can be had; without another pool calls are
+    /// refused from then on. The workers are still tried again.
     pub async fn failing(&self) {
         self.scheduler().hopeless().await;
     }
@@ -318,7 +315,7 @@ impl Inner {
     }
 
     fn tokens_per_s(&self) -> f64 {
-        self.preparer.scheduler.stats.tokens_per_s() * self.workers as f64
+        self.preparer.scheduler.tokens_per_s()
     }
 }
 

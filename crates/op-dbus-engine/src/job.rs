@@ -56,6 +56,9 @@ struct State {
     truncated: Vec<u32>,
     tokens: u64,
     started_us: Option<u64>,
+    /// What computed, each once, with commas in between.
+    providers: String,
+    devices: String,
     done: Option<oneshot::Sender<Result<Reply, Error>>>,
     permit: Option<Permit>,
 }
@@ -113,6 +116,8 @@ impl Job {
             truncated: Vec::new(),
             tokens: 0,
             started_us: None,
+            providers: String::new(),
+            devices: String::new(),
             done: Some(done),
             permit: Some(permit),
         };
@@ -181,6 +186,8 @@ impl Job {
         let output = self.terms.output;
         state.tokens += tokens as u64;
         state.started_us = Some(state.started_us.map_or(ran.started_us, |t| t.min(ran.started_us)));
+        note(&mut state.devices, &ran.by.device);
+        note(&mut state.providers, &ran.by.provider);
         match state.long.get_mut(&slot.text) {
             None => output.write(vector, target(&mut state.out, slot, output)),
             Some(long) => {
@@ -213,8 +220,8 @@ impl Job {
             truncated,
             queue_us: started_us.saturating_sub(self.terms.arrived_us),
             compute_us: ran.ended_us.saturating_sub(started_us),
-            provider: ran.by.provider.clone(),
-            device: ran.by.device.clone(),
+            provider: std::mem::take(&mut state.providers),
+            device: std::mem::take(&mut state.devices),
             precision: ran.by.precision.clone(),
         };
         // Before the caller hears of it, so that its next call finds the budget free.
@@ -225,6 +232,17 @@ impl Job {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Adds a name to the list, unless it is there.
+fn note(list: &mut String, name: &str) {
+    if list == name || list.split(',').any(|known| known == name) {
+        return;
+    }
+    if !list.is_empty() {
+        list.push(',');
+    }
+    list.push_str(name);
 }
 
 fn target(out: &mut [f32], slot: Slot, output: Output) -> &mut [f32] {

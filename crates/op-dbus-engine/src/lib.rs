@@ -16,7 +16,7 @@
 //!
 //! ```
 //! use op_dbus_engine::sim::{Faults, SimBackend};
-//! use op_dbus_engine::{Call, Engine, EngineConfig, ModelShape, Tokenizer};
+//! use op_dbus_engine::{Call, Engine, EngineConfig, ModelShape, Pool, Tokenizer};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let model = ModelShape {
@@ -28,7 +28,7 @@
 //! let engine = Engine::start(
 //!     Tokenizer::bytes(model.max_input_tokens),
 //!     model,
-//!     Box::new(|_worker| Ok(Box::new(SimBackend::new(384, Faults::default())))),
+//!     vec![Pool::new(Box::new(|_worker| Ok(Box::new(SimBackend::new(384, Faults::default())))))],
 //!     EngineConfig::default(),
 //! )?;
 //! let call = Call { texts: vec!["one".into(), "two".into()], ..Call::default() };
@@ -51,7 +51,10 @@ mod error;
 mod job;
 mod planner;
 mod prepare;
+mod proof;
 mod queue;
+mod roster;
+mod routing;
 mod scheduler;
 pub mod sim;
 mod start;
@@ -63,7 +66,7 @@ pub mod worker;
 pub use backend::{Backend, BackendError, BackendFactory, Description, LoadErrorKind};
 pub use batch::Batch;
 pub use call::{Call, CancelToken, Priority, Reply, Truncate};
-pub use config::{BatchLayout, EngineConfig, Limits, ModelShape, Reference};
+pub use config::{BatchLayout, BatchLimits, EngineConfig, Limits, ModelShape, Pool, Reference};
 pub use dispatch::WORKER_LOST_MESSAGE_ID;
 pub use engine::{Engine, WorkerState, WorkerStatus};
 pub use error::{Error, Excess};

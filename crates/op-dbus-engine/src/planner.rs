@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::call::Priority;
-use crate::config::BatchLayout;
+use crate::config::{BatchLayout, BatchLimits};
 use crate::queue::{Entry, Lane, Queue};
 
 /// Below this many padded tokens a second batch would cost more than any padding.
@@ -21,19 +21,6 @@ const WINDOW_BATCHES: usize = 8;
 /// Entries that are passed over in a packed layout, because they don't fit the rest of the budget,
 /// before the batch leaves as it is: a few long ones in a row must not cost a search of the queue.
 const PASSED_MAX: usize = 64;
-
-/// What one batch may cost.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Budget {
-    pub layout: BatchLayout,
-    /// Rows × sequence length, or the tokens of all rows.
-    pub tokens_max: usize,
-    pub rows_max: usize,
-    /// Rows × sequence length², or the sum of the rows' lengths squared.
-    pub attention_max: u64,
-    /// Padding in percent of the padded tokens; nothing to a packed layout.
-    pub padding_percent_max: usize,
-}
 
 /// What leaves the queue. The vectors are those of the plan before, emptied.
 #[derive(Debug)]
@@ -80,7 +67,7 @@ impl Fill {
         }
     }
 
-    fn fits(self, budget: &Budget) -> bool {
+    fn fits(self, budget: &BatchLimits) -> bool {
         match budget.layout {
             BatchLayout::Padded => self.fits_padded(budget),
             BatchLayout::Packed => {
@@ -91,7 +78,7 @@ impl Fill {
         }
     }
 
-    fn fits_padded(self, budget: &Budget) -> bool {
+    fn fits_padded(self, budget: &BatchLimits) -> bool {
         let padded = self.rows.saturating_mul(self.longest);
         let attention = (padded as u64).saturating_mul(self.longest as u64);
         let padding = (padded - self.real.min(padded)).saturating_mul(100);
@@ -123,14 +110,14 @@ impl Turn {
 /// Makes plans, in memory that is used again for the next.
 #[derive(Debug)]
 pub(crate) struct Planner {
-    budget: Budget,
+    budget: BatchLimits,
     lanes: Vec<Turn>,
     window: Vec<Candidate>,
     turns: BinaryHeap<Reverse<Turn>>,
 }
 
 impl Planner {
-    pub fn new(budget: Budget) -> Self {
+    pub fn new(budget: BatchLimits) -> Self {
         Self { budget, lanes: Vec::new(), window: Vec::new(), turns: BinaryHeap::new() }
     }
 
@@ -288,7 +275,7 @@ fn take_alive<T>(
 fn nearest<'a>(
     window: &'a mut [Candidate],
     head_tokens: usize,
-    budget: &Budget,
+    budget: &BatchLimits,
 ) -> &'a mut [Candidate] {
     window.sort_unstable_by_key(|candidate| (candidate.tokens, candidate.index, candidate.rank));
     let mut fill = Fill::default().with(head_tokens);

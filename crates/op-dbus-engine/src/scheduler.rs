@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::backend::{BackendError, Description};
+use crate::call::Priority;
 use crate::clock::Clock;
-use crate::config::{BatchLayout, Limits, ModelShape};
+use crate::config::Limits;
 use crate::engine::{WorkerState, WorkerStatus};
 use crate::error::Error;
 use crate::job::{Job, Slot};
-use crate::planner::{Budget, Plan, Planner};
+use crate::planner::Plan;
 use crate::queue::{self, Queue};
+use crate::roster::Roster;
+use crate::routing::{Running, Waiting};
 use crate::stats::Stats;
-
-/// Failed loads in a row of every worker after which waiting calls are failed rather than kept.
-const LOAD_FAILURES_MAX: u32 = 3;
 
 /// One row that waits, and where its vector belongs.
 #[derive(Debug)]
@@ -36,9 +36,8 @@ pub(crate) type Entry = queue::Entry<Row>;
 pub(crate) struct Scheduler {
     pub clock: Clock,
     pub stats: Stats,
-    layout: BatchLayout,
-    batch_tokens_measured: bool,
     delay_us: u64,
+    idle_check: Duration,
     state: Mutex<State>,
     /// Signalled when there is work, and when the engine stops.
     work: Condvar,
@@ -46,24 +45,17 @@ pub(crate) struct Scheduler {
     stop: Condvar,
     /// Notified when a worker's thread has ended.
     ended: Notify,
-    /// Notified when no worker can be had any more.
+    /// Notified when no worker of the pool that was asked for can be had any more.
     hopeless: Notify,
 }
 
 #[derive(Debug)]
 struct State {
     queue: Queue<Row>,
-    planner: Planner,
     /// Users whose calls were cancelled since the last batch.
     cancelled: BTreeSet<u32>,
-    workers: Vec<Worker>,
+    roster: Roster,
     stopped: bool,
-}
-
-#[derive(Debug)]
-struct Worker {
-    status: WorkerStatus,
-    load_failures: u32,
 }
 
 /// What a worker does next.
@@ -71,6 +63,8 @@ struct Worker {
 pub(crate) enum Next {
     /// It runs the batch that was planned.
     Batch,
+    /// It has been idle for long, and makes sure that it still computes.
+    Check,
     /// Nothing is to be run at this moment.
     Nothing,
     /// It ends.
@@ -78,25 +72,16 @@ pub(crate) enum Next {
 }
 
 impl Scheduler {
-    pub fn new(limits: &Limits, model: &ModelShape) -> Self {
-        let budget = Budget {
-            layout: limits.batch_layout,
-            tokens_max: limits.batch_tokens_max.max(model.max_input_tokens),
-            rows_max: limits.batch_rows_max.max(1),
-            attention_max: limits.batch_attention_max,
-            padding_percent_max: limits.batch_padding_percent_max,
-        };
+    pub fn new(limits: &Limits, idle_check: Duration, roster: Roster) -> Self {
         Self {
             clock: Clock::start(),
             stats: Stats::default(),
-            layout: budget.layout,
-            batch_tokens_measured: limits.batch_tokens_measured,
             delay_us: limits.batch_delay_us_max,
+            idle_check,
             state: Mutex::new(State {
                 queue: Queue::new(limits.bulk_wait_us_max),
-                planner: Planner::new(budget),
                 cancelled: BTreeSet::new(),
-                workers: Vec::new(),
+                roster,
                 stopped: false,
             }),
             work: Condvar::new(),
@@ -106,31 +91,15 @@ impl Scheduler {
         }
     }
 
-    /// How the backends lay a batch out.
-    pub fn layout(&self) -> BatchLayout {
-        self.layout
+    /// Adds the workers, all loaded and idle, each with its pool; from here on they are known by
+    /// their places.
+    pub fn add_workers(&self, workers: Vec<(usize, Description)>) {
+        self.lock().roster.add(workers);
     }
 
-    /// Adds a worker that is loaded and idle; its index is the number of workers before it.
-    pub fn add_workers(&self, descriptions: Vec<Description>) {
-        let worker = |description| Worker {
-            status: WorkerStatus {
-                description,
-                state: WorkerState::Idle,
-                batches: 0,
-                restarts: 0,
-                last_error: None,
-            },
-            load_failures: 0,
-        };
-        let mut state = self.lock();
-        if self.batch_tokens_measured {
-            let measured = descriptions.iter().map(|worker| worker.batch_tokens);
-            if let Some(tokens) = measured.filter(|tokens| *tokens > 0).min() {
-                state.planner.lower_tokens_max(tokens);
-            }
-        }
-        state.workers = descriptions.into_iter().map(worker).collect();
+    /// Takes note of what a batch costs in a pool.
+    pub fn learn(&self, pool: usize, tokens: usize, took: Duration) {
+        self.lock().roster.learn(pool, tokens, micros(took));
     }
 
     /// Queues rows; they are failed at once when nobody will ever run them.
@@ -145,12 +114,7 @@ impl Scheduler {
         for entry in entries {
             state.queue.push(entry);
         }
-        drop(state);
-        if many {
-            self.work.notify_all();
-        } else {
-            self.work.notify_one();
-        }
+        self.call_workers(state, many);
     }
 
     /// Puts rows of a failed batch back, once; `blamed` says that the failure may be theirs.
@@ -177,6 +141,7 @@ impl Scheduler {
 
     /// Takes the next batch into `plan`; with `wait`, waits for one if there is none.
     pub fn next_batch(&self, worker: usize, plan: &mut Plan<Row>, wait: bool) -> Next {
+        let check_at = Instant::now() + self.idle_check;
         let mut guard = self.lock();
         loop {
             let state = &mut *guard;
@@ -189,24 +154,29 @@ impl Scheduler {
             for uid in std::mem::take(&mut state.cancelled) {
                 dead.extend(state.queue.purge(uid, &alive));
             }
-            if let Some(delay) = self.delay(state, now_us) {
+            if let Some(delay) = self.delay(state, worker, now_us) {
                 if !wait {
                     return Next::Nothing;
                 }
+                state.roster.set(worker, WorkerState::Idle);
                 guard = self.wait(&self.work, guard, Some(delay));
                 continue;
             }
-            state.planner.plan(&mut state.queue, now_us, &alive, plan);
+            state.plan(worker, now_us, &alive, plan);
             dead.append(&mut plan.dead);
             let busy = !plan.batch.is_empty();
-            if busy || wait {
-                state.set(worker, if busy { WorkerState::Busy } else { WorkerState::Idle });
-            }
-            if busy && state.queue.texts() > 0 {
-                self.work.notify_one();
+            if busy {
+                let tokens = plan.batch.iter().map(|entry| entry.tokens).sum();
+                state.roster.runs(worker, Running { tokens, started_us: now_us });
+            } else if wait {
+                state.roster.set(worker, WorkerState::Idle);
             }
             if busy || !dead.is_empty() {
-                drop(guard);
+                if busy && state.queue.texts() > 0 {
+                    self.call_workers(guard, false);
+                } else {
+                    drop(guard);
+                }
                 // Those that were cancelled have been told already.
                 fail(dead, &Error::DeadlineExceeded);
                 if busy {
@@ -218,18 +188,39 @@ impl Scheduler {
             if !wait {
                 return Next::Nothing;
             }
-            guard = self.wait(&self.work, guard, None);
+            let until_check = check_at.saturating_duration_since(Instant::now());
+            if until_check.is_zero() {
+                return Next::Check;
+            }
+            guard = self.wait(&self.work, guard, Some(until_check));
         }
     }
 
-    /// How long an idle worker waits for more texts.
-    fn delay(&self, state: &State, now_us: u64) -> Option<Duration> {
-        if self.delay_us == 0 || state.queue.tokens() >= state.planner.tokens_max() {
-            return None;
+    /// How long an idle worker waits for more texts, or for another pool to take these.
+    fn delay(&self, state: &mut State, worker: usize, now_us: u64) -> Option<Duration> {
+        if self.delay_us > 0 {
+            let tokens_max = state.roster.planner(worker)?.tokens_max();
+            let until_us = state.queue.oldest_us()?.saturating_add(self.delay_us);
+            let wait_us = until_us.saturating_sub(now_us);
+            if wait_us > 0 && state.queue.tokens() < tokens_max {
+                return Some(Duration::from_micros(wait_us));
+            }
         }
-        let until_us = state.queue.oldest_us()?.saturating_add(self.delay_us);
-        let wait_us = until_us.checked_sub(now_us).filter(|wait_us| *wait_us > 0)?;
-        Some(Duration::from_micros(wait_us))
+        let (class, _) = state.queue.turn(now_us)?;
+        let waiting = Waiting { tokens: state.queue.tokens(), bulk: class == Priority::Bulk };
+        state.roster.leaves(worker, waiting, now_us)
+    }
+
+    /// Wakes idle workers: all if there is work for `many`, or if the one that wakes may leave it to
+    /// another pool.
+    fn call_workers(&self, state: MutexGuard<'_, State>, many: bool) {
+        let all = many || state.roster.is_mixed();
+        drop(state);
+        if all {
+            self.work.notify_all();
+        } else {
+            self.work.notify_one();
+        }
     }
 
     /// A call of this user was given up: its rows are dropped before the next batch.
@@ -241,43 +232,40 @@ impl Scheduler {
     }
 
     /// A worker ran a batch.
-    pub fn ran(&self, worker: usize) {
-        if let Some(worker) = self.lock().workers.get_mut(worker) {
-            worker.status.batches += 1;
-        }
+    pub fn ran(&self, worker: usize, tokens: usize, took: Duration) {
+        self.lock().roster.ran(worker, tokens, micros(took));
     }
 
     /// A worker was lost and is to be replaced.
     pub fn lost(&self, worker: usize, error: &BackendError) {
         self.stats.restarted();
         let mut state = self.lock();
-        state.set(worker, WorkerState::Restarting);
-        if let Some(worker) = state.workers.get_mut(worker) {
-            worker.status.restarts += 1;
-            worker.status.last_error = Some(error.to_string());
-        }
+        state.roster.lost(worker, error);
+        // Others may have left to it what waits.
+        self.call_workers(state, false);
     }
 
     /// A worker could not be replaced. Once none is left, what waits is failed.
     pub fn load_failed(&self, worker: usize, error: &BackendError) {
         let mut state = self.lock();
-        if let Some(worker) = state.workers.get_mut(worker) {
-            worker.load_failures += 1;
-            worker.status.last_error = Some(error.to_string());
+        state.roster.load_failed(worker, error);
+        let hopeless = state.roster.is_hopeless();
+        if let Some(error) = state.refusal() {
+            let entries = state.queue.clear();
+            drop(state);
+            fail(entries, &error);
         }
-        let Some(error) = state.refusal() else { return };
-        let entries = state.queue.clear();
-        drop(state);
-        fail(entries, &error);
-        self.hopeless.notify_waiters();
+        if hopeless {
+            self.hopeless.notify_waiters();
+        }
     }
 
-    /// Waits until no worker can be had; each is still tried again.
+    /// Waits until no worker of the pool that was asked for can be had; each is still tried again.
     pub async fn hopeless(&self) {
         loop {
             let hopeless = self.hopeless.notified();
             // Asked after the wait has begun, so that nothing is missed in between.
-            if self.lock().refusal().is_some() {
+            if self.lock().roster.is_hopeless() {
                 return;
             }
             hopeless.await;
@@ -286,10 +274,7 @@ impl Scheduler {
 
     /// A worker was replaced.
     pub fn loaded(&self, worker: usize, description: Description) {
-        if let Some(worker) = self.lock().workers.get_mut(worker) {
-            worker.load_failures = 0;
-            worker.status.description = description;
-        }
+        self.lock().roster.loaded(worker, description);
     }
 
     /// Waits, but not on once the engine stops; false if it has.
@@ -319,7 +304,7 @@ impl Scheduler {
 
     /// A worker's thread ends.
     pub fn end(&self, worker: usize) {
-        self.lock().set(worker, WorkerState::Stopped);
+        self.lock().roster.set(worker, WorkerState::Stopped);
         self.ended.notify_waiters();
     }
 
@@ -337,13 +322,18 @@ impl Scheduler {
     }
 
     pub fn workers(&self) -> Vec<WorkerStatus> {
-        self.lock().workers.iter().map(|worker| worker.status.clone()).collect()
+        self.lock().roster.statuses()
     }
 
     /// Texts and tokens that wait.
     pub fn waiting(&self) -> (usize, usize) {
         let state = self.lock();
         (state.queue.texts(), state.queue.tokens())
+    }
+
+    /// Tokens that all workers together compute in a second.
+    pub fn tokens_per_s(&self) -> f64 {
+        self.lock().roster.tokens_per_s()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -366,24 +356,29 @@ impl Scheduler {
 }
 
 impl State {
-    fn set(&mut self, worker: usize, state: WorkerState) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.status.state = state;
+    fn plan(
+        &mut self,
+        worker: usize,
+        now_us: u64,
+        alive: &dyn Fn(&Entry) -> bool,
+        plan: &mut Plan<Row>,
+    ) {
+        if let Some(planner) = self.roster.planner(worker) {
+            planner.plan(&mut self.queue, now_us, alive, plan);
         }
     }
 
     /// Why nothing can be queued: the engine has stopped, or no worker can be had.
     fn refusal(&self) -> Option<Error> {
-        if self.stopped {
-            return Some(Error::ShuttingDown);
+        match self.stopped {
+            true => Some(Error::ShuttingDown),
+            false => self.roster.refusal().map(Error::WorkerFailed),
         }
-        let worker = self.workers.first()?;
-        let hopeless = self.workers.iter().all(|w| w.load_failures >= LOAD_FAILURES_MAX);
-        hopeless.then(|| {
-            let message = worker.status.last_error.clone().unwrap_or_default();
-            Error::WorkerFailed(BackendError::Lost(message))
-        })
     }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn fail(entries: Vec<Entry>, error: &Error) {

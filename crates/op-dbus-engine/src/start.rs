@@ -7,8 +7,9 @@ use std::thread::JoinHandle;
 
 use crate::backend::{BackendError, BackendFactory, LoadErrorKind};
 use crate::call::Truncate;
-use crate::config::ModelShape;
-use crate::dispatch::{self, Shared};
+use crate::config::{ModelShape, Pool};
+use crate::dispatch::{self, Place, Shared};
+use crate::proof;
 use crate::tokenizer::Tokenizer;
 
 /// What health checks embed.
@@ -38,22 +39,23 @@ pub fn reference(
     factory: &BackendFactory,
 ) -> Result<Vec<f32>, BackendError> {
     let probe = probe(tokenizer, CANARY)?;
-    dispatch::probed(factory, 0, model, &probe).map(|(_, vector)| vector)
+    proof::probed(factory, 0, model, &probe).map(|(_, vector)| vector)
 }
 
 /// Starts the worker threads and waits until each has loaded its backend; then they begin.
 ///
 /// # Errors
 /// That of a worker that could not be loaded; the others have ended.
-pub(crate) fn start_workers(shared: &Arc<Shared>, workers: usize) -> Result<(), BackendError> {
-    let (ready, reports) = sync_channel(workers);
+pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
+    let places = places(&shared.pools);
+    let (ready, reports) = sync_channel(places.len());
     let (mut threads, mut begins) = (Vec::new(), Vec::new());
     let mut result = Ok(());
-    for index in 0..workers {
+    for place in places {
         let (begin, begun) = sync_channel(0);
         let (shared, ready) = (Arc::clone(shared), ready.clone());
-        let thread = spawn(format!("embed-worker-{index}"), move || {
-            dispatch::work(index, shared, ready, begun);
+        let thread = spawn(format!("embed-worker-{}", place.index), move || {
+            dispatch::work(place, shared, ready, begun);
         });
         match thread {
             Ok(thread) => threads.push(thread),
@@ -63,14 +65,15 @@ pub(crate) fn start_workers(shared: &Arc<Shared>, workers: usize) -> Result<(), 
     }
     drop(ready);
     let mut loaded = Vec::new();
-    for (index, report) in reports {
+    for (place, report) in reports {
         match report {
-            Ok(description) => loaded.push((index, description)),
+            Ok(description) => loaded.push((place, description)),
             Err(error) => result = Err(error),
         }
     }
-    loaded.sort_by_key(|(index, _)| *index);
-    shared.scheduler.add_workers(loaded.into_iter().map(|(_, worker)| worker).collect());
+    loaded.sort_by_key(|(place, _)| place.index);
+    let loaded = loaded.into_iter().map(|(place, description)| (place.pool, description));
+    shared.scheduler.add_workers(loaded.collect());
     if result.is_err() {
         shared.scheduler.stop();
     }
@@ -82,6 +85,13 @@ pub(crate) fn start_workers(shared: &Arc<Shared>, workers: usize) -> Result<(), 
         }
     }
     result
+}
+
+/// The workers of the pools, one pool after another.
+fn places(pools: &[Pool]) -> Vec<Place> {
+    let members = |(pool, of): (usize, &Pool)| (0..of.workers.max(1)).map(move |n| (pool, n));
+    let members = pools.iter().enumerate().flat_map(members);
+    members.enumerate().map(|(index, (pool, number))| Place { index, pool, number }).collect()
 }
 
 /// Starts a thread.

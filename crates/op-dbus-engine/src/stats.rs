@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use crate::call::Reply;
 use crate::error::Error;
@@ -56,11 +55,6 @@ pub struct Quantiles {
     pub p99_us: u64,
 }
 
-/// Rate that is assumed until the first batch has been measured.
-const TOKENS_PER_S_ASSUMED: f64 = 5_000.0;
-/// Weight of the newest batch in the measured rate.
-const RATE_WEIGHT: f64 = 0.1;
-
 /// The counters as they are kept.
 #[derive(Debug, Default)]
 pub(crate) struct Stats(Mutex<Counters>);
@@ -70,19 +64,14 @@ struct Counters {
     snapshot: Snapshot,
     queue: Histogram,
     compute: Histogram,
-    /// Tokens per second of one busy worker.
-    tokens_per_s: Option<f64>,
 }
 
 impl Stats {
-    pub fn batch(&self, tokens: usize, padded_tokens: usize, took: Duration) {
-        let rate = tokens as f64 / took.as_secs_f64().max(1e-6);
+    pub fn batch(&self, tokens: usize, padded_tokens: usize) {
         let mut counters = self.lock();
         counters.snapshot.batches += 1;
         counters.snapshot.tokens += tokens as u64;
         counters.snapshot.padded_tokens += padded_tokens as u64;
-        let before = counters.tokens_per_s.unwrap_or(rate);
-        counters.tokens_per_s = Some(before + RATE_WEIGHT * (rate - before));
     }
 
     pub fn answered(&self, reply: &Reply) {
@@ -104,11 +93,6 @@ impl Stats {
 
     pub fn restarted(&self) {
         self.lock().snapshot.worker_restarts += 1;
-    }
-
-    /// Tokens per second of one busy worker, measured.
-    pub fn tokens_per_s(&self) -> f64 {
-        self.lock().tokens_per_s.unwrap_or(TOKENS_PER_S_ASSUMED)
     }
 
     /// The counters now, without what only the queue and the admission know.

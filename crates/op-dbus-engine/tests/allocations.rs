@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts, serve};
 use op_dbus_engine::{
-    Backend, BackendError, Batch, BatchLayout, Call, Description, Engine, EngineConfig, Limits,
-    ModelShape, Tokenizer,
+    Backend, BackendError, BackendFactory, Batch, BatchLayout, BatchLimits, Call, Description,
+    Engine, EngineConfig, ModelShape, Pool, Tokenizer,
 };
 
 const ROLE: &str = "OP_DBUS_TEST_WORKER";
@@ -154,15 +154,17 @@ fn model(dimensions: usize) -> ModelShape {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engines_worker_thread_allocates_for_calls_and_not_for_batches() {
-    for batch_layout in [BatchLayout::Padded, BatchLayout::Packed] {
+    for layout in [BatchLayout::Padded, BatchLayout::Packed] {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let meter = Arc::clone(&seen);
-        let limits = Limits { batch_layout, batch_tokens_max: 256, ..Limits::default() };
+        let batch = BatchLimits { layout, tokens_max: 256, ..BatchLimits::default() };
+        let factory: BackendFactory =
+            Box::new(move |_| Ok(Box::new(Meter::new(Arc::clone(&meter)))));
         let engine = Engine::start(
             Tokenizer::bytes(64),
             model(DIMENSIONS),
-            Box::new(move |_| Ok(Box::new(Meter::new(Arc::clone(&meter))))),
-            EngineConfig { limits, ..EngineConfig::default() },
+            vec![Pool { batch, ..Pool::new(factory) }],
+            EngineConfig::default(),
         )
         .unwrap();
         let texts: Vec<String> = (0..1000).map(|n| "x".repeat(1 + n * 7919 % 60)).collect();
@@ -183,9 +185,9 @@ async fn an_engines_worker_thread_allocates_for_calls_and_not_for_batches() {
         let (calls, growths) = (104, GROWTHS as u64);
         assert!(since.len() > 3 * calls, "{} batches", since.len());
         let total: u64 = since.iter().sum();
-        assert!(total <= calls as u64 * PER_CALL + growths, "{batch_layout:?}: {total}: {since:?}");
+        assert!(total <= calls as u64 * PER_CALL + growths, "{layout:?}: {total}: {since:?}");
         let without = since.iter().filter(|count| **count == 0).count();
-        assert!(without + calls + GROWTHS >= since.len(), "{batch_layout:?}: {since:?}");
+        assert!(without + calls + GROWTHS >= since.len(), "{layout:?}: {since:?}");
     }
 }
 
@@ -213,7 +215,9 @@ fn bert() -> Tokenizer {
 #[tokio::test(flavor = "current_thread")]
 async fn a_text_and_a_call_allocate_a_few_times_on_their_way_to_the_queue() {
     let meter = Box::new(|_| Ok(Box::new(Meter::new(Arc::default())) as Box<dyn Backend>));
-    let engine = Engine::start(bert(), model(DIMENSIONS), meter, EngineConfig::default()).unwrap();
+    let engine =
+        Engine::start(bert(), model(DIMENSIONS), vec![Pool::new(meter)], EngineConfig::default())
+            .unwrap();
     let mut least = [u64::MAX; 2];
     for _ in 0..20 {
         for (least, texts) in least.iter_mut().zip([1, 51]) {

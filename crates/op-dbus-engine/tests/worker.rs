@@ -11,7 +11,8 @@ use nix::unistd::Pid;
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts, serve};
 use op_dbus_engine::{
-    Backend, BackendError, Batch, Call, Engine, EngineConfig, LoadErrorKind, ModelShape, Tokenizer,
+    Backend, BackendError, Batch, BatchLimits, Call, Engine, EngineConfig, LoadErrorKind,
+    ModelShape, Pool, Tokenizer,
 };
 
 const ROLE: &str = "OP_DBUS_TEST_WORKER";
@@ -130,12 +131,12 @@ async fn an_engine_outlives_its_worker_process() {
         matryoshka: vec![],
     };
     let config = EngineConfig::default();
-    let shape = config.limits.region(&model);
-    let factory = Box::new(move |_| {
+    let shape = BatchLimits::default().region(&model);
+    let pool = Pool::new(Box::new(move |_| {
         let child = ChildBackend::spawn(command("plain"), shape, PATIENT)?;
         Ok(Box::new(child) as Box<dyn Backend>)
-    });
-    let engine = Engine::start(Tokenizer::bytes(64), model, factory, config).unwrap();
+    }));
+    let engine = Engine::start(Tokenizer::bytes(64), model, vec![pool], config).unwrap();
     let call = || Call { texts: vec!["text".into()], ..Call::default() };
     let before = engine.embed(call()).await.unwrap();
     let pid = engine.descriptions()[0].description.pid;

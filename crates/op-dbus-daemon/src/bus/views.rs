@@ -79,8 +79,10 @@ pub fn providers(now: &Now) -> Vec<Dictionary> {
         let serving = now.served().filter(|served| served.provider == *name);
         let reason = unavailable(*provider, &now.loaded, serving.map(|_| *provider));
         let workers = serving.map(|served| served.engine.descriptions()).unwrap_or_default();
-        let mut devices: Vec<String> =
-            workers.into_iter().map(|worker| worker.description.device).collect();
+        // The CPU may help beside it.
+        let workers = workers.into_iter().map(|worker| worker.description);
+        let workers = workers.filter(|worker| worker.provider == *name);
+        let mut devices: Vec<String> = workers.map(|worker| worker.device).collect();
         devices.dedup();
         HashMap::from([
             ("name", (*name).into()),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use op_dbus_engine::{
-    BackendError, BatchLayout, Engine, EngineConfig, Limits, LoadErrorKind, ModelShape, Reference,
-    Tokenizer, sim,
+    BackendError, BatchLayout, BatchLimits, Engine, EngineConfig, Limits, LoadErrorKind,
+    ModelShape, Pool, Reference, Tokenizer, sim,
 };
 use op_dbus_models::{Family, Model, Store};
 
@@ -13,13 +13,15 @@ use super::Error;
 use super::provider::{self, Host};
 use super::served::{Choice, Served};
 use super::worker::{Blueprint, Crew, Spawner};
-use crate::settings::{CpuEngine, Loaded, Provider, Settings};
+use crate::settings::{CpuEngine, Loaded, Offload, Precision, Provider, Settings};
 
 /// Tokens for each thread beyond which no batch grows, however the machine was measured: whoever comes
 /// while it is computed has to wait.
 const CALIBRATED_TOKENS_MAX: usize = 2048;
 /// Padded tokens of a batch on an accelerator, which has more lanes to fill than a CPU.
 const ACCELERATOR_TOKENS: usize = 8192;
+/// What accelerators compute in, and so the CPU beside them.
+const ACCELERATOR_PRECISION: Precision = Precision::F32;
 /// Least cosine of the vectors of 32-bit floats on an accelerator with those of the CPU; providers
 /// may multiply in TF32 or with weights of 16 bits.
 const REFERENCE_COSINE_MIN: f32 = 0.9995;
@@ -85,36 +87,49 @@ pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Resul
 /// Starts the workers of a model on `host`.
 fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Result<Engine, Error> {
     let settings = &loaded.settings;
-    let blueprint = |host: Host| Blueprint {
+    let blueprint = |host: &Host, precision| Blueprint {
         model: draft.model.clone(),
         space: draft.space.clone(),
         dimensions: draft.shape.dimensions,
-        region: limits(settings, &host).region(&draft.shape),
-        host,
+        region: batch_limits(settings, host).region(&draft.shape),
+        precision,
+        host: host.clone(),
+    };
+    let pool = |host: &Host, precision, reference| Pool {
+        factory: spawner(&blueprint(host, precision), settings),
+        workers: workers(settings, host),
+        batch: batch_limits(settings, host),
+        reference,
     };
     provider::verify(&host, settings).map_err(Error::Provider)?;
     let explained = |error| explained(error, loaded);
     let mut host = host;
-    let mut reference = None;
+    let (mut reference, mut beside) = (None, None);
     if host.provider != Provider::Cpu {
-        let cpu = spawner(&blueprint(host.reference(draft.own_graph())), settings);
+        let own_graph = draft.own_graph();
+        let cpu = spawner(&blueprint(&host.reference(own_graph), ACCELERATOR_PRECISION), settings);
         let vector = op_dbus_engine::reference(&draft.tokenizer, &draft.shape, &cpu)?;
         reference = Some(Reference { vector, cosine_min: REFERENCE_COSINE_MIN });
+        if settings.offload == Offload::Auto {
+            let cpu = provider::host(Provider::Cpu, loaded, own_graph);
+            let cpu = cpu.unwrap_or_else(|_| host.reference(own_graph));
+            beside = Some(pool(&cpu, ACCELERATOR_PRECISION, None));
+        }
     }
     if host.devices.is_empty() {
         // All: the first one knows how many there are.
         let first = Host { devices: vec![0], ..host.clone() };
-        let backend = spawner(&blueprint(first), settings)(0).map_err(explained)?;
+        let backend = spawner(&blueprint(&first, settings.precision), settings)(0);
+        let backend = backend.map_err(explained)?;
         let count = backend.description().devices.max(1);
         host.devices = (0..u32::try_from(count).unwrap_or(u32::MAX)).collect();
     }
-    let limits = limits(settings, &host);
-    let workers = workers(settings, &host);
-    let factory = spawner(&blueprint(host), settings);
+    let asked_for = pool(&host, settings.precision, reference);
+    let pools = std::iter::once(asked_for).chain(beside).collect();
     let tokenizer_threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let config =
-        EngineConfig { limits, workers, tokenizer_threads, reference, ..EngineConfig::default() };
-    Engine::start(draft.tokenizer.clone(), draft.shape.clone(), factory, config).map_err(explained)
+    let limits = limits(settings);
+    let config = EngineConfig { limits, tokenizer_threads, ..EngineConfig::default() };
+    Engine::start(draft.tokenizer.clone(), draft.shape.clone(), pools, config).map_err(explained)
 }
 
 /// Worker processes: as many as the CPU wants, or one or more for each device.
@@ -131,8 +146,14 @@ fn served(
     engine: Engine,
     fallback_reason: String,
 ) -> Result<Served, Error> {
-    let first = engine.descriptions().into_iter().next().map(|worker| worker.description);
-    let first = first.ok_or(Error::Fault("an engine without workers"))?;
+    let mut workers = engine.descriptions().into_iter().map(|worker| worker.description);
+    let first = workers.next().ok_or(Error::Fault("an engine without workers"))?;
+    let mut device = first.device;
+    for other in workers.map(|worker| worker.device) {
+        if !device.split(',').any(|known| known == other) {
+            device = format!("{device},{other}");
+        }
+    }
     Ok(Served {
         choice: choice.clone(),
         model: draft.model,
@@ -143,7 +164,7 @@ fn served(
         default_prompt: draft.default_prompt,
         fallback_reason,
         provider: first.provider,
-        device: first.device,
+        device,
         precision: first.precision,
         engine_name: first.engine,
         isa: first.isa,
@@ -151,28 +172,35 @@ fn served(
     })
 }
 
-/// The bounds that the settings leave to the engine on `host`.
-pub(super) fn limits(settings: &Settings, host: &Host) -> Limits {
-    let basic = Limits::default();
+/// The bounds that the settings leave to the engine.
+fn limits(settings: &Settings) -> Limits {
+    Limits {
+        batch_delay_us_max: settings.batch_delay_us_max,
+        queue_tokens_max: settings.queue_tokens_max,
+        quota_tokens: settings.quota_tokens,
+        ..Limits::default()
+    }
+}
+
+/// The bounds on batches of `host`.
+fn batch_limits(settings: &Settings, host: &Host) -> BatchLimits {
+    let basic = BatchLimits::default();
     let (layout, threads, unmeasured) = match (host.provider, host.cpu_engine) {
         // What a batch may cost is said for one thread, and each takes its part of the batch.
         (Provider::Cpu, engine @ CpuEngine::Native) => {
             let threads = Crew::of(settings, engine, Vec::new()).threads;
             (BatchLayout::Packed, threads, CALIBRATED_TOKENS_MAX)
         }
-        (Provider::Cpu, _) => (BatchLayout::Padded, 1, basic.batch_tokens_max),
+        (Provider::Cpu, _) => (BatchLayout::Padded, 1, basic.tokens_max),
         _ => (BatchLayout::Padded, 1, ACCELERATOR_TOKENS),
     };
-    let batch_tokens_max = settings.batch_tokens_max.unwrap_or(unmeasured);
-    Limits {
-        batch_layout: layout,
-        batch_tokens_max: batch_tokens_max.saturating_mul(threads),
-        batch_tokens_measured: settings.batch_tokens_max.is_none(),
-        batch_rows_max: basic.batch_rows_max.saturating_mul(threads),
-        batch_attention_max: basic.batch_attention_max.saturating_mul(threads as u64),
-        batch_delay_us_max: settings.batch_delay_us_max,
-        queue_tokens_max: settings.queue_tokens_max,
-        quota_tokens: settings.quota_tokens,
+    let tokens_max = settings.batch_tokens_max.unwrap_or(unmeasured);
+    BatchLimits {
+        layout,
+        tokens_max: tokens_max.saturating_mul(threads),
+        tokens_measured: settings.batch_tokens_max.is_none(),
+        rows_max: basic.rows_max.saturating_mul(threads),
+        attention_max: basic.attention_max.saturating_mul(threads as u64),
         ..basic
     }
 }

@@ -55,7 +55,7 @@ pub struct Served {
     pub fallback_reason: String,
     /// Execution provider that computes, as the workers report it.
     pub provider: String,
-    /// First device that computes.
+    /// Devices that compute, with commas in between.
     pub device: String,
     /// Precision of the arithmetic.
     pub precision: String,
@@ -170,7 +170,8 @@ impl Served {
     fn check_device(&self, wanted: Option<&str>) -> Result<(), Error> {
         let Some(wanted) = wanted.filter(|wanted| *wanted != self.device) else { return Ok(()) };
         Err(Error::InvalidArgument(format!(
-            "option device is {wanted:?}, and the service computes on {}; leave the option out",
+            "option device is {wanted:?}, and the service computes on {} and decides itself where; \
+             leave the option out",
             self.device
         )))
     }

@@ -11,7 +11,7 @@ use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts};
 use op_dbus_engine::{Backend, BackendError, BackendFactory};
 
 use super::provider::Host;
-use crate::settings::{CpuEngine, Provider, Settings};
+use crate::settings::{CpuEngine, Precision, Provider, Settings};
 
 /// More workers than this only share the memory bandwidth of one machine.
 const WORKERS_AUTO_MAX: usize = 8;
@@ -33,6 +33,8 @@ pub struct Blueprint {
     pub dimensions: usize,
     /// The largest batch.
     pub region: RegionShape,
+    /// Precision of the arithmetic.
+    pub precision: Precision,
     /// What they compute on.
     pub host: Host,
 }
@@ -141,7 +143,7 @@ fn command(
     let mut command = Command::new(exe);
     let host = &blueprint.host;
     let (threads, engine) = (member.threads.to_string(), host.cpu_engine.to_string());
-    let (provider, precision) = (host.provider.to_string(), settings.precision.to_string());
+    let (provider, precision) = (host.provider.to_string(), blueprint.precision.to_string());
     // Workers take the devices in turn.
     let device = host.devices.get(number % host.devices.len().max(1)).copied().unwrap_or(0);
     let device = device.to_string();

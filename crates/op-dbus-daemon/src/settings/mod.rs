@@ -26,7 +26,7 @@ pub use mistakes::{Mistake, Mistakes, Origin};
 pub use render::{config_file, markdown};
 pub use row::{Group, Row, Scope};
 pub use table::{ROWS, row};
-pub use types::{Bus, CpuEngine, Devices, Precision, Provider};
+pub use types::{Bus, CpuEngine, Devices, Offload, Precision, Provider};
 
 /// Every setting, checked and resolved. The table in `table.rs` says what each one means.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -97,8 +97,8 @@ pub struct Settings {
     pub idle_unload_s: u64,
     /// Seconds a worker may take to load a model.
     pub load_timeout_s: u64,
-    /// Routing between CPU and accelerator; only `off` so far.
-    pub offload: String,
+    /// Whether the CPU computes beside an accelerator.
+    pub offload: Offload,
     /// Address of the HTTP gateway; only `none` so far.
     pub http_listen: String,
     /// The log filter.

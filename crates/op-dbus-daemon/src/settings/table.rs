@@ -62,7 +62,7 @@ const CPU_ISAS: &[Choice] = &[
 ];
 
 const AUTO: &[Choice] = &[name("auto")];
-const OFF: &[Choice] = &[name("off")];
+const OFFLOAD: &[Choice] = &[name("off"), name("auto")];
 const NONE: &[Choice] = &[name("none")];
 
 const fn count(min: u64, max: u64) -> Kind {
@@ -313,12 +313,14 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         key: "offload",
-        kind: Kind::Choice(OFF),
+        kind: Kind::Choice(OFFLOAD),
         default: "off",
         unit: "",
-        doc: "Whether batches that would wait for an accelerator are computed on the CPU.",
+        doc: "Whether the CPU computes beside an accelerator. With `auto` each batch goes where it \
+              will be done first, by what batches cost on either and what waits; each reply \
+              names what computed it. Of no effect where the CPU serves alone.",
         group: Group::Batching,
-        scope: Scope::Later,
+        scope: Scope::Any,
     },
     Row {
         key: "queue_tokens_max",

@@ -90,6 +90,19 @@ impl CpuEngine {
         &[(CpuEngine::Native, "native"), (CpuEngine::Ort, "ort"), (CpuEngine::Sim, "sim")];
 }
 
+/// Whether the CPU computes beside an accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Offload {
+    /// It does not.
+    Off,
+    /// It takes the batches that it will have done first.
+    Auto,
+}
+
+impl Offload {
+    const ALL: &[(Offload, &str)] = &[(Offload::Off, "off"), (Offload::Auto, "auto")];
+}
+
 /// Implements `Display`, `FromStr` and `Deserialize` from a type's table of names.
 macro_rules! named {
     ($type:ident, $what:literal) => {
@@ -122,6 +135,7 @@ macro_rules! named {
 named!(Provider, "an execution provider");
 named!(Precision, "a precision");
 named!(CpuEngine, "a CPU engine");
+named!(Offload, "a way to offload");
 
 /// Which devices of the provider are used.
 #[derive(Clone, Debug, PartialEq, Eq)]

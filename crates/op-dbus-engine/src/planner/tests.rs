@@ -23,12 +23,20 @@ fn simple(uid: u32, class: Priority, tokens: usize) -> Entry<Item> {
     entry(uid, class, tokens, Item { number: 0, alive: true })
 }
 
-fn budget(layout: BatchLayout, tokens_max: usize) -> Budget {
+fn budget(layout: BatchLayout, tokens_max: usize) -> BatchLimits {
     let (rows_max, attention_max, padding_percent_max) = (512, u64::MAX, 100);
-    Budget { layout, tokens_max, rows_max, attention_max, padding_percent_max }
+    let tokens_measured = false;
+    BatchLimits {
+        layout,
+        tokens_max,
+        tokens_measured,
+        rows_max,
+        attention_max,
+        padding_percent_max,
+    }
 }
 
-fn padded(tokens_max: usize) -> Budget {
+fn padded(tokens_max: usize) -> BatchLimits {
     budget(BatchLayout::Padded, tokens_max)
 }
 
@@ -39,7 +47,7 @@ fn layouts() -> impl Strategy<Value = BatchLayout> {
 /// A plan by a new planner.
 fn plan(
     queue: &mut Queue<Item>,
-    budget: &Budget,
+    budget: &BatchLimits,
     now_us: u64,
     alive: &dyn Fn(&Entry<Item>) -> bool,
 ) -> Plan<Item> {
@@ -52,7 +60,7 @@ fn is_alive(entry: &Entry<Item>) -> bool {
     entry.item.alive
 }
 
-fn check_batch(batch: &[Entry<Item>], budget: &Budget) -> Result<(), TestCaseError> {
+fn check_batch(batch: &[Entry<Item>], budget: &BatchLimits) -> Result<(), TestCaseError> {
     let longest = batch.iter().map(|entry| entry.tokens).max().unwrap_or(0);
     let real: usize = batch.iter().map(|entry| entry.tokens).sum();
     let padded = batch.len() * longest;
@@ -75,9 +83,10 @@ fn check_batch(batch: &[Entry<Item>], budget: &Budget) -> Result<(), TestCaseErr
     Ok(())
 }
 
-fn budgets() -> impl Strategy<Value = Budget> {
+fn budgets() -> impl Strategy<Value = BatchLimits> {
     (layouts(), 1usize..300, 1usize..20, 1u64..20_000, 0usize..40).prop_map(
-        |(layout, tokens_max, rows_max, attention_max, padding_percent_max)| Budget {
+        |(layout, tokens_max, rows_max, attention_max, padding_percent_max)| BatchLimits {
+            tokens_measured: false,
             layout,
             tokens_max,
             rows_max,
@@ -314,8 +323,8 @@ fn a_deep_queue_of_mixed_lengths_wastes_little() {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         queue.push(simple(1, Bulk, 4 + (seed >> 33) as usize % 250));
     }
-    let limits = crate::Limits::default();
-    let budget = Budget { padding_percent_max: limits.batch_padding_percent_max, ..padded(512) };
+    let padding_percent_max = BatchLimits::default().padding_percent_max;
+    let budget = BatchLimits { padding_percent_max, ..padded(512) };
     let (mut real, mut padded) = (0, 0);
     loop {
         let batch = plan(&mut queue, &budget, 0, &is_alive).batch;

@@ -2,8 +2,8 @@
 
 use op_dbus_engine::sim::SimBackend;
 use op_dbus_engine::{
-    BatchLayout, Call, CancelToken, Engine, EngineConfig, Error, Limits, ModelShape, Priority,
-    Tokenizer, Truncate,
+    BatchLayout, BatchLimits, Call, CancelToken, Engine, EngineConfig, Error, Limits, ModelShape,
+    Priority, Tokenizer, Truncate,
 };
 
 use crate::support::*;
@@ -134,7 +134,10 @@ async fn normalisation_is_added_but_never_taken_away() {
     let raw = Engine::start(
         Tokenizer::bytes(INPUT_MAX),
         ModelShape { normalized: false, ..model() },
-        Box::new(|_| Ok(Box::new(Doubled(SimBackend::new(DIMENSIONS, Default::default()))))),
+        pools(
+            Box::new(|_| Ok(Box::new(Doubled(SimBackend::new(DIMENSIONS, Default::default()))))),
+            1,
+        ),
         EngineConfig::default(),
     )
     .unwrap();
@@ -179,8 +182,8 @@ async fn batches_form_while_the_worker_is_busy() {
 #[tokio::test]
 async fn a_packed_layout_counts_no_padding() {
     for (layout, padded_tokens) in [(BatchLayout::Padded, 2 * 12), (BatchLayout::Packed, 3 + 12)] {
-        let limits = Limits { batch_layout: layout, ..Limits::default() };
-        let engine = start(Box::new(|_| sim(Default::default())), limits, 1);
+        let batch = BatchLimits { layout, ..BatchLimits::default() };
+        let engine = batched(Box::new(|_| sim(Default::default())), Limits::default(), batch, 1);
         let reply = engine.embed(call(1, &["a", "abcdefghij"])).await.unwrap();
         assert_eq!(reply.vectors, [expected("a"), expected("abcdefghij")].concat());
         let stats = engine.stats();
@@ -190,8 +193,8 @@ async fn a_packed_layout_counts_no_padding() {
 
 #[tokio::test]
 async fn interactive_calls_overtake_a_bulk_job() {
-    let limits = Limits { batch_tokens_max: 32, bulk_wait_us_max: u64::MAX, ..Limits::default() };
-    let gate = Gate::new(limits);
+    let limits = Limits { bulk_wait_us_max: u64::MAX, ..Limits::default() };
+    let gate = Gate::batched(limits, BatchLimits { tokens_max: 32, ..BatchLimits::default() });
     let (engine, texts) = (gate.engine.clone(), vec!["x".repeat(30); 6]);
     let bulk = Call { texts, priority: Some(Priority::Bulk), ..Call::default() };
     let bulk = tokio::spawn(async move { engine.embed(bulk).await });
@@ -248,8 +251,8 @@ async fn a_text_that_cannot_be_tokenized_is_named_by_its_place_in_the_call() {
     let engine = Engine::start(
         Tokenizer::from_bytes(json, INPUT_MAX).unwrap(),
         model(),
-        Box::new(|_| sim(Default::default())),
-        config(Limits::default(), 1),
+        pools(Box::new(|_| sim(Default::default())), 1),
+        config(Limits::default()),
     )
     .unwrap();
     let mut texts = vec!["the lazy dog".to_owned(); 300];

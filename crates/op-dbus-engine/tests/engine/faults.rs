@@ -1,11 +1,12 @@
 //! Backends that fail, die, lie or never come.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, Batch, Description, Engine, EngineConfig, Error, Limits,
-    LoadErrorKind, Reference, Tokenizer, WorkerState,
+    Backend, BackendError, BackendFactory, Batch, BatchLimits, Description, Engine, EngineConfig,
+    Error, Limits, LoadErrorKind, Pool, Reference, Tokenizer, WorkerState,
 };
 
 use crate::support::*;
@@ -29,8 +30,9 @@ async fn a_batch_whose_worker_died_is_run_again() {
 #[tokio::test]
 async fn a_text_that_kills_workers_fails_alone() {
     let poison = Faults { die_on_token: Some(i32::from(b'!')), ..Faults::default() };
-    let limits = Limits { batch_delay_us_max: 20_000, batch_tokens_max: 64, ..Limits::default() };
-    let engine = start(Box::new(move |_| sim(poison.clone())), limits, 1);
+    let limits = Limits { batch_delay_us_max: 20_000, ..Limits::default() };
+    let batch = BatchLimits { tokens_max: 64, ..BatchLimits::default() };
+    let engine = batched(Box::new(move |_| sim(poison.clone())), limits, batch, 1);
     let (bad, good) =
         tokio::join!(engine.embed(call(1, &["bad!"])), engine.embed(call(2, &["good"])));
     assert!(matches!(bad, Err(Error::WorkerFailed(BackendError::Lost(_)))), "{bad:?}");
@@ -104,8 +106,8 @@ fn corrupt() -> BackendError {
 #[test]
 fn a_worker_that_does_not_load_fails_the_start() {
     let start = |factory| {
-        Engine::start(Tokenizer::bytes(INPUT_MAX), model(), factory, config(Limits::default(), 2))
-            .unwrap_err()
+        let (tokenizer, pools) = (Tokenizer::bytes(INPUT_MAX), pools(factory, 2));
+        Engine::start(tokenizer, model(), pools, config(Limits::default())).unwrap_err()
     };
     let second = |n| if n == 1 { Err(corrupt()) } else { sim(Faults::default()) };
     assert_eq!(start(Box::new(second)), corrupt());
@@ -154,8 +156,8 @@ async fn a_backend_with_other_vectors_is_not_trusted() {
     let vector = op_dbus_engine::reference(&tokenizer(), &model(), &healthy()).unwrap();
     let started = |vector: Vec<f32>| {
         let reference = Some(Reference { vector, cosine_min: 0.9999 });
-        let config = EngineConfig { reference, ..config(Limits::default(), 1) };
-        Engine::start(tokenizer(), model(), healthy(), config)
+        let pool = Pool { reference, ..Pool::new(healthy()) };
+        Engine::start(tokenizer(), model(), vec![pool], config(Limits::default()))
     };
     started(vector.clone()).unwrap().canary().await.unwrap();
     let mut other = vector.clone();
@@ -178,4 +180,22 @@ async fn an_engine_tells_when_no_worker_can_be_had() {
     let engine = start(factory, Limits::default(), 1);
     let (refusal, ()) = tokio::join!(engine.embed(call(1, &["a"])), engine.failing());
     assert!(matches!(refusal, Err(Error::WorkerFailed(_))), "{refusal:?}");
+}
+
+#[tokio::test]
+async fn a_worker_that_was_lost_while_idle_is_replaced_before_it_is_needed() {
+    let (made, replaced) = std::sync::mpsc::channel();
+    let count = AtomicUsize::new(0);
+    let factory = move |_| {
+        let n = count.fetch_add(1, Ordering::Relaxed);
+        made.send(n).unwrap();
+        // The second batch is the first check of an idle worker.
+        sim(Faults { die_on_batch: (n == 0).then_some(2), ..Faults::default() })
+    };
+    let config = EngineConfig { idle_check: Duration::from_millis(20), ..EngineConfig::default() };
+    let pools = pools(Box::new(factory), 1);
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
+    assert_eq!((replaced.recv(), replaced.recv()), (Ok(0), Ok(1)));
+    assert_eq!(engine.embed(call(1, &["a"])).await.unwrap().vectors, expected("a"));
+    assert_eq!(engine.stats().retries, 0);
 }

@@ -5,4 +5,5 @@
 mod calls;
 mod faults;
 mod limits;
+mod pools;
 mod support;

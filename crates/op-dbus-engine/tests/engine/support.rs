@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, Batch, Call, Description, Engine, EngineConfig, Limits,
-    ModelShape, Tokenizer,
+    Backend, BackendError, BackendFactory, Batch, BatchLimits, Call, Description, Engine,
+    EngineConfig, Limits, ModelShape, Pool, Tokenizer,
 };
 
 pub const DIMENSIONS: usize = 8;
@@ -21,13 +21,26 @@ pub fn model() -> ModelShape {
     }
 }
 
-pub fn config(limits: Limits, workers: usize) -> EngineConfig {
-    EngineConfig { limits, workers, tokenizer_threads: 2, ..EngineConfig::default() }
+pub fn config(limits: Limits) -> EngineConfig {
+    EngineConfig { limits, tokenizer_threads: 2, ..EngineConfig::default() }
+}
+
+pub fn pools(factory: BackendFactory, workers: usize) -> Vec<Pool> {
+    vec![Pool { workers, ..Pool::new(factory) }]
 }
 
 pub fn start(factory: BackendFactory, limits: Limits, workers: usize) -> Engine {
-    let tokenizer = Tokenizer::bytes(INPUT_MAX);
-    Engine::start(tokenizer, model(), factory, config(limits, workers)).unwrap()
+    batched(factory, limits, BatchLimits::default(), workers)
+}
+
+pub fn batched(
+    factory: BackendFactory,
+    limits: Limits,
+    batch: BatchLimits,
+    workers: usize,
+) -> Engine {
+    let pool = Pool { workers, batch, ..Pool::new(factory) };
+    Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config(limits)).unwrap()
 }
 
 pub fn sim(faults: Faults) -> Result<Box<dyn Backend>, BackendError> {
@@ -68,6 +81,10 @@ pub struct Gate {
 
 impl Gate {
     pub fn new(limits: Limits) -> Self {
+        Self::batched(limits, BatchLimits::default())
+    }
+
+    pub fn batched(limits: Limits, batch: BatchLimits) -> Self {
         let (shown, batches) = channel();
         let (go, wait) = channel();
         let wait = Arc::new(Mutex::new(wait));
@@ -76,7 +93,7 @@ impl Gate {
             let (shown, wait) = (shown.clone(), Arc::clone(&wait));
             Ok(Box::new(Gated { sim, shown, wait, checked: false }))
         });
-        Self { engine: start(factory, limits, 1), batches, go }
+        Self { engine: batched(factory, limits, batch, 1), batches, go }
     }
 
     /// Waits until a batch is about to run; its texts in alphabetical order.

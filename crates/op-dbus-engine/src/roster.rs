@@ -1,0 +1,200 @@
+//! Who computes: the workers of each pool, what they do, and what batches cost there.
+
+use std::time::Duration;
+
+use crate::backend::{BackendError, Description};
+use crate::config::{BatchLimits, ModelShape};
+use crate::engine::{WorkerState, WorkerStatus};
+use crate::planner::Planner;
+use crate::routing::{self, Cost, Lane, Running, Waiting};
+
+/// Failed loads in a row of every worker of a pool after which nobody waits for them.
+const LOAD_FAILURES_MAX: u32 = 3;
+/// Rate that is assumed until the first batch has been measured.
+const TOKENS_PER_S_ASSUMED: f64 = 5_000.0;
+
+/// All workers. The first pool is the one that was asked for; others help.
+#[derive(Debug)]
+pub(crate) struct Roster {
+    pools: Vec<Pool>,
+    workers: Vec<Worker>,
+}
+
+#[derive(Debug)]
+struct Pool {
+    batch: BatchLimits,
+    planner: Planner,
+    cost: Cost,
+}
+
+#[derive(Debug)]
+struct Worker {
+    pool: usize,
+    status: WorkerStatus,
+    running: Option<Running>,
+    load_failures: u32,
+}
+
+impl Worker {
+    /// Whether it has a backend, or soon will again.
+    fn can_be_had(&self) -> bool {
+        self.load_failures < LOAD_FAILURES_MAX
+    }
+
+    /// Whether it has a backend now.
+    fn is_there(&self) -> bool {
+        matches!(self.status.state, WorkerState::Idle | WorkerState::Busy)
+    }
+}
+
+impl Roster {
+    /// Pools without workers yet, for batches under these limits.
+    pub fn new(limits: impl Iterator<Item = BatchLimits>, model: &ModelShape) -> Self {
+        let pool = |limits: BatchLimits| {
+            let tokens_max = limits.tokens_max.max(model.max_input_tokens);
+            let batch = BatchLimits { tokens_max, rows_max: limits.rows_max.max(1), ..limits };
+            Pool { batch, planner: Planner::new(batch), cost: Cost::default() }
+        };
+        Self { pools: limits.map(pool).collect(), workers: Vec::new() }
+    }
+
+    /// Whether a batch may have to go to another pool than that of whoever is idle.
+    pub fn is_mixed(&self) -> bool {
+        self.pools.len() > 1
+    }
+
+    /// The workers, all loaded and idle, each with its pool.
+    pub fn add(&mut self, workers: Vec<(usize, Description)>) {
+        for (pool, description) in &workers {
+            let tokens = description.batch_tokens;
+            if let Some(pool) = self.pools.get_mut(*pool).filter(|pool| pool.batch.tokens_measured)
+                && tokens > 0
+            {
+                pool.planner.lower_tokens_max(tokens);
+            }
+        }
+        let worker = |(pool, description)| Worker {
+            pool,
+            status: WorkerStatus {
+                description,
+                state: WorkerState::Idle,
+                batches: 0,
+                restarts: 0,
+                last_error: None,
+            },
+            running: None,
+            load_failures: 0,
+        };
+        self.workers = workers.into_iter().map(worker).collect();
+    }
+
+    /// The planner of a worker's batches.
+    pub fn planner(&mut self, worker: usize) -> Option<&mut Planner> {
+        let pool = self.workers.get(worker)?.pool;
+        self.pools.get_mut(pool).map(|pool| &mut pool.planner)
+    }
+
+    /// Whether `worker` leaves what waits to another pool, and how long it then waits before it asks
+    /// again.
+    pub fn leaves(&self, worker: usize, waiting: Waiting, now_us: u64) -> Option<Duration> {
+        if !self.is_mixed() {
+            return None;
+        }
+        let own = self.workers.get(worker)?.pool;
+        let others = (0..self.pools.len()).filter(|pool| *pool != own);
+        let others: Vec<_> = others.filter_map(|pool| self.lane(pool)).collect();
+        routing::leave(&self.lane(own)?, &others, waiting, now_us)
+    }
+
+    fn lane(&self, index: usize) -> Option<Lane<'_>> {
+        let pool = self.pools.get(index)?;
+        let members = self.workers.iter().filter(|worker| worker.pool == index);
+        let workers = members.filter(|worker| worker.is_there()).map(|worker| worker.running);
+        let (cost, tokens_max) = (&pool.cost, pool.planner.tokens_max());
+        Some(Lane { cost, tokens_max, workers: workers.collect() })
+    }
+
+    /// A worker begins a batch.
+    pub fn runs(&mut self, worker: usize, running: Running) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.status.state = WorkerState::Busy;
+            worker.running = Some(running);
+        }
+    }
+
+    /// A worker has computed a batch of `tokens`, which took `us`.
+    pub fn ran(&mut self, worker: usize, tokens: usize, us: u64) {
+        let Some(worker) = self.workers.get_mut(worker) else { return };
+        worker.status.batches += 1;
+        let pool = worker.pool;
+        self.learn(pool, tokens, us);
+    }
+
+    /// Takes note of what a batch costs in a pool.
+    pub fn learn(&mut self, pool: usize, tokens: usize, us: u64) {
+        if let Some(pool) = self.pools.get_mut(pool) {
+            pool.cost.learn(tokens, us);
+        }
+    }
+
+    /// A worker does something else than to compute.
+    pub fn set(&mut self, worker: usize, state: WorkerState) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.status.state = state;
+            worker.running = None;
+        }
+    }
+
+    /// A worker was lost and is to be replaced.
+    pub fn lost(&mut self, worker: usize, error: &BackendError) {
+        self.set(worker, WorkerState::Restarting);
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.status.restarts += 1;
+            worker.status.last_error = Some(error.to_string());
+        }
+    }
+
+    /// A worker could not be replaced.
+    pub fn load_failed(&mut self, worker: usize, error: &BackendError) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.load_failures += 1;
+            worker.status.last_error = Some(error.to_string());
+        }
+    }
+
+    /// A worker was replaced.
+    pub fn loaded(&mut self, worker: usize, description: Description) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.load_failures = 0;
+            worker.status.state = WorkerState::Idle;
+            worker.status.description = description;
+        }
+    }
+
+    /// What each worker is and does.
+    pub fn statuses(&self) -> Vec<WorkerStatus> {
+        self.workers.iter().map(|worker| worker.status.clone()).collect()
+    }
+
+    /// Whether all workers of the pool that was asked for are given up.
+    pub fn is_hopeless(&self) -> bool {
+        let mut first = self.workers.iter().filter(|worker| worker.pool == 0).peekable();
+        first.peek().is_some() && first.all(|worker| !worker.can_be_had())
+    }
+
+    /// Why nobody computes any more, if that is so.
+    pub fn refusal(&self) -> Option<BackendError> {
+        let first = self.workers.first()?;
+        let given_up = self.workers.iter().all(|worker| !worker.can_be_had());
+        given_up.then(|| BackendError::Lost(first.status.last_error.clone().unwrap_or_default()))
+    }
+
+    /// Tokens that all workers together compute in a second, as far as it was measured.
+    pub fn tokens_per_s(&self) -> f64 {
+        let rate = |worker: &Worker| {
+            let pool = self.pools.get(worker.pool)?;
+            pool.cost.rate(pool.planner.tokens_max())
+        };
+        self.workers.iter().map(|worker| rate(worker).unwrap_or(TOKENS_PER_S_ASSUMED)).sum()
+    }
+}

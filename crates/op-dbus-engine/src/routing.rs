@@ -1,0 +1,127 @@
+//! Which pool a batch goes to where there are several: the one that will have it done first.
+//!
+//! Workers pull, so the question is put to an idle worker whose turn it would be: will what waits be
+//! done sooner by a worker of another pool, although that may still be busy with the batch before?
+//! What batches cost is learned from those that ran.
+
+use std::time::Duration;
+
+/// Weight of the newest batch in what is known of its size.
+const WEIGHT: f32 = 0.2;
+/// Sizes are told apart by powers of two; a batch of a million tokens belongs to the last.
+const OCTAVES: usize = 20;
+/// However cheap a batch is, the question is not put again sooner than this.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// However dear it is, a pool that hangs is not relied on for longer.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// What batches cost in one pool.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cost([Option<Point>; OCTAVES]);
+
+/// The mean of the batches of one size.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    tokens: f32,
+    us: f32,
+}
+
+impl Cost {
+    /// Takes note of a batch of `tokens` that took `us`.
+    pub fn learn(&mut self, tokens: usize, us: u64) {
+        let new = Point { tokens: tokens as f32, us: us as f32 };
+        let octave = tokens.max(1).ilog2() as usize;
+        let point = self.0[octave.min(OCTAVES - 1)].get_or_insert(new);
+        point.tokens += WEIGHT * (new.tokens - point.tokens);
+        point.us += WEIGHT * (new.us - point.us);
+    }
+
+    /// What a batch of `tokens` will take, in microseconds: on the line between the nearest sizes
+    /// that are known, at least what the smallest of them takes, and in proportion beyond the
+    /// largest. `None` while nothing has run.
+    pub fn of(&self, tokens: usize) -> Option<u64> {
+        let tokens = tokens as f32;
+        let known = || self.0.iter().flatten();
+        let above = known().find(|point| point.tokens >= tokens);
+        let below = known().rfind(|point| point.tokens < tokens);
+        let us = match (below, above) {
+            (None, above) => above?.us,
+            (Some(below), None) => below.us * tokens / below.tokens.max(1.0),
+            (Some(below), Some(above)) => {
+                let part = (tokens - below.tokens) / (above.tokens - below.tokens).max(1.0);
+                below.us + part * (above.us - below.us)
+            }
+        };
+        // A cast from a float saturates.
+        Some(us.max(0.0) as u64)
+    }
+
+    /// Tokens per second in batches of `tokens`.
+    pub fn rate(&self, tokens: usize) -> Option<f64> {
+        self.of(tokens).map(|us| tokens as f64 * 1e6 / us.max(1) as f64)
+    }
+}
+
+/// A pool, as the question sees it.
+#[derive(Debug)]
+pub(crate) struct Lane<'a> {
+    pub cost: &'a Cost,
+    /// Tokens of its largest batch.
+    pub tokens_max: usize,
+    /// Its workers that can be had: what each runs now.
+    pub workers: Vec<Option<Running>>,
+}
+
+/// A batch that is being computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Running {
+    pub tokens: usize,
+    pub started_us: u64,
+}
+
+/// What waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub tokens: usize,
+    /// Whether its callers wait for all of it rather than for each text.
+    pub bulk: bool,
+}
+
+/// Whether an idle worker of `own` leaves the next batch to another pool, and how long it then waits
+/// before it asks again: whoever was to be faster may not be.
+pub(crate) fn leave(
+    own: &Lane<'_>,
+    others: &[Lane<'_>],
+    waiting: Waiting,
+    now_us: u64,
+) -> Option<Duration> {
+    // A pool that nothing is known of has to run something first.
+    let own_us = own.cost.of(waiting.tokens.min(own.tokens_max))?;
+    let sooner = others.iter().filter_map(|other| other.done_in(waiting, now_us));
+    let left = sooner.min().is_some_and(|us| us < own_us);
+    left.then(|| Duration::from_micros(own_us).clamp(PAUSE_MIN, PAUSE_MAX))
+}
+
+impl Lane<'_> {
+    /// Time until the next batch would be done here; until all that waits would be, if its callers
+    /// wait for all of it. `None` where that is not known.
+    fn done_in(&self, waiting: Waiting, now_us: u64) -> Option<u64> {
+        let free_us = self.workers.iter().map(|worker| self.remaining(*worker, now_us)).min()?;
+        let next_us = self.cost.of(waiting.tokens.min(self.tokens_max))?;
+        let batches = waiting.tokens.div_ceil(self.tokens_max.max(1));
+        let turns = if waiting.bulk { batches.div_ceil(self.workers.len()).max(1) } else { 1 };
+        Some(free_us.saturating_add(next_us.saturating_mul(turns as u64)))
+    }
+
+    /// Time until a worker is idle. One that is late will be so for half as long again, as far as
+    /// anybody knows.
+    fn remaining(&self, worker: Option<Running>, now_us: u64) -> u64 {
+        let Some(Running { tokens, started_us }) = worker else { return 0 };
+        let elapsed = now_us.saturating_sub(started_us);
+        let expected = self.cost.of(tokens).unwrap_or(0);
+        expected.checked_sub(elapsed).unwrap_or(elapsed / 2)
+    }
+}
+
+#[cfg(test)]
+mod tests;

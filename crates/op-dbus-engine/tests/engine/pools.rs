@@ -1,0 +1,107 @@
+//! Workers of two kinds behind one queue.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::{
+    Backend, BackendError, BackendFactory, Batch, Call, Description, Engine, Limits, Pool,
+    Tokenizer, WorkerState,
+};
+
+use crate::support::*;
+
+/// A simulator under another name that does so much work for nothing in each batch.
+struct Named {
+    sim: SimBackend,
+    description: Description,
+    work: u64,
+}
+
+impl Backend for Named {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        black_box((0..self.work).fold(0, |sum, n| black_box(sum ^ n)));
+        self.sim.run(batch, out)
+    }
+}
+
+fn named(name: &str, work: u64, faults: Faults) -> Result<Box<dyn Backend>, BackendError> {
+    let sim = SimBackend::new(DIMENSIONS, faults);
+    let description = Description {
+        provider: name.into(),
+        device: format!("{name}:0"),
+        ..sim.description().clone()
+    };
+    Ok(Box::new(Named { sim, description, work }))
+}
+
+fn pool(name: &'static str, work: u64) -> Pool {
+    Pool::new(Box::new(move |_| named(name, work, Faults::default())))
+}
+
+fn mixed(pools: Vec<Pool>) -> Engine {
+    Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config(Limits::default())).unwrap()
+}
+
+fn batches(engine: &Engine) -> Vec<u64> {
+    engine.descriptions().iter().map(|worker| worker.batches).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_goes_to_the_pool_that_has_it_done_first() {
+    let slow = pool("slow", 100_000_000);
+    let engine = mixed(vec![slow, pool("fast", 0)]);
+    for _ in 0..20 {
+        let reply = engine.embed(call(1, &["a", "b"])).await.unwrap();
+        assert_eq!((reply.provider.as_str(), reply.device.as_str()), ("fast", "fast:0"));
+        assert_eq!(reply.vectors, [expected("a"), expected("b")].concat());
+    }
+    assert_eq!(batches(&engine), [0, 20]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pools_of_one_speed_share_the_work_and_the_reply_names_both() {
+    let work = 2_000_000;
+    let engine = mixed(vec![pool("one", work), pool("other", work)]);
+    let texts: Vec<String> = (0..2000).map(|n| format!("{n}")).collect();
+    let reply = engine.embed(Call { texts: texts.clone(), ..Call::default() }).await.unwrap();
+    let wanted: Vec<f32> = texts.iter().flat_map(|text| expected(text)).collect();
+    assert_eq!(reply.vectors, wanted);
+    let mut devices: Vec<_> = reply.device.split(',').collect();
+    devices.sort_unstable();
+    assert_eq!(devices, ["one:0", "other:0"]);
+    assert!(batches(&engine).iter().all(|count| *count > 5), "{:?}", batches(&engine));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_outlive_the_pool_that_was_asked_for() {
+    let (broken, made) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let is_broken = Arc::clone(&broken);
+    let count = Arc::clone(&made);
+    let device: BackendFactory = Box::new(move |_| {
+        if is_broken.load(Ordering::Relaxed) {
+            count.fetch_add(1, Ordering::Relaxed);
+            return Err(BackendError::Lost("the device is gone".into()));
+        }
+        named("device", 0, Faults { die_on_token: Some(33), ..Faults::default() })
+    });
+    let engine = mixed(vec![Pool::new(device), pool("cpu", 10_000_000)]);
+    assert_eq!(engine.embed(call(1, &["a"])).await.unwrap().provider, "device");
+    broken.store(true, Ordering::Relaxed);
+    // "!" kills the device and not the CPU.
+    let reply = engine.embed(call(1, &["!"])).await.unwrap();
+    assert_eq!((reply.provider.as_str(), reply.vectors), ("cpu", expected("!")));
+    engine.failing().await;
+    assert!(made.load(Ordering::Relaxed) >= 3, "it is given up after some tries");
+    let workers = engine.descriptions();
+    assert_eq!(workers[0].state, WorkerState::Restarting);
+    for text in ["b", "c"] {
+        let reply = engine.embed(call(1, &[text])).await.unwrap();
+        assert_eq!((reply.provider.as_str(), reply.vectors), ("cpu", expected(text)));
+    }
+}

@@ -1,0 +1,137 @@
+//! The CPU beside an accelerator: each batch goes to the one that has it done first, and calls outlive
+//! the device.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use zbus::OwnedVariant;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::Client;
+use crate::harness::daemon::Daemon;
+use crate::harness::golden::{self, cosine};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+use crate::providers::{movable, provider};
+
+tests! {
+    the_cpu_helps_a_device_with_the_models_vectors: [Bus, Low, Ggml],
+    calls_outlive_a_device_that_is_killed_and_lost: [Bus, Low, Ggml],
+}
+
+/// Device, process and batches of each worker.
+async fn workers(daemon: &Daemon) -> Outcome<Vec<(String, Pid, u64)>> {
+    let status = daemon.client().manager.get_status().await?;
+    let workers: Vec<HashMap<String, OwnedVariant>> = status["workers"].clone().try_into()?;
+    let about = |mut worker: HashMap<String, OwnedVariant>| -> Outcome<(String, Pid, u64)> {
+        let mut take = |key: &str| worker.remove(key).ok_or(format!("a worker without {key}"));
+        let pid = u32::try_from(take("pid")?)?;
+        let pid = Pid::from_raw(pid.try_into()?);
+        Ok((take("device")?.try_into()?, pid, take("batches")?.try_into()?))
+    };
+    workers.into_iter().map(about).collect()
+}
+
+/// More than either has done in a moment.
+fn much() -> Vec<String> {
+    (0..400).map(|n| format!("disk {n} is full and the database refuses to write")).collect()
+}
+
+async fn the_cpu_helps_a_device_with_the_models_vectors() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, ..) = movable()?;
+    let setup = setup.setting("offload", "auto");
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+    let texts = golden::plain_texts()?;
+    let found = daemon.client().vectors(&texts).await?;
+    for (found, reference) in found.iter().zip(golden::vectors("low")?) {
+        let cosine = cosine(found, &reference);
+        assert!(cosine >= 0.9999, "{cosine}");
+    }
+    let texts = much();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let reply = daemon.client().packed(&texts, HashMap::new()).await?;
+    let named = |key| -> Outcome<HashSet<String>> {
+        Ok(reply.info::<String>(key)?.split(',').map(ToOwned::to_owned).collect())
+    };
+    let both = |ggml: &str, cpu: &str| HashSet::from([ggml.to_owned(), cpu.to_owned()]);
+    assert_eq!(named("provider")?, both("ggml", "cpu"));
+    assert_eq!(named("device")?, both("ggml:0", "cpu:0"));
+    let workers = workers(&daemon).await?;
+    let devices: Vec<_> = workers.iter().map(|(device, ..)| device.as_str()).collect();
+    assert_eq!(devices, ["ggml:0", "cpu:0"]);
+    assert!(workers.iter().all(|(.., batches)| *batches > 0), "{workers:?}");
+    daemon.stop().await
+}
+
+/// Clients that embed without a pause until they are told to stop; they tell how many calls were
+/// answered, or the first error.
+async fn clients(
+    bus: &PrivateBus,
+    stop: &watch::Receiver<bool>,
+) -> Outcome<Vec<JoinHandle<Result<usize, String>>>> {
+    let texts = much();
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        let (client, stop, texts) = (Client::on(bus).await?, stop.clone(), texts.clone());
+        clients.push(tokio::spawn(async move {
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let mut calls = 0;
+            while !*stop.borrow() {
+                let reply = client.packed(&texts, HashMap::new()).await;
+                let reply = reply.map_err(|error| error.to_string())?;
+                assert_eq!(reply.vectors.len(), texts.len());
+                calls += 1;
+            }
+            Ok(calls)
+        }));
+    }
+    Ok(clients)
+}
+
+async fn calls_outlive_a_device_that_is_killed_and_lost() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, library, away) = movable()?;
+    let setup = setup.setting("offload", "auto");
+    let daemon = setup.ready(&bus).await?;
+    let (stop, stopped) = watch::channel(false);
+    let clients = clients(&bus, &stopped).await?;
+    // Killed, it is replaced.
+    let device = |workers: Vec<(String, Pid, u64)>| {
+        workers
+            .into_iter()
+            .find(|(device, ..)| device == "ggml:0")
+            .map(|(_, pid, batches)| (pid, batches))
+    };
+    let mut killed = HashSet::new();
+    let busy_again = async {
+        while killed.len() < 3 {
+            let Some((pid, _)) = device(workers(&daemon).await?) else { continue };
+            if killed.insert(pid) {
+                kill(pid, Signal::SIGKILL)?;
+            }
+        }
+        Ok::<_, Box<dyn std::error::Error>>(())
+    };
+    within("the device to be replaced twice", busy_again).await??;
+    // Lost for good, the CPU serves alone.
+    fs::rename(&library, &away)?;
+    if let Some((pid, _)) = device(workers(&daemon).await?) {
+        // It may have gone by itself: it was killed before.
+        let _ = kill(pid, Signal::SIGKILL);
+    }
+    assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
+    assert_eq!(provider(&daemon).await?.0, "cpu");
+    stop.send(true)?;
+    let mut calls = 0;
+    for client in clients {
+        calls += client.await??;
+    }
+    println!("{calls} calls, none failed");
+    daemon.stop().await
+}
