@@ -189,6 +189,16 @@ impl Roster {
         given_up.then(|| BackendError::Lost(first.status.last_error.clone().unwrap_or_default()))
     }
 
+    /// What a batch of `tokens` takes on the device of each pool, where that is known.
+    pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
+        let cost = |(index, pool): (usize, &Pool)| {
+            let first = self.workers.iter().find(|worker| worker.pool == index)?;
+            let us = pool.cost.of(tokens)?;
+            Some((first.status.description.device.clone(), Duration::from_micros(us)))
+        };
+        self.pools.iter().enumerate().filter_map(cost).collect()
+    }
+
     /// Tokens that all workers together compute in a second, as far as it was measured.
     pub fn tokens_per_s(&self) -> f64 {
         let rate = |worker: &Worker| {

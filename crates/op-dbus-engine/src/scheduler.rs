@@ -331,6 +331,11 @@ impl Scheduler {
         (state.queue.texts(), state.queue.tokens())
     }
 
+    /// What a batch of `tokens` takes on the device of each pool.
+    pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
+        self.lock().roster.costs(tokens)
+    }
+
     /// Tokens that all workers together compute in a second.
     pub fn tokens_per_s(&self) -> f64 {
         self.lock().roster.tokens_per_s()

@@ -1,7 +1,9 @@
 //! Sessions on another execution provider than the CPU's: found, asked for by name, and never
 //! silently replaced.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use op_dbus_engine::{BackendError, LoadErrorKind};
 use ort::device::Device;
@@ -14,6 +16,10 @@ use crate::session;
 
 /// Threads of the CPU: what a provider leaves to it are shapes and lengths.
 const THREADS: usize = 1;
+
+/// Libraries that this process has registered, each with the names of its providers: ONNX Runtime takes
+/// a library once, and several sessions may want it.
+static REGISTERED: Mutex<BTreeMap<PathBuf, Vec<String>>> = Mutex::new(BTreeMap::new());
 
 /// An execution provider other than the CPU's, and the device of it that is to compute.
 #[derive(Clone, Debug)]
@@ -56,11 +62,22 @@ impl Accelerator {
             self.unavailable(format!("its library {shown} can't be read ({error})"))
         })?;
         let named = |device: &Device<'_>| device.ep().unwrap_or_default().to_owned();
-        let before: Vec<String> = environment.devices().map(|device| named(&device)).collect();
-        environment.register_ep_library(self.provider.clone(), &path).map_err(|error| {
-            self.unavailable(format!("ONNX Runtime can't use its library {shown}: {error}"))
-        })?;
-        let its = |device: &Device<'_>| !before.contains(&named(device));
+        let names = || environment.devices().map(|device| named(&device));
+        let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = match registered.get(&path) {
+            Some(own) => own.clone(),
+            None => {
+                let before: Vec<String> = names().collect();
+                environment.register_ep_library(self.provider.clone(), &path).map_err(|error| {
+                    self.unavailable(format!("ONNX Runtime can't use its library {shown}: {error}"))
+                })?;
+                let own: Vec<String> = names().filter(|name| !before.contains(name)).collect();
+                registered.insert(path, own.clone());
+                own
+            }
+        };
+        drop(registered);
+        let its = |device: &Device<'_>| own.contains(&named(device));
         let devices: Vec<Device<'_>> = environment.devices().filter(its).collect();
         let count = devices.len();
         let Some(device) = devices.into_iter().nth(self.device) else {

@@ -30,6 +30,7 @@ Examples:
   op-dbus bench
   op-dbus bench --level low --precision f32,bf16,int8 --peak --quality
   op-dbus bench --corpus logs=/var/log/syslog --only calls --isa avx2,portable
+  op-dbus bench --at engine --provider cpu,ggml --offload
   op-dbus bench --at daemon --only latency --rate 50%,80%,95% --json
   op-dbus bench --bus system";
 
@@ -97,6 +98,12 @@ pub struct Compared {
     /// CPU engines: `native`, `ort`, `sim`
     #[arg(long, value_name = "ENGINE,…", value_delimiter = ',', help_heading = "Compare")]
     pub engine: Vec<String>,
+    /// Execution providers, for example `cpu,cuda`; one that does not work ends the run
+    #[arg(long, value_name = "PROVIDER,…", value_delimiter = ',', help_heading = "Compare")]
+    pub provider: Vec<String>,
+    /// Measure each provider with the CPU beside it as well, and tell from which batch on it is faster
+    #[arg(long, help_heading = "Compare")]
+    pub offload: bool,
     /// Precisions: `f32`, `bf16`, `int8`
     #[arg(long, value_name = "PRECISION,…", value_delimiter = ',', help_heading = "Compare")]
     pub precision: Vec<String>,
@@ -113,6 +120,8 @@ impl Compared {
     pub fn is_empty(&self) -> bool {
         self.level.len() < 2
             && self.engine.is_empty()
+            && self.provider.is_empty()
+            && !self.offload
             && self.precision.is_empty()
             && self.isa.is_empty()
             && self.batch_tokens.is_empty()

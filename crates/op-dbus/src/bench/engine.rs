@@ -8,7 +8,7 @@ use op_dbus_daemon::service::{self, Spawner, WorkerProgram};
 use op_dbus_daemon::settings::Loaded;
 
 use super::client::{Client, Tokens};
-use super::variant::Facts;
+use super::variant::{Facts, providers};
 use crate::cli::Failure;
 use crate::worker;
 
@@ -42,6 +42,11 @@ impl Local {
         counts.map_err(|error| Failure::refused(error.to_string()))
     }
 
+    /// What a batch takes on each device.
+    pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
+        self.served.engine.costs(tokens)
+    }
+
     /// The counters of the engine.
     pub fn tokens(&self) -> Tokens {
         let stats = self.served.engine.stats();
@@ -54,7 +59,7 @@ impl Local {
             level: served.choice.level().map_or("", |level| level.as_str()).to_owned(),
             model: served.model.clone(),
             engine: served.engine_name.clone(),
-            provider: served.provider.clone(),
+            provider: providers(&served.device),
             precision: served.precision.clone(),
             isa: served.isa.clone(),
             batch_tokens: self.service.now().settings().batch_tokens_max.unwrap_or(0),

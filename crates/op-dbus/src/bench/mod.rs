@@ -4,6 +4,7 @@ mod args;
 mod client;
 mod collection;
 mod corpus;
+mod crossover;
 mod driven;
 mod engine;
 mod machine;

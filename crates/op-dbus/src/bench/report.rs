@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::args::Rate;
 use super::collection::{Collection, Distribution};
+use super::crossover::Crossover;
 use super::machine::Machine;
 use super::quality::{Cosine, Quality};
 use super::rounds::{Measure, Plan, Results, Row};
@@ -25,6 +26,8 @@ pub struct Report {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub peak: BTreeMap<String, Spread>,
     pub figures: Vec<Line>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub crossovers: Vec<Crossover>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub quality: Vec<QualityLine>,
 }
@@ -115,6 +118,7 @@ impl Report {
                 .map(|(p, all)| (p.clone(), Spread::of(all.clone())))
                 .collect(),
             figures: results.rows.iter().map(|row| line(row, results, stage, &facts)).collect(),
+            crossovers: Crossover::of(stage),
             quality: quality.collect(),
         }
     }

@@ -194,6 +194,14 @@ impl Target {
         Ok((tokens, truncated))
     }
 
+    /// What a batch takes on each device of an engine here; nothing is known of a service's.
+    pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
+        match &self.host {
+            Host::Engine(engine) => engine.costs(tokens),
+            Host::Daemon(_) => Vec::new(),
+        }
+    }
+
     /// The counters of what computes.
     pub async fn tokens(&self) -> Result<Tokens, Failure> {
         match &self.host {

@@ -1,5 +1,6 @@
 //! The figures as a page for people.
 
+use super::crossover::Crossover;
 use super::report::{Line, QualityLine, Report, Texts};
 use super::spread::Spread;
 
@@ -45,6 +46,7 @@ pub fn page(report: &Report) -> String {
             out.push_str(&block(group));
         }
     }
+    out.push_str(&report.crossovers.iter().map(crossover).collect::<String>());
     out.push_str(&quality(&report.quality));
     out
 }
@@ -89,6 +91,17 @@ fn block(lines: &[&Line]) -> String {
         rows.push(row);
     }
     format!("\n{}", aligned(&rows))
+}
+
+/// What batches cost where there was a choice.
+fn crossover(of: &Crossover) -> String {
+    let mut rows = vec![vec!["ms for a batch of tokens".to_owned()]];
+    rows[0].extend(of.tokens.iter().map(usize::to_string));
+    for device in &of.devices {
+        let ms = device.batch_us.iter().map(|us| format!("{:.1}", *us as f64 * 1e-3));
+        rows.push(std::iter::once(device.device.clone()).chain(ms).collect());
+    }
+    format!("\ncrossover of {}: {}\n\n{}", of.label, of.sentence(), aligned(&rows))
 }
 
 fn quality(lines: &[QualityLine]) -> String {

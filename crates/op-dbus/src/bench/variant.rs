@@ -31,16 +31,20 @@ impl Place {
 /// Settings that one variant has, by key.
 pub type Flags = BTreeMap<String, String>;
 
-/// Engines that compute in one precision, on instruction sets of their own choice.
+/// Engines that compute in one precision, on instruction sets of their own choice, as devices do.
 const WITHOUT_CHOICE: [&str; 2] = ["ort", "sim"];
 
 /// The settings of every variant, in the order of the lists. What an engine has no choice of does
 /// not multiply it.
 pub fn product(compared: &Compared) -> Result<Vec<Flags>, Failure> {
-    let Compared { level, engine, precision, isa, batch_tokens } = compared;
+    let Compared { level, engine, provider, offload, precision, isa, batch_tokens } = compared;
+    let offload: Vec<String> =
+        if *offload { ["off", "auto"].map(str::to_owned).to_vec() } else { Vec::new() };
     let batch_tokens: Vec<String> = batch_tokens.iter().map(usize::to_string).collect();
-    let lists: [(&str, &[String]); 5] = [
+    let lists: [(&str, &[String]); 7] = [
         ("vector_level", level),
+        ("execution_provider", provider),
+        ("offload", &offload),
         ("cpu_engine", engine),
         ("batch_tokens_max", &batch_tokens),
         ("cpu_isa", isa),
@@ -57,7 +61,16 @@ pub fn product(compared: &Compared) -> Result<Vec<Flags>, Failure> {
     }
     let mut variants: Vec<Flags> = Vec::new();
     for mut flags in all {
-        if WITHOUT_CHOICE.contains(&flags.get("cpu_engine").map_or("", String::as_str)) {
+        // What is compared must be what runs.
+        if flags.contains_key("execution_provider") {
+            flags.insert("fallback".to_owned(), "none".to_owned());
+        }
+        if flags.get("execution_provider").is_some_and(|provider| provider == "cpu") {
+            flags.remove("offload");
+        }
+        let value = |key| flags.get(key).map_or("", String::as_str);
+        let device = !matches!(value("execution_provider"), "" | "cpu" | "auto");
+        if device || WITHOUT_CHOICE.contains(&value("cpu_engine")) {
             if !matches!(flags.remove("precision").as_deref(), None | Some("auto" | "f32")) {
                 continue;
             }
@@ -81,6 +94,7 @@ pub struct Facts {
     pub model: String,
     /// What computes: `native`, `ort`, ….
     pub engine: String,
+    /// Execution provider; several with a plus in between.
     pub provider: String,
     pub precision: String,
     /// Instruction set; empty where the engine chooses by itself.
@@ -100,7 +114,7 @@ impl Facts {
             level: text("VectorLevel"),
             model: text("Model"),
             engine: status.text("engine").to_owned(),
-            provider: text("ExecutionProvider"),
+            provider: providers(status.text("device")),
             precision: text("Precision"),
             isa: status.text("isa").to_owned(),
             batch_tokens: 0,
@@ -119,6 +133,7 @@ impl Facts {
                 words.push(of(self));
             }
         };
+        word(|facts| facts.provider.clone(), false);
         word(|facts| facts.engine.clone(), true);
         word(|facts| facts.precision.clone(), true);
         word(|facts| facts.isa.clone(), true);
@@ -131,6 +146,14 @@ impl Facts {
         );
         words.join(" ")
     }
+}
+
+/// The providers of these devices (`cuda:0,cuda:1,cpu:0`).
+pub fn providers(devices: &str) -> String {
+    let mut names: Vec<&str> =
+        devices.split(',').map(|device| device.split(':').next().unwrap_or(device)).collect();
+    names.dedup();
+    names.join("+")
 }
 
 #[cfg(test)]
@@ -159,6 +182,17 @@ mod tests {
         assert_eq!((of("native"), of("ort"), variants.len()), (4, 1, 5));
         let none = Compared { engine: list("ort"), precision: list("bf16"), ..Compared::default() };
         assert!(product(&none).is_err());
+    }
+
+    #[test]
+    fn providers_are_compared_strictly_and_the_cpu_has_nothing_beside_it() {
+        let compared =
+            Compared { provider: list("cpu ggml"), offload: true, ..Compared::default() };
+        let variants = product(&compared).unwrap();
+        let offload = |of: &Flags| of.get("offload").cloned().unwrap_or_default();
+        assert_eq!(variants.iter().map(offload).collect::<Vec<_>>(), ["", "off", "auto"]);
+        assert!(variants.iter().all(|flags| flags["fallback"] == "none"));
+        assert_eq!(providers("cuda:0,cuda:1,cpu:0"), "cuda+cpu");
     }
 
     #[test]
