@@ -12,6 +12,7 @@ use super::authority::{Action, authorize};
 use super::calls::Calls;
 use super::reply::Dictionary;
 use super::views;
+use crate::service;
 
 /// The bus object for administration.
 pub struct Manager {
@@ -50,6 +51,7 @@ impl Manager {
     ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
+            check(&calls, "execution_provider", &provider)?;
             authorize(header, &caller, Action::SetExecutionProvider).await?;
             let change = calls.service.change("execution_provider", provider);
             change.await.map_err(Error::from)
@@ -65,8 +67,10 @@ impl Manager {
     ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
+            let devices = devices.join(",");
+            check(&calls, "gpu_device", &devices)?;
             authorize(header, &caller, Action::SetDevices).await?;
-            calls.service.change("gpu_device", devices.join(",")).await.map_err(Error::from)
+            calls.service.change("gpu_device", devices).await.map_err(Error::from)
         };
         self.calls.run(connection, header, work).await
     }
@@ -157,6 +161,12 @@ impl Manager {
         active: &str,
         reason: &str,
     ) -> zbus::Result<()>;
+}
+
+/// Nobody is asked for a password for what can't be done.
+fn check(calls: &Calls, key: &str, value: &str) -> Result<(), Error> {
+    let changed = calls.service.now().loaded.with(key, value);
+    changed.map(drop).map_err(|error| service::Error::from(error).into())
 }
 
 fn parse_level(text: &str) -> Result<Level, Error> {
