@@ -119,6 +119,7 @@ pub fn status(now: &Now) -> Dictionary {
         ("dimensions", facts.dimensions.into()),
         ("max_input_tokens", facts.max_input_tokens.into()),
         ("provider", facts.execution_provider.into()),
+        ("device", now.served().map_or("", |served| &served.device).to_owned().into()),
         ("requested_provider", facts.requested_execution_provider.into()),
         ("fallback_reason", facts.fallback_reason.into()),
         ("precision", facts.precision.into()),
