@@ -37,6 +37,8 @@ mod models;
 mod native;
 /// Execution providers beside the CPU.
 mod providers;
+/// What a worker can do to the machine.
+mod sandbox;
 /// Wrong values in each source of settings.
 mod settings;
 /// The systemd units and the profiles laid over them.
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         models::tests(),
         native::tests(),
         providers::tests(),
+        sandbox::tests(),
         settings::tests(),
         units::tests(),
     ];
