@@ -141,6 +141,10 @@ async fn every_engine_computes_confined() -> Outcome {
         for line in ["NoNewPrivs:\t1", "Seccomp:\t2"] {
             assert!(status.lines().any(|found| found == line), "{provider}: {status}");
         }
+        let limits = fs::read_to_string(format!("/proc/{worker}/limits"))?;
+        let dumps = limits.lines().find_map(|line| line.strip_prefix("Max core file size"));
+        let dumps: Vec<&str> = dumps.ok_or("no such limit")?.split_whitespace().collect();
+        assert_eq!(dumps[..2], ["0", "0"], "{provider}");
         let said = daemon.process.stderr();
         assert!(!said.contains("more than it needs"), "{provider}, {engine}: {said}");
         let shown = cli(&bus, &["status"]).await?.success()?;

@@ -15,7 +15,7 @@ use std::fs::File;
 
 use landlock::LandlockStatus;
 use nix::sys::prctl;
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::Args;
 
@@ -39,7 +39,7 @@ pub struct Sandbox {
 /// Confines this process, which must not have a second thread yet: a thread confines itself and those
 /// that it starts.
 pub fn confine(args: &Args) -> Sandbox {
-    give_up_dumps();
+    limit();
     let process = File::open("/proc/self").ok();
     let (mut enforced, mut lacking) = (Vec::new(), Vec::new());
     let places = places::of(args);
@@ -67,12 +67,16 @@ pub fn confine(args: &Args) -> Sandbox {
     Sandbox { told: told(&enforced, &lacking), _process: process }
 }
 
-/// No memory of this process goes to a file: it holds what callers' texts became. The limit alone
-/// would not do, as the kernel ignores it where dumps are piped to a program.
-fn give_up_dumps() {
+/// Few open files, and no memory of this process in a file: it holds what callers' texts became. The
+/// limit alone would not do, as the kernel ignores it where dumps are piped to a program.
+fn limit() {
     let limits = [(Resource::RLIMIT_CORE, 0), (Resource::RLIMIT_NOFILE, OPEN_FILES_MAX)];
     for (resource, limit) in limits {
-        if let Err(error) = setrlimit(resource, limit, limit) {
+        let lowered = getrlimit(resource).and_then(|(_, hard)| {
+            let limit = hard.min(limit);
+            setrlimit(resource, limit, limit)
+        });
+        if let Err(error) = lowered {
             tracing::warn!(%error, ?resource, "the worker keeps the service's limit");
         }
     }

@@ -12,8 +12,8 @@ use seccompiler::{
     SeccompCondition, SeccompFilter, SeccompRule, apply_filter,
 };
 
-/// New sockets, and peers for those that were inherited. The control socket is connected already, and
-/// the log's, where it goes to the journal, sends without being so.
+/// New sockets, and peers for those that were inherited: the control socket is connected already, and
+/// the log goes to standard error.
 const SOCKETS: &[c_long] = &[
     libc::SYS_socket,
     libc::SYS_socketpair,
@@ -70,6 +70,7 @@ const MACHINE: &[c_long] = &[
     libc::SYS_acct,
     libc::SYS_reboot,
     libc::SYS_kexec_load,
+    #[cfg(all(target_env = "gnu", not(target_arch = "riscv64")))]
     libc::SYS_kexec_file_load,
     libc::SYS_init_module,
     libc::SYS_finit_module,

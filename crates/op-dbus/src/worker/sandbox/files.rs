@@ -25,7 +25,7 @@ const USE: BitFlags<AccessFs> =
 /// # Errors
 /// The kernel refuses what it should know; then nothing is restricted.
 pub fn restrict(places: Places) -> Result<LandlockStatus, RulesetError> {
-    let Places { read, write, nodes, sockets, programs } = places;
+    let Places { read, write, nodes, programs } = places;
     // A rule is about what is there: whoever writes into it would make it, which comes too late.
     for folder in &write {
         // Whether it can be used is told by whoever needs it.
@@ -40,7 +40,6 @@ pub fn restrict(places: Places) -> Result<LandlockStatus, RulesetError> {
         .add_rules(path_beneath_rules(read, read_and_run))?
         .add_rules(path_beneath_rules(write, WRITE))?
         .add_rules(path_beneath_rules(nodes, USE))?
-        .add_rules(path_beneath_rules(sockets, AccessFs::ResolveUnix))?
         .restrict_self()?;
     Ok(status.landlock)
 }

@@ -69,10 +69,6 @@ const VULKAN: &[&str] = &["dri", "nvidia", "dxg"];
 const OPENVINO: &[&str] = &["dri", "accel"];
 const ROCM: &[&str] = &["kfd", "dri"];
 
-/// The journal's, for the socket that a log is sent through: Landlock restricts that from its
-/// version 9 on.
-const JOURNAL: &str = "/run/systemd/journal/socket";
-
 /// What a worker may do with files.
 #[derive(Debug, Default)]
 pub struct Places {
@@ -82,8 +78,6 @@ pub struct Places {
     pub write: Vec<PathBuf>,
     /// Files to read and write but not to make, and devices.
     pub nodes: Vec<PathBuf>,
-    /// Sockets to send to.
-    pub sockets: Vec<PathBuf>,
     /// Whether programs may be started, of those that may be read. They are confined as well.
     pub programs: bool,
 }
@@ -95,7 +89,6 @@ pub fn of(args: &Args) -> Places {
         // What others' libraries write is in here as well: the daemon sets TMPDIR to it.
         write: vec![args.cache_dir.clone()],
         nodes: vec![PathBuf::from("/dev/null")],
-        sockets: vec![PathBuf::from(JOURNAL)],
         programs: false,
     };
     places.read.push(args.model_dir.join(&args.model));
