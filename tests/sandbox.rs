@@ -17,6 +17,7 @@ tests! {
     whoever_takes_a_worker_over_finds_nothing: [Bus, Landlock],
     what_computes_in_process_is_not_confined: [],
     every_engine_computes_confined: [Bus, Low, Runtime, Ggml, Landlock],
+    a_kernel_without_landlock_is_told: [Bus, Strace],
 }
 
 /// Attempts that must succeed.
@@ -152,4 +153,26 @@ async fn every_engine_computes_confined() -> Outcome {
         daemon.stop().await?;
     }
     Ok(())
+}
+
+/// The kernel's answer is changed on the way: it is the one of a kernel without Landlock.
+async fn a_kernel_without_landlock_is_told() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let command = setup.command(&bus)?;
+    let command = command.as_std();
+    // The tracer is beside the daemon, so that it is the daemon which is stopped.
+    let mut traced = clean("strace");
+    traced.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=landlock_create_ruleset"]);
+    traced.args(["-e", "inject=landlock_create_ruleset:error=ENOSYS"]);
+    traced.arg(command.get_program()).args(command.get_args());
+    traced.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let daemon = setup.start_command(traced, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    assert_eq!(told(&daemon).await?, "seccomp; the kernel has no Landlock");
+    let said = daemon.process.stderr();
+    let warnings = said.lines().filter(|line| line.contains("the kernel has no Landlock"));
+    assert_eq!(warnings.count(), 1, "{said}");
+    daemon.client().embedder.embed("all the same").await?;
+    daemon.stop().await
 }
