@@ -39,6 +39,8 @@ mod native;
 mod offload;
 /// Execution providers beside the CPU.
 mod providers;
+/// What a worker can do to the machine.
+mod sandbox;
 /// Wrong values in each source of settings.
 mod settings;
 /// The systemd units and the profiles laid over them.
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         native::tests(),
         offload::tests(),
         providers::tests(),
+        sandbox::tests(),
         settings::tests(),
         units::tests(),
     ];

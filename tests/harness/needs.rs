@@ -3,7 +3,11 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use super::polkit;
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, Scope,
+};
+
+use super::{Outcome, polkit};
 
 /// Something that a bare machine may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +38,8 @@ pub enum Need {
     SystemdAnalyze,
     /// `polkitd`.
     Polkit,
+    /// A kernel whose Landlock restricts files, TCP and signals.
+    Landlock,
 }
 
 impl Need {
@@ -52,6 +58,7 @@ impl Need {
                 unless(systemd_units().is_some(), "the units of systemd are not installed")
             }),
             Self::Polkit => unless(polkit::program().is_some(), "polkitd is not installed"),
+            Self::Landlock => unless(landlock(), "the kernel has no Landlock of version 6"),
             Self::Python => program("python3").or_else(|| {
                 let path = python_path().join("jeepney");
                 unless(path.is_dir(), &format!("no Python package at {}", path.display()))
@@ -68,6 +75,15 @@ impl Need {
 /// The program under test.
 pub fn op_dbus() -> PathBuf {
     place("OP_DBUS_TEST_BINARY", || profile_folder().join("op-dbus"))
+}
+
+/// The library that a worker is attacked with.
+pub fn intruder() -> Outcome<PathBuf> {
+    let path = profile_folder().join("examples/libintruder.so");
+    match path.is_file() {
+        true => Ok(path),
+        false => Err(format!("{} was not built with the tests", path.display()).into()),
+    }
 }
 
 /// The folder with `models/` and `runtime/` as `op-dbus models pull` and `runtime pull` leave it.
@@ -115,6 +131,15 @@ fn stored(model: &str) -> Option<String> {
     let store = store();
     let record = store.join("models").join(model).join("op-dbus.json");
     unless(record.is_file(), &format!("{model} is not in {}", store.display()))
+}
+
+/// Makes a set of rules and lets it go: that restricts nobody.
+fn landlock() -> bool {
+    let rules = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    let rules = rules.handle_access(AccessFs::from_all(ABI::V6)).and_then(|rules| {
+        rules.handle_access(AccessNet::from_all(ABI::V6))?.scope(Scope::from_all(ABI::V6))
+    });
+    rules.and_then(Ruleset::create).is_ok()
 }
 
 /// Yama's scopes 2 and 3 keep everybody or all but root from attaching to a running process.

@@ -1,11 +1,12 @@
 //! A child process that can't outlive its test.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, Uid};
 use tokio::process::{Child, Command};
 
 use super::{Outcome, journal, within};
@@ -65,6 +66,18 @@ impl Process {
     pub fn stderr(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(log.get(self.log_start..).unwrap_or_default()).into_owned()
+    }
+}
+
+/// What a process has mapped; nothing where we may not see it, because a worker lets root alone look.
+pub fn mapped(process: Pid) -> Outcome<Option<String>> {
+    match fs::read_to_string(format!("/proc/{process}/maps")) {
+        Ok(maps) => Ok(Some(maps)),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            assert!(!Uid::effective().is_root(), "{error}");
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -18,7 +18,7 @@ type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
     if std::env::args().nth(1).as_deref() == Some("worker") {
-        serve(local)?;
+        serve("", local)?;
         return Ok(());
     }
     backend("in process", local()?)?;

@@ -28,6 +28,8 @@ pub struct Description {
     pub load_ms: u64,
     /// Process that computes; our own for a backend that runs in-process.
     pub pid: u32,
+    /// What confines that process, in a few words; empty for one that is not confined.
+    pub sandbox: String,
 }
 
 /// Why a batch has no vectors.

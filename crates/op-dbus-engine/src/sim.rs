@@ -47,6 +47,7 @@ impl SimBackend {
             batch_tokens: 0,
             load_ms: 0,
             pid: std::process::id(),
+            sandbox: String::new(),
         };
         Self { description, faults, batches: 0 }
     }

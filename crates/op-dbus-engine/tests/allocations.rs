@@ -97,6 +97,7 @@ impl Meter {
             batch_tokens: 0,
             load_ms: 0,
             pid: std::process::id(),
+            sandbox: String::new(),
         };
         Self { description, before: allocations(), seen }
     }
@@ -121,7 +122,7 @@ impl Backend for Meter {
 #[test]
 fn worker_process() {
     if std::env::var_os(ROLE).is_some() {
-        serve(|| Ok(Box::new(Meter::new(Arc::default())))).unwrap();
+        serve("", || Ok(Box::new(Meter::new(Arc::default())))).unwrap();
         std::process::exit(0);
     }
 }

@@ -40,7 +40,7 @@ fn worker_process() {
         },
         _ => Ok(Box::new(SimBackend::new(SHAPE.dimensions, faults)) as Box<dyn Backend>),
     };
-    serve(load).unwrap();
+    serve("", load).unwrap();
     std::process::exit(0);
 }
 

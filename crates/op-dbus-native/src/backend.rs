@@ -85,6 +85,7 @@ impl NativeBackend {
             batch_tokens: 0,
             load_ms: 0,
             pid: std::process::id(),
+            sandbox: String::new(),
         };
         Ok(Self {
             model,

@@ -135,6 +135,7 @@ fn described(start: Instant, dimensions: usize) -> Description {
         batch_tokens: 0,
         load_ms: milliseconds(start),
         pid: std::process::id(),
+        sandbox: String::new(),
     }
 }
 

@@ -7,6 +7,7 @@ mod failure;
 mod model;
 mod native;
 mod ort;
+mod sandbox;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -112,7 +113,8 @@ pub fn run(args: Args) -> ExitCode {
         tracing::warn!(%error, "the kernel may end the daemon before this worker");
     }
     pin(&args.cpu_list);
-    match op_dbus_engine::worker::serve(|| load(&args)) {
+    let sandbox = sandbox::confine(&args);
+    match op_dbus_engine::worker::serve(&sandbox.told, || load(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(%error, "the worker can't speak to its daemon");
@@ -122,7 +124,8 @@ pub fn run(args: Args) -> ExitCode {
 }
 
 /// The backend that the worker process of this command line would compute with, in this process:
-/// for measuring what the way to another process costs. Binds the calling thread to its CPUs.
+/// for measuring what the way to another process costs. Binds the calling thread to its CPUs, and
+/// confines nobody.
 pub fn in_process(command: &Command) -> Result<Box<dyn Backend>, BackendError> {
     /// The options alone.
     #[derive(Parser)]

@@ -149,6 +149,7 @@ fn worker(worker: &WorkerStatus) -> Dictionary {
         ("last_error", worker.last_error.clone().unwrap_or_default().into()),
         ("load_ms", about.load_ms.into()),
         ("batch_tokens", number(about.batch_tokens)),
+        ("sandbox", about.sandbox.clone().into()),
     ])
 }
 

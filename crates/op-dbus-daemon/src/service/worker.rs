@@ -20,7 +20,11 @@ const WORKERS_AUTO_MAX: usize = 8;
 const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What of our environment a worker gets: nothing that changes which code it loads.
-const ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "TMPDIR"];
+const ENVIRONMENT: [&str; 4] = ["PATH", "HOME", "LANG", "TZ"];
+
+/// By which names drivers are told where to keep what they compile for a device: a worker can't write
+/// where they would by themselves.
+const DRIVER_CACHES: [&str; 3] = ["CUDA_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "NEO_CACHE_DIR"];
 
 /// What workers are started for.
 #[derive(Clone, Debug)]
@@ -168,6 +172,12 @@ fn command(
     if host.provider == Provider::Ggml {
         // It would tell each step of its compilation.
         command.env("ORT_GGML_LOG", "warn");
+    }
+    // The one folder that a worker may write in.
+    command.env("TMPDIR", &settings.cache_dir);
+    if host.provider != Provider::Cpu {
+        let compiled = settings.cache_dir.join("drivers");
+        command.envs(DRIVER_CACHES.map(|name| (name, &compiled)));
     }
     if let Some(library) = &host.library {
         command.arg("--provider-library").arg(library);

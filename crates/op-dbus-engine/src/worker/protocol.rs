@@ -14,7 +14,7 @@ use super::RegionShape;
 use crate::backend::{BackendError, Description, LoadErrorKind};
 
 /// Engine and worker are the same program; this guards against an upgrade between the two starts.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 /// Bytes of the largest message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 8192;

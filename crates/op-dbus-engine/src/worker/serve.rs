@@ -11,21 +11,25 @@ use super::protocol::{
     Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, parse, receive_message, send_message,
 };
 use super::region::Region;
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Backend, BackendError, Description};
 use crate::batch::Batch;
 
 /// Runs a worker on standard input, which [`ChildBackend::spawn`](super::ChildBackend::spawn) has
-/// made its control socket. Returns when the engine hangs up, or after it has been told that
-/// `load` failed.
+/// made its control socket. `sandbox` tells the engine what confines this process. Returns when the
+/// engine hangs up, or after it has been told that `load` failed.
 ///
 /// # Errors
 /// The socket fails, or what comes from it is not what an engine of this version sends.
-pub fn serve(load: impl FnOnce() -> Result<Box<dyn Backend>, BackendError>) -> io::Result<()> {
-    serve_on(io::stdin().as_fd(), load)
+pub fn serve(
+    sandbox: &str,
+    load: impl FnOnce() -> Result<Box<dyn Backend>, BackendError>,
+) -> io::Result<()> {
+    serve_on(io::stdin().as_fd(), sandbox, load)
 }
 
 pub(super) fn serve_on(
     socket: BorrowedFd<'_>,
+    sandbox: &str,
     load: impl FnOnce() -> Result<Box<dyn Backend>, BackendError>,
 ) -> io::Result<()> {
     let (memory, shape) = receive_hello(socket)?;
@@ -34,7 +38,7 @@ pub(super) fn serve_on(
         Ok(backend) => backend,
         Err(error) => return send_message(socket, &Answer::unloadable(&error)),
     };
-    let description = backend.description().clone();
+    let description = Description { sandbox: sandbox.to_owned(), ..backend.description().clone() };
     if description.dimensions != shape.dimensions {
         // Told, so that the engine names both sizes; it ends us.
         return send_message(socket, &Answer::Ready { description });

@@ -72,9 +72,10 @@ fn lost_because(error: &BackendError, reason: &str) {
 
 #[test]
 fn an_honest_worker_computes_what_the_backend_does_in_process() {
-    let (link, worker) = link(PATIENT, |socket| serve_on(socket.as_fd(), sim));
+    let (link, worker) = link(PATIENT, |socket| serve_on(socket.as_fd(), "none", sim));
     let (mut link, description) = link.unwrap();
     assert_eq!((description.provider.as_str(), description.pid), ("sim", 1));
+    assert_eq!(description.sandbox, "none");
     let mut expected = [0.0; 8];
     sim().unwrap().run(&BATCH, &mut expected).unwrap();
     for _ in 0..3 {
@@ -90,7 +91,7 @@ fn an_honest_worker_computes_what_the_backend_does_in_process() {
 fn errors_of_a_batch_leave_the_worker_in_use() {
     let faults = Faults { fail_on_batch: Some(1), oom_above_rows: Some(1), ..Faults::default() };
     let (link, worker) = link(PATIENT, |socket| {
-        serve_on(socket.as_fd(), || Ok(Box::new(SimBackend::new(SHAPE.dimensions, faults))))
+        serve_on(socket.as_fd(), "none", || Ok(Box::new(SimBackend::new(SHAPE.dimensions, faults))))
     });
     let mut link = link.unwrap().0;
     let mut out = [0.0; 8];
@@ -104,7 +105,7 @@ fn errors_of_a_batch_leave_the_worker_in_use() {
 
 #[test]
 fn a_batch_beyond_the_region_never_leaves_the_engine() {
-    let (link, worker) = link(PATIENT, |socket| serve_on(socket.as_fd(), sim));
+    let (link, worker) = link(PATIENT, |socket| serve_on(socket.as_fd(), "none", sim));
     let mut link = link.unwrap().0;
     let wide = Batch { ids: &[1; 65], lengths: &[65] };
     assert!(matches!(run(&mut link, &wide, &mut [0.0; 4]), Err(BackendError::Failed(_))));
@@ -248,7 +249,7 @@ fn a_worker_that_does_not_load_says_why_or_is_told_so() {
 #[test]
 fn vectors_of_the_wrong_length_are_refused_at_the_start() {
     let (link, worker) = link(PATIENT, |socket| {
-        serve_on(socket.as_fd(), || Ok(Box::new(SimBackend::new(5, Faults::default()))))
+        serve_on(socket.as_fd(), "none", || Ok(Box::new(SimBackend::new(5, Faults::default()))))
     });
     let message = link.unwrap_err().to_string();
     assert!(message.contains("vectors of 5 dimensions and the model has 4"), "{message}");
@@ -258,7 +259,7 @@ fn vectors_of_the_wrong_length_are_refused_at_the_start() {
 #[test]
 fn a_worker_refuses_batches_that_do_not_fit() {
     let (ours, theirs) = sockets();
-    let worker = thread::spawn(move || serve_on(theirs.as_fd(), sim));
+    let worker = thread::spawn(move || serve_on(theirs.as_fd(), "none", sim));
     let keep = ours.try_clone().unwrap();
     let _link = Link::open(ours, SHAPE, PATIENT.run).unwrap();
     let _: Answer = receive_message(&keep, None).unwrap();
@@ -278,8 +279,8 @@ fn a_worker_refuses_batches_that_do_not_fit() {
 fn a_worker_that_is_not_greeted_properly_ends() {
     let (ours, theirs) = sockets();
     send_message(&ours, &Request::Run { number: 1, rows: 1, tokens: 1 }).unwrap();
-    let error = serve_on(theirs.as_fd(), sim).unwrap_err();
+    let error = serve_on(theirs.as_fd(), "none", sim).unwrap_err();
     assert!(error.to_string().contains("no shared memory"), "{error}");
     drop(ours);
-    assert!(serve_on(theirs.as_fd(), sim).is_err());
+    assert!(serve_on(theirs.as_fd(), "none", sim).is_err());
 }

@@ -216,6 +216,10 @@ fn worker_line(worker: &Value) -> String {
         let reason = printable(text("last_error"), 200);
         line.push_str(&format!("; replaced {times}, last because {reason}"));
     }
+    let sandbox = text("sandbox");
+    if !sandbox.is_empty() {
+        line.push_str(&format!("; confined by {}", printable(sandbox, 200)));
+    }
     line
 }
 
@@ -248,7 +252,7 @@ mod tests {
                 "queue_tokens": 512,
                 "workers": [{
                     "device": "cpu:0", "pid": 7, "state": "busy", "batches": 3, "restarts": 1,
-                    "last_error": "killed",
+                    "last_error": "killed", "sandbox": "landlock 7, seccomp",
                 }],
             },
             "statistics": {
@@ -270,7 +274,7 @@ Queue     1 call in flight (2,048 tokens, 512 of them waiting)
 Done      2 calls, 1,000 texts, 15,000 tokens in 30 batches; padding 5.0 %; 1 text cut
 Times     queue 1.5 / 2.0 / 3.0, compute 4.0 / 5.0 / 6.0 ms (p50 / p95 / p99)
 Refused   overloaded 4, too-large 1
-Worker    cpu:0, process 7, busy, 3 batches; replaced 1 time, last because killed
+Worker    cpu:0, process 7, busy, 3 batches; replaced 1 time, last because killed; confined by landlock 7, seccomp
 ";
         assert_eq!(text(&all), expected);
     }

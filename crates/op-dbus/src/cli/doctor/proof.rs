@@ -37,16 +37,23 @@ pub async fn check(loaded: &Loaded, provider: Provider) -> Check {
     service.start().await;
     let check = match service.serving(None, None).await {
         Ok(served) => {
-            let workers = served.engine.descriptions().into_iter();
-            let mut devices: Vec<String> =
-                workers.map(|worker| worker.description.device).collect();
+            let (mut devices, mut sandboxes): (Vec<String>, Vec<String>) = served
+                .engine
+                .descriptions()
+                .into_iter()
+                .map(|worker| (worker.description.device, worker.description.sandbox))
+                .unzip();
             devices.dedup();
+            sandboxes.dedup();
             let (devices, seconds) = (devices.join(", "), begin.elapsed().as_secs_f32());
             let precision = &served.precision;
             let model = &served.model;
             Check::ok(
                 PROOF,
-                format!("computed {model} in {precision} on {devices}, after {seconds:.1} s"),
+                format!(
+                    "computed {model} in {precision} on {devices}, after {seconds:.1} s, confined by {}",
+                    sandboxes.join("; ")
+                ),
             )
         }
         Err(error) => {

@@ -1,0 +1,225 @@
+//! Where a worker may read, write and reach a device: by what it computes with.
+//!
+//! What our own engine and ONNX Runtime on the CPU open was watched, and theirs is the short list. The
+//! drivers of accelerators open more, and other files on each machine; their lists name whole folders
+//! of the system, in which nothing is secret. A place that is not there is passed over.
+
+use std::path::{Path, PathBuf};
+
+use op_dbus_models::runtime;
+
+use super::super::{Args, CPU, CpuEngine};
+
+/// About the process, its CPUs and its memory: read by the C and the Rust library as well.
+const PROCESS: &[&str] = &[
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/sys/vm/overcommit_memory",
+    "/sys/devices/system/cpu",
+    "/sys/devices/system/node",
+    "/sys/fs/cgroup",
+    "/sys/kernel/mm/transparent_hugepage",
+    "/dev/urandom",
+    "/etc/localtime",
+    "/usr/share/zoneinfo",
+];
+
+/// Libraries of the system, and what tells the dynamic loader where they are.
+const LIBRARIES: &[&str] = &[
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/usr/local/lib64",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.preload",
+];
+
+/// What drivers of accelerators bring and read, whichever it is. The kernel describes its devices in
+/// `/sys` and the rest.
+const DRIVERS: &[&str] = &[
+    "/usr",
+    "/opt",
+    "/etc/vulkan",
+    "/etc/OpenCL",
+    "/etc/glvnd",
+    "/etc/egl",
+    "/etc/drirc",
+    "/etc/nvidia",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/alternatives",
+    "/run/opengl-driver",
+    "/sys",
+    "/proc/bus/pci",
+    "/proc/devices",
+    "/proc/driver",
+    "/proc/modules",
+    "/proc/stat",
+    "/proc/sys",
+    "/proc/version",
+];
+
+/// Nodes by the beginning of their names in `/dev`: NVIDIA's are several, and a folder.
+const NVIDIA: &[&str] = &["nvidia"];
+/// A Vulkan device is behind a graphics driver of the kernel or behind NVIDIA's.
+const VULKAN: &[&str] = &["dri", "nvidia", "dxg"];
+const OPENVINO: &[&str] = &["dri", "accel"];
+const ROCM: &[&str] = &["kfd", "dri"];
+
+/// What a worker may do with files.
+#[derive(Debug, Default)]
+pub struct Places {
+    /// Files, and folders with all that is in them, to read.
+    pub read: Vec<PathBuf>,
+    /// Folders to read, write, make and remove files in.
+    pub write: Vec<PathBuf>,
+    /// Files to read and write but not to make, and devices.
+    pub nodes: Vec<PathBuf>,
+    /// Whether programs may be started, of those that may be read. They are confined as well.
+    pub programs: bool,
+}
+
+/// The places of a worker with this command line.
+pub fn of(args: &Args) -> Places {
+    let mut places = Places {
+        read: PROCESS.iter().map(PathBuf::from).collect(),
+        // What others' libraries write is in here as well: the daemon sets TMPDIR to it.
+        write: vec![args.cache_dir.clone()],
+        nodes: vec![PathBuf::from("/dev/null")],
+        programs: false,
+    };
+    places.read.push(args.model_dir.join(&args.model));
+    let on_the_cpu = args.provider == CPU;
+    if on_the_cpu && !matches!(args.cpu_engine, CpuEngine::Ort) {
+        return places;
+    }
+    places.read.extend(LIBRARIES.iter().map(PathBuf::from));
+    places.read.push(runtime::beside(&args.model_dir));
+    let own = [Some(PathBuf::from(&args.runtime)), args.provider_library.clone()];
+    places.read.extend(own.into_iter().flatten().filter_map(|path| folder_of(&path)));
+    if on_the_cpu {
+        // ONNX Runtime looks there for what else could compute.
+        places.read.push(PathBuf::from("/sys/bus/pci/devices"));
+        return places;
+    }
+    places.read.extend(DRIVERS.iter().map(PathBuf::from));
+    // NVIDIA's driver names its threads there, and does not start if it can't.
+    places.nodes.push(PathBuf::from("/proc/self"));
+    let nodes = match args.provider.as_str() {
+        "cuda" | "tensorrt" => NVIDIA,
+        "openvino" => OPENVINO,
+        "migraphx" => ROCM,
+        // Also ggml, whose library looks for a Vulkan device by itself, and libraries of the user's own.
+        _ => VULKAN,
+    };
+    places.nodes.extend(nodes_in(Path::new("/dev"), nodes));
+    if args.provider == "migraphx" {
+        // It compiles kernels for the device with a program of its own, and ROCm's processes share
+        // what they know of the devices.
+        places.programs = true;
+        places.write.push(PathBuf::from("/dev/shm"));
+    }
+    places
+}
+
+/// The folder that a library may need others from. Those of a Python package lie in several beside
+/// each other.
+fn folder_of(library: &Path) -> Option<PathBuf> {
+    let library = library.canonicalize().ok()?;
+    let packages = library.ancestors().find(|folder| {
+        folder.file_name().is_some_and(|name| name == "site-packages" || name == "dist-packages")
+    });
+    packages.or(library.parent()).map(Path::to_owned)
+}
+
+/// What is in `folder` under a name that begins with one of `prefixes`.
+fn nodes_in(folder: &Path, prefixes: &[&str]) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let named = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        prefixes.iter().any(|prefix| name.starts_with(prefix))
+    };
+    entries.map(|entry| entry.path()).filter(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn places(provider: &str, engine: &str) -> Places {
+        let line = format!(
+            "worker --model-dir /m/models --model tiny --space s --cache-dir /c --runtime /bin/sh \
+             --cpu-engine {engine} --cpu-isa auto --provider {provider} --precision auto"
+        );
+        of(&Line::try_parse_from(line.split(' ')).unwrap().args)
+    }
+
+    fn reads(places: &Places, path: &str) -> bool {
+        places.read.iter().any(|place| Path::new(path).starts_with(place))
+    }
+
+    #[test]
+    fn our_own_engine_reads_no_library() {
+        let native = places("cpu", "native");
+        assert!(reads(&native, "/m/models/tiny/model.safetensors"));
+        for path in ["/m/models/other/model.safetensors", "/usr/lib/libc.so", "/m/runtime/x.so"] {
+            assert!(!reads(&native, path), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_cpu_has_no_device_and_nobody_the_files_of_users() {
+        for (provider, engine) in
+            [("cpu", "native"), ("cpu", "ort"), ("ggml", "ort"), ("cuda", "ort")]
+        {
+            let places = places(provider, engine);
+            assert_eq!(places.write, [Path::new("/c")], "{provider}");
+            for path in ["/etc/passwd", "/var/lib/x", "/proc/1/environ", "/run/dbus/x", "/tmp/x"] {
+                assert!(!reads(&places, path), "{provider}, {engine}: {path}");
+            }
+            if provider == "cpu" {
+                assert_eq!(places.nodes, [Path::new("/dev/null")], "{engine}");
+            }
+            assert!(!places.programs, "{provider}");
+        }
+        assert!(reads(&places("cpu", "ort"), "/m/runtime/onnxruntime-1/x.so"));
+        assert!(places("migraphx", "ort").programs);
+    }
+
+    #[test]
+    fn a_library_of_a_python_package_has_its_neighbours() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let packages = root.join("site-packages");
+        for (library, expected) in [
+            (packages.join("onnxruntime/capi/x.so"), packages.clone()),
+            (root.join("lib/x.so"), root.join("lib")),
+        ] {
+            std::fs::create_dir_all(library.parent().unwrap()).unwrap();
+            std::fs::write(&library, "").unwrap();
+            assert_eq!(folder_of(&library), Some(expected));
+        }
+        assert_eq!(folder_of(&root.join("absent.so")), None);
+    }
+
+    #[test]
+    fn nodes_are_found_by_the_beginning_of_their_names() {
+        let dev = tempfile::tempdir().unwrap();
+        for name in ["nvidia0", "nvidiactl", "null", "dri"] {
+            std::fs::write(dev.path().join(name), "").unwrap();
+        }
+        assert_eq!(nodes_in(dev.path(), NVIDIA).len(), 2);
+        assert_eq!(nodes_in(dev.path(), OPENVINO), [dev.path().join("dri")]);
+    }
+}

@@ -1,0 +1,178 @@
+//! What a worker can't do, tried by a library that it loads, and what it can do all the same.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::command::{clean, cli, finish};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::golden::{self, cosine};
+use crate::harness::needs::{intruder, op_dbus};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, fixture};
+use crate::native::with_graph;
+
+tests! {
+    whoever_takes_a_worker_over_finds_nothing: [Bus, Landlock],
+    what_computes_in_process_is_not_confined: [],
+    every_engine_computes_confined: [Bus, Low, Runtime, Ggml, Landlock],
+    a_kernel_without_landlock_is_told: [Bus, Strace],
+}
+
+/// Attempts that must succeed.
+const ALLOWED: [&str; 6] = [
+    "write to the cache",
+    "open /dev/null",
+    "read the own process",
+    "a signal to itself",
+    "a thread",
+    "the end",
+];
+/// Attempts that Landlock refuses, as files are refused; all others seccomp refuses.
+const NOT_THERE: [&str; 9] = [
+    "read /etc/passwd",
+    "read a secret",
+    "list a folder",
+    "read another process",
+    "read another model",
+    "write beside the cache",
+    "write to the store",
+    "move out of the cache",
+    "link in the cache",
+];
+
+/// A daemon's files with a model whose runtime library is the intruder, and what it is after.
+async fn with_intruder() -> Outcome<Setup> {
+    let setup = with_graph(&fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?).await?;
+    fs::create_dir(setup.path("models/other"))?;
+    for file in ["secret", "models/other/weights"] {
+        fs::write(setup.path(file), "of no concern to a worker")?;
+    }
+    Ok(setup)
+}
+
+/// How each attempt ended, by its name.
+fn attempts(said: &str) -> BTreeMap<&str, &str> {
+    let lines = said.lines().filter_map(|line| line.strip_prefix("intruder: "));
+    lines.filter_map(|line| line.split_once(": ")).collect()
+}
+
+async fn whoever_takes_a_worker_over_finds_nothing() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = with_intruder().await?;
+    let home = setup.path("").display().to_string();
+    let setup = setup.env("HOME", &home).env("OP_DBUS_CPU_ENGINE", "ort");
+    let setup = setup.env("OP_DBUS_RUNTIME", &intruder()?.display().to_string());
+    let socket = bus.address().split_once("path=").ok_or("the bus has no socket")?.1;
+    symlink(socket.split(',').next().unwrap_or(socket), setup.path("bus"))?;
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let said = daemon.process.stderr();
+    let attempts = attempts(&said);
+    assert!(attempts.len() > ALLOWED.len() + NOT_THERE.len(), "{said}");
+    for (name, outcome) in &attempts {
+        let expected: &[&str] = match *name {
+            name if ALLOWED.contains(&name) => &["done"],
+            // Between two folders a file is not moved, but copied.
+            "move out of the cache" => &["EACCES", "EXDEV"],
+            name if NOT_THERE.contains(&name) => &["EACCES"],
+            "a process by the newer call" => &["ENOSYS"],
+            _ => &["EPERM"],
+        };
+        assert!(expected.contains(outcome), "{name}: {outcome}");
+    }
+    for name in ALLOWED.iter().chain(&NOT_THERE) {
+        assert!(attempts.contains_key(name), "{name}: {said}");
+    }
+    for name in ["beside", "moved", "models/own/more"] {
+        assert!(!setup.path(name).exists(), "{name}");
+    }
+    daemon.stop().await
+}
+
+async fn what_computes_in_process_is_not_confined() -> Outcome {
+    let setup = with_intruder().await?;
+    let mut bench = clean(op_dbus());
+    bench.args(["bench", "--at", "engine", "--only", "calls"]);
+    bench.env("HOME", setup.path("")).env("TMPDIR", setup.path("state"));
+    for (name, value) in [
+        ("CPU_ENGINE", "ort".into()),
+        ("MODEL", "own".into()),
+        ("MODEL_DIR", setup.path("models")),
+        ("CACHE_DIR", setup.path("cache")),
+        ("RUNTIME", intruder()?),
+    ] {
+        bench.env(format!("OP_DBUS_{name}"), value);
+    }
+    let finished = finish(bench, "").await?;
+    let attempts = attempts(&finished.stderr);
+    for name in ["read /etc/passwd", "write beside the cache", "a unix socket", "a program"] {
+        assert_eq!(attempts.get(name), Some(&"done"), "{name}: {}", finished.stderr);
+    }
+    Ok(())
+}
+
+/// What the status tells of the confinement of the only worker.
+async fn told(daemon: &Daemon) -> Outcome<String> {
+    let status = daemon.client().manager.get_status().await?;
+    let workers: Vec<std::collections::HashMap<String, zbus::OwnedVariant>> =
+        status.get("workers").ok_or("no workers")?.clone().try_into()?;
+    Ok(workers[0].get("sandbox").ok_or("nothing is told")?.clone().try_into()?)
+}
+
+async fn every_engine_computes_confined() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let texts = golden::plain_texts()?;
+    let references = golden::vectors("low")?;
+    for (provider, engine) in [("cpu", "native"), ("cpu", "ort"), ("ggml", "ort")] {
+        let setup = Setup::real("low")?.setting("fallback", "none");
+        let setup = setup.setting("execution_provider", provider).setting("cpu_engine", engine);
+        let setup = setup.setting("workers_per_device", "1");
+        let daemon = setup.ready(&bus).await?;
+        for (found, reference) in daemon.client().vectors(&texts).await?.iter().zip(&references) {
+            let cosine = cosine(found, reference);
+            assert!(cosine >= 0.999, "{provider}, {engine}: {cosine}");
+        }
+        let told = told(&daemon).await?;
+        let version = told.strip_prefix("landlock ").and_then(|t| t.strip_suffix(", seccomp"));
+        assert!(version.is_some_and(|v| v.parse::<u32>().is_ok()), "{provider}: {told}");
+        let worker = daemon.workers().await?[0];
+        let status = fs::read_to_string(format!("/proc/{worker}/status"))?;
+        for line in ["NoNewPrivs:\t1", "Seccomp:\t2"] {
+            assert!(status.lines().any(|found| found == line), "{provider}: {status}");
+        }
+        let limits = fs::read_to_string(format!("/proc/{worker}/limits"))?;
+        let dumps = limits.lines().find_map(|line| line.strip_prefix("Max core file size"));
+        let dumps: Vec<&str> = dumps.ok_or("no such limit")?.split_whitespace().collect();
+        assert_eq!(dumps[..2], ["0", "0"], "{provider}");
+        let said = daemon.process.stderr();
+        assert!(!said.contains("more than it needs"), "{provider}, {engine}: {said}");
+        let shown = cli(&bus, &["status"]).await?.success()?;
+        assert!(shown.contains(&format!("confined by {told}")), "{shown}");
+        daemon.stop().await?;
+    }
+    Ok(())
+}
+
+/// The kernel's answer is changed on the way: it is the one of a kernel without Landlock.
+async fn a_kernel_without_landlock_is_told() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let command = setup.command(&bus)?;
+    let command = command.as_std();
+    // The tracer is beside the daemon, so that it is the daemon which is stopped.
+    let mut traced = clean("strace");
+    traced.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=landlock_create_ruleset"]);
+    traced.args(["-e", "inject=landlock_create_ruleset:error=ENOSYS"]);
+    traced.arg(command.get_program()).args(command.get_args());
+    traced.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let daemon = setup.start_command(traced, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    assert_eq!(told(&daemon).await?, "seccomp; the kernel has no Landlock");
+    let said = daemon.process.stderr();
+    let warnings = said.lines().filter(|line| line.contains("the kernel has no Landlock"));
+    assert_eq!(warnings.count(), 1, "{said}");
+    daemon.client().embedder.embed("all the same").await?;
+    daemon.stop().await
+}
