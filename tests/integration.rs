@@ -39,6 +39,8 @@ mod native;
 mod providers;
 /// Wrong values in each source of settings.
 mod settings;
+/// The live view, in a terminal.
+mod top;
 /// The systemd units and the profiles laid over them.
 mod units;
 
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         native::tests(),
         providers::tests(),
         settings::tests(),
+        top::tests(),
         units::tests(),
     ];
     let tests = tests.into_iter().flatten();

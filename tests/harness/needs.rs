@@ -28,6 +28,8 @@ pub enum Need {
     Python,
     /// `strace` that may attach to our own processes.
     Strace,
+    /// `tmux`, as a terminal that a test can read.
+    Tmux,
     /// Root, to become another user.
     Root,
     /// `systemd-analyze`, and the units of systemd itself.
@@ -43,6 +45,7 @@ impl Need {
             Self::Bus => program("dbus-daemon"),
             Self::Busctl => program("busctl"),
             Self::Gdbus => program("gdbus"),
+            Self::Tmux => program("tmux"),
             Self::Strace => {
                 program("strace").or_else(|| unless(may_trace(), "ptrace is not allowed"))
             }

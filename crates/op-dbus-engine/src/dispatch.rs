@@ -170,9 +170,7 @@ impl Worker {
         // Also if the backend has not found the time.
         deliver();
         result?;
-        let padded_tokens = scheduler.layout().tokens(&batch);
-        scheduler.stats.batch(batch.tokens(), padded_tokens, started.elapsed());
-        scheduler.ran(self.index);
+        scheduler.ran(self.index, &batch, started.elapsed());
         std::mem::swap(&mut computed.entries, entries);
         std::mem::swap(&mut computed.vectors, &mut self.out);
         (computed.started_us, computed.ended_us) = (started_us, scheduler.clock.now_us());

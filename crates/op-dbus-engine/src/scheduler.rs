@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::backend::{BackendError, Description};
+use crate::batch::Batch;
 use crate::clock::Clock;
 use crate::config::{BatchLayout, Limits, ModelShape};
 use crate::engine::{WorkerState, WorkerStatus};
@@ -106,11 +107,6 @@ impl Scheduler {
         }
     }
 
-    /// How the backends lay a batch out.
-    pub fn layout(&self) -> BatchLayout {
-        self.layout
-    }
-
     /// Adds a worker that is loaded and idle; its index is the number of workers before it.
     pub fn add_workers(&self, descriptions: Vec<Description>) {
         let worker = |description| Worker {
@@ -118,6 +114,9 @@ impl Scheduler {
                 description,
                 state: WorkerState::Idle,
                 batches: 0,
+                rows: 0,
+                tokens: 0,
+                busy_us: 0,
                 restarts: 0,
                 last_error: None,
             },
@@ -241,9 +240,13 @@ impl Scheduler {
     }
 
     /// A worker ran a batch.
-    pub fn ran(&self, worker: usize) {
-        if let Some(worker) = self.lock().workers.get_mut(worker) {
-            worker.status.batches += 1;
+    pub fn ran(&self, worker: usize, batch: &Batch<'_>, took: Duration) {
+        self.stats.batch(batch, self.layout.tokens(batch), took);
+        if let Some(Worker { status, .. }) = self.lock().workers.get_mut(worker) {
+            status.batches += 1;
+            status.rows += batch.rows() as u64;
+            status.tokens += batch.tokens() as u64;
+            status.busy_us += u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         }
     }
 
