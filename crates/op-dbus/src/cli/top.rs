@@ -17,7 +17,7 @@ use self::lines::{View, plain};
 use self::reading::Source;
 use super::{BusArgs, Done, EXIT_CODES, Failure};
 
-/// Watch the service: what runs, how fast, how full its batches are, how long calls take
+/// Watch the service live: rates, batches, times of calls, failures, workers
 #[derive(clap::Args)]
 #[command(after_help = format!("\
 Keys: q, Esc and Ctrl-C end it, p pauses and goes on.

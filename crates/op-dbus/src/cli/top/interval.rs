@@ -144,7 +144,7 @@ mod tests {
             "calls": calls, "texts": 2 * calls, "rows": 2 * calls, "tokens": 40 * calls,
             "padded_tokens": 50 * calls, "batches": calls / 2, "truncated": calls,
             "failures": { "overloaded": calls, "too-large": 3 },
-            "queue_us_buckets": { "16": 100, "1024": calls },
+            "queue_us_buckets": [[16, 100], [1024, calls]],
         });
         let mut reading = Reading::new(status, statistics).unwrap();
         reading.at += Duration::from_secs(seconds);

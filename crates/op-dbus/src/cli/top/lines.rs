@@ -17,6 +17,9 @@ const SENTENCE_CHARS: usize = 400;
 /// Width of the names on the left.
 const NAME_CHARS: usize = 11;
 
+/// One number of an interval.
+pub type Measure = fn(&Interval) -> f64;
+
 /// What is shown, at one moment.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
@@ -96,7 +99,7 @@ impl View<'_> {
     }
 
     /// A rate with its name, as [`rate_label`] has it.
-    fn rate_line(&self, name: &str, of: fn(&Interval) -> f64) -> Line<'static> {
+    fn rate_line(&self, name: &str, of: Measure) -> Line<'static> {
         self.named(name, rate_label(self.interval, of))
     }
 
@@ -211,7 +214,7 @@ impl View<'_> {
 }
 
 /// A rate as the chart beside it is labelled; empty until one is measured.
-pub fn rate_label(interval: Option<&Interval>, of: fn(&Interval) -> f64) -> String {
+pub fn rate_label(interval: Option<&Interval>, of: Measure) -> String {
     interval.map_or_else(String::new, |interval| rate(of(interval)))
 }
 

@@ -86,17 +86,17 @@ pub struct Statistics {
     pub queue_tokens: u64,
     pub in_flight_calls: u64,
     pub in_flight_tokens: u64,
-    pub queue_us_buckets: BTreeMap<u64, u64>,
-    pub compute_us_buckets: BTreeMap<u64, u64>,
+    pub queue_us_buckets: Vec<(u64, u64)>,
+    pub compute_us_buckets: Vec<(u64, u64)>,
 }
 
 impl Statistics {
     pub fn queue_times(&self) -> Times {
-        Times { sum_us: 0, buckets: self.queue_us_buckets.clone() }
+        Times { sum_us: 0, buckets: self.queue_us_buckets.iter().copied().collect() }
     }
 
     pub fn compute_times(&self) -> Times {
-        Times { sum_us: 0, buckets: self.compute_us_buckets.clone() }
+        Times { sum_us: 0, buckets: self.compute_us_buckets.iter().copied().collect() }
     }
 }
 

@@ -10,7 +10,7 @@ use ratatui::widgets::{Paragraph, RenderDirection, Sparkline, Wrap};
 
 use super::super::terminal::{Colour, since};
 use super::interval::Interval;
-use super::lines::{View, rate_label, rows_per_s, style, tokens_per_s};
+use super::lines::{Measure, View, rate_label, rows_per_s, style, tokens_per_s};
 
 /// Intervals that are remembered: as many as the widest terminal has columns for.
 const HISTORY_MAX: usize = 512;
@@ -33,7 +33,7 @@ impl History {
         self.0.front()?.as_ref()
     }
 
-    fn series(&self, of: fn(&Interval) -> f64) -> Vec<Option<u64>> {
+    fn series(&self, of: Measure) -> Vec<Option<u64>> {
         let value = |interval: &Option<Interval>| {
             interval.as_ref().map(|interval| of(interval).round() as u64)
         };
@@ -78,7 +78,7 @@ pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, history: &History, pace: Pac
         .areas(area);
     frame.render_widget(Paragraph::new(about).wrap(Wrap { trim: false }), about_area);
     keys(frame, view, pace, legend);
-    let charts: [(_, fn(&Interval) -> f64, _); 2] =
+    let charts: [(_, Measure, _); 2] =
         [("texts/s", rows_per_s, texts), ("tokens/s", tokens_per_s, tokens)];
     for (name, of, area) in charts {
         let label = rate_label(view.interval, of);

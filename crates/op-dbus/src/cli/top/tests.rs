@@ -27,8 +27,8 @@ fn reading(seconds: u64, status: &Value) -> Reading {
         "padded_tokens": 550 * count, "batches": count, "truncated": seconds, "retries": 0,
         "failures": { "overloaded": 2 * seconds }, "queue_texts": 24, "queue_tokens": 2048,
         "in_flight_calls": 12, "in_flight_tokens": 4096,
-        "queue_us_buckets": { "1536": 300 * count, "2048": 95 * count, "3072": 5 * count },
-        "compute_us_buckets": { "8192": 400 * count },
+        "queue_us_buckets": [[1536, 300 * count], [2048, 95 * count], [3072, 5 * count]],
+        "compute_us_buckets": [[8192, 400 * count]],
     });
     let mut reading = Reading::new(status.clone(), statistics).unwrap();
     // Exactly seconds apart, however long this takes.
