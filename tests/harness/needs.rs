@@ -30,6 +30,8 @@ pub enum Need {
     Strace,
     /// `tmux`, as a terminal that a test can read.
     Tmux,
+    /// `groff`, which reads manual pages.
+    Groff,
     /// Root, to become another user.
     Root,
     /// `systemd-analyze`, and the units of systemd itself.
@@ -46,6 +48,7 @@ impl Need {
             Self::Busctl => program("busctl"),
             Self::Gdbus => program("gdbus"),
             Self::Tmux => program("tmux"),
+            Self::Groff => program("groff"),
             Self::Strace => {
                 program("strace").or_else(|| unless(may_trace(), "ptrace is not allowed"))
             }
