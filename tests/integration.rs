@@ -43,6 +43,8 @@ mod providers;
 mod sandbox;
 /// Wrong values in each source of settings.
 mod settings;
+/// The live view, in a terminal.
+mod top;
 /// The systemd units and the profiles laid over them.
 mod units;
 
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         providers::tests(),
         sandbox::tests(),
         settings::tests(),
+        top::tests(),
         units::tests(),
     ];
     let tests = tests.into_iter().flatten();

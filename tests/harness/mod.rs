@@ -14,6 +14,7 @@ pub mod polkit;
 pub mod process;
 pub mod random;
 pub mod registry;
+pub mod terminal;
 pub mod users;
 
 use std::error::Error;

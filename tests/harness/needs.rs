@@ -32,6 +32,10 @@ pub enum Need {
     Python,
     /// `strace` that may attach to our own processes.
     Strace,
+    /// `tmux`, as a terminal that a test can read.
+    Tmux,
+    /// `groff`, which reads manual pages.
+    Groff,
     /// Root, to become another user.
     Root,
     /// `systemd-analyze`, and the units of systemd itself.
@@ -49,6 +53,8 @@ impl Need {
             Self::Bus => program("dbus-daemon"),
             Self::Busctl => program("busctl"),
             Self::Gdbus => program("gdbus"),
+            Self::Tmux => program("tmux"),
+            Self::Groff => program("groff"),
             Self::Strace => {
                 program("strace").or_else(|| unless(may_trace(), "ptrace is not allowed"))
             }

@@ -95,7 +95,7 @@ pub fn lay_out(program: &Path, destination: &Path) -> Outcome {
         let script = shell::read(&mut shell::program(program, &["completions", shell]))?;
         put(destination, to, script.as_bytes(), 0o644)?;
     }
-    let pages = destination.join("usr/share/man/man1");
+    let pages = destination.join("usr/share/man");
     fs::create_dir_all(&pages).map_err(|e| format!("can't make {}: {e}", pages.display()))?;
     shell::run(shell::program(program, &["manual"]).arg(&pages))
 }
@@ -137,8 +137,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         // Stands for the program, which takes minutes to build.
         let program = folder.path().join("op-dbus");
-        let script =
-            "#!/bin/sh\n[ $1 = completions ] && echo a script || echo a page > $2/op-dbus.1\n";
+        let script = "#!/bin/sh\n[ $1 = completions ] && echo a script && exit\n\
+             cd $2 && mkdir man1 man5 man8 && echo a page | tee man1/op-dbus.1 man5/op-dbus.toml.5 \
+             man5/org.opdbus.Embedding1.5 man8/op-dbus.service.8\n";
         fs::write(&program, script).expect("a script");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("a script");
         let tree = folder.path().join("tree");

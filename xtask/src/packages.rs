@@ -24,10 +24,13 @@ pub const PIP: &[Need] = &[
     Need { program: "pip3", package: "python3-pip" },
 ];
 
-/// What only the tests need: a second client, a way to kill at a system call, and polkit.
+/// What only the tests need: a second client, a way to kill at a system call, a terminal, polkit,
+/// and a reader of manual pages.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "strace", package: "strace" },
+    Need { program: "tmux", package: "tmux" },
+    Need { program: "groff", package: "groff-base" },
     Need { program: "setpriv", package: "util-linux" },
     Need { program: "systemd-analyze", package: "systemd" },
     Need { program: "/usr/lib/polkit-1/polkitd", package: "polkitd" },

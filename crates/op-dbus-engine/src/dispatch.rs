@@ -190,8 +190,8 @@ impl Worker {
         deliver();
         result?;
         let layout = self.shared.pools[self.place.pool].batch.layout;
-        scheduler.stats.batch(batch.tokens(), layout.tokens(&batch));
-        scheduler.ran(self.index, batch.tokens(), started.elapsed());
+        scheduler.stats.batch(&batch, layout.tokens(&batch));
+        scheduler.ran(self.index, &batch, started.elapsed());
         std::mem::swap(&mut computed.entries, entries);
         std::mem::swap(&mut computed.vectors, &mut self.out);
         (computed.started_us, computed.ended_us) = (started_us, scheduler.clock.now_us());

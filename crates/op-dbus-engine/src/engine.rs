@@ -47,6 +47,12 @@ pub struct WorkerStatus {
     pub state: WorkerState,
     /// Batches that it ran.
     pub batches: u64,
+    /// Rows in these batches.
+    pub rows: u64,
+    /// Tokens in these batches, without padding.
+    pub tokens: u64,
+    /// Time that these batches took together, in microseconds.
+    pub busy_us: u64,
     /// How often it was replaced.
     pub restarts: u64,
     /// Why it was replaced last, or why it can't be.

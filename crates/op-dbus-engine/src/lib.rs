@@ -71,5 +71,5 @@ pub use dispatch::WORKER_LOST_MESSAGE_ID;
 pub use engine::{Engine, WorkerState, WorkerStatus};
 pub use error::{Error, Excess};
 pub use start::reference;
-pub use stats::{Quantiles, Snapshot};
+pub use stats::{Snapshot, Times};
 pub use tokenizer::{Tokenizer, TokenizerError};

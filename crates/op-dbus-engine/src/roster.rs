@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::backend::{BackendError, Description};
+use crate::batch::Batch;
 use crate::config::{BatchLimits, ModelShape};
 use crate::engine::{WorkerState, WorkerStatus};
 use crate::planner::Planner;
@@ -79,6 +80,9 @@ impl Roster {
                 description,
                 state: WorkerState::Idle,
                 batches: 0,
+                rows: 0,
+                tokens: 0,
+                busy_us: 0,
                 restarts: 0,
                 last_error: None,
             },
@@ -122,12 +126,15 @@ impl Roster {
         }
     }
 
-    /// A worker has computed a batch of `tokens`, which took `us`.
-    pub fn ran(&mut self, worker: usize, tokens: usize, us: u64) {
-        let Some(worker) = self.workers.get_mut(worker) else { return };
-        worker.status.batches += 1;
-        let pool = worker.pool;
-        self.learn(pool, tokens, us);
+    /// A worker has computed a batch, which took `us`.
+    pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64) {
+        let Some(Worker { pool, status, .. }) = self.workers.get_mut(worker) else { return };
+        status.batches += 1;
+        status.rows += batch.rows() as u64;
+        status.tokens += batch.tokens() as u64;
+        status.busy_us += us;
+        let pool = *pool;
+        self.learn(pool, batch.tokens(), us);
     }
 
     /// Takes note of what a batch costs in a pool.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::backend::{BackendError, Description};
+use crate::batch::Batch;
 use crate::call::Priority;
 use crate::clock::Clock;
 use crate::config::Limits;
@@ -232,8 +233,8 @@ impl Scheduler {
     }
 
     /// A worker ran a batch.
-    pub fn ran(&self, worker: usize, tokens: usize, took: Duration) {
-        self.lock().roster.ran(worker, tokens, micros(took));
+    pub fn ran(&self, worker: usize, batch: &Batch<'_>, took: Duration) {
+        self.lock().roster.ran(worker, batch, micros(took));
     }
 
     /// A worker was lost and is to be replaced.

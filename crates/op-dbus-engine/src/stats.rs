@@ -1,8 +1,15 @@
 //! Plain counters of what the engine did; every other view of it is made from a [`Snapshot`].
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+mod times;
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use times::Histogram;
+pub use times::Times;
+
+use crate::batch::Batch;
 use crate::call::Reply;
 use crate::error::Error;
 
@@ -13,6 +20,9 @@ pub struct Snapshot {
     pub calls: u64,
     /// Texts that were answered with vectors.
     pub texts: u64,
+    /// Rows in the batches that ran. A text that is embedded in windows has several, and one whose
+    /// call was given up has none that is answered.
+    pub rows: u64,
     /// Tokens in the batches that ran, without padding.
     pub tokens: u64,
     /// Tokens in the batches that ran, padding included; the real ones again when the backend pads
@@ -36,166 +46,90 @@ pub struct Snapshot {
     pub in_flight_calls: usize,
     /// Tokens between admission and reply now.
     pub in_flight_tokens: usize,
-    /// From a call's arrival to the start of its first batch.
-    pub queue_us: Quantiles,
+    /// From a call's arrival to the start of its first batch, of each call that was answered.
+    pub queue_us: Times,
     /// From the start of a call's first batch to the end of its last.
-    pub compute_us: Quantiles,
+    pub compute_us: Times,
 }
 
-/// Quantiles of a time in microseconds, to within one eighth.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Quantiles {
-    /// Calls counted.
-    pub count: u64,
-    /// Half of the calls took at most this.
-    pub p50_us: u64,
-    /// 95 of 100 calls took at most this.
-    pub p95_us: u64,
-    /// 99 of 100 calls took at most this.
-    pub p99_us: u64,
-}
-
-/// The counters as they are kept.
+/// The counters as they are kept: worker threads and callers count without waiting for each other,
+/// so two counters that are read together may be one call apart.
 #[derive(Debug, Default)]
-pub(crate) struct Stats(Mutex<Counters>);
-
-#[derive(Debug, Default)]
-struct Counters {
-    snapshot: Snapshot,
-    queue: Histogram,
-    compute: Histogram,
+pub(crate) struct Stats {
+    calls: Count,
+    texts: Count,
+    rows: Count,
+    tokens: Count,
+    padded_tokens: Count,
+    batches: Count,
+    truncated: Count,
+    retries: Count,
+    worker_restarts: Count,
+    /// Locked only by calls that fail.
+    failures: Mutex<BTreeMap<&'static str, u64>>,
+    queue_us: Histogram,
+    compute_us: Histogram,
 }
 
 impl Stats {
-    pub fn batch(&self, tokens: usize, padded_tokens: usize) {
-        let mut counters = self.lock();
-        counters.snapshot.batches += 1;
-        counters.snapshot.tokens += tokens as u64;
-        counters.snapshot.padded_tokens += padded_tokens as u64;
+    pub fn batch(&self, batch: &Batch<'_>, padded_tokens: usize) {
+        self.batches.add(1);
+        self.rows.add(batch.rows() as u64);
+        self.tokens.add(batch.tokens() as u64);
+        self.padded_tokens.add(padded_tokens as u64);
     }
 
     pub fn answered(&self, reply: &Reply) {
-        let mut counters = self.lock();
-        counters.snapshot.calls += 1;
-        counters.snapshot.texts += reply.rows as u64;
-        counters.snapshot.truncated += reply.truncated.len() as u64;
-        counters.queue.add(reply.queue_us);
-        counters.compute.add(reply.compute_us);
+        self.calls.add(1);
+        self.texts.add(reply.rows as u64);
+        self.truncated.add(reply.truncated.len() as u64);
+        self.queue_us.add(reply.queue_us);
+        self.compute_us.add(reply.compute_us);
     }
 
     pub fn failed(&self, error: &Error) {
-        *self.lock().snapshot.failures.entry(error.kind()).or_default() += 1;
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        *failures.entry(error.kind()).or_default() += 1;
     }
 
     pub fn retried(&self, texts: usize) {
-        self.lock().snapshot.retries += texts as u64;
+        self.retries.add(texts as u64);
     }
 
     pub fn restarted(&self) {
-        self.lock().snapshot.worker_restarts += 1;
+        self.worker_restarts.add(1);
     }
 
     /// The counters now, without what only the queue and the admission know.
     pub fn snapshot(&self) -> Snapshot {
-        let counters = self.lock();
         Snapshot {
-            queue_us: counters.queue.quantiles(),
-            compute_us: counters.compute.quantiles(),
-            ..counters.snapshot.clone()
+            calls: self.calls.get(),
+            texts: self.texts.get(),
+            rows: self.rows.get(),
+            tokens: self.tokens.get(),
+            padded_tokens: self.padded_tokens.get(),
+            batches: self.batches.get(),
+            truncated: self.truncated.get(),
+            failures: self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            retries: self.retries.get(),
+            worker_restarts: self.worker_restarts.get(),
+            queue_us: self.queue_us.times(),
+            compute_us: self.compute_us.times(),
+            ..Snapshot::default()
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Counters> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// Eight buckets per power of two: a quantile is off by one eighth at most.
-#[derive(Debug)]
-struct Histogram {
-    buckets: Box<[u64; BUCKETS]>,
-    count: u64,
-}
+/// A number that only grows. Relaxed: it orders nothing else.
+#[derive(Debug, Default)]
+struct Count(AtomicU64);
 
-const STEPS: usize = 8;
-const BUCKETS: usize = STEPS * 62;
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Self { buckets: Box::new([0; BUCKETS]), count: 0 }
-    }
-}
-
-impl Histogram {
-    fn add(&mut self, value: u64) {
-        self.count += 1;
-        self.buckets[bucket(value)] += 1;
+impl Count {
+    fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    fn quantiles(&self) -> Quantiles {
-        Quantiles {
-            count: self.count,
-            p50_us: self.quantile(50),
-            p95_us: self.quantile(95),
-            p99_us: self.quantile(99),
-        }
-    }
-
-    /// Largest value of the bucket that holds the quantile.
-    fn quantile(&self, percent: u64) -> u64 {
-        let rank = (self.count * percent).div_ceil(100);
-        let mut seen = 0;
-        for (index, count) in self.buckets.iter().enumerate() {
-            seen += count;
-            if seen >= rank && seen > 0 {
-                return bucket_end(index);
-            }
-        }
-        0
-    }
-}
-
-fn bucket(value: u64) -> usize {
-    let Some(octave) = value.checked_ilog2().and_then(|log| log.checked_sub(3)) else {
-        return value as usize;
-    };
-    let step = (value >> octave) as usize & (STEPS - 1);
-    (octave as usize + 1) * STEPS + step
-}
-
-fn bucket_end(index: usize) -> u64 {
-    let (octave, step) = (index / STEPS, (index % STEPS) as u128);
-    let end = match octave.checked_sub(1) {
-        None => step,
-        Some(octave) => ((step + STEPS as u128 + 1) << octave) - 1,
-    };
-    u64::try_from(end).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn quantiles_are_near() {
-        let mut histogram = Histogram::default();
-        assert_eq!(histogram.quantiles(), Quantiles::default());
-        for value in 1..=1000 {
-            histogram.add(value);
-        }
-        let q = histogram.quantiles();
-        assert!((500..=563).contains(&q.p50_us), "{q:?}");
-        assert!((990..=1114).contains(&q.p99_us), "{q:?}");
-    }
-
-    proptest! {
-        #[test]
-        fn each_value_has_its_bucket(value in any::<u64>()) {
-            let end = bucket_end(bucket(value));
-            prop_assert!(end >= value);
-            prop_assert!(end - value <= value / 8);
-        }
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
 
 use op_dbus_api::{Error, ErrorName};
-use op_dbus_engine::{Quantiles, WorkerState, WorkerStatus};
+use op_dbus_engine::{Times, WorkerState, WorkerStatus};
 use op_dbus_models::{Level, Model, Store};
 use zbus::Variant;
 
@@ -145,6 +145,9 @@ fn worker(worker: &WorkerStatus) -> Dictionary {
         ("pid", about.pid.into()),
         ("state", state(worker.state).into()),
         ("batches", worker.batches.into()),
+        ("rows", worker.rows.into()),
+        ("tokens", worker.tokens.into()),
+        ("busy_us", worker.busy_us.into()),
         ("restarts", worker.restarts.into()),
         ("last_error", worker.last_error.clone().unwrap_or_default().into()),
         ("load_ms", about.load_ms.into()),
@@ -173,6 +176,7 @@ pub fn statistics(now: &Now) -> Dictionary {
     let mut view = HashMap::from([
         ("calls", Variant::from(stats.calls)),
         ("texts", stats.texts.into()),
+        ("rows", stats.rows.into()),
         ("tokens", stats.tokens.into()),
         ("padded_tokens", stats.padded_tokens.into()),
         ("padded_over_tokens", padding.into()),
@@ -186,15 +190,24 @@ pub fn statistics(now: &Now) -> Dictionary {
         ("in_flight_tokens", number(stats.in_flight_tokens)),
         ("failures", stats.failures.into()),
     ]);
-    quantiles(&mut view, ["queue_us_p50", "queue_us_p95", "queue_us_p99"], stats.queue_us);
-    let names = ["compute_us_p50", "compute_us_p95", "compute_us_p99"];
-    quantiles(&mut view, names, stats.compute_us);
+    view.extend(times(QUEUE_TIMES, stats.queue_us));
+    view.extend(times(COMPUTE_TIMES, stats.compute_us));
     view
 }
 
-fn quantiles(view: &mut Dictionary, names: [&'static str; 3], times: Quantiles) {
-    let times = [times.p50_us, times.p95_us, times.p99_us];
-    view.extend(names.into_iter().zip(times.map(Variant::from)));
+/// The keys under which times are told: three quantiles, the sum, and the buckets.
+type TimesKeys = [&'static str; 5];
+
+const QUEUE_TIMES: TimesKeys =
+    ["queue_us_p50", "queue_us_p95", "queue_us_p99", "queue_us_sum", "queue_us_buckets"];
+const COMPUTE_TIMES: TimesKeys =
+    ["compute_us_p50", "compute_us_p95", "compute_us_p99", "compute_us_sum", "compute_us_buckets"];
+
+fn times(keys: TimesKeys, times: Times) -> Dictionary {
+    let [p50, p95, p99] = [50, 95, 99].map(|percent| Variant::from(times.quantile(percent)));
+    // Pairs and no dictionary: JSON, and so busctl's, has no numbers as keys.
+    let buckets: Vec<(u64, u64)> = times.buckets.into_iter().collect();
+    keys.into_iter().zip([p50, p95, p99, times.sum_us.into(), buckets.into()]).collect()
 }
 
 /// Each setting, its value and where it came from.

@@ -23,7 +23,7 @@ pub use kind::{Choice, Kind};
 pub use layers::Sources;
 pub use loaded::{ChangeError, Loaded, Shown};
 pub use mistakes::{Mistake, Mistakes, Origin};
-pub use render::{config_file, markdown};
+pub use render::{SOURCES, TABLES, Table, config_file, markdown, remark, values};
 pub use row::{Group, Row, Scope};
 pub use table::{ROWS, row};
 pub use types::{Bus, CpuEngine, Devices, Offload, Precision, Provider};

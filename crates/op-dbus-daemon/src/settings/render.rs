@@ -60,15 +60,14 @@ pub fn markdown() -> String {
          <!-- Made by `op-dbus config show --defaults --markdown`; change the table. -->\n\n\
          Every setting has one name in three forms: `vector_level` in a file,\n\
          `OP_DBUS_VECTOR_LEVEL` in the environment and `--vector-level` after `op-dbus daemon`.\n\
-         The sources are read in this order, and the last one that has a value wins:\n\n\
-         1. built-in values,\n\
-         2. `/usr/lib/op-dbus/config.toml` (the distribution's),\n\
-         3. `/etc/op-dbus/config.toml` (yours),\n\
-         4. `/etc/op-dbus/conf.d/*.toml`, by name,\n\
-         5. the state file: what was changed over the bus,\n\
-         6. environment variables (an empty one counts as not set),\n\
-         7. flags.\n\n\
-         A wrong value anywhere stops the start with exit code 6 (2 when only flags are wrong)\n\
+         The sources are read in this order, and the last one that has a value wins:\n\n",
+    );
+    for (position, source) in SOURCES.iter().enumerate() {
+        let end = if position + 1 < SOURCES.len() { ',' } else { '.' };
+        out.push_str(&format!("{}. {source}{end}\n", position + 1));
+    }
+    out.push_str(
+        "\nA wrong value anywhere stops the start with exit code 6 (2 when only flags are wrong)\n\
          and one message that lists all mistakes, also in values that a later source overrides.\n\
          What the environment or a flag sets cannot be changed over the bus.\n\n\
          `op-dbus config show` tells each value and where it comes from; `op-dbus config check`\n\
@@ -92,36 +91,66 @@ pub fn markdown() -> String {
                 row.key,
                 values(row)
             );
-            if let Some(note) = note(row.scope) {
+            if let Some(note) = remark(row.scope) {
                 out.push_str(&format!("- {note}\n"));
             }
         }
     }
-    out.push_str(MODELS);
+    for Table { title, about, example } in TABLES {
+        out.push_str(&format!("\n## {title}\n\n{about}\n\n```toml\n{example}```\n"));
+    }
     out
 }
 
-const MODELS: &str = "\n## Single models\n\n\
-    A table `[models.NAME]` in a file says how one model is used:\n\n\
-    ```toml\n\
-    [models.my-model]\n\
-    default_prompt = \"query\"   # used when a call names none; \"\" is none at all\n\
-    prompts = { query = \"query: \", passage = \"passage: \" }   # added to the model's own\n\
-    ```\n\n\
-    ## Single providers\n\n\
-    A table `[providers.NAME]` in a file says how one execution provider is used:\n\n\
-    ```toml\n\
-    [providers.webgpu]\n\
-    library = \"/opt/libonnxruntime_providers_webgpu.so\"   # a plugin that ONNX Runtime loads\n\
-    options = { powerPreference = \"high-performance\" }   # in the provider's own words\n\
-    ```\n";
+/// Where values come from, in the order in which they are read.
+pub const SOURCES: [&str; 7] = [
+    "built-in values",
+    "`/usr/lib/op-dbus/config.toml` (the distribution's)",
+    "`/etc/op-dbus/config.toml` (yours)",
+    "`/etc/op-dbus/conf.d/*.toml`, by name",
+    "the state file: what was changed over the bus",
+    "environment variables (an empty one counts as not set)",
+    "flags",
+];
+
+/// A table that a file may have beside the settings.
+pub struct Table {
+    /// Its heading.
+    pub title: &'static str,
+    /// What it is for, as a sentence that ends in a colon.
+    pub about: &'static str,
+    /// Lines of a file.
+    pub example: &'static str,
+}
+
+/// The tables that a file may have.
+pub const TABLES: [Table; 2] = [
+    Table {
+        title: "Single models",
+        about: "A table `[models.NAME]` in a file says how one model is used:",
+        example: "\
+[models.my-model]
+default_prompt = \"query\"   # used when a call names none; \"\" is none at all
+prompts = { query = \"query: \", passage = \"passage: \" }   # added to the model's own
+",
+    },
+    Table {
+        title: "Single providers",
+        about: "A table `[providers.NAME]` in a file says how one execution provider is used:",
+        example: "\
+[providers.webgpu]
+library = \"/opt/libonnxruntime_providers_webgpu.so\"   # a plugin that ONNX Runtime loads
+options = { powerPreference = \"high-performance\" }   # in the provider's own words
+",
+    },
+];
 
 fn rows(group: Group) -> impl Iterator<Item = &'static Row> {
     ROWS.iter().filter(move |row| row.group == group)
 }
 
 /// What is accepted, as a sentence.
-fn values(row: &Row) -> String {
+pub fn values(row: &Row) -> String {
     if row.scope == Scope::Later {
         return format!("Values: `{}` only, in this version.", row.default);
     }
@@ -132,7 +161,8 @@ fn values(row: &Row) -> String {
     format!("Values: {}{unit}.", row.kind.accepted())
 }
 
-fn note(scope: Scope) -> Option<&'static str> {
+/// What is special about where a setting may be set, as a sentence.
+pub fn remark(scope: Scope) -> Option<&'static str> {
     match scope {
         Scope::Runtime => Some("May be changed over the bus while the service runs."),
         Scope::Outside => Some("Not in files."),

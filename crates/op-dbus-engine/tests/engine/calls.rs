@@ -31,7 +31,7 @@ async fn each_of_64_concurrent_callers_gets_its_own_vectors() {
     let stats = engine.stats();
     assert_eq!((stats.calls, stats.in_flight_calls, stats.in_flight_tokens), (64, 0, 0));
     assert_eq!((stats.queue_texts, stats.queue_tokens), (0, 0));
-    assert_eq!(stats.compute_us.count, 64);
+    assert_eq!(stats.compute_us.count(), 64);
     assert!(stats.padded_tokens >= stats.tokens);
 }
 

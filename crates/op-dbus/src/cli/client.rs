@@ -9,7 +9,7 @@ use op_dbus_api::{
 use op_dbus_daemon::settings::Bus;
 use zbus::fdo::PropertiesProxy;
 use zbus::names::{InterfaceName, WellKnownName};
-use zbus::proxy::CacheProperties;
+use zbus::proxy::{CacheProperties, MethodFlags};
 use zbus::{Connection, OwnedVariant, Variant, fdo};
 
 use super::Failure;
@@ -93,6 +93,21 @@ impl Service {
     pub async fn manager(&self) -> Result<ManagerProxy<'static>, Failure> {
         let proxy = ManagerProxy::builder(&self.connection).cache_properties(CacheProperties::No);
         proxy.build().await.map_err(|error| self.failure(&error))
+    }
+
+    /// What a reading method of the manager tells. Unlike other calls this does not start a service
+    /// that is not running.
+    ///
+    /// # Errors
+    /// Exit code 3 when it is not.
+    pub async fn read_if_running(
+        &self,
+        method: &'static str,
+    ) -> Result<HashMap<String, OwnedVariant>, Failure> {
+        let manager = self.manager().await?;
+        let call = manager.inner().call_with_flags(method, MethodFlags::NO_AUTO_START, &());
+        let reply = call.await.map_err(|error| self.failure(&error))?;
+        Ok(reply.unwrap_or_default())
     }
 
     /// Every property of the Embedder interface, in one call.

@@ -19,6 +19,7 @@ mod status;
 mod store;
 mod terminal;
 mod texts;
+mod top;
 
 use std::process::ExitCode;
 
@@ -48,6 +49,7 @@ enum Command {
     Rank(rank::Args),
     Similarity(similarity::Args),
     Status(status::Args),
+    Top(top::Args),
     Providers(providers::Args),
     Doctor(doctor::Args),
     Daemon(daemon::Args),
@@ -65,7 +67,7 @@ enum Command {
 /// Under which heading the overview lists each command.
 const GROUPS: &[(&str, &[&str])] = &[
     ("Texts", &["embed", "rank", "similarity"]),
-    ("Service", &["status", "providers", "doctor", "daemon", "bench"]),
+    ("Service", &["status", "top", "providers", "doctor", "daemon", "bench"]),
     ("Setup", &["models", "runtime", "config", "completions"]),
 ];
 
@@ -111,6 +113,7 @@ fn run(command: Command) -> Done {
         Command::Rank(args) => rank::run(args),
         Command::Similarity(args) => similarity::run(args),
         Command::Status(args) => status::run(args),
+        Command::Top(args) => top::run(args),
         Command::Providers(args) => providers::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Daemon(args) => daemon::run(args),

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::client::json_object;
-use super::terminal::{Colour, colour, grouped, paint, printable, since};
+use super::terminal::{Colour, colour, counted, grouped, milliseconds, paint, printable, since};
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect};
 
 /// Show what the service runs, on what, and how busy it is
@@ -58,6 +58,25 @@ async fn status(args: Args) -> Done {
     Ok(ExitCode::SUCCESS)
 }
 
+/// How well a state of the service is.
+pub(super) fn state_colour(state: &str) -> Colour {
+    match state {
+        "ready" => Colour::Good,
+        "failed" => Colour::Bad,
+        _ => Colour::Doubtful,
+    }
+}
+
+/// A provider, the engine and the instruction set if they say more, and the precision.
+pub(super) fn computes(provider: &str, engine: [&str; 2], precision: &str) -> String {
+    let said = |word: &&str| !word.is_empty() && *word != provider;
+    let engine: Vec<&str> = engine.into_iter().filter(said).collect();
+    match engine.as_slice() {
+        [] => format!("{provider}, {precision}"),
+        words => format!("{provider} ({}), {precision}", words.join(", ")),
+    }
+}
+
 /// The page for people. What the service does not tell is left out.
 struct Report<'a> {
     all: &'a Value,
@@ -76,12 +95,7 @@ impl Report<'_> {
 
     fn text(&self) -> String {
         let state = self.status("state");
-        let state_colour = match state {
-            "ready" => Colour::Good,
-            "failed" => Colour::Bad,
-            _ => Colour::Doubtful,
-        };
-        let state = paint(state, state_colour, self.coloured);
+        let state = paint(state, state_colour(state), self.coloured);
         let mut out = format!("op-dbus {}: {state}\n", self.status("version"));
         out.push_str(&format!("{}\n\n", printable(self.status("status"), 400)));
         let lines = [
@@ -123,15 +137,8 @@ impl Report<'_> {
         if provider.is_empty() {
             return String::new();
         }
-        let engine: Vec<&str> = [self.status("engine"), self.status("isa")]
-            .into_iter()
-            .filter(|word| !word.is_empty() && *word != provider)
-            .collect();
-        let engine = match engine.as_slice() {
-            [] => String::new(),
-            words => format!(" ({})", words.join(", ")),
-        };
-        let mut line = format!("{provider}{engine}, {}", self.status("precision"));
+        let engine = [self.status("engine"), self.status("isa")];
+        let mut line = computes(provider, engine, self.status("precision"));
         let reason = self.status("fallback_reason");
         if !reason.is_empty() {
             let asked = self.status("requested_provider");
@@ -221,14 +228,6 @@ fn worker_line(worker: &Value) -> String {
         line.push_str(&format!("; confined by {}", printable(sandbox, 200)));
     }
     line
-}
-
-fn counted(number: u64, one: &str, many: &str) -> String {
-    format!("{} {}", grouped(number), if number == 1 { one } else { many })
-}
-
-fn milliseconds(microseconds: u64) -> String {
-    format!("{:.1}", microseconds as f64 / 1000.0)
 }
 
 #[cfg(test)]

@@ -69,6 +69,16 @@ pub fn grouped(number: u64) -> String {
     out
 }
 
+/// A number with its noun: `1 call`, `1,234 calls`.
+pub fn counted(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", grouped(number), if number == 1 { one } else { many })
+}
+
+/// Microseconds as milliseconds, without the unit.
+pub fn milliseconds(microseconds: u64) -> String {
+    format!("{:.1}", microseconds as f64 / 1000.0)
+}
+
 /// A duration in the largest two units that say something: `3 d 4 h`, `12 min 5 s`, `7 s`.
 pub fn since(seconds: u64) -> String {
     let units = [("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)];

@@ -1,0 +1,62 @@
+//! `op-dbus.toml(5)`: the table of settings as a manual page.
+
+use op_dbus_daemon::settings::{Group, Kind, ROWS, Row, SOURCES, TABLES, remark, values};
+
+use super::page::Page;
+
+pub fn page() -> String {
+    let mut page = Page::new("op-dbus.toml", "5", "settings of op-dbus");
+    page.section("SYNOPSIS").lines(
+        "/usr/lib/op-dbus/config.toml\n/etc/op-dbus/config.toml\n/etc/op-dbus/conf.d/*.toml",
+    );
+    page.section("DESCRIPTION").paragraph(
+        "Each setting has one name in three forms: a key in a file, the variable `OP_DBUS_` and \
+         the key in capitals, and a flag of `op-dbus daemon`. The sources are read in this order, \
+         and the last one that has a value wins:",
+    );
+    for (position, source) in SOURCES.iter().enumerate() {
+        page.term(&format!("{}.", position + 1), source);
+    }
+    page.paragraph(
+        "A wrong value anywhere stops the start with exit code 6 (2 when only flags are wrong) and \
+         one message that lists all mistakes. `op-dbus config check` finds them without starting \
+         anything, `op-dbus config show` tells each value and where it comes from.",
+    );
+    page.section("SETTINGS");
+    for group in Group::ALL {
+        page.subsection(group.title());
+        for row in ROWS.iter().filter(|row| row.group == group) {
+            setting(&mut page, row);
+        }
+    }
+    page.section("TABLES");
+    for table in TABLES {
+        page.subsection(table.title).paragraph(table.about).lines(table.example);
+    }
+    page.see_also(&["op-dbus(1)", "op-dbus-config(1)", "op-dbus.service(8)"])
+}
+
+fn setting(page: &mut Page, row: &Row) {
+    let default = if row.default.is_empty() { "not set" } else { row.default };
+    page.term(row.key, row.doc);
+    let (kind, values) = (kind(&row.kind), values(row));
+    page.under_term(&format!("Type: {kind}. {values} Default: `{default}`."));
+    let also = format!("Also `{}` and `{}`.", row.variable(), row.flag());
+    page.under_term(&match remark(row.scope) {
+        Some(remark) => format!("{also} {remark}"),
+        None => also,
+    });
+}
+
+/// How a value is written in a file.
+fn kind(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::Choice(_) | Kind::Model | Kind::Path { .. } | Kind::Bus | Kind::Filter => "string",
+        Kind::Choices(_) => "list of strings",
+        Kind::Devices => "number, list of numbers, or string",
+        Kind::Bool => "boolean",
+        Kind::Count { word: None, .. } => "whole number",
+        Kind::Count { .. } => "whole number, or string",
+        Kind::Bytes { .. } => "whole number, or string with a unit",
+    }
+}

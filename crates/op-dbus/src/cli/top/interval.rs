@@ -1,0 +1,188 @@
+//! What happened between two readings: differences of counters, as rates and quantiles.
+
+use std::collections::BTreeMap;
+
+use op_dbus_engine::Times;
+use serde::Serialize;
+
+use super::reading::{Reading, Worker};
+
+/// What happened between two readings of one engine.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Interval {
+    pub seconds: f64,
+    /// Calls that were answered.
+    pub calls_per_s: f64,
+    /// Texts that were answered. Those of a large call count at its end.
+    pub texts_per_s: f64,
+    /// Rows that were computed. A text that is embedded in windows has several.
+    pub rows_per_s: f64,
+    pub tokens_per_s: f64,
+    pub batches_per_s: f64,
+    /// None without a batch, as the two after it.
+    pub rows_per_batch: Option<f64>,
+    pub tokens_per_batch: Option<f64>,
+    /// Tokens computed, padding included, over those asked for.
+    pub padded_over_tokens: Option<f64>,
+    pub queue_us: Option<Percentiles>,
+    pub compute_us: Option<Percentiles>,
+    /// Texts that were cut.
+    pub truncated: u64,
+    /// Texts that were computed again.
+    pub retries: u64,
+    /// Calls that failed, by kind; those kinds only that did.
+    pub failures: BTreeMap<String, u64>,
+    pub workers: Vec<WorkerInterval>,
+}
+
+/// Microseconds that calls took at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Percentiles {
+    pub p50: u64,
+    pub p90: u64,
+    pub p99: u64,
+}
+
+/// What one worker did between two readings.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WorkerInterval {
+    pub pid: u32,
+    /// Part of the time in which it computed, 0 to 1.
+    pub busy: f64,
+    pub rows_per_s: f64,
+    pub tokens_per_s: f64,
+    pub batches_per_s: f64,
+}
+
+impl Interval {
+    /// None when the counters may have begun anew in between: with another process, another model,
+    /// or another state of the same.
+    pub fn between(earlier: &Reading, later: &Reading) -> Option<Self> {
+        let seconds = later.at.saturating_duration_since(earlier.at).as_secs_f64();
+        let (before, after) = (&earlier.statistics, &later.statistics);
+        let restarted = earlier.status.pid != later.status.pid
+            || earlier.status.since != later.status.since
+            || after.batches < before.batches
+            || after.calls < before.calls;
+        if restarted || seconds <= 0.0 {
+            return None;
+        }
+        let grown = |before: u64, after: u64| after.saturating_sub(before);
+        let (rows, tokens) = (grown(before.rows, after.rows), grown(before.tokens, after.tokens));
+        let batches = grown(before.batches, after.batches);
+        let padded_tokens = grown(before.padded_tokens, after.padded_tokens);
+        let rate = |count: u64| count as f64 / seconds;
+        let per = |count: u64, of: u64| (of > 0).then(|| count as f64 / of as f64);
+        Some(Self {
+            seconds,
+            calls_per_s: rate(grown(before.calls, after.calls)),
+            texts_per_s: rate(grown(before.texts, after.texts)),
+            rows_per_s: rate(rows),
+            tokens_per_s: rate(tokens),
+            batches_per_s: rate(batches),
+            rows_per_batch: per(rows, batches),
+            tokens_per_batch: per(tokens, batches),
+            padded_over_tokens: per(padded_tokens, tokens),
+            queue_us: Percentiles::of(&after.queue_times().since(&before.queue_times())),
+            compute_us: Percentiles::of(&after.compute_times().since(&before.compute_times())),
+            truncated: grown(before.truncated, after.truncated),
+            retries: grown(before.retries, after.retries),
+            failures: new_failures(&before.failures, &after.failures),
+            workers: workers(&earlier.status.workers, &later.status.workers, seconds),
+        })
+    }
+}
+
+impl Percentiles {
+    fn of(times: &Times) -> Option<Self> {
+        let [p50, p90, p99] = [50, 90, 99].map(|percent| times.quantile(percent));
+        (times.count() > 0).then_some(Self { p50, p90, p99 })
+    }
+}
+
+fn new_failures(
+    before: &BTreeMap<String, u64>,
+    after: &BTreeMap<String, u64>,
+) -> BTreeMap<String, u64> {
+    let grown = |(kind, count): (&String, &u64)| {
+        let new = count.saturating_sub(before.get(kind).copied().unwrap_or(0));
+        (new > 0).then(|| (kind.clone(), new))
+    };
+    after.iter().filter_map(grown).collect()
+}
+
+/// By position: a worker that was replaced has another process and goes on counting.
+fn workers(before: &[Worker], after: &[Worker], seconds: f64) -> Vec<WorkerInterval> {
+    let one = |(before, after): (&Worker, &Worker)| {
+        let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
+        WorkerInterval {
+            pid: after.pid,
+            // A batch counts at its end, so a long one may count for more than the interval.
+            busy: (rate(before.busy_us, after.busy_us) / 1e6).min(1.0),
+            rows_per_s: rate(before.rows, after.rows),
+            tokens_per_s: rate(before.tokens, after.tokens),
+            batches_per_s: rate(before.batches, after.batches),
+        }
+    };
+    before.iter().zip(after).map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn reading(seconds: u64, pid: u32, calls: u64) -> Reading {
+        let status = json!({
+            "pid": pid, "since": 5,
+            "workers": [{ "pid": 7, "rows": 2 * calls, "busy_us": 400_000 * calls }],
+        });
+        let statistics = json!({
+            "calls": calls, "texts": 2 * calls, "rows": 2 * calls, "tokens": 40 * calls,
+            "padded_tokens": 50 * calls, "batches": calls / 2, "truncated": calls,
+            "failures": { "overloaded": calls, "too-large": 3 },
+            "queue_us_buckets": [[16, 100], [1024, calls]],
+        });
+        let mut reading = Reading::new(status, statistics).unwrap();
+        reading.at += Duration::from_secs(seconds);
+        reading
+    }
+
+    #[test]
+    fn rates_are_differences_over_time() {
+        let first = reading(0, 1, 10);
+        let mut second = reading(2, 1, 14);
+        second.at = first.at + Duration::from_secs(2);
+        let interval = Interval::between(&first, &second).unwrap();
+        assert_eq!((interval.calls_per_s, interval.rows_per_s), (2.0, 4.0));
+        assert_eq!((interval.tokens_per_s, interval.batches_per_s), (80.0, 1.0));
+        assert_eq!((interval.rows_per_batch, interval.tokens_per_batch), (Some(4.0), Some(80.0)));
+        assert_eq!(interval.padded_over_tokens, Some(1.25));
+        assert_eq!(interval.failures, BTreeMap::from([("overloaded".to_owned(), 4)]));
+        assert_eq!((interval.workers[0].busy, interval.workers[0].rows_per_s), (0.8, 4.0));
+    }
+
+    #[test]
+    fn percentiles_are_those_of_the_interval_alone() {
+        let interval = Interval::between(&reading(0, 1, 10), &reading(2, 1, 14)).unwrap();
+        assert_eq!(interval.queue_us, Some(Percentiles { p50: 1024, p90: 1024, p99: 1024 }));
+        assert_eq!(interval.compute_us, None);
+    }
+
+    #[test]
+    fn an_idle_interval_has_no_fill() {
+        let interval = Interval::between(&reading(0, 1, 10), &reading(2, 1, 10)).unwrap();
+        assert_eq!((interval.rows_per_s, interval.rows_per_batch), (0.0, None));
+        assert_eq!((interval.padded_over_tokens, interval.queue_us), (None, None));
+        assert!(interval.failures.is_empty());
+    }
+
+    #[test]
+    fn counters_that_began_anew_are_not_compared() {
+        assert_eq!(Interval::between(&reading(0, 1, 10), &reading(2, 2, 14)), None);
+        assert_eq!(Interval::between(&reading(0, 1, 10), &reading(2, 1, 2)), None);
+    }
+}

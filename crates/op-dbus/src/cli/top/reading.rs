@@ -1,0 +1,161 @@
+//! What the service says of itself at one moment, and where it is asked.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use op_dbus_daemon::settings::Bus;
+use op_dbus_engine::Times;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::super::client::json_object;
+use super::super::{Failure, Service, connect};
+
+/// How long the service may take to answer; its answer is in memory.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// One reading. What an older service does not tell is zero or empty.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    pub at: Instant,
+    pub status: Status,
+    pub statistics: Statistics,
+    pub json: Json,
+}
+
+/// The two dictionaries as they came.
+#[derive(Clone, Debug)]
+pub struct Json {
+    pub status: Value,
+    pub statistics: Value,
+}
+
+/// Of `GetStatus`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    pub version: String,
+    pub state: String,
+    pub status: String,
+    pub level: String,
+    pub model: String,
+    pub dimensions: u64,
+    pub max_input_tokens: u64,
+    pub provider: String,
+    pub requested_provider: String,
+    pub fallback_reason: String,
+    pub precision: String,
+    pub engine: String,
+    pub isa: String,
+    /// Microseconds since 1970.
+    pub since: u64,
+    pub pid: u32,
+    pub workers: Vec<Worker>,
+}
+
+/// One worker of `GetStatus`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Worker {
+    pub pid: u32,
+    pub device: String,
+    pub state: String,
+    pub batches: u64,
+    pub rows: u64,
+    pub tokens: u64,
+    pub busy_us: u64,
+    pub restarts: u64,
+    pub last_error: String,
+}
+
+/// Of `GetStatistics`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Statistics {
+    pub calls: u64,
+    pub texts: u64,
+    pub rows: u64,
+    pub tokens: u64,
+    pub padded_tokens: u64,
+    pub batches: u64,
+    pub truncated: u64,
+    pub retries: u64,
+    pub failures: BTreeMap<String, u64>,
+    pub queue_texts: u64,
+    pub queue_tokens: u64,
+    pub in_flight_calls: u64,
+    pub in_flight_tokens: u64,
+    pub queue_us_buckets: Vec<(u64, u64)>,
+    pub compute_us_buckets: Vec<(u64, u64)>,
+}
+
+impl Statistics {
+    pub fn queue_times(&self) -> Times {
+        Times { sum_us: 0, buckets: self.queue_us_buckets.iter().copied().collect() }
+    }
+
+    pub fn compute_times(&self) -> Times {
+        Times { sum_us: 0, buckets: self.compute_us_buckets.iter().copied().collect() }
+    }
+}
+
+impl Reading {
+    /// # Errors
+    /// When a value is of another type than the interface says.
+    pub fn new(status: Value, statistics: Value) -> Result<Self, Failure> {
+        Ok(Self {
+            at: Instant::now(),
+            status: typed(&status)?,
+            statistics: typed(&statistics)?,
+            json: Json { status, statistics },
+        })
+    }
+}
+
+fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, Failure> {
+    let unknown = |error| {
+        Failure::refused(format!("the service is of another version than this command: {error}"))
+    };
+    T::deserialize(value).map_err(unknown)
+}
+
+/// Where readings come from. The service and the bus may go and come back.
+pub struct Source {
+    bus: Bus,
+    service: Option<Service>,
+}
+
+impl Source {
+    /// # Errors
+    /// Exit code 3 when there is no such bus.
+    pub async fn connect(bus: &Bus) -> Result<Self, Failure> {
+        Ok(Self { bus: bus.clone(), service: Some(connect(bus).await?) })
+    }
+
+    /// One reading. A service that is not running is not started by it.
+    ///
+    /// # Errors
+    /// When the service is not there or does not answer. The next reading tries anew.
+    pub async fn read(&mut self) -> Result<Reading, Failure> {
+        // Back in its place only when all went well: a bus that went needs a new connection.
+        let service = match self.service.take() {
+            Some(service) => service,
+            None => connect(&self.bus).await?,
+        };
+        let answers = async {
+            let status = service.read_if_running("GetStatus").await?;
+            Ok((status, service.read_if_running("GetStatistics").await?))
+        };
+        let (status, statistics) = match tokio::time::timeout(ANSWER_TIMEOUT, answers).await {
+            Ok(answers) => answers?,
+            Err(_) => {
+                let seconds = ANSWER_TIMEOUT.as_secs();
+                let silent = format!("the service has not answered for {seconds} s");
+                return Err(Failure::unreachable(silent));
+            }
+        };
+        self.service = Some(service);
+        Reading::new(json_object(&status), json_object(&statistics))
+    }
+}

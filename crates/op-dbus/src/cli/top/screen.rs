@@ -1,0 +1,125 @@
+//! The page on a terminal of any size.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::text::Line;
+use ratatui::widgets::{Paragraph, RenderDirection, Sparkline, Wrap};
+
+use super::super::terminal::{Colour, since};
+use super::interval::Interval;
+use super::lines::{Measure, View, rate_label, rows_per_s, style, tokens_per_s};
+
+/// Intervals that are remembered: as many as the widest terminal has columns for.
+const HISTORY_MAX: usize = 512;
+/// Columns left of a chart: the name and the newest value.
+const LABEL_COLUMNS: u16 = 20;
+/// Lines of a chart on a high terminal.
+const CHART_LINES_MAX: u16 = 20;
+
+/// The last intervals, newest first; none where nothing could be measured.
+#[derive(Clone, Debug, Default)]
+pub struct History(VecDeque<Option<Interval>>);
+
+impl History {
+    pub fn push(&mut self, interval: Option<Interval>) {
+        self.0.truncate(HISTORY_MAX - 1);
+        self.0.push_front(interval);
+    }
+
+    pub fn newest(&self) -> Option<&Interval> {
+        self.0.front()?.as_ref()
+    }
+
+    fn series(&self, of: Measure) -> Vec<Option<u64>> {
+        let value = |interval: &Option<Interval>| {
+            interval.as_ref().map(|interval| of(interval).round() as u64)
+        };
+        self.0.iter().map(value).collect()
+    }
+}
+
+/// What frames the page: how often it changes, and whether it does.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    pub period: Duration,
+    pub paused: bool,
+}
+
+/// Draws the page into all of `frame`.
+pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, history: &History, pace: Pace) {
+    let area = frame.area();
+    let (about, counts, times) = (view.about(), view.counts(), view.times());
+    let height = |lines: &[Line<'_>]| u16::try_from(lines.len()).unwrap_or(u16::MAX);
+    // A sentence why there is nothing to show may need more than its line.
+    let about_lines = if view.reading.is_some() { height(&about) } else { 3 };
+    // Empty lines before each section but the first, which go first when there is no room.
+    let fixed = about_lines + 3 + height(&counts) + height(&times);
+    let wanted = height(&view.workers(usize::MAX));
+    let spare = area.height.saturating_sub(fixed.saturating_add(wanted));
+    let gap = u16::from(spare >= 4);
+    let chart = (1 + spare.saturating_sub(4 * gap) / 2).min(CHART_LINES_MAX);
+    let [about_area, _, legend, texts, tokens, _, counts_area, _, times_area, _, workers_area] =
+        Layout::vertical([
+            Constraint::Length(about_lines),
+            Constraint::Length(gap),
+            Constraint::Length(1),
+            Constraint::Length(chart),
+            Constraint::Length(chart),
+            Constraint::Length(gap),
+            Constraint::Length(height(&counts)),
+            Constraint::Length(gap),
+            Constraint::Length(height(&times)),
+            Constraint::Length(gap),
+            Constraint::Min(0),
+        ])
+        .areas(area);
+    frame.render_widget(Paragraph::new(about).wrap(Wrap { trim: false }), about_area);
+    keys(frame, view, pace, legend);
+    let charts: [(_, Measure, _); 2] =
+        [("texts/s", rows_per_s, texts), ("tokens/s", tokens_per_s, tokens)];
+    for (name, of, area) in charts {
+        let label = rate_label(view.interval, of);
+        draw_chart(frame, view, area, (name, label), &history.series(of));
+    }
+    frame.render_widget(Paragraph::new(counts), counts_area);
+    frame.render_widget(Paragraph::new(times), times_area);
+    let lines = view.workers(workers_area.height.into());
+    frame.render_widget(Paragraph::new(lines), workers_area);
+}
+
+/// The line above the charts: how much time they show, and which keys there are.
+fn keys(frame: &mut Frame<'_>, view: &View<'_>, pace: Pace, area: Rect) {
+    let columns = area.width.saturating_sub(LABEL_COLUMNS).min(HISTORY_MAX as u16);
+    let shown = pace.period * u32::from(columns);
+    let [label, rest] =
+        Layout::horizontal([Constraint::Length(LABEL_COLUMNS), Constraint::Min(0)]).areas(area);
+    let (pause, shade) = match pace.paused {
+        true => ("PAUSED, p goes on, q ends", Colour::Doubtful),
+        false => ("p pauses, q ends", Colour::Faint),
+    };
+    let every = pace.period.as_secs_f64();
+    frame.render_widget(view.span(format!("every {every} s"), Colour::Faint), label);
+    let shown = format!("the last {}", since(shown.as_secs()));
+    frame.render_widget(view.span(shown, Colour::Faint), rest);
+    frame.render_widget(Line::from(view.span(pause.to_owned(), shade)).right_aligned(), rest);
+}
+
+/// The newest value on the left, and the ones before it, newest on the right.
+fn draw_chart(
+    frame: &mut Frame<'_>,
+    view: &View<'_>,
+    area: Rect,
+    (name, value): (&str, String),
+    series: &[Option<u64>],
+) {
+    let [label, chart] =
+        Layout::horizontal([Constraint::Length(LABEL_COLUMNS), Constraint::Min(0)]).areas(area);
+    let name = view.span(format!("{name:<9} "), Colour::Faint);
+    frame.render_widget(Line::from(vec![name, value.into()]), label);
+    let bars = if view.coloured { style(Colour::Good) } else { Default::default() };
+    let sparkline = Sparkline::default().style(bars).data(series.iter().copied());
+    frame.render_widget(sparkline.direction(RenderDirection::RightToLeft), chart);
+}

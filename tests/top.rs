@@ -1,0 +1,119 @@
+//! `op-dbus top`, in a terminal and without one.
+
+use serde_json::Value;
+use tokio::task::JoinHandle;
+
+use crate::harness::Outcome;
+use crate::harness::bus::PrivateBus;
+use crate::harness::command::{clean, cli};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::needs::op_dbus;
+use crate::harness::registry::tests;
+use crate::harness::terminal::Terminal;
+
+tests! {
+    top_shows_a_busy_service_and_gives_the_terminal_back: [Bus, Tmux],
+    top_survives_a_service_that_goes_and_comes_back: [Bus, Tmux],
+    top_prints_one_interval_to_a_pipe: [Bus],
+}
+
+/// What runs in the terminal: the state of the terminal and the exit code are there to be read when
+/// `top` has ended.
+const SCRIPT: &str = "\
+    before=$(stty -g); echo printed before; \"$@\"; echo \"ended with $?\"; \
+    [ \"$(stty -g)\" = \"$before\" ] && echo as it was; exec cat";
+
+async fn open(bus: &PrivateBus) -> Outcome<Terminal> {
+    let mut command = clean("sh");
+    command.args(["-c", SCRIPT, "sh"]).arg(op_dbus()).args(["top", "--interval", "0.2"]);
+    command.arg("--bus").arg(bus.address());
+    Terminal::open(&command).await
+}
+
+/// Keeps the service busy until it ends.
+fn load(daemon: &Daemon) -> JoinHandle<()> {
+    let embedder = daemon.client().embedder.clone();
+    tokio::spawn(async move { while embedder.embed_batch(&["some text"; 16]).await.is_ok() {} })
+}
+
+/// The number in the line that starts with `name`.
+fn number(screen: &str, name: &str) -> Option<f64> {
+    let line = screen.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.replace(',', "").parse().ok()
+}
+
+async fn top_shows_a_busy_service_and_gives_the_terminal_back() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let load = load(&daemon);
+    let terminal = open(&bus).await?;
+    let busy = |screen: &str| number(screen, "texts/s").is_some_and(|rate| rate > 0.0);
+    let screen = terminal.shows("a rate", busy).await?;
+    assert!(terminal.is_taken().await? && !screen.contains("printed before"), "{screen}");
+    assert!(screen.contains(": ready for ") && screen.contains("low ("), "{screen}");
+    for worker in daemon.workers().await? {
+        assert!(
+            screen.lines().any(|line| line.trim().starts_with(&format!("{worker} "))),
+            "{screen}"
+        );
+    }
+    assert!(number(&screen, "tokens/s").is_some_and(|rate| rate > 0.0), "{screen}");
+    assert!(number(&screen, "compute").is_some_and(|time| time > 0.0), "{screen}");
+
+    terminal.press("p").await?;
+    terminal.shows("that it is paused", |screen| screen.contains("PAUSED")).await?;
+    terminal.press("p").await?;
+    terminal.shows("that it goes on", |screen| !screen.contains("PAUSED")).await?;
+    terminal.press("q").await?;
+    let screen = terminal.shows("the end", |screen| screen.contains("as it was")).await?;
+    assert!(screen.contains("printed before\nended with 0\n"), "{screen}");
+    assert!(!terminal.is_taken().await?);
+    load.abort();
+    daemon.stop().await
+}
+
+async fn top_survives_a_service_that_goes_and_comes_back() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let terminal = open(&bus).await?;
+    let absent = |screen: &str| screen.starts_with("op-dbus: the service");
+    let ready = |screen: &str| screen.contains(": ready for ") && screen.contains("Worker");
+    let setup = Setup::sim()?;
+    for _ in 0..2 {
+        terminal.shows("that there is no service", absent).await?;
+        let daemon = setup.ready(&bus).await?;
+        terminal.shows("the service", ready).await?;
+        daemon.stop().await?;
+    }
+    terminal.shows("that there is no service", absent).await?;
+    terminal.press("C-c").await?;
+    terminal.shows("the end", |screen| screen.contains("ended with 0\nas it was")).await?;
+    Ok(())
+}
+
+async fn top_prints_one_interval_to_a_pipe() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let absent = cli(&bus, &["top", "--once"]).await?;
+    assert_eq!(absent.code, Some(3), "{}", absent.stderr);
+
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let load = load(&daemon);
+    daemon.client().counted("calls", 1).await?;
+    let text = cli(&bus, &["top"]).await?.success()?;
+    assert!(number(&text, "texts/s").is_some_and(|rate| rate > 0.0), "{text}");
+    assert!(text.contains("ready") && !text.contains('\u{1b}'), "{text:?}");
+    let all = cli(&bus, &["top", "--json", "--interval", "0.5"]).await?.success()?;
+    let all: Value = serde_json::from_str(&all)?;
+    let interval = &all["interval"];
+    assert!(interval["seconds"].as_f64().is_some_and(|seconds| seconds >= 0.5), "{interval}");
+    assert!(interval["texts_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{interval}");
+    assert!(interval["compute_us"]["p99"].is_u64(), "{interval}");
+    // Every call that was answered is in a bucket.
+    let buckets = all["statistics"]["queue_us_buckets"].as_array().ok_or("no buckets")?;
+    let counted: u64 = buckets.iter().filter_map(|bucket| bucket[1].as_u64()).sum();
+    let calls = all["statistics"]["calls"].as_u64().ok_or("no calls")?;
+    assert!(counted.abs_diff(calls) <= 1, "{counted} {calls}");
+    load.abort();
+    daemon.stop().await
+}
