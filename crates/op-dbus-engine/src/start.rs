@@ -39,7 +39,11 @@ pub fn reference(
     factory: &BackendFactory,
 ) -> Result<Vec<f32>, BackendError> {
     let probe = probe(tokenizer, CANARY)?;
-    proof::probed(factory, 0, model, &probe).map(|(_, vector)| vector)
+    // On a thread of its own, which the backend may bind to a CPU.
+    let probed = std::thread::scope(|scope| {
+        scope.spawn(|| proof::probed(factory, 0, model, &probe).map(|(_, vector)| vector)).join()
+    });
+    probed.unwrap_or_else(|_| Err(BackendError::Lost("it panicked".into())))
 }
 
 /// Starts the worker threads and waits until each has loaded its backend; then they begin.
