@@ -9,8 +9,10 @@ use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{Finished, clean, finish};
 use crate::harness::daemon::Setup;
+use crate::harness::files::copy_folder;
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::tests;
+use crate::providers::find;
 
 tests! {
     a_provider_that_works_is_proved: [Low, Ggml],
@@ -163,33 +165,14 @@ async fn a_damaged_library_is_named() -> Outcome {
     let setup = Setup::real("low")?;
     let models = setup.path("models");
     std::os::unix::fs::symlink(store().join("models").canonicalize()?, &models)?;
-    let folders = fs::read_dir(store().join("runtime"))?;
-    for folder in folders.flatten().filter(|entry| entry.path().is_dir()) {
-        let copy = setup.path("runtime").join(folder.file_name());
-        copied(&folder.path(), &copy)?;
-    }
+    copy_folder(&store().join("runtime"), &setup.path("runtime"))?;
+    let library = find(&setup.path("runtime"), "libonnxruntime_ggml.so").ok_or("no plugin")?;
+    fs::write(library, "cut short")?;
     let setup = setup.setting("model_dir", &models.display().to_string());
     let found = findings(&setup, 1, &["ggml"]).await?;
     let library = check(&found["providers"][0]["checks"], "library", "wrong")?;
     assert!(text(&library["found"]).contains("libonnxruntime_ggml.so is damaged"), "{library}");
     assert!(text(&found["next"]).contains("op-dbus runtime pull --provider ggml"), "{found:#}");
-    Ok(())
-}
-
-/// A copy of a folder of the store; what is large, and so read last, is cut short.
-fn copied(from: &std::path::Path, to: &std::path::Path) -> Outcome {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copied(&entry.path(), &target)?;
-        } else if entry.file_name() == "libonnxruntime_ggml.so" {
-            fs::write(target, "cut short")?;
-        } else {
-            fs::copy(entry.path(), target)?;
-        }
-    }
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
@@ -11,6 +11,7 @@ use op_dbus_api::ErrorName;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, refused};
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::files::copy_folder;
 use crate::harness::golden::{self, cosine};
 use crate::harness::process::mapped;
 use crate::harness::registry::tests;
@@ -163,20 +164,8 @@ async fn a_damaged_library_is_not_loaded() -> Outcome {
     daemon.stop().await
 }
 
-fn copy_folder(from: &std::path::Path, to: &std::path::Path) -> Outcome {
-    fs::create_dir(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        match entry.file_type()?.is_dir() {
-            true => copy_folder(&entry.path(), &target)?,
-            false => fs::copy(entry.path(), target).map(drop)?,
-        }
-    }
-    Ok(())
-}
-
-fn find(folder: &std::path::Path, name: &str) -> Option<PathBuf> {
+/// The file of that name, however deep.
+pub fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     fs::read_dir(folder).ok()?.flatten().find_map(|entry| {
         let path = entry.path();
         if path.is_dir() { find(&path, name) } else { path.ends_with(name).then_some(path) }

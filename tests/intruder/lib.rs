@@ -38,7 +38,6 @@ extern "C" fn version() -> *const c_char {
 /// # Safety
 /// It takes nothing and returns a static. The name is that of ONNX Runtime, of which a process that
 /// loads this library has no other.
-#[allow(non_snake_case)]
 #[unsafe(no_mangle)]
 extern "C" fn OrtGetApiBase() -> *const c_void {
     let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
