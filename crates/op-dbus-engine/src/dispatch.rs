@@ -41,7 +41,6 @@ pub(crate) struct Place {
 }
 
 struct Worker {
-    index: usize,
     place: Place,
     shared: Arc<Shared>,
     backend: Box<dyn Backend>,
@@ -81,8 +80,7 @@ impl Worker {
     fn new(place: Place, shared: Arc<Shared>, backend: Box<dyn Backend>) -> Self {
         let description = backend.description().clone();
         let (ids, lengths, out, computed) = Default::default();
-        let index = place.index;
-        Self { index, place, shared, backend, description, ids, lengths, out, computed, strikes: 0 }
+        Self { place, shared, backend, description, ids, lengths, out, computed, strikes: 0 }
     }
 
     fn work(mut self) {
@@ -91,7 +89,8 @@ impl Worker {
         loop {
             // With vectors to deliver only what is there at once is taken: they are delivered while
             // the backend computes it, or right away.
-            let next = scheduler.next_batch(self.index, &mut plan, self.computed.is_delivered());
+            let next =
+                scheduler.next_batch(self.place.index, &mut plan, self.computed.is_delivered());
             let result = match next {
                 Next::Batch => self.run(&mut plan.batch, 0),
                 Next::Check => self.check(),
@@ -107,12 +106,12 @@ impl Worker {
             let provider = &self.backend.description().provider;
             tracing::warn!(
                 MESSAGE_ID = WORKER_LOST_MESSAGE_ID,
-                worker = self.index,
+                worker = self.place.index,
                 provider,
                 %error,
                 "worker lost, replacing it"
             );
-            scheduler.lost(self.index, &error);
+            scheduler.lost(self.place.index, &error);
             self.strikes += 1;
             if !self.replace() {
                 break;
@@ -191,7 +190,7 @@ impl Worker {
         result?;
         let layout = self.shared.pools[self.place.pool].batch.layout;
         scheduler.stats.batch(&batch, layout.tokens(&batch));
-        scheduler.ran(self.index, &batch, started.elapsed());
+        scheduler.ran(self.place.index, &batch, started.elapsed());
         std::mem::swap(&mut computed.entries, entries);
         std::mem::swap(&mut computed.vectors, &mut self.out);
         (computed.started_us, computed.ended_us) = (started_us, scheduler.clock.now_us());
@@ -214,13 +213,13 @@ impl Worker {
                 Ok(backend) => {
                     let description = backend.description().clone();
                     self.description = description.clone();
-                    self.shared.scheduler.loaded(self.index, description);
+                    self.shared.scheduler.loaded(self.place.index, description);
                     self.backend = backend;
                     return true;
                 }
                 Err(error) => {
-                    tracing::error!(worker = self.index, %error, "worker can't be replaced yet");
-                    self.shared.scheduler.load_failed(self.index, &error);
+                    tracing::error!(worker = self.place.index, %error, "worker can't be replaced yet");
+                    self.shared.scheduler.load_failed(self.place.index, &error);
                     self.strikes += 1;
                 }
             }
