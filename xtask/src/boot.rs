@@ -7,6 +7,7 @@ mod steps;
 use std::path::PathBuf;
 
 use crate::deb;
+use crate::dist;
 use crate::packages::{self, Need};
 use crate::shell::{self, Outcome};
 
@@ -20,16 +21,11 @@ const NEEDS: &[Need] = &[
 
 /// Builds the package, boots, and goes through every step; the first that fails ends it.
 pub fn run(words: &[String]) -> Outcome {
-    let profile = match words {
-        [] => "dist",
-        [flag, profile] if flag == "--profile" => profile,
-        _ => return Err("Usage: cargo xtask boot [--profile PROFILE]".to_owned()),
-    };
     if !nix::unistd::geteuid().is_root() {
         return Err("a container can be booted by root alone; use sudo".to_owned());
     }
     packages::ensure(&[NEEDS, packages::PIP])?;
-    let package = deb::build(profile)?;
+    let package = deb::build(&dist::program(words)?)?;
     let store = models()?;
     let mut container = Container::boot(&package, &store)?;
     for (name, step) in steps::ALL {
@@ -39,8 +35,8 @@ pub fn run(words: &[String]) -> Outcome {
     container.power_off()
 }
 
-/// The models that the steps serve, as the tests' store has them or gets them now.
-fn models() -> Result<PathBuf, String> {
+/// The models of the smaller levels, as the tests' store has them or gets them now.
+pub fn models() -> Result<PathBuf, String> {
     let store = shell::root().join("target/test-store/models");
     for (level, name) in steps::MODELS {
         if !store.join(name).join("op-dbus.json").is_file() {

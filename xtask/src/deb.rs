@@ -1,7 +1,6 @@
 //! `cargo xtask deb`: the Debian package, of the tree that `dist` lays out.
 
-use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use crate::dist;
@@ -11,15 +10,13 @@ use crate::shell::{self, Outcome, cargo, program};
 const CARGO_DEB: &str = "3.8.0";
 const LINTIAN: &[Need] = &[Need { program: "lintian", package: "lintian" }];
 
-/// Builds the package and has lintian look at it.
+/// Builds the package, compares it with the tree, and has lintian look at it.
 pub fn run(words: &[String]) -> Outcome {
-    let profile = match words {
-        [] => "dist",
-        [flag, profile] if flag == "--profile" => profile,
-        _ => return Err("Usage: cargo xtask deb [--profile PROFILE]".to_owned()),
-    };
     packages::ensure(&[LINTIAN])?;
-    let package = build(profile)?;
+    let package = build(&dist::program(words)?)?;
+    let root = dist::emptied("target/debian/root")?;
+    shell::run(program("dpkg-deb", &["--extract"]).arg(&package).arg(&root))?;
+    dist::compare(&root)?;
     let mut lintian = program("lintian", &["--tag-display-limit=0", "--fail-on=error,warning"]);
     if nix::unistd::geteuid().is_root() {
         lintian.arg("--allow-root");
@@ -29,17 +26,11 @@ pub fn run(words: &[String]) -> Outcome {
     Ok(())
 }
 
-/// Builds the package and returns where it is.
-pub fn build(profile: &str) -> Result<PathBuf, String> {
+/// Builds the package of this program and returns where it is.
+pub fn build(op_dbus: &Path) -> Result<PathBuf, String> {
     ensure_cargo_deb()?;
-    let tree = shell::root().join("target/dist-tree");
-    if tree.exists() {
-        fs::remove_dir_all(&tree).map_err(|e| format!("can't remove {}: {e}", tree.display()))?;
-    }
-    dist::lay_out(&dist::build(profile)?, &tree)?;
+    dist::tree_for_package(op_dbus)?;
     let package = shell::root().join("target/debian/op-dbus.deb");
-    // One of the profile `dist` is stripped already.
-    shell::run(program("strip", &["--strip-unneeded"]).arg(tree.join("usr/bin/op-dbus")))?;
     // What cargo-deb would build and strip is what it finds in target/release.
     let words = ["deb", "--quiet", "--package", "op-dbus", "--no-build", "--no-strip", "--output"];
     shell::run(cargo(&words).arg(&package))?;

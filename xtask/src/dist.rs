@@ -1,6 +1,7 @@
 //! `cargo xtask dist DESTDIR`: every file that an installed op-dbus consists of, where it belongs.
 //! All packages are made of this tree; `packaging/tree.txt` is what it must look like.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -45,20 +46,118 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("fish", "usr/share/fish/vendor_completions.d/op-dbus.fish"),
 ];
 
-/// Builds op-dbus and lays the tree out in the folder that `words` names.
+/// Files that a kind of package puts elsewhere than Debian, whose places the tree has.
+const ELSEWHERE: &[(&str, &str)] =
+    &[("usr/share/zsh/site-functions/", "usr/share/zsh/vendor-completions/")];
+
+/// Where a package's own papers lie, which are not part of the tree.
+const PAPERS: &[&str] = &[
+    "usr/share/doc/op-dbus/changelog.Debian",
+    "usr/share/doc/op-dbus/copyright",
+    "usr/share/licenses/op-dbus/",
+    "usr/share/lintian/",
+];
+
+/// Lays the tree out in the folder that `words` names.
 pub fn run(words: &[String]) -> Outcome {
-    let usage = "cargo xtask dist DESTDIR [--profile PROFILE]";
-    let (destination, profile) = match words {
-        [destination] => (destination, "dist"),
-        [destination, flag, profile] if flag == "--profile" => (destination, profile.as_str()),
-        _ => return Err(format!("name the folder to lay the tree out in: {usage}")),
+    let Some((destination, words)) = words.split_first() else {
+        return Err("name the folder to lay the tree out in: cargo xtask dist DESTDIR".to_owned());
     };
-    let program = build(profile)?;
-    // Relative to where the caller is, not to the repository.
-    let destination =
-        std::path::absolute(destination).map_err(|e| format!("{destination}: {e}"))?;
+    let program = program(words)?;
+    let destination = from_here(destination)?;
     lay_out(&program, &destination)?;
     println!("{}", destination.display());
+    Ok(())
+}
+
+/// The program that goes into a tree, as the words behind a task say: built in the profile `dist`, in
+/// another one, or there already.
+pub fn program(words: &[String]) -> Result<PathBuf, String> {
+    match words {
+        [] => build("dist"),
+        [flag, profile] if flag == "--profile" => build(profile),
+        [flag, path] if flag == "--program" => from_here(path),
+        _ => Err("which program? [--profile PROFILE | --program PATH]".to_owned()),
+    }
+}
+
+/// A path as the caller means it, who need not be in the root of the repository.
+fn from_here(path: &str) -> Result<PathBuf, String> {
+    std::path::absolute(path).map_err(|e| format!("{path}: {e}"))
+}
+
+/// Lays the tree out anew in `target/dist-tree`, with a program without symbols, for a package to be
+/// made of it.
+pub fn tree_for_package(program: &Path) -> Result<PathBuf, String> {
+    let tree = emptied("target/dist-tree")?;
+    lay_out(program, &tree)?;
+    // One of the profile `dist` is stripped already.
+    let mut strip = shell::program("strip", &["--strip-unneeded"]);
+    shell::run(strip.arg(tree.join("usr/bin/op-dbus")))?;
+    Ok(tree)
+}
+
+/// A folder of the checkout, made new.
+pub fn emptied(folder: &str) -> Result<PathBuf, String> {
+    let folder = shell::root().join(folder);
+    let failed = |e| format!("can't make {} anew: {e}", folder.display());
+    if folder.exists() {
+        fs::remove_dir_all(&folder).map_err(failed)?;
+    }
+    fs::create_dir_all(&folder).map_err(failed)?;
+    Ok(folder)
+}
+
+/// Compares what a package has installed below `root` with `packaging/tree.txt`.
+///
+/// # Errors
+/// Names each file that is missing, and each that should not be there.
+pub fn compare(root: &Path) -> Outcome {
+    let mut found = Vec::new();
+    for top in ["etc", "usr"] {
+        listed(root, &root.join(top), &mut found)
+            .map_err(|e| format!("{}: {e}", root.display()))?;
+    }
+    let found: BTreeSet<String> = found.iter().filter_map(|line| as_in_tree(line)).collect();
+    let expected = fs::read_to_string(shell::root().join("packaging/tree.txt"));
+    let expected = expected.map_err(|e| format!("packaging/tree.txt: {e}"))?;
+    let expected: BTreeSet<String> = expected.lines().map(str::to_owned).collect();
+    let missing = expected.difference(&found).map(|line| format!("- {line}"));
+    let more = found.difference(&expected).map(|line| format!("+ {line}"));
+    let lines: Vec<String> = missing.chain(more).collect();
+    if lines.is_empty() {
+        return Ok(());
+    }
+    Err(format!("{} is not as packaging/tree.txt says:\n{}", root.display(), lines.join("\n")))
+}
+
+/// A line about an installed file as it stands in the tree; nothing for what is not kept there.
+fn as_in_tree(line: &str) -> Option<String> {
+    let (mode, path) = line.split_once(' ')?;
+    // Some kinds of packages compress pages.
+    let path = path.strip_suffix(".gz").filter(|_| path.contains("/man/")).unwrap_or(path);
+    // One for each command, which are not told one by one.
+    let page = path.starts_with("usr/share/man/man1/op-dbus-");
+    if page || PAPERS.iter().any(|papers| path.starts_with(papers)) {
+        return None;
+    }
+    let moved = ELSEWHERE.iter().find_map(|(there, here)| {
+        path.strip_prefix(there).map(|name| format!("{mode} {here}{name}"))
+    });
+    Some(moved.unwrap_or_else(|| format!("{mode} {path}")))
+}
+
+/// Mode and path of every file below `folder`, relative to `root`.
+fn listed(root: &Path, folder: &Path, lines: &mut Vec<String>) -> std::io::Result<()> {
+    for entry in folder.read_dir()? {
+        let path = entry?.path();
+        if path.is_dir() {
+            listed(root, &path, lines)?;
+            continue;
+        }
+        let mode = path.symlink_metadata()?.permissions().mode() & 0o7777;
+        lines.push(format!("{mode:04o} {}", path.strip_prefix(root).unwrap_or(&path).display()));
+    }
     Ok(())
 }
 
@@ -104,7 +203,8 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|e| format!("can't read {}: {e}", path.display()))
 }
 
-fn put(destination: &Path, to: &str, content: &[u8], mode: u32) -> Outcome {
+/// Writes one file of a tree.
+pub fn put(destination: &Path, to: &str, content: &[u8], mode: u32) -> Outcome {
     let path = destination.join(to);
     let written = path
         .parent()
@@ -118,20 +218,6 @@ fn put(destination: &Path, to: &str, content: &[u8], mode: u32) -> Outcome {
 mod tests {
     use super::*;
 
-    /// Mode and path of every file below `folder`.
-    fn listed(root: &Path, folder: &Path, lines: &mut Vec<String>) {
-        for entry in folder.read_dir().expect("a folder").flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                listed(root, &path, lines);
-                continue;
-            }
-            let mode = entry.metadata().expect("a file").permissions().mode() & 0o7777;
-            let path = path.strip_prefix(root).expect("a path below the root");
-            lines.push(format!("{mode:04o} {}", path.display()));
-        }
-    }
-
     #[test]
     fn the_tree_is_as_it_is_written_down() {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -144,14 +230,43 @@ mod tests {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("a script");
         let tree = folder.path().join("tree");
         lay_out(&program, &tree).expect("a tree");
-        let mut lines = Vec::new();
-        listed(&tree, &tree, &mut lines);
-        lines.sort_by(|a, b| a[5..].cmp(&b[5..]));
-        let expected = fs::read_to_string(shell::root().join("packaging/tree.txt"));
-        let expected = expected.expect("packaging/tree.txt");
-        assert_eq!(lines.join("\n"), expected.trim(), "write it down in packaging/tree.txt");
+        assert_eq!(compare(&tree), Ok(()), "write it down in packaging/tree.txt");
+
+        fs::write(tree.join("usr/bin/more"), "").expect("a file");
+        fs::remove_file(tree.join("etc/op-dbus/config.toml")).expect("a file of the tree");
+        let differences = compare(&tree).expect_err("differences");
+        for line in ["- 0644 etc/op-dbus/config.toml", "usr/bin/more"] {
+            assert!(differences.contains(line), "{line}: {differences}");
+        }
 
         let again = lay_out(&program, &tree).expect_err("a refusal");
         assert!(again.contains("not empty"), "{again}");
+    }
+
+    #[test]
+    fn what_packages_do_to_files_is_seen_through() {
+        let kept = |line: &str| as_in_tree(line).unwrap_or_default();
+        let page = "0644 usr/share/man/man5/op-dbus.toml.5";
+        assert_eq!(kept(&format!("{page}.gz")), page);
+        let zsh = "0644 usr/share/zsh/vendor-completions/_op-dbus";
+        assert_eq!(kept("0644 usr/share/zsh/site-functions/_op-dbus"), zsh);
+        assert_eq!(as_in_tree("0644 usr/share/licenses/op-dbus/LICENSE"), None);
+        assert_eq!(as_in_tree("0644 usr/share/man/man1/op-dbus-bench.1.gz"), None);
+    }
+
+    #[test]
+    fn every_package_is_of_this_version() {
+        let version = env!("CARGO_PKG_VERSION");
+        for (file, line) in [
+            ("deb/changelog", format!("op-dbus ({version}-1)")),
+            ("rpm/op-dbus.spec", format!("Version:        {version}\n")),
+            ("rpm/op-dbus.spec", format!("noreply.github.com> - {version}-1\n")),
+            ("arch/PKGBUILD", format!("pkgver={version}\n")),
+            ("kubernetes/deployment.yaml", format!("image: op-dbus:{version}\n")),
+        ] {
+            let path = shell::root().join("packaging").join(file);
+            let text = fs::read_to_string(&path).expect("a recipe");
+            assert!(text.contains(&line), "{file} has no {line:?}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Developer tasks of op-dbus: `cargo xtask test`, `demo`, `dist` and others.
 
+mod arch;
 mod bench_peers;
 mod boot;
 mod bus;
@@ -7,7 +8,10 @@ mod deb;
 mod demo;
 mod dist;
 mod emulate;
+mod kubernetes;
+mod oci;
 mod packages;
+mod rpm;
 mod shell;
 mod test;
 mod tidy;
@@ -20,23 +24,33 @@ Usage: cargo xtask <TASK>
 Tasks:
   demo         build, fetch a model, and embed real text over a D-Bus
   emulate      run the kernel tests for CPUs that this machine is not [--arch NAME] [--isa NAME]
-  dist         lay out an installed op-dbus in a folder: dist DESTDIR [--profile PROFILE]
-  deb          build the Debian package and check it [--profile PROFILE]
-  boot         the package on a system that really boots, in a container (root) [--profile PROFILE]
+  dist         lay out an installed op-dbus in a folder: dist DESTDIR [PROGRAM]
+  deb          build the Debian package and check it [PROGRAM]
+  rpm          build the RPM package and check it [PROGRAM]
+  arch         build the package of Arch Linux and check it [PROGRAM]
+  oci          build a container image, run it, and embed a text in it (root) [PROGRAM]
+  kubernetes   check the manifests against the schemas of Kubernetes
+  boot         the Debian package on a system that really boots, in a container (root) [PROGRAM]
   test         everything that must hold: format, lints, tidy, all tests (fetches what they need)
   tidy         the checks of the house alone: layout, floors, sizes, names
   bench-peers  measure op-dbus beside other libraries and write docs/performance.md (see its --help)
+
+PROGRAM is `--profile PROFILE`, `dist` by default, or `--program PATH` for one that is built already.
 ";
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
     let task = words.next();
     let outcome = match task.as_deref() {
+        Some("arch") => arch::run(&words.collect::<Vec<_>>()),
         Some("demo") => demo::run(),
         Some("dist") => dist::run(&words.collect::<Vec<_>>()),
         Some("boot") => boot::run(&words.collect::<Vec<_>>()),
         Some("deb") => deb::run(&words.collect::<Vec<_>>()),
         Some("emulate") => emulate::run(&words.collect::<Vec<_>>()),
+        Some("kubernetes") => kubernetes::run(),
+        Some("oci") => oci::run(&words.collect::<Vec<_>>()),
+        Some("rpm") => rpm::run(&words.collect::<Vec<_>>()),
         Some("test") => test::run(),
         Some("tidy") => tidy::run(),
         Some("bench-peers") => bench_peers::run(words),

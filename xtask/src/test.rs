@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use crate::shell::{self, Outcome, cargo, program};
-use crate::{emulate, packages, tidy};
+use crate::{arch, emulate, kubernetes, packages, rpm, tidy};
 
 /// Pure Python, so that one folder on `PYTHONPATH` serves every interpreter.
 const PYTHON_CLIENT: &str = "jeepney==0.9.0";
@@ -29,6 +29,8 @@ pub fn run() -> Outcome {
     ensure_nextest()?;
     let settings = [("OP_DBUS_TEST_STORE", &store), ("OP_DBUS_TEST_PYTHON", &python)];
     shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings))?;
+    step("packages");
+    check_packages()?;
     step("kernels on every instruction set");
     emulate::run(&[])?;
     step("skipped tests");
@@ -59,6 +61,26 @@ fn fetch_store() -> Result<PathBuf, String> {
         }
     }
     Ok(store)
+}
+
+/// Builds the packages that are built fast, of the program that the tests ran, and checks the manifests.
+fn check_packages() -> Outcome {
+    let program = shell::root().join("target/debug/op-dbus").display().to_string();
+    let words = ["--program".to_owned(), program];
+    let rpm: (_, _, fn(&[String]) -> Outcome) = ("rpm", rpm::NEEDS, rpm::run);
+    for (name, needs, check) in [rpm, ("arch", arch::NEEDS, arch::run)] {
+        match packages::ensure(&[needs]) {
+            Ok(()) => check(&words)?,
+            Err(message) => println!("SKIP cargo xtask {name}: {message}"),
+        }
+    }
+    match kubernetes::validator() {
+        Ok(validator) => kubernetes::check(&validator),
+        Err(message) => {
+            println!("SKIP cargo xtask kubernetes: {message}");
+            Ok(())
+        }
+    }
 }
 
 fn fetch_python() -> Result<PathBuf, String> {

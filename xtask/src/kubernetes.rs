@@ -1,0 +1,66 @@
+//! `cargo xtask kubernetes`: whether the manifests are what Kubernetes takes, by its own schemas.
+
+use std::path::{Path, PathBuf};
+
+use crate::packages;
+use crate::shell::{self, Outcome, program};
+
+/// Checks against the schemas that it brings.
+const VALIDATOR: &str = "kubernetes-validate==1.37.0";
+/// The oldest version that is meant: containers that start before the others and stay.
+const OLDEST: &str = "1.29";
+
+/// Fetches the validator and checks every manifest.
+pub fn run() -> Outcome {
+    packages::ensure(&[packages::PIP])?;
+    check(&validator()?)
+}
+
+/// Checks every manifest, for the oldest version that is meant and the newest that is known.
+pub fn check(validator: &Path) -> Outcome {
+    for version in [&["-k", OLDEST][..], &[]] {
+        let mut check = program("python3", &["-m", "kubernetes_validate", "--strict", "--quiet"]);
+        check.args(version).env("PYTHONPATH", validator);
+        shell::run(check.args(manifests()?))?;
+    }
+    Ok(())
+}
+
+fn manifests() -> Result<Vec<PathBuf>, String> {
+    let folder = shell::root().join("packaging/kubernetes");
+    let entries = folder.read_dir().map_err(|e| format!("{}: {e}", folder.display()))?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut manifests: Vec<_> =
+        paths.filter(|path| path.extension().is_some_and(|ending| ending == "yaml")).collect();
+    manifests.sort();
+    if manifests.is_empty() { Err("there are no manifests".to_owned()) } else { Ok(manifests) }
+}
+
+/// The folder with the validator, fetched once.
+pub fn validator() -> Result<PathBuf, String> {
+    let folder = shell::root().join("target/kubernetes");
+    if !folder.join("kubernetes_validate").is_dir() {
+        let mut pip = program("python3", &["-m", "pip", "install", "--quiet", "--target"]);
+        shell::run(pip.arg(&folder).arg(VALIDATOR))?;
+    }
+    Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_adds_to_the_deployment_and_changes_nothing() {
+        let read = |name: &str| {
+            let path = shell::root().join("packaging/kubernetes").join(name);
+            std::fs::read_to_string(path).expect("a manifest")
+        };
+        let (plain, gpu) = (read("deployment.yaml"), read("deployment-gpu.yaml"));
+        assert!(gpu.contains("nvidia.com/gpu: 1"));
+        let mut lines = gpu.lines();
+        for line in plain.lines() {
+            assert!(lines.any(|found| found == line), "deployment-gpu.yaml lacks {line:?}");
+        }
+    }
+}
