@@ -176,6 +176,8 @@ fn command(
     // The one folder that a worker may write in.
     command.env("TMPDIR", &settings.cache_dir);
     if host.provider != Provider::Cpu {
+        // By itself CUDA numbers the fastest first, and everybody else by the bus.
+        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
         let compiled = settings.cache_dir.join("drivers");
         command.envs(DRIVER_CACHES.map(|name| (name, &compiled)));
     }
