@@ -45,11 +45,12 @@ const PROPERTIES: [(&str, &str); 14] = [
 ];
 
 /// Methods without arguments, with the signature of the reply.
-const MANAGER_METHODS: [(&str, &str); 7] = [
+const MANAGER_METHODS: [(&str, &str); 8] = [
     ("Reload", ""),
     ("ListLevels", "aa{sv}"),
     ("ListModels", "aa{sv}"),
     ("ListProviders", "aa{sv}"),
+    ("ListDevices", "aa{sv}"),
     ("GetStatus", "a{sv}"),
     ("GetStatistics", "a{sv}"),
     ("GetSettings", "aa{sv}"),

@@ -21,6 +21,8 @@ mod contract;
 mod correctness;
 /// A daemon that's killed while it writes.
 mod crashes;
+/// What there is to compute on, and how busy it is.
+mod devices;
 /// What is missing on a machine, and what to do about it.
 mod doctor;
 /// Every refusal by its name.
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         contract::tests(),
         correctness::tests(),
         crashes::tests(),
+        devices::tests(),
         doctor::tests(),
         errors::tests(),
         faults::tests(),

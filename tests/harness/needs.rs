@@ -85,7 +85,16 @@ pub fn op_dbus() -> PathBuf {
 
 /// The library that a worker is attacked with.
 pub fn intruder() -> Outcome<PathBuf> {
-    let path = profile_folder().join("examples/libintruder.so");
+    example("libintruder.so")
+}
+
+/// The library that stands in for NVIDIA's management library.
+pub fn fake_nvml() -> Outcome<PathBuf> {
+    example("libfake_nvml.so")
+}
+
+fn example(name: &str) -> Outcome<PathBuf> {
+    let path = profile_folder().join("examples").join(name);
     match path.is_file() {
         true => Ok(path),
         false => Err(format!("{} was not built with the tests", path.display()).into()),

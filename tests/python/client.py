@@ -19,6 +19,7 @@ READING = [
     "ListLevels",
     "ListModels",
     "ListProviders",
+    "ListDevices",
     "GetStatus",
     "GetStatistics",
     "GetSettings",

@@ -105,6 +105,9 @@ pub trait Manager {
     /// The execution providers and whether each can be used here.
     fn list_providers(&self) -> zbus::Result<Vec<HashMap<String, OwnedVariant>>>;
 
+    /// The devices that a provider could compute on, and how busy each is.
+    fn list_devices(&self) -> zbus::Result<Vec<HashMap<String, OwnedVariant>>>;
+
     /// What runs now.
     fn get_status(&self) -> zbus::Result<HashMap<String, OwnedVariant>>;
 

@@ -16,6 +16,7 @@ use zbus::connection::Builder;
 use zbus::fdo::RequestNameFlags;
 
 use crate::bus::Objects;
+use crate::devices::Reader;
 use crate::notify;
 use crate::service::{self, Phase, Service, load_time_max};
 use crate::settings::{Bus, Loaded};
@@ -97,8 +98,9 @@ async fn serve(
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let hangup = signal(SignalKind::hangup())?;
     let bus = loaded.settings.bus.clone();
+    let devices = Reader::new(worker.exe.clone());
     let service = Service::new(loaded, worker.spawner(), telemetry);
-    let objects = Objects::new(service.clone());
+    let objects = Objects::new(service.clone(), devices);
     let connection = connect(&bus, &objects).await?;
     let mut tasks = JoinSet::new();
     tasks.spawn(objects.departures(&connection).await?);

@@ -2,6 +2,7 @@
 
 pub mod bus;
 pub mod daemon;
+pub mod devices;
 pub mod notify;
 pub mod service;
 pub mod settings;

@@ -34,6 +34,14 @@ pub struct Accelerator {
     pub options: Vec<(String, String)>,
 }
 
+/// Options by which a provider computes an `f32` graph in something coarser, and what that is.
+const COARSER: [(&str, &str, &str); 4] = [
+    ("trt_fp16_enable", "1", "f16"),
+    ("trt_bf16_enable", "1", "bf16"),
+    ("migraphx_fp16_enable", "1", "f16"),
+    ("precision", "FP16", "f16"),
+];
+
 impl Accelerator {
     /// Prepares a session on the device. Returns the name of the provider in ONNX Runtime's words
     /// and how many devices of it there are; 0 where the runtime does not tell.
@@ -113,7 +121,7 @@ impl Accelerator {
         let (registered, name) = match self.provider.as_str() {
             "cuda" => register(ep::CUDA::default().with_device_id(device), options, to),
             "tensorrt" => register(ep::TensorRT::default().with_device_id(device), options, to),
-            "migraphx" => plain(ep::MIGraphX::default().with_device_id(device), options, to),
+            "migraphx" => migraphx(ep::MIGraphX::default().with_device_id(device), options, to),
             "openvino" => register(ep::OpenVINO::default(), options, to),
             "webgpu" => register(ep::WebGPU::default(), options, to),
             "coreml" => register(ep::CoreML::default(), options, to),
@@ -127,6 +135,14 @@ impl Accelerator {
             self.unavailable(format!("the ONNX Runtime library does not bring it up: {error}"))
         })?;
         Ok((builder, name.to_owned(), 0))
+    }
+
+    /// What the provider computes a graph in `f32` in.
+    pub(crate) fn precision(&self) -> &'static str {
+        let told =
+            |key: &str, value: &str| self.options.iter().any(|(k, v)| k == key && v == value);
+        let coarser = COARSER.iter().find(|(key, value, _)| told(key, value));
+        coarser.map_or("f32", |(_, _, precision)| precision)
     }
 
     /// The provider can't be used, and why.
@@ -153,6 +169,32 @@ fn register<P: ExecutionProvider + ArbitrarilyConfigurableExecutionProvider>(
         provider = provider.with_arbitrary_config(key, value);
     }
     (provider.register(builder), P::NAME)
+}
+
+/// As [`register`], for MIGraphX, which takes its settings in a structure.
+fn migraphx(
+    mut provider: ep::MIGraphX,
+    options: &[(String, String)],
+    builder: &mut SessionBuilder,
+) -> (ort::Result<()>, &'static str) {
+    let name = ep::MIGraphX::NAME;
+    for (key, value) in options {
+        provider = match (key.as_str(), value.as_str(), value.parse::<usize>()) {
+            ("migraphx_fp16_enable", "0" | "1", _) => provider.with_fp16(value == "1"),
+            ("migraphx_exhaustive_tune", "0" | "1", _) => {
+                provider.with_exhaustive_tune(value == "1")
+            }
+            ("migraphx_mem_limit", _, Ok(bytes)) => provider.with_mem_limit(bytes),
+            ("migraphx_arena_extend_strategy", "kNextPowerOfTwo", _) => {
+                provider.with_arena_extend_strategy(ep::ArenaExtendStrategy::NextPowerOfTwo)
+            }
+            ("migraphx_arena_extend_strategy", "kSameAsRequested", _) => {
+                provider.with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
+            }
+            _ => return (Err(ort::Error::new(format!("it has no option {key} = {value}"))), name),
+        };
+    }
+    (provider.register(builder), name)
 }
 
 /// As [`register`], for a provider that takes no settings by name.

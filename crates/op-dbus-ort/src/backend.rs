@@ -65,6 +65,7 @@ impl OrtBackend {
             provider: accelerator.provider.clone(),
             device: format!("{}:{}", accelerator.provider, accelerator.device),
             devices,
+            precision: accelerator.precision().to_owned(),
             ..described(start, dimensions)
         };
         let mut backend =

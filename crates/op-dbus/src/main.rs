@@ -2,6 +2,7 @@
 
 mod bench;
 mod cli;
+mod devices;
 mod worker;
 
 fn main() -> std::process::ExitCode {

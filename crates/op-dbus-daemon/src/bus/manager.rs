@@ -1,6 +1,8 @@
 //! `org.opdbus.Embedding1.Manager`: administration. Its documentation for callers is in
 //! `dbus-policy/interfaces/`.
 
+use std::sync::Arc;
+
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_models::Level;
 use zbus::Connection;
@@ -12,17 +14,19 @@ use super::authority::{Action, authorize};
 use super::calls::Calls;
 use super::reply::Dictionary;
 use super::views;
+use crate::devices::Reader;
 use crate::service;
 
 /// The bus object for administration.
 pub struct Manager {
     calls: Calls,
+    devices: Arc<Reader>,
 }
 
 impl Manager {
-    /// An object that answers from `calls`.
-    pub fn new(calls: Calls) -> Self {
-        Self { calls }
+    /// An object that answers from `calls`, and about devices from `devices`.
+    pub fn new(calls: Calls, devices: Arc<Reader>) -> Self {
+        Self { calls, devices }
     }
 }
 
@@ -119,6 +123,20 @@ impl Manager {
             let now = calls.service.now();
             let view = tokio::task::spawn_blocking(move || views::providers(&now)).await;
             view.map_err(|_| Error::new(ErrorName::Failed, "looking for libraries ended early"))
+        };
+        self.calls.run(connection, &header, work).await
+    }
+
+    #[zbus(out_args("devices"))]
+    async fn list_devices(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Vec<Dictionary>, Error> {
+        let devices = &self.devices;
+        let work = async move |calls: Calls, _caller| {
+            let known = devices.read().await;
+            Ok(views::devices(&calls.service.now(), known))
         };
         self.calls.run(connection, &header, work).await
     }

@@ -24,6 +24,7 @@ use zbus::fdo;
 use zbus::names::InterfaceName;
 use zbus::object_server::SignalEmitter;
 
+use crate::devices::Reader;
 use crate::service::Service;
 use caller::Callers;
 use calls::Calls;
@@ -37,13 +38,14 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The objects on one connection.
 pub struct Objects {
     service: Service,
+    devices: Arc<Reader>,
     callers: Arc<Callers>,
 }
 
 impl Objects {
-    /// The objects of `service`, on no connection yet.
-    pub fn new(service: Service) -> Self {
-        Self { service, callers: Arc::default() }
+    /// The objects of `service`, on no connection yet; `devices` reads those of the machine.
+    pub fn new(service: Service, devices: Reader) -> Self {
+        Self { service, devices: Arc::new(devices), callers: Arc::default() }
     }
 
     /// Puts the objects on the connection that `builder` makes, which then listens for calls before
@@ -52,7 +54,7 @@ impl Objects {
     pub fn serve<'a>(&self, builder: Builder<'a>) -> Builder<'a> {
         let calls = Calls::new(self.service.clone(), self.callers.clone());
         let builder = builder.serve_at(ROOT_PATH, Embedder::new(calls.clone()));
-        builder.serve_at(ROOT_PATH, Manager::new(calls))
+        builder.serve_at(ROOT_PATH, Manager::new(calls, self.devices.clone()))
     }
 
     /// Subscribes to callers that leave the bus; the future that comes back cancels their calls

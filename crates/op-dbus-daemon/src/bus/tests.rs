@@ -14,6 +14,7 @@ use zbus::connection::Builder;
 use zbus::{Connection, Guid};
 
 use super::Objects;
+use crate::devices::Reader;
 use crate::service::{Service, Spawner};
 use crate::settings::{Settings, Sources};
 
@@ -64,7 +65,9 @@ async fn pair_under(flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Pair 
     }
     let service = Service::new(Settings::load(&sources).unwrap(), in_process(), None);
     let (near, far) = UnixStream::pair().unwrap();
-    let objects = Objects::new(service.clone());
+    // No driver is asked.
+    let devices = Reader::new("/nowhere/op-dbus".into());
+    let objects = Objects::new(service.clone(), devices);
     let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
     let (server, client) =
         tokio::join!(objects.serve(far).build(), Builder::unix_stream(near).p2p().build(),);

@@ -11,6 +11,7 @@ use zbus::Variant;
 use super::calls::Calls;
 use super::facts::Facts;
 use super::reply::{Dictionary, wire};
+use crate::devices::{Device, with_use};
 use crate::service::{Now, unavailable};
 use crate::settings::{Kind, Loaded, Provider, row};
 
@@ -100,6 +101,40 @@ fn aliases(name: &str) -> &'static [&'static str] {
         return &[];
     };
     choices.iter().find(|choice| choice.name == name).map_or(&[], |choice| choice.aliases)
+}
+
+/// The devices that were read, and which of them compute now.
+pub fn devices(now: &Now, known: Vec<Device>) -> Vec<Dictionary> {
+    let workers = now.served().map(|served| served.engine.descriptions()).unwrap_or_default();
+    let workers = workers.into_iter().map(|worker| worker.description);
+    let computing: Vec<_> = workers.map(|worker| (worker.provider, worker.device)).collect();
+    with_use(known, &computing).into_iter().map(device).collect()
+}
+
+/// Only what is known.
+fn device((device, in_use): (Device, bool)) -> Dictionary {
+    let mut view = HashMap::from([
+        ("name", Variant::from(device.name)),
+        ("provider", device.provider.into()),
+        ("in_use", in_use.into()),
+    ]);
+    let texts =
+        [("description", device.description), ("pci", device.pci), ("problem", device.problem)];
+    let bytes = [
+        ("memory_total", device.memory_total),
+        ("memory_used", device.memory_used),
+        ("memory_free", device.memory_free),
+    ];
+    let measures = [
+        ("utilisation_percent", device.utilisation_percent),
+        ("temperature_celsius", device.temperature_celsius),
+        ("power_watts", device.power_watts),
+        ("energy_joules", device.energy_joules),
+    ];
+    view.extend(texts.into_iter().filter_map(|(key, value)| Some((key, value?.into()))));
+    view.extend(bytes.into_iter().filter_map(|(key, value)| Some((key, value?.into()))));
+    view.extend(measures.into_iter().filter_map(|(key, value)| Some((key, value?.into()))));
+    view
 }
 
 /// What runs now.

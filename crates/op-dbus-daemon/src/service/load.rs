@@ -102,6 +102,9 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
         reference,
     };
     provider::verify(&host, settings).map_err(Error::Provider)?;
+    for ignored in provider::without_effect(host.provider, loaded) {
+        tracing::warn!("{ignored}");
+    }
     let explained = |error| explained(error, loaded);
     let mut host = host;
     let (mut reference, mut beside) = (None, None);

@@ -1,6 +1,7 @@
 //! What runs: models, their engines, the level in force, and every change of it.
 
 mod change;
+mod compiled;
 mod error;
 mod fleet;
 mod load;

@@ -1,12 +1,12 @@
 //! Execution providers: which are tried and in which order, what each needs before a worker can try
 //! it, and what is missing.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use op_dbus_models::{RuntimeStore, manifest, runtime};
 
 use super::now::Now;
+use crate::settings::options::{self, Told};
 use crate::settings::{CpuEngine, Devices, Loaded, Origin, Provider, Settings};
 
 /// The name of the provider that every ONNX Runtime has.
@@ -23,8 +23,8 @@ pub struct Host {
     pub runtime: PathBuf,
     /// The plugin library that brings the provider.
     pub library: Option<PathBuf>,
-    /// The provider's own settings.
-    pub options: BTreeMap<String, String>,
+    /// What the provider is told, in ONNX Runtime's words.
+    pub options: Vec<(String, Told)>,
     /// The devices that are used, each by a worker of its own.
     pub devices: Vec<u32>,
     /// Whether a worker is to measure how it computes batches best, unless the cache says.
@@ -103,7 +103,7 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
         // How many there are is known to the provider alone; a worker will tell.
         Devices::All => Vec::new(),
     };
-    let (cpu_engine, options) = (CpuEngine::Ort, own.options);
+    let (cpu_engine, options) = (CpuEngine::Ort, options::told(&name, settings));
     Ok(Host { provider, cpu_engine, runtime, library, options, devices, calibrate: false })
 }
 
@@ -115,7 +115,7 @@ impl Host {
             cpu_engine,
             runtime,
             library: None,
-            options: BTreeMap::new(),
+            options: Vec::new(),
             devices: vec![0],
             calibrate: false,
         }
@@ -181,6 +181,16 @@ pub fn verify(host: &Host, settings: &Settings) -> Result<(), String> {
         store.verify(library).map_err(|error| format!("{name}: {error}"))?;
     }
     Ok(())
+}
+
+/// The settings for all providers that `provider` can't be told, a sentence each.
+pub(super) fn without_effect(provider: Provider, loaded: &Loaded) -> Vec<String> {
+    let keys = options::without_effect(&provider.to_string(), &loaded.settings).into_iter();
+    let sentence = |key| {
+        let (value, from) = (loaded.value(key).unwrap_or_default(), origin(loaded, key));
+        format!("{key} is {value} ({from}), which has no effect: {provider} has no such option")
+    };
+    keys.map(sentence).collect()
 }
 
 /// Where the value of a setting comes from.

@@ -1,6 +1,6 @@
 //! Worker processes: how many, with how many threads, on which CPUs, and how each is started.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,7 +10,9 @@ use std::time::Duration;
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts};
 use op_dbus_engine::{Backend, BackendError, BackendFactory};
 
+use super::compiled;
 use super::provider::Host;
+use crate::settings::options::Told;
 use crate::settings::{CpuEngine, Precision, Provider, Settings};
 
 /// More workers than this only share the memory bandwidth of one machine.
@@ -176,14 +178,21 @@ fn command(
     // The one folder that a worker may write in.
     command.env("TMPDIR", &settings.cache_dir);
     if host.provider != Provider::Cpu {
+        // By itself CUDA numbers the fastest first, and everybody else by the bus.
+        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
         let compiled = settings.cache_dir.join("drivers");
         command.envs(DRIVER_CACHES.map(|name| (name, &compiled)));
     }
     if let Some(library) = &host.library {
         command.arg("--provider-library").arg(library);
     }
-    for (key, value) in &host.options {
-        command.arg("--provider-option").arg(format!("{key}={value}"));
+    for (key, told) in &host.options {
+        let mut option = OsString::from(format!("{key}="));
+        match told {
+            Told::Value(value) => option.push(value),
+            Told::Folder => option.push(compiled::folder(blueprint, settings)),
+        }
+        command.arg("--provider-option").arg(option);
     }
     if host.calibrate {
         command.arg("--calibrate");

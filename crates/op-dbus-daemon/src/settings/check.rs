@@ -1,7 +1,5 @@
 //! Checking one layer against the table.
 
-use std::path::Path;
-
 use std::collections::BTreeMap;
 
 use figment::value::{Dict, Map, Value};
@@ -10,6 +8,7 @@ use figment::{Error, Metadata, Profile, Provider as Figments};
 use super::kind::{plain, show};
 use super::layers::{Entry, Layer, Place};
 use super::mistakes::{Mistake, Origin};
+use super::options;
 use super::row::{Row, Scope};
 use super::table::{ROWS, row};
 use super::types::Provider;
@@ -119,7 +118,7 @@ fn check_row(row: &Row, place: &Place, value: &Value) -> Result<Value, Vec<Strin
 /// The two kinds of tables that a file may have.
 fn check_table(place: &Place, key: &str, value: &Value) -> Result<Value, Vec<String>> {
     let Place::File(_) = place else { return Err(vec![unknown(place, key)]) };
-    let check: fn(&str, &Dict) -> Vec<String> = match key {
+    let check: fn(&str, &Dict) -> Result<Dict, Vec<String>> = match key {
         "models" => check_model,
         "providers" => check_provider,
         _ => return Err(vec![unknown(place, key)]),
@@ -127,17 +126,18 @@ fn check_table(place: &Place, key: &str, value: &Value) -> Result<Value, Vec<Str
     let Some(tables) = value.as_dict() else {
         return Err(vec![format!("`{key}` is a table; write [{key}.<name>]")]);
     };
-    let mut messages = Vec::new();
+    let (mut right, mut messages) = (Dict::new(), Vec::new());
     for (name, table) in tables {
-        match table.as_dict() {
-            Some(table) => messages.extend(check(name, table)),
+        match table.as_dict().map(|table| check(name, table)) {
+            Some(Ok(table)) => drop(right.insert(name.clone(), Value::from(table))),
+            Some(Err(wrong)) => messages.extend(wrong),
             None => messages.push(format!("`{key}.{name}` is a table; write [{key}.{name}]")),
         }
     }
-    if messages.is_empty() { Ok(value.clone()) } else { Err(messages) }
+    if messages.is_empty() { Ok(Value::from(right)) } else { Err(messages) }
 }
 
-fn check_model(model: &str, table: &Dict) -> Vec<String> {
+fn check_model(model: &str, table: &Dict) -> Result<Dict, Vec<String>> {
     const KEYS: [&str; 2] = ["prompts", "default_prompt"];
     let mut messages = Vec::new();
     for (key, value) in table {
@@ -157,40 +157,17 @@ fn check_model(model: &str, table: &Dict) -> Vec<String> {
                 .push(format!("models.{model}.{key} = {found} is not accepted; write {wanted}"));
         }
     }
-    messages
+    if messages.is_empty() { Ok(table.clone()) } else { Err(messages) }
 }
 
 /// The settings of a single provider.
-fn check_provider(provider: &str, table: &Dict) -> Vec<String> {
+fn check_provider(provider: &str, table: &Dict) -> Result<Dict, Vec<String>> {
     let names = Provider::ALL.iter().map(|(_, name)| *name);
-    if !names.clone().any(|name| name == provider) {
-        let what = format!("`{provider}` is not the name of an execution provider");
-        return vec![ask(what, provider, names)];
+    if names.clone().any(|name| name == provider) {
+        return options::check(provider, table);
     }
-    const KEYS: [&str; 2] = ["library", "options"];
-    let mut messages = Vec::new();
-    for (key, value) in table {
-        let text = value.as_str();
-        let (right, wanted) = match key.as_str() {
-            "library" => (text.is_some_and(|t| Path::new(t).is_absolute()), "an absolute path"),
-            "options" => {
-                let texts = |table: &Dict| table.values().all(|value| value.as_str().is_some());
-                (value.as_dict().is_some_and(texts), "a table of texts")
-            }
-            _ => {
-                let what = format!("`providers.{provider}.{key}` is not a setting");
-                messages.push(ask(what, key, KEYS));
-                continue;
-            }
-        };
-        if !right {
-            let found = show(value);
-            messages.push(format!(
-                "providers.{provider}.{key} = {found} is not accepted; write {wanted}"
-            ));
-        }
-    }
-    messages
+    let what = format!("`{provider}` is not the name of an execution provider");
+    Err(vec![ask(what, provider, names)])
 }
 
 fn unknown(place: &Place, key: &str) -> String {
@@ -211,7 +188,11 @@ fn unknown(place: &Place, key: &str) -> String {
 }
 
 /// `what` with the question whether a near name was meant, if there is one.
-fn ask(what: String, text: &str, known: impl IntoIterator<Item = &'static str>) -> String {
+pub(super) fn ask(
+    what: String,
+    text: &str,
+    known: impl IntoIterator<Item = &'static str>,
+) -> String {
     match did_you_mean(text, known) {
         Some(best) => format!("{what}; did you mean `{best}`?"),
         None => what,
@@ -227,8 +208,9 @@ pub(super) fn did_you_mean<'a>(
     if text.len() > 64 {
         return None;
     }
-    let text = text.to_lowercase().replace('-', "_");
-    let near = |name: &str| strsim::damerau_levenshtein(&text, name);
+    let plain = |text: &str| text.to_lowercase().replace('-', "_");
+    let text = plain(text);
+    let near = |name: &str| strsim::damerau_levenshtein(&text, &plain(name));
     let best = known.into_iter().min_by_key(|name| near(name))?;
     (near(best) <= 1.max(best.len() / 3)).then_some(best)
 }

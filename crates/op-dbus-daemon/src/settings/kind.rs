@@ -55,6 +55,13 @@ pub enum Kind {
     Bus,
     /// A log filter.
     Filter,
+    /// A text of a form of its own.
+    Text {
+        /// What is accepted, for people.
+        accepted: &'static str,
+        /// Whether a text is.
+        is_right: fn(&str) -> bool,
+    },
 }
 
 impl Kind {
@@ -80,6 +87,7 @@ impl Kind {
             Kind::Filter => "`error`, `warn`, `info`, `debug`, `trace`, or a list such as \
                              `info,op_dbus_engine=debug`"
                 .to_owned(),
+            Kind::Text { accepted, .. } => (*accepted).to_owned(),
         }
     }
 
@@ -115,7 +123,12 @@ impl Kind {
                 Some(text) => bytes(&text).map(Value::from).ok_or_else(|| self.refuse(raw)),
                 None => Err(self.refuse(raw)),
             },
-            Kind::Choice(_) | Kind::Model | Kind::Path { .. } | Kind::Bus | Kind::Filter => {
+            Kind::Choice(_)
+            | Kind::Model
+            | Kind::Path { .. }
+            | Kind::Bus
+            | Kind::Filter
+            | Kind::Text { .. } => {
                 let text = raw.as_str().ok_or_else(|| self.refuse(raw))?;
                 self.parse_text(text, raw).map(Value::from)
             }
@@ -148,6 +161,7 @@ impl Kind {
                 Ok(_) if !text.trim().is_empty() => Ok(text.to_owned()),
                 _ => Err(self.refuse(raw)),
             },
+            Kind::Text { is_right, .. } if !is_right(text) => Err(self.refuse(raw)),
             _ => Ok(text.to_owned()),
         }
     }

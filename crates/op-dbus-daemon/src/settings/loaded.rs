@@ -10,7 +10,7 @@ use super::kind::plain;
 use super::layers::{self, Layer, Sources};
 use super::mistakes::{Mistake, Mistakes, Origin};
 use super::table::{ROWS, row};
-use super::{Row, Settings, together};
+use super::{Row, Settings, options, together};
 use crate::state::{StateError, StateFile};
 
 /// Settings that were read and checked.
@@ -126,25 +126,18 @@ impl Loaded {
         rows.chain(self.show_models()).chain(self.show_providers()).collect()
     }
 
-    /// Where the table `[key.name]` was found last.
-    fn table_origin(&self, key: &str, name: &str) -> String {
-        let says = |layer: &&Checked| {
-            let tables = layer.value(key).and_then(|tables| tables.as_dict());
-            tables.is_some_and(|tables| tables.contains_key(name))
-        };
-        let layer = self.layers.iter().rev().find(says);
-        layer.map_or(Origin::Default, |layer| layer.origin(key)).to_string()
-    }
-
     fn show_providers(&self) -> Vec<Shown> {
         let mut shown = Vec::new();
         for (provider, settings) in &self.settings.providers {
-            let origin = self.table_origin("providers", provider);
+            let origin = table_origin(&self.layers, "providers", provider).to_string();
             let mut add = |key: String, value: String| {
                 shown.push(Shown { key, value, origin: origin.clone() });
             };
             if let Some(library) = &settings.library {
                 add(format!("providers.{provider}.library"), library.display().to_string());
+            }
+            for (option, value) in &settings.checked {
+                add(format!("providers.{provider}.{option}"), value.clone());
             }
             for (option, value) in &settings.options {
                 add(format!("providers.{provider}.options.{option}"), value.clone());
@@ -156,7 +149,7 @@ impl Loaded {
     fn show_models(&self) -> Vec<Shown> {
         let mut shown = Vec::new();
         for (model, settings) in &self.settings.models {
-            let origin = self.table_origin("models", model);
+            let origin = table_origin(&self.layers, "models", model).to_string();
             let mut add = |key: String, value: &str| {
                 shown.push(Shown { key, value: value.to_owned(), origin: origin.clone() });
             };
@@ -215,6 +208,16 @@ fn last<'a>(layers: &'a [Checked], key: &str) -> Option<&'a Checked> {
     layers.iter().rev().find(|layer| layer.value(key).is_some())
 }
 
+/// Where the table `[key.name]` was found last.
+fn table_origin(layers: &[Checked], key: &str, name: &str) -> Origin {
+    let says = |layer: &&Checked| {
+        let tables = layer.value(key).and_then(|tables| tables.as_dict());
+        tables.is_some_and(|tables| tables.contains_key(name))
+    };
+    let layer = layers.iter().rev().find(says);
+    layer.map_or(Origin::Default, |layer| layer.origin(key))
+}
+
 /// What goes with the layers.
 struct Parts {
     state: StateFile,
@@ -236,7 +239,9 @@ fn assemble(layers: Vec<Checked>, parts: Parts) -> Result<Loaded, Mistakes> {
         origins.insert(*key, layer.map_or(Origin::Default, |layer| layer.origin(key)));
         values.insert(*key, figment.find_value(key).map_or(String::new(), |value| plain(&value)));
     }
-    let contradictions = together::check(&settings, &origins);
+    let mut contradictions = together::check(&settings, &origins);
+    let of_table = |provider: &str| table_origin(&layers, "providers", provider);
+    contradictions.extend(options::contradictions(&settings, of_table));
     if !contradictions.is_empty() {
         return Err(Mistakes(contradictions));
     }

@@ -5,6 +5,7 @@ mod kind;
 mod layers;
 mod loaded;
 mod mistakes;
+pub mod options;
 mod render;
 mod row;
 mod table;
@@ -23,7 +24,9 @@ pub use kind::{Choice, Kind};
 pub use layers::Sources;
 pub use loaded::{ChangeError, Loaded, Shown};
 pub use mistakes::{Mistake, Mistakes, Origin};
-pub use render::{SOURCES, TABLES, Table, config_file, markdown, remark, values};
+pub use render::{
+    OPTIONS_ABOUT, SOURCES, TABLES, Table, config_file, markdown, option_providers, remark, values,
+};
 pub use row::{Group, Row, Scope};
 pub use table::{ROWS, row};
 pub use types::{Bus, CpuEngine, Devices, Offload, Precision, Provider};
@@ -80,10 +83,10 @@ pub struct Settings {
     pub cpu_engine: CpuEngine,
     /// Instruction set of the native engine, by name, or `auto`.
     pub cpu_isa: String,
-    /// Bytes of device memory that may be used; `None` is no limit. Always `None` so far.
+    /// Bytes of device memory that a worker's arena may take; `None` is no limit.
     #[serde(deserialize_with = "types::number_or_word")]
     pub gpu_memory_limit: Option<usize>,
-    /// How device memory grows; only `auto` so far.
+    /// How the arena of device memory grows, by name, or `auto`.
     pub arena_strategy: String,
     /// Whether inputs and outputs stay on the device; only `auto` so far.
     pub io_binding: String,
@@ -117,8 +120,10 @@ pub struct Settings {
 pub struct ProviderSettings {
     /// The plugin library that brings the provider.
     pub library: Option<PathBuf>,
-    /// The provider's own settings, in its own words.
+    /// Options that there is no checked setting for, in the provider's own words.
     pub options: BTreeMap<String, String>,
+    /// Options from the table of [`options`], by key, in the form that a flag would have.
+    pub checked: BTreeMap<String, String>,
 }
 
 /// What a `[models.<name>]` table says about one model.

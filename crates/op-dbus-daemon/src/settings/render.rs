@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::kind::Kind;
+use super::options;
 use super::row::{Group, Row, Scope};
 use super::table::ROWS;
 
@@ -41,10 +42,12 @@ pub fn config_file() -> String {
     out.push_str(&heading("Single providers"));
     out.push_str(
         "\n\
-         # The library that brings a provider, and the provider's own settings.\n\
+         # The library that brings a provider, and its options: op-dbus.toml(5) lists them. What there\n\
+         # is no setting for is told to the provider in its own words.\n\
          #[providers.webgpu]\n\
          #library = \"/usr/lib/libonnxruntime_providers_webgpu.so\"\n\
-         #options = { powerPreference = \"high-performance\" }\n",
+         #powerPreference = \"high-performance\"\n\
+         #options = { enableInt64 = \"1\" }\n",
     );
     out
 }
@@ -99,7 +102,32 @@ pub fn markdown() -> String {
     for Table { title, about, example } in TABLES {
         out.push_str(&format!("\n## {title}\n\n{about}\n\n```toml\n{example}```\n"));
     }
+    for line in wrap(OPTIONS_ABOUT, WIDTH) {
+        out.push_str(&format!("{}{line}", if out.ends_with("```\n") { "\n" } else { "" }));
+        out.push('\n');
+    }
+    for provider in option_providers() {
+        out.push_str(&format!("\n### `[providers.{provider}]`\n\n"));
+        out.push_str("| option | values | default | what it does |\n|---|---|---|---|\n");
+        for option in options::of(provider) {
+            let (key, values, doc) = (option.key, option.kind.accepted(), option.doc);
+            let default = option.shown_default();
+            out.push_str(&format!("| `{key}` | {values} | {default} | {doc} |\n"));
+        }
+    }
     out
+}
+
+/// What the lists of options have in common.
+pub const OPTIONS_ABOUT: &str = "The options of a provider have the names that ONNX Runtime has for them, \
+    and its defaults, but where one is taken from a setting for all providers. A provider is told only \
+    those that are set, that have such a setting, or that keep what it compiles in `cache_dir`.";
+
+/// The providers that have options, in the order in which they are shown.
+pub fn option_providers() -> Vec<&'static str> {
+    let mut providers: Vec<&str> = options::all().map(|option| option.provider).collect();
+    providers.dedup();
+    providers
 }
 
 /// Where values come from, in the order in which they are read.
@@ -140,7 +168,8 @@ prompts = { query = \"query: \", passage = \"passage: \" }   # added to the mode
         example: "\
 [providers.webgpu]
 library = \"/opt/libonnxruntime_providers_webgpu.so\"   # a plugin that ONNX Runtime loads
-options = { powerPreference = \"high-performance\" }   # in the provider's own words
+powerPreference = \"high-performance\"   # an option, see below
+options = { enableInt64 = \"1\" }   # what there is no setting for, in the provider's own words
 ",
     },
 ];

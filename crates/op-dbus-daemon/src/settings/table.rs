@@ -62,6 +62,7 @@ const CPU_ISAS: &[Choice] = &[
 ];
 
 const AUTO: &[Choice] = &[name("auto")];
+const ARENAS: &[Choice] = &[name("auto"), name("next-power-of-two"), name("same-as-requested")];
 const OFFLOAD: &[Choice] = &[name("off"), name("auto")];
 const NONE: &[Choice] = &[name("none")];
 
@@ -197,18 +198,22 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Bytes { word: Some("none") },
         default: "none",
         unit: "bytes",
-        doc: "How much memory of each device may be used.",
+        doc: "How much memory of a device each worker may take for its batches. Providers that have \
+              such an option, `cuda` and `migraphx`, take it from here unless their tables say \
+              otherwise; with others it has no effect, and the log says so.",
         group: Group::Provider,
-        scope: Scope::Later,
+        scope: Scope::Any,
     },
     Row {
         key: "arena_strategy",
-        kind: Kind::Choice(AUTO),
+        kind: Kind::Choice(ARENAS),
         default: "auto",
         unit: "",
-        doc: "How the memory taken from a device grows.",
+        doc: "How the memory taken from a device grows: to the next power of two, or by what a batch \
+              asks for, which takes less. `auto` leaves it to the provider. It reaches the providers \
+              that `gpu_memory_limit` does.",
         group: Group::Provider,
-        scope: Scope::Later,
+        scope: Scope::Any,
     },
     Row {
         key: "io_binding",

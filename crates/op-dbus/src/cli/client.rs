@@ -10,6 +10,7 @@ use op_dbus_daemon::settings::Bus;
 use zbus::fdo::PropertiesProxy;
 use zbus::names::{InterfaceName, WellKnownName};
 use zbus::proxy::{CacheProperties, MethodFlags};
+use zbus::wire::DynamicDeserialize;
 use zbus::{Connection, OwnedVariant, Variant, fdo};
 
 use super::Failure;
@@ -100,10 +101,10 @@ impl Service {
     ///
     /// # Errors
     /// Exit code 3 when it is not.
-    pub async fn read_if_running(
-        &self,
-        method: &'static str,
-    ) -> Result<HashMap<String, OwnedVariant>, Failure> {
+    pub async fn read_if_running<T>(&self, method: &'static str) -> Result<T, Failure>
+    where
+        T: Default + for<'d> DynamicDeserialize<'d>,
+    {
         let manager = self.manager().await?;
         let call = manager.inner().call_with_flags(method, MethodFlags::NO_AUTO_START, &());
         let reply = call.await.map_err(|error| self.failure(&error))?;

@@ -84,6 +84,7 @@ fn value_name(kind: &Kind) -> &'static str {
         Kind::Path { .. } => "PATH",
         Kind::Bus => "BUS",
         Kind::Filter => "FILTER",
+        Kind::Text { .. } => "TEXT",
     }
 }
 

@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use op_dbus_daemon::settings::Bus;
 
-use crate::{bench, worker};
+use crate::{bench, devices, worker};
 
 pub use client::{Properties, Service, connect};
 pub use failure::{EXIT_CODES, Failure};
@@ -62,6 +62,8 @@ enum Command {
     Manual(manual::Args),
     #[command(hide = true)]
     Worker(worker::Args),
+    #[command(hide = true)]
+    Devices(devices::Args),
 }
 
 /// Under which heading the overview lists each command.
@@ -124,6 +126,7 @@ fn run(command: Command) -> Done {
         Command::Completions(args) => completions::run(args),
         Command::Manual(args) => manual::run(args),
         Command::Worker(args) => Ok(worker::run(args)),
+        Command::Devices(args) => Ok(devices::run(args)),
     }
 }
 

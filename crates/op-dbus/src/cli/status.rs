@@ -25,7 +25,7 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "120", value_parser = clap::value_parser!(u32))]
     wait: Option<u32>,
-    /// One JSON object: properties, status, statistics
+    /// One JSON object: properties, status, statistics, devices
     #[arg(long, help_heading = "Output")]
     json: bool,
     #[command(flatten)]
@@ -45,10 +45,12 @@ async fn status(args: Args) -> Done {
     let manager = service.manager().await?;
     let status = manager.get_status().await.map_err(|error| service.failure(&error))?;
     let statistics = manager.get_statistics().await.map_err(|error| service.failure(&error))?;
+    let devices = manager.list_devices().await.map_err(|error| service.failure(&error))?;
     let all = json!({
         "properties": json_object(&properties.0),
         "status": json_object(&status),
         "statistics": json_object(&statistics),
+        "devices": devices.iter().map(json_object).collect::<Vec<_>>(),
     });
     let out = match args.json {
         true => format!("{all:#}\n"),
@@ -110,6 +112,9 @@ impl Report<'_> {
         ];
         for (name, line) in lines.into_iter().filter(|(_, line)| !line.is_empty()) {
             out.push_str(&self.line(name, &line));
+        }
+        for line in self.all["devices"].as_array().into_iter().flatten().filter_map(device_line) {
+            out.push_str(&self.line("Device", &line));
         }
         for worker in self.all["status"]["workers"].as_array().into_iter().flatten() {
             out.push_str(&self.line("Worker", &worker_line(worker)));
@@ -208,6 +213,32 @@ impl Report<'_> {
     }
 }
 
+/// What is known of a device that computes for the service: nothing where that is but its name.
+pub(super) fn device_line(device: &Value) -> Option<String> {
+    if device["in_use"] != true {
+        return None;
+    }
+    let number = |key: &str| device[key].as_f64();
+    let mut parts = Vec::new();
+    if let (Some(used), Some(total)) = (number("memory_used"), number("memory_total")) {
+        let gib = f64::from(1 << 30);
+        parts.push(format!("{:.1} of {:.1} GiB in use", used / gib, total / gib));
+    }
+    parts.extend(number("utilisation_percent").map(|percent| format!("{percent:.0} % busy")));
+    parts.extend(number("temperature_celsius").map(|celsius| format!("{celsius:.0} °C")));
+    parts.extend(number("power_watts").map(|watts| format!("{watts:.0} W")));
+    parts.extend(device["problem"].as_str().map(|problem| printable(problem, 200)));
+    if parts.is_empty() {
+        return None;
+    }
+    let text = |key: &str| printable(device[key].as_str().unwrap_or_default(), 60);
+    let name = match text("description").as_str() {
+        "" => text("name"),
+        description => format!("{} ({description})", text("name")),
+    };
+    Some(format!("{name}: {}", parts.join(", ")))
+}
+
 fn worker_line(worker: &Value) -> String {
     let text = |key: &str| worker[key].as_str().unwrap_or_default();
     let number = |key: &str| worker[key].as_u64().unwrap_or(0);
@@ -276,6 +307,27 @@ Refused   overloaded 4, too-large 1
 Worker    cpu:0, process 7, busy, 3 batches; replaced 1 time, last because killed; confined by landlock 7, seccomp
 ";
         assert_eq!(text(&all), expected);
+    }
+
+    #[test]
+    fn of_devices_in_use_what_is_known_is_told() {
+        let mut card = json!({
+            "name": "cuda:0", "provider": "cuda", "in_use": true, "description": "NVIDIA H100",
+            "memory_total": 85_899_345_920_u64, "memory_used": 13_207_024_435_u64,
+            "utilisation_percent": 45.0, "temperature_celsius": 61.0, "power_watts": 310.4,
+        });
+        assert_eq!(
+            device_line(&card).unwrap(),
+            "cuda:0 (NVIDIA H100): 12.3 of 80.0 GiB in use, 45 % busy, 61 °C, 310 W"
+        );
+        card["in_use"] = false.into();
+        assert_eq!(device_line(&card), None);
+        let only_named = json!({ "name": "webgpu:0", "in_use": true, "memory_total": 7 });
+        assert_eq!(device_line(&only_named), None);
+        let lost = json!({ "name": "cuda:1", "in_use": true, "problem": "it fell off\u{1b}" });
+        assert_eq!(device_line(&lost).unwrap(), "cuda:1: it fell off·");
+        let page = text(&json!({ "status": {}, "statistics": {}, "devices": [lost, card] }));
+        assert!(page.ends_with("Device    cuda:1: it fell off·\n"), "{page}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use self::interval::Interval;
 use self::lines::{View, plain};
-use self::reading::Source;
+use self::reading::{Json, Source};
 use super::{BusArgs, Done, EXIT_CODES, Failure};
 
 /// Watch the service live: rates, batches, times of calls, failures, workers
@@ -40,7 +40,7 @@ pub struct Args {
     /// Print one interval as text and end, as without a terminal
     #[arg(long, help_heading = "Output")]
     once: bool,
-    /// One JSON object of one interval: status, statistics, interval
+    /// One JSON object of one interval: status, statistics, devices, interval
     #[arg(long, help_heading = "Output")]
     json: bool,
     #[command(flatten)]
@@ -75,9 +75,10 @@ async fn once(mut source: Source, args: &Args) -> Done {
     let interval = Interval::between(&earlier, &reading);
     let out = match args.json {
         true => {
-            let (status, statistics) = (&reading.json.status, &reading.json.statistics);
+            let Json { status, statistics, devices } = &reading.json;
             let all = json!({
-                "status": status, "statistics": statistics, "interval": interval,
+                "status": status, "statistics": statistics, "devices": devices,
+                "interval": interval,
             });
             format!("{all:#}\n")
         }

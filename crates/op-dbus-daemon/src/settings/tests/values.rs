@@ -214,7 +214,7 @@ fn tables_are_checked() {
     for expected in [
         "models.a.default_promt` is not a setting; did you mean `default_prompt`?",
         "models.a.prompts = a table is not accepted; write a table of texts",
-        "`providers.cuda.stream` is not a setting",
+        "`providers.cuda.stream` is not a setting; what it lacks a setting for is told",
         "providers.webgpu.library = \"here\" is not accepted; write an absolute path",
         "providers.webgpu.options = a table is not accepted; write a table of texts",
         "`cdua` is not the name of an execution provider; did you mean `cuda`?",

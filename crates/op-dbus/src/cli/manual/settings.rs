@@ -1,6 +1,9 @@
 //! `op-dbus.toml(5)`: the table of settings as a manual page.
 
-use op_dbus_daemon::settings::{Group, Kind, ROWS, Row, SOURCES, TABLES, remark, values};
+use op_dbus_daemon::settings::{
+    Group, Kind, OPTIONS_ABOUT, ROWS, Row, SOURCES, TABLES, option_providers, options, remark,
+    values,
+};
 
 use super::page::Page;
 
@@ -33,6 +36,16 @@ pub fn page() -> String {
     for table in TABLES {
         page.subsection(table.title).paragraph(table.about).lines(table.example);
     }
+    page.section("OPTIONS OF PROVIDERS").paragraph(OPTIONS_ABOUT);
+    for provider in option_providers() {
+        page.subsection(&format!("[providers.{provider}]"));
+        for option in options::of(provider) {
+            page.term(option.key, option.doc);
+            let (kind, values) = (kind(&option.kind), option.kind.accepted());
+            let default = option.shown_default();
+            page.under_term(&format!("Type: {kind}. Values: {values}. Default: {default}."));
+        }
+    }
     page.see_also(&["op-dbus(1)", "op-dbus-config(1)", "op-dbus.service(8)"])
 }
 
@@ -51,7 +64,12 @@ fn setting(page: &mut Page, row: &Row) {
 /// How a value is written in a file.
 fn kind(kind: &Kind) -> &'static str {
     match kind {
-        Kind::Choice(_) | Kind::Model | Kind::Path { .. } | Kind::Bus | Kind::Filter => "string",
+        Kind::Choice(_)
+        | Kind::Model
+        | Kind::Path { .. }
+        | Kind::Bus
+        | Kind::Filter
+        | Kind::Text { .. } => "string",
         Kind::Choices(_) => "list of strings",
         Kind::Devices => "number, list of numbers, or string",
         Kind::Bool => "boolean",

@@ -146,7 +146,7 @@ mod tests {
             "failures": { "overloaded": calls, "too-large": 3 },
             "queue_us_buckets": [[16, 100], [1024, calls]],
         });
-        let mut reading = Reading::new(status, statistics).unwrap();
+        let mut reading = Reading::new(status, statistics, json!([])).unwrap();
         reading.at += Duration::from_secs(seconds);
         reading
     }

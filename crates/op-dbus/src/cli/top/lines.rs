@@ -38,7 +38,7 @@ pub fn plain(view: &View<'_>) -> String {
     let sections = [
         view.about(),
         vec![view.rate_line("texts/s", rows_per_s), view.rate_line("tokens/s", tokens_per_s)],
-        view.counts(),
+        view.counts().into_iter().chain(view.devices()).collect(),
         view.times(),
         view.workers(usize::MAX),
     ];
@@ -96,6 +96,12 @@ impl View<'_> {
             lines.push(Line::from(self.span(printable(&line, SENTENCE_CHARS), Colour::Doubtful)));
         }
         lines
+    }
+
+    /// What is known of the devices that compute.
+    pub fn devices(&self) -> Vec<Line<'static>> {
+        let devices = self.reading.map_or(&[][..], |reading| &reading.devices);
+        devices.iter().map(|line| self.named("Device", line.clone())).collect()
     }
 
     /// A rate with its name, as [`rate_label`] has it.

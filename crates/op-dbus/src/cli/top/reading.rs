@@ -1,6 +1,6 @@
 //! What the service says of itself at one moment, and where it is asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use op_dbus_daemon::settings::Bus;
@@ -8,11 +8,16 @@ use op_dbus_engine::Times;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use zbus::OwnedVariant;
 
 use super::super::client::json_object;
+use super::super::status::device_line;
 use super::super::{Failure, Service, connect};
 
-/// How long the service may take to answer; its answer is in memory.
+type Dictionary = HashMap<String, OwnedVariant>;
+
+/// How long the service may take to answer; its answer is in memory, but for the devices, whose drivers
+/// get less.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One reading. What an older service does not tell is zero or empty.
@@ -21,14 +26,17 @@ pub struct Reading {
     pub at: Instant,
     pub status: Status,
     pub statistics: Statistics,
+    /// A line for each device that computes and of which more is known than its name.
+    pub devices: Vec<String>,
     pub json: Json,
 }
 
-/// The two dictionaries as they came.
+/// The replies as they came.
 #[derive(Clone, Debug)]
 pub struct Json {
     pub status: Value,
     pub statistics: Value,
+    pub devices: Value,
 }
 
 /// Of `GetStatus`.
@@ -103,12 +111,14 @@ impl Statistics {
 impl Reading {
     /// # Errors
     /// When a value is of another type than the interface says.
-    pub fn new(status: Value, statistics: Value) -> Result<Self, Failure> {
+    pub fn new(status: Value, statistics: Value, devices: Value) -> Result<Self, Failure> {
+        let lines = devices.as_array().into_iter().flatten().filter_map(device_line).collect();
         Ok(Self {
             at: Instant::now(),
             status: typed(&status)?,
             statistics: typed(&statistics)?,
-            json: Json { status, statistics },
+            devices: lines,
+            json: Json { status, statistics, devices },
         })
     }
 }
@@ -144,18 +154,22 @@ impl Source {
             None => connect(&self.bus).await?,
         };
         let answers = async {
-            let status = service.read_if_running("GetStatus").await?;
-            Ok((status, service.read_if_running("GetStatistics").await?))
+            let status: Dictionary = service.read_if_running("GetStatus").await?;
+            let statistics: Dictionary = service.read_if_running("GetStatistics").await?;
+            let devices: Vec<Dictionary> = service.read_if_running("ListDevices").await?;
+            Ok((status, statistics, devices))
         };
-        let (status, statistics) = match tokio::time::timeout(ANSWER_TIMEOUT, answers).await {
-            Ok(answers) => answers?,
-            Err(_) => {
-                let seconds = ANSWER_TIMEOUT.as_secs();
-                let silent = format!("the service has not answered for {seconds} s");
-                return Err(Failure::unreachable(silent));
-            }
-        };
+        let (status, statistics, devices) =
+            match tokio::time::timeout(ANSWER_TIMEOUT, answers).await {
+                Ok(answers) => answers?,
+                Err(_) => {
+                    let seconds = ANSWER_TIMEOUT.as_secs();
+                    let silent = format!("the service has not answered for {seconds} s");
+                    return Err(Failure::unreachable(silent));
+                }
+            };
         self.service = Some(service);
-        Reading::new(json_object(&status), json_object(&statistics))
+        let devices = devices.iter().map(json_object).collect();
+        Reading::new(json_object(&status), json_object(&statistics), devices)
     }
 }

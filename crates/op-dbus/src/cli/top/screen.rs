@@ -51,7 +51,8 @@ pub struct Pace {
 /// Draws the page into all of `frame`.
 pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, history: &History, pace: Pace) {
     let area = frame.area();
-    let (about, counts, times) = (view.about(), view.counts(), view.times());
+    let (about, times) = (view.about(), view.times());
+    let counts: Vec<Line<'_>> = view.counts().into_iter().chain(view.devices()).collect();
     let height = |lines: &[Line<'_>]| u16::try_from(lines.len()).unwrap_or(u16::MAX);
     // A sentence why there is nothing to show may need more than its line.
     let about_lines = if view.reading.is_some() { height(&about) } else { 3 };

@@ -30,7 +30,12 @@ fn reading(seconds: u64, status: &Value) -> Reading {
         "queue_us_buckets": [[1536, 300 * count], [2048, 95 * count], [3072, 5 * count]],
         "compute_us_buckets": [[8192, 400 * count]],
     });
-    let mut reading = Reading::new(status.clone(), statistics).unwrap();
+    let devices = json!([
+        { "name": "cpu:0", "in_use": true, "memory_total": 8_589_934_592_u64,
+          "memory_used": 2_147_483_648_u64, "utilisation_percent": 61.4 },
+        { "name": "cuda:0", "in_use": false, "utilisation_percent": 1.0 },
+    ]);
+    let mut reading = Reading::new(status.clone(), statistics, devices).unwrap();
     // Exactly seconds apart, however long this takes.
     reading.at = start() + Duration::from_secs(seconds);
     reading
@@ -97,6 +102,7 @@ Batches     100/s, each 16.0 texts, 500 tokens; padding 10.0 %
 Since load  28,400 calls, 113,600 texts, 3,550,000 tokens in 7,100 batches
 Texts       71 (+1) cut, 0 computed again
 Failures    overloaded 142 (+2)
+Device      cpu:0: 2.0 of 8.0 GiB in use, 61 % busy
 
 Calls, ms          p50        p90        p99
 queue              1.5        2.0        3.1
@@ -134,7 +140,7 @@ fn a_small_terminal_says_what_it_leaves_out() {
     let workers: Vec<Value> = (1..=9).map(|pid| worker(pid, 1, 0)).collect();
     let reading = reading(1, &status(&workers));
     let page = drawn((80, 20), &view(Some(&reading), None), &History::default());
-    assert!(page.contains("\nFailures") && page.ends_with("\nand 6 more\n"), "{page}");
+    assert!(page.contains("\nFailures") && page.ends_with("\nand 7 more\n"), "{page}");
     // Nothing is too small to be drawn on.
     for size in [(1, 1), (20, 3), (80, 1)] {
         drawn(size, &view(Some(&reading), None), &History::default());

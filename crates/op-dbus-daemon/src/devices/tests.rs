@@ -1,0 +1,97 @@
+//! Readings of drivers, by programs that stand in for ours, and the names that devices have.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+/// A program that is a shell script.
+fn program(script: &str) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("program");
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    (folder, path)
+}
+
+async fn refused(script: &str, limit: Duration) -> String {
+    let (_folder, program) = program(script);
+    ask(&program, limit).await.unwrap_err()
+}
+
+const CARD: &str = r#"[{"name":"cuda:0","provider":"cuda","memory_total":80}]"#;
+
+#[tokio::test]
+async fn a_reading_is_shared_and_comes_behind_the_cpu() {
+    // It answers once, so that a second process would be seen.
+    let (folder, program) = program(&format!("mkdir $(dirname $0)/asked && echo '{CARD}'"));
+    let reader = Reader::new(program);
+    reader.state.lock().await.until = Instant::now();
+    let first = reader.read().await;
+    // However long this test takes.
+    reader.state.lock().await.until += Duration::from_secs(600);
+    let again = reader.read().await;
+    assert!(folder.path().join("asked").exists());
+    for devices in [first, again] {
+        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["cpu:0", "cuda:0"]);
+        assert_eq!((devices[1].memory_total, devices[1].memory_used), (Some(80), None));
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_or_ends_the_process_is_told() {
+    let bound = Duration::from_millis(200);
+    assert_eq!(refused("exec tail -f /dev/null", bound).await, "a driver has not answered for 0 s");
+    let message = refused("kill -SEGV $$", ANSWER_TIMEOUT).await;
+    assert!(
+        message.starts_with("a driver ended the process that asked it (signal: 11"),
+        "{message}"
+    );
+    let message = refused("echo a driver says hello", ANSWER_TIMEOUT).await;
+    assert!(message.starts_with("the reading is damaged"), "{message}");
+    let message = ask(Path::new("/nowhere/op-dbus"), ANSWER_TIMEOUT).await.unwrap_err();
+    assert!(message.starts_with("no process could be started for it"), "{message}");
+}
+
+#[tokio::test]
+async fn an_endless_answer_is_not_read_to_its_end() {
+    let message = refused("exec yes '[]'", ANSWER_TIMEOUT).await;
+    assert!(message.starts_with("the reading") || message.contains("ended"), "{message}");
+}
+
+#[tokio::test]
+async fn a_driver_that_fails_is_an_entry_and_is_asked_again_later() {
+    let reader = Reader::new(PathBuf::from("/nowhere/op-dbus"));
+    let devices = reader.read().await;
+    assert_eq!((devices.len(), devices[1].name.as_str()), (2, ""));
+    assert!(devices[1].problem.as_ref().is_some_and(|problem| problem.contains("no process")));
+    let left = reader.state.lock().await.until - Instant::now();
+    assert!(left > KEPT, "{left:?}");
+}
+
+fn card(name: &str) -> Device {
+    let provider = name.split(':').next().unwrap_or_default().to_owned();
+    Device { name: name.to_owned(), provider, memory_total: Some(80), ..Device::default() }
+}
+
+#[test]
+fn a_device_has_the_name_of_who_computes_on_it() {
+    let known = || vec![card("cpu:0"), card("cuda:0"), card("cuda:1"), card("cuda:10")];
+    let used = |computing: &[(&str, &str)]| {
+        let owned = |(provider, name): &(&str, &str)| (provider.to_string(), name.to_string());
+        let devices = with_use(known(), &computing.iter().map(owned).collect::<Vec<_>>());
+        let told = |(device, in_use): (Device, bool)| {
+            let mark = if in_use { "+" } else { "" };
+            format!("{mark}{} {}", device.name, device.memory_total.unwrap_or(0))
+        };
+        devices.into_iter().map(told).collect::<Vec<_>>()
+    };
+    assert_eq!(used(&[]), ["cpu:0 80", "cuda:0 80", "cuda:1 80", "cuda:10 80"]);
+    // Two workers of one device, and the CPU beside them.
+    assert_eq!(
+        used(&[("tensorrt", "tensorrt:1"), ("tensorrt", "tensorrt:1"), ("cpu", "cpu:0")]),
+        ["+cpu:0 80", "cuda:0 80", "+tensorrt:1 80", "cuda:10 80"]
+    );
+    // Which of the cards another provider's device is, nobody knows.
+    assert_eq!(used(&[("webgpu", "webgpu:0")])[4], "+webgpu:0 0");
+}

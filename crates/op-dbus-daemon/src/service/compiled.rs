@@ -1,0 +1,100 @@
+//! The folder in which a provider keeps what it has compiled, such as TensorRT's engines.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::worker::Blueprint;
+use crate::settings::Settings;
+use crate::settings::options::Told;
+
+/// The folder for what is compiled for these workers, below `cache_dir`. Its name holds what makes the
+/// content valid: the model, this program, which compiles the graph, ONNX Runtime's library, the plugin,
+/// and what the provider is told. What else makes it valid, the device and the versions of the
+/// provider's own libraries, providers keep in the names or the content of their files.
+pub(super) fn folder(blueprint: &Blueprint, settings: &Settings) -> PathBuf {
+    let host = &blueprint.host;
+    // Another hash of another version of the standard library costs compiling once more.
+    let mut hasher = DefaultHasher::new();
+    (&blueprint.space, env!("CARGO_PKG_VERSION"), blueprint.precision).hash(&mut hasher);
+    state(&host.runtime).hash(&mut hasher);
+    host.library.as_deref().map(state).hash(&mut hasher);
+    for (key, told) in &host.options {
+        if let Told::Value(value) = told {
+            (key, value).hash(&mut hasher);
+        }
+    }
+    let name = format!("{}-{:016x}", host.provider, hasher.finish());
+    let folder = settings.cache_dir.join("compiled").join(name);
+    if let Err(error) = fs::create_dir_all(&folder) {
+        // The worker goes on without, and its provider may say so.
+        tracing::warn!(%error, "no folder for what is compiled: {}", folder.display());
+    }
+    folder
+}
+
+/// A file as it is now: another version of a library has other ones.
+fn state(path: &Path) -> (&Path, u64, Option<SystemTime>) {
+    let about = fs::metadata(path).ok();
+    let changed = about.as_ref().and_then(|about| about.modified().ok());
+    (path, about.map_or(0, |about| about.len()), changed)
+}
+
+#[cfg(test)]
+mod tests {
+    use op_dbus_engine::worker::RegionShape;
+
+    use super::super::provider::Host;
+    use super::*;
+    use crate::settings::{CpuEngine, Precision, Provider, Sources};
+
+    #[test]
+    fn whatever_the_content_depends_on_changes_the_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let mut settings = Settings::load(&Sources::under(root.path())).unwrap().settings;
+        settings.cache_dir = root.path().join("cache");
+        let runtime = root.path().join("libonnxruntime.so");
+        fs::write(&runtime, "1").unwrap();
+        let told = |value: &str| {
+            vec![
+                ("trt_fp16_enable".to_owned(), Told::Value(value.to_owned())),
+                ("trt_engine_cache_path".to_owned(), Told::Folder),
+            ]
+        };
+        let blueprint = Blueprint {
+            model: "m".to_owned(),
+            space: "aa".to_owned(),
+            dimensions: 8,
+            region: RegionShape { tokens_max: 1, rows_max: 1, dimensions: 8 },
+            precision: Precision::F32,
+            host: Host {
+                provider: Provider::TensorRt,
+                cpu_engine: CpuEngine::Ort,
+                runtime: runtime.clone(),
+                library: None,
+                options: told("0"),
+                devices: vec![0],
+                calibrate: false,
+            },
+        };
+        let first = folder(&blueprint, &settings);
+        assert!(first.is_dir() && first.starts_with(&settings.cache_dir));
+        assert_eq!(folder(&blueprint, &settings), first);
+        let mut others = vec![first];
+        let mut add = |blueprint: &Blueprint| others.push(folder(blueprint, &settings));
+        add(&Blueprint { space: "bb".to_owned(), ..blueprint.clone() });
+        add(&Blueprint {
+            host: Host { options: told("1"), ..blueprint.host.clone() },
+            ..blueprint.clone()
+        });
+        add(&Blueprint {
+            host: Host { provider: Provider::OpenVino, ..blueprint.host.clone() },
+            ..blueprint.clone()
+        });
+        fs::write(&runtime, "12").unwrap();
+        add(&blueprint);
+        let unique: std::collections::HashSet<_> = others.iter().collect();
+        assert_eq!(unique.len(), others.len(), "{others:?}");
+    }
+}

@@ -1,0 +1,266 @@
+//! The options of single execution providers: what `[providers.<name>]` accepts beside the library, and
+//! what of it ONNX Runtime is told.
+
+mod shapes;
+mod table;
+
+use std::path::Path;
+
+use figment::value::{Dict, Value};
+
+use super::Settings;
+use super::check::ask;
+use super::kind::{Kind, plain, show};
+use super::mistakes::{Mistake, Origin};
+
+/// One option of one provider.
+#[derive(Debug)]
+pub struct ProviderOption {
+    /// The provider's canonical name.
+    pub provider: &'static str,
+    /// ONNX Runtime's own name for it, which is the key in the provider's table as well.
+    pub key: &'static str,
+    /// What is accepted.
+    pub kind: Kind,
+    /// What holds where the table does not say.
+    pub default: Preset,
+    /// How it is told to ONNX Runtime.
+    pub form: Form,
+    /// What it does, one paragraph.
+    pub doc: &'static str,
+}
+
+/// What holds where nobody sets an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    /// ONNX Runtime is not told; this is what it does by itself, for the documentation.
+    Theirs(&'static str),
+    /// ONNX Runtime is told this.
+    Ours(&'static str),
+    /// The setting for all providers with this key decides.
+    Setting(&'static str),
+}
+
+/// How a value is told to ONNX Runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As it is; `true` and `false` as `1` and `0`.
+    Plain,
+    /// As it is; `true` and `false` in these words.
+    Words,
+    /// As `Plain`; where it is `true`, this other option is told a folder in the cache.
+    WithFolder(&'static str),
+    /// Where it is `true` the option is told a folder in the cache, else nothing.
+    Folder,
+}
+
+/// What ONNX Runtime is told of one option.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// This value.
+    Value(String),
+    /// A folder in the cache, for what is compiled for one model, library and set of options.
+    Folder,
+}
+
+/// Options that are no settings, each with why.
+const NO_SETTINGS: [(&[&str], &str); 4] = [
+    (
+        &["device_id", "deviceId", "adapterIndex"],
+        "the setting `gpu_device` names the devices, each of which gets a worker",
+    ),
+    (
+        &[
+            "trt_engine_cache_path",
+            "trt_timing_cache_path",
+            "trt_engine_cache_prefix",
+            "trt_ep_context_file_path",
+        ],
+        "what is compiled is kept in a folder below `cache_dir`, the one place that workers write to",
+    ),
+    (
+        &["enable_cuda_graph", "trt_cuda_graph_enable", "enableGraphCapture"],
+        "a recorded graph is of one shape of batch, and nearly every batch has a shape of its own",
+    ),
+    (
+        &[
+            "has_user_compute_stream",
+            "user_compute_stream",
+            "gpu_external_alloc",
+            "gpu_external_free",
+            "dawnProcTable",
+            "webgpuInstance",
+            "webgpuDevice",
+        ],
+        "it is the address of something in the memory of a program",
+    ),
+];
+
+/// All options of all providers, in the order in which they are shown.
+pub fn all() -> impl Iterator<Item = &'static ProviderOption> {
+    table::OPTIONS.into_iter().flatten()
+}
+
+/// The options of a provider.
+pub fn of(provider: &str) -> impl Iterator<Item = &'static ProviderOption> {
+    all().filter(move |option| option.provider == provider)
+}
+
+fn option(provider: &str, key: &str) -> Option<&'static ProviderOption> {
+    of(provider).find(|option| option.key == key)
+}
+
+impl ProviderOption {
+    /// What holds where the table does not say, for people.
+    pub fn shown_default(&self) -> String {
+        match self.default {
+            Preset::Theirs("") => "not set".to_owned(),
+            Preset::Theirs(value) | Preset::Ours(value) => format!("`{value}`"),
+            Preset::Setting(key) => format!("the setting `{key}`"),
+        }
+    }
+
+    /// What ONNX Runtime is told, given what the table says, if it does.
+    ///
+    /// A value that a setting for all providers gives has been checked there, and is accepted here.
+    fn told(&self, said: Option<&String>, settings: &Settings) -> Option<String> {
+        match (said, self.default) {
+            (Some(value), _) => Some(value.clone()),
+            (None, Preset::Theirs(_)) => None,
+            (None, Preset::Ours(value)) => Some(value.to_owned()),
+            (None, Preset::Setting(key)) => {
+                let value = general(settings, key)?;
+                self.kind.parse(&Value::from(value)).ok().map(|value| plain(&value))
+            }
+        }
+    }
+}
+
+/// A setting for all providers that have such an option; `None` where it leaves it to them.
+fn general(settings: &Settings, key: &str) -> Option<String> {
+    match key {
+        "gpu_memory_limit" => settings.gpu_memory_limit.map(|bytes| bytes.to_string()),
+        "arena_strategy" => Some(settings.arena_strategy.clone()).filter(|value| value != "auto"),
+        _ => None,
+    }
+}
+
+/// The settings for all providers that are set and that `provider` has no option for.
+pub fn without_effect(provider: &str, settings: &Settings) -> Vec<&'static str> {
+    let has = |key| of(provider).any(|option| option.default == Preset::Setting(key));
+    let keys = ["gpu_memory_limit", "arena_strategy"].into_iter();
+    keys.filter(|key| general(settings, key).is_some() && !has(*key)).collect()
+}
+
+/// Everything that ONNX Runtime is told of a provider: the checked options, and those that the table
+/// gives in the provider's own words.
+pub fn told(provider: &str, settings: &Settings) -> Vec<(String, Told)> {
+    let own = settings.providers.get(provider);
+    let mut told = Vec::new();
+    for option in of(provider) {
+        let said = own.and_then(|own| own.checked.get(option.key));
+        let Some(value) = option.told(said, settings) else { continue };
+        let on = value == "true";
+        let digit = || match (option.kind, on) {
+            (Kind::Bool, true) => "1".to_owned(),
+            (Kind::Bool, false) => "0".to_owned(),
+            _ => value.clone(),
+        };
+        let key = option.key.to_owned();
+        match option.form {
+            Form::Plain => told.push((key, Told::Value(digit()))),
+            Form::Words => told.push((key, Told::Value(value))),
+            Form::WithFolder(folder) => {
+                told.push((key, Told::Value(digit())));
+                told.extend(on.then(|| (folder.to_owned(), Told::Folder)));
+            }
+            Form::Folder => told.extend(on.then_some((key, Told::Folder))),
+        }
+    }
+    let free = own.into_iter().flat_map(|own| &own.options);
+    told.extend(free.map(|(key, value)| (key.clone(), Told::Value(value.clone()))));
+    told
+}
+
+/// Checks the table of one provider. What is right comes back in the form that [`ProviderSettings`]
+/// has.
+///
+/// [`ProviderSettings`]: super::ProviderSettings
+///
+/// # Errors
+/// A sentence for each mistake.
+pub(super) fn check(provider: &str, table: &Dict) -> Result<Dict, Vec<String>> {
+    let (mut right, mut checked, mut mistakes) = (Dict::new(), Dict::new(), Vec::new());
+    for (key, value) in table {
+        let place = format!("providers.{provider}.{key}");
+        let refused =
+            |wanted: &str| format!("{place} = {} is not accepted; write {wanted}", show(value));
+        match (key.as_str(), option(provider, key)) {
+            (_, Some(option)) => match option.kind.parse(value) {
+                Ok(value) => drop(checked.insert(key.clone(), Value::from(plain(&value)))),
+                Err(why) => mistakes.push(format!("{place} = {why}")),
+            },
+            ("library", None) => match value.as_str() {
+                Some(path) if Path::new(path).is_absolute() => {
+                    right.insert(key.clone(), value.clone());
+                }
+                _ => mistakes.push(refused("an absolute path")),
+            },
+            ("options", None) => match value.as_dict() {
+                Some(own) if own.values().all(|value| value.as_str().is_some()) => {
+                    mistakes.extend(own.keys().filter_map(|key| misplaced(provider, key)));
+                    right.insert(key.clone(), value.clone());
+                }
+                _ => mistakes.push(refused("a table of texts")),
+            },
+            (_, None) => mistakes.push(unknown(provider, key)),
+        }
+    }
+    right.insert("checked".to_owned(), Value::from(checked));
+    if mistakes.is_empty() { Ok(right) } else { Err(mistakes) }
+}
+
+/// Why an option does not belong among those in the provider's own words.
+fn misplaced(provider: &str, key: &str) -> Option<String> {
+    let place = format!("`providers.{provider}.options.{key}`");
+    match option(provider, key) {
+        Some(_) => {
+            Some(format!("{place} is a checked setting; write `providers.{provider}.{key}`"))
+        }
+        None => no_setting(key).map(|why| format!("{place} is not a setting, since {why}")),
+    }
+}
+
+fn no_setting(key: &str) -> Option<&'static str> {
+    let of = NO_SETTINGS.iter().find(|(keys, _)| keys.contains(&key));
+    of.map(|(_, why)| *why)
+}
+
+fn unknown(provider: &str, key: &str) -> String {
+    let what = format!("`providers.{provider}.{key}` is not a setting");
+    if let Some(why) = no_setting(key) {
+        return format!("{what}, since {why}");
+    }
+    let known = of(provider).map(|option| option.key).chain(["library", "options"]);
+    let asked = ask(what.clone(), key, known);
+    match asked == what {
+        true => format!(
+            "{what}; what it lacks a setting for is told to the provider in its own words by \
+             `providers.{provider}.options`"
+        ),
+        false => asked,
+    }
+}
+
+/// What in the tables of providers is right alone and can't be had together.
+pub(super) fn contradictions(settings: &Settings, origin: impl Fn(&str) -> Origin) -> Vec<Mistake> {
+    let tables = settings.providers.iter();
+    let wrong = tables.filter_map(|(provider, own)| {
+        let message = shapes::contradiction(&own.checked)?;
+        Some(Mistake {
+            origin: origin(provider),
+            message: format!("providers.{provider}: {message}"),
+        })
+    });
+    wrong.collect()
+}

@@ -1,0 +1,44 @@
+//! The table of provider options.
+//!
+//! Names and values are ONNX Runtime's: those of CUDA, TensorRT, OpenVINO and MIGraphX from its
+//! documentation of execution providers (onnxruntime.ai, "Execution Providers") and its headers
+//! `cuda_provider_options.h`, `tensorrt_provider_options.h` and `onnxruntime_c_api.h`; those of WebGPU
+//! from `webgpu_provider_options.h`.
+
+mod nvidia;
+mod others;
+
+use super::super::kind::{Choice, Kind};
+use super::{Form, Preset, ProviderOption};
+
+/// All options, in the order in which they are shown.
+pub const OPTIONS: [&[ProviderOption]; 2] = [nvidia::OPTIONS, others::OPTIONS];
+
+const ARENAS: &[Choice] = &[
+    alias("kNextPowerOfTwo", &["next-power-of-two"]),
+    alias("kSameAsRequested", &["same-as-requested"]),
+];
+const BYTES: Kind = Kind::Bytes { word: None };
+
+const fn name(name: &'static str) -> Choice {
+    Choice { name, aliases: &[], later: false }
+}
+
+const fn alias(name: &'static str, aliases: &'static [&'static str]) -> Choice {
+    Choice { name, aliases, later: false }
+}
+
+const fn count(min: u64, max: u64) -> Kind {
+    Kind::Count { min, max, word: None }
+}
+
+/// An option that is told to the provider as it is.
+const fn plain(
+    provider: &'static str,
+    key: &'static str,
+    kind: Kind,
+    default: Preset,
+    doc: &'static str,
+) -> ProviderOption {
+    ProviderOption { provider, key, kind, default, form: Form::Plain, doc }
+}

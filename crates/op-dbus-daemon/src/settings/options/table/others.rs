@@ -1,0 +1,191 @@
+//! WebGPU, OpenVINO and MIGraphX.
+
+use super::super::super::kind::{Choice, Kind};
+use super::super::Preset::{Setting, Theirs};
+use super::super::{Form, ProviderOption};
+use super::{ARENAS, BYTES, count, name, plain};
+
+const WEBGPU: &str = "webgpu";
+const OPENVINO: &str = "openvino";
+const MIGRAPHX: &str = "migraphx";
+
+const POWER: &[Choice] = &[name("high-performance"), name("low-power")];
+const LAYOUTS: &[Choice] = &[name("NCHW"), name("NHWC")];
+const BACKENDS: &[Choice] = &[name("Vulkan"), name("D3D12")];
+const BUFFERS: &[Choice] = &[name("disabled"), name("lazyRelease"), name("simple"), name("bucket")];
+const VALIDATIONS: &[Choice] = &[name("disabled"), name("wgpuOnly"), name("basic"), name("full")];
+const PRECISIONS: &[Choice] = &[name("FP32"), name("FP16"), name("ACCURACY")];
+const OPENVINO_DEVICE: Kind = Kind::Text {
+    accepted: "`CPU`, `GPU`, `GPU.0`, `NPU`, or `AUTO:`, `HETERO:` or `MULTI:` and such a list",
+    is_right: is_openvino_device,
+};
+
+fn is_openvino_device(text: &str) -> bool {
+    let (combined, list) = match text.split_once(':') {
+        Some((how, list)) => (["AUTO", "HETERO", "MULTI"].contains(&how), list),
+        None => (!text.contains(','), text),
+    };
+    let device = |device: &str| {
+        let (kind, number) = device.split_once('.').unwrap_or((device, "0"));
+        ["CPU", "GPU", "NPU"].contains(&kind) && number.parse::<u8>().is_ok()
+    };
+    combined && list.split(',').all(device)
+}
+
+/// A switch of OpenVINO's, which wants words where others want digits.
+const fn words(
+    provider: &'static str,
+    key: &'static str,
+    default: &'static str,
+    doc: &'static str,
+) -> ProviderOption {
+    let default = Theirs(default);
+    ProviderOption { provider, key, kind: Kind::Bool, default, form: Form::Words, doc }
+}
+
+/// Their options, in the order in which they are shown.
+pub const OPTIONS: &[ProviderOption] = &[
+    plain(
+        WEBGPU,
+        "powerPreference",
+        Kind::Choice(POWER),
+        Theirs("high-performance"),
+        "Which GPU is \
+        taken of several: the fast one, or the one that draws less.",
+    ),
+    plain(
+        WEBGPU,
+        "preferredLayout",
+        Kind::Choice(LAYOUTS),
+        Theirs("NHWC"),
+        "The layout of images, which \
+        encoders of texts don't have.",
+    ),
+    plain(
+        WEBGPU,
+        "dawnBackendType",
+        Kind::Choice(BACKENDS),
+        Theirs("Vulkan"),
+        "Through which driver the \
+        GPU is reached.",
+    ),
+    plain(
+        WEBGPU,
+        "storageBufferCacheMode",
+        Kind::Choice(BUFFERS),
+        Theirs("bucket"),
+        "How buffers of data \
+        are kept for the next batch.",
+    ),
+    plain(
+        WEBGPU,
+        "uniformBufferCacheMode",
+        Kind::Choice(BUFFERS),
+        Theirs("simple"),
+        "The same for \
+        buffers of parameters.",
+    ),
+    plain(
+        WEBGPU,
+        "validationMode",
+        Kind::Choice(VALIDATIONS),
+        Theirs("basic"),
+        "How much of what the \
+        provider asks of the driver is checked.",
+    ),
+    plain(OPENVINO, "device_type", OPENVINO_DEVICE, Theirs("CPU"), "What OpenVINO computes on."),
+    plain(
+        OPENVINO,
+        "precision",
+        Kind::Choice(PRECISIONS),
+        Theirs(""),
+        "What OpenVINO computes in: \
+        `ACCURACY` is as the graph says. By itself it takes `FP32` on a CPU, else `FP16`. With `FP16` \
+        the vector space says `f16`.",
+    ),
+    plain(OPENVINO, "num_of_threads", count(1, 1024), Theirs("8"), "Threads of the CPU."),
+    plain(
+        OPENVINO,
+        "num_streams",
+        count(1, 255),
+        Theirs("1"),
+        "Batches that are computed side by side.",
+    ),
+    ProviderOption {
+        provider: OPENVINO,
+        key: "cache_dir",
+        kind: Kind::Bool,
+        default: Theirs("false"),
+        form: Form::Folder,
+        doc: "Whether compiled models are kept below `cache_dir`.",
+    },
+    words(
+        OPENVINO,
+        "enable_opencl_throttling",
+        "false",
+        "Whether the CPU rests while it waits for a \
+        GPU.",
+    ),
+    words(
+        OPENVINO,
+        "enable_qdq_optimizer",
+        "false",
+        "Whether quantized graphs are rewritten for an NPU.",
+    ),
+    words(
+        OPENVINO,
+        "disable_dynamic_shapes",
+        "false",
+        "Whether the graph is compiled anew for each shape \
+        of batch.",
+    ),
+    plain(
+        MIGRAPHX,
+        "migraphx_fp16_enable",
+        Kind::Bool,
+        Theirs("false"),
+        "Whether MIGraphX may compute in \
+        16-bit floating point. The vector space then says `f16`.",
+    ),
+    plain(
+        MIGRAPHX,
+        "migraphx_exhaustive_tune",
+        Kind::Bool,
+        Theirs("false"),
+        "Whether every way to compute \
+        is tried while compiling.",
+    ),
+    plain(
+        MIGRAPHX,
+        "migraphx_mem_limit",
+        BYTES,
+        Setting("gpu_memory_limit"),
+        "Bytes of device memory \
+        that the arena of each worker may take.",
+    ),
+    plain(
+        MIGRAPHX,
+        "migraphx_arena_extend_strategy",
+        Kind::Choice(ARENAS),
+        Setting("arena_strategy"),
+        "How the arena grows: to the next power of two, or by what a batch asks for.",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn openvino_devices_are_one_or_a_named_combination() {
+        for right in ["CPU", "GPU", "GPU.1", "NPU", "AUTO:GPU,CPU", "HETERO:NPU,GPU.0", "MULTI:GPU"]
+        {
+            assert!(is_openvino_device(right), "{right}");
+        }
+        for wrong in
+            ["", "cpu", "GPU.", "GPU.x", "GPU,CPU", "AUTO:", "BOTH:GPU", "AUTO:GPU,", "TPU"]
+        {
+            assert!(!is_openvino_device(wrong), "{wrong}");
+        }
+    }
+}

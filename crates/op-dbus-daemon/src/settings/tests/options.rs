@@ -1,0 +1,185 @@
+//! What the tables of single providers accept, and what ONNX Runtime is told of them.
+
+use figment::value::Value;
+use proptest::prelude::*;
+
+use super::{MAIN, Tree};
+use crate::settings::kind::plain;
+use crate::settings::options::{Form, Preset, Told, all, of, told, without_effect};
+use crate::settings::{Kind, Provider};
+
+/// What ONNX Runtime is told of a provider under a file; a folder is `<folder>`.
+fn told_of(provider: &str, file: &str) -> Vec<(String, String)> {
+    let settings = Tree::new(&[(MAIN, file)]).loaded().settings;
+    let value = |told| match told {
+        Told::Value(value) => value,
+        Told::Folder => "<folder>".to_owned(),
+    };
+    told(provider, &settings).into_iter().map(|(key, told)| (key, value(told))).collect()
+}
+
+fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+    expected.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+}
+
+#[test]
+fn the_table_is_consistent() {
+    for (index, option) in all().enumerate() {
+        let key = (option.provider, option.key);
+        assert!(all().take(index).all(|other| (other.provider, other.key) != key), "{key:?}");
+        assert!(Provider::ALL.iter().any(|(_, name)| *name == option.provider), "{key:?}");
+        assert!(option.doc.ends_with('.') && !option.doc.contains("  "), "{}", option.doc);
+        assert!(!option.doc.contains('|') && !option.kind.accepted().contains('|'), "{key:?}");
+        let accepted = |value| option.kind.parse(&Value::from(value));
+        match option.default {
+            Preset::Theirs("") | Preset::Setting(_) => {}
+            Preset::Theirs(value) | Preset::Ours(value) => {
+                assert!(accepted(value).is_ok(), "{key:?}")
+            }
+        }
+        if option.default == Preset::Setting("arena_strategy") {
+            // Whatever the general setting accepts, the option does.
+            for (general, own) in [
+                ("next-power-of-two", "kNextPowerOfTwo"),
+                ("same-as-requested", "kSameAsRequested"),
+            ] {
+                assert_eq!(accepted(general).map(|value| plain(&value)).as_deref(), Ok(own));
+            }
+        }
+        let is_switch = matches!(option.kind, Kind::Bool);
+        assert!(is_switch || option.form == Form::Plain, "{key:?}");
+    }
+}
+
+#[test]
+fn a_provider_is_told_what_is_set_in_its_own_form() {
+    assert_eq!(told_of("cuda", ""), []);
+    let file = "[providers.cuda]\ngpu_mem_limit = \"4GiB\"\nuse_tf32 = false\n\
+                cudnn_conv_algo_search = \"HEURISTIC\"\noptions = { sdpa_kernel = \"2\" }\n";
+    let expected = [
+        ("gpu_mem_limit", "4294967296"),
+        ("cudnn_conv_algo_search", "HEURISTIC"),
+        ("use_tf32", "0"),
+        ("sdpa_kernel", "2"),
+    ];
+    assert_eq!(told_of("cuda", file), pairs(&expected));
+    let file = "[providers.openvino]\nenable_opencl_throttling = true\ndevice_type = \"GPU.1\"\n";
+    let expected = [("device_type", "GPU.1"), ("enable_opencl_throttling", "true")];
+    assert_eq!(told_of("openvino", file), pairs(&expected));
+    let file = "[providers.webgpu]\npowerPreference = \"low-power\"\n";
+    assert_eq!(told_of("webgpu", file), pairs(&[("powerPreference", "low-power")]));
+    // Others have none of these.
+    assert_eq!(told_of("ggml", file), []);
+}
+
+#[test]
+fn what_is_compiled_is_kept_unless_that_is_off() {
+    let kept = [
+        ("trt_engine_cache_enable", "1"),
+        ("trt_engine_cache_path", "<folder>"),
+        ("trt_timing_cache_enable", "1"),
+        ("trt_timing_cache_path", "<folder>"),
+    ];
+    assert_eq!(told_of("tensorrt", ""), pairs(&kept));
+    let off = "[providers.tensorrt]\ntrt_engine_cache_enable = false\n";
+    let expected = [kept[0].0, kept[2].0, kept[3].0];
+    let found = told_of("tensorrt", off);
+    assert_eq!(found.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), expected);
+    assert_eq!(found[0].1, "0");
+    assert_eq!(
+        told_of("openvino", "[providers.openvino]\ncache_dir = true\n"),
+        pairs(&[("cache_dir", "<folder>")])
+    );
+    assert_eq!(told_of("openvino", "[providers.openvino]\ncache_dir = false\n"), []);
+}
+
+#[test]
+fn settings_for_all_providers_reach_those_that_have_them() {
+    let file = "gpu_memory_limit = \"1GiB\"\narena_strategy = \"same-as-requested\"\n";
+    let expected = [("gpu_mem_limit", "1073741824"), ("arena_extend_strategy", "kSameAsRequested")];
+    assert_eq!(told_of("cuda", file), pairs(&expected));
+    let own = format!("{file}[providers.cuda]\ngpu_mem_limit = \"2GiB\"\n");
+    assert_eq!(told_of("cuda", &own)[0].1, "2147483648");
+    assert_eq!(told_of("migraphx", file)[0].0, "migraphx_mem_limit");
+    assert_eq!(told_of("webgpu", file), []);
+    let settings = Tree::new(&[(MAIN, file)]).loaded().settings;
+    assert_eq!(without_effect("cuda", &settings), [""; 0]);
+    assert_eq!(without_effect("tensorrt", &settings), ["gpu_memory_limit", "arena_strategy"]);
+    let settings = Tree::new(&[]).loaded().settings;
+    assert_eq!(without_effect("tensorrt", &settings), [""; 0]);
+}
+
+#[test]
+fn every_mistake_in_a_table_is_told_with_what_is_right() {
+    let tree = Tree::new(&[(
+        MAIN,
+        "[providers.cuda]\ngpu_mem_limt = 1\ncudnn_conv_algo_search = \"heuristic\"\nuse_tf32 = \"no\"\n\
+         device_id = 1\noptions = { gpu_mem_limit = \"1\", user_compute_stream = \"7\" }\n\
+         [providers.tensorrt]\ntrt_builder_optimization_level = 6\ntrt_engine_cache_path = \"/x\"\n\
+         trt_profile_min_shapes = \"input_ids\"\n[providers.openvino]\ndevice_type = \"gpu\"\n",
+    )]);
+    let text = tree.mistakes();
+    for expected in [
+        "/etc/op-dbus/config.toml, line 1: `providers.cuda.gpu_mem_limt` is not a setting; did you mean \
+         `gpu_mem_limit`?",
+        "providers.cuda.cudnn_conv_algo_search = \"heuristic\" is not accepted (did you mean `HEURISTIC`?); \
+         write `EXHAUSTIVE`, `HEURISTIC`, `DEFAULT`",
+        "providers.cuda.use_tf32 = \"no\" is not accepted; write `true`, `false`",
+        "`providers.cuda.device_id` is not a setting, since the setting `gpu_device` names the devices",
+        "`providers.cuda.options.gpu_mem_limit` is a checked setting; write `providers.cuda.gpu_mem_limit`",
+        "`providers.cuda.options.user_compute_stream` is not a setting, since it is the address",
+        "providers.tensorrt.trt_builder_optimization_level = 6 is not accepted; write 0 to 5",
+        "`providers.tensorrt.trt_engine_cache_path` is not a setting, since what is compiled is kept",
+        "providers.tensorrt.trt_profile_min_shapes = \"input_ids\" is not accepted; write inputs with",
+        "providers.openvino.device_type = \"gpu\" is not accepted; write `CPU`, `GPU`",
+    ] {
+        assert!(text.contains(expected), "{expected}\n{text}");
+    }
+}
+
+#[test]
+fn shapes_that_contradict_each_other_are_refused_with_their_file() {
+    let tree =
+        Tree::new(&[(MAIN, "[providers.tensorrt]\ntrt_profile_max_shapes = \"lengths:8\"\n")]);
+    let text = tree.mistakes();
+    let expected = "/etc/op-dbus/config.toml, line 1: providers.tensorrt: trt_profile_max_shapes is set \
+                    without trt_profile_min_shapes and trt_profile_opt_shapes; TensorRT needs all three";
+    assert!(text.contains(expected), "{text}");
+    let right = "[providers.tensorrt]\ntrt_profile_min_shapes = \"input_ids:1x1,lengths:1\"\n\
+                 trt_profile_opt_shapes = \"input_ids:32x32,lengths:32\"\n\
+                 trt_profile_max_shapes = \"input_ids:256x512,lengths:256\"\n";
+    assert_eq!(told_of("tensorrt", right).len(), 7);
+}
+
+#[test]
+fn what_is_set_is_shown_with_where() {
+    let drop_in = "etc/op-dbus/conf.d/10.toml";
+    let tree = Tree::new(&[
+        (MAIN, "[providers.cuda]\nuse_tf32 = true\ngpu_mem_limit = \"1KiB\"\n"),
+        (drop_in, "[providers.cuda]\nuse_tf32 = false\n"),
+    ]);
+    let shown = tree.loaded().show();
+    let value = |key: &str| {
+        let shown = shown.iter().find(|shown| shown.key == key).unwrap();
+        (shown.value.clone(), shown.origin.contains(drop_in))
+    };
+    assert_eq!(value("providers.cuda.use_tf32"), ("false".to_owned(), true));
+    assert_eq!(value("providers.cuda.gpu_mem_limit").0, "1024");
+}
+
+proptest! {
+    /// No value of any type makes the check of an option panic, and what it accepts stays as it is.
+    #[test]
+    fn what_an_option_accepts_stays_the_same(
+        index in 0..all().count(),
+        text in ".{0,40}|[a-zA-Z_:,.x0-9]{1,30}|-?[0-9]{1,12}",
+    ) {
+        let option = all().nth(index).unwrap();
+        if let Ok(value) = option.kind.parse(&Value::from(text)) {
+            let canonical = plain(&value);
+            let again = option.kind.parse(&Value::from(canonical.as_str())).map(|value| plain(&value));
+            prop_assert_eq!(again, Ok(canonical));
+            prop_assert!(of(option.provider).any(|other| other.key == option.key));
+        }
+    }
+}
