@@ -39,6 +39,8 @@ mod native;
 mod offload;
 /// Execution providers beside the CPU.
 mod providers;
+/// The Python package, as it is built and installed.
+mod python;
 /// What a worker can do to the machine.
 mod sandbox;
 /// Wrong values in each source of settings.
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         native::tests(),
         offload::tests(),
         providers::tests(),
+        python::tests(),
         sandbox::tests(),
         settings::tests(),
         top::tests(),

@@ -30,6 +30,8 @@ pub enum Need {
     Gdbus,
     /// `python3` with the package `jeepney`.
     Python,
+    /// The Python environment with what our own package is built from and depends on.
+    PythonPackages,
     /// `strace` that may attach to our own processes.
     Strace,
     /// `tmux`, as a terminal that a test can read.
@@ -69,6 +71,11 @@ impl Need {
                 let path = python_path().join("jeepney");
                 unless(path.is_dir(), &format!("no Python package at {}", path.display()))
             }),
+            Self::PythonPackages => {
+                let venv = test_venv();
+                let complete = venv.join("complete").is_file();
+                unless(complete, &format!("no Python environment at {}", venv.display()))
+            }
             Self::Runtime => library("onnxruntime-1."),
             Self::Ggml => library("onnxruntime-ggml"),
             Self::Low => stored("paraphrase-MiniLM-L3-v2"),
@@ -100,6 +107,15 @@ pub fn store() -> PathBuf {
 /// The folder with the Python packages that the Python client needs.
 pub fn python_path() -> PathBuf {
     place("OP_DBUS_TEST_PYTHON", || profile_folder().join("../test-python"))
+}
+
+/// The interpreter of the environment with what our own package is built from and depends on.
+pub fn python_packages() -> PathBuf {
+    test_venv().join("bin/python")
+}
+
+fn test_venv() -> PathBuf {
+    place("OP_DBUS_TEST_VENV", || profile_folder().join("../test-venv"))
 }
 
 /// The folder with the units that systemd brings itself.
