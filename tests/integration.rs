@@ -25,6 +25,8 @@ mod crashes;
 mod doctor;
 /// Every refusal by its name.
 mod errors;
+/// The examples of the documentation.
+mod examples;
 /// Killed workers and daemons, callers that leave, a bus that dies.
 mod faults;
 /// A user's own models.
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         crashes::tests(),
         doctor::tests(),
         errors::tests(),
+        examples::tests(),
         faults::tests(),
         imports::tests(),
         lifecycle::tests(),

@@ -32,6 +32,10 @@ pub enum Need {
     Python,
     /// The Python environment with what our own package is built from and depends on.
     PythonPackages,
+    /// The examples of `op-dbus-api`, which `cargo build --examples` builds.
+    RustExamples,
+    /// A C compiler, `pkg-config`, and the headers of sd-bus.
+    SdBus,
     /// `strace` that may attach to our own processes.
     Strace,
     /// `tmux`, as a terminal that a test can read.
@@ -71,6 +75,11 @@ impl Need {
                 let path = python_path().join("jeepney");
                 unless(path.is_dir(), &format!("no Python package at {}", path.display()))
             }),
+            Self::RustExamples => examples(&["nearest", "rank"]),
+            Self::SdBus => program("cc").or_else(|| program("pkg-config")).or_else(|| {
+                let header = Path::new("/usr/include/systemd/sd-bus.h");
+                unless(header.is_file(), &format!("{} is not installed", header.display()))
+            }),
             Self::PythonPackages => {
                 let venv = test_venv();
                 let complete = venv.join("complete").is_file();
@@ -90,9 +99,14 @@ pub fn op_dbus() -> PathBuf {
     place("OP_DBUS_TEST_BINARY", || profile_folder().join("op-dbus"))
 }
 
+/// An example in Rust, or another program that is built with them.
+pub fn example(name: &str) -> PathBuf {
+    profile_folder().join("examples").join(name)
+}
+
 /// The library that a worker is attacked with.
 pub fn intruder() -> Outcome<PathBuf> {
-    let path = profile_folder().join("examples/libintruder.so");
+    let path = example("libintruder.so");
     match path.is_file() {
         true => Ok(path),
         false => Err(format!("{} was not built with the tests", path.display()).into()),
@@ -138,6 +152,12 @@ fn program(name: &str) -> Option<String> {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).any(|folder| folder.join(name).is_file());
     unless(found, &format!("{name} is not installed"))
+}
+
+fn examples(names: &[&str]) -> Option<String> {
+    let mut paths = names.iter().map(|name| example(name));
+    let missing = paths.find(|path| !path.is_file())?;
+    Some(format!("{} was not built", missing.display()))
 }
 
 fn library(prefix: &str) -> Option<String> {
