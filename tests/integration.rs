@@ -27,6 +27,8 @@ mod devices;
 mod doctor;
 /// Every refusal by its name.
 mod errors;
+/// The examples of the documentation.
+mod examples;
 /// Killed workers and daemons, callers that leave, a bus that dies.
 mod faults;
 /// A user's own models.
@@ -41,6 +43,8 @@ mod native;
 mod offload;
 /// Execution providers beside the CPU.
 mod providers;
+/// The Python package, as it is built and installed.
+mod python;
 /// What a worker can do to the machine.
 mod sandbox;
 /// Wrong values in each source of settings.
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
         devices::tests(),
         doctor::tests(),
         errors::tests(),
+        examples::tests(),
         faults::tests(),
         imports::tests(),
         lifecycle::tests(),
@@ -68,6 +73,7 @@ fn main() -> ExitCode {
         native::tests(),
         offload::tests(),
         providers::tests(),
+        python::tests(),
         sandbox::tests(),
         settings::tests(),
         top::tests(),

@@ -30,6 +30,12 @@ pub enum Need {
     Gdbus,
     /// `python3` with the package `jeepney`.
     Python,
+    /// The Python environment with what our own package is built from and depends on.
+    PythonPackages,
+    /// The examples of `op-dbus-api`, which `cargo build --examples` builds.
+    RustExamples,
+    /// A C compiler, `pkg-config`, and the headers of sd-bus.
+    SdBus,
     /// `strace` that may attach to our own processes.
     Strace,
     /// `tmux`, as a terminal that a test can read.
@@ -69,6 +75,16 @@ impl Need {
                 let path = python_path().join("jeepney");
                 unless(path.is_dir(), &format!("no Python package at {}", path.display()))
             }),
+            Self::RustExamples => examples(&["nearest", "rank"]),
+            Self::SdBus => program("cc").or_else(|| program("pkg-config")).or_else(|| {
+                let header = Path::new("/usr/include/systemd/sd-bus.h");
+                unless(header.is_file(), &format!("{} is not installed", header.display()))
+            }),
+            Self::PythonPackages => {
+                let venv = test_venv();
+                let complete = venv.join("complete").is_file();
+                unless(complete, &format!("no Python environment at {}", venv.display()))
+            }
             Self::Runtime => library("onnxruntime-1."),
             Self::Ggml => library("onnxruntime-ggml"),
             Self::Low => stored("paraphrase-MiniLM-L3-v2"),
@@ -83,18 +99,22 @@ pub fn op_dbus() -> PathBuf {
     place("OP_DBUS_TEST_BINARY", || profile_folder().join("op-dbus"))
 }
 
+/// An example in Rust, or another program that is built with them.
+pub fn example(name: &str) -> PathBuf {
+    profile_folder().join("examples").join(name)
+}
+
 /// The library that a worker is attacked with.
 pub fn intruder() -> Outcome<PathBuf> {
-    example("libintruder.so")
+    built(example("libintruder.so"))
 }
 
 /// The library that stands in for NVIDIA's management library.
 pub fn fake_nvml() -> Outcome<PathBuf> {
-    example("libfake_nvml.so")
+    built(example("libfake_nvml.so"))
 }
 
-fn example(name: &str) -> Outcome<PathBuf> {
-    let path = profile_folder().join("examples").join(name);
+fn built(path: PathBuf) -> Outcome<PathBuf> {
     match path.is_file() {
         true => Ok(path),
         false => Err(format!("{} was not built with the tests", path.display()).into()),
@@ -109,6 +129,15 @@ pub fn store() -> PathBuf {
 /// The folder with the Python packages that the Python client needs.
 pub fn python_path() -> PathBuf {
     place("OP_DBUS_TEST_PYTHON", || profile_folder().join("../test-python"))
+}
+
+/// The interpreter of the environment with what our own package is built from and depends on.
+pub fn python_packages() -> PathBuf {
+    test_venv().join("bin/python")
+}
+
+fn test_venv() -> PathBuf {
+    place("OP_DBUS_TEST_VENV", || profile_folder().join("../test-venv"))
 }
 
 /// The folder with the units that systemd brings itself.
@@ -131,6 +160,12 @@ fn program(name: &str) -> Option<String> {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).any(|folder| folder.join(name).is_file());
     unless(found, &format!("{name} is not installed"))
+}
+
+fn examples(names: &[&str]) -> Option<String> {
+    let mut paths = names.iter().map(|name| example(name));
+    let missing = paths.find(|path| !path.is_file())?;
+    Some(format!("{} was not built", missing.display()))
 }
 
 fn library(prefix: &str) -> Option<String> {

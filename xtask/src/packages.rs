@@ -25,12 +25,14 @@ pub const PIP: &[Need] = &[
 ];
 
 /// What only the tests need: a second client, a way to kill at a system call, a terminal, polkit,
-/// and a reader of manual pages.
+/// a reader of manual pages, and what the example in C is built with.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "strace", package: "strace" },
     Need { program: "tmux", package: "tmux" },
     Need { program: "groff", package: "groff-base" },
+    Need { program: "pkg-config", package: "pkgconf" },
+    Need { program: "/usr/include/systemd/sd-bus.h", package: "libsystemd-dev" },
     Need { program: "setpriv", package: "util-linux" },
     Need { program: "systemd-analyze", package: "systemd" },
     Need { program: "/usr/lib/polkit-1/polkitd", package: "polkitd" },

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that must hold before a change lands.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -8,6 +9,9 @@ use crate::{arch, emulate, kubernetes, packages, rpm, tidy};
 
 /// Pure Python, so that one folder on `PYTHONPATH` serves every interpreter.
 const PYTHON_CLIENT: &str = "jeepney==0.9.0";
+
+/// What our own Python package depends on, is built with and checked with.
+const PYTHON_PACKAGES: &[&str] = &["dbus-fast>=5", "hatchling", "mypy", "numpy"];
 
 /// Checks the text of the tree first, then builds, fetches models, and runs all tests.
 pub fn run() -> Outcome {
@@ -23,11 +27,16 @@ pub fn run() -> Outcome {
     step("models and ONNX Runtime");
     let store = fetch_store()?;
     let python = fetch_python()?;
+    let venv = fetch_python_packages();
     step("documentation tests");
     shell::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
     step("tests");
     ensure_nextest()?;
-    let settings = [("OP_DBUS_TEST_STORE", &store), ("OP_DBUS_TEST_PYTHON", &python)];
+    let settings = [
+        ("OP_DBUS_TEST_STORE", &store),
+        ("OP_DBUS_TEST_PYTHON", &python),
+        ("OP_DBUS_TEST_VENV", &venv),
+    ];
     shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings))?;
     step("packages");
     check_packages()?;
@@ -93,6 +102,27 @@ fn fetch_python() -> Result<PathBuf, String> {
         }
     }
     Ok(folder)
+}
+
+/// An environment for our own Python package, which the tests build, install and use in it.
+fn fetch_python_packages() -> PathBuf {
+    let folder = shell::root().join("target/test-venv");
+    let python = folder.join("bin/python");
+    let mut venv = program("python3", &["-m", "venv", "--without-pip"]);
+    let mut pip = program("python3", &["-m", "pip", "--quiet", "--python"]);
+    pip.arg(&python).arg("install").args(PYTHON_PACKAGES);
+    // Complete from an earlier run, or made now; half of one is worse than none.
+    if !folder.join("complete").is_file() {
+        let made = shell::run(venv.arg(&folder)).and_then(|()| shell::run(&mut pip));
+        match made.map(|()| fs::write(folder.join("complete"), "")) {
+            Ok(_) => {}
+            Err(message) => {
+                println!("{message}; the tests of the Python package will be skipped");
+                let _ = fs::remove_dir_all(&folder);
+            }
+        }
+    }
+    folder
 }
 
 fn ensure_nextest() -> Outcome {

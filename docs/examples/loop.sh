@@ -1,0 +1,15 @@
+#!/bin/sh
+# The lines of standard input that say much the same as a sentence, with nothing but busctl.
+#
+#   loop.sh "the disk is full" < log
+#
+# One call for each line: fine for a screenful. For more, see semantic-grep.py.
+set -eu
+while IFS= read -r line; do
+    # Answers `d 0.527535`.
+    cosine=$(busctl --system call org.opdbus.Embedding1 /org/opdbus/Embedding1 \
+        org.opdbus.Embedding1.Embedder Similarity ss -- "$1" "$line")
+    if awk "BEGIN { exit !(${cosine#d } > 0.3) }"; then
+        printf '%.2f  %s\n' "${cosine#d }" "$line"
+    fi
+done

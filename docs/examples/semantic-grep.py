@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""grep by meaning: the lines of a file, or entries of the journal, nearest to a question.
+
+    journalctl -b -p warning -o json | semantic-grep.py "why is the network down?"
+    semantic-grep.py "why is the network down?" /var/log/syslog --count 5
+"""
+
+import argparse
+import json
+import sys
+
+from op_dbus import Embedder
+
+
+def message(line: str) -> str:
+    """The message of a journal entry in JSON; any other line as it is."""
+    try:
+        found = json.loads(line)["MESSAGE"] if line.startswith("{") else line
+    except (ValueError, KeyError):
+        found = line
+    # The journal writes what is not UTF-8 as a list of bytes, and what is too long as null.
+    if isinstance(found, list):
+        found = bytes(found).decode(errors="replace")
+    return str(found or "").replace("\0", "\N{REPLACEMENT CHARACTER}").rstrip("\n")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description="grep by meaning")
+    arguments.add_argument("question")
+    file = argparse.FileType(errors="replace")
+    arguments.add_argument("file", nargs="?", type=file, default=sys.stdin)
+    arguments.add_argument("--count", type=int, default=10, help="lines to print at most")
+    arguments.add_argument("--least", type=float, default=0.3, help="least cosine to print")
+    asked = arguments.parse_args()
+
+    lines = [message(line) for line in asked.file]
+    with Embedder() as embedder:
+        for index, cosine in embedder.rank(asked.question, lines, asked.count):
+            if cosine >= asked.least:
+                print(f"{cosine:.2f}  {lines[index]}")
+
+
+main()

@@ -1,0 +1,219 @@
+"""The client for programs with an event loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import numpy as np
+
+from . import embeddings, errors, options
+from ._bus import EMBEDDER, Bus, UnknownMethod, plain
+from .embeddings import Embeddings
+from .options import Options
+from .properties import Properties
+
+_CALL_BYTES_MAX = 8 * 1024 * 1024
+"""Texts in one call, in bytes: dbus-daemon disconnects who sends more than 32 MiB in a message."""
+_IN_MESSAGE_BYTES_MAX = 64 * 1024
+"""Replies up to this many bytes come in the message: a memfd and its mapping would cost more."""
+_UNKNOWN_DIMENSIONS = 4096
+"""How long the vectors of a level are taken for until the first of them is here."""
+
+
+class AsyncEmbedder:
+    """A client of the service; ``async with`` connects it.
+
+    Calls may overlap. A call that is cancelled is not taken back from the service, whose work ends
+    with it anyway, at the latest at ``deadline_ms`` or when this client leaves the bus.
+    """
+
+    def __init__(self, bus: str = "system") -> None:
+        """``bus`` is ``system``, ``session`` or a D-Bus address."""
+        self._address = bus
+        self._bus: Bus | None = None
+        self._limits: Properties | None = None
+        self._dimensions: dict[str, int] = {}
+        self._has_descriptors = True
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Connects to the bus; the service itself is started by the first call.
+
+        Raises ``NotReachable`` where there is no bus.
+        """
+        if self._bus is None:
+            self._bus = await Bus.connect(self._address)
+
+    async def close(self) -> None:
+        """Leaves the bus; calls under way fail, and the service forgets them."""
+        if self._bus is not None:
+            bus, self._bus = self._bus, None
+            bus.close()
+            await bus.closed()
+
+    async def embed(self, texts: Sequence[str], **options: Unpack[Options]) -> Embeddings:
+        """Vectors of ``texts``, in their order.
+
+        Up to ``texts_per_call_max`` texts of together 8 MiB are one call to the service, and the
+        vectors are a view of what it sent, without a copy. More are several calls, one after the
+        other and all in the vector space of the first, and their vectors are copied into one array.
+        """
+        texts = await self._checked(texts)
+        wanted: dict[str, Any] = dict(options)
+        parts: list[Embeddings] = []
+        start = 0
+        while start < len(texts) or not parts:
+            end = await self._end_of_call(texts, start, self._expected(wanted))
+            try:
+                parts.append(await self._embed(texts[start:end], wanted))
+            except UnknownMethod:
+                # Once: from now on replies come in messages, whose size is limited.
+                self._has_descriptors = False
+                continue
+            self._dimensions[wanted.get("level", "")] = parts[0].vectors.shape[1]
+            wanted.setdefault("expect_space", parts[0].space)
+            start = end
+        return embeddings.joined(parts)
+
+    async def similarity(self, first: str, second: str) -> float:
+        """Cosine of the vectors of two texts, from -1 to 1."""
+        await self._checked([first, second])
+        body, _ = await self._connected().call("Similarity", "ss", [first, second], "d")
+        return float(body[0])
+
+    async def rank(
+        self, query: str, candidates: Sequence[str], count: int | None = None
+    ) -> list[tuple[int, float]]:
+        """Index and cosine of the ``count`` candidates nearest to ``query``, best first.
+
+        All of them without ``count``. Equal cosines keep the order of the candidates.
+        """
+        texts = await self._checked([query, *await self._checked(candidates)])
+        count = len(candidates) if count is None else min(count, len(candidates))
+        if count < 0:
+            raise ValueError(f"count is {count}; 0 or more is right")
+        if await self._end_of_call(texts, 0) == len(texts):
+            asked = [query, texts[1:], count]
+            body, _ = await self._connected().call("Rank", "sasu", asked, "a(ud)")
+            return [(int(index), float(cosine)) for index, cosine in body[0]]
+        vectors = (await self.embed(texts, normalize=True)).vectors
+        cosines = vectors[1:] @ vectors[0]
+        best = np.argsort(-cosines, kind="stable")[:count]
+        return [(int(index), float(cosines[index])) for index in best]
+
+    async def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text before truncation, special tokens included; nothing is embedded."""
+        texts = await self._checked(texts)
+        counts: list[int] = []
+        while len(counts) < len(texts):
+            end = await self._end_of_call(texts, len(counts))
+            asked = [texts[len(counts) : end]]
+            body, _ = await self._connected().call("CountTokens", "as", asked, "au")
+            if len(body[0]) != len(asked[0]):
+                raise errors.UnexpectedReply("CountTokens answered for another number of texts")
+            counts.extend(int(count) for count in body[0])
+        return counts
+
+    async def properties(self) -> Properties:
+        """What the service says about itself now."""
+        interface = "org.freedesktop.DBus.Properties"
+        asked = self._connected().call("GetAll", "s", [EMBEDDER], "a{sv}", interface)
+        body, _ = await asked
+        return Properties.from_reply(plain(body[0]))
+
+    def _connected(self) -> Bus:
+        if self._bus is None:
+            raise errors.NotReachable("this client is not connected: use it in a with statement")
+        return self._bus
+
+    async def _constant(self) -> Properties:
+        """The limits, which don't change while a service runs."""
+        if self._limits is None:
+            self._limits = await self.properties()
+        return self._limits
+
+    async def _checked(self, texts: Sequence[str]) -> list[str]:
+        """Refuses what can't travel: the bus would disconnect us for it."""
+        if isinstance(texts, str):
+            raise TypeError("texts is a str; a sequence of them is right, such as [text]")
+        checked = list(texts)
+        bytes_max = (await self._constant()).text_bytes_max
+        for index, text in enumerate(checked):
+            if not isinstance(text, str):
+                raise TypeError(f"text {index} is a {type(text).__name__}; a str is right")
+            if "\0" in text:
+                raise errors.InvalidArgument(f"text {index} has a NUL, which D-Bus can't carry")
+            try:
+                size = len(text.encode())
+            except UnicodeEncodeError as reason:
+                raise errors.InvalidArgument(f"text {index} is not Unicode: {reason}") from None
+            if size > bytes_max:
+                sentence = f"text {index} has {size} bytes; the most is {bytes_max}"
+                raise errors.TooLarge(f"{sentence}: split it, or raise text_bytes_max")
+        return checked
+
+    def _expected(self, wanted: dict[str, Any]) -> int:
+        """How many numbers a vector of this call will have."""
+        return self._dimensions.get(wanted.get("level", ""), _UNKNOWN_DIMENSIONS)
+
+    async def _end_of_call(self, texts: list[str], start: int, dimensions: int = 0) -> int:
+        """How far from ``start`` on the texts fit one call, for the service and for the bus."""
+        limits = await self._constant()
+        rows_max = limits.texts_per_call_max
+        if dimensions and not self._has_descriptors:
+            rows_max = min(rows_max, limits.inline_reply_bytes_max // (4 * dimensions))
+        size = 0
+        for end in range(start, len(texts)):
+            # Each travels with its length and up to four bytes of padding.
+            size += len(texts[end].encode()) + 8
+            if end > start and (end - start == rows_max or size > _CALL_BYTES_MAX):
+                return end
+        return len(texts)
+
+    async def _embed(self, texts: list[str], wanted: dict[str, Any]) -> Embeddings:
+        """One call. Raises ``UnknownMethod`` where the service has no ``EmbedToFd``."""
+        asked = [texts, options.variants(wanted)]
+        bytes_expected = len(texts) * self._expected(wanted) * 4
+        by_descriptor = self._has_descriptors and bytes_expected > _IN_MESSAGE_BYTES_MAX
+        method = self._embed_to_descriptor if by_descriptor else self._embed_packed
+        try:
+            answer = await method(asked)
+        except errors.TooLarge:
+            # Another service may run by now, with other limits.
+            self._limits = None
+            raise
+        if len(answer) != len(texts):
+            raise errors.UnexpectedReply(f"{len(answer)} vectors came for {len(texts)} texts")
+        return answer
+
+    async def _embed_packed(self, asked: list[Any]) -> Embeddings:
+        body, _ = await self._connected().call("EmbedPacked", "asa{sv}", asked, "ayuua{sv}")
+        packed, rows, dimensions, info = body
+        return embeddings.from_reply(embeddings.packed_view(packed, rows, dimensions), plain(info))
+
+    async def _embed_to_descriptor(self, asked: list[Any]) -> Embeddings:
+        call = self._connected().call("EmbedToFd", "asa{sv}", asked, "huua{sv}")
+        (handle, rows, dimensions, info), descriptors = await call
+        try:
+            if handle >= len(descriptors):
+                raise errors.UnexpectedReply("EmbedToFd answered without its file descriptor")
+            vectors = embeddings.sealed_view(descriptors[handle], rows, dimensions)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return embeddings.from_reply(vectors, plain(info))
+

@@ -1,0 +1,112 @@
+"""The connection: calls to the service, and its errors as exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from dbus_fast import BusType, Message, MessageType, Variant
+from dbus_fast.aio import MessageBus
+from dbus_fast.errors import AuthError, InvalidAddressError
+
+from .errors import NotReachable, UnexpectedReply, from_reply
+
+NAME = "org.opdbus.Embedding1"
+PATH = "/org/opdbus/Embedding1"
+EMBEDDER = NAME + ".Embedder"
+UNKNOWN_METHOD = "org.freedesktop.DBus.Error.UnknownMethod"
+
+
+class UnknownMethod(Exception):
+    """The service is older than the method."""
+
+
+class Bus:
+    """A connection of its own to a message bus, in the running event loop."""
+
+    def __init__(self, connection: MessageBus) -> None:
+        self._connection = connection
+
+    @classmethod
+    async def connect(cls, bus: str) -> Bus:
+        """``system``, ``session`` or a D-Bus address."""
+        try:
+            if bus in ("system", "session"):
+                kind = BusType.SYSTEM if bus == "system" else BusType.SESSION
+                connection = MessageBus(bus_type=kind, negotiate_unix_fd=True)
+            else:
+                connection = MessageBus(bus_address=bus, negotiate_unix_fd=True)
+            connection.add_message_handler(_refuse_descriptors)
+            await connection.connect()
+        except (OSError, EOFError, AuthError, InvalidAddressError) as reason:
+            raise NotReachable(f"no connection to the bus {bus!r}: {reason}") from reason
+        return cls(connection)
+
+    def close(self) -> None:
+        """Leaves the bus, which takes back the calls that are under way."""
+        self._connection.disconnect()
+
+    async def closed(self) -> None:
+        """Waits until the connection is gone."""
+        try:
+            await self._connection.wait_for_disconnect()  # type: ignore[no-untyped-call]
+        except (OSError, EOFError):
+            pass  # It is gone all the same.
+
+    async def call(
+        self, member: str, signature: str, body: list[Any], answer: str, interface: str = EMBEDDER
+    ) -> tuple[list[Any], list[int]]:
+        """The body of the reply, whose signature must be ``answer``, and its file descriptors.
+
+        The descriptors are the caller's to close.
+        """
+        message = Message(
+            destination=NAME,
+            path=PATH,
+            interface=interface,
+            member=member,
+            signature=signature,
+            body=body,
+        )
+        calling = asyncio.create_task(self._connection.call(message))
+        try:
+            # Shielded: a reply that comes after nobody waits any more may bring descriptors.
+            reply = await asyncio.shield(calling)
+        except asyncio.CancelledError:
+            calling.add_done_callback(_forget)
+            raise
+        except (OSError, EOFError) as reason:
+            sentence = f"the connection to the bus broke ({reason or 'it was closed'})"
+            raise NotReachable(f"{sentence}: make a new client") from reason
+        if reply.message_type is MessageType.ERROR:
+            _close(reply)
+            if reply.error_name == UNKNOWN_METHOD:
+                raise UnknownMethod(member)
+            sentence = reply.body[0] if reply.body else "no reason was given"
+            raise from_reply(reply.error_name or "", str(sentence))
+        if reply.signature != answer:
+            _close(reply)
+            raise UnexpectedReply(f"{member} answered {reply.signature!r}, not {answer!r}")
+        return reply.body, list(reply.unix_fds)
+
+
+def plain(values: dict[str, Variant]) -> dict[str, Any]:
+    """``a{sv}`` without the variants."""
+    return {key: variant.value for key, variant in values.items()}
+
+
+def _refuse_descriptors(message: Message) -> None:
+    """Nobody but the service sends us any: others would only use up what a process may open."""
+    if message.message_type in (MessageType.METHOD_CALL, MessageType.SIGNAL):
+        _close(message)
+
+
+def _forget(calling: asyncio.Task[Message]) -> None:
+    if not calling.cancelled() and calling.exception() is None:
+        _close(calling.result())
+
+
+def _close(message: Message) -> None:
+    for descriptor in message.unix_fds:
+        os.close(descriptor)

@@ -1,0 +1,96 @@
+"""The client for programs without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from ._aio import AsyncEmbedder
+from .embeddings import Embeddings
+from .options import Options
+from .properties import Properties
+
+_T = TypeVar("_T")
+
+
+class Embedder:
+    """A client of the service, connected from its construction until ``close`` or ``with`` ends.
+
+    Threads may share it. It has an event loop on a thread of its own, so it also works where one
+    runs already, as in a notebook.
+    """
+
+    def __init__(self, bus: str = "system") -> None:
+        """``bus`` is ``system``, ``session`` or a D-Bus address.
+
+        The service itself is started by the first call. Raises ``NotReachable`` where there is no
+        bus.
+        """
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="op-dbus client", daemon=True
+        )
+        self._thread.start()
+        self._client = AsyncEmbedder(bus)
+        try:
+            self._wait(self._client.connect())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the bus and ends the thread. Vectors that were returned stay valid."""
+        if self._loop.is_closed():
+            return
+        self._wait(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def embed(self, texts: Sequence[str], **options: Unpack[Options]) -> Embeddings:
+        """See :meth:`AsyncEmbedder.embed`."""
+        return self._wait(self._client.embed(texts, **options))
+
+    def similarity(self, first: str, second: str) -> float:
+        """See :meth:`AsyncEmbedder.similarity`."""
+        return self._wait(self._client.similarity(first, second))
+
+    def rank(
+        self, query: str, candidates: Sequence[str], count: int | None = None
+    ) -> list[tuple[int, float]]:
+        """See :meth:`AsyncEmbedder.rank`."""
+        return self._wait(self._client.rank(query, candidates, count))
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """See :meth:`AsyncEmbedder.count_tokens`."""
+        return self._wait(self._client.count_tokens(texts))
+
+    def properties(self) -> Properties:
+        """See :meth:`AsyncEmbedder.properties`."""
+        return self._wait(self._client.properties())
+
+    def _wait(self, call: Coroutine[Any, Any, _T]) -> _T:
+        if self._loop.is_closed():
+            call.close()
+            raise RuntimeError("this client is closed")
+        calling = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return calling.result()
+        except BaseException:
+            # An interrupt of the waiting thread; otherwise the call has ended already.
+            calling.cancel()
+            raise

@@ -1,0 +1,142 @@
+"""Vectors, and how they came to be."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import UnexpectedReply
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Vectors of texts, in the order of the texts, with what the service says about them.
+
+    Works as an array of shape ``[texts, dimensions]`` wherever numpy takes one.
+    """
+
+    vectors: NDArray[np.float32]
+    """Shape ``[texts, dimensions]``, read-only: the very bytes that the service sent."""
+    space: str
+    """Vector space, with the precision behind the dash. Keep it with every index."""
+    level: str
+    """Level that served; empty for an imported model."""
+    model: str
+    """Model that served."""
+    provider: str
+    """Execution provider that computed; several with commas in between."""
+    device: str
+    """Device that computed, likewise."""
+    precision: str
+    """Precision of the arithmetic."""
+    tokens: int
+    """Tokens that were embedded, special tokens included."""
+    truncated: tuple[int, ...]
+    """Indices of the texts that were longer than the model reads."""
+    cached: int
+    """Texts answered from a cache."""
+    queue_us: int
+    """Microseconds between arrival and first batch, summed over the calls that were made."""
+    compute_us: int
+    """Microseconds from first batch to end of last, summed over the calls that were made."""
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __array__(
+        self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
+    ) -> NDArray[Any]:
+        if copy is False and dtype not in (None, self.vectors.dtype):
+            raise ValueError(f"the vectors are {self.vectors.dtype}; {dtype} needs a copy")
+        return self.vectors.astype(dtype or self.vectors.dtype, copy=bool(copy))
+
+
+def from_reply(vectors: NDArray[np.float32], info: dict[str, Any]) -> Embeddings:
+    """What one call answered."""
+    try:
+        return Embeddings(
+            vectors=vectors,
+            space=str(info["space"]),
+            level=str(info["level"]),
+            model=str(info["model"]),
+            provider=str(info["provider"]),
+            device=str(info["device"]),
+            precision=str(info["precision"]),
+            tokens=int(info["tokens"]),
+            truncated=tuple(info["truncated"]),
+            cached=int(info["cached"]),
+            queue_us=int(info["queue_us"]),
+            compute_us=int(info["compute_us"]),
+        )
+    except KeyError as missing:
+        raise UnexpectedReply(f"the reply's information has no {missing}") from None
+
+
+def joined(parts: Sequence[Embeddings]) -> Embeddings:
+    """The answers of several calls as one; a single one is handed on as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    truncated: list[int] = []
+    first = 0
+    for part in parts:
+        truncated.extend(first + index for index in part.truncated)
+        first += len(part)
+    vectors = np.concatenate([part.vectors for part in parts])
+    vectors.flags.writeable = False
+    return Embeddings(
+        vectors=vectors,
+        space=parts[0].space,
+        level=parts[0].level,
+        model=parts[0].model,
+        provider=_each_once(part.provider for part in parts),
+        device=_each_once(part.device for part in parts),
+        precision=parts[0].precision,
+        tokens=sum(part.tokens for part in parts),
+        truncated=tuple(truncated),
+        cached=sum(part.cached for part in parts),
+        queue_us=sum(part.queue_us for part in parts),
+        compute_us=sum(part.compute_us for part in parts),
+    )
+
+
+def _each_once(lists: Any) -> str:
+    return ",".join(dict.fromkeys(name for names in lists for name in names.split(",")))
+
+
+def packed_view(packed: bytes, rows: int, dimensions: int) -> NDArray[np.float32]:
+    """The vectors in the bytes of a message, without a copy."""
+    if len(packed) != rows * dimensions * 4:
+        size = len(packed)
+        raise UnexpectedReply(f"{size} bytes are not {rows} vectors of {dimensions} numbers")
+    return np.frombuffer(packed, dtype="<f4").reshape(rows, dimensions)
+
+
+def sealed_view(descriptor: int, rows: int, dimensions: int) -> NDArray[np.float32]:
+    """The vectors in a sealed memfd, without a copy; the mapping ends with the last view of it.
+
+    A file that somebody can still shrink would end this process when it is read, and one that
+    somebody can still write would change under the caller: both are refused.
+    """
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        raise UnexpectedReply("the reply's file is not a memfd") from None
+    if seals & _SEALS != _SEALS:
+        raise UnexpectedReply(f"the reply's memfd has the seals {seals:#x}, not {_SEALS:#x}")
+    size = os.fstat(descriptor).st_size
+    if size != rows * dimensions * 4:
+        raise UnexpectedReply(f"{size} bytes are not {rows} vectors of {dimensions} numbers")
+    if size == 0:
+        return np.empty((rows, dimensions), dtype="<f4")
+    # Private, because kernels before 6.7 refuse a shared mapping of what is sealed against writing.
+    mapping = mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    return np.frombuffer(mapping, dtype="<f4").reshape(rows, dimensions)

@@ -1,0 +1,67 @@
+"""Options of a call that embeds, as keyword arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+from dbus_fast import Variant
+
+
+class Options(TypedDict, total=False):
+    """What a call may ask for; each is optional."""
+
+    level: Literal["low", "medium", "high"]
+    """Another installed level than the one in force."""
+    dimensions: int
+    """Matryoshka cut, for models that were trained for it."""
+    normalize: bool
+    """Whether vectors have length one; by default as the model does it."""
+    prompt: str
+    """Name of a prompt of the model, put before each text."""
+    truncate: Literal["end", "start", "mean", "error"]
+    """What happens to texts that are longer than the model reads."""
+    priority: Literal["interactive", "bulk"]
+    """Large calls are bulk whatever they ask for."""
+    deadline_ms: int
+    """Milliseconds after which the vectors are of no use, counted for each call to the service."""
+    expect_space: str
+    """The vector space of the caller's index; another one is refused with ``WrongSpace``."""
+    device: str
+    """The device that must compute."""
+
+
+_SIGNATURES = {
+    "level": "s",
+    "dimensions": "u",
+    "normalize": "b",
+    "prompt": "s",
+    "truncate": "s",
+    "priority": "s",
+    "deadline_ms": "u",
+    "expect_space": "s",
+    "device": "s",
+}
+_TYPES: dict[str, type] = {"s": str, "u": int, "b": bool}
+
+
+def variants(options: Mapping[str, Any]) -> dict[str, Variant]:
+    """The options as they travel, ``a{sv}``.
+
+    Raises ``TypeError`` for a key or a type that is not an option's, and ``ValueError`` for a
+    number that 32 bits without a sign don't hold. Values beyond that are the service's to judge.
+    """
+    travelling = {}
+    for key, value in options.items():
+        signature = _SIGNATURES.get(key)
+        if signature is None:
+            known = ", ".join(_SIGNATURES)
+            raise TypeError(f"{key!r} is not an option; the options are {known}")
+        wanted = _TYPES[signature]
+        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+            found = type(value).__name__
+            raise TypeError(f"the option {key} is a {found}; a {wanted.__name__} is right")
+        if isinstance(value, int) and not 0 <= value < 2**32:
+            raise ValueError(f"the option {key} is {value}; 0 to {2**32 - 1} is right")
+        travelling[key] = Variant(signature, value)
+    return travelling

@@ -1,0 +1,250 @@
+//! The examples of `docs/examples`, as they are printed there: each is run against a daemon with a
+//! real model, and what it prints is checked.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use tokio::process::Command;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::command::{clean, finish};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, needs, repository};
+
+tests! {
+    semantic_grep_finds_what_is_meant: [Bus, Low, PythonPackages],
+    dedup_alerts_counts_what_says_the_same: [Bus, Low, PythonPackages],
+    cluster_logs_groups_by_subject: [Bus, Low, PythonPackages],
+    embed_py_finds_the_nearest: [Bus, Low, PythonPackages],
+    rank_man_pages_answers_a_question: [Bus, Low],
+    loop_sh_compares_each_line: [Bus, Low, Busctl],
+    gdbus_sh_and_embed_c_agree: [Bus, Low, Gdbus, SdBus],
+    rust_examples_find_what_is_meant: [Bus, Low, RustExamples],
+    every_example_has_its_line: [],
+}
+
+/// A daemon with the model of level `low` on a bus that the examples take for the system's.
+struct Gallery {
+    bus: PrivateBus,
+    // Before its folder.
+    daemon: Daemon,
+    _setup: Setup,
+}
+
+impl Gallery {
+    async fn open() -> Outcome<Self> {
+        let bus = PrivateBus::start().await?;
+        // Vectors of 32-bit floats, so that every CPU finds the same order.
+        let setup = Setup::real("low")?.setting("precision", "f32");
+        let daemon = setup.ready(&bus).await?;
+        Ok(Self { bus, daemon, _setup: setup })
+    }
+
+    /// Runs `command` in the folder of the examples, with this gallery's bus as the system bus.
+    async fn finish(&self, mut command: Command, input: &str) -> Outcome<String> {
+        command.current_dir(folder()).env("DBUS_SYSTEM_BUS_ADDRESS", self.bus.address());
+        finish(command, input).await?.success()
+    }
+
+    /// An example in Python, with the package as it is in the tree.
+    async fn python(&self, words: &[&str], input: &str) -> Outcome<String> {
+        let mut command = clean(needs::python_packages());
+        command.args(words).env("PYTHONDONTWRITEBYTECODE", "1");
+        command.env("PYTHONPATH", repository().canonicalize()?.join("packaging/python/src"));
+        self.finish(command, input).await
+    }
+
+    /// An example for the shell, with the program under test on its path.
+    async fn shell(&self, words: &[&str], input: &str) -> Outcome<String> {
+        let mut command = clean("sh");
+        let op_dbus = needs::op_dbus().canonicalize()?;
+        let own = op_dbus.parent().map(Path::to_owned);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::env::join_paths(own.into_iter().chain(std::env::split_paths(&path)))?;
+        command.args(words).env("PATH", path);
+        self.finish(command, input).await
+    }
+}
+
+fn folder() -> PathBuf {
+    repository().join("docs/examples")
+}
+
+/// One of the inputs that lie beside the examples.
+fn input(name: &str) -> Outcome<String> {
+    Ok(std::fs::read_to_string(folder().join("input").join(name))?)
+}
+
+/// What each line says behind its first word, a number.
+fn texts(said: &str) -> Vec<&str> {
+    said.lines()
+        .filter_map(|line| line.trim_start().split_once(char::is_whitespace))
+        .map(|(number, text)| {
+            assert!(number.parse::<f64>().is_ok(), "{number:?} is no number:\n{said}");
+            text.trim_start()
+        })
+        .collect()
+}
+
+async fn semantic_grep_finds_what_is_meant() -> Outcome {
+    let gallery = Gallery::open().await?;
+    let journal = input("journal.json")?;
+    let question = "why is the network down?";
+    let said = gallery.python(&["semantic-grep.py", question], &journal).await?;
+    let mut found = texts(&said);
+    found.sort_unstable();
+    let expected = [
+        "No DHCPOFFERS received, the network is unreachable.",
+        "e1000e 0000:00:1f.6 eno1: NIC Link is Down",
+    ];
+    assert_eq!(found, expected, "{said}");
+    // A message that is not UTF-8 comes as bytes.
+    let words = ["semantic-grep.py", "which archive was skipped?", "--count", "1"];
+    let said = gallery.python(&words, &journal).await?;
+    assert_eq!(texts(&said), ["caf\u{fffd}.tar was skipped"]);
+    let words = ["semantic-grep.py", "is the machine too hot?", "input/log.txt", "--count", "3"];
+    let said = gallery.python(&words, "").await?;
+    let hot = ["temperature", "overheating"];
+    let found = texts(&said);
+    assert!(
+        found.len() == 3 && found.iter().all(|line| hot.iter().any(|word| line.contains(word)))
+    );
+    gallery.daemon.stop().await
+}
+
+async fn dedup_alerts_counts_what_says_the_same() -> Outcome {
+    let gallery = Gallery::open().await?;
+    let said = gallery.python(&["dedup-alerts.py"], &input("alerts.txt")?).await?;
+    let expected = [
+        "  3  Disk usage on db1 is above 95%",
+        "  2  Backup of the mail server failed",
+        "  2  High CPU load on web2",
+        "  2  Certificate of shop.example.com expires in 3 days",
+    ];
+    assert_eq!(said.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(gallery.python(&["dedup-alerts.py"], "").await?, "");
+    gallery.daemon.stop().await
+}
+
+async fn cluster_logs_groups_by_subject() -> Outcome {
+    let gallery = Gallery::open().await?;
+    let words = ["cluster-logs.py", "--groups", "4"];
+    let said = gallery.python(&words, &input("log.txt")?).await?;
+    let groups: Vec<Vec<&str>> =
+        said.split("# 3 lines\n").skip(1).map(|group| group.lines().collect()).collect();
+    // What only the lines of one subject have.
+    let subjects: [&[&str]; 4] = [
+        &["isk ", "No space"],
+        &["alice", "bob"],
+        &["network", "gateway"],
+        &["emperature", "overheating"],
+    ];
+    assert_eq!(groups.len(), subjects.len(), "{said}");
+    for group in &groups {
+        let about = |words: &&&[&str]| {
+            group.iter().all(|line| words.iter().any(|word| line.contains(word)))
+        };
+        assert_eq!(subjects.iter().filter(about).count(), 1, "{said}");
+    }
+    gallery.daemon.stop().await
+}
+
+async fn embed_py_finds_the_nearest() -> Outcome {
+    let gallery = Gallery::open().await?;
+    let texts = ["the disk is full", "no space left on device", "user logged in"];
+    let said = gallery.python(&[&["embed.py"], &texts[..]].concat(), "").await?;
+    let first = "3 vectors of 384 numbers, made by paraphrase-MiniLM-L3-v2 on cpu:0\n";
+    assert!(said.starts_with(first), "{said}");
+    let nearest = "nearest: 'the disk is full' and 'no space left on device', cosine 0.37";
+    assert!(said.lines().nth(1) == Some(nearest) && said.lines().count() == 2, "{said}");
+    let long = "word ".repeat(300);
+    let said = gallery.python(&["embed.py", "short", &long], "").await?;
+    assert!(said.contains("longer than the model reads: 'word word"), "{said}");
+    gallery.daemon.stop().await
+}
+
+async fn rank_man_pages_answers_a_question() -> Outcome {
+    let gallery = Gallery::open().await?;
+    let question = "how much room is left on my disk?";
+    let said = gallery.shell(&["rank-man-pages.sh", question, "input/man-pages.txt"], "").await?;
+    let found = texts(&said);
+    assert_eq!(found.len(), 5, "{said}");
+    assert!(found[0].starts_with("df (1)") && found[1].starts_with("du (1)"), "{said}");
+    gallery.daemon.stop().await
+}
+
+async fn loop_sh_compares_each_line() -> Outcome {
+    let gallery = Gallery::open().await?;
+    let log = input("log.txt")?;
+    let said = gallery.shell(&["loop.sh", "the disk is full"], &log).await?;
+    let expected =
+        ["The disk /dev/sda1 is almost full, 98% used", "Disk quota exceeded for user carol"];
+    assert_eq!(texts(&said), expected, "{said}");
+    gallery.daemon.stop().await
+}
+
+async fn gdbus_sh_and_embed_c_agree() -> Outcome {
+    let gallery = Gallery::open().await?;
+    let pair = ["the disk is full", "no space left on device"];
+    let said = gallery.shell(&[&["gdbus.sh"], &pair[..]].concat(), "").await?;
+    let cosine: f64 = said.trim().trim_matches(['(', ')', ',']).parse()?;
+    let own = gallery.daemon.client().embedder.similarity(pair[0], pair[1]).await?;
+    assert!((cosine - own).abs() < 1e-9, "{said} {own}");
+
+    let folder = tempfile::Builder::new().prefix("embed-").tempdir()?;
+    let program = compile("embed.c", &folder).await?;
+    let mut command = clean(&program);
+    command.args(pair);
+    assert_eq!(gallery.finish(command, "").await?, format!("{own:.2}\n"));
+    // A refusal is told by its name.
+    gallery.daemon.client().manager.set_vector_level("none").await?;
+    let mut command = clean(&program);
+    command.args(pair).env("DBUS_SYSTEM_BUS_ADDRESS", gallery.bus.address());
+    let refused = finish(command, "").await?;
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.starts_with("org.opdbus.Embedding1.Error.Disabled: "));
+    gallery.daemon.stop().await
+}
+
+/// Builds an example in C as its first lines say, and with every warning.
+async fn compile(source: &str, to: &TempDir) -> Outcome<PathBuf> {
+    let mut flags = clean("pkg-config");
+    flags.args(["--cflags", "--libs", "libsystemd"]);
+    let flags = finish(flags, "").await?.success()?;
+    let program = to.path().join("program");
+    let mut cc = clean("cc");
+    cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+    cc.arg(folder().join(source)).args(flags.split_whitespace().map(OsStr::new));
+    finish(cc, "").await?.success()?;
+    Ok(program)
+}
+
+async fn rust_examples_find_what_is_meant() -> Outcome {
+    let gallery = Gallery::open().await?;
+    let mut nearest = clean(needs::example("nearest"));
+    nearest.args(["the disk is full", "user logged in", "no space left on device"]);
+    let said = gallery.finish(nearest, "").await?;
+    let expected = r#""the disk is full" and "no space left on device", cosine 0.37"#;
+    assert_eq!(said, format!("{expected} by paraphrase-MiniLM-L3-v2\n"));
+    let mut rank = clean(needs::example("rank"));
+    rank.arg("is the machine too hot?");
+    let said = gallery.finish(rank, &input("log.txt")?).await?;
+    let hot = ["temperature", "overheating"];
+    let found = texts(&said);
+    assert!(
+        found.len() == 3 && found.iter().all(|line| hot.iter().any(|word| line.contains(word)))
+    );
+    gallery.daemon.stop().await
+}
+
+async fn every_example_has_its_line() -> Outcome {
+    let page = std::fs::read_to_string(folder().join("README.md"))?;
+    for entry in folder().read_dir()? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let named = name == "README.md" || page.contains(&format!("({name})")) || name == "input";
+        assert!(named, "docs/examples/README.md says nothing of {name}");
+    }
+    Ok(())
+}

@@ -1,0 +1,173 @@
+"""The installed package `op-dbus` against a daemon: prints one JSON object for the test.
+
+    package.py BUS-ADDRESS
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import sys
+import tempfile
+import threading
+
+import numpy as np
+
+import op_dbus
+from op_dbus import AsyncEmbedder, Embedder, Embeddings, OpDbusError, errors
+from op_dbus.embeddings import sealed_view
+
+BUS = sys.argv[1]
+MANY = 18_000
+
+
+def refused(kind: type[Exception], words: str, call) -> None:
+    try:
+        call()
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
+def vectors_of_two(embedder: Embedder) -> Embeddings:
+    embeddings = embedder.embed(["one", "two"])
+    assert embeddings.vectors.dtype == np.float32 and not embeddings.vectors.flags.writeable
+    assert len(embeddings) == 2 and np.asarray(embeddings) is not None
+    assert np.array_equal(np.asarray(embeddings), embeddings.vectors)
+    first, second = (row / np.linalg.norm(row) for row in embeddings.vectors)
+    assert abs(embedder.similarity("one", "two") - first @ second) < 1e-5
+    properties = embedder.properties()
+    assert embeddings.space == properties.vector_space and embeddings.truncated == ()
+    assert embeddings.vectors.shape == (2, properties.dimensions)
+    assert embeddings.model == properties.model and embeddings.tokens > 0
+    assert embedder.embed([]).vectors.shape[0] == 0
+    return embeddings
+
+
+def many_texts(embedder: Embedder) -> None:
+    """More than one call takes: the order is kept, and so are the indices of what was cut."""
+    assert embedder.properties().texts_per_call_max < MANY
+    texts = [f"line {number}" for number in range(MANY)]
+    texts[MANY - 2] = "word " * 1_000
+    embeddings = embedder.embed(texts)
+    assert embeddings.truncated == (MANY - 2,), embeddings.truncated
+    for index in (0, 1, MANY // 2, MANY - 1):
+        alone = embedder.embed([texts[index]]).vectors[0]
+        assert np.allclose(embeddings.vectors[index], alone, atol=1e-5), index
+    counts = embedder.count_tokens(texts)
+    assert len(counts) == MANY and counts[MANY - 2] > 1_000
+    ranks = embedder.rank("line 4321", texts, 3)
+    assert len(ranks) == 3 and ranks[0][0] == 4321 and ranks[0][1] > 0.999, ranks
+    assert embedder.rank("line 3", texts[:10], 2)[0][0] == 3
+    assert len(embedder.rank("line 3", texts[:10])) == 10
+    # Texts of more bytes than go into one message.
+    large = ["x" * 1_000_000] * 40
+    assert len(embedder.embed(large).truncated) == 40
+
+
+def refusals(embedder: Embedder) -> None:
+    refused(TypeError, "a sequence of them", lambda: embedder.embed("one"))
+    refused(TypeError, "text 1 is a int", lambda: embedder.embed(["one", 2]))
+    refused(TypeError, "the options are level,", lambda: embedder.embed(["one"], levle="low"))
+    refused(TypeError, "normalize is a int", lambda: embedder.embed(["one"], normalize=1))
+    refused(ValueError, "deadline_ms is -1", lambda: embedder.embed(["one"], deadline_ms=-1))
+    refused(errors.InvalidArgument, "text 0 has a NUL", lambda: embedder.embed(["a\0b"]))
+    refused(errors.InvalidArgument, "not Unicode", lambda: embedder.embed(["\ud800"]))
+    refused(errors.InvalidArgument, "truncate", lambda: embedder.embed(["one"], truncate="no"))
+    refused(errors.TooLarge, "text_bytes_max", lambda: embedder.embed(["x" * 40_000_000]))
+    long = "word " * 1_000
+    refused(errors.TooLong, "tokens", lambda: embedder.embed([long], truncate="error"))
+    wrong = "0" * 64 + "-f32"
+    refused(errors.WrongSpace, "space", lambda: embedder.embed(["one"], expect_space=wrong))
+    refused(errors.NotReachable, "no connection", lambda: Embedder("unix:path=/nowhere"))
+    closed = Embedder(BUS)
+    closed.close()
+    refused(RuntimeError, "closed", lambda: closed.similarity("one", "two"))
+
+
+def memfd(content: bytes, seals: int) -> int:
+    descriptor = os.memfd_create("vectors", os.MFD_ALLOW_SEALING)
+    os.write(descriptor, content)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def sealed_files() -> None:
+    numbers = np.arange(6, dtype="<f4")
+    bulk = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    sealed = memfd(numbers.tobytes(), bulk | fcntl.F_SEAL_SEAL)
+    view = sealed_view(sealed, 2, 3)
+    refused(errors.UnexpectedReply, "24 bytes", lambda: sealed_view(sealed, 3, 3))
+    os.close(sealed)
+    assert np.array_equal(view.ravel(), numbers) and not view.flags.writeable
+    for seals in (0, bulk, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE):
+        open_to_others = memfd(numbers.tobytes(), seals)
+        refused(errors.UnexpectedReply, "seals", lambda: sealed_view(open_to_others, 2, 3))
+        os.close(open_to_others)
+    with tempfile.TemporaryFile() as file:
+        refused(errors.UnexpectedReply, "memfd", lambda: sealed_view(file.fileno(), 0, 3))
+
+
+def threads_share_a_client(embedder: Embedder) -> None:
+    texts = [f"thread {number}" for number in range(8)]
+    found: dict[str, np.ndarray] = {}
+
+    def embed(text: str) -> None:
+        found[text] = embedder.embed([text]).vectors[0]
+
+    threads = [threading.Thread(target=embed, args=[text]) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for row, text in zip(embedder.embed(texts).vectors, texts):
+        assert np.allclose(row, found[text], atol=1e-5), text
+
+
+async def calls_overlap() -> None:
+    async with AsyncEmbedder(BUS) as embedder:
+        texts = [f"text {number}" for number in range(30)]
+        answers = await asyncio.gather(*(embedder.embed([text]) for text in texts))
+        together = await embedder.embed(texts)
+        for row, answer in zip(together.vectors, answers):
+            assert np.allclose(row, answer.vectors[0], atol=1e-5)
+        cancelled = asyncio.create_task(embedder.embed(texts * 100))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        (ended,) = await asyncio.gather(cancelled, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError), ended
+        assert (await embedder.rank("text 7", texts, 1))[0][0] == 7
+        assert len(await embedder.count_tokens(texts)) == 30
+        leaving = asyncio.create_task(embedder.embed(texts * 100))
+        await asyncio.sleep(0)
+        await embedder.close()
+        (ended,) = await asyncio.gather(leaving, return_exceptions=True)
+        assert isinstance(ended, errors.NotReachable), ended
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def main() -> None:
+    before = descriptors()
+    with Embedder(BUS) as embedder:
+        embeddings = vectors_of_two(embedder)
+        many_texts(embedder)
+        refusals(embedder)
+        threads_share_a_client(embedder)
+    sealed_files()
+    asyncio.run(calls_overlap())
+    assert descriptors() == before, "file descriptors are left open"
+    names = sorted(kind.dbus_name for kind in OpDbusError.__subclasses__() if kind.dbus_name)
+    said = {
+        "version": op_dbus.__version__,
+        "file": op_dbus.__file__,
+        "vector": embeddings.vectors[0].tolist(),
+        "errors": names,
+    }
+    json.dump(said, sys.stdout)
+
+
+main()

@@ -1,0 +1,21 @@
+"""Read by mypy, never run: what the package's types promise to a caller."""
+
+from typing import assert_type
+
+import numpy as np
+from numpy.typing import NDArray
+
+from op_dbus import AsyncEmbedder, Embedder, Properties
+
+with Embedder("session") as embedder:
+    assert_type(embedder.embed(["one"], level="low", deadline_ms=5).vectors, NDArray[np.float32])
+    assert_type(embedder.rank("one", ["two"]), list[tuple[int, float]])
+    assert_type(embedder.properties(), Properties)
+    embedder.embed(["one"], truncate="middle")  # type: ignore[arg-type]
+    embedder.embed(["one"], levle="low")  # type: ignore[call-arg]
+
+
+async def main() -> None:
+    async with AsyncEmbedder() as embedder:
+        assert_type((await embedder.embed(["one"])).truncated, tuple[int, ...])
+        assert_type(await embedder.similarity("one", "two"), float)
