@@ -21,6 +21,8 @@ tests! {
     a_caller_that_leaves: [Bus],
     a_message_that_the_bus_refuses: [Bus],
     no_worker_can_be_had: [Bus],
+    a_model_larger_than_a_worker_may_be: [Bus, Low],
+    a_batch_larger_than_a_worker_may_be: [Bus, Low, Runtime],
     a_program_that_was_replaced: [Bus],
     a_state_that_cannot_be_kept: [Bus, Root],
 }
@@ -191,10 +193,50 @@ async fn a_program_that_was_replaced() -> Outcome {
     daemon.stop().await
 }
 
+async fn a_model_larger_than_a_worker_may_be() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("worker_memory_max", "16MiB");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let message = refused(daemon.client().embedder.embed("x").await, ErrorName::WorkerFailed)?;
+    assert!(message.contains("worker_memory_max"), "{message}");
+    let said = daemon.process.stderr();
+    assert!(said.contains("worker_memory_max"), "{said}");
+    daemon.stop().await
+}
+
+async fn a_batch_larger_than_a_worker_may_be() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("cpu_engine", "ort");
+    let setup = setup.setting("workers_per_device", "1").setting("batch_tokens_max", "16384");
+    let daemon = setup.ready(&bus).await?;
+    let expected = daemon.client().embedder.embed("x").await?;
+    // Not a byte more than it has taken for texts of a few tokens.
+    let worker = daemon.workers().await?[0];
+    let status = std::fs::read_to_string(format!("/proc/{worker}/status"))?;
+    let taken = status.lines().find_map(|line| line.strip_prefix("VmData:"));
+    let taken = taken.and_then(|line| line.trim().split(' ').next()).ok_or(status.clone())?;
+    limit(worker.as_raw(), &format!("--data={}", taken.parse::<u64>()? * 1024)).await?;
+    let long = "a text of some more words than the one by which a worker proves itself ".repeat(9);
+    let message = refused(
+        daemon.client().packed(&vec![long; 128], Options::new()).await,
+        ErrorName::OutOfMemory,
+    )?;
+    println!("{message}");
+    assert_eq!(daemon.client().embedder.state().await?, "ready");
+    assert_eq!(daemon.client().embedder.embed("x").await?, expected);
+    daemon.stop().await
+}
+
 /// Changes the limit of open files of a running daemon.
-async fn limit_descriptors(daemon: &Daemon, limit: &str) -> Outcome {
+async fn limit_descriptors(daemon: &Daemon, files: &str) -> Outcome {
+    limit(daemon.process.pid(), &format!("--nofile={files}")).await
+}
+
+/// Changes a limit of a running process, as `prlimit` names it.
+async fn limit(process: impl std::fmt::Display, limit: &str) -> Outcome {
     let mut command = clean("prlimit");
-    command.arg(format!("--pid={}", daemon.process.pid())).arg(format!("--nofile={limit}"));
+    command.arg(format!("--pid={process}")).arg(limit);
     finish(command, "").await?.success()?;
     Ok(())
 }

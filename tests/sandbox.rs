@@ -64,6 +64,7 @@ async fn whoever_takes_a_worker_over_finds_nothing() -> Outcome {
     let home = setup.path("").display().to_string();
     let setup = setup.env("HOME", &home).env("OP_DBUS_CPU_ENGINE", "ort");
     let setup = setup.env("OP_DBUS_RUNTIME", &intruder()?.display().to_string());
+    let setup = setup.setting("worker_memory_max", "1GiB");
     let socket = bus.address().split_once("path=").ok_or("the bus has no socket")?.1;
     symlink(socket.split(',').next().unwrap_or(socket), setup.path("bus"))?;
     let daemon = setup.start(&bus).await?;
@@ -78,6 +79,7 @@ async fn whoever_takes_a_worker_over_finds_nothing() -> Outcome {
             "move out of the cache" => &["EACCES", "EXDEV"],
             name if NOT_THERE.contains(&name) => &["EACCES"],
             "a process by the newer call" => &["ENOSYS"],
+            "more memory than it may have" => &["ENOMEM"],
             _ => &["EPERM"],
         };
         assert!(expected.contains(outcome), "{name}: {outcome}");
@@ -107,7 +109,8 @@ async fn what_computes_in_process_is_not_confined() -> Outcome {
     }
     let finished = finish(bench, "").await?;
     let attempts = attempts(&finished.stderr);
-    for name in ["read /etc/passwd", "write beside the cache", "a unix socket", "a program"] {
+    let done = ["read /etc/passwd", "write beside the cache", "a unix socket", "a program"];
+    for name in done.into_iter().chain(["more memory than it may have"]) {
         assert_eq!(attempts.get(name), Some(&"done"), "{name}: {}", finished.stderr);
     }
     Ok(())

@@ -15,6 +15,9 @@ use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
 
+/// Bytes; more than the test lets a worker have, and nothing of it is used.
+const TOO_MUCH: usize = 2 << 30;
+
 /// What ONNX Runtime hands out: two functions.
 #[repr(C)]
 struct ApiBase {
@@ -115,6 +118,22 @@ fn processes() {
     tell("a thread", std::thread::spawn(|| ()).join().map_err(|_| Errno::EAGAIN));
     let unlimited = c_long::from(i32::MAX);
     let daemon = c_long::from(getppid().as_raw());
+    tell("more memory than it may have", {
+        // SAFETY: a new mapping of nobody else's memory, which nothing refers to and nothing touches.
+        let address = unsafe {
+            let (protection, flags) =
+                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            libc::mmap(
+                std::ptr::null_mut(),
+                TOO_MUCH,
+                protection,
+                flags | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+    });
     call("the limits of the daemon", libc::SYS_prlimit64, [daemon, unlimited, 0]);
     call("a handle of the daemon", libc::SYS_pidfd_open, [daemon, 0, 0]);
     call("the memory of the daemon", libc::SYS_process_vm_readv, [daemon, 0, 0]);

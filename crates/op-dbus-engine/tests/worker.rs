@@ -6,19 +6,39 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts, serve};
 use op_dbus_engine::{
-    Backend, BackendError, Batch, BatchLimits, Call, Engine, EngineConfig, LoadErrorKind,
-    ModelShape, Pool, Tokenizer,
+    Backend, BackendError, Batch, BatchLimits, Call, Description, Engine, EngineConfig,
+    LoadErrorKind, ModelShape, Pool, Tokenizer,
 };
 
 const ROLE: &str = "OP_DBUS_TEST_WORKER";
 const SHAPE: RegionShape = RegionShape { tokens_max: 512, rows_max: 512, dimensions: 16 };
 const PATIENT: Timeouts = Timeouts { load: Duration::from_secs(60), run: Duration::from_secs(60) };
 const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7, 8], lengths: &[2, 2] };
+
+/// Bytes that the greedy worker may have; twice as many is what it asks for.
+const MEMORY_MAX: u64 = 256 << 20;
+
+/// Wants more memory than it may have for a batch of more than two rows.
+struct Greedy(SimBackend);
+
+impl Backend for Greedy {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        if batch.rows() > 2 {
+            std::hint::black_box(Vec::<u8>::with_capacity(2 * MEMORY_MAX as usize));
+        }
+        self.0.run(batch, out)
+    }
+}
 
 /// Not a test of its own: the worker that the tests start.
 #[test]
@@ -35,6 +55,10 @@ fn worker_process() {
             message: "no library".into(),
         }),
         "dies" => std::process::exit(7),
+        "greedy" => {
+            setrlimit(Resource::RLIMIT_DATA, MEMORY_MAX, MEMORY_MAX).unwrap();
+            Ok(Box::new(Greedy(SimBackend::new(SHAPE.dimensions, faults))) as Box<dyn Backend>)
+        }
         "never-loads" => loop {
             std::thread::park();
         },
@@ -94,6 +118,18 @@ fn a_hanging_process_is_killed_and_stays_lost() {
         assert!(matches!(error, BackendError::Lost(_)), "{error:?}");
         assert!(error.to_string().contains("SIGKILL"), "{error}");
         assert!(is_gone(pid));
+    }
+}
+
+#[test]
+fn a_process_that_wants_too_much_memory_ends_and_the_setting_is_named() {
+    let mut child = spawn("greedy", PATIENT).unwrap();
+    child.run(&BATCH, &mut [0.0; 32]).unwrap();
+    let large = Batch { ids: &[5, 6, 7], lengths: &[1, 1, 1] };
+    let error = child.run(&large, &mut [0.0; 48]).unwrap_err();
+    let BackendError::Lost(reason) = error else { panic!("{error}") };
+    for part in ["SIGABRT", "worker_memory_max"] {
+        assert!(reason.contains(part), "{part}: {reason}");
     }
 }
 

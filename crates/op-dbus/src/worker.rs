@@ -79,6 +79,9 @@ pub struct Args {
     /// Precision of the arithmetic
     #[arg(long)]
     precision: Precision,
+    /// Bytes of its own that this process may ask for
+    #[arg(long)]
+    memory_max: Option<u64>,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -114,7 +117,9 @@ pub fn run(args: Args) -> ExitCode {
     }
     pin(&args.cpu_list);
     let sandbox = sandbox::confine(&args);
-    match op_dbus_engine::worker::serve(&sandbox.told, || load(&args)) {
+    match op_dbus_engine::worker::serve(&sandbox.told, || {
+        load(&args).map_err(|e| explained(e, args.memory_max))
+    }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(%error, "the worker can't speak to its daemon");
@@ -172,9 +177,39 @@ fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
     }
 }
 
+/// Whoever was refused memory does not know by which setting.
+fn explained(error: BackendError, memory_max: Option<u64>) -> BackendError {
+    /// As the standard library and the C library say it.
+    const REFUSED: [&str; 2] = ["out of memory", "Cannot allocate memory"];
+    match (error, memory_max) {
+        (BackendError::Load { kind, message }, Some(bytes))
+            if REFUSED.iter().any(|refused| message.contains(refused)) =>
+        {
+            let message = format!("{message}; worker_memory_max is {bytes} bytes");
+            BackendError::Load { kind, message }
+        }
+        (error, _) => error,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_refused_memory_names_the_setting() {
+        use std::io::{Error, ErrorKind};
+        let refused = |error: Error, memory_max| {
+            explained(failure::unavailable(error.to_string()), memory_max).to_string()
+        };
+        for error in [ErrorKind::OutOfMemory.into(), Error::from_raw_os_error(libc::ENOMEM)] {
+            assert!(refused(error, Some(16)).ends_with("worker_memory_max is 16 bytes"));
+        }
+        let other = Error::from_raw_os_error(libc::ENOENT);
+        assert!(!refused(other, Some(16)).contains("worker_memory_max"));
+        let unlimited = ErrorKind::OutOfMemory.into();
+        assert!(!refused(unlimited, None).contains("worker_memory_max"));
+    }
 
     #[test]
     fn a_thread_is_pinned_and_an_impossible_cpu_is_an_error() {

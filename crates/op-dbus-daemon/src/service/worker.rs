@@ -24,6 +24,10 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 /// What of our environment a worker gets: nothing that changes which code it loads.
 const ENVIRONMENT: [&str; 4] = ["PATH", "HOME", "LANG", "TZ"];
 
+/// Least memory that a worker of the CPU may have where nobody has set it, on a machine that has as much:
+/// ONNX Runtime needs between 1 and 1.5 GiB to load the largest level, our own kernels less than 1.
+const MEMORY_AUTO_MIN: u64 = 2 << 30;
+
 /// By which names drivers are told where to keep what they compile for a device: a worker can't write
 /// where they would by themselves.
 const DRIVER_CACHES: [&str; 3] = ["CUDA_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "NEO_CACHE_DIR"];
@@ -85,8 +89,16 @@ impl WorkerProgram {
         // Accelerators leave the CPUs to everybody.
         let cpus = if host.provider == Provider::Cpu { allowed_cpus() } else { Vec::new() };
         let crew = Crew::of(settings, host.cpu_engine, cpus);
+        let memory_max = memory_max(settings, host.provider, crew.workers, machine_memory());
         let (blueprint, settings) = (blueprint.clone(), settings.clone());
-        move |number| command(&self.exe, &blueprint, &settings, (number, crew.member(number)))
+        move |number| {
+            let member = (number, crew.member(number));
+            let mut command = command(&self.exe, &blueprint, &settings, member);
+            if let Some(bytes) = memory_max {
+                command.arg("--memory-max").arg(bytes.to_string());
+            }
+            command
+        }
     }
 }
 
@@ -209,6 +221,32 @@ fn command(
     command
 }
 
+/// Bytes of its own that each of `workers` may ask for, on a machine with `machine` bytes; `None` is no
+/// limit.
+fn memory_max(
+    settings: &Settings,
+    provider: Provider,
+    workers: usize,
+    machine: Option<u64>,
+) -> Option<u64> {
+    match (settings.worker_memory_max, provider) {
+        (Some(bytes), _) => Some(bytes as u64),
+        (None, Provider::Cpu) => {
+            let shared = machine? / 4 * 3;
+            Some((shared / workers.max(1) as u64).max(MEMORY_AUTO_MIN.min(shared)))
+        }
+        (None, _) => None,
+    }
+}
+
+/// Bytes of memory that the machine has, as the kernel says without `/proc`, which the unit hides.
+fn machine_memory() -> Option<u64> {
+    let told = nix::sys::sysinfo::sysinfo();
+    told.inspect_err(|error| tracing::warn!(%error, "workers have no limit on memory"))
+        .ok()
+        .map(|info| info.ram_total())
+}
+
 /// The CPUs that we may run on; empty when the kernel does not say.
 fn allowed_cpus() -> Vec<usize> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -240,11 +278,32 @@ mod tests {
     }
 
     fn crew(flags: &[(&str, &str)], cpus: &[usize]) -> Crew {
+        let settings = settings(flags);
+        Crew::on(16, &settings, settings.cpu_engine, cpus.to_vec())
+    }
+
+    fn settings(flags: &[(&str, &str)]) -> Settings {
         let root = tempfile::tempdir().unwrap();
         let mut sources = Sources::under(root.path());
         sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
-        let settings = Settings::load(&sources).unwrap().settings;
-        Crew::on(16, &settings, settings.cpu_engine, cpus.to_vec())
+        Settings::load(&sources).unwrap().settings
+    }
+
+    #[test]
+    fn workers_of_the_cpu_share_three_quarters_of_the_machine() {
+        const GIB: u64 = 1 << 30;
+        let auto = settings(&[]);
+        let of =
+            |settings, provider, workers| memory_max(settings, provider, workers, Some(64 * GIB));
+        assert_eq!(of(&auto, Provider::Cpu, 1), Some(48 * GIB));
+        assert_eq!(of(&auto, Provider::Cpu, 8), Some(6 * GIB));
+        assert_eq!(of(&auto, Provider::Cpu, 256), Some(2 * GIB));
+        assert_eq!(memory_max(&auto, Provider::Cpu, 8, Some(2 * GIB)), Some(3 * GIB / 2));
+        assert_eq!(of(&auto, Provider::Cuda, 1), None);
+        assert_eq!(memory_max(&auto, Provider::Cpu, 1, None), None);
+        let own = settings(&[("worker_memory_max", "2GiB")]);
+        assert_eq!(of(&own, Provider::Cpu, 8), Some(2 * GIB));
+        assert_eq!(of(&own, Provider::Cuda, 1), Some(2 * GIB));
     }
 
     #[test]

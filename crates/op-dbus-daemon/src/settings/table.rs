@@ -93,8 +93,7 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Model,
         default: "",
         unit: "",
-        doc: "An imported model, by its name in the store, that is served in place of the \
-              level's.",
+        doc: "An imported model, by its name in the store, served in place of the level's.",
         group: Group::Model,
         scope: Scope::Any,
     },
@@ -362,6 +361,17 @@ pub const ROWS: &[Row] = &[
         default: "120",
         unit: "seconds",
         doc: "How long a worker may take to load its model before it is given up.",
+        group: Group::Life,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "worker_memory_max",
+        kind: Kind::Bytes { word: Some("auto") },
+        default: "auto",
+        unit: "bytes",
+        doc: "The most memory, not counting mapped files, that a worker may ask for; beyond it the \
+              worker ends, and its batch is computed again. `auto` is no limit for accelerators, and \
+              on the CPU an equal share of 3/4 of the machine's memory, 2 GiB at least.",
         group: Group::Life,
         scope: Scope::Any,
     },

@@ -1,8 +1,10 @@
 //! A worker process: started, watched, killed and reaped.
 
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
+use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::link::Link;
@@ -92,6 +94,12 @@ impl Process {
         // Fails only if it has ended and been waited for.
         let _ = self.0.kill();
         match self.0.wait() {
+            // What a process does that is refused memory.
+            Ok(status) if status.signal() == Some(Signal::SIGABRT as i32) => format!(
+                "process {} gave up ({status}), see its last message; if that is about memory, \
+                 worker_memory_max is too small for the model or the batch",
+                self.0.id()
+            ),
             Ok(status) => format!("process {} ended with {status}", self.0.id()),
             Err(error) => format!("process {} can't be waited for ({error})", self.0.id()),
         }

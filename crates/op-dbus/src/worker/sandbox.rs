@@ -39,7 +39,7 @@ pub struct Sandbox {
 /// Confines this process, which must not have a second thread yet: a thread confines itself and those
 /// that it starts.
 pub fn confine(args: &Args) -> Sandbox {
-    limit();
+    limit(args.memory_max);
     let process = File::open("/proc/self").ok();
     let (mut enforced, mut lacking) = (Vec::new(), Vec::new());
     let places = places::of(args);
@@ -67,11 +67,17 @@ pub fn confine(args: &Args) -> Sandbox {
     Sandbox { told: told(&enforced, &lacking), _process: process }
 }
 
-/// Few open files, and no memory of this process in a file: it holds what callers' texts became. The
-/// limit alone would not do, as the kernel ignores it where dumps are piped to a program.
-fn limit() {
+/// Few open files, so much memory, and none of it in a file: it holds what callers' texts became. The
+/// limit on dumps alone would not do, as the kernel ignores it where they are piped to a program.
+///
+/// Memory is what the process may write and shares with nobody: what it could share, the unit's
+/// `MemoryMax` bounds for all together. Mapped weights are not in there, and
+/// neither are the addresses that drivers and allocators reserve without using them, for which a limit
+/// on all of its addresses (`RLIMIT_AS`) would have to be far too large to help.
+fn limit(memory_max: Option<u64>) {
     let limits = [(Resource::RLIMIT_CORE, 0), (Resource::RLIMIT_NOFILE, OPEN_FILES_MAX)];
-    for (resource, limit) in limits {
+    let memory = memory_max.map(|bytes| (Resource::RLIMIT_DATA, bytes));
+    for (resource, limit) in limits.into_iter().chain(memory) {
         let lowered = getrlimit(resource).and_then(|(_, hard)| {
             let limit = hard.min(limit);
             setrlimit(resource, limit, limit)

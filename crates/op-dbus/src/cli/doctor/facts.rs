@@ -299,6 +299,7 @@ pub fn brings(library: &str) -> String {
 
 /// Words in the reason of a failed proof, and what to do about it. The first that is found counts.
 const REASONS: &[(&str, &str)] = &[
+    ("worker_memory_max", "raise worker_memory_max, or take a lower vector_level"),
     ("out of memory", MEMORY),
     ("OutOfMemory", MEMORY),
     ("failed to allocate", MEMORY),

@@ -83,7 +83,7 @@ fn life(page: &mut Page) {
     }
     page.paragraph(&format!(
         "After any other failure than {} the service is started again.",
-        directive("RestartPreventExitStatus")
+        directive("RestartPreventExitStatus").replace(' ', " and ")
     ));
     page.section("WATCHDOG").paragraph(&format!(
         "The service manager is told that all is well only while texts are really embedded: a short \
