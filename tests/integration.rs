@@ -33,6 +33,8 @@ mod examples;
 mod faults;
 /// A user's own models.
 mod imports;
+/// The engine as a library.
+mod library;
 /// Start, reload, stop, and what the service manager is told.
 mod lifecycle;
 /// Damaged files of a model and of the cache.
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         examples::tests(),
         faults::tests(),
         imports::tests(),
+        library::tests(),
         lifecycle::tests(),
         models::tests(),
         native::tests(),

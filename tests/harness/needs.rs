@@ -34,6 +34,8 @@ pub enum Need {
     PythonPackages,
     /// The examples of `op-dbus-api`, which `cargo build --examples` builds.
     RustExamples,
+    /// Those of `op-dbus-embedder`.
+    LibraryExamples,
     /// A C compiler, `pkg-config`, and the headers of sd-bus.
     SdBus,
     /// `strace` that may attach to our own processes.
@@ -76,6 +78,7 @@ impl Need {
                 unless(path.is_dir(), &format!("no Python package at {}", path.display()))
             }),
             Self::RustExamples => examples(&["nearest", "rank"]),
+            Self::LibraryExamples => examples(&["bulk", "gpu_demo", "gpu_optimization"]),
             Self::SdBus => program("cc").or_else(|| program("pkg-config")).or_else(|| {
                 let header = Path::new("/usr/include/systemd/sd-bus.h");
                 unless(header.is_file(), &format!("{} is not installed", header.display()))

@@ -81,6 +81,43 @@ impl Default for BatchLimits {
 }
 
 impl BatchLimits {
+    /// Tokens for each thread beyond which no batch grows, however the machine was measured: whoever
+    /// comes while it is computed has to wait.
+    const MEASURED_TOKENS_MAX: usize = 2048;
+    /// Padded tokens of a batch on an accelerator, which has more lanes to fill than a CPU.
+    const ACCELERATOR_TOKENS: usize = 8192;
+
+    /// For a backend that pads nothing. What a batch may cost is said for one thread, and each of
+    /// `threads` takes its part of the batch. Without `tokens_max` what was measured counts.
+    pub fn packed(threads: usize, tokens_max: Option<usize>) -> Self {
+        let one = Self::default();
+        let tokens = tokens_max.unwrap_or(Self::MEASURED_TOKENS_MAX);
+        Self {
+            layout: BatchLayout::Packed,
+            tokens_max: tokens.saturating_mul(threads),
+            tokens_measured: tokens_max.is_none(),
+            rows_max: one.rows_max.saturating_mul(threads),
+            attention_max: one.attention_max.saturating_mul(threads as u64),
+            ..one
+        }
+    }
+
+    /// For a CPU backend that pads.
+    pub fn padded(tokens_max: Option<usize>) -> Self {
+        let basic = Self::default();
+        Self {
+            tokens_max: tokens_max.unwrap_or(basic.tokens_max),
+            tokens_measured: tokens_max.is_none(),
+            ..basic
+        }
+    }
+
+    /// For an accelerator.
+    pub fn accelerator(tokens_max: Option<usize>) -> Self {
+        let tokens = tokens_max.unwrap_or(Self::ACCELERATOR_TOKENS);
+        Self { tokens_max: tokens, ..Self::padded(tokens_max) }
+    }
+
     /// The shared memory that a [`ChildBackend`](crate::worker::ChildBackend) needs for the largest
     /// batch that is made under these limits for `model`.
     pub fn region(&self, model: &ModelShape) -> RegionShape {
@@ -169,6 +206,10 @@ pub struct Reference {
 }
 
 impl Reference {
+    /// Least cosine of the vectors of 32-bit floats on an accelerator with those of the CPU; providers
+    /// may multiply in TF32 or with weights of 16 bits.
+    pub const ACCELERATOR_COSINE_MIN: f32 = 0.9995;
+
     /// Compares a vector with this one.
     ///
     /// # Errors

@@ -3,10 +3,6 @@
 //! Not for people: standard input is the daemon's control socket. What stands in the way of loading
 //! is told over that socket, so that the daemon can give it its public error name.
 
-mod failure;
-mod model;
-mod native;
-mod ort;
 mod sandbox;
 
 use std::ffi::OsString;
@@ -19,6 +15,7 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use op_dbus_daemon::telemetry;
+use op_dbus_embedder::backend::{self, CPU, Spec};
 use op_dbus_engine::sim::{self, Faults, SimBackend};
 use op_dbus_engine::{Backend, BackendError};
 
@@ -26,9 +23,6 @@ use op_dbus_engine::{Backend, BackendError};
 const LOG_FILTER: &str = "warn,op_dbus_native=info,ort=error";
 /// Counts as half of the machine's memory when the kernel looks for whom to end.
 const OOM_SCORE_ADJ: &str = "500";
-
-/// The provider that needs no accelerator.
-const CPU: &str = "cpu";
 
 /// Computes for the daemon that started it (internal)
 #[derive(clap::Args)]
@@ -167,13 +161,45 @@ fn key_value(text: &str) -> Result<(String, String), String> {
 }
 
 fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
-    if args.provider != CPU {
-        return ort::load(args);
+    let on_the_cpu = args.provider == CPU;
+    let cpu_engine = match args.cpu_engine {
+        CpuEngine::Native => backend::CpuEngine::Native,
+        CpuEngine::Ort => backend::CpuEngine::Ort,
+        CpuEngine::Sim if on_the_cpu => {
+            return Ok(Box::new(SimBackend::new(sim::DIMENSIONS, Faults::default())));
+        }
+        CpuEngine::Sim => backend::CpuEngine::default(),
+    };
+    let backend = backend::load(&spec(args, cpu_engine))?;
+    // The native engine places the threads that it starts; the first of its team is this one.
+    if on_the_cpu && cpu_engine == backend::CpuEngine::Native {
+        pin(args.cpu_list.get(..1).unwrap_or_default());
     }
-    match args.cpu_engine {
-        CpuEngine::Native => native::load(args),
-        CpuEngine::Ort => ort::load(args),
-        CpuEngine::Sim => Ok(Box::new(SimBackend::new(sim::DIMENSIONS, Faults::default()))),
+    Ok(backend)
+}
+
+fn spec(args: &Args, cpu_engine: backend::CpuEngine) -> Spec {
+    Spec {
+        model_dir: args.model_dir.clone(),
+        model: args.model.clone(),
+        space: args.space.clone(),
+        cache_dir: args.cache_dir.clone(),
+        runtime: PathBuf::from(&args.runtime),
+        threads: args.threads,
+        cpu_engine,
+        cpu_isa: args.cpu_isa.clone(),
+        cpus: args.cpu_list.clone(),
+        calibrate: args.calibrate,
+        provider: args.provider.clone(),
+        provider_library: args.provider_library.clone(),
+        provider_options: args.provider_option.clone(),
+        device: args.device,
+        precision: match args.precision {
+            Precision::Auto => None,
+            Precision::F32 => Some(op_dbus_native::Precision::F32),
+            Precision::Bf16 => Some(op_dbus_native::Precision::Bf16),
+            Precision::Int8 => Some(op_dbus_native::Precision::Int8),
+        },
     }
 }
 

@@ -8,7 +8,8 @@ const FLOORS: &[&[&str]] = &[
     &["op-dbus-engine"],
     // These stand on floor 1 as well, and are the leaves that may see the engine beside them.
     &["op-dbus-native", "op-dbus-ort"],
-    &["op-dbus-daemon"],
+    // Beside each other: the service computes in processes of its own, the library in the caller's.
+    &["op-dbus-daemon", "op-dbus-embedder"],
     &["op-dbus"],
     &["op-dbus-tests"],
 ];

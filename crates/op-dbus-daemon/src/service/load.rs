@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use op_dbus_engine::{
-    BackendError, BatchLayout, BatchLimits, Engine, EngineConfig, Limits, LoadErrorKind,
-    ModelShape, Pool, Reference, Tokenizer, sim,
+    BackendError, BatchLimits, Engine, EngineConfig, Limits, LoadErrorKind, ModelShape, Pool,
+    Reference, Tokenizer, sim,
 };
 use op_dbus_models::{Family, Model, Store};
 
@@ -15,16 +15,8 @@ use super::served::{Choice, Served};
 use super::worker::{Blueprint, Crew, Spawner};
 use crate::settings::{CpuEngine, Loaded, Offload, Precision, Provider, Settings};
 
-/// Tokens for each thread beyond which no batch grows, however the machine was measured: whoever comes
-/// while it is computed has to wait.
-const CALIBRATED_TOKENS_MAX: usize = 2048;
-/// Padded tokens of a batch on an accelerator, which has more lanes to fill than a CPU.
-const ACCELERATOR_TOKENS: usize = 8192;
 /// What accelerators compute in, and so the CPU beside them.
 const ACCELERATOR_PRECISION: Precision = Precision::F32;
-/// Least cosine of the vectors of 32-bit floats on an accelerator with those of the CPU; providers
-/// may multiply in TF32 or with weights of 16 bits.
-const REFERENCE_COSINE_MIN: f32 = 0.9995;
 const SIM_INPUT_TOKENS: usize = 256;
 /// SHA-256 of "op-dbus simulated vectors 1": no model's space, and the same everywhere.
 const SIM_SPACE: &str = "5947c198f843bc1ef8e81a3a20a93c51354f3324174e6cb8befab16e83d4b21d";
@@ -112,7 +104,7 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
         let own_graph = draft.own_graph();
         let cpu = spawner(&blueprint(&host.reference(own_graph), ACCELERATOR_PRECISION), settings);
         let vector = op_dbus_engine::reference(&draft.tokenizer, &draft.shape, &cpu)?;
-        reference = Some(Reference { vector, cosine_min: REFERENCE_COSINE_MIN });
+        reference = Some(Reference { vector, cosine_min: Reference::ACCELERATOR_COSINE_MIN });
         if settings.offload == Offload::Auto {
             let cpu = provider::host(Provider::Cpu, loaded, own_graph);
             let cpu = cpu.unwrap_or_else(|_| host.reference(own_graph));
@@ -187,24 +179,13 @@ fn limits(settings: &Settings) -> Limits {
 
 /// The bounds on batches of `host`.
 fn batch_limits(settings: &Settings, host: &Host) -> BatchLimits {
-    let basic = BatchLimits::default();
-    let (layout, threads, unmeasured) = match (host.provider, host.cpu_engine) {
-        // What a batch may cost is said for one thread, and each takes its part of the batch.
+    let tokens_max = settings.batch_tokens_max;
+    match (host.provider, host.cpu_engine) {
         (Provider::Cpu, engine @ CpuEngine::Native) => {
-            let threads = Crew::of(settings, engine, Vec::new()).threads;
-            (BatchLayout::Packed, threads, CALIBRATED_TOKENS_MAX)
+            BatchLimits::packed(Crew::of(settings, engine, Vec::new()).threads, tokens_max)
         }
-        (Provider::Cpu, _) => (BatchLayout::Padded, 1, basic.tokens_max),
-        _ => (BatchLayout::Padded, 1, ACCELERATOR_TOKENS),
-    };
-    let tokens_max = settings.batch_tokens_max.unwrap_or(unmeasured);
-    BatchLimits {
-        layout,
-        tokens_max: tokens_max.saturating_mul(threads),
-        tokens_measured: settings.batch_tokens_max.is_none(),
-        rows_max: basic.rows_max.saturating_mul(threads),
-        attention_max: basic.attention_max.saturating_mul(threads as u64),
-        ..basic
+        (Provider::Cpu, _) => BatchLimits::padded(tokens_max),
+        _ => BatchLimits::accelerator(tokens_max),
     }
 }
 

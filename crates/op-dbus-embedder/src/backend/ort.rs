@@ -1,38 +1,37 @@
 //! ONNX Runtime: a graph compiled from the model's weights, or the user's own.
 
-use std::path::PathBuf;
-
 use op_dbus_engine::{Backend, BackendError};
 use op_dbus_graph::cache::{CacheKey, GraphCache, Origin};
 use op_dbus_graph::{
     DenseFiles, Dialect, Family, Layout, ModelFiles, Precision as Computed, Recipe, Target,
 };
 use op_dbus_models::Model;
+use op_dbus_native::Precision;
 use op_dbus_ort::{Accelerator, Graph, Options, OrtBackend};
 
-use super::{Args, Precision, failure, model};
+use super::{Spec, failure, model};
 
 /// Loads the library and a session of the model.
-pub fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
-    if !matches!(args.precision, Precision::Auto | Precision::F32) {
+pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
+    if !matches!(spec.precision, None | Some(Precision::F32)) {
         let message = "precision is not f32, which is all that ONNX Runtime computes in here; set \
                        precision to auto, or cpu_engine to native";
         return Err(failure::unavailable(message.to_owned()));
     }
-    let model = model::get(args)?;
+    let model = model::get(spec)?;
     let graph = match model::family(&model) {
-        Some(family) => Graph::Compiled(compiled(&model, family, args)?),
+        Some(family) => Graph::Compiled(compiled(&model, family, spec)?),
         None => own(&model)?,
     };
-    let accelerator = (args.provider != super::CPU).then(|| Accelerator {
-        provider: args.provider.clone(),
-        library: args.provider_library.clone(),
-        device: args.device,
-        options: args.provider_option.clone(),
+    let accelerator = (spec.provider != super::CPU).then(|| Accelerator {
+        provider: spec.provider.clone(),
+        library: spec.provider_library.clone(),
+        device: spec.device,
+        options: spec.provider_options.clone(),
     });
     let options = Options {
-        runtime: PathBuf::from(&args.runtime),
-        threads: args.threads,
+        runtime: spec.runtime.clone(),
+        threads: spec.threads,
         accelerator,
         graph,
         dimensions: model.dimensions,
@@ -44,8 +43,8 @@ pub fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
 const FUSED: [&str; 2] = [super::CPU, "cuda"];
 
 /// The model's graph for the provider, from the cache or compiled now.
-fn compiled(model: &Model, family: Family, args: &Args) -> Result<Vec<u8>, BackendError> {
-    let fused = FUSED.contains(&args.provider.as_str());
+fn compiled(model: &Model, family: Family, spec: &Spec) -> Result<Vec<u8>, BackendError> {
+    let fused = FUSED.contains(&spec.provider.as_str());
     let dialect = if fused { Dialect::OnnxRuntime } else { Dialect::Onnx };
     let target = Target { precision: Computed::F32, layout: Layout::Padded, dialect };
     let pooling = model::pooling(model);
@@ -75,7 +74,7 @@ fn compiled(model: &Model, family: Family, args: &Args) -> Result<Vec<u8>, Backe
         let files = ModelFiles { family, config: &config, weights: &bytes, dense };
         op_dbus_graph::compile(&recipe, &files).map_err(|e| failure::corrupt(&weights, &e))
     };
-    let (graph, origin) = GraphCache::new(&args.cache_dir).load_or_compile(&key, build)?;
+    let (graph, origin) = GraphCache::new(&spec.cache_dir).load_or_compile(&key, build)?;
     tracing::info!(model = model.name, built = origin == Origin::Built, "graph ready");
     Ok(graph)
 }

@@ -2,39 +2,29 @@
 
 use op_dbus_engine::{Backend, BackendError, Tokenizer};
 use op_dbus_models::Model;
-use op_dbus_native::{Isa, NativeBackend, Options, Source, calibration_texts};
+use op_dbus_native::{Isa, NativeBackend, Options, Precision, Source, calibration_texts};
 
-use super::{Args, Precision, failure, model, pin};
+use super::{Spec, failure, model};
 
 /// Loads the model from its packed weights in the cache, or packs it.
-pub fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
-    let isa = isa(&args.cpu_isa)?;
-    let model = model::get(args)?;
-    let precision = match args.precision {
-        Precision::Auto => op_dbus_native::Precision::auto(isa),
-        Precision::F32 => op_dbus_native::Precision::F32,
-        Precision::Bf16 => op_dbus_native::Precision::Bf16,
-        Precision::Int8 => op_dbus_native::Precision::Int8,
-    };
+pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
+    let isa = isa(&spec.cpu_isa)?;
+    let model = model::get(spec)?;
+    let precision = spec.precision.unwrap_or_else(|| Precision::auto(isa));
     let options = Options {
-        cache_dir: args.cache_dir.clone(),
+        cache_dir: spec.cache_dir.clone(),
         key: key(&model),
         isa,
         precision,
-        threads: args.threads,
-        cpus: args.cpu_list.clone(),
+        threads: spec.threads,
+        cpus: spec.cpus.clone(),
         length_max: model.max_input_tokens,
         pooling: model::pooling(&model),
         normalize: model.normalize,
         dimensions: model.dimensions,
-        calibrate: args.calibrate,
+        calibrate: spec.calibrate,
     };
-    let backend = NativeBackend::load(options, || source(&model, precision))?;
-    // The backend places the threads that it starts; the first of its team is this one.
-    if let Some(first) = args.cpu_list.get(..1) {
-        pin(first);
-    }
-    Ok(Box::new(backend))
+    Ok(Box::new(NativeBackend::load(options, || source(&model, precision))?))
 }
 
 /// The instruction set of this name; whether this CPU has it, the backend says.
@@ -58,7 +48,7 @@ fn key(model: &Model) -> String {
 }
 
 /// The model's own files, for when there are no packed weights.
-fn source(model: &Model, precision: op_dbus_native::Precision) -> Result<Source, BackendError> {
+fn source(model: &Model, precision: Precision) -> Result<Source, BackendError> {
     let family = model::family(model).ok_or_else(|| {
         failure::unavailable(format!(
             "{} is an ONNX graph, which ONNX Runtime computes; set cpu_engine to ort",
@@ -71,7 +61,7 @@ fn source(model: &Model, precision: op_dbus_native::Precision) -> Result<Source,
         weights: model::read(model, &model.weights())?,
         dense: model::dense(model)?,
         calibration: match precision {
-            op_dbus_native::Precision::Int8 => calibration(model)?,
+            Precision::Int8 => calibration(model)?,
             _ => Vec::new(),
         },
     })

@@ -1,4 +1,4 @@
-//! The model in the store: the one that the daemon has verified, and what is read of it.
+//! The model in the store: the one that its user has verified, and what is read of it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,22 +7,22 @@ use op_dbus_graph::{Family, Pooling};
 use op_dbus_models::{Model, Store};
 use serde_json::Value;
 
-use super::{Args, failure};
+use super::{Spec, failure};
 
 /// The model, of which only the record has been read.
 ///
 /// # Errors
 /// It is not there any more, or another one has taken its place since the daemon verified it.
-pub fn get(args: &Args) -> Result<Model, BackendError> {
-    let model = Store::open(&args.model_dir).get(&args.model).map_err(|e| failure::store(&e))?;
-    if model.vector_space() == args.space {
+pub fn get(spec: &Spec) -> Result<Model, BackendError> {
+    let model = Store::open(&spec.model_dir).get(&spec.model).map_err(|e| failure::store(&e))?;
+    if model.vector_space() == spec.space {
         return Ok(model);
     }
     let message = format!(
         "{} in {} is another model than the service has loaded under this name; restart the \
          service to serve what is there now",
         model.name,
-        args.model_dir.display()
+        spec.model_dir.display()
     );
     Err(BackendError::Load { kind: LoadErrorKind::ModelCorrupt, message })
 }

@@ -1,4 +1,4 @@
-//! What stands in the way of loading, with its causes, as text for the daemon.
+//! What stands in the way of loading, with its causes, as text.
 
 use std::error::Error;
 use std::path::Path;

@@ -1,0 +1,72 @@
+//! From a description to a backend that computes in this process.
+//!
+//! The service's worker processes and [`Embedder`](crate::Embedder) both load their backends here.
+
+mod failure;
+mod model;
+mod native;
+mod ort;
+
+use std::path::PathBuf;
+
+use op_dbus_engine::{Backend, BackendError};
+use op_dbus_native::Precision;
+
+/// The provider that needs no accelerator.
+pub const CPU: &str = "cpu";
+
+/// One model on one device: what is loaded, and what computes it.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Model store.
+    pub model_dir: PathBuf,
+    /// Name of the model in the store.
+    pub model: String,
+    /// Fingerprint that the model must have.
+    pub space: String,
+    /// Folder of packed weights and compiled graphs.
+    pub cache_dir: PathBuf,
+    /// ONNX Runtime library; of no meaning to the native engine.
+    pub runtime: PathBuf,
+    /// Threads that compute one batch together; at least 1.
+    pub threads: usize,
+    /// What computes on the CPU; of no meaning to other providers.
+    pub cpu_engine: CpuEngine,
+    /// Instruction set of the native engine by its name; `auto` is the best.
+    pub cpu_isa: String,
+    /// CPUs to place the native engine's threads on; empty leaves that to the kernel.
+    pub cpus: Vec<usize>,
+    /// Whether the native engine measures how it computes batches best, unless the cache says.
+    pub calibrate: bool,
+    /// Execution provider, by its canonical name.
+    pub provider: String,
+    /// Plugin library of the provider; without one the runtime is to have it.
+    pub provider_library: Option<PathBuf>,
+    /// The provider's own settings, in its own words.
+    pub provider_options: Vec<(String, String)>,
+    /// Number of the device among the provider's.
+    pub device: usize,
+    /// Precision of the arithmetic; none is what suits the device.
+    pub precision: Option<Precision>,
+}
+
+/// What computes on the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuEngine {
+    /// Our own kernels: no library, no padding.
+    #[default]
+    Native,
+    /// ONNX Runtime.
+    Ort,
+}
+
+/// Loads a backend in the calling thread, which then has to run it.
+///
+/// # Errors
+/// The model is not what `spec` says or is damaged, or what is to compute it can't be used.
+pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
+    match spec.cpu_engine {
+        CpuEngine::Native if spec.provider == CPU => native::load(spec),
+        _ => ort::load(spec),
+    }
+}

@@ -1,0 +1,243 @@
+//! What an embedder is made of: options, each of which does something or is refused.
+
+use std::path::PathBuf;
+
+use op_dbus_models::Level;
+use op_dbus_native::Precision;
+
+use crate::backend::{CPU, CpuEngine};
+use crate::{Embedder, Error, provider};
+
+/// Where `op-dbus models pull` puts models.
+const MODEL_DIR: &str = "/var/lib/op-dbus/models";
+
+/// Options of an [`Embedder`]. Without any it serves level `medium` on the CPU.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is loaded before `build`"]
+pub struct Builder {
+    pub(crate) level: Level,
+    pub(crate) model: Option<String>,
+    pub(crate) model_dir: PathBuf,
+    pub(crate) cache_dir: Option<PathBuf>,
+    provider: String,
+    fallback: Vec<String>,
+    pub(crate) device: Option<usize>,
+    pub(crate) provider_options: Vec<(String, String)>,
+    pub(crate) own: provider::Own,
+    pub(crate) cpu_engine: Option<CpuEngine>,
+    pub(crate) cpu_isa: Option<String>,
+    pub(crate) precision: Option<Precision>,
+    pub(crate) threads: Option<usize>,
+    pub(crate) workers: Option<usize>,
+    pub(crate) batch_tokens_max: Option<usize>,
+    pub(crate) queue_tokens_max: Option<usize>,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            level: Level::Medium,
+            model: None,
+            model_dir: PathBuf::from(MODEL_DIR),
+            cache_dir: None,
+            provider: CPU.to_owned(),
+            fallback: Vec::new(),
+            device: None,
+            provider_options: Vec::new(),
+            own: provider::Own::default(),
+            cpu_engine: None,
+            cpu_isa: None,
+            precision: None,
+            threads: None,
+            workers: None,
+            batch_tokens_max: None,
+            queue_tokens_max: None,
+        }
+    }
+}
+
+impl Builder {
+    /// Preset: the CPU, with our own kernels on all its cores.
+    pub fn cpu(self) -> Self {
+        Self { cpu_engine: Some(CpuEngine::Native), ..self.provider(CPU).fallback([""; 0]) }
+    }
+
+    /// Preset: an NVIDIA GPU or an error; never something else in its place.
+    pub fn gpu(self) -> Self {
+        self.provider("cuda").fallback([""; 0])
+    }
+
+    /// The built-in model of a level; `medium` by default.
+    pub fn level(self, level: Level) -> Self {
+        Self { level, ..self }
+    }
+
+    /// A model of the store by its name, in place of a level's.
+    pub fn model(self, name: impl Into<String>) -> Self {
+        Self { model: Some(name.into()), ..self }
+    }
+
+    /// The model store; libraries of providers are looked for beside it. `/var/lib/op-dbus/models` by
+    /// default.
+    pub fn model_dir(self, folder: impl Into<PathBuf>) -> Self {
+        Self { model_dir: folder.into(), ..self }
+    }
+
+    /// Where packed weights and compiled graphs are kept; by default `op-dbus` in the user's cache.
+    pub fn cache_dir(self, folder: impl Into<PathBuf>) -> Self {
+        Self { cache_dir: Some(folder.into()), ..self }
+    }
+
+    /// Execution provider by its name or alias, or `auto`: the best that works. `cpu` by default.
+    pub fn provider(self, name: impl Into<String>) -> Self {
+        Self { provider: name.into(), ..self }
+    }
+
+    /// What is tried, in order, when the provider does not work; nothing by default: then that is an
+    /// error. What was passed over and why tells [`Embedder::fallback_reason`].
+    pub fn fallback<N: Into<String>>(self, providers: impl IntoIterator<Item = N>) -> Self {
+        Self { fallback: providers.into_iter().map(Into::into).collect(), ..self }
+    }
+
+    /// Number of the device among those of the provider; 0 by default.
+    pub fn device(self, number: usize) -> Self {
+        Self { device: Some(number), ..self }
+    }
+
+    /// A setting of the provider, in its own words.
+    pub fn provider_option(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.provider_options.push((key.into(), value.into()));
+        self
+    }
+
+    /// An ONNX Runtime library of your own, in place of the one that was pulled.
+    pub fn runtime(mut self, library: impl Into<PathBuf>) -> Self {
+        self.own.runtime = Some(library.into());
+        self
+    }
+
+    /// A plugin library of your own that brings the provider.
+    pub fn provider_library(mut self, library: impl Into<PathBuf>) -> Self {
+        self.own.plugin = Some(library.into());
+        self
+    }
+
+    /// What computes on the CPU; our own kernels by default.
+    pub fn cpu_engine(self, engine: CpuEngine) -> Self {
+        Self { cpu_engine: Some(engine), ..self }
+    }
+
+    /// Instruction set of our own kernels, such as `avx2`; the best by default.
+    pub fn cpu_isa(self, name: impl Into<String>) -> Self {
+        Self { cpu_isa: Some(name.into()), ..self }
+    }
+
+    /// Precision of the arithmetic; by default what suits the device. ONNX Runtime has `F32` alone.
+    pub fn precision(self, precision: Precision) -> Self {
+        Self { precision: Some(precision), ..self }
+    }
+
+    /// Threads of the CPU that compute one batch together; by default the cores, shared out between
+    /// the workers.
+    pub fn threads(self, threads: usize) -> Self {
+        Self { threads: Some(threads), ..self }
+    }
+
+    /// Workers, each with a model of its own on the device and a thread that feeds it; 1 by default.
+    pub fn workers(self, workers: usize) -> Self {
+        Self { workers: Some(workers), ..self }
+    }
+
+    /// Tokens of one batch at most, for each thread of the native engine. By default what this machine
+    /// was measured to need; the first time that takes some seconds, later it is read from the cache.
+    pub fn batch_tokens(self, tokens_max: usize) -> Self {
+        Self { batch_tokens_max: Some(tokens_max), ..self }
+    }
+
+    /// Tokens between call and reply at most, which bounds memory; calls beyond are refused.
+    pub fn queue_tokens(self, tokens_max: usize) -> Self {
+        Self { queue_tokens_max: Some(tokens_max), ..self }
+    }
+
+    /// Loads the model and blocks until its workers have proved themselves.
+    ///
+    /// # Errors
+    /// Any [`Error`] but `Call`.
+    pub fn build(self) -> Result<Embedder, Error> {
+        let candidates = provider::candidates(&self.provider, &self.fallback)?;
+        self.check(&candidates)?;
+        Embedder::start(&self, &candidates)
+    }
+
+    pub(crate) fn is_auto(&self) -> bool {
+        self.provider == "auto"
+    }
+
+    /// Refuses what would be passed over in silence.
+    fn check(&self, candidates: &[String]) -> Result<(), Error> {
+        let sizes = [
+            ("threads", self.threads),
+            ("workers", self.workers),
+            ("batch_tokens", self.batch_tokens_max),
+            ("queue_tokens", self.queue_tokens_max),
+        ];
+        if let Some((key, _)) = sizes.iter().find(|(_, value)| *value == Some(0)) {
+            return Err(Error::Option(format!("{key} is 0; 1 or more is right")));
+        }
+        if self.is_auto() && !self.fallback.is_empty() {
+            let sentence = "fallback is set and provider is auto, which has an order of its own";
+            return Err(Error::Option(format!("{sentence}; leave one of them out")));
+        }
+        let cpu = candidates.iter().any(|name| name == CPU);
+        let accelerator = candidates.iter().any(|name| name != CPU);
+        let native = cpu && self.cpu_engine.unwrap_or_default() == CpuEngine::Native;
+        let onnx = accelerator || !native;
+        let effects = [
+            ("cpu_engine", self.cpu_engine.is_some(), cpu, "the CPU"),
+            ("threads", self.threads.is_some(), cpu, "the CPU"),
+            ("cpu_isa", self.cpu_isa.is_some(), native, "the native engine"),
+            ("runtime", self.own.runtime.is_some(), onnx, "ONNX Runtime"),
+            ("provider_library", self.own.plugin.is_some(), accelerator, "an accelerator"),
+            ("provider_option", !self.provider_options.is_empty(), accelerator, "an accelerator"),
+            ("device", self.device.is_some(), accelerator, "an accelerator"),
+        ];
+        match effects.into_iter().find(|(_, set, used, _)| *set && !used) {
+            Some((key, _, _, whom)) => Err(Error::Option(format!(
+                "{key} is set, which means something to {whom} alone, and {} is to compute; leave \
+                 it out",
+                candidates.join(", ")
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(builder: Builder) -> String {
+        builder.build().expect_err("a refusal").to_string()
+    }
+
+    #[test]
+    fn what_would_have_no_effect_is_refused() {
+        let builder = Embedder::builder;
+        assert!(refused(builder().device(1)).starts_with("device is set"));
+        assert!(refused(builder().runtime("/lib/ort.so")).starts_with("runtime is set"));
+        assert!(refused(builder().gpu().threads(2)).contains("cuda is to compute"));
+        assert!(refused(builder().cpu_engine(CpuEngine::Ort).cpu_isa("avx2")).contains("cpu_isa"));
+        assert!(refused(builder().provider("auto").fallback(["cpu"])).contains("leave one"));
+        assert_eq!(refused(builder().workers(0)), "workers is 0; 1 or more is right");
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let builder = Embedder::builder().model_dir(folder.path().join("models"));
+        let builder = builder.cache_dir(folder.path());
+        let message = refused(builder.clone());
+        assert!(message.contains("all-MiniLM-L6-v2 is not installed"), "{message}");
+        assert!(refused(builder.level(Level::None)).contains("level is none"));
+    }
+}

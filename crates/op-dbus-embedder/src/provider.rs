@@ -1,0 +1,120 @@
+//! Execution providers: which are tried, and the libraries that each needs.
+
+use std::path::{Path, PathBuf};
+
+use op_dbus_models::{Error, RuntimeStore, manifest, runtime};
+
+use crate::backend::{CPU, CpuEngine};
+
+/// `auto`: what the CPU is slower than wherever it works, then the CPU.
+const AUTO: [&str; 2] = ["cuda", CPU];
+
+/// The canonical names of the providers to try, in order and each once.
+///
+/// # Errors
+/// A name that is not a provider's.
+pub fn candidates(asked: &str, fallback: &[String]) -> Result<Vec<String>, Error> {
+    let asked: Vec<&str> = match asked {
+        "auto" => AUTO.to_vec(),
+        one => std::iter::once(one).chain(fallback.iter().map(String::as_str)).collect(),
+    };
+    let mut names: Vec<String> = Vec::new();
+    for name in asked {
+        let name = canonical(name)?;
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// A provider that there is nothing to pull of may be in a library of the user's own.
+fn canonical(name: &str) -> Result<String, Error> {
+    match manifest::provider(name) {
+        Ok((_, provider)) => Ok(provider.name.clone()),
+        Err(Error::NoLibrary(_)) => Ok(name.to_owned()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The libraries that a provider computes with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Libraries {
+    /// ONNX Runtime; empty for the native engine.
+    pub runtime: PathBuf,
+    /// The plugin library that brings the provider; without one the runtime has it.
+    pub plugin: Option<PathBuf>,
+}
+
+/// Libraries of the caller's own, which are taken as they are.
+#[derive(Clone, Debug, Default)]
+pub struct Own {
+    /// ONNX Runtime.
+    pub runtime: Option<PathBuf>,
+    /// The plugin library of the provider.
+    pub plugin: Option<PathBuf>,
+}
+
+/// Finds what `provider` needs: the caller's own, or what was pulled, compared with its digests.
+///
+/// # Errors
+/// What is missing or damaged, and what to type.
+pub fn libraries(
+    provider: &str,
+    cpu_engine: CpuEngine,
+    own: &Own,
+    model_dir: &Path,
+) -> Result<Libraries, Error> {
+    let store = RuntimeStore::open(runtime::beside(model_dir));
+    match (provider, cpu_engine) {
+        (CPU, CpuEngine::Native) => return Ok(Libraries::default()),
+        (CPU, CpuEngine::Ort) => {
+            let runtime = own.runtime.clone().map_or_else(|| store.verify(CPU), Ok)?;
+            return Ok(Libraries { runtime, plugin: None });
+        }
+        _ => {}
+    }
+    if let Some(runtime) = own.runtime.clone() {
+        return Ok(Libraries { runtime, plugin: own.plugin.clone() });
+    }
+    let (library, _) = manifest::provider(provider)?;
+    let Some(plugin) = &library.plugin else {
+        return Ok(Libraries { runtime: store.verify(provider)?, plugin: own.plugin.clone() });
+    };
+    let plugin_library = own.plugin.clone().map_or_else(|| store.verify(provider), Ok)?;
+    Ok(Libraries { runtime: store.verify(&plugin.host)?, plugin: Some(plugin_library) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_canonical_and_each_is_tried_once() {
+        let of = |asked: &str, fallback: &[&str]| {
+            let fallback: Vec<String> = fallback.iter().map(|name| (*name).to_owned()).collect();
+            candidates(asked, &fallback)
+        };
+        assert_eq!(of("gpu", &["cpu", "cuda"]).unwrap(), ["cuda", "cpu"]);
+        assert_eq!(of("auto", &[]).unwrap(), ["cuda", "cpu"]);
+        assert_eq!(of("cpu", &[]).unwrap(), ["cpu"]);
+        let message = of("quantum", &[]).unwrap_err().to_string();
+        assert!(message.contains("quantum") && message.contains("cuda"), "{message}");
+    }
+
+    #[test]
+    fn what_is_missing_is_named_and_what_is_ones_own_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let models = folder.path().join("models");
+        let of = |provider: &str, engine, own: &Own| libraries(provider, engine, own, &models);
+        let none = Own::default();
+        assert_eq!(of(CPU, CpuEngine::Native, &none).unwrap(), Libraries::default());
+        let message = of(CPU, CpuEngine::Ort, &none).unwrap_err().to_string();
+        assert!(message.contains("op-dbus runtime pull"), "{message}");
+        let message = of("ggml", CpuEngine::Native, &none).unwrap_err().to_string();
+        assert!(message.contains("ggml"), "{message}");
+        let own = Own { runtime: Some("/lib/ort.so".into()), plugin: Some("/lib/p.so".into()) };
+        let found = of("migraphx", CpuEngine::Native, &own).unwrap();
+        assert_eq!(found, Libraries { runtime: "/lib/ort.so".into(), plugin: own.plugin });
+    }
+}

@@ -1,0 +1,103 @@
+//! The engine as a library: its examples, run as programs of their own.
+
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::harness::Outcome;
+use crate::harness::command::{clean, finish};
+use crate::harness::golden::{self, cosine};
+use crate::harness::needs::{self, Need};
+use crate::harness::registry::tests;
+
+tests! {
+    gpu_demo_compares_what_computes_here: [Low, LibraryExamples],
+    gpu_optimization_tells_what_the_workers_did: [Low, LibraryExamples],
+    bulk_writes_the_vectors_of_the_references: [Low, LibraryExamples],
+    the_library_refuses_in_one_sentence: [LibraryExamples],
+}
+
+/// Runs an example with the model of level `low`, and a cache of its own.
+async fn run(example: &str, first: &[&Path], last: &[&str], input: &str) -> Outcome<String> {
+    let cache = TempDir::new()?;
+    let mut command = clean(needs::example(example));
+    command.args(first).arg(needs::store().join("models")).arg("low").args(last);
+    command.env("XDG_CACHE_HOME", cache.path());
+    finish(command, input).await?.success()
+}
+
+async fn gpu_demo_compares_what_computes_here() -> Outcome {
+    let said = run("gpu_demo", &[], &[], "").await?;
+    let mut lines = said.lines();
+    assert_eq!(lines.next(), Some("paraphrase-MiniLM-L3-v2 on cpu:0: the reference"));
+    let mut seen = Vec::new();
+    for line in lines {
+        let (provider, result) = line.split_once(": ").ok_or("a line without a provider")?;
+        seen.push(provider);
+        if let Some(reason) = result.strip_prefix("not here: ") {
+            assert!(reason.starts_with(provider) && reason.len() > 20, "{line}");
+            assert!(provider != "cpu", "{line}");
+            assert!(provider != "ggml" || Need::Ggml.missing().is_some(), "{line}");
+        } else {
+            let (_, cosine) = result.rsplit_once("cosine ").ok_or("a line without a cosine")?;
+            assert!(cosine.parse::<f64>()? > 0.9995, "{line}");
+            assert!(result.contains(" in f32, "), "{line}");
+        }
+    }
+    assert!(seen.contains(&"cpu") && seen.contains(&"cuda") && seen.contains(&"ggml"), "{said}");
+    Ok(())
+}
+
+async fn gpu_optimization_tells_what_the_workers_did() -> Outcome {
+    let said = run("gpu_optimization", &[], &[], "").await?;
+    let mut lines = said.lines();
+    let header = "workers  batch tokens  batches  rows/batch  padding  busy  texts/s";
+    assert_eq!(lines.next(), Some(header));
+    let mut batches = Vec::new();
+    for line in lines {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| columns[at].trim_end_matches('%').parse::<f64>();
+        let (each, rows, padding) = (number(2)?, number(3)?, number(4)?);
+        // 400 texts were embedded, and the native engine pads nothing.
+        assert!((each * rows - 400.0).abs() < each * 0.06 && padding == 0.0, "{line}");
+        assert!(number(5)? > 0.0 && number(6)? > 0.0, "{line}");
+        batches.push(each);
+    }
+    assert_eq!(batches.len(), 6, "{said}");
+    for budgets in batches.chunks(3) {
+        assert!(budgets[0] > budgets[1] && budgets[1] > budgets[2], "{said}");
+    }
+    Ok(())
+}
+
+async fn bulk_writes_the_vectors_of_the_references() -> Outcome {
+    let golden = golden::texts()?.into_iter().zip(golden::vectors("low")?);
+    let expected: Vec<_> = golden.filter(|(text, _)| !text.text.contains('\n')).collect();
+    // More than one call.
+    let lines = expected.iter().map(|(text, _)| text.text.as_str()).cycle().take(600);
+    let lines: Vec<&str> = lines.collect();
+    let folder = TempDir::new()?;
+    let output = folder.path().join("vectors.f32");
+    let said = run("bulk", &[&output], &[], &(lines.join("\n") + "\n")).await?;
+    assert!(said.starts_with("600 vectors of 384 numbers on cpu:0\n"), "{said}");
+    let bytes = std::fs::read(output)?;
+    assert_eq!(bytes.len(), 600 * 384 * 4);
+    let number = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    let numbers: Vec<f32> = bytes.chunks_exact(4).map(number).collect();
+    for (vector, (text, reference)) in numbers.chunks(384).zip(expected.iter().cycle()) {
+        let cosine = cosine(vector, reference);
+        assert!(cosine > 0.9995, "{}: {cosine}", text.name);
+    }
+    Ok(())
+}
+
+async fn the_library_refuses_in_one_sentence() -> Outcome {
+    let empty = TempDir::new()?;
+    let mut command = clean(needs::example("gpu_optimization"));
+    command.arg(empty.path().join("models")).args(["low", "cuda"]);
+    let refused = finish(command, "").await?;
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("paraphrase-MiniLM-L3-v2"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("op-dbus models pull"), "{}", refused.stderr);
+    Ok(())
+}
