@@ -35,6 +35,8 @@ mod faults;
 mod imports;
 /// Start, reload, stop, and what the service manager is told.
 mod lifecycle;
+/// Memory that is given back, and memory that stays what it is.
+mod memory;
 /// Damaged files of a model and of the cache.
 mod models;
 /// What the native engine promises beside its vectors.
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         faults::tests(),
         imports::tests(),
         lifecycle::tests(),
+        memory::tests(),
         models::tests(),
         native::tests(),
         offload::tests(),
