@@ -141,7 +141,12 @@ async fn polkit_lets_through_and_refuses() -> Outcome {
     let reload = [BUS_NAME, ROOT_PATH, MANAGER_INTERFACE, "Reload"];
     let refusal = call(&bus, REFUSED, &[], &reload).await?;
     denied_with(refusal, &daemon, &["polkit does not allow org.opdbus.embedding1.configure"])?;
+    let unload = [BUS_NAME, ROOT_PATH, MANAGER_INTERFACE, "Unload"];
+    let refusal = call(&bus, REFUSED, &[], &unload).await?;
+    denied_with(refusal, &daemon, &["polkit does not allow org.opdbus.embedding1.manage-memory"])?;
     assert_eq!(daemon.client().embedder.vector_level().await?, "low");
+    assert_eq!(daemon.workers().await?.len(), 1);
+    call(&bus, MEMBER, &[quiet], &unload).await?.success()?;
 
     set_level(&bus, MEMBER, &[quiet], "none").await?.success()?;
     assert_eq!(daemon.client().embedder.vector_level().await?, "none");

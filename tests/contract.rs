@@ -45,8 +45,11 @@ const PROPERTIES: [(&str, &str); 14] = [
 ];
 
 /// Methods without arguments, with the signature of the reply.
-const MANAGER_METHODS: [(&str, &str); 8] = [
+const MANAGER_METHODS: [(&str, &str); 11] = [
     ("Reload", ""),
+    ("Unload", ""),
+    ("WarmUp", ""),
+    ("TrimMemory", "t"),
     ("ListLevels", "aa{sv}"),
     ("ListModels", "aa{sv}"),
     ("ListProviders", "aa{sv}"),

@@ -37,6 +37,8 @@ mod imports;
 mod library;
 /// Start, reload, stop, and what the service manager is told.
 mod lifecycle;
+/// Memory that is given back, and memory that stays what it is.
+mod memory;
 /// Damaged files of a model and of the cache.
 mod models;
 /// What the native engine promises beside its vectors.
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         imports::tests(),
         library::tests(),
         lifecycle::tests(),
+        memory::tests(),
         models::tests(),
         native::tests(),
         offload::tests(),

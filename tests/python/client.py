@@ -16,6 +16,9 @@ EMBEDDER = DBusAddress(PATH, NAME, NAME + ".Embedder")
 MANAGER = DBusAddress(PATH, NAME, NAME + ".Manager")
 READING = [
     "Reload",
+    "Unload",
+    "WarmUp",
+    "TrimMemory",
     "ListLevels",
     "ListModels",
     "ListProviders",

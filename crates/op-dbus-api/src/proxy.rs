@@ -96,6 +96,15 @@ pub trait Manager {
     /// Reads the settings again.
     fn reload(&self) -> zbus::Result<()>;
 
+    /// Loads the model in force if it is unloaded; returns when it is ready.
+    fn warm_up(&self) -> zbus::Result<()>;
+
+    /// Ends all workers; the next call loads the model again.
+    fn unload(&self) -> zbus::Result<()>;
+
+    /// Gives back what memory can be spared; the bytes.
+    fn trim_memory(&self) -> zbus::Result<u64>;
+
     /// The levels, what each stands for and whether it is installed.
     fn list_levels(&self) -> zbus::Result<Vec<HashMap<String, OwnedVariant>>>;
 

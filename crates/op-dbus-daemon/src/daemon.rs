@@ -111,6 +111,12 @@ async fn serve(
     tasks.spawn(reload_on(hangup, service.clone()));
     tasks.spawn(look_after(service.clone()));
     tasks.spawn(feed_watchdog(service.clone()));
+    tasks.spawn(unload_when_idle(service.clone()));
+    tasks.spawn(crate::sleep::follow(connection.clone(), service.clone()));
+    tasks.spawn({
+        let service = service.clone();
+        async move { service.tell_presence().await }
+    });
     tokio::select! {
         () = connection.closed() => return Err(Fatal::Lost),
         Ok(error) = refused => return Err(Fatal::Refused(error)),
@@ -215,14 +221,39 @@ async fn look_after(service: Service) {
                 Err(_) => return,
             },
             () = failing => service.reconsider().await,
-            () = sleep(LOOK_AGAIN), if service.may_do_better() => service.reconsider().await,
+            // Nobody needs a better one than an unloaded one, and looking would load it.
+            () = sleep(LOOK_AGAIN), if service.may_do_better() => if service.is_loaded() {
+                service.reconsider().await;
+            },
         }
         // Where nothing else works either, the next look is not at once.
         sleep(PAUSE).await;
     }
 }
 
-/// Feeds the watchdog only while texts are really embedded, or nothing is there to embed them.
+/// Unloads models that nobody has called for as long as the settings say.
+async fn unload_when_idle(service: Service) {
+    let mut changes = service.watch();
+    loop {
+        changes.mark_unchanged();
+        let look = service.unload_idle();
+        let time = async {
+            match look {
+                Some(time) => sleep(time).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() {
+                return;
+            },
+            () = time => {}
+        }
+    }
+}
+
+/// Feeds the watchdog only while texts are really embedded, or nothing is there to embed them: no model
+/// serves, or it is unloaded. An unloaded model is not loaded to be looked at.
 async fn feed_watchdog(service: Service) {
     let Some(period) = notify::watchdog_interval() else { return };
     let mut ticks = interval(period);

@@ -6,6 +6,7 @@ pub mod devices;
 pub mod notify;
 pub mod service;
 pub mod settings;
+mod sleep;
 pub mod state;
 pub mod telemetry;
 mod text_file;

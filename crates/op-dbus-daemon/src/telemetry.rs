@@ -20,6 +20,10 @@ pub mod message_id {
     pub const READY: &str = "7034ecc910c14df4964cf9b5e05b56d3";
     /// A model was loaded.
     pub const MODEL_LOADED: &str = "f1ccae7ffb9143cb87eb0af0ec1f3a9d";
+    /// A model's workers were ended, or have let their device go, until they are needed again.
+    pub const MODEL_UNLOADED: &str = "cc99bc5ad07f4ff69cdabc73c8e84681";
+    /// Memory was given back to the system.
+    pub const MEMORY_TRIMMED: &str = "932b08256ddc4b7aaecf85ddeb716a27";
     /// Another provider than the one asked for is used.
     pub const PROVIDER_FALLBACK: &str = "c25cb32f822f4f14b390d529f53517d6";
     /// A worker process died or hung.
@@ -36,6 +40,8 @@ pub mod message_id {
         ("start", START),
         ("ready", READY),
         ("model loaded", MODEL_LOADED),
+        ("model unloaded", MODEL_UNLOADED),
+        ("memory trimmed", MEMORY_TRIMMED),
         ("provider fallback", PROVIDER_FALLBACK),
         ("worker lost", WORKER_LOST),
         ("state corrupt", STATE_CORRUPT),

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -12,6 +13,9 @@ use crate::error::{Error, Excess};
 /// What a text costs at least: one token per this many bytes, so that the budget of tokens bounds
 /// the memory of texts that are cut to a few tokens later.
 const BYTES_PER_TOKEN_MAX: usize = 32;
+
+/// Who the engine's own calls are counted to: `(uid_t) -1`, which no user has.
+pub(crate) const OWN_UID: u32 = u32::MAX;
 
 /// A retry is never asked for sooner or later than this.
 const RETRY_MS: std::ops::RangeInclusive<u64> = 10..=60_000;
@@ -26,12 +30,14 @@ pub(crate) struct Admission {
     idle: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     closed: bool,
     calls: usize,
     tokens: usize,
     by_uid: HashMap<u32, Share>,
+    /// When the last call of a user has ended, or the engine was started.
+    last_call: Instant,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,7 +72,13 @@ impl Admission {
         Arc::new(Self {
             queue_tokens_max: limits.queue_tokens_max,
             quota_tokens: limits.quota_tokens,
-            state: Mutex::new(State::default()),
+            state: Mutex::new(State {
+                closed: false,
+                calls: 0,
+                tokens: 0,
+                by_uid: HashMap::new(),
+                last_call: Instant::now(),
+            }),
             idle: Notify::new(),
         })
     }
@@ -113,9 +125,9 @@ impl Admission {
     }
 
     /// Admits a call of the engine's own, whatever is in flight.
-    pub fn admit_own(self: &Arc<Self>, uid: u32) -> Result<Permit, Error> {
+    pub fn admit_own(self: &Arc<Self>) -> Result<Permit, Error> {
         let mut state = self.lock();
-        if state.closed { Err(Error::ShuttingDown) } else { Ok(self.grant(&mut state, uid, 0)) }
+        if state.closed { Err(Error::ShuttingDown) } else { Ok(self.grant(&mut state, OWN_UID, 0)) }
     }
 
     fn grant(self: &Arc<Self>, state: &mut State, uid: u32, tokens: usize) -> Permit {
@@ -140,6 +152,17 @@ impl Admission {
     pub fn in_flight(&self) -> (usize, usize) {
         let state = self.lock();
         (state.calls, state.tokens)
+    }
+
+    /// Whether no call is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.lock().calls == 0
+    }
+
+    /// How long ago the last call of a user ended; `None` while one is in flight.
+    pub fn idle_for(&self) -> Option<Duration> {
+        let state = self.lock();
+        (state.calls == 0).then(|| state.last_call.elapsed())
     }
 
     /// Returns once no call is in flight.
@@ -183,6 +206,9 @@ impl Drop for Permit {
         let mut state = self.admission.lock();
         state.release(self.uid, self.tokens);
         state.calls -= 1;
+        if self.uid != OWN_UID {
+            state.last_call = Instant::now();
+        }
         if let Some(share) = state.by_uid.get_mut(&self.uid) {
             share.calls -= 1;
             if share.calls == 0 {
@@ -248,7 +274,7 @@ mod tests {
         let admission = admission(100, 60);
         admission.close();
         assert_eq!(admission.admit(1, 1, 1.0).unwrap_err(), Error::ShuttingDown);
-        assert_eq!(admission.admit_own(1).unwrap_err(), Error::ShuttingDown);
+        assert_eq!(admission.admit_own().unwrap_err(), Error::ShuttingDown);
     }
 
     #[test]

@@ -106,6 +106,35 @@ pub trait Backend: Send {
         meanwhile();
         self.run(batch, out)
     }
+
+    /// Gives back memory that only makes the next batch faster. What is told is what a process of its
+    /// own has measured; nothing by a backend that shares ours.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    fn trim(&mut self) -> Result<Footprint, BackendError> {
+        Ok(Footprint::default())
+    }
+}
+
+/// Memory of processes that is theirs alone: neither files that are mapped nor what is shared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Bytes that were given back.
+    pub given_back: u64,
+    /// Bytes that are left.
+    pub resident: u64,
+}
+
+impl Footprint {
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            given_back: self.given_back.saturating_add(other.given_back),
+            resident: self.resident.saturating_add(other.resident),
+        }
+    }
 }
 
 /// Makes the backend of worker number `n`, at start and again after a [`BackendError::Lost`].

@@ -186,12 +186,15 @@ pub struct Pool {
     /// What every backend has to make of the engine's own text before it is trusted; none where
     /// there is nothing to compare with.
     pub reference: Option<Reference>,
+    /// Whether its workers hold a device beside the CPU, which they let go while the machine sleeps.
+    pub holds_device: bool,
 }
 
 impl Pool {
     /// One worker under the default limits.
     pub fn new(factory: BackendFactory) -> Self {
-        Self { factory, workers: 1, batch: BatchLimits::default(), reference: None }
+        let batch = BatchLimits::default();
+        Self { factory, workers: 1, batch, reference: None, holds_device: false }
     }
 }
 

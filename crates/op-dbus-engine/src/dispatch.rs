@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, BackendError, Description};
+use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::config::{ModelShape, Pool};
 use crate::error::Error;
 use crate::job::{Finished, Ran};
 use crate::planner::Plan;
 use crate::proof::{self, load, run_checked};
+use crate::roster::Order;
 use crate::scheduler::{Entry, Next, Row, Scheduler};
 
 /// Journal message id of the event that a worker was lost.
@@ -91,16 +92,23 @@ impl Worker {
             // the backend computes it, or right away.
             let next =
                 scheduler.next_batch(self.place.index, &mut plan, self.computed.is_delivered());
+            if next != Next::Batch {
+                self.computed.deliver(&self.description);
+            }
             let result = match next {
                 Next::Batch => self.run(&mut plan.batch, 0),
                 Next::Check => self.check(),
-                Next::Nothing | Next::Stopped => {
-                    self.computed.deliver(&self.description);
-                    if next == Next::Stopped {
-                        break;
-                    }
+                Next::Trim => self.trim(),
+                Next::Unload => {
+                    self.unload();
                     continue;
                 }
+                Next::Load => {
+                    scheduler.loading(self.place.index);
+                    if self.replace() { continue } else { break }
+                }
+                Next::Nothing => continue,
+                Next::Stopped => break,
             };
             let Err(error) = result else { continue };
             let provider = &self.backend.description().provider;
@@ -126,7 +134,28 @@ impl Worker {
     fn check(&mut self) -> Result<(), BackendError> {
         let shared = Arc::clone(&self.shared);
         let vector = proof::probe(self.backend.as_mut(), &shared.model, &shared.probe)?;
-        proof::trust(&shared.pools[self.place.pool], &self.description, &vector)
+        proof::trust(&shared.pools[self.place.pool], &self.description, &vector)?;
+        shared.scheduler.obeyed(self.place.index, Order::Check, Footprint::default());
+        Ok(())
+    }
+
+    /// Gives back what only the next batch would use.
+    ///
+    /// # Errors
+    /// The backend is lost.
+    fn trim(&mut self) -> Result<(), BackendError> {
+        (self.ids, self.lengths, self.out, self.computed) = Default::default();
+        let given_back = self.backend.trim()?;
+        self.shared.scheduler.obeyed(self.place.index, Order::Trim, given_back);
+        Ok(())
+    }
+
+    /// Lets the backend go, and with it all of its memory.
+    fn unload(&mut self) {
+        self.backend = Box::new(Gone(self.description.clone()));
+        (self.ids, self.lengths, self.out, self.computed) = Default::default();
+        self.strikes = 0;
+        self.shared.scheduler.unloaded(self.place.index);
     }
 
     /// Runs a batch, in parts if the device can't hold it.
@@ -197,29 +226,34 @@ impl Worker {
         Ok(())
     }
 
-    /// Makes a new backend, however long it takes; false if the engine stops meanwhile. Other
-    /// workers are not held up: the waiting is done on this thread.
+    /// Makes a new backend, however long it takes, unless it is not to have one any more; false if the
+    /// engine stops meanwhile. Other workers are not held up: the waiting is done on this thread.
     fn replace(&mut self) -> bool {
         // The old one goes first: two copies of a model may not fit the device.
         self.backend = Box::new(Gone(self.backend.description().clone()));
+        let place = self.place.index;
         loop {
             let doublings = self.strikes.saturating_sub(2).min(16);
             let backoff = (BACKOFF * (1 << doublings)).min(BACKOFF_MAX);
-            if !self.shared.scheduler.pause(if self.strikes > 1 { backoff } else { Duration::ZERO })
-            {
+            let backoff = if self.strikes > 1 { backoff } else { Duration::ZERO };
+            if !self.shared.scheduler.pause(place, backoff) {
                 return false;
+            }
+            if !self.shared.scheduler.wants(place) {
+                self.unload();
+                return true;
             }
             match load(self.place, &self.shared) {
                 Ok(backend) => {
                     let description = backend.description().clone();
                     self.description = description.clone();
-                    self.shared.scheduler.loaded(self.place.index, description);
+                    self.shared.scheduler.loaded(place, description);
                     self.backend = backend;
                     return true;
                 }
                 Err(error) => {
-                    tracing::error!(worker = self.place.index, %error, "worker can't be replaced yet");
-                    self.shared.scheduler.load_failed(self.place.index, &error);
+                    tracing::error!(worker = place, %error, "worker can't be replaced yet");
+                    self.shared.scheduler.load_failed(place, &error);
                     self.strikes += 1;
                 }
             }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::admission::{Admission, Permit, cost};
+use crate::admission::{Admission, OWN_UID, Permit, cost};
 use crate::backend::{BackendError, Description};
 use crate::call::{Call, Priority, Reply};
 use crate::config::{EngineConfig, Limits, ModelShape, Pool, Reference};
@@ -19,9 +19,6 @@ use crate::scheduler::Scheduler;
 use crate::start::{CANARY, probe, spawn, start_workers};
 use crate::stats::Snapshot;
 use crate::tokenizer::Tokenizer;
-
-/// Who the engine's own calls are counted to: `(uid_t) -1`, which no user has.
-const CANARY_UID: u32 = u32::MAX;
 
 /// The engine. Cheap to clone; the workers stop when the last clone is gone.
 #[derive(Clone, Debug)]
@@ -69,6 +66,10 @@ pub enum WorkerState {
     Busy,
     /// It was lost and is being replaced.
     Restarting,
+    /// It has let its backend go.
+    Unloaded,
+    /// It makes itself a backend again.
+    Loading,
     /// It has ended with the engine.
     Stopped,
 }
@@ -86,7 +87,7 @@ impl Engine {
         config: EngineConfig,
     ) -> Result<Self, BackendError> {
         let EngineConfig { limits, tokenizer_threads, idle_check, run_timeout } = config;
-        let roster = Roster::new(pools.iter().map(|pool| pool.batch), &model);
+        let roster = Roster::new(&pools, &model);
         let scheduler = Arc::new(Scheduler::new(&limits, idle_check, roster));
         let reference = pools.first().and_then(|pool| pool.reference.clone());
         let probe = probe(&tokenizer, CANARY)?;
@@ -244,14 +245,19 @@ impl Engine {
     }
 
     /// Embeds one short text on the real path, counted against nobody's quota: while this succeeds
-    /// the engine does its work. Needs tokio's timer.
+    /// the engine does its work. An engine that is unloaded, or loads again, stays that, and nothing
+    /// is embedded. Needs tokio's timer.
     ///
     /// # Errors
     /// As [`embed`](Self::embed); `DeadlineExceeded` after `EngineConfig::run_timeout`.
     pub async fn canary(&self) -> Result<(), Error> {
-        let permit = self.0.admission.admit_own(CANARY_UID)?;
+        let permit = self.0.admission.admit_own()?;
+        // Asked behind the permit, with which nobody unloads.
+        if self.scheduler().is_away() {
+            return Ok(());
+        }
         let call = Call {
-            uid: CANARY_UID,
+            uid: OWN_UID,
             texts: vec![CANARY.into()],
             deadline: Some(Instant::now() + self.0.canary_timeout),
             ..Call::default()
@@ -270,7 +276,11 @@ impl Engine {
         Reply { dimensions, provider, device, precision, ..Reply::default() }
     }
 
-    fn scheduler(&self) -> &Scheduler {
+    pub(crate) fn admission(&self) -> &Admission {
+        &self.0.admission
+    }
+
+    pub(crate) fn scheduler(&self) -> &Scheduler {
         &self.0.preparer.scheduler
     }
 }

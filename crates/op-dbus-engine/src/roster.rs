@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::backend::{BackendError, Description};
+use crate::backend::{BackendError, Description, Footprint};
 use crate::batch::Batch;
-use crate::config::{BatchLimits, ModelShape};
+use crate::config::{self, BatchLimits, ModelShape};
 use crate::engine::{WorkerState, WorkerStatus};
 use crate::planner::Planner;
 use crate::routing::{self, Cost, Lane, Running, Waiting};
@@ -24,6 +24,7 @@ pub(crate) struct Roster {
 #[derive(Debug)]
 struct Pool {
     batch: BatchLimits,
+    holds_device: bool,
     planner: Planner,
     cost: Cost,
 }
@@ -34,6 +35,18 @@ struct Worker {
     status: WorkerStatus,
     running: Option<Running>,
     load_failures: u32,
+    order: Option<Order>,
+    /// What it gave back since somebody asked for that.
+    given_back: Footprint,
+}
+
+/// What a worker is asked for between two batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// To make sure that it still computes.
+    Check,
+    /// To give back memory that it can do without.
+    Trim,
 }
 
 impl Worker {
@@ -49,14 +62,16 @@ impl Worker {
 }
 
 impl Roster {
-    /// Pools without workers yet, for batches under these limits.
-    pub fn new(limits: impl Iterator<Item = BatchLimits>, model: &ModelShape) -> Self {
-        let pool = |limits: BatchLimits| {
+    /// These pools, without workers yet.
+    pub fn new(pools: &[config::Pool], model: &ModelShape) -> Self {
+        let pool = |pool: &config::Pool| {
+            let limits = pool.batch;
             let tokens_max = limits.tokens_max.max(model.max_input_tokens);
             let batch = BatchLimits { tokens_max, rows_max: limits.rows_max.max(1), ..limits };
-            Pool { batch, planner: Planner::new(batch), cost: Cost::default() }
+            let (planner, cost) = (Planner::new(batch), Cost::default());
+            Pool { batch, holds_device: pool.holds_device, planner, cost }
         };
-        Self { pools: limits.map(pool).collect(), workers: Vec::new() }
+        Self { pools: pools.iter().map(pool).collect(), workers: Vec::new() }
     }
 
     /// Whether a batch may have to go to another pool than that of whoever is idle.
@@ -88,6 +103,8 @@ impl Roster {
             },
             running: None,
             load_failures: 0,
+            order: None,
+            given_back: Footprint::default(),
         };
         self.workers = workers.into_iter().map(worker).collect();
     }
@@ -156,6 +173,8 @@ impl Roster {
     pub fn lost(&mut self, worker: usize, error: &BackendError) {
         self.set(worker, WorkerState::Restarting);
         if let Some(worker) = self.workers.get_mut(worker) {
+            // One that is loaded has proved itself, and has nothing to give back.
+            worker.order = None;
             worker.status.restarts += 1;
             worker.status.last_error = Some(error.to_string());
         }
@@ -169,13 +188,89 @@ impl Roster {
         }
     }
 
-    /// A worker was replaced.
+    /// A worker has a backend again.
     pub fn loaded(&mut self, worker: usize, description: Description) {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.load_failures = 0;
             worker.status.state = WorkerState::Idle;
             worker.status.description = description;
         }
+    }
+
+    /// A worker has let its backend go. It will try anew to have one, whatever failed before.
+    pub fn unloaded(&mut self, worker: usize) {
+        self.set(worker, WorkerState::Unloaded);
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.order = None;
+            worker.load_failures = 0;
+            worker.status.description.pid = 0;
+        }
+    }
+
+    /// Asks for something of every worker that has a backend.
+    pub fn order(&mut self, order: Order) {
+        for worker in self.workers.iter_mut().filter(|worker| worker.is_there()) {
+            worker.order = Some(order);
+        }
+    }
+
+    /// What a worker is asked for.
+    pub fn order_of(&self, worker: usize) -> Option<Order> {
+        self.workers.get(worker)?.order
+    }
+
+    /// Whether some worker has not yet done what was asked for.
+    pub fn is_ordered(&self, order: Order) -> bool {
+        self.workers.iter().any(|worker| worker.is_there() && worker.order == Some(order))
+    }
+
+    /// A worker has done what it was asked for.
+    pub fn obeyed(&mut self, worker: usize, order: Order, given_back: Footprint) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            // It may have been asked for something else meanwhile.
+            worker.order.take_if(|asked| *asked == order);
+            worker.given_back = worker.given_back.and(given_back);
+        }
+    }
+
+    /// What the workers gave back, and have; told once.
+    pub fn take_footprint(&mut self) -> Footprint {
+        let parts = self.workers.iter_mut().map(|worker| std::mem::take(&mut worker.given_back));
+        parts.fold(Footprint::default(), Footprint::and)
+    }
+
+    /// Whether a worker is in this state.
+    pub fn is(&self, worker: usize, state: WorkerState) -> bool {
+        self.workers.get(worker).is_some_and(|worker| worker.status.state == state)
+    }
+
+    /// Whether all workers are in this state.
+    pub fn all_are(&self, state: WorkerState) -> bool {
+        self.workers.iter().all(|worker| worker.status.state == state)
+    }
+
+    /// Whether a worker has no backend and is to have one.
+    pub fn any_is_coming(&self) -> bool {
+        let coming = [WorkerState::Unloaded, WorkerState::Loading];
+        self.workers.iter().any(|worker| coming.contains(&worker.status.state))
+    }
+
+    /// Whether every worker that is to have a backend has one, or is given up.
+    pub fn is_settled(&self, wants: impl Fn(usize) -> bool) -> bool {
+        let settled = |worker: &Worker| worker.is_there() || !worker.can_be_had();
+        let mut workers = self.workers.iter().enumerate();
+        workers.all(|(index, worker)| settled(worker) || !wants(index))
+    }
+
+    /// Whether a worker holds a device beside the CPU when it has a backend.
+    pub fn holds_device(&self, worker: usize) -> bool {
+        self.workers.get(worker).is_some_and(|worker| self.pools[worker.pool].holds_device)
+    }
+
+    /// What each worker does that may hold a device.
+    pub fn devices(&self) -> impl Iterator<Item = WorkerState> {
+        let held = |worker: &&Worker| self.pools[worker.pool].holds_device;
+        self.workers.iter().filter(held).map(|worker| worker.status.state)
     }
 
     /// What each worker is and does.

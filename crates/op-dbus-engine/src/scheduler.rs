@@ -3,21 +3,24 @@
 //! Workers pull: an idle one plans the next batch itself. So batches form while all are busy,
 //! nothing waits for a timer, and no channel holds work that could still be cancelled or joined.
 
+mod life;
+
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use crate::backend::{BackendError, Description};
+use crate::backend::BackendError;
 use crate::batch::Batch;
 use crate::call::Priority;
 use crate::clock::Clock;
 use crate::config::Limits;
-use crate::engine::{WorkerState, WorkerStatus};
+use crate::engine::WorkerState;
 use crate::error::Error;
 use crate::job::{Job, Slot};
 use crate::planner::Plan;
+use crate::presence::Absence;
 use crate::queue::{self, Queue};
 use crate::roster::Roster;
 use crate::routing::{Running, Waiting};
@@ -40,14 +43,12 @@ pub(crate) struct Scheduler {
     delay_us: u64,
     idle_check: Duration,
     state: Mutex<State>,
-    /// Signalled when there is work, and when the engine stops.
+    /// Signalled when there is work, when workers are to do something else, and when the engine stops.
     work: Condvar,
-    /// Signalled when the engine stops: what a worker waits on between two tries to load.
+    /// Signalled when the engine stops or unloads: what a worker waits on between two tries to load.
     stop: Condvar,
-    /// Notified when a worker's thread has ended.
-    ended: Notify,
-    /// Notified when no worker of the pool that was asked for can be had any more.
-    hopeless: Notify,
+    /// Notified when a worker was lost, loaded, unloaded or ended, or has done what it was asked for.
+    changed: Notify,
 }
 
 #[derive(Debug)]
@@ -56,6 +57,12 @@ struct State {
     /// Users whose calls were cancelled since the last batch.
     cancelled: BTreeSet<u32>,
     roster: Roster,
+    /// Why no worker is to have a backend until there is work; none while they are to have one.
+    absence: Option<Absence>,
+    /// When a worker was loaded last.
+    loaded_at: Instant,
+    /// Whether the machine is about to sleep: what holds a device is to let it go.
+    asleep: bool,
     stopped: bool,
 }
 
@@ -64,8 +71,14 @@ struct State {
 pub(crate) enum Next {
     /// It runs the batch that was planned.
     Batch,
-    /// It has been idle for long, and makes sure that it still computes.
+    /// It has been idle for long or was asked to, and makes sure that it still computes.
     Check,
+    /// It gives back memory that it can do without.
+    Trim,
+    /// It lets its backend go.
+    Unload,
+    /// It makes itself a backend again.
+    Load,
     /// Nothing is to be run at this moment.
     Nothing,
     /// It ends.
@@ -83,19 +96,15 @@ impl Scheduler {
                 queue: Queue::new(limits.bulk_wait_us_max),
                 cancelled: BTreeSet::new(),
                 roster,
+                absence: None,
+                loaded_at: Instant::now(),
+                asleep: false,
                 stopped: false,
             }),
             work: Condvar::new(),
             stop: Condvar::new(),
-            ended: Notify::new(),
-            hopeless: Notify::new(),
+            changed: Notify::new(),
         }
-    }
-
-    /// Adds the workers, all loaded and idle, each with its pool; from here on they are known by
-    /// their places.
-    pub fn add_workers(&self, workers: Vec<(usize, Description)>) {
-        self.lock().roster.add(workers);
     }
 
     /// Takes note of what a batch costs in a pool.
@@ -103,7 +112,8 @@ impl Scheduler {
         self.lock().roster.learn(pool, tokens, micros(took));
     }
 
-    /// Queues rows; they are failed at once when nobody will ever run them.
+    /// Queues rows, for which unloaded workers load again; they are failed at once when nobody will
+    /// ever run them.
     pub fn push(&self, entries: Vec<Entry>) {
         let mut state = self.lock();
         if let Some(error) = state.refusal() {
@@ -112,10 +122,11 @@ impl Scheduler {
             return;
         }
         let many = entries.len() > 1;
+        let unloaded = state.absence.take().is_some();
         for entry in entries {
             state.queue.push(entry);
         }
-        self.call_workers(state, many);
+        self.call_workers(state, many || unloaded);
     }
 
     /// Puts rows of a failed batch back, once; `blamed` says that the failure may be theirs.
@@ -140,14 +151,19 @@ impl Scheduler {
         self.work.notify_all();
     }
 
-    /// Takes the next batch into `plan`; with `wait`, waits for one if there is none.
+    /// What a worker does next; a batch is put into `plan`. With `wait`, waits if there is nothing.
     pub fn next_batch(&self, worker: usize, plan: &mut Plan<Row>, wait: bool) -> Next {
         let check_at = Instant::now() + self.idle_check;
         let mut guard = self.lock();
         loop {
             let state = &mut *guard;
-            if state.stopped {
-                return Next::Stopped;
+            match state.duty(worker) {
+                Some(Next::Nothing) if wait => {
+                    guard = self.wait(&self.work, guard, None);
+                    continue;
+                }
+                Some(next) => return next,
+                None => {}
             }
             let now_us = self.clock.now_us();
             let alive = |entry: &Entry| entry.item.job.is_alive(now_us);
@@ -235,95 +251,6 @@ impl Scheduler {
     /// A worker ran a batch.
     pub fn ran(&self, worker: usize, batch: &Batch<'_>, took: Duration) {
         self.lock().roster.ran(worker, batch, micros(took));
-    }
-
-    /// A worker was lost and is to be replaced.
-    pub fn lost(&self, worker: usize, error: &BackendError) {
-        self.stats.restarted();
-        let mut state = self.lock();
-        state.roster.lost(worker, error);
-        // Others may have left to it what waits.
-        self.call_workers(state, false);
-    }
-
-    /// A worker could not be replaced. Once none is left, what waits is failed.
-    pub fn load_failed(&self, worker: usize, error: &BackendError) {
-        let mut state = self.lock();
-        state.roster.load_failed(worker, error);
-        let hopeless = state.roster.is_hopeless();
-        if let Some(error) = state.refusal() {
-            let entries = state.queue.clear();
-            drop(state);
-            fail(entries, &error);
-        }
-        if hopeless {
-            self.hopeless.notify_waiters();
-        }
-    }
-
-    /// Waits until no worker of the pool that was asked for can be had; each is still tried again.
-    pub async fn hopeless(&self) {
-        loop {
-            let hopeless = self.hopeless.notified();
-            // Asked after the wait has begun, so that nothing is missed in between.
-            if self.lock().roster.is_hopeless() {
-                return;
-            }
-            hopeless.await;
-        }
-    }
-
-    /// A worker was replaced.
-    pub fn loaded(&self, worker: usize, description: Description) {
-        self.lock().roster.loaded(worker, description);
-    }
-
-    /// Waits, but not on once the engine stops; false if it has.
-    pub fn pause(&self, duration: Duration) -> bool {
-        let until = Instant::now() + duration;
-        let mut state = self.lock();
-        while !state.stopped {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return true;
-            }
-            state = self.wait(&self.stop, state, Some(left));
-        }
-        false
-    }
-
-    /// Stops: workers end after the batch that they run, what waits is failed.
-    pub fn stop(&self) {
-        let mut state = self.lock();
-        state.stopped = true;
-        let entries = state.queue.clear();
-        drop(state);
-        self.work.notify_all();
-        self.stop.notify_all();
-        fail(entries, &Error::ShuttingDown);
-    }
-
-    /// A worker's thread ends.
-    pub fn end(&self, worker: usize) {
-        self.lock().roster.set(worker, WorkerState::Stopped);
-        self.ended.notify_waiters();
-    }
-
-    /// Returns once all workers have ended.
-    pub async fn all_ended(&self) {
-        loop {
-            let ended = self.ended.notified();
-            tokio::pin!(ended);
-            ended.as_mut().enable();
-            if self.workers().iter().all(|worker| worker.state == WorkerState::Stopped) {
-                return;
-            }
-            ended.await;
-        }
-    }
-
-    pub fn workers(&self) -> Vec<WorkerStatus> {
-        self.lock().roster.statuses()
     }
 
     /// Texts and tokens that wait.

@@ -11,9 +11,8 @@ use crate::plan::Shape;
 const PADDING: usize = 64;
 const LINE_BYTES: usize = 64;
 
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-struct Line([f32; LINE_BYTES / 4]);
+/// Floats of a cache line.
+const LINE: usize = LINE_BYTES / size_of::<f32>();
 
 /// Where the parts of an arena are. All pointers stay valid as long as the arena lives.
 #[derive(Clone, Copy)]
@@ -44,7 +43,8 @@ unsafe impl Sync for Buffers {}
 
 /// The memory itself.
 pub(crate) struct Arena {
-    lines: Vec<Line>,
+    /// A line more than is used, so that the first can begin where a line of the cache does.
+    floats: Vec<f32>,
     offsets: Offsets,
     length: usize,
 }
@@ -65,9 +65,8 @@ struct Offsets {
 impl Arena {
     /// An arena for up to `tokens` tokens, in texts of up to `length` of them.
     pub fn new(shape: &Shape, layout: Layout, tokens: usize, length: usize) -> Self {
-        let line = LINE_BYTES / 4;
-        let stride = shape.hidden.next_multiple_of(PADDING) + line;
-        let attention_stride = (3 * shape.hidden).next_multiple_of(PADDING) + line;
+        let stride = shape.hidden.next_multiple_of(PADDING) + LINE;
+        let attention_stride = (3 * shape.hidden).next_multiple_of(PADDING) + LINE;
         let apart =
             |columns: usize| columns.next_multiple_of(PADDING) + LINE_BYTES / layout.input_bytes;
         let (operand_stride, inner_stride) = (apart(shape.hidden), apart(shape.inner));
@@ -98,7 +97,16 @@ impl Arena {
             strides: [stride, attention_stride, operand_stride, inner_stride],
             blocks,
         };
-        Self { lines: vec![Line([0.0; LINE_BYTES / 4]); end], offsets, length }
+        Self { floats: zeroed((end + 1) * LINE), offsets, length }
+    }
+
+    /// Gives the memory back and takes new, of which no page is there before it is written. What
+    /// [`buffers`](Self::buffers) told before is of no use any more.
+    pub fn renew(&mut self) {
+        let floats = self.floats.len();
+        // The old one goes first.
+        self.floats = Vec::new();
+        self.floats = zeroed(floats);
     }
 
     /// Tokens of the longest text.
@@ -110,8 +118,9 @@ impl Arena {
     pub fn buffers(&mut self) -> Buffers {
         let Offsets { strides, blocks, .. } = self.offsets;
         let offsets = self.offsets;
-        let lines = self.lines.as_mut_ptr();
-        let at = |line: usize| lines.wrapping_add(line).cast::<f32>();
+        let first = self.floats.as_mut_ptr();
+        let lines = first.wrapping_add(first.align_offset(LINE_BYTES));
+        let at = |line: usize| lines.wrapping_add(line * LINE);
         let operand = |[values, scales]: [usize; 2], stride, blocks| Operand {
             values: at(values).cast(),
             stride,
@@ -130,4 +139,9 @@ impl Arena {
             scratch: at(offsets.scratch),
         }
     }
+}
+
+/// Zeros, which the system has at hand: nothing is written.
+fn zeroed(floats: usize) -> Vec<f32> {
+    vec![0.0; floats]
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use op_dbus_engine::{Backend, BackendError, Batch, Description, LoadErrorKind};
+use op_dbus_engine::{Backend, BackendError, Batch, Description, Footprint, LoadErrorKind};
 
 use crate::arena::{Arena, Buffers};
 use crate::encode::{Model, Seat, Text};
@@ -183,6 +183,13 @@ impl Backend for NativeBackend {
             });
         }
         Ok(())
+    }
+
+    fn trim(&mut self) -> Result<Footprint, BackendError> {
+        self.shares = Shares::new(self.team.members());
+        self.arenas.iter_mut().for_each(Arena::renew);
+        self.buffers = self.arenas.iter_mut().map(Arena::buffers).collect();
+        Ok(Footprint::default())
     }
 }
 

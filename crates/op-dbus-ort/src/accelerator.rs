@@ -145,6 +145,15 @@ impl Accelerator {
         coarser.map_or("f32", |(_, _, precision)| precision)
     }
 
+    /// The arenas of a session on the device, in ONNX Runtime's words. What plugin libraries have of
+    /// the kind is theirs.
+    pub(crate) fn arenas(&self) -> String {
+        match self.provider.as_str() {
+            "cuda" | "tensorrt" | "migraphx" => format!("cpu:0;gpu:{}", self.device),
+            _ => "cpu:0".to_owned(),
+        }
+    }
+
     /// The provider can't be used, and why.
     pub(crate) fn unavailable(&self, why: String) -> BackendError {
         // What a provider says comes behind the runtime's source lines and codes.

@@ -3,20 +3,24 @@
 use std::io;
 use std::time::Instant;
 
-use op_dbus_engine::{Backend, BackendError, Batch, Description};
+use op_dbus_engine::{Backend, BackendError, Batch, Description, Footprint, memory};
 use ort::session::builder::SessionBuilder;
-use ort::session::{Session, SessionInputValue};
+use ort::session::{RunOptions, Session, SessionInputValue};
 use ort::value::TensorRef;
 
 use crate::accelerator::Accelerator;
 use crate::own::{Input, Output};
 use crate::padding::{Filled, Padded};
 use crate::placement::Placement;
-use crate::{Graph, Options, Pooling, failure, library, memory, own, pooling, session};
+use crate::{Graph, Options, Pooling, failure, library, own, pooling, session};
 
 /// A model computed by ONNX Runtime, on the CPU or on an accelerator.
 pub struct OrtBackend {
     session: Session,
+    /// How batches are run.
+    run: RunOptions,
+    /// How one is run after which the arenas give back what they don't use; none where there are none.
+    shrink: Option<RunOptions>,
     feed: Feed,
     description: Description,
     padded: Padded,
@@ -74,6 +78,7 @@ impl OrtBackend {
                 BackendError::Load { message, .. } => accelerator.unavailable(message),
                 error => error,
             })?;
+        backend.shrink = session::shrinking(&accelerator.arenas()).map(Some).map_err(refused)?;
         backend.prove(&accelerator, &name)?;
         backend.description.load_ms = milliseconds(start);
         Ok(backend)
@@ -81,11 +86,8 @@ impl OrtBackend {
 
     /// Runs one batch under the runtime's profiler and reads where the operators ran.
     fn prove(&mut self, accelerator: &Accelerator, name: &str) -> Result<(), BackendError> {
-        // Ids that every vocabulary has; which they are does not matter here.
-        let (ids, lengths): (Vec<i32>, [i32; 2]) = ((1..=12).collect(), [8, 4]);
-        let mut out = vec![0.0; 2 * self.description.dimensions];
         let failed = |error: BackendError| accelerator.unavailable(error.to_string());
-        self.run(&Batch { ids: &ids, lengths: &lengths }, &mut out).map_err(failed)?;
+        self.run_any(false).map_err(failed)?;
         let mut read = || -> Result<Placement, Box<dyn std::error::Error>> {
             Ok(Placement::read(&std::fs::read(self.session.end_profiling()?)?, name)?)
         };
@@ -119,8 +121,38 @@ impl OrtBackend {
             }
         };
         memory::trim();
-        Ok(Self { session, feed, description, padded: Padded::default() })
+        let run = RunOptions::new().map_err(refused)?;
+        let padded = Padded::default();
+        Ok(Self { session, run, shrink: None, feed, description, padded })
     }
+
+    /// Runs some batch. With `shrink` the arenas give back what they don't use after it.
+    fn run_any(&mut self, shrink: bool) -> Result<(), BackendError> {
+        // Ids that every vocabulary has; which they are does not matter here.
+        let (ids, lengths): (Vec<i32>, [i32; 2]) = ((1..=12).collect(), [8, 4]);
+        let mut out = vec![0.0; 2 * self.description.dimensions];
+        self.compute(&Batch { ids: &ids, lengths: &lengths }, &mut out, shrink)
+    }
+
+    fn compute(
+        &mut self,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+        shrink: bool,
+    ) -> Result<(), BackendError> {
+        self.padded.fill(batch);
+        let Self { session, feed, padded, run, shrink: shrinking, .. } = self;
+        let options = shrinking.as_ref().filter(|_| shrink).unwrap_or(run);
+        match feed {
+            Feed::Compiled => run_compiled((session, options), padded, batch.lengths, out),
+            Feed::Own(feed) => feed.run((session, options), padded, batch.lengths, out),
+        }
+    }
+}
+
+/// The runtime has no room for what says how a batch is run.
+fn refused(error: ort::Error) -> BackendError {
+    failure::load("the options of a run", error)
 }
 
 /// What is said of a backend on the CPU that has been loading since `start`.
@@ -178,16 +210,26 @@ impl Backend for OrtBackend {
                 self.description.dimensions
             )));
         }
-        self.padded.fill(batch);
-        match &mut self.feed {
-            Feed::Compiled => run_compiled(&mut self.session, &self.padded, batch.lengths, out),
-            Feed::Own(feed) => feed.run(&mut self.session, &self.padded, batch.lengths, out),
+        self.compute(batch, out, false)
+    }
+
+    fn trim(&mut self) -> Result<Footprint, BackendError> {
+        if self.shrink.is_some()
+            && let Err(error) = self.run_any(true)
+        {
+            // A provider without an arena of this kind says so before it runs anything.
+            tracing::debug!(%error, "the runtime's arenas did not shrink");
         }
+        self.padded = Padded::default();
+        if let Feed::Own(feed) = &mut self.feed {
+            feed.filled = feed.inputs.iter().map(Filled::new).collect();
+        }
+        Ok(Footprint::default())
     }
 }
 
 fn run_compiled(
-    session: &mut Session,
+    (session, options): (&mut Session, &RunOptions),
     padded: &Padded,
     lengths: &[i32],
     out: &mut [f32],
@@ -195,7 +237,8 @@ fn run_compiled(
     let mut run = || -> ort::Result<()> {
         let ids = TensorRef::from_array_view((padded.shape(), &padded.ids[..]))?;
         let lengths = TensorRef::from_array_view(([padded.rows], lengths))?;
-        let outputs = session.run(ort::inputs!["input_ids" => ids, "lengths" => lengths])?;
+        let outputs = session
+            .run_with_options(ort::inputs!["input_ids" => ids, "lengths" => lengths], options)?;
         let (_, vectors) = outputs["embedding"].try_extract_tensor::<f32>()?;
         copy(vectors, out)
     };
@@ -218,7 +261,7 @@ fn wrong_size(found: usize, expected: usize) -> ort::Error {
 impl OwnFeed {
     fn run(
         &mut self,
-        session: &mut Session,
+        (session, options): (&mut Session, &RunOptions),
         padded: &Padded,
         lengths: &[i32],
         out: &mut [f32],
@@ -236,7 +279,7 @@ impl OwnFeed {
                 };
                 values.push((input.name.as_str(), value));
             }
-            let outputs = session.run(values)?;
+            let outputs = session.run_with_options(values, options)?;
             let (_, found) = outputs[self.output.name.as_str()].try_extract_tensor::<f32>()?;
             self.take(found, (padded.sequence_length, lengths), out)
         };

@@ -9,7 +9,6 @@ mod backend;
 mod elf;
 mod failure;
 mod library;
-mod memory;
 mod own;
 mod padding;
 mod placement;

@@ -2,8 +2,8 @@
 
 use ort::environment::Environment;
 use ort::ep::{CPU, ExecutionProvider};
-use ort::session::Session;
 use ort::session::builder::SessionBuilder;
+use ort::session::{RunOptions, Session};
 
 /// Prepares a session that computes on `threads` threads of the CPU.
 ///
@@ -36,4 +36,14 @@ pub(crate) fn plain(environment: &Environment, threads: usize) -> ort::Result<Se
         .with_intra_op_spinning(false)?
         // Patterns are kept per shape of the input, and nearly every batch has a shape of its own.
         .with_memory_pattern(false)?)
+}
+
+/// Says that these arenas (`cpu:0;gpu:0`) give back what they don't use once a batch has run.
+///
+/// # Errors
+/// Whatever ONNX Runtime says.
+pub(crate) fn shrinking(arenas: &str) -> ort::Result<RunOptions> {
+    let mut options = RunOptions::new()?;
+    options.set("memory.enable_memory_arena_shrinkage", arenas)?;
+    Ok(options)
 }

@@ -24,6 +24,12 @@ pub enum Action {
     SetDevices,
     /// `Reload`.
     Reload,
+    /// `WarmUp`.
+    WarmUp,
+    /// `Unload`.
+    Unload,
+    /// `TrimMemory`.
+    TrimMemory,
 }
 
 impl Action {
@@ -33,6 +39,7 @@ impl Action {
             Self::SetVectorLevel | Self::SetExecutionProvider | Self::SetDevices | Self::Reload => {
                 "org.opdbus.embedding1.configure"
             }
+            Self::WarmUp | Self::Unload | Self::TrimMemory => "org.opdbus.embedding1.manage-memory",
         }
     }
 
@@ -43,6 +50,9 @@ impl Action {
             Self::SetExecutionProvider => "change the execution provider",
             Self::SetDevices => "change the devices",
             Self::Reload => "reload the settings",
+            Self::WarmUp => "load the model",
+            Self::Unload => "unload the model",
+            Self::TrimMemory => "have the service give memory back",
         }
     }
 }

@@ -26,7 +26,7 @@ fn name(error: &Error) -> ErrorName {
         Error::Provider(_) => ErrorName::ProviderUnavailable,
         Error::Model(error) => model(error),
         Error::Tokenizer { .. } => ErrorName::ModelCorrupt,
-        Error::Dimensions { .. } | Error::Fault(_) => ErrorName::Failed,
+        Error::Busy { .. } | Error::Dimensions { .. } | Error::Fault(_) => ErrorName::Failed,
         Error::Backend(error) => backend(error),
         Error::Engine(error) => engine(error),
         Error::Load(shared) => name(shared),

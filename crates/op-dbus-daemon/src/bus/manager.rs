@@ -92,6 +92,46 @@ impl Manager {
         self.calls.run(connection, header, work).await
     }
 
+    async fn warm_up(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(), Error> {
+        let header = &header;
+        let work = async move |calls: Calls, caller| {
+            authorize(header, &caller, Action::WarmUp).await?;
+            calls.service.warm_up().await.map_err(Error::from)
+        };
+        self.calls.run(connection, header, work).await
+    }
+
+    async fn unload(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(), Error> {
+        let header = &header;
+        let work = async move |calls: Calls, caller| {
+            authorize(header, &caller, Action::Unload).await?;
+            calls.service.unload().await.map_err(Error::from)
+        };
+        self.calls.run(connection, header, work).await
+    }
+
+    #[zbus(out_args("bytes"))]
+    async fn trim_memory(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<u64, Error> {
+        let header = &header;
+        let work = async move |calls: Calls, caller| {
+            authorize(header, &caller, Action::TrimMemory).await?;
+            Ok(calls.service.trim().await)
+        };
+        self.calls.run(connection, header, work).await
+    }
+
     #[zbus(out_args("levels"))]
     async fn list_levels(
         &self,
@@ -147,7 +187,7 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Dictionary, Error> {
-        let work = async |calls: Calls, _caller| Ok(views::status(&calls.service.now()));
+        let work = async |calls: Calls, _caller| Ok(views::status(&calls.service));
         self.calls.run(connection, &header, work).await
     }
 

@@ -12,7 +12,7 @@ use super::calls::Calls;
 use super::facts::Facts;
 use super::reply::{Dictionary, wire};
 use crate::devices::{Device, with_use};
-use crate::service::{Now, unavailable};
+use crate::service::{Now, Service, absence_name, unavailable};
 use crate::settings::{Kind, Loaded, Provider, row};
 
 /// Runs a view that reads the model store, which waits for the disk.
@@ -138,14 +138,20 @@ fn device((device, in_use): (Device, bool)) -> Dictionary {
 }
 
 /// What runs now.
-pub fn status(now: &Now) -> Dictionary {
+pub fn status(service: &Service) -> Dictionary {
+    let now = &*service.now();
     let facts = Facts::of(now);
+    let given_back = service.given_back();
     let since = now.since.duration_since(UNIX_EPOCH).unwrap_or_default();
     let workers = now.served().map(|served| served.engine.descriptions()).unwrap_or_default();
     let workers: Vec<Dictionary> = workers.iter().map(worker).collect();
     let stats = now.served().map(|served| served.engine.stats()).unwrap_or_default();
     HashMap::from([
         ("version", super::VERSION.into()),
+        ("loaded", service.is_loaded().into()),
+        ("unloaded", now.absence().map_or("", absence_name).into()),
+        ("memory_trims", given_back.trims.into()),
+        ("memory_given_back", given_back.bytes.into()),
         ("state", facts.state.as_str().into()),
         ("status", now.summary().into()),
         ("level", facts.vector_level.into()),
@@ -196,6 +202,8 @@ fn state(state: WorkerState) -> &'static str {
         WorkerState::Idle => "idle",
         WorkerState::Busy => "busy",
         WorkerState::Restarting => "restarting",
+        WorkerState::Unloaded => "unloaded",
+        WorkerState::Loading => "loading",
         WorkerState::Stopped => "stopped",
     }
 }

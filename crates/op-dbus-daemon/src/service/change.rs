@@ -228,7 +228,7 @@ impl Service {
     }
 
     /// What is now, unless the service is on its way out: then nothing changes any more.
-    fn staying(&self) -> Result<Arc<Now>, Error> {
+    pub(super) fn staying(&self) -> Result<Arc<Now>, Error> {
         let now = self.now();
         if matches!(now.phase, Phase::Draining(_)) { Err(Error::ShuttingDown) } else { Ok(now) }
     }
@@ -279,6 +279,7 @@ fn same_engines(old: &Settings, new: &Settings) -> bool {
     like_new.vector_level = new.vector_level;
     like_new.model.clone_from(&new.model);
     like_new.log.clone_from(&new.log);
+    like_new.idle_unload_s = new.idle_unload_s;
     like_new.bus = new.bus.clone();
     like_new.state_file.clone_from(&new.state_file);
     like_new.config.clone_from(&new.config);

@@ -22,6 +22,15 @@ pub enum Error {
     /// The service is on its way out.
     #[error("the service is shutting down; send the call again once it is back")]
     ShuttingDown,
+    /// The model can't be unloaded while calls are in flight.
+    #[error(
+        "calls are still in flight after {waited_s} s, so the model stays loaded; call again, or set \
+         the vector level to none"
+    )]
+    Busy {
+        /// How long they were waited for.
+        waited_s: u64,
+    },
     /// An argument or an option is wrong.
     #[error("{0}")]
     InvalidArgument(String),

@@ -29,6 +29,10 @@ impl Entry {
     fn failed(&self) -> bool {
         matches!(self.load.peek(), Some(Err(_)))
     }
+
+    fn served(&self) -> Option<&Arc<Served>> {
+        self.load.peek().and_then(|end| end.as_ref().ok())
+    }
 }
 
 /// Engines by model.
@@ -70,14 +74,29 @@ impl Fleet {
         entries.retain(|choice, _| Some(choice) == keep);
     }
 
+    /// Takes every engine out but that of `keep` in which no call was for `time`.
+    pub(super) fn take_idle(&self, keep: Option<&Choice>, time: Duration) -> Vec<Arc<Served>> {
+        let idle = |served: &Served| served.engine.idle_for().is_some_and(|idle| idle >= time);
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let out = |choice: &Choice, entry: &mut Entry| {
+            Some(choice) != keep && entry.served().is_some_and(|served| idle(served))
+        };
+        let taken = entries.extract_if(|choice, entry| out(choice, entry));
+        taken.filter_map(|(_, entry)| entry.served().cloned()).collect()
+    }
+
+    /// Every engine that is there.
+    pub(super) fn served(&self) -> Vec<Arc<Served>> {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.values().filter_map(Entry::served).cloned().collect()
+    }
+
     /// Refuses new calls, finishes those in the engines until `deadline`, then stops the workers.
     pub(super) async fn drain(&self, deadline: Instant) {
         let entries =
             std::mem::take(&mut *self.entries.lock().unwrap_or_else(PoisonError::into_inner));
-        let loaded: Vec<Arc<Served>> = entries
-            .values()
-            .filter_map(|entry| entry.load.peek().and_then(|end| end.as_ref().ok()).cloned())
-            .collect();
+        let loaded: Vec<Arc<Served>> =
+            entries.values().filter_map(Entry::served).cloned().collect();
         join_all(loaded.iter().map(|served| served.engine.drain(deadline))).await;
     }
 }

@@ -92,6 +92,7 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
         workers: workers(settings, host),
         batch: batch_limits(settings, host),
         reference,
+        holds_device: host.provider != Provider::Cpu,
     };
     provider::verify(&host, settings).map_err(Error::Provider)?;
     for ignored in provider::without_effect(host.provider, loaded) {

@@ -5,6 +5,7 @@ mod compiled;
 mod error;
 mod fleet;
 mod load;
+mod memory;
 mod now;
 mod provider;
 mod served;
@@ -24,6 +25,7 @@ use crate::telemetry::Telemetry;
 use fleet::Fleet;
 
 pub use error::Error;
+pub use memory::{GivenBack, absence_name};
 pub use now::{Now, Phase};
 pub use provider::{Host, candidates, host, unavailable, verify};
 pub use served::{Choice, Options, Request, Served};
@@ -41,6 +43,9 @@ struct Inner {
     change: Mutex<()>,
     spawner: Spawner,
     telemetry: Option<Telemetry>,
+    /// Held while memory is given back: what one trim gives back another must not count.
+    trimming: Mutex<()>,
+    given: memory::Given,
 }
 
 impl Service {
@@ -55,7 +60,8 @@ impl Service {
         };
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
-        Self(Arc::new(Inner { now, change: Mutex::default(), spawner, telemetry }))
+        let (change, trimming, given) = Default::default();
+        Self(Arc::new(Inner { now, change, spawner, telemetry, trimming, given }))
     }
 
     /// What the service is now.

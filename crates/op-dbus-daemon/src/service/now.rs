@@ -7,6 +7,7 @@ use op_dbus_models::Level;
 
 use super::Error;
 use super::fleet::Fleet;
+use super::memory::told;
 use super::served::{Choice, Served};
 use crate::settings::{CpuEngine, Loaded, Settings};
 
@@ -80,6 +81,9 @@ impl Now {
         match &self.phase {
             Phase::Disabled => "Embedding is off (vector level none)".to_owned(),
             Phase::Loading => format!("Loading {}", self.wanted_model()),
+            Phase::Serving(served) if let Some(why) = self.absence() => {
+                format!("Serving {}, {}", served.model, told(why, self.settings()))
+            }
             Phase::Serving(served) => {
                 let reason = self.fallback_reason();
                 let instead = if reason.is_empty() { reason } else { format!(" ({reason})") };

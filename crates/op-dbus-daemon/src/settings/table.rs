@@ -380,9 +380,10 @@ pub const ROWS: &[Row] = &[
         kind: count(0, 31_536_000),
         default: "0",
         unit: "seconds",
-        doc: "How long a model stays loaded without a call; 0 is for ever.",
+        doc: "How long a model stays loaded without a call; 0 is for ever. The next call loads it \
+              again, and waits for that.",
         group: Group::Life,
-        scope: Scope::Later,
+        scope: Scope::Any,
     },
     Row {
         key: "http_listen",

@@ -9,7 +9,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::link::Link;
 use super::{RegionShape, Timeouts};
-use crate::backend::{Backend, BackendError, Description, LoadErrorKind};
+use crate::backend::{Backend, BackendError, Description, Footprint, LoadErrorKind};
 use crate::batch::Batch;
 
 /// A backend in a child process. Dropping it kills the process and reaps it.
@@ -73,10 +73,24 @@ impl Backend for ChildBackend {
         out: &mut [f32],
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), BackendError> {
+        self.asked(|link| link.run_while(batch, out, meanwhile))
+    }
+
+    fn trim(&mut self) -> Result<Footprint, BackendError> {
+        self.asked(Link::trim)
+    }
+}
+
+impl ChildBackend {
+    /// Asks for something, and ends the process if it can't be trusted with the answer.
+    fn asked<T>(
+        &mut self,
+        ask: impl FnOnce(&mut Link) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
         if let Some(reason) = &self.lost {
             return Err(BackendError::Lost(reason.clone()));
         }
-        let result = self.link.run_while(batch, out, meanwhile);
+        let result = ask(&mut self.link);
         let Err(BackendError::Lost(reason)) = result else { return result };
         let reason = format!("{reason}; {}", self.process.end());
         self.lost = Some(reason.clone());

@@ -11,7 +11,7 @@ use super::protocol::{
 };
 use super::region::Region;
 use super::{RegionShape, Timeouts};
-use crate::backend::{BackendError, Description, LoadErrorKind};
+use crate::backend::{BackendError, Description, Footprint, LoadErrorKind};
 use crate::batch::Batch;
 
 /// A worker that has not said yet that it is loaded, or has.
@@ -58,7 +58,7 @@ impl Link {
                 Ok(Description { pid, load_ms, ..description })
             }
             Ok(Answer::Unloadable { kind, message }) => Err(BackendError::Load { kind, message }),
-            Ok(Answer::Done { .. } | Answer::Failed { .. }) => {
+            Ok(Answer::Done { .. } | Answer::Trimmed { .. } | Answer::Failed { .. }) => {
                 Err(other("the worker answered before it was asked; see its messages above".into()))
             }
             Err(error) => Err(other(format!("the worker did not load: {}", chain(&error)))),
@@ -88,21 +88,42 @@ impl Link {
         self.region.write_batch(batch);
         // So that a vector which the worker does not write is not taken from an earlier batch.
         self.region.write_vectors(out);
-        let lost = BackendError::Lost;
-        send_message(&self.socket, &Request::Run { number, rows, tokens })
-            .map_err(|error| lost(format!("it takes no messages ({error})")))?;
-        meanwhile();
-        let answer: Answer = receive_message(&self.socket, Some(self.run_timeout))
-            .map_err(|error| lost(chain(&error)))?;
-        match answer {
+        match self.ask(&Request::Run { number, rows, tokens }, meanwhile)? {
             Answer::Done { number: n } if n == number => {
                 self.region.read_vectors(out);
                 Ok(())
             }
-            Answer::Failed { number: n, failure, message } if n == number => {
-                Err(failure.error(message))
+            other => Err(self.unexpected(other)),
+        }
+    }
+
+    /// Has the worker give memory back. After `Lost` it can't be used any more.
+    pub fn trim(&mut self) -> Result<Footprint, BackendError> {
+        self.number += 1;
+        let number = self.number;
+        match self.ask(&Request::Trim { number }, &mut || ())? {
+            Answer::Trimmed { number: n, given_back, resident } if n == number => {
+                Ok(Footprint { given_back, resident })
             }
-            _ => Err(lost(format!("it did not answer to batch {number}"))),
+            other => Err(self.unexpected(other)),
+        }
+    }
+
+    fn ask(&self, request: &Request, meanwhile: &mut dyn FnMut()) -> Result<Answer, BackendError> {
+        let lost = BackendError::Lost;
+        send_message(&self.socket, request)
+            .map_err(|error| lost(format!("it takes no messages ({error})")))?;
+        meanwhile();
+        receive_message(&self.socket, Some(self.run_timeout)).map_err(|error| lost(chain(&error)))
+    }
+
+    /// What an answer means that is not the one that was asked for.
+    fn unexpected(&self, answer: Answer) -> BackendError {
+        match answer {
+            Answer::Failed { number, failure, message } if number == self.number => {
+                failure.error(message)
+            }
+            _ => BackendError::Lost(format!("it did not answer to batch {}", self.number)),
         }
     }
 }

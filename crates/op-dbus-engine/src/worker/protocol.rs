@@ -14,7 +14,7 @@ use super::RegionShape;
 use crate::backend::{BackendError, Description, LoadErrorKind};
 
 /// Engine and worker are the same program; this guards against an upgrade between the two starts.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 /// Bytes of the largest message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 8192;
@@ -30,16 +30,35 @@ pub(super) enum Request {
     Hello { version: u32, shape: RegionShape },
     /// A batch lies in the shared memory.
     Run { number: u64, rows: usize, tokens: usize },
+    /// Memory is to be given back; numbered as batches are.
+    Trim { number: u64 },
 }
 
-/// What a worker says: `Ready` or `Unloadable` once, then one answer to each `Run`.
+/// What a worker says: `Ready` or `Unloadable` once, then one answer to each `Run` and `Trim`.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Answer {
-    Ready { description: Description },
-    Unloadable { kind: LoadErrorKind, message: String },
-    Done { number: u64 },
-    Failed { number: u64, failure: Failure, message: String },
+    Ready {
+        description: Description,
+    },
+    Unloadable {
+        kind: LoadErrorKind,
+        message: String,
+    },
+    Done {
+        number: u64,
+    },
+    /// Bytes of the worker's own memory.
+    Trimmed {
+        number: u64,
+        given_back: u64,
+        resident: u64,
+    },
+    Failed {
+        number: u64,
+        failure: Failure,
+        message: String,
+    },
 }
 
 /// [`BackendError`] of a batch, without its text.

@@ -13,6 +13,7 @@ use super::protocol::{
 use super::region::Region;
 use crate::backend::{Backend, BackendError, Description};
 use crate::batch::Batch;
+use crate::memory;
 
 /// Runs a worker on standard input, which [`ChildBackend::spawn`](super::ChildBackend::spawn) has
 /// made its control socket. `sandbox` tells the engine what confines this process. Returns when the
@@ -51,6 +52,18 @@ pub(super) fn serve_on(
                 let result = batches.run(backend.as_mut(), rows, tokens);
                 let answer = match result {
                     Ok(()) => Answer::Done { number },
+                    Err(error) => Answer::failed(number, error),
+                };
+                send_message(socket, &answer)?;
+            }
+            Ok(Request::Trim { number }) => {
+                let before = memory::resident();
+                let answer = match batches.trim(backend.as_mut()) {
+                    Ok(()) => {
+                        let resident = memory::resident();
+                        let given_back = before.saturating_sub(resident);
+                        Answer::Trimmed { number, given_back, resident }
+                    }
                     Err(error) => Answer::failed(number, error),
                 };
                 send_message(socket, &answer)?;
@@ -101,6 +114,14 @@ impl Batches {
         batch.check()?;
         backend.run(&batch, &mut self.out)?;
         self.region.write_vectors(&self.out);
+        Ok(())
+    }
+
+    /// Gives back what the last batch left here, in the backend and in the C library.
+    fn trim(&mut self, backend: &mut dyn Backend) -> Result<(), BackendError> {
+        (self.ids, self.lengths, self.out) = Default::default();
+        backend.trim()?;
+        memory::trim();
         Ok(())
     }
 }

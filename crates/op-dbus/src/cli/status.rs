@@ -242,10 +242,14 @@ pub(super) fn device_line(device: &Value) -> Option<String> {
 fn worker_line(worker: &Value) -> String {
     let text = |key: &str| worker[key].as_str().unwrap_or_default();
     let number = |key: &str| worker[key].as_u64().unwrap_or(0);
+    // One that is unloaded has no process.
+    let process = match number("pid") {
+        0 => String::new(),
+        pid => format!("process {pid}, "),
+    };
     let mut line = format!(
-        "{}, process {}, {}, {}",
+        "{}, {process}{}, {}",
         text("device"),
-        number("pid"),
         text("state"),
         counted(number("batches"), "batch", "batches"),
     );

@@ -53,6 +53,8 @@ pub struct Status {
     pub provider: String,
     pub requested_provider: String,
     pub fallback_reason: String,
+    /// Why the workers are not there; empty while they are.
+    pub unloaded: String,
     pub precision: String,
     pub engine: String,
     pub isa: String,

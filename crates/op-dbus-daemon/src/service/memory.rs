@@ -1,0 +1,243 @@
+//! Memory that is given back: models unloaded when nobody calls or somebody asks, devices let go while
+//! the machine sleeps, and what can be spared in between.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use op_dbus_engine::{Absence, Footprint, Presence, memory};
+use tokio::time::timeout;
+use tracing::info;
+
+use super::now::{Now, wanted};
+use super::served::Served;
+use super::{Error, Service};
+use crate::settings::Settings;
+use crate::telemetry::message_id;
+
+/// Calls in flight get this long to end before an unload is refused.
+const CALLS_END: Duration = Duration::from_secs(20);
+/// A batch that runs has ended by then; who computes longer is left out of a trim.
+const TRIM_TIME: Duration = Duration::from_secs(10);
+
+/// What was given back since the start. Relaxed: it orders nothing else.
+#[derive(Debug, Default)]
+pub(super) struct Given {
+    trims: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// [`Given`] at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GivenBack {
+    /// How often memory was given back.
+    pub trims: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Service {
+    /// Loads the model in force if it is unloaded, and returns once its workers have proved themselves.
+    ///
+    /// # Errors
+    /// Why none can serve.
+    pub async fn warm_up(&self) -> Result<(), Error> {
+        // The first load, or a change, may be under way.
+        drop(self.0.change.lock().await);
+        let served = self.serving(None, None).await?;
+        Ok(served.engine.load().await?)
+    }
+
+    /// Ends all workers once the calls in flight are answered. The next call loads the model again.
+    ///
+    /// # Errors
+    /// `Busy` when calls keep coming, `ShuttingDown`; then nothing is unloaded.
+    pub async fn unload(&self) -> Result<(), Error> {
+        let _change = self.0.change.lock().await;
+        let now = self.staying()?;
+        now.fleet.retain(wanted(now.settings()).as_ref());
+        if let Some(served) = now.served()
+            && timeout(CALLS_END, served.engine.unload()).await.is_err()
+        {
+            return Err(Error::Busy { waited_s: CALLS_END.as_secs() });
+        }
+        memory::trim();
+        Ok(())
+    }
+
+    /// Gives back what memory can be spared without ending the service, and tells how many bytes that
+    /// was: of this process and of the workers, and all of the models that serve no call and are not in
+    /// force.
+    pub async fn trim(&self) -> u64 {
+        let _one = self.0.trimming.lock().await;
+        let now = self.now();
+        let before = memory::resident();
+        let others = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
+        let others = join_all(others.iter().map(|served| end(served))).await;
+        let in_force = match now.served() {
+            Some(served) => trimmed(served).await.given_back,
+            None => 0,
+        };
+        memory::trim();
+        let own = before.saturating_sub(memory::resident());
+        let bytes = others.into_iter().sum::<u64>() + in_force + own;
+        let given = &self.0.given;
+        given.trims.fetch_add(1, Ordering::Relaxed);
+        given.bytes.fetch_add(bytes, Ordering::Relaxed);
+        info!(MESSAGE_ID = message_id::MEMORY_TRIMMED, bytes, "memory given back");
+        bytes
+    }
+
+    /// What was given back since the start.
+    pub fn given_back(&self) -> GivenBack {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let Given { trims, bytes } = &self.0.given;
+        GivenBack { trims: count(trims), bytes: count(bytes) }
+    }
+
+    /// Unloads what nobody has called for as long as the settings say, and tells when to look again;
+    /// `None` where models stay.
+    pub fn unload_idle(&self) -> Option<Duration> {
+        let now = self.now();
+        let limit = idle_limit(now.settings())?;
+        for served in now.fleet.take_idle(wanted(now.settings()).as_ref(), limit) {
+            // Its workers end with the last call that holds it.
+            tell_unloaded(&served.model, Absence::Idle, now.settings());
+        }
+        if let Some(served) = now.served()
+            && served.engine.presence() == Presence::Loaded
+        {
+            served.engine.unload_idle(limit);
+        }
+        let engines = now.fleet.served();
+        // One with calls in flight can't be idle for that long sooner than this.
+        let left = engines.iter().map(|served| {
+            let idle = served.engine.idle_for().unwrap_or_default();
+            if idle < limit { limit - idle } else { limit }
+        });
+        Some(left.min().unwrap_or(limit))
+    }
+
+    /// Lets all devices beside the CPU go; calls that need them wait until [`wake`](Self::wake).
+    pub async fn sleep(&self) {
+        let engines = self.now().fleet.served();
+        join_all(engines.iter().map(|served| served.engine.sleep())).await;
+    }
+
+    /// Loads the devices again, and has every worker prove itself before its next batch.
+    pub fn wake(&self) {
+        for served in self.now().fleet.served() {
+            served.engine.wake();
+        }
+    }
+
+    /// Whether the workers of the model in force are there.
+    pub fn is_loaded(&self) -> bool {
+        let now = self.now();
+        now.served().is_some_and(|served| served.engine.presence() == Presence::Loaded)
+    }
+
+    /// Tells the journal, and whoever watches [`Service::now`], when the model in force is unloaded and
+    /// loaded again; for as long as the service lives.
+    pub async fn tell_presence(&self) {
+        let mut changes = self.watch();
+        let mut known = Presence::Loaded;
+        loop {
+            let served = changes.borrow_and_update().served().cloned();
+            let Some(served) = served else {
+                known = Presence::Loaded;
+                if changes.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            };
+            let presence = tokio::select! {
+                changed = changes.changed() => match changed {
+                    Ok(()) => {
+                        let next = changes.borrow().served().cloned();
+                        if !next.is_some_and(|next| Arc::ptr_eq(&next, &served)) {
+                            known = Presence::Loaded;
+                        }
+                        continue;
+                    }
+                    Err(_) => return,
+                },
+                presence = served.engine.presence_other_than(known) => presence,
+            };
+            match presence {
+                Presence::Unloaded(why) => {
+                    tell_unloaded(&served.model, why, self.now().settings());
+                }
+                Presence::Loading => info!(model = %served.model, "model is loaded again"),
+                Presence::Loaded => info!(
+                    MESSAGE_ID = message_id::MODEL_LOADED,
+                    model = %served.model,
+                    device = %served.device,
+                    "model loaded again"
+                ),
+            }
+            known = presence;
+            // The same as before, and another line for people.
+            self.replace(|_| {});
+        }
+    }
+}
+
+/// How long a model stays without a call.
+fn idle_limit(settings: &Settings) -> Option<Duration> {
+    (settings.idle_unload_s > 0).then(|| Duration::from_secs(settings.idle_unload_s))
+}
+
+fn tell_unloaded(model: &str, why: Absence, settings: &Settings) {
+    let (reason, told) = (absence_name(why), told(why, settings));
+    info!(MESSAGE_ID = message_id::MODEL_UNLOADED, model, reason, "model {told}");
+}
+
+/// Why a model has no workers, for programs.
+pub fn absence_name(why: Absence) -> &'static str {
+    match why {
+        Absence::Idle => "idle",
+        Absence::Asked => "asked",
+        Absence::Sleep => "sleep",
+    }
+}
+
+/// Why a model has no workers, for people.
+pub(super) fn told(why: Absence, settings: &Settings) -> String {
+    match why {
+        Absence::Idle => format!(
+            "unloaded after {} s without a call; the next call loads it",
+            settings.idle_unload_s
+        ),
+        Absence::Asked => "unloaded, as it was asked for; the next call loads it".to_owned(),
+        Absence::Sleep => {
+            "off its device, as the machine is about to sleep; calls wait until it wakes".to_owned()
+        }
+    }
+}
+
+/// What the workers of a model gave back.
+async fn trimmed(served: &Served) -> Footprint {
+    timeout(TRIM_TIME, served.engine.trim()).await.unwrap_or_default()
+}
+
+/// Ends the workers of a model; tells the bytes of their own memory.
+async fn end(served: &Served) -> u64 {
+    let Footprint { given_back, resident } = trimmed(served).await;
+    // A call may just have come: then it loads again, and ends with that call.
+    match timeout(TRIM_TIME, served.engine.unload()).await {
+        Ok(()) => given_back + resident,
+        Err(_) => given_back,
+    }
+}
+
+impl Now {
+    /// Why the model in force has no workers; `None` while it has them, or loads.
+    pub fn absence(&self) -> Option<Absence> {
+        match self.served()?.engine.presence() {
+            Presence::Unloaded(why) => Some(why),
+            Presence::Loaded | Presence::Loading => None,
+        }
+    }
+}

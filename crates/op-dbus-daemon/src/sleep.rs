@@ -1,0 +1,92 @@
+//! The machine's sleep, as logind tells of it: devices are let go before, and loaded again after.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use tokio::time::timeout;
+use tracing::{info, warn};
+use zbus::fdo::DBusProxy;
+use zbus::proxy::CacheProperties;
+use zbus::{Connection, OwnedFd};
+
+use crate::service::Service;
+
+const LOGIND: &str = "org.freedesktop.login1";
+/// logind waits 5 s for those who delay, unless its InhibitDelayMaxSec says otherwise; a worker that
+/// takes longer than this is not waited for.
+const RELEASE_TIME: Duration = Duration::from_secs(30);
+
+/// The part of logind that tells of sleep.
+#[zbus::proxy(
+    interface = "org.freedesktop.login1.Manager",
+    default_service = "org.freedesktop.login1",
+    default_path = "/org/freedesktop/login1"
+)]
+trait Logind {
+    /// Delays a sleep for as long as the descriptor is open.
+    fn inhibit(&self, what: &str, who: &str, why: &str, mode: &str) -> zbus::Result<OwnedFd>;
+
+    /// The machine is about to sleep, or is awake again.
+    #[zbus(signal)]
+    fn prepare_for_sleep(&self, start: bool) -> zbus::Result<()>;
+}
+
+/// Follows logind for as long as the connection lives. Where there is none, nobody says when the
+/// machine sleeps, and workers that lose their device are replaced when that is noticed.
+pub async fn follow(connection: Connection, service: Service) {
+    if let Err(error) = try_follow(&connection, &service).await {
+        warn!(%error, "the sleep of the machine can't be followed");
+    }
+}
+
+async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<()> {
+    let logind = LogindProxy::builder(connection).cache_properties(CacheProperties::No);
+    let logind = logind.build().await?;
+    // Whoever else sends such a signal is passed over by the proxy.
+    let mut sleeps = pin!(logind.receive_prepare_for_sleep().await?);
+    let mut owners = pin!(logind.inner().receive_owner_changed().await?);
+    let bus = DBusProxy::new(connection).await?;
+    // Asking for the name does not start it, as a call would.
+    let is_there = bus.name_has_owner(LOGIND.try_into()?).await?;
+    let mut delay = if is_there { inhibit(&logind).await } else { None };
+    loop {
+        tokio::select! {
+            signal = sleeps.next() => {
+                let Some(signal) = signal else { return Ok(()) };
+                if signal.args()?.start {
+                    if timeout(RELEASE_TIME, service.sleep()).await.is_err() {
+                        warn!("a device is still in use while the machine falls asleep");
+                    }
+                    info!("the machine is about to sleep; devices are released");
+                    drop(delay.take());
+                } else {
+                    info!("the machine is awake; every worker proves itself again");
+                    delay = inhibit(&logind).await;
+                    service.wake();
+                }
+            }
+            owner = owners.next() => match owner {
+                Some(Some(_)) => delay = inhibit(&logind).await,
+                // Nobody would tell us that the machine is awake.
+                Some(None) => {
+                    drop(delay.take());
+                    service.wake();
+                }
+                None => return Ok(()),
+            },
+        }
+    }
+}
+
+/// What delays the next sleep until the devices are released.
+async fn inhibit(logind: &LogindProxy<'_>) -> Option<OwnedFd> {
+    let why = "Releasing the devices that embeddings are computed on";
+    match logind.inhibit("sleep", "op-dbus", why, "delay").await {
+        Ok(delay) => Some(delay),
+        Err(error) => {
+            warn!(%error, "the machine may sleep before the devices are released");
+            None
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Whether an engine has its workers' memory: unloaded when nobody calls or somebody asks, loaded again
+//! by the next call; devices let go while the machine sleeps; memory given back in between.
+
+use std::time::Duration;
+
+use crate::backend::Footprint;
+use crate::engine::Engine;
+use crate::error::Error;
+
+/// Whether the workers have their backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// They have, or will in a moment have them no more.
+    Loaded,
+    /// They had none, and load again.
+    Loading,
+    /// They have none; calls are answered all the same.
+    Unloaded(Absence),
+}
+
+/// Why workers have no backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absence {
+    /// Nobody has called for long. The next call loads.
+    Idle,
+    /// Somebody asked for it. The next call loads.
+    Asked,
+    /// The machine is about to sleep, or just wakes; calls that need a device wait.
+    Sleep,
+}
+
+impl Engine {
+    /// Whether the workers have their backends.
+    pub fn presence(&self) -> Presence {
+        self.scheduler().presence()
+    }
+
+    /// Waits until [`presence`](Self::presence) is another one than `known`, and returns it.
+    pub async fn presence_other_than(&self, known: Presence) -> Presence {
+        self.scheduler().presence_other_than(known).await
+    }
+
+    /// How long ago the last call ended, or the workers were loaded; `None` while calls are in flight.
+    /// The engine's own texts don't count, nor what needs no worker.
+    pub fn idle_for(&self) -> Option<Duration> {
+        Some(self.admission().idle_for()?.min(self.scheduler().loaded_for()))
+    }
+
+    /// Unloads the workers if no call was in flight for `time`; false if one was. The next call loads
+    /// them again and waits for that, as all that come meanwhile.
+    pub fn unload_idle(&self, time: Duration) -> bool {
+        let idle = || self.admission().idle_for().is_some_and(|idle| idle >= time);
+        self.scheduler().unload_if(Absence::Idle, time, idle)
+    }
+
+    /// Waits until no call is in flight, unloads the workers, and returns once they are gone. The next
+    /// call loads them again.
+    pub async fn unload(&self) {
+        let (scheduler, admission) = (self.scheduler(), self.admission());
+        while !scheduler.unload_if(Absence::Asked, Duration::ZERO, || admission.is_idle()) {
+            admission.idle().await;
+        }
+        scheduler.all_unloaded().await;
+    }
+
+    /// Loads the workers if they are not, and returns once they have proved themselves. While the
+    /// machine sleeps devices are not waited for.
+    ///
+    /// # Errors
+    /// No worker can be had, or the engine stops.
+    pub async fn load(&self) -> Result<(), Error> {
+        self.scheduler().load();
+        self.scheduler().all_loaded().await
+    }
+
+    /// Has the workers that hold a device beside the CPU let it go, each after the batch that it runs,
+    /// and returns once they have. Until [`wake`](Self::wake) calls that need them wait.
+    pub async fn sleep(&self) {
+        self.scheduler().sleep().await;
+    }
+
+    /// Has the workers that held a device load again, and all others compute the engine's own text
+    /// once more, before the next batch.
+    pub fn wake(&self) {
+        self.scheduler().wake();
+    }
+
+    /// Has the workers give back memory that only made the next batch faster, each after the batch that
+    /// it runs, and tells how much they gave back and still have.
+    pub async fn trim(&self) -> Footprint {
+        self.scheduler().trim().await
+    }
+}

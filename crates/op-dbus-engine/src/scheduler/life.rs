@@ -1,0 +1,274 @@
+//! The life of workers: lost and replaced, unloaded and loaded again, ended; and what they are asked
+//! for between two batches.
+
+use std::time::{Duration, Instant};
+
+use super::{Next, Scheduler, State, fail};
+use crate::backend::{BackendError, Description, Footprint};
+use crate::engine::{WorkerState, WorkerStatus};
+use crate::error::Error;
+use crate::presence::{Absence, Presence};
+use crate::roster::Order;
+
+impl Scheduler {
+    /// Adds the workers, all loaded and idle, each with its pool; from here on they are known by
+    /// their places.
+    pub fn add_workers(&self, workers: Vec<(usize, Description)>) {
+        self.lock().roster.add(workers);
+    }
+
+    /// A worker was lost and is to be replaced.
+    pub fn lost(&self, worker: usize, error: &BackendError) {
+        self.stats.restarted();
+        let mut state = self.lock();
+        state.roster.lost(worker, error);
+        // Others may have left to it what waits.
+        self.call_workers(state, false);
+        self.changed.notify_waiters();
+    }
+
+    /// A worker could not be loaded. Once none is left, what waits is failed.
+    pub fn load_failed(&self, worker: usize, error: &BackendError) {
+        let mut state = self.lock();
+        state.roster.load_failed(worker, error);
+        if let Some(error) = state.refusal() {
+            let entries = state.queue.clear();
+            drop(state);
+            fail(entries, &error);
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until no worker of the pool that was asked for can be had; each is still tried again.
+    pub async fn hopeless(&self) {
+        self.until(|state| state.roster.is_hopeless()).await;
+    }
+
+    /// A worker that has no backend makes itself one.
+    pub fn loading(&self, worker: usize) {
+        self.set(worker, WorkerState::Loading);
+    }
+
+    /// A worker has a backend, its first or another one.
+    pub fn loaded(&self, worker: usize, description: Description) {
+        let mut state = self.lock();
+        state.roster.loaded(worker, description);
+        state.loaded_at = Instant::now();
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// A worker has let its backend go.
+    pub fn unloaded(&self, worker: usize) {
+        self.lock().roster.unloaded(worker);
+        self.changed.notify_waiters();
+    }
+
+    /// A worker has done what it was asked for, and gave back some memory.
+    pub fn obeyed(&self, worker: usize, order: Order, given_back: Footprint) {
+        self.lock().roster.obeyed(worker, order, given_back);
+        self.changed.notify_waiters();
+    }
+
+    /// Whether a worker is to have a backend.
+    pub fn wants(&self, worker: usize) -> bool {
+        self.lock().wants(worker)
+    }
+
+    /// Waits, but not on once the engine stops or the worker is not to have a backend any more; false
+    /// if the engine has stopped.
+    pub fn pause(&self, worker: usize, duration: Duration) -> bool {
+        let until = Instant::now() + duration;
+        let mut state = self.lock();
+        while !state.stopped {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !state.wants(worker) {
+                return true;
+            }
+            state = self.wait(&self.stop, state, Some(left));
+        }
+        false
+    }
+
+    /// Stops: workers end after the batch that they run, what waits is failed.
+    pub fn stop(&self) {
+        let mut state = self.lock();
+        state.stopped = true;
+        let entries = state.queue.clear();
+        drop(state);
+        self.call_all();
+        fail(entries, &Error::ShuttingDown);
+    }
+
+    /// A worker's thread ends.
+    pub fn end(&self, worker: usize) {
+        self.set(worker, WorkerState::Stopped);
+    }
+
+    /// Returns once all workers have ended.
+    pub async fn all_ended(&self) {
+        self.until(|state| state.roster.all_are(WorkerState::Stopped)).await;
+    }
+
+    pub fn workers(&self) -> Vec<WorkerStatus> {
+        self.lock().roster.statuses()
+    }
+
+    /// Has the workers let their backends go if they are loaded for `time` and `idle` still holds; false
+    /// if not. What is pushed later has them load again.
+    pub fn unload_if(&self, why: Absence, time: Duration, idle: impl FnOnce() -> bool) -> bool {
+        let mut state = self.lock();
+        // Asked under the lock that a call's rows have to pass: they come before this, and `idle` does
+        // not hold, or after it.
+        if state.loaded_at.elapsed() < time || !idle() {
+            return false;
+        }
+        state.absence.get_or_insert(why);
+        drop(state);
+        self.call_all();
+        true
+    }
+
+    /// How long ago a worker was loaded.
+    pub fn loaded_for(&self) -> Duration {
+        self.lock().loaded_at.elapsed()
+    }
+
+    /// Has unloaded workers load again.
+    pub fn load(&self) {
+        self.lock().absence = None;
+        self.call_all();
+    }
+
+    /// Returns once the workers have let their backends go, or are to have them again.
+    pub async fn all_unloaded(&self) {
+        self.until(|state| state.absence.is_none() || state.roster.all_are(WorkerState::Unloaded))
+            .await;
+    }
+
+    /// Returns once every worker that is to have a backend has one or is given up.
+    ///
+    /// # Errors
+    /// None can be had.
+    pub async fn all_loaded(&self) -> Result<(), Error> {
+        self.until(|state| state.stopped || state.is_settled()).await;
+        self.lock().refusal().map_or(Ok(()), Err)
+    }
+
+    /// Has the workers that hold a device let it go until [`wake`](Self::wake), and returns once they
+    /// have.
+    pub async fn sleep(&self) {
+        self.lock().asleep = true;
+        self.call_all();
+        self.until(|state| !state.asleep || state.devices_are_free()).await;
+    }
+
+    /// Has the workers that held a device load again, and the others make sure that they compute.
+    pub fn wake(&self) {
+        let mut state = self.lock();
+        state.asleep = false;
+        state.roster.order(Order::Check);
+        drop(state);
+        self.call_all();
+    }
+
+    /// Has the workers give back memory that they can do without, and tells how much that was.
+    pub async fn trim(&self) -> Footprint {
+        self.lock().roster.order(Order::Trim);
+        self.call_all();
+        self.until(|state| !state.roster.is_ordered(Order::Trim)).await;
+        self.lock().roster.take_footprint()
+    }
+
+    /// Whether the workers have their backends.
+    pub fn presence(&self) -> Presence {
+        self.lock().presence()
+    }
+
+    /// Waits until [`presence`](Self::presence) is another one than `known`.
+    pub async fn presence_other_than(&self, known: Presence) -> Presence {
+        self.until(|state| state.presence() != known).await;
+        self.presence()
+    }
+
+    /// Whether a text of the engine's own would only tell what is known: no worker is to have a
+    /// backend, or all are on their way.
+    pub fn is_away(&self) -> bool {
+        let state = self.lock();
+        let away = state.absence.is_some() || state.presence() != Presence::Loaded;
+        away && state.refusal().is_none()
+    }
+
+    fn set(&self, worker: usize, to: WorkerState) {
+        self.lock().roster.set(worker, to);
+        self.changed.notify_waiters();
+    }
+
+    /// Wakes every worker, whatever it waits for.
+    fn call_all(&self) {
+        self.work.notify_all();
+        self.stop.notify_all();
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until `condition` holds, which is asked after each change in the life of a worker.
+    async fn until(&self, condition: impl Fn(&State) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // Registered before the condition is asked, so that nothing is missed in between.
+            changed.as_mut().enable();
+            if condition(&self.lock()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl State {
+    /// What a worker has to do before it looks for a batch; `Nothing` if it is to wait.
+    pub fn duty(&self, worker: usize) -> Option<Next> {
+        if self.stopped {
+            return Some(Next::Stopped);
+        }
+        match (self.wants(worker), self.roster.is(worker, WorkerState::Unloaded)) {
+            (true, true) => Some(Next::Load),
+            (false, false) => Some(Next::Unload),
+            (false, true) => Some(Next::Nothing),
+            (true, false) => self.roster.order_of(worker).map(|order| match order {
+                Order::Check => Next::Check,
+                Order::Trim => Next::Trim,
+            }),
+        }
+    }
+
+    fn wants(&self, worker: usize) -> bool {
+        self.absence.is_none() && !(self.asleep && self.roster.holds_device(worker))
+    }
+
+    fn devices_are_free(&self) -> bool {
+        self.roster.devices().all(|state| state == WorkerState::Unloaded)
+    }
+
+    fn is_settled(&self) -> bool {
+        self.roster.is_settled(|worker| self.wants(worker))
+    }
+
+    fn presence(&self) -> Presence {
+        match self.absence {
+            Some(why) if self.roster.all_are(WorkerState::Unloaded) => Presence::Unloaded(why),
+            // They are still at it.
+            Some(_) => Presence::Loaded,
+            None if self.asleep && self.roster.devices().count() > 0 => {
+                if self.devices_are_free() {
+                    Presence::Unloaded(Absence::Sleep)
+                } else {
+                    Presence::Loaded
+                }
+            }
+            None if self.roster.any_is_coming() => Presence::Loading,
+            None => Presence::Loaded,
+        }
+    }
+}

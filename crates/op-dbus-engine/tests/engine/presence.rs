@@ -1,0 +1,207 @@
+//! Unloading and loading again, sleeping, and giving memory back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use op_dbus_engine::sim::Faults;
+use op_dbus_engine::{
+    Absence, BackendError, BackendFactory, Engine, Error, Limits, LoadErrorKind, Pool, Presence,
+    Tokenizer, WorkerState,
+};
+
+use super::support::{Gate, INPUT_MAX, call, config, expected, model, sim};
+
+/// Backends that are counted, and can be told not to load.
+#[derive(Clone, Default)]
+struct Backends {
+    made: Arc<AtomicUsize>,
+    broken: Arc<AtomicBool>,
+}
+
+impl Backends {
+    fn factory(&self) -> BackendFactory {
+        let backends = self.clone();
+        Box::new(move |_| {
+            backends.made.fetch_add(1, Ordering::SeqCst);
+            if backends.broken.load(Ordering::SeqCst) {
+                let message = "broken on purpose".to_owned();
+                return Err(BackendError::Load { kind: LoadErrorKind::Other, message });
+            }
+            sim(Faults::default())
+        })
+    }
+
+    fn made(&self) -> usize {
+        self.made.load(Ordering::SeqCst)
+    }
+
+    /// An engine with two workers, which may hold a device.
+    fn engine(&self, holds_device: bool) -> Engine {
+        let pool = Pool { workers: 2, holds_device, ..Pool::new(self.factory()) };
+        let (tokenizer, config) = (Tokenizer::bytes(INPUT_MAX), config(Limits::default()));
+        Engine::start(tokenizer, model(), vec![pool], config).unwrap()
+    }
+}
+
+fn are_all(engine: &Engine, state: WorkerState) -> bool {
+    engine.descriptions().iter().all(|worker| worker.state == state)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unloaded_engine_answers_and_calls_share_one_load() {
+    let backends = Backends::default();
+    let engine = backends.engine(false);
+    engine.unload().await;
+    assert_eq!(engine.presence(), Presence::Unloaded(Absence::Asked));
+    assert!(are_all(&engine, WorkerState::Unloaded));
+    assert_eq!(engine.count_tokens(vec!["ab".into()]).await.unwrap(), [4]);
+    assert_eq!(engine.presence(), Presence::Unloaded(Absence::Asked), "counting needs no worker");
+
+    let calls: Vec<_> = (0..16)
+        .map(|uid| {
+            let engine = engine.clone();
+            tokio::spawn(async move { engine.embed(call(uid, &["text"])).await })
+        })
+        .collect();
+    for call in calls {
+        assert_eq!(call.await.unwrap().unwrap().vectors, expected("text"));
+    }
+    engine.load().await.unwrap();
+    assert_eq!(engine.presence(), Presence::Loaded);
+    assert_eq!(backends.made(), 4, "each worker once, and once again");
+    assert_eq!(engine.stats().worker_restarts, 0, "none was lost");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_is_idle_only_without_calls() {
+    let gate = Gate::new(Limits::default());
+    let embedding = tokio::spawn({
+        let engine = gate.engine.clone();
+        async move { engine.embed(call(1, &["slow"])).await }
+    });
+    gate.next_batch();
+    assert_eq!(gate.engine.idle_for(), None);
+    assert!(!gate.engine.unload_idle(Duration::ZERO));
+    gate.go();
+    embedding.await.unwrap().unwrap();
+    assert!(!gate.engine.unload_idle(Duration::from_secs(3600)), "the call has just ended");
+    assert!(gate.engine.unload_idle(Duration::ZERO));
+    let presence = gate.engine.presence_other_than(Presence::Loaded).await;
+    assert_eq!(presence, Presence::Unloaded(Absence::Idle));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_neither_loads_an_engine_nor_keeps_it() {
+    let backends = Backends::default();
+    let engine = backends.engine(false);
+    engine.canary().await.unwrap();
+    let idle = engine.idle_for().unwrap();
+    engine.canary().await.unwrap();
+    assert!(engine.idle_for().unwrap() >= idle, "its own text counted as a call");
+    engine.unload().await;
+    engine.canary().await.unwrap();
+    assert_eq!(engine.presence(), Presence::Unloaded(Absence::Asked));
+    assert_eq!(backends.made(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unloading_under_fire_loses_no_call() {
+    let backends = Backends::default();
+    let engine = backends.engine(false);
+    let calls: Vec<_> = (0..4)
+        .map(|uid| {
+            let engine = engine.clone();
+            tokio::spawn(async move {
+                for n in 0..200 {
+                    let text = format!("{uid} {n}");
+                    let reply = engine.embed(call(uid, &[&text])).await.unwrap();
+                    assert_eq!(reply.vectors, expected(&text));
+                    if n % 8 == 0 {
+                        engine.unload_idle(Duration::ZERO);
+                        engine.canary().await.unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    for call in calls {
+        call.await.unwrap();
+    }
+    // Whatever they have left, nothing is in flight now.
+    engine.load().await.unwrap();
+    let made = backends.made();
+    assert!(engine.unload_idle(Duration::ZERO));
+    engine.embed(call(1, &["last"])).await.unwrap();
+    engine.load().await.unwrap();
+    assert_eq!(backends.made(), made + 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_cannot_load_again_says_why_and_recovers() {
+    let backends = Backends::default();
+    let engine = backends.engine(false);
+    engine.unload().await;
+    backends.broken.store(true, Ordering::SeqCst);
+    let error = engine.embed(call(1, &["text"])).await.unwrap_err();
+    assert!(matches!(error, Error::WorkerFailed(_)), "{error}");
+    assert!(engine.load().await.is_err());
+    engine.failing().await;
+    // Unloaded, it forgets what failed, and tries again when it is needed.
+    engine.unload().await;
+    backends.broken.store(false, Ordering::SeqCst);
+    let reply = engine.embed(call(1, &["text"])).await.unwrap();
+    assert_eq!(reply.vectors, expected("text"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_is_let_go_for_a_sleep_and_calls_wait() {
+    let backends = Backends::default();
+    let engine = backends.engine(true);
+    engine.sleep().await;
+    assert_eq!(engine.presence(), Presence::Unloaded(Absence::Sleep));
+    let waiting = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.embed(call(1, &["text"])).await }
+    });
+    while engine.stats().queue_texts == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(are_all(&engine, WorkerState::Unloaded));
+    engine.wake();
+    assert_eq!(waiting.await.unwrap().unwrap().vectors, expected("text"));
+    engine.load().await.unwrap();
+    assert_eq!(backends.made(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cpu_stays_for_a_sleep_and_proves_itself_after_it() {
+    let engine = Backends::default().engine(false);
+    engine.sleep().await;
+    assert_eq!(engine.presence(), Presence::Loaded);
+    engine.embed(call(1, &["meanwhile"])).await.unwrap();
+    engine.wake();
+    engine.embed(call(1, &["after"])).await.unwrap();
+    // One that would not compute any more is lost in its check, before anybody's batch.
+    let dies = Faults { die_on_batch: Some(2), ..Faults::default() };
+    let engine = super::support::with_faults(vec![dies], Limits::default());
+    engine.sleep().await;
+    engine.wake();
+    while engine.stats().worker_restarts == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(engine.embed(call(1, &["text"])).await.unwrap().vectors, expected("text"));
+    assert_eq!(engine.stats().retries, 0, "no caller's batch has met it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unloaded_engine_that_slept_stays_unloaded() {
+    let backends = Backends::default();
+    let engine = backends.engine(true);
+    engine.unload().await;
+    engine.sleep().await;
+    engine.wake();
+    engine.trim().await;
+    assert_eq!(engine.presence(), Presence::Unloaded(Absence::Asked));
+    assert_eq!(backends.made(), 2);
+}

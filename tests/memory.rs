@@ -1,0 +1,326 @@
+//! Memory that is given back: unloaded models, trimmed processes, a machine that sleeps; and memory that
+//! stays what it is.
+
+use std::fs;
+use std::sync::{Arc, Mutex};
+
+use futures_util::future::join_all;
+use nix::unistd::Pid;
+use op_dbus_api::ErrorName;
+use zbus::object_server::SignalEmitter;
+use zbus::{Connection, OwnedFd};
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::{Client, Options, refused};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::golden;
+use crate::harness::manager::ServiceManager;
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! {
+    a_model_that_nobody_calls_is_unloaded: [Bus],
+    calls_share_the_load_of_an_unloaded_model: [Bus, Low],
+    an_unloaded_model_leaves_no_worker: [Bus, Low],
+    the_watchdog_loads_nothing: [Bus],
+    memory_is_given_back_and_counted: [Bus, Low, Medium],
+    an_idle_level_is_given_back: [Bus],
+    devices_are_released_for_a_sleep: [Bus, Low, Ggml],
+    native_memory_reaches_a_plateau: [Bus, Low],
+    onnx_runtime_memory_reaches_a_plateau: [Bus, Low, Runtime],
+}
+
+async fn status<T>(daemon: &Daemon, key: &str) -> Outcome<T>
+where
+    T: TryFrom<zbus::OwnedVariant>,
+    T::Error: std::error::Error + 'static,
+{
+    let status = daemon.client().manager.get_status().await?;
+    Ok(status.get(key).ok_or(format!("the status has no {key}"))?.clone().try_into()?)
+}
+
+/// Asks until the model is loaded, or not.
+async fn loaded(daemon: &Daemon, wanted: bool) -> Outcome {
+    within(&format!("loaded to become {wanted}"), async {
+        while status::<bool>(daemon, "loaded").await? != wanted {}
+        Ok(())
+    })
+    .await?
+}
+
+/// Whether a process is there; what its parent has not reaped yet is not.
+fn runs(process: Pid) -> bool {
+    fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+async fn a_model_that_nobody_calls_is_unloaded() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("idle_unload_s", "1");
+    let path = setup.path("notify");
+    let manager = ServiceManager::listen(&path)?;
+    let setup = setup.env("NOTIFY_SOCKET", &path.display().to_string());
+    let daemon = setup.ready(&bus).await?;
+    let expected = daemon.client().embedder.embed("x").await?;
+    let space = daemon.client().embedder.vector_space().await?;
+    let told = manager.told("STATUS=Serving sim, unloaded after 1 s without a call").await?;
+    assert!(told.contains("the next call loads it"), "{told}");
+    assert_eq!(status::<String>(&daemon, "unloaded").await?, "idle");
+    let embedder = &daemon.client().embedder;
+    assert_eq!(embedder.state().await?, "ready");
+    assert_eq!(embedder.vector_space().await?, space);
+    assert_eq!(embedder.execution_provider().await?, "sim");
+    assert_eq!(embedder.count_tokens(&["x"]).await?.len(), 1);
+    assert!(!status::<bool>(&daemon, "loaded").await?, "counting tokens needs no worker");
+    assert_eq!(embedder.embed("x").await?, expected);
+    let log = daemon.process.stderr();
+    assert!(log.contains("model unloaded after 1 s without a call"), "{log}");
+    daemon.stop().await
+}
+
+async fn calls_share_the_load_of_an_unloaded_model() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    let texts = golden::plain_texts()?;
+    let expected = daemon.client().vectors(&texts).await?;
+    daemon.client().manager.unload().await?;
+    let clients = join_all((0..8).map(|_| Client::on(&bus))).await;
+    let clients: Vec<Client> = clients.into_iter().collect::<Outcome<_>>()?;
+    let replies = join_all(clients.iter().map(|client| client.vectors(&texts))).await;
+    for reply in replies {
+        assert_eq!(reply?, expected);
+    }
+    assert_eq!(daemon.workers().await?.len(), 1);
+    assert_eq!(daemon.client().counter("worker_restarts").await?, 0);
+    daemon.stop().await
+}
+
+async fn an_unloaded_model_leaves_no_worker() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("workers_per_device", "2");
+    let daemon = setup.ready(&bus).await?;
+    let manager = &daemon.client().manager;
+    let before = daemon.workers().await?;
+    assert!(before.len() == 2 && before.iter().all(|worker| runs(*worker)), "{before:?}");
+    manager.unload().await?;
+    assert!(!before.iter().any(|worker| runs(*worker)), "a worker is still there");
+    assert_eq!(status::<String>(&daemon, "unloaded").await?, "asked");
+    // Again is no mistake.
+    manager.unload().await?;
+    manager.warm_up().await?;
+    assert!(status::<bool>(&daemon, "loaded").await?);
+    let after = daemon.workers().await?;
+    assert!(after.len() == 2 && after.iter().all(|worker| runs(*worker)), "{after:?}");
+    daemon.client().embedder.embed("x").await?;
+
+    manager.set_vector_level("none").await?;
+    manager.unload().await?;
+    refused(manager.warm_up().await, ErrorName::Disabled)?;
+    daemon.stop().await
+}
+
+async fn the_watchdog_loads_nothing() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let path = setup.path("notify");
+    let manager = ServiceManager::listen(&path)?;
+    let setup =
+        setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "100000");
+    let daemon = setup.ready(&bus).await?;
+    daemon.client().manager.unload().await?;
+    manager.told("STATUS=Serving sim, unloaded").await?;
+    for _ in 0..5 {
+        manager.told("WATCHDOG=1").await?;
+    }
+    assert!(!status::<bool>(&daemon, "loaded").await?);
+    daemon.stop().await
+}
+
+async fn memory_is_given_back_and_counted() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    let texts = vec!["word ".repeat(120); 256];
+    let expected = daemon.client().vectors(&texts).await?;
+    // Of another level, with workers of its own.
+    let medium = Options::from([("level", "medium".into())]);
+    daemon.client().packed(&texts[..4], medium).await?;
+    let resident = |of: Pid| -> Outcome<u64> {
+        let status = fs::read_to_string(format!("/proc/{of}/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no RssAnon")?;
+        Ok(kib.parse::<u64>()? << 10)
+    };
+    let worker = daemon.workers().await?[0];
+    let before = resident(daemon.process.pid())? + resident(worker)?;
+    let bytes = daemon.client().manager.trim_memory().await?;
+    let after = resident(daemon.process.pid())? + resident(worker)?;
+    println!("{bytes} bytes; daemon and worker had {before} and have {after}");
+    assert!(after < before, "{before} and then {after}");
+    // The other level's worker is in it, and more than the two that are left gave back.
+    assert!(bytes > before - after, "{bytes} bytes, {before} and then {after}");
+    assert_eq!(status::<u64>(&daemon, "memory_given_back").await?, bytes);
+    assert_eq!(status::<u64>(&daemon, "memory_trims").await?, 1);
+    assert_eq!(daemon.workers().await?, [worker], "the model in force stays loaded");
+    assert_eq!(daemon.client().vectors(&texts).await?, expected);
+    daemon.stop().await
+}
+
+async fn an_idle_level_is_given_back() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("idle_unload_s", "1");
+    let daemon = setup.ready(&bus).await?;
+    let other = Options::from([("level", "high".into())]);
+    daemon.client().packed(&["x"], other.clone()).await?;
+    loaded(&daemon, false).await?;
+    daemon.client().packed(&["x"], other).await?;
+    assert!(!status::<bool>(&daemon, "loaded").await?, "another level was asked for");
+    daemon.stop().await
+}
+
+/// logind, as far as it tells of sleep; remembers who delays it.
+#[derive(Clone, Default)]
+struct Logind(Arc<Mutex<Vec<std::io::PipeReader>>>);
+
+#[zbus::interface(name = "org.freedesktop.login1.Manager")]
+impl Logind {
+    fn inhibit(
+        &self,
+        what: String,
+        who: String,
+        _why: String,
+        mode: String,
+    ) -> zbus::fdo::Result<OwnedFd> {
+        assert_eq!((&*what, &*who, &*mode), ("sleep", "op-dbus", "delay"));
+        let (reader, writer) =
+            std::io::pipe().map_err(|error| zbus::fdo::Error::Failed(error.to_string()))?;
+        self.0.lock().expect("no test panics in here").push(reader);
+        Ok(std::os::fd::OwnedFd::from(writer).into())
+    }
+
+    #[zbus(signal)]
+    async fn prepare_for_sleep(emitter: &SignalEmitter<'_>, start: bool) -> zbus::Result<()>;
+}
+
+impl Logind {
+    const NAME: &str = "org.freedesktop.login1";
+    const PATH: &str = "/org/freedesktop/login1";
+
+    async fn tell(connection: &Connection, start: bool) -> Outcome {
+        let emitter = SignalEmitter::new(connection, Self::PATH)?;
+        Ok(Self::prepare_for_sleep(&emitter, start).await?)
+    }
+
+    /// Waits until somebody delays the sleep, and returns what ends when nobody does any more.
+    async fn delayed(&self) -> Outcome<std::io::PipeReader> {
+        within("an inhibitor", async {
+            loop {
+                if let Some(reader) = self.0.lock().expect("no test panics in here").pop() {
+                    return reader;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+    }
+}
+
+/// Waits until the other end of a pipe is closed.
+async fn closed(mut reader: std::io::PipeReader) -> Outcome {
+    let end = move || std::io::Read::read(&mut reader, &mut [0]);
+    let bytes = within("the inhibitor to go", tokio::task::spawn_blocking(end)).await???;
+    assert_eq!(bytes, 0);
+    Ok(())
+}
+
+async fn devices_are_released_for_a_sleep() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let policy = folder.path().join("login1.conf");
+    let owner = nix::unistd::User::from_uid(nix::unistd::Uid::current())?.ok_or("no name")?.name;
+    fs::write(
+        &policy,
+        format!(
+            "<busconfig><policy user=\"{owner}\"><allow own=\"{0}\"/></policy>\
+             <policy context=\"default\"><allow send_destination=\"{0}\"/></policy></busconfig>",
+            Logind::NAME
+        ),
+    )?;
+    let bus = PrivateBus::start_with(&[&policy], |dbus| dbus).await?;
+    let logind = Logind::default();
+    let connection = bus.connect().await?;
+    connection.object_server().at(Logind::PATH, logind.clone()).await?;
+    connection.request_name(Logind::NAME).await?;
+    let setup = Setup::real("low")?.setting("execution_provider", "ggml");
+    let setup = setup.setting("fallback", "none");
+    let daemon = setup.ready(&bus).await?;
+    let expected = daemon.client().embedder.embed("before and after").await?;
+    let delay = logind.delayed().await?;
+    let before = daemon.workers().await?;
+
+    // Somebody else's signal is no reason to sleep.
+    let stranger = bus.connect().await?;
+    Logind::tell(&stranger, true).await?;
+    daemon.client().embedder.embed("still here").await?;
+    assert!(before.iter().all(|worker| runs(*worker)), "anybody can send the service to sleep");
+
+    Logind::tell(&connection, true).await?;
+    closed(delay).await?;
+    assert!(!before.iter().any(|worker| runs(*worker)), "a device is still held");
+    assert_eq!(status::<String>(&daemon, "unloaded").await?, "sleep");
+    let waiting = daemon.client().embed_meanwhile("before and after");
+    daemon.client().counted("in_flight_calls", 1).await?;
+    Logind::tell(&connection, false).await?;
+    let found = within("the call that waited", waiting).await???;
+    let cosine: f64 = found.iter().zip(&expected).map(|(a, b)| a * b).sum();
+    assert!(cosine >= 0.9999, "{cosine}");
+    loaded(&daemon, true).await?;
+    drop(logind.delayed().await?);
+    daemon.stop().await
+}
+
+async fn native_memory_reaches_a_plateau() -> Outcome {
+    plateau("native").await
+}
+
+async fn onnx_runtime_memory_reaches_a_plateau() -> Outcome {
+    plateau("ort").await
+}
+
+/// Batches of ever new shapes, after the largest: from the 2,000th on memory stays what it is.
+async fn plateau(engine: &str) -> Outcome {
+    const BATCHES: u64 = 10_000;
+    const WARM: u64 = 2_000;
+    const GROWTH_MAX: u64 = 8 << 20;
+    let bus = PrivateBus::start().await?;
+    let setup =
+        Setup::real("low")?.setting("cpu_engine", engine).setting("batch_tokens_max", "128");
+    let setup = setup.setting("workers_per_device", "1");
+    let daemon = setup.ready(&bus).await?;
+    let worker = daemon.workers().await?[0];
+    let resident = || -> Outcome<u64> {
+        let status = fs::read_to_string(format!("/proc/{worker}/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no VmRSS")?;
+        Ok(kib.parse::<u64>()? << 10)
+    };
+    daemon.client().vectors(&vec!["word ".repeat(120); 8]).await?;
+    let mut random = crate::harness::random::Random::new(20_817);
+    let first = daemon.client().counter("batches").await?;
+    let (mut warm, mut batches) = (None, 0);
+    while batches < BATCHES {
+        for _ in 0..100 {
+            let rows = 1 + random.below(3);
+            let texts: Vec<String> =
+                (0..rows).map(|_| "word ".repeat(1 + random.below(12))).collect();
+            daemon.client().vectors(&texts).await?;
+        }
+        batches = daemon.client().counter("batches").await? - first;
+        if warm.is_none() && batches >= WARM {
+            warm = Some(resident()?);
+        }
+    }
+    let (warm, end) = (warm.ok_or("no batches")?, resident()?);
+    println!("{engine}: {warm} bytes after {WARM} batches, {end} after {batches}");
+    assert!(end <= warm + GROWTH_MAX, "{warm} and then {end}");
+    daemon.stop().await
+}
