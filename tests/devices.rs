@@ -130,10 +130,10 @@ async fn the_service_lists_what_the_driver_tells() -> Outcome {
 async fn a_damaged_library_of_the_driver_takes_nobody_along() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
-    let damaged = setup.path("damaged");
-    fs::write(&damaged, fs::read(fake_nvml()?)?.split_at(4096).0)?;
-    let daemon = daemon_with(&damaged, &setup, &bus).await?;
+    let daemon = daemon_with(&fake_nvml()?, &setup, &bus).await?;
     assert_eq!(daemon.settled().await?, "ready");
+    // The loader knows of it by now, and nobody has asked for it.
+    fs::write(setup.path("driver").join(LIBRARY), "no library")?;
     let devices = daemon.client().manager.list_devices().await?;
     let untold = devices.iter().find(|one| text(one, "name").is_empty()).ok_or("nothing told")?;
     assert!(!text(untold, "problem").is_empty(), "{untold:?}");
