@@ -1,6 +1,7 @@
 //! Settings: one table, read from every source in order, checked as a whole.
 
 mod check;
+mod choices;
 mod kind;
 mod layers;
 mod loaded;
