@@ -3,6 +3,7 @@
 pub mod bus;
 pub mod daemon;
 pub mod notify;
+pub mod npy;
 pub mod service;
 pub mod settings;
 pub mod state;

@@ -6,4 +6,5 @@ mod calls;
 mod faults;
 mod limits;
 mod pools;
+mod sinks;
 mod support;
