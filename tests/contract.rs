@@ -98,13 +98,14 @@ async fn busctl(bus: &PrivateBus, arguments: &[&str], signature: &str) -> Outcom
 }
 
 /// A call of the embedder: the words after the interface's name, and the reply's signature.
-const EMBEDDER_CALLS: [(&[&str], &str); 6] = [
+const EMBEDDER_CALLS: [(&[&str], &str); 7] = [
     (&["Embed", "s", "one"], "ad"),
     (&["EmbedBatch", "as", "2", "one", "two"], "aad"),
     (&["EmbedPacked", "asa{sv}", "2", "one", "two", "1", "truncate", "s", "end"], "ayuua{sv}"),
     (&["Similarity", "ss", "one", "one"], "d"),
     (&["Rank", "sasu", "two", "3", "one", "two", "three", "1"], "a(ud)"),
     (&["CountTokens", "as", "2", "one", "three"], "au"),
+    (&["EmbedToFd", "asa{sv}", "1", "one", "1", "encoding", "s", "b1"], "huua{sv}"),
 ];
 
 async fn busctl_can_use_every_member() -> Outcome {
@@ -156,6 +157,8 @@ async fn gdbus_can_use_every_member() -> Outcome {
     embedder("EmbedBatch", &["['one', 'two']"]).await?;
     let packed = embedder("EmbedPacked", &["['one']", "{'priority': <'bulk'>}"]).await?;
     assert!(packed.contains("'space'") && packed.contains("uint32 384"), "{packed}");
+    let to_fd = embedder("EmbedToFd", &["['one']", "{'format': <'npy'>}"]).await?;
+    assert!(to_fd.starts_with("(handle 0, ") && to_fd.contains("uint32 384"), "{to_fd}");
     assert!(embedder("Similarity", &["one", "one"]).await?.contains("1.0"));
     assert!(embedder("Rank", &["two", "['one', 'two']", "1"]).await?.starts_with("([(uint32 1,"));
     assert!(embedder("CountTokens", &["['one', 'two']"]).await?.starts_with("([uint32 "));
@@ -180,6 +183,8 @@ async fn python_can_use_every_member() -> Outcome {
     let said: Value = serde_json::from_str(&finish(command, "").await?.success()?)?;
     assert_eq!(floats(&said["embed"]), vector);
     assert_eq!(floats(&said["packed"][1]), vector);
+    assert_eq!(floats(&said["to an fd"]), vector);
+    assert_eq!(floats(&said["from an fd"]), vector);
     assert_eq!(said["rank"][0][0], 1);
     assert_eq!(said["level after the change"], "none");
     assert_eq!(said["changed by the signal"], serde_json::json!(["none", "disabled"]));

@@ -13,6 +13,8 @@ mod harness;
 mod access;
 /// The measuring instrument.
 mod bench;
+/// Texts and vectors through file descriptors.
+mod bulk;
 /// The command line: text, JSON, exit codes.
 mod cli;
 /// The names, signatures and properties of the interface, as three different clients see them.
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
     let tests = [
         access::tests(),
         bench::tests(),
+        bulk::tests(),
         cli::tests(),
         contract::tests(),
         correctness::tests(),

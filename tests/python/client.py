@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import struct
 import sys
 
@@ -28,7 +29,7 @@ READING = [
     "GetSettings",
 ]
 
-connection = open_dbus_connection(sys.argv[1])
+connection = open_dbus_connection(sys.argv[1], enable_fds=True)
 
 
 def ask(address, method, signature=None, *arguments):
@@ -42,6 +43,13 @@ def call(*what):
     return reply.body
 
 
+def numbers(reply):
+    fd, rows, dimensions, _info = reply
+    assert rows == 1
+    with fd.to_file("rb") as file:
+        return list(struct.unpack(f"<{dimensions}f", file.read()))
+
+
 def main():
     said = {"embed": call(EMBEDDER, "Embed", "s", "one")[0]}
     assert call(EMBEDDER, "EmbedBatch", "as", ["one", "two"])[0][0] == said["embed"]
@@ -50,6 +58,13 @@ def main():
     data, rows, dimensions, _info = packed
     starts = range(0, 4 * dimensions * rows, 4 * dimensions)
     said["packed"] = [list(struct.unpack_from(f"<{dimensions}f", data, at)) for at in starts]
+    said["to an fd"] = numbers(call(EMBEDDER, "EmbedToFd", "asa{sv}", ["one"], {}))
+    reader, writer = os.pipe()
+    os.write(writer, b'{"text": "one"}\n')
+    os.close(writer)
+    options = {"framing": ("s", "json-lines")}
+    said["from an fd"] = numbers(call(EMBEDDER, "EmbedFromFd", "ha{sv}", reader, options))
+    os.close(reader)
     assert abs(call(EMBEDDER, "Similarity", "ss", "one", "one")[0] - 1) < 1e-6
     said["rank"] = call(EMBEDDER, "Rank", "sasu", "two", ["one", "two", "three"], 2)[0]
     assert len(call(EMBEDDER, "CountTokens", "as", ["one", "two"])[0]) == 2

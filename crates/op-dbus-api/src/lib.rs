@@ -99,7 +99,7 @@ pub mod option {
     pub const PROMPT: &str = "prompt";
     /// `s`: `error`, `end` (default), `start` or `mean`.
     pub const TRUNCATE: &str = "truncate";
-    /// `s`: element type of the reply, `f32`.
+    /// `s`: element type of the reply: `f32` (default), `f16`, `i8` or `b1`.
     pub const ENCODING: &str = "encoding";
     /// `s`: `interactive` or `bulk`.
     pub const PRIORITY: &str = "priority";
@@ -109,7 +109,14 @@ pub mod option {
     pub const EXPECT_SPACE: &str = "expect_space";
     /// `s`: device that must compute.
     pub const DEVICE: &str = "device";
-    /// Every key, for messages that list them.
+    /// `s`: what the result's file descriptor holds: `raw` (default) or `npy`.
+    pub const FORMAT: &str = "format";
+    /// `s`: how texts follow one another in a file descriptor: `lines` (default), `nul` or
+    /// `json-lines`.
+    pub const FRAMING: &str = "framing";
+    /// What only some methods know.
+    pub const OF_FDS: &[&str] = &[FORMAT, FRAMING];
+    /// What every method with options knows.
     pub const ALL: &[&str] = &[
         LEVEL,
         DIMENSIONS,
@@ -144,6 +151,8 @@ pub mod info {
     pub const TOKENS: &str = "tokens";
     /// `au`: indices of the texts that were cut.
     pub const TRUNCATED: &str = "truncated";
+    /// `t`: how many texts were cut, where `truncated` may list only the first of them.
+    pub const TRUNCATED_COUNT: &str = "truncated_count";
     /// `u`: texts answered from a cache.
     pub const CACHED: &str = "cached";
     /// `t`: microseconds from admission to the first batch.
@@ -186,3 +195,13 @@ impl State {
 /// Largest reply that is sent inline, in bytes. dbus-daemon disconnects a service whose reply
 /// passes 32 MiB, so this stays far below.
 pub const INLINE_REPLY_BYTES_MAX: u32 = 16 * 1024 * 1024;
+
+/// The most bytes that the results in the making of one user may have together. A result that is
+/// handed over is its reader's.
+pub const RESULT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
+
+/// The most bytes that are read from one file descriptor.
+pub const INPUT_BYTES_MAX: u64 = 16 * 1024 * 1024 * 1024;
+
+/// Indices that `truncated` lists at most where texts come from a file descriptor.
+pub const TRUNCATED_LISTED_MAX: usize = 65_536;

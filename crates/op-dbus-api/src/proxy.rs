@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use zbus::{OwnedVariant, Variant, proxy};
+use zbus::{Fd, OwnedFd, OwnedVariant, Variant, proxy};
 
 /// `org.opdbus.Embedding1.Embedder`: texts in, vectors out.
 #[proxy(
@@ -23,6 +23,20 @@ pub trait Embedder {
         texts: &[&str],
         options: HashMap<&str, Variant<'_>>,
     ) -> zbus::Result<(serde_bytes::ByteBuf, u32, u32, HashMap<String, OwnedVariant>)>;
+
+    /// As `embed_packed`, with the vectors in a sealed memfd.
+    fn embed_to_fd(
+        &self,
+        texts: &[&str],
+        options: HashMap<&str, Variant<'_>>,
+    ) -> zbus::Result<(OwnedFd, u32, u32, HashMap<String, OwnedVariant>)>;
+
+    /// Texts from a sealed memfd, a file or a pipe; vectors in a sealed memfd.
+    fn embed_from_fd(
+        &self,
+        source: Fd<'_>,
+        options: HashMap<&str, Variant<'_>>,
+    ) -> zbus::Result<(OwnedFd, u32, u32, HashMap<String, OwnedVariant>)>;
 
     /// Cosine of the vectors of two texts.
     fn similarity(&self, first: &str, second: &str) -> zbus::Result<f64>;

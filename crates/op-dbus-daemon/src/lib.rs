@@ -4,6 +4,7 @@ pub mod bus;
 pub mod daemon;
 pub mod devices;
 pub mod notify;
+pub mod npy;
 pub mod service;
 pub mod settings;
 mod sleep;

@@ -28,6 +28,8 @@ pub(crate) struct Admission {
     state: Mutex<State>,
     /// Notified when the last call has given its permit back.
     idle: Notify,
+    /// Notified whenever tokens are given back.
+    freed: Notify,
 }
 
 #[derive(Debug)]
@@ -80,6 +82,7 @@ impl Admission {
                 last_call: Instant::now(),
             }),
             idle: Notify::new(),
+            freed: Notify::new(),
         })
     }
 
@@ -124,6 +127,24 @@ impl Admission {
         Ok(self.grant(&mut state, uid, tokens))
     }
 
+    /// Admits a call as soon as there is room for it; refuses only what never fits.
+    pub async fn admit_when_free(
+        self: &Arc<Self>,
+        uid: u32,
+        tokens: usize,
+    ) -> Result<Permit, Error> {
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // Registered before the budgets are read: what is given back between is not missed.
+            freed.as_mut().enable();
+            match self.admit(uid, tokens, f64::INFINITY) {
+                Err(Error::QuotaExceeded { .. } | Error::Overloaded { .. }) => freed.await,
+                result => return result,
+            }
+        }
+    }
+
     /// Admits a call of the engine's own, whatever is in flight.
     pub fn admit_own(self: &Arc<Self>) -> Result<Permit, Error> {
         let mut state = self.lock();
@@ -139,9 +160,10 @@ impl Admission {
         Permit { admission: Arc::clone(self), uid, tokens }
     }
 
-    /// Refuses every later call.
+    /// Refuses every later call, and those that wait for room.
     pub fn close(&self) {
         self.lock().closed = true;
+        self.freed.notify_waiters();
     }
 
     pub fn is_closed(&self) -> bool {
@@ -189,6 +211,7 @@ impl Permit {
         let tokens = tokens.min(self.tokens);
         self.tokens -= tokens;
         self.admission.lock().release(self.uid, tokens);
+        self.admission.freed.notify_waiters();
     }
 }
 
@@ -217,6 +240,7 @@ impl Drop for Permit {
         }
         let idle = state.calls == 0;
         drop(state);
+        self.admission.freed.notify_waiters();
         if idle {
             self.admission.idle.notify_waiters();
         }
@@ -267,6 +291,27 @@ mod tests {
         for tokens in [61, 101, usize::MAX] {
             assert!(matches!(admission.admit(1, tokens, 1.0), Err(Error::TooLarge { .. })));
         }
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_admitted_once_there_is_room() {
+        let admission = admission(100, 60);
+        let first = admission.admit(1, 60, 1.0).unwrap();
+        let waiting = tokio::spawn({
+            let admission = Arc::clone(&admission);
+            async move { admission.admit_when_free(1, 50).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        drop(first);
+        let _second = waiting.await.unwrap().unwrap();
+        assert_eq!(admission.in_flight(), (1, 50));
+        let never = admission.admit_when_free(1, 61).await;
+        assert!(matches!(never, Err(Error::TooLarge { .. })));
+        let refused = admission.admit_when_free(1, 50);
+        let close = async { admission.close() };
+        let (refused, ()) = tokio::join!(refused, close);
+        assert_eq!(refused.unwrap_err(), Error::ShuttingDown);
     }
 
     #[test]

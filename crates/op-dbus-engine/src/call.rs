@@ -1,5 +1,6 @@
 //! What a caller hands in and gets back.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -7,7 +8,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 /// One call: texts of one user that are embedded together.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Call {
     /// Who asks; the user whose quota and share of the queue it takes.
     pub uid: u32,
@@ -25,6 +26,36 @@ pub struct Call {
     pub dimensions: Option<usize>,
     /// Cancels the call from elsewhere.
     pub cancel: CancelToken,
+    /// Waits until there is room in the queue and in the user's quota, instead of being refused. A
+    /// stream of calls that has nobody to tell when to come back.
+    pub wait: bool,
+    /// Takes the vectors, each as soon as it is there; the reply has none then.
+    pub sink: Option<RowSink>,
+}
+
+/// Takes each vector of a call once: the index of its text, and the vector as the caller wants it.
+/// They come in any order, on the worker's thread, which waits for it. It is dropped before the reply
+/// is told, or when nobody waits for that any more.
+pub struct RowSink(Box<Take>);
+
+/// What a sink does with the index of a text and its vector.
+type Take = dyn FnMut(u32, &[f32]) + Send;
+
+impl RowSink {
+    /// A sink that hands each vector to `take`.
+    pub fn new(take: impl FnMut(u32, &[f32]) + Send + 'static) -> Self {
+        Self(Box::new(take))
+    }
+
+    pub(crate) fn take(&mut self, text: u32, vector: &[f32]) {
+        (self.0)(text, vector);
+    }
+}
+
+impl fmt::Debug for RowSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RowSink")
+    }
 }
 
 /// What happens to a text with more tokens than the model reads. Cuts fall between tokens, and the
@@ -54,7 +85,8 @@ pub enum Priority {
 /// The vectors of a call, and how they came to be.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reply {
-    /// The vectors in the order of the texts, row-major `[rows, dimensions]`; all are finite.
+    /// The vectors in the order of the texts, row-major `[rows, dimensions]`; all are finite. Empty
+    /// where [`Call::sink`] took them.
     pub vectors: Vec<f32>,
     /// Number of vectors, which is the number of texts.
     pub rows: usize,

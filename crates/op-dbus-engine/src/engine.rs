@@ -141,7 +141,17 @@ impl Engine {
         let tokens = call.texts.iter().fold(0usize, |sum, text| {
             sum.saturating_add(cost(text.len(), call.truncate, specials, limit))
         });
-        let permit = inner.admission.admit(call.uid, tokens, inner.tokens_per_s())?;
+        let permit = if call.wait {
+            let permit = inner.admission.admit_when_free(call.uid, tokens);
+            tokio::select! {
+                biased;
+                () = call.cancel.cancelled() => return Err(Error::Cancelled),
+                permit = permit => permit?,
+                () = until(call.deadline) => return Err(Error::DeadlineExceeded),
+            }
+        } else {
+            inner.admission.admit(call.uid, tokens, inner.tokens_per_s())?
+        };
         self.run(call, output, permit).await
     }
 
@@ -158,7 +168,7 @@ impl Engine {
             arrived_us: clock.now_us(),
             deadline_us: call.deadline.map(|deadline| clock.at_us(deadline)),
         };
-        let (job, result) = Job::new(terms, call.texts.len(), permit);
+        let (job, result) = Job::new(terms, call.texts.len(), permit, call.sink);
         let mut in_flight = InFlight { job: Arc::clone(&job), engine: self, answered: false };
         let answer = async {
             inner.prepare(&job, call.texts).await?;

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::admission::Permit;
 use crate::backend::Description;
-use crate::call::{Priority, Reply, Truncate};
+use crate::call::{Priority, Reply, RowSink, Truncate};
 use crate::error::Error;
 use crate::tokenizer::Window;
 use crate::vector;
@@ -48,7 +48,8 @@ pub(crate) struct Job {
 
 #[derive(Debug)]
 struct State {
-    out: Vec<f32>,
+    out: Out,
+    rows: usize,
     /// Rows that are still to come; texts that are not tokenized yet count as one.
     pending: usize,
     /// Texts in several windows.
@@ -61,6 +62,15 @@ struct State {
     devices: String,
     done: Option<oneshot::Sender<Result<Reply, Error>>>,
     permit: Option<Permit>,
+}
+
+/// Where the vectors go.
+#[derive(Debug)]
+enum Out {
+    /// Into the reply, `[rows, dimensions]`.
+    Reply(Vec<f32>),
+    /// To the caller at once. The buffer holds a vector that is made of the backend's.
+    Sink(RowSink, Vec<f32>),
 }
 
 #[derive(Debug)]
@@ -107,10 +117,17 @@ impl Job {
         terms: Terms,
         rows: usize,
         permit: Permit,
+        sink: Option<RowSink>,
     ) -> (Arc<Self>, oneshot::Receiver<Result<Reply, Error>>) {
         let (done, result) = oneshot::channel();
+        let dimensions = terms.output.dimensions;
+        let out = match sink {
+            Some(sink) => Out::Sink(sink, vec![0.0; dimensions]),
+            None => Out::Reply(vec![0.0; rows * dimensions]),
+        };
         let state = State {
-            out: vec![0.0; rows * terms.output.dimensions],
+            out,
+            rows,
             pending: rows,
             long: BTreeMap::new(),
             truncated: Vec::new(),
@@ -135,7 +152,7 @@ impl Job {
         self.alive.store(false, Ordering::Release);
         let mut state = self.lock();
         state.done = None;
-        state.out = Vec::new();
+        state.out = Out::NONE;
         state.long.clear();
     }
 
@@ -189,7 +206,7 @@ impl Job {
         note(&mut state.devices, &ran.by.device);
         note(&mut state.providers, &ran.by.provider);
         match state.long.get_mut(&slot.text) {
-            None => output.write(vector, target(&mut state.out, slot, output)),
+            None => state.out.vector(slot.text, vector, output),
             Some(long) => {
                 let start = slot.window as usize * output.full;
                 long.vectors[start..start + output.full].copy_from_slice(vector);
@@ -197,7 +214,7 @@ impl Job {
                 if long.pending == 0 {
                     let mean = vector::weighted_mean(&long.vectors, &long.weights, output.full);
                     state.long.remove(&slot.text);
-                    output.write_mean(&mean, target(&mut state.out, slot, output));
+                    state.out.mean(slot.text, &mean, output);
                 }
             }
         }
@@ -207,13 +224,16 @@ impl Job {
 
     fn finish(&self, mut state: MutexGuard<'_, State>, ran: &Ran<'_>) -> Option<Finished> {
         let done = state.done.take()?;
-        let vectors = std::mem::take(&mut state.out);
+        let vectors = match std::mem::replace(&mut state.out, Out::NONE) {
+            Out::Reply(vectors) => vectors,
+            Out::Sink(..) => Vec::new(),
+        };
         let dimensions = self.terms.output.dimensions;
         let mut truncated = std::mem::take(&mut state.truncated);
         truncated.sort_unstable();
         let started_us = state.started_us.unwrap_or(ran.started_us);
         let reply = Reply {
-            rows: vectors.len() / dimensions.max(1),
+            rows: state.rows,
             vectors,
             dimensions,
             tokens: state.tokens,
@@ -245,12 +265,44 @@ fn note(list: &mut String, name: &str) {
     list.push_str(name);
 }
 
-fn target(out: &mut [f32], slot: Slot, output: Output) -> &mut [f32] {
-    let start = slot.text as usize * output.dimensions;
-    &mut out[start..start + output.dimensions]
+impl Out {
+    const NONE: Self = Self::Reply(Vec::new());
+
+    /// The backend's vector of a text. A sink that wants it as it is gets that very one.
+    fn vector(&mut self, text: u32, vector: &[f32], output: Output) {
+        match self {
+            Self::Reply(all) => output.write(vector, row(all, text, output)),
+            Self::Sink(sink, _) if output.is_as_computed() => sink.take(text, vector),
+            Self::Sink(sink, own) => {
+                output.write(vector, own);
+                sink.take(text, own);
+            }
+        }
+    }
+
+    /// The mean of a text's windows.
+    fn mean(&mut self, text: u32, mean: &[f32], output: Output) {
+        match self {
+            Self::Reply(all) => output.write_mean(mean, row(all, text, output)),
+            Self::Sink(sink, own) => {
+                output.write_mean(mean, own);
+                sink.take(text, own);
+            }
+        }
+    }
+}
+
+fn row(all: &mut [f32], text: u32, output: Output) -> &mut [f32] {
+    let start = text as usize * output.dimensions;
+    &mut all[start..start + output.dimensions]
 }
 
 impl Output {
+    /// Whether the caller's vectors are the backend's.
+    fn is_as_computed(self) -> bool {
+        self.dimensions == self.full && !self.normalise_all
+    }
+
     fn write(self, vector: &[f32], target: &mut [f32]) {
         target.copy_from_slice(&vector[..self.dimensions]);
         let cut = self.dimensions < self.full;

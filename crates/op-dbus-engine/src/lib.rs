@@ -67,7 +67,7 @@ pub mod worker;
 
 pub use backend::{Backend, BackendError, BackendFactory, Description, Footprint, LoadErrorKind};
 pub use batch::Batch;
-pub use call::{Call, CancelToken, Priority, Reply, Truncate};
+pub use call::{Call, CancelToken, Priority, Reply, RowSink, Truncate};
 pub use config::{BatchLayout, BatchLimits, EngineConfig, Limits, ModelShape, Pool, Reference};
 pub use dispatch::WORKER_LOST_MESSAGE_ID;
 pub use engine::{Engine, WorkerState, WorkerStatus};

@@ -12,6 +12,7 @@ use tracing::{Instrument, debug, debug_span, error, info};
 use zbus::Connection;
 use zbus::message::Header;
 
+use super::bulk::Budget;
 use super::caller::{Caller, Callers};
 use super::reply::{Embedded, Form};
 use crate::service::{Options, Request, Service};
@@ -22,6 +23,8 @@ use crate::telemetry::message_id;
 pub struct Calls {
     /// What they delegate to.
     pub service: Service,
+    /// What users have in the making beside it.
+    pub budget: Arc<Budget>,
     callers: Arc<Callers>,
 }
 
@@ -38,7 +41,7 @@ pub struct Asked {
 impl Calls {
     /// Calls to `service` from `callers`.
     pub fn new(service: Service, callers: Arc<Callers>) -> Self {
-        Self { service, callers }
+        Self { service, budget: Arc::default(), callers }
     }
 
     /// Runs a method's work for its caller: a panic in there becomes an error reply, where zbus
@@ -82,7 +85,9 @@ impl Calls {
         form.check(texts.len(), options.dimensions.unwrap_or(served.dimensions))?;
         let count = texts.len();
         let cancel: CancelToken = caller.cancel.clone();
-        let reply = served.embed(Request { uid: caller.uid, cancel, texts, options }).await?;
+        let reply = served
+            .embed(Request { uid: caller.uid, cancel, texts, options, wait: false, sink: None })
+            .await?;
         let (tokens, queue_us, compute_us) = (reply.tokens, reply.queue_us, reply.compute_us);
         debug!(texts = count, tokens, queue_us, compute_us, model = %served.model, "embedded");
         Ok(Embedded { reply, served })

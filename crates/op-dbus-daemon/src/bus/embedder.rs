@@ -4,15 +4,15 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use op_dbus_api::{Error, INLINE_REPLY_BYTES_MAX};
+use op_dbus_api::{Error, INLINE_REPLY_BYTES_MAX, option};
 use serde_bytes::ByteBuf;
 use zbus::interface;
 use zbus::message::Header;
-use zbus::{Connection, Variant};
+use zbus::{Connection, OwnedFd, Variant};
 
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
-use super::options;
+use super::options::{self, Wanted};
 use super::reply::{Dictionary, Form, best, wire};
 use crate::service::Options;
 
@@ -70,10 +70,39 @@ impl Embedder {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
-        let options = options::parse(&options, Instant::now())?;
+        let Wanted { options, encoding, .. } = options::parse(&options, &[], Instant::now())?;
         let work = async move |calls: Calls, caller| {
-            let asked = Asked { texts, options, form: Form::Packed };
-            Ok(calls.embed(&caller, asked).await?.packed())
+            let asked = Asked { texts, options, form: Form::Packed(encoding) };
+            Ok(calls.embed(&caller, asked).await?.packed(encoding))
+        };
+        self.calls.run(connection, &header, work).await
+    }
+
+    #[zbus(out_args("vectors", "rows", "dimensions", "info"))]
+    async fn embed_to_fd(
+        &self,
+        texts: Vec<String>,
+        options: HashMap<String, Variant<'_>>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
+        let wanted = options::parse(&options, &[option::FORMAT], Instant::now())?;
+        let work =
+            async move |calls: Calls, caller| calls.embed_to_fd(&caller, texts, wanted).await;
+        self.calls.run(connection, &header, work).await
+    }
+
+    #[zbus(out_args("vectors", "rows", "dimensions", "info"))]
+    async fn embed_from_fd(
+        &self,
+        source: OwnedFd,
+        options: HashMap<String, Variant<'_>>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
+        let wanted = options::parse(&options, option::OF_FDS, Instant::now())?;
+        let work = async move |calls: Calls, caller| {
+            calls.embed_from_fd(&caller, source.into(), wanted).await
         };
         self.calls.run(connection, &header, work).await
     }

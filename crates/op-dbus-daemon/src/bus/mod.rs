@@ -1,9 +1,11 @@
 //! The bus objects: who calls, what is asked, conversion to and from the wire, and nothing else.
 
 mod authority;
+mod bulk;
 mod caller;
 mod calls;
 mod embedder;
+mod encoding;
 mod errors;
 mod facts;
 mod manager;

@@ -8,33 +8,59 @@ use op_dbus_engine::{Priority, Truncate};
 use op_dbus_models::Level;
 use zbus::Variant;
 
+use super::bulk::{Format, Framing};
+use super::encoding::{self, Encoding};
 use crate::service::Options;
 
-/// Reads the options; a deadline counts from `now`.
+/// What a caller wants of the vectors, and how they travel.
+#[derive(Debug, Default, PartialEq)]
+pub struct Wanted {
+    /// What the service is asked for.
+    pub options: Options,
+    /// Element type of the vectors.
+    pub encoding: Encoding,
+    /// What a result's file descriptor holds.
+    pub format: Format,
+    /// How texts follow one another in a file descriptor.
+    pub framing: Framing,
+}
+
+/// Reads the options of a method that knows `more` keys than those of all; a deadline counts from
+/// `now`.
 ///
 /// # Errors
 /// `InvalidArgument` names the key, what was found and what is accepted.
-pub fn parse(options: &HashMap<String, Variant<'_>>, now: Instant) -> Result<Options, Error> {
-    let mut parsed = Options::default();
+pub fn parse(
+    options: &HashMap<String, Variant<'_>>,
+    more: &[&str],
+    now: Instant,
+) -> Result<Wanted, Error> {
+    let mut wanted = Wanted::default();
+    let parsed = &mut wanted.options;
     for (key, value) in options {
         let found = Found { key, value };
+        if option::OF_FDS.contains(&key.as_str()) && !more.contains(&key.as_str()) {
+            return Err(unknown(key, more));
+        }
         match key.as_str() {
             option::LEVEL => parsed.level = Some(found.choice(&LEVELS)?),
             option::DIMENSIONS => parsed.dimensions = Some(found.number()? as usize),
             option::NORMALIZE => parsed.normalize = Some(found.flag()?),
             option::PROMPT => parsed.prompt = Some(found.text()?.to_owned()),
             option::TRUNCATE => parsed.truncate = found.choice(&TRUNCATIONS)?,
-            option::ENCODING => found.choice(&[("f32", ())])?,
+            option::ENCODING => wanted.encoding = found.choice(&encoding::NAMES)?,
+            option::FORMAT => wanted.format = found.choice(&Format::NAMES)?,
+            option::FRAMING => wanted.framing = found.choice(&Framing::NAMES)?,
             option::PRIORITY => parsed.priority = Some(found.choice(&PRIORITIES)?),
             option::DEADLINE_MS => {
                 parsed.deadline = Some(now + Duration::from_millis(found.number()?.into()));
             }
             option::EXPECT_SPACE => parsed.expect_space = Some(found.text()?.to_owned()),
             option::DEVICE => parsed.device = Some(found.text()?.to_owned()),
-            _ => return Err(unknown(key)),
+            _ => return Err(unknown(key, more)),
         }
     }
-    Ok(parsed)
+    Ok(wanted)
 }
 
 const LEVELS: [(&str, Level); 4] =
@@ -98,8 +124,8 @@ impl<'a> Found<'a> {
     }
 }
 
-fn unknown(key: &str) -> Error {
-    let known = option::ALL.join(", ");
+fn unknown(key: &str, more: &[&str]) -> Error {
+    let known = [option::ALL, more].concat().join(", ");
     invalid(format!("there is no option {}; accepted: {known}", shown(key)))
 }
 
@@ -119,7 +145,8 @@ mod tests {
     use super::*;
 
     fn refusal(key: &str, value: Variant<'_>) -> String {
-        let error = parse(&HashMap::from([(key.to_owned(), value)]), Instant::now()).unwrap_err();
+        let error = parse(&HashMap::from([(key.to_owned(), value)]), &[], Instant::now());
+        let error = error.unwrap_err();
         assert_eq!(error.name(), ErrorName::InvalidArgument);
         error.message().to_owned()
     }
@@ -133,14 +160,16 @@ mod tests {
             ("normalize".to_owned(), Variant::from(true)),
             ("prompt".to_owned(), Variant::from("query")),
             ("truncate".to_owned(), Variant::from("mean")),
-            ("encoding".to_owned(), Variant::from("f32")),
+            ("encoding".to_owned(), Variant::from("i8")),
             ("priority".to_owned(), Variant::from("bulk")),
             ("deadline_ms".to_owned(), Variant::from(250_u32)),
             ("expect_space".to_owned(), Variant::from("ab-f32")),
             ("device".to_owned(), Variant::from("cpu:0")),
+            ("format".to_owned(), Variant::from("npy")),
+            ("framing".to_owned(), Variant::from("nul")),
         ]);
-        assert_eq!(given.len(), option::ALL.len());
-        let expected = Options {
+        assert_eq!(given.len(), option::ALL.len() + option::OF_FDS.len());
+        let options = Options {
             level: Some(Level::Low),
             dimensions: Some(64),
             normalize: Some(true),
@@ -151,7 +180,9 @@ mod tests {
             expect_space: Some("ab-f32".to_owned()),
             device: Some("cpu:0".to_owned()),
         };
-        assert_eq!(parse(&given, now).unwrap(), expected);
+        let expected =
+            Wanted { options, encoding: Encoding::I8, format: Format::Npy, framing: Framing::Nul };
+        assert_eq!(parse(&given, option::OF_FDS, now).unwrap(), expected);
     }
 
     #[test]
@@ -162,9 +193,11 @@ mod tests {
              truncate, encoding, priority, deadline_ms, expect_space, device"
         );
         assert_eq!(
-            refusal("encoding", Variant::from("f16")),
-            "option encoding is \"f16\"; accepted: f32"
+            refusal("encoding", Variant::from("f64")),
+            "option encoding is \"f64\"; accepted: f32, f16, i8, b1"
         );
+        let elsewhere = refusal("framing", Variant::from("lines"));
+        assert!(elsewhere.starts_with("there is no option \"framing\"; accepted: level"));
         assert_eq!(
             refusal("dimensions", Variant::from(-1_i32)),
             "option dimensions has the type i; it must be an unsigned number (u)"

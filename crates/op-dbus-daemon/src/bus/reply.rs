@@ -7,6 +7,7 @@ use op_dbus_engine::Reply;
 use serde_bytes::ByteBuf;
 use zbus::Variant;
 
+use super::encoding::Encoding;
 use crate::service::Served;
 
 /// A dictionary `a{sv}` of ours.
@@ -17,8 +18,8 @@ pub type Dictionary = HashMap<&'static str, Variant<'static>>;
 pub enum Form {
     /// Arrays of doubles.
     Doubles,
-    /// Bytes.
-    Packed,
+    /// Bytes of elements of this type.
+    Packed(Encoding),
     /// This many indices with their cosines.
     Ranks(usize),
 }
@@ -33,12 +34,12 @@ impl Form {
         let (row, advice) = match self {
             // Each row has its length and padding before it.
             Self::Doubles => (8 * dimensions + 8, "use EmbedPacked, or send fewer texts in a call"),
-            Self::Packed => (4 * dimensions, "send the texts in several calls"),
+            Self::Packed(encoding) => (encoding.row_bytes(dimensions), "use EmbedToFd"),
             Self::Ranks(_) => (16, "ask for fewer, or rank in several calls"),
         };
         let rows = match self {
             Self::Ranks(count) => count,
-            Self::Doubles | Self::Packed => rows,
+            Self::Doubles | Self::Packed(_) => rows,
         };
         let found = rows.saturating_mul(row);
         if found <= limit {
@@ -71,13 +72,9 @@ impl Embedded {
         self.rows().map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect()
     }
 
-    /// Row-major little-endian bytes, rows, dimensions, information.
-    pub fn packed(self) -> (ByteBuf, u32, u32, Dictionary) {
-        let mut bytes = vec![0; 4 * self.reply.vectors.len()];
-        // In one sweep, which is a plain copy where numbers lie in this order anyway.
-        for (value, x) in bytes.as_chunks_mut().0.iter_mut().zip(&self.reply.vectors) {
-            *value = x.to_le_bytes();
-        }
+    /// Row-major bytes, rows, dimensions, information.
+    pub fn packed(self, encoding: Encoding) -> (ByteBuf, u32, u32, Dictionary) {
+        let bytes = encoding.bytes(&self.reply.vectors, self.reply.dimensions).into_owned();
         let (rows, dimensions) = (wire(self.reply.rows), wire(self.reply.dimensions));
         (ByteBuf::from(bytes), rows, dimensions, self.info())
     }
@@ -89,7 +86,8 @@ impl Embedded {
         rows.map(|row| cosine(first, row)).collect()
     }
 
-    fn info(self) -> Dictionary {
+    /// How the vectors came to be.
+    pub fn info(self) -> Dictionary {
         let level = self.served.choice.level().map_or("", |level| level.as_str());
         HashMap::from([
             (info::SPACE, self.served.vector_space().into()),
@@ -136,14 +134,16 @@ mod tests {
 
     #[test]
     fn a_reply_that_is_too_large_is_refused_with_what_fits() {
-        assert_eq!(Form::Packed.check(10_922, 384), Ok(()));
-        let error = Form::Packed.check(10_923, 384).unwrap_err();
+        assert_eq!(Form::Packed(Encoding::F32).check(10_922, 384), Ok(()));
+        let error = Form::Packed(Encoding::F32).check(10_923, 384).unwrap_err();
         assert_eq!(error.name(), ErrorName::TooLarge);
         assert_eq!(
             error.message(),
             "the reply would be 16777728 bytes for 10923 rows, the limit is 16777216 (10922 \
-             rows); send the texts in several calls"
+             rows); use EmbedToFd"
         );
+        assert_eq!(Form::Packed(Encoding::B1).check(32 * 10_922, 384), Ok(()));
+        assert!(Form::Packed(Encoding::I8).check(4 * 10_923, 384).is_err());
         let error = Form::Doubles.check(16_384, 384).unwrap_err();
         assert!(error.message().contains("EmbedPacked"), "{error}");
         assert_eq!(Form::Ranks(10).check(20_000, 768), Ok(()));

@@ -1,5 +1,6 @@
 //! The bus objects over a socket pair: no bus daemon, simulated vectors computed in-process.
 
+mod bulk;
 mod contract;
 mod embedding;
 mod management;

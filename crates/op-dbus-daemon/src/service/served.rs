@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use op_dbus_engine::{Call, CancelToken, Engine, Priority, Reply, Truncate};
+use op_dbus_engine::{Call, CancelToken, Engine, Priority, Reply, RowSink, Truncate};
 use op_dbus_models::Level;
 
 use super::Error;
@@ -101,6 +101,10 @@ pub struct Request {
     pub texts: Vec<String>,
     /// What is wanted.
     pub options: Options,
+    /// Waits for room instead of being refused.
+    pub wait: bool,
+    /// Takes the vectors, which the reply does not have then.
+    pub sink: Option<RowSink>,
 }
 
 impl Served {
@@ -114,7 +118,7 @@ impl Served {
     /// # Errors
     /// `InvalidArgument`, `WrongSpace`, or what the engine answers.
     pub async fn embed(&self, request: Request) -> Result<Reply, Error> {
-        let Request { uid, cancel, mut texts, options } = request;
+        let Request { uid, cancel, mut texts, options, wait, sink } = request;
         self.check_space(options.expect_space.as_deref())?;
         self.check_device(options.device.as_deref())?;
         if let Some(prompt) = self.prompt(options.prompt.as_deref())? {
@@ -129,6 +133,8 @@ impl Served {
             normalize: options.normalize,
             dimensions: options.dimensions,
             cancel,
+            wait,
+            sink,
         };
         Ok(self.engine.embed(call).await?)
     }

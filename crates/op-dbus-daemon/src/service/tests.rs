@@ -56,6 +56,8 @@ async fn embed(service: &Service, level: Option<Level>) -> Result<usize, Error> 
         cancel: CancelToken::default(),
         texts: vec!["text".to_owned()],
         options: Options::default(),
+        wait: false,
+        sink: None,
     };
     Ok(served.embed(request).await?.rows)
 }

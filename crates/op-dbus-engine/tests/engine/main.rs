@@ -7,4 +7,5 @@ mod faults;
 mod limits;
 mod pools;
 mod presence;
+mod sinks;
 mod support;

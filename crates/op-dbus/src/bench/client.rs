@@ -89,7 +89,8 @@ impl Client {
             Self::Engine { served, uid } => {
                 let texts = texts.iter().map(|text| (*text).to_owned()).collect();
                 let (cancel, options) = (CancelToken::default(), Options::default());
-                let request = Request { uid: *uid, cancel, texts, options };
+                let request =
+                    Request { uid: *uid, cancel, texts, options, wait: false, sink: None };
                 let reply = served.embed(request).await;
                 Ok(reply.map_err(|error| Failure::refused(format!("the engine: {error}")))?.vectors)
             }

@@ -67,8 +67,9 @@ async fn a_reply_beyond_the_limit_is_refused_before_any_work() {
     let (name, message) = refusal(embedder.embed_batch(&texts).await);
     assert_eq!(name, ErrorName::TooLarge);
     assert!(message.contains("EmbedPacked"), "{message}");
-    let (name, _) = refusal(embedder.embed_packed(&texts, HashMap::new()).await);
+    let (name, message) = refusal(embedder.embed_packed(&texts, HashMap::new()).await);
     assert_eq!(name, ErrorName::TooLarge);
+    assert!(message.contains("EmbedToFd"), "{message}");
     let served = pair.service.now().served().unwrap().clone();
     assert_eq!(served.engine.stats().texts, 0);
 }
@@ -96,7 +97,7 @@ async fn options_are_honoured_or_refused() {
         ("expect_space", Variant::from("0123-f32"), ErrorName::WrongSpace),
         ("device", Variant::from("cuda:0"), ErrorName::InvalidArgument),
         ("prompt", Variant::from("query"), ErrorName::InvalidArgument),
-        ("encoding", Variant::from("i8"), ErrorName::InvalidArgument),
+        ("encoding", Variant::from("i4"), ErrorName::InvalidArgument),
         ("deadline_ms", Variant::from(0_u32), ErrorName::DeadlineExceeded),
         ("dimensions", Variant::from(64_u32), ErrorName::InvalidArgument),
         ("level", Variant::from(1_u32), ErrorName::InvalidArgument),

@@ -1,0 +1,74 @@
+//! Bulk: vectors into a sealed memfd, and texts from a file descriptor, streamed.
+
+mod budget;
+mod framing;
+mod result;
+mod source;
+mod stream;
+
+use std::os::fd::OwnedFd;
+
+use op_dbus_api::Error;
+
+use super::caller::Caller;
+use super::calls::Calls;
+use super::options::Wanted;
+use super::reply::{Dictionary, Embedded, wire};
+use crate::service::Request;
+use result::ResultFile;
+use source::Source;
+use stream::Stream;
+
+pub use budget::Budget;
+pub use framing::Framing;
+pub use result::Format;
+
+/// Sealed memfd, rows, dimensions, information.
+pub type Bulk = (zbus::OwnedFd, u32, u32, Dictionary);
+
+impl Calls {
+    /// Embeds the texts of a message into a sealed memfd.
+    ///
+    /// # Errors
+    /// `QuotaExceeded` and `TooLarge` before anything is computed; `NoSpace`; else what the service
+    /// answers.
+    pub async fn embed_to_fd(
+        &self,
+        caller: &Caller,
+        texts: Vec<String>,
+        wanted: Wanted,
+    ) -> Result<Bulk, Error> {
+        let Wanted { options, encoding, format, .. } = wanted;
+        let served = self.service.serving(options.level, options.deadline).await?;
+        let (rows, dimensions) = (texts.len(), options.dimensions.unwrap_or(served.dimensions));
+        let mut grant = self.budget.grant(caller.uid);
+        let result = ResultFile::new(encoding, dimensions, format)?;
+        grant.more(result.bytes(rows as u64))?;
+        let (cancel, sink) = (caller.cancel.clone(), Some(result.sink(0)));
+        let request = Request { uid: caller.uid, cancel, texts, options, wait: false, sink };
+        let reply = served.embed(request).await?;
+        let file = result.seal(rows as u64)?;
+        let info = Embedded { reply, served }.info();
+        Ok((file.into(), wire(rows), wire(dimensions), info))
+    }
+
+    /// Embeds the texts that come from `fd` into a sealed memfd. Nothing is held whole but the
+    /// vectors.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a descriptor that is neither sealed memfd, file nor pipe, and for what
+    /// is no text, with its line; `TooLarge` for a text, an input or a result beyond its bound;
+    /// `DeadlineExceeded` also for a pipe that is silent for too long; else as [`Calls::embed_to_fd`].
+    pub async fn embed_from_fd(
+        &self,
+        caller: &Caller,
+        fd: OwnedFd,
+        wanted: Wanted,
+    ) -> Result<Bulk, Error> {
+        let source = Source::open(fd, self.budget.place(caller.uid)?)?;
+        let served = self.service.serving(wanted.options.level, wanted.options.deadline).await?;
+        let text_bytes_max = self.service.limits().text_bytes_max;
+        let grant = self.budget.grant(caller.uid);
+        Stream::new(caller, served, grant, wanted).await?.run(source, text_bytes_max).await
+    }
+}

@@ -1,0 +1,269 @@
+//! Texts of a file descriptor on their way through the engine: a few batches at a time, so that
+//! neither texts nor tokens pile up, whatever the length of the source.
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use op_dbus_api::{Error, ErrorName, TRUNCATED_LISTED_MAX, info};
+use op_dbus_engine::{Error as EngineError, Priority, Reply};
+use tokio::time::{Instant as Clock, sleep_until};
+
+use super::Bulk;
+use super::budget::Grant;
+use super::framing::Records;
+use super::result::ResultFile;
+use super::source::Source;
+use crate::bus::caller::Caller;
+use crate::bus::options::Wanted;
+use crate::bus::reply::{Embedded, wire};
+use crate::service::{Error as ServiceError, Request, Served};
+
+/// Batches in the engine at once: one is computed, one waits, and two are on their way.
+const BATCHES_MAX: usize = 4;
+/// A batch ends at the first of these.
+const BATCH_TEXTS: usize = 1024;
+const BATCH_BYTES: usize = 256 << 10;
+/// How long a source that is wanted may be silent.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// One `EmbedFromFd` call.
+pub struct Stream<'a> {
+    caller: &'a Caller,
+    served: Arc<Served>,
+    wanted: Wanted,
+    grant: Grant,
+    result: ResultFile,
+    sum: Sum,
+}
+
+/// What all batches are together.
+#[derive(Debug)]
+struct Sum {
+    started: Instant,
+    rows: u64,
+    reply: Reply,
+    truncated: u64,
+}
+
+impl<'a> Stream<'a> {
+    /// A stream that has embedded nothing yet, but whose options are found to be possible.
+    ///
+    /// # Errors
+    /// What is wrong with the options; `NoSpace`, `TooLarge`, `QuotaExceeded`.
+    pub async fn new(
+        caller: &'a Caller,
+        served: Arc<Served>,
+        mut grant: Grant,
+        mut wanted: Wanted,
+    ) -> Result<Self, Error> {
+        wanted.options.priority.get_or_insert(Priority::Bulk);
+        let (uid, cancel) = (caller.uid, caller.cancel.clone());
+        let options = wanted.options.clone();
+        let nothing = Request { uid, cancel, texts: Vec::new(), options, wait: true, sink: None };
+        let reply = served.embed(nothing).await?;
+        let result = ResultFile::new(wanted.encoding, reply.dimensions, wanted.format)?;
+        grant.more(result.bytes(0))?;
+        let sum = Sum { started: Instant::now(), rows: 0, reply, truncated: 0 };
+        Ok(Self { caller, served, wanted, grant, result, sum })
+    }
+
+    /// Embeds everything that comes, until the end of `source`, the deadline or the caller's
+    /// departure.
+    ///
+    /// # Errors
+    /// Those of the source, its texts, the engine and the result.
+    pub async fn run(mut self, source: Source, text_bytes_max: usize) -> Result<Bulk, Error> {
+        let cancel = self.caller.cancel.clone();
+        let deadline = self.wanted.options.deadline;
+        let late = async {
+            match deadline {
+                Some(deadline) => sleep_until(deadline.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => Err(ServiceError::Engine(EngineError::Cancelled))?,
+            result = self.embed_all(source, text_bytes_max) => result?,
+            () = late => Err(ServiceError::Engine(EngineError::DeadlineExceeded))?,
+        }
+        self.finish()
+    }
+
+    async fn embed_all(&mut self, mut source: Source, text_bytes_max: usize) -> Result<(), Error> {
+        let mut records = Some(Records::new(self.wanted.framing, text_bytes_max));
+        let mut waiting = Waiting::default();
+        let mut batches = FuturesUnordered::new();
+        let mut silence = pin!(sleep_until(Clock::now() + SILENCE_MAX));
+        let mut next = 0;
+        loop {
+            // An idle engine gets what there is, a busy one full batches.
+            while batches.len() < BATCHES_MAX
+                && let Some(texts) = waiting.batch(batches.is_empty() || records.is_none())
+            {
+                let rows = texts.len() as u64;
+                self.grant.more(rows.saturating_mul(self.result.row_bytes()))?;
+                batches.push(self.batch(next, texts));
+                next += rows;
+            }
+            let hungry = records.is_some() && !waiting.is_enough();
+            tokio::select! {
+                biased;
+                Some(done) = batches.next() => {
+                    self.sum.add(done?);
+                    self.result.check()?;
+                    silence.as_mut().reset(Clock::now() + SILENCE_MAX);
+                }
+                piece = source.next(), if hungry => {
+                    match (piece?, records.take()) {
+                        (Some(piece), Some(mut framed)) => {
+                            framed.push(&piece, |text| waiting.push(text))?;
+                            records = Some(framed);
+                        }
+                        (_, framed) => {
+                            let last = framed.map(Records::finish).transpose()?.flatten();
+                            last.into_iter().for_each(|text| waiting.push(text));
+                        }
+                    }
+                    silence.as_mut().reset(Clock::now() + SILENCE_MAX);
+                }
+                () = &mut silence, if hungry => return Err(silent()),
+                else => return Ok(()),
+            }
+        }
+    }
+
+    /// Embeds some texts, of which the first is row number `first`.
+    fn batch(
+        &self,
+        first: u64,
+        texts: Vec<String>,
+    ) -> impl Future<Output = Result<(u64, Reply), Error>> + use<> {
+        let (served, options) = (self.served.clone(), self.wanted.options.clone());
+        let (uid, cancel) = (self.caller.uid, self.caller.cancel.clone());
+        let sink = Some(self.result.sink(first));
+        let request = Request { uid, cancel, texts, options, wait: true, sink };
+        async move {
+            let reply = served.embed(request).await.map_err(|error| placed(first, error))?;
+            Ok((first, reply))
+        }
+    }
+
+    fn finish(self) -> Result<Bulk, Error> {
+        let Self { served, result, sum, .. } = self;
+        let Sum { rows, reply, truncated, .. } = sum;
+        let dimensions = wire(reply.dimensions);
+        let file = result.seal(rows)?;
+        let mut told = Embedded { reply, served }.info();
+        told.insert(info::TRUNCATED_COUNT, truncated.into());
+        Ok((file.into(), wire(usize::try_from(rows).unwrap_or(usize::MAX)), dimensions, told))
+    }
+}
+
+impl Sum {
+    fn add(&mut self, (first, reply): (u64, Reply)) {
+        let sum = &mut self.reply;
+        if self.rows == 0 {
+            (sum.queue_us, sum.provider, sum.device) =
+                (reply.queue_us, reply.provider, reply.device);
+        }
+        self.rows += reply.rows as u64;
+        sum.tokens += reply.tokens;
+        let since = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        sum.compute_us = since.saturating_sub(sum.queue_us);
+        self.truncated += reply.truncated.len() as u64;
+        let room = TRUNCATED_LISTED_MAX.saturating_sub(sum.truncated.len());
+        let indices = reply.truncated.iter().map(|index| u64::from(*index) + first);
+        sum.truncated.extend(indices.take(room).filter_map(|index| u32::try_from(index).ok()));
+    }
+}
+
+/// Texts that are in no batch yet: those of one piece of the source, and what was left before.
+#[derive(Debug, Default)]
+struct Waiting {
+    texts: VecDeque<String>,
+    bytes: usize,
+}
+
+impl Waiting {
+    fn push(&mut self, text: String) {
+        self.bytes += text.len();
+        self.texts.push_back(text);
+    }
+
+    fn is_enough(&self) -> bool {
+        self.texts.len() >= BATCH_TEXTS || self.bytes >= BATCH_BYTES
+    }
+
+    /// A full batch, or one of what there is if `any` will do.
+    fn batch(&mut self, any: bool) -> Option<Vec<String>> {
+        if self.texts.is_empty() || !(any || self.is_enough()) {
+            return None;
+        }
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < BATCH_TEXTS
+            && bytes < BATCH_BYTES
+            && let Some(text) = self.texts.pop_front()
+        {
+            bytes += text.len();
+            batch.push(text);
+        }
+        self.bytes -= bytes;
+        Some(batch)
+    }
+}
+
+/// An error of the engine counts texts from the start of their batch.
+fn placed(first: u64, error: ServiceError) -> Error {
+    let error = match error {
+        ServiceError::Engine(EngineError::TooLong { index, tokens, limit }) => {
+            let index = index.saturating_add(usize::try_from(first).unwrap_or(usize::MAX));
+            ServiceError::Engine(EngineError::TooLong { index, tokens, limit })
+        }
+        error => error,
+    };
+    error.into()
+}
+
+fn silent() -> Error {
+    let message = format!(
+        "nothing came from the source for {} s; write faster, or send what there is in calls of its own",
+        SILENCE_MAX.as_secs()
+    );
+    Error::new(ErrorName::DeadlineExceeded, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_bounded_and_lose_nothing() {
+        let mut waiting = Waiting::default();
+        (0..2500).for_each(|n| waiting.push(n.to_string()));
+        let mut sizes: Vec<_> =
+            std::iter::from_fn(|| waiting.batch(false)).map(|batch| batch.len()).collect();
+        sizes.extend(waiting.batch(true).map(|batch| batch.len()));
+        assert_eq!(sizes, [1024, 1024, 452]);
+        assert_eq!((waiting.bytes, waiting.batch(true)), (0, None));
+        (0..3).for_each(|_| waiting.push("x".repeat(BATCH_BYTES - 1)));
+        assert_eq!(waiting.batch(false).map(|batch| batch.len()), Some(2));
+    }
+
+    #[test]
+    fn what_was_cut_is_counted_and_listed_up_to_a_bound() {
+        let mut sum =
+            Sum { started: Instant::now(), rows: 0, reply: Reply::default(), truncated: 0 };
+        for first in (0..100_000).step_by(1000) {
+            let cut = Reply { rows: 1000, truncated: (0..1000).collect(), ..Reply::default() };
+            sum.add((first, cut));
+        }
+        assert_eq!((sum.rows, sum.truncated), (100_000, 100_000));
+        assert_eq!(sum.reply.truncated.len(), TRUNCATED_LISTED_MAX);
+        assert_eq!(sum.reply.truncated[1500], 1500);
+    }
+}

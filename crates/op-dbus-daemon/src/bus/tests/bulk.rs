@@ -1,0 +1,127 @@
+//! Encodings, vectors in a memfd, texts from a file descriptor.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use op_dbus_api::{EmbedderProxy, ErrorName};
+use zbus::{Fd, OwnedFd, OwnedVariant, Variant};
+
+use super::{ready, refusal};
+
+type Options<'a> = HashMap<&'a str, Variant<'a>>;
+
+fn content(fd: OwnedFd) -> Vec<u8> {
+    let mut file = File::from(std::os::fd::OwnedFd::from(fd));
+    let seals = fcntl(&file, FcntlArg::F_GET_SEALS).unwrap();
+    let all = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_WRITE;
+    assert!(SealFlag::from_bits_retain(seals).contains(all | SealFlag::F_SEAL_SEAL));
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+async fn from_bytes(
+    embedder: &EmbedderProxy<'_>,
+    bytes: &[u8],
+    options: Options<'_>,
+) -> zbus::Result<(OwnedFd, u32, u32, HashMap<String, OwnedVariant>)> {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(bytes).unwrap();
+    embedder.embed_from_fd(Fd::from(file.as_file().as_fd()), options).await
+}
+
+fn texts(count: usize) -> Vec<String> {
+    (0..count).map(|n| format!("text {n} {}", "x".repeat(n % 40))).collect()
+}
+
+#[tokio::test]
+async fn every_way_gives_the_same_vectors() {
+    let pair = ready(&[]).await;
+    let embedder = pair.embedder().await;
+    let texts = texts(5000);
+    let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
+    for (encoding, row_bytes) in [("f32", 4 * 384), ("f16", 2 * 384), ("i8", 384), ("b1", 48)] {
+        let options = || Options::from([("encoding", Variant::from(encoding))]);
+        let (packed, rows, dimensions, _) =
+            embedder.embed_packed(&borrowed, options()).await.unwrap();
+        assert_eq!((rows, dimensions, packed.len()), (5000, 384, 5000 * row_bytes));
+        let (fd, rows, dimensions, info) =
+            embedder.embed_to_fd(&borrowed, options()).await.unwrap();
+        assert_eq!((rows, dimensions, info.len()), (5000, 384, 12));
+        assert!(content(fd) == *packed, "{encoding} by EmbedToFd");
+        let lines = texts.join("\n");
+        let (fd, rows, dimensions, info) =
+            from_bytes(&embedder, lines.as_bytes(), options()).await.unwrap();
+        assert_eq!((rows, dimensions, info.len()), (5000, 384, 13));
+        assert!(content(fd) == *packed, "{encoding} by EmbedFromFd");
+        assert_eq!(u64::try_from(&*info["truncated_count"]).unwrap(), 0);
+    }
+}
+
+#[tokio::test]
+async fn npy_has_a_header_and_framings_have_the_same_texts() {
+    let pair = ready(&[]).await;
+    let embedder = pair.embedder().await;
+    let raw = content(embedder.embed_to_fd(&["a", "", "b"], Options::new()).await.unwrap().0);
+    for (framing, bytes) in [
+        ("lines", "a\r\n\nb"),
+        ("nul", "a\0\0b\0"),
+        ("json-lines", "\"a\"\n\"\"\n{\"text\":\"b\"}"),
+    ] {
+        let options =
+            Options::from([("framing", Variant::from(framing)), ("format", Variant::from("npy"))]);
+        let (fd, rows, ..) = from_bytes(&embedder, bytes.as_bytes(), options).await.unwrap();
+        let npy = content(fd);
+        assert_eq!(rows, 3);
+        assert_eq!(npy[..128], crate::npy::header("<f4", 3, 384));
+        assert_eq!(npy[128..], raw);
+    }
+    let npy = || Options::from([("format", Variant::from("npy"))]);
+    let (fd, rows, dimensions, _) = from_bytes(&embedder, b"", npy()).await.unwrap();
+    assert_eq!((content(fd).len(), rows, dimensions), (128, 0, 384));
+    let (fd, rows, ..) = embedder.embed_to_fd(&[], npy()).await.unwrap();
+    assert_eq!((content(fd).len(), rows), (128, 0));
+}
+
+#[tokio::test]
+async fn mistakes_are_told_with_their_place() {
+    let pair = ready(&[]).await;
+    let embedder = pair.embedder().await;
+    let lines = |bad: &str| format!("{}\n{bad}\n", texts(3000).join("\n"));
+    let too_long = Options::from([("truncate", Variant::from("error"))]);
+    let (name, message) =
+        refusal(from_bytes(&embedder, lines(&"x".repeat(600)).as_bytes(), too_long).await);
+    assert_eq!(name, ErrorName::TooLong);
+    assert!(message.starts_with("text 3000 has 602 tokens"), "{message}");
+    let json = Options::from([("framing", Variant::from("json-lines"))]);
+    let (name, message) = refusal(from_bytes(&embedder, b"\"a\"\n{}\n", json).await);
+    assert_eq!(name, ErrorName::InvalidArgument);
+    assert!(message.starts_with("line 2 "), "{message}");
+    for (key, value) in [("framing", "words"), ("format", "csv"), ("expect_space", "0-f32")] {
+        let options = Options::from([(key, Variant::from(value))]);
+        assert!(from_bytes(&embedder, b"", options).await.is_err(), "{key}");
+    }
+    let (.., info) =
+        from_bytes(&embedder, lines(&"x".repeat(600)).as_bytes(), Options::new()).await.unwrap();
+    assert_eq!(u64::try_from(&*info["truncated_count"]).unwrap(), 1);
+    assert_eq!(Vec::<u32>::try_from(info["truncated"].try_clone().unwrap()).unwrap(), [3000]);
+}
+
+#[tokio::test]
+async fn a_pipe_that_never_ends_ends_with_the_deadline() {
+    let pair = ready(&[]).await;
+    let embedder = pair.embedder().await;
+    let (source, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(b"one\ntwo\nthr").unwrap();
+    let deadline = Options::from([("deadline_ms", Variant::from(200_u32))]);
+    let call = embedder.embed_from_fd(Fd::from(source.as_fd()), deadline).await;
+    assert_eq!(refusal(call).0, ErrorName::DeadlineExceeded);
+    let call = embedder.embed_from_fd(Fd::from(source.as_fd()), Options::new());
+    let write = async { drop(writer) };
+    let (reply, ()) = tokio::join!(call, write);
+    // What the first call took from the pipe is gone.
+    assert_eq!(reply.unwrap().1, 0);
+}

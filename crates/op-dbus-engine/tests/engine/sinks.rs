@@ -1,0 +1,90 @@
+//! Vectors that go to a sink of the caller's, and calls that wait for room.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::{Backend, BackendError, Batch, Call, Description, Limits, RowSink, Truncate};
+
+use crate::support::{DIMENSIONS, call, expected, plain, start};
+
+/// Vectors by text, with the address at which each was handed over.
+type Taken = Arc<Mutex<BTreeMap<u32, (usize, Vec<f32>)>>>;
+
+fn sink(taken: &Taken) -> Option<RowSink> {
+    let taken = taken.clone();
+    Some(RowSink::new(move |text, vector| {
+        let before = taken.lock().unwrap().insert(text, (vector.as_ptr().addr(), vector.to_vec()));
+        assert!(before.is_none(), "text {text} came twice");
+    }))
+}
+
+#[tokio::test]
+async fn a_sink_gets_each_vector_once_and_is_dropped_before_the_reply() {
+    let engine = plain();
+    let texts: Vec<String> = (0..200).map(|n| "x".repeat(n % 60)).collect();
+    for (truncate, dimensions) in
+        [(Truncate::End, None), (Truncate::Mean, None), (Truncate::End, Some(4))]
+    {
+        let call = || Call { texts: texts.clone(), truncate, dimensions, ..Call::default() };
+        let (taken, whole) = (Taken::default(), engine.embed(call()).await.unwrap());
+        let reply = engine.embed(Call { sink: sink(&taken), ..call() }).await.unwrap();
+        assert_eq!((reply.rows, reply.vectors.len()), (200, 0));
+        assert_eq!((reply.tokens, &reply.truncated), (whole.tokens, &whole.truncated));
+        let taken = Arc::into_inner(taken).expect("the sink is gone").into_inner().unwrap();
+        let vectors: Vec<f32> = taken.into_values().flat_map(|(_, vector)| vector).collect();
+        assert_eq!(vectors, whole.vectors);
+    }
+}
+
+/// A backend that notes where it computes to.
+struct Noting(SimBackend, Arc<Mutex<Vec<std::ops::Range<usize>>>>);
+
+impl Backend for Noting {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        let bytes = out.as_ptr_range();
+        self.1.lock().unwrap().push(bytes.start.addr()..bytes.end.addr());
+        self.0.run(batch, out)
+    }
+}
+
+#[tokio::test]
+async fn a_sink_is_handed_what_the_backend_wrote_and_no_copy_of_it() {
+    let places = Arc::<Mutex<Vec<_>>>::default();
+    let noted = places.clone();
+    let noting = move |_| -> Result<Box<dyn Backend>, BackendError> {
+        Ok(Box::new(Noting(SimBackend::new(DIMENSIONS, Faults::default()), noted.clone())))
+    };
+    let engine = start(Box::new(noting), Limits::default(), 1);
+    let taken = Taken::default();
+    let texts = (0..100).map(|n| n.to_string()).collect();
+    engine.embed(Call { texts, sink: sink(&taken), ..Call::default() }).await.unwrap();
+    let places = places.lock().unwrap();
+    let taken = taken.lock().unwrap();
+    let is_copy = |at: &usize| !places.iter().any(|place| place.contains(at));
+    let copies = taken.values().filter(|(at, _)| is_copy(at)).count();
+    assert_eq!(taken.len(), 100);
+    assert_eq!(copies, 0);
+}
+
+#[tokio::test]
+async fn a_call_that_waits_is_admitted_where_others_are_refused() {
+    let limits = Limits { quota_tokens: 40, queue_tokens_max: 40, ..Limits::default() };
+    let backend = |_| -> Result<Box<dyn Backend>, BackendError> {
+        Ok(Box::new(SimBackend::new(DIMENSIONS, Faults::default())))
+    };
+    let engine = start(Box::new(backend), limits, 1);
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let engine = engine.clone();
+        let call = Call { wait: true, ..call(1, &["0123456789abcdef"]) };
+        calls.spawn(async move { engine.embed(call).await });
+    }
+    while let Some(reply) = calls.join_next().await {
+        assert_eq!(reply.unwrap().unwrap().vectors, expected("0123456789abcdef"));
+    }
+}

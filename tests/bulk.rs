@@ -1,0 +1,234 @@
+//! Texts and vectors through file descriptors: well meant, hostile, and many.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use op_dbus_api::ErrorName;
+use zbus::{Fd, OwnedVariant, Variant};
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::{Client, Options, refused};
+use crate::harness::command::cli;
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! {
+    a_sealed_memfd_is_read_and_answered_in_one: [Bus],
+    hostile_descriptors_are_refused: [Bus],
+    a_caller_that_leaves_ends_its_streams: [Bus],
+    streams_of_one_user_are_counted: [Bus],
+    real_vectors_come_in_every_encoding: [Bus, Low],
+    memory_does_not_grow_with_the_texts: [Bus],
+}
+
+/// What `EmbedFromFd` answers.
+type Reply = (zbus::OwnedFd, u32, u32, HashMap<String, OwnedVariant>);
+
+async fn daemon() -> Outcome<(PrivateBus, Setup, Daemon)> {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    Ok((bus, setup, daemon))
+}
+
+async fn embed(client: &Client, fd: impl AsFd, options: Options<'_>) -> zbus::Result<Reply> {
+    client.embedder.embed_from_fd(Fd::from(fd.as_fd()), options).await
+}
+
+fn content(fd: zbus::OwnedFd) -> Outcome<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::from(OwnedFd::from(fd)).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn memfd(bytes: &[u8], seals: SealFlag) -> Outcome<File> {
+    let mut file = File::from(memfd_create(c"texts", MFdFlags::MFD_ALLOW_SEALING)?);
+    file.write_all(bytes)?;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+    Ok(file)
+}
+
+async fn a_sealed_memfd_is_read_and_answered_in_one() -> Outcome {
+    let (_bus, _setup, daemon) = daemon().await?;
+    let client = daemon.client();
+    let source = memfd(b"one\ntwo", SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE)?;
+    let (fd, rows, dimensions, _) = embed(client, &source, Options::new()).await?;
+    assert_eq!((rows, dimensions), (2, 384));
+    let file = File::from(OwnedFd::from(fd));
+    let seals = SealFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GET_SEALS)?);
+    for seal in [SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_GROW, SealFlag::F_SEAL_WRITE] {
+        assert!(seals.contains(seal | SealFlag::F_SEAL_SEAL), "{seals:?}");
+    }
+    let expected = client.vectors(&["one", "two"]).await?.concat();
+    let expected: Vec<u8> = expected.iter().flat_map(|number| number.to_le_bytes()).collect();
+    assert_eq!(content(zbus::OwnedFd::from(OwnedFd::from(file)))?, expected);
+    daemon.stop().await
+}
+
+/// Each is refused with a sentence, at once, and the service goes on.
+async fn hostile_descriptors_are_refused() -> Outcome {
+    let (_bus, setup, daemon) = daemon().await?;
+    let (socket, _other) = UnixStream::pair()?;
+    let sparse = File::create_new(setup.path("sparse"))?;
+    sparse.set_len(1 << 40)?;
+    // Small enough to be begun, and without a line's end: refused before it is read whole.
+    let endless = File::create_new(setup.path("endless"))?;
+    endless.set_len(1 << 32)?;
+    let (_reader, write_end) = std::io::pipe()?;
+    let open = |path: &Path| -> Outcome<OwnedFd> { Ok(File::open(path)?.into()) };
+    let hostile: [(&str, OwnedFd, ErrorName); 9] = [
+        ("unsealed", memfd(b"x\n", SealFlag::empty())?.into(), ErrorName::InvalidArgument),
+        ("may shrink", memfd(b"x\n", SealFlag::F_SEAL_WRITE)?.into(), ErrorName::InvalidArgument),
+        ("directory", open(Path::new("/"))?, ErrorName::InvalidArgument),
+        ("socket", socket.into(), ErrorName::InvalidArgument),
+        ("/dev/zero", open(Path::new("/dev/zero"))?, ErrorName::InvalidArgument),
+        ("terabyte", open(&setup.path("sparse"))?, ErrorName::TooLarge),
+        ("endless line", open(&setup.path("endless"))?, ErrorName::TooLarge),
+        ("write end", write_end.into(), ErrorName::InvalidArgument),
+        ("directory of the kernel", open(Path::new("/proc/self"))?, ErrorName::InvalidArgument),
+    ];
+    for (what, fd, expected) in hostile {
+        let answer = within(what, embed(daemon.client(), fd, Options::new())).await?;
+        refused(answer, expected).map_err(|error| format!("{what}: {error}"))?;
+    }
+    // A file that is cut while it is read: only a little of it is read ahead of the work, so the cut
+    // comes before its end was read.
+    let path = setup.path("shrinking");
+    std::fs::write(&path, "a line of the file that is cut\n".repeat(1 << 20))?;
+    let cut = File::options().write(true).open(&path)?;
+    let source = File::open(&path)?;
+    let call = embed(daemon.client(), &source, Options::new());
+    let shrink = async {
+        daemon.client().counted("texts", 1000).await?;
+        Ok(cut.set_len(0)?)
+    };
+    let (answer, shrunk) = tokio::join!(within("the shrinking file", call), shrink);
+    let () = shrunk.map_err(|error: Box<dyn std::error::Error>| error)?;
+    let message = refused(answer?, ErrorName::InvalidArgument)?;
+    assert!(message.contains("ends at byte"), "{message}");
+    daemon.client().embedder.embed("still there").await?;
+    daemon.stop().await
+}
+
+/// Pipes that never end, from a client that leaves: its places are free again.
+async fn a_caller_that_leaves_ends_its_streams() -> Outcome {
+    let (bus, _setup, daemon) = daemon().await?;
+    let (source, mut writer) = std::io::pipe()?;
+    writer.write_all(b"one\ntwo\n")?;
+    let leaving = Client::on(&bus).await?;
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let (embedder, source) = (leaving.embedder.clone(), source.try_clone()?);
+        streams.push(tokio::spawn(async move {
+            embedder.embed_from_fd(Fd::from(source.as_fd()), Options::new()).await
+        }));
+    }
+    let short = memfd(b"short", SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE)?;
+    let is_full = async || match embed(daemon.client(), &short, Options::new()).await {
+        Ok(_) => Ok(false),
+        full => refused(full, ErrorName::QuotaExceeded).map(|_| true),
+    };
+    within("four streams", async {
+        while !is_full().await? {}
+        Outcome::Ok(())
+    })
+    .await??;
+    leaving.connection().clone().close().await?;
+    within("the places of a caller that left", async {
+        while is_full().await? {}
+        Outcome::Ok(())
+    })
+    .await??;
+    for stream in streams {
+        assert!(stream.await?.is_err());
+    }
+    daemon.stop().await
+}
+
+async fn streams_of_one_user_are_counted() -> Outcome {
+    let (bus, _setup, daemon) = daemon().await?;
+    let client = Client::on(&bus).await?;
+    let (source, writer) = std::io::pipe()?;
+    let mut calls: Vec<_> =
+        (0..5).map(|_| Box::pin(embed(&client, &source, Options::new()))).collect();
+    // The fifth is refused while the others wait for the pipe.
+    let (first, _, rest) = futures_util::future::select_all(calls.drain(..)).await;
+    let message = refused(first, ErrorName::QuotaExceeded)?;
+    assert!(message.contains("4 of 4 streams"), "{message}");
+    drop(writer);
+    for call in rest {
+        assert_eq!(call.await?.1, 0);
+    }
+    daemon.stop().await
+}
+
+async fn real_vectors_come_in_every_encoding() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    let texts = ["the disk is full", "no space left on device", "a cat sat on the mat"];
+    let exact = client.vectors(&texts).await?;
+    let file = setup.path("texts");
+    std::fs::write(&file, texts.join("\n"))?;
+    let embedded = async |encoding: &'static str| -> Outcome<Vec<u8>> {
+        let options = Options::from([("encoding", Variant::from(encoding))]);
+        content(embed(client, File::open(&file)?, options).await?.0)
+    };
+    let norm = |v: &[f32]| v.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let cosine =
+        |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>() / norm(a) / norm(b);
+    let bytes = embedded("i8").await?;
+    for (row, exact) in bytes.chunks(384).zip(&exact) {
+        let row: Vec<f32> = row.iter().map(|byte| f32::from(byte.cast_signed())).collect();
+        assert!(cosine(&row, exact) > 0.9995, "{}", cosine(&row, exact));
+    }
+    let bits = embedded("b1").await?;
+    for (row, exact) in bits.chunks(48).zip(&exact) {
+        let signs = (0..384).map(|n| row[n / 8] >> (7 - n % 8) & 1 == 1);
+        assert!(signs.eq(exact.iter().map(|x| *x > 0.0)));
+    }
+    assert_eq!(embedded("f16").await?.len(), 3 * 384 * 2);
+    daemon.stop().await
+}
+
+/// The most resident memory that a process has had, in KiB, without files and shared memory.
+fn peak_kib(pid: nix::unistd::Pid) -> Outcome<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).ok_or("no VmHWM")?;
+    Ok(line.split_whitespace().nth(1).ok_or("no number")?.parse()?)
+}
+
+/// Enough texts that holding them, or their vectors, would show.
+async fn memory_does_not_grow_with_the_texts() -> Outcome {
+    const LINES: usize = 200_000;
+    let (bus, setup, daemon) = daemon().await?;
+    let path = setup.path("lines");
+    let mut file = std::io::BufWriter::new(File::create(&path)?);
+    for line in 0..LINES {
+        writeln!(
+            file,
+            "line {line} of a log that is long enough to be seen in memory, if it is held"
+        )?;
+    }
+    drop(file);
+    let before = peak_kib(daemon.process.pid())?;
+    let (fd, rows, ..) = embed(daemon.client(), File::open(&path)?, Options::new()).await?;
+    assert_eq!(rows as usize, LINES);
+    assert_eq!(File::from(OwnedFd::from(fd)).metadata()?.len(), (LINES * 384 * 4) as u64);
+    let output = setup.path("vectors.npy").display().to_string();
+    let arguments = ["embed", "--npy", "--output", &output, "--file", &path.display().to_string()];
+    cli(&bus, &arguments).await?.success()?;
+    assert_eq!(std::fs::metadata(&output)?.len(), 128 + (LINES * 384 * 4) as u64);
+    let grown = peak_kib(daemon.process.pid())? - before;
+    // The vectors have 300,000 KiB, the texts 15,000.
+    assert!(grown < 64 << 10, "{grown} KiB");
+    daemon.stop().await
+}
