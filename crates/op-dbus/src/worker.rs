@@ -224,9 +224,12 @@ mod tests {
 
     #[test]
     fn what_was_refused_memory_names_the_setting() {
+        use op_dbus_engine::LoadErrorKind::ProviderUnavailable;
         use std::io::{Error, ErrorKind};
         let refused = |error: Error, memory_max| {
-            explained(failure::unavailable(error.to_string()), memory_max).to_string()
+            let error =
+                BackendError::Load { kind: ProviderUnavailable, message: error.to_string() };
+            explained(error, memory_max).to_string()
         };
         for error in [ErrorKind::OutOfMemory.into(), Error::from_raw_os_error(libc::ENOMEM)] {
             assert!(refused(error, Some(16)).ends_with("worker_memory_max is 16 bytes"));
