@@ -43,6 +43,8 @@ mod providers;
 mod sandbox;
 /// Wrong values in each source of settings.
 mod settings;
+/// Token ids in place of texts.
+mod tokens;
 /// The live view, in a terminal.
 mod top;
 /// The systemd units and the profiles laid over them.
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         providers::tests(),
         sandbox::tests(),
         settings::tests(),
+        tokens::tests(),
         top::tests(),
         units::tests(),
     ];

@@ -31,10 +31,25 @@ pub fn parse(options: &HashMap<String, Variant<'_>>, now: Instant) -> Result<Opt
             }
             option::EXPECT_SPACE => parsed.expect_space = Some(found.text()?.to_owned()),
             option::DEVICE => parsed.device = Some(found.text()?.to_owned()),
-            _ => return Err(unknown(key)),
+            _ => return Err(unknown(key, option::ALL)),
         }
     }
     Ok(parsed)
+}
+
+/// Reads the options of a method that embeds nothing; most of them would have no meaning there.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_for_tokens(
+    options: &HashMap<String, Variant<'_>>,
+    now: Instant,
+) -> Result<Options, Error> {
+    const ACCEPTED: [&str; 3] = [option::LEVEL, option::PROMPT, option::DEADLINE_MS];
+    match options.keys().find(|key| !ACCEPTED.contains(&key.as_str())) {
+        Some(key) => Err(unknown(key, &ACCEPTED)),
+        None => parse(options, now),
+    }
 }
 
 const LEVELS: [(&str, Level); 4] =
@@ -98,8 +113,8 @@ impl<'a> Found<'a> {
     }
 }
 
-fn unknown(key: &str) -> Error {
-    let known = option::ALL.join(", ");
+fn unknown(key: &str, accepted: &[&str]) -> Error {
+    let known = accepted.join(", ");
     invalid(format!("there is no option {}; accepted: {known}", shown(key)))
 }
 
