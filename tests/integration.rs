@@ -27,6 +27,8 @@ mod doctor;
 mod errors;
 /// Killed workers and daemons, callers that leave, a bus that dies.
 mod faults;
+/// The HTTP gateway.
+mod gateway;
 /// A user's own models.
 mod imports;
 /// Start, reload, stop, and what the service manager is told.
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         doctor::tests(),
         errors::tests(),
         faults::tests(),
+        gateway::all(),
         imports::tests(),
         lifecycle::tests(),
         models::tests(),

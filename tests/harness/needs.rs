@@ -30,6 +30,12 @@ pub enum Need {
     Gdbus,
     /// `python3` with the package `jeepney`.
     Python,
+    /// `curl`.
+    Curl,
+    /// `python3` with the clients of the HTTP gateway.
+    PythonHttp,
+    /// Chromium and its driver.
+    Chromium,
     /// `strace` that may attach to our own processes.
     Strace,
     /// `tmux`, as a terminal that a test can read.
@@ -54,6 +60,8 @@ impl Need {
             Self::Busctl => program("busctl"),
             Self::Gdbus => program("gdbus"),
             Self::Tmux => program("tmux"),
+            Self::Curl => program("curl"),
+            Self::Chromium => program("chromium").or_else(|| program("chromedriver")),
             Self::Groff => program("groff"),
             Self::Strace => {
                 program("strace").or_else(|| unless(may_trace(), "ptrace is not allowed"))
@@ -65,10 +73,8 @@ impl Need {
             }),
             Self::Polkit => unless(polkit::program().is_some(), "polkitd is not installed"),
             Self::Landlock => unless(landlock(), "the kernel has no Landlock of version 6"),
-            Self::Python => program("python3").or_else(|| {
-                let path = python_path().join("jeepney");
-                unless(path.is_dir(), &format!("no Python package at {}", path.display()))
-            }),
+            Self::Python => python_package(python_path().join("jeepney")),
+            Self::PythonHttp => python_package(python_http_path().join("schemathesis")),
             Self::Runtime => library("onnxruntime-1."),
             Self::Ggml => library("onnxruntime-ggml"),
             Self::Low => stored("paraphrase-MiniLM-L3-v2"),
@@ -100,6 +106,16 @@ pub fn store() -> PathBuf {
 /// The folder with the Python packages that the Python client needs.
 pub fn python_path() -> PathBuf {
     place("OP_DBUS_TEST_PYTHON", || profile_folder().join("../test-python"))
+}
+
+/// The folder with the Python packages of the HTTP gateway's clients.
+pub fn python_http_path() -> PathBuf {
+    place("OP_DBUS_TEST_PYTHON_HTTP", || profile_folder().join("../test-python-http"))
+}
+
+fn python_package(path: PathBuf) -> Option<String> {
+    program("python3")
+        .or_else(|| unless(path.is_dir(), &format!("no Python package at {}", path.display())))
 }
 
 /// The folder with the units that systemd brings itself.

@@ -4,9 +4,11 @@
 //! prose, with every argument, is in the interface files under `dbus-policy/interfaces/`.
 
 mod error;
+mod json;
 mod proxy;
 
 pub use error::{Error, ErrorName};
+pub use json::{json, json_object};
 pub use proxy::{EmbedderProxy, ManagerProxy, ProviderFallback, ProviderFallbackStream};
 
 /// Well-known name of the service.

@@ -5,6 +5,7 @@ use std::path::Path;
 use figment::value::{Num, Value};
 
 use super::check::did_you_mean;
+use super::listen::Listen;
 use super::types::{Bus, Devices};
 use crate::telemetry;
 
@@ -53,6 +54,8 @@ pub enum Kind {
     },
     /// A bus.
     Bus,
+    /// An address to listen on, or `none`.
+    Listen,
     /// A log filter.
     Filter,
 }
@@ -77,6 +80,9 @@ impl Kind {
             Kind::Path { optional: true } => "an absolute path, or nothing".to_owned(),
             Kind::Path { optional: false } => "an absolute path".to_owned(),
             Kind::Bus => "`system`, `session`, or a D-Bus address".to_owned(),
+            Kind::Listen => "`none`, an address with a port such as `127.0.0.1:8080` or \
+                             `[::1]:8080`, or `unix:` and an absolute path"
+                .to_owned(),
             Kind::Filter => "`error`, `warn`, `info`, `debug`, `trace`, or a list such as \
                              `info,op_dbus_engine=debug`"
                 .to_owned(),
@@ -115,7 +121,12 @@ impl Kind {
                 Some(text) => bytes(&text).map(Value::from).ok_or_else(|| self.refuse(raw)),
                 None => Err(self.refuse(raw)),
             },
-            Kind::Choice(_) | Kind::Model | Kind::Path { .. } | Kind::Bus | Kind::Filter => {
+            Kind::Choice(_)
+            | Kind::Model
+            | Kind::Path { .. }
+            | Kind::Bus
+            | Kind::Listen
+            | Kind::Filter => {
                 let text = raw.as_str().ok_or_else(|| self.refuse(raw))?;
                 self.parse_text(text, raw).map(Value::from)
             }
@@ -142,6 +153,10 @@ impl Kind {
             }
             Kind::Bus => match text.parse::<Bus>() {
                 Ok(bus) => Ok(bus.to_string()),
+                Err(why) => Err(self.refuse_since(raw, why)),
+            },
+            Kind::Listen => match text.parse::<Listen>() {
+                Ok(listen) => Ok(listen.to_string()),
                 Err(why) => Err(self.refuse_since(raw, why)),
             },
             Kind::Filter => match telemetry::parse_filter(text) {

@@ -1,8 +1,10 @@
 //! Settings: one table, read from every source in order, checked as a whole.
 
 mod check;
+mod choices;
 mod kind;
 mod layers;
+mod listen;
 mod loaded;
 mod mistakes;
 mod render;
@@ -21,6 +23,7 @@ use serde::Deserialize;
 
 pub use kind::{Choice, Kind};
 pub use layers::Sources;
+pub use listen::Listen;
 pub use loaded::{ChangeError, Loaded, Shown};
 pub use mistakes::{Mistake, Mistakes, Origin};
 pub use render::{SOURCES, TABLES, Table, config_file, markdown, remark, values};
@@ -99,8 +102,8 @@ pub struct Settings {
     pub load_timeout_s: u64,
     /// Whether the CPU computes beside an accelerator.
     pub offload: Offload,
-    /// Address of the HTTP gateway; only `none` so far.
-    pub http_listen: String,
+    /// Where the HTTP gateway answers.
+    pub http_listen: Listen,
     /// The log filter.
     pub log: String,
     /// What `[models.<name>]` tables say, by model name.

@@ -1,69 +1,16 @@
 //! The table of settings: config file, environment, flags, documentation and `config show` all
 //! follow from it.
 
-use super::kind::{Choice, Kind};
+use super::choices::{
+    AUTO, CPU_ENGINES, CPU_ISAS, FALLBACKS, LEVELS, OFFLOAD, PRECISIONS, PROVIDERS,
+};
+use super::kind::Kind;
 use super::row::{Group, Row, Scope};
 
 /// The row of a key.
 pub fn row(key: &str) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.key == key)
 }
-
-const fn name(name: &'static str) -> Choice {
-    Choice { name, aliases: &[], later: false }
-}
-
-const fn alias(name: &'static str, aliases: &'static [&'static str]) -> Choice {
-    Choice { name, aliases, later: false }
-}
-
-const fn later(name: &'static str) -> Choice {
-    Choice { name, aliases: &[], later: true }
-}
-
-const LEVELS: &[Choice] = &[name("none"), name("low"), name("medium"), name("high")];
-
-const PROVIDERS: &[Choice] = &[
-    name("auto"),
-    name("cpu"),
-    alias("cuda", &["gpu"]),
-    alias("tensorrt", &["trt"]),
-    alias("webgpu", &["wgpu"]),
-    name("ggml"),
-    name("openvino"),
-    alias("migraphx", &["rocm"]),
-    alias("directml", &["dml"]),
-    name("coreml"),
-    name("remote"),
-];
-
-/// What may be fallen back to: everything that is one provider.
-const FALLBACKS: &[Choice] = PROVIDERS.split_at(1).1;
-
-const PRECISIONS: &[Choice] =
-    &[name("auto"), name("f32"), later("f16"), name("bf16"), name("int8")];
-
-const CPU_ENGINES: &[Choice] = &[name("native"), name("ort"), name("sim")];
-
-/// Every name that a build for some processor has; whether this CPU has it, the worker says.
-const CPU_ISAS: &[Choice] = &[
-    name("auto"),
-    name("portable"),
-    name("avx2"),
-    name("avx-vnni"),
-    name("avx512"),
-    name("avx512-vnni"),
-    name("avx512-bf16"),
-    name("amx"),
-    name("neon"),
-    name("neon-dotprod"),
-    name("neon-i8mm"),
-    name("neon-bf16"),
-];
-
-const AUTO: &[Choice] = &[name("auto")];
-const OFFLOAD: &[Choice] = &[name("off"), name("auto")];
-const NONE: &[Choice] = &[name("none")];
 
 const fn count(min: u64, max: u64) -> Kind {
     Kind::Count { min, max, word: None }
@@ -370,21 +317,23 @@ pub const ROWS: &[Row] = &[
         scope: Scope::Later,
     },
     Row {
-        key: "http_listen",
-        kind: Kind::Choice(NONE),
-        default: "none",
-        unit: "",
-        doc: "The address of the HTTP gateway.",
-        group: Group::Life,
-        scope: Scope::Later,
-    },
-    Row {
         key: "log",
         kind: Kind::Filter,
         default: "info",
         unit: "",
         doc: "What is logged. The content of texts never is.",
         group: Group::Life,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "http_listen",
+        kind: Kind::Listen,
+        default: "none",
+        unit: "",
+        doc: "Where `op-dbus gateway` answers HTTP; the daemon itself never does. An address that \
+              other machines reach is accepted only with an API key. A socket that systemd hands \
+              over is used in its place.",
+        group: Group::Gateway,
         scope: Scope::Any,
     },
 ];

@@ -51,7 +51,12 @@ fn setting(page: &mut Page, row: &Row) {
 /// How a value is written in a file.
 fn kind(kind: &Kind) -> &'static str {
     match kind {
-        Kind::Choice(_) | Kind::Model | Kind::Path { .. } | Kind::Bus | Kind::Filter => "string",
+        Kind::Choice(_)
+        | Kind::Model
+        | Kind::Path { .. }
+        | Kind::Bus
+        | Kind::Listen
+        | Kind::Filter => "string",
         Kind::Choices(_) => "list of strings",
         Kind::Devices => "number, list of numbers, or string",
         Kind::Bool => "boolean",

@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::super::client::json_object;
 use super::super::{Failure, Service, connect};
+use op_dbus_api::json_object;
 
 /// How long the service may take to answer; its answer is in memory.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
