@@ -98,7 +98,7 @@ async fn busctl(bus: &PrivateBus, arguments: &[&str], signature: &str) -> Outcom
 }
 
 /// A call of the embedder: the words after the interface's name, and the reply's signature.
-const EMBEDDER_CALLS: [(&[&str], &str); 7] = [
+const EMBEDDER_CALLS: [(&[&str], &str); 9] = [
     (&["Embed", "s", "one"], "ad"),
     (&["EmbedBatch", "as", "2", "one", "two"], "aad"),
     (&["EmbedPacked", "asa{sv}", "2", "one", "two", "1", "truncate", "s", "end"], "ayuua{sv}"),
@@ -106,6 +106,9 @@ const EMBEDDER_CALLS: [(&[&str], &str); 7] = [
     (&["Rank", "sasu", "two", "3", "one", "two", "three", "1"], "a(ud)"),
     (&["CountTokens", "as", "2", "one", "three"], "au"),
     (&["EmbedToFd", "asa{sv}", "1", "one", "1", "encoding", "s", "b1"], "huua{sv}"),
+    // The ids of "one" in the simulator's vocabulary are its bytes.
+    (&["EmbedTokens", "aaua{sv}", "1", "3", "111", "110", "101", "0"], "ayuua{sv}"),
+    (&["Tokenize", "asa{sv}", "1", "one", "1", "level", "s", "low"], "aa(usbuu)"),
 ];
 
 async fn busctl_can_use_every_member() -> Outcome {
@@ -122,6 +125,9 @@ async fn busctl_can_use_every_member() -> Outcome {
     assert!((replies[3][0].as_f64().ok_or("no number")? - 1.0).abs() < 1e-6);
     assert_eq!(replies[4][0][0][0], 1);
     assert_eq!(replies[5][0].as_array().map(Vec::len), Some(2));
+    let bytes: Vec<u8> = vector.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
+    assert_eq!(replies[6][0], serde_json::json!(bytes));
+    assert_eq!(replies[7][0][0][1], serde_json::json!([111, "o", false, 0, 1]));
 
     for (method, signature) in MANAGER_METHODS {
         let words = ["call", BUS_NAME, ROOT_PATH, MANAGER_INTERFACE, method];
@@ -162,6 +168,10 @@ async fn gdbus_can_use_every_member() -> Outcome {
     assert!(embedder("Similarity", &["one", "one"]).await?.contains("1.0"));
     assert!(embedder("Rank", &["two", "['one', 'two']", "1"]).await?.starts_with("([(uint32 1,"));
     assert!(embedder("CountTokens", &["['one', 'two']"]).await?.starts_with("([uint32 "));
+    let tokens = embedder("EmbedTokens", &["[[111, 110, 101]]", "{}"]).await?;
+    assert!(tokens.contains("uint32 384"), "{tokens}");
+    let tokens = embedder("Tokenize", &["['one']", "{}"]).await?;
+    assert!(tokens.contains("(111, 'o', false, 0, 1)"), "{tokens}");
     for (method, _) in MANAGER_METHODS {
         gdbus(&bus, &format!("{MANAGER_INTERFACE}.{method}"), &[]).await?;
     }

@@ -33,6 +33,8 @@ mod errors;
 mod examples;
 /// Killed workers and daemons, callers that leave, a bus that dies.
 mod faults;
+/// The HTTP gateway.
+mod gateway;
 /// A user's own models.
 mod imports;
 /// The engine as a library.
@@ -55,6 +57,8 @@ mod python;
 mod sandbox;
 /// Wrong values in each source of settings.
 mod settings;
+/// Token ids in place of texts.
+mod tokens;
 /// The live view, in a terminal.
 mod top;
 /// The systemd units and the profiles laid over them.
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
         errors::tests(),
         examples::tests(),
         faults::tests(),
+        gateway::all(),
         imports::tests(),
         library::tests(),
         lifecycle::tests(),
@@ -85,6 +90,7 @@ fn main() -> ExitCode {
         python::tests(),
         sandbox::tests(),
         settings::tests(),
+        tokens::tests(),
         top::tests(),
         units::tests(),
     ];

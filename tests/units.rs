@@ -19,6 +19,8 @@ tests! {
 
 const SERVICE: &str = "op-dbus.service";
 const PULL: &str = "op-dbus-models@medium.service";
+const GATEWAY: &str = "op-dbus-gateway.service";
+const GATEWAY_SOCKET: &str = "op-dbus-gateway.socket";
 
 /// What is laid over the service, and the most that `systemd-analyze security` may say of the result:
 /// 0 is nothing left open, 10 everything.
@@ -34,6 +36,8 @@ const PROFILES: [(&str, f64); 8] = [
 ];
 /// The unit that fetches models has a network, which alone is worth 1.
 const PULL_MAX: f64 = 1.5;
+/// Its socket is handed over, so it has no network either.
+const GATEWAY_MAX: f64 = 0.5;
 
 /// A root folder with our units, one profile over the service, and what they refer to.
 fn root(profile: &str) -> Outcome<TempDir> {
@@ -53,7 +57,9 @@ fn root(profile: &str) -> Outcome<TempDir> {
         name.ends_with(".target") || name.ends_with(".slice") || name.starts_with("dbus.")
     };
     copy_units(&systemd, &units, referred)?;
-    copy_units(&repository().join("systemd"), &units, |name| name.ends_with(".service"))?;
+    copy_units(&repository().join("systemd"), &units, |name| {
+        name.ends_with(".service") || name.ends_with(".socket")
+    })?;
     if !profile.is_empty() {
         let file = repository().join(format!("systemd/profiles/{profile}.conf"));
         fs::copy(file, over.join("50-profile.conf"))?;
@@ -74,7 +80,7 @@ fn copy_units(from: &Path, to: &Path, wanted: impl Fn(&str) -> bool) -> Outcome 
 async fn systemd_understands_every_unit() -> Outcome {
     for (profile, _) in PROFILES {
         let root = root(profile)?;
-        for unit in [SERVICE, PULL] {
+        for unit in [SERVICE, PULL, GATEWAY, GATEWAY_SOCKET] {
             let mut command = clean("systemd-analyze");
             command.args(["verify", "--man=no"]).arg("--root").arg(root.path()).arg(unit);
             let verified = finish(command, "").await?;
@@ -90,7 +96,8 @@ async fn little_is_left_open() -> Outcome {
     for (profile, most) in PROFILES {
         rated(&root(profile)?, SERVICE, profile, most).await?;
     }
-    rated(&root("")?, PULL, "", PULL_MAX).await
+    rated(&root("")?, PULL, "", PULL_MAX).await?;
+    rated(&root("")?, GATEWAY, "", GATEWAY_MAX).await
 }
 
 async fn rated(root: &TempDir, unit: &str, profile: &str, most: f64) -> Outcome {

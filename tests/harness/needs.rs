@@ -38,6 +38,12 @@ pub enum Need {
     LibraryExamples,
     /// A C compiler, `pkg-config`, and the headers of sd-bus.
     SdBus,
+    /// `curl`.
+    Curl,
+    /// `python3` with the clients of the HTTP gateway.
+    PythonHttp,
+    /// Chromium and its driver.
+    Chromium,
     /// `strace` that may attach to our own processes.
     Strace,
     /// `tmux`, as a terminal that a test can read.
@@ -62,6 +68,8 @@ impl Need {
             Self::Busctl => program("busctl"),
             Self::Gdbus => program("gdbus"),
             Self::Tmux => program("tmux"),
+            Self::Curl => program("curl"),
+            Self::Chromium => program("chromium").or_else(|| program("chromedriver")),
             Self::Groff => program("groff"),
             Self::Strace => {
                 program("strace").or_else(|| unless(may_trace(), "ptrace is not allowed"))
@@ -73,10 +81,8 @@ impl Need {
             }),
             Self::Polkit => unless(polkit::program().is_some(), "polkitd is not installed"),
             Self::Landlock => unless(landlock(), "the kernel has no Landlock of version 6"),
-            Self::Python => program("python3").or_else(|| {
-                let path = python_path().join("jeepney");
-                unless(path.is_dir(), &format!("no Python package at {}", path.display()))
-            }),
+            Self::Python => python_package(python_path().join("jeepney")),
+            Self::PythonHttp => python_package(python_http_path().join("schemathesis")),
             Self::RustExamples => examples(&["nearest", "rank"]),
             Self::LibraryExamples => examples(&["bulk", "gpu_demo", "gpu_optimization"]),
             Self::SdBus => program("cc").or_else(|| program("pkg-config")).or_else(|| {
@@ -141,6 +147,16 @@ pub fn python_packages() -> PathBuf {
 
 fn test_venv() -> PathBuf {
     place("OP_DBUS_TEST_VENV", || profile_folder().join("../test-venv"))
+}
+
+/// The folder with the Python packages of the HTTP gateway's clients.
+pub fn python_http_path() -> PathBuf {
+    place("OP_DBUS_TEST_PYTHON_HTTP", || profile_folder().join("../test-python-http"))
+}
+
+fn python_package(path: PathBuf) -> Option<String> {
+    program("python3")
+        .or_else(|| unless(path.is_dir(), &format!("no Python package at {}", path.display())))
 }
 
 /// The folder with the units that systemd brings itself.

@@ -68,6 +68,9 @@ def main():
     assert abs(call(EMBEDDER, "Similarity", "ss", "one", "one")[0] - 1) < 1e-6
     said["rank"] = call(EMBEDDER, "Rank", "sasu", "two", ["one", "two", "three"], 2)[0]
     assert len(call(EMBEDDER, "CountTokens", "as", ["one", "two"])[0]) == 2
+    tokens = call(EMBEDDER, "Tokenize", "asa{sv}", ["two"], {})[0][0]
+    ids = [number for number, _piece, special, _start, _end in tokens if not special]
+    assert call(EMBEDDER, "EmbedTokens", "aaua{sv}", [ids], {})[0] == data[: 4 * dimensions]
     replies = {method: ask(MANAGER, method).header.fields for method in READING}
     said["signatures"] = {
         method: fields.get(HeaderFields.signature, "") for method, fields in replies.items()

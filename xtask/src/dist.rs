@@ -12,6 +12,8 @@ use crate::shell::{self, Outcome, cargo};
 const FILES: &[(&str, &str)] = &[
     ("config/op-dbus.toml", "etc/op-dbus/config.toml"),
     ("systemd/op-dbus.service", "usr/lib/systemd/system/op-dbus.service"),
+    ("systemd/op-dbus-gateway.service", "usr/lib/systemd/system/op-dbus-gateway.service"),
+    ("systemd/op-dbus-gateway.socket", "usr/lib/systemd/system/op-dbus-gateway.socket"),
     ("systemd/op-dbus-models@.service", "usr/lib/systemd/system/op-dbus-models@.service"),
     ("systemd/op-dbus.catalog", "usr/lib/systemd/catalog/op-dbus.catalog"),
     ("systemd/op-dbus.sysusers", "usr/lib/sysusers.d/op-dbus.conf"),

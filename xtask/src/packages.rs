@@ -24,10 +24,13 @@ pub const PIP: &[Need] = &[
     Need { program: "pip3", package: "python3-pip" },
 ];
 
-/// What only the tests need: a second client, a way to kill at a system call, a terminal, polkit,
-/// a reader of manual pages, and what the example in C is built with.
+/// What only the tests need: other clients, a way to kill at a system call, a terminal, polkit, a
+/// reader of manual pages, a browser, and what the example in C is built with.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
+    Need { program: "curl", package: "curl" },
+    Need { program: "chromium", package: "chromium" },
+    Need { program: "chromedriver", package: "chromium-driver" },
     Need { program: "strace", package: "strace" },
     Need { program: "tmux", package: "tmux" },
     Need { program: "groff", package: "groff-base" },

@@ -8,7 +8,14 @@ use crate::shell::{self, Outcome, cargo, program};
 use crate::{arch, emulate, kubernetes, packages, rpm, tidy};
 
 /// Pure Python, so that one folder on `PYTHONPATH` serves every interpreter.
-const PYTHON_CLIENT: &str = "jeepney==0.9.0";
+const PYTHON_CLIENT: &[&str] = &["jeepney==0.9.0"];
+/// Clients of the HTTP gateway; the last is the one that its tests look for.
+const PYTHON_HTTP: &[&str] = &[
+    "openai==3.54.0",
+    "langchain-openai==1.7.3",
+    "prometheus-client==0.26.0",
+    "schemathesis==4.32.5",
+];
 
 /// What our own Python package depends on, is built with and checked with.
 const PYTHON_PACKAGES: &[&str] = &["dbus-fast>=5", "hatchling", "mypy", "numpy"];
@@ -26,7 +33,8 @@ pub fn run() -> Outcome {
     shell::run(&mut cargo(&["build", "--workspace", "--all-targets"]))?;
     step("models and ONNX Runtime");
     let store = fetch_store()?;
-    let python = fetch_python()?;
+    let python = fetch_python("test-python", "jeepney", PYTHON_CLIENT);
+    let python_http = fetch_python("test-python-http", "schemathesis", PYTHON_HTTP);
     let venv = fetch_python_packages();
     step("documentation tests");
     shell::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
@@ -36,6 +44,7 @@ pub fn run() -> Outcome {
         ("OP_DBUS_TEST_STORE", &store),
         ("OP_DBUS_TEST_PYTHON", &python),
         ("OP_DBUS_TEST_VENV", &venv),
+        ("OP_DBUS_TEST_PYTHON_HTTP", &python_http),
     ];
     shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings))?;
     step("packages");
@@ -92,16 +101,17 @@ fn check_packages() -> Outcome {
     }
 }
 
-fn fetch_python() -> Result<PathBuf, String> {
-    let folder = shell::root().join("target/test-python");
-    if !folder.join("jeepney").is_dir() {
+/// A folder for `PYTHONPATH` with these packages, of which `last` is imported by the tests.
+fn fetch_python(name: &str, last: &str, packages: &[&str]) -> PathBuf {
+    let folder = shell::root().join("target").join(name);
+    if !folder.join(last).is_dir() {
         let mut pip = program("python3", &["-m", "pip", "install", "--quiet", "--target"]);
-        pip.arg(&folder).arg(PYTHON_CLIENT);
+        pip.arg(&folder).args(packages);
         if let Err(message) = shell::run(&mut pip) {
-            println!("{message}; the tests with a Python client will be skipped");
+            println!("{message}; the tests that need them will be skipped");
         }
     }
-    Ok(folder)
+    folder
 }
 
 /// An environment for our own Python package, which the tests build, install and use in it.

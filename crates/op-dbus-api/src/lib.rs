@@ -73,9 +73,11 @@
 //! changes the model, the answer is [`ErrorName::WrongSpace`].
 
 mod error;
+mod json;
 mod proxy;
 
 pub use error::{Error, ErrorName};
+pub use json::{json, json_object};
 pub use proxy::{EmbedderProxy, ManagerProxy, ProviderFallback, ProviderFallbackStream};
 
 /// Well-known name of the service.

@@ -38,6 +38,20 @@ pub trait Embedder {
         options: HashMap<&str, Variant<'_>>,
     ) -> zbus::Result<(OwnedFd, u32, u32, HashMap<String, OwnedVariant>)>;
 
+    /// Many texts as token ids of the served model; else as `embed_packed`.
+    fn embed_tokens(
+        &self,
+        tokens: &[&[u32]],
+        options: HashMap<&str, Variant<'_>>,
+    ) -> zbus::Result<(serde_bytes::ByteBuf, u32, u32, HashMap<String, OwnedVariant>)>;
+
+    /// Tokens of each text: id, piece, whether it is special, first byte and end in the text.
+    fn tokenize(
+        &self,
+        texts: &[&str],
+        options: HashMap<&str, Variant<'_>>,
+    ) -> zbus::Result<Vec<Vec<(u32, String, bool, u32, u32)>>>;
+
     /// Cosine of the vectors of two texts.
     fn similarity(&self, first: &str, second: &str) -> zbus::Result<f64>;
 

@@ -81,8 +81,8 @@ impl Embedder {
     /// # Errors
     /// [`Error::Call`]; `TooLarge` says how many texts one call may have.
     pub async fn embed_batch<T: AsRef<str>>(&self, texts: &[T]) -> Result<Reply, Error> {
-        let texts = texts.iter().map(|text| text.as_ref().to_owned()).collect();
-        self.call(Call { texts, ..Call::default() }).await
+        let texts: Vec<_> = texts.iter().map(|text| text.as_ref().to_owned()).collect();
+        self.call(Call { inputs: texts.into(), ..Call::default() }).await
     }
 
     /// The vectors of a call with all its options. A deadline needs a tokio runtime, everything else

@@ -67,7 +67,7 @@ fn engine(name: &str, factory: BackendFactory) -> Result<(), Failure> {
     let runtime = tokio::runtime::Runtime::new()?;
     let mut times = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
-        let call = Call { texts: vec!["a short text".into()], ..Call::default() };
+        let call = Call { inputs: vec!["a short text".to_owned()].into(), ..Call::default() };
         let start = Instant::now();
         runtime.block_on(engine.embed(call))?;
         times.push(start.elapsed());

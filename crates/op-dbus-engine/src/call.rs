@@ -12,8 +12,8 @@ use tokio::sync::Notify;
 pub struct Call {
     /// Who asks; the user whose quota and share of the queue it takes.
     pub uid: u32,
-    /// The texts. None at all is fine and gives no vectors.
-    pub texts: Vec<String>,
+    /// What is embedded. Nothing at all is fine and gives no vectors.
+    pub inputs: Inputs,
     /// What happens to texts that are longer than the model reads.
     pub truncate: Truncate,
     /// Class in the queue; by default, and always from `Limits::bulk_texts_min` texts on, by size.
@@ -55,6 +55,43 @@ impl RowSink {
 impl fmt::Debug for RowSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("RowSink")
+    }
+}
+
+/// What a call embeds: one vector for each text, or for each list of token ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Inputs {
+    /// Texts.
+    Texts(Vec<String>),
+    /// Token ids of the model's own vocabulary. The special tokens that the model wants are put
+    /// around each list, unless they are there.
+    Tokens(Vec<Vec<u32>>),
+}
+
+impl Inputs {
+    /// Number of texts or lists, which is the number of vectors.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.len(),
+            Self::Tokens(lists) => lists.len(),
+        }
+    }
+
+    /// Whether there is nothing to embed.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Default for Inputs {
+    fn default() -> Self {
+        Self::Texts(Vec::new())
+    }
+}
+
+impl From<Vec<String>> for Inputs {
+    fn from(texts: Vec<String>) -> Self {
+        Self::Texts(texts)
     }
 }
 

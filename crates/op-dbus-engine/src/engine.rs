@@ -6,19 +6,20 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::admission::{Admission, OWN_UID, Permit, cost};
-use crate::backend::{BackendError, Description};
-use crate::call::{Call, Priority, Reply};
+use crate::admission::{Admission, OWN_UID, Permit};
+use crate::backend::BackendError;
+use crate::call::{Call, Inputs, Priority, Reply, Truncate};
 use crate::config::{EngineConfig, Limits, ModelShape, Pool, Reference};
 use crate::dispatch::Shared;
 use crate::error::{Error, Excess};
 use crate::job::{Job, Output, Terms};
-use crate::prepare::{Chunk, Preparer, Task, chunks, is_small};
+use crate::prepare::{Chunk, Input, Preparer, Task, chunks, is_small, look};
 use crate::roster::Roster;
 use crate::scheduler::Scheduler;
 use crate::start::{CANARY, probe, spawn, start_workers};
 use crate::stats::Snapshot;
-use crate::tokenizer::Tokenizer;
+use crate::status::WorkerStatus;
+use crate::tokenizer::{EncodeError, Piece, Tokenizer};
 
 /// The engine. Cheap to clone; the workers stop when the last clone is gone.
 #[derive(Clone, Debug)]
@@ -33,45 +34,6 @@ struct Inner {
     admission: Arc<Admission>,
     preparer: Preparer,
     tasks: mpsc::Sender<Task>,
-}
-
-/// What one worker is and does.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkerStatus {
-    /// What it has loaded and where it runs.
-    pub description: Description,
-    /// What it does now.
-    pub state: WorkerState,
-    /// Batches that it ran.
-    pub batches: u64,
-    /// Rows in these batches.
-    pub rows: u64,
-    /// Tokens in these batches, without padding.
-    pub tokens: u64,
-    /// Time that these batches took together, in microseconds.
-    pub busy_us: u64,
-    /// How often it was replaced.
-    pub restarts: u64,
-    /// Why it was replaced last, or why it can't be.
-    pub last_error: Option<String>,
-}
-
-/// What a worker does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum WorkerState {
-    /// It waits for work.
-    Idle,
-    /// It runs a batch.
-    Busy,
-    /// It was lost and is being replaced.
-    Restarting,
-    /// It has let its backend go.
-    Unloaded,
-    /// It makes itself a backend again.
-    Loading,
-    /// It has ended with the engine.
-    Stopped,
 }
 
 impl Engine {
@@ -131,16 +93,14 @@ impl Engine {
 
     async fn try_embed(&self, call: Call) -> Result<Reply, Error> {
         let inner = &*self.0;
-        inner.check_size(&call.texts)?;
+        let tokens = match &call.inputs {
+            Inputs::Texts(texts) => inner.check_and_count(texts, call.truncate)?,
+            Inputs::Tokens(lists) => inner.check_and_count(lists, call.truncate)?,
+        };
         let output = inner.output(call.dimensions, call.normalize)?;
-        if call.texts.is_empty() {
+        if call.inputs.is_empty() {
             return Ok(self.empty_reply(output.dimensions));
         }
-        let (specials, limit) =
-            (inner.preparer.tokenizer.specials(), inner.preparer.tokenizer.max_input_tokens());
-        let tokens = call.texts.iter().fold(0usize, |sum, text| {
-            sum.saturating_add(cost(text.len(), call.truncate, specials, limit))
-        });
         let permit = if call.wait {
             let permit = inner.admission.admit_when_free(call.uid, tokens);
             tokio::select! {
@@ -150,7 +110,7 @@ impl Engine {
                 () = until(call.deadline) => return Err(Error::DeadlineExceeded),
             }
         } else {
-            inner.admission.admit(call.uid, tokens, inner.tokens_per_s())?
+            inner.admission.admit(call.uid, tokens, self.scheduler().tokens_per_s())?
         };
         self.run(call, output, permit).await
     }
@@ -158,7 +118,7 @@ impl Engine {
     async fn run(&self, call: Call, output: Output, permit: Permit) -> Result<Reply, Error> {
         let inner = &*self.0;
         let clock = self.scheduler().clock;
-        let large = call.texts.len() >= inner.limits.bulk_texts_min;
+        let large = call.inputs.len() >= inner.limits.bulk_texts_min;
         let asked = call.priority.unwrap_or(Priority::Interactive);
         let terms = Terms {
             uid: call.uid,
@@ -168,10 +128,13 @@ impl Engine {
             arrived_us: clock.now_us(),
             deadline_us: call.deadline.map(|deadline| clock.at_us(deadline)),
         };
-        let (job, result) = Job::new(terms, call.texts.len(), permit, call.sink);
+        let (job, result) = Job::new(terms, call.inputs.len(), permit, call.sink);
         let mut in_flight = InFlight { job: Arc::clone(&job), engine: self, answered: false };
         let answer = async {
-            inner.prepare(&job, call.texts).await?;
+            match call.inputs {
+                Inputs::Texts(texts) => inner.prepare(&job, texts).await?,
+                Inputs::Tokens(lists) => inner.prepare(&job, lists).await?,
+            }
             result.await.unwrap_or(Err(Error::ShuttingDown))
         };
         let result = tokio::select! {
@@ -189,18 +152,49 @@ impl Engine {
     /// # Errors
     /// `TooLarge`, `InvalidArgument` (a text that can't be tokenized), `ShuttingDown`.
     pub async fn count_tokens(&self, texts: Vec<String>) -> Result<Vec<u32>, Error> {
+        let count = |tokenizer: &Tokenizer, text: &str| {
+            tokenizer.count(text).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+        };
+        self.look(texts, count).await
+    }
+
+    /// The tokens of each text before truncation, special tokens included.
+    ///
+    /// # Errors
+    /// As [`count_tokens`](Self::count_tokens); `TooLarge` already beyond the size of one text,
+    /// because a piece takes many times what its text does.
+    pub async fn tokenize(&self, texts: Vec<String>) -> Result<Vec<Vec<Piece>>, Error> {
+        let limit = self.0.limits.text_bytes_max;
+        let found = texts.iter().map(String::len).sum();
+        if found > limit {
+            return Err(Error::TooLarge { excess: Excess::CallBytes, found, limit });
+        }
+        self.look(texts, Tokenizer::pieces).await
+    }
+
+    /// What `one` makes of each text, without embedding any.
+    async fn look<T: Send + 'static>(
+        &self,
+        texts: Vec<String>,
+        one: fn(&Tokenizer, &str) -> Result<T, EncodeError>,
+    ) -> Result<Vec<T>, Error> {
         let inner = &*self.0;
         inner.check_size(&texts)?;
         if inner.admission.is_closed() {
             return Err(Error::ShuttingDown);
         }
         if is_small(&texts) {
-            return inner.preparer.count(0, &texts, || true);
+            return look(&inner.preparer.tokenizer, 0, &texts, one, || true);
         }
         let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());
         for (first, texts) in chunks(texts) {
-            let (counts, result) = oneshot::channel();
-            let sent = inner.tasks.send(Task::Count { first, texts, counts }).await;
+            let (done, result) = oneshot::channel();
+            let task = move |tokenizer: &Tokenizer| {
+                let found = look(tokenizer, first, &texts, one, || !done.is_closed());
+                // The caller may be gone: then nobody wants to know.
+                let _ = done.send(found);
+            };
+            let sent = inner.tasks.send(Task::Look(Box::new(task))).await;
             sent.map_err(|_| Error::ShuttingDown)?;
             results.push(result);
         }
@@ -268,7 +262,7 @@ impl Engine {
         }
         let call = Call {
             uid: OWN_UID,
-            texts: vec![CANARY.into()],
+            inputs: vec![CANARY.to_owned()].into(),
             deadline: Some(Instant::now() + self.0.canary_timeout),
             ..Call::default()
         };
@@ -296,16 +290,24 @@ impl Engine {
 }
 
 impl Inner {
-    fn check_size(&self, texts: &[String]) -> Result<(), Error> {
+    /// Refuses what is too large, and counts the tokens that the rest takes at most.
+    fn check_and_count<T: Input>(&self, inputs: &[T], truncate: Truncate) -> Result<usize, Error> {
+        self.check_size(inputs)?;
+        let tokenizer = &self.preparer.tokenizer;
+        let cost = |input: &T| input.cost(truncate, tokenizer);
+        Ok(inputs.iter().fold(0, |sum: usize, input| sum.saturating_add(cost(input))))
+    }
+
+    fn check_size<T: Input>(&self, inputs: &[T]) -> Result<(), Error> {
         let Limits { texts_per_call_max, text_bytes_max, call_bytes_max, .. } = self.limits;
         let check = |excess, found, limit| {
             if found <= limit { Ok(()) } else { Err(Error::TooLarge { excess, found, limit }) }
         };
-        check(Excess::Texts, texts.len(), texts_per_call_max.min(u32::MAX as usize))?;
-        for (index, text) in texts.iter().enumerate() {
-            check(Excess::TextBytes { index }, text.len(), text_bytes_max)?;
+        check(Excess::Texts, inputs.len(), texts_per_call_max.min(u32::MAX as usize))?;
+        for (index, input) in inputs.iter().enumerate() {
+            check(Excess::TextBytes { index }, input.bytes(), text_bytes_max)?;
         }
-        check(Excess::CallBytes, texts.iter().map(String::len).sum(), call_bytes_max)
+        check(Excess::CallBytes, inputs.iter().map(T::bytes).sum(), call_bytes_max)
     }
 
     fn output(&self, cut: Option<usize>, normalize: Option<bool>) -> Result<Output, Error> {
@@ -334,20 +336,16 @@ impl Inner {
         Ok(Output { full, dimensions, normalise, normalise_all })
     }
 
-    async fn prepare(&self, job: &Arc<Job>, texts: Vec<String>) -> Result<(), Error> {
-        if is_small(&texts) {
-            self.preparer.embed(Chunk { job: Arc::clone(job), first: 0, texts });
+    async fn prepare<T: Input>(&self, job: &Arc<Job>, inputs: Vec<T>) -> Result<(), Error> {
+        if is_small(&inputs) {
+            self.preparer.embed(&Chunk { job: Arc::clone(job), first: 0, inputs });
             return Ok(());
         }
-        for (first, texts) in chunks(texts) {
-            let task = Task::Embed(Chunk { job: Arc::clone(job), first, texts });
+        for (first, inputs) in chunks(inputs) {
+            let task = T::task(Chunk { job: Arc::clone(job), first, inputs });
             self.tasks.send(task).await.map_err(|_| Error::ShuttingDown)?;
         }
         Ok(())
-    }
-
-    fn tokens_per_s(&self) -> f64 {
-        self.preparer.scheduler.tokens_per_s()
     }
 }
 

@@ -31,7 +31,7 @@
 //!     vec![Pool::new(Box::new(|_worker| Ok(Box::new(SimBackend::new(384, Faults::default())))))],
 //!     EngineConfig::default(),
 //! )?;
-//! let call = Call { texts: vec!["one".into(), "two".into()], ..Call::default() };
+//! let call = Call { inputs: vec!["one".to_owned(), "two".to_owned()].into(), ..Call::default() };
 //! let reply = tokio::runtime::Runtime::new()?.block_on(engine.embed(call))?;
 //! assert_eq!((reply.rows, reply.dimensions), (2, 384));
 //! assert_eq!(reply.vectors.len(), 2 * 384);
@@ -61,18 +61,20 @@ mod scheduler;
 pub mod sim;
 mod start;
 mod stats;
+mod status;
 mod tokenizer;
 mod vector;
 pub mod worker;
 
 pub use backend::{Backend, BackendError, BackendFactory, Description, Footprint, LoadErrorKind};
 pub use batch::Batch;
-pub use call::{Call, CancelToken, Priority, Reply, RowSink, Truncate};
+pub use call::{Call, CancelToken, Inputs, Priority, Reply, RowSink, Truncate};
 pub use config::{BatchLayout, BatchLimits, EngineConfig, Limits, ModelShape, Pool, Reference};
 pub use dispatch::WORKER_LOST_MESSAGE_ID;
-pub use engine::{Engine, WorkerState, WorkerStatus};
+pub use engine::Engine;
 pub use error::{Error, Excess};
 pub use presence::{Absence, Presence};
 pub use start::reference;
 pub use stats::{Snapshot, Times};
-pub use tokenizer::{Tokenizer, TokenizerError};
+pub use status::{WorkerState, WorkerStatus};
+pub use tokenizer::{Piece, Tokenizer, TokenizerError};

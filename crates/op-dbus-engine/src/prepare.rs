@@ -3,14 +3,15 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::admission::cost;
+use crate::call::Truncate;
 use crate::error::Error;
 use crate::job::{Job, Slot};
 use crate::queue;
 use crate::scheduler::{Row, Scheduler};
-use crate::tokenizer::{EncodeError, Tokenizer};
+use crate::tokenizer::{EncodeError, Encoded, Tokenizer};
 
 /// A chunk ends at the first of these bounds: some milliseconds of work for one thread.
 const CHUNK_TEXTS_MAX: usize = 64;
@@ -24,38 +25,86 @@ const INLINE_BYTES_MAX: usize = 2 << 10;
 
 /// Work for a tokenizer thread.
 pub(crate) enum Task {
-    Embed(Chunk),
-    Count {
-        /// Index in the call of the first of the texts.
-        first: u32,
-        texts: Vec<String>,
-        counts: oneshot::Sender<Result<Vec<u32>, Error>>,
-    },
+    Texts(Chunk<String>),
+    Tokens(Chunk<Vec<u32>>),
+    /// Something that embeds nothing.
+    Look(Box<dyn FnOnce(&Tokenizer) + Send>),
 }
 
-/// Some consecutive texts of a call.
-pub(crate) struct Chunk {
+/// Some consecutive inputs of a call.
+pub(crate) struct Chunk<T> {
     pub job: Arc<Job>,
     /// Index in the call of the first of them.
     pub first: u32,
-    pub texts: Vec<String>,
+    pub inputs: Vec<T>,
 }
 
-/// Whether texts are few and short enough to be tokenized where they are.
-pub(crate) fn is_small(texts: &[String]) -> bool {
-    texts.len() <= CHUNK_TEXTS_MAX
-        && texts.iter().map(String::len).sum::<usize>() <= INLINE_BYTES_MAX
+/// What rows are made from: a text, or a list of token ids.
+pub(crate) trait Input: Sized {
+    /// The memory that it takes.
+    fn bytes(&self) -> usize;
+    /// Tokens that it may take at most.
+    fn cost(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize;
+    /// Its rows.
+    fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError>;
+    /// The work of a tokenizer thread on some of it.
+    fn task(chunk: Chunk<Self>) -> Task;
 }
 
-/// Splits texts into chunks, each with the index of its first text.
-pub(crate) fn chunks(texts: Vec<String>) -> impl Iterator<Item = (u32, Vec<String>)> {
-    let mut texts = texts.into_iter().peekable();
+impl Input for String {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+
+    fn cost(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize {
+        cost(self.len(), truncate, tokenizer.specials(), tokenizer.max_input_tokens())
+    }
+
+    fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
+        tokenizer.encode(self, truncate)
+    }
+
+    fn task(chunk: Chunk<Self>) -> Task {
+        Task::Texts(chunk)
+    }
+}
+
+impl Input for Vec<u32> {
+    fn bytes(&self) -> usize {
+        size_of_val(self.as_slice())
+    }
+
+    fn cost(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize {
+        // Ids that are cut off take memory as a text of their size does.
+        let as_text = cost(self.bytes(), Truncate::End, 0, 0);
+        let tokens = cost(self.len(), truncate, tokenizer.specials(), tokenizer.max_input_tokens());
+        tokens.max(as_text)
+    }
+
+    fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
+        tokenizer.encode_tokens(self, truncate)
+    }
+
+    fn task(chunk: Chunk<Self>) -> Task {
+        Task::Tokens(chunk)
+    }
+}
+
+/// Whether inputs are few and short enough to be tokenized where they are.
+pub(crate) fn is_small<T: Input>(inputs: &[T]) -> bool {
+    inputs.len() <= CHUNK_TEXTS_MAX
+        && inputs.iter().map(T::bytes).sum::<usize>() <= INLINE_BYTES_MAX
+}
+
+/// Splits inputs into chunks, each with the index of its first.
+pub(crate) fn chunks<T: Input>(inputs: Vec<T>) -> impl Iterator<Item = (u32, Vec<T>)> {
+    let mut texts = inputs.into_iter().peekable();
     let (mut first, mut texts_max) = (0, CHUNK_TEXTS_FIRST);
     std::iter::from_fn(move || {
         let mut chunk = vec![texts.next()?];
-        let mut bytes = chunk[0].len();
+        let mut bytes = chunk[0].bytes();
         while let Some(next) = texts.peek() {
-            bytes += next.len();
+            bytes += next.bytes();
             if chunk.len() >= texts_max || bytes > CHUNK_BYTES_MAX {
                 break;
             }
@@ -77,22 +126,22 @@ pub(crate) struct Preparer {
 
 impl Preparer {
     /// Tokenizes a chunk and queues its rows; a text that can't be tokenized fails its call.
-    pub fn embed(&self, Chunk { job, first, texts }: Chunk) {
+    pub fn embed<T: Input>(&self, Chunk { job, first, inputs }: &Chunk<T>) {
         let clock = self.scheduler.clock;
-        let (specials, limit) = (self.tokenizer.specials(), self.tokenizer.max_input_tokens());
-        let mut entries = Vec::with_capacity(texts.len());
+        let truncate = job.terms.truncate;
+        let mut entries = Vec::with_capacity(inputs.len());
         let mut saved = 0;
-        for (text, index) in texts.iter().zip(first..) {
+        for (input, index) in inputs.iter().zip(*first..) {
             let now_us = clock.now_us();
             if !job.is_alive(now_us) {
                 return;
             }
-            let encoded = match self.tokenizer.encode(text, job.terms.truncate) {
+            let encoded = match input.encode(truncate, &self.tokenizer) {
                 Ok(encoded) => encoded,
                 Err(error) => return job.fail(error.of_text(index as usize)),
             };
             let tokens: usize = encoded.windows.iter().map(|w| w.ids.len()).sum();
-            saved += cost(text.len(), job.terms.truncate, specials, limit).saturating_sub(tokens);
+            saved += input.cost(truncate, &self.tokenizer).saturating_sub(tokens);
             job.tokenized(index, &encoded.windows, encoded.truncated);
             for (window, at) in encoded.windows.into_iter().zip(0..) {
                 entries.push(queue::Entry {
@@ -102,7 +151,7 @@ impl Preparer {
                     enqueued_us: now_us,
                     alone: false,
                     item: Row {
-                        job: Arc::clone(&job),
+                        job: Arc::clone(job),
                         slot: Slot { text: index, window: at },
                         ids: window.ids,
                     },
@@ -113,25 +162,6 @@ impl Preparer {
         self.scheduler.push(entries);
     }
 
-    /// Tokens of each text before truncation; the first text is number `first` of its call.
-    pub fn count(
-        &self,
-        first: u32,
-        texts: &[String],
-        wanted: impl Fn() -> bool,
-    ) -> Result<Vec<u32>, Error> {
-        let mut counts = Vec::with_capacity(texts.len());
-        for (text, index) in texts.iter().zip(first..) {
-            if !wanted() {
-                return Err(Error::Cancelled);
-            }
-            let count =
-                self.tokenizer.count(text).map_err(|error| error.of_text(index as usize))?;
-            counts.push(u32::try_from(count).unwrap_or(u32::MAX));
-        }
-        Ok(counts)
-    }
-
     /// The body of a tokenizer thread; ends when the engine is gone.
     pub fn serve(&self, tasks: &Mutex<mpsc::Receiver<Task>>) {
         loop {
@@ -139,21 +169,40 @@ impl Preparer {
             let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
             match task {
                 None => return,
-                Some(Task::Embed(chunk)) => self.embed(chunk),
-                Some(Task::Count { first, texts, counts }) => {
-                    let result = self.count(first, &texts, || !counts.is_closed());
-                    // The caller may be gone: then nobody wants to know.
-                    let _ = counts.send(result);
-                }
+                Some(Task::Texts(chunk)) => self.embed(&chunk),
+                Some(Task::Tokens(chunk)) => self.embed(&chunk),
+                Some(Task::Look(work)) => work(&self.tokenizer),
             }
         }
     }
+}
+
+/// What `one` makes of each text, while that is `wanted`; the first is number `first` of its call.
+pub(crate) fn look<T>(
+    tokenizer: &Tokenizer,
+    first: u32,
+    texts: &[String],
+    one: fn(&Tokenizer, &str) -> Result<T, EncodeError>,
+    wanted: impl Fn() -> bool,
+) -> Result<Vec<T>, Error> {
+    let mut found = Vec::with_capacity(texts.len());
+    for (text, index) in texts.iter().zip(first..) {
+        if !wanted() {
+            return Err(Error::Cancelled);
+        }
+        found.push(one(tokenizer, text).map_err(|error| error.of_text(index as usize))?);
+    }
+    Ok(found)
 }
 
 impl EncodeError {
     fn of_text(self, index: usize) -> Error {
         match self {
             Self::TooLong { tokens, limit } => Error::TooLong { index, tokens, limit },
+            Self::Unknown { id, vocabulary } => Error::InvalidArgument(format!(
+                "text {index} has the token id {id}, and the ids of this model are below \
+                 {vocabulary}; send ids of its own tokenizer, or the text itself"
+            )),
             Self::Failed(reason) => {
                 Error::InvalidArgument(format!("text {index} can't be tokenized: {reason}"))
             }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::backend::{BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::config::{self, BatchLimits, ModelShape};
-use crate::engine::{WorkerState, WorkerStatus};
 use crate::planner::Planner;
 use crate::routing::{self, Cost, Lane, Running, Waiting};
+use crate::status::{WorkerState, WorkerStatus};
 
 /// Failed loads in a row of every worker of a pool after which nobody waits for them.
 const LOAD_FAILURES_MAX: u32 = 3;

@@ -16,7 +16,6 @@ use crate::batch::Batch;
 use crate::call::Priority;
 use crate::clock::Clock;
 use crate::config::Limits;
-use crate::engine::WorkerState;
 use crate::error::Error;
 use crate::job::{Job, Slot};
 use crate::planner::Plan;
@@ -25,6 +24,7 @@ use crate::queue::{self, Queue};
 use crate::roster::Roster;
 use crate::routing::{Running, Waiting};
 use crate::stats::Stats;
+use crate::status::WorkerState;
 
 /// One row that waits, and where its vector belongs.
 #[derive(Debug)]

@@ -1,15 +1,17 @@
 //! Texts to token ids: the model's own tokenizer, with truncation done here, on token boundaries.
 
 mod cuts;
+mod tokens;
 mod words;
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::call::Truncate;
 use cuts::Cuts;
+pub use tokens::Piece;
 use words::Words;
 
 /// The largest tokenizer files of real models have some 35 MB.
@@ -33,6 +35,8 @@ struct Inner {
     prefix: Vec<i32>,
     suffix: Vec<i32>,
     max_input_tokens: usize,
+    /// The largest id and one, counted when ids are first given.
+    vocabulary: OnceLock<u32>,
 }
 
 /// Why a tokenizer can't be used.
@@ -74,7 +78,15 @@ pub(crate) struct Window {
 /// Why a text has no encoding.
 #[derive(Debug)]
 pub(crate) enum EncodeError {
-    TooLong { tokens: usize, limit: usize },
+    TooLong {
+        tokens: usize,
+        limit: usize,
+    },
+    /// A token id that the model does not have.
+    Unknown {
+        id: u32,
+        vocabulary: u32,
+    },
     Failed(String),
 }
 
@@ -112,7 +124,16 @@ impl Tokenizer {
             )));
         }
         let words = Words::of(&model);
-        Ok(Self(Arc::new(Inner { model, words, cuts, prefix, suffix, max_input_tokens })))
+        let vocabulary = OnceLock::new();
+        Ok(Self(Arc::new(Inner {
+            model,
+            words,
+            cuts,
+            prefix,
+            suffix,
+            max_input_tokens,
+            vocabulary,
+        })))
     }
 
     /// The simulator's tokenizer: one token per byte between two special tokens.
@@ -161,7 +182,9 @@ impl Tokenizer {
     pub fn ids(&self, text: &str) -> Result<Vec<i32>, TokenizerError> {
         let encoded = self.encode(text, Truncate::End).map_err(|error| match error {
             EncodeError::Failed(reason) => TokenizerError::Damaged(reason.into()),
-            EncodeError::TooLong { .. } => TokenizerError::Damaged("a cut text is too long".into()),
+            EncodeError::TooLong { .. } | EncodeError::Unknown { .. } => {
+                TokenizerError::Damaged("a cut text is too long".into())
+            }
         })?;
         Ok(encoded.windows.into_iter().next().map(|window| window.ids.into()).unwrap_or_default())
     }
@@ -179,9 +202,7 @@ impl Tokenizer {
     /// Makes the rows of a text. Of one that is cut, no more is tokenized than it takes to know what
     /// stays, unless the caller is to be told of all its tokens.
     pub(crate) fn encode(&self, text: &str, truncate: Truncate) -> Result<Encoded, EncodeError> {
-        let limit = self.0.max_input_tokens;
-        // Positive: checked when the tokenizer was made.
-        let room = limit - self.specials();
+        let room = self.room();
         let content = match truncate {
             Truncate::End => self.enough(text, room, |at| self.0.cuts.head(text, at))?,
             Truncate::Start => {
@@ -189,9 +210,21 @@ impl Tokenizer {
             }
             Truncate::Error | Truncate::Mean => self.content(text)?,
         };
+        self.fit(&content, truncate)
+    }
+
+    /// Tokens of a text that the model reads beside the special tokens.
+    fn room(&self) -> usize {
+        // Positive: checked when the tokenizer was made.
+        self.0.max_input_tokens - self.specials()
+    }
+
+    /// The rows of a text of these tokens.
+    fn fit(&self, content: &[u32], truncate: Truncate) -> Result<Encoded, EncodeError> {
+        let (room, limit) = (self.room(), self.0.max_input_tokens);
         let truncated = content.len() > room;
         let windows = match truncate {
-            _ if !truncated => vec![self.window(&content)?],
+            _ if !truncated => vec![self.window(content)?],
             Truncate::Error => {
                 let tokens = content.len() + self.specials();
                 return Err(EncodeError::TooLong { tokens, limit });

@@ -170,7 +170,7 @@ async fn an_engines_worker_thread_allocates_for_calls_and_not_for_batches() {
         .unwrap();
         let texts: Vec<String> = (0..1000).map(|n| "x".repeat(1 + n * 7919 % 60)).collect();
         let embed = |texts: &[String]| {
-            let call = Call { texts: texts.to_vec(), ..Call::default() };
+            let call = Call { inputs: texts.to_vec().into(), ..Call::default() };
             engine.embed(call)
         };
         embed(&texts).await.unwrap();
@@ -223,7 +223,7 @@ async fn a_text_and_a_call_allocate_a_few_times_on_their_way_to_the_queue() {
     for _ in 0..20 {
         for (least, texts) in least.iter_mut().zip([1, 51]) {
             let texts = vec!["the quick brown fox".to_owned(); texts];
-            let call = Call { texts, ..Call::default() };
+            let call = Call { inputs: texts.into(), ..Call::default() };
             let before = allocations();
             engine.embed(call).await.unwrap();
             *least = (*least).min(allocations() - before);

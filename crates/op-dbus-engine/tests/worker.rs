@@ -173,7 +173,7 @@ async fn an_engine_outlives_its_worker_process() {
         Ok(Box::new(child) as Box<dyn Backend>)
     }));
     let engine = Engine::start(Tokenizer::bytes(64), model, vec![pool], config).unwrap();
-    let call = || Call { texts: vec!["text".into()], ..Call::default() };
+    let call = || Call { inputs: vec!["text".to_owned()].into(), ..Call::default() };
     let before = engine.embed(call()).await.unwrap();
     let pid = engine.descriptions()[0].description.pid;
     kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGKILL).unwrap();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use op_dbus_api::{Error, ErrorName};
-use op_dbus_engine::CancelToken;
+use op_dbus_engine::{CancelToken, Inputs};
 use tracing::{Instrument, debug, debug_span, error, info};
 use zbus::Connection;
 use zbus::message::Header;
@@ -28,10 +28,10 @@ pub struct Calls {
     callers: Arc<Callers>,
 }
 
-/// Texts and what is wanted of them.
+/// What is to be embedded, and how.
 pub struct Asked {
-    /// The texts.
-    pub texts: Vec<String>,
+    /// The texts, or their token ids.
+    pub inputs: Inputs,
     /// The caller's options.
     pub options: Options,
     /// How the method answers.
@@ -80,14 +80,13 @@ impl Calls {
     /// # Errors
     /// `TooLarge` before anything is computed; else what the service answers.
     pub async fn embed(&self, caller: &Caller, asked: Asked) -> Result<Embedded, Error> {
-        let Asked { texts, options, form } = asked;
+        let Asked { inputs, options, form } = asked;
         let served = self.service.serving(options.level, options.deadline).await?;
-        form.check(texts.len(), options.dimensions.unwrap_or(served.dimensions))?;
-        let count = texts.len();
+        form.check(inputs.len(), options.dimensions.unwrap_or(served.dimensions))?;
+        let count = inputs.len();
         let cancel: CancelToken = caller.cancel.clone();
-        let reply = served
-            .embed(Request { uid: caller.uid, cancel, texts, options, wait: false, sink: None })
-            .await?;
+        let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink: None };
+        let reply = served.embed(request).await?;
         let (tokens, queue_us, compute_us) = (reply.tokens, reply.queue_us, reply.compute_us);
         debug!(texts = count, tokens, queue_us, compute_us, model = %served.model, "embedded");
         Ok(Embedded { reply, served })

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use op_dbus_api::{Error, INLINE_REPLY_BYTES_MAX, option};
+use op_dbus_engine::Inputs;
 use serde_bytes::ByteBuf;
 use zbus::interface;
 use zbus::message::Header;
@@ -13,7 +14,7 @@ use zbus::{Connection, OwnedFd, Variant};
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
 use super::options::{self, Wanted};
-use super::reply::{Dictionary, Form, best, wire};
+use super::reply::{Dictionary, Form, Token, best, tokens, wire};
 use crate::service::Options;
 
 /// The bus object for embedding.
@@ -72,7 +73,7 @@ impl Embedder {
     ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
         let Wanted { options, encoding, .. } = options::parse(&options, &[], Instant::now())?;
         let work = async move |calls: Calls, caller| {
-            let asked = Asked { texts, options, form: Form::Packed(encoding) };
+            let asked = Asked { inputs: texts.into(), options, form: Form::Packed(encoding) };
             Ok(calls.embed(&caller, asked).await?.packed(encoding))
         };
         self.calls.run(connection, &header, work).await
@@ -103,6 +104,39 @@ impl Embedder {
         let wanted = options::parse(&options, option::OF_FDS, Instant::now())?;
         let work = async move |calls: Calls, caller| {
             calls.embed_from_fd(&caller, source.into(), wanted).await
+        };
+        self.calls.run(connection, &header, work).await
+    }
+
+    #[zbus(out_args("vectors", "rows", "dimensions", "info"))]
+    async fn embed_tokens(
+        &self,
+        tokens: Vec<Vec<u32>>,
+        options: HashMap<String, Variant<'_>>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
+        let Wanted { options, encoding, .. } = options::parse(&options, &[], Instant::now())?;
+        let work = async move |calls: Calls, caller| {
+            let (inputs, form) = (Inputs::Tokens(tokens), Form::Packed(encoding));
+            let asked = Asked { inputs, options, form };
+            Ok(calls.embed(&caller, asked).await?.packed(encoding))
+        };
+        self.calls.run(connection, &header, work).await
+    }
+
+    #[zbus(out_args("tokens"))]
+    async fn tokenize(
+        &self,
+        texts: Vec<String>,
+        options: HashMap<String, Variant<'_>>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<Vec<Vec<Token>>, Error> {
+        let options = options::parse_for_tokens(&options, Instant::now())?;
+        let work = async move |calls: Calls, _caller| {
+            let served = calls.service.serving(options.level, options.deadline).await?;
+            tokens(served.tokenize(texts, options.prompt.as_deref()).await?)
         };
         self.calls.run(connection, &header, work).await
     }
@@ -228,6 +262,6 @@ impl Embedder {
 
 impl Asked {
     fn plain(texts: Vec<String>, form: Form) -> Self {
-        Self { texts, options: Options::default(), form }
+        Self { inputs: texts.into(), options: Options::default(), form }
     }
 }

@@ -57,10 +57,25 @@ pub fn parse(
             }
             option::EXPECT_SPACE => parsed.expect_space = Some(found.text()?.to_owned()),
             option::DEVICE => parsed.device = Some(found.text()?.to_owned()),
-            _ => return Err(unknown(key, more)),
+            _ => return Err(unknown(key, &[option::ALL, more].concat())),
         }
     }
     Ok(wanted)
+}
+
+/// Reads the options of a method that embeds nothing; most of them would have no meaning there.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_for_tokens(
+    options: &HashMap<String, Variant<'_>>,
+    now: Instant,
+) -> Result<Options, Error> {
+    const ACCEPTED: [&str; 3] = [option::LEVEL, option::PROMPT, option::DEADLINE_MS];
+    match options.keys().find(|key| !ACCEPTED.contains(&key.as_str())) {
+        Some(key) => Err(unknown(key, &ACCEPTED)),
+        None => Ok(parse(options, &[], now)?.options),
+    }
 }
 
 const LEVELS: [(&str, Level); 4] =
@@ -124,8 +139,8 @@ impl<'a> Found<'a> {
     }
 }
 
-fn unknown(key: &str, more: &[&str]) -> Error {
-    let known = [option::ALL, more].concat().join(", ");
+fn unknown(key: &str, accepted: &[&str]) -> Error {
+    let known = accepted.join(", ");
     invalid(format!("there is no option {}; accepted: {known}", shown(key)))
 }
 

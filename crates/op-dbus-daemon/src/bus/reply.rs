@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use op_dbus_api::{Error, ErrorName, INLINE_REPLY_BYTES_MAX, info};
-use op_dbus_engine::Reply;
+use op_dbus_engine::{Piece, Reply};
 use serde_bytes::ByteBuf;
 use zbus::Variant;
 
@@ -104,6 +104,33 @@ impl Embedded {
             (info::COMPUTE_US, self.reply.compute_us.into()),
         ])
     }
+}
+
+/// A token as `Tokenize` tells it: id, piece, whether it is special, and its bytes in the text.
+pub type Token = (u32, String, bool, u32, u32);
+
+/// The tokens of each text.
+///
+/// # Errors
+/// `TooLarge` when they can't be sent inline.
+pub fn tokens(texts: Vec<Vec<Piece>>) -> Result<Vec<Vec<Token>>, Error> {
+    // Four numbers, the length of the piece and its end, and what aligns them.
+    let bytes = |piece: &Piece| 28 + piece.piece.len();
+    let found: usize = texts.iter().flatten().map(bytes).sum();
+    let limit = INLINE_REPLY_BYTES_MAX as usize;
+    if found > limit {
+        let message = format!(
+            "the reply would be {found} bytes for {} tokens, the limit is {limit}; send the texts \
+             in several calls",
+            texts.iter().map(Vec::len).sum::<usize>()
+        );
+        return Err(Error::new(ErrorName::TooLarge, message));
+    }
+    let token = |token: Piece| {
+        let Piece { id, piece, special, start, end } = token;
+        (id, piece, special, wire(start), wire(end))
+    };
+    Ok(texts.into_iter().map(|pieces| pieces.into_iter().map(token).collect()).collect())
 }
 
 /// The best `count` of `cosines`, best first; of equals the first.

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use op_dbus_engine::{Call, CancelToken, Engine, Priority, Reply, RowSink, Truncate};
+use op_dbus_engine::{
+    Call, CancelToken, Engine, Inputs, Piece, Priority, Reply, RowSink, Truncate,
+};
 use op_dbus_models::Level;
 
 use super::Error;
@@ -90,15 +92,15 @@ pub struct Options {
     pub device: Option<String>,
 }
 
-/// Texts of one caller that are embedded together.
+/// What one caller wants embedded together.
 #[derive(Debug)]
 pub struct Request {
     /// The caller's user.
     pub uid: u32,
     /// Cancels the request.
     pub cancel: CancelToken,
-    /// The texts.
-    pub texts: Vec<String>,
+    /// The texts, or their token ids.
+    pub inputs: Inputs,
     /// What is wanted.
     pub options: Options,
     /// Waits for room instead of being refused.
@@ -113,20 +115,33 @@ impl Served {
         format!("{}-{}", self.space, self.precision)
     }
 
-    /// Embeds texts.
+    /// Embeds texts, or token ids.
     ///
     /// # Errors
     /// `InvalidArgument`, `WrongSpace`, or what the engine answers.
     pub async fn embed(&self, request: Request) -> Result<Reply, Error> {
-        let Request { uid, cancel, mut texts, options, wait, sink } = request;
+        let Request { uid, cancel, mut inputs, options, wait, sink } = request;
         self.check_space(options.expect_space.as_deref())?;
         self.check_device(options.device.as_deref())?;
         if let Some(prompt) = self.prompt(options.prompt.as_deref())? {
-            texts.iter_mut().for_each(|text| text.insert_str(0, prompt));
+            match &mut inputs {
+                Inputs::Texts(texts) => {
+                    texts.iter_mut().for_each(|text| text.insert_str(0, prompt));
+                }
+                // Where one token ends and the next begins would depend on the prompt.
+                Inputs::Tokens(_) => {
+                    return Err(Error::InvalidArgument(format!(
+                        "{} puts a prompt before each text, which token ids can't be given \
+                         afterwards; send texts, or have its tokens in the ids and ask for the \
+                         prompt \"\", which is none",
+                        self.model
+                    )));
+                }
+            }
         }
         let call = Call {
             uid,
-            texts,
+            inputs,
             truncate: options.truncate,
             priority: options.priority,
             deadline: options.deadline,
@@ -145,6 +160,21 @@ impl Served {
     /// What the engine answers.
     pub async fn count_tokens(&self, texts: Vec<String>) -> Result<Vec<u32>, Error> {
         Ok(self.engine.count_tokens(texts).await?)
+    }
+
+    /// The tokens of each text with its prompt, before truncation, special tokens included.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, or what the engine answers.
+    pub async fn tokenize(
+        &self,
+        mut texts: Vec<String>,
+        prompt: Option<&str>,
+    ) -> Result<Vec<Vec<Piece>>, Error> {
+        if let Some(prompt) = self.prompt(prompt)? {
+            texts.iter_mut().for_each(|text| text.insert_str(0, prompt));
+        }
+        Ok(self.engine.tokenize(texts).await?)
     }
 
     /// The text of a prompt, or of the default one.

@@ -54,7 +54,7 @@ async fn embed(service: &Service, level: Option<Level>) -> Result<usize, Error> 
     let request = Request {
         uid: 0,
         cancel: CancelToken::default(),
-        texts: vec!["text".to_owned()],
+        inputs: vec!["text".to_owned()].into(),
         options: Options::default(),
         wait: false,
         sink: None,

@@ -64,5 +64,3 @@ pub const AUTO: &[Choice] = &[name("auto")];
 pub const ARENAS: &[Choice] = &[name("auto"), name("next-power-of-two"), name("same-as-requested")];
 /// Whether the CPU computes beside a device.
 pub const OFFLOAD: &[Choice] = &[name("off"), name("auto")];
-/// Nothing but nothing.
-pub const NONE: &[Choice] = &[name("none")];

@@ -5,6 +5,7 @@ use std::path::Path;
 use figment::value::{Num, Value};
 
 use super::check::did_you_mean;
+use super::listen::Listen;
 use super::types::{Bus, Devices};
 use crate::telemetry;
 
@@ -53,6 +54,8 @@ pub enum Kind {
     },
     /// A bus.
     Bus,
+    /// An address to listen on, or `none`.
+    Listen,
     /// A log filter.
     Filter,
     /// A text of a form of its own.
@@ -84,6 +87,9 @@ impl Kind {
             Kind::Path { optional: true } => "an absolute path, or nothing".to_owned(),
             Kind::Path { optional: false } => "an absolute path".to_owned(),
             Kind::Bus => "`system`, `session`, or a D-Bus address".to_owned(),
+            Kind::Listen => "`none`, an address with a port such as `127.0.0.1:8080` or \
+                             `[::1]:8080`, or `unix:` and an absolute path"
+                .to_owned(),
             Kind::Filter => "`error`, `warn`, `info`, `debug`, `trace`, or a list such as \
                              `info,op_dbus_engine=debug`"
                 .to_owned(),
@@ -127,6 +133,7 @@ impl Kind {
             | Kind::Model
             | Kind::Path { .. }
             | Kind::Bus
+            | Kind::Listen
             | Kind::Filter
             | Kind::Text { .. } => {
                 let text = raw.as_str().ok_or_else(|| self.refuse(raw))?;
@@ -155,6 +162,10 @@ impl Kind {
             }
             Kind::Bus => match text.parse::<Bus>() {
                 Ok(bus) => Ok(bus.to_string()),
+                Err(why) => Err(self.refuse_since(raw, why)),
+            },
+            Kind::Listen => match text.parse::<Listen>() {
+                Ok(listen) => Ok(listen.to_string()),
                 Err(why) => Err(self.refuse_since(raw, why)),
             },
             Kind::Filter => match telemetry::parse_filter(text) {

@@ -4,6 +4,7 @@ mod check;
 mod choices;
 mod kind;
 mod layers;
+mod listen;
 mod loaded;
 mod mistakes;
 pub mod options;
@@ -23,6 +24,7 @@ use serde::Deserialize;
 
 pub use kind::{Choice, Kind};
 pub use layers::Sources;
+pub use listen::Listen;
 pub use loaded::{ChangeError, Loaded, Shown};
 pub use mistakes::{Mistake, Mistakes, Origin};
 pub use render::{
@@ -106,8 +108,8 @@ pub struct Settings {
     pub worker_memory_max: Option<usize>,
     /// Whether the CPU computes beside an accelerator.
     pub offload: Offload,
-    /// Address of the HTTP gateway; only `none` so far.
-    pub http_listen: String,
+    /// Where the HTTP gateway answers.
+    pub http_listen: Listen,
     /// The log filter.
     pub log: String,
     /// What `[models.<name>]` tables say, by model name.

@@ -48,19 +48,22 @@ pub enum Group {
     Batching,
     /// Who may have how much.
     Admission,
-    /// Loading and unloading, logs, gateway.
+    /// Loading and unloading, logs.
     Life,
+    /// The program beside the service that answers HTTP.
+    Gateway,
 }
 
 impl Group {
     /// All, in the order in which they are shown.
-    pub const ALL: [Group; 6] = [
+    pub const ALL: [Group; 7] = [
         Group::Model,
         Group::Provider,
         Group::Places,
         Group::Batching,
         Group::Admission,
         Group::Life,
+        Group::Gateway,
     ];
 
     /// The heading.
@@ -72,6 +75,7 @@ impl Group {
             Group::Batching => "Batches and workers",
             Group::Admission => "Admission",
             Group::Life => "Lifecycle and logs",
+            Group::Gateway => "HTTP gateway",
         }
     }
 }

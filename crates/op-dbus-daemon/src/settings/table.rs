@@ -2,7 +2,7 @@
 //! follow from it.
 
 use super::choices::{
-    ARENAS, AUTO, CPU_ENGINES, CPU_ISAS, FALLBACKS, LEVELS, NONE, OFFLOAD, PRECISIONS, PROVIDERS,
+    ARENAS, AUTO, CPU_ENGINES, CPU_ISAS, FALLBACKS, LEVELS, OFFLOAD, PRECISIONS, PROVIDERS,
 };
 use super::kind::Kind;
 use super::row::{Group, Row, Scope};
@@ -332,21 +332,23 @@ pub const ROWS: &[Row] = &[
         scope: Scope::Any,
     },
     Row {
-        key: "http_listen",
-        kind: Kind::Choice(NONE),
-        default: "none",
-        unit: "",
-        doc: "The address of the HTTP gateway.",
-        group: Group::Life,
-        scope: Scope::Later,
-    },
-    Row {
         key: "log",
         kind: Kind::Filter,
         default: "info",
         unit: "",
         doc: "What is logged. The content of texts never is.",
         group: Group::Life,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "http_listen",
+        kind: Kind::Listen,
+        default: "none",
+        unit: "",
+        doc: "Where `op-dbus gateway` answers HTTP; the daemon itself never does. An address that \
+              other machines reach is accepted only with an API key. A socket that systemd hands \
+              over is used in its place.",
+        group: Group::Gateway,
         scope: Scope::Any,
     },
 ];

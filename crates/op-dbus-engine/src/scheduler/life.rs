@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::{Next, Scheduler, State, fail};
 use crate::backend::{BackendError, Description, Footprint};
-use crate::engine::{WorkerState, WorkerStatus};
 use crate::error::Error;
 use crate::presence::{Absence, Presence};
 use crate::roster::Order;
+use crate::status::{WorkerState, WorkerStatus};
 
 impl Scheduler {
     /// Adds the workers, all loaded and idle, each with its pool; from here on they are known by

@@ -16,7 +16,8 @@ async fn each_of_64_concurrent_callers_gets_its_own_vectors() {
             let engine = engine.clone();
             tokio::spawn(async move {
                 let texts: Vec<_> = (0..1 + caller % 7).map(|n| format!("{caller}:{n}")).collect();
-                let call = Call { uid: caller % 5, texts: texts.clone(), ..Call::default() };
+                let call =
+                    Call { uid: caller % 5, inputs: texts.clone().into(), ..Call::default() };
                 let reply = engine.embed(call).await.unwrap();
                 assert_eq!((reply.rows, reply.dimensions), (texts.len(), DIMENSIONS));
                 for (text, vector) in texts.iter().zip(reply.vectors.chunks(DIMENSIONS)) {
@@ -39,7 +40,7 @@ async fn each_of_64_concurrent_callers_gets_its_own_vectors() {
 async fn a_large_call_is_answered_in_the_order_of_its_texts() {
     let engine = plain();
     let texts: Vec<_> = (0..3000).map(|n| "x".repeat(n % 29) + &n.to_string()[..1]).collect();
-    let call = Call { texts: texts.clone(), ..Call::default() };
+    let call = Call { inputs: texts.clone().into(), ..Call::default() };
     let reply = engine.embed(call).await.unwrap();
     for (text, vector) in texts.iter().zip(reply.vectors.chunks(DIMENSIONS)) {
         assert_eq!(vector, expected(text), "{text}");
@@ -196,7 +197,7 @@ async fn interactive_calls_overtake_a_bulk_job() {
     let limits = Limits { bulk_wait_us_max: u64::MAX, ..Limits::default() };
     let gate = Gate::batched(limits, BatchLimits { tokens_max: 32, ..BatchLimits::default() });
     let (engine, texts) = (gate.engine.clone(), vec!["x".repeat(30); 6]);
-    let bulk = Call { texts, priority: Some(Priority::Bulk), ..Call::default() };
+    let bulk = Call { inputs: texts.into(), priority: Some(Priority::Bulk), ..Call::default() };
     let bulk = tokio::spawn(async move { engine.embed(bulk).await });
     tokio::task::yield_now().await;
     gate.next_batch();
@@ -258,7 +259,7 @@ async fn a_text_that_cannot_be_tokenized_is_named_by_its_place_in_the_call() {
     let mut texts = vec!["the lazy dog".to_owned(); 300];
     assert_eq!(engine.count_tokens(texts.clone()).await.unwrap(), [3; 300]);
     texts[217] = "the cat".into();
-    let call = Call { texts: texts.clone(), ..Call::default() };
+    let call = Call { inputs: texts.clone().into(), ..Call::default() };
     for error in
         [engine.embed(call).await.unwrap_err(), engine.count_tokens(texts).await.unwrap_err()]
     {

@@ -69,7 +69,8 @@ async fn pools_of_one_speed_share_the_work_and_the_reply_names_both() {
     let work = 2_000_000;
     let engine = mixed(vec![pool("one", work), pool("other", work)]);
     let texts: Vec<String> = (0..2000).map(|n| format!("{n}")).collect();
-    let reply = engine.embed(Call { texts: texts.clone(), ..Call::default() }).await.unwrap();
+    let reply =
+        engine.embed(Call { inputs: texts.clone().into(), ..Call::default() }).await.unwrap();
     let wanted: Vec<f32> = texts.iter().flat_map(|text| expected(text)).collect();
     assert_eq!(reply.vectors, wanted);
     let mut devices: Vec<_> = reply.device.split(',').collect();

@@ -26,7 +26,8 @@ async fn a_sink_gets_each_vector_once_and_is_dropped_before_the_reply() {
     for (truncate, dimensions) in
         [(Truncate::End, None), (Truncate::Mean, None), (Truncate::End, Some(4))]
     {
-        let call = || Call { texts: texts.clone(), truncate, dimensions, ..Call::default() };
+        let call =
+            || Call { inputs: texts.clone().into(), truncate, dimensions, ..Call::default() };
         let (taken, whole) = (Taken::default(), engine.embed(call()).await.unwrap());
         let reply = engine.embed(Call { sink: sink(&taken), ..call() }).await.unwrap();
         assert_eq!((reply.rows, reply.vectors.len()), (200, 0));
@@ -61,8 +62,11 @@ async fn a_sink_is_handed_what_the_backend_wrote_and_no_copy_of_it() {
     };
     let engine = start(Box::new(noting), Limits::default(), 1);
     let taken = Taken::default();
-    let texts = (0..100).map(|n| n.to_string()).collect();
-    engine.embed(Call { texts, sink: sink(&taken), ..Call::default() }).await.unwrap();
+    let texts: Vec<String> = (0..100).map(|n| n.to_string()).collect();
+    engine
+        .embed(Call { inputs: texts.into(), sink: sink(&taken), ..Call::default() })
+        .await
+        .unwrap();
     let places = places.lock().unwrap();
     let taken = taken.lock().unwrap();
     let is_copy = |at: &usize| !places.iter().any(|place| place.contains(at));

@@ -58,7 +58,11 @@ pub fn with_faults(faults: Vec<Faults>, limits: Limits) -> Engine {
 }
 
 pub fn call(uid: u32, texts: &[&str]) -> Call {
-    Call { uid, texts: texts.iter().map(ToString::to_string).collect(), ..Call::default() }
+    Call {
+        uid,
+        inputs: texts.iter().map(ToString::to_string).collect::<Vec<_>>().into(),
+        ..Call::default()
+    }
 }
 
 /// What the simulator makes of a text that fits.

@@ -87,10 +87,10 @@ impl Client {
     pub async fn embed(&self, texts: &[&str]) -> Result<Vec<f32>, Failure> {
         match self {
             Self::Engine { served, uid } => {
-                let texts = texts.iter().map(|text| (*text).to_owned()).collect();
+                let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
                 let (cancel, options) = (CancelToken::default(), Options::default());
-                let request =
-                    Request { uid: *uid, cancel, texts, options, wait: false, sink: None };
+                let (uid, inputs) = (*uid, texts.into());
+                let request = Request { uid, cancel, inputs, options, wait: false, sink: None };
                 let reply = served.embed(request).await;
                 Ok(reply.map_err(|error| Failure::refused(format!("the engine: {error}")))?.vectors)
             }

@@ -27,16 +27,20 @@ pub struct Service {
     bus: Bus,
 }
 
+/// The way to `bus`.
+pub fn builder(bus: &Bus) -> zbus::connection::Builder<'static> {
+    match bus {
+        Bus::System => zbus::connection::Builder::system(),
+        Bus::Session => zbus::connection::Builder::session(),
+        Bus::Address(address) => zbus::connection::Builder::address(address.as_str()),
+    }
+}
+
 /// Connects to `bus`. Whether the service is there shows at the first call.
 ///
 /// # Errors
 /// Exit code 3 when there is no such bus or it does not let us in.
 pub async fn connect(bus: &Bus) -> Result<Service, Failure> {
-    let builder = match bus {
-        Bus::System => zbus::connection::Builder::system(),
-        Bus::Session => zbus::connection::Builder::session(),
-        Bus::Address(address) => zbus::connection::Builder::address(address.as_str()),
-    };
     let unreachable = |reason: String| {
         let hint = match bus {
             Bus::System => "is a system bus running? `--bus` names another",
@@ -45,7 +49,7 @@ pub async fn connect(bus: &Bus) -> Result<Service, Failure> {
         };
         Failure::unreachable(format!("can't reach {} ({reason}): {hint}", place(bus)))
     };
-    match tokio::time::timeout(CONNECT_TIMEOUT, builder.build()).await {
+    match tokio::time::timeout(CONNECT_TIMEOUT, builder(bus).build()).await {
         Ok(Ok(connection)) => Ok(Service { connection, bus: bus.clone() }),
         Ok(Err(error)) => Err(unreachable(error.to_string())),
         Err(_) => Err(unreachable(format!("no answer in {} s", CONNECT_TIMEOUT.as_secs()))),
@@ -244,52 +248,9 @@ impl Properties {
     }
 }
 
-/// A D-Bus value as JSON, dictionaries as objects.
-pub fn json(value: &Variant<'_>) -> serde_json::Value {
-    use serde_json::Value;
-    match value {
-        Variant::U8(n) => (*n).into(),
-        Variant::Bool(b) => (*b).into(),
-        Variant::I16(n) => (*n).into(),
-        Variant::U16(n) => (*n).into(),
-        Variant::I32(n) => (*n).into(),
-        Variant::U32(n) => (*n).into(),
-        Variant::I64(n) => (*n).into(),
-        Variant::U64(n) => (*n).into(),
-        Variant::F64(n) => (*n).into(),
-        Variant::Str(s) => s.as_str().into(),
-        Variant::Signature(s) => s.to_string().into(),
-        Variant::ObjectPath(p) => p.as_str().into(),
-        Variant::Variant(inner) => json(inner),
-        Variant::Array(array) => array.inner().iter().map(json).collect(),
-        Variant::Structure(structure) => structure.fields().iter().map(json).collect(),
-        Variant::Dict(dict) => Value::Object(
-            dict.iter()
-                .map(|(key, value)| match json(key) {
-                    Value::String(key) => (key, json(value)),
-                    key => (key.to_string(), json(value)),
-                })
-                .collect(),
-        ),
-        Variant::Fd(_) => Value::Null,
-    }
-}
-
-/// A dictionary of D-Bus values as a JSON object, keys in order.
-pub fn json_object(dict: &HashMap<String, OwnedVariant>) -> serde_json::Value {
-    dict.iter().map(|(key, value)| (key.clone(), json(value))).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nested_values_become_json() {
-        let worker = HashMap::from([("pid", Variant::from(7_u32)), ("name", Variant::from("w"))]);
-        let value = Variant::from(vec![worker]);
-        assert_eq!(json(&value), serde_json::json!([{ "pid": 7, "name": "w" }]));
-    }
 
     #[test]
     fn an_absent_service_is_told_from_a_lost_one() {

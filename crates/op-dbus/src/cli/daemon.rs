@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::{Arg, ArgMatches, Command};
 use op_dbus_daemon::daemon::{self, WorkerProgram};
-use op_dbus_daemon::settings::{Kind, Mistakes, ROWS, Row, Scope, Settings, Sources};
+use op_dbus_daemon::settings::{Group, Kind, Mistakes, ROWS, Row, Scope, Settings, Sources};
 
 use super::{Done, EXIT_CODES, Failure};
 
@@ -30,7 +30,7 @@ impl clap::Args for Args {
                  `op-dbus config show` tells what is in force.",
             )
             .after_help(format!("{EXAMPLES}\n\n{EXIT_CODES}"));
-        ROWS.iter().fold(command, |command, row| command.arg(flag(row)))
+        rows().fold(command, |command, row| command.arg(flag(row)))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -44,7 +44,7 @@ impl clap::FromArgMatches for Args {
             let value = matches.get_one::<String>(row.key)?;
             Some((row.key.to_owned(), value.clone()))
         };
-        Ok(Self { flags: ROWS.iter().filter_map(given).collect() })
+        Ok(Self { flags: rows().filter_map(given).collect() })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -53,9 +53,14 @@ impl clap::FromArgMatches for Args {
     }
 }
 
+/// The settings of the service itself.
+fn rows() -> impl Iterator<Item = &'static Row> {
+    ROWS.iter().filter(|row| row.group != Group::Gateway)
+}
+
 /// The flag of a setting. Values are checked with those of all other sources, not here, so that
 /// all mistakes are told at once.
-fn flag(row: &'static Row) -> Arg {
+pub fn flag(row: &'static Row) -> Arg {
     let summary = row.doc.split_inclusive(". ").next().unwrap_or(row.doc).trim_end_matches(". ");
     let default = match row.default {
         "" => String::new(),
@@ -83,6 +88,7 @@ fn value_name(kind: &Kind) -> &'static str {
         Kind::Bytes { .. } => "SIZE",
         Kind::Path { .. } => "PATH",
         Kind::Bus => "BUS",
+        Kind::Listen => "ADDRESS",
         Kind::Filter => "FILTER",
         Kind::Text { .. } => "TEXT",
     }

@@ -7,6 +7,7 @@ mod daemon;
 mod doctor;
 mod embed;
 mod failure;
+mod gateway;
 mod manual;
 mod models;
 mod output;
@@ -53,6 +54,7 @@ enum Command {
     Providers(providers::Args),
     Doctor(doctor::Args),
     Daemon(daemon::Args),
+    Gateway(gateway::Args),
     Bench(bench::Args),
     Models(store::ModelsArgs),
     Runtime(store::RuntimeArgs),
@@ -69,7 +71,7 @@ enum Command {
 /// Under which heading the overview lists each command.
 const GROUPS: &[(&str, &[&str])] = &[
     ("Texts", &["embed", "rank", "similarity"]),
-    ("Service", &["status", "top", "providers", "doctor", "daemon", "bench"]),
+    ("Service", &["status", "top", "providers", "doctor", "daemon", "gateway", "bench"]),
     ("Setup", &["models", "runtime", "config", "completions"]),
 ];
 
@@ -119,6 +121,7 @@ fn run(command: Command) -> Done {
         Command::Providers(args) => providers::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Daemon(args) => daemon::run(args),
+        Command::Gateway(args) => gateway::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Models(args) => store::run_models(args),
         Command::Runtime(args) => store::run_runtime(args),

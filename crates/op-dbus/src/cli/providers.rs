@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::client::json_object;
 use super::terminal::{Colour, colour, paint, printable};
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect};
+use op_dbus_api::json_object;
 
 /// List the execution providers, and why those that do not run don't
 #[derive(clap::Args)]

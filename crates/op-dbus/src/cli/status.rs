@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::client::json_object;
 use super::terminal::{Colour, colour, counted, grouped, milliseconds, paint, printable, since};
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect};
+use op_dbus_api::json_object;
 
 /// Show what the service runs, on what, and how busy it is
 #[derive(clap::Args)]

@@ -45,7 +45,8 @@ impl Calls {
         let result = ResultFile::new(encoding, dimensions, format)?;
         grant.more(result.bytes(rows as u64))?;
         let (cancel, sink) = (caller.cancel.clone(), Some(result.sink(0)));
-        let request = Request { uid: caller.uid, cancel, texts, options, wait: false, sink };
+        let inputs = texts.into();
+        let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink };
         let reply = served.embed(request).await?;
         let file = result.seal(rows as u64)?;
         let info = Embedded { reply, served }.info();

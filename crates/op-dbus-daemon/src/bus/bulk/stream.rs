@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use op_dbus_api::{Error, ErrorName, TRUNCATED_LISTED_MAX, info};
-use op_dbus_engine::{Error as EngineError, Priority, Reply};
+use op_dbus_engine::{Error as EngineError, Inputs, Priority, Reply};
 use tokio::time::{Instant as Clock, sleep_until};
 
 use super::Bulk;
@@ -63,7 +63,8 @@ impl<'a> Stream<'a> {
         wanted.options.priority.get_or_insert(Priority::Bulk);
         let (uid, cancel) = (caller.uid, caller.cancel.clone());
         let options = wanted.options.clone();
-        let nothing = Request { uid, cancel, texts: Vec::new(), options, wait: true, sink: None };
+        let inputs = Inputs::Texts(Vec::new());
+        let nothing = Request { uid, cancel, inputs, options, wait: true, sink: None };
         let reply = served.embed(nothing).await?;
         let result = ResultFile::new(wanted.encoding, reply.dimensions, wanted.format)?;
         grant.more(result.bytes(0))?;
@@ -146,7 +147,8 @@ impl<'a> Stream<'a> {
         let (served, options) = (self.served.clone(), self.wanted.options.clone());
         let (uid, cancel) = (self.caller.uid, self.caller.cancel.clone());
         let sink = Some(self.result.sink(first));
-        let request = Request { uid, cancel, texts, options, wait: true, sink };
+        let inputs = Inputs::Texts(texts);
+        let request = Request { uid, cancel, inputs, options, wait: true, sink };
         async move {
             let reply = served.embed(request).await.map_err(|error| placed(first, error))?;
             Ok((first, reply))

@@ -68,6 +68,7 @@ fn kind(kind: &Kind) -> &'static str {
         | Kind::Model
         | Kind::Path { .. }
         | Kind::Bus
+        | Kind::Listen
         | Kind::Filter
         | Kind::Text { .. } => "string",
         Kind::Choices(_) => "list of strings",

@@ -10,9 +10,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use zbus::OwnedVariant;
 
-use super::super::client::json_object;
 use super::super::status::device_line;
 use super::super::{Failure, Service, connect};
+use op_dbus_api::json_object;
 
 type Dictionary = HashMap<String, OwnedVariant>;
 

@@ -1,0 +1,42 @@
+//! What a worker tells of itself.
+
+use crate::backend::Description;
+
+/// What one worker is and does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerStatus {
+    /// What it has loaded and where it runs.
+    pub description: Description,
+    /// What it does now.
+    pub state: WorkerState,
+    /// Batches that it ran.
+    pub batches: u64,
+    /// Rows in these batches.
+    pub rows: u64,
+    /// Tokens in these batches, without padding.
+    pub tokens: u64,
+    /// Time that these batches took together, in microseconds.
+    pub busy_us: u64,
+    /// How often it was replaced.
+    pub restarts: u64,
+    /// Why it was replaced last, or why it can't be.
+    pub last_error: Option<String>,
+}
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WorkerState {
+    /// It waits for work.
+    Idle,
+    /// It runs a batch.
+    Busy,
+    /// It was lost and is being replaced.
+    Restarting,
+    /// It has let its backend go.
+    Unloaded,
+    /// It makes itself a backend again.
+    Loading,
+    /// It has ended with the engine.
+    Stopped,
+}

@@ -1,0 +1,137 @@
+//! Tokens themselves: ids that a caller has made of a text already, and the pieces of a text with
+//! where they stand in it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::{EncodeError, Encoded, Tokenizer};
+use crate::call::Truncate;
+
+/// One token of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its id in the model's vocabulary.
+    pub id: u32,
+    /// Its name in the vocabulary, as the model's kind of tokenizer writes it.
+    pub piece: String,
+    /// Whether the model puts it around every text.
+    pub special: bool,
+    /// Bytes of the text that it stands for; of special tokens none.
+    pub start: usize,
+    /// The first byte behind them.
+    pub end: usize,
+}
+
+impl Tokenizer {
+    /// Makes the rows of a text that is given as token ids, with the special tokens around it or
+    /// without them.
+    pub(crate) fn encode_tokens(
+        &self,
+        ids: &[u32],
+        truncate: Truncate,
+    ) -> Result<Encoded, EncodeError> {
+        let vocabulary = *self.0.vocabulary.get_or_init(|| self.vocabulary());
+        if let Some(id) = ids.iter().copied().find(|id| *id >= vocabulary) {
+            return Err(EncodeError::Unknown { id, vocabulary });
+        }
+        self.fit(self.without_specials(ids), truncate)
+    }
+
+    /// The largest id of the vocabulary and one.
+    fn vocabulary(&self) -> u32 {
+        let ids = self.0.model.get_vocab(true).into_values();
+        ids.max().map_or(0, |id| id.saturating_add(1))
+    }
+
+    /// The ids between the special tokens, where both ends are there.
+    fn without_specials<'a>(&self, ids: &'a [u32]) -> &'a [u32] {
+        let is = |found: &[u32], special: &[i32]| {
+            found.iter().map(|id| i64::from(*id)).eq(special.iter().map(|id| i64::from(*id)))
+        };
+        let (prefix, suffix) = (&self.0.prefix, &self.0.suffix);
+        let Some(end) = ids.len().checked_sub(suffix.len()).filter(|end| *end >= prefix.len())
+        else {
+            return ids;
+        };
+        let whole = is(&ids[..prefix.len()], prefix) && is(&ids[end..], suffix);
+        if whole { &ids[prefix.len()..end] } else { ids }
+    }
+
+    /// The tokens of `text` before truncation, special tokens included.
+    pub(crate) fn pieces(&self, text: &str) -> Result<Vec<Piece>, EncodeError> {
+        let encoding = match catch_unwind(AssertUnwindSafe(|| self.0.model.encode(text, true))) {
+            Ok(Ok(encoding)) => encoding,
+            Ok(Err(error)) => return Err(EncodeError::Failed(error.to_string())),
+            Err(_) => return Err(EncodeError::Failed("the tokenizer panicked".into())),
+        };
+        let specials = encoding.get_special_tokens_mask();
+        let names = encoding.get_ids().iter().zip(encoding.get_tokens());
+        let pieces = names.zip(specials).zip(encoding.get_offsets());
+        let piece =
+            |(((id, piece), special), (start, end)): (((&u32, &String), &u32), &(_, _))| Piece {
+                id: *id,
+                piece: piece.clone(),
+                special: *special == 1,
+                start: *start,
+                end: *end,
+            };
+        Ok(pieces.map(piece).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(encoded: Encoded) -> Vec<Vec<i32>> {
+        encoded.windows.into_iter().map(|window| window.ids.into()).collect()
+    }
+
+    #[test]
+    fn ids_are_embedded_as_their_text_is() {
+        let tokenizer = Tokenizer::bytes(6);
+        for text in ["", "a", "abcd", "abcdefg"] {
+            let content: Vec<u32> =
+                text.bytes().map(|byte| tokenizer_id(&tokenizer, byte)).collect();
+            let whole = [&[256], &content[..], &[257]].concat();
+            for truncate in [Truncate::End, Truncate::Start, Truncate::Mean] {
+                let expected = tokenizer.encode(text, truncate).unwrap();
+                for ids in [&content, &whole] {
+                    assert_eq!(tokenizer.encode_tokens(ids, truncate).unwrap(), expected, "{text}");
+                }
+            }
+        }
+    }
+
+    fn tokenizer_id(tokenizer: &Tokenizer, byte: u8) -> u32 {
+        let text = char::from(byte).to_string();
+        tokenizer.pieces(&text).unwrap()[1].id
+    }
+
+    #[test]
+    fn one_special_token_alone_is_part_of_the_text() {
+        let tokenizer = Tokenizer::bytes(8);
+        for (ids, expected) in [
+            (&[256, 7][..], vec![256, 256, 7, 257]),
+            (&[7, 257], vec![256, 7, 257, 257]),
+            (&[256, 257], vec![256, 257]),
+        ] {
+            let encoded = tokenizer.encode_tokens(ids, Truncate::End).unwrap();
+            assert_eq!(rows(encoded), [expected]);
+        }
+    }
+
+    #[test]
+    fn an_id_beyond_the_vocabulary_is_refused() {
+        let tokenizer = Tokenizer::bytes(8);
+        let error = tokenizer.encode_tokens(&[1, 258, 4], Truncate::End).unwrap_err();
+        assert!(matches!(error, EncodeError::Unknown { id: 258, vocabulary: 258 }), "{error:?}");
+    }
+
+    #[test]
+    fn pieces_say_where_they_stand() {
+        let pieces = Tokenizer::bytes(8).pieces("né").unwrap();
+        let places: Vec<_> = pieces.iter().map(|p| (p.special, p.start, p.end)).collect();
+        let expected = [(true, 0, 0), (false, 0, 1), (false, 1, 3), (false, 1, 3), (true, 0, 0)];
+        assert_eq!(places, expected);
+    }
+}

@@ -1,0 +1,128 @@
+//! Connections to the bus: each request has one to itself, so that a client that leaves takes its
+//! calls with it.
+//!
+//! The service cancels the calls of a connection that leaves the bus, and there is no other way to
+//! take a call back. So a request borrows a connection, and one whose client left in the middle of a
+//! call is closed instead of being used again.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use op_dbus_api::{EmbedderProxy, ManagerProxy, json_object};
+use serde_json::Value;
+use tokio::time::timeout;
+use zbus::connection::Builder;
+use zbus::proxy::{CacheProperties, MethodFlags};
+use zbus::{Connection, OwnedVariant};
+
+use crate::limits::LIMITS;
+use crate::refusal::Refusal;
+
+/// Makes a new connection to the bus that the service is on.
+pub type Connect = Arc<dyn Fn() -> Builder<'static> + Send + Sync>;
+
+/// The way to the service. Cheap to clone.
+#[derive(Clone)]
+pub struct Bus(Arc<Inner>);
+
+struct Inner {
+    connect: Connect,
+    /// Connections that nobody uses: as many as requests were at work at once.
+    idle: Mutex<Vec<Connection>>,
+}
+
+/// A connection of one request.
+pub struct Lease {
+    bus: Bus,
+    connection: Connection,
+    /// Whether no call is on its way.
+    at_rest: bool,
+}
+
+impl Bus {
+    /// A way to the service; nothing is connected yet.
+    pub fn new(connect: Connect) -> Self {
+        Self(Arc::new(Inner { connect, idle: Mutex::default() }))
+    }
+
+    /// A connection to oneself.
+    ///
+    /// # Errors
+    /// When there is no bus, or it lets nobody in.
+    pub async fn lease(&self) -> Result<Lease, Refusal> {
+        loop {
+            let idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let connection = match idle {
+                // The bus may have gone away, and come back, since.
+                Some(connection) if connection.is_closed() => continue,
+                Some(connection) => connection,
+                None => timeout(LIMITS.ready_time, (self.0.connect)().build())
+                    .await
+                    .map_err(|_| Refusal::late())?
+                    .map_err(|error| Refusal::of_call(&error))?,
+            };
+            return Ok(Lease { bus: self.clone(), connection, at_rest: true });
+        }
+    }
+}
+
+impl Lease {
+    /// The service's methods for embedding.
+    pub async fn embedder(&self) -> Result<EmbedderProxy<'static>, Refusal> {
+        let proxy = EmbedderProxy::builder(&self.connection).cache_properties(CacheProperties::No);
+        proxy.build().await.map_err(|error| Refusal::of_call(&error))
+    }
+
+    /// The service's methods for administration; only reading ones are used.
+    pub async fn manager(&self) -> Result<ManagerProxy<'static>, Refusal> {
+        let proxy = ManagerProxy::builder(&self.connection).cache_properties(CacheProperties::No);
+        proxy.build().await.map_err(|error| Refusal::of_call(&error))
+    }
+
+    /// Waits for the answer to a call on this connection. When it is dropped before, the call is
+    /// cancelled.
+    ///
+    /// # Errors
+    /// Those of the call, and 504 when there is none in time.
+    pub async fn answer<T>(
+        &mut self,
+        call: impl Future<Output = zbus::Result<T>>,
+    ) -> Result<T, Refusal> {
+        self.at_rest = false;
+        // The service itself answers at the deadline; this is for one that hangs.
+        let late = LIMITS.answer_time + LIMITS.ready_time;
+        let answer = timeout(late, call).await.map_err(|_| Refusal::late())?;
+        self.at_rest = true;
+        answer.map_err(|error| Refusal::of_call(&error))
+    }
+
+    /// What a reading method of the manager tells, as JSON. A service that is not running is not
+    /// started for it.
+    ///
+    /// # Errors
+    /// 503 when it does not run.
+    pub async fn read(&mut self, method: &'static str) -> Result<Value, Refusal> {
+        let manager = self.manager().await?;
+        let call = manager.inner().call_with_flags(method, MethodFlags::NO_AUTO_START, &());
+        let reply: Option<HashMap<String, OwnedVariant>> = self.answer(call).await?;
+        Ok(json_object(&reply.unwrap_or_default()))
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let connection = self.connection.clone();
+        if self.at_rest && !connection.is_closed() {
+            let mut idle = self.bus.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < LIMITS.requests {
+                idle.push(connection);
+            }
+            return;
+        }
+        tokio::spawn(async move {
+            // It may be closed already.
+            let _ = connection.close().await;
+        });
+    }
+}

@@ -1,0 +1,238 @@
+//! Embedding over the bus: what a request has for input, split into calls, put together again.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use op_dbus_api::{info, json_object, option};
+use serde::Deserialize;
+use serde_json::Value;
+use zbus::{OwnedVariant, Variant};
+
+use crate::Gateway;
+use crate::limits::LIMITS;
+use crate::refusal::Refusal;
+
+/// What may stand in a request to be embedded.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "the input must be a text, a list of texts, a list of token ids, or a list of such lists"
+)]
+pub enum Input {
+    /// One text.
+    Text(String),
+    /// Several.
+    Texts(Vec<String>),
+    /// One text as token ids of the model that serves.
+    Tokens(Vec<u32>),
+    /// Several.
+    TokenLists(Vec<Vec<u32>>),
+}
+
+/// What is embedded: a vector for each text or list.
+pub enum Inputs {
+    /// Texts.
+    Texts(Vec<String>),
+    /// Token ids of the model that serves.
+    Tokens(Vec<Vec<u32>>),
+}
+
+impl TryFrom<Input> for Inputs {
+    type Error = Refusal;
+
+    fn try_from(input: Input) -> Result<Self, Refusal> {
+        let inputs = match input {
+            Input::Text(text) => Self::texts(vec![text])?,
+            Input::Texts(texts) => Self::texts(texts)?,
+            Input::Tokens(ids) => Self::Tokens(vec![ids]),
+            Input::TokenLists(lists) => Self::Tokens(lists),
+        };
+        if inputs.len() == 0 {
+            return Err(Refusal::invalid("the input is an empty list; send at least one text"));
+        }
+        Ok(inputs)
+    }
+}
+
+impl Inputs {
+    /// Texts that can travel on the bus.
+    ///
+    /// # Errors
+    /// A text with a character that can't.
+    pub fn texts(texts: Vec<String>) -> Result<Self, Refusal> {
+        match texts.iter().position(|text| text.contains('\0')) {
+            Some(index) => Err(no_zero(&format!("text {index}"))),
+            None => Ok(Self::Texts(texts)),
+        }
+    }
+
+    /// How many vectors there will be.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.len(),
+            Self::Tokens(lists) => lists.len(),
+        }
+    }
+}
+
+/// Strings on the bus end at a zero.
+pub fn no_zero(what: &str) -> Refusal {
+    Refusal::invalid(format!(
+        "{what} has the character U+0000, which the bus can't carry; leave it out"
+    ))
+}
+
+/// How it is embedded.
+#[derive(Default)]
+pub struct Wanted {
+    /// Another level than the one in force.
+    pub level: Option<String>,
+    /// The imported model that must have answered: no option asks for it.
+    pub model: Option<String>,
+    /// Cut the vectors to this length.
+    pub dimensions: Option<u32>,
+    /// Unit length or not.
+    pub normalize: Option<bool>,
+    /// What happens to texts that are too long.
+    pub truncate: Option<&'static str>,
+    /// Name of a prompt of the model.
+    pub prompt: Option<String>,
+}
+
+/// Vectors, and how they came to be.
+#[derive(Default)]
+pub struct Embedded {
+    /// Little-endian 32-bit floating point numbers, row-major.
+    pub bytes: Vec<u8>,
+    /// Length of one vector.
+    pub dimensions: usize,
+    /// Tokens that were embedded, special tokens included.
+    pub tokens: u64,
+    /// Indices of the texts that were cut.
+    pub truncated: Vec<usize>,
+    /// Model that served.
+    pub model: String,
+    /// Vector space, with the precision.
+    pub space: String,
+    /// Execution provider that computed.
+    pub provider: String,
+}
+
+/// Embeds `inputs`, in as many calls as it takes.
+///
+/// # Errors
+/// The first refusal; then there is no vector at all.
+pub async fn embed(
+    gateway: &Gateway,
+    inputs: &Inputs,
+    wanted: &Wanted,
+) -> Result<Embedded, Refusal> {
+    let deadline = Instant::now() + LIMITS.answer_time;
+    let mut lease = gateway.bus.lease().await?;
+    let embedder = lease.embedder().await?;
+    let mut all = Embedded::default();
+    let count = inputs.len();
+    for start in (0..count).step_by(LIMITS.texts_per_call) {
+        let options = options(wanted, deadline, &all.space);
+        let range = start..count.min(start + LIMITS.texts_per_call);
+        let reply = match inputs {
+            Inputs::Texts(texts) => {
+                let texts: Vec<&str> = texts[range].iter().map(String::as_str).collect();
+                lease.answer(embedder.embed_packed(&texts, options)).await
+            }
+            Inputs::Tokens(lists) => {
+                let lists: Vec<&[u32]> = lists[range].iter().map(Vec::as_slice).collect();
+                lease.answer(embedder.embed_tokens(&lists, options)).await
+            }
+        };
+        let (bytes, _, dimensions, info) = reply.map_err(|refusal| named(refusal, wanted))?;
+        all.add(start, &bytes, dimensions as usize, &info);
+    }
+    match &wanted.model {
+        Some(model) if *model != all.model => Err(Refusal::no_model(format!(
+            "{model} was asked for and {} has taken its place meanwhile; ask for one of /v1/models",
+            all.model
+        ))),
+        _ => Ok(all),
+    }
+}
+
+/// A model that was named and is not there is the request's mistake, else it is the service's.
+fn named(refusal: Refusal, wanted: &Wanted) -> Refusal {
+    match refusal.code() {
+        "model_not_installed" if wanted.level.is_some() => Refusal::no_model(refusal.message()),
+        _ => refusal,
+    }
+}
+
+fn options<'a>(
+    wanted: &'a Wanted,
+    deadline: Instant,
+    space: &'a str,
+) -> HashMap<&'static str, Variant<'a>> {
+    let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+    let left = u32::try_from(left).unwrap_or(u32::MAX);
+    let mut options = HashMap::from([(option::DEADLINE_MS, Variant::from(left))]);
+    let mut add = |key, value: Option<Variant<'a>>| {
+        if let Some(value) = value {
+            options.insert(key, value);
+        }
+    };
+    add(option::LEVEL, wanted.level.as_deref().map(Variant::from));
+    add(option::DIMENSIONS, wanted.dimensions.map(Variant::from));
+    add(option::NORMALIZE, wanted.normalize.map(Variant::from));
+    add(option::TRUNCATE, wanted.truncate.map(Variant::from));
+    add(option::PROMPT, wanted.prompt.as_deref().map(Variant::from));
+    // All calls of a request in one space, also when the administrator changes the level meanwhile.
+    add(option::EXPECT_SPACE, Some(space).filter(|space| !space.is_empty()).map(Variant::from));
+    options
+}
+
+impl Embedded {
+    /// The vectors as numbers.
+    pub fn rows(&self) -> impl Iterator<Item = Vec<f32>> {
+        let number = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
+        self.row_bytes().map(move |row| row.as_chunks().0.iter().map(number).collect())
+    }
+
+    /// The vectors as they came.
+    pub fn row_bytes(&self) -> impl Iterator<Item = &[u8]> {
+        self.bytes.chunks_exact((4 * self.dimensions).max(1))
+    }
+
+    /// Cosine of the first vector with each of the others.
+    pub fn cosines(&self) -> Vec<f64> {
+        let mut rows = self.rows();
+        let first = rows.next().unwrap_or_default();
+        rows.map(|row| cosine(&first, &row)).collect()
+    }
+
+    fn add(
+        &mut self,
+        start: usize,
+        bytes: &[u8],
+        dimensions: usize,
+        told: &HashMap<String, OwnedVariant>,
+    ) {
+        let told = json_object(told);
+        let text = |key: &str| told[key].as_str().unwrap_or_default().to_owned();
+        self.bytes.extend_from_slice(bytes);
+        self.dimensions = dimensions;
+        self.tokens += told[info::TOKENS].as_u64().unwrap_or_default();
+        let truncated = told[info::TRUNCATED].as_array().into_iter().flatten();
+        let index = |index: &Value| Some(start + usize::try_from(index.as_u64()?).ok()?);
+        self.truncated.extend(truncated.filter_map(index));
+        self.model = text(info::MODEL);
+        self.space = text(info::SPACE);
+        self.provider = text(info::PROVIDER);
+    }
+}
+
+/// Zero when one of the vectors is zero: nothing is like it.
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    let lengths = (dot(a, a) * dot(b, b)).sqrt();
+    if lengths > 0.0 { (dot(a, b) / lengths).clamp(-1.0, 1.0) } else { 0.0 }
+}

@@ -1,0 +1,126 @@
+//! What every request passes: counted, from here, and allowed.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{CACHE_CONTROL, HOST, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::Gateway;
+use crate::refusal::{Refusal, shaped};
+
+/// Routes that tell nothing of anybody: they need no key.
+const OPEN: [&str; 4] = ["/", "/health", "/ready", "/openapi.json"];
+
+/// Lets a request through or refuses it, and gives refusals of all that is behind their shape.
+pub async fn pass(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let path = request.uri().path();
+    let openai = path.starts_with("/v1/");
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let route = route.unwrap_or_else(|| "other".to_owned());
+    let allowed = check_host(&gateway, request.headers())
+        .and_then(|()| check_key(&gateway, path, request.headers()));
+    let response = match allowed {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    };
+    let mut response = shaped(response, openai);
+    let headers = response.headers_mut();
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    gateway.metrics.answered(route, response.status().as_u16(), started.elapsed());
+    response
+}
+
+/// A page from elsewhere can make a browser send requests here by a name of its own that it has
+/// point to this machine; the browser then says that name.
+fn check_host(gateway: &Gateway, headers: &HeaderMap) -> Result<(), Refusal> {
+    if !gateway.checks_host {
+        return Ok(());
+    }
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    if is_local(host) {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        StatusCode::FORBIDDEN,
+        "wrong_host",
+        "the header Host is neither localhost nor an IP address; without an API key no other name \
+         is accepted",
+    ))
+}
+
+/// Whether a header `Host` names this machine, or an address, which no name can stand behind.
+fn is_local(host: &str) -> bool {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => (name, port),
+        _ => (host, ""),
+    };
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    port.bytes().all(|byte| byte.is_ascii_digit())
+        && (name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok())
+}
+
+fn check_key(gateway: &Gateway, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
+    match &gateway.key {
+        Some(key) if !OPEN.contains(&path) && !key.is_in(headers) => Err(Refusal::new(
+            StatusCode::UNAUTHORIZED,
+            "invalid_api_key",
+            "the API key is missing or wrong; send the header `Authorization: Bearer KEY`",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// What is answered where there is no route.
+pub async fn no_route(request: Request) -> Refusal {
+    let path: String = request.uri().path().chars().take(80).collect();
+    let message = format!("there is no route {path}; /openapi.json lists them");
+    Refusal::new(StatusCode::NOT_FOUND, "not_found", message)
+}
+
+/// What is answered where a route has another method.
+pub async fn no_method(request: Request) -> Refusal {
+    let method = request.method().as_str().chars().take(20).collect::<String>();
+    let message = format!("this route does not take {method}; /openapi.json tells what it takes");
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+/// Says how to bring the key, as HTTP demands of every 401.
+pub async fn challenge(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    if response.status() == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_others_are_told_from_addresses() {
+        for local in
+            ["localhost", "LOCALHOST:8080", "127.0.0.1:0", "[::1]:8080", "[::1]", "10.0.0.7"]
+        {
+            assert!(is_local(local), "{local}");
+        }
+        for other in [
+            "",
+            "evil.example",
+            "localhost.evil.example:80",
+            "127.0.0.1.evil.example",
+            "[::1",
+            ":80",
+            "localhost:x",
+        ] {
+            assert!(!is_local(other), "{other}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The API key: read from a credential, compared in constant time.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
+use subtle::ConstantTimeEq;
+
+use crate::Fatal;
+use crate::limits::LIMITS;
+
+/// The credential's name.
+const NAME: &str = "api-key";
+
+/// What a client must send as `Authorization: Bearer KEY`.
+pub struct Key(Vec<u8>);
+
+impl Key {
+    /// Reads the credential; without one there is no key.
+    ///
+    /// # Errors
+    /// A credential that can't be read or is no key.
+    pub fn read(credentials: Option<&Path>) -> Result<Option<Self>, Fatal> {
+        let Some(path) = credentials.map(|folder| folder.join(NAME)) else { return Ok(None) };
+        let wrong = |what: String| {
+            Fatal::NotConfigured(format!("the credential {}: {what}", path.display()))
+        };
+        let mut file = match File::open(&path) {
+            Ok(file) => file.take(LIMITS.key_bytes as u64 + 1),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(wrong(format!("it can't be read ({error})"))),
+        };
+        let mut key = Vec::new();
+        file.read_to_end(&mut key).map_err(|error| wrong(format!("it can't be read ({error})")))?;
+        let key = key.trim_ascii().to_vec();
+        if key.is_empty() || key.len() > LIMITS.key_bytes || !key.iter().all(u8::is_ascii_graphic) {
+            return Err(wrong(format!(
+                "it must be one line of 1 to {} letters, digits and signs; write a new one, for \
+                 example with `openssl rand -hex 32`",
+                LIMITS.key_bytes
+            )));
+        }
+        Ok(Some(Self(key)))
+    }
+
+    /// Whether a request brings this key. How long it takes does not tell how much of a wrong key
+    /// is right.
+    pub fn is_in(&self, headers: &HeaderMap) -> bool {
+        let value = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
+        let Some((scheme, found)) = value.and_then(|value| value.split_at_checked(7)) else {
+            return false;
+        };
+        scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(found.ct_eq(&self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_right(header: &str) -> bool {
+        let headers = HeaderMap::from_iter([(AUTHORIZATION, header.parse().unwrap())]);
+        Key(b"secret".to_vec()).is_in(&headers)
+    }
+
+    #[test]
+    fn only_the_whole_key_opens() {
+        assert!(is_right("Bearer secret"));
+        assert!(is_right("bearer secret"));
+        for wrong in ["", "secret", "Bearer ", "Bearer secre", "Bearer secrets", "Basic secret"] {
+            assert!(!is_right(wrong), "{wrong:?}");
+        }
+        assert!(!Key(b"secret".to_vec()).is_in(&HeaderMap::new()));
+    }
+}

@@ -1,0 +1,88 @@
+//! HTTP in front of op-dbus: an ordinary client of the bus contract, in a process of its own.
+//!
+//! Every request becomes calls on `org.opdbus.Embedding1`; nothing is computed or kept here. What
+//! the program is started with is a [`Config`], and [`run`] serves until it is told to end.
+
+mod bus;
+mod embed;
+mod gate;
+mod key;
+mod limits;
+mod listen;
+mod metrics;
+mod models;
+mod page;
+mod prometheus;
+mod refusal;
+mod routes;
+mod serve;
+mod work;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+pub use bus::Connect;
+pub use listen::Address;
+
+use bus::Bus;
+use key::Key;
+use limits::LIMITS;
+use metrics::Metrics;
+use models::Models;
+
+/// What the gateway is started with.
+pub struct Config {
+    /// Where it answers; a socket that systemd hands over is used in its place.
+    pub address: Option<Address>,
+    /// The folder with the credential `api-key`, which systemd names in `CREDENTIALS_DIRECTORY`.
+    pub credentials: Option<PathBuf>,
+    /// The way to the bus that the service is on.
+    pub connect: Connect,
+}
+
+/// Why the gateway does not serve, in one sentence.
+#[derive(Debug)]
+pub enum Fatal {
+    /// A setting or the credential is wrong or missing: starting again would not help.
+    NotConfigured(String),
+    /// Something else stands in the way.
+    Failed(String),
+}
+
+/// What all requests share.
+struct Gateway {
+    bus: Bus,
+    models: Models,
+    key: Option<Key>,
+    /// Whether the names that browsers may ask for are restricted.
+    checks_host: bool,
+    /// One permit for each request that asks for work.
+    requests: Arc<Semaphore>,
+    /// One permit for each text in such a request.
+    texts: Arc<Semaphore>,
+    metrics: Metrics,
+}
+
+/// Serves until SIGTERM or SIGINT, then finishes the requests that are in flight.
+///
+/// # Errors
+/// Why it can't serve.
+pub async fn run(config: Config) -> Result<(), Fatal> {
+    let Config { address, credentials, connect } = config;
+    let key = Key::read(credentials.as_deref())?;
+    let listener = listen::Listener::open(address, key.is_some())?;
+    // A page of another origin can't know the key, and nothing but programs comes by a Unix socket.
+    let checks_host = key.is_none() && listener.is_tcp();
+    let gateway = Gateway {
+        bus: Bus::new(connect),
+        models: Models::default(),
+        key,
+        checks_host,
+        requests: Arc::new(Semaphore::new(LIMITS.requests)),
+        texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
+        metrics: Metrics::default(),
+    };
+    serve::serve(listener, routes::router(Arc::new(gateway))).await
+}

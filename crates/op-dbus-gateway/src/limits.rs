@@ -1,0 +1,52 @@
+//! Every bound of the gateway in one place.
+
+use std::time::Duration;
+
+/// The bounds.
+pub struct Limits {
+    /// Connections at once; further ones wait in the kernel.
+    pub connections: usize,
+    /// Requests that ask for work at once.
+    pub requests: usize,
+    /// Texts of these requests together, until their replies are sent.
+    pub texts_in_flight: usize,
+    /// Texts in one request.
+    pub texts: usize,
+    /// Texts in one call on the bus: with vectors of up to 4096 numbers the reply is within
+    /// `InlineReplyBytesMax`.
+    pub texts_per_call: usize,
+    /// Bytes of a request's body.
+    pub body_bytes: usize,
+    /// How long a client may take to send a request's head.
+    pub head_time: Duration,
+    /// How long a client may take to send a request's body.
+    pub body_time: Duration,
+    /// How long the service may take for a request: the deadline of its calls.
+    pub answer_time: Duration,
+    /// How long the service may take to embed the trial text of `/ready`.
+    pub ready_time: Duration,
+    /// How long requests in flight get to end when the gateway is told to.
+    pub drain_time: Duration,
+    /// Bytes of the API key.
+    pub key_bytes: usize,
+}
+
+/// The bounds in force.
+pub const LIMITS: Limits = Limits {
+    connections: 512,
+    requests: 64,
+    texts_in_flight: 32_768,
+    texts: 16_384,
+    texts_per_call: 1024,
+    body_bytes: 8 << 20,
+    head_time: Duration::from_secs(30),
+    body_time: Duration::from_secs(30),
+    answer_time: Duration::from_secs(120),
+    ready_time: Duration::from_secs(10),
+    drain_time: Duration::from_secs(20),
+    key_bytes: 4096,
+};
+
+const _: () = assert!(
+    LIMITS.texts_per_call * 4096 * size_of::<f32>() <= op_dbus_api::INLINE_REPLY_BYTES_MAX as usize
+);

@@ -1,0 +1,163 @@
+//! The socket that requests come by: of the settings, or handed over by systemd.
+
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener as StdTcp};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener as StdUnix, UnixStream as StdUnixStream};
+use std::path::{Path, PathBuf};
+use std::{fmt, fs};
+
+use listenfd::ListenFd;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+
+use crate::Fatal;
+
+/// Where the gateway answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// At an address of an interface.
+    Tcp(SocketAddr),
+    /// At a Unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "http://{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Either end of a connection.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// A socket that connections come by.
+pub struct Listener {
+    socket: Socket,
+    address: Address,
+}
+
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    /// The socket that systemd hands over, or else one at `address`.
+    ///
+    /// # Errors
+    /// `NotConfigured` when there is neither, and when other machines would reach it without a key.
+    pub fn open(address: Option<Address>, has_key: bool) -> Result<Self, Fatal> {
+        let handed = handed_over().map_err(|error| {
+            Fatal::NotConfigured(format!(
+                "the socket that systemd hands over can't be used ({error}); it must be a stream \
+                 socket that listens, and the only one"
+            ))
+        })?;
+        let listener = match (handed, address) {
+            (Some(handed), address) => {
+                if let Some(address) = address {
+                    let used = &handed.address;
+                    tracing::info!("http_listen is {address}; systemd's socket {used} is used");
+                }
+                handed
+            }
+            (None, Some(address)) => Self::bind(address)?,
+            (None, None) => {
+                return Err(Fatal::NotConfigured(
+                    "http_listen is none and systemd hands over no socket: start \
+                     op-dbus-gateway.socket, or set http_listen, for example to 127.0.0.1:8080"
+                        .to_owned(),
+                ));
+            }
+        };
+        if let (Address::Tcp(address), false) = (&listener.address, has_key)
+            && !address.ip().to_canonical().is_loopback()
+        {
+            return Err(Fatal::NotConfigured(format!(
+                "http_listen is {address}, which other machines reach, and there is no API key: \
+                 add LoadCredential=api-key:FILE to the unit, or listen on 127.0.0.1"
+            )));
+        }
+        Ok(listener)
+    }
+
+    fn bind(address: Address) -> Result<Self, Fatal> {
+        let failed = |error: io::Error| {
+            Fatal::Failed(format!("http_listen is {address}, which can't be listened on ({error})"))
+        };
+        match &address {
+            Address::Tcp(at) => StdTcp::bind(at).and_then(Self::tcp).map_err(failed),
+            Address::Unix(path) => bind_unix(path).and_then(Self::unix).map_err(failed),
+        }
+    }
+
+    fn tcp(socket: StdTcp) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        let address = Address::Tcp(socket.local_addr()?);
+        Ok(Self { socket: Socket::Tcp(TcpListener::from_std(socket)?), address })
+    }
+
+    fn unix(socket: StdUnix) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        let path = socket.local_addr()?.as_pathname().map(Path::to_owned).unwrap_or_default();
+        let socket = Socket::Unix(UnixListener::from_std(socket)?);
+        Ok(Self { socket, address: Address::Unix(path) })
+    }
+
+    /// Where it is; the port is the one that the kernel chose if none was asked for.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Whether it is no Unix socket.
+    pub fn is_tcp(&self) -> bool {
+        matches!(self.socket, Socket::Tcp(_))
+    }
+
+    /// The next connection.
+    pub async fn accept(&self) -> io::Result<Box<dyn Stream>> {
+        Ok(match &self.socket {
+            Socket::Tcp(socket) => {
+                let (stream, _) = socket.accept().await?;
+                stream.set_nodelay(true)?;
+                Box::new(stream)
+            }
+            Socket::Unix(socket) => Box::new(socket.accept().await?.0),
+        })
+    }
+}
+
+/// systemd's socket, if this process was started with one.
+fn handed_over() -> io::Result<Option<Listener>> {
+    let mut sockets = ListenFd::from_env();
+    match sockets.len() {
+        0 => return Ok(None),
+        1 => {}
+        more => return Err(io::Error::other(format!("there are {more} of them"))),
+    }
+    // Of the wrong family it is left where it is.
+    if let Ok(Some(socket)) = sockets.take_tcp_listener(0) {
+        return Listener::tcp(socket).map(Some);
+    }
+    sockets.take_unix_listener(0)?.map(Listener::unix).transpose()
+}
+
+/// A socket that every user may connect to, as every user may call the service on the bus. One that
+/// nobody listens on any more is replaced.
+fn bind_unix(path: &Path) -> io::Result<StdUnix> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    if is_socket
+        && StdUnixStream::connect(path)
+            .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    {
+        fs::remove_file(path)?;
+    }
+    let socket = StdUnix::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
+    Ok(socket)
+}

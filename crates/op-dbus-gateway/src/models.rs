@@ -1,0 +1,123 @@
+//! Names of models: which of them a request may ask for, and what each stands for.
+
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+use crate::bus::{Bus, Lease};
+use crate::embed::{Wanted, no_zero};
+use crate::refusal::Refusal;
+
+/// The name for whatever is in force.
+const DEFAULT: &str = "default";
+
+/// The levels and their models, which never change while a version of the service runs.
+#[derive(Default)]
+pub struct Models(OnceCell<Vec<Level>>);
+
+struct Level {
+    name: String,
+    model: String,
+}
+
+/// A model as `/v1/models` tells it.
+pub struct Offered {
+    id: String,
+    model: String,
+    dimensions: u64,
+    max_input_tokens: u64,
+}
+
+impl Models {
+    /// What a request must ask of the service to get the model `name`.
+    ///
+    /// # Errors
+    /// 404 for a name that is not there; the sentence lists those that are.
+    pub async fn wanted(&self, bus: &Bus, name: Option<&str>) -> Result<Wanted, Refusal> {
+        let Some(name) = name.filter(|name| *name != DEFAULT) else { return Ok(Wanted::default()) };
+        if name.contains('\0') {
+            return Err(no_zero("the model's name"));
+        }
+        let mut lease = bus.lease().await?;
+        let levels = self.0.get_or_try_init(|| levels(&mut lease)).await?;
+        if let Some(level) = levels.iter().find(|level| level.name == name || level.model == name) {
+            return Ok(Wanted { level: Some(level.name.clone()), ..Wanted::default() });
+        }
+        let embedder = lease.embedder().await?;
+        if lease.answer(embedder.model()).await? == name {
+            return Ok(Wanted { model: Some(name.to_owned()), ..Wanted::default() });
+        }
+        let offered: Vec<String> = offered(&mut lease).await?.into_iter().map(|m| m.id).collect();
+        let start: String = name.chars().take(80).collect();
+        Err(Refusal::no_model(format!(
+            "there is no model {start:?} here; ask for one of {}",
+            offered.join(", ")
+        )))
+    }
+}
+
+async fn levels(lease: &mut Lease) -> Result<Vec<Level>, Refusal> {
+    let manager = lease.manager().await?;
+    let levels = lease.answer(manager.list_levels()).await?;
+    let levels = levels.iter().map(op_dbus_api::json_object);
+    let level = |level: Value| Level { name: text(&level, "name"), model: text(&level, "model") };
+    Ok(levels.map(level).filter(|level| !level.model.is_empty()).collect())
+}
+
+/// The names that can be asked for now: what is in force, and each installed level by both its
+/// names.
+///
+/// # Errors
+/// When the service does not answer.
+pub async fn offered(lease: &mut Lease) -> Result<Vec<Offered>, Refusal> {
+    let manager = lease.manager().await?;
+    let status = op_dbus_api::json_object(&lease.answer(manager.get_status()).await?);
+    let levels = lease.answer(manager.list_levels()).await?;
+    let offer = |id: &str, told: &Value| Offered {
+        id: id.to_owned(),
+        model: text(told, "model"),
+        dimensions: told["dimensions"].as_u64().unwrap_or_default(),
+        max_input_tokens: told["max_input_tokens"].as_u64().unwrap_or_default(),
+    };
+    let mut offered = Vec::new();
+    let in_force = text(&status, "model");
+    if !in_force.is_empty() {
+        offered.push(offer(DEFAULT, &status));
+        if text(&status, "level").is_empty() {
+            offered.push(offer(&in_force, &status));
+        }
+    }
+    for level in levels.iter().map(op_dbus_api::json_object) {
+        let model = text(&level, "model");
+        // The simulator serves its level whether the model is installed or not.
+        let served = level["installed"] == true || level["name"] == status["level"];
+        if served && !model.is_empty() {
+            offered.push(offer(&text(&level, "name"), &level));
+            offered.push(offer(&model, &level));
+        }
+    }
+    Ok(offered)
+}
+
+impl Offered {
+    /// The name to ask for.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// As OpenAI's clients read it. When a model was made nobody here knows.
+    pub fn json(&self) -> Value {
+        json!({
+            "id": self.id,
+            "object": "model",
+            "created": 0,
+            "owned_by": "op-dbus",
+            "model": self.model,
+            "dimensions": self.dimensions,
+            "max_input_tokens": self.max_input_tokens,
+        })
+    }
+}
+
+fn text(told: &Value, key: &str) -> String {
+    told[key].as_str().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,175 @@
+//! The text format of Prometheus, of what the service tells and what the gateway counts.
+
+use std::fmt::{Display, Write};
+
+use serde_json::Value;
+
+use crate::Gateway;
+use crate::limits::LIMITS;
+
+/// Numbers of the service: name, kind, help, key in `GetStatistics`.
+const NUMBERS: [(&str, &str, &str, &str); 14] = [
+    ("calls_total", "counter", "Calls answered with vectors.", "calls"),
+    ("embeddings_total", "counter", "Texts answered with a vector.", "texts"),
+    ("truncated_texts_total", "counter", "Texts that were cut.", "truncated"),
+    ("batches_total", "counter", "Batches that ran.", "batches"),
+    ("batch_rows_total", "counter", "Rows in the batches that ran.", "rows"),
+    ("batch_tokens_total", "counter", "Tokens in these batches, without padding.", "tokens"),
+    ("batch_padded_tokens_total", "counter", "The same, padding included.", "padded_tokens"),
+    ("padding_ratio", "gauge", "Padded tokens over real ones.", "padded_over_tokens"),
+    ("retried_texts_total", "counter", "Texts whose batch failed.", "retries"),
+    ("worker_restarts_total", "counter", "Workers that were replaced.", "worker_restarts"),
+    ("queue_texts", "gauge", "Texts that wait.", "queue_texts"),
+    ("queue_tokens", "gauge", "Tokens that wait.", "queue_tokens"),
+    ("in_flight_calls", "gauge", "Calls that are not answered yet.", "in_flight_calls"),
+    ("in_flight_tokens", "gauge", "Tokens of these calls.", "in_flight_tokens"),
+];
+
+/// Times of the service: name, help, keys of the buckets and the sum in `GetStatistics`.
+const TIMES: [(&str, &str, &str, &str); 2] = [
+    (
+        "embedding_seconds",
+        "From a call's first batch to the end of its last.",
+        "compute_us_buckets",
+        "compute_us_sum",
+    ),
+    (
+        "queue_seconds",
+        "From a call's arrival to its first batch.",
+        "queue_us_buckets",
+        "queue_us_sum",
+    ),
+];
+
+/// Numbers of each worker: name, kind, help, key in `GetStatus`, what it is divided by.
+const WORKERS: [(&str, &str, &str, &str, f64); 4] = [
+    ("worker_batches_total", "counter", "Batches of a worker.", "batches", 1.0),
+    ("worker_tokens_total", "counter", "Tokens in these batches.", "tokens", 1.0),
+    ("worker_busy_seconds_total", "counter", "Time that they took.", "busy_us", 1e6),
+    ("worker_replaced_total", "counter", "How often it was replaced.", "restarts", 1.0),
+];
+
+/// A text in the format.
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a String can't fail.
+        let _ = writeln!(self.0, "# HELP op_dbus_{name} {help}\n# TYPE op_dbus_{name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        let _ = write!(self.0, "op_dbus_{name}");
+        for (index, (label, value)) in labels.iter().enumerate() {
+            let value = value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
+            let before = if index == 0 { '{' } else { ',' };
+            let _ = write!(self.0, "{before}{label}=\"{value}\"");
+        }
+        let after = if labels.is_empty() { "" } else { "}" };
+        let _ = writeln!(self.0, "{after} {value}");
+    }
+
+    /// A histogram whose buckets have their ends in microseconds.
+    fn times(
+        &mut self,
+        name: &str,
+        labels: &[(&str, &str)],
+        buckets: impl Iterator<Item = (u64, u64)>,
+        (count, sum_s): (u64, f64),
+    ) {
+        let bucket = format!("{name}_bucket");
+        for (end_us, seen) in buckets {
+            let end = (end_us as f64 / 1e6).to_string();
+            self.sample(&bucket, &[labels, &[("le", &end)]].concat(), seen);
+        }
+        self.sample(&bucket, &[labels, &[("le", "+Inf")]].concat(), count);
+        self.sample(&format!("{name}_sum"), labels, sum_s);
+        self.sample(&format!("{name}_count"), labels, count);
+    }
+}
+
+/// Everything that is known. `service` is what `GetStatus` and `GetStatistics` told, if they did.
+pub fn render(gateway: &Gateway, service: Option<(&Value, &Value)>) -> String {
+    let mut text = Text::default();
+    text.family("up", "gauge", "Whether the service answers the gateway.");
+    text.sample("up", &[], u8::from(service.is_some()));
+    if let Some((status, statistics)) = service {
+        about(&mut text, status);
+        numbers(&mut text, statistics);
+        workers(&mut text, status);
+    }
+    own(&mut text, gateway);
+    text.0
+}
+
+fn about(text: &mut Text, status: &Value) {
+    let told = |key: &str| status[key].as_str().unwrap_or_default();
+    text.family("info", "gauge", "What runs.");
+    let keys = ["version", "level", "model", "provider", "precision", "engine", "isa"];
+    let labels = keys.map(|key| (key, told(key)));
+    text.sample("info", &labels, 1);
+    text.family("state", "gauge", "The state that the service is in.");
+    text.sample("state", &[("state", told("state"))], 1);
+    text.family("fallback", "gauge", "Whether another provider runs than was asked for.");
+    let labels = [("requested", told("requested_provider")), ("active", told("provider"))];
+    text.sample("fallback", &labels, u8::from(!told("fallback_reason").is_empty()));
+}
+
+fn numbers(text: &mut Text, statistics: &Value) {
+    for (name, kind, help, key) in NUMBERS {
+        if let Some(value) = statistics[key].as_f64() {
+            text.family(name, kind, help);
+            text.sample(name, &[], value);
+        }
+    }
+    if let Some(failures) = statistics["failures"].as_object() {
+        text.family("failures_total", "counter", "Calls that were refused or failed, by kind.");
+        for (kind, count) in failures {
+            text.sample("failures_total", &[("kind", kind)], count);
+        }
+    }
+    for (name, help, buckets, sum) in TIMES {
+        let (Some(buckets), Some(sum)) = (statistics[buckets].as_array(), statistics[sum].as_f64())
+        else {
+            continue;
+        };
+        let buckets: Vec<(u64, u64)> =
+            buckets.iter().filter_map(|b| Some((b[0].as_u64()?, b[1].as_u64()?))).collect();
+        let upto = |end: u64| buckets.iter().filter(|(e, _)| *e <= end).map(|(_, n)| n).sum();
+        // Powers of two end buckets of the service, so these sums are exact: 64 µs to 67 s.
+        let ends = (6..=26).map(|power| 1_u64 << power);
+        text.family(name, "histogram", help);
+        let total = (upto(u64::MAX), sum / 1e6);
+        text.times(name, &[], ends.map(|end| (end, upto(end))), total);
+    }
+}
+
+fn workers(text: &mut Text, status: &Value) {
+    let workers: Vec<(String, &Value)> = status["workers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .enumerate()
+        .map(|(n, w)| (n.to_string(), w))
+        .collect();
+    for (name, kind, help, key, unit) in WORKERS {
+        text.family(name, kind, help);
+        for (number, worker) in &workers {
+            let device = worker["device"].as_str().unwrap_or_default();
+            let labels = [("worker", number.as_str()), ("device", device)];
+            text.sample(name, &labels, worker[key].as_f64().unwrap_or_default() / unit);
+        }
+    }
+}
+
+fn own(text: &mut Text, gateway: &Gateway) {
+    text.family("http_requests_in_flight", "gauge", "Requests that ask for work, unanswered.");
+    let busy = LIMITS.requests - gateway.requests.available_permits();
+    text.sample("http_requests_in_flight", &[], busy);
+    text.family("http_request_seconds", "histogram", "From a request's head to its reply's.");
+    for ((route, status), times) in gateway.metrics.read() {
+        let labels = [("route", route.as_str()), ("status", &status.to_string())];
+        text.times("http_request_seconds", &labels, times.cumulative(), times.total());
+    }
+}

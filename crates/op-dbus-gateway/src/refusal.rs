@@ -1,0 +1,197 @@
+//! Refusals: from the bus contract's error names to HTTP, in one table, and in the shape that each
+//! family of routes has.
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use op_dbus_api::{BUS_NAME, Error, ErrorName};
+use serde_json::json;
+use zbus::fdo;
+
+/// Why a request has no answer.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    status: StatusCode,
+    /// A stable word for programs.
+    code: &'static str,
+    /// One sentence.
+    message: String,
+    retry_after_s: Option<u64>,
+}
+
+impl Refusal {
+    /// A refusal with its one sentence.
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into(), retry_after_s: None }
+    }
+
+    /// The request itself is wrong.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    /// More than the gateway takes.
+    pub fn too_large(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+    }
+
+    /// The gateway has its hands full.
+    pub fn busy(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "overloaded", message).retry_after(1)
+    }
+
+    /// The service took too long.
+    pub fn late() -> Self {
+        let message = "the service took too long; send less, or try again when it is less busy";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message)
+    }
+
+    /// No model of this name can be had.
+    pub fn no_model(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "model_not_found", message)
+    }
+
+    /// The client is to come back after this many seconds.
+    pub fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after_s = Some(seconds);
+        self
+    }
+
+    /// The same as "not ready", for whoever asks for that.
+    pub fn not_ready(mut self) -> Self {
+        self.status = StatusCode::SERVICE_UNAVAILABLE;
+        self
+    }
+
+    /// A failed call on the bus.
+    pub fn of_call(error: &zbus::Error) -> Self {
+        if let Some(error) = Error::from_reply(error) {
+            return Self::of_service(&error);
+        }
+        let unavailable = |message| {
+            Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", message)
+                .retry_after(5)
+        };
+        let zbus::Error::FDO(standard) = error else {
+            return unavailable(format!("{BUS_NAME} can't be reached on the bus ({error})"));
+        };
+        match **standard {
+            fdo::Error::ServiceUnknown(_) | fdo::Error::NameHasNoOwner(_) => unavailable(format!(
+                "the service {BUS_NAME} is not on the bus; start it with `systemctl start op-dbus`"
+            )),
+            _ => unavailable(format!("the service {BUS_NAME} did not answer ({error})")),
+        }
+    }
+
+    /// A refusal of the service: the one table of names.
+    fn of_service(error: &Error) -> Self {
+        let (status, code) = match error.name() {
+            ErrorName::InvalidArgument => (400, "invalid_request"),
+            ErrorName::TooLarge => (413, "too_large"),
+            ErrorName::TooLong => (413, "too_long"),
+            ErrorName::Overloaded => (429, "overloaded"),
+            ErrorName::QuotaExceeded => (429, "quota_exceeded"),
+            ErrorName::DeadlineExceeded => (504, "deadline_exceeded"),
+            ErrorName::WrongSpace => (409, "wrong_space"),
+            ErrorName::Cancelled => (503, "cancelled"),
+            ErrorName::Disabled => (503, "disabled"),
+            ErrorName::NotReady => (503, "not_ready"),
+            ErrorName::ShuttingDown => (503, "shutting_down"),
+            ErrorName::ModelNotInstalled => (503, "model_not_installed"),
+            ErrorName::ModelCorrupt => (503, "model_corrupt"),
+            ErrorName::ProviderUnavailable => (503, "provider_unavailable"),
+            ErrorName::OutOfMemory => (503, "out_of_memory"),
+            ErrorName::WorkerFailed => (503, "worker_failed"),
+            ErrorName::AccessDenied => (503, "access_denied"),
+            // Of methods that the gateway does not call.
+            ErrorName::Pinned | ErrorName::NoSpace | ErrorName::Failed => (500, "failed"),
+        };
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let refusal = Self::new(status, code, error.message());
+        match error.name() {
+            ErrorName::Overloaded | ErrorName::QuotaExceeded => {
+                refusal.retry_after(seconds(error.message()))
+            }
+            ErrorName::NotReady | ErrorName::ShuttingDown | ErrorName::Cancelled => {
+                refusal.retry_after(1)
+            }
+            _ => refusal,
+        }
+    }
+
+    /// The stable word.
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// The sentence.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// As OpenAI's routes tell it.
+    fn openai(&self) -> serde_json::Value {
+        let kind = match self.status.as_u16() {
+            429 => "rate_limit_error",
+            401 => "authentication_error",
+            400..=499 => "invalid_request_error",
+            _ => "server_error",
+        };
+        json!({"error": {"message": self.message, "type": kind, "param": null, "code": self.code}})
+    }
+
+    /// As all other routes tell it.
+    fn plain(&self) -> serde_json::Value {
+        json!({"error": self.message, "error_type": self.code})
+    }
+}
+
+/// Without a body: [`shaped`] makes it when it is known which route was asked.
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = self.status.into_response();
+        if let Some(seconds) = self.retry_after_s {
+            response.headers_mut().insert(RETRY_AFTER, seconds.into());
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Gives a refusal its body.
+pub fn shaped(mut response: Response, openai: bool) -> Response {
+    let Some(refusal) = response.extensions_mut().remove::<Refusal>() else { return response };
+    let body = if openai { refusal.openai() } else { refusal.plain() };
+    *response.body_mut() = Body::from(body.to_string());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// The service's hint when to come back, `… in 120 ms`, in whole seconds.
+fn seconds(message: &str) -> u64 {
+    let words: Vec<&str> = message.split_whitespace().collect();
+    let hint = words.windows(2).rev().find(|pair| pair[1] == "ms").and_then(|p| p[0].parse().ok());
+    hint.map_or(1, |ms: u64| ms.div_ceil(1000).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hint_when_to_come_back_is_in_seconds() {
+        assert_eq!(seconds("the queue is full: 7 of 8 tokens; try again in 2001 ms"), 3);
+        assert_eq!(seconds("wait for earlier calls, or try again in 10 ms"), 1);
+        assert_eq!(seconds("no hint"), 1);
+    }
+
+    #[test]
+    fn every_error_of_the_contract_is_an_error_of_http() {
+        for name in ErrorName::ALL {
+            let refusal = Refusal::of_service(&Error::new(*name, "a sentence"));
+            assert!(refusal.status.as_u16() >= 400, "{name:?}");
+            assert_eq!(refusal.message(), "a sentence");
+        }
+    }
+}

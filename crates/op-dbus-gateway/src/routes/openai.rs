@@ -1,0 +1,126 @@
+//! Routes that OpenAI's clients ask.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::Gateway;
+use crate::embed::{Embedded, Input, Inputs, Wanted, embed};
+use crate::models::offered;
+use crate::refusal::Refusal;
+use crate::work::Work;
+
+/// A request for embeddings. What it does not know is refused, not ignored.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Embeddings {
+    input: Input,
+    model: Option<String>,
+    encoding_format: Option<Encoding>,
+    dimensions: Option<u32>,
+    /// For whom the client asks; nothing is done with it here.
+    #[serde(rename = "user")]
+    _user: Option<String>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Encoding {
+    Float,
+    Base64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Vector {
+    Numbers(Vec<f32>),
+    /// Little-endian 32-bit floating point numbers.
+    Base64(String),
+}
+
+#[derive(Serialize)]
+struct Datum {
+    object: &'static str,
+    index: usize,
+    embedding: Vector,
+}
+
+#[derive(Serialize)]
+struct List {
+    object: &'static str,
+    data: Vec<Datum>,
+    model: String,
+    usage: Usage,
+    op_dbus: Told,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: u64,
+    total_tokens: u64,
+}
+
+/// What OpenAI's shape has no place for; its clients pass over it.
+#[derive(Serialize)]
+struct Told {
+    vector_space: String,
+    dimensions: usize,
+    provider: String,
+    truncated: Vec<usize>,
+}
+
+pub async fn embeddings(
+    State(gateway): State<Arc<Gateway>>,
+    Work { asked, mut permit }: Work<Embeddings>,
+) -> Result<Response, Refusal> {
+    let inputs = Inputs::try_from(asked.input)?;
+    permit.for_texts(inputs.len())?;
+    let wanted = gateway.models.wanted(&gateway.bus, asked.model.as_deref()).await?;
+    let wanted = Wanted { dimensions: asked.dimensions, ..wanted };
+    let embedded = embed(&gateway, &inputs, &wanted).await?;
+    drop(inputs);
+    permit.reply(&list(embedded, asked.encoding_format.unwrap_or(Encoding::Float)))
+}
+
+fn list(embedded: Embedded, encoding: Encoding) -> List {
+    let vectors: Vec<Vector> = match encoding {
+        Encoding::Float => embedded.rows().map(Vector::Numbers).collect(),
+        Encoding::Base64 => {
+            embedded.row_bytes().map(|row| Vector::Base64(STANDARD.encode(row))).collect()
+        }
+    };
+    let datum = |(index, embedding)| Datum { object: "embedding", index, embedding };
+    let Embedded { dimensions, tokens, truncated, model, space, provider, .. } = embedded;
+    List {
+        object: "list",
+        data: vectors.into_iter().enumerate().map(datum).collect(),
+        model,
+        usage: Usage { prompt_tokens: tokens, total_tokens: tokens },
+        op_dbus: Told { vector_space: space, dimensions, provider, truncated },
+    }
+}
+
+pub async fn models(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Refusal> {
+    let models = offered(&mut gateway.bus.lease().await?).await?;
+    let models: Vec<Value> = models.iter().map(|model| model.json()).collect();
+    Ok(Json(json!({"object": "list", "data": models})))
+}
+
+pub async fn model(
+    State(gateway): State<Arc<Gateway>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Refusal> {
+    let models = offered(&mut gateway.bus.lease().await?).await?;
+    match models.iter().find(|model| model.id() == id) {
+        Some(model) => Ok(Json(model.json())),
+        None => {
+            Err(Refusal::no_model("there is no such model here; /v1/models lists those there are"))
+        }
+    }
+}

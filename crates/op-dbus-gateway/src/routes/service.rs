@@ -1,0 +1,71 @@
+//! Routes about the service and the gateway.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use op_dbus_api::option;
+use serde_json::{Value, json};
+use zbus::proxy::MethodFlags;
+use zbus::{OwnedVariant, Variant};
+
+use crate::limits::LIMITS;
+use crate::refusal::Refusal;
+use crate::{Gateway, prometheus};
+
+/// The gateway is alive, whatever the service does.
+pub async fn health() -> Json<Value> {
+    Json(json!({"status": "alive"}))
+}
+
+/// A trial text was embedded. A service that is not running is not started for it.
+pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Refusal> {
+    trial(&gateway).await.map_err(Refusal::not_ready)?;
+    Ok(Json(json!({"status": "ready"})))
+}
+
+async fn trial(gateway: &Gateway) -> Result<(), Refusal> {
+    type Reply = (serde_bytes::ByteBuf, u32, u32, HashMap<String, OwnedVariant>);
+    let mut lease = gateway.bus.lease().await?;
+    let embedder = lease.embedder().await?;
+    let time = u32::try_from(LIMITS.ready_time.as_millis()).unwrap_or(u32::MAX);
+    let options = HashMap::from([(option::DEADLINE_MS, Variant::from(time))]);
+    let body = (vec!["ready?"], options);
+    let (method, flags) = ("EmbedPacked", MethodFlags::NO_AUTO_START);
+    let reply: Option<Reply> =
+        lease.answer(embedder.inner().call_with_flags(method, flags, &body)).await?;
+    let vector = reply.map(|(bytes, ..)| bytes.into_vec()).unwrap_or_default();
+    if vector.iter().all(|byte| *byte == 0) {
+        let message = "the trial text has no vector; see the service's log";
+        return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "failed", message));
+    }
+    Ok(())
+}
+
+/// What runs and what it did, as the bus tells it.
+pub async fn status(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Refusal> {
+    let (status, statistics) = told(&gateway).await?;
+    Ok(Json(json!({"status": status, "statistics": statistics})))
+}
+
+/// The same and the gateway's own counts, for Prometheus.
+pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
+    let told = told(&gateway).await.ok();
+    let service = told.as_ref().map(|(status, statistics)| (status, statistics));
+    let text = prometheus::render(&gateway, service);
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
+}
+
+async fn told(gateway: &Gateway) -> Result<(Value, Value), Refusal> {
+    let mut lease = gateway.bus.lease().await?;
+    Ok((lease.read("GetStatus").await?, lease.read("GetStatistics").await?))
+}
+
+/// The routes, for programs.
+pub async fn openapi() -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], include_str!("../openapi.json"))
+}

@@ -1,0 +1,79 @@
+//! Connections: bounded in number, each with a time for its requests' heads, and an end that loses
+//! no request.
+
+use std::sync::Arc;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use sd_notify::NotifyState;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
+
+use crate::Fatal;
+use crate::limits::LIMITS;
+use crate::listen::Listener;
+
+/// Answers by `router` until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When signals can't be received.
+pub async fn serve(listener: Listener, router: Router) -> Result<(), Fatal> {
+    let no_signals = |error| Fatal::Failed(format!("signals can't be received ({error})"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let service = TowerToHyperService::new(router);
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(LIMITS.head_time);
+    let connections = Arc::new(Semaphore::new(LIMITS.connections));
+    let graceful = GracefulShutdown::new();
+    let address = listener.address();
+    info!("HTTP is answered at {address}");
+    tell(&[NotifyState::Ready, NotifyState::Status(&format!("HTTP at {address}"))]);
+    loop {
+        let accepted = async {
+            let permit = Arc::clone(&connections).acquire_owned().await;
+            (listener.accept().await, permit)
+        };
+        let (stream, permit) = tokio::select! {
+            accepted = accepted => accepted,
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        };
+        let stream = match stream {
+            Ok(stream) => stream,
+            Err(error) => {
+                // Of a client that left at once, or there are too many files; others may still come.
+                warn!(%error, "a connection could not be accepted");
+                tokio::task::yield_now().await;
+                continue;
+            }
+        };
+        let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                debug!(%error, "a connection ended early");
+            }
+            drop(permit);
+        });
+    }
+    drop(listener);
+    tell(&[NotifyState::Stopping, NotifyState::Status("finishing requests")]);
+    info!("no new requests are taken, those in flight are finished");
+    if timeout(LIMITS.drain_time, graceful.shutdown()).await.is_err() {
+        warn!("not all requests were finished in {} s", LIMITS.drain_time.as_secs());
+    }
+    Ok(())
+}
+
+/// A manager that can't be told is no reason not to serve.
+fn tell(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        warn!(%error, "the service manager could not be told");
+    }
+}

@@ -1,0 +1,127 @@
+//! Requests that ask for work: admitted before their body is read, bounded until their reply is
+//! sent.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::header::{CONTENT_TYPE, HeaderName};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::Response;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+use crate::Gateway;
+use crate::limits::LIMITS;
+use crate::refusal::Refusal;
+
+/// A request's body, and the right to have it answered.
+pub struct Work<T> {
+    /// What is asked for.
+    pub asked: T,
+    /// The right.
+    pub permit: Permit,
+}
+
+/// The right to work for a request; given back when its reply is sent.
+pub struct Permit {
+    gateway: Arc<Gateway>,
+    held: Vec<OwnedSemaphorePermit>,
+}
+
+impl Permit {
+    /// The right to `texts` texts as well.
+    ///
+    /// # Errors
+    /// 413 for more than a request may have, 429 while others have theirs in flight.
+    pub fn for_texts(&mut self, texts: usize) -> Result<(), Refusal> {
+        if texts > LIMITS.texts {
+            let limit = LIMITS.texts;
+            return Err(Refusal::too_large(format!(
+                "the request has {texts} texts, the limit is {limit}; send several requests"
+            )));
+        }
+        let wanted = u32::try_from(texts).unwrap_or(u32::MAX);
+        let permit = Arc::clone(&self.gateway.texts).try_acquire_many_owned(wanted);
+        self.held.push(permit.map_err(|_| {
+            Refusal::busy("the gateway has as many texts in flight as it takes; try again in 1 s")
+        })?);
+        Ok(())
+    }
+
+    /// A reply in JSON. The permit is held until it is sent.
+    pub fn reply(self, value: &impl Serialize) -> Result<Response, Refusal> {
+        let bytes = serde_json::to_vec(value).map_err(|error| {
+            let message = format!("the reply could not be written ({error})");
+            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", message)
+        })?;
+        let body = Full::new(Bytes::from(bytes)).map_frame(move |frame| {
+            let _ = &self.held;
+            frame
+        });
+        let mut response = Response::new(Body::new(body));
+        let json = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(CONTENT_TYPE, json);
+        Ok(response)
+    }
+
+    /// The same; a header says how many texts were cut, since the body has no place for it.
+    pub fn reply_with(self, value: &impl Serialize, truncated: usize) -> Result<Response, Refusal> {
+        let mut response = self.reply(value)?;
+        response.headers_mut().insert(TRUNCATED, truncated.into());
+        Ok(response)
+    }
+}
+
+/// Number of texts that were longer than the model reads, and were cut.
+const TRUNCATED: HeaderName = HeaderName::from_static("op-dbus-truncated");
+
+impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, gateway: &Arc<Gateway>) -> Result<Self, Refusal> {
+        let permit = Arc::clone(&gateway.requests).try_acquire_owned().map_err(|_| {
+            let limit = LIMITS.requests;
+            Refusal::busy(format!(
+                "the gateway works on {limit} requests, which is its limit; try again in 1 s"
+            ))
+        })?;
+        let permit = Permit { gateway: Arc::clone(gateway), held: vec![permit] };
+        check_type(request.headers())?;
+        let body = Limited::new(request.into_body(), LIMITS.body_bytes).collect();
+        let body = timeout(LIMITS.body_time, body).await.map_err(|_| {
+            let seconds = LIMITS.body_time.as_secs();
+            let message = format!("the body did not come within {seconds} s");
+            Refusal::new(StatusCode::REQUEST_TIMEOUT, "timeout", message)
+        })?;
+        let body = body.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
+            Some(_) => Refusal::too_large(format!(
+                "the body is larger than {} bytes; send the texts in several requests",
+                LIMITS.body_bytes
+            )),
+            None => Refusal::invalid(format!("the body could not be read ({error})")),
+        })?;
+        let asked = serde_json::from_slice(&body.to_bytes()).map_err(|error| {
+            Refusal::invalid(format!("the body is not what this route takes: {error}"))
+        })?;
+        Ok(Self { asked, permit })
+    }
+}
+
+/// A browser sends JSON to another origin only if that allows it, which the gateway never does; any
+/// other type it would send at once.
+fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
+    let found = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let name = found.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    if name.eq_ignore_ascii_case(b"application/json") {
+        return Ok(());
+    }
+    let found = String::from_utf8_lossy(name);
+    let message =
+        format!("the body's type is {found:?}; send the header `Content-Type: application/json`");
+    Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+}

@@ -1,0 +1,96 @@
+//! `op-dbus gateway`: HTTP in front of the service. Its flags are made from the table of settings.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{ArgMatches, Command};
+use op_dbus_daemon::settings::{Group, Listen, ROWS, Row, Settings, Sources};
+use op_dbus_daemon::telemetry;
+use op_dbus_gateway::{Address, Config, Fatal};
+
+use super::client::builder;
+use super::daemon::{flag, refuse};
+use super::{Done, EXIT_CODES, Failure};
+
+const EXAMPLES: &str = "\
+Examples:
+  op-dbus gateway --http-listen 127.0.0.1:8080
+  op-dbus gateway --http-listen unix:/run/user/1000/op-dbus.sock --bus session
+  curl http://127.0.0.1:8080/v1/embeddings -H 'Content-Type: application/json' \\
+    -d '{\"input\": \"disk full\", \"model\": \"default\"}'";
+
+/// Values given on the command line, by the setting's key.
+pub struct Args {
+    flags: BTreeMap<String, String>,
+}
+
+/// The settings that the gateway reads.
+fn rows() -> impl Iterator<Item = &'static Row> {
+    ROWS.iter()
+        .filter(|row| row.group == Group::Gateway || ["bus", "config", "log"].contains(&row.key))
+}
+
+impl clap::Args for Args {
+    fn augment_args(command: Command) -> Command {
+        let command = command
+            .about("Answer HTTP for the service: OpenAI's routes and others")
+            .long_about(
+                "Answer HTTP for the service: embeddings as OpenAI's and \
+                 text-embeddings-inference's clients ask for them, metrics, and a status page.\n\n\
+                 It is a program of its own and an ordinary client of the service's bus. A socket \
+                 that systemd hands over is used in place of --http-listen. The API key, if there \
+                 is to be one, is the credential `api-key` of the unit.",
+            )
+            .after_help(format!("{EXAMPLES}\n\n{EXIT_CODES}"));
+        rows().fold(command, |command, row| command.arg(flag(row)))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for Args {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = |row: &Row| {
+            let value = matches.get_one::<String>(row.key)?;
+            Some((row.key.to_owned(), value.clone()))
+        };
+        Ok(Self { flags: rows().filter_map(given).collect() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+pub fn run(args: Args) -> Done {
+    let loaded = Settings::load(&Sources::of_process(args.flags));
+    let settings = loaded.map_err(|mistakes| refuse(&mistakes))?.settings;
+    // Warnings are about the state file, which keeps nothing that the gateway reads.
+    telemetry::start(&settings.log).map_err(Failure::refused)?;
+    let address = match settings.http_listen {
+        Listen::None => None,
+        Listen::Tcp(address) => Some(Address::Tcp(address)),
+        Listen::Unix(path) => Some(Address::Unix(path)),
+    };
+    let bus = settings.bus;
+    let config = Config {
+        address,
+        credentials: std::env::var_os("CREDENTIALS_DIRECTORY").map(Into::into),
+        connect: Arc::new(move || builder(&bus)),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        // It hands bytes on, and leaves the CPUs to whoever computes.
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::refused(format!("can't start threads: {error}")))?;
+    match runtime.block_on(op_dbus_gateway::run(config)) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(Fatal::NotConfigured(message)) => Err(Failure::not_configured(message)),
+        Err(Fatal::Failed(message)) => Err(Failure::refused(message)),
+    }
+}

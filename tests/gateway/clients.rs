@@ -1,0 +1,144 @@
+//! Clients that others wrote: OpenAI's and LangChain's, a parser of metrics, a prober of documented
+//! interfaces, a browser.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use super::Stage;
+use crate::harness::command::{clean, finish};
+use crate::harness::daemon::Setup;
+use crate::harness::golden::{self, cosine, floats, plain_texts};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, fixture, needs};
+
+tests! {
+    openai_and_langchain_get_the_right_vectors: [Bus, Medium, PythonHttp],
+    prometheus_reads_the_metrics: [Bus, Curl, PythonHttp],
+    the_openapi_document_holds: [Bus, PythonHttp],
+    the_page_shows_what_runs_and_ranks: [Bus, Medium, Chromium],
+}
+
+/// A script of ours, with the packages that it needs.
+fn script(name: &str) -> Command {
+    let mut command = clean("python3");
+    command.env("PYTHONPATH", needs::python_http_path()).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.arg(fixture(&format!("python/{name}")));
+    command
+}
+
+async fn openai_and_langchain_get_the_right_vectors() -> Outcome {
+    let stage = Stage::of(Setup::real("medium")?).await?;
+    let texts = plain_texts()?;
+    let mut command = script("http_clients.py");
+    command.arg(stage.gateway.url("/v1"));
+    let said = finish(command, &serde_json::to_string(&texts)?).await?.success()?;
+    let said: Value = serde_json::from_str(&said)?;
+    let own = stage.daemon.client().vectors(&texts).await?;
+    let golden = golden::vectors("medium")?;
+    for client in ["openai", "openai floats", "openai async", "langchain"] {
+        let vectors = said[client].as_array().ok_or_else(|| format!("no {client}"))?;
+        let vectors: Vec<Vec<f32>> = vectors.iter().filter_map(floats).collect();
+        assert_eq!(vectors.len(), texts.len(), "{client}");
+        for ((vector, own), golden) in vectors.iter().zip(&own).zip(&golden) {
+            assert!(cosine(vector, own) >= 0.999_999, "{client}");
+            // In bf16, where the CPU has it; see the README.
+            assert!(cosine(vector, golden) >= 0.9998, "{client}");
+        }
+    }
+    assert_eq!(said["models"][0], "default");
+    assert_eq!(said["unknown model"], "NotFoundError");
+    assert_eq!(said["foreign tokens"], "BadRequestError");
+    assert!(said["foreign tokens said"].to_string().contains("of its own tokenizer"), "{said}");
+    stage.end().await.map(drop)
+}
+
+async fn prometheus_reads_the_metrics() -> Outcome {
+    let stage = Stage::sim().await?;
+    let texts = json!({"input": ["one", "two", "x".repeat(1000)]});
+    stage.gateway.post("/v1/embeddings", &texts).await?.ok()?;
+    let refused = stage
+        .gateway
+        .post("/embed", &json!({"inputs": "x".repeat(1000), "truncate": false}))
+        .await?;
+    assert_eq!(refused.status, 413);
+    let metrics = stage.gateway.get("/metrics").await?;
+    assert!(metrics.headers["content-type"].starts_with("text/plain; version=0.0.4"));
+    let said = finish(script("http_metrics.py"), &metrics.text).await?.success()?;
+    let said: Value = serde_json::from_str(&said)?;
+    let sample = |name: &str, labels: Value| {
+        let samples = said.as_array().into_iter().flatten();
+        let mut found = samples.filter(|sample| sample[0] == name && sample[1] == labels);
+        found
+            .next()
+            .and_then(|sample| sample[2].as_f64())
+            .ok_or_else(|| format!("no {name}{labels} in {}", metrics.text))
+    };
+    let none = || json!({});
+    let client = stage.daemon.client();
+    assert_eq!(sample("op_dbus_up", none())?, 1.0);
+    for (name, key) in [
+        ("embeddings_total", "texts"),
+        ("batches_total", "batches"),
+        ("truncated_texts_total", "truncated"),
+        ("batch_tokens_total", "tokens"),
+    ] {
+        assert_eq!(
+            sample(&format!("op_dbus_{name}"), none())?,
+            client.counter(key).await? as f64,
+            "{name}"
+        );
+    }
+    let calls = client.counter("calls").await? as f64;
+    assert_eq!(sample("op_dbus_embedding_seconds_count", none())?, calls);
+    assert_eq!(sample("op_dbus_embedding_seconds_bucket", json!({"le": "+Inf"}))?, calls);
+    assert_eq!(sample("op_dbus_queue_seconds_count", none())?, calls);
+    assert_eq!(sample("op_dbus_failures_total", json!({"kind": "too-long"}))?, 1.0);
+    assert_eq!(sample("op_dbus_state", json!({"state": "ready"}))?, 1.0);
+    let route = json!({"route": "/v1/embeddings", "status": "200"});
+    assert_eq!(sample("op_dbus_http_request_seconds_count", route)?, 1.0);
+    let route = json!({"route": "/embed", "status": "413"});
+    assert_eq!(sample("op_dbus_http_request_seconds_count", route)?, 1.0);
+    stage.end().await.map(drop)
+}
+
+async fn the_openapi_document_holds() -> Outcome {
+    let stage = Stage::sim().await?;
+    let mut command = clean("python3");
+    command.env("PYTHONPATH", needs::python_http_path()).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.current_dir(stage.setup.path(""));
+    // What a model was trained for is in no document: such a request may be refused.
+    let config = "[checks]\npositive_data_acceptance.expected-statuses = [200, 400, 404, 413]\n";
+    fs::write(stage.setup.path("schemathesis.toml"), config)?;
+    command.args(["-m", "schemathesis.cli", "--config-file", "schemathesis.toml"]);
+    command.args(["run", &stage.gateway.url("/openapi.json")]);
+    command.args(["--checks", "all", "--max-examples", "25", "--seed", "1", "--no-color"]);
+    command.args(["--generation-deterministic", "--suppress-health-check", "all"]);
+    let ended = finish(command, "").await?;
+    assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+    println!("{}", ended.stdout);
+    stage.end().await.map(drop)
+}
+
+async fn the_page_shows_what_runs_and_ranks() -> Outcome {
+    let stage = Stage::of(Setup::real("medium")?).await?;
+    let picture = stage.setup.path("page.png");
+    let mut command = script("http_page.py");
+    command.arg(stage.gateway.url("/")).arg(&picture);
+    command.env("HOME", stage.setup.path(""));
+    let said = finish(command, "").await?.success()?;
+    let said: Value = serde_json::from_str(&said)?;
+    assert_eq!(said["state"], "ready");
+    assert!(said["about"].to_string().contains("all-MiniLM-L6-v2"), "{said}");
+    assert_eq!(said["errors"], json!([]), "the browser complained");
+    let first = said["ranks"][0].as_str().unwrap_or_default();
+    assert!(first.contains("/var/lib/docker"), "{said}");
+    assert_eq!(said["ranks"].as_array().map(Vec::len), Some(5));
+    assert!(said["workers"].as_u64() >= Some(1) && said["plotted"] == true, "{said}");
+    if let Some(folder) = std::env::var_os("OP_DBUS_TEST_PICTURES") {
+        fs::copy(&picture, std::path::Path::new(&folder).join("page.png"))?;
+    }
+    assert!(fs::metadata(&picture)?.len() > 10_000);
+    stage.end().await.map(drop)
+}

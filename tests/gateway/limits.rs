@@ -1,0 +1,207 @@
+//! What the gateway takes and when it lets go: limits, clients that leave, an end that loses nothing.
+
+use std::fs;
+use std::process::Stdio;
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use super::{Stage, sentence};
+use crate::harness::bus::PrivateBus;
+use crate::harness::daemon::Setup;
+use crate::harness::gateway::{Gateway, answer, curl};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! {
+    what_is_too_large_is_refused: [Bus, Curl],
+    a_full_gateway_says_when_to_come_back: [Bus, Curl],
+    a_full_service_says_when_to_come_back: [Bus, Curl],
+    a_client_that_leaves_cancels_its_work: [Bus, Curl],
+    requests_in_flight_are_finished: [Bus, Curl],
+    without_a_service_it_is_alive_and_not_ready: [Bus, Curl],
+    nobody_gets_in_without_the_key: [Bus, Curl],
+    a_page_of_another_name_gets_nothing: [Bus, Curl],
+}
+
+async fn what_is_too_large_is_refused() -> Outcome {
+    let stage = Stage::sim().await?;
+    let texts = vec!["x"; 16_385];
+    let many = stage.gateway.post("/v1/embeddings", &json!({"input": texts})).await?;
+    assert_eq!(many.status, 413);
+    assert!(sentence(&many, "/v1/")?.contains("16385 texts, the limit is 16384"), "{}", many.text);
+    let body = stage.gateway.post("/embed", &json!({"inputs": "x".repeat(9 << 20)})).await?;
+    assert_eq!(body.status, 413);
+    assert!(sentence(&body, "/")?.contains("8388608 bytes"), "{}", body.text);
+    // Within the gateway's limit, beyond the service's.
+    let text = stage.gateway.post("/embed", &json!({"inputs": "x".repeat(2 << 20)})).await?;
+    assert_eq!(text.status, 413);
+    assert!(sentence(&text, "/")?.contains("text 0"), "{}", text.text);
+    stage.end().await.map(drop)
+}
+
+/// curl on its way to `/embed`, as many times as wanted.
+fn requests(gateway: &Gateway, count: usize) -> Outcome<Vec<tokio::process::Child>> {
+    let start = |_| {
+        let mut command = curl();
+        command.args(["--json", r#"{"inputs": "in flight"}"#]).arg(gateway.url("/embed"));
+        Ok(command.stderr(Stdio::null()).kill_on_drop(true).spawn()?)
+    };
+    (0..count).map(start).collect()
+}
+
+async fn a_full_gateway_says_when_to_come_back() -> Outcome {
+    let stage = Stage::sim().await?;
+    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
+    let waiting = requests(&stage.gateway, 64)?;
+    stage.daemon.client().counted("in_flight_calls", 64).await?;
+    let refused = stage.gateway.post("/embed", &json!({"inputs": "one more"})).await?;
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    assert_eq!(refused.headers.get("retry-after").map(String::as_str), Some("1"));
+    // What asks for no work is answered all the same.
+    assert_eq!(stage.gateway.get("/health").await?.status, 200);
+    let metrics = stage.gateway.get("/metrics").await?;
+    assert!(metrics.text.contains("op_dbus_http_requests_in_flight 64\n"), "{}", metrics.text);
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
+    for request in waiting {
+        let output = within("an answer", request.wait_with_output()).await??;
+        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
+    }
+    stage.end().await.map(drop)
+}
+
+async fn a_full_service_says_when_to_come_back() -> Outcome {
+    let setup = Setup::sim()?;
+    let setup = setup.setting("queue_tokens_max", "200").setting("quota_tokens", "200");
+    let stage = Stage::of(setup).await?;
+    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
+    let waiting = stage.daemon.client().embed_meanwhile(&"x".repeat(100));
+    stage.daemon.client().counted("in_flight_calls", 1).await?;
+    let refused = stage.gateway.post("/embed", &json!({"inputs": "x".repeat(100)})).await?;
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    let seconds: u64 = refused.headers.get("retry-after").ok_or("no Retry-After")?.parse()?;
+    assert!((1..=60).contains(&seconds), "{seconds}");
+    assert!(["overloaded", "quota_exceeded"].iter().any(|word| refused.text.contains(word)));
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
+    within("the call that was there first", waiting).await???;
+    stage.end().await.map(drop)
+}
+
+async fn a_client_that_leaves_cancels_its_work() -> Outcome {
+    let stage = Stage::sim().await?;
+    let client = stage.daemon.client();
+    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
+    let mut leaving = requests(&stage.gateway, 1)?;
+    client.counted("in_flight_calls", 1).await?;
+    // The one before is in the worker's hands already, and this one waits behind it.
+    let staying = requests(&stage.gateway, 1)?;
+    client.counted("in_flight_calls", 2).await?;
+    for request in &mut leaving {
+        request.kill().await?;
+    }
+    within("the cancelled call", async {
+        while client.failures("cancelled").await? < 1 {}
+        Ok::<_, Box<dyn std::error::Error>>(())
+    })
+    .await??;
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
+    for request in staying {
+        let output = within("the other answer", request.wait_with_output()).await??;
+        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
+    }
+    assert_eq!(client.failures("cancelled").await?, 1);
+    stage.end().await.map(drop)
+}
+
+async fn requests_in_flight_are_finished() -> Outcome {
+    let stage = Stage::sim().await?;
+    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
+    let waiting = requests(&stage.gateway, 3)?;
+    stage.daemon.client().counted("in_flight_calls", 3).await?;
+    stage.gateway.process.signal(Signal::SIGTERM)?;
+    // It takes no more connections from then on.
+    within("the end of listening", async {
+        loop {
+            let mut late = curl();
+            late.arg(stage.gateway.url("/health")).stderr(Stdio::null());
+            if !late.status().await?.success() {
+                return Ok::<_, std::io::Error>(());
+            }
+        }
+    })
+    .await??;
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
+    for request in waiting {
+        let output = within("an answer", request.wait_with_output()).await??;
+        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
+    }
+    stage.end().await.map(drop)
+}
+
+async fn without_a_service_it_is_alive_and_not_ready() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let gateway = Gateway::start(&bus, &setup).await?;
+    assert_eq!(gateway.get("/health").await?.status, 200);
+    let ready = gateway.get("/ready").await?;
+    assert_eq!(ready.status, 503);
+    assert!(sentence(&ready, "/")?.contains("is not on the bus"), "{}", ready.text);
+    let metrics = gateway.get("/metrics").await?;
+    assert!(metrics.status == 200 && metrics.text.contains("\nop_dbus_up 0\n"), "{}", metrics.text);
+    let embed = gateway.post("/v1/embeddings", &json!({"input": "one"})).await?;
+    assert_eq!((embed.status, embed.headers.contains_key("retry-after")), (503, true));
+    assert_eq!(embed.json()?["error"]["type"], "server_error");
+
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(gateway.get("/ready").await?.ok()?["status"], "ready");
+    gateway.post("/v1/embeddings", &json!({"input": "one"})).await?.ok()?;
+    daemon.client().manager.set_vector_level("none").await?;
+    let ready = gateway.get("/ready").await?;
+    assert_eq!((ready.status, &ready.json()?["error_type"]), (503, &json!("disabled")));
+    gateway.stop().await?;
+    daemon.stop().await
+}
+
+async fn nobody_gets_in_without_the_key() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    fs::write(setup.path("api-key"), "a-long-secret\n")?;
+    let gateway = Gateway::with_key(&bus, &setup, &setup.path("")).await?;
+    let body = r#"{"input": "one"}"#;
+    for header in ["X: y", "Authorization: Bearer a-long", "Authorization: Basic a-long-secret"] {
+        let refused = gateway.curl("/v1/embeddings", &["-H", header], body).await?;
+        assert_eq!(refused.status, 401, "{header}");
+        assert_eq!(refused.json()?["error"]["type"], "authentication_error");
+        assert_eq!(refused.headers.get("www-authenticate").map(String::as_str), Some("Bearer"));
+    }
+    for path in ["/status", "/metrics", "/v1/models"] {
+        assert_eq!(gateway.get(path).await?.status, 401, "{path}");
+    }
+    for path in ["/", "/health", "/ready", "/openapi.json"] {
+        assert_eq!(gateway.get(path).await?.status, 200, "{path}");
+    }
+    let words = ["-H", "Authorization: Bearer a-long-secret", "-H", "Host: embed.example"];
+    gateway.curl("/v1/embeddings", &words, body).await?.ok()?;
+    let log = gateway.stop().await?;
+    assert!(!log.contains("a-long-secret"), "{log}");
+    daemon.stop().await
+}
+
+async fn a_page_of_another_name_gets_nothing() -> Outcome {
+    let stage = Stage::sim().await?;
+    let rebound = ["-H", "Host: evil.example:8080"];
+    for (path, body) in [("/", ""), ("/status", ""), ("/embed", r#"{"inputs": "one"}"#)] {
+        let refused = stage.gateway.curl(path, &rebound, body).await?;
+        assert_eq!(refused.status, 403, "{path}");
+        assert!(sentence(&refused, path)?.contains("Host"), "{}", refused.text);
+    }
+    let words = ["-H", "Host: localhost", "-H", "Origin: https://evil.example"];
+    let foreign = stage.gateway.curl("/embed", &words, r#"{"inputs": "one"}"#).await?;
+    assert!(!foreign.headers.keys().any(|name| name.starts_with("access-control")));
+    let words = ["-X", "OPTIONS", "-H", "Origin: https://evil.example"];
+    let preflight = stage.gateway.curl("/embed", &words, "").await?;
+    assert_eq!(preflight.status, 405);
+    assert!(!preflight.headers.keys().any(|name| name.starts_with("access-control")));
+    stage.end().await.map(drop)
+}

@@ -1,0 +1,294 @@
+//! The HTTP gateway, asked as its clients ask it.
+
+mod clients;
+mod limits;
+mod starting;
+
+use serde_json::{Value, json};
+
+use crate::harness::Outcome;
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::Options;
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::gateway::{Answer, Gateway};
+use crate::harness::golden::{cosine, floats, plain_texts};
+use crate::harness::registry::{Test, tests};
+
+/// The tests of all modules.
+pub fn all() -> Vec<Test> {
+    [tests(), clients::tests(), limits::tests(), starting::tests()].into_iter().flatten().collect()
+}
+
+tests! {
+    embeddings_are_those_of_the_bus: [Bus, Curl],
+    tokens_are_embedded: [Bus, Curl],
+    models_are_found_by_their_names: [Bus, Curl],
+    cut_texts_are_told: [Bus, Curl],
+    a_large_request_is_split: [Bus, Curl],
+    routes_of_text_embeddings_inference: [Bus, Curl, Medium],
+    a_text_that_is_added_is_embedded: [Bus, Curl],
+    mistakes_have_a_status_and_one_sentence: [Bus, Curl],
+    texts_stay_out_of_the_log: [Bus, Curl],
+}
+
+/// A bus, a daemon and a gateway.
+pub struct Stage {
+    // Kept until the others have ended.
+    _bus: PrivateBus,
+    pub setup: Setup,
+    pub daemon: Daemon,
+    pub gateway: Gateway,
+}
+
+impl Stage {
+    /// With simulated vectors.
+    pub async fn sim() -> Outcome<Self> {
+        Self::of(Setup::sim()?).await
+    }
+
+    /// With these settings.
+    pub async fn of(setup: Setup) -> Outcome<Self> {
+        let bus = PrivateBus::start().await?;
+        let daemon = setup.ready(&bus).await?;
+        let gateway = Gateway::start(&bus, &setup).await?;
+        Ok(Self { _bus: bus, setup, daemon, gateway })
+    }
+
+    /// Ends gateway and daemon, which must end well.
+    pub async fn end(self) -> Outcome<String> {
+        let log = self.gateway.stop().await?;
+        self.daemon.stop().await?;
+        Ok(log)
+    }
+}
+
+/// The vectors of an answer of `/v1/embeddings`.
+fn vectors(body: &Value) -> Outcome<Vec<Vec<f32>>> {
+    let data = body["data"].as_array().ok_or_else(|| format!("no data: {body}"))?;
+    for (index, datum) in data.iter().enumerate() {
+        assert_eq!(datum["index"], index);
+    }
+    Ok(data
+        .iter()
+        .map(|datum| floats(&datum["embedding"]))
+        .collect::<Option<_>>()
+        .ok_or("no numbers")?)
+}
+
+async fn embeddings_are_those_of_the_bus() -> Outcome {
+    let stage = Stage::sim().await?;
+    let (gateway, client) = (&stage.gateway, stage.daemon.client());
+    let texts = plain_texts()?;
+    let body = gateway.post("/v1/embeddings", &json!({"input": texts})).await?.ok()?;
+    let expected = client.packed(&texts, Options::new()).await?;
+    assert_eq!(vectors(&body)?, expected.vectors);
+    assert_eq!(body["usage"]["prompt_tokens"], expected.info::<u64>("tokens")?);
+    assert_eq!(body["usage"]["total_tokens"], body["usage"]["prompt_tokens"]);
+    assert_eq!(body["op_dbus"]["vector_space"], expected.info::<String>("space")?);
+    assert_eq!(body["model"], client.embedder.model().await?);
+
+    let one = json!({"input": "one", "encoding_format": "base64", "user": "somebody"});
+    let body = gateway.post("/v1/embeddings", &one).await?.ok()?;
+    let encoded = body["data"][0]["embedding"].as_str().ok_or("no text")?;
+    // 384 numbers of 4 bytes.
+    assert_eq!(encoded.len(), 2048);
+    stage.end().await.map(drop)
+}
+
+async fn tokens_are_embedded() -> Outcome {
+    let stage = Stage::sim().await?;
+    let gateway = &stage.gateway;
+    let expected = stage.daemon.client().vectors(&["one", "o"]).await?;
+    for (input, count) in [(json!([111, 110, 101]), 1), (json!([[111, 110, 101], [111]]), 2)] {
+        let body = gateway.post("/v1/embeddings", &json!({"input": input})).await?.ok()?;
+        assert_eq!(vectors(&body)?, expected[..count]);
+    }
+    // What a client with OpenAI's own tokenizer sends.
+    let foreign = gateway.post("/v1/embeddings", &json!({"input": [[9906, 1917]]})).await?;
+    assert_eq!(foreign.status, 400);
+    let message = foreign.json()?["error"]["message"].to_string();
+    assert!(message.contains("token id 9906") && message.contains("below 258"), "{message}");
+    stage.end().await.map(drop)
+}
+
+async fn models_are_found_by_their_names() -> Outcome {
+    let stage = Stage::sim().await?;
+    let gateway = &stage.gateway;
+    let ask = |model: &'static str| {
+        let body = json!({"input": "one", "model": model});
+        async move { gateway.post("/v1/embeddings", &body).await }
+    };
+    for model in ["default", "low", "paraphrase-MiniLM-L3-v2"] {
+        assert_eq!(ask(model).await?.ok()?["model"], "sim", "{model}");
+    }
+    let unknown = ask("text-embedding-3-small").await?;
+    assert_eq!(unknown.status, 404);
+    let error = &unknown.json()?["error"];
+    assert_eq!(
+        (&error["code"], &error["type"]),
+        (&json!("model_not_found"), &json!("invalid_request_error"))
+    );
+    let message = error["message"].as_str().unwrap_or_default();
+    assert!(
+        message.contains("text-embedding-3-small") && message.contains("default, low"),
+        "{message}"
+    );
+
+    let models = gateway.get("/v1/models").await?.ok()?;
+    let ids: Vec<&str> =
+        models["data"].as_array().into_iter().flatten().filter_map(|m| m["id"].as_str()).collect();
+    assert_eq!(ids, ["default", "low", "paraphrase-MiniLM-L3-v2"]);
+    assert_eq!(gateway.get("/v1/models/low").await?.ok()?["dimensions"], 384);
+    assert_eq!(gateway.get("/v1/models/gpt").await?.status, 404);
+    stage.end().await.map(drop)
+}
+
+async fn cut_texts_are_told() -> Outcome {
+    let stage = Stage::sim().await?;
+    let gateway = &stage.gateway;
+    let long = "x".repeat(1000);
+    let input = json!({"input": ["short", long, "short", long]});
+    let body = gateway.post("/v1/embeddings", &input).await?.ok()?;
+    assert_eq!(body["op_dbus"]["truncated"], json!([1, 3]));
+    let embed = |more: Value| {
+        let mut body = json!({"inputs": ["short", long]});
+        body.as_object_mut()
+            .into_iter()
+            .for_each(|b| b.extend(more.as_object().cloned().unwrap_or_default()));
+        async move { gateway.post("/embed", &body).await }
+    };
+    let cut = embed(json!({})).await?;
+    assert_eq!(cut.headers.get("op-dbus-truncated").map(String::as_str), Some("1"));
+    let left = embed(json!({"truncation_direction": "Left"})).await?;
+    // All letters are the same, and so are both ends.
+    assert_eq!(cut.ok()?, left.ok()?);
+    let refused = embed(json!({"truncate": false})).await?;
+    assert_eq!((refused.status, &refused.json()?["error_type"]), (413, &json!("too_long")));
+    stage.end().await.map(drop)
+}
+
+async fn a_large_request_is_split() -> Outcome {
+    let stage = Stage::sim().await?;
+    let texts: Vec<String> = (0..2500).map(|n| format!("text {n}")).collect();
+    let mut cut = texts.clone();
+    cut[2000] = "x".repeat(1000);
+    let before = stage.daemon.client().counter("calls").await?;
+    let body = stage.gateway.post("/v1/embeddings", &json!({"input": cut})).await?.ok()?;
+    assert_eq!(stage.daemon.client().counter("calls").await? - before, 3);
+    assert_eq!(body["op_dbus"]["truncated"], json!([2000]));
+    let found = vectors(&body)?;
+    assert_eq!(found.len(), 2500);
+    let some = [0, 1023, 1024, 2047, 2048, 2499];
+    let expected = stage.daemon.client().vectors(&some.map(|n| &texts[n])).await?;
+    assert_eq!(some.map(|n| found[n].clone()).to_vec(), expected);
+    stage.end().await.map(drop)
+}
+
+async fn routes_of_text_embeddings_inference() -> Outcome {
+    let stage = Stage::of(Setup::real("medium")?).await?;
+    let (gateway, client) = (&stage.gateway, stage.daemon.client());
+    let texts = ["disk full", "no space left on device", "the sun shines"];
+    let expected = client.vectors(&texts).await?;
+    let rows = gateway.post("/embed", &json!({"inputs": texts})).await?.ok()?;
+    let rows: Vec<Vec<f32>> = rows.as_array().ok_or("no list")?.iter().filter_map(floats).collect();
+    assert_eq!(rows, expected);
+
+    let similarity = json!({"inputs": {"source_sentence": texts[0], "sentences": &texts[1..]}});
+    let cosines =
+        floats(&gateway.post("/similarity", &similarity).await?.ok()?).ok_or("no list")?;
+    let ranks = json!({"query": texts[0], "texts": [texts[2], texts[1]], "return_text": true});
+    let ranks = gateway.post("/rerank", &ranks).await?.ok()?;
+    assert_eq!((&ranks[0]["index"], &ranks[0]["text"]), (&json!(1), &json!(texts[1])));
+    for (found, row) in [(cosines[0], 1), (cosines[1], 2)] {
+        let cosine: f64 = cosine(&expected[0], &expected[row]);
+        let off: f64 = cosine - f64::from(found);
+        assert!(off.abs() < 1e-6, "{cosine} {found}");
+    }
+    assert!((ranks[0]["score"].as_f64().ok_or("no score")? - f64::from(cosines[0])).abs() < 1e-6);
+
+    let tokens = gateway.post("/tokenize", &json!({"inputs": "disk full"})).await?.ok()?;
+    assert_eq!(
+        tokens[0][0],
+        json!({"id": 101, "text": "[CLS]", "special": true, "start": null, "stop": null})
+    );
+    assert_eq!(tokens[0][2]["text"], "full");
+    assert_eq!((&tokens[0][2]["start"], &tokens[0][2]["stop"]), (&json!(5), &json!(9)));
+    let plain = json!({"inputs": ["disk full"], "add_special_tokens": false});
+    let plain = gateway.post("/tokenize", &plain).await?.ok()?;
+    assert_eq!(plain[0].as_array().map(Vec::len), Some(2));
+    let ids: Vec<&Value> =
+        plain[0].as_array().into_iter().flatten().map(|token| &token["id"]).collect();
+    let row = gateway.post("/embed", &json!({"inputs": [ids]})).await?.ok()?;
+    assert_eq!(floats(&row[0]).as_ref(), expected.first());
+    stage.end().await.map(drop)
+}
+
+async fn a_text_that_is_added_is_embedded() -> Outcome {
+    let stage = Stage::sim().await?;
+    let text = "GPU-accelerated embedding";
+    let added = stage.gateway.post("/add", &json!({"text": text})).await?.ok()?;
+    assert_eq!(floats(&added["embedding"]), stage.daemon.client().vectors(&[text]).await?.pop());
+    assert_eq!((&added["stored"], &added["truncated"]), (&json!(false), &json!(false)));
+    stage.end().await.map(drop)
+}
+
+async fn mistakes_have_a_status_and_one_sentence() -> Outcome {
+    let stage = Stage::sim().await?;
+    let gateway = &stage.gateway;
+    let zero = json!({"input": ["one", "t\0wo"]}).to_string();
+    for (path, body, status, word) in [
+        ("/v1/embeddings", "{", 400, "not what this route takes"),
+        ("/v1/embeddings", r#"{"input": []}"#, 400, "empty list"),
+        ("/v1/embeddings", r#"{"input": {"text": "one"}}"#, 400, "the input must be"),
+        ("/v1/embeddings", r#"{"input": "one", "modle": "low"}"#, 400, "modle"),
+        ("/v1/embeddings", r#"{"input": "one", "dimensions": 100}"#, 400, "dimensions is 100"),
+        ("/v1/embeddings", zero.as_str(), 400, "text 1 has the character U+0000"),
+        ("/v1/nothing", "{}", 404, "no route"),
+        ("/health", "{}", 405, "does not take POST"),
+        ("/embed", r#"{"inputs": "one", "prompt_name": "nope"}"#, 400, "option prompt"),
+        (
+            "/similarity",
+            r#"{"inputs": {"source_sentence": "", "sentences": []}}"#,
+            400,
+            "sentences",
+        ),
+        ("/rerank", r#"{"query": "one"}"#, 400, "texts"),
+        ("/tokenize", r#"{"inputs": 7}"#, 400, "must be a text"),
+        ("/add", r#"{}"#, 400, "text"),
+    ] {
+        let answer = gateway.curl(path, &[], body).await?;
+        assert_eq!(answer.status, status, "{path} {body}: {}", answer.text);
+        assert!(sentence(&answer, path)?.contains(word), "{path} {body}: {}", answer.text);
+    }
+    let form = gateway.curl("/v1/embeddings", &["--data", "input=one"], "").await?;
+    assert_eq!(form.status, 415, "{}", form.text);
+    stage.end().await.map(drop)
+}
+
+/// The sentence of a refusal, in the shape of its route.
+pub fn sentence(answer: &Answer, path: &str) -> Outcome<String> {
+    let body = answer.json()?;
+    let sentence = match path.starts_with("/v1/") {
+        true => &body["error"]["message"],
+        false => &body["error"],
+    };
+    Ok(sentence.as_str().ok_or_else(|| format!("no sentence: {body}"))?.to_owned())
+}
+
+async fn texts_stay_out_of_the_log() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let setup = setup.setting("log", "trace");
+    let daemon = setup.ready(&bus).await?;
+    let gateway = Gateway::start(&bus, &setup).await?;
+    let secret = "xyzzy-plugh";
+    gateway.post("/v1/embeddings", &json!({"input": secret})).await?.ok()?;
+    for path in ["/v1/embeddings", "/add"] {
+        let refused = gateway.post(path, &json!({"input": {"text": secret}})).await?;
+        assert_eq!(refused.status, 400);
+    }
+    let log = gateway.stop().await?;
+    // With the crates that a filter of `trace` lets speak as well.
+    assert!(log.len() > 1000 && !log.contains(secret), "{log}");
+    daemon.stop().await
+}

@@ -1,0 +1,108 @@
+//! Where the gateway listens, and where it refuses to.
+
+use std::fs;
+
+use serde_json::json;
+use tokio::net::UnixStream;
+
+use crate::harness::Outcome;
+use crate::harness::bus::PrivateBus;
+use crate::harness::command::{clean, finish};
+use crate::harness::daemon::Setup;
+use crate::harness::gateway::{Gateway, command};
+use crate::harness::manager::ServiceManager;
+use crate::harness::registry::tests;
+
+tests! {
+    a_unix_socket_is_listened_on: [Bus, Curl],
+    systemds_socket_is_used: [Bus, Curl, SystemdAnalyze],
+    the_service_manager_hears_of_the_gateway: [Bus],
+    it_does_not_start_where_it_should_not: [Bus],
+}
+
+async fn a_unix_socket_is_listened_on() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let listen = format!("unix:{}", setup.path("http.sock").display());
+    let gateway = Gateway::start_command(command(&bus, &setup, &listen)?).await?;
+    assert_eq!(gateway.url(""), listen);
+    gateway.post("/v1/embeddings", &json!({"input": "one"})).await?.ok()?;
+    // No browser comes by this way.
+    let named = gateway.curl("/health", &["-H", "Host: behind.a.proxy"], "").await?;
+    assert_eq!(named.status, 200);
+    // Somebody listens there.
+    let second = finish(command(&bus, &setup, &listen)?, "").await?;
+    assert_eq!(second.code, Some(1), "{}", second.stderr);
+    gateway.stop().await?;
+    // Nobody does any more, and the file is still there.
+    let gateway = Gateway::start_command(command(&bus, &setup, &listen)?).await?;
+    gateway.stop().await?;
+    daemon.stop().await
+}
+
+async fn systemds_socket_is_used() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let socket = setup.path("handed.sock");
+    let own = command(&bus, &setup, "")?;
+    let mut activate = clean("systemd-socket-activate");
+    activate.arg("--listen").arg(&socket);
+    activate.arg(own.as_std().get_program()).args(own.as_std().get_args());
+    // It starts the gateway when somebody connects.
+    let first = async {
+        while UnixStream::connect(&socket).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let (gateway, ()) = tokio::join!(Gateway::start_command(activate), first);
+    let gateway = gateway?;
+    assert_eq!(gateway.url(""), format!("unix:{}", socket.display()));
+    gateway.post("/embed", &json!({"inputs": "one"})).await?.ok()?;
+    gateway.stop().await?;
+    daemon.stop().await
+}
+
+async fn the_service_manager_hears_of_the_gateway() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let path = setup.path("notify");
+    let manager = ServiceManager::listen(&path)?;
+    let mut command = command(&bus, &setup, "127.0.0.1:0")?;
+    command.env("NOTIFY_SOCKET", &path);
+    let gateway = Gateway::start_command(command).await?;
+    manager.told("READY=1").await?;
+    gateway.stop().await?;
+    manager.told("STOPPING=1").await?;
+    Ok(())
+}
+
+async fn it_does_not_start_where_it_should_not() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    for (listen, code, word) in [
+        ("", 6, "http_listen is none"),
+        ("0.0.0.0:0", 6, "there is no API key"),
+        ("[::]:0", 6, "there is no API key"),
+        ("localhost:80", 2, "not an IP address with a port"),
+        ("unix:http.sock", 2, "not an absolute path"),
+        ("unix:/no/such/folder/http.sock", 1, "can't be listened on"),
+    ] {
+        let ended = finish(command(&bus, &setup, listen)?, "").await?;
+        assert_eq!(ended.code, Some(code), "{listen}: {}", ended.stderr);
+        assert!(ended.stderr.contains(word), "{listen}: {}", ended.stderr);
+    }
+    for key in ["", "two words", "\u{e9}"] {
+        fs::write(setup.path("api-key"), key)?;
+        let mut command = command(&bus, &setup, "0.0.0.0:0")?;
+        command.env("CREDENTIALS_DIRECTORY", setup.path(""));
+        let ended = finish(command, "").await?;
+        assert_eq!(ended.code, Some(6), "{key:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains("api-key"), "{}", ended.stderr);
+    }
+    fs::write(setup.path("api-key"), "secret")?;
+    let mut open = command(&bus, &setup, "0.0.0.0:0")?;
+    open.env("CREDENTIALS_DIRECTORY", setup.path(""));
+    Gateway::start_command(open).await?.stop().await.map(drop)
+}

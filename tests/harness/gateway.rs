@@ -1,0 +1,165 @@
+//! The HTTP gateway as a process, and curl as a client of it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Stdio;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
+use tokio::task::JoinHandle;
+
+use super::bus::PrivateBus;
+use super::command::{clean, finish};
+use super::daemon::Setup;
+use super::needs::op_dbus;
+use super::process::Process;
+use super::{Outcome, journal, within};
+
+/// A running gateway.
+pub struct Gateway {
+    pub process: Process,
+    address: String,
+    log: JoinHandle<String>,
+}
+
+/// What a request was answered with.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    /// By their names in lower case.
+    pub headers: BTreeMap<String, String>,
+    pub text: String,
+}
+
+impl Answer {
+    /// The body as JSON.
+    pub fn json(&self) -> Outcome<Value> {
+        serde_json::from_str(&self.text).map_err(|e| format!("{e}: {self:?}").into())
+    }
+
+    /// The body of a request that must have been answered with 200.
+    pub fn ok(&self) -> Outcome<Value> {
+        assert_eq!(self.status, 200, "{}", self.text);
+        self.json()
+    }
+}
+
+/// The command that starts a gateway for `setup`'s daemon on `bus`.
+pub fn command(bus: &PrivateBus, setup: &Setup, listen: &str) -> Outcome<Command> {
+    setup.write_config()?;
+    let mut command = clean(op_dbus());
+    command.arg("gateway").arg("--bus").arg(bus.address());
+    command.arg("--config").arg(setup.config_file());
+    if !listen.is_empty() {
+        command.arg("--http-listen").arg(listen);
+    }
+    Ok(command)
+}
+
+impl Gateway {
+    /// Starts a gateway on a port of the kernel's choice and waits until it answers.
+    pub async fn start(bus: &PrivateBus, setup: &Setup) -> Outcome<Self> {
+        Self::start_command(command(bus, setup, "127.0.0.1:0")?).await
+    }
+
+    /// The same with the key in `credentials`.
+    pub async fn with_key(bus: &PrivateBus, setup: &Setup, credentials: &Path) -> Outcome<Self> {
+        let mut command = command(bus, setup, "127.0.0.1:0")?;
+        command.env("CREDENTIALS_DIRECTORY", credentials);
+        Self::start_command(command).await
+    }
+
+    /// Starts a gateway and waits until it says where it answers.
+    pub async fn start_command(command: Command) -> Outcome<Self> {
+        let mut process = Process::start_piped("op-dbus gateway", command)?;
+        let stderr = process.child().stderr.take().ok_or("no standard error")?;
+        let mut lines = BufReader::new(stderr).lines();
+        let mut said = String::new();
+        let address = within("the gateway's address", async {
+            while let Some(line) = lines.next_line().await? {
+                said.push_str(&line);
+                said.push('\n');
+                if let Some((_, address)) = line.split_once("answered at ") {
+                    return Ok::<_, std::io::Error>(Some(address.to_owned()));
+                }
+            }
+            Ok(None)
+        });
+        let Some(address) = address.await?? else {
+            return Err(format!("the gateway ended at once: {said}").into());
+        };
+        let log = tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                said.push_str(&line);
+                said.push('\n');
+            }
+            said
+        });
+        Ok(Self { process, address, log })
+    }
+
+    /// Where it answers, with a path behind it.
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.address)
+    }
+
+    /// Runs curl for a path; a body, if there is one, is sent as JSON.
+    pub async fn curl(&self, path: &str, words: &[&str], body: &str) -> Outcome<Answer> {
+        let mut command = curl();
+        let url = match self.address.strip_prefix("unix:") {
+            Some(socket) => {
+                command.arg("--unix-socket").arg(socket);
+                format!("http://localhost{path}")
+            }
+            None => self.url(path),
+        };
+        command.args(words).arg(url);
+        if !body.is_empty() {
+            command.args(["-H", "Content-Type: application/json", "--data-binary", "@-"]);
+        }
+        answer(&finish(command, body).await?.success()?)
+    }
+
+    /// `GET`.
+    pub async fn get(&self, path: &str) -> Outcome<Answer> {
+        self.curl(path, &[], "").await
+    }
+
+    /// `POST` with a body in JSON.
+    pub async fn post(&self, path: &str, body: &Value) -> Outcome<Answer> {
+        self.curl(path, &[], &body.to_string()).await
+    }
+
+    /// Ends the gateway as systemd would; it must end well. Returns what it wrote.
+    pub async fn stop(mut self) -> Outcome<String> {
+        self.process.signal(Signal::SIGTERM)?;
+        let status = self.process.ended().await?;
+        let log = within("the end of the gateway's log", self.log).await??;
+        journal::keep("op-dbus gateway", &log);
+        assert!(status.success(), "the gateway ended with {status}: {log}");
+        Ok(log)
+    }
+}
+
+/// curl that prints headers and body.
+pub fn curl() -> Command {
+    let mut command = clean("curl");
+    // Without the question whether a large body is welcome.
+    command.args(["--silent", "--show-error", "--include", "--noproxy", "*", "-H", "Expect:"]);
+    command.stdout(Stdio::piped());
+    command
+}
+
+/// Takes what curl printed apart.
+pub fn answer(said: &str) -> Outcome<Answer> {
+    let (head, text) = said.split_once("\r\n\r\n").ok_or_else(|| format!("no head: {said}"))?;
+    let mut lines = head.lines();
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)).ok_or("no status")?;
+    let header = |line: &str| {
+        line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()))
+    };
+    let headers = lines.filter_map(header).collect();
+    Ok(Answer { status: status.parse()?, headers, text: text.to_owned() })
+}
