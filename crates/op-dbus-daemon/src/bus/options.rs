@@ -37,10 +37,11 @@ pub fn parse(
 ) -> Result<Wanted, Error> {
     let mut wanted = Wanted::default();
     let parsed = &mut wanted.options;
+    let accepted = || [option::ALL, more].concat();
     for (key, value) in options {
         let found = Found { key, value };
         if option::OF_FDS.contains(&key.as_str()) && !more.contains(&key.as_str()) {
-            return Err(unknown(key, more));
+            return Err(unknown(key, &accepted()));
         }
         match key.as_str() {
             option::LEVEL => parsed.level = Some(found.choice(&LEVELS)?),
@@ -57,7 +58,7 @@ pub fn parse(
             }
             option::EXPECT_SPACE => parsed.expect_space = Some(found.text()?.to_owned()),
             option::DEVICE => parsed.device = Some(found.text()?.to_owned()),
-            _ => return Err(unknown(key, &[option::ALL, more].concat())),
+            _ => return Err(unknown(key, &accepted())),
         }
     }
     Ok(wanted)

@@ -131,7 +131,7 @@ async fn unloading_under_fire_loses_no_call() {
     // Whatever they have left, nothing is in flight now.
     engine.load().await.unwrap();
     let made = backends.made();
-    assert!(engine.unload_idle(Duration::ZERO));
+    engine.unload().await;
     engine.embed(call(1, &["last"])).await.unwrap();
     engine.load().await.unwrap();
     assert_eq!(backends.made(), made + 2);
