@@ -73,8 +73,10 @@ impl Service {
         let _one = self.0.trimming.lock().await;
         let now = self.now();
         let before = memory::resident();
-        let others = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
-        let others = join_all(others.iter().map(|served| end(served))).await;
+        let idle = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
+        let others = join_all(idle.iter().map(|served| end(served))).await;
+        // Their tokenizers are memory of this process, which is trimmed and measured below.
+        drop(idle);
         let in_force = match now.served() {
             Some(served) => trimmed(served).await.given_back,
             None => 0,
