@@ -152,13 +152,18 @@ async fn memory_is_given_back_and_counted() -> Outcome {
         Ok(kib.parse::<u64>()? << 10)
     };
     let worker = daemon.workers().await?[0];
-    let before = resident(daemon.process.pid())? + resident(worker)?;
+    let (daemon_before, worker_before) = (resident(daemon.process.pid())?, resident(worker)?);
     let bytes = daemon.client().manager.trim_memory().await?;
-    let after = resident(daemon.process.pid())? + resident(worker)?;
-    println!("{bytes} bytes; daemon and worker had {before} and have {after}");
-    assert!(after < before, "{before} and then {after}");
-    // The other level's worker is in it, and more than the two that are left gave back.
-    assert!(bytes > before - after, "{bytes} bytes, {before} and then {after}");
+    let (daemon_after, worker_after) = (resident(daemon.process.pid())?, resident(worker)?);
+    println!(
+        "{bytes} bytes; {daemon_before} and {worker_before}, then {daemon_after} and {worker_after}"
+    );
+    assert!(worker_after < worker_before, "{worker_before} and then {worker_after}");
+    assert!(daemon_after < daemon_before, "{daemon_before} and then {daemon_after}");
+    // The worker measures itself. The kernel counts a process's pages in batches for each thread, so
+    // two looks at the same moment may differ a little.
+    const BATCHED: u64 = 2 << 20;
+    assert!(bytes + BATCHED > worker_before - worker_after, "the worker's part is counted");
     assert_eq!(status::<u64>(&daemon, "memory_given_back").await?, bytes);
     assert_eq!(status::<u64>(&daemon, "memory_trims").await?, 1);
     assert_eq!(daemon.workers().await?, [worker], "the model in force stays loaded");
