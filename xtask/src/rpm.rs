@@ -1,4 +1,4 @@
-//! `cargo xtask rpm`: the RPM package, of the tree that `dist` lays out.
+//! `cargo xtask rpm`: the RPM packages, of the tree that `dist` lays out.
 
 use std::path::{Path, PathBuf};
 
@@ -14,19 +14,21 @@ pub const NEEDS: &[Need] = &[
 /// What distributions of RPM define by a package of theirs, and others don't.
 const SYSTEMD_MACROS: &str = "packaging/rpm/macros.systemd";
 
-/// Builds the package, has rpmlint look at it, installs it into a folder and runs it there.
+/// Builds the packages, has rpmlint look at them, installs them into a folder and runs them there.
 pub fn run(words: &[String]) -> Outcome {
     packages::ensure(&[NEEDS])?;
-    let package = build(&dist::program(words)?)?;
+    let packages = build(&dist::program(words)?)?;
     let lint = ["--strict", "--config", "packaging/rpm/rpmlint.toml", "packaging/rpm/op-dbus.spec"];
-    shell::run(program("rpmlint", &lint).arg(&package))?;
-    try_out(&package)?;
-    println!("{}", package.display());
+    shell::run(program("rpmlint", &lint).args(&packages))?;
+    try_out(&packages)?;
+    for package in packages {
+        println!("{}", package.display());
+    }
     Ok(())
 }
 
-/// Builds the package of this program and returns where it is.
-fn build(op_dbus: &Path) -> Result<PathBuf, String> {
+/// Builds the packages of this program and returns where they are.
+fn build(op_dbus: &Path) -> Result<Vec<PathBuf>, String> {
     let tree = dist::tree_for_package(op_dbus)?;
     let top = dist::emptied("target/rpm")?;
     let mut rpmbuild = program("rpmbuild", &["-bb", "--quiet"]);
@@ -42,19 +44,22 @@ fn build(op_dbus: &Path) -> Result<PathBuf, String> {
     // Debian has these scripts for another shell than its own. They would compress pages.
     rpmbuild.args(["--define", "__os_install_post %{nil}"]);
     shell::run(rpmbuild.arg("packaging/rpm/op-dbus.spec"))?;
-    let folder = top.join("RPMS").join(std::env::consts::ARCH);
-    let entries = folder.read_dir().map_err(|e| format!("{}: {e}", folder.display()))?;
-    let package = entries.flatten().map(|entry| entry.path()).next();
-    package.ok_or_else(|| format!("no package in {}", folder.display()))
+    let mut packages = Vec::new();
+    for architecture in [std::env::consts::ARCH, "noarch"] {
+        let folder = top.join("RPMS").join(architecture);
+        let entries = folder.read_dir().map_err(|e| format!("{}: {e}", folder.display()))?;
+        packages.extend(entries.flatten().map(|entry| entry.path()));
+    }
+    Ok(packages)
 }
 
 /// Installs the files, without what scripts do to the system, compares them with the tree, and runs
 /// the program.
-fn try_out(package: &Path) -> Outcome {
+fn try_out(packages: &[PathBuf]) -> Outcome {
     let root = dist::emptied("target/rpm/root")?;
     let mut install = program("rpm", &["--install", "--nodeps", "--noscripts", "--root"]);
     // Neither owner nor database of this machine is touched.
-    shell::run(install.arg(&root).args(["--dbpath", "/var/lib/rpm"]).arg(package))?;
+    shell::run(install.arg(&root).args(["--dbpath", "/var/lib/rpm"]).args(packages))?;
     dist::compare(&root)?;
     shell::run(&mut program(root.join("usr/bin/op-dbus"), &["--version"]))
 }
