@@ -19,6 +19,7 @@ pub const ALL: &[Step] = &[
     ("a call starts the service", activate),
     ("the service runs in its sandbox", sandbox),
     ("each profile works", profiles),
+    ("the gateway's socket starts it, and it answers", gateway),
     ("a service that hangs is ended by the watchdog and comes back", watchdog),
     ("the journal explains what happened, without a text", journal),
     ("an upgrade keeps what was set", upgrade),
@@ -138,6 +139,29 @@ fn profiles(container: &mut Container) -> Outcome {
     embeds(container)
 }
 
+/// The tree has no client for HTTP, but its shell has sockets.
+fn gateway(container: &mut Container) -> Outcome {
+    container.script("systemctl enable --now op-dbus-gateway.socket")?;
+    let asked = |request: &str| {
+        let body = format!("{{\"inputs\":\"{TEXT}\"}}");
+        let head = format!(
+            "{request} HTTP/1.0\\r\\nHost: 127.0.0.1\\r\\nContent-Type: application/json\\r\\n\
+             Content-Length: {}\\r\\n\\r\\n",
+            body.len()
+        );
+        let talk = format!("exec 3<>/dev/tcp/127.0.0.1/8080; printf '{head}{body}' >&3; cat <&3");
+        container.run_as("nobody", &["bash", "-ec", &talk])
+    };
+    says(&asked("GET /health")?, "alive")?;
+    says(&asked("GET /ready")?, "200 OK")?;
+    says(&asked("POST /embed")?, "[[")?;
+    let unit = container.script("systemctl show --property NRestarts op-dbus-gateway.service")?;
+    says(&unit, "NRestarts=0")?;
+    container
+        .script("systemctl disable --now op-dbus-gateway.socket op-dbus-gateway.service")
+        .map(drop)
+}
+
 fn watchdog(container: &mut Container) -> Outcome {
     container.script(
         "mkdir -p /run/systemd/system/op-dbus.service.d; \
@@ -179,7 +203,7 @@ fn purge(container: &mut Container) -> Outcome {
     let left = container.script(
         "find / -xdev '(' -path /proc -o -path /sys -o -path /mnt ')' -prune -o \
          '(' -name '*op-dbus*' -o -name '*opdbus*' ')' -print; \
-         getent passwd op-dbus || true; getent group op-dbus || true; \
+         getent passwd op-dbus op-dbus-gateway || true; getent group op-dbus op-dbus-gateway || true; \
          systemctl list-unit-files --no-legend 'op-dbus*' || true",
     )?;
     if left.trim().is_empty() { Ok(()) } else { Err(format!("this is left: {left}")) }
