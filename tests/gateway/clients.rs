@@ -96,6 +96,15 @@ async fn prometheus_reads_the_metrics() -> Outcome {
     assert_eq!(sample("op_dbus_queue_seconds_count", none())?, calls);
     assert_eq!(sample("op_dbus_failures_total", json!({"kind": "too-long"}))?, 1.0);
     assert_eq!(sample("op_dbus_state", json!({"state": "ready"}))?, 1.0);
+    // The CPU is on every machine, and its memory is known everywhere.
+    let mut samples = said.as_array().into_iter().flatten();
+    let memory = samples.find(|sample| {
+        sample[0] == "op_dbus_device_memory_size_bytes" && sample[1]["device"] == "cpu:0"
+    });
+    let devices = client.manager.list_devices().await?;
+    let total = devices.iter().find_map(|device| device.get("memory_total")).ok_or("no memory")?;
+    let total = u64::try_from(total.clone())?;
+    assert_eq!(memory.and_then(|sample| sample[2].as_f64()), Some(total as f64));
     let route = json!({"route": "/v1/embeddings", "status": "200"});
     assert_eq!(sample("op_dbus_http_request_seconds_count", route)?, 1.0);
     let route = json!({"route": "/embed", "status": "413"});

@@ -14,6 +14,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 use zbus::connection::Builder;
 use zbus::proxy::{CacheProperties, MethodFlags};
+use zbus::wire::DynamicDeserialize;
 use zbus::{Connection, OwnedVariant};
 
 use crate::limits::LIMITS;
@@ -21,6 +22,8 @@ use crate::refusal::Refusal;
 
 /// Makes a new connection to the bus that the service is on.
 pub type Connect = Arc<dyn Fn() -> Builder<'static> + Send + Sync>;
+
+type Dictionary = HashMap<String, OwnedVariant>;
 
 /// The way to the service. Cheap to clone.
 #[derive(Clone)]
@@ -103,10 +106,25 @@ impl Lease {
     /// # Errors
     /// 503 when it does not run.
     pub async fn read(&mut self, method: &'static str) -> Result<Value, Refusal> {
+        Ok(json_object(&self.told::<Dictionary>(method).await?))
+    }
+
+    /// The devices of the machine, as JSON objects.
+    ///
+    /// # Errors
+    /// As [`Lease::read`].
+    pub async fn devices(&mut self) -> Result<Vec<Value>, Refusal> {
+        let devices: Vec<Dictionary> = self.told("ListDevices").await?;
+        Ok(devices.iter().map(json_object).collect())
+    }
+
+    async fn told<T>(&mut self, method: &'static str) -> Result<T, Refusal>
+    where
+        T: Default + for<'d> DynamicDeserialize<'d>,
+    {
         let manager = self.manager().await?;
         let call = manager.inner().call_with_flags(method, MethodFlags::NO_AUTO_START, &());
-        let reply: Option<HashMap<String, OwnedVariant>> = self.answer(call).await?;
-        Ok(json_object(&reply.unwrap_or_default()))
+        Ok(self.answer(call).await?.unwrap_or_default())
     }
 }
 

@@ -49,6 +49,28 @@ const WORKERS: [(&str, &str, &str, &str, f64); 4] = [
     ("worker_replaced_total", "counter", "How often it was replaced.", "restarts", 1.0),
 ];
 
+/// Numbers of each device, where they are known: name, kind, help, key in `ListDevices`, what it is
+/// divided by.
+const DEVICES: [(&str, &str, &str, &str, f64); 7] = [
+    ("device_memory_size_bytes", "gauge", "Memory of a device.", "memory_total", 1.0),
+    ("device_memory_used_bytes", "gauge", "Memory in use, by whomever.", "memory_used", 1.0),
+    ("device_memory_free_bytes", "gauge", "Memory that can be had.", "memory_free", 1.0),
+    ("device_utilisation_ratio", "gauge", "Time in which it computed.", "utilisation_percent", 1e2),
+    ("device_temperature_celsius", "gauge", "Temperature.", "temperature_celsius", 1.0),
+    ("device_power_watts", "gauge", "What it draws now.", "power_watts", 1.0),
+    ("device_energy_joules_total", "counter", "What it has drawn.", "energy_joules", 1.0),
+];
+
+/// What the service told.
+pub struct Told {
+    /// `GetStatus`.
+    pub status: Value,
+    /// `GetStatistics`.
+    pub statistics: Value,
+    /// `ListDevices`.
+    pub devices: Vec<Value>,
+}
+
 /// A text in the format.
 #[derive(Default)]
 struct Text(String);
@@ -89,15 +111,16 @@ impl Text {
     }
 }
 
-/// Everything that is known. `service` is what `GetStatus` and `GetStatistics` told, if they did.
-pub fn render(gateway: &Gateway, service: Option<(&Value, &Value)>) -> String {
+/// Everything that is known.
+pub fn render(gateway: &Gateway, service: Option<&Told>) -> String {
     let mut text = Text::default();
     text.family("up", "gauge", "Whether the service answers the gateway.");
     text.sample("up", &[], u8::from(service.is_some()));
-    if let Some((status, statistics)) = service {
+    if let Some(Told { status, statistics, devices: known }) = service {
         about(&mut text, status);
         numbers(&mut text, statistics);
         workers(&mut text, status);
+        devices(&mut text, known);
     }
     own(&mut text, gateway);
     text.0
@@ -159,6 +182,23 @@ fn workers(text: &mut Text, status: &Value) {
             let device = worker["device"].as_str().unwrap_or_default();
             let labels = [("worker", number.as_str()), ("device", device)];
             text.sample(name, &labels, worker[key].as_f64().unwrap_or_default() / unit);
+        }
+    }
+}
+
+fn devices(text: &mut Text, devices: &[Value]) {
+    for (name, kind, help, key, unit) in DEVICES {
+        let known = devices.iter().filter_map(|device| Some((device, device[key].as_f64()?)));
+        let known: Vec<_> = known.collect();
+        if !known.is_empty() {
+            text.family(name, kind, help);
+        }
+        for (device, value) in known {
+            let told = |key: &str| device[key].as_str().unwrap_or_default();
+            let in_use = if device["in_use"] == true { "1" } else { "0" };
+            let labels =
+                [("device", told("name")), ("model", told("description")), ("in_use", in_use)];
+            text.sample(name, &labels, value / unit);
         }
     }
 }

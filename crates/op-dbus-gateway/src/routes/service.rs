@@ -13,9 +13,10 @@ use serde_json::{Value, json};
 use zbus::proxy::MethodFlags;
 use zbus::{OwnedVariant, Variant};
 
+use crate::Gateway;
 use crate::limits::LIMITS;
+use crate::prometheus::{self, Told};
 use crate::refusal::Refusal;
-use crate::{Gateway, prometheus};
 
 /// The gateway is alive, whatever the service does.
 pub async fn health() -> Json<Value> {
@@ -48,21 +49,23 @@ async fn trial(gateway: &Gateway) -> Result<(), Refusal> {
 
 /// What runs and what it did, as the bus tells it.
 pub async fn status(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Refusal> {
-    let (status, statistics) = told(&gateway).await?;
-    Ok(Json(json!({"status": status, "statistics": statistics})))
+    let Told { status, statistics, devices } = told(&gateway).await?;
+    Ok(Json(json!({"status": status, "statistics": statistics, "devices": devices})))
 }
 
 /// The same and the gateway's own counts, for Prometheus.
 pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
-    let told = told(&gateway).await.ok();
-    let service = told.as_ref().map(|(status, statistics)| (status, statistics));
-    let text = prometheus::render(&gateway, service);
+    let text = prometheus::render(&gateway, told(&gateway).await.ok().as_ref());
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
-async fn told(gateway: &Gateway) -> Result<(Value, Value), Refusal> {
+async fn told(gateway: &Gateway) -> Result<Told, Refusal> {
     let mut lease = gateway.bus.lease().await?;
-    Ok((lease.read("GetStatus").await?, lease.read("GetStatistics").await?))
+    Ok(Told {
+        status: lease.read("GetStatus").await?,
+        statistics: lease.read("GetStatistics").await?,
+        devices: lease.devices().await?,
+    })
 }
 
 /// The routes, for programs.
