@@ -114,6 +114,10 @@ async fn calls_outlive_a_device_that_is_killed_and_lost() -> Outcome {
             let Some((pid, _)) = device(workers(&daemon).await?) else { continue };
             if killed.insert(pid) {
                 kill(pid, Signal::SIGKILL)?;
+                // A batch is tried again once. What was lost is at the queue's front, so it is answered
+                // before these many others: the next kill must not meet it.
+                let answered = daemon.client().counter("calls").await?;
+                daemon.client().counted("calls", answered + 16).await?;
             }
         }
         Ok::<_, Box<dyn std::error::Error>>(())
