@@ -21,6 +21,7 @@ use crate::providers::{movable, provider};
 tests! {
     the_cpu_helps_a_device_with_the_models_vectors: [Bus, Low, Ggml],
     calls_outlive_a_device_that_is_killed_and_lost: [Bus, Low, Ggml],
+    calls_in_flight_move_to_the_fallback: [Bus, Low, Ggml],
 }
 
 /// Device, process and batches of each worker.
@@ -114,10 +115,6 @@ async fn calls_outlive_a_device_that_is_killed_and_lost() -> Outcome {
             let Some((pid, _)) = device(workers(&daemon).await?) else { continue };
             if killed.insert(pid) {
                 kill(pid, Signal::SIGKILL)?;
-                // A batch is tried again once. What was lost is at the queue's front, so it is answered
-                // before these many others: the next kill must not meet it.
-                let answered = daemon.client().counter("calls").await?;
-                daemon.client().counted("calls", answered + 16).await?;
             }
         }
         Ok::<_, Box<dyn std::error::Error>>(())
@@ -137,5 +134,25 @@ async fn calls_outlive_a_device_that_is_killed_and_lost() -> Outcome {
         calls += client.await??;
     }
     println!("{calls} calls, none failed");
+    daemon.stop().await
+}
+
+async fn calls_in_flight_move_to_the_fallback() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, library, away) = movable()?;
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+    let (stop, stopped) = watch::channel(false);
+    let clients = clients(&bus, &stopped).await?;
+    daemon.client().counted("in_flight_calls", 4).await?;
+    fs::rename(&library, &away)?;
+    let [(_, pid, _)] = workers(&daemon).await?[..] else { return Err("not one worker".into()) };
+    kill(pid, Signal::SIGKILL)?;
+    assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
+    assert_eq!(provider(&daemon).await?.0, "cpu");
+    stop.send(true)?;
+    for client in clients {
+        assert!(client.await?? > 0, "a call that was in flight is answered");
+    }
     daemon.stop().await
 }

@@ -77,6 +77,14 @@ impl Inputs {
         }
     }
 
+    /// The memory that they take, without that of the lists themselves.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.iter().map(String::len).sum(),
+            Self::Tokens(lists) => lists.iter().map(|ids| size_of_val(ids.as_slice())).sum(),
+        }
+    }
+
     /// Whether there is nothing to embed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -172,7 +172,7 @@ impl Worker {
             BackendError::OutOfMemory(_) if halvings < HALVINGS_MAX && batch.len() > 1 => {
                 let mut rest = batch.split_off(batch.len() / 2);
                 if let Err(error) = self.run(batch, halvings + 1) {
-                    scheduler.put_back(&mut rest, &error, false);
+                    scheduler.put_back(&mut rest);
                     return Err(error);
                 }
                 self.run(&mut rest, halvings + 1)
@@ -185,11 +185,11 @@ impl Worker {
             }
             // One text may be what the backend refuses; its neighbours must not pay for it.
             error @ BackendError::Failed(_) => {
-                scheduler.put_back(batch, &error, true);
+                scheduler.try_again(self.place.index, batch, &error);
                 Ok(())
             }
             error @ (BackendError::Lost(_) | BackendError::Load { .. }) => {
-                scheduler.put_back(batch, &error, true);
+                scheduler.try_again(self.place.index, batch, &error);
                 Err(error)
             }
         }

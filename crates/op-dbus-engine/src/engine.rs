@@ -210,6 +210,11 @@ impl Engine {
         self.scheduler().hopeless().await;
     }
 
+    /// Whether no worker of the pool that was asked for can be had now.
+    pub fn is_failing(&self) -> bool {
+        self.scheduler().is_hopeless()
+    }
+
     /// What each worker is and does, in the order of their numbers.
     pub fn descriptions(&self) -> Vec<WorkerStatus> {
         self.scheduler().workers()

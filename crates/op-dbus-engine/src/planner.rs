@@ -143,13 +143,12 @@ impl Planner {
         plan.batch.clear();
         plan.dead.clear();
         while let Some((class, aged)) = queue.turn(now_us) {
-            let first = queue.lanes(class).filter_map(|(uid, lane)| Turn::of(uid, lane, 0)).min();
-            let Some(Turn { uid, served, .. }) = first else { break };
+            let Some(Turn { uid, served, .. }) = turn_in(queue, class) else { break };
             let Some(head) = take_alive(queue, class, uid, alive, &mut plan.dead) else { continue };
             queue.taken(class, aged, now_us);
             queue.advance(class, uid);
             queue.charge(class, uid, head.tokens);
-            let alone = head.alone;
+            let alone = head.failed_on.is_some();
             plan.batch.push(head);
             let served_max = served.saturating_add(self.budget.tokens_max as u64);
             match self.budget.layout {
@@ -191,7 +190,7 @@ impl Planner {
             let next = fill.with(entry.tokens);
             if !alive(entry) {
                 plan.dead.extend(queue.take(class, uid, index));
-            } else if !entry.alone && next.fits(budget) {
+            } else if entry.failed_on.is_none() && next.fits(budget) {
                 fill = next;
                 queue.charge(class, uid, entry.tokens);
                 plan.batch.extend(queue.take(class, uid, index));
@@ -247,12 +246,23 @@ impl Planner {
         for (rank, turn) in lanes.iter().enumerate().take(size) {
             let Some(lane) = queue.lane(class, turn.uid) else { continue };
             for (index, entry) in lane.entries.iter().enumerate().take(share.min(lane.open())) {
-                if !entry.alone && alive(entry) {
+                if entry.failed_on.is_none() && alive(entry) {
                     window.push(Candidate { tokens: entry.tokens, uid: turn.uid, index, rank });
                 }
             }
         }
     }
+}
+
+/// The entry that the next batch begins with, unless nobody waits for it any more.
+pub(crate) fn first<T>(queue: &Queue<T>, now_us: u64) -> Option<&Entry<T>> {
+    let (class, _) = queue.turn(now_us)?;
+    queue.lane(class, turn_in(queue, class)?.uid)?.entries.front()
+}
+
+/// Whose turn it is in a class.
+fn turn_in<T>(queue: &Queue<T>, class: Priority) -> Option<Turn> {
+    queue.lanes(class).filter_map(|(uid, lane)| Turn::of(uid, lane, 0)).min()
 }
 
 fn take_alive<T>(

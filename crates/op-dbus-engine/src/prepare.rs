@@ -149,7 +149,7 @@ impl Preparer {
                     class: job.terms.class,
                     tokens: window.ids.len(),
                     enqueued_us: now_us,
-                    alone: false,
+                    failed_on: None,
                     item: Row {
                         job: Arc::clone(job),
                         slot: Slot { text: index, window: at },

@@ -21,9 +21,9 @@ pub(crate) struct Entry<T> {
     /// Tokens, special tokens included.
     pub tokens: usize,
     pub enqueued_us: u64,
-    /// Set when a batch with this entry failed: it may be what the batch failed of, so it is run
-    /// once more without neighbours.
-    pub alone: bool,
+    /// The worker on which a batch with this entry failed: it may be what the batch failed of, so it
+    /// is run once more without neighbours.
+    pub failed_on: Option<usize>,
     pub item: T,
 }
 

@@ -11,6 +11,8 @@ use crate::status::{WorkerState, WorkerStatus};
 
 /// Failed loads in a row of every worker of a pool after which nobody waits for them.
 const LOAD_FAILURES_MAX: u32 = 3;
+/// A worker that is busy for longer with one batch is not waited for.
+const BUSY_US_MAX: u64 = 1_000_000;
 /// Rate that is assumed until the first batch has been measured.
 const TOKENS_PER_S_ASSUMED: f64 = 5_000.0;
 
@@ -125,6 +127,21 @@ impl Roster {
         let others = (0..self.pools.len()).filter(|pool| *pool != own);
         let others: Vec<_> = others.filter_map(|pool| self.lane(pool)).collect();
         routing::leave(&self.lane(own)?, &others, waiting, now_us)
+    }
+
+    /// Whether `worker` leaves a row whose batch failed on `failed_on` to somebody further from that:
+    /// on another device, or else another worker of the same. One that is busy is waited for, but not
+    /// for longer than this tells: it may hang.
+    pub fn leaves_failed(&self, worker: usize, failed_on: usize, now_us: u64) -> Option<Duration> {
+        let device = |index: usize| Some(&self.workers.get(index)?.status.description.device);
+        let distance = |index| (device(index) != device(failed_on), index != failed_on);
+        let others = self.workers.iter().enumerate().filter(|(_, other)| other.is_there());
+        let further = others.filter(|(index, _)| distance(*index) > distance(worker));
+        let busy_us = |running: Running| now_us.saturating_sub(running.started_us);
+        let left = further.filter_map(|(_, other)| {
+            BUSY_US_MAX.checked_sub(other.running.map_or(0, busy_us)).filter(|left| *left > 0)
+        });
+        left.max().map(Duration::from_micros)
     }
 
     fn lane(&self, index: usize) -> Option<Lane<'_>> {

@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::config::Limits;
 use crate::error::Error;
 use crate::job::{Job, Slot};
-use crate::planner::Plan;
+use crate::planner::{self, Plan};
 use crate::presence::Absence;
 use crate::queue::{self, Queue};
 use crate::roster::Roster;
@@ -129,22 +129,29 @@ impl Scheduler {
         self.call_workers(state, many || unloaded);
     }
 
-    /// Puts rows of a failed batch back, once; `blamed` says that the failure may be theirs.
-    pub fn put_back(&self, entries: &mut Vec<Entry>, error: &BackendError, blamed: bool) {
-        let (again, failed): (Vec<_>, Vec<_>) =
-            entries.drain(..).partition(|entry| !(blamed && entry.alone));
+    /// Puts rows of a batch that was not run back.
+    pub fn put_back(&self, entries: &mut Vec<Entry>) {
+        self.put_first(std::mem::take(entries));
+    }
+
+    /// Puts rows of a batch that failed on `worker` back, once: the failure may be theirs.
+    pub fn try_again(&self, worker: usize, entries: &mut Vec<Entry>, error: &BackendError) {
+        let (mut again, failed): (Vec<_>, Vec<_>) =
+            entries.drain(..).partition(|entry| entry.failed_on.is_none());
         fail(failed, &Error::WorkerFailed(error.clone()));
-        if blamed {
-            self.stats.retried(again.len());
-        }
+        self.stats.retried(again.len());
+        again.iter_mut().for_each(|entry| entry.failed_on = Some(worker));
+        self.put_first(again);
+    }
+
+    fn put_first(&self, entries: Vec<Entry>) {
         let mut state = self.lock();
         if let Some(error) = state.refusal() {
             drop(state);
-            fail(again, &error);
+            fail(entries, &error);
             return;
         }
-        for mut entry in again.into_iter().rev() {
-            entry.alone |= blamed;
+        for entry in entries.into_iter().rev() {
             state.queue.push_front(entry);
         }
         drop(state);
@@ -213,8 +220,12 @@ impl Scheduler {
         }
     }
 
-    /// How long an idle worker waits for more texts, or for another pool to take these.
+    /// How long an idle worker waits for more texts, or for another one to take these.
     fn delay(&self, state: &mut State, worker: usize, now_us: u64) -> Option<Duration> {
+        if let Some(failed_on) = planner::first(&state.queue, now_us)?.failed_on {
+            // What batches cost is of no matter here.
+            return state.roster.leaves_failed(worker, failed_on, now_us);
+        }
         if self.delay_us > 0 {
             let tokens_max = state.roster.planner(worker)?.tokens_max();
             let until_us = state.queue.oldest_us()?.saturating_add(self.delay_us);
@@ -229,9 +240,9 @@ impl Scheduler {
     }
 
     /// Wakes idle workers: all if there is work for `many`, or if the one that wakes may leave it to
-    /// another pool.
+    /// another one.
     fn call_workers(&self, state: MutexGuard<'_, State>, many: bool) {
-        let all = many || state.roster.is_mixed();
+        let all = many || state.roster.is_mixed() || state.is_choosy(self.clock.now_us());
         drop(state);
         if all {
             self.work.notify_all();
@@ -299,6 +310,11 @@ impl State {
         if let Some(planner) = self.roster.planner(worker) {
             planner.plan(&mut self.queue, now_us, alive, plan);
         }
+    }
+
+    /// Whether what is next is not for every worker.
+    fn is_choosy(&self, now_us: u64) -> bool {
+        planner::first(&self.queue, now_us).is_some_and(|entry| entry.failed_on.is_some())
     }
 
     /// Why nothing can be queued: the engine has stopped, or no worker can be had.

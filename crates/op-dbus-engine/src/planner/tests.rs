@@ -16,7 +16,7 @@ struct Item {
 }
 
 fn entry(uid: u32, class: Priority, tokens: usize, item: Item) -> Entry<Item> {
-    Entry { uid, class, tokens, enqueued_us: item.number as u64, alone: false, item }
+    Entry { uid, class, tokens, enqueued_us: item.number as u64, failed_on: None, item }
 }
 
 fn simple(uid: u32, class: Priority, tokens: usize) -> Entry<Item> {
@@ -66,7 +66,7 @@ fn check_batch(batch: &[Entry<Item>], budget: &BatchLimits) -> Result<(), TestCa
     let padded = batch.len() * longest;
     if batch.len() > 1 {
         prop_assert!(batch.len() <= budget.rows_max);
-        prop_assert!(batch.iter().all(|entry| !entry.alone));
+        prop_assert!(batch.iter().all(|entry| entry.failed_on.is_none()));
     }
     if batch.len() > 1 && budget.layout == BatchLayout::Packed {
         let squares: usize = batch.iter().map(|entry| entry.tokens * entry.tokens).sum();
@@ -131,8 +131,8 @@ proptest! {
         for (number, (uid, bulk, tokens, alive, alone)) in arrivals.iter().enumerate() {
             let class = if *bulk { Bulk } else { Interactive };
             let mut entry = entry(*uid, class, *tokens, Item { number, alive: *alive });
-            entry.alone = *alone && number % 5 == 0;
-            if entry.alone { queue.push_front(entry) } else { queue.push(entry) }
+            entry.failed_on = (*alone && number % 5 == 0).then_some(0);
+            if entry.failed_on.is_some() { queue.push_front(entry) } else { queue.push(entry) }
             if number % 10 == 0 {
                 for _ in 0..plans_between {
                     take(&mut queue)?;

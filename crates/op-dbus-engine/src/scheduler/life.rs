@@ -44,6 +44,11 @@ impl Scheduler {
         self.until(|state| state.roster.is_hopeless()).await;
     }
 
+    /// Whether no worker of the pool that was asked for can be had now.
+    pub fn is_hopeless(&self) -> bool {
+        self.lock().roster.is_hopeless()
+    }
+
     /// A worker that has no backend makes itself one.
     pub fn loading(&self, worker: usize) {
         self.set(worker, WorkerState::Loading);

