@@ -21,6 +21,8 @@ pub struct Limits {
     pub head_time: Duration,
     /// How long a client may take to send a request's body.
     pub body_time: Duration,
+    /// How long a client may read nothing of a reply that it is sent.
+    pub reply_time: Duration,
     /// How long the service may take for a request: the deadline of its calls.
     pub answer_time: Duration,
     /// How long the service may take to embed the trial text of `/ready`.
@@ -41,6 +43,7 @@ pub const LIMITS: Limits = Limits {
     body_bytes: 8 << 20,
     head_time: Duration::from_secs(30),
     body_time: Duration::from_secs(30),
+    reply_time: Duration::from_secs(30),
     answer_time: Duration::from_secs(120),
     ready_time: Duration::from_secs(10),
     drain_time: Duration::from_secs(20),

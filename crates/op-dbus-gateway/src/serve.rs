@@ -1,7 +1,9 @@
-//! Connections: bounded in number, each with a time for its requests' heads, and an end that loses
-//! no request.
+//! Connections: bounded in number, each with a time for its requests' heads and for its replies, and
+//! an end that loses no request.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -12,11 +14,12 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use tokio_io_timeout::TimeoutStream;
 use tracing::{debug, info, warn};
 
 use crate::Fatal;
 use crate::limits::LIMITS;
-use crate::listen::Listener;
+use crate::listen::{Listener, Stream};
 
 /// Answers by `router` until SIGTERM or SIGINT.
 ///
@@ -53,6 +56,7 @@ pub async fn serve(listener: Listener, router: Router) -> Result<(), Fatal> {
                 continue;
             }
         };
+        let stream = impatient(stream, LIMITS.reply_time);
         let connection = http.serve_connection(TokioIo::new(stream), service.clone());
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
@@ -71,9 +75,35 @@ pub async fn serve(listener: Listener, router: Router) -> Result<(), Fatal> {
     Ok(())
 }
 
+/// A connection that ends when its client has read nothing for `time` of what it is sent: a reply holds
+/// one of the requests that are worked on at once.
+fn impatient<S: Stream>(stream: S, time: Duration) -> Pin<Box<TimeoutStream<S>>> {
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(time));
+    Box::pin(stream)
+}
+
 /// A manager that can't be told is no reason not to serve.
 fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         warn!(%error, "the service manager could not be told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_does_not_read_is_let_go() {
+        let (ours, mut theirs) = duplex(1);
+        let sent = impatient(ours, Duration::from_millis(1)).write_all(b"four").await;
+        assert_eq!(sent.unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(theirs.read_u8().await.unwrap(), b'f');
+        assert!(theirs.read_u8().await.is_err(), "the connection is closed");
     }
 }
