@@ -86,7 +86,7 @@ impl Calls {
         let count = inputs.len();
         let cancel: CancelToken = caller.cancel.clone();
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink: None };
-        let reply = served.embed(request).await?;
+        let (reply, served) = self.service.embed(served, request).await?;
         let (tokens, queue_us, compute_us) = (reply.tokens, reply.queue_us, reply.compute_us);
         debug!(texts = count, tokens, queue_us, compute_us, model = %served.model, "embedded");
         Ok(Embedded { reply, served })

@@ -2,8 +2,10 @@
 //! is loaded first; only then does the traffic move, and the old engine ends with its last call.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use op_dbus_models::Level;
+use tokio::sync::MutexGuard;
 use tracing::{error, info, warn};
 
 use super::fleet::Fleet;
@@ -97,17 +99,29 @@ impl Service {
     /// Goes through the providers once more, and moves to the first that works if it is another one
     /// than serves: because that one has failed, or one that failed before may work again.
     pub async fn reconsider(&self) {
-        let _change = self.0.change.lock().await;
+        let change = self.0.change.lock().await;
+        self.look_for_another(&change).await;
+    }
+
+    /// [`Service::reconsider`] during a change.
+    pub(super) async fn look_for_another(&self, _change: &MutexGuard<'_, ()>) {
         let Ok(now) = self.staying() else { return };
         let Some(choice) = wanted(now.settings()) else { return };
         let fleet = Fleet::new(now.loaded.clone(), self.0.spawner.clone());
+        // The same provider again is as good as its workers that are there.
+        let is_better =
+            |new: &Served, old: &Served| old.provider != new.provider || old.engine.is_failing();
         match fleet.get_anew(&choice).await {
-            Ok(served) if now.served().is_none_or(|old| old.provider != served.provider) => {
+            Ok(served) if now.served().is_none_or(|old| is_better(&served, old)) => {
                 self.moved(Some(served), |next| next.fleet = fleet);
             }
-            // The same again: its own workers are as good.
             Ok(_) => {}
-            Err(error) => warn!(%error, "no other provider works either"),
+            Err(error) => {
+                warn!(%error, "no other provider works either");
+                if let Some(served) = now.served() {
+                    served.is_last.store(true, Ordering::Relaxed);
+                }
+            }
         }
     }
 

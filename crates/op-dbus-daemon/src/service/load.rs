@@ -1,6 +1,7 @@
 //! From a choice of model to an engine that answers: blocking work, done on a thread of its own.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use op_dbus_engine::{
@@ -164,6 +165,7 @@ fn served(
         precision: first.precision,
         engine_name: first.engine,
         isa: first.isa,
+        is_last: AtomicBool::new(false),
         engine,
     })
 }

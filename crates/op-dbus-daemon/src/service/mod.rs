@@ -3,6 +3,7 @@
 mod change;
 mod compiled;
 mod error;
+mod failover;
 mod fleet;
 mod load;
 mod memory;
@@ -46,6 +47,7 @@ struct Inner {
     /// Held while memory is given back: what one trim gives back another must not count.
     trimming: Mutex<()>,
     given: memory::Given,
+    failover: failover::Failover,
 }
 
 impl Service {
@@ -60,8 +62,8 @@ impl Service {
         };
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
-        let (change, trimming, given) = Default::default();
-        Self(Arc::new(Inner { now, change, spawner, telemetry, trimming, given }))
+        let (change, trimming, given, failover) = Default::default();
+        Self(Arc::new(Inner { now, change, spawner, telemetry, trimming, given, failover }))
     }
 
     /// What the service is now.

@@ -1,6 +1,7 @@
 //! A loaded model with its engine, and what a request asks of it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use op_dbus_engine::{
@@ -9,6 +10,7 @@ use op_dbus_engine::{
 use op_dbus_models::Level;
 
 use super::Error;
+use crate::settings::Provider;
 
 /// Which model is meant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +67,8 @@ pub struct Served {
     pub engine_name: String,
     /// Instruction set that it uses; empty where it chooses by itself.
     pub isa: String,
+    /// Set once its provider has failed and no other was found: nobody waits for one any more.
+    pub(super) is_last: AtomicBool,
     /// What computes.
     pub engine: Engine,
 }
@@ -113,6 +117,11 @@ impl Served {
     /// The vector space as callers see it: fingerprint and precision.
     pub fn vector_space(&self) -> String {
         format!("{}-{}", self.space, self.precision)
+    }
+
+    /// Whether `provider` computes.
+    pub(super) fn is_on(&self, provider: Provider) -> bool {
+        self.provider == provider.to_string()
     }
 
     /// Embeds texts, or token ids.

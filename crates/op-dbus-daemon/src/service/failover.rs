@@ -1,0 +1,122 @@
+//! Calls that outlive their provider: made once more on the one that takes its place.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use op_dbus_engine::{CancelToken, Error as EngineError, Reply};
+use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
+
+use super::served::{Request, Served};
+use super::{Error, Service, provider};
+
+/// KiB of inputs that wait for another provider, of all calls together: no queue counts them
+/// meanwhile. A call beyond is told at once that its provider has failed.
+const HELD_KIB_MAX: usize = 64 << 10;
+
+/// What waits for another provider.
+#[derive(Debug)]
+pub(super) struct Failover {
+    /// Permits for the inputs that wait.
+    held: Semaphore,
+}
+
+impl Default for Failover {
+    fn default() -> Self {
+        Self { held: Semaphore::new(HELD_KIB_MAX) }
+    }
+}
+
+impl Service {
+    /// Embeds on `served`. If its provider fails for good meanwhile, and another one takes its place, the
+    /// call is made once more there; tells who has answered.
+    ///
+    /// # Errors
+    /// As [`Served::embed`].
+    pub async fn embed(
+        &self,
+        served: Arc<Served>,
+        request: Request,
+    ) -> Result<(Reply, Arc<Served>), Error> {
+        let again = self.may_have_successor(&served).then(|| request.again()).flatten();
+        let error = match served.embed(request).await {
+            Ok(reply) => return Ok((reply, served)),
+            Err(error) => error,
+        };
+        let failed = matches!(error, Error::Engine(EngineError::WorkerFailed(_)));
+        let Some(request) = again.filter(|_| failed && served.engine.is_failing()) else {
+            return Err(error);
+        };
+        let Ok(_held) = self.hold(request.inputs.bytes()) else { return Err(error) };
+        let (cancel, deadline) = (request.cancel.clone(), request.options.deadline);
+        let Some(next) = self.successor(&served, cancel, deadline).await? else {
+            return Err(error);
+        };
+        drop(served);
+        Ok((next.embed(request).await?, next))
+    }
+
+    /// Whether the settings name a provider to come after that of `served`, which is in force.
+    fn may_have_successor(&self, served: &Arc<Served>) -> bool {
+        let now = self.now();
+        let in_force = now.served().is_some_and(|in_force| Arc::ptr_eq(in_force, served));
+        let candidates = provider::candidates(now.settings());
+        in_force
+            && !served.is_last.load(Ordering::Relaxed)
+            && candidates.last().is_some_and(|last| !served.is_on(*last))
+    }
+
+    /// Room for the inputs of a call that waits, if there is some.
+    fn hold(&self, bytes: usize) -> Result<SemaphorePermit<'_>, TryAcquireError> {
+        let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
+        self.0.failover.held.try_acquire_many(kib.saturating_add(1))
+    }
+
+    /// What serves instead of `failed`, once that is decided.
+    async fn successor(
+        &self,
+        failed: &Arc<Served>,
+        cancel: CancelToken,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Arc<Served>>, Error> {
+        let late = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => return Err(EngineError::Cancelled.into()),
+            () = self.replace_failed(failed) => {}
+            () = late => return Err(EngineError::DeadlineExceeded.into()),
+        }
+        Ok(self.now().served().filter(|next| !Arc::ptr_eq(next, failed)).cloned())
+    }
+
+    /// Looks for another provider, unless somebody else has done so since `failed` had failed.
+    async fn replace_failed(&self, failed: &Arc<Served>) {
+        let change = self.0.change.lock().await;
+        let now = self.now();
+        let in_force = now.served().is_some_and(|in_force| Arc::ptr_eq(in_force, failed));
+        if in_force && !failed.is_last.load(Ordering::Relaxed) {
+            self.look_for_another(&change).await;
+        }
+    }
+}
+
+impl Request {
+    /// The same once more; `None` where vectors of it may be elsewhere already.
+    fn again(&self) -> Option<Self> {
+        let Self { uid, cancel, inputs, options, wait, sink } = self;
+        let (cancel, inputs, options) = (cancel.clone(), inputs.clone(), options.clone());
+        sink.is_none().then_some(Self {
+            uid: *uid,
+            cancel,
+            inputs,
+            options,
+            wait: *wait,
+            sink: None,
+        })
+    }
+}
