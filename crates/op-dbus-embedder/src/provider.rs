@@ -6,16 +6,13 @@ use op_dbus_models::{Error, RuntimeStore, manifest, runtime};
 
 use crate::backend::{CPU, CpuEngine};
 
-/// `auto`: what the CPU is slower than wherever it works, then the CPU.
-const AUTO: [&str; 2] = ["cuda", CPU];
-
 /// The canonical names of the providers to try, in order and each once.
 ///
 /// # Errors
 /// A name that is not a provider's.
 pub fn candidates(asked: &str, fallback: &[String]) -> Result<Vec<String>, Error> {
     let asked: Vec<&str> = match asked {
-        "auto" => AUTO.to_vec(),
+        "auto" => manifest::auto().collect(),
         one => std::iter::once(one).chain(fallback.iter().map(String::as_str)).collect(),
     };
     let mut names: Vec<String> = Vec::new();

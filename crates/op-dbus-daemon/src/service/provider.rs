@@ -33,13 +33,11 @@ pub struct Host {
 
 /// The providers in the order in which they are tried.
 pub fn candidates(settings: &Settings) -> Vec<Provider> {
-    let first: &[Provider] = match settings.execution_provider {
-        // What the CPU is slower than wherever it works; others are taken by name.
-        Provider::Auto => &[Provider::Cuda, Provider::Cpu],
-        ref other => std::slice::from_ref(other),
+    let mut candidates = match settings.execution_provider {
+        // It ends with what always works.
+        Provider::Auto => manifest::auto().filter_map(|name| name.parse().ok()).collect(),
+        other => vec![other],
     };
-    let mut candidates = first.to_vec();
-    // `auto` ends with what always works.
     if settings.execution_provider != Provider::Auto {
         candidates.extend(&settings.fallback);
     }

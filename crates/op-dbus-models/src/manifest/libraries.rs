@@ -104,6 +104,7 @@ enum Answer {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Libraries {
+    auto: Vec<String>,
     libraries: Vec<Library>,
     elsewhere: Vec<Elsewhere>,
 }
@@ -117,6 +118,11 @@ static LIBRARIES: LazyLock<Libraries> = LazyLock::new(|| {
 #[must_use]
 pub fn libraries() -> &'static [Library] {
     &LIBRARIES.libraries
+}
+
+/// The providers that `auto` tries, in this order.
+pub fn auto() -> impl Iterator<Item = &'static str> {
+    LIBRARIES.auto.iter().map(String::as_str)
 }
 
 /// The names of all providers that have a library.
