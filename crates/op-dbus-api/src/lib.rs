@@ -72,10 +72,12 @@
 //! [`info::SPACE`] beside an index, and hand it back as [`option::EXPECT_SPACE`]: if the administrator
 //! changes the model, the answer is [`ErrorName::WrongSpace`].
 
+mod cosine;
 mod error;
 mod json;
 mod proxy;
 
+pub use cosine::cosine;
 pub use error::{Error, ErrorName};
 pub use json::{json, json_object};
 pub use proxy::{EmbedderProxy, ManagerProxy, ProviderFallback, ProviderFallbackStream};

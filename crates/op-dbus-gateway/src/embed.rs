@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use op_dbus_api::{info, json_object, option};
+use op_dbus_api::{cosine, info, json_object, option};
 use serde::Deserialize;
 use serde_json::Value;
 use zbus::{OwnedVariant, Variant};
@@ -58,12 +58,10 @@ impl Inputs {
     /// Texts that can travel on the bus.
     ///
     /// # Errors
-    /// A text with a character that can't.
+    /// As [`check_texts`].
     pub fn texts(texts: Vec<String>) -> Result<Self, Refusal> {
-        match texts.iter().position(|text| text.contains('\0')) {
-            Some(index) => Err(no_zero(&format!("text {index}"))),
-            None => Ok(Self::Texts(texts)),
-        }
+        check_texts(&texts)?;
+        Ok(Self::Texts(texts))
     }
 
     /// How many vectors there will be.
@@ -72,6 +70,17 @@ impl Inputs {
             Self::Texts(texts) => texts.len(),
             Self::Tokens(lists) => lists.len(),
         }
+    }
+}
+
+/// Refuses a text that can't travel on the bus.
+///
+/// # Errors
+/// It has a character that ends strings there.
+pub fn check_texts(texts: &[String]) -> Result<(), Refusal> {
+    match texts.iter().position(|text| text.contains('\0')) {
+        Some(index) => Err(no_zero(&format!("text {index}"))),
+        None => Ok(()),
     }
 }
 
@@ -226,13 +235,4 @@ impl Embedded {
         self.space = text(info::SPACE);
         self.provider = text(info::PROVIDER);
     }
-}
-
-/// Zero when one of the vectors is zero: nothing is like it.
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-    };
-    let lengths = (dot(a, a) * dot(b, b)).sqrt();
-    if lengths > 0.0 { (dot(a, b) / lengths).clamp(-1.0, 1.0) } else { 0.0 }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use zbus::Variant;
 
 use crate::Gateway;
-use crate::embed::{Input, Inputs, Wanted, embed as embed_inputs, no_zero};
+use crate::embed::{Input, Inputs, Wanted, check_texts, embed as embed_inputs, no_zero};
 use crate::refusal::Refusal;
 use crate::work::Work;
 
@@ -192,9 +192,7 @@ pub async fn tokenize(
         Texts::Many(texts) => texts,
     };
     permit.for_texts(texts.len())?;
-    if let Some(index) = texts.iter().position(|text| text.contains('\0')) {
-        return Err(no_zero(&format!("text {index}")));
-    }
+    check_texts(&texts)?;
     let prompt = checked(asked.prompt_name)?;
     let options: HashMap<&str, Variant<'_>> =
         prompt.iter().map(|prompt| (option::PROMPT, Variant::from(prompt.as_str()))).collect();

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use op_dbus_api::cosine;
 use serde::Serialize;
 
 use super::corpus::Corpus;
@@ -167,13 +168,6 @@ fn likeness(vectors: &[f32], rows: usize) -> Vec<f64> {
     let dimensions = (vectors.len() / rows.max(1)).max(1);
     let pairs = vectors.chunks_exact(2 * dimensions);
     pairs.map(|pair| cosine(&pair[..dimensions], &pair[dimensions..])).collect()
-}
-
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-    };
-    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
 fn mean_and_min(values: &[f64]) -> (f64, f64) {

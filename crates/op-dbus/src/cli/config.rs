@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use op_dbus_daemon::settings::{Loaded, Settings, Shown, Sources, config_file, markdown};
 
 use super::terminal::{Colour, colour, paint, printable};
-use super::{Done, EXIT_CODES, Failure, daemon};
+use super::{Done, EXIT_CODES, Failure};
 
 /// Show the settings and where they come from, or check them
 #[derive(clap::Args)]
@@ -79,8 +79,7 @@ impl Files {
             .into_iter()
             .filter_map(|(key, path)| Some((key.to_owned(), path?.to_string_lossy().into_owned())))
             .collect();
-        let loaded = Settings::load(&Sources::of_process(flags));
-        let loaded = loaded.map_err(|mistakes| daemon::refuse(&mistakes))?;
+        let loaded = Settings::load(&Sources::of_process(flags))?;
         for warning in &loaded.warnings {
             eprintln!("op-dbus: {warning}");
         }

@@ -3,6 +3,8 @@
 use std::io;
 use std::process::ExitCode;
 
+use op_dbus_daemon::settings::Mistakes;
+
 /// The exit codes, as every command's help lists them.
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 service not reachable, 6 not configured";
@@ -69,6 +71,16 @@ impl Failure {
             eprintln!("op-dbus: {}", self.message);
         }
         ExitCode::from(self.code)
+    }
+}
+
+/// Settings that can't be used.
+impl From<Mistakes> for Failure {
+    fn from(mistakes: Mistakes) -> Self {
+        match mistakes.exit_code() {
+            2 => Self::usage(mistakes.to_string()),
+            _ => Self::not_configured(mistakes.to_string()),
+        }
     }
 }
 

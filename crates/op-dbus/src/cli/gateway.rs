@@ -10,8 +10,7 @@ use op_dbus_daemon::telemetry;
 use op_dbus_gateway::{Address, Config, Fatal};
 
 use super::client::builder;
-use super::daemon::{flag, refuse};
-use super::{Done, EXIT_CODES, Failure};
+use super::{Done, EXIT_CODES, Failure, flags};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,7 +42,7 @@ impl clap::Args for Args {
                  is to be one, is the credential `api-key` of the unit.",
             )
             .after_help(format!("{EXAMPLES}\n\n{EXIT_CODES}"));
-        rows().fold(command, |command, row| command.arg(flag(row)))
+        flags::add(command, rows())
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -53,11 +52,7 @@ impl clap::Args for Args {
 
 impl clap::FromArgMatches for Args {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let given = |row: &Row| {
-            let value = matches.get_one::<String>(row.key)?;
-            Some((row.key.to_owned(), value.clone()))
-        };
-        Ok(Self { flags: rows().filter_map(given).collect() })
+        Ok(Self { flags: flags::given(matches, rows()) })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -67,8 +62,7 @@ impl clap::FromArgMatches for Args {
 }
 
 pub fn run(args: Args) -> Done {
-    let loaded = Settings::load(&Sources::of_process(args.flags));
-    let settings = loaded.map_err(|mistakes| refuse(&mistakes))?.settings;
+    let settings = Settings::load(&Sources::of_process(args.flags))?.settings;
     // Warnings are about the state file, which keeps nothing that the gateway reads.
     telemetry::start(&settings.log).map_err(Failure::refused)?;
     let address = match settings.http_listen {

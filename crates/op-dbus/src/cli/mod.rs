@@ -7,6 +7,7 @@ mod daemon;
 mod doctor;
 mod embed;
 mod failure;
+mod flags;
 mod gateway;
 mod manual;
 mod models;

@@ -9,7 +9,7 @@ use op_dbus_daemon::settings::{Settings, Sources};
 
 use super::models::{self, ModelsCommand, Outcome};
 use super::runtime::{self, RuntimeCommand};
-use super::{Done, EXIT_CODES, Failure, daemon};
+use super::{Done, EXIT_CODES, Failure};
 
 /// Options of both commands.
 #[derive(clap::Args)]
@@ -56,8 +56,7 @@ impl StoreArgs {
         if let Some(folder) = self.model_dir {
             return Ok(folder);
         }
-        let loaded = Settings::load(&Sources::of_process(BTreeMap::new()));
-        Ok(loaded.map_err(|mistakes| daemon::refuse(&mistakes))?.settings.model_dir)
+        Ok(Settings::load(&Sources::of_process(BTreeMap::new()))?.settings.model_dir)
     }
 }
 

@@ -159,7 +159,7 @@ impl Source {
             let status: Dictionary = service.read_if_running("GetStatus").await?;
             let statistics: Dictionary = service.read_if_running("GetStatistics").await?;
             let devices: Vec<Dictionary> = service.read_if_running("ListDevices").await?;
-            Ok((status, statistics, devices))
+            Ok::<_, Failure>((status, statistics, devices))
         };
         let (status, statistics, devices) =
             match tokio::time::timeout(ANSWER_TIMEOUT, answers).await {
