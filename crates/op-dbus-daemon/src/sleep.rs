@@ -55,10 +55,10 @@ async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<
             signal = sleeps.next() => {
                 let Some(signal) = signal else { return Ok(()) };
                 if signal.args()?.start {
-                    if timeout(RELEASE_TIME, service.sleep()).await.is_err() {
-                        warn!("a device is still in use while the machine falls asleep");
+                    match timeout(RELEASE_TIME, service.sleep()).await {
+                        Ok(()) => info!("the machine is about to sleep; devices are released"),
+                        Err(_) => warn!("a device is still in use while the machine falls asleep"),
                     }
-                    info!("the machine is about to sleep; devices are released");
                     drop(delay.take());
                 } else {
                     info!("the machine is awake; every worker proves itself again");
