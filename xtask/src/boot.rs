@@ -4,7 +4,7 @@
 mod container;
 mod steps;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::deb;
 use crate::dist;
@@ -21,13 +21,36 @@ const NEEDS: &[Need] = &[
 
 /// Builds the package, boots, and goes through every step; the first that fails ends it.
 pub fn run(words: &[String]) -> Outcome {
+    prepare()?;
+    let package = deb::build(&dist::program(words)?)?;
+    go_through(Container::boot(&package, &models()?)?)
+}
+
+/// The same with this program; a machine on which no container boots is passed over, and said.
+pub fn run_if_possible(op_dbus: &Path) -> Outcome {
+    let skip = |message| {
+        println!("SKIP cargo xtask boot: {message}");
+        Ok(())
+    };
+    if let Err(message) = prepare() {
+        return skip(message);
+    }
+    let package = deb::build(op_dbus)?;
+    match Container::boot(&package, &models()?) {
+        Ok(container) => go_through(container),
+        Err(message) => skip(message),
+    }
+}
+
+/// What a container needs of this machine.
+fn prepare() -> Outcome {
     if !nix::unistd::geteuid().is_root() {
         return Err("a container can be booted by root alone; use sudo".to_owned());
     }
-    packages::ensure(&[NEEDS, packages::PIP])?;
-    let package = deb::build(&dist::program(words)?)?;
-    let store = models()?;
-    let mut container = Container::boot(&package, &store)?;
+    packages::ensure(&[NEEDS, packages::PIP])
+}
+
+fn go_through(mut container: Container) -> Outcome {
     for (name, step) in steps::ALL {
         println!("\n── {name}");
         step(&mut container).map_err(|error| format!("{name}: {error}"))?;

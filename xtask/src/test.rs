@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use crate::shell::{self, Outcome, cargo, program};
-use crate::{arch, emulate, kubernetes, packages, rpm, tidy};
+use crate::{arch, boot, emulate, kubernetes, packages, rpm, tidy};
 
 /// Pure Python, so that one folder on `PYTHONPATH` serves every interpreter.
 const PYTHON_CLIENT: &[&str] = &["jeepney==0.9.0"];
@@ -49,6 +49,8 @@ pub fn run() -> Outcome {
     shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings))?;
     step("packages");
     check_packages()?;
+    step("a system that boots");
+    boot::run_if_possible(&shell::root().join("target/debug/op-dbus"))?;
     step("kernels on every instruction set");
     emulate::run(&[])?;
     step("skipped tests");
