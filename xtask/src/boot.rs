@@ -22,8 +22,8 @@ const NEEDS: &[Need] = &[
 /// Builds the package, boots, and goes through every step; the first that fails ends it.
 pub fn run(words: &[String]) -> Outcome {
     prepare()?;
-    let package = deb::build(&dist::program(words)?)?;
-    go_through(Container::boot(&package, &models()?)?)
+    let packages = deb::build(&dist::program(words)?)?;
+    go_through(Container::boot(&packages, &models()?)?)
 }
 
 /// The same with this program; a machine on which no container boots is passed over, and said.
@@ -35,8 +35,8 @@ pub fn run_if_possible(op_dbus: &Path) -> Outcome {
     if let Err(message) = prepare() {
         return skip(message);
     }
-    let package = deb::build(op_dbus)?;
-    match Container::boot(&package, &models()?) {
+    let packages = deb::build(op_dbus)?;
+    match Container::boot(&packages, &models()?) {
         Ok(container) => go_through(container),
         Err(message) => skip(message),
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask deb`: the Debian package, of the tree that `dist` lays out.
+//! `cargo xtask deb`: the Debian packages, of the tree that `dist` lays out.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -8,33 +8,46 @@ use crate::packages::{self, Need};
 use crate::shell::{self, Outcome, cargo, program};
 
 const CARGO_DEB: &str = "3.8.0";
-const LINTIAN: &[Need] = &[Need { program: "lintian", package: "lintian" }];
+/// What it takes beside Debian's own tools for packages.
+pub const NEEDS: &[Need] = &[Need { program: "lintian", package: "lintian" }];
 
-/// Builds the package, compares it with the tree, and has lintian look at it.
+/// The packages: the service, and HTTP in front of it.
+pub struct Packages {
+    pub service: PathBuf,
+    pub gateway: PathBuf,
+}
+
+/// Builds the packages, compares them with the tree, and has lintian look at them.
 pub fn run(words: &[String]) -> Outcome {
-    packages::ensure(&[LINTIAN])?;
-    let package = build(&dist::program(words)?)?;
+    packages::ensure(&[NEEDS])?;
+    let Packages { service, gateway } = build(&dist::program(words)?)?;
     let root = dist::emptied("target/debian/root")?;
-    shell::run(program("dpkg-deb", &["--extract"]).arg(&package).arg(&root))?;
+    for package in [&service, &gateway] {
+        shell::run(program("dpkg-deb", &["--extract"]).arg(package).arg(&root))?;
+    }
     dist::compare(&root)?;
     let mut lintian = program("lintian", &["--tag-display-limit=0", "--fail-on=error,warning"]);
     if nix::unistd::geteuid().is_root() {
         lintian.arg("--allow-root");
     }
-    shell::run(lintian.arg(&package))?;
-    println!("{}", package.display());
+    shell::run(lintian.args([&service, &gateway]))?;
+    println!("{}\n{}", service.display(), gateway.display());
     Ok(())
 }
 
-/// Builds the package of this program and returns where it is.
-pub fn build(op_dbus: &Path) -> Result<PathBuf, String> {
+/// Builds the packages of this program and returns where they are.
+pub fn build(op_dbus: &Path) -> Result<Packages, String> {
     ensure_cargo_deb()?;
-    dist::tree_for_package(op_dbus)?;
-    let package = shell::root().join("target/debian/op-dbus.deb");
+    let tree = dist::tree_for_package(op_dbus)?;
+    dist::move_gateway(&tree, &dist::emptied("target/dist-tree-gateway")?)?;
+    let folder = shell::root().join("target/debian");
+    let service = folder.join("op-dbus.deb");
+    let gateway = folder.join("op-dbus-gateway.deb");
     // What cargo-deb would build and strip is what it finds in target/release.
     let words = ["deb", "--quiet", "--package", "op-dbus", "--no-build", "--no-strip", "--output"];
-    shell::run(cargo(&words).arg(&package))?;
-    Ok(package)
+    shell::run(cargo(&words).arg(&service))?;
+    shell::run(cargo(&words).arg(&gateway).args(["--variant", "gateway"]))?;
+    Ok(Packages { service, gateway })
 }
 
 fn ensure_cargo_deb() -> Outcome {

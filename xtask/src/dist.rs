@@ -56,6 +56,7 @@ const ELSEWHERE: &[(&str, &str)] =
 const PAPERS: &[&str] = &[
     "usr/share/doc/op-dbus/changelog.Debian",
     "usr/share/doc/op-dbus/copyright",
+    "usr/share/doc/op-dbus-gateway/",
     "usr/share/licenses/op-dbus/",
     "usr/share/lintian/",
 ];
@@ -97,6 +98,15 @@ pub fn tree_for_package(program: &Path) -> Result<PathBuf, String> {
     let mut strip = shell::program("strip", &["--strip-unneeded"]);
     shell::run(strip.arg(tree.join("usr/bin/op-dbus")))?;
     Ok(tree)
+}
+
+/// Moves the units of the gateway from one tree to another: they are a package of their own.
+pub fn move_gateway(from: &Path, to: &Path) -> Outcome {
+    for unit in FILES.iter().map(|(_, unit)| unit).filter(|unit| unit.contains("-gateway.")) {
+        put(to, unit, &read(&from.join(unit))?, 0o644)?;
+        fs::remove_file(from.join(unit)).map_err(|e| format!("can't remove {unit}: {e}"))?;
+    }
+    Ok(())
 }
 
 /// A folder of the checkout, made new.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use crate::shell::{self, Outcome, cargo, program};
-use crate::{arch, boot, emulate, kubernetes, packages, rpm, tidy};
+use crate::{arch, boot, deb, emulate, kubernetes, packages, rpm, tidy};
 
 /// Pure Python, so that one folder on `PYTHONPATH` serves every interpreter.
 const PYTHON_CLIENT: &[&str] = &["jeepney==0.9.0"];
@@ -87,8 +87,9 @@ fn fetch_store() -> Result<PathBuf, String> {
 fn check_packages() -> Outcome {
     let program = shell::root().join("target/debug/op-dbus").display().to_string();
     let words = ["--program".to_owned(), program];
-    let rpm: (_, _, fn(&[String]) -> Outcome) = ("rpm", rpm::NEEDS, rpm::run);
-    for (name, needs, check) in [rpm, ("arch", arch::NEEDS, arch::run)] {
+    let deb: (_, _, fn(&[String]) -> Outcome) = ("deb", deb::NEEDS, deb::run);
+    let others = [("rpm", rpm::NEEDS, rpm::run as _), ("arch", arch::NEEDS, arch::run as _)];
+    for (name, needs, check) in std::iter::once(deb).chain(others) {
         match packages::ensure(&[needs]) {
             Ok(()) => check(&words)?,
             Err(message) => println!("SKIP cargo xtask {name}: {message}"),

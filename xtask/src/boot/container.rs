@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::deb::Packages;
 use crate::shell::{self, Outcome, program};
 
 /// The release that the package is for.
@@ -20,8 +21,9 @@ const INCLUDED: &str = "systemd,systemd-sysv,dbus,polkitd,libpam-systemd,procps"
 const PATIENCE: Duration = Duration::from_secs(60);
 const BETWEEN_TRIES: Duration = Duration::from_millis(200);
 
-/// Where the package is found inside.
+/// Where the packages are found inside.
 pub const PACKAGE: &str = "/mnt/op-dbus.deb";
+pub const GATEWAY: &str = "/mnt/op-dbus-gateway.deb";
 /// Where the models are found inside.
 pub const MODELS: &str = "/mnt/models";
 
@@ -32,16 +34,17 @@ pub struct Container {
 }
 
 impl Container {
-    /// Boots, with the package and the models to be read inside. Takes half a minute more the first
+    /// Boots, with the packages and the models to be read inside. Takes half a minute more the first
     /// time, for the system's own packages.
-    pub fn boot(package: &Path, models: &Path) -> Result<Self, String> {
+    pub fn boot(packages: &Packages, models: &Path) -> Result<Self, String> {
         let tree = tree()?;
         let bind = |from: &Path, to: &str| format!("--bind-ro={}:{to}", from.display());
         let mut nspawn = program("systemd-nspawn", &["--boot", "--volatile=overlay"]);
         // Without these two it asks the host's systemd and bus, which need not be there.
         nspawn.args(["--register=no", "--keep-unit", "--private-network", "--machine=op-dbus"]);
         nspawn.arg("--directory").arg(&tree);
-        nspawn.args([bind(package, PACKAGE), bind(models, MODELS)]);
+        nspawn.args([bind(&packages.service, PACKAGE), bind(&packages.gateway, GATEWAY)]);
+        nspawn.arg(bind(models, MODELS));
         let log = shell::root().join("target/boot/console.log");
         let console = fs::File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
         let console_too = console.try_clone().map_err(|e| e.to_string())?;

@@ -1,7 +1,7 @@
 //! What a machine's administrator and its users go through with the package, each step ending with
 //! what must be so then.
 
-use super::container::{Container, MODELS as STORE, PACKAGE};
+use super::container::{Container, GATEWAY, MODELS as STORE, PACKAGE};
 use crate::shell::Outcome;
 
 /// Levels that are served, and the models of them.
@@ -141,6 +141,11 @@ fn profiles(container: &mut Container) -> Outcome {
 
 /// The tree has no client for HTTP, but its shell has sockets.
 fn gateway(container: &mut Container) -> Outcome {
+    container.run(&["dpkg", "--install", GATEWAY])?;
+    let socket = ["systemctl", "is-active", "op-dbus-gateway.socket"];
+    if container.run(&socket).is_ok() {
+        return Err("the gateway listens before anybody has enabled it".to_owned());
+    }
     container.script("systemctl enable --now op-dbus-gateway.socket")?;
     let asked = |request: &str| {
         let body = format!("{{\"inputs\":\"{TEXT}\"}}");
@@ -157,9 +162,13 @@ fn gateway(container: &mut Container) -> Outcome {
     says(&asked("POST /embed")?, "[[")?;
     let unit = container.script("systemctl show --property NRestarts op-dbus-gateway.service")?;
     says(&unit, "NRestarts=0")?;
-    container
-        .script("systemctl disable --now op-dbus-gateway.socket op-dbus-gateway.service")
-        .map(drop)
+    // Removed as it runs, and purged.
+    container.run(&["dpkg", "--remove", "op-dbus-gateway"])?;
+    if container.run(&socket).is_ok() {
+        return Err("the gateway listens after its package was removed".to_owned());
+    }
+    container.run(&["dpkg", "--purge", "op-dbus-gateway"])?;
+    embeds(container)
 }
 
 fn watchdog(container: &mut Container) -> Outcome {
