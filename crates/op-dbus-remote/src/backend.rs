@@ -187,7 +187,7 @@ impl RemoteBackend {
             tracing::info!(endpoint = self.endpoints[index].url, "an endpoint has proved itself");
         }
         let result = self.ask(index, batch, out, (time(&self.options), Quote::Status));
-        let Err(Failure::Refused(why)) = result else { return result };
+        let Err(Failure::Refused(why)) = result else { return result.map_err(Failure::unquoted) };
         // A server that has just lost its model refuses everything: then it isn't this batch.
         self.prove(index, time(&self.options)).map_err(away)?;
         Err(Failure::Refused(why))
@@ -230,7 +230,7 @@ impl Backend for RemoteBackend {
                 }
                 Err(Failure::TooLarge(why)) => return Err(BackendError::OutOfMemory(why)),
                 Err(Failure::Refused(why)) => return Err(BackendError::Failed(why)),
-                Err(failure @ Failure::Away(_)) => {
+                Err(failure @ (Failure::Away(_) | Failure::Quoted(_))) => {
                     last = format!("{}: {failure}", self.endpoints[index].url);
                     self.rest(index, &failure);
                 }

@@ -80,15 +80,15 @@ impl Feed {
     /// # Errors
     /// Inputs that can't be filled, or no output that is clearly the embedding.
     pub fn read(told: &[u8], dimensions: usize) -> Result<Self, Failure> {
-        let metadata: Metadata = serde_json::from_slice(told).map_err(Failure::nonsense)?;
+        let metadata: Metadata = serde_json::from_slice(told).map_err(Failure::unreadable)?;
         let inputs = metadata.inputs.into_iter().map(input);
-        let inputs: Vec<Input> = inputs.collect::<Result<_, _>>().map_err(Failure::Away)?;
+        let inputs: Vec<Input> = inputs.collect::<Result<_, _>>().map_err(Failure::Quoted)?;
         if !inputs.iter().any(|input| input.content == Content::TokenIds) {
             let why = "the model there has no input input_ids, and texts are not sent";
             return Err(Failure::Away(why.to_owned()));
         }
         let ports: Vec<Port<'_>> = metadata.outputs.iter().map(port).collect();
-        let output = foreign::choose(&ports, dimensions).map_err(Failure::Away)?;
+        let output = foreign::choose(&ports, dimensions).map_err(Failure::Quoted)?;
         Ok(Self { inputs, output, padded: Padded::default() })
     }
 
@@ -155,7 +155,7 @@ impl Feed {
                 .ok_or_else(|| Failure::nonsense("its JSON is said to be longer than all of it"))?,
             None => (&message.body[..], &[][..]),
         };
-        let answer: Answer = serde_json::from_slice(json).map_err(Failure::nonsense)?;
+        let answer: Answer = serde_json::from_slice(json).map_err(Failure::unreadable)?;
         let name = &self.output.name;
         let output = answer.outputs.into_iter().find(|output| output.name == *name);
         let output =
@@ -165,7 +165,7 @@ impl Feed {
         expected.push(dimensions);
         if output.datatype != "FP32" || output.shape != expected {
             let (datatype, shape) = (output.datatype, output.shape);
-            return Err(Failure::nonsense(format_args!(
+            return Err(Failure::unreadable(format_args!(
                 "its output {name} is {datatype} {shape:?} where FP32 {expected:?} is expected"
             )));
         }

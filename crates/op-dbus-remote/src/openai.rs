@@ -48,7 +48,7 @@ pub fn answer(body: &[u8], dimensions: usize, out: &mut [f32]) -> Result<(), Fai
     let rows = out.len() / dimensions;
     let mut read = Answer { dimensions, out, there: vec![false; rows] };
     let mut json = serde_json::Deserializer::from_slice(body);
-    (&mut read).deserialize(&mut json).map_err(Failure::nonsense)?;
+    (&mut read).deserialize(&mut json).map_err(Failure::unreadable)?;
     match read.there.iter().position(|there| !there) {
         Some(row) => {
             Err(Failure::nonsense(format_args!("it has no vector for row {row} of {rows}")))
