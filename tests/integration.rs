@@ -53,6 +53,8 @@ mod offload;
 mod providers;
 /// The Python package, as it is built and installed.
 mod python;
+/// A fleet that others run.
+mod remote;
 /// What a worker can do to the machine.
 mod sandbox;
 /// Wrong values in each source of settings.
@@ -88,6 +90,7 @@ fn main() -> ExitCode {
         offload::tests(),
         providers::tests(),
         python::tests(),
+        remote::all(),
         sandbox::tests(),
         settings::tests(),
         tokens::tests(),

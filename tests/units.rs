@@ -24,7 +24,7 @@ const GATEWAY_SOCKET: &str = "op-dbus-gateway.socket";
 
 /// What is laid over the service, and the most that `systemd-analyze security` may say of the result:
 /// 0 is nothing left open, 10 everything.
-const PROFILES: [(&str, f64); 8] = [
+const PROFILES: [(&str, f64); 9] = [
     ("", 0.5),
     ("standard", 0.5),
     ("high-value", 0.5),
@@ -33,6 +33,7 @@ const PROFILES: [(&str, f64); 8] = [
     ("development", 1.0),
     ("gpu", 1.0),
     ("onnx-runtime", 0.5),
+    ("remote", 1.5),
 ];
 /// The unit that fetches models has a network, which alone is worth 1.
 const PULL_MAX: f64 = 1.5;

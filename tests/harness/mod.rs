@@ -5,6 +5,7 @@ pub mod client;
 pub mod command;
 pub mod daemon;
 pub mod files;
+pub mod fleet;
 pub mod gateway;
 pub mod golden;
 pub mod introspection;

@@ -42,6 +42,10 @@ pub enum Need {
     Curl,
     /// `python3` with the clients of the HTTP gateway.
     PythonHttp,
+    /// `python3` with Triton, llama.cpp's server, and what they need.
+    Fleet,
+    /// `openssl`, and `python3` to serve with what it makes.
+    OpenSsl,
     /// Chromium and its driver.
     Chromium,
     /// `strace` that may attach to our own processes.
@@ -69,6 +73,7 @@ impl Need {
             Self::Gdbus => program("gdbus"),
             Self::Tmux => program("tmux"),
             Self::Curl => program("curl"),
+            Self::OpenSsl => program("python3").or_else(|| program("openssl")),
             Self::Chromium => program("chromium").or_else(|| program("chromedriver")),
             Self::Groff => program("groff"),
             Self::Strace => {
@@ -83,6 +88,7 @@ impl Need {
             Self::Landlock => unless(landlock(), "the kernel has no Landlock of version 6"),
             Self::Python => python_package(python_path().join("jeepney")),
             Self::PythonHttp => python_package(python_http_path().join("schemathesis")),
+            Self::Fleet => python_package(fleet_path().join("gguf")),
             Self::RustExamples => examples(&["nearest", "rank"]),
             Self::LibraryExamples => examples(&["bulk", "gpu_demo", "gpu_optimization"]),
             Self::SdBus => program("cc").or_else(|| program("pkg-config")).or_else(|| {
@@ -152,6 +158,11 @@ fn test_venv() -> PathBuf {
 /// The folder with the Python packages of the HTTP gateway's clients.
 pub fn python_http_path() -> PathBuf {
     place("OP_DBUS_TEST_PYTHON_HTTP", || profile_folder().join("../test-python-http"))
+}
+
+/// The folder with Triton and llama.cpp's server as Python packages.
+pub fn fleet_path() -> PathBuf {
+    place("OP_DBUS_TEST_FLEET", || profile_folder().join("../test-fleet"))
 }
 
 fn python_package(path: PathBuf) -> Option<String> {

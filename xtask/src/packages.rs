@@ -25,7 +25,8 @@ pub const PIP: &[Need] = &[
 ];
 
 /// What only the tests need: other clients, a way to kill at a system call, a terminal, polkit, a
-/// reader of manual pages, a browser, and what the example in C is built with.
+/// reader of manual pages, a browser, what the example in C is built with, and what makes certificates and
+/// embeds Python for the servers of a fleet.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "curl", package: "curl" },
@@ -39,6 +40,8 @@ pub const TESTS: &[Need] = &[
     Need { program: "setpriv", package: "util-linux" },
     Need { program: "systemd-analyze", package: "systemd" },
     Need { program: "/usr/lib/polkit-1/polkitd", package: "polkitd" },
+    Need { program: "openssl", package: "openssl" },
+    Need { program: "/usr/bin/python3-config", package: "python3-dev" },
 ];
 
 /// What builds and runs programs for aarch64; what is not a program is named by its path.

@@ -17,6 +17,19 @@ const PYTHON_HTTP: &[&str] = &[
     "schemathesis==4.32.5",
 ];
 
+/// Servers of others that compute for the remote provider, without what they need for other uses: Triton's
+/// own program, with ONNX Runtime to compute, and llama.cpp's, with what writes its files. Some 400 MB.
+const FLEET: &[&str] = &[
+    "--no-deps",
+    "nvidia-pytriton==0.7.0",
+    "onnxruntime==1.31.1",
+    "numpy==1.26.4",
+    "xllamacpp==2026.10.11549",
+    "pyyaml==6.0.3",
+    "tqdm==4.70.1",
+    "gguf==0.19.0",
+];
+
 /// What our own Python package depends on, is built with and checked with.
 const PYTHON_PACKAGES: &[&str] = &["dbus-fast>=5", "hatchling", "mypy", "numpy"];
 
@@ -36,6 +49,7 @@ pub fn run() -> Outcome {
     let python = fetch_python("test-python", "jeepney", PYTHON_CLIENT);
     let python_http = fetch_python("test-python-http", "schemathesis", PYTHON_HTTP);
     let venv = fetch_python_packages();
+    let fleet = fetch_python("test-fleet", "gguf", FLEET);
     step("documentation tests");
     shell::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
     step("tests");
@@ -45,6 +59,7 @@ pub fn run() -> Outcome {
         ("OP_DBUS_TEST_PYTHON", &python),
         ("OP_DBUS_TEST_VENV", &venv),
         ("OP_DBUS_TEST_PYTHON_HTTP", &python_http),
+        ("OP_DBUS_TEST_FLEET", &fleet),
     ];
     shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings))?;
     step("packages");

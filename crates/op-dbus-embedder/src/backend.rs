@@ -6,6 +6,7 @@ mod failure;
 mod model;
 mod native;
 mod ort;
+mod remote;
 
 use std::path::PathBuf;
 
@@ -14,6 +15,8 @@ use op_dbus_native::Precision;
 
 /// The provider that needs no accelerator.
 pub const CPU: &str = "cpu";
+/// The provider that computes on other machines.
+pub const REMOTE: &str = "remote";
 
 /// One model on one device: what is loaded, and what computes it.
 #[derive(Clone, Debug)]
@@ -67,6 +70,7 @@ pub enum CpuEngine {
 pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
     match spec.cpu_engine {
         CpuEngine::Native if spec.provider == CPU => native::load(spec),
+        _ if spec.provider == REMOTE => remote::load(spec),
         _ => ort::load(spec),
     }
 }

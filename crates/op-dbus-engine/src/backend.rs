@@ -82,7 +82,8 @@ impl fmt::Display for LoadErrorKind {
 
 /// A loaded model on one device. One thread owns it; all calls block.
 pub trait Backend: Send {
-    /// What was loaded and where it runs.
+    /// What was loaded and where it runs. The device is that of the last batch, where there are
+    /// several to compute on.
     fn description(&self) -> &Description;
 
     /// Computes `batch`, which has passed [`Batch::check`], into `out`, row-major

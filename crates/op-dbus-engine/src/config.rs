@@ -213,17 +213,24 @@ impl Reference {
     /// may multiply in TF32 or with weights of 16 bits.
     pub const ACCELERATOR_COSINE_MIN: f32 = 0.9995;
 
-    /// Compares a vector with this one.
+    /// Compares a vector with this one, in direction and in length.
     ///
     /// # Errors
-    /// One clause with the cosine that was seen.
-    pub(crate) fn check(&self, vector: &[f32]) -> Result<(), String> {
+    /// One clause with the cosine, or the ratio of lengths, that was seen.
+    pub fn check(&self, vector: &[f32]) -> Result<(), String> {
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-        let lengths = (dot(vector, vector) * dot(&self.vector, &self.vector)).sqrt();
-        let cosine = dot(vector, &self.vector) / lengths;
+        let (own, known) = (dot(vector, vector).sqrt(), dot(&self.vector, &self.vector).sqrt());
+        let cosine = dot(vector, &self.vector) / (own * known);
         // Not a number is not enough either.
         if vector.len() == self.vector.len() && cosine >= self.cosine_min {
-            return Ok(());
+            let longer = own / known;
+            return match (0.98..=1.02).contains(&longer) {
+                true => Ok(()),
+                false => Err(format!(
+                    "its vectors are {longer:.3} times as long as those of the model; check who \
+                     normalises them"
+                )),
+            };
         }
         Err(format!(
             "its vectors are not those of the model: the cosine with a reference is {cosine:.6}, \

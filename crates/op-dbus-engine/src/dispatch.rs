@@ -217,6 +217,11 @@ impl Worker {
         // Also if the backend has not found the time.
         deliver();
         result?;
+        let now = &self.backend.description().device;
+        if *now != description.device {
+            description.device.clone_from(now);
+            scheduler.moved(self.place.index, now);
+        }
         let layout = self.shared.pools[self.place.pool].batch.layout;
         scheduler.stats.batch(&batch, layout.tokens(&batch));
         scheduler.ran(self.place.index, &batch, started.elapsed());

@@ -48,6 +48,7 @@ mod config;
 mod dispatch;
 mod engine;
 mod error;
+pub mod foreign;
 mod job;
 pub mod memory;
 mod planner;

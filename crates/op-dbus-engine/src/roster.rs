@@ -214,6 +214,13 @@ impl Roster {
         }
     }
 
+    /// A worker computes on another device than before.
+    pub fn moved(&mut self, worker: usize, device: &str) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            device.clone_into(&mut worker.status.description.device);
+        }
+    }
+
     /// A worker has let its backend go. It will try anew to have one, whatever failed before.
     pub fn unloaded(&mut self, worker: usize) {
         self.set(worker, WorkerState::Unloaded);

@@ -3,16 +3,16 @@
 use std::io;
 use std::time::Instant;
 
+use op_dbus_engine::foreign::{self, Filled, Output, Padded, Pooling};
 use op_dbus_engine::{Backend, BackendError, Batch, Description, Footprint, memory};
 use ort::session::builder::SessionBuilder;
 use ort::session::{RunOptions, Session, SessionInputValue};
 use ort::value::TensorRef;
 
 use crate::accelerator::Accelerator;
-use crate::own::{Input, Output};
-use crate::padding::{Filled, Padded};
+use crate::own::Input;
 use crate::placement::Placement;
-use crate::{Graph, Options, Pooling, failure, library, own, pooling, session};
+use crate::{Graph, Options, failure, library, own, session};
 
 /// A model computed by ONNX Runtime, on the CPU or on an accelerator.
 pub struct OrtBackend {
@@ -116,7 +116,7 @@ impl OrtBackend {
                 let refused = |reason| failure::unusable(format!("{}: {reason}", path.display()));
                 let inputs = own::inputs(&session).map_err(refused)?;
                 let output = own::output(&session, dimensions).map_err(refused)?;
-                let filled = inputs.iter().map(Filled::new).collect();
+                let filled = inputs.iter().map(|input| Filled::new(input.integers)).collect();
                 (session, Feed::Own(OwnFeed { inputs, filled, output, pooling, normalize }))
             }
         };
@@ -222,7 +222,7 @@ impl Backend for OrtBackend {
         }
         self.padded = Padded::default();
         if let Feed::Own(feed) = &mut self.feed {
-            feed.filled = feed.inputs.iter().map(Filled::new).collect();
+            feed.filled = feed.inputs.iter().map(|input| Filled::new(input.integers)).collect();
         }
         Ok(Footprint::default())
     }
@@ -299,12 +299,12 @@ impl OwnFeed {
             if found.len() != expected {
                 return Err(wrong_size(found.len(), expected));
             }
-            pooling::pool(self.pooling, (sequence_length, lengths), dimensions, found, out);
+            foreign::pool(self.pooling, (sequence_length, lengths), dimensions, found, out);
         } else {
             copy(found, out)?;
         }
         if self.normalize {
-            pooling::normalize(dimensions, out);
+            foreign::normalize(dimensions, out);
         }
         Ok(())
     }

@@ -10,12 +10,12 @@ mod elf;
 mod failure;
 mod library;
 mod own;
-mod padding;
 mod placement;
-mod pooling;
 mod session;
 
 use std::path::PathBuf;
+
+use op_dbus_engine::foreign::Pooling;
 
 pub use accelerator::Accelerator;
 pub use backend::OrtBackend;
@@ -49,15 +49,4 @@ pub enum Graph {
         /// Whether vectors are divided by their length after the graph.
         normalize: bool,
     },
-}
-
-/// How the token vectors of a text become one vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// Mean over the text's own tokens.
-    Mean,
-    /// The first token's vector.
-    Cls,
-    /// Largest value of each dimension over the text's own tokens.
-    Max,
 }

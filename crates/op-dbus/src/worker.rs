@@ -15,12 +15,13 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use op_dbus_daemon::telemetry;
-use op_dbus_embedder::backend::{self, CPU, Spec};
+use op_dbus_embedder::backend::{self, CPU, REMOTE, Spec};
 use op_dbus_engine::sim::{self, Faults, SimBackend};
 use op_dbus_engine::{Backend, BackendError};
 
-/// The runtime's own chatter is left out below its errors; the native engine says how it was calibrated.
-const LOG_FILTER: &str = "warn,op_dbus_native=info,ort=error";
+/// The runtime's own chatter is left out below its errors; the native engine says how it was calibrated,
+/// and the remote provider which endpoints it uses.
+const LOG_FILTER: &str = "warn,op_dbus_native=info,op_dbus_remote=info,ort=error";
 /// Counts as half of the machine's memory when the kernel looks for whom to end.
 const OOM_SCORE_ADJ: &str = "500";
 
@@ -73,6 +74,12 @@ pub struct Args {
     /// Precision of the arithmetic
     #[arg(long)]
     precision: Precision,
+    /// TCP port of an endpoint of the remote provider; others can't be reached
+    #[arg(long)]
+    tcp_port: Vec<u16>,
+    /// Look up the addresses of endpoints that are named
+    #[arg(long)]
+    look_up_names: bool,
     /// Bytes of its own that this process may ask for
     #[arg(long)]
     memory_max: Option<u64>,

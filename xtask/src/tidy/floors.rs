@@ -7,7 +7,7 @@ const FLOORS: &[&[&str]] = &[
     &["op-dbus-api", "op-dbus-models", "op-dbus-graph"],
     &["op-dbus-engine"],
     // These stand on floor 1 as well, and are the leaves that may see the engine beside them.
-    &["op-dbus-native", "op-dbus-ort"],
+    &["op-dbus-native", "op-dbus-ort", "op-dbus-remote"],
     // Beside each other: the service computes in processes of its own, the library in the caller's, and
     // the gateway asks the service.
     &["op-dbus-daemon", "op-dbus-embedder", "op-dbus-gateway"],
@@ -19,6 +19,7 @@ const WALLS: &[(&str, &str, &str)] = &[
     ("op-dbus-engine", "op-dbus-api", "only the daemon's bus folder knows both"),
     ("op-dbus-daemon", "op-dbus-ort", "inference runs in the worker process"),
     ("op-dbus-daemon", "op-dbus-native", "inference runs in the worker process"),
+    ("op-dbus-daemon", "op-dbus-remote", "the daemon opens no network socket"),
     ("op-dbus-gateway", "op-dbus-engine", "the gateway is a client of the bus"),
     ("op-dbus-tests", "op-dbus-daemon", "the daemon is tested as a process"),
     ("op-dbus-tests", "op-dbus-gateway", "the gateway is tested as a process"),

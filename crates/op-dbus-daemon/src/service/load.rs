@@ -14,6 +14,7 @@ use super::Error;
 use super::provider::{self, Host};
 use super::served::{Choice, Served};
 use super::worker::{Blueprint, Crew, Spawner};
+use crate::settings::options::fleet;
 use crate::settings::{CpuEngine, Loaded, Offload, Precision, Provider, Settings};
 
 /// What accelerators compute in, and so the CPU beside them.
@@ -98,6 +99,12 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
     provider::verify(&host, settings).map_err(Error::Provider)?;
     for ignored in provider::without_effect(host.provider, loaded) {
         tracing::warn!("{ignored}");
+    }
+    if host.provider == Provider::Remote {
+        let count = fleet::endpoints(settings).len();
+        tracing::info!(
+            "token ids of texts leave this machine, for {count} endpoints of the remote provider"
+        );
     }
     let explained = |error| explained(error, loaded);
     let mut host = host;
@@ -188,6 +195,10 @@ fn batch_limits(settings: &Settings, host: &Host) -> BatchLimits {
             BatchLimits::packed(Crew::of(settings, engine, Vec::new()).threads, tokens_max)
         }
         (Provider::Cpu, _) => BatchLimits::padded(tokens_max),
+        (Provider::Remote, _) => BatchLimits {
+            rows_max: fleet::rows_max(settings),
+            ..BatchLimits::accelerator(tokens_max)
+        },
         _ => BatchLimits::accelerator(tokens_max),
     }
 }

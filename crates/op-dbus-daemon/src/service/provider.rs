@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use op_dbus_models::{RuntimeStore, manifest, runtime};
 
 use super::now::Now;
-use crate::settings::options::{self, Told};
+use crate::settings::options::{self, Told, fleet};
 use crate::settings::{CpuEngine, Devices, Loaded, Origin, Provider, Settings};
 
 /// The name of the provider that every ONNX Runtime has.
@@ -63,13 +63,12 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
         return cpu(loaded, own_graph);
     }
     let name = provider.to_string();
-    let known = match provider {
-        Provider::Remote => return Err("this version of op-dbus has no remote provider".to_owned()),
-        _ => manifest::provider(&name),
-    };
+    let known = manifest::provider(&name);
     let own = settings.providers.get(&name).cloned().unwrap_or_default();
-    // A library of the user's own may have what there is nothing to pull of.
-    if let (Err(error), None, None) = (&known, &own.library, &settings.runtime) {
+    // A library of the user's own may have what there is nothing to pull of; elsewhere none is needed.
+    let needs_library = provider != Provider::Remote;
+    if let (Err(error), None, None, true) = (&known, &own.library, &settings.runtime, needs_library)
+    {
         return Err(error.to_string());
     }
     if *cpu_engine == CpuEngine::Sim {
@@ -77,6 +76,14 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
             "{provider} is not tried while cpu_engine is sim ({}), which stands in for all of them",
             origin(loaded, "cpu_engine")
         ));
+    }
+    let devices = match gpu_device {
+        Devices::List(numbers) => numbers.clone(),
+        // How many there are is known to the provider alone; a worker will tell.
+        Devices::All => Vec::new(),
+    };
+    if provider == Provider::Remote {
+        return remote(loaded, own_graph, devices);
     }
     let store = store(settings);
     let pulled = store.plugin(&name).map(|plugin| plugin.library);
@@ -96,11 +103,6 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
              pull --provider {provider}`, or name one in [providers.{provider}]"
         ));
     }
-    let devices = match gpu_device {
-        Devices::List(numbers) => numbers.clone(),
-        // How many there are is known to the provider alone; a worker will tell.
-        Devices::All => Vec::new(),
-    };
     let (cpu_engine, options) = (CpuEngine::Ort, options::told(&name, settings));
     Ok(Host { provider, cpu_engine, runtime, library, options, devices, calibrate: false })
 }
@@ -126,6 +128,52 @@ impl Host {
             None => Self::cpu(CpuEngine::Native, PathBuf::new()),
         }
     }
+}
+
+/// The credential with the token that servers are shown.
+const TOKEN: &str = "remote-token";
+
+/// A fleet that others run. What it is compared with is computed here.
+fn remote(loaded: &Loaded, own_graph: Option<&str>, devices: Vec<u32>) -> Result<Host, String> {
+    let settings = &loaded.settings;
+    if fleet::endpoints(settings).is_empty() {
+        return Err(
+            "remote needs to know where servers answer, and nothing says so; set endpoints \
+                    in a table [providers.remote] of a file"
+                .to_owned(),
+        );
+    }
+    let runtime = settings.runtime.clone().or_else(|| store(settings).runtime(CPU));
+    let runtime = match (own_graph, runtime) {
+        (None, _) => PathBuf::new(),
+        (Some(_), Some(runtime)) => runtime,
+        (Some(model), None) => {
+            return Err(format!(
+                "remote is compared with what the CPU computes, for which {model}, an ONNX graph, \
+                 needs the ONNX Runtime library; type `op-dbus runtime pull`"
+            ));
+        }
+    };
+    let mut options = options::told(fleet::REMOTE, settings);
+    options.retain(|(key, _)| fleet::is_for_worker(key));
+    let credential = std::env::var_os("CREDENTIALS_DIRECTORY").map(|folder| {
+        let path = PathBuf::from(folder).join(TOKEN);
+        (path.is_file(), path.display().to_string())
+    });
+    if let (false, Some((true, path))) =
+        (options.iter().any(|(key, _)| key == "token_file"), credential)
+    {
+        options.push(("token_file".to_owned(), Told::Value(path)));
+    }
+    Ok(Host {
+        provider: Provider::Remote,
+        cpu_engine: CpuEngine::Ort,
+        runtime,
+        library: None,
+        options,
+        devices,
+        calibrate: false,
+    })
 }
 
 fn cpu(loaded: &Loaded, own_graph: Option<&str>) -> Result<Host, String> {

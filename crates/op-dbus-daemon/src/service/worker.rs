@@ -12,7 +12,7 @@ use op_dbus_engine::{Backend, BackendError, BackendFactory};
 
 use super::compiled;
 use super::provider::Host;
-use crate::settings::options::Told;
+use crate::settings::options::{Told, fleet};
 use crate::settings::{CpuEngine, Precision, Provider, Settings};
 
 /// More workers than this only share the memory bandwidth of one machine.
@@ -206,6 +206,7 @@ fn command(
         }
         command.arg("--provider-option").arg(option);
     }
+    reach(host.provider, settings, &mut command);
     if host.calibrate {
         command.arg("--calibrate");
     }
@@ -219,6 +220,20 @@ fn command(
         }
     }
     command
+}
+
+/// Tells a worker all that it may reach: nothing, unless others compute for it.
+fn reach(provider: Provider, settings: &Settings, command: &mut Command) {
+    if provider != Provider::Remote {
+        return;
+    }
+    let endpoints = fleet::endpoints(settings);
+    for endpoint in &endpoints {
+        command.arg("--tcp-port").arg(endpoint.port.to_string());
+    }
+    if endpoints.iter().any(fleet::Endpoint::is_named) {
+        command.arg("--look-up-names");
+    }
 }
 
 /// Bytes of its own that each of `workers` may ask for, on a machine with `machine` bytes; `None` is no

@@ -58,6 +58,13 @@ pub enum Kind {
     Listen,
     /// A log filter.
     Filter,
+    /// Texts of a form of their own, in one text with commas between.
+    List {
+        /// What is accepted, for people.
+        accepted: &'static str,
+        /// Whether such a text is.
+        is_right: fn(&str) -> bool,
+    },
     /// A text of a form of its own.
     Text {
         /// What is accepted, for people.
@@ -93,6 +100,7 @@ impl Kind {
             Kind::Filter => "`error`, `warn`, `info`, `debug`, `trace`, or a list such as \
                              `info,op_dbus_engine=debug`"
                 .to_owned(),
+            Kind::List { accepted, .. } => format!("a list of {accepted}"),
             Kind::Text { accepted, .. } => (*accepted).to_owned(),
         }
     }
@@ -110,6 +118,10 @@ impl Kind {
                 let devices: Devices = text.parse().map_err(|why| self.refuse_since(raw, why))?;
                 Ok(Value::from(devices.to_string()))
             }
+            Kind::List { is_right, .. } => match list(raw).map(|parts| parts.join(",")) {
+                Some(text) if is_right(&text) => Ok(Value::from(text)),
+                _ => Err(self.refuse(raw)),
+            },
             Kind::Bool => match (raw.to_bool(), text(raw).as_deref()) {
                 (Some(value), _) => Ok(Value::from(value)),
                 (None, Some("true" | "1")) => Ok(Value::from(true)),

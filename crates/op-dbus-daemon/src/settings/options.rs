@@ -1,6 +1,7 @@
 //! The options of single execution providers: what `[providers.<name>]` accepts beside the library, and
 //! what of it ONNX Runtime is told.
 
+pub mod fleet;
 mod shapes;
 mod table;
 
@@ -200,6 +201,10 @@ pub(super) fn check(provider: &str, table: &Dict) -> Result<Dict, Vec<String>> {
                 Ok(value) => drop(checked.insert(key.clone(), Value::from(plain(&value)))),
                 Err(why) => mistakes.push(format!("{place} = {why}")),
             },
+            // What computes there needs no library here, and has no words that are not in the table.
+            ("library" | "options", None) if provider == fleet::REMOTE => {
+                mistakes.push(unknown(provider, key));
+            }
             ("library", None) => match value.as_str() {
                 Some(path) if Path::new(path).is_absolute() => {
                     right.insert(key.clone(), value.clone());
@@ -241,9 +246,11 @@ fn unknown(provider: &str, key: &str) -> String {
     if let Some(why) = no_setting(key) {
         return format!("{what}, since {why}");
     }
-    let known = of(provider).map(|option| option.key).chain(["library", "options"]);
+    let is_remote = provider == fleet::REMOTE;
+    let general = ["library", "options"].into_iter().filter(|_| !is_remote);
+    let known = of(provider).map(|option| option.key).chain(general);
     let asked = ask(what.clone(), key, known);
-    match asked == what {
+    match asked == what && !is_remote {
         true => format!(
             "{what}; what it lacks a setting for is told to the provider in its own words by \
              `providers.{provider}.options`"
@@ -256,7 +263,10 @@ fn unknown(provider: &str, key: &str) -> String {
 pub(super) fn contradictions(settings: &Settings, origin: impl Fn(&str) -> Origin) -> Vec<Mistake> {
     let tables = settings.providers.iter();
     let wrong = tables.filter_map(|(provider, own)| {
-        let message = shapes::contradiction(&own.checked)?;
+        let message = match provider.as_str() {
+            fleet::REMOTE => fleet::contradiction(settings)?,
+            _ => shapes::contradiction(&own.checked)?,
+        };
         Some(Mistake {
             origin: origin(provider),
             message: format!("providers.{provider}: {message}"),

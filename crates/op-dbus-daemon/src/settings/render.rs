@@ -121,7 +121,8 @@ pub fn markdown() -> String {
 /// What the lists of options have in common.
 pub const OPTIONS_ABOUT: &str = "The options of a provider have the names that ONNX Runtime has for them, \
     and its defaults, but where one is taken from a setting for all providers. A provider is told only \
-    those that are set, that have such a setting, or that keep what it compiles in `cache_dir`.";
+    those that are set, that have such a setting, or that keep what it compiles in `cache_dir`. Those of \
+    `remote` are our own.";
 
 /// The providers that have options, in the order in which they are shown.
 pub fn option_providers() -> Vec<&'static str> {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use op_dbus_engine::{BackendError, LoadErrorKind};
+use op_dbus_engine::{BackendError, LoadErrorKind, foreign};
 use op_dbus_graph::{Family, Pooling};
 use op_dbus_models::{Model, Store};
 use serde_json::Value;
@@ -66,5 +66,14 @@ pub fn pooling(model: &Model) -> Pooling {
         op_dbus_models::Pooling::Mean => Pooling::Mean,
         op_dbus_models::Pooling::Cls => Pooling::Cls,
         op_dbus_models::Pooling::Max => Pooling::Max,
+    }
+}
+
+/// The pooling as the engine names it, for graphs that were not compiled here.
+pub fn foreign_pooling(model: &Model) -> foreign::Pooling {
+    match model.pooling {
+        op_dbus_models::Pooling::Mean => foreign::Pooling::Mean,
+        op_dbus_models::Pooling::Cls => foreign::Pooling::Cls,
+        op_dbus_models::Pooling::Max => foreign::Pooling::Max,
     }
 }

@@ -86,10 +86,6 @@ fn own(model: &Model) -> Result<Graph, BackendError> {
     let path = model.weights();
     let graph = std::fs::read(&path).map_err(|error| failure::unreadable(&path, &error))?;
     op_dbus_graph::inspect::inspect(&graph).map_err(|error| failure::corrupt(&path, &error))?;
-    let pooling = match model.pooling {
-        op_dbus_models::Pooling::Mean => op_dbus_ort::Pooling::Mean,
-        op_dbus_models::Pooling::Cls => op_dbus_ort::Pooling::Cls,
-        op_dbus_models::Pooling::Max => op_dbus_ort::Pooling::Max,
-    };
+    let pooling = model::foreign_pooling(model);
     Ok(Graph::Own { path, pooling, normalize: model.normalize })
 }

@@ -63,6 +63,11 @@ impl Scheduler {
         self.changed.notify_waiters();
     }
 
+    /// A worker computes on another device than before.
+    pub fn moved(&self, worker: usize, device: &str) {
+        self.lock().roster.moved(worker, device);
+    }
+
     /// A worker has let its backend go.
     pub fn unloaded(&self, worker: usize) {
         self.lock().roster.unloaded(worker);

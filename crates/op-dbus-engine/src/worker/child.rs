@@ -73,7 +73,10 @@ impl Backend for ChildBackend {
         out: &mut [f32],
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), BackendError> {
-        self.asked(|link| link.run_while(batch, out, meanwhile))
+        if let Some(device) = self.asked(|link| link.run_while(batch, out, meanwhile))? {
+            self.description.device = device;
+        }
+        Ok(())
     }
 
     fn trim(&mut self) -> Result<Footprint, BackendError> {

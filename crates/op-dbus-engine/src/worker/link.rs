@@ -65,14 +65,14 @@ impl Link {
         }
     }
 
-    /// Has the worker compute one batch, and calls `meanwhile` while it does. After `Lost` it can't
-    /// be used any more.
+    /// Has the worker compute one batch, and calls `meanwhile` while it does. Tells the device that
+    /// did, if it is another than before. After `Lost` it can't be used any more.
     pub fn run_while(
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
         meanwhile: &mut dyn FnMut(),
-    ) -> Result<(), BackendError> {
+    ) -> Result<Option<String>, BackendError> {
         batch.check()?;
         let (rows, tokens) = (batch.rows(), batch.tokens());
         let whole = out.len() == rows.saturating_mul(self.shape.dimensions);
@@ -89,9 +89,9 @@ impl Link {
         // So that a vector which the worker does not write is not taken from an earlier batch.
         self.region.write_vectors(out);
         match self.ask(&Request::Run { number, rows, tokens }, meanwhile)? {
-            Answer::Done { number: n } if n == number => {
+            Answer::Done { number: n, device } if n == number => {
                 self.region.read_vectors(out);
-                Ok(())
+                Ok(device)
             }
             other => Err(self.unexpected(other)),
         }

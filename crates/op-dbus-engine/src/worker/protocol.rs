@@ -14,7 +14,7 @@ use super::RegionShape;
 use crate::backend::{BackendError, Description, LoadErrorKind};
 
 /// Engine and worker are the same program; this guards against an upgrade between the two starts.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 
 /// Bytes of the largest message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 8192;
@@ -47,6 +47,8 @@ pub(super) enum Answer {
     },
     Done {
         number: u64,
+        /// The device that computed it, if that is another than before.
+        device: Option<String>,
     },
     /// Bytes of the worker's own memory.
     Trimmed {

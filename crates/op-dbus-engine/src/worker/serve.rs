@@ -44,6 +44,7 @@ pub(super) fn serve_on(
         // Told, so that the engine names both sizes; it ends us.
         return send_message(socket, &Answer::Ready { description });
     }
+    let mut device = description.device.clone();
     send_message(socket, &Answer::Ready { description })?;
     let mut batches = Batches::new(region, shape);
     loop {
@@ -51,7 +52,7 @@ pub(super) fn serve_on(
             Ok(Request::Run { number, rows, tokens }) => {
                 let result = batches.run(backend.as_mut(), rows, tokens);
                 let answer = match result {
-                    Ok(()) => Answer::Done { number },
+                    Ok(()) => Answer::Done { number, device: moved(backend.as_ref(), &mut device) },
                     Err(error) => Answer::failed(number, error),
                 };
                 send_message(socket, &answer)?;
@@ -73,6 +74,15 @@ pub(super) fn serve_on(
             Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
         }
     }
+}
+
+/// The device of `backend`, if it is another than `device`, which it replaces.
+fn moved(backend: &dyn Backend, device: &mut String) -> Option<String> {
+    let now = &backend.description().device;
+    (now != device).then(|| {
+        device.clone_from(now);
+        now.clone()
+    })
 }
 
 /// The shared memory, and private copies of the batch in it.

@@ -58,7 +58,7 @@ fn run_with(timeouts: Timeouts, answer: impl Fn(&OwnedFd) + Send + 'static) -> B
 }
 
 fn run(link: &mut Link, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-    link.run_while(batch, out, &mut || ())
+    link.run_while(batch, out, &mut || ()).map(drop)
 }
 
 fn send_raw(socket: &OwnedFd, bytes: &[u8]) {
@@ -82,6 +82,36 @@ fn an_honest_worker_computes_what_the_backend_does_in_process() {
         let mut out = [f32::NAN; 8];
         run(&mut link, &BATCH, &mut out).unwrap();
         assert_eq!(out, expected);
+    }
+    drop(link);
+    worker.join().unwrap().unwrap();
+}
+
+/// Computes each batch on another device than the one before.
+struct Moving(SimBackend, Description);
+
+impl Backend for Moving {
+    fn description(&self) -> &Description {
+        &self.1
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.1.device = if self.1.device == "sim:1" { "sim:2".into() } else { "sim:1".into() };
+        self.0.run(batch, out)
+    }
+}
+
+#[test]
+fn a_batch_on_another_device_is_told() {
+    let (link, worker) = link(PATIENT, |socket| {
+        let sim = SimBackend::new(SHAPE.dimensions, Faults::default());
+        let description = sim.description().clone();
+        serve_on(socket.as_fd(), "none", || Ok(Box::new(Moving(sim, description))))
+    });
+    let mut link = link.unwrap().0;
+    for device in ["sim:1", "sim:2", "sim:1"] {
+        let moved = link.run_while(&BATCH, &mut [0.0; 8], &mut || ());
+        assert_eq!(moved, Ok(Some(device.to_owned())));
     }
     drop(link);
     worker.join().unwrap().unwrap();
@@ -136,8 +166,9 @@ fn an_empty_message_is_a_lost_worker() {
 
 #[test]
 fn an_answer_to_another_batch_is_a_lost_worker() {
-    let error =
-        run_with(PATIENT, |socket| send_message(socket, &Answer::Done { number: 99 }).unwrap());
+    let error = run_with(PATIENT, |socket| {
+        send_message(socket, &Answer::Done { number: 99, device: None }).unwrap()
+    });
     lost_because(&error, "did not answer to batch 1");
     let error = run_with(PATIENT, |socket| send_message(socket, &ready()).unwrap());
     lost_because(&error, "did not answer to batch 1");
@@ -150,7 +181,7 @@ fn an_answer_sent_twice_does_not_count_for_the_next_batch() {
         send_message(&socket, &ready()).unwrap();
         let _: Request = receive_message(&socket, None).unwrap();
         for _ in 0..2 {
-            send_message(&socket, &Answer::Done { number: 1 }).unwrap();
+            send_message(&socket, &Answer::Done { number: 1, device: None }).unwrap();
         }
         let _: Request = receive_message(&socket, None).unwrap();
     });
@@ -194,7 +225,7 @@ fn the_engine_has_time_while_a_worker_computes() {
         let _: Request = receive_message(&socket, None).unwrap();
         // Does not answer before the engine has done something else.
         go.recv().unwrap();
-        send_message(&socket, &Answer::Done { number: 1 }).unwrap();
+        send_message(&socket, &Answer::Done { number: 1, device: None }).unwrap();
     });
     let mut meanwhile = || computed.send(()).unwrap();
     link.unwrap().0.run_while(&BATCH, &mut [0.0; 8], &mut meanwhile).unwrap();
@@ -207,7 +238,7 @@ fn vectors_that_were_not_written_are_not_those_of_the_batch_before() {
         let _: Request = receive_message(&socket, None).unwrap();
         send_message(&socket, &ready()).unwrap();
         let _: Request = receive_message(&socket, None).unwrap();
-        send_message(&socket, &Answer::Done { number: 1 }).unwrap();
+        send_message(&socket, &Answer::Done { number: 1, device: None }).unwrap();
     });
     let mut out = [f32::NAN; 8];
     run(&mut link.unwrap().0, &BATCH, &mut out).unwrap();
@@ -241,8 +272,9 @@ fn a_worker_that_does_not_load_says_why_or_is_told_so() {
     assert!(kind == LoadErrorKind::Other && message.contains("closed its socket"), "{message}");
     let (_, message) = load_with(|socket| send_raw(socket, b"hello"));
     assert!(message.contains("can't be read"), "{message}");
-    let (_, message) =
-        load_with(|socket| send_message(socket, &Answer::Done { number: 0 }).unwrap());
+    let (_, message) = load_with(|socket| {
+        send_message(socket, &Answer::Done { number: 0, device: None }).unwrap()
+    });
     assert!(message.contains("before it was asked"), "{message}");
 }
 

@@ -54,6 +54,7 @@ fn value_name(kind: &Kind) -> &'static str {
         Kind::Bus => "BUS",
         Kind::Listen => "ADDRESS",
         Kind::Filter => "FILTER",
+        Kind::List { .. } => "LIST",
         Kind::Text { .. } => "TEXT",
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! A model, a tokenizer and a provider's library are not ours, and the code that reads them is large.
 //! So whoever takes a worker over through them is to find nothing there: no file but the model's and
-//! the libraries', no place to write but the cache, no network, no bus, no other process, no program.
+//! the libraries', no place to write but the cache, no network, no bus, no other process, no program. Who computes on other machines
+//! has a network, and of the rest still less.
 //! The unit shuts the service off from the machine; this shuts the worker off from the service. It
 //! holds without the unit as well. Where the kernel lacks a part of it the worker goes on, and says so.
 
@@ -43,7 +44,7 @@ pub fn confine(args: &Args) -> Sandbox {
     let process = File::open("/proc/self").ok();
     let (mut enforced, mut lacking) = (Vec::new(), Vec::new());
     let places = places::of(args);
-    let programs = places.programs;
+    let (programs, network) = (places.programs, places::network(args));
     match files::restrict(places) {
         Ok(LandlockStatus::Available { effective_abi, .. }) => {
             let version = effective_abi as i32;
@@ -57,7 +58,7 @@ pub fn confine(args: &Args) -> Sandbox {
         Ok(LandlockStatus::NotImplemented) => lacking.push("the kernel has no Landlock".to_owned()),
         Err(error) => lacking.push(format!("Landlock failed ({error})")),
     }
-    match calls::refuse(programs) {
+    match calls::refuse(programs, network) {
         Ok(()) => enforced.push("seccomp".to_owned()),
         Err(error) => lacking.push(format!("seccomp failed ({error})")),
     }

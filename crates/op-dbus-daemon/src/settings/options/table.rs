@@ -3,16 +3,17 @@
 //! Names and values are ONNX Runtime's: those of CUDA, TensorRT, OpenVINO and MIGraphX from its
 //! documentation of execution providers (onnxruntime.ai, "Execution Providers") and its headers
 //! `cuda_provider_options.h`, `tensorrt_provider_options.h` and `onnxruntime_c_api.h`; those of WebGPU
-//! from `webgpu_provider_options.h`.
+//! from `webgpu_provider_options.h`. Those of the remote provider are our own.
 
 mod nvidia;
 mod others;
+mod remote;
 
 use super::super::kind::{Choice, Kind};
 use super::{Form, Preset, ProviderOption};
 
 /// All options, in the order in which they are shown.
-pub const OPTIONS: [&[ProviderOption]; 2] = [nvidia::OPTIONS, others::OPTIONS];
+pub const OPTIONS: [&[ProviderOption]; 3] = [nvidia::OPTIONS, others::OPTIONS, remote::OPTIONS];
 
 const ARENAS: &[Choice] = &[
     alias("kNextPowerOfTwo", &["next-power-of-two"]),

@@ -175,11 +175,20 @@ const fn closed(device: &'static str) -> Directive {
     Directive { property: "DeviceAllow", blocks: Blocks::Unless(device), why }
 }
 
+const NO_NETWORK: Directive =
+    Directive { property: "PrivateNetwork", blocks: Blocks::When("yes"), why: "hides the network" };
+const NO_ADDRESSES: Directive = Directive {
+    property: "RestrictAddressFamilies",
+    blocks: Blocks::Unless("AF_INET"),
+    why: "forbids sockets of a network",
+};
+
 const ON_NVIDIA: &[Directive] = &[NO_NODES, closed("char-nvidia"), NO_CODE, NO_PROC, NO_BINDING];
 const ON_AMD: &[Directive] =
     &[NO_NODES, closed("char-kfd"), closed("char-drm"), NO_CODE, NO_PROC, NO_BINDING];
 const ON_CARD: &[Directive] = &[NO_NODES, closed("char-drm"), NO_CODE, NO_PROC];
 const ON_CPU: &[Directive] = &[NO_PROC];
+const ELSEWHERE: &[Directive] = &[NO_NETWORK, NO_ADDRESSES];
 
 const PLAIN: Facts = Facts {
     provider: Provider::Cpu,
@@ -248,6 +257,7 @@ pub const FACTS: &[Facts] = &[
         profile: "gpu",
         ..PLAIN
     },
+    Facts { provider: Provider::Remote, directives: ELSEWHERE, profile: "remote", ..PLAIN },
 ];
 
 /// The CPU, computed on by ONNX Runtime and not by our own kernels.
@@ -308,6 +318,10 @@ const REASONS: &[(&str, &str)] = &[
     (
         "no kernel image",
         "take a GPU of compute capability 7.5 or newer, or set execution_provider to auto",
+    ),
+    (
+        "remote: ",
+        "mend the table [providers.remote], or what answers at its endpoints; `curl` shows what that says",
     ),
     ("said nothing for", "raise load_timeout_s, as a first load compiles for the device"),
 ];

@@ -33,6 +33,9 @@ pub fn checks(
             let (found, next) = split(&damaged);
             Check::wrong("library", found, next)
         }
+        (Ok(()), true) if provider == Provider::Remote => {
+            Check::ok("library", "none is needed: what computes is elsewhere")
+        }
         (Ok(()), true) => Check::ok("library", "none is needed: what computes is in the program"),
         (Ok(()), false) => Check::ok("library", listed.join(", ")),
     });

@@ -10,7 +10,7 @@ use super::facts::{Blocks, Directive, Facts};
 
 const NAME: &str = "op-dbus.service";
 const PROPERTIES: &str = "LoadState,User,PrivateDevices,DevicePolicy,DeviceAllow,\
-                          MemoryDenyWriteExecute,ProcSubset,SystemCallFilter,SupplementaryGroups,\
+                          MemoryDenyWriteExecute,ProcSubset,PrivateNetwork,RestrictAddressFamilies,SystemCallFilter,SupplementaryGroups,\
                           StateDirectory,CacheDirectory";
 
 /// What systemd has made of the unit and of what lies over it.

@@ -15,7 +15,7 @@ macro_rules! profiles {
 
 /// Name and content of each profile.
 const PROFILES: &[(&str, &str)] = profiles! {
-    "standard" "high-value" "high-throughput" "edge" "development" "gpu" "onnx-runtime"
+    "standard" "high-value" "high-throughput" "edge" "development" "gpu" "onnx-runtime" "remote"
 };
 
 /// Directives that name a folder of the service, with what is above it and what is in it.

@@ -71,7 +71,7 @@ fn kind(kind: &Kind) -> &'static str {
         | Kind::Listen
         | Kind::Filter
         | Kind::Text { .. } => "string",
-        Kind::Choices(_) => "list of strings",
+        Kind::Choices(_) | Kind::List { .. } => "list of strings",
         Kind::Devices => "number, list of numbers, or string",
         Kind::Bool => "boolean",
         Kind::Count { word: None, .. } => "whole number",

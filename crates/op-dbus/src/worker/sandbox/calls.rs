@@ -12,17 +12,28 @@ use seccompiler::{
     SeccompCondition, SeccompFilter, SeccompRule, apply_filter,
 };
 
-/// New sockets, and peers for those that were inherited: the control socket is connected already, and
-/// the log goes to standard error.
-const SOCKETS: &[c_long] = &[
-    libc::SYS_socket,
-    libc::SYS_socketpair,
-    libc::SYS_connect,
-    libc::SYS_bind,
-    libc::SYS_listen,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-];
+/// New sockets that somebody may send to: the control socket is connected already, and the log goes to
+/// standard error.
+const SOCKETS: &[c_long] =
+    &[libc::SYS_socketpair, libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4];
+
+/// Sockets that send to others.
+const CONNECTIONS: &[c_long] = &[libc::SYS_socket, libc::SYS_connect];
+
+/// The bits of a socket's type that are its kind; the others are flags.
+const SOCKET_KINDS: u64 = 0xf;
+
+/// Whom a worker may connect to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Network {
+    /// Nobody: no new socket of any kind.
+    #[default]
+    None,
+    /// Others by TCP.
+    Tcp,
+    /// Others by TCP, whose names it looks up by UDP.
+    TcpByName,
+}
 
 /// Programs.
 const PROGRAMS: &[c_long] = &[
@@ -112,15 +123,15 @@ const OF_A_PROCESS: &[c_long] =
     &[libc::SYS_kill, libc::SYS_tgkill, libc::SYS_rt_sigqueueinfo, libc::SYS_rt_tgsigqueueinfo];
 
 /// Refuses the calls to this thread and those that it will start. With `programs` processes may be
-/// started, which are confined as we are.
+/// started, which are confined as we are. With a network sockets can be made for it, and for nothing else.
 ///
 /// # Errors
 /// The kernel or the architecture has no filters; then none is in force.
-pub fn refuse(programs: bool) -> Result<(), Error> {
+pub fn refuse(programs: bool, network: Network) -> Result<(), Error> {
     // The flags of `clone3` lie in memory, where a filter can't see them. Without it the C library
     // takes `clone`, whose flags it can.
     let unknown = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    let refused = filter(rules(programs)?, libc::EPERM)?;
+    let refused = filter(rules(programs, network)?, libc::EPERM)?;
     if !programs {
         apply_filter(&filter(unknown, libc::ENOSYS)?)?;
     }
@@ -129,12 +140,20 @@ pub fn refuse(programs: bool) -> Result<(), Error> {
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
-fn rules(programs: bool) -> Result<Rules, BackendError> {
+fn rules(programs: bool, network: Network) -> Result<Rules, BackendError> {
     // No rule for a call is: always.
     let always = |calls: &[c_long]| calls.iter().map(|&call| (call, Vec::new())).collect::<Rules>();
     let mut rules = Rules::new();
     for calls in [SOCKETS, PROCESSES, MACHINE, KERNEL] {
         rules.extend(always(calls));
+    }
+    match network {
+        Network::None => rules.extend(always(CONNECTIONS)),
+        Network::Tcp => drop(rules.insert(libc::SYS_socket, sockets(&[libc::SOCK_STREAM])?)),
+        Network::TcpByName => {
+            let kinds = [libc::SOCK_STREAM, libc::SOCK_DGRAM];
+            rules.insert(libc::SYS_socket, sockets(&kinds)?);
+        }
     }
     let own = u64::from(std::process::id());
     let not = |process| condition(0, SeccompCmpOp::Ne, process);
@@ -150,6 +169,27 @@ fn rules(programs: bool) -> Result<Rules, BackendError> {
         rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![process])?]);
     }
     Ok(rules)
+}
+
+/// Sockets that are refused: all but those of IP of these `kinds`, TCP or UDP.
+fn sockets(kinds: &[i32]) -> Result<Vec<SeccompRule>, BackendError> {
+    let not = |argument, value: i32| condition(argument, SeccompCmpOp::Ne, bits(value));
+    let of_another_family = vec![not(0, libc::AF_INET)?, not(0, libc::AF_INET6)?];
+    // 0 is what goes with the kind.
+    let of_another_protocol =
+        vec![not(2, 0)?, not(2, libc::IPPROTO_TCP)?, not(2, libc::IPPROTO_UDP)?];
+    let mut refused =
+        vec![SeccompRule::new(of_another_family)?, SeccompRule::new(of_another_protocol)?];
+    let allowed = |kind: u64| kinds.iter().any(|one| bits(*one) == kind);
+    for kind in (0..=SOCKET_KINDS).filter(|kind| !allowed(*kind)) {
+        let is_it = condition(1, SeccompCmpOp::MaskedEq(SOCKET_KINDS), kind)?;
+        refused.push(SeccompRule::new(vec![is_it])?);
+    }
+    Ok(refused)
+}
+
+fn bits(value: i32) -> u64 {
+    value.unsigned_abs().into()
 }
 
 fn condition(argument: u8, is: SeccompCmpOp, value: u64) -> Result<SeccompCondition, BackendError> {
@@ -195,11 +235,11 @@ mod tests {
 
     #[test]
     fn no_call_is_listed_twice_and_programs_are_refused_unless_needed() {
-        let lists = [SOCKETS, PROGRAMS, PROCESSES, MACHINE, KERNEL, OF_A_PROCESS];
+        let lists = [SOCKETS, CONNECTIONS, PROGRAMS, PROCESSES, MACHINE, KERNEL, OF_A_PROCESS];
         let listed: usize = lists.iter().map(|calls| calls.len()).sum();
         // And `prlimit64` and `clone`.
-        assert_eq!(rules(false).unwrap().len(), listed + 2);
-        let with_programs = rules(true).unwrap();
+        assert_eq!(rules(false, Network::None).unwrap().len(), listed + 2);
+        let with_programs = rules(true, Network::None).unwrap();
         for call in [libc::SYS_execve, libc::SYS_clone] {
             assert!(!with_programs.contains_key(&call), "{call}");
         }
@@ -208,13 +248,67 @@ mod tests {
 
     #[test]
     fn the_filters_can_be_made_on_this_architecture() {
-        assert!(filter(rules(false).unwrap(), libc::EPERM).is_ok());
+        for network in [Network::None, Network::Tcp, Network::TcpByName] {
+            assert!(filter(rules(false, network).unwrap(), libc::EPERM).is_ok());
+        }
+    }
+
+    /// How making sockets of these families, kinds and protocols ends on a thread with this network, and
+    /// how it ends to connect and to listen.
+    fn attempts(network: Network) -> Vec<(&'static str, bool)> {
+        let attempts = move || {
+            refuse(false, network).unwrap();
+            let made = |family, kind, protocol| {
+                // SAFETY: the call reads no memory; what it makes is closed at once.
+                let socket = unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) };
+                if socket >= 0 {
+                    // SAFETY: the kernel has just made it for us.
+                    unsafe { libc::close(socket) };
+                }
+                socket >= 0
+            };
+            vec![
+                ("tcp", made(libc::AF_INET, libc::SOCK_STREAM, 0)),
+                ("udp", made(libc::AF_INET, libc::SOCK_DGRAM, 0)),
+                ("multipath tcp", made(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP)),
+                ("raw", made(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_TCP)),
+                ("unix", made(libc::AF_UNIX, libc::SOCK_STREAM, 0)),
+                ("netlink", made(libc::AF_NETLINK, libc::SOCK_RAW, 0)),
+                ("listening", std::net::TcpListener::bind("127.0.0.1:0").is_ok()),
+            ]
+        };
+        // The filter is for the thread that asks for it.
+        std::thread::spawn(attempts).join().unwrap()
+    }
+
+    #[test]
+    fn sockets_are_those_of_the_network_alone() {
+        let done = |network| -> Vec<&str> {
+            attempts(network).into_iter().filter(|(_, done)| *done).map(|(name, _)| name).collect()
+        };
+        assert_eq!(done(Network::None), [""; 0]);
+        assert_eq!(done(Network::Tcp), ["tcp"]);
+        assert_eq!(done(Network::TcpByName), ["tcp", "udp"]);
+    }
+
+    #[test]
+    fn tcp_reaches_who_listens() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let connected = |network| {
+            let connect = move || {
+                refuse(false, network).unwrap();
+                std::net::TcpStream::connect(address).is_ok()
+            };
+            std::thread::spawn(connect).join().unwrap()
+        };
+        assert!(connected(Network::Tcp) && !connected(Network::None));
     }
 
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn the_numbers_of_x32_are_refused_as_well() {
-        let rules = with_x32(rules(false).unwrap());
+        let rules = with_x32(rules(false, Network::None).unwrap());
         for call in [libc::SYS_socket | 0x4000_0000, 0x4000_0000 + 520, 0x4000_0000 + 545] {
             assert!(rules.contains_key(&call), "{call:x}");
         }

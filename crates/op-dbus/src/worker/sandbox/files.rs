@@ -1,7 +1,7 @@
 //! Files, devices, sockets and signals, restricted by Landlock.
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, LandlockStatus, Ruleset, RulesetAttr,
+    ABI, Access, AccessFs, AccessNet, BitFlags, LandlockStatus, NetPort, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetError, Scope, make_bitflags, path_beneath_rules,
 };
 
@@ -19,19 +19,20 @@ const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 const USE: BitFlags<AccessFs> =
     make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | IoctlDev});
 
-/// Leaves this thread, and those that it will start, `places` and no others; no TCP, no
-/// abstract socket and no signal to whoever is not confined with it. Says what the kernel has of that.
+/// Leaves this thread, and those that it will start, `places` and no others; no TCP
+/// but to their ports, no abstract socket and no signal to whoever is not confined with it. Says what the kernel has of that.
 ///
 /// # Errors
 /// The kernel refuses what it should know; then nothing is restricted.
 pub fn restrict(places: Places) -> Result<LandlockStatus, RulesetError> {
-    let Places { read, write, nodes, programs } = places;
+    let Places { read, write, nodes, ports, programs } = places;
     // A rule is about what is there: whoever writes into it would make it, which comes too late.
     for folder in &write {
         // Whether it can be used is told by whoever needs it.
         let _ = std::fs::create_dir_all(folder);
     }
     let read_and_run = if programs { READ | AccessFs::Execute } else { READ };
+    let ports = ports.into_iter().map(|port| NetPort::new(port, AccessNet::ConnectTcp));
     let status = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))?
         .handle_access(AccessNet::from_all(NEWEST))?
@@ -40,6 +41,7 @@ pub fn restrict(places: Places) -> Result<LandlockStatus, RulesetError> {
         .add_rules(path_beneath_rules(read, read_and_run))?
         .add_rules(path_beneath_rules(write, WRITE))?
         .add_rules(path_beneath_rules(nodes, USE))?
+        .add_rules(ports.map(Ok::<_, RulesetError>))?
         .restrict_self()?;
     Ok(status.landlock)
 }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use op_dbus_models::runtime;
 
-use super::super::{Args, CPU, CpuEngine};
+use super::super::{Args, CPU, CpuEngine, REMOTE};
+use super::calls::Network;
 
 /// About the process, its CPUs and its memory: read by the C and the Rust library as well.
 const PROCESS: &[&str] = &[
@@ -62,6 +63,20 @@ const DRIVERS: &[&str] = &[
     "/proc/version",
 ];
 
+/// By what the C library looks up the address of a machine.
+const NAMES: &[&str] = &[
+    "/etc/hosts",
+    "/etc/host.conf",
+    "/etc/nsswitch.conf",
+    "/etc/resolv.conf",
+    "/etc/gai.conf",
+    "/run/systemd/resolve",
+];
+/// The port of those who know the addresses.
+const NAMES_PORT: u16 = 53;
+/// Options of the remote provider that name a file.
+const REMOTE_FILES: [&str; 2] = ["ca_file", "token_file"];
+
 /// Nodes by the beginning of their names in `/dev`: NVIDIA's are several, and a folder.
 const NVIDIA: &[&str] = &["nvidia"];
 /// A Vulkan device is behind a graphics driver of the kernel or behind NVIDIA's.
@@ -78,6 +93,8 @@ pub struct Places {
     pub write: Vec<PathBuf>,
     /// Files to read and write but not to make, and devices.
     pub nodes: Vec<PathBuf>,
+    /// TCP ports to connect to, of whichever machine.
+    pub ports: Vec<u16>,
     /// Whether programs may be started, of those that may be read. They are confined as well.
     pub programs: bool,
 }
@@ -89,9 +106,13 @@ pub fn of(args: &Args) -> Places {
         // What others' libraries write is in here as well: the daemon sets TMPDIR to it.
         write: vec![args.cache_dir.clone()],
         nodes: vec![PathBuf::from("/dev/null")],
+        ports: Vec::new(),
         programs: false,
     };
     places.read.push(args.model_dir.join(&args.model));
+    if args.provider == REMOTE {
+        return elsewhere(args, places);
+    }
     let on_the_cpu = args.provider == CPU;
     if on_the_cpu && !matches!(args.cpu_engine, CpuEngine::Ort) {
         return places;
@@ -123,6 +144,29 @@ pub fn of(args: &Args) -> Places {
         places.write.push(PathBuf::from("/dev/shm"));
     }
     places
+}
+
+/// What a worker needs beside the model whose batches others compute: nothing to write, and no library
+/// but those by which names are looked up.
+fn elsewhere(args: &Args, mut places: Places) -> Places {
+    places.write.clear();
+    places.ports.clone_from(&args.tcp_port);
+    let named = args.provider_option.iter().filter(|(key, _)| REMOTE_FILES.contains(&key.as_str()));
+    places.read.extend(named.map(|(_, path)| PathBuf::from(path)));
+    if args.look_up_names {
+        places.read.extend(NAMES.iter().chain(LIBRARIES).map(PathBuf::from));
+        places.ports.push(NAMES_PORT);
+    }
+    places
+}
+
+/// Whom a worker with this command line may connect to.
+pub fn network(args: &Args) -> Network {
+    match (args.provider == REMOTE, args.look_up_names) {
+        (false, _) => Network::None,
+        (true, false) => Network::Tcp,
+        (true, true) => Network::TcpByName,
+    }
 }
 
 /// The folder that a library may need others from. Those of a Python package lie in several beside
@@ -157,12 +201,40 @@ mod tests {
         args: Args,
     }
 
-    fn places(provider: &str, engine: &str) -> Places {
+    fn args(provider: &str, engine: &str, more: &[&str]) -> Args {
         let line = format!(
             "worker --model-dir /m/models --model tiny --space s --cache-dir /c --runtime /bin/sh \
              --cpu-engine {engine} --cpu-isa auto --provider {provider} --precision auto"
         );
-        of(&Line::try_parse_from(line.split(' ')).unwrap().args)
+        Line::try_parse_from(line.split(' ').chain(more.iter().copied())).unwrap().args
+    }
+
+    fn places(provider: &str, engine: &str) -> Places {
+        of(&args(provider, engine, &[]))
+    }
+
+    #[test]
+    fn who_has_a_network_has_nothing_else() {
+        let option = ["--provider-option", "ca_file=/etc/ours.pem"];
+        let more = [["--tcp-port", "8000"], ["--tcp-port", "443"], option].concat();
+        let remote = args("remote", "ort", &more);
+        assert_eq!(network(&remote), Network::Tcp);
+        let places = of(&remote);
+        assert_eq!((&places.write[..], &places.ports[..]), (&[][..], &[8000, 443][..]));
+        assert!(reads(&places, "/etc/ours.pem") && reads(&places, "/m/models/tiny/config.json"));
+        for path in ["/etc/resolv.conf", "/usr/lib/libc.so", "/m/runtime/x.so", "/c/drivers"] {
+            assert!(!reads(&places, path), "{path}");
+        }
+        let named = args("remote", "ort", &[&more[..], &["--look-up-names"]].concat());
+        assert_eq!(network(&named), Network::TcpByName);
+        let places = of(&named);
+        assert_eq!(places.ports, [8000, 443, 53]);
+        assert!(reads(&places, "/etc/resolv.conf") && !reads(&places, "/etc/passwd"));
+        for provider in ["cpu", "cuda", "webgpu"] {
+            let other = args(provider, "ort", &["--tcp-port", "8000", "--look-up-names"]);
+            assert_eq!(network(&other), Network::None, "{provider}");
+            assert!(of(&other).ports.is_empty(), "{provider}");
+        }
     }
 
     fn reads(places: &Places, path: &str) -> bool {

@@ -1,15 +1,16 @@
 //! From the engine's packed batches to the rows of equal length that graphs are fed with.
 
-use op_dbus_engine::Batch;
-
-use crate::own::{Content, Input, Integers};
+use super::{Content, Integers};
+use crate::batch::Batch;
 
 /// A padded batch, in buffers that are used again for the next one.
 #[derive(Debug, Default)]
-pub(crate) struct Padded {
+pub struct Padded {
     /// Token ids, `[rows, sequence length]`; 0, which is in every vocabulary, behind a row's own.
     pub ids: Vec<i32>,
+    /// Texts in the batch.
     pub rows: usize,
+    /// Tokens of the longest text.
     pub sequence_length: usize,
 }
 
@@ -24,22 +25,25 @@ impl Padded {
         }
     }
 
+    /// `[rows, sequence length]`.
     pub fn shape(&self) -> [usize; 2] {
         [self.rows, self.sequence_length]
     }
 }
 
-/// The data of one input of a user's own graph, in the integers that it wants.
+/// The data of one input, in the integers that the graph wants.
 #[derive(Debug)]
-pub(crate) enum Filled {
+pub enum Filled {
+    /// Of 32 bits.
     I32(Vec<i32>),
+    /// Of 64 bits.
     I64(Vec<i64>),
 }
 
 impl Filled {
     /// Room for an input's data.
-    pub fn new(input: &Input) -> Self {
-        match input.integers {
+    pub fn new(integers: Integers) -> Self {
+        match integers {
             Integers::I32 => Self::I32(Vec::new()),
             Integers::I64 => Self::I64(Vec::new()),
         }
@@ -64,6 +68,7 @@ fn replace<T: Clone>(
     data.clear();
     match content {
         Content::TokenIds => data.extend(padded.ids.iter().map(|id| convert(*id))),
+        Content::Lengths => data.extend(lengths.iter().map(|length| convert(*length))),
         Content::TokenTypes => data.resize(padded.ids.len(), convert(0)),
         Content::AttentionMask => {
             for (row, own) in lengths.iter().enumerate() {
@@ -88,7 +93,7 @@ mod tests {
         assert_eq!(padded.shape(), [3, 3]);
         assert_eq!(padded.ids, [1, 2, 0, 3, 0, 0, 4, 5, 6]);
         let filled = |content, integers| {
-            let mut filled = Filled::new(&Input { name: String::new(), content, integers });
+            let mut filled = Filled::new(integers);
             for lengths in [&[3, 3, 3], batch.lengths] {
                 filled.fill(content, &padded, lengths);
             }
@@ -102,6 +107,7 @@ mod tests {
             assert_eq!(filled(Content::AttentionMask, integers), mask);
             assert_eq!(filled(Content::TokenTypes, integers), [0; 9]);
             assert_eq!(filled(Content::TokenIds, integers)[..4], [1, 2, 0, 3]);
+            assert_eq!(filled(Content::Lengths, integers), [2, 1, 3]);
         }
     }
 }

@@ -1,13 +1,22 @@
-//! Pooling and normalisation outside the graph, for users' own graphs that end in token vectors.
+//! Pooling and normalisation outside the graph, for graphs that end in token vectors.
 
-use crate::Pooling;
+/// How the token vectors of a text become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Mean over the text's own tokens.
+    Mean,
+    /// The first token's vector.
+    Cls,
+    /// Largest value of each dimension over the text's own tokens.
+    Max,
+}
 
 /// A vector shorter than this is divided by this instead of by its length.
 const LENGTH_MIN: f32 = 1e-12;
 
 /// Reduces `tokens` (`[rows, sequence length, dimensions]`), of which each row has `lengths` of its
 /// own, into `out` (`[rows, dimensions]`).
-pub(crate) fn pool(
+pub fn pool(
     pooling: Pooling,
     (sequence_length, lengths): (usize, &[i32]),
     dimensions: usize,
@@ -39,7 +48,7 @@ pub(crate) fn pool(
 }
 
 /// Divides every vector of `out` by its length.
-pub(crate) fn normalize(dimensions: usize, out: &mut [f32]) {
+pub fn normalize(dimensions: usize, out: &mut [f32]) {
     for vector in out.chunks_exact_mut(dimensions) {
         let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt().max(LENGTH_MIN);
         vector.iter_mut().for_each(|value| *value /= length);

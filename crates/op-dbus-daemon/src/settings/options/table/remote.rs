@@ -1,0 +1,86 @@
+//! The remote provider, whose options are our own.
+
+use super::super::super::kind::{Choice, Kind};
+use super::super::Preset::Theirs;
+use super::super::fleet::{self, REMOTE};
+use super::super::{Form, ProviderOption};
+use super::{count, name, plain};
+
+const PROTOCOLS: &[Choice] = &[name("oip"), name("openai")];
+const MODEL: Kind =
+    Kind::Text { accepted: "a name of letters, digits and `._-/:@+`", is_right: fleet::is_model };
+const PATH: Kind = Kind::Path { optional: false };
+
+/// Its options, in the order in which they are shown.
+pub const OPTIONS: &[ProviderOption] = &[
+    plain(
+        REMOTE,
+        "endpoints",
+        Kind::List { accepted: fleet::ACCEPTED, is_right: fleet::is_right },
+        Theirs(""),
+        "Where servers answer, without the path of a protocol. `gpu_device` names by their numbers, from \
+        0, which of them get workers; the others stand by.",
+    ),
+    plain(
+        REMOTE,
+        "protocol",
+        Kind::Choice(PROTOCOLS),
+        Theirs("oip"),
+        "How servers are spoken to: `oip` is the Open Inference Protocol v2 over HTTP, `openai` is \
+        `/v1/embeddings` with token ids.",
+    ),
+    plain(
+        REMOTE,
+        "model",
+        MODEL,
+        Theirs(""),
+        "The model's name on the servers. By itself it is the name here.",
+    ),
+    plain(
+        REMOTE,
+        "token_file",
+        PATH,
+        Theirs(""),
+        "A file with the token that servers are shown as `Authorization: Bearer`. By itself the \
+        credential `remote-token`, if the service has one.",
+    ),
+    plain(
+        REMOTE,
+        "ca_file",
+        PATH,
+        Theirs(""),
+        "A file with the certificates, in PEM form, that servers are to be certified by. By itself \
+        Mozilla's list, as it was when op-dbus was built.",
+    ),
+    ProviderOption {
+        provider: REMOTE,
+        key: "allow_http",
+        kind: Kind::Bool,
+        default: Theirs("false"),
+        form: Form::Words,
+        doc: "Whether an endpoint on another machine may have `http`, which everybody on the way can \
+              read.",
+    },
+    plain(
+        REMOTE,
+        "rows_max",
+        count(1, 512),
+        Theirs("64"),
+        "Texts of one request; as many as the servers take.",
+    ),
+    plain(
+        REMOTE,
+        "request_timeout_s",
+        count(1, 50),
+        Theirs("10"),
+        "Seconds that one request may take.",
+    ),
+    plain(
+        REMOTE,
+        "batch_timeout_s",
+        count(1, 50),
+        Theirs("30"),
+        "Seconds that one batch may take, with all endpoints that are tried and the rests between; \
+        then the worker counts as lost.",
+    ),
+];

@@ -1,0 +1,66 @@
+//! Why an endpoint gave no vectors, by what that means for the batch.
+
+use std::fmt;
+
+/// Characters that are told of a reason.
+const TOLD_CHARS_MAX: usize = 400;
+
+/// Why there are no vectors.
+#[derive(Debug)]
+pub enum Failure {
+    /// The endpoint can't be used now: it is not there, does not answer in time, refuses us, or answers
+    /// with what makes no sense.
+    Away(String),
+    /// The same, in words that may be the endpoint's: of a caller's batch they are not told, as they may
+    /// be the text.
+    Quoted(String),
+    /// It refuses this batch; others it may take.
+    Refused(String),
+    /// The batch is too large for it.
+    TooLarge(String),
+}
+
+impl Failure {
+    /// An answer that makes no sense, told in our own words.
+    pub fn nonsense(what: impl fmt::Display) -> Self {
+        Self::Away(format!("its answer makes no sense: {what}"))
+    }
+
+    /// The same, told with what the endpoint said.
+    pub fn unreadable(what: impl fmt::Display) -> Self {
+        Self::Quoted(format!("its answer makes no sense: {what}"))
+    }
+
+    /// What may be told where a caller's batch was sent.
+    pub fn unquoted(self) -> Self {
+        match self {
+            Self::Quoted(_) => Self::Away("its answer makes no sense".to_owned()),
+            other => other,
+        }
+    }
+}
+
+/// Without what could change a terminal, and not at any length.
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Away(why) | Self::Quoted(why) | Self::Refused(why) | Self::TooLarge(why)) = self;
+        let plain = |c: char| if c.is_control() { ' ' } else { c };
+        why.chars().take(TOLD_CHARS_MAX).map(plain).try_for_each(|c| fmt::Write::write_char(f, c))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_is_plain_and_bounded() {
+        let told = Failure::unreadable("\u{1b}[31mred\r\n").to_string();
+        assert_eq!(told, "its answer makes no sense:  [31mred  ");
+        assert_eq!(Failure::Away("x".repeat(5000)).to_string().len(), TOLD_CHARS_MAX);
+        let unquoted = Failure::unreadable("a caller's text").unquoted().to_string();
+        assert_eq!(unquoted, "its answer makes no sense");
+        let own = Failure::nonsense("it is longer than 9 bytes").unquoted().to_string();
+        assert!(own.ends_with("9 bytes"), "{own}");
+    }
+}

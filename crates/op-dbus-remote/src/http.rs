@@ -1,0 +1,176 @@
+//! Requests over HTTP: one pool of connections, every time and size bounded.
+
+use std::io::Read;
+use std::time::Duration;
+
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body, Error, http};
+
+use crate::failure::Failure;
+
+/// What of a connection's time may go into its making.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Bytes of an answer that says what is wrong.
+const REFUSAL_BYTES_MAX: u64 = 4096;
+/// Characters of it that are told.
+const REFUSAL_CHARS_MAX: usize = 200;
+
+/// A client of all endpoints. It follows no redirect, which could lead anywhere, and takes no proxy from
+/// the environment.
+#[derive(Debug)]
+pub struct Client {
+    agent: Agent,
+    /// Value of the header `Authorization`; empty for none.
+    authorization: String,
+}
+
+/// A body, and what is said of it.
+#[derive(Debug)]
+pub struct Message {
+    /// The bytes.
+    pub body: Vec<u8>,
+    /// How many of these are JSON, where others follow.
+    pub json_bytes: Option<usize>,
+}
+
+/// How much of what a server says of its refusal is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quote {
+    /// The beginning: nothing of a caller's was sent.
+    Words,
+    /// The status alone: servers quote what they were sent.
+    Status,
+}
+
+/// The header of the Open Inference Protocol's binary extension.
+const JSON_BYTES: &str = "Inference-Header-Content-Length";
+
+impl Client {
+    /// A client that trusts the certificates in `roots` (PEM), or else Mozilla's list.
+    ///
+    /// # Errors
+    /// A clause: there is no certificate in it.
+    pub fn new(roots: Option<&[u8]>, token: Option<&str>) -> Result<Self, String> {
+        let roots = roots.map_or(Ok(RootCerts::WebPki), certificates)?;
+        let config = Agent::config_builder()
+            .tls_config(TlsConfig::builder().root_certs(roots).build())
+            .proxy(None)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT))
+            .user_agent(concat!("op-dbus/", env!("CARGO_PKG_VERSION")))
+            .accept_encoding("identity")
+            .build();
+        let authorization = token.map(|token| format!("Bearer {token}")).unwrap_or_default();
+        Ok(Self { agent: config.new_agent(), authorization })
+    }
+
+    /// `GET`, of which the answer has `most` bytes at most.
+    ///
+    /// # Errors
+    /// It fails in any way.
+    pub fn get(&self, url: &str, time: Duration, most: usize) -> Result<Message, Failure> {
+        let request = self.agent.get(url).config().timeout_global(Some(time)).build();
+        let request = match self.authorization.as_str() {
+            "" => request,
+            value => request.header("Authorization", value),
+        };
+        answered(request.call(), most, Quote::Words)
+    }
+
+    /// `POST`, of which the answer has `most` bytes at most.
+    ///
+    /// # Errors
+    /// It fails in any way.
+    pub fn post(
+        &self,
+        url: &str,
+        message: &Message,
+        (time, most): (Duration, usize),
+        quote: Quote,
+    ) -> Result<Message, Failure> {
+        let request = self.agent.post(url).config().timeout_global(Some(time)).build();
+        let request = match message.json_bytes {
+            Some(bytes) => request
+                .header(JSON_BYTES, bytes.to_string())
+                .header("Content-Type", "application/octet-stream"),
+            None => request.header("Content-Type", "application/json"),
+        };
+        let request = match self.authorization.as_str() {
+            "" => request,
+            value => request.header("Authorization", value),
+        };
+        answered(request.send(&message.body[..]), most, quote)
+    }
+}
+
+fn certificates(pem: &[u8]) -> Result<RootCerts, String> {
+    let items = parse_pem(pem).filter_map(|item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    });
+    let certificates: Vec<_> = items.collect();
+    match certificates.is_empty() {
+        true => Err("there is no certificate in PEM form in it".to_owned()),
+        false => Ok(RootCerts::from(certificates)),
+    }
+}
+
+fn answered(
+    answer: Result<http::Response<Body>, Error>,
+    most: usize,
+    quote: Quote,
+) -> Result<Message, Failure> {
+    let mut answer = answer.map_err(|error| {
+        Failure::Away(match error {
+            // Without the crate's own word before the system's.
+            Error::Io(error) => error.to_string(),
+            error => error.to_string(),
+        })
+    })?;
+    let status = answer.status();
+    if status != http::StatusCode::OK {
+        let words = match quote {
+            Quote::Words => words(&mut answer),
+            Quote::Status => String::new(),
+        };
+        return Err(refusal(status, &words));
+    }
+    let json_bytes = match answer.headers().get(JSON_BYTES) {
+        Some(value) => {
+            let bytes = value.to_str().ok().and_then(|text| text.parse().ok());
+            Some(bytes.ok_or_else(|| Failure::nonsense("the length of its JSON is no number"))?)
+        }
+        None => None,
+    };
+    let mut body = Vec::new();
+    let read = answer.body_mut().as_reader().take(most as u64 + 1).read_to_end(&mut body);
+    read.map_err(|error| Failure::Away(format!("its answer broke off ({error})")))?;
+    if body.len() > most {
+        return Err(Failure::nonsense(format_args!("it is longer than {most} bytes")));
+    }
+    Ok(Message { body, json_bytes })
+}
+
+/// What the status means for the batch.
+fn refusal(status: http::StatusCode, words: &str) -> Failure {
+    let said = format!("it answers {}{words}", status.as_u16());
+    match status.as_u16() {
+        413 => Failure::TooLarge(said),
+        400 | 422 => Failure::Refused(said),
+        _ => Failure::Away(said),
+    }
+}
+
+/// The beginning of what a server says, without what could change a terminal.
+fn words(answer: &mut http::Response<Body>) -> String {
+    let mut said = Vec::new();
+    let reader = answer.body_mut().as_reader();
+    // Whatever came until it failed.
+    let _ = reader.take(REFUSAL_BYTES_MAX).read_to_end(&mut said);
+    let said = String::from_utf8_lossy(&said);
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let said: String = said.trim().chars().map(plain).take(REFUSAL_CHARS_MAX).collect();
+    if said.is_empty() { said } else { format!(" ({said})") }
+}

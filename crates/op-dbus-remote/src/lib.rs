@@ -1,0 +1,23 @@
+//! The remote backend of op-dbus: batches computed by a fleet that others run, behind the engine's
+//! [`Backend`](op_dbus_engine::Backend) trait.
+//!
+//! Token ids go out and vectors come in, over HTTP: by the Open Inference Protocol v2 (Triton, KServe,
+//! OpenVINO Model Server, MLServer) or by OpenAI's route `/v1/embeddings`. A server tokenizes nothing, so
+//! that what was cut is known here and told to whoever called.
+//!
+//! Nobody at the other end is believed. An endpoint computes a batch only after it has given the same
+//! vectors for a trial batch as the endpoint that the engine proved; what it sends is bounded, and its
+//! shape and its numbers are checked. One that fails rests, longer each time, and tries again with the
+//! trial batch; its batch goes to the next one meanwhile.
+
+mod backend;
+mod circuit;
+mod failure;
+mod http;
+mod numbers;
+mod oip;
+mod openai;
+mod options;
+
+pub use backend::RemoteBackend;
+pub use options::{Options, Protocol, Shape};

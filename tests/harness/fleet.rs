@@ -1,0 +1,147 @@
+//! Servers that compute for a daemon, as processes on loopback: programs of others, which the test set-up
+//! installs as Python packages.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{ChildStdin, Command};
+
+use super::bus::PrivateBus;
+use super::command::{clean, finish};
+use super::daemon::Setup;
+use super::process::Process;
+use super::{Outcome, fixture, needs, within};
+
+/// A server.
+pub struct Server {
+    pub process: Process,
+    port: u16,
+    url: String,
+    // It ends when this is closed.
+    _stdin: Option<ChildStdin>,
+}
+
+impl Server {
+    /// Triton with `graph` under the name `model`. `folder` is its own, and is the same when it is started
+    /// again; so is `port`, which is 0 for one that is free.
+    pub async fn triton(folder: &Path, graph: &Path, model: &str, port: u16) -> Outcome<Self> {
+        let port = free(port)?;
+        let mut command = python("triton.py");
+        command.arg(folder).arg(graph).arg(model).arg(port.to_string());
+        Self::start("triton", command, port, "Started HTTPService at").await
+    }
+
+    /// llama.cpp's server with a model of the store. What it makes of the model is in `folder`.
+    pub async fn llama(folder: &Path, model: &str) -> Outcome<Self> {
+        let port = free(0)?;
+        let mut command = python("llama.py");
+        command.arg(needs::store().join("models").join(model));
+        command.arg(folder.join("model.gguf")).arg(port.to_string());
+        Self::start("llama.cpp", command, port, "answered at").await
+    }
+
+    /// A server that has a certificate for 127.0.0.1 and hands on what it is sent to `to`. The certificate
+    /// is `folder/certificate.pem`.
+    pub async fn tls(folder: &Path, to: &str) -> Outcome<Self> {
+        let (key, certificate) = (folder.join("key.pem"), folder.join("certificate.pem"));
+        let mut openssl = clean("openssl");
+        openssl.args(["req", "-x509", "-nodes", "-days", "1", "-subj", "/CN=test"]);
+        openssl.args(["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]);
+        // Without more it would be an authority, which may not serve by its own certificate.
+        openssl.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
+        openssl.args(["-addext", "subjectAltName=IP:127.0.0.1", "-keyout"]).arg(&key);
+        openssl.arg("-out").arg(&certificate);
+        finish(openssl, "").await?.success()?;
+        let mut command = python("tls.py");
+        command.arg(certificate).arg(key).arg(to.rsplit(':').next().unwrap_or_default());
+        Self::start("tls", command, 0, "answered at").await
+    }
+
+    async fn start(name: &str, mut command: Command, port: u16, ready: &str) -> Outcome<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut process = Process::start_piped(name, command)?;
+        let child = process.child();
+        let stdin = child.stdin.take();
+        let stderr = child.stderr.take().ok_or("no standard error")?;
+        let (said, is_ready) = until(stderr, ready).await?;
+        match is_ready {
+            true => {
+                let told =
+                    said.trim_end().rsplit_once("answered at ").map(|(_, url)| url.to_owned());
+                let url = told.unwrap_or_else(|| format!("http://127.0.0.1:{port}"));
+                Ok(Self { process, port, url, _stdin: stdin })
+            }
+            false => Err(format!("{name} ended at once: {said}").into()),
+        }
+    }
+
+    /// Where it answers.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Ends it without warning, and returns its port.
+    pub async fn kill(mut self) -> Outcome<u16> {
+        self.process.signal(nix::sys::signal::Signal::SIGKILL)?;
+        self.process.ended().await?;
+        Ok(self.port)
+    }
+}
+
+/// Reads lines until one has `word`; what follows is read and forgotten.
+async fn until(
+    stderr: impl AsyncRead + Unpin + Send + 'static,
+    word: &str,
+) -> Outcome<(String, bool)> {
+    let mut lines = BufReader::new(stderr).lines();
+    let mut said = String::new();
+    let found = within(word, async {
+        while let Some(line) = lines.next_line().await? {
+            said.push_str(&line);
+            said.push('\n');
+            if line.contains(word) {
+                return Ok::<_, std::io::Error>(true);
+            }
+        }
+        Ok(false)
+    })
+    .await??;
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    Ok((said, found))
+}
+
+/// A script of the tests, with the packages of the fleet.
+fn python(script: &str) -> Command {
+    let mut command = clean("python3");
+    command.arg(fixture("python").join(script)).env("PYTHONPATH", needs::fleet_path());
+    command
+}
+
+/// `port`, or one that the kernel has free, for a program that can't ask for one itself.
+fn free(port: u16) -> Outcome<u16> {
+    match port {
+        0 => Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port()),
+        port => Ok(port),
+    }
+}
+
+/// The graph that the service compiles of a level's model for ONNX Runtime, as a file of its own.
+pub async fn compiled(bus: &PrivateBus, level: &str) -> Outcome<(TempDir, PathBuf)> {
+    /// What the cache has behind a graph.
+    const SEAL_BYTES: usize = 32;
+    let setup = Setup::real(level)?;
+    let setup = setup.setting("cpu_engine", "ort").setting("workers_per_device", "1");
+    setup.ready(bus).await?.stop().await?;
+    let mut entries = fs::read_dir(setup.path("cache"))?.flatten().map(|entry| entry.path());
+    let is_graph = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "graph");
+    let mut graph = fs::read(entries.find(is_graph).ok_or("no graph in the cache")?)?;
+    graph.truncate(graph.len() - SEAL_BYTES);
+    let folder = tempfile::Builder::new().prefix("graph-").tempdir()?;
+    let path = folder.path().join("model.onnx");
+    fs::write(&path, graph)?;
+    Ok((folder, path))
+}

@@ -1,0 +1,111 @@
+//! Endpoints that answer with what no honest one does: each is refused, in time and within bounds.
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{fleet, refusal};
+use crate::harness::Outcome;
+use crate::harness::registry::tests;
+
+tests! {
+    wrong_answers_are_told: [Bus, Low],
+    an_endless_answer_ends: [Bus, Low],
+    silence_ends: [Bus, Low],
+}
+
+/// An endpoint that answers every request with `answer`, and then goes on sending `more` for ever.
+async fn endpoint(answer: String, more: &'static [u8]) -> Outcome<String> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let answer = answer.clone();
+            // Whoever has heard enough hangs up.
+            tokio::spawn(async move { drop(talk(stream, &answer, more).await) });
+        }
+    });
+    Ok(url)
+}
+
+async fn talk(mut stream: TcpStream, answer: &str, more: &[u8]) -> std::io::Result<()> {
+    let mut request = Vec::new();
+    let complete = |request: &[u8]| {
+        let text = String::from_utf8_lossy(request);
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let length = head.lines().find_map(|line| {
+            let (name, value) = line.split_once(": ")?;
+            name.eq_ignore_ascii_case("content-length").then(|| value.parse::<usize>().ok())?
+        });
+        Some(body.len() >= length.unwrap_or(0))
+    };
+    while complete(&request) != Some(true) {
+        if stream.read_buf(&mut request).await? == 0 {
+            return Ok(());
+        }
+    }
+    stream.write_all(answer.as_bytes()).await?;
+    while !more.is_empty() {
+        stream.write_all(more).await?;
+    }
+    // Until the other end hangs up.
+    while stream.read_buf(&mut request).await? > 0 {}
+    Ok(())
+}
+
+/// An answer of a server that has no more to say.
+fn http(status: &str, body: &str) -> String {
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// What is said of an endpoint that answers so.
+async fn said(answer: String, more: &'static [u8]) -> Outcome<String> {
+    let url = endpoint(answer, more).await?;
+    let setup = fleet("low", "openai", &[&url])?;
+    let setup = setup.setting("providers.remote.request_timeout_s", "2");
+    let message = refusal(&setup).await?;
+    assert!(message.contains(&url), "{message}");
+    Ok(message)
+}
+
+async fn wrong_answers_are_told() -> Outcome {
+    let vectors = |dimensions: usize| {
+        let vector = vec![1.0_f32; dimensions];
+        json!({"data": [{"index": 0, "embedding": vector}, {"index": 1, "embedding": vector}]})
+    };
+    // 384 numbers of the bytes 0, 0, 0xc0, 0x7f.
+    let not_numbers = "AADAfwAAwH8AAMB/".repeat(128);
+    let one_row = json!({"data": [{"index": 0, "embedding": vec![1.0_f32; 384]}]});
+    let nan = json!({"data": [{"index": 0, "embedding": not_numbers},
+        {"index": 1, "embedding": not_numbers}]});
+    for (answer, word) in [
+        (http("200 OK", "no JSON"), "makes no sense"),
+        (http("200 OK", &vectors(383).to_string()), "a vector of 383 dimensions"),
+        (http("200 OK", &vectors(385).to_string()), "more than 384 numbers"),
+        (http("200 OK", &one_row.to_string()), "no vector for row 1"),
+        (http("200 OK", &nan.to_string()), "not finite numbers"),
+        (http("302 Found\r\nLocation: http://elsewhere.example/", ""), "it answers 302"),
+        (http("500 Oops", "a \u{1b}[31mred\u{1b}[0m sentence"), "500 (a  [31mred [0m sentence)"),
+        ("nothing like HTTP\r\n\r\n".to_owned(), "can't be used"),
+    ] {
+        let message = said(answer, b"").await?;
+        assert!(message.contains(word), "{word}: {message}");
+    }
+    Ok(())
+}
+
+async fn an_endless_answer_ends() -> Outcome {
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{\"data\":[";
+    let message = said(head.to_owned(), &[b' '; 4096]).await?;
+    assert!(message.contains("it is longer than"), "{message}");
+    Ok(())
+}
+
+async fn silence_ends() -> Outcome {
+    let message = said(String::new(), b"").await?;
+    assert!(message.contains("timeout"), "{message}");
+    Ok(())
+}

@@ -1,0 +1,323 @@
+//! A fleet that others run, as execution provider: what it computes, what becomes of calls when it goes,
+//! and what of it is refused.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+
+use op_dbus_api::ErrorName;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::{Client, refused};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::fleet::{Server, compiled};
+use crate::harness::gateway::Gateway;
+use crate::harness::golden::{self, cosine};
+use crate::harness::registry::{Test, tests};
+use crate::harness::{Outcome, within};
+use crate::providers::provider;
+
+/// Servers that answer wrongly.
+mod hostile;
+
+/// The tests of all modules.
+pub fn all() -> Vec<Test> {
+    tests().into_iter().chain(hostile::tests()).collect()
+}
+
+tests! {
+    triton_computes_our_graph: [Bus, Low, Runtime, Fleet],
+    triton_is_killed_and_comes_back_without_a_lost_call: [Bus, Low, Runtime, Fleet],
+    llama_cpp_computes_our_model: [Bus, Medium, Fleet],
+    a_gateway_computes_and_another_takes_over: [Bus, Low],
+    the_cpu_goes_on_when_the_fleet_is_gone: [Bus, Low],
+    another_model_is_refused_with_the_cosine: [Bus, Low, Medium],
+    who_normalises_otherwise_is_refused: [Bus, Low, Fleet],
+    a_token_lets_us_in: [Bus, Low],
+    a_certificate_has_to_be_trusted: [Bus, Low, OpenSsl],
+    what_cannot_be_reached_is_told: [Bus, Low],
+}
+
+/// A daemon that has nothing but these endpoints.
+pub fn fleet(level: &str, protocol: &str, endpoints: &[&str]) -> Outcome<Setup> {
+    let setup = Setup::real(level)?;
+    let setup = setup.setting("execution_provider", "remote").setting("fallback", "none");
+    let setup = setup.setting("providers.remote.protocol", protocol);
+    Ok(setup.setting("providers.remote.endpoints", &endpoints.join(",")))
+}
+
+/// A daemon on a bus of its own and a gateway in front of it.
+struct Far {
+    bus: PrivateBus,
+    setup: Setup,
+    daemon: Daemon,
+}
+
+impl Far {
+    async fn start(level: &str) -> Outcome<Self> {
+        let (bus, setup) = (PrivateBus::start().await?, Setup::real(level)?);
+        let daemon = setup.ready(&bus).await?;
+        Ok(Self { bus, setup, daemon })
+    }
+
+    async fn gateway(&self) -> Outcome<Gateway> {
+        Gateway::start(&self.bus, &self.setup).await
+    }
+}
+
+/// That the daemon gives the model's vectors, computed there.
+async fn serves(daemon: &Daemon, level: &str) -> Outcome {
+    assert_eq!(provider(daemon).await?, ("remote".to_owned(), String::new()));
+    let texts = golden::plain_texts()?;
+    let reply = daemon.client().packed(&texts, HashMap::new()).await?;
+    assert_eq!(reply.info::<String>("provider")?, "remote");
+    assert_eq!(reply.info::<String>("device")?, "remote:0");
+    assert!(reply.info::<String>("space")?.ends_with("-f32"));
+    for (found, reference) in reply.vectors.iter().zip(golden::vectors(level)?) {
+        let cosine = cosine(found, &reference);
+        assert!(cosine >= 0.9999, "{cosine}");
+    }
+    Ok(())
+}
+
+async fn triton_computes_our_graph() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (folder, graph) = compiled(&bus, "low").await?;
+    let triton = Server::triton(&folder.path().join("triton"), &graph, "low", 0).await?;
+    let setup = fleet("low", "oip", &[triton.url()])?;
+    let setup = setup.setting("providers.remote.model", "low");
+    let daemon = setup.ready(&bus).await?;
+    serves(&daemon, "low").await?;
+    let said = daemon.process.stderr();
+    assert!(said.contains("token ids of texts leave this machine"), "{said}");
+    // Who has a network has seccomp's leave for it, and still confines itself.
+    let worker = daemon.workers().await?[0];
+    let status = fs::read_to_string(format!("/proc/{worker}/status"))?;
+    assert!(status.lines().any(|line| line == "Seccomp:\t2"), "{status}");
+    daemon.stop().await
+}
+
+/// A client that tells how many of its calls were answered and by which devices, or the first error.
+type Embedding = JoinHandle<Result<(usize, HashSet<String>), String>>;
+
+/// Clients that embed without a pause until they are told to stop.
+async fn clients(
+    bus: &PrivateBus,
+    stop: &watch::Receiver<bool>,
+    texts: usize,
+) -> Outcome<Vec<Embedding>> {
+    let texts = ["one text of several words", "and another"].into_iter().cycle().take(texts);
+    let texts: Vec<&str> = texts.collect();
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        let (client, stop, texts) = (Client::on(bus).await?, stop.clone(), texts.clone());
+        clients.push(tokio::spawn(async move {
+            let (mut calls, mut devices) = (0, HashSet::new());
+            while !*stop.borrow() {
+                let reply = client.packed(&texts, HashMap::new()).await;
+                let reply = reply.map_err(|error| error.to_string())?;
+                let by = reply.info::<String>("device").map_err(|error| error.to_string())?;
+                devices.extend(by.split(',').map(str::to_owned));
+                calls += 1;
+            }
+            Ok((calls, devices))
+        }));
+    }
+    Ok(clients)
+}
+
+/// How many calls were answered, none of which failed, and by which devices.
+async fn answered(clients: Vec<Embedding>) -> Outcome<HashSet<String>> {
+    let (mut calls, mut devices) = (0, HashSet::new());
+    for client in clients {
+        let (answered, by) = client.await??;
+        calls += answered;
+        devices.extend(by);
+    }
+    println!("{calls} calls, none failed, by {devices:?}");
+    Ok(devices)
+}
+
+/// Waits until some more calls have been answered.
+async fn some_more(daemon: &Daemon) -> Outcome {
+    let answered = daemon.client().counter("calls").await?;
+    daemon.client().counted("calls", answered + 16).await
+}
+
+async fn triton_is_killed_and_comes_back_without_a_lost_call() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (folder, graph) = compiled(&bus, "low").await?;
+    let own = folder.path().join("triton");
+    let mut triton = Server::triton(&own, &graph, "low", 0).await?;
+    let setup = fleet("low", "oip", &[triton.url()])?;
+    let setup = setup.setting("providers.remote.model", "low");
+    // As long as a start may take on a busy machine.
+    let setup = setup.setting("providers.remote.batch_timeout_s", "50");
+    let daemon = setup.ready(&bus).await?;
+    let (stop, stopped) = watch::channel(false);
+    let clients = clients(&bus, &stopped, 2).await?;
+    for _ in 0..2 {
+        some_more(&daemon).await?;
+        let port = triton.kill().await?;
+        triton = Server::triton(&own, &graph, "low", port).await?;
+    }
+    some_more(&daemon).await?;
+    stop.send(true)?;
+    answered(clients).await?;
+    assert_eq!(provider(&daemon).await?, ("remote".to_owned(), String::new()));
+    let said = daemon.process.stderr();
+    for word in ["an endpoint is not used for now", "an endpoint has proved itself"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    daemon.stop().await
+}
+
+async fn llama_cpp_computes_our_model() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let folder = tempfile::Builder::new().prefix("llama-").tempdir()?;
+    let llama = Server::llama(folder.path(), "all-MiniLM-L6-v2").await?;
+    let setup = fleet("medium", "openai", &[llama.url()])?;
+    let daemon = setup.ready(&bus).await?;
+    serves(&daemon, "medium").await?;
+    daemon.stop().await
+}
+
+async fn a_gateway_computes_and_another_takes_over() -> Outcome {
+    let far = Far::start("low").await?;
+    let (one, two) = (far.gateway().await?, far.gateway().await?);
+    let bus = PrivateBus::start().await?;
+    let setup = fleet("low", "openai", &[&one.url(""), &two.url("")])?;
+    let daemon = setup.ready(&bus).await?;
+    serves(&daemon, "low").await?;
+    let (stop, stopped) = watch::channel(false);
+    let clients = clients(&bus, &stopped, 2).await?;
+    some_more(&daemon).await?;
+    one.process.signal(nix::sys::signal::Signal::SIGKILL)?;
+    let elsewhere = async {
+        loop {
+            let reply = daemon.client().packed(&["where?"], HashMap::new()).await?;
+            if reply.info::<String>("device")? == "remote:1" {
+                return Outcome::Ok(());
+            }
+        }
+    };
+    within("the other endpoint", elsewhere).await??;
+    some_more(&daemon).await?;
+    stop.send(true)?;
+    let devices = answered(clients).await?;
+    assert_eq!(devices, ["remote:0", "remote:1"].map(str::to_owned).into());
+    daemon.stop().await?;
+    far.daemon.stop().await
+}
+
+async fn the_cpu_goes_on_when_the_fleet_is_gone() -> Outcome {
+    let far = Far::start("low").await?;
+    let gateway = far.gateway().await?;
+    let bus = PrivateBus::start().await?;
+    let setup = fleet("low", "openai", &[&gateway.url("")])?;
+    let setup = setup.setting("fallback", "cpu").setting("offload", "auto");
+    let setup = setup.setting("providers.remote.batch_timeout_s", "2");
+    let setup = setup.setting("providers.remote.request_timeout_s", "1");
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(provider(&daemon).await?.0, "remote");
+    // More at once than either does in a moment, so that both compute.
+    let (stop, stopped) = watch::channel(false);
+    let clients = clients(&bus, &stopped, 400).await?;
+    some_more(&daemon).await?;
+    gateway.process.signal(nix::sys::signal::Signal::SIGKILL)?;
+    assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
+    let (active, reason) = provider(&daemon).await?;
+    assert_eq!(active, "cpu");
+    assert!(reason.contains(&gateway.url("")), "{reason}");
+    stop.send(true)?;
+    let devices = answered(clients).await?;
+    assert_eq!(devices, ["remote:0", "cpu:0"].map(str::to_owned).into());
+    daemon.stop().await?;
+    far.daemon.stop().await
+}
+
+/// What the daemon of `setup` says of the provider that is all it has.
+async fn refusal(setup: &Setup) -> Outcome<String> {
+    let bus = PrivateBus::start().await?;
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let refusal = daemon.client().embedder.embed("x").await;
+    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    daemon.stop().await?;
+    Ok(message)
+}
+
+/// Of the same dimensions, and with the same vocabulary.
+async fn another_model_is_refused_with_the_cosine() -> Outcome {
+    let far = Far::start("low").await?;
+    let gateway = far.gateway().await?;
+    let setup = fleet("medium", "openai", &[&gateway.url("")])?;
+    let setup = setup.setting("providers.remote.model", "low");
+    let message = refusal(&setup).await?;
+    let said = message.split_once("the cosine with a reference is ").ok_or(message.clone())?.1;
+    let cosine: f64 = said.split_once(", and").ok_or("no number")?.0.parse()?;
+    assert!(cosine < 0.9, "{message}");
+    assert!(message.contains("remote can't be trusted on remote:0"), "{message}");
+    far.daemon.stop().await
+}
+
+/// The level `low` has vectors of any length, and llama.cpp makes all of length one.
+async fn who_normalises_otherwise_is_refused() -> Outcome {
+    let folder = tempfile::Builder::new().prefix("llama-").tempdir()?;
+    let llama = Server::llama(folder.path(), "paraphrase-MiniLM-L3-v2").await?;
+    let message = refusal(&fleet("low", "openai", &[llama.url()])?).await?;
+    assert!(message.contains("times as long as those of the model"), "{message}");
+    Ok(())
+}
+
+async fn a_token_lets_us_in() -> Outcome {
+    let far = Far::start("low").await?;
+    let credentials = tempfile::tempdir()?;
+    fs::write(credentials.path().join("api-key"), "open sesame".replace(' ', "-"))?;
+    let gateway = Gateway::with_key(&far.bus, &far.setup, credentials.path()).await?;
+    let setup = fleet("low", "openai", &[&gateway.url("")])?;
+    let message = refusal(&setup).await?;
+    assert!(message.contains("it answers 401") && message.contains(&gateway.url("")), "{message}");
+    let token = credentials.path().join("api-key").display().to_string();
+    let setup = setup.setting("providers.remote.token_file", &token);
+    let bus = PrivateBus::start().await?;
+    let daemon = setup.ready(&bus).await?;
+    serves(&daemon, "low").await?;
+    let said = daemon.process.stderr();
+    assert!(!said.contains("sesame"), "{said}");
+    daemon.stop().await?;
+    far.daemon.stop().await
+}
+
+async fn a_certificate_has_to_be_trusted() -> Outcome {
+    let far = Far::start("low").await?;
+    let gateway = far.gateway().await?;
+    let folder = tempfile::tempdir()?;
+    let tls = Server::tls(folder.path(), &gateway.url("")).await?;
+    let setup = fleet("low", "openai", &[tls.url()])?;
+    let message = refusal(&setup).await?;
+    assert!(message.contains(tls.url()) && message.contains("certificate"), "{message}");
+    let certificate = folder.path().join("certificate.pem").display().to_string();
+    let setup = setup.setting("providers.remote.ca_file", &certificate);
+    let bus = PrivateBus::start().await?;
+    let daemon = setup.ready(&bus).await?;
+    serves(&daemon, "low").await?;
+    daemon.stop().await?;
+    far.daemon.stop().await
+}
+
+async fn what_cannot_be_reached_is_told() -> Outcome {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let url = format!("http://{nobody}");
+    let setup = fleet("low", "oip", &[&url])?;
+    let message = refusal(&setup).await?;
+    assert!(message.starts_with(&format!("remote: {url} can't be used: ")), "{message}");
+    let setup = setup.setting("gpu_device", "1");
+    let message = refusal(&setup).await?;
+    assert!(message.contains("gpu_device names number 1"), "{message}");
+    let none = Setup::real("low")?.setting("execution_provider", "remote");
+    let message = refusal(&none.setting("fallback", "none")).await?;
+    assert!(message.contains("set endpoints in a table [providers.remote]"), "{message}");
+    Ok(())
+}
