@@ -72,10 +72,12 @@
 //! [`info::SPACE`] beside an index, and hand it back as [`option::EXPECT_SPACE`]: if the administrator
 //! changes the model, the answer is [`ErrorName::WrongSpace`].
 
+mod direct;
 mod error;
 mod json;
 mod proxy;
 
+pub use direct::direct;
 pub use error::{Error, ErrorName};
 pub use json::{json, json_object};
 pub use proxy::{EmbedderProxy, ManagerProxy, ProviderFallback, ProviderFallbackStream};
@@ -204,6 +206,9 @@ pub const RESULT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
 
 /// The most bytes that are read from one file descriptor.
 pub const INPUT_BYTES_MAX: u64 = 16 * 1024 * 1024 * 1024;
+
+/// The most bytes of one message on a direct connection; one that has more ends the connection.
+pub const DIRECT_CALL_BYTES_MAX: u32 = 16 * 1024 * 1024;
 
 /// Indices that `truncated` lists at most where texts come from a file descriptor.
 pub const TRUNCATED_LISTED_MAX: usize = 65_536;
