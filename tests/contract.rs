@@ -98,7 +98,7 @@ async fn busctl(bus: &PrivateBus, arguments: &[&str], signature: &str) -> Outcom
 }
 
 /// A call of the embedder: the words after the interface's name, and the reply's signature.
-const EMBEDDER_CALLS: [(&[&str], &str); 9] = [
+const EMBEDDER_CALLS: [(&[&str], &str); 10] = [
     (&["Embed", "s", "one"], "ad"),
     (&["EmbedBatch", "as", "2", "one", "two"], "aad"),
     (&["EmbedPacked", "asa{sv}", "2", "one", "two", "1", "truncate", "s", "end"], "ayuua{sv}"),
@@ -109,6 +109,7 @@ const EMBEDDER_CALLS: [(&[&str], &str); 9] = [
     // The ids of "one" in the simulator's vocabulary are its bytes.
     (&["EmbedTokens", "aaua{sv}", "1", "3", "111", "110", "101", "0"], "ayuua{sv}"),
     (&["Tokenize", "asa{sv}", "1", "one", "1", "level", "s", "low"], "aa(usbuu)"),
+    (&["OpenDirect"], "h"),
 ];
 
 async fn busctl_can_use_every_member() -> Outcome {
@@ -171,6 +172,7 @@ async fn gdbus_can_use_every_member() -> Outcome {
     assert!(embedder("CountTokens", &["['one', 'two']"]).await?.starts_with("([uint32 "));
     let tokens = embedder("EmbedTokens", &["[[111, 110, 101]]", "{}"]).await?;
     assert!(tokens.contains("uint32 384"), "{tokens}");
+    assert!(embedder("OpenDirect", &[]).await?.starts_with("(handle 0,"));
     let tokens = embedder("Tokenize", &["['one']", "{}"]).await?;
     assert!(tokens.contains("(111, 'o', false, 0, 1)"), "{tokens}");
     for (method, _) in MANAGER_METHODS {

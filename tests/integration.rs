@@ -25,6 +25,8 @@ mod correctness;
 mod crashes;
 /// What there is to compute on, and how busy it is.
 mod devices;
+/// Connections past the bus.
+mod direct;
 /// What is missing on a machine, and what to do about it.
 mod doctor;
 /// Every refusal by its name.
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
         correctness::tests(),
         crashes::tests(),
         devices::tests(),
+        direct::all(),
         doctor::tests(),
         errors::tests(),
         examples::tests(),

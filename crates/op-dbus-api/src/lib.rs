@@ -73,11 +73,13 @@
 //! changes the model, the answer is [`ErrorName::WrongSpace`].
 
 mod cosine;
+mod direct;
 mod error;
 mod json;
 mod proxy;
 
 pub use cosine::cosine;
+pub use direct::direct;
 pub use error::{Error, ErrorName};
 pub use json::{json, json_object};
 pub use proxy::{EmbedderProxy, ManagerProxy, ProviderFallback, ProviderFallbackStream};
@@ -206,6 +208,9 @@ pub const RESULT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
 
 /// The most bytes that are read from one file descriptor.
 pub const INPUT_BYTES_MAX: u64 = 16 * 1024 * 1024 * 1024;
+
+/// The most bytes of one message on a direct connection; one that has more ends the connection.
+pub const DIRECT_CALL_BYTES_MAX: u32 = 16 * 1024 * 1024;
 
 /// Indices that `truncated` lists at most where texts come from a file descriptor.
 pub const TRUNCATED_LISTED_MAX: usize = 65_536;

@@ -38,6 +38,9 @@ pub trait Embedder {
         options: HashMap<&str, Variant<'_>>,
     ) -> zbus::Result<(OwnedFd, u32, u32, HashMap<String, OwnedVariant>)>;
 
+    /// A connection of this caller's own, past the bus: see [`direct`](crate::direct).
+    fn open_direct(&self) -> zbus::Result<OwnedFd>;
+
     /// Many texts as token ids of the served model; else as `embed_packed`.
     fn embed_tokens(
         &self,

@@ -128,6 +128,7 @@ async fn serve(
     let flushed = timeout(FLUSH_TIME, async {
         // What holds the connection goes first: it closes with the last holder, replies sent.
         drop(changes.await);
+        objects.end_direct().await;
         tasks.shutdown().await;
         drop(connection.release_name(BUS_NAME).await);
         connection.graceful_shutdown().await;

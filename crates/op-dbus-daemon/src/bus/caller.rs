@@ -20,10 +20,13 @@ const USERS_MAX: usize = 4096;
 /// Refusals for quota are told in the log once in this time, not thousands of times a second.
 const QUOTA_TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// Everyone who has called on one connection to the bus.
+/// Everyone who has called on one connection.
 #[derive(Default)]
 pub struct Callers {
     known: Mutex<Known>,
+    /// Whose all calls are, where nobody else can call, whatever their messages say.
+    only: Option<(String, u32)>,
+    quota_told: Arc<Mutex<Option<Instant>>>,
 }
 
 #[derive(Default)]
@@ -31,7 +34,8 @@ struct Known {
     users: HashMap<String, u32>,
     calls: HashMap<String, HashMap<u64, CancelToken>>,
     next: u64,
-    quota_told: Option<Instant>,
+    /// Nobody calls any more; what still comes is cancelled.
+    ended: bool,
 }
 
 /// One call's caller. The call is forgotten when this is dropped.
@@ -72,6 +76,13 @@ impl Drop for Ticket {
 }
 
 impl Callers {
+    /// The calls on a connection that `caller` alone can use, as long as it is on the bus.
+    pub fn of_one(caller: &Caller) -> Self {
+        let only = Some((caller.sender().to_owned(), caller.uid));
+        let quota_told = caller.ticket.callers.quota_told.clone();
+        Self { known: Mutex::default(), only, quota_told }
+    }
+
     /// Registers a call and finds out whose it is. Only the first call of a connection has to ask
     /// the bus.
     ///
@@ -82,6 +93,10 @@ impl Callers {
         connection: &Connection,
         header: &Header<'_>,
     ) -> Result<Caller, Error> {
+        if let Some((sender, uid)) = &self.only {
+            let (ticket, cancel) = self.register(sender.clone());
+            return Ok(Caller { uid: *uid, cancel, connection: connection.clone(), ticket });
+        }
         let sender = header.sender().map(ToString::to_string).unwrap_or_default();
         let (ticket, cancel) = self.register(sender);
         let known = self.known().users.get(&ticket.sender).copied();
@@ -100,6 +115,9 @@ impl Callers {
     fn register(self: &Arc<Self>, sender: String) -> (Ticket, CancelToken) {
         let cancel = CancelToken::default();
         let mut known = self.known();
+        if known.ended {
+            cancel.cancel();
+        }
         let number = known.next;
         known.next = known.next.wrapping_add(1);
         known.calls.entry(sender.clone()).or_default().insert(number, cancel.clone());
@@ -121,6 +139,18 @@ impl Callers {
             (known.calls.remove(name), known.users.remove(name))
         };
         for cancel in calls.into_iter().flatten().map(|(_, cancel)| cancel) {
+            cancel.cancel();
+        }
+    }
+
+    /// Cancels all calls, those that are not registered yet as well: the connection is over.
+    pub fn end(&self) {
+        let calls = {
+            let mut known = self.known();
+            known.ended = true;
+            std::mem::take(&mut known.calls)
+        };
+        for cancel in calls.into_values().flatten().map(|(_, cancel)| cancel) {
             cancel.cancel();
         }
     }
@@ -154,10 +184,10 @@ impl Callers {
 
     /// Whether a refusal for quota is to be told in the log, and has not just been.
     pub fn tell_quota(&self) -> bool {
-        let mut known = self.known();
-        let due = known.quota_told.is_none_or(|told| told.elapsed() >= QUOTA_TOLD_EVERY);
+        let mut last = self.quota_told.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|told| told.elapsed() >= QUOTA_TOLD_EVERY);
         if due {
-            known.quota_told = Some(Instant::now());
+            *last = Some(Instant::now());
         }
         due
     }
@@ -187,4 +217,41 @@ async fn ask(connection: &Connection, sender: &str) -> Result<u32, Error> {
     let method = "GetConnectionUnixUser";
     let reply = connection.call_method(Some(BUS), path, Some(BUS), method, &sender).await;
     reply.and_then(|reply| reply.body().deserialize()).map_err(denied)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use zbus::connection::Builder;
+    use zbus::{Guid, Message};
+
+    use super::*;
+
+    /// Whatever the header says, and whoever made the socket.
+    #[tokio::test]
+    async fn a_direct_connection_is_whose_it_was_opened_for() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
+        let near = Builder::unix_stream(near).p2p();
+        let (server, _client) = tokio::try_join!(far.build(), near.build()).unwrap();
+        let (ticket, cancel) = Arc::<Callers>::default().register(":1.5".to_owned());
+        let opener = Caller { uid: 4711, cancel, connection: server.clone(), ticket };
+        let callers = Arc::new(Callers::of_one(&opener));
+        for sender in [None, Some(":1.9")] {
+            let mut call = Message::method_call("/", "Embed");
+            if let Some(sender) = sender {
+                call = call.sender(sender);
+            }
+            let call = call.build(&()).unwrap();
+            let caller = callers.enter(&server, &call.header()).await.unwrap();
+            assert_eq!((caller.uid, caller.sender()), (4711, ":1.5"));
+            assert!(!caller.cancel.is_cancelled());
+        }
+        let call = Message::method_call("/", "Embed").build(&()).unwrap();
+        let under_way = callers.enter(&server, &call.header()).await.unwrap();
+        callers.end();
+        let late = callers.enter(&server, &call.header()).await.unwrap();
+        assert!(under_way.cancel.is_cancelled() && late.cancel.is_cancelled());
+    }
 }

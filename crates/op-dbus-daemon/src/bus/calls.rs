@@ -14,6 +14,7 @@ use zbus::message::Header;
 
 use super::bulk::Budget;
 use super::caller::{Caller, Callers};
+use super::direct::Direct;
 use super::reply::{Embedded, Form};
 use crate::service::{Options, Request, Service};
 use crate::telemetry::message_id;
@@ -25,6 +26,8 @@ pub struct Calls {
     pub service: Service,
     /// What users have in the making beside it.
     pub budget: Arc<Budget>,
+    /// Connections that callers may open beside this one; none beside a direct one.
+    pub direct: Option<Arc<Direct>>,
     callers: Arc<Callers>,
 }
 
@@ -39,9 +42,15 @@ pub struct Asked {
 }
 
 impl Calls {
-    /// Calls to `service` from `callers`.
-    pub fn new(service: Service, callers: Arc<Callers>) -> Self {
-        Self { service, budget: Arc::default(), callers }
+    /// Calls to `service` from `callers`, who may open direct connections.
+    pub fn new(service: Service, callers: Arc<Callers>, direct: Arc<Direct>) -> Self {
+        Self { service, budget: Arc::default(), direct: Some(direct), callers }
+    }
+
+    /// The same service and budget for `callers` on a direct connection.
+    pub fn on_direct(&self, callers: Arc<Callers>) -> Self {
+        let (service, budget) = (self.service.clone(), self.budget.clone());
+        Self { service, budget, direct: None, callers }
     }
 
     /// Runs a method's work for its caller: a panic in there becomes an error reply, where zbus

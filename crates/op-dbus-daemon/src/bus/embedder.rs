@@ -108,6 +108,16 @@ impl Embedder {
         self.calls.run(connection, &header, work).await
     }
 
+    #[zbus(out_args("socket"))]
+    async fn open_direct(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<OwnedFd, Error> {
+        let work = async move |calls: Calls, caller| calls.open_direct(caller).map(OwnedFd::from);
+        self.calls.run(connection, &header, work).await
+    }
+
     #[zbus(out_args("vectors", "rows", "dimensions", "info"))]
     async fn embed_tokens(
         &self,

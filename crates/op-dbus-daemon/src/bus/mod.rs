@@ -4,6 +4,8 @@ mod authority;
 mod bulk;
 mod caller;
 mod calls;
+mod changes;
+mod direct;
 mod embedder;
 mod encoding;
 mod errors;
@@ -15,23 +17,19 @@ mod reply;
 mod tests;
 mod views;
 
-use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 
-use op_dbus_api::{EMBEDDER_INTERFACE, ROOT_PATH, State};
+use op_dbus_api::ROOT_PATH;
 use zbus::Connection;
 use zbus::connection::Builder;
-use zbus::fdo;
-use zbus::names::InterfaceName;
-use zbus::object_server::SignalEmitter;
 
 use crate::devices::Reader;
 use crate::service::Service;
 use caller::Callers;
 use calls::Calls;
+use direct::Direct;
 use embedder::Embedder;
-use facts::Facts;
 use manager::Manager;
 
 /// Version of the service.
@@ -42,19 +40,21 @@ pub struct Objects {
     service: Service,
     devices: Arc<Reader>,
     callers: Arc<Callers>,
+    direct: Arc<Direct>,
 }
 
 impl Objects {
     /// The objects of `service`, on no connection yet; `devices` reads those of the machine.
     pub fn new(service: Service, devices: Reader) -> Self {
-        Self { service, devices: Arc::new(devices), callers: Arc::default() }
+        let (callers, direct) = Default::default();
+        Self { service, devices: Arc::new(devices), callers, direct }
     }
 
     /// Puts the objects on the connection that `builder` makes, which then listens for calls before
     /// anything else is done with it. Objects that are added to a finished connection listen some
     /// time later, and a call that comes before is never answered.
     pub fn serve<'a>(&self, builder: Builder<'a>) -> Builder<'a> {
-        let calls = Calls::new(self.service.clone(), self.callers.clone());
+        let calls = Calls::new(self.service.clone(), self.callers.clone(), self.direct.clone());
         let builder = builder.serve_at(ROOT_PATH, Embedder::new(calls.clone()));
         builder.serve_at(ROOT_PATH, Manager::new(calls, self.devices.clone()))
     }
@@ -77,31 +77,11 @@ impl Objects {
         &self,
         connection: &Connection,
     ) -> impl Future<Output = ()> + Send + 'static + use<> {
-        let (connection, mut watch) = (connection.clone(), self.service.watch());
-        let mut last = Facts::of(&watch.borrow_and_update());
-        async move {
-            while last.state != State::Draining && watch.changed().await.is_ok() {
-                let facts = Facts::of(&watch.borrow_and_update());
-                if let Err(error) = announce(&connection, &last, &facts).await {
-                    tracing::warn!(%error, "a change could not be told on the bus");
-                }
-                last = facts;
-            }
-        }
+        changes::follow(self.service.clone(), connection.clone(), true)
     }
-}
 
-async fn announce(connection: &Connection, old: &Facts, new: &Facts) -> zbus::Result<()> {
-    let emitter = SignalEmitter::new(connection, ROOT_PATH)?;
-    let changed = new.changed_since(old);
-    if !changed.is_empty() {
-        let interface = InterfaceName::from_static_str(EMBEDDER_INTERFACE)?;
-        fdo::Properties::properties_changed(&emitter, interface, changed, Cow::Borrowed(&[]))
-            .await?;
+    /// Ends the direct connections, each once the calls under way on it have their replies.
+    pub async fn end_direct(&self) {
+        self.direct.end().await;
     }
-    if new.fallback_reason != old.fallback_reason && !new.fallback_reason.is_empty() {
-        let (requested, active) = (&new.requested_execution_provider, &new.execution_provider);
-        Manager::provider_fallback(&emitter, requested, active, &new.fallback_reason).await?;
-    }
-    Ok(())
 }

@@ -83,16 +83,15 @@ pub fn run(args: Args) -> Done {
 async fn embed(args: Args, format: Format) -> Done {
     let service = connect(&args.bus.bus).await?;
     let properties = service.properties().await?;
-    let limits = CallLimits::new(
+    let inline = CallLimits::new(
         properties.number("TextsPerCallMax"),
         properties.number("InlineReplyBytesMax"),
         properties.number("TextBytesMax"),
     );
-    let embedder = service.embedder().await?;
     let mut writer =
         Writer::new(format, args.output.as_deref()).map_err(|error| Failure::output(&error))?;
-    let texts = Texts::read(Source::new(args.texts, args.file), limits);
-    let caller = Caller { service, embedder, options: args.options };
+    let texts = Texts::read(Source::new(args.texts, args.file), args.options.limits(inline));
+    let caller = Caller::new(service, args.options, inline).await?;
 
     let calls = stream::unfold((texts, 0), async |(mut texts, first)| {
         let call = texts.next_call().await?;
@@ -104,11 +103,12 @@ async fn embed(args: Args, format: Format) -> Done {
     let mut replies = std::pin::pin!(replies);
     let progress = progress(args.output.is_some());
     let mut summary = Summary::default();
-    while let Some(reply) = replies.next().await {
-        let reply = reply?;
-        summary.take(&reply)?;
-        progress.inc(reply.texts.len() as u64);
-        writer.write(&reply.vectors()).map_err(|error| Failure::output(&error))?;
+    while let Some(parts) = replies.next().await {
+        for reply in parts? {
+            summary.take(&reply)?;
+            progress.inc(reply.texts.len() as u64);
+            writer.write(&reply.vectors()).map_err(|error| Failure::output(&error))?;
+        }
     }
     progress.finish_and_clear();
     writer.finish().map_err(|error| Failure::output(&error))?;

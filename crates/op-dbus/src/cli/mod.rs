@@ -1,5 +1,6 @@
 //! The command line: one module per command, each with its `Args` and a `run`.
 
+mod bulk;
 mod client;
 mod completions;
 mod config;

@@ -1,7 +1,8 @@
 //! Vectors as people and programs want them: a table, lines of numbers, CSV, JSON lines, npy.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, Seek, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use op_dbus_daemon::npy;
@@ -37,17 +38,24 @@ pub struct Vectors<'a> {
     /// Row-major, a row for each text.
     pub values: &'a [f32],
     pub dimensions: usize,
-    /// Positions in this call of the texts that were cut.
+    /// Positions in this call of the texts that were cut, ascending.
     pub truncated: &'a [u32],
     pub space: &'a str,
+}
+
+/// A file that begins with room for an npy header.
+struct Matrix {
+    values: BufWriter<File>,
+    /// Whether the file is the output itself; else it is copied there in the end.
+    is_output: bool,
 }
 
 /// Where vectors go.
 pub struct Writer {
     format: Format,
     out: BufWriter<Box<dyn Write>>,
-    /// The values of an npy matrix until the number of its rows is known.
-    spool: Option<BufWriter<File>>,
+    /// Where an npy matrix is made: its header, which says the number of its rows, is written last.
+    matrix: Option<Matrix>,
     rows: u64,
     dimensions: usize,
 }
@@ -56,18 +64,25 @@ impl Writer {
     /// A writer to the file `path`, or to standard output.
     pub fn new(format: Format, path: Option<&Path>) -> io::Result<Self> {
         let out: Box<dyn Write> = match path {
-            Some(path) => Box::new(File::create(path)?),
+            Some(path) => {
+                let file = File::create(path)?;
+                if format == Format::Npy && file.metadata()?.is_file() {
+                    return Self::to(format, Box::new(io::empty()), Some(file));
+                }
+                Box::new(file)
+            }
             None => Box::new(io::stdout()),
         };
-        Self::to(format, out)
+        Self::to(format, out, None)
     }
 
-    fn to(format: Format, out: Box<dyn Write>) -> io::Result<Self> {
-        let spool = match format {
-            Format::Npy => Some(BufWriter::new(unnamed_file()?)),
+    /// A writer to `out`, or of a matrix to `file`.
+    fn to(format: Format, out: Box<dyn Write>, file: Option<File>) -> io::Result<Self> {
+        let matrix = match format {
+            Format::Npy => Some(Matrix::new(file)?),
             _ => None,
         };
-        Ok(Self { format, out: BufWriter::new(out), spool, rows: 0, dimensions: 0 })
+        Ok(Self { format, out: BufWriter::new(out), matrix, rows: 0, dimensions: 0 })
     }
 
     /// Writes the vectors of one call and hands them on.
@@ -83,7 +98,7 @@ impl Writer {
             self.row(vectors, position)?;
             self.rows += 1;
         }
-        match &mut self.spool {
+        match &mut self.matrix {
             Some(_) => Ok(()),
             None => self.out.flush(),
         }
@@ -93,7 +108,7 @@ impl Writer {
         let start = position * vectors.dimensions;
         let row = &vectors.values[start..start + vectors.dimensions];
         let index = vectors.first + position as u64;
-        let truncated = vectors.truncated.iter().any(|&cut| cut as usize == position);
+        let truncated = vectors.truncated.binary_search(&(position as u32)).is_ok();
         match self.format {
             Format::Table { colour } => {
                 let text = &vectors.texts[position];
@@ -107,21 +122,44 @@ impl Writer {
                 self.out.write_all(b"\n")
             }
             Format::Npy => {
-                let Some(spool) = &mut self.spool else { return Ok(()) };
-                row.iter().try_for_each(|value| spool.write_all(&value.to_le_bytes()))
+                let Some(matrix) = &mut self.matrix else { return Ok(()) };
+                if cfg!(target_endian = "little") {
+                    return matrix.values.write_all(bytemuck::cast_slice(row));
+                }
+                row.iter().try_for_each(|value| matrix.values.write_all(&value.to_le_bytes()))
             }
         }
     }
 
     /// Writes what can only be written at the end.
     pub fn finish(mut self) -> io::Result<()> {
-        if let Some(spool) = self.spool.take() {
-            self.out.write_all(&npy::header("<f4", self.rows, self.dimensions))?;
-            let mut values = spool.into_inner().map_err(io::IntoInnerError::into_error)?;
-            values.seek(SeekFrom::Start(0))?;
-            io::copy(&mut values, &mut self.out)?;
+        if let Some(matrix) = self.matrix.take() {
+            let header = npy::header("<f4", self.rows, self.dimensions);
+            matrix.finish(&header, &mut self.out)?;
         }
         self.out.flush()
+    }
+}
+
+impl Matrix {
+    /// A matrix in the empty file `output`, or in one of its own.
+    fn new(output: Option<File>) -> io::Result<Self> {
+        let is_output = output.is_some();
+        let file = output.map_or_else(unnamed_file, Ok)?;
+        let mut values = BufWriter::new(file);
+        // Not a header yet: an output that was broken off is nothing that NumPy would read.
+        values.write_all(&[0; npy::HEADER_BYTES])?;
+        Ok(Self { values, is_output })
+    }
+
+    fn finish(self, header: &[u8], out: &mut impl Write) -> io::Result<()> {
+        let mut file = self.values.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.write_all_at(header, 0)?;
+        if !self.is_output {
+            file.rewind()?;
+            io::copy(&mut file, out)?;
+        }
+        Ok(())
     }
 }
 
@@ -183,9 +221,8 @@ mod tests {
         }
     }
 
-    fn written(format: Format) -> Vec<u8> {
-        let out = Shared::default();
-        let mut writer = Writer::to(format, Box::new(out.clone())).unwrap();
+    /// The vectors of two calls.
+    fn write(writer: &mut Writer) {
         for first in [0, 2] {
             let vectors = Vectors {
                 first,
@@ -197,6 +234,12 @@ mod tests {
             };
             writer.write(&vectors).unwrap();
         }
+    }
+
+    fn written(format: Format) -> Vec<u8> {
+        let out = Shared::default();
+        let mut writer = Writer::to(format, Box::new(out.clone()), None).unwrap();
+        write(&mut writer);
         writer.finish().unwrap();
         out.0.lock().unwrap().clone()
     }
@@ -238,9 +281,21 @@ mod tests {
     }
 
     #[test]
+    fn a_matrix_in_a_file_of_its_own_is_the_same_and_nothing_before_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vectors.npy");
+        std::fs::write(&path, "of an earlier run, and longer than the header".repeat(100)).unwrap();
+        let mut writer = Writer::new(Format::Npy, Some(&path)).unwrap();
+        write(&mut writer);
+        assert!(!std::fs::read(&path).unwrap().starts_with(b"\x93NUMPY"));
+        writer.finish().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), written(Format::Npy));
+    }
+
+    #[test]
     fn no_texts_are_an_empty_output() {
         let out = Shared::default();
-        Writer::to(Format::Csv, Box::new(out.clone())).unwrap().finish().unwrap();
+        Writer::to(Format::Csv, Box::new(out.clone()), None).unwrap().finish().unwrap();
         assert!(out.0.lock().unwrap().is_empty());
     }
 }

@@ -1,6 +1,7 @@
-//! One packed call: its options, its size, the wait while the service is full, its reply.
+//! One call for vectors: its options, its size, the wait while the service is full, its reply.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -9,10 +10,13 @@ use zbus::Variant;
 
 use super::output::Vectors;
 use super::texts::CallLimits;
-use super::{Failure, Service};
+use super::{Failure, Service, bulk};
 
-/// Texts in one call; more would only delay the first vector.
+/// Texts in one call whose vectors come in its reply.
 const CALL_TEXTS_MAX: usize = 256;
+/// Texts in one call by file descriptors: a few batches, so that what a call costs by itself does not
+/// show, and no more, since their vectors come together.
+const BULK_CALL_TEXTS_MAX: usize = 2048;
 /// Bytes of text in one call, far below what a bus carries in one message.
 const CALL_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// How often a call is tried when the service is full, and the first pause; each is twice the last.
@@ -71,6 +75,15 @@ fn name_of(value: impl ValueEnum) -> String {
 }
 
 impl Options {
+    /// The limits of a call when there are many texts, where `inline` are those of a call whose
+    /// vectors come in the reply. A deadline is for each call, so calls with one stay small.
+    pub fn limits(&self, inline: CallLimits) -> CallLimits {
+        match self.deadline_ms {
+            Some(_) => inline,
+            None => CallLimits { texts_max: BULK_CALL_TEXTS_MAX, ..inline },
+        }
+    }
+
     fn to_dict(&self) -> HashMap<&'static str, Variant<'_>> {
         let texts = [
             (option::LEVEL, self.level.clone()),
@@ -107,9 +120,13 @@ impl CallLimits {
 
 /// What each call needs.
 pub struct Caller {
-    pub service: Service,
-    pub embedder: EmbedderProxy<'static>,
-    pub options: Options,
+    service: Service,
+    embedder: EmbedderProxy<'static>,
+    options: Options,
+    /// Texts whose vectors fit a reply.
+    inline_texts_max: usize,
+    /// Whether the service is known to have no calls by file descriptors, or no way for these.
+    inline_alone: AtomicBool,
 }
 
 /// The answer to one call.
@@ -127,14 +144,61 @@ pub struct Reply {
 }
 
 impl Caller {
-    /// The vectors of `texts`, of which the first is number `first` over all calls.
-    pub async fn call(&self, first: u64, texts: Vec<String>) -> Result<Reply, Failure> {
+    /// A caller that has not called yet; `inline` are the limits of a call whose vectors come in the
+    /// reply.
+    ///
+    /// # Errors
+    /// Exit code 3 when the service is not there.
+    pub async fn new(
+        service: Service,
+        options: Options,
+        inline: CallLimits,
+    ) -> Result<Self, Failure> {
+        let embedder = service.embedder().await?;
+        let (inline_texts_max, inline_alone) = (inline.texts_max, AtomicBool::new(false));
+        Ok(Self { service, embedder, options, inline_texts_max, inline_alone })
+    }
+
+    /// The vectors of `texts`, of which the first is number `first` over all calls, in one part or in
+    /// several.
+    pub async fn call(&self, first: u64, texts: Vec<String>) -> Result<Vec<Reply>, Failure> {
+        if texts.len() > self.inline_texts_max && !self.inline_alone.load(Ordering::Relaxed) {
+            match bulk::embed(&self.embedder, &texts, self.options.to_dict()).await {
+                Ok((values, shape, info)) => {
+                    return Ok(vec![Reply::new((first, texts), values, shape, &info)?]);
+                }
+                // Others of this user may have all streams: there is still the queue.
+                Err(bulk::Error::Call(error)) if is_full(&error) => {}
+                Err(bulk::Error::Call(error)) if is_unknown(&error) => {
+                    self.inline_alone.store(true, Ordering::Relaxed);
+                }
+                Err(bulk::Error::Call(error)) => {
+                    return Err(self.service.failure(&error).about_texts_from(first));
+                }
+                Err(bulk::Error::Memfd(error)) => {
+                    return Err(Failure::refused(format!("a memfd can't be used ({error})")));
+                }
+            }
+        }
+        let (mut parts, mut first, mut rest) = (Vec::new(), first, texts);
+        while !rest.is_empty() {
+            let texts: Vec<String> = rest.drain(..self.inline_texts_max.min(rest.len())).collect();
+            let next = first + texts.len() as u64;
+            parts.push(self.call_packed(first, texts).await?);
+            first = next;
+        }
+        Ok(parts)
+    }
+
+    async fn call_packed(&self, first: u64, texts: Vec<String>) -> Result<Reply, Failure> {
         let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
         let mut pause = FIRST_PAUSE;
         for last_try in (0..TRIES_MAX).map(|number| number + 1 == TRIES_MAX) {
             match self.embedder.embed_packed(&borrowed, self.options.to_dict()).await {
                 Ok((bytes, rows, dimensions, info)) => {
-                    return Reply::new((first, texts), (&bytes, rows, dimensions), &info);
+                    let values = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
+                    let values = values.collect();
+                    return Reply::new((first, texts), values, (rows, dimensions), &info);
                 }
                 // Our own earlier calls may be what fills the queue: wait for them.
                 Err(error) if is_full(&error) && !last_try => tokio::time::sleep(pause).await,
@@ -153,21 +217,32 @@ fn is_full(error: &zbus::Error) -> bool {
     matches!(name, Some(ErrorName::Overloaded | ErrorName::QuotaExceeded))
 }
 
-type Info = HashMap<String, zbus::OwnedVariant>;
+/// The service is older than the method, or the bus carries no file descriptors.
+fn is_unknown(error: &zbus::Error) -> bool {
+    match error {
+        zbus::Error::FDO(error) => matches!(**error, zbus::fdo::Error::UnknownMethod(_)),
+        zbus::Error::Unsupported => true,
+        _ => false,
+    }
+}
+
+/// What a reply tells beside its vectors.
+pub type Info = HashMap<String, zbus::OwnedVariant>;
 
 impl Reply {
     fn new(
         (first, texts): (u64, Vec<String>),
-        matrix: (&[u8], u32, u32),
+        values: Vec<f32>,
+        (rows, dimensions): (u32, u32),
         info: &Info,
     ) -> Result<Self, Failure> {
-        let (bytes, rows, dimensions) = (matrix.0, matrix.1 as usize, matrix.2 as usize);
-        let bytes_wanted = rows.saturating_mul(dimensions).saturating_mul(4);
-        if rows != texts.len() || bytes.len() != bytes_wanted {
+        let (rows, dimensions) = (rows as usize, dimensions as usize);
+        if rows != texts.len() || values.len() != rows.saturating_mul(dimensions) {
             return Err(Failure::refused(format!(
-                "the service answered {} texts with {rows} rows of {dimensions} values in {} bytes",
+                "the service answered {} texts with {rows} rows of {dimensions} values, and {} \
+                 values came",
                 texts.len(),
-                bytes.len()
+                values.len()
             )));
         }
         let text = |key: &str| match info.get(key).map(|value| &**value) {
@@ -179,12 +254,7 @@ impl Reply {
         Ok(Self {
             first,
             texts,
-            values: bytes
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|bytes| f32::from_le_bytes(*bytes))
-                .collect(),
+            values,
             dimensions,
             truncated: truncated.and_then(|v| Vec::try_from(v).ok()).unwrap_or_default(),
             space: text(info::SPACE),
@@ -219,9 +289,8 @@ pub mod tests {
             (info::TOKENS.to_owned(), value(7_u64.into())),
             (info::TRUNCATED.to_owned(), value(truncated.to_vec().into())),
         ]);
-        let bytes: Vec<u8> =
-            std::iter::repeat_n(1.5_f32.to_le_bytes(), texts * 2).flatten().collect();
-        Reply::new((0, vec![String::new(); texts]), (&bytes, texts as u32, 2), &info)
+        let values = vec![1.5; texts * 2];
+        Reply::new((0, vec![String::new(); texts]), values, (texts as u32, 2), &info)
             .expect("it fits")
     }
 
@@ -236,9 +305,10 @@ pub mod tests {
     #[test]
     fn a_reply_of_another_size_is_refused() {
         let info = HashMap::new();
-        assert!(Reply::new((0, vec![String::new()]), (&[0; 8], 2, 1), &info).is_err());
-        assert!(Reply::new((0, vec![String::new()]), (&[0; 8], 1, 3), &info).is_err());
-        assert!(Reply::new((0, vec![String::new()]), (&[], 1, u32::MAX), &info).is_err());
+        for (values, shape) in [(2, (2, 1)), (2, (1, 3)), (0, (1, u32::MAX))] {
+            let reply = Reply::new((0, vec![String::new()]), vec![0.0; values], shape, &info);
+            assert!(reply.is_err(), "{values} values of {shape:?}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::Failure;
 
 /// How far the reader may be ahead of the calls. This bounds the memory of a client, whatever the
 /// size of its input.
-const READ_AHEAD_TEXTS: usize = 512;
+const READ_AHEAD_TEXTS: usize = 4096;
 const READ_AHEAD_BYTES: usize = 8 << 20;
 
 /// The texts of a command.

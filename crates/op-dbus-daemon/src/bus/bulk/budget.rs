@@ -1,14 +1,36 @@
-//! How much bulk a user may have in the making: streams, and bytes of results.
+//! How much a user may have open and in the making: streams, direct connections, and bytes of results.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use op_dbus_api::{Error, ErrorName, RESULT_BYTES_MAX};
 
-/// Streams of one user at once. Each may hold a thread that reads a slow file.
-const STREAMS_PER_USER_MAX: usize = 4;
-/// Streams of all users at once.
-const STREAMS_MAX: usize = 64;
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// A call whose texts come from a descriptor. It may hold a thread that reads a slow file.
+    Stream,
+    /// A direct connection. It may hold a call of [`op_dbus_api::DIRECT_CALL_BYTES_MAX`].
+    Direct,
+}
+
+impl Work {
+    /// How many one user may have at once, and all users.
+    const fn most(self) -> (usize, usize) {
+        match self {
+            Self::Stream => (4, 64),
+            Self::Direct => (16, 64),
+        }
+    }
+
+    /// What they are, and how a place becomes free.
+    const fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Stream => ("streams under way", "wait for one of them"),
+            Self::Direct => ("direct connections open", "close one of them"),
+        }
+    }
+}
 
 /// What all users have in the making.
 #[derive(Debug, Default)]
@@ -17,7 +39,17 @@ pub struct Budget(Mutex<HashMap<u32, Share>>);
 #[derive(Debug, Default)]
 struct Share {
     streams: usize,
+    direct: usize,
     bytes: u64,
+}
+
+impl Share {
+    const fn of(&mut self, work: Work) -> &mut usize {
+        match work {
+            Work::Stream => &mut self.streams,
+            Work::Direct => &mut self.direct,
+        }
+    }
 }
 
 /// The bytes of one call's result; given back when dropped.
@@ -28,11 +60,12 @@ pub struct Grant {
     bytes: u64,
 }
 
-/// A stream's place; given back when dropped.
+/// The place of a stream or a direct connection; given back when dropped.
 #[derive(Debug)]
 pub struct Place {
     budget: Arc<Budget>,
     uid: u32,
+    work: Work,
 }
 
 impl Budget {
@@ -41,37 +74,32 @@ impl Budget {
         Grant { budget: self.clone(), uid, bytes: 0 }
     }
 
-    /// A place for a stream of `uid`.
+    /// A place for `work` of `uid`.
     ///
     /// # Errors
     /// `QuotaExceeded`, `Overloaded`.
-    pub fn place(self: &Arc<Self>, uid: u32) -> Result<Place, Error> {
+    pub fn place(self: &Arc<Self>, uid: u32, work: Work) -> Result<Place, Error> {
+        let ((own_max, all_max), (what, remedy)) = (work.most(), work.words());
         let mut shares = self.lock();
-        let all: usize = shares.values().map(|share| share.streams).sum();
-        let own = shares.get(&uid).map_or(0, |share| share.streams);
-        if own >= STREAMS_PER_USER_MAX {
-            let message = format!(
-                "user {uid} has {own} of {STREAMS_PER_USER_MAX} streams under way; wait for one of \
-                 them"
-            );
+        let all: usize = shares.values_mut().map(|share| *share.of(work)).sum();
+        let own = shares.get_mut(&uid).map_or(0, |share| *share.of(work));
+        if own >= own_max {
+            let message = format!("user {uid} has {own} of {own_max} {what}; {remedy}");
             return Err(Error::new(ErrorName::QuotaExceeded, message));
         }
-        if all >= STREAMS_MAX {
-            let message = format!(
-                "{all} of {STREAMS_MAX} streams are under way; try again when one of them is done"
-            );
+        if all >= all_max {
+            let message = format!("all users have {all} of {all_max} {what}; try again later");
             return Err(Error::new(ErrorName::Overloaded, message));
         }
-        shares.entry(uid).or_default().streams += 1;
-        Ok(Place { budget: self.clone(), uid })
+        *shares.entry(uid).or_default().of(work) += 1;
+        Ok(Place { budget: self.clone(), uid, work })
     }
 
-    fn give_back(&self, uid: u32, streams: usize, bytes: u64) {
+    fn give_back(&self, uid: u32, take: impl FnOnce(&mut Share)) {
         let mut shares = self.lock();
         if let Some(share) = shares.get_mut(&uid) {
-            share.streams -= streams;
-            share.bytes -= bytes;
-            if share.streams == 0 && share.bytes == 0 {
+            take(share);
+            if share.streams == 0 && share.direct == 0 && share.bytes == 0 {
                 shares.remove(&uid);
             }
         }
@@ -114,13 +142,13 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.budget.give_back(self.uid, 0, self.bytes);
+        self.budget.give_back(self.uid, |share| share.bytes -= self.bytes);
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.budget.give_back(self.uid, 1, 0);
+        self.budget.give_back(self.uid, |share| *share.of(self.work) -= 1);
     }
 }
 
@@ -129,16 +157,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_are_counted_by_user_and_given_back() {
+    fn places_are_counted_by_user_and_given_back() {
+        for work in [Work::Stream, Work::Direct] {
+            let budget = Arc::<Budget>::default();
+            let (own, all) = work.most();
+            let mut places: Vec<_> = (0..own).map(|_| budget.place(1, work).unwrap()).collect();
+            assert_eq!(budget.place(1, work).unwrap_err().name(), ErrorName::QuotaExceeded);
+            places.pop();
+            places.push(budget.place(1, work).unwrap());
+            let others = (own..all).map(|n| budget.place(2 + (n / own) as u32, work).unwrap());
+            places.extend(others);
+            assert_eq!(budget.place(99, work).unwrap_err().name(), ErrorName::Overloaded);
+            drop(places);
+            assert!(budget.lock().is_empty(), "a user without work is forgotten");
+        }
         let budget = Arc::<Budget>::default();
-        let mut streams: Vec<_> = (0..4).map(|_| budget.place(1).unwrap()).collect();
-        assert_eq!(budget.place(1).unwrap_err().name(), ErrorName::QuotaExceeded);
-        streams.pop();
-        streams.push(budget.place(1).unwrap());
-        streams.extend((8..68).map(|n| budget.place(n / 4).unwrap()));
-        assert_eq!(budget.place(99).unwrap_err().name(), ErrorName::Overloaded);
-        drop(streams);
-        assert!(budget.lock().is_empty(), "a user without work is forgotten");
+        let _streams: Vec<_> = (0..4).map(|_| budget.place(1, Work::Stream).unwrap()).collect();
+        budget.place(1, Work::Direct).unwrap();
     }
 
     #[test]

@@ -19,7 +19,7 @@ use result::ResultFile;
 use source::Source;
 use stream::Stream;
 
-pub use budget::Budget;
+pub use budget::{Budget, Place, Work};
 pub use framing::Framing;
 pub use result::Format;
 
@@ -66,7 +66,7 @@ impl Calls {
         fd: OwnedFd,
         wanted: Wanted,
     ) -> Result<Bulk, Error> {
-        let source = Source::open(fd, self.budget.place(caller.uid)?)?;
+        let source = Source::open(fd, self.budget.place(caller.uid, Work::Stream)?)?;
         let served = self.service.serving(wanted.options.level, wanted.options.deadline).await?;
         let text_bytes_max = self.service.limits().text_bytes_max;
         let grant = self.budget.grant(caller.uid);

@@ -211,10 +211,10 @@ mod tests {
     use nix::sys::stat::Mode;
 
     use super::*;
-    use crate::bus::bulk::Budget;
+    use crate::bus::bulk::{Budget, Work};
 
     fn place() -> Place {
-        Arc::<Budget>::default().place(0).unwrap()
+        Arc::<Budget>::default().place(0, Work::Stream).unwrap()
     }
 
     async fn all(source: &mut Source) -> Result<Vec<u8>, Error> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
+use futures_util::stream::FuturesOrdered;
 use op_dbus_api::{Error, ErrorName, TRUNCATED_LISTED_MAX, info};
 use op_dbus_engine::{Error as EngineError, Inputs, Priority, Reply};
 use tokio::time::{Instant as Clock, sleep_until};
@@ -98,7 +98,8 @@ impl<'a> Stream<'a> {
     async fn embed_all(&mut self, mut source: Source, text_bytes_max: usize) -> Result<(), Error> {
         let mut records = Some(Records::new(self.wanted.framing, text_bytes_max));
         let mut waiting = Waiting::default();
-        let mut batches = FuturesUnordered::new();
+        // In order, as what was cut is listed.
+        let mut batches = FuturesOrdered::new();
         let mut silence = pin!(sleep_until(Clock::now() + SILENCE_MAX));
         let mut next = 0;
         loop {
@@ -108,7 +109,7 @@ impl<'a> Stream<'a> {
             {
                 let rows = texts.len() as u64;
                 self.grant.more(rows.saturating_mul(self.result.row_bytes()))?;
-                batches.push(self.batch(next, texts));
+                batches.push_back(self.batch(next, texts));
                 next += rows;
             }
             let hungry = records.is_some() && !waiting.is_enough();

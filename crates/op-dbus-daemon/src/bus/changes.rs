@@ -1,0 +1,55 @@
+//! What changes, told on a connection as it changes.
+
+use std::borrow::Cow;
+use std::future::Future;
+
+use op_dbus_api::{EMBEDDER_INTERFACE, ROOT_PATH, State};
+use zbus::Connection;
+use zbus::fdo;
+use zbus::names::InterfaceName;
+use zbus::object_server::SignalEmitter;
+
+use super::facts::Facts;
+use super::manager::Manager;
+use crate::service::Service;
+
+/// Tells `connection` of every change of the embedder's properties and, where the `manager` is on it,
+/// of a provider that runs in place of another; until the service drains, after which nothing changes
+/// any more.
+pub fn follow(
+    service: Service,
+    connection: Connection,
+    manager: bool,
+) -> impl Future<Output = ()> + Send + 'static + use<> {
+    let mut watch = service.watch();
+    let mut last = Facts::of(&watch.borrow_and_update());
+    async move {
+        while last.state != State::Draining && watch.changed().await.is_ok() {
+            let facts = Facts::of(&watch.borrow_and_update());
+            if let Err(error) = announce(&connection, &last, &facts, manager).await {
+                tracing::warn!(%error, "a change could not be told on the bus");
+            }
+            last = facts;
+        }
+    }
+}
+
+async fn announce(
+    connection: &Connection,
+    old: &Facts,
+    new: &Facts,
+    manager: bool,
+) -> zbus::Result<()> {
+    let emitter = SignalEmitter::new(connection, ROOT_PATH)?;
+    let changed = new.changed_since(old);
+    if !changed.is_empty() {
+        let interface = InterfaceName::from_static_str(EMBEDDER_INTERFACE)?;
+        fdo::Properties::properties_changed(&emitter, interface, changed, Cow::Borrowed(&[]))
+            .await?;
+    }
+    if manager && new.fallback_reason != old.fallback_reason && !new.fallback_reason.is_empty() {
+        let (requested, active) = (&new.requested_execution_provider, &new.execution_provider);
+        Manager::provider_fallback(&emitter, requested, active, &new.fallback_reason).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,297 @@
+//! Our end of a direct connection's socket: what comes is bounded before it is read, and a peer that
+//! does not take its replies is left. On a bus the bus does both.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream as Unregistered;
+use std::sync::Arc;
+use std::time::Duration;
+
+use op_dbus_api::DIRECT_CALL_BYTES_MAX;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+use zbus::Message;
+use zbus::connection::socket::{ReadHalf, Split, WriteHalf};
+use zbus::export::async_trait::async_trait;
+use zbus::message::{Flags, Type};
+
+use super::gate::Gate;
+
+/// What every message begins with.
+const HEADER_BYTES: usize = 16;
+/// Authentication takes some two hundred bytes. What comes behind it is read with it.
+const BEFORE_MESSAGES_BYTES_MAX: usize = 16 << 10;
+/// File descriptors of one call; no method takes more.
+const DESCRIPTORS_MAX: usize = 1;
+/// How long a peer may leave its replies in a full socket.
+const UNREAD_MAX: Duration = Duration::from_secs(30);
+
+/// The socket itself, which both halves share.
+#[derive(Clone, Debug)]
+pub struct Socket {
+    stream: Arc<UnixStream>,
+    gate: Arc<Gate>,
+}
+
+impl Socket {
+    /// Has to be called within a Tokio runtime.
+    ///
+    /// # Errors
+    /// When the runtime does not take it.
+    pub fn new(stream: Unregistered) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let stream = Arc::new(UnixStream::from_std(stream)?);
+        Ok(Self { stream, gate: Arc::new(Gate::new()) })
+    }
+
+    /// Returns once the peer has closed its end, also while nothing is read.
+    pub async fn hung_up(&self) {
+        // No urgent data exists on such a socket; what is left of this interest is the peer's end.
+        let _ = self.stream.ready(Interest::PRIORITY).await;
+    }
+
+    /// Ends all reading and writing.
+    pub fn shut_down(&self) {
+        // An error says that it has ended.
+        let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Both);
+    }
+}
+
+impl zbus::connection::Socket for Socket {
+    type ReadHalf = Reader;
+    type WriteHalf = Writer;
+
+    fn split(self) -> Split<Reader, Writer> {
+        let incoming = Incoming {
+            stream: self.stream.clone(),
+            ahead: Vec::new(),
+            descriptors: Vec::new(),
+            received: 0,
+            received_max: BEFORE_MESSAGES_BYTES_MAX,
+            descriptors_seen: 0,
+        };
+        Split::new(Reader { incoming, gate: self.gate.clone() }, Writer { socket: self })
+    }
+}
+
+/// Reads calls, as long as there is room for them.
+#[derive(Debug)]
+pub struct Reader {
+    incoming: Incoming,
+    gate: Arc<Gate>,
+}
+
+/// Bytes and descriptors of one message at a time.
+#[derive(Debug)]
+struct Incoming {
+    stream: Arc<UnixStream>,
+    /// Read, but not handed on.
+    ahead: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+    /// Bytes of the current message, of `received_max` that it may have.
+    received: usize,
+    received_max: usize,
+    descriptors_seen: usize,
+}
+
+#[async_trait]
+impl ReadHalf for Reader {
+    /// The next call that wants a reply. Anything else that a peer may send would be work which
+    /// nothing holds back, and is passed over.
+    async fn receive_message(
+        &mut self,
+        number: u64,
+        bytes: &mut Vec<u8>,
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> zbus::Result<Message> {
+        // What came with the end of the authentication.
+        self.incoming.ahead.append(bytes);
+        self.incoming.descriptors.append(descriptors);
+        loop {
+            let length = self.incoming.begin().await?;
+            let room = self.gate.room(length, self.incoming.descriptors.len()).await?;
+            let (mut none, mut nothing) = (Vec::new(), Vec::new());
+            let message = self.incoming.receive_message(number, &mut none, &mut nothing).await?;
+            let header = message.primary_header();
+            if header.msg_type() == Type::MethodCall
+                && !header.flags().contains(Flags::NO_REPLY_EXPECTED)
+            {
+                self.gate.enter(header.serial_num(), room)?;
+                return Ok(message);
+            }
+        }
+    }
+
+    async fn recvmsg(&mut self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        self.incoming.recvmsg(buffer).await
+    }
+
+    fn can_pass_unix_fd(&self) -> bool {
+        true
+    }
+}
+
+impl Incoming {
+    /// Reads the start of the next message, and tells how long the whole of it is.
+    async fn begin(&mut self) -> io::Result<usize> {
+        (self.received, self.received_max) = (self.ahead.len(), usize::MAX);
+        self.descriptors_seen = self.descriptors.len();
+        while self.ahead.len() < HEADER_BYTES {
+            let mut buffer = [0; HEADER_BYTES];
+            let wanted = HEADER_BYTES - self.ahead.len();
+            let (length, descriptors) = self.receive(&mut buffer[..wanted]).await?;
+            if length == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.ahead.extend_from_slice(&buffer[..length]);
+            self.descriptors.extend(descriptors);
+        }
+        let length = message_bytes(&self.ahead);
+        if length > u64::from(DIRECT_CALL_BYTES_MAX) {
+            return Err(invalid(format!(
+                "a message has {length} bytes, the limit is {DIRECT_CALL_BYTES_MAX}"
+            )));
+        }
+        Ok(usize::try_from(length).unwrap_or(usize::MAX))
+    }
+
+    /// Bytes from the socket itself.
+    async fn receive(&mut self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        let stream = self.stream.clone();
+        let received = stream.async_io(Interest::READABLE, || receive_once(&stream, buffer));
+        let (length, descriptors) = received.await?;
+        self.received = self.received.saturating_add(length);
+        self.descriptors_seen += descriptors.len();
+        if self.received > self.received_max {
+            return Err(invalid("there is no end to the authentication".to_owned()));
+        }
+        if self.descriptors_seen > DESCRIPTORS_MAX {
+            return Err(too_many_descriptors());
+        }
+        Ok((length, descriptors))
+    }
+}
+
+#[async_trait]
+impl ReadHalf for Incoming {
+    async fn recvmsg(&mut self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        if self.ahead.is_empty() {
+            return self.receive(buffer).await;
+        }
+        let length = self.ahead.len().min(buffer.len());
+        buffer[..length].copy_from_slice(&self.ahead[..length]);
+        self.ahead.drain(..length);
+        Ok((length, std::mem::take(&mut self.descriptors)))
+    }
+}
+
+/// Bytes of the message that begins with `header`.
+fn message_bytes(header: &[u8]) -> u64 {
+    let number = |at: usize| {
+        let bytes = [header[at], header[at + 1], header[at + 2], header[at + 3]];
+        let little = header[0] == b'l';
+        u64::from(if little { u32::from_le_bytes(bytes) } else { u32::from_be_bytes(bytes) })
+    };
+    let (body, fields) = (number(4), number(12));
+    HEADER_BYTES as u64 + fields.next_multiple_of(8) + body
+}
+
+/// What one system call brings.
+fn receive_once(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(stream, &mut [IoSliceMut::new(buffer)], &mut ancillary, flags)?;
+    let mut descriptors = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(too_many_descriptors());
+    }
+    Ok((received.bytes, descriptors))
+}
+
+fn too_many_descriptors() -> io::Error {
+    invalid(format!("a message has more than {DESCRIPTORS_MAX} file descriptor"))
+}
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Sends replies, to who reads them.
+#[derive(Debug)]
+pub struct Writer {
+    socket: Socket,
+}
+
+#[async_trait]
+impl WriteHalf for Writer {
+    async fn send_message(&mut self, message: &Message) -> zbus::Result<()> {
+        let (bytes, mut sent) = (message.data(), 0);
+        let result = async {
+            while sent < bytes.len() {
+                let descriptors: Vec<BorrowedFd<'_>> = match sent {
+                    0 => bytes.fds().iter().map(std::os::fd::AsFd::as_fd).collect(),
+                    _ => Vec::new(),
+                };
+                sent += self.sendmsg(&bytes[sent..], &descriptors).await?;
+            }
+            io::Result::Ok(())
+        };
+        let result = result.await;
+        if let Some(serial) = message.header().reply_serial() {
+            self.socket.gate.answered(serial);
+        }
+        Ok(result?)
+    }
+
+    async fn sendmsg(
+        &mut self,
+        buffer: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<usize> {
+        let stream = &self.socket.stream;
+        let sent = stream.async_io(Interest::WRITABLE, || send_once(stream, buffer, descriptors));
+        match timeout(UNREAD_MAX, sent).await {
+            Ok(sent) => sent,
+            Err(_) => {
+                // Half a message may be out: nothing that follows would make sense.
+                self.socket.shut_down();
+                Err(io::ErrorKind::TimedOut.into())
+            }
+        }
+    }
+
+    async fn close(&mut self) -> io::Result<()> {
+        self.socket.shut_down();
+        Ok(())
+    }
+
+    fn can_pass_unix_fd(&self) -> bool {
+        true
+    }
+}
+
+fn send_once(
+    stream: &UnixStream,
+    buffer: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(too_many_descriptors());
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    Ok(sendmsg(stream, &[IoSlice::new(buffer)], &mut ancillary, flags)?)
+}

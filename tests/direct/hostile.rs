@@ -1,0 +1,205 @@
+//! Clients that mean ill on a direct connection, and many of them.
+
+use std::fs;
+use std::io::IoSlice;
+use std::os::fd::AsRawFd;
+
+use nix::sys::signal::Signal;
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::unistd::Uid;
+use op_dbus_api::{EMBEDDER_INTERFACE, ROOT_PATH};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use zbus::Message;
+use zbus::message::Flags;
+
+use super::{all_free, daemon, ended, line, silent};
+use crate::harness::client::Client;
+use crate::harness::random::Random;
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! {
+    garbage_ends_one_connection_alone: [Bus],
+    who_never_reads_is_held_back: [Bus],
+    a_thousand_leave_nothing: [Bus],
+}
+
+/// What a client says before its first message.
+fn authentication() -> String {
+    let uid: String = Uid::effective().to_string().bytes().map(|b| format!("{b:02x}")).collect();
+    format!("\0AUTH EXTERNAL {uid}\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n")
+}
+
+/// The socket of a direct connection that takes messages.
+async fn open(client: &Client) -> Outcome<UnixStream> {
+    let mut socket = silent(client).await?;
+    socket.write_all(authentication().as_bytes()).await?;
+    let mut said = String::new();
+    while !said.ends_with("AGREE_UNIX_FD\r\n") {
+        let mut byte = [0];
+        socket.read_exact(&mut byte).await?;
+        said.push(char::from(byte[0]));
+    }
+    assert!(said.starts_with("OK "), "{said}");
+    Ok(socket)
+}
+
+/// A call of the embedder, without its arguments.
+fn call(method: &'static str) -> zbus::message::Builder<'static> {
+    Message::method_call(ROOT_PATH, method).interface(EMBEDDER_INTERFACE)
+}
+
+async fn garbage_ends_one_connection_alone() -> Outcome {
+    let (_bus, _setup, daemon) = daemon().await?;
+    let neighbour = line(daemon.client()).await?;
+    let embed = call("Embed").build(&"one")?.data().to_vec();
+    let endless = [b"\0", vec![b'x'; 1 << 20].as_slice()].concat();
+    let other = b"\0AUTH EXTERNAL 39393939\r\nBEGIN\r\n";
+    for said in [b"\n".as_slice(), b"GET / HTTP/1.1\r\n\r\n", b"\0\r\n\n", &endless, other, &embed]
+    {
+        let mut socket = silent(daemon.client()).await?;
+        // It may be closed before all of it is written.
+        let _ = socket.write_all(said).await;
+        let _ = socket.shutdown().await;
+        let answer = String::from_utf8(ended(socket).await?)?;
+        assert!(!answer.contains("OK"), "{said:?}: {answer}");
+    }
+    let mut long = embed.clone();
+    long[4..8].copy_from_slice(&(100_u32 << 20).to_ne_bytes());
+    let mut more = embed.clone();
+    more[12..16].copy_from_slice(&u32::MAX.to_ne_bytes());
+    for said in [long, more, vec![0; 4096], vec![0xff; 4096]] {
+        let mut socket = open(daemon.client()).await?;
+        socket.write_all(&said).await?;
+        ended(socket).await?;
+    }
+    // Three descriptors with a message's first byte.
+    let socket = open(daemon.client()).await?;
+    let descriptors = [0, 1, 2];
+    let rights = [ControlMessage::ScmRights(&descriptors)];
+    sendmsg::<()>(
+        socket.as_raw_fd(),
+        &[IoSlice::new(&embed[..1])],
+        &rights,
+        MsgFlags::empty(),
+        None,
+    )?;
+    ended(socket).await?;
+    let mut random = Random::new(7);
+    for _ in 0..200 {
+        let mut socket = open(daemon.client()).await?;
+        let mut said = embed.clone();
+        for _ in 0..=random.below(3) {
+            let at = random.below(said.len());
+            said[at] = random.below(256) as u8;
+        }
+        let _ = socket.write_all(&said).await;
+        let _ = socket.shutdown().await;
+        ended(socket).await?;
+    }
+    neighbour.embedder.embed("one").await?;
+    drop(neighbour);
+    all_free(daemon.client()).await?;
+    daemon.stop().await
+}
+
+/// Calls are read as their replies are taken, and nothing else is done for a client.
+async fn who_never_reads_is_held_back() -> Outcome {
+    // What the service reads of small calls at once, and what a socket holds of replies.
+    const UNDER_WAY: u64 = 64;
+    const REPLIES: u64 = 16;
+    let (_bus, _setup, daemon) = daemon().await?;
+    let client = daemon.client();
+    let before = client.counter("calls").await?;
+    let mut socket = open(client).await?;
+    for _ in 0..1000 {
+        let silent = call("Embed").with_flags(Flags::NO_REPLY_EXPECTED).build(&"one")?;
+        socket.write_all(silent.data()).await?;
+    }
+    let signal = Message::signal(ROOT_PATH, EMBEDDER_INTERFACE, "Embed").build(&"one")?;
+    socket.write_all(signal.data()).await?;
+    let workers = daemon.workers().await?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let (mut reader, mut writer) = socket.into_split();
+    let writing = tokio::spawn(async move {
+        for _ in 0..500 {
+            let call = call("EmbedBatch").build(&vec!["one"; 16]).map(|call| call.data().to_vec());
+            let Ok(call) = call else { break };
+            if writer.write_all(&call).await.is_err() {
+                break;
+            }
+        }
+        // Its end would be that of the connection.
+        writer
+    });
+    client.counted("in_flight_calls", UNDER_WAY).await?;
+    for _ in 0..100 {
+        assert_eq!(client.counter("in_flight_calls").await?, UNDER_WAY);
+    }
+    for worker in workers {
+        nix::sys::signal::kill(worker, Signal::SIGCONT)?;
+    }
+    client.counted("calls", before + UNDER_WAY).await?;
+    for _ in 0..100 {
+        let calls = client.counter("calls").await? - before;
+        assert!(calls <= UNDER_WAY + REPLIES, "{calls}");
+    }
+    // It reads: all of its calls are answered.
+    let mut replies = 0;
+    while replies < 500 {
+        let mut header = [0; 16];
+        reader.read_exact(&mut header).await?;
+        let number = |at: usize| {
+            u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+        };
+        let rest = number(12).next_multiple_of(8) + number(4);
+        reader.read_exact(&mut vec![0; rest as usize]).await?;
+        assert_eq!(header[1], 2, "a reply, not an error");
+        replies += 1;
+    }
+    assert_eq!(client.counter("calls").await? - before, 500);
+    drop((reader, writing.await?));
+    all_free(client).await?;
+    daemon.stop().await
+}
+
+async fn a_thousand_leave_nothing() -> Outcome {
+    let (_bus, _setup, daemon) = daemon().await?;
+    let client = daemon.client();
+    let descriptors =
+        || Outcome::Ok(fs::read_dir(format!("/proc/{}/fd", daemon.process.pid()))?.count());
+    line(client).await?.embedder.embed("one").await?;
+    all_free(client).await?;
+    let before = within("no connection", async {
+        // The last of them may be closing still.
+        let mut least = descriptors()?;
+        for _ in 0..100 {
+            client.embedder.state().await?;
+            least = least.min(descriptors()?);
+        }
+        Outcome::Ok(least)
+    })
+    .await??;
+    let mut done = 0;
+    while done < 1000 {
+        let opened = match done % 3 {
+            0 => silent(client).await.map(drop),
+            1 => open(client).await.map(drop),
+            _ => match line(client).await {
+                Ok(direct) => Ok(direct.embedder.embed("one").await.map(drop)?),
+                Err(error) => Err(error),
+            },
+        };
+        // The places of those before may not be free yet.
+        done += usize::from(opened.is_ok());
+    }
+    within("as many descriptors as before", async {
+        while descriptors()? > before {
+            client.embedder.state().await?;
+        }
+        Outcome::Ok(())
+    })
+    .await??;
+    daemon.stop().await
+}
