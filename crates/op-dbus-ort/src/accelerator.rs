@@ -34,7 +34,7 @@ pub struct Accelerator {
     pub options: Vec<(String, String)>,
 }
 
-/// Options by which a provider computes an `f32` graph in something coarser, and what that is.
+/// Options by which a provider computes a graph in something coarser, and what that is.
 const COARSER: [(&str, &str, &str); 4] = [
     ("trt_fp16_enable", "1", "f16"),
     ("trt_bf16_enable", "1", "bf16"),
@@ -137,12 +137,12 @@ impl Accelerator {
         Ok((builder, name.to_owned(), 0))
     }
 
-    /// What the provider computes a graph in `f32` in.
-    pub(crate) fn precision(&self) -> &'static str {
+    /// What the provider computes a graph of this precision in.
+    pub(crate) fn precision(&self, graph: &'static str) -> &'static str {
         let told =
             |key: &str, value: &str| self.options.iter().any(|(k, v)| k == key && v == value);
         let coarser = COARSER.iter().find(|(key, value, _)| told(key, value));
-        coarser.map_or("f32", |(_, _, precision)| precision)
+        coarser.map_or(graph, |(_, _, precision)| precision)
     }
 
     /// The arenas of a session on the device, in ONNX Runtime's words. What plugin libraries have of

@@ -50,12 +50,13 @@ impl OrtBackend {
     /// damaged graph (`ModelCorrupt`), or one whose inputs and outputs are not understood.
     pub fn load(options: Options) -> Result<Self, BackendError> {
         let start = Instant::now();
-        let Options { runtime, threads, accelerator, graph, dimensions } = options;
+        let Options { runtime, threads, accelerator, graph, precision, dimensions } = options;
+        let described = || described(start, precision, dimensions);
         let environment = library::environment(&runtime)?;
         let Some(accelerator) = accelerator else {
             let builder = session::builder(&environment, threads.max(1))
                 .map_err(|error| failure::load("the CPU provider", error))?;
-            return Self::assemble(builder, graph, described(start, dimensions));
+            return Self::assemble(builder, graph, described());
         };
         let (builder, name, devices) = accelerator.builder(&environment)?;
         let fault = |error: io::Error| {
@@ -69,8 +70,8 @@ impl OrtBackend {
             provider: accelerator.provider.clone(),
             device: format!("{}:{}", accelerator.provider, accelerator.device),
             devices,
-            precision: accelerator.precision().to_owned(),
-            ..described(start, dimensions)
+            precision: accelerator.precision(precision).to_owned(),
+            ..described()
         };
         let mut backend =
             Self::assemble(builder, graph, description).map_err(|error| match error {
@@ -156,12 +157,12 @@ fn refused(error: ort::Error) -> BackendError {
 }
 
 /// What is said of a backend on the CPU that has been loading since `start`.
-fn described(start: Instant, dimensions: usize) -> Description {
+fn described(start: Instant, precision: &str, dimensions: usize) -> Description {
     Description {
         provider: "cpu".to_owned(),
         device: "cpu:0".to_owned(),
         devices: 1,
-        precision: "f32".to_owned(),
+        precision: precision.to_owned(),
         engine: "ort".to_owned(),
         isa: String::new(),
         dimensions,

@@ -31,6 +31,8 @@ pub struct Options {
     pub accelerator: Option<Accelerator>,
     /// What to run.
     pub graph: Graph,
+    /// Precision of what the graph multiplies, by its public name.
+    pub precision: &'static str,
     /// Length of one vector, as the model's record says; another length is refused at load.
     pub dimensions: usize,
 }

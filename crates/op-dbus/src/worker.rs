@@ -89,6 +89,7 @@ enum CpuEngine {
 enum Precision {
     Auto,
     F32,
+    F16,
     Bf16,
     Int8,
 }
@@ -196,9 +197,10 @@ fn spec(args: &Args, cpu_engine: backend::CpuEngine) -> Spec {
         device: args.device,
         precision: match args.precision {
             Precision::Auto => None,
-            Precision::F32 => Some(op_dbus_native::Precision::F32),
-            Precision::Bf16 => Some(op_dbus_native::Precision::Bf16),
-            Precision::Int8 => Some(op_dbus_native::Precision::Int8),
+            Precision::F32 => Some(backend::Precision::F32),
+            Precision::F16 => Some(backend::Precision::F16),
+            Precision::Bf16 => Some(backend::Precision::Bf16),
+            Precision::Int8 => Some(backend::Precision::Int8),
         },
     }
 }

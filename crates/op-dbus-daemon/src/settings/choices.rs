@@ -3,15 +3,11 @@
 use super::kind::Choice;
 
 const fn name(name: &'static str) -> Choice {
-    Choice { name, aliases: &[], later: false }
+    Choice { name, aliases: &[] }
 }
 
 const fn alias(name: &'static str, aliases: &'static [&'static str]) -> Choice {
-    Choice { name, aliases, later: false }
-}
-
-const fn later(name: &'static str) -> Choice {
-    Choice { name, aliases: &[], later: true }
+    Choice { name, aliases }
 }
 
 /// Levels.
@@ -37,7 +33,7 @@ pub const FALLBACKS: &[Choice] = PROVIDERS.split_at(1).1;
 
 /// Number formats.
 pub const PRECISIONS: &[Choice] =
-    &[name("auto"), name("f32"), later("f16"), name("bf16"), name("int8")];
+    &[name("auto"), name("f32"), name("f16"), name("bf16"), name("int8")];
 
 /// What computes on the CPU.
 pub const CPU_ENGINES: &[Choice] = &[name("native"), name("ort"), name("sim")];

@@ -99,8 +99,10 @@ pub const ROWS: &[Row] = &[
         unit: "",
         doc: "The number format that models compute in. `auto` is `bf16` where the CPU computes \
               in it, else `f32`. `int8` is the fastest and coarsest, and only taken when it is \
-              named. The native engine has all of them on every CPU, but those without hardware \
-              for it are slow; ONNX Runtime has `f32` alone.",
+              named. The native engine has `f32`, `bf16` and `int8` on every CPU, but those \
+              without hardware for it are slow. ONNX Runtime, and so every accelerator, has `f32` \
+              and `f16`; with `f16` the native engine computes as with `auto`, and the log says \
+              so.",
         group: Group::Provider,
         scope: Scope::Any,
     },
