@@ -1,4 +1,5 @@
-//! Half precision: on what has it, as the model's vectors, and told wherever it is not what runs.
+//! Half precision and bound buffers: on what has them, as the model's vectors, and told wherever they
+//! have no effect.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,6 +21,9 @@ tests! {
     a_device_computes_in_halves: [Bus, Low, Ggml],
     halves_are_for_devices: [Bus, Low],
     a_graph_of_the_users_own_is_computed_as_it_is: [Bus, Runtime],
+    bound_buffers_give_the_same_vectors: [Bus, Low, Runtime],
+    bound_buffers_serve_a_device: [Bus, Low, Ggml],
+    bound_buffers_are_for_onnx_runtime: [Bus, Low],
 }
 
 /// The vectors are the model's, and the graph is half as large.
@@ -83,4 +87,48 @@ fn find_ending(folder: &Path, end: &str) -> Option<PathBuf> {
             path.to_str()?.ends_with(end).then_some(path)
         }
     })
+}
+
+/// Batches of more shapes than there are buffers for, each twice, against those of a service without.
+async fn same_bound(setup: impl Fn() -> Outcome<Setup>) -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let texts = |n: usize| -> Vec<String> {
+        (0..1 + n % 5).map(|row| "word ".repeat(1 + (n * 7 + row) % 90)).collect()
+    };
+    let mut found = Vec::new();
+    for binding in ["off", "on"] {
+        let setup = setup()?.setting("io_binding", binding);
+        let setup = setup.setting("workers_per_device", "1");
+        let daemon = setup.ready(&bus).await?;
+        let mut vectors = Vec::new();
+        for n in (0..80).chain(0..80) {
+            vectors.push(daemon.client().vectors(&texts(n)).await?);
+        }
+        daemon.client().manager.trim_memory().await?;
+        vectors.push(daemon.client().vectors(&golden::plain_texts()?).await?);
+        daemon.stop().await?;
+        found.push(vectors);
+    }
+    for (one, other) in found[0].iter().flatten().zip(found[1].iter().flatten()) {
+        let distance = golden::distance(one, other);
+        assert!(distance <= 1e-5, "{distance}");
+    }
+    Ok(())
+}
+
+async fn bound_buffers_give_the_same_vectors() -> Outcome {
+    same_bound(|| Ok(Setup::real("low")?.setting("cpu_engine", "ort"))).await
+}
+
+async fn bound_buffers_serve_a_device() -> Outcome {
+    same_bound(ggml).await
+}
+
+async fn bound_buffers_are_for_onnx_runtime() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("io_binding", "on");
+    let daemon = setup.ready(&bus).await?;
+    let said = daemon.process.stderr();
+    assert!(said.contains("io_binding is on") && said.contains("has no effect"), "{said}");
+    daemon.stop().await
 }

@@ -47,6 +47,9 @@ pub struct Spec {
     pub device: usize,
     /// Precision of the arithmetic; none is what suits the device.
     pub precision: Option<Precision>,
+    /// Whether ONNX Runtime keeps buffers for the shapes of batches; none is where the device has
+    /// memory of its own.
+    pub io_binding: Option<bool>,
 }
 
 /// What computes on the CPU.

@@ -226,6 +226,7 @@ impl Loading<'_> {
             },
             device: builder.device.unwrap_or(0),
             precision: builder.precision,
+            io_binding: None,
         })
     }
 
@@ -242,6 +243,7 @@ impl Loading<'_> {
             device: 0,
             calibrate: false,
             precision: Some(Precision::F32),
+            io_binding: None,
             ..accelerated.clone()
         }
     }

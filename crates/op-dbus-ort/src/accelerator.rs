@@ -10,6 +10,7 @@ use ort::device::Device;
 use ort::environment::Environment;
 use ort::ep;
 use ort::ep::{ArbitrarilyConfigurableExecutionProvider, ExecutionProvider};
+use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
 
 use crate::session;
@@ -143,6 +144,18 @@ impl Accelerator {
             |key: &str, value: &str| self.options.iter().any(|(k, v)| k == key && v == value);
         let coarser = COARSER.iter().find(|(key, value, _)| told(key, value));
         coarser.map_or(graph, |(_, _, precision)| precision)
+    }
+
+    /// Whether the device has memory of its own, and memory of the host that it reads and writes by
+    /// itself, in ONNX Runtime's words.
+    pub(crate) fn memory(&self) -> (bool, Option<(AllocationDevice<'static>, i32)>) {
+        let number = i32::try_from(self.device).unwrap_or(i32::MAX);
+        match self.provider.as_str() {
+            "cuda" | "tensorrt" => (true, Some((AllocationDevice::CUDA_PINNED, number))),
+            "migraphx" => (true, Some((AllocationDevice::HIP_PINNED, number))),
+            "webgpu" | "directml" => (true, None),
+            _ => (false, None),
+        }
     }
 
     /// The arenas of a session on the device, in ONNX Runtime's words. What plugin libraries have of

@@ -73,6 +73,9 @@ pub struct Args {
     /// Precision of the arithmetic
     #[arg(long)]
     precision: Precision,
+    /// Whether ONNX Runtime keeps buffers for the shapes of batches
+    #[arg(long, default_value = "auto")]
+    io_binding: IoBinding,
     /// Bytes of its own that this process may ask for
     #[arg(long)]
     memory_max: Option<u64>,
@@ -92,6 +95,13 @@ enum Precision {
     F16,
     Bf16,
     Int8,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum IoBinding {
+    Auto,
+    On,
+    Off,
 }
 
 /// Serves the daemon on standard input until it hangs up.
@@ -201,6 +211,11 @@ fn spec(args: &Args, cpu_engine: backend::CpuEngine) -> Spec {
             Precision::F16 => Some(backend::Precision::F16),
             Precision::Bf16 => Some(backend::Precision::Bf16),
             Precision::Int8 => Some(backend::Precision::Int8),
+        },
+        io_binding: match args.io_binding {
+            IoBinding::Auto => None,
+            IoBinding::On => Some(true),
+            IoBinding::Off => Some(false),
         },
     }
 }

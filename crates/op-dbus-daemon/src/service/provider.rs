@@ -207,6 +207,9 @@ pub(super) fn without_effect(host: &Host, loaded: &Loaded) -> Vec<String> {
                    ONNX Runtime would (cpu_engine = ort)";
         sentences.push(sentence("precision", why));
     }
+    if loaded.settings.io_binding == "on" && host.cpu_engine != CpuEngine::Ort {
+        sentences.push(sentence("io_binding", "what computes here is not ONNX Runtime"));
+    }
     sentences
 }
 

@@ -54,8 +54,8 @@ pub const CPU_ISAS: &[Choice] = &[
     name("neon-bf16"),
 ];
 
-/// Nothing to choose yet.
-pub const AUTO: &[Choice] = &[name("auto")];
+/// Whether something is done by itself, always, or never.
+pub const AUTO_ON_OFF: &[Choice] = &[name("auto"), name("on"), name("off")];
 /// How memory that is taken grows.
 pub const ARENAS: &[Choice] = &[name("auto"), name("next-power-of-two"), name("same-as-requested")];
 /// Whether the CPU computes beside a device.

@@ -2,7 +2,7 @@
 //! follow from it.
 
 use super::choices::{
-    ARENAS, AUTO, CPU_ENGINES, CPU_ISAS, FALLBACKS, LEVELS, OFFLOAD, PRECISIONS, PROVIDERS,
+    ARENAS, AUTO_ON_OFF, CPU_ENGINES, CPU_ISAS, FALLBACKS, LEVELS, OFFLOAD, PRECISIONS, PROVIDERS,
 };
 use super::kind::Kind;
 use super::row::{Group, Row, Scope};
@@ -164,12 +164,16 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         key: "io_binding",
-        kind: Kind::Choice(AUTO),
+        kind: Kind::Choice(AUTO_ON_OFF),
         default: "auto",
         unit: "",
-        doc: "Whether inputs and outputs are kept in the memory of the device.",
+        doc: "Whether ONNX Runtime keeps buffers for inputs and outputs, one set for each shape of \
+              batch, in memory that the device reads by itself where the provider has such. `auto` \
+              does where the device has memory of its own: `cuda`, `tensorrt`, `migraphx`, \
+              `webgpu`, `directml`. Batches are padded to few shapes there, by a quarter at most \
+              each way. It has no effect on the native engine and on graphs of your own.",
         group: Group::Provider,
-        scope: Scope::Later,
+        scope: Scope::Any,
     },
     Row {
         key: "model_dir",

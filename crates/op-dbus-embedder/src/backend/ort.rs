@@ -48,6 +48,8 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
         accelerator,
         graph,
         precision: if halves { "f16" } else { "f32" },
+        length_max: model.max_input_tokens,
+        io_binding: spec.io_binding,
         dimensions: model.dimensions,
     };
     Ok(Box::new(OrtBackend::load(options)?))
