@@ -23,6 +23,9 @@ tests! {
     low_matches_the_references_through_onnx_runtime: [Bus, Low, Runtime],
     medium_matches_the_references_through_onnx_runtime: [Bus, Medium, Runtime],
     high_matches_the_references_through_onnx_runtime: [Bus, High, Runtime],
+    low_is_near_the_references_in_f16: [Bus, Low, Runtime],
+    medium_is_near_the_references_in_f16: [Bus, Medium, Runtime],
+    high_is_near_the_references_in_f16: [Bus, High, Runtime],
     a_vector_does_not_depend_on_its_batch: [Bus, Medium],
     a_vector_does_not_depend_on_its_batch_in_bf16: [Bus, Low],
     a_vector_does_not_depend_on_its_batch_in_int8: [Bus, Low],
@@ -67,6 +70,13 @@ const INT8: Computed = Computed {
     distance_max: f32::INFINITY,
 };
 const ORT: Computed = Computed { engine: "ort", ..F32 };
+const F16: Computed = Computed {
+    engine: "ort",
+    precision: "f16",
+    cosine_min: 0.9999,
+    cosine_mean_min: 0.9999,
+    distance_max: f32::INFINITY,
+};
 
 impl Computed {
     fn setup(&self, level: &str) -> Outcome<Setup> {
@@ -124,6 +134,18 @@ async fn medium_matches_the_references_through_onnx_runtime() -> Outcome {
 
 async fn high_matches_the_references_through_onnx_runtime() -> Outcome {
     matches_the_references("high", &ORT).await
+}
+
+async fn low_is_near_the_references_in_f16() -> Outcome {
+    matches_the_references("low", &F16).await
+}
+
+async fn medium_is_near_the_references_in_f16() -> Outcome {
+    matches_the_references("medium", &F16).await
+}
+
+async fn high_is_near_the_references_in_f16() -> Outcome {
+    matches_the_references("high", &F16).await
 }
 
 async fn matches_the_references(level: &str, computed: &Computed) -> Outcome {

@@ -51,6 +51,8 @@ mod models;
 mod native;
 /// The CPU and an accelerator at once.
 mod offload;
+/// Half precision.
+mod precision;
 /// Execution providers beside the CPU.
 mod providers;
 /// The Python package, as it is built and installed.
@@ -91,6 +93,7 @@ fn main() -> ExitCode {
         models::tests(),
         native::tests(),
         offload::tests(),
+        precision::tests(),
         providers::tests(),
         python::tests(),
         remote::all(),

@@ -27,6 +27,7 @@ tests! {
     an_idle_level_is_given_back: [Bus],
     devices_are_released_for_a_sleep: [Bus, Low, Ggml],
     native_memory_reaches_a_plateau: [Bus, Low],
+    bound_memory_reaches_a_plateau: [Bus, Low, Runtime],
     onnx_runtime_memory_reaches_a_plateau: [Bus, Low, Runtime],
 }
 
@@ -284,22 +285,26 @@ async fn devices_are_released_for_a_sleep() -> Outcome {
 }
 
 async fn native_memory_reaches_a_plateau() -> Outcome {
-    plateau("native").await
+    plateau("native", "auto").await
+}
+
+async fn bound_memory_reaches_a_plateau() -> Outcome {
+    plateau("ort", "on").await
 }
 
 async fn onnx_runtime_memory_reaches_a_plateau() -> Outcome {
-    plateau("ort").await
+    plateau("ort", "auto").await
 }
 
 /// Batches of ever new shapes, after the largest: from the 2,000th on memory stays what it is.
-async fn plateau(engine: &str) -> Outcome {
+async fn plateau(engine: &str, io_binding: &str) -> Outcome {
     const BATCHES: u64 = 10_000;
     const WARM: u64 = 2_000;
     const GROWTH_MAX: u64 = 8 << 20;
     let bus = PrivateBus::start().await?;
     let setup =
         Setup::real("low")?.setting("cpu_engine", engine).setting("batch_tokens_max", "128");
-    let setup = setup.setting("workers_per_device", "1");
+    let setup = setup.setting("workers_per_device", "1").setting("io_binding", io_binding);
     let daemon = setup.ready(&bus).await?;
     let worker = daemon.workers().await?[0];
     let resident = || -> Outcome<u64> {

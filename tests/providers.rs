@@ -35,7 +35,7 @@ tests! {
 }
 
 /// ggml, or nothing.
-fn ggml() -> Outcome<Setup> {
+pub fn ggml() -> Outcome<Setup> {
     Ok(Setup::real("low")?.setting("execution_provider", "ggml").setting("fallback", "none"))
 }
 

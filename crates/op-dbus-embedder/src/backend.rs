@@ -11,7 +11,6 @@ mod remote;
 use std::path::PathBuf;
 
 use op_dbus_engine::{Backend, BackendError};
-use op_dbus_native::Precision;
 
 /// The provider that needs no accelerator.
 pub const CPU: &str = "cpu";
@@ -51,6 +50,9 @@ pub struct Spec {
     pub device: usize,
     /// Precision of the arithmetic; none is what suits the device.
     pub precision: Option<Precision>,
+    /// Whether ONNX Runtime keeps buffers for the shapes of batches; none is where the device has
+    /// memory of its own.
+    pub io_binding: Option<bool>,
 }
 
 /// What computes on the CPU.
@@ -61,6 +63,20 @@ pub enum CpuEngine {
     Native,
     /// ONNX Runtime.
     Ort,
+}
+
+/// Precision of what is multiplied with weights. Sums, norms and the softmax are 32-bit floats in each
+/// of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats, which ONNX Runtime has.
+    F16,
+    /// bfloat16, which the native engine has.
+    Bf16,
+    /// 8-bit integers, which the native engine has.
+    Int8,
 }
 
 /// Loads a backend in the calling thread, which then has to run it.

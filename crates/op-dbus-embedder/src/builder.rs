@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use op_dbus_models::Level;
-use op_dbus_native::Precision;
 
-use crate::backend::{CPU, CpuEngine};
+use crate::backend::{CPU, CpuEngine, Precision};
 use crate::{Embedder, Error, provider};
 
 /// Where `op-dbus models pull` puts models.
@@ -132,7 +131,8 @@ impl Builder {
         Self { cpu_isa: Some(name.into()), ..self }
     }
 
-    /// Precision of the arithmetic; by default what suits the device. ONNX Runtime has `F32` alone.
+    /// Precision of the arithmetic; by default what suits the device. ONNX Runtime, and so every
+    /// provider but the CPU, has `F32` and `F16`, the native engine all but `F16`.
     pub fn precision(self, precision: Precision) -> Self {
         Self { precision: Some(precision), ..self }
     }

@@ -8,9 +8,8 @@ use op_dbus_engine::{
     Reference, Reply, Snapshot, Tokenizer, WorkerStatus,
 };
 use op_dbus_models::{Family, Model, Store};
-use op_dbus_native::Precision;
 
-use crate::backend::{self, CPU, CpuEngine, Spec};
+use crate::backend::{self, CPU, CpuEngine, Precision, Spec};
 use crate::{Builder, Error, provider};
 
 /// A model on a device, ready to embed. Cheap to clone; threads and tasks may share it, and their texts
@@ -183,7 +182,10 @@ impl Loading<'_> {
             _ => {
                 let cpu = factory(self.reference(&spec));
                 let vector = op_dbus_engine::reference(&self.tokenizer, &shape, &cpu)?;
-                let cosine_min = Reference::ACCELERATOR_COSINE_MIN;
+                let cosine_min = match spec.precision {
+                    Some(Precision::F16) => Reference::F16_COSINE_MIN,
+                    _ => Reference::F32_COSINE_MIN,
+                };
                 (BatchLimits::accelerator(tokens_max), Some(Reference { vector, cosine_min }))
             }
         };
@@ -224,6 +226,7 @@ impl Loading<'_> {
             },
             device: builder.device.unwrap_or(0),
             precision: builder.precision,
+            io_binding: None,
         })
     }
 
@@ -240,6 +243,7 @@ impl Loading<'_> {
             device: 0,
             calibrate: false,
             precision: Some(Precision::F32),
+            io_binding: None,
             ..accelerated.clone()
         }
     }

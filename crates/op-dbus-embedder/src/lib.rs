@@ -37,11 +37,10 @@ mod embedder;
 mod error;
 mod provider;
 
-pub use backend::CpuEngine;
+pub use backend::{CpuEngine, Precision};
 pub use builder::Builder;
 pub use embedder::Embedder;
 pub use error::Error;
 pub use op_dbus_engine::{Call, Priority, Reply, Snapshot, Truncate, WorkerStatus};
 pub use op_dbus_models::Level;
 pub use op_dbus_models::manifest::provider_names;
-pub use op_dbus_native::Precision;

@@ -211,7 +211,12 @@ pub struct Reference {
 impl Reference {
     /// Least cosine of the vectors of 32-bit floats on an accelerator with those of the CPU; providers
     /// may multiply in TF32 or with weights of 16 bits.
-    pub const ACCELERATOR_COSINE_MIN: f32 = 0.9995;
+    pub const F32_COSINE_MIN: f32 = 0.9995;
+
+    /// Least cosine of the vectors of `f16` with those of 32-bit floats on the CPU. Operands and results
+    /// of products have 11 bits there, and providers may sum in as many; what is wrong with a provider
+    /// shows in the first digits.
+    pub const F16_COSINE_MIN: f32 = 0.999;
 
     /// Compares a vector with this one, in direction and in length.
     ///

@@ -64,6 +64,9 @@ pub enum Pooling {
 pub enum Precision {
     /// 32-bit floating point throughout.
     F32,
+    /// Products of 16-bit floats: word vectors, weights and what is multiplied with them. Sums,
+    /// norms, the softmax and the pooling are 32-bit floats, and so is the result.
+    F16,
 }
 
 /// How a batch lies in memory.

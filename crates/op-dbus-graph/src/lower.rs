@@ -9,7 +9,7 @@ mod plain;
 mod pooling;
 
 use crate::encoder::Encoder;
-use crate::{Dialect, Error, Layout, Precision, Recipe};
+use crate::{Dialect, Error, Layout, Recipe};
 
 /// Writes `encoder` for the target of `recipe`.
 ///
@@ -28,7 +28,7 @@ pub(crate) fn lower(encoder: &Encoder<'_>, recipe: &Recipe) -> Result<Vec<u8>, E
         Dialect::OnnxRuntime => &fused::Fused,
         Dialect::Onnx => &plain::Plain,
     };
-    match (recipe.target.precision, recipe.target.layout) {
-        (Precision::F32, Layout::Padded) => padded::lower(encoder, recipe, operators),
+    match recipe.target.layout {
+        Layout::Padded => padded::lower(encoder, recipe, operators),
     }
 }

@@ -11,6 +11,8 @@ pub(crate) const FLOAT: i32 = 1;
 pub(crate) const INT32: i32 = 6;
 /// `TensorProto.DataType`: 64-bit integer.
 pub(crate) const INT64: i32 = 7;
+/// `TensorProto.DataType`: 16-bit float.
+pub(crate) const FLOAT16: i32 = 10;
 /// `TensorProto.DataLocation`: the data lies in another file.
 pub(crate) const EXTERNAL: i32 = 1;
 

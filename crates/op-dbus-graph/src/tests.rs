@@ -5,6 +5,7 @@ mod compile;
 mod dense;
 mod exported;
 mod families;
+mod half;
 mod hostile;
 mod inspected;
 mod tiny;

@@ -10,6 +10,7 @@ use ort::device::Device;
 use ort::environment::Environment;
 use ort::ep;
 use ort::ep::{ArbitrarilyConfigurableExecutionProvider, ExecutionProvider};
+use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
 
 use crate::session;
@@ -34,7 +35,7 @@ pub struct Accelerator {
     pub options: Vec<(String, String)>,
 }
 
-/// Options by which a provider computes an `f32` graph in something coarser, and what that is.
+/// Options by which a provider computes a graph in something coarser, and what that is.
 const COARSER: [(&str, &str, &str); 4] = [
     ("trt_fp16_enable", "1", "f16"),
     ("trt_bf16_enable", "1", "bf16"),
@@ -137,12 +138,24 @@ impl Accelerator {
         Ok((builder, name.to_owned(), 0))
     }
 
-    /// What the provider computes a graph in `f32` in.
-    pub(crate) fn precision(&self) -> &'static str {
+    /// What the provider computes a graph of this precision in.
+    pub(crate) fn precision(&self, graph: &'static str) -> &'static str {
         let told =
             |key: &str, value: &str| self.options.iter().any(|(k, v)| k == key && v == value);
         let coarser = COARSER.iter().find(|(key, value, _)| told(key, value));
-        coarser.map_or("f32", |(_, _, precision)| precision)
+        coarser.map_or(graph, |(_, _, precision)| precision)
+    }
+
+    /// Whether the device has memory of its own, and memory of the host that it reads and writes by
+    /// itself, in ONNX Runtime's words.
+    pub(crate) fn memory(&self) -> (bool, Option<(AllocationDevice<'static>, i32)>) {
+        let number = i32::try_from(self.device).unwrap_or(i32::MAX);
+        match self.provider.as_str() {
+            "cuda" | "tensorrt" => (true, Some((AllocationDevice::CUDA_PINNED, number))),
+            "migraphx" => (true, Some((AllocationDevice::HIP_PINNED, number))),
+            "webgpu" | "directml" => (true, None),
+            _ => (false, None),
+        }
     }
 
     /// The arenas of a session on the device, in ONNX Runtime's words. What plugin libraries have of

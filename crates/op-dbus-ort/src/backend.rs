@@ -5,11 +5,13 @@ use std::time::Instant;
 
 use op_dbus_engine::foreign::{self, Filled, Output, Padded, Pooling};
 use op_dbus_engine::{Backend, BackendError, Batch, Description, Footprint, memory};
+use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
 use ort::session::{RunOptions, Session, SessionInputValue};
 use ort::value::TensorRef;
 
 use crate::accelerator::Accelerator;
+use crate::binding::Buffers;
 use crate::own::Input;
 use crate::placement::Placement;
 use crate::{Graph, Options, failure, library, own, session};
@@ -24,11 +26,15 @@ pub struct OrtBackend {
     feed: Feed,
     description: Description,
     padded: Padded,
+    /// Tokens of the longest row up to which shapes are rounded; none where batches keep theirs.
+    rounded: Option<usize>,
 }
 
 /// How batches go into the graph and vectors come out of it.
 enum Feed {
     Compiled,
+    /// As `Compiled`, by buffers that are kept.
+    Bound(Buffers),
     Own(OwnFeed),
 }
 
@@ -50,12 +56,14 @@ impl OrtBackend {
     /// damaged graph (`ModelCorrupt`), or one whose inputs and outputs are not understood.
     pub fn load(options: Options) -> Result<Self, BackendError> {
         let start = Instant::now();
-        let Options { runtime, threads, accelerator, graph, dimensions } = options;
+        let Options { runtime, threads, accelerator, graph, precision, dimensions, .. } = options;
+        let described = || described(start, precision, dimensions);
         let environment = library::environment(&runtime)?;
         let Some(accelerator) = accelerator else {
             let builder = session::builder(&environment, threads.max(1))
                 .map_err(|error| failure::load("the CPU provider", error))?;
-            return Self::assemble(builder, graph, described(start, dimensions));
+            let backend = Self::assemble(builder, graph, described())?;
+            return Ok(backend.bound((false, None), options.io_binding, options.length_max));
         };
         let (builder, name, devices) = accelerator.builder(&environment)?;
         let fault = |error: io::Error| {
@@ -69,8 +77,8 @@ impl OrtBackend {
             provider: accelerator.provider.clone(),
             device: format!("{}:{}", accelerator.provider, accelerator.device),
             devices,
-            precision: accelerator.precision().to_owned(),
-            ..described(start, dimensions)
+            precision: accelerator.precision(precision).to_owned(),
+            ..described()
         };
         let mut backend =
             Self::assemble(builder, graph, description).map_err(|error| match error {
@@ -78,6 +86,7 @@ impl OrtBackend {
                 BackendError::Load { message, .. } => accelerator.unavailable(message),
                 error => error,
             })?;
+        backend = backend.bound(accelerator.memory(), options.io_binding, options.length_max);
         backend.shrink = session::shrinking(&accelerator.arenas()).map(Some).map_err(refused)?;
         backend.prove(&accelerator, &name)?;
         backend.description.load_ms = milliseconds(start);
@@ -123,7 +132,32 @@ impl OrtBackend {
         memory::trim();
         let run = RunOptions::new().map_err(refused)?;
         let padded = Padded::default();
-        Ok(Self { session, run, shrink: None, feed, description, padded })
+        Ok(Self { session, run, shrink: None, feed, description, padded, rounded: None })
+    }
+
+    /// With buffers that are kept, if that is asked for or what the device's memory calls for. Graphs of
+    /// the user's own are fed as ever.
+    fn bound(
+        mut self,
+        memory: (bool, Option<(AllocationDevice<'static>, i32)>),
+        asked_for: Option<bool>,
+        length_max: usize,
+    ) -> Self {
+        let (separate, _) = memory;
+        match self.feed {
+            Feed::Compiled if asked_for.unwrap_or(separate) => {
+                let dimensions = self.description.dimensions;
+                self.feed = Feed::Bound(Buffers::new(&self.session, memory, dimensions));
+                self.rounded = separate.then_some(length_max);
+            }
+            Feed::Own(_) if asked_for == Some(true) => {
+                tracing::warn!(
+                    "io_binding is on, which has no effect on an ONNX graph of your own"
+                );
+            }
+            _ => {}
+        }
+        self
     }
 
     /// Runs some batch. With `shrink` the arenas give back what they don't use after it.
@@ -140,11 +174,17 @@ impl OrtBackend {
         out: &mut [f32],
         shrink: bool,
     ) -> Result<(), BackendError> {
-        self.padded.fill(batch);
+        match self.rounded {
+            Some(length_max) => self.padded.fill_rounded(batch, length_max),
+            None => self.padded.fill(batch),
+        }
         let Self { session, feed, padded, run, shrink: shrinking, .. } = self;
         let options = shrinking.as_ref().filter(|_| shrink).unwrap_or(run);
         match feed {
-            Feed::Compiled => run_compiled((session, options), padded, batch.lengths, out),
+            Feed::Compiled => run_compiled((session, options), padded, out),
+            Feed::Bound(buffers) => {
+                buffers.run((session, options), padded, out).map_err(failure::run)
+            }
             Feed::Own(feed) => feed.run((session, options), padded, batch.lengths, out),
         }
     }
@@ -156,12 +196,12 @@ fn refused(error: ort::Error) -> BackendError {
 }
 
 /// What is said of a backend on the CPU that has been loading since `start`.
-fn described(start: Instant, dimensions: usize) -> Description {
+fn described(start: Instant, precision: &str, dimensions: usize) -> Description {
     Description {
         provider: "cpu".to_owned(),
         device: "cpu:0".to_owned(),
         devices: 1,
-        precision: "f32".to_owned(),
+        precision: precision.to_owned(),
         engine: "ort".to_owned(),
         isa: String::new(),
         dimensions,
@@ -221,8 +261,16 @@ impl Backend for OrtBackend {
             tracing::debug!(%error, "the runtime's arenas did not shrink");
         }
         self.padded = Padded::default();
-        if let Feed::Own(feed) = &mut self.feed {
-            feed.filled = feed.inputs.iter().map(|input| Filled::new(input.integers)).collect();
+        match &mut self.feed {
+            Feed::Compiled => {}
+            Feed::Bound(buffers) => {
+                let (share, shapes) = buffers.reuse();
+                tracing::info!(share, shapes, "batches that found their buffers");
+                buffers.clear();
+            }
+            Feed::Own(feed) => {
+                feed.filled = feed.inputs.iter().map(|input| Filled::new(input.integers)).collect();
+            }
         }
         Ok(Footprint::default())
     }
@@ -231,12 +279,11 @@ impl Backend for OrtBackend {
 fn run_compiled(
     (session, options): (&mut Session, &RunOptions),
     padded: &Padded,
-    lengths: &[i32],
     out: &mut [f32],
 ) -> Result<(), BackendError> {
     let mut run = || -> ort::Result<()> {
         let ids = TensorRef::from_array_view((padded.shape(), &padded.ids[..]))?;
-        let lengths = TensorRef::from_array_view(([padded.rows], lengths))?;
+        let lengths = TensorRef::from_array_view(([padded.rows], &padded.lengths[..]))?;
         let outputs = session
             .run_with_options(ort::inputs!["input_ids" => ids, "lengths" => lengths], options)?;
         let (_, vectors) = outputs["embedding"].try_extract_tensor::<f32>()?;

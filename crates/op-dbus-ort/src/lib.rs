@@ -6,6 +6,7 @@
 
 mod accelerator;
 mod backend;
+mod binding;
 mod elf;
 mod failure;
 mod library;
@@ -31,6 +32,13 @@ pub struct Options {
     pub accelerator: Option<Accelerator>,
     /// What to run.
     pub graph: Graph,
+    /// Precision of what the graph multiplies, by its public name.
+    pub precision: &'static str,
+    /// Tokens of the longest row that the graph takes.
+    pub length_max: usize,
+    /// Whether inputs and outputs of a compiled graph are kept in buffers that are used again; without
+    /// a word, where the device has memory of its own.
+    pub io_binding: Option<bool>,
     /// Length of one vector, as the model's record says; another length is refused at load.
     pub dimensions: usize,
 }

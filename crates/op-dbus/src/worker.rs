@@ -80,6 +80,9 @@ pub struct Args {
     /// Look up the addresses of endpoints that are named
     #[arg(long)]
     look_up_names: bool,
+    /// Whether ONNX Runtime keeps buffers for the shapes of batches
+    #[arg(long, default_value = "auto")]
+    io_binding: IoBinding,
     /// Bytes of its own that this process may ask for
     #[arg(long)]
     memory_max: Option<u64>,
@@ -96,8 +99,16 @@ enum CpuEngine {
 enum Precision {
     Auto,
     F32,
+    F16,
     Bf16,
     Int8,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum IoBinding {
+    Auto,
+    On,
+    Off,
 }
 
 /// Serves the daemon on standard input until it hangs up.
@@ -203,9 +214,15 @@ fn spec(args: &Args, cpu_engine: backend::CpuEngine) -> Spec {
         device: args.device,
         precision: match args.precision {
             Precision::Auto => None,
-            Precision::F32 => Some(op_dbus_native::Precision::F32),
-            Precision::Bf16 => Some(op_dbus_native::Precision::Bf16),
-            Precision::Int8 => Some(op_dbus_native::Precision::Int8),
+            Precision::F32 => Some(backend::Precision::F32),
+            Precision::F16 => Some(backend::Precision::F16),
+            Precision::Bf16 => Some(backend::Precision::Bf16),
+            Precision::Int8 => Some(backend::Precision::Int8),
+        },
+        io_binding: match args.io_binding {
+            IoBinding::Auto => None,
+            IoBinding::On => Some(true),
+            IoBinding::Off => Some(false),
         },
     }
 }

@@ -17,8 +17,8 @@ use super::worker::{Blueprint, Crew, Spawner};
 use crate::settings::options::fleet;
 use crate::settings::{CpuEngine, Loaded, Offload, Precision, Provider, Settings};
 
-/// What accelerators compute in, and so the CPU beside them.
-const ACCELERATOR_PRECISION: Precision = Precision::F32;
+/// What the CPU computes in what an accelerator is compared with, and beside one.
+const REFERENCE_PRECISION: Precision = Precision::F32;
 const SIM_INPUT_TOKENS: usize = 256;
 /// SHA-256 of "op-dbus simulated vectors 1": no model's space, and the same everywhere.
 const SIM_SPACE: &str = "5947c198f843bc1ef8e81a3a20a93c51354f3324174e6cb8befab16e83d4b21d";
@@ -97,7 +97,7 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
         holds_device: host.provider != Provider::Cpu,
     };
     provider::verify(&host, settings).map_err(Error::Provider)?;
-    for ignored in provider::without_effect(host.provider, loaded) {
+    for ignored in provider::without_effect(&host, loaded) {
         tracing::warn!("{ignored}");
     }
     if host.provider == Provider::Remote {
@@ -107,28 +107,33 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
         );
     }
     let explained = |error| explained(error, loaded);
+    let precision = provider::precision(&host, settings);
     let mut host = host;
     let (mut reference, mut beside) = (None, None);
     if host.provider != Provider::Cpu {
         let own_graph = draft.own_graph();
-        let cpu = spawner(&blueprint(&host.reference(own_graph), ACCELERATOR_PRECISION), settings);
+        let cpu = spawner(&blueprint(&host.reference(own_graph), REFERENCE_PRECISION), settings);
         let vector = op_dbus_engine::reference(&draft.tokenizer, &draft.shape, &cpu)?;
-        reference = Some(Reference { vector, cosine_min: Reference::ACCELERATOR_COSINE_MIN });
+        let cosine_min = match precision {
+            Precision::F16 => Reference::F16_COSINE_MIN,
+            _ => Reference::F32_COSINE_MIN,
+        };
+        reference = Some(Reference { vector, cosine_min });
         if settings.offload == Offload::Auto {
             let cpu = provider::host(Provider::Cpu, loaded, own_graph);
             let cpu = cpu.unwrap_or_else(|_| host.reference(own_graph));
-            beside = Some(pool(&cpu, ACCELERATOR_PRECISION, None));
+            beside = Some(pool(&cpu, REFERENCE_PRECISION, None));
         }
     }
     if host.devices.is_empty() {
         // All: the first one knows how many there are.
         let first = Host { devices: vec![0], ..host.clone() };
-        let backend = spawner(&blueprint(&first, settings.precision), settings)(0);
+        let backend = spawner(&blueprint(&first, precision), settings)(0);
         let backend = backend.map_err(explained)?;
         let count = backend.description().devices.max(1);
         host.devices = (0..u32::try_from(count).unwrap_or(u32::MAX)).collect();
     }
-    let asked_for = pool(&host, settings.precision, reference);
+    let asked_for = pool(&host, precision, reference);
     let pools = std::iter::once(asked_for).chain(beside).collect();
     let tokenizer_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let limits = limits(settings);

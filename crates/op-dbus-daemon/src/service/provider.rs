@@ -7,7 +7,7 @@ use op_dbus_models::{RuntimeStore, manifest, runtime};
 
 use super::now::Now;
 use crate::settings::options::{self, Told, fleet};
-use crate::settings::{CpuEngine, Devices, Loaded, Origin, Provider, Settings};
+use crate::settings::{CpuEngine, Devices, Loaded, Origin, Precision, Provider, Settings};
 
 /// The name of the provider that every ONNX Runtime has.
 const CPU: &str = "cpu";
@@ -229,14 +229,34 @@ pub fn verify(host: &Host, settings: &Settings) -> Result<(), String> {
     Ok(())
 }
 
-/// The settings for all providers that `provider` can't be told, a sentence each.
-pub(super) fn without_effect(provider: Provider, loaded: &Loaded) -> Vec<String> {
+/// The precision that workers on `host` are asked for.
+pub(super) fn precision(host: &Host, settings: &Settings) -> Precision {
+    // Whoever wants halves of a device has nothing against more on the CPU that it falls back to.
+    match (settings.precision, host.provider, host.cpu_engine) {
+        (Precision::F16, Provider::Cpu, CpuEngine::Native) => Precision::Auto,
+        (asked_for, ..) => asked_for,
+    }
+}
+
+/// The settings for all providers that `host` can't be told, a sentence each.
+pub(super) fn without_effect(host: &Host, loaded: &Loaded) -> Vec<String> {
+    let provider = host.provider;
     let keys = options::without_effect(&provider.to_string(), &loaded.settings).into_iter();
-    let sentence = |key| {
+    let sentence = |key, why: &str| {
         let (value, from) = (loaded.value(key).unwrap_or_default(), origin(loaded, key));
-        format!("{key} is {value} ({from}), which has no effect: {provider} has no such option")
+        format!("{key} is {value} ({from}), which has no effect: {why}")
     };
-    keys.map(sentence).collect()
+    let has_none = format!("{provider} has no such option");
+    let mut sentences: Vec<String> = keys.map(|key| sentence(key, &has_none)).collect();
+    if precision(host, &loaded.settings) != loaded.settings.precision {
+        let why = "the CPU's native engine does not compute in it, and does so as with auto; \
+                   ONNX Runtime would (cpu_engine = ort)";
+        sentences.push(sentence("precision", why));
+    }
+    if loaded.settings.io_binding == "on" && host.cpu_engine != CpuEngine::Ort {
+        sentences.push(sentence("io_binding", "what computes here is not ONNX Runtime"));
+    }
+    sentences
 }
 
 /// Where the value of a setting comes from.

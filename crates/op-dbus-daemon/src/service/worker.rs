@@ -165,7 +165,7 @@ fn command(
     // Workers take the devices in turn.
     let device = host.devices.get(number % host.devices.len().max(1)).copied().unwrap_or(0);
     let device = device.to_string();
-    let options: [(&str, &OsStr); 11] = [
+    let options: [(&str, &OsStr); 12] = [
         ("--model-dir", settings.model_dir.as_ref()),
         ("--model", blueprint.model.as_ref()),
         ("--space", blueprint.space.as_ref()),
@@ -177,6 +177,7 @@ fn command(
         ("--provider", provider.as_ref()),
         ("--device", device.as_ref()),
         ("--precision", precision.as_ref()),
+        ("--io-binding", settings.io_binding.as_ref()),
     ];
     // The program may be named by a link of the kernel's; people look for this name.
     command.arg0("op-dbus").arg("worker").env_clear();

@@ -3,15 +3,11 @@
 use super::kind::Choice;
 
 const fn name(name: &'static str) -> Choice {
-    Choice { name, aliases: &[], later: false }
+    Choice { name, aliases: &[] }
 }
 
 const fn alias(name: &'static str, aliases: &'static [&'static str]) -> Choice {
-    Choice { name, aliases, later: false }
-}
-
-const fn later(name: &'static str) -> Choice {
-    Choice { name, aliases: &[], later: true }
+    Choice { name, aliases }
 }
 
 /// Levels.
@@ -37,7 +33,7 @@ pub const FALLBACKS: &[Choice] = PROVIDERS.split_at(1).1;
 
 /// Number formats.
 pub const PRECISIONS: &[Choice] =
-    &[name("auto"), name("f32"), later("f16"), name("bf16"), name("int8")];
+    &[name("auto"), name("f32"), name("f16"), name("bf16"), name("int8")];
 
 /// What computes on the CPU.
 pub const CPU_ENGINES: &[Choice] = &[name("native"), name("ort"), name("sim")];
@@ -58,8 +54,8 @@ pub const CPU_ISAS: &[Choice] = &[
     name("neon-bf16"),
 ];
 
-/// Nothing to choose yet.
-pub const AUTO: &[Choice] = &[name("auto")];
+/// Whether something is done by itself, always, or never.
+pub const AUTO_ON_OFF: &[Choice] = &[name("auto"), name("on"), name("off")];
 /// How memory that is taken grows.
 pub const ARENAS: &[Choice] = &[name("auto"), name("next-power-of-two"), name("same-as-requested")];
 /// Whether the CPU computes beside a device.

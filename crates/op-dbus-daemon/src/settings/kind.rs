@@ -16,8 +16,6 @@ pub struct Choice {
     pub name: &'static str,
     /// Other names for it.
     pub aliases: &'static [&'static str],
-    /// Whether the name is kept for a later version, which will have what it names.
-    pub later: bool,
 }
 
 /// What a setting accepts.
@@ -212,15 +210,7 @@ impl Kind {
             return format!("{found} is not accepted; write {accepted}");
         };
         let text = text(raw).unwrap_or_default();
-        if choices.iter().any(|choice| choice.later && choice.name == text) {
-            return format!(
-                "{found} is not supported by this version of op-dbus; write {accepted}"
-            );
-        }
-        let known = choices
-            .iter()
-            .filter(|choice| !choice.later)
-            .flat_map(|c| [c.name].into_iter().chain(c.aliases.to_vec()));
+        let known = choices.iter().flat_map(|c| [c.name].into_iter().chain(c.aliases.to_vec()));
         let hint = did_you_mean(&text, known).map(|best| format!(" (did you mean `{best}`?)"));
         format!("{found} is not accepted{}; write {accepted}", hint.unwrap_or_default())
     }
@@ -233,11 +223,11 @@ impl Kind {
 /// What `text` is the name of.
 fn choose(choices: &[Choice], text: &str) -> Option<&'static str> {
     let named = |choice: &&Choice| choice.name == text || choice.aliases.contains(&text);
-    choices.iter().filter(|choice| !choice.later).find(named).map(|choice| choice.name)
+    choices.iter().find(named).map(|choice| choice.name)
 }
 
 fn names(choices: &[Choice]) -> String {
-    let names = choices.iter().filter(|choice| !choice.later).map(|choice| {
+    let names = choices.iter().map(|choice| {
         let aliases: String = choice.aliases.iter().map(|name| format!(" (`{name}`)")).collect();
         format!("`{}`{aliases}", choice.name)
     });

@@ -91,7 +91,7 @@ pub struct Settings {
     pub gpu_memory_limit: Option<usize>,
     /// How the arena of device memory grows, by name, or `auto`.
     pub arena_strategy: String,
-    /// Whether inputs and outputs stay on the device; only `auto` so far.
+    /// Whether ONNX Runtime keeps buffers for inputs and outputs: `auto`, `on` or `off`.
     pub io_binding: String,
     /// Tokens of all callers that may wait or be computed at once.
     pub queue_tokens_max: usize,

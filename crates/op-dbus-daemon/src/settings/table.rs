@@ -2,7 +2,7 @@
 //! follow from it.
 
 use super::choices::{
-    ARENAS, AUTO, CPU_ENGINES, CPU_ISAS, FALLBACKS, LEVELS, OFFLOAD, PRECISIONS, PROVIDERS,
+    ARENAS, AUTO_ON_OFF, CPU_ENGINES, CPU_ISAS, FALLBACKS, LEVELS, OFFLOAD, PRECISIONS, PROVIDERS,
 };
 use super::kind::Kind;
 use super::row::{Group, Row, Scope};
@@ -99,8 +99,10 @@ pub const ROWS: &[Row] = &[
         unit: "",
         doc: "The number format that models compute in. `auto` is `bf16` where the CPU computes \
               in it, else `f32`. `int8` is the fastest and coarsest, and only taken when it is \
-              named. The native engine has all of them on every CPU, but those without hardware \
-              for it are slow; ONNX Runtime has `f32` alone.",
+              named. The native engine has `f32`, `bf16` and `int8` on every CPU, but those \
+              without hardware for it are slow. ONNX Runtime, and so every accelerator, has `f32` \
+              and `f16`; with `f16` the native engine computes as with `auto`, and the log says \
+              so.",
         group: Group::Provider,
         scope: Scope::Any,
     },
@@ -162,12 +164,16 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         key: "io_binding",
-        kind: Kind::Choice(AUTO),
+        kind: Kind::Choice(AUTO_ON_OFF),
         default: "auto",
         unit: "",
-        doc: "Whether inputs and outputs are kept in the memory of the device.",
+        doc: "Whether ONNX Runtime keeps buffers for inputs and outputs, one set for each shape of \
+              batch, in memory that the device reads by itself where the provider has such. `auto` \
+              does where the device has memory of its own: `cuda`, `tensorrt`, `migraphx`, \
+              `webgpu`, `directml`. Batches are padded to few shapes there, by a quarter at most \
+              each way. It has no effect on the native engine and on graphs of your own.",
         group: Group::Provider,
-        scope: Scope::Later,
+        scope: Scope::Any,
     },
     Row {
         key: "model_dir",

@@ -18,12 +18,12 @@ pub(super) fn check(settings: &Settings, origins: &BTreeMap<&'static str, Origin
     let engine = format!("cpu_engine is {cpu_engine} ({})", origin("cpu_engine"));
     let mut mistakes = Vec::new();
     let mut add = |key, message| mistakes.push(Mistake { origin: origin(key), message });
-    if !matches!(precision, Precision::Auto | Precision::F32) {
+    if !matches!(precision, Precision::Auto | Precision::F32 | Precision::F16) {
         add(
             "precision",
             format!(
-                "precision is {precision}, but {engine}, which computes in f32 alone; set \
-                 cpu_engine to native, or precision to auto or f32"
+                "precision is {precision}, but {engine}, which computes in f32 and f16 alone; set \
+                 cpu_engine to native, or precision to auto, f32 or f16"
             ),
         );
     }

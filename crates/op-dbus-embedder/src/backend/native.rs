@@ -4,13 +4,13 @@ use op_dbus_engine::{Backend, BackendError, Tokenizer};
 use op_dbus_models::Model;
 use op_dbus_native::{Isa, NativeBackend, Options, Precision, Source, calibration_texts};
 
-use super::{Spec, failure, model};
+use super::{Precision as Asked, Spec, failure, model};
 
 /// Loads the model from its packed weights in the cache, or packs it.
 pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
     let isa = isa(&spec.cpu_isa)?;
+    let precision = precision(spec.precision, isa)?;
     let model = model::get(spec)?;
-    let precision = spec.precision.unwrap_or_else(|| Precision::auto(isa));
     let options = Options {
         cache_dir: spec.cache_dir.clone(),
         key: key(&model),
@@ -30,6 +30,20 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
 /// The instruction set of this name; whether this CPU has it, the backend says.
 fn isa(name: &str) -> Result<Isa, BackendError> {
     if name == "auto" { Ok(Isa::best()) } else { name.parse().map_err(failure::unavailable) }
+}
+
+fn precision(asked: Option<Asked>, isa: Isa) -> Result<Precision, BackendError> {
+    match asked {
+        None => Ok(Precision::auto(isa)),
+        Some(Asked::F32) => Ok(Precision::F32),
+        Some(Asked::Bf16) => Ok(Precision::Bf16),
+        Some(Asked::Int8) => Ok(Precision::Int8),
+        Some(Asked::F16) => Err(failure::unavailable(
+            "precision is f16, which the native engine does not compute in; set precision to auto, \
+             f32, bf16 or int8, or cpu_engine to ort"
+                .to_owned(),
+        )),
+    }
 }
 
 /// What decides the packed weights, beside instruction set and precision. The tokenizer is part of
@@ -79,6 +93,13 @@ fn calibration(model: &Model) -> Result<Vec<Vec<i32>>, BackendError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn halves_are_refused_with_what_has_them() {
+        assert_eq!(precision(None, Isa::Portable), Ok(Precision::F32));
+        let message = precision(Some(Asked::F16), Isa::Portable).unwrap_err().to_string();
+        assert!(message.contains("f16") && message.contains("cpu_engine to ort"), "{message}");
+    }
 
     #[test]
     fn instruction_sets_are_known_by_their_names() {

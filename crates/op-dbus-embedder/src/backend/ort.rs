@@ -6,21 +6,34 @@ use op_dbus_graph::{
     DenseFiles, Dialect, Family, Layout, ModelFiles, Precision as Computed, Recipe, Target,
 };
 use op_dbus_models::Model;
-use op_dbus_native::Precision;
 use op_dbus_ort::{Accelerator, Graph, Options, OrtBackend};
 
-use super::{Spec, failure, model};
+use super::{Precision, Spec, failure, model};
 
 /// Loads the library and a session of the model.
 pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
-    if !matches!(spec.precision, None | Some(Precision::F32)) {
-        let message = "precision is not f32, which is all that ONNX Runtime computes in here; set \
-                       precision to auto, or cpu_engine to native";
-        return Err(failure::unavailable(message.to_owned()));
-    }
+    let halves = match spec.precision {
+        None | Some(Precision::F32) => false,
+        Some(Precision::F16) => true,
+        Some(Precision::Bf16 | Precision::Int8) => {
+            let message = "precision is neither f32 nor f16, which is all that ONNX Runtime \
+                           computes in here; set precision to auto, or cpu_engine to native";
+            return Err(failure::unavailable(message.to_owned()));
+        }
+    };
     let model = model::get(spec)?;
     let graph = match model::family(&model) {
-        Some(family) => Graph::Compiled(compiled(&model, family, spec)?),
+        Some(family) => {
+            let precision = if halves { Computed::F16 } else { Computed::F32 };
+            Graph::Compiled(compiled(&model, (family, precision), spec)?)
+        }
+        None if halves => {
+            return Err(failure::unavailable(format!(
+                "precision is f16, and {} is an ONNX graph, which is computed as it is; set \
+                 precision to auto",
+                model.name
+            )));
+        }
         None => own(&model)?,
     };
     let accelerator = (spec.provider != super::CPU).then(|| Accelerator {
@@ -34,6 +47,9 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
         threads: spec.threads,
         accelerator,
         graph,
+        precision: if halves { "f16" } else { "f32" },
+        length_max: model.max_input_tokens,
+        io_binding: spec.io_binding,
         dimensions: model.dimensions,
     };
     Ok(Box::new(OrtBackend::load(options)?))
@@ -43,10 +59,14 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
 const FUSED: [&str; 2] = [super::CPU, "cuda"];
 
 /// The model's graph for the provider, from the cache or compiled now.
-fn compiled(model: &Model, family: Family, spec: &Spec) -> Result<Vec<u8>, BackendError> {
+fn compiled(
+    model: &Model,
+    (family, precision): (Family, Computed),
+    spec: &Spec,
+) -> Result<Vec<u8>, BackendError> {
     let fused = FUSED.contains(&spec.provider.as_str());
     let dialect = if fused { Dialect::OnnxRuntime } else { Dialect::Onnx };
-    let target = Target { precision: Computed::F32, layout: Layout::Padded, dialect };
+    let target = Target { precision, layout: Layout::Padded, dialect };
     let pooling = model::pooling(model);
     let (weights, config) = (model.weights(), model.config());
     let key = CacheKey {

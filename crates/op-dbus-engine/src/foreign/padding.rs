@@ -8,27 +8,53 @@ use crate::batch::Batch;
 pub struct Padded {
     /// Token ids, `[rows, sequence length]`; 0, which is in every vocabulary, behind a row's own.
     pub ids: Vec<i32>,
-    /// Texts in the batch.
+    /// Tokens of each row, `[rows]`.
+    pub lengths: Vec<i32>,
+    /// Rows: the texts of the batch, and those behind them.
     pub rows: usize,
-    /// Tokens of the longest text.
+    /// Tokens of a row, padding included.
     pub sequence_length: usize,
 }
 
+/// Least distance of two sequence lengths that batches are rounded up to.
+const LENGTH_STEP_MIN: usize = 8;
+
 impl Padded {
-    /// Takes a batch over.
+    /// Takes a batch over as it is.
     pub fn fill(&mut self, batch: &Batch<'_>) {
-        (self.rows, self.sequence_length) = (batch.rows(), batch.longest());
+        self.fill_to(batch, [batch.rows(), batch.longest()]);
+    }
+
+    /// Takes a batch over in a shape that many share, with rows of one token behind the batch's own.
+    /// No row gets longer than `length_max`, unless the batch has longer ones.
+    pub fn fill_rounded(&mut self, batch: &Batch<'_>, length_max: usize) {
+        let longest = batch.longest();
+        let length = rounded(longest, LENGTH_STEP_MIN).min(length_max).max(longest);
+        self.fill_to(batch, [rounded(batch.rows(), 1), length]);
+    }
+
+    fn fill_to(&mut self, batch: &Batch<'_>, [rows, sequence_length]: [usize; 2]) {
+        (self.rows, self.sequence_length) = (rows, sequence_length);
         self.ids.clear();
         for (row, text) in batch.texts().enumerate() {
             self.ids.extend_from_slice(text);
-            self.ids.resize((row + 1) * self.sequence_length, 0);
+            self.ids.resize((row + 1) * sequence_length, 0);
         }
+        self.ids.resize(rows * sequence_length, 0);
+        self.lengths.clear();
+        self.lengths.extend_from_slice(batch.lengths);
+        self.lengths.resize(rows, 1);
     }
 
     /// `[rows, sequence length]`.
     pub fn shape(&self) -> [usize; 2] {
         [self.rows, self.sequence_length]
     }
+}
+
+/// The next of the sizes of which there are four to each power of two: at most a quarter more.
+fn rounded(size: usize, step_min: usize) -> usize {
+    size.next_multiple_of((size.next_power_of_two() / 8).max(step_min))
 }
 
 /// The data of one input, in the integers that the graph wants.
@@ -83,6 +109,32 @@ fn replace<T: Clone>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_shapes_hold_every_batch_with_a_quarter_more_at_most() {
+        let shapes: std::collections::BTreeSet<usize> =
+            (1..=512).map(|size| rounded(size, 1)).collect();
+        assert_eq!(shapes.len(), 8 + 4 * 6, "{shapes:?}");
+        for size in 1..=512 {
+            assert!((size..=size + size / 4).contains(&rounded(size, 1)), "{size}");
+            assert_eq!(rounded(size, 8) % 8, 0);
+        }
+    }
+
+    #[test]
+    fn a_rounded_batch_has_rows_of_one_token_behind_its_own() {
+        let mut padded = Padded::default();
+        let ids: Vec<i32> = (1..=90).collect();
+        let batch = Batch { ids: &ids, lengths: &[10; 9] };
+        padded.fill_rounded(&batch, 12);
+        assert_eq!((padded.shape(), padded.ids.len()), ([10, 12], 120));
+        assert_eq!(padded.lengths, [vec![10; 9], vec![1]].concat());
+        assert_eq!(padded.ids[..12], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0]);
+        padded.fill_rounded(&batch, 512);
+        assert_eq!(padded.shape(), [10, 16]);
+        padded.fill(&batch);
+        assert_eq!((padded.shape(), padded.lengths.len()), ([9, 10], 9));
+    }
 
     #[test]
     fn rows_are_padded_to_the_longest_and_buffers_forget() {

@@ -1,8 +1,8 @@
 //! ONNX Runtime's own operators, each for a group of ONNX's.
 
-use super::block::product;
+use super::block::{operand_bias, product};
 use super::operators::{Attention, Norm, Operators};
-use crate::encoder::{Activation, Encoder};
+use crate::encoder::{Activation, Encoder, Linear};
 use crate::onnx::writer::{GraphWriter, integer, real};
 
 /// The dialect of ONNX Runtime.
@@ -15,6 +15,11 @@ impl Operators for Fused {
 
     fn begin(&self, _: &mut GraphWriter, _: &Encoder<'_>) {}
 
+    fn attention_bias(&self, _: &mut GraphWriter, operand: &str) -> String {
+        operand.to_owned()
+    }
+
+    // Its softmax sums in 32-bit floats whatever it is given.
     fn attention(
         &self,
         graph: &mut GraphWriter,
@@ -30,7 +35,7 @@ impl Operators for Fused {
             biases.extend_from_slice(linear.bias.bytes());
         }
         let all = format!("{name}.bias");
-        graph.floats(&all, &[3 * encoder.hidden], biases);
+        graph.operand(&all, &[3 * encoder.hidden], biases);
         let mut inputs = vec![&*products[0], &products[1], &products[2], &all, "lengths"];
         if !bias.is_empty() {
             inputs.push(bias);
@@ -62,8 +67,10 @@ impl Operators for Fused {
         graph: &mut GraphWriter,
         name: &str,
         activation: Activation,
-        terms: [&str; 2],
+        (linear, product): (&Linear<'_>, &str),
     ) -> String {
+        let bias = operand_bias(graph, product, linear);
+        let terms = [product, &bias];
         match activation {
             Activation::Gelu => graph.microsoft("BiasGelu", &terms, name, Vec::new()),
             Activation::GeluTanh => graph.microsoft("FastGelu", &terms, name, Vec::new()),

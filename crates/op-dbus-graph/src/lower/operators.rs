@@ -1,6 +1,6 @@
 //! What dialects have different operators for.
 
-use crate::encoder::{Activation, Encoder, Layer};
+use crate::encoder::{Activation, Encoder, Layer, Linear};
 use crate::onnx::writer::GraphWriter;
 
 /// The attention of one block.
@@ -20,7 +20,8 @@ pub(super) struct Norm<'b> {
     pub epsilon: f32,
 }
 
-/// How a dialect writes what is more than a product. All take and return names.
+/// How a dialect writes what is more than a product. All take and return names. Operands are in the
+/// precision of the graph.
 pub(super) trait Operators {
     /// Whether `mask` is used before the pooling.
     fn needs_mask(&self) -> bool;
@@ -28,8 +29,11 @@ pub(super) trait Operators {
     /// Writes what all blocks share.
     fn begin(&self, graph: &mut GraphWriter, encoder: &Encoder<'_>);
 
+    /// The attention bias as the attention wants it, from the bias as an operand.
+    fn attention_bias(&self, graph: &mut GraphWriter, operand: &str) -> String;
+
     /// Query, key and value of `input`, the products named by `parts`, and what the heads make of
-    /// them: `[batch, sequence, hidden]`.
+    /// them: `[batch, sequence, hidden]`. An operand becomes an operand.
     fn attention(
         &self,
         graph: &mut GraphWriter,
@@ -38,7 +42,7 @@ pub(super) trait Operators {
         input: &str,
     ) -> String;
 
-    /// The norm of the sum of two or three terms.
+    /// The norm of the sum of two or three terms, all in 32-bit floats.
     fn sum_norm(
         &self,
         graph: &mut GraphWriter,
@@ -47,13 +51,13 @@ pub(super) trait Operators {
         norm: &Norm<'_>,
     ) -> String;
 
-    /// The activation of a product and its bias.
+    /// The activation of a product and the bias of its linear layer, as an operand.
     fn activate(
         &self,
         graph: &mut GraphWriter,
         name: &str,
         activation: Activation,
-        terms: [&str; 2],
+        product: (&Linear<'_>, &str),
     ) -> String;
 
     /// The length of each row, `[batch, 1]`.

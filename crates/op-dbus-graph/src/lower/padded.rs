@@ -1,4 +1,4 @@
-//! Padded batches in 32-bit floats.
+//! Padded batches.
 
 use super::block::{Block, norm};
 use super::operators::{Norm, Operators};
@@ -20,7 +20,7 @@ pub(super) fn lower(
     recipe: &Recipe,
     operators: &dyn Operators,
 ) -> Result<Vec<u8>, Error> {
-    let mut graph = GraphWriter::with_capacity(weights_bytes(encoder));
+    let mut graph = GraphWriter::with_capacity(weights_bytes(encoder), recipe.target.precision);
     constants(&mut graph, recipe.max_input_tokens);
     if operators.needs_mask() || recipe.pooling != Pooling::Cls {
         pooling::mask(&mut graph);
@@ -28,7 +28,10 @@ pub(super) fn lower(
     operators.begin(&mut graph, encoder);
     let mut hidden = embeddings(&mut graph, encoder, recipe.max_input_tokens, operators);
     let bias = match &encoder.relative_bias {
-        Some(bias) => relative_bias(&mut graph, bias, recipe.max_input_tokens)?,
+        Some(bias) => {
+            let bias = relative_bias(&mut graph, bias, recipe.max_input_tokens)?;
+            operators.attention_bias(&mut graph, &bias)
+        }
         None => String::new(),
     };
     for (index, layer) in encoder.layers.iter().enumerate() {
@@ -75,7 +78,7 @@ fn embeddings(
     operators: &dyn Operators,
 ) -> String {
     let hidden = encoder.hidden;
-    graph.floats("words", &[encoder.words.rows(), hidden], encoder.words.bytes().to_vec());
+    graph.operand("words", &[encoder.words.rows(), hidden], encoder.words.bytes().to_vec());
     let shared: Vec<f32> = match &encoder.token_type {
         Some(types) => types.row(0).collect(),
         None => vec![0.0; hidden],
@@ -86,6 +89,7 @@ fn embeddings(
     graph.floats("positions", &[tokens_max, hidden], bytes);
 
     let word = graph.node("Gather", &["words", "input_ids"], "embeddings.word");
+    let word = graph.widen(&word);
     let position =
         graph.node("Slice", &["positions", "zero", "sequence", "zero"], "embeddings.position");
     norm(graph, "embeddings.norm", &encoder.embedding_norm);
@@ -121,7 +125,7 @@ fn relative_bias(
             }
         }
     }
-    graph.floats("relative_bias", &[1, heads, tokens_max, tokens_max], bytes);
+    graph.operand("relative_bias", &[1, heads, tokens_max, tokens_max], bytes);
     graph.int64s("corner", &[0, 0]);
     graph.int64s("corner.axes", &[2, 3]);
     let last = [integer("axis", 0)].to_vec();

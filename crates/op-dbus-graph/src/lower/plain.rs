@@ -1,9 +1,9 @@
 //! The operators that every provider has: ONNX's own, and of these the plainest.
 
-use super::block::{bias, product};
+use super::block::{bias, operand_bias, product};
 use super::operators::{Attention, Norm, Operators};
 use super::pooling::to_float;
-use crate::encoder::{Activation, Encoder};
+use crate::encoder::{Activation, Encoder, Linear};
 use crate::onnx::writer::{GraphWriter, integer, integers, real};
 
 /// Added to the scores of padding: far below every score, and finite, so that no provider makes a
@@ -23,7 +23,8 @@ impl Operators for Plain {
         let (heads, size) = (encoder.heads as i64, (encoder.hidden / encoder.heads) as i64);
         graph.int64s("heads.apart", &[0, 0, heads, size]);
         graph.int64s("heads.together", &[0, 0, heads * size]);
-        graph.float("score.scale", 1.0 / (size as f32).sqrt());
+        let scale = 1.0 / (size as f32).sqrt();
+        graph.operand("score.scale", &[], scale.to_le_bytes().to_vec());
         graph.float("masked", MASKED);
         graph.float("number.one", 1.0);
         activation_numbers(graph, encoder.activation);
@@ -32,6 +33,10 @@ impl Operators for Plain {
         let other = graph.node("Sub", &["number.one", &own], "mask.other");
         let scores = graph.node("Mul", &[&other, "masked"], "mask.scores");
         graph.node("Unsqueeze", &[&scores, "mask.axes"], "attention.mask");
+    }
+
+    fn attention_bias(&self, graph: &mut GraphWriter, operand: &str) -> String {
+        graph.widen(operand)
     }
 
     fn attention(
@@ -47,22 +52,24 @@ impl Operators for Plain {
         let linears = [&layer.query, &layer.key, &layer.value];
         let mut heads = Vec::new();
         for ((part, linear), order) in parts.iter().zip(linears).zip(orders) {
-            bias(graph, part, linear);
+            let bias = operand_bias(graph, part, linear);
             let made = product(graph, part, linear, input);
-            let sum = graph.node("Add", &[&made, &format!("{part}.bias")], &format!("{part}.sum"));
+            let sum = graph.node("Add", &[&made, &bias], &format!("{part}.sum"));
             let apart = graph.node("Reshape", &[&sum, "heads.apart"], &format!("{part}.apart"));
             let turn = vec![integers("perm", &order)];
             heads.push(graph.node_with("Transpose", &[&apart], &format!("{part}.heads"), turn));
         }
         let of = |step: &str| format!("{name}.{step}");
         let query = graph.node("Mul", &[&heads[0], "score.scale"], &of("query"));
-        let mut scores = graph.node("MatMul", &[&query, &heads[1]], &of("scores"));
+        let scores = graph.node("MatMul", &[&query, &heads[1]], &of("scores"));
+        let mut scores = graph.widen(&scores);
         if !attention_bias.is_empty() {
             scores = graph.node("Add", &[&scores, attention_bias], &of("biased"));
         }
         let masked = graph.node("Add", &[&scores, "attention.mask"], &of("masked"));
         let last = vec![integer("axis", -1)];
         let weights = graph.node_with("Softmax", &[&masked], &of("weights"), last);
+        let weights = graph.narrow(&weights);
         let context = graph.node("MatMul", &[&weights, &heads[2]], &of("context"));
         let turn = vec![integers("perm", &[0, 2, 1, 3])];
         let turned = graph.node_with("Transpose", &[&context], &of("turned"), turn);
@@ -90,12 +97,18 @@ impl Operators for Plain {
         graph: &mut GraphWriter,
         name: &str,
         activation: Activation,
-        terms: [&str; 2],
+        (linear, product): (&Linear<'_>, &str),
     ) -> String {
         let of = |step: &str| format!("{name}.{step}");
-        let x = graph.node("Add", &terms, &of("sum"));
+        let bias = bias(graph, product, linear);
+        // In 32-bit floats: a cube does not fit into 16 bits, nor does the small tail of the curve.
+        let product = graph.widen(product);
+        let x = graph.node("Add", &[&product, &bias], &of("sum"));
         let sigmoid = match activation {
-            Activation::Relu => return graph.node("Relu", &[&x], name),
+            Activation::Relu => {
+                let active = graph.node("Relu", &[&x], name);
+                return graph.narrow(&active);
+            }
             Activation::Gelu => {
                 let scaled = graph.node("Mul", &[&x, "root.half"], &of("scaled"));
                 graph.node("Erf", &[&scaled], &of("curve"))
@@ -111,7 +124,8 @@ impl Operators for Plain {
         };
         let raised = graph.node("Add", &[&sigmoid, "number.one"], &of("raised"));
         let product = graph.node("Mul", &[&x, &raised], &of("product"));
-        graph.node("Mul", &[&product, "half"], name)
+        let active = graph.node("Mul", &[&product, "half"], name);
+        graph.narrow(&active)
     }
 
     fn length(&self, graph: &mut GraphWriter, pooled: &str) -> String {

@@ -1,12 +1,13 @@
 //! Writes an ONNX model piece by piece.
 
+use half::f16;
 use prost::Message;
 
 use super::{
-    Attribute, Dimension, FLOAT, Graph, INT32, INT64, Model, Node, OperatorSet, Shape, Tensor,
-    TensorType, Type, ValueInfo,
+    Attribute, Dimension, FLOAT, FLOAT16, Graph, INT32, INT64, Model, Node, OperatorSet, Shape,
+    Tensor, TensorType, Type, ValueInfo,
 };
-use crate::Error;
+use crate::{Error, Precision};
 
 /// Largest model that protobuf readers take.
 const MODEL_BYTES_MAX: usize = i32::MAX as usize;
@@ -23,12 +24,59 @@ pub(crate) const MICROSOFT: &str = "com.microsoft";
 pub(crate) struct GraphWriter {
     bytes: Vec<u8>,
     nodes: Vec<Node>,
+    /// Of what is multiplied.
+    precision: Precision,
+    /// The first operand with a value that the precision does not reach, and the value.
+    beyond: Option<(String, f32)>,
 }
 
 impl GraphWriter {
-    /// A writer that expects about `bytes` of weights.
-    pub(crate) fn with_capacity(bytes: usize) -> Self {
-        Self { bytes: Vec::with_capacity(bytes), nodes: Vec::new() }
+    /// A writer of a graph that multiplies in `precision`, and expects about `bytes` of weights in
+    /// 32 bits.
+    pub(crate) fn with_capacity(bytes: usize, precision: Precision) -> Self {
+        let bytes = match precision {
+            Precision::F32 => bytes,
+            Precision::F16 => bytes / 2,
+        };
+        Self { bytes: Vec::with_capacity(bytes), nodes: Vec::new(), precision, beyond: None }
+    }
+
+    /// Adds floats that are multiplied, or go with such, in the precision of the graph; given as
+    /// little-endian bytes of 32-bit ones.
+    pub(crate) fn operand(&mut self, name: &str, dims: &[usize], bytes: Vec<u8>) {
+        if self.precision == Precision::F32 {
+            return self.floats(name, dims, bytes);
+        }
+        let mut halves = Vec::with_capacity(bytes.len() / 2);
+        for value in bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)) {
+            let half = f16::from_f32(value);
+            if !half.is_finite() && self.beyond.is_none() {
+                self.beyond = Some((name.to_owned(), value));
+            }
+            halves.extend_from_slice(&half.to_le_bytes());
+        }
+        self.initializer(name, dims, FLOAT16, halves);
+    }
+
+    /// `value`, of 32-bit floats, as something to multiply.
+    pub(crate) fn narrow(&mut self, value: &str) -> String {
+        self.cast(value, FLOAT16, "narrow")
+    }
+
+    /// `value`, which a product gave, in 32-bit floats.
+    pub(crate) fn widen(&mut self, value: &str) -> String {
+        self.cast(value, FLOAT, "wide")
+    }
+
+    /// Nothing in a graph that multiplies 32-bit floats.
+    fn cast(&mut self, value: &str, to: i32, suffix: &str) -> String {
+        match self.precision {
+            Precision::F32 => value.to_owned(),
+            Precision::F16 => {
+                let to = vec![integer("to", i64::from(to))];
+                self.node_with("Cast", &[value], &format!("{value}.{suffix}"), to)
+            }
+        }
     }
 
     /// Adds 32-bit floats, given as little-endian bytes.
@@ -103,12 +151,19 @@ impl GraphWriter {
     /// The finished model.
     ///
     /// # Errors
-    /// A model too large for its own format.
+    /// A model too large for its own format, or a weight too large for its precision.
     pub(crate) fn finish(
         mut self,
         inputs: Vec<ValueInfo>,
         outputs: Vec<ValueInfo>,
     ) -> Result<Vec<u8>, Error> {
+        if let Some((name, value)) = self.beyond {
+            return Err(Error::Unsupported {
+                what: "precision",
+                found: format!("f16 with the value {value} in {name}"),
+                supported: format!("f16 up to ±{}; f32 takes this model", f16::MAX),
+            });
+        }
         let graph = Graph {
             node: self.nodes,
             name: "encoder".to_owned(),

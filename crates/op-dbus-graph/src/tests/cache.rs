@@ -48,6 +48,7 @@ fn whatever_decides_the_graph_is_part_of_the_key() {
     let dir = tempfile::tempdir().unwrap();
     let cache = GraphCache::new(dir.path());
     load(&cache, &key());
+    let target = key().target;
     let others = [
         CacheKey { weights_sha256: "3".repeat(64), ..key() },
         CacheKey { config_sha256: "3".repeat(64), ..key() },
@@ -57,6 +58,7 @@ fn whatever_decides_the_graph_is_part_of_the_key() {
         CacheKey { normalize: false, ..key() },
         CacheKey { max_input_tokens: 6, ..key() },
         CacheKey { provider: "cuda".to_owned(), ..key() },
+        CacheKey { target: crate::Target { precision: crate::Precision::F16, ..target }, ..key() },
     ];
     for other in others {
         assert_eq!(load(&cache, &other), Origin::Built, "{other:?}");

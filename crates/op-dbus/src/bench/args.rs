@@ -104,7 +104,7 @@ pub struct Compared {
     /// Measure each provider with the CPU beside it as well, and tell from which batch on it is faster
     #[arg(long, help_heading = "Compare")]
     pub offload: bool,
-    /// Precisions: `f32`, `bf16`, `int8`
+    /// Precisions: `f32`, `f16`, `bf16`, `int8`
     #[arg(long, value_name = "PRECISION,…", value_delimiter = ',', help_heading = "Compare")]
     pub precision: Vec<String>,
     /// Instruction sets, for example `avx2,portable`

@@ -31,8 +31,8 @@ impl Place {
 /// Settings that one variant has, by key.
 pub type Flags = BTreeMap<String, String>;
 
-/// Engines that compute in one precision, on instruction sets of their own choice, as devices do.
-const WITHOUT_CHOICE: [&str; 2] = ["ort", "sim"];
+/// What computes with ONNX Runtime, on instruction sets of its own choice, in these precisions.
+const OF_ONNX_RUNTIME: [&str; 3] = ["auto", "f32", "f16"];
 
 /// The settings of every variant, in the order of the lists. What an engine has no choice of does
 /// not multiply it.
@@ -70,10 +70,19 @@ pub fn product(compared: &Compared) -> Result<Vec<Flags>, Failure> {
         }
         let value = |key| flags.get(key).map_or("", String::as_str);
         let device = !matches!(value("execution_provider"), "" | "cpu" | "auto");
-        if device || WITHOUT_CHOICE.contains(&value("cpu_engine")) {
-            if !matches!(flags.remove("precision").as_deref(), None | Some("auto" | "f32")) {
-                continue;
-            }
+        let engine = if device { "ort" } else { value("cpu_engine") }.to_owned();
+        let has = |precision: &str| match &*engine {
+            "ort" => OF_ONNX_RUNTIME.contains(&precision),
+            "sim" => ["auto", "f32"].contains(&precision),
+            _ => precision != "f16",
+        };
+        if flags.get("precision").is_some_and(|precision| !has(precision)) {
+            continue;
+        }
+        if engine == "sim" {
+            flags.remove("precision");
+        }
+        if ["ort", "sim"].contains(&&*engine) {
             flags.remove("cpu_isa");
         }
         if !variants.contains(&flags) {
@@ -170,16 +179,16 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_without_a_choice_is_there_once() {
+    fn an_engine_is_there_in_each_precision_that_it_has() {
         let compared = Compared {
-            engine: list("native ort"),
-            precision: list("f32 bf16"),
+            engine: list("native ort sim"),
+            precision: list("f32 f16 bf16"),
             isa: list("avx2 portable"),
             ..Compared::default()
         };
         let variants = product(&compared).unwrap();
         let of = |engine| variants.iter().filter(|v| v["cpu_engine"] == engine).count();
-        assert_eq!((of("native"), of("ort"), variants.len()), (4, 1, 5));
+        assert_eq!((of("native"), of("ort"), of("sim")), (4, 2, 1));
         let none = Compared { engine: list("ort"), precision: list("bf16"), ..Compared::default() };
         assert!(product(&none).is_err());
     }

@@ -22,11 +22,11 @@ const ARENAS: &[Choice] = &[
 const BYTES: Kind = Kind::Bytes { word: None };
 
 const fn name(name: &'static str) -> Choice {
-    Choice { name, aliases: &[], later: false }
+    Choice { name, aliases: &[] }
 }
 
 const fn alias(name: &'static str, aliases: &'static [&'static str]) -> Choice {
-    Choice { name, aliases, later: false }
+    Choice { name, aliases }
 }
 
 const fn count(min: u64, max: u64) -> Kind {

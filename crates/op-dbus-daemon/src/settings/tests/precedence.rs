@@ -71,7 +71,7 @@ fn every_sources_mistakes_are_told_in_one_message() {
     ]);
     let tree = tree.env("OP_DBUS_GPU_DEVICE", "0,0").env("OP_DBUS_EXECUTION_PROVIDR", "cpu");
     // The flag overrides a wrong value, which is told all the same.
-    let tree = tree.flag("threads", "2").flag("precision", "f16");
+    let tree = tree.flag("threads", "2").flag("precision", "f61");
     let expected = "there are 9 mistakes in the settings:
   /etc/op-dbus/conf.d/20-b.toml, line 1: it is not TOML: invalid basic string, expected `\"`
   /usr/lib/op-dbus/config.toml, line 1: batch_tokens_max = 1.5 is not accepted; write `auto`, or 16 to 1048576
@@ -85,7 +85,7 @@ fn every_sources_mistakes_are_told_in_one_message() {
 `OP_DBUS_EXECUTION_PROVIDER`?
   environment variable OP_DBUS_GPU_DEVICE: \"0,0\" is not accepted, since device 0 is named \
 twice; write `0`, a list such as `0,1`, or `all`
-  flag --precision: \"f16\" is not supported by this version of op-dbus; write `auto`, `f32`, \
+  flag --precision: \"f61\" is not accepted (did you mean `f16`?); write `auto`, `f32`, `f16`, \
 `bf16`, `int8`";
     assert_eq!(tree.mistakes(), expected);
     assert_eq!(tree.load().unwrap_err().exit_code(), 6);
