@@ -10,12 +10,18 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::harness::bus::PrivateBus;
+use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::needs::op_dbus;
 use crate::harness::process::Process;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, fixture, within};
 
-tests! { the_state_survives_a_kill_at_every_system_call: [Bus, Strace] }
+tests! {
+    the_state_survives_a_kill_at_every_system_call: [Bus, Strace],
+    the_state_survives_an_error_at_every_system_call: [Bus, Strace],
+    an_import_survives_an_error_at_every_system_call: [Strace],
+}
 
 /// What a write consists of; each name is killed at its first call, its second, and so on.
 const SYSTEM_CALLS: [&str; 5] = ["openat", "write", "fchmod", "fsync", "/^rename"];
@@ -32,7 +38,7 @@ async fn the_state_survives_a_kill_at_every_system_call() -> Outcome {
             daemon.client().manager.set_vector_level("medium").await?;
             assert_eq!(level_in(&setup.state_file())?, "medium");
             let log = setup.path(&format!("strace-{}-{number}", name.trim_start_matches("/^")));
-            let mut tracer = attach(&daemon, name, number, &log).await?;
+            let mut tracer = attach(&daemon, name, "signal=KILL", number, &log).await?;
             let done = daemon.client().manager.set_vector_level("none").await;
             let killed = done.is_err();
             if killed {
@@ -69,12 +75,120 @@ async fn the_state_survives_a_kill_at_every_system_call() -> Outcome {
     daemon.stop().await
 }
 
-/// Attaches a tracer that kills the daemon at call `number` of `name` in any of its threads.
-async fn attach(daemon: &Daemon, name: &str, number: usize, log: &Path) -> Outcome<Process> {
+/// What a file system answers that is full, broken or read-only.
+const ERRORS: [&str; 3] = ["ENOSPC", "EIO", "EROFS"];
+
+async fn the_state_survives_an_error_at_every_system_call() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let folder = setup.path("state").display().to_string();
+    let mut points = 0;
+    for error in ERRORS {
+        // An error of any other `write` would be one of a socket, which is not what this is about.
+        for name in ["openat", "fchmod", "fsync", "/^rename"] {
+            for number in 1..=CALLS_MAX {
+                daemon.client().manager.set_vector_level("medium").await?;
+                let log = setup.path("strace");
+                let fault = format!("error={error}");
+                let mut tracer = attach(&daemon, name, &fault, number, &log).await?;
+                let done = daemon.client().manager.set_vector_level("none").await;
+                tracer.signal(Signal::SIGTERM)?;
+                tracer.ended().await?;
+                let what = format!("{error} at {name} {number}");
+                let log = fs::read_to_string(&log)?;
+                let injected = log.lines().filter(|line| line.contains("(INJECTED)"));
+                let here = injected.clone().any(|line| line.contains(&folder));
+                let kept = level_in(&setup.state_file())?;
+                match done {
+                    Ok(()) => assert_eq!(kept, "none", "{what}"),
+                    Err(refusal) => {
+                        let refusal = op_dbus_api::Error::from_reply(&refusal);
+                        let refusal =
+                            refusal.ok_or_else(|| format!("{what}: not in the contract"))?;
+                        // All but the last step leaves the old state.
+                        assert!(["medium", "none"].contains(&kept.as_str()), "{what}: {kept}");
+                        assert!(!here || refusal.message().contains("state.json"), "{what}");
+                        points += usize::from(here);
+                    }
+                }
+                let files: Vec<_> =
+                    setup.path("state").read_dir()?.flatten().map(|f| f.file_name()).collect();
+                assert_eq!(files, ["state.json"], "left over after {what}");
+                if injected.count() == 0 {
+                    break;
+                }
+            }
+        }
+    }
+    println!("figure: {points} writes of the state refused");
+    assert!(points >= 4 * ERRORS.len(), "only {points} errors hit the state");
+    daemon.client().manager.set_vector_level("low").await?;
+    daemon.state(|state| state == "ready").await?;
+    daemon.client().embedder.embed("still there").await?;
+    daemon.stop().await
+}
+
+async fn an_import_survives_an_error_at_every_system_call() -> Outcome {
+    let setup = Setup::sim()?;
+    let models = |words: &[&str]| {
+        let mut command = clean(op_dbus());
+        command.arg("models").arg("--model-dir").arg(setup.path("models")).args(words);
+        command
+    };
+    let tiny = fixture("golden/tiny-bert").display().to_string();
+    let import = models(&["import", &tiny, "--name", "own"]);
+    let mut points = 0;
+    for error in ERRORS {
+        for name in ["/^mkdir", "write", "copy_file_range", "fsync", "fchmod", "/^rename"] {
+            for number in 1..=CALLS_MAX {
+                let log = setup.path("strace");
+                let mut traced = clean("strace");
+                traced.args(["-f", "-qq", "-y", "-o"]).arg(&log).arg(format!("--trace={name}"));
+                traced.arg(format!("--inject={name}:error={error}:when={number}"));
+                let command = import.as_std();
+                traced.arg(command.get_program()).args(command.get_args());
+                let finished = finish(traced, "").await?;
+                let what = format!("{error} at {name} {number}");
+                let log = fs::read_to_string(&log)?;
+                let injected = log.lines().any(|line| line.contains("(INJECTED)"));
+                assert!(injected || finished.code == Some(0), "{what}: {}", finished.stderr);
+                if finished.code != Some(0) {
+                    points += 1;
+                    assert_eq!(finished.code, Some(1), "{what}: {}", finished.stderr);
+                }
+                // What is there is whole, or nothing is there.
+                let verified = finish(models(&["verify", "own"]), "").await?;
+                let there = setup.path("models/own").exists();
+                assert!(!there || verified.code == Some(0), "{what}: {}", verified.stderr);
+                if there {
+                    finish(models(&["remove", "own"]), "").await?.success()?;
+                }
+                // The other errors take the same ways.
+                if !injected || error != ERRORS[0] {
+                    break;
+                }
+            }
+        }
+    }
+    println!("figure: {points} imports refused");
+    assert!(points > 10, "only {points} errors hit the import");
+    finish(import, "").await?.success()?;
+    finish(models(&["verify", "own"]), "").await?.success().map(drop)
+}
+
+/// Attaches a tracer that lets `fault` happen at call `number` of `name` in any thread of the daemon.
+async fn attach(
+    daemon: &Daemon,
+    name: &str,
+    fault: &str,
+    number: usize,
+    log: &Path,
+) -> Outcome<Process> {
     let mut command = Command::new("strace");
     command.args(["-f", "-y", "-p", &daemon.process.pid().to_string(), "-o"]).arg(log);
     command.arg(format!("--trace={name}"));
-    command.arg(format!("--inject={name}:signal=KILL:when={number}"));
+    command.arg(format!("--inject={name}:{fault}:when={number}"));
     let mut process = Process::start_piped("strace", command)?;
     let stderr = process.child().stderr.take().ok_or("strace has no standard error")?;
     let mut line = String::new();

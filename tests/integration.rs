@@ -1,7 +1,8 @@
 //! Integration tests: the daemon as a process on a private bus, spoken to as users speak to it.
 //!
 //! `cargo xtask test` fills the test store and runs them. What a test needs and the machine lacks
-//! makes it skipped; `integration --skips` lists those with the reason.
+//! makes it skipped; `integration --skips` lists those with the reason. `integration --trial NAME`
+//! runs a trial.
 
 use std::process::ExitCode;
 
@@ -17,6 +18,8 @@ mod bench;
 mod bulk;
 /// The command line: text, JSON, exit codes.
 mod cli;
+/// A wall clock that is set.
+mod clock;
 /// The names, signatures and properties of the interface, as three different clients see them.
 mod contract;
 /// Vectors against the references, alone, in batches and from many clients.
@@ -37,6 +40,8 @@ mod examples;
 mod faults;
 /// The HTTP gateway.
 mod gateway;
+/// Arguments and texts that no well-meaning client sends.
+mod hostile;
 /// A user's own models.
 mod imports;
 /// The engine as a library.
@@ -61,12 +66,16 @@ mod python;
 mod remote;
 /// What a worker can do to the machine.
 mod sandbox;
+/// Where a caller's text can't be found.
+mod secrets;
 /// Wrong values in each source of settings.
 mod settings;
 /// Token ids in place of texts.
 mod tokens;
 /// The live view, in a terminal.
 mod top;
+/// Load and ill-treatment for longer than a test may take.
+mod trials;
 /// The systemd units and the profiles laid over them.
 mod units;
 
@@ -76,6 +85,7 @@ fn main() -> ExitCode {
         bench::tests(),
         bulk::tests(),
         cli::tests(),
+        clock::tests(),
         contract::tests(),
         correctness::tests(),
         crashes::tests(),
@@ -86,6 +96,7 @@ fn main() -> ExitCode {
         examples::tests(),
         faults::tests(),
         gateway::all(),
+        hostile::tests(),
         imports::tests(),
         library::tests(),
         lifecycle::tests(),
@@ -98,13 +109,18 @@ fn main() -> ExitCode {
         python::tests(),
         remote::all(),
         sandbox::tests(),
+        secrets::tests(),
         settings::tests(),
         tokens::tests(),
         top::tests(),
         units::tests(),
     ];
     let tests = tests.into_iter().flatten();
-    if std::env::args().nth(1).as_deref() == Some("--skips") {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word == "--trial") {
+        return trials::run(&words[1..]);
+    }
+    if words.first().is_some_and(|word| word == "--skips") {
         for test in tests {
             if let Some(reason) = test.skipped() {
                 println!("SKIP {}: {reason}", test.name());

@@ -50,6 +50,8 @@ pub enum Need {
     Chromium,
     /// `strace` that may attach to our own processes.
     Strace,
+    /// The library of `faketime`, which sets the clock of one process.
+    Faketime,
     /// `tmux`, as a terminal that a test can read.
     Tmux,
     /// `groff`, which reads manual pages.
@@ -72,6 +74,7 @@ impl Need {
             Self::Busctl => program("busctl"),
             Self::Gdbus => program("gdbus"),
             Self::Tmux => program("tmux"),
+            Self::Faketime => unless(faketime().is_some(), "libfaketime is not installed"),
             Self::Curl => program("curl"),
             Self::OpenSsl => program("python3").or_else(|| program("openssl")),
             Self::Chromium => program("chromium").or_else(|| program("chromedriver")),
@@ -107,6 +110,13 @@ impl Need {
             Self::High => stored("all-mpnet-base-v2"),
         }
     }
+}
+
+/// The library that lets a process see another time; distributions have several folders for it.
+pub fn faketime() -> Option<PathBuf> {
+    let folders = Path::new("/usr/lib").read_dir().ok()?.flatten().map(|entry| entry.path());
+    let folders = folders.chain([PathBuf::from("/usr/lib"), PathBuf::from("/usr/lib64")]);
+    folders.map(|folder| folder.join("faketime/libfaketime.so.1")).find(|path| path.is_file())
 }
 
 /// The program under test.

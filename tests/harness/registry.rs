@@ -45,6 +45,11 @@ impl Test {
         self.name.split_once("::").map_or(self.name, |(_, name)| name)
     }
 
+    /// Runs it here and now.
+    pub fn conduct(self) -> Result<(), Failed> {
+        run(self.run)
+    }
+
     /// The test as the runner wants it.
     pub fn trial(self) -> Trial {
         let skipped = self.skipped().is_some();

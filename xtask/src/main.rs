@@ -15,6 +15,7 @@ mod rpm;
 mod shell;
 mod test;
 mod tidy;
+mod trials;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,7 @@ Tasks:
   boot         the Debian package on a system that really boots, in a container (root) [PROGRAM]
   test         everything that must hold: format, lints, tidy, all tests (fetches what they need)
   tidy         the checks of the house alone: layout, floors, sizes, names
+  trials       load, faults and attacks, with figures: trials [--quick | --full | --list] [NAME…]
   bench-peers  measure op-dbus beside other libraries and write docs/performance.md (see its --help)
 
 PROGRAM is `--profile PROFILE`, `dist` by default, or `--program PATH` for one that is built already.
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Some("rpm") => rpm::run(&words.collect::<Vec<_>>()),
         Some("test") => test::run(),
         Some("tidy") => tidy::run(),
+        Some("trials") => trials::run(&words.collect::<Vec<_>>()),
         Some("bench-peers") => bench_peers::run(words),
         Some("help" | "--help" | "-h") => {
             print!("{HELP}");

@@ -24,15 +24,16 @@ pub const PIP: &[Need] = &[
     Need { program: "pip3", package: "python3-pip" },
 ];
 
-/// What only the tests need: other clients, a way to kill at a system call, a terminal, polkit, a
-/// reader of manual pages, a browser, what the example in C is built with, and what makes certificates and
-/// embeds Python for the servers of a fleet.
+/// What only the tests need: other clients, a way to kill at a system call, another time, a terminal,
+/// polkit, a reader of manual pages, a browser, what the example in C is built with, and what makes
+/// certificates and embeds Python for the servers of a fleet.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "curl", package: "curl" },
     Need { program: "chromium", package: "chromium" },
     Need { program: "chromedriver", package: "chromium-driver" },
     Need { program: "strace", package: "strace" },
+    Need { program: "faketime", package: "faketime" },
     Need { program: "tmux", package: "tmux" },
     Need { program: "groff", package: "groff-base" },
     Need { program: "pkg-config", package: "pkgconf" },

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use crate::shell::{self, Outcome, cargo, program};
-use crate::{arch, boot, deb, emulate, kubernetes, packages, rpm, tidy};
+use crate::{arch, boot, deb, emulate, kubernetes, packages, rpm, tidy, trials};
 
 /// Pure Python, so that one folder on `PYTHONPATH` serves every interpreter.
 const PYTHON_CLIENT: &[&str] = &["jeepney==0.9.0"];
@@ -33,35 +33,41 @@ const FLEET: &[&str] = &[
 /// What our own Python package depends on, is built with and checked with.
 const PYTHON_PACKAGES: &[&str] = &["dbus-fast>=5", "hatchling", "mypy", "numpy"];
 
+/// Environment variables that tell the tests where to find what was fetched for them.
+pub type Settings = [(&'static str, PathBuf); 5];
+
+/// Builds everything and fetches what the tests need.
+pub fn prepare() -> Result<Settings, String> {
+    packages::ensure(&[packages::BUS, packages::PIP, packages::TESTS])?;
+    step("build");
+    shell::run(&mut cargo(&["build", "--workspace", "--all-targets"]))?;
+    step("models and ONNX Runtime");
+    let settings = [
+        ("OP_DBUS_TEST_STORE", fetch_store()?),
+        ("OP_DBUS_TEST_PYTHON", fetch_python("test-python", "jeepney", PYTHON_CLIENT)),
+        ("OP_DBUS_TEST_VENV", fetch_python_packages()),
+        ("OP_DBUS_TEST_PYTHON_HTTP", fetch_python("test-python-http", "schemathesis", PYTHON_HTTP)),
+        ("OP_DBUS_TEST_FLEET", fetch_python("test-fleet", "gguf", FLEET)),
+    ];
+    ensure_nextest()?;
+    Ok(settings)
+}
+
 /// Checks the text of the tree first, then builds, fetches models, and runs all tests.
 pub fn run() -> Outcome {
-    packages::ensure(&[packages::BUS, packages::PIP, packages::TESTS])?;
     step("tidy");
     tidy::run()?;
     step("format");
     shell::run(&mut cargo(&["fmt", "--all", "--check"]))?;
     step("clippy");
     shell::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-    step("build");
-    shell::run(&mut cargo(&["build", "--workspace", "--all-targets"]))?;
-    step("models and ONNX Runtime");
-    let store = fetch_store()?;
-    let python = fetch_python("test-python", "jeepney", PYTHON_CLIENT);
-    let python_http = fetch_python("test-python-http", "schemathesis", PYTHON_HTTP);
-    let venv = fetch_python_packages();
-    let fleet = fetch_python("test-fleet", "gguf", FLEET);
+    let settings = prepare()?;
     step("documentation tests");
     shell::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
     step("tests");
-    ensure_nextest()?;
-    let settings = [
-        ("OP_DBUS_TEST_STORE", &store),
-        ("OP_DBUS_TEST_PYTHON", &python),
-        ("OP_DBUS_TEST_VENV", &venv),
-        ("OP_DBUS_TEST_PYTHON_HTTP", &python_http),
-        ("OP_DBUS_TEST_FLEET", &fleet),
-    ];
-    shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings))?;
+    shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings.clone()))?;
+    step("trials that count");
+    trials::counted(&settings)?;
     step("packages");
     check_packages()?;
     step("a system that boots");

@@ -13,6 +13,10 @@ impl Clock {
     }
 
     pub fn now_us(self) -> u64 {
+        #[cfg(test)]
+        if let Some(now_us) = MADE_UP_US.get() {
+            return now_us;
+        }
         self.at_us(Instant::now())
     }
 
@@ -20,4 +24,11 @@ impl Clock {
         let since = instant.saturating_duration_since(self.0).as_micros();
         u64::try_from(since).unwrap_or(u64::MAX)
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The time of every clock on this thread, where a test makes it up.
+    pub(crate) static MADE_UP_US: std::cell::Cell<Option<u64>> =
+        const { std::cell::Cell::new(None) };
 }

@@ -20,8 +20,8 @@ pub const WORKER_LOST_MESSAGE_ID: &str = "658a8ad6405c4659a17822c6a0d74d7b";
 /// How often a batch that does not fit the device is halved.
 const HALVINGS_MAX: u32 = 3;
 
-/// Wait before the third try in a row to have a working backend; doubled for each later one.
-const BACKOFF: Duration = Duration::from_millis(100);
+/// What [`Shared::backoff`] is, but where time is made up.
+pub(crate) const BACKOFF: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
 /// What all worker threads share.
@@ -31,6 +31,8 @@ pub(crate) struct Shared {
     pub model: ModelShape,
     /// Token ids of a short text, run on each backend before it is trusted.
     pub probe: Box<[i32]>,
+    /// Wait before the third try in a row to have a working backend; doubled for each later one.
+    pub backoff: Duration,
 }
 
 /// Which worker: its place among all, its pool, and its number there.
@@ -85,46 +87,47 @@ impl Worker {
     }
 
     fn work(mut self) {
-        let scheduler = Arc::clone(&self.shared.scheduler);
         let mut plan = Plan::default();
-        loop {
-            // With vectors to deliver only what is there at once is taken: they are delivered while
-            // the backend computes it, or right away.
-            let next =
-                scheduler.next_batch(self.place.index, &mut plan, self.computed.is_delivered());
-            if next != Next::Batch {
-                self.computed.deliver(&self.description);
-            }
-            let result = match next {
-                Next::Batch => self.run(&mut plan.batch, 0),
-                Next::Check => self.check(),
-                Next::Trim => self.trim(),
-                Next::Unload => {
-                    self.unload();
-                    continue;
-                }
-                Next::Load => {
-                    scheduler.loading(self.place.index);
-                    if self.replace() { continue } else { break }
-                }
-                Next::Nothing => continue,
-                Next::Stopped => break,
-            };
-            let Err(error) = result else { continue };
-            let provider = &self.backend.description().provider;
-            tracing::warn!(
-                MESSAGE_ID = WORKER_LOST_MESSAGE_ID,
-                worker = self.place.index,
-                provider,
-                %error,
-                "worker lost, replacing it"
-            );
-            scheduler.lost(self.place.index, &error);
-            self.strikes += 1;
-            if !self.replace() {
-                break;
-            }
+        while self.step(&mut plan, true) {}
+    }
+
+    /// Does what comes next; false once the engine has stopped. Waits for it if it is `patient`.
+    fn step(&mut self, plan: &mut Plan<Row>, patient: bool) -> bool {
+        let scheduler = Arc::clone(&self.shared.scheduler);
+        // With vectors to deliver only what is there at once is taken: they are delivered while
+        // the backend computes it, or right away.
+        let wait = patient && self.computed.is_delivered();
+        let next = scheduler.next_batch(self.place.index, plan, wait);
+        if next != Next::Batch {
+            self.computed.deliver(&self.description);
         }
+        let result = match next {
+            Next::Batch => self.run(&mut plan.batch, 0),
+            Next::Check => self.check(),
+            Next::Trim => self.trim(),
+            Next::Unload => {
+                self.unload();
+                return true;
+            }
+            Next::Load => {
+                scheduler.loading(self.place.index);
+                return self.replace();
+            }
+            Next::Nothing => return true,
+            Next::Stopped => return false,
+        };
+        let Err(error) = result else { return true };
+        let provider = &self.backend.description().provider;
+        tracing::warn!(
+            MESSAGE_ID = WORKER_LOST_MESSAGE_ID,
+            worker = self.place.index,
+            provider,
+            %error,
+            "worker lost, replacing it"
+        );
+        scheduler.lost(self.place.index, &error);
+        self.strikes += 1;
+        self.replace()
     }
 
     /// Has the backend embed the engine's own text, as when it was loaded.
@@ -239,7 +242,7 @@ impl Worker {
         let place = self.place.index;
         loop {
             let doublings = self.strikes.saturating_sub(2).min(16);
-            let backoff = (BACKOFF * (1 << doublings)).min(BACKOFF_MAX);
+            let backoff = (self.shared.backoff * (1 << doublings)).min(BACKOFF_MAX);
             let backoff = if self.strikes > 1 { backoff } else { Duration::ZERO };
             if !self.shared.scheduler.pause(place, backoff) {
                 return false;
@@ -307,3 +310,6 @@ impl Backend for Gone {
         Err(BackendError::Lost("it is being replaced".into()))
     }
 }
+
+#[cfg(test)]
+mod histories;

@@ -10,7 +10,7 @@ use crate::admission::{Admission, OWN_UID, Permit};
 use crate::backend::BackendError;
 use crate::call::{Call, Inputs, Priority, Reply, Truncate};
 use crate::config::{EngineConfig, Limits, ModelShape, Pool, Reference};
-use crate::dispatch::Shared;
+use crate::dispatch::{BACKOFF, Shared};
 use crate::error::{Error, Excess};
 use crate::job::{Job, Output, Terms};
 use crate::prepare::{Chunk, Input, Preparer, Task, chunks, is_small, look};
@@ -53,8 +53,13 @@ impl Engine {
         let scheduler = Arc::new(Scheduler::new(&limits, idle_check, roster));
         let reference = pools.first().and_then(|pool| pool.reference.clone());
         let probe = probe(&tokenizer, CANARY)?;
-        let shared =
-            Shared { scheduler: Arc::clone(&scheduler), pools, model: model.clone(), probe };
+        let shared = Shared {
+            scheduler: Arc::clone(&scheduler),
+            pools,
+            model: model.clone(),
+            probe,
+            backoff: BACKOFF,
+        };
         start_workers(&Arc::new(shared))?;
         let preparer = Preparer { tokenizer, scheduler };
         let threads = tokenizer_threads.max(1);

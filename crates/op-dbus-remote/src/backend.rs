@@ -122,7 +122,7 @@ impl RemoteBackend {
         let vectors = out.chunks_exact(dimensions);
         match self.trial.is_empty() {
             true => {
-                let cosine_min = Reference::ACCELERATOR_COSINE_MIN;
+                let cosine_min = Reference::F32_COSINE_MIN;
                 let known = |vector: &[f32]| Reference { vector: vector.to_vec(), cosine_min };
                 self.trial = vectors.map(known).collect();
             }

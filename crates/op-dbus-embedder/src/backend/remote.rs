@@ -1,7 +1,7 @@
 //! A fleet that others run: of the model only the record is read, which says what is wanted of it.
 
+use super::Precision;
 use op_dbus_engine::{Backend, BackendError};
-use op_dbus_native::Precision;
 use op_dbus_remote::{Options, RemoteBackend, Shape};
 
 use super::{Spec, failure, model};

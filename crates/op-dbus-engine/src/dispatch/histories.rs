@@ -1,0 +1,314 @@
+//! Whole histories of a small engine, made up from a seed: calls come, wait, leave and run out of time,
+//! workers compute, fail, die and are unloaded, in any order that threads could have.
+//!
+//! Everything is the engine's own code, driven by one thread: while a backend computes, what would
+//! happen on other threads happens inside its `run`, down to other workers' batches. The seed of a
+//! history that breaks a promise is printed; `OP_DBUS_HISTORY` runs that one alone.
+
+use std::cell::RefCell;
+use std::pin::pin;
+use std::task::{Context, Waker};
+
+use super::*;
+use crate::call::{Priority, Truncate};
+use crate::clock::MADE_UP_US;
+use crate::job::{Job, Output, Terms};
+use crate::prepare::{Chunk, Input};
+use crate::presence::Absence;
+use crate::sim::{Faults, SimBackend};
+use crate::tokenizer::Tokenizer;
+use world::{Asked, DIMENSIONS, INPUT_MAX, Random, World, workers};
+
+mod world;
+
+/// What happens in a history before it comes to its end.
+const EVENTS: usize = 60;
+/// How deep one thing may happen inside another.
+const DEPTH_MAX: usize = 3;
+/// Rounds after which everything that is left must have ended.
+const ROUNDS_MAX: usize = 2_000;
+
+thread_local! {
+    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+}
+
+fn world<T>(with: impl FnOnce(&mut World) -> T) -> T {
+    WORLD.with_borrow_mut(|world| with(world.as_mut().unwrap()))
+}
+
+fn scheduler() -> Arc<Scheduler> {
+    world(|w| Arc::clone(&w.preparer.scheduler))
+}
+
+/// A backend that lets other things happen while it computes, and fails when the history says so.
+struct Scripted(SimBackend);
+
+impl Backend for Scripted {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        happens();
+        if !fails(4) {
+            return self.0.run(batch, out);
+        }
+        let why = "the history says so".to_owned();
+        match world(|w| w.random.below(4)) {
+            0 => Err(BackendError::Lost(why)),
+            1 => Err(BackendError::Failed(why)),
+            2 => Err(BackendError::OutOfMemory(why)),
+            _ => {
+                out.fill(f32::NAN);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn backend(_: usize) -> Result<Box<dyn Backend>, BackendError> {
+    happens();
+    if fails(5) {
+        return Err(BackendError::Lost("the history lets nothing load".into()));
+    }
+    Ok(Box::new(Scripted(SimBackend::new(DIMENSIONS, Faults::default()))))
+}
+
+/// Whether there is a fault here: one in `n` times, while there may be any.
+fn fails(n: u64) -> bool {
+    world(|w| {
+        let fails = w.faulty && w.random.one_in(n);
+        w.faults += usize::from(fails);
+        fails
+    })
+}
+
+/// Something happens on another thread, unless this is deep inside of others already.
+fn happens() {
+    let deep = world(|w| {
+        w.depth += 1;
+        w.depth > DEPTH_MAX
+    });
+    if !deep {
+        for _ in 0..world(|w| w.random.below(3)) {
+            event();
+        }
+    }
+    world(|w| w.depth -= 1);
+}
+
+fn event() {
+    match world(|w| w.random.below(20)) {
+        0..=4 => arrive(),
+        5..=7 => tokenize(),
+        8..=13 => work(world(|w| w.random.below(w.workers.len() as u64)) as usize),
+        14 => leave(),
+        15 | 16 => time_passes(),
+        17 => {
+            let admission = world(|w| Arc::clone(&w.admission));
+            let why = world(|w| w.random.of(&[Absence::Idle, Absence::Asked]));
+            scheduler().unload_if(why, Duration::ZERO, || admission.is_idle());
+        }
+        18 => begin(scheduler().sleep()),
+        _ => {
+            if world(|w| w.random.one_in(2)) {
+                begin(async { _ = scheduler().trim().await });
+            }
+            scheduler().wake();
+        }
+    }
+}
+
+/// Asks for something and goes on without waiting for it.
+fn begin(asked: impl Future<Output = ()>) {
+    let _ = pin!(asked).as_mut().poll(&mut Context::from_waker(Waker::noop()));
+}
+
+fn text(random: &mut Random) -> String {
+    let bytes = random.of(&[0, 1, 5, 20, 40, 100]);
+    (0..bytes).map(|_| char::from(b'a' + random.below(26) as u8)).collect()
+}
+
+/// What `Engine::embed` does with a call.
+fn arrive() {
+    world(|w| {
+        let rows = w.random.of(&[1, 1, 2, 5, 12]);
+        let texts: Vec<String> = (0..rows).map(|_| text(&mut w.random)).collect();
+        let truncate = w.random.of(&[Truncate::End, Truncate::Start, Truncate::Mean]);
+        let cost = texts.iter().map(|t| t.cost(truncate, &w.preparer.tokenizer)).sum();
+        let uid = w.random.below(3) as u32;
+        let Ok(permit) = w.admission.admit(uid, cost, 1e4) else { return };
+        let deadline_us = w.random.one_in(4).then(|| w.now_us + w.random.below(300));
+        let (full, dimensions) = (DIMENSIONS, DIMENSIONS);
+        let terms = Terms {
+            uid,
+            class: w.random.of(&[Priority::Interactive, Priority::Bulk]),
+            truncate,
+            output: Output { full, dimensions, normalise: true, normalise_all: false },
+            arrived_us: w.now_us,
+            deadline_us,
+        };
+        let (job, result) = Job::new(terms, rows, permit, None);
+        let at = w.random.below(rows as u64 + 1) as usize;
+        for (first, inputs) in [(0, texts[..at].to_vec()), (at as u32, texts[at..].to_vec())] {
+            if !inputs.is_empty() {
+                w.chunks.push(Chunk { job: Arc::clone(&job), first, inputs });
+            }
+        }
+        w.calls.push(Asked { texts, truncate, deadline_us, job, result, over: false });
+    });
+}
+
+/// A tokenizer thread takes a chunk.
+fn tokenize() {
+    let taken = world(|w| {
+        let chunks = w.chunks.len() as u64;
+        (chunks > 0).then(|| w.chunks.swap_remove(w.random.below(chunks) as usize))
+    });
+    if let Some(chunk) = taken {
+        let preparer = world(|w| w.preparer.clone());
+        preparer.embed(&chunk);
+    }
+}
+
+/// A worker does what comes next, unless it is in the middle of something.
+fn work(index: usize) {
+    let Some(mut worker) = world(|w| w.workers[index].take()) else { return };
+    if worker.step(&mut Plan::default(), false) {
+        world(|w| w.workers[index] = Some(worker));
+    } else {
+        scheduler().end(index);
+    }
+}
+
+/// A caller stops waiting.
+fn leave() {
+    let left = world(|w| {
+        let calls = w.calls.len() as u64;
+        let call = (calls > 0).then(|| w.random.below(calls) as usize)?;
+        let call = w.calls.get_mut(call).filter(|call| !call.over)?;
+        call.over = true;
+        Some(Arc::clone(&call.job))
+    });
+    if let Some(job) = left {
+        job.abandon();
+        scheduler().cancelled(job.terms.uid);
+    }
+}
+
+fn time_passes() {
+    let now_us = world(|w| {
+        w.now_us += w.random.of(&[1, 10, 100, 1000]);
+        w.now_us
+    });
+    MADE_UP_US.set(Some(now_us));
+    hear();
+}
+
+/// Callers take their answers, and those whose time is over go.
+fn hear() {
+    let gone = world(|w| {
+        let mut gone = Vec::new();
+        for index in 0..w.calls.len() {
+            if !w.calls[index].over && w.told(index) {
+                w.calls[index].over = true;
+                gone.push(Arc::clone(&w.calls[index].job));
+            }
+        }
+        gone
+    });
+    for job in gone {
+        // Nothing to one that was answered.
+        job.abandon();
+        scheduler().cancelled(job.terms.uid);
+    }
+}
+
+/// Makes a world with workers that are loaded, and nothing to do.
+fn begin_world(seed: u64, tokenizer: &Tokenizer) {
+    MADE_UP_US.set(Some(0));
+    let (world_now, shared) = World::new(seed, tokenizer, Box::new(backend));
+    // Nothing happens before all workers are there.
+    WORLD.set(Some(World { depth: DEPTH_MAX, ..world_now }));
+    let workers = workers(&shared);
+    world(|w| {
+        w.workers = workers.into_iter().map(Some).collect();
+        w.depth = 0;
+        w.faulty = true;
+    });
+}
+
+/// Lets everything come to its end: nothing fails from here on, so that everybody is answered.
+fn settle() {
+    world(|w| w.faulty = false);
+    scheduler().wake();
+    for _ in 0..ROUNDS_MAX {
+        while world(|w| !w.chunks.is_empty()) {
+            tokenize();
+        }
+        // Nothing new from here on.
+        world(|w| w.depth = DEPTH_MAX);
+        for worker in 0..world(|w| w.workers.len()) {
+            work(worker);
+        }
+        world(|w| w.depth = 0);
+        time_passes();
+        if world(|w| w.calls.iter().all(|call| call.over)) {
+            return;
+        }
+    }
+    panic!("a call waits for ever");
+}
+
+/// Stops the engine, whatever is in flight, and looks at what is left.
+fn stop() {
+    let admission = world(|w| Arc::clone(&w.admission));
+    admission.close();
+    world(|w| w.stopped = true);
+    scheduler().stop();
+    settle();
+    for worker in 0..world(|w| w.workers.len()) {
+        work(worker);
+    }
+    assert!(world(|w| w.workers.iter().all(Option::is_none)), "a worker has not ended");
+    world(|w| w.calls.clear());
+    assert_eq!(scheduler().waiting(), (0, 0), "texts and tokens are left in the queue");
+    assert_eq!(admission.in_flight(), (0, 0), "calls and tokens are left in the budget");
+}
+
+/// One history; how many calls and faults it had.
+fn history(seed: u64, tokenizer: &Tokenizer) -> (usize, usize) {
+    begin_world(seed, tokenizer);
+    for _ in 0..EVENTS {
+        event();
+    }
+    hear();
+    if world(|w| w.random.one_in(2)) {
+        settle();
+    }
+    let ended = world(|w| (w.calls.len(), w.faults));
+    stop();
+    ended
+}
+
+#[test]
+fn every_history_keeps_every_promise() {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let seeds = match number("OP_DBUS_HISTORY") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("OP_DBUS_HISTORIES").unwrap_or(2_000),
+    };
+    let count = seeds.end - seeds.start;
+    let tokenizer = Tokenizer::bytes(INPUT_MAX);
+    let (mut calls, mut faults) = (0, 0);
+    for seed in seeds {
+        let run = std::panic::AssertUnwindSafe(|| history(seed, &tokenizer));
+        let Ok(ended) = std::panic::catch_unwind(run) else {
+            panic!("history {seed} breaks a promise; run it alone with OP_DBUS_HISTORY={seed}");
+        };
+        calls += ended.0;
+        faults += ended.1;
+    }
+    println!("figure: {count} histories with {calls} calls and {faults} faults");
+    assert!(calls > 0 && faults > 0, "{calls} calls, {faults} faults");
+}

@@ -1,0 +1,180 @@
+//! What a history knows: its engine, its callers and its dice; and how calls may end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot::{self, error::TryRecvError};
+
+use super::super::{Place, Shared, Worker};
+use crate::admission::Admission;
+use crate::backend::{Backend, BackendFactory};
+use crate::batch::Batch;
+use crate::call::{Reply, Truncate};
+use crate::config::{BatchLayout, BatchLimits, Limits, ModelShape, Pool};
+use crate::error::Error;
+use crate::job::Job;
+use crate::prepare::{Chunk, Preparer};
+use crate::proof::load;
+use crate::roster::Roster;
+use crate::scheduler::Scheduler;
+use crate::sim::{Faults, SimBackend};
+use crate::start::{CANARY, probe};
+use crate::tokenizer::Tokenizer;
+
+pub const DIMENSIONS: usize = 4;
+pub const INPUT_MAX: usize = 64;
+
+pub struct World {
+    pub random: Random,
+    pub preparer: Preparer,
+    pub admission: Arc<Admission>,
+    pub workers: Vec<Option<Worker>>,
+    pub calls: Vec<Asked>,
+    /// Texts that no tokenizer thread has taken yet.
+    pub chunks: Vec<Chunk<String>>,
+    pub now_us: u64,
+    pub depth: usize,
+    /// Whether backends may fail, and how often they did.
+    pub faulty: bool,
+    pub faults: usize,
+    pub stopped: bool,
+}
+
+/// A call, as its caller knows it.
+pub struct Asked {
+    pub texts: Vec<String>,
+    pub truncate: Truncate,
+    pub deadline_us: Option<u64>,
+    pub job: Arc<Job>,
+    pub result: oneshot::Receiver<Result<Reply, Error>>,
+    /// Left, or told.
+    pub over: bool,
+}
+
+/// SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % end
+    }
+
+    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+impl World {
+    /// An engine without workers yet, which are made of what is returned.
+    pub fn new(seed: u64, tokenizer: &Tokenizer, factory: BackendFactory) -> (Self, Arc<Shared>) {
+        let mut random = Random(seed);
+        let (shared, limits) = shared(&mut random, factory);
+        let scheduler = Arc::clone(&shared.scheduler);
+        let world = Self {
+            random,
+            preparer: Preparer { tokenizer: tokenizer.clone(), scheduler },
+            admission: Admission::new(&limits),
+            workers: Vec::new(),
+            calls: Vec::new(),
+            chunks: Vec::new(),
+            now_us: 0,
+            depth: 0,
+            faulty: false,
+            faults: 0,
+            stopped: false,
+        };
+        (world, Arc::new(shared))
+    }
+
+    /// Whether a call has ended, and ended as it may.
+    pub fn told(&mut self, index: usize) -> bool {
+        let call = &mut self.calls[index];
+        let late = call.deadline_us.is_some_and(|at| self.now_us >= at);
+        match call.result.try_recv() {
+            Ok(Ok(reply)) => self.check(index, &reply),
+            Ok(Err(Error::DeadlineExceeded)) => assert!(late, "a deadline before its time"),
+            Ok(Err(Error::ShuttingDown)) => assert!(self.stopped, "shut down while running"),
+            Ok(Err(Error::WorkerFailed(_) | Error::OutOfMemory(_))) => {
+                assert!(self.faults > 0, "a call failed where nothing did");
+            }
+            Ok(Err(other)) => panic!("a call ended with {other}"),
+            Err(TryRecvError::Empty) => return late,
+            Err(TryRecvError::Closed) => panic!("a call was dropped without an answer"),
+        }
+        true
+    }
+
+    /// Every vector of a reply is that of its text.
+    fn check(&self, index: usize, reply: &Reply) {
+        let call = &self.calls[index];
+        assert_eq!(reply.vectors.len(), call.texts.len() * DIMENSIONS);
+        let mut cut = Vec::new();
+        let vectors = reply.vectors.chunks_exact(DIMENSIONS);
+        for (number, (text, vector)) in call.texts.iter().zip(vectors).enumerate() {
+            let encoded = self.preparer.tokenizer.encode(text, call.truncate).unwrap();
+            cut.extend(encoded.truncated.then_some(number as u32));
+            if let [row] = encoded.windows.as_slice() {
+                assert_eq!(vector, alone(&row.ids), "text {number} has another vector");
+            }
+            let square: f32 = vector.iter().map(|x| x * x).sum();
+            assert!((square - 1.0).abs() < 1e-3, "text {number}: {vector:?}");
+        }
+        assert_eq!(reply.truncated, cut);
+    }
+}
+
+/// The vector of one row.
+fn alone(ids: &[i32]) -> Vec<f32> {
+    let lengths = [ids.len() as i32];
+    let mut vector = vec![0.0; DIMENSIONS];
+    let batch = Batch { ids, lengths: &lengths };
+    SimBackend::new(DIMENSIONS, Faults::default()).run(&batch, &mut vector).unwrap();
+    vector
+}
+
+/// What the workers of a history share, and the bounds on its calls.
+fn shared(random: &mut Random, factory: BackendFactory) -> (Shared, Limits) {
+    let limits = Limits {
+        queue_tokens_max: random.of(&[300, 3_000]),
+        quota_tokens: random.of(&[200, 2_000]),
+        batch_delay_us_max: random.of(&[0, 0, 50]),
+        bulk_wait_us_max: random.of(&[0, 100, 10_000]),
+        ..Limits::default()
+    };
+    let batch = BatchLimits {
+        layout: random.of(&[BatchLayout::Padded, BatchLayout::Packed]),
+        tokens_max: random.of(&[32, 128]),
+        rows_max: random.of(&[2, 8]),
+        ..BatchLimits::default()
+    };
+    let (normalized, matryoshka) = (true, Vec::new());
+    let max_input_tokens = INPUT_MAX;
+    let model = ModelShape { dimensions: DIMENSIONS, max_input_tokens, normalized, matryoshka };
+    let workers = random.of(&[1, 2, 3]);
+    let holds_device = random.one_in(2);
+    // One pool: with two the times that batches really take would choose between them.
+    let pool = Pool { workers, batch, holds_device, ..Pool::new(factory) };
+    let pools = vec![pool];
+    let roster = Roster::new(&pools, &model);
+    let scheduler = Arc::new(Scheduler::new(&limits, Duration::from_secs(3600), roster));
+    let probe = probe(&Tokenizer::bytes(INPUT_MAX), CANARY).unwrap();
+    (Shared { scheduler, pools, model, probe, backoff: Duration::ZERO }, limits)
+}
+
+/// The workers of an engine, all loaded.
+pub fn workers(shared: &Arc<Shared>) -> Vec<Worker> {
+    let place = |index| Place { index, pool: 0, number: index };
+    let worker = |place| Worker::new(place, Arc::clone(shared), load(place, shared).unwrap());
+    let workers: Vec<Worker> = (0..shared.pools[0].workers).map(place).map(worker).collect();
+    let described = workers.iter().map(|worker| (0, worker.description.clone()));
+    shared.scheduler.add_workers(described.collect());
+    workers
+}

@@ -1,0 +1,233 @@
+//! Arguments and texts that no well-meaning client sends.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use op_dbus_api::{BUS_NAME, ErrorName, ROOT_PATH};
+use zbus::{Fd, Structure, Variant};
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::{Options, refused};
+use crate::harness::daemon::Setup;
+use crate::harness::introspection::members;
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! {
+    awkward_texts_have_a_vector_or_a_refusal: [Bus, Low],
+    every_member_answers_arguments_of_every_type: [Bus],
+}
+
+/// What `EmbedFromFd` makes of bytes.
+async fn refusal_of(
+    client: &crate::harness::client::Client,
+    bytes: &[u8],
+    framing: &str,
+) -> Outcome<String> {
+    let mut file = File::from(memfd_create(c"texts", MFdFlags::MFD_ALLOW_SEALING)?);
+    file.write_all(bytes)?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_GROW;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+    let options = Options::from([("framing", framing.into())]);
+    let answer = client.embedder.embed_from_fd(Fd::from(OwnedFd::from(file)), options);
+    refused(within("an answer", answer).await?, ErrorName::InvalidArgument)
+}
+
+async fn awkward_texts_have_a_vector_or_a_refusal() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    let texts = [
+        String::new(),
+        " \t\r\n".to_owned(),
+        (1..32_u8).chain([127]).map(char::from).collect(),
+        "\u{feff}text after a mark of byte order".to_owned(),
+        "\u{202e}from right to left\u{202c} and back".to_owned(),
+        "\u{200b}".repeat(100_000),
+        format!("e{}", "\u{301}".repeat(100_000)),
+        "\u{10ffff}\u{e000}\u{fffd}\u{ffff}".to_owned(),
+        "x".repeat(1 << 20),
+        "[CLS] [SEP] [MASK] [PAD] [UNK] <s> </s>".to_owned(),
+        "\u{1f469}\u{200d}".repeat(10_000),
+        "'; -- %s %n ${HOME} $(reboot) ../../etc/passwd".to_owned(),
+    ];
+    let together = client.vectors(&texts).await?;
+    for (number, (text, vector)) in texts.iter().zip(&together).enumerate() {
+        assert!(vector.iter().all(|x| x.is_finite()), "text {number}: {vector:?}");
+        let alone = client.vectors(&[text]).await?.remove(0);
+        assert_eq!(&alone, vector, "text {number} has another vector alone");
+    }
+    let bytes: [(&str, &[u8], &str); 6] = [
+        ("an overlong form", b"good\nb\xc0\x80d\n", "lines"),
+        ("a lone surrogate", b"good\n\xed\xa0\x80\n", "lines"),
+        ("a cut character", b"good\nb\xf0\x9f\x91", "lines"),
+        ("beyond the last character", b"good\0\xf4\x90\x80\x80\0", "nul"),
+        ("an escaped surrogate", b"\"good\"\n\"\\ud800\"\n", "json-lines"),
+        ("no string", b"\"good\"\n{\"a\": [1]}\n", "json-lines"),
+    ];
+    for (what, bytes, framing) in bytes {
+        let message = refusal_of(client, bytes, framing).await;
+        let message = message.map_err(|error| format!("{what}: {error}"))?;
+        assert!(message.contains('1') || message.contains('2'), "{what}, without place: {message}");
+    }
+    println!("figure: {} texts with a vector, {} refused", texts.len(), bytes.len());
+    daemon.stop().await
+}
+
+/// One argument of a type, in its nastier forms.
+fn arguments(signature: &str) -> Outcome<Vec<Variant<'static>>> {
+    let options =
+        |key: &'static str, value: Variant<'static>| Variant::from(Options::from([(key, value)]));
+    Ok(match signature {
+        "s" => ["", "\u{202e}\u{feff}", "../../../../etc/passwd", "none\n[Service]"]
+            .map(Variant::from)
+            .into_iter()
+            .chain([Variant::from("x".repeat(2 << 20))])
+            .collect(),
+        "u" => [0, 1, u32::MAX].map(Variant::from).into(),
+        "as" => {
+            let lists = [vec![], vec![String::new(); 20_000], vec!["x".repeat(2 << 20)]];
+            lists.map(Variant::from).into()
+        }
+        "a{sv}" => vec![
+            options("no such option", 1_u32.into()),
+            options("deadline_ms", "soon".into()),
+            options("deadline_ms", u64::MAX.into()),
+            options("dimensions", i32::MIN.into()),
+            options("level", vec!["low"; 1000].into()),
+            options("encoding", f64::NAN.into()),
+            options("truncate", nested(30)),
+            options("expect_space", "x".repeat(1 << 20).into()),
+        ],
+        "h" => ["/dev/null", "/dev/zero", "/"]
+            .into_iter()
+            .map(|path| Ok(Variant::from(Fd::from(OwnedFd::from(File::open(path)?)))))
+            .collect::<Outcome<_>>()?,
+        _ => vec![],
+    })
+}
+
+/// A value in a value in a value.
+fn nested(depth: usize) -> Variant<'static> {
+    (0..depth).fold(Variant::from(0_u8), |inner, _| Variant::Variant(Box::new(inner)))
+}
+
+/// Arguments that hardly any member takes.
+fn strange() -> Outcome<Vec<Vec<Variant<'static>>>> {
+    Ok(vec![
+        vec![],
+        vec![0_u8.into()],
+        vec![i64::MIN.into(), f64::INFINITY.into()],
+        vec!["a".into(); 40],
+        vec![nested(30)],
+        vec![vec![0_u8; 1 << 20].into()],
+        vec![Structure::builder().append_field(nested(5)).build()?.into()],
+        arguments("h")?,
+        vec![arguments("a{sv}")?.swap_remove(0)],
+    ])
+}
+
+/// Each method of each interface of the service's object, with the types of its arguments.
+fn methods(xml: &str) -> Vec<(String, String, Vec<String>)> {
+    let mut methods = Vec::new();
+    for interface in xml.split("<interface name=\"").skip(1).filter_map(|x| x.split('"').next()) {
+        let lines = members(xml, interface);
+        for line in &lines {
+            let Some(method) = line.strip_prefix("method ").filter(|m| !m.contains(':')) else {
+                continue;
+            };
+            let argument = |line: &String| {
+                let rest = line.strip_prefix(&format!("method {method}: arg "))?;
+                let words: Vec<&str> = rest.split(' ').collect();
+                let place: usize = words.first()?.parse().ok()?;
+                (words.get(1) == Some(&"in")).then(|| (place, words[words.len() - 1].to_owned()))
+            };
+            let mut types: Vec<(usize, String)> = lines.iter().filter_map(argument).collect();
+            types.sort();
+            let types = types.into_iter().map(|(_, kind)| kind).collect();
+            methods.push((interface.to_owned(), method.to_owned(), types));
+        }
+    }
+    methods
+}
+
+/// Strange arguments, and those of a method's own types with one that is hostile.
+fn bodies(types: &[String]) -> Outcome<Vec<Vec<Variant<'static>>>> {
+    let mut bodies = strange()?;
+    for (place, kind) in types.iter().enumerate() {
+        for hostile in arguments(kind)? {
+            let mut body = Vec::new();
+            for (other, kind) in types.iter().enumerate().filter(|(other, _)| *other != place) {
+                let plain = arguments(kind)?.into_iter().next();
+                body.push((other, plain.unwrap_or_else(|| "low".into())));
+            }
+            body.push((place, hostile));
+            body.sort_by_key(|(place, _)| *place);
+            bodies.push(body.into_iter().map(|(_, argument)| argument).collect());
+        }
+    }
+    Ok(bodies)
+}
+
+async fn every_member_answers_arguments_of_every_type() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let connection = bus.connect().await?;
+    let object = zbus::fdo::IntrospectableProxy::builder(&connection);
+    let object = object.destination(BUS_NAME).path(ROOT_PATH).build().await?;
+    let methods = methods(&object.introspect().await?);
+    assert!(methods.len() > 15, "{methods:?}");
+    let (mut calls, mut refusals) = (0, 0);
+    for (interface, method, types) in &methods {
+        for body in bodies(types)? {
+            calls += 1;
+            let what = format!("{interface}.{method}, call {calls}");
+            let body =
+                body.into_iter().fold(Structure::builder(), |all, one| all.append_field(one));
+            let interface = Some(interface.as_str());
+            let call = async {
+                match body.build() {
+                    Ok(body) => {
+                        let reply = connection.call_method(
+                            Some(BUS_NAME),
+                            ROOT_PATH,
+                            interface,
+                            method.as_str(),
+                            &body,
+                        );
+                        reply.await
+                    }
+                    // D-Bus knows no structure without fields, but calls without arguments.
+                    Err(_) => {
+                        let name = method.as_str();
+                        connection
+                            .call_method(Some(BUS_NAME), ROOT_PATH, interface, name, &())
+                            .await
+                    }
+                }
+            };
+            match within(&what, call).await? {
+                Ok(_) => {}
+                Err(zbus::Error::MethodError(name, ..)) => {
+                    let known = ["org.freedesktop.DBus.Error.", "org.opdbus.Embedding1.Error."];
+                    let known = known.iter().any(|start| name.as_str().starts_with(start));
+                    assert!(known, "{what}: {name}");
+                    refusals += 1;
+                }
+                // One of those that the standard has names for.
+                Err(zbus::Error::FDO(_)) => refusals += 1,
+                Err(error) => return Err(format!("{what}: {error}").into()),
+            }
+        }
+    }
+    println!("figure: {calls} calls of {} methods, {refusals} refused by name", methods.len());
+    // As it was before, whatever was unloaded or read again.
+    assert_eq!(daemon.state(|state| state == "ready").await?, "ready");
+    daemon.client().embedder.embed("still there").await?;
+    daemon.stop().await
+}

@@ -1,0 +1,126 @@
+//! A text is nobody's business but its caller's: where a planted one can't be found.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use op_dbus_api::ErrorName;
+use zbus::Fd;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::{Client, Options, refused};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! { a_planted_secret_is_found_nowhere: [Bus, Low] }
+
+/// In small letters and of no use to anybody else, so that a search finds it and nothing but it.
+const SECRET: &str = "xyzzyplantedsecret";
+
+/// Files below a folder that hold the secret.
+fn found_below(folder: &Path) -> Outcome<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(found_below(&path)?);
+        } else if holds(&fs::read(&path)?) {
+            found.push(path.display().to_string());
+        }
+    }
+    Ok(found)
+}
+
+fn holds(bytes: &[u8]) -> bool {
+    bytes.windows(SECRET.len()).any(|window| window == SECRET.as_bytes())
+}
+
+/// Sends the secret in each way that there is, and is refused in each way that there is.
+async fn plant(client: &Client, daemon: &Daemon, setup: &Setup) -> Outcome<Vec<String>> {
+    let embedder = &client.embedder;
+    let texts = [SECRET, "and another text"];
+    embedder.embed(SECRET).await?;
+    embedder.embed_batch(&texts).await?;
+    embedder.embed_packed(&texts, Options::new()).await?;
+    embedder.embed_to_fd(&texts, Options::new()).await?;
+    embedder.similarity(SECRET, SECRET).await?;
+    embedder.rank(SECRET, &texts, 2).await?;
+    embedder.count_tokens(&texts).await?;
+    embedder.tokenize(&texts, Options::new()).await?;
+    let file = setup.path("planted");
+    let from_fd = async |text: String, framing: &str| {
+        fs::write(&file, text)?;
+        let fd = Fd::from(OwnedFd::from(fs::File::open(&file)?));
+        let options = Options::from([("framing", framing.into())]);
+        let answer = embedder.embed_from_fd(fd, options).await;
+        fs::remove_file(&file)?;
+        Outcome::Ok(answer.map(drop))
+    };
+    from_fd(format!("{SECRET}\n"), "lines").await??;
+    // A worker that dies with it in hand.
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let waiting = client.embed_meanwhile(SECRET);
+    daemon.client().counted("in_flight_calls", 1).await?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    within("the retried call", waiting).await???;
+
+    let long = format!("{SECRET} ").repeat(100_000);
+    let too_long = Options::from([("truncate", "error".into())]);
+    let words = format!("{SECRET} ").repeat(500);
+    let late = Options::from([("deadline_ms", 0_u32.into())]);
+    Ok(vec![
+        refused(embedder.embed(&long).await, ErrorName::TooLarge)?,
+        refused(embedder.embed_packed(&[&words], too_long).await, ErrorName::TooLong)?,
+        refused(embedder.embed_packed(&texts, late).await, ErrorName::DeadlineExceeded)?,
+        refused(
+            from_fd(format!("{{\"{SECRET}\": 1}}\n"), "json-lines").await?,
+            ErrorName::InvalidArgument,
+        )?,
+        refused(from_fd(format!("\"{SECRET}"), "json-lines").await?, ErrorName::InvalidArgument)?,
+    ])
+}
+
+async fn a_planted_secret_is_found_nowhere() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("log", "trace").setting("workers_per_device", "1");
+    let mut daemon = setup.ready(&bus).await?;
+    let client = Client::on(&bus).await?;
+    let refusals = plant(&client, &daemon, &setup).await?;
+    assert!(!refusals.iter().any(|sentence| holds(sentence.as_bytes())), "{refusals:?}");
+
+    // What others may ask for, and what is to be seen of the processes.
+    let other = daemon.client();
+    let shown = format!(
+        "{:?} {:?} {:?} {:?}",
+        other.manager.get_status().await?,
+        other.manager.get_statistics().await?,
+        other.manager.get_settings().await?,
+        other.manager.list_devices().await?,
+    );
+    assert!(!holds(shown.as_bytes()), "{shown}");
+    let (fd, ..) = other.embedder.embed_to_fd(&["somebody else"], Options::new()).await?;
+    let fd = fs::File::from(OwnedFd::from(fd));
+    let vectors = fs::read(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd)))?;
+    assert!(!holds(&vectors), "the vectors of another caller hold it");
+    let mut processes = daemon.workers().await?;
+    processes.push(daemon.process.pid());
+    for process in processes {
+        for name in ["cmdline", "environ", "comm", "status"] {
+            // A worker lets nobody but root look.
+            let seen = fs::read(format!("/proc/{process}/{name}")).unwrap_or_default();
+            assert!(!holds(&seen), "{name} of a process holds it");
+        }
+    }
+    daemon.process.signal(Signal::SIGTERM)?;
+    assert!(daemon.process.ended().await?.success());
+    let log = daemon.process.stderr();
+    assert!(log.contains("op-dbus starts") && log.contains("worker lost"), "nothing was logged");
+    assert!(!holds(log.as_bytes()), "the log holds it");
+    // Log, state, cache and whatever else was written.
+    let files = found_below(&setup.path(""))?;
+    assert!(files.is_empty(), "{files:?}");
+    println!("figure: 0 traces in {} bytes of log, {} refusals", log.len(), refusals.len());
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! Ten times the capacity: refused fast, and forgotten fast.
+
+use std::time::{Duration, Instant};
+
+use op_dbus_api::ErrorName;
+
+use super::pipeline::{Pipeline, Reply, embed_packed};
+use super::watch::{ms, p99};
+use super::{Outcome, Size, figure};
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::Client;
+use crate::harness::daemon::{Daemon, Setup};
+
+const CONNECTIONS: usize = 16;
+/// Texts in a call, so that the bus is not what is overloaded.
+const CALL_TEXTS: usize = 16;
+const TIMES: f64 = 10.0;
+/// Seconds of work that the queue holds.
+const QUEUE_S: f64 = 2.0;
+const REFUSED_MAX: Duration = Duration::from_millis(50);
+const RECOVERED_MAX: Duration = Duration::from_secs(5);
+
+pub async fn burst(size: Size) -> Outcome {
+    let seconds = size.of(10, 60);
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("workers_per_device", "1");
+    let text = "a text that many want to have embedded at the same time ".repeat(4);
+    let texts = vec![text.as_str(); CALL_TEXTS];
+    let daemon = setup.ready(&bus).await?;
+    let (texts_per_s, tokens_per_text) = capacity(&daemon, &bus, &texts).await?;
+    daemon.stop().await?;
+
+    let queue_tokens_max = (QUEUE_S * texts_per_s * tokens_per_text).ceil() as u64;
+    let setup = setup.setting("queue_tokens_max", &queue_tokens_max.to_string());
+    let setup = setup.setting("quota_tokens", &queue_tokens_max.to_string());
+    let daemon = setup.ready(&bus).await?;
+    let mut idle = Vec::new();
+    for _ in 0..100 {
+        idle.push(one(&daemon).await?);
+    }
+    let normal = 3 * p99(&mut idle);
+
+    let rate = TIMES * texts_per_s / CALL_TEXTS as f64 / CONNECTIONS as f64;
+    let mut clients = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let pipeline = Pipeline::new(bus.connect().await?);
+        clients.push(offer(pipeline, &texts, rate, Duration::from_secs(seconds)));
+    }
+    let (mut refused, mut answered, mut failed) = (Vec::new(), 0, 0);
+    for client in futures_util::future::join_all(clients).await {
+        let offered = client?;
+        refused.extend(offered.refused);
+        answered += offered.answered;
+        failed += offered.failed;
+    }
+    let end = Instant::now();
+    while one(&daemon).await? > normal && end.elapsed() < 10 * RECOVERED_MAX {}
+    let recovered = end.elapsed();
+    let most = refused.iter().max().copied().unwrap_or_default();
+    let (count, p99) = (refused.len(), p99(&mut refused));
+    figure(
+        p99 <= REFUSED_MAX && count > 0,
+        format_args!(
+            "{count} calls refused, p99 in {:.1} ms, at most {:.1} ms; {answered} answered, at \
+             {texts_per_s:.0} texts/s of capacity",
+            ms(p99),
+            ms(most)
+        ),
+    );
+    figure(failed == 0, format_args!("{failed} failed otherwise"));
+    figure(
+        recovered <= RECOVERED_MAX,
+        format_args!("within {:.1} ms again after {:.2} s", ms(normal), recovered.as_secs_f64()),
+    );
+    daemon.stop().await
+}
+
+/// Texts that are embedded in a second, and tokens of each.
+async fn capacity(daemon: &Daemon, bus: &PrivateBus, texts: &[&str]) -> Outcome<(f64, f64)> {
+    const CALLS: usize = 60;
+    let tokens = daemon.client().embedder.count_tokens(&texts[..1]).await?[0];
+    let mut pipeline = Pipeline::new(bus.connect().await?);
+    let started = Instant::now();
+    for _ in 0..CALLS {
+        if pipeline.in_flight() == 4 {
+            pipeline.answer().await?;
+        }
+        pipeline.send(0, &embed_packed(texts, None)?).await?;
+    }
+    while pipeline.in_flight() > 0 {
+        pipeline.answer().await?;
+    }
+    let texts_per_s = (CALLS * texts.len()) as f64 / started.elapsed().as_secs_f64();
+    pipeline.close().await?;
+    Ok((texts_per_s, f64::from(tokens)))
+}
+
+/// How long one text takes.
+async fn one(daemon: &Daemon) -> Outcome<Duration> {
+    let started = Instant::now();
+    let client: &Client = daemon.client();
+    match client.embedder.embed("is it over").await {
+        Ok(_) => Ok(started.elapsed()),
+        // The queue is still full, which is not normal.
+        Err(error) if op_dbus_api::Error::from_reply(&error).is_some() => Ok(Duration::MAX),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What became of what one client offered.
+struct Offered {
+    refused: Vec<Duration>,
+    answered: u64,
+    failed: u64,
+}
+
+/// Sends `rate` calls in a second, whether or not they are answered.
+async fn offer(
+    mut pipeline: Pipeline,
+    texts: &[&str],
+    rate: f64,
+    time: Duration,
+) -> Outcome<Offered> {
+    let mut offered = Offered { refused: Vec::new(), answered: 0, failed: 0 };
+    let mut clock = tokio::time::interval(Duration::from_secs_f64(1.0 / rate));
+    let started = Instant::now();
+    let mut sending = true;
+    while sending || pipeline.in_flight() > 0 {
+        let answer = tokio::select! {
+            biased;
+            _ = clock.tick(), if sending => {
+                // As many as the bus lets one connection wait for.
+                if pipeline.in_flight() < 100 {
+                    pipeline.send(0, &embed_packed(texts, None)?).await?;
+                }
+                sending = started.elapsed() < time;
+                continue;
+            }
+            answer = pipeline.answer(), if pipeline.in_flight() > 0 => answer?,
+        };
+        let Some(answer) = answer else { continue };
+        match answer.reply {
+            Reply::Vectors(_) => offered.answered += 1,
+            Reply::Refused(name, _)
+                if [ErrorName::Overloaded, ErrorName::QuotaExceeded]
+                    .iter()
+                    .any(|full| full.as_str() == name) =>
+            {
+                offered.refused.push(answer.took);
+            }
+            Reply::Refused(..) => offered.failed += 1,
+        }
+    }
+    pipeline.close().await?;
+    Ok(offered)
+}

@@ -1,0 +1,161 @@
+//! Clients that leave in the middle of a call, and one that never listens.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use zbus::Message;
+
+use super::pipeline::{call, embed_packed, socket};
+use super::watch::{descriptors, growth_mib, ms, p99, resident};
+use super::{Outcome, Size, figure};
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::Options;
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::within;
+
+/// A connection that speaks no more of D-Bus than it takes to send a call.
+fn connect_bare(bus: &PrivateBus) -> Outcome<UnixStream> {
+    let mut stream = UnixStream::connect(socket(bus)?)?;
+    let uid = nix::unistd::Uid::effective().to_string();
+    let hex: String = uid.bytes().map(|byte| format!("{byte:02x}")).collect();
+    stream.write_all(format!("\0AUTH EXTERNAL {hex}\r\n").as_bytes())?;
+    let mut said = String::new();
+    BufReader::new(&stream).read_line(&mut said)?;
+    if !said.starts_with("OK ") {
+        return Err(format!("the bus said {said:?}").into());
+    }
+    stream.write_all(b"BEGIN\r\n")?;
+    let name = "org.freedesktop.DBus";
+    let hello = Message::method_call("/org/freedesktop/DBus", "Hello");
+    let hello = hello.destination(name).interface(name).build(&())?;
+    stream.write_all(hello.data())?;
+    // Its answer is there before anything that is asked for later.
+    stream.read_exact(&mut [0; 16])?;
+    Ok(stream)
+}
+
+/// Many clients, each gone before its call is answered.
+pub async fn quitters(size: Size) -> Outcome {
+    const GROWTH_MAX_MIB: f64 = 20.0;
+    /// So many are there at once, while the worker stands still.
+    const TOGETHER: usize = 50;
+    let rounds = size.of(20, 200);
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let process = daemon.process.pid();
+    let texts = vec!["nobody will ever read what becomes of this text"; 64];
+    let packed = embed_packed(&texts, None)?;
+    let to_fd = call("EmbedToFd").build(&(&texts, Options::new()))?;
+    let (mut before, mut left) = ((0, 0), 0);
+    for round in 0..rounds {
+        daemon.signal_workers(Signal::SIGSTOP).await?;
+        let mut streams = Vec::new();
+        for client in 0..TOGETHER {
+            let mut stream = connect_bare(&bus)?;
+            stream.write_all(if client % 2 == 0 { packed.data() } else { to_fd.data() })?;
+            streams.push(stream);
+        }
+        daemon.client().counted("in_flight_calls", TOGETHER as u64).await?;
+        drop(streams);
+        left += TOGETHER as u64;
+        within("the end of their calls", async {
+            while daemon.client().failures("cancelled").await? < left {}
+            Outcome::Ok(())
+        })
+        .await??;
+        daemon.signal_workers(Signal::SIGCONT).await?;
+        quiet(&daemon).await?;
+        if round == 1 {
+            before = (resident(process)?, descriptors(process)?);
+        }
+    }
+    let (memory, fds) = (resident(process)?, descriptors(process)?);
+    figure(
+        fds <= before.1,
+        format_args!("{fds} descriptors after {left} clients, {} before", before.1),
+    );
+    let growth = growth_mib(before.0, memory);
+    figure(growth <= GROWTH_MAX_MIB, format_args!("the daemon grew by {growth:.1} MiB"));
+    // What the worker had in hand when it was stopped is computed all the same.
+    let tokens = daemon.client().counter("tokens").await?;
+    let sent = left * embed_tokens(&daemon, &texts).await?;
+    figure(
+        tokens * 10 < sent,
+        format_args!("{tokens} of {sent} tokens were computed for clients that had left"),
+    );
+    daemon.client().embedder.embed("somebody who stays").await?;
+    daemon.stop().await
+}
+
+/// Tokens of these texts.
+async fn embed_tokens(daemon: &Daemon, texts: &[&str]) -> Outcome<u64> {
+    let counts = daemon.client().embedder.count_tokens(texts).await?;
+    Ok(counts.into_iter().map(u64::from).sum())
+}
+
+/// Waits until every call that the daemon was sent has ended.
+async fn quiet(daemon: &Daemon) -> Outcome {
+    within("the end of all calls", async {
+        // The bus hands everything on before this answer, and what it handed on may still be begun.
+        for _ in 0..3 {
+            while daemon.client().counter("in_flight_calls").await? > 0 {}
+        }
+        Ok(())
+    })
+    .await?
+}
+
+/// A client that sends what it can and reads nothing.
+pub async fn deaf_client(size: Size) -> Outcome {
+    const CALLS_MAX: usize = 5_000;
+    const GROWTH_MAX_MIB: f64 = 16.0;
+    const P99_MAX: f64 = 1.2;
+    let calls = size.of(2_000, 20_000);
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    times(&daemon, calls).await?;
+    let mut idle = times(&daemon, calls).await?;
+    let before = resident(daemon.process.pid())?;
+
+    let mut deaf = connect_bare(&bus)?;
+    // Longer than the bus ever takes to read what it still wants to have.
+    deaf.set_write_timeout(Some(Duration::from_secs(2)))?;
+    let texts = vec!["a long reply that nobody takes"; 64];
+    let message = embed_packed(&texts, None)?;
+    let mut sent = 0;
+    while sent < CALLS_MAX && deaf.write_all(message.data()).is_ok() {
+        sent += 1;
+    }
+    quiet(&daemon).await?;
+    let mut beside = times(&daemon, calls).await?;
+    let growth = growth_mib(before, resident(daemon.process.pid())?);
+    let (idle, beside) = (p99(&mut idle), p99(&mut beside));
+    let ratio = beside.as_secs_f64() / idle.as_secs_f64();
+    figure(
+        ratio <= P99_MAX,
+        format_args!(
+            "p99 {:.2} ms beside a client with {sent} calls unread, {:.2} ms without: {ratio:.2} \
+             times",
+            ms(beside),
+            ms(idle)
+        ),
+    );
+    figure(growth <= GROWTH_MAX_MIB, format_args!("the daemon grew by {growth:.1} MiB"));
+    drop(deaf);
+    daemon.stop().await
+}
+
+/// How long each of some calls takes.
+async fn times(daemon: &Daemon, calls: usize) -> Outcome<Vec<Duration>> {
+    let mut times = Vec::with_capacity(calls);
+    for _ in 0..calls {
+        let started = Instant::now();
+        daemon.client().embedder.embed("one after the other").await?;
+        times.push(started.elapsed());
+    }
+    Ok(times)
+}

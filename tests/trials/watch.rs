@@ -1,0 +1,49 @@
+//! What a process takes, and how times are spread.
+
+use std::fs;
+use std::time::Duration;
+
+use nix::unistd::Pid;
+
+use crate::harness::Outcome;
+
+/// Bytes of a MiB.
+pub const MIB: u64 = 1 << 20;
+
+fn status_bytes(process: Pid, key: &str) -> Outcome<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no such line")?;
+    Ok(kib.parse::<u64>()? << 10)
+}
+
+/// Resident memory in bytes.
+pub fn resident(process: Pid) -> Outcome<u64> {
+    status_bytes(process, "VmRSS:")
+}
+
+/// The most resident memory so far, in bytes.
+pub fn peak(process: Pid) -> Outcome<u64> {
+    status_bytes(process, "VmHWM:")
+}
+
+/// Open descriptors.
+pub fn descriptors(process: Pid) -> Outcome<usize> {
+    Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count())
+}
+
+/// By how much a size has grown, in MiB.
+pub fn growth_mib(before: u64, after: u64) -> f64 {
+    after.saturating_sub(before) as f64 / MIB as f64
+}
+
+/// The time that 99 of 100 took at most.
+pub fn p99(times: &mut [Duration]) -> Duration {
+    times.sort_unstable();
+    times.get((times.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default()
+}
+
+/// Milliseconds, for a figure.
+pub fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

@@ -1,0 +1,62 @@
+//! Writes `docs/trials.md`: the table as it is, and what was measured last for each trial.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use super::conduct::{Result, Verdict};
+use super::table::{self, Trial};
+use crate::shell::{self, Outcome};
+
+const HEAD: &str = "\
+# Trials
+
+<!-- Made by `cargo xtask trials`; change the table in xtask/src/trials/table/. -->
+
+What op-dbus promises under load, faults and attacks, and what was measured when it was tried. Anyone can
+try again:
+
+```
+cargo xtask trials --list            # all of them, and how each is tried
+cargo xtask trials --quick           # all, each as short as it makes sense: ten minutes
+cargo xtask trials --full            # as long as the promises say: hours
+cargo xtask trials --full fair-share # one
+```
+
+A trial is *passed* if all of its figures are within the bar, in the size that stands before them: a
+*quick* one shows less than the promise says, a *full* one all of it. One that is *not passed*, *skipped* on the
+machine where it was run, or *open* says why. Where times count the machine has to be idle; a figure that
+was taken beside other work says so. The last column has what of the promise a trial does not show.
+
+| trial | promise | bar | outcome | figure | not shown |
+|---|---|---|---|---|---|
+";
+
+/// Writes the document: `verdicts` for the trials that were run, for others what stands there.
+pub fn write(verdicts: &BTreeMap<&str, Verdict>) -> Outcome {
+    let path = shell::root().join("docs/trials.md");
+    // Before the first time there is none.
+    let old = fs::read_to_string(&path).unwrap_or_default();
+    let mut text = HEAD.to_owned();
+    for trial in table::all() {
+        let (outcome, figure) = match verdicts.get(trial.number) {
+            Some(verdict) => (verdict.result.to_string(), verdict.figure.clone()),
+            None => standing(&old, trial),
+        };
+        let Trial { number, name, promise, bar, rest, .. } = trial;
+        text +=
+            &format!("| {number} `{name}` | {promise} | {bar} | {outcome} | {figure} | {rest} |\n");
+    }
+    fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Outcome and figure of a trial in the document as it is.
+fn standing(old: &str, trial: &Trial) -> (String, String) {
+    let start = format!("| {} `", trial.number);
+    let row = old.lines().find(|line| line.starts_with(&start));
+    let cells: Vec<&str> = row.into_iter().flat_map(|row| row.split('|')).map(str::trim).collect();
+    match (cells.get(4), cells.get(5), &trial.how) {
+        (Some(outcome), Some(figure), _) => ((*outcome).to_owned(), (*figure).to_owned()),
+        (_, _, table::How::Open(reason)) => (Result::Open.to_string(), (*reason).to_owned()),
+        _ => ("not run yet".to_owned(), String::new()),
+    }
+}

@@ -1,0 +1,72 @@
+//! The trials as data: what is promised, where the bar is, and what shows it.
+
+mod clients;
+mod faults;
+mod files;
+mod load;
+mod vectors;
+
+/// One promise and how it is tried.
+pub struct Trial {
+    /// `T1`, `T2`, …
+    pub number: &'static str,
+    /// What is typed after `cargo xtask trials`.
+    pub name: &'static str,
+    /// What holds if it is passed.
+    pub promise: &'static str,
+    /// What is measured or counted, and how much is allowed.
+    pub bar: &'static str,
+    /// What shows it.
+    pub how: How,
+    /// What of the promise that does not show; empty if it is all of it.
+    pub rest: &'static str,
+}
+
+/// What shows that a promise is kept.
+pub enum How {
+    /// Tests that `cargo xtask test` runs as well, by their full names.
+    Tests(&'static [&'static str]),
+    /// A program of `tests/trials/`, called by the trial's name.
+    Program(Clock),
+    /// Nothing yet; the sentence says why.
+    Open(&'static str),
+}
+
+/// Whether a figure depends on how fast the machine is and what else it does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Clock {
+    /// Only things are counted: the figure is the same on every machine.
+    Counts,
+    /// Times are measured: the machine has to be idle.
+    Timed,
+}
+
+/// All trials in the order of their numbers.
+pub fn all() -> impl Iterator<Item = &'static Trial> {
+    [load::TRIALS, faults::TRIALS, clients::TRIALS, files::TRIALS, vectors::TRIALS]
+        .into_iter()
+        .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_ascend_and_names_are_distinct() {
+        let number = |trial: &Trial| trial.number[1..].parse::<usize>().unwrap();
+        assert!(all().map(number).eq(1..=all().count()));
+        let mut names: Vec<_> = all().map(|trial| trial.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all().count());
+    }
+
+    #[test]
+    fn cells_of_the_table_hold_no_bar() {
+        for trial in all() {
+            let texts = [trial.promise, trial.bar, trial.rest];
+            assert!(texts.iter().all(|text| !text.contains(['|', '\n'])), "{}", trial.number);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Hostile files, and an environment that is not ours.
+
+use super::{How, Trial};
+
+pub const TRIALS: &[Trial] = &[
+    Trial {
+        number: "T33",
+        name: "hostile-links",
+        promise: "no link and no path in a model leads out of its folder",
+        bar: "refused before anything is copied",
+        how: How::Tests(&[
+            "tests::imports::links_may_not_leave_the_folder",
+            "tests::hostile::damaged_exports_do_no_harm",
+        ]),
+        rest: "",
+    },
+    Trial {
+        number: "T34",
+        name: "hostile-graph",
+        promise: "whoever takes a worker over through a graph finds nothing there",
+        bar: "no file, no socket, no process, no memory beyond its limit",
+        how: How::Tests(&[
+            "sandbox::whoever_takes_a_worker_over_finds_nothing",
+            "faults::a_model_larger_than_a_worker_may_be",
+        ]),
+        rest: "a graph that loops, which the time limit of a batch ends",
+    },
+    Trial {
+        number: "T35",
+        name: "hostile-tokenizer",
+        promise: "a damaged tokenizer is refused as the model's damage",
+        bar: "`ModelCorrupt`, no panic",
+        how: How::Tests(&[
+            "tokenizer::tests::damaged_files_are_refused",
+            "models::damaged_files_are_named",
+        ]),
+        rest: "it is read in the daemon, not in a worker: one that takes long or much memory is \
+               bounded by its digest alone",
+    },
+    Trial {
+        number: "T36",
+        name: "hostile-weights",
+        promise: "headers that lie are found out before anything is allocated for them",
+        bar: "lengths of 2^63, overlaps, every cut and flips: refused, no panic",
+        how: How::Tests(&[
+            "tests::hostile::random_bytes_are_refused",
+            "tests::hostile::damaged_weights_do_no_harm",
+            "tests::hostile::impossible_headers_name_their_tensor",
+            "tests::hostile::a_header_longer_than_the_file_is_refused",
+            "tests::hostile::weights_cut_short_anywhere_are_refused",
+            "tests::imports::a_flipped_header_is_no_panic",
+            "tests::imports::a_json_file_may_not_be_huge",
+        ]),
+        rest: "",
+    },
+    Trial {
+        number: "T37",
+        name: "digests",
+        promise: "what is installed is what the manifest says, by SHA-256 and nothing weaker",
+        bar: "wrong, short and long files are not installed",
+        how: How::Tests(&[
+            "tests::pulls::the_manifest_is_sound",
+            "tests::pulls::wrong_short_and_long_files_are_not_installed",
+            "tests::records::built_in_models_are_held_to_the_manifest",
+        ]),
+        rest: "downgrades: the manifest is part of the program, so that there is none to replace",
+    },
+    Trial {
+        number: "T38",
+        name: "writable-by-others",
+        promise: "files that others may write are refused, with the remedy",
+        bar: "refused",
+        how: How::Tests(&["tests::records::files_that_others_may_write_are_refused"]),
+        rest: "",
+    },
+    Trial {
+        number: "T39",
+        name: "hostile-archives",
+        promise: "an archive that leads out of itself or unfolds without end is refused",
+        bar: "refused before it is installed",
+        how: How::Tests(&[
+            "tests::imports::an_archive_may_not_lead_out_of_itself",
+            "tests::pulls::slices_may_not_grow_without_bound",
+            "tests::pulls::wrong_short_and_long_files_are_not_installed",
+        ]),
+        rest: "",
+    },
+    Trial {
+        number: "T40",
+        name: "environment",
+        promise: "a worker has none of the environment, and nothing of the machine",
+        bar: "no attempt of a hostile library succeeds",
+        how: How::Tests(&[
+            "sandbox::whoever_takes_a_worker_over_finds_nothing",
+            "sandbox::every_engine_computes_confined",
+            "units::little_is_left_open",
+        ]),
+        rest: "",
+    },
+];

@@ -1,0 +1,65 @@
+//! Load that is held.
+
+use super::{Clock, How, Trial};
+
+pub const TRIALS: &[Trial] = &[
+    Trial {
+        number: "T1",
+        name: "tiny-calls",
+        promise: "1,000,000 tiny calls of 32 pipelining clients are answered, each once, with its own \
+                  vector",
+        bar: "0 lost, 0 doubled, 0 of another text; resident memory grows by 20 MiB at most after the \
+              first 10,000",
+        how: How::Program(Clock::Counts),
+        rest: "",
+    },
+    Trial {
+        number: "T2",
+        name: "soak",
+        promise: "memory and descriptors stay on a plateau while texts of 1 to 512 words come for \
+                  25,000 s and a client is killed every second",
+        bar: "resident memory of the daemon and its workers grows by 100 MiB at most after the \
+              warm-up, descriptors by 0",
+        how: How::Program(Clock::Timed),
+        rest: "device memory",
+    },
+    Trial {
+        number: "T3",
+        name: "crowd",
+        promise: "200 clients of four users keep 5,000 texts in flight; none is lost, and the queue \
+                  never holds more than it may",
+        bar: "0 failed but by `Overloaded` or `QuotaExceeded` with a hint when to come back; tokens in \
+              flight within `queue_tokens_max` whenever they were read",
+        how: How::Program(Clock::Counts),
+        rest: "",
+    },
+    Trial {
+        number: "T4",
+        name: "bulk-beside",
+        promise: "a full queue of bulk texts (100,000) leaves an interactive caller its latency",
+        bar: "its p99 is 3 times the idle p99 at most; bulk loses 10 % of its throughput at most",
+        how: How::Program(Clock::Timed),
+        rest: "",
+    },
+    Trial {
+        number: "T5",
+        name: "burst",
+        promise: "ten times the capacity for a minute is refused fast, and forgotten fast",
+        bar: "p99 of refusals within 50 ms; normal latency within 5 s of the end",
+        how: How::Program(Clock::Timed),
+        rest: "with `queue_tokens_max` at two seconds of work; the default holds what the longest \
+               queue takes",
+    },
+    Trial {
+        number: "T6",
+        name: "large-job",
+        promise: "one job of 100,000 texts and more is bounded by its chunks, not by its size",
+        bar: "200,000 texts; the daemon's peak grows by 8 MiB at most; inline replies beyond 16 MiB \
+              are refused",
+        how: How::Tests(&[
+            "bulk::memory_does_not_grow_with_the_texts",
+            "errors::inline_replies_have_a_cap",
+        ]),
+        rest: "",
+    },
+];

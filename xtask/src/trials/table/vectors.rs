@@ -1,0 +1,119 @@
+//! Vectors that are right under stress, and what holds for the whole: order, secrets, supply.
+
+use super::{How, Trial};
+
+pub const TRIALS: &[Trial] = &[
+    Trial {
+        number: "T41",
+        name: "golden-vectors",
+        promise: "every level has the vectors of sentence-transformers, in each precision and engine",
+        bar: "cosine 0.99999 (f32), 0.9998 (bf16), 0.995 (int8) at least",
+        how: How::Tests(&[
+            "correctness::low_matches_the_references",
+            "correctness::medium_matches_the_references",
+            "correctness::high_matches_the_references",
+            "correctness::low_is_near_the_references_in_bf16",
+            "correctness::low_is_near_the_references_in_int8",
+            "correctness::low_matches_the_references_through_onnx_runtime",
+        ]),
+        rest: "a GPU",
+    },
+    Trial {
+        number: "T42",
+        name: "batch-invariance",
+        promise: "a vector depends on its text alone",
+        bar: "bit for bit (native), 1e-5 (ONNX Runtime)",
+        how: How::Tests(&[
+            "correctness::a_vector_does_not_depend_on_its_batch",
+            "correctness::a_vector_does_not_depend_on_its_batch_through_onnx_runtime",
+            "correctness::a_vector_does_not_depend_on_the_number_of_threads",
+        ]),
+        rest: "",
+    },
+    Trial {
+        number: "T43",
+        name: "cross-talk",
+        promise: "64 clients get their own vectors; 1,000,000 replies are compared by `tiny-calls`",
+        bar: "0 of another text",
+        how: How::Tests(&[
+            "correctness::each_of_64_clients_gets_its_own",
+            "calls::each_of_64_concurrent_callers_gets_its_own_vectors",
+        ]),
+        rest: "",
+    },
+    Trial {
+        number: "T44",
+        name: "finite",
+        promise: "no NaN and no infinity leaves the service, and a worker that makes one is replaced",
+        bar: "0; norm 1 where it was asked for",
+        how: How::Tests(&[
+            "correctness::texts_of_the_largest_size",
+            "correctness::vectors_are_normalised_on_demand",
+            "worker::tests::vectors_that_were_not_written_are_not_those_of_the_batch_before",
+        ]),
+        rest: "",
+    },
+    Trial {
+        number: "T45",
+        name: "quality",
+        promise: "pairs of texts stay in the order that people put them in, in each precision",
+        bar: "Spearman 0.5 points below the reference at most",
+        how: How::Open(
+            "the collection of pairs (STSb) is not part of the repository; with it `op-dbus bench \
+             --pairs` measures this, and docs/performance.md shows the figures",
+        ),
+        rest: "",
+    },
+    Trial {
+        number: "T46",
+        name: "histories",
+        promise: "queue, dispatch and shutdown keep every promise in any order of events",
+        bar: "each call ends once, with its own vectors; permits return; 100,000 histories by their \
+              seeds",
+        how: How::Tests(&["dispatch::histories::every_history_keeps_every_promise"]),
+        rest: "a choice between two kinds of workers, which goes by the times that batches take",
+    },
+    Trial {
+        number: "T47",
+        name: "worker-faults",
+        promise: "a worker that panics, hangs, lies or is replaced costs nobody but its own batch",
+        bar: "retried once, then the text that kills fails alone",
+        how: How::Tests(&[
+            "faults::a_batch_whose_worker_died_is_run_again",
+            "faults::a_text_that_kills_workers_fails_alone",
+            "faults::a_refused_batch_is_tried_once_more_text_by_text",
+            "faults::a_panic_costs_one_worker",
+            "faults::a_backend_with_other_vectors_is_not_trusted",
+            "a_hanging_process_is_killed_and_stays_lost",
+        ]),
+        rest: "",
+    },
+    Trial {
+        number: "T48",
+        name: "secrets",
+        promise: "a text is found nowhere but in the replies to its caller",
+        bar: "0 traces in the log, files, status, statistics and refusals",
+        how: How::Tests(&[
+            "secrets::a_planted_secret_is_found_nowhere",
+            "lifecycle::texts_stay_out_of_the_log",
+            "gateway::texts_stay_out_of_the_log",
+        ]),
+        rest: "memory of the daemon and its workers after a call",
+    },
+    Trial {
+        number: "T49",
+        name: "supply",
+        promise: "every dependency has a licence that we may ship, no known hole, and is listed",
+        bar: "0 advisories, 0 other licences, a bill of materials",
+        how: How::Open("not built yet"),
+        rest: "",
+    },
+    Trial {
+        number: "T50",
+        name: "reproducible",
+        promise: "two builds of the same source are the same program",
+        bar: "the same SHA-256",
+        how: How::Open("not built yet"),
+        rest: "",
+    },
+];
