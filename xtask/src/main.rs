@@ -8,6 +8,7 @@ mod deb;
 mod demo;
 mod dist;
 mod emulate;
+mod gpu;
 mod kubernetes;
 mod oci;
 mod packages;
@@ -35,6 +36,7 @@ Tasks:
   test         everything that must hold: format, lints, tidy, all tests (fetches what they need)
   tidy         the checks of the house alone: layout, floors, sizes, names
   trials       load, faults and attacks, with figures: trials [--quick | --full | --list] [NAME…]
+  gpu          on a machine with an accelerator: correctness, speed and memory (see its --help)
   bench-peers  measure op-dbus beside other libraries and write docs/performance.md (see its --help)
 
 PROGRAM is `--profile PROFILE`, `dist` by default, or `--program PATH` for one that is built already.
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Some("boot") => boot::run(&words.collect::<Vec<_>>()),
         Some("deb") => deb::run(&words.collect::<Vec<_>>()),
         Some("emulate") => emulate::run(&words.collect::<Vec<_>>()),
+        Some("gpu") => gpu::run(words),
         Some("kubernetes") => kubernetes::run(),
         Some("oci") => oci::run(&words.collect::<Vec<_>>()),
         Some("rpm") => rpm::run(&words.collect::<Vec<_>>()),

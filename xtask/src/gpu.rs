@@ -1,0 +1,249 @@
+//! `cargo xtask gpu`: on a machine with an accelerator, everything that only such a machine can tell.
+
+mod memory;
+mod table;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::shell::{self, Outcome, cargo, program};
+
+const HELP: &str = "\
+Usage: cargo xtask gpu [OPTIONS]
+
+Fetches a provider's library and the models, says what the machine has, and then measures, at each
+level, in f32 and in f16: how near the vectors are to the CPU's, texts per second with texts of 25
+tokens and of mixed lengths, how long one text takes alone and among others, and whether memory
+stays what it is. Where python3 has sentence-transformers and torch sees a GPU, it is measured with
+the same texts, in fp16. Prints a table, and writes all of it as JSON. Changes no setting of a card.
+Settings in the environment (OP_DBUS_…) reach op-dbus.
+
+Options:
+  --provider NAME    what is measured [default: cuda]
+  --levels LEVEL,…   [default: low,medium,high]
+  --store DIR        models and libraries [default: target/gpu/store, filled if it is not]
+  --pairs FILE       text, text and score with tabs between: how well each keeps their order
+  --exe FILE         measure this op-dbus [default: a release build of the checkout]
+  --rounds N         [default: 5]
+  --seconds S        seconds of one measurement, about [default: 2]
+  --memory-s S       seconds of the look at memory, about [default: 120]
+  --out FILE         [default: target/gpu/report.json]
+";
+
+/// Words of one token each with the tokenizers of all levels.
+const WORDS: [&str; 24] = [
+    "the", "pump", "was", "noisy", "after", "rain", "and", "water", "came", "in", "from", "a",
+    "roof", "while", "two", "men", "looked", "for", "their", "old", "tools", "by", "night", "fall",
+];
+
+/// What is asked for.
+pub struct Args {
+    provider: String,
+    levels: Vec<String>,
+    store: PathBuf,
+    pairs: Option<PathBuf>,
+    exe: Option<PathBuf>,
+    rounds: String,
+    seconds: String,
+    memory_s: u64,
+    out: PathBuf,
+}
+
+impl Args {
+    /// Reads the words after the task's name; `None` when help was asked for.
+    fn read(mut words: impl Iterator<Item = String>) -> Result<Option<Self>, String> {
+        let folder = shell::root().join("target/gpu");
+        let mut args = Self {
+            provider: "cuda".to_owned(),
+            levels: ["low", "medium", "high"].map(str::to_owned).to_vec(),
+            store: folder.join("store"),
+            pairs: None,
+            exe: None,
+            rounds: "5".to_owned(),
+            seconds: "2".to_owned(),
+            memory_s: 120,
+            out: folder.join("report.json"),
+        };
+        while let Some(word) = words.next() {
+            let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+            let path = |value: String| std::path::absolute(value).map_err(|e| e.to_string());
+            match word.as_str() {
+                "--help" | "-h" => return Ok(None),
+                "--provider" => args.provider = value()?,
+                "--levels" => args.levels = value()?.split(',').map(str::to_owned).collect(),
+                "--store" => args.store = path(value()?)?,
+                "--pairs" => args.pairs = Some(path(value()?)?),
+                "--exe" => args.exe = Some(path(value()?)?),
+                "--rounds" => args.rounds = value()?,
+                "--seconds" => args.seconds = value()?,
+                "--memory-s" => {
+                    let value = value()?;
+                    args.memory_s =
+                        value.parse().map_err(|_| format!("--memory-s {value}: write a number"))?;
+                }
+                "--out" => args.out = path(value()?)?,
+                _ => return Err(format!("{word} is not an option of gpu")),
+            }
+        }
+        Ok(Some(args))
+    }
+}
+
+/// Runs all steps; what fails is told in the report and ends nothing but its own step.
+pub fn run(words: impl Iterator<Item = String>) -> Outcome {
+    let Some(args) = Args::read(words)? else {
+        print!("{HELP}");
+        return Ok(());
+    };
+    let folder = args.out.parent().ok_or("--out has no folder")?.to_owned();
+    fs::create_dir_all(&folder).map_err(|e| format!("can't make {}: {e}", folder.display()))?;
+    let exe = match &args.exe {
+        Some(exe) => exe.clone(),
+        None => {
+            shell::run(&mut cargo(&["build", "--release", "-p", "op-dbus"]))?;
+            shell::root().join("target/release/op-dbus")
+        }
+    };
+    let bench = Bench { exe, corpora: corpora(&folder)?, args: &args };
+    bench.fetch();
+    let mut levels = Vec::new();
+    for level in &args.levels {
+        println!("\n── {level}");
+        levels.push(bench.level(level, &folder));
+    }
+    let report = json!({
+        "provider": args.provider,
+        "doctor": bench.doctor(),
+        "devices": shell::read(&mut program("nvidia-smi", &["-L"])).unwrap_or_default(),
+        "levels": levels,
+    });
+    let text = format!("{report:#}\n");
+    fs::write(&args.out, text).map_err(|e| format!("can't write {}: {e}", args.out.display()))?;
+    print!("\n{}", table::of(&report));
+    println!("\nall of it: {}", args.out.display());
+    Ok(())
+}
+
+/// The texts: of 25 tokens, and of mixed lengths. Reproducible, and no two alike.
+fn corpora(folder: &Path) -> Result<[(&'static str, PathBuf); 2], String> {
+    let mut state = 20_260_817_u64;
+    let mut below = move |most: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) as usize % most
+    };
+    let mut text = |words: usize| -> String {
+        (0..words).map(|_| WORDS[below(WORDS.len())]).collect::<Vec<_>>().join(" ")
+    };
+    // The special tokens are two of the 25.
+    let short: Vec<String> = (0..4096).map(|_| text(23)).collect();
+    let mixed: Vec<String> = (0..4096).map(|n| text([3, 8, 14, 30, 60, 120, 250][n % 7])).collect();
+    let mut written = Vec::new();
+    for (name, texts) in [("25 tokens", short), ("mixed", mixed)] {
+        let path = folder.join(format!("{}.txt", name.replace(' ', "-")));
+        fs::write(&path, texts.join("\n")).map_err(|e| format!("{}: {e}", path.display()))?;
+        written.push((name, path));
+    }
+    written.try_into().map_err(|_| "there are two kinds of texts".to_owned())
+}
+
+/// `op-dbus`, with what it measures.
+struct Bench<'a> {
+    exe: PathBuf,
+    corpora: [(&'static str, PathBuf); 2],
+    args: &'a Args,
+}
+
+impl Bench<'_> {
+    fn op_dbus(&self, words: &[&str]) -> std::process::Command {
+        let mut command = program(&self.exe, words);
+        command.env("OP_DBUS_MODEL_DIR", self.args.store.join("models"));
+        command.env("OP_DBUS_CACHE_DIR", self.args.store.join("cache"));
+        command
+    }
+
+    /// Models and libraries. What can't be had is told by what needs it.
+    fn fetch(&self) {
+        let models = self.args.store.join("models").display().to_string();
+        let mut pulls = vec![vec!["runtime", "pull", "--provider", &self.args.provider]];
+        pulls.extend(self.args.levels.iter().map(|level| vec!["models", "pull", &**level]));
+        for mut words in pulls {
+            words.extend(["--model-dir", &models]);
+            if let Err(error) = shell::run(&mut program(&self.exe, &words)) {
+                println!("{error}");
+            }
+        }
+    }
+
+    /// What is missing on the machine, in the program's own words.
+    fn doctor(&self) -> String {
+        let words = ["doctor", &self.args.provider];
+        let output = self.op_dbus(&words).output();
+        output.map_or_else(
+            |error| error.to_string(),
+            |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+        )
+    }
+
+    /// Everything about one level.
+    fn level(&self, level: &str, folder: &Path) -> Value {
+        let found = ["f32", "f16"].map(|precision| (precision, self.precision(level, precision)));
+        let peer = self.peer(level);
+        let memory =
+            memory::plateau(self.measured(level, "f32", false), self.args.memory_s, folder);
+        json!({
+            "level": level,
+            "op-dbus": BTreeMap::from(found.map(|(name, found)| (name, outcome(found)))),
+            "sentence-transformers": outcome(peer),
+            "memory": outcome(memory),
+        })
+    }
+
+    /// Vectors against the CPU's in f32, and speed.
+    fn precision(&self, level: &str, precision: &str) -> Result<Value, String> {
+        let effort = ["--rounds", &self.args.rounds, "--seconds", &self.args.seconds];
+        let quality = shell::read(self.measured(level, precision, true).args(effort))?;
+        let mut speed = self.measured(level, precision, false);
+        speed.args(effort);
+        speed.args(["--only", "calls,clients,latency", "--rate", "50%,80%"]);
+        let speed = shell::read(&mut speed)?;
+        let parsed = |text: &str| serde_json::from_str(text).map_err(|e| e.to_string());
+        let (quality, speed): (Value, Value) = (parsed(&quality)?, parsed(&speed)?);
+        Ok(json!({ "quality": quality["quality"], "figures": speed["figures"] }))
+    }
+
+    /// `op-dbus bench` of a level in one precision; with `compared`, the CPU in f32 beside it, and
+    /// nothing but the vectors.
+    fn measured(&self, level: &str, precision: &str, compared: bool) -> std::process::Command {
+        let args = self.args;
+        let mut command = self.op_dbus(&["bench", "--json", "--at", "engine", "--level", level]);
+        for (name, path) in &self.corpora {
+            command.arg("--corpus").arg(format!("{name}={}", path.display()));
+        }
+        let providers = match compared {
+            true => format!("cpu,{}", args.provider),
+            false => args.provider.clone(),
+        };
+        let precisions = if compared { format!("f32,{precision}") } else { precision.to_owned() };
+        command.args(["--provider", &providers, "--precision", &precisions]);
+        if compared {
+            command.args(["--only", "none", "--quality"]).args(&args.pairs);
+        }
+        command
+    }
+
+    /// sentence-transformers in fp16 on the same card with the same texts.
+    fn peer(&self, level: &str) -> Result<Value, String> {
+        let script = shell::root().join("xtask/src/gpu/peer.py");
+        let mut python = program("python3", &[]);
+        python.arg(script).arg(self.args.store.join("models")).arg(level);
+        python.args(self.corpora.iter().map(|(_, path)| path));
+        serde_json::from_str(&shell::read(&mut python)?).map_err(|e| e.to_string())
+    }
+}
+
+fn outcome(found: Result<Value, String>) -> Value {
+    found.unwrap_or_else(|error| json!({ "failed": error }))
+}
