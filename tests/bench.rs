@@ -10,6 +10,7 @@ use crate::harness::registry::tests;
 
 tests! {
     bench_tells_every_figure_of_both_places: [Bus],
+    bench_tells_what_each_way_to_the_engine_costs: [Bus],
     bench_compares_variants_and_their_vectors: [],
     bench_refuses_what_it_cannot_compare: [],
     bench_can_be_driven: [],
@@ -60,6 +61,20 @@ async fn bench_tells_every_figure_of_both_places() -> Outcome {
     let texts = &report["collections"][1];
     assert_eq!(texts["texts"], 1024);
     assert!(texts["tokens"][0]["p95"].as_f64() > texts["tokens"][0]["p50"].as_f64(), "{texts}");
+    Ok(())
+}
+
+async fn bench_tells_what_each_way_to_the_engine_costs() -> Outcome {
+    let report = json(&["--json", "--spawn", "--only", "lanes"]).await?;
+    let found = measured(&report);
+    for measure in ["lane calls", "lane clients"] {
+        let of: Vec<_> = found.iter().filter(|(m, ..)| *m == measure).collect();
+        let places: Vec<_> = of.iter().map(|(_, place, _)| *place).collect();
+        assert_eq!(places, ["engine", "daemon", "memfd", "direct"], "{measure}: {report}");
+        for (_, place, figures) in of {
+            assert!(figures.contains(&"beside_p50_us"), "{measure} {place}: {figures:?}");
+        }
+    }
     Ok(())
 }
 

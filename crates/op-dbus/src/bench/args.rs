@@ -15,6 +15,9 @@ What is measured, on each text collection in turn:
   latency   one text at a time, by one client: a text of 15 tokens, then the collection's own
   calls     as many texts as go through, 1,000 a call, by one client
   clients   the same, by 64 clients with one text a call each
+  lanes     with --only lanes: 1,024 texts a call by one client, and one text a call by 8 clients, in
+            the engine, over the bus with vectors in the reply and in a memfd, and past the bus;
+            and what of each call's time was not the engine's
   --rate    one text a call, arriving at random at this rate whether or not the last is answered;
             the time counts from when a text was due, so a queue shows
   --peak    what the CPU can do at most, by loops that never leave its registers
@@ -32,6 +35,7 @@ Examples:
   op-dbus bench --corpus logs=/var/log/syslog --only calls --isa avx2,portable
   op-dbus bench --at engine --provider cpu,ggml --offload
   op-dbus bench --at daemon --only latency --rate 50%,80%,95% --json
+  op-dbus bench --only lanes
   op-dbus bench --bus system";
 
 /// Measure texts per second, latency and quality, in the engine and over the bus
@@ -40,7 +44,7 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     pub compared: Compared,
-    /// Where to measure: `engine`, `daemon`, or both
+    /// Where to measure: `engine`, `daemon` (both by default), `memfd`, `direct`
     #[arg(long, value_name = "PLACE,…", value_delimiter = ',', help_heading = "Compare")]
     pub at: Vec<Place>,
 
@@ -138,6 +142,8 @@ pub enum What {
     Calls,
     /// 64 clients with one text a call
     Clients,
+    /// What each way to the engine costs beside it
+    Lanes,
     /// Nothing but what other flags ask for
     None,
 }

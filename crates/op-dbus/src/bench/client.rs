@@ -1,14 +1,19 @@
 //! One client of either place: texts in, vectors out, as fast as that place gives them.
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use op_dbus_api::EmbedderProxy;
+use op_dbus_api::{EmbedderProxy, info};
 use op_dbus_daemon::service::{Options, Request, Served};
 use op_dbus_daemon::settings::Bus;
 use op_dbus_engine::CancelToken;
 
-use super::variant::Facts;
-use crate::cli::{Failure, Properties, Service, connect};
+use super::variant::{Facts, Place};
+use crate::cli::{Failure, Properties, Service, connect, values};
+
+/// Direct connections that one user may have; more clients share them.
+const DIRECT_MAX: usize = 16;
 
 /// Tokens that batches had, and how many of them were real.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,11 +41,28 @@ impl Remote {
         Self { bus, service }
     }
 
-    /// A client with a connection of its own, as a program has.
-    pub async fn client(&self) -> Result<Client, Failure> {
-        let service = connect(&self.bus).await?;
-        let embedder = service.embedder().await?;
-        Ok(Client::Daemon { embedder, service })
+    /// Clients of a `place`, each with a connection of its own, as a program has, where it may.
+    pub async fn clients(&self, place: Place, count: usize) -> Result<Vec<Client>, Failure> {
+        let mut clients: Vec<Client> = Vec::with_capacity(count);
+        for number in 0..count {
+            if place == Place::Direct && number >= DIRECT_MAX {
+                let Client::Daemon { service, opener, .. } = &clients[number % DIRECT_MAX] else {
+                    break;
+                };
+                let (service, opener) = (service.clone(), opener.clone());
+                let embedder = service.embedder().await?;
+                clients.push(Client::Daemon { embedder, service, memfd: false, opener });
+                continue;
+            }
+            let bus = connect(&self.bus).await?;
+            let (service, opener) = match place {
+                Place::Direct => (bus.direct().await?, Some(bus)),
+                _ => (bus, None),
+            };
+            let (embedder, memfd) = (service.embedder().await?, place == Place::Memfd);
+            clients.push(Client::Daemon { embedder, service, memfd, opener });
+        }
+        Ok(clients)
     }
 
     /// Tokens of each text before truncation.
@@ -70,8 +92,25 @@ impl Remote {
 
 /// One who sends a call and waits for its vectors.
 pub enum Client {
-    Engine { served: Arc<Served>, uid: u32 },
-    Daemon { embedder: EmbedderProxy<'static>, service: Service },
+    Engine {
+        served: Arc<Served>,
+        uid: u32,
+    },
+    Daemon {
+        embedder: EmbedderProxy<'static>,
+        service: Service,
+        /// Whether vectors come in a memfd.
+        memfd: bool,
+        /// The connection to the bus without which a direct one ends.
+        opener: Option<Service>,
+    },
+}
+
+/// Vectors, row-major, and what the engine says of the call.
+pub struct Answer {
+    pub vectors: Vec<f32>,
+    /// Microseconds from the call's arrival in the engine to the end of its last batch.
+    pub engine_us: u64,
 }
 
 impl Client {
@@ -83,22 +122,36 @@ impl Client {
         }
     }
 
-    /// The vectors of `texts`, row-major.
-    pub async fn embed(&self, texts: &[&str]) -> Result<Vec<f32>, Failure> {
-        match self {
-            Self::Engine { served, uid } => {
-                let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
-                let (cancel, options) = (CancelToken::default(), Options::default());
-                let (uid, inputs) = (*uid, texts.into());
-                let request = Request { uid, cancel, inputs, options, wait: false, sink: None };
-                let reply = served.embed(request).await;
-                Ok(reply.map_err(|error| Failure::refused(format!("the engine: {error}")))?.vectors)
-            }
-            Self::Daemon { embedder, service } => {
-                let reply = embedder.embed_packed(texts, Default::default()).await;
-                let (bytes, ..) = reply.map_err(|error| service.failure(&error))?;
-                Ok(bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect())
-            }
-        }
+    /// The vectors of `texts`.
+    pub async fn embed(&self, texts: &[&str]) -> Result<Answer, Failure> {
+        let (embedder, service, memfd) = match self {
+            Self::Engine { served, uid } => return embed_here(served, *uid, texts).await,
+            Self::Daemon { embedder, service, memfd, .. } => (embedder, service, *memfd),
+        };
+        let failure = |error: zbus::Error| service.failure(&error);
+        let (vectors, told) = if memfd {
+            let reply = embedder.embed_to_fd(texts, Default::default()).await;
+            let (fd, _, _, told) = reply.map_err(failure)?;
+            let vectors = values(&File::from(OwnedFd::from(fd)));
+            (vectors.map_err(|error| Failure::refused(format!("a memfd: {error}")))?, told)
+        } else {
+            let reply = embedder.embed_packed(texts, Default::default()).await;
+            let (bytes, _, _, told) = reply.map_err(failure)?;
+            let vectors = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
+            (vectors.collect(), told)
+        };
+        let told = Properties(told);
+        let number = |key| told.number(key).unwrap_or(0) as u64;
+        Ok(Answer { vectors, engine_us: number(info::QUEUE_US) + number(info::COMPUTE_US) })
     }
+}
+
+async fn embed_here(served: &Served, uid: u32, texts: &[&str]) -> Result<Answer, Failure> {
+    let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+    let (cancel, options) = (CancelToken::default(), Options::default());
+    let inputs = texts.into();
+    let request = Request { uid, cancel, inputs, options, wait: false, sink: None };
+    let reply = served.embed(request).await;
+    let reply = reply.map_err(|error| Failure::refused(format!("the engine: {error}")))?;
+    Ok(Answer { vectors: reply.vectors, engine_us: reply.queue_us + reply.compute_us })
 }

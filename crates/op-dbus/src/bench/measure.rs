@@ -1,7 +1,7 @@
 //! The closed loops: how long one text takes, and how many texts go through. A client sends its
 //! next call when it has the answer to its last.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
@@ -57,6 +57,34 @@ pub async fn throughput(
     }))
     .await?;
     Ok(start.elapsed())
+}
+
+/// Times of `calls` calls of `size` texts, shared by the clients, and what of each was not the
+/// engine's: both in microseconds, ascending.
+pub async fn beside(
+    clients: &[Client],
+    corpus: &Corpus,
+    (size, calls): (usize, usize),
+) -> Result<(Vec<f64>, Vec<f64>), Failure> {
+    let (next, times) = (Cell::new(0), RefCell::new((Vec::new(), Vec::new())));
+    try_join_all(clients.iter().map(|client| async {
+        while let Some(call) = take(&next, calls) {
+            let texts: Vec<&str> =
+                corpus.call(call, size).map(|index| corpus.texts[index].as_str()).collect();
+            let start = Instant::now();
+            let answer = client.embed(&texts).await?;
+            let took_us = start.elapsed().as_secs_f64() * 1e6;
+            let mut times = times.borrow_mut();
+            times.0.push(took_us);
+            times.1.push((took_us - answer.engine_us as f64).max(0.0));
+        }
+        Ok::<_, Failure>(())
+    }))
+    .await?;
+    let (mut took, mut beside) = times.into_inner();
+    took.sort_by(f64::total_cmp);
+    beside.sort_by(f64::total_cmp);
+    Ok((took, beside))
 }
 
 /// The next call that nobody has sent yet.

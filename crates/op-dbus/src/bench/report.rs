@@ -46,7 +46,7 @@ pub struct Texts {
 #[derive(Serialize)]
 pub struct Line {
     pub collection: String,
-    /// `ping`, `latency`, `calls`, `clients` or `rate`.
+    /// `ping`, `latency`, `calls`, `clients`, `lane calls`, `lane clients` or `rate`.
     pub measure: &'static str,
     /// The rate that was asked for, as it was written.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,6 +78,8 @@ impl Measure {
             Self::Latency => "latency",
             Self::Calls => "calls",
             Self::Clients => "clients",
+            Self::LaneCalls => "lane calls",
+            Self::LaneClients => "lane clients",
             Self::Rate(_) => "rate",
         }
     }

@@ -8,7 +8,7 @@ use indicatif::ProgressBar;
 use super::args::{Args, Rate, What};
 use super::collection::{Collection, collections};
 use super::corpus::Corpus;
-use super::measure::{Probe, latency, throughput};
+use super::measure::{Probe, beside, latency, throughput};
 use super::open;
 use super::peak;
 use super::spread::percentile;
@@ -20,6 +20,11 @@ use crate::cli::Failure;
 const CALL_TEXTS: usize = 1000;
 /// Calls of one latency measurement: enough to tell a 99th percentile from a median, and an end.
 const LATENCY_CALLS: (usize, usize) = (50, 10_000);
+/// Texts of one call, and clients with one text each, where the ways to the engine are compared.
+const LANE_TEXTS: usize = 1024;
+const LANE_CLIENTS: usize = 8;
+/// Calls of such a measurement at least.
+const LANE_CALLS_MIN: usize = 5;
 /// Texts of each client at least when there are many.
 const CLIENT_TEXTS_MIN: usize = 2;
 
@@ -34,6 +39,10 @@ pub enum Measure {
     Calls,
     /// Many clients with one text a call.
     Clients,
+    /// Large calls, and what each way to the engine costs beside it.
+    LaneCalls,
+    /// The same of a few clients with one text a call.
+    LaneClients,
     /// Texts that arrive at a rate.
     Rate(Rate),
 }
@@ -132,6 +141,9 @@ async fn rows_of(
             (Measure::Clients, What::Clients),
         ];
         measures.extend(all.into_iter().filter_map(|(m, what)| wanted(what).then_some(m)));
+        if args.only.contains(&What::Lanes) {
+            measures.extend([Measure::LaneCalls, Measure::LaneClients]);
+        }
         measures.extend(args.rate.iter().map(|rate| Measure::Rate(*rate)));
     }
     if measures.is_empty() {
@@ -203,6 +215,8 @@ impl Speed {
                 (size, texts.div_ceil(size).max(1))
             }
             Measure::Clients => (1, texts.max(CLIENT_TEXTS_MIN * CLIENTS)),
+            Measure::LaneCalls => (LANE_TEXTS, (texts / LANE_TEXTS).max(LANE_CALLS_MIN)),
+            Measure::LaneClients => (1, texts.max(LANE_CALLS_MIN * LANE_CLIENTS)),
             Measure::Rate(_) => (1, 0),
         }
     }
@@ -254,6 +268,8 @@ impl Bench<'_> {
             Measure::Latency => self.latency(row, target, Probe::Text).await?,
             Measure::Calls => self.throughput(row, target, 1).await?,
             Measure::Clients => self.throughput(row, target, CLIENTS).await?,
+            Measure::LaneCalls => self.lane(row, target, 1).await?,
+            Measure::LaneClients => self.lane(row, target, LANE_CLIENTS).await?,
             Measure::Rate(rate) => self.open(row, target, (rate, round)).await?,
         };
         self.rows[number].rounds.push(figures);
@@ -292,6 +308,16 @@ impl Bench<'_> {
             let peak = self.peaks.get(&target.facts.precision).and_then(|peaks| peaks.last());
             figures.extend(peak.map(|peak| ("share_of_peak", operations / peak)));
         }
+        Ok(figures)
+    }
+
+    async fn lane(&self, row: &Row, target: &Target, clients: usize) -> Result<Figures, Failure> {
+        let corpus = &self.collections[row.collection].corpus;
+        let (clients, calls) = (&target.clients[..clients], (row.size, row.calls));
+        let (took, beside) = beside(clients, corpus, calls).await?;
+        let (p50, p95) = (percentile(&beside, 50.0), percentile(&beside, 95.0));
+        let mut figures = percentiles(&took);
+        figures.extend([("beside_p50_us", p50), ("beside_p95_us", p95)]);
         Ok(figures)
     }
 

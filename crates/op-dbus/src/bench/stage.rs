@@ -1,11 +1,12 @@
 //! Everything that is measured, set up and taken down: variants, each at one or both places.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use op_dbus_daemon::settings::{Bus, Loaded, Settings, Sources};
 use op_dbus_models::Store;
 
-use super::args::Args;
+use super::args::{Args, What};
 use super::client::{Client, Remote, Tokens};
 use super::engine::Local;
 use super::peak::Work;
@@ -40,7 +41,7 @@ pub struct Target {
 
 enum Host {
     Engine(Box<Local>),
-    Daemon(Box<Remote>),
+    Daemon(Arc<Remote>),
 }
 
 impl Stage {
@@ -50,12 +51,15 @@ impl Stage {
     /// What stands in the way of the settings, the models, the engines or the bus.
     pub async fn set(args: &Args) -> Result<Self, Failure> {
         let places = match args.at.as_slice() {
+            [] if args.only.contains(&What::Lanes) => {
+                vec![Place::Engine, Place::Daemon, Place::Memfd, Place::Direct]
+            }
             [] => vec![Place::Engine, Place::Daemon],
             at => at.to_vec(),
         };
         let mut stage = Self { targets: Vec::new(), spawned: Vec::new() };
         let named = args.bus.as_ref().filter(|bus| !args.spawn && !bus.is_empty());
-        match named.filter(|_| places.contains(&Place::Daemon)) {
+        match named.filter(|_| places.iter().any(|place| *place != Place::Engine)) {
             Some(address) => stage.set_beside(args, address, &places).await?,
             None => {
                 for (variant, flags) in product(&args.compared)?.into_iter().enumerate() {
@@ -100,7 +104,7 @@ impl Stage {
                 served.model, served.precision, local.model, local.precision
             )));
         }
-        self.add_daemon(0, served, remote).await
+        self.add_daemon(0, served, remote, places).await
     }
 
     /// One variant, wherever it is asked for.
@@ -113,7 +117,7 @@ impl Stage {
         if places.contains(&Place::Engine) {
             self.add_engine(variant, load(&flags)?).await?;
         }
-        if places.contains(&Place::Daemon) {
+        if places.iter().any(|place| *place != Place::Engine) {
             let service = PrivateService::start(&mut flags).await?;
             let address = service.bus();
             self.spawned.push(service);
@@ -121,7 +125,7 @@ impl Stage {
             let remote = Remote::new(address, service);
             let batch_tokens = load(&flags)?.settings.batch_tokens_max.unwrap_or(0);
             let facts = Facts { batch_tokens, ..remote.facts().await? };
-            self.add_daemon(variant, facts, remote).await?;
+            self.add_daemon(variant, facts, remote, places).await?;
         }
         Ok(())
     }
@@ -146,20 +150,20 @@ impl Stage {
         variant: usize,
         facts: Facts,
         remote: Remote,
+        places: &[Place],
     ) -> Result<(), Failure> {
-        let mut clients = Vec::with_capacity(CLIENTS);
-        for _ in 0..CLIENTS {
-            clients.push(remote.client().await?);
-        }
         let model_dir = load(&Flags::new())?.settings.model_dir;
-        self.targets.push(Target {
-            place: Place::Daemon,
-            variant,
-            work: work(&model_dir, &facts.model),
-            facts,
-            clients,
-            host: Host::Daemon(Box::new(remote)),
-        });
+        let remote = Arc::new(remote);
+        for place in places.iter().filter(|place| **place != Place::Engine) {
+            self.targets.push(Target {
+                place: *place,
+                variant,
+                work: work(&model_dir, &facts.model),
+                facts: facts.clone(),
+                clients: remote.clients(*place, CLIENTS).await?,
+                host: Host::Daemon(remote.clone()),
+            });
+        }
         Ok(())
     }
 

@@ -9,6 +9,11 @@ type Column = (&'static str, &'static str, f64, usize);
 
 const TIMES: &[Column] =
     &[("p50 ms", "p50_us", 1e-3, 2), ("p95 ms", "p95_us", 1e-3, 2), ("p99 ms", "p99_us", 1e-3, 2)];
+const LANES: &[Column] = &[
+    ("p50 ms", "p50_us", 1e-3, 2),
+    ("beside the engine: p50 µs", "beside_p50_us", 1.0, 0),
+    ("p95 µs", "beside_p95_us", 1.0, 0),
+];
 const RATES: &[Column] = &[
     ("texts/s", "texts_per_s", 1.0, 0),
     ("tokens/s", "tokens_per_s", 1.0, 0),
@@ -69,6 +74,8 @@ fn block(lines: &[&Line]) -> String {
         "ping" => ("an empty call".to_owned(), TIMES),
         "latency" => ("one text at a time".to_owned(), TIMES),
         "calls" => ("many texts a call, 1 client".to_owned(), RATES),
+        "lane calls" => ("1,024 texts a call, 1 client".to_owned(), LANES),
+        "lane clients" => ("1 text a call, 8 clients".to_owned(), LANES),
         "clients" => ("1 text a call, 64 clients".to_owned(), RATES),
         _ => (format!("arriving at {}", first.rate.as_deref().unwrap_or_default()), ARRIVALS),
     };

@@ -15,8 +15,12 @@ use crate::cli::{Failure, Properties};
 pub enum Place {
     /// The engine in this process: no service, no bus
     Engine,
-    /// The service, over the bus
+    /// The service, over the bus, vectors in its reply
     Daemon,
+    /// The same with the vectors in a memfd
+    Memfd,
+    /// The service past the bus, over direct connections
+    Direct,
 }
 
 impl Place {
@@ -24,6 +28,8 @@ impl Place {
         match self {
             Self::Engine => "engine",
             Self::Daemon => "daemon",
+            Self::Memfd => "memfd",
+            Self::Direct => "direct",
         }
     }
 }

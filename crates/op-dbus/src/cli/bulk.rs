@@ -58,7 +58,10 @@ fn sealed(texts: &[String]) -> io::Result<File> {
 }
 
 /// The numbers in a file, without a copy on the way.
-fn values(file: &File) -> io::Result<Vec<f32>> {
+///
+/// # Errors
+/// When it can't be read.
+pub fn values(file: &File) -> io::Result<Vec<f32>> {
     let count = file.metadata()?.len() / size_of::<f32>() as u64;
     let mut values = vec![0_f32; usize::try_from(count).map_err(io::Error::other)?];
     file.read_exact_at(bytemuck::cast_slice_mut(&mut values), 0)?;

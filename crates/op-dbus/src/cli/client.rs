@@ -72,6 +72,16 @@ impl Service {
         proxy.build().await.map_err(|error| self.failure(&error))
     }
 
+    /// The same service over a direct connection, which ends with this one.
+    ///
+    /// # Errors
+    /// When the service opens none.
+    pub async fn direct(&self) -> Result<Self, Failure> {
+        let direct = op_dbus_api::direct(&self.embedder().await?).await;
+        let connection = direct.map_err(|error| self.failure(&error))?;
+        Ok(Self { connection, bus: self.bus.clone() })
+    }
+
     /// Asks for nothing, as every D-Bus service allows.
     ///
     /// # Errors
