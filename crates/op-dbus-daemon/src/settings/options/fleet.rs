@@ -114,11 +114,13 @@ pub fn is_for_worker(key: &str) -> bool {
 /// Why the options don't go together.
 pub(super) fn contradiction(settings: &Settings) -> Option<String> {
     settings.providers.get(REMOTE)?;
-    let number = |key| checked(settings, key).and_then(|text| text.parse::<u64>().ok());
-    let (request, batch) = (number("request_timeout_s"), number("batch_timeout_s"));
-    if let (request, Some(batch)) = (request.unwrap_or(REQUEST_S), batch)
-        && request > batch
-    {
+    let seconds = |key, default| {
+        let said = checked(settings, key).and_then(|text| text.parse::<u64>().ok());
+        said.unwrap_or(default)
+    };
+    let request = seconds("request_timeout_s", REQUEST_S);
+    let batch = seconds("batch_timeout_s", BATCH_S);
+    if request > batch {
         return Some(format!(
             "request_timeout_s is {request} and batch_timeout_s, in which all requests of a batch \
              have to fit, is {batch}; set the first no larger than the second"
@@ -137,6 +139,7 @@ pub(super) fn contradiction(settings: &Settings) -> Option<String> {
 
 /// Seconds of one request, and of one batch, unless the table says otherwise.
 const REQUEST_S: u64 = 10;
+const BATCH_S: u64 = 30;
 
 #[cfg(test)]
 mod tests {

@@ -152,6 +152,31 @@ fn shapes_that_contradict_each_other_are_refused_with_their_file() {
 }
 
 #[test]
+fn a_fleet_that_anybody_could_read_or_that_has_no_time_is_refused() {
+    let wrong = |more: &str| {
+        let table = format!("[providers.remote]\nendpoints = [\"http://10.0.0.1:8000\"]\n{more}");
+        Tree::new(&[(MAIN, &table)]).mistakes()
+    };
+    let text = wrong("");
+    assert!(text.contains("line 1: providers.remote: endpoints has http for 10.0.0.1"), "{text}");
+    assert!(wrong("library = \"/x.so\"\n").contains("`providers.remote.library` is not a setting"));
+    for more in ["request_timeout_s = 31\n", "batch_timeout_s = 9\n"] {
+        let text = wrong(more);
+        assert!(
+            text.contains("request_timeout_s is") && text.contains("batch_timeout_s"),
+            "{text}"
+        );
+    }
+    let right =
+        "[providers.remote]\nendpoints = \"http://10.0.0.1:8000,https://b\"\nallow_http = true\n";
+    let told = told_of("remote", right);
+    assert!(
+        told.contains(&pairs(&[("endpoints", "http://10.0.0.1:8000,https://b")])[0]),
+        "{told:?}"
+    );
+}
+
+#[test]
 fn what_is_set_is_shown_with_where() {
     let drop_in = "etc/op-dbus/conf.d/10.toml";
     let tree = Tree::new(&[
