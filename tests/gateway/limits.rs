@@ -5,6 +5,8 @@ use std::process::Stdio;
 
 use nix::sys::signal::Signal;
 use serde_json::json;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
 
 use super::{Stage, sentence};
 use crate::harness::bus::PrivateBus;
@@ -17,6 +19,7 @@ tests! {
     what_is_too_large_is_refused: [Bus, Curl],
     a_full_gateway_says_when_to_come_back: [Bus, Curl],
     a_full_service_says_when_to_come_back: [Bus, Curl],
+    idle_connections_keep_nobody_out: [Bus, Curl],
     a_client_that_leaves_cancels_its_work: [Bus, Curl],
     requests_in_flight_are_finished: [Bus, Curl],
     without_a_service_it_is_alive_and_not_ready: [Bus, Curl],
@@ -67,6 +70,31 @@ async fn a_full_gateway_says_when_to_come_back() -> Outcome {
         let output = within("an answer", request.wait_with_output()).await??;
         assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
     }
+    stage.end().await.map(drop)
+}
+
+async fn idle_connections_keep_nobody_out() -> Outcome {
+    let stage = Stage::sim().await?;
+    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
+    let waiting = requests(&stage.gateway, 2)?;
+    stage.daemon.client().counted("in_flight_calls", 2).await?;
+    let address = stage.gateway.url("").replace("http://", "");
+    let mut idle = Vec::new();
+    // More than the gateway has places for; each only connects.
+    for _ in 0..600 {
+        idle.push(TcpStream::connect(&address).await?);
+    }
+    // Before any of them is closed for its age, which would be after 30 s.
+    let soon = stage.gateway.curl("/health", &["--max-time", "20"], "").await?;
+    assert_eq!(soon.status, 200);
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
+    for request in waiting {
+        let output = within("an answer", request.wait_with_output()).await??;
+        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
+    }
+    // The first that came is the first that went.
+    let mut byte = [0];
+    assert_eq!(within("the end of a connection", idle[0].read(&mut byte)).await??, 0);
     stage.end().await.map(drop)
 }
 

@@ -15,6 +15,7 @@ mod page;
 mod prometheus;
 mod refusal;
 mod routes;
+mod seats;
 mod serve;
 mod work;
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 /// The bounds.
 pub struct Limits {
-    /// Connections at once; further ones wait in the kernel.
+    /// Connections at once. For a further one the one that has been idle for longest is closed, or it
+    /// waits while all have requests.
     pub connections: usize,
     /// Requests that ask for work at once.
     pub requests: usize,

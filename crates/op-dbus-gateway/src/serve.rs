@@ -1,18 +1,24 @@
 //! Connections: bounded in number, each with a time for its requests' heads and for its replies, and
 //! an end that loses no request.
 
+use std::convert::Infallible;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
 use tracing::{debug, info, warn};
@@ -20,6 +26,10 @@ use tracing::{debug, info, warn};
 use crate::Fatal;
 use crate::limits::LIMITS;
 use crate::listen::{Listener, Stream};
+use crate::seats::{Seat, Seats};
+
+/// A reply on its way.
+type Reply = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 /// Answers by `router` until SIGTERM or SIGINT.
 ///
@@ -32,23 +42,25 @@ pub async fn serve(listener: Listener, router: Router) -> Result<(), Fatal> {
     let service = TowerToHyperService::new(router);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(LIMITS.head_time);
-    let connections = Arc::new(Semaphore::new(LIMITS.connections));
+    let seats = Seats::new(LIMITS.connections);
     let graceful = GracefulShutdown::new();
     let address = listener.address();
     info!("HTTP is answered at {address}");
     tell(&[NotifyState::Ready, NotifyState::Status(&format!("HTTP at {address}"))]);
     loop {
         let accepted = async {
-            let permit = Arc::clone(&connections).acquire_owned().await;
-            (listener.accept().await, permit)
+            let stream = listener.accept().await?;
+            Ok::<_, io::Error>((stream, seats.take().await))
         };
-        let (stream, permit) = tokio::select! {
+        let accepted = tokio::select! {
             accepted = accepted => accepted,
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         };
-        let stream = match stream {
-            Ok(stream) => stream,
+        let (stream, seat) = match accepted {
+            Ok((stream, Some(seat))) => (stream, seat),
+            // The places are never closed.
+            Ok((_, None)) => break,
             Err(error) => {
                 // Of a client that left at once, or there are too many files; others may still come.
                 warn!(%error, "a connection could not be accepted");
@@ -57,13 +69,16 @@ pub async fn serve(listener: Listener, router: Router) -> Result<(), Fatal> {
             }
         };
         let stream = impatient(stream, LIMITS.reply_time);
-        let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+        let seated = seated(service.clone(), Arc::clone(&seat));
+        let connection = http.serve_connection(TokioIo::new(stream), service_fn(seated));
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                debug!(%error, "a connection ended early");
+            tokio::select! {
+                ended = connection => if let Err(error) = ended {
+                    debug!(%error, "a connection ended early");
+                },
+                () = seat.asked_to_leave() => debug!("an idle connection makes room for another"),
             }
-            drop(permit);
         });
     }
     drop(listener);
@@ -73,6 +88,25 @@ pub async fn serve(listener: Listener, router: Router) -> Result<(), Fatal> {
         warn!("not all requests were finished in {} s", LIMITS.drain_time.as_secs());
     }
     Ok(())
+}
+
+/// The service for one connection, whose seat is busy from a request's head to the end of its reply.
+fn seated(
+    service: TowerToHyperService<Router>,
+    seat: Arc<Seat>,
+) -> impl Fn(Request<Incoming>) -> Reply {
+    move |request| {
+        let (busy, reply) = (seat.busy(), service.call(request));
+        Box::pin(async move {
+            let reply = reply.await?;
+            Ok(reply.map(|body| {
+                Body::new(body.map_frame(move |frame| {
+                    let _held = &busy;
+                    frame
+                }))
+            }))
+        })
+    }
 }
 
 /// A connection that ends when its client has read nothing for `time` of what it is sent: a reply holds
