@@ -3,6 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::io::Read;
+use std::os::fd::OwnedFd;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -144,7 +146,13 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     let (stop, stopped) = watch::channel(false);
     let clients = clients(&bus, &stopped).await?;
-    daemon.client().counted("in_flight_calls", 4).await?;
+    let embedder = daemon.client().embedder.clone();
+    let into_a_file = tokio::spawn(async move {
+        let texts = much();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        embedder.embed_to_fd(&texts, HashMap::new()).await
+    });
+    daemon.client().counted("in_flight_calls", 5).await?;
     fs::rename(&library, &away)?;
     let [(_, pid, _)] = workers(&daemon).await?[..] else { return Err("not one worker".into()) };
     kill(pid, Signal::SIGKILL)?;
@@ -153,6 +161,19 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
     stop.send(true)?;
     for client in clients {
         assert!(client.await?? > 0, "a call that was in flight is answered");
+    }
+    let (file, rows, dimensions, _) = into_a_file.await??;
+    let mut bytes = Vec::new();
+    fs::File::from(OwnedFd::from(file)).read_to_end(&mut bytes)?;
+    let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|n| f32::from_le_bytes(*n)).collect();
+    assert_eq!(
+        (rows as usize, bytes.len()),
+        (much().len(), much().len() * dimensions as usize * 4)
+    );
+    let vectors = daemon.client().vectors(&much()).await?;
+    for (found, expected) in numbers.chunks(dimensions as usize).zip(vectors) {
+        let cosine = cosine(found, &expected);
+        assert!(cosine >= 0.999, "{cosine}");
     }
     daemon.stop().await
 }

@@ -38,7 +38,7 @@ impl Service {
         served: Arc<Served>,
         request: Request,
     ) -> Result<(Reply, Arc<Served>), Error> {
-        let again = self.may_have_successor(&served).then(|| request.again()).flatten();
+        let again = self.may_have_successor(&served).then(|| request.clone());
         let error = match served.embed(request).await {
             Ok(reply) => return Ok((reply, served)),
             Err(error) => error,
@@ -91,7 +91,10 @@ impl Service {
             () = self.replace_failed(failed) => {}
             () = late => return Err(EngineError::DeadlineExceeded.into()),
         }
-        Ok(self.now().served().filter(|next| !Arc::ptr_eq(next, failed)).cloned())
+        // Somebody may have changed the level meanwhile: that is not what the caller asked for.
+        let takes_over =
+            |next: &&Arc<Served>| !Arc::ptr_eq(next, failed) && next.space == failed.space;
+        Ok(self.now().served().filter(takes_over).cloned())
     }
 
     /// Looks for another provider, unless somebody else has done so since `failed` had failed.
@@ -102,21 +105,5 @@ impl Service {
         if in_force && !failed.is_last.load(Ordering::Relaxed) {
             self.look_for_another(&change).await;
         }
-    }
-}
-
-impl Request {
-    /// The same once more; `None` where vectors of it may be elsewhere already.
-    fn again(&self) -> Option<Self> {
-        let Self { uid, cancel, inputs, options, wait, sink } = self;
-        let (cancel, inputs, options) = (cancel.clone(), inputs.clone(), options.clone());
-        sink.is_none().then_some(Self {
-            uid: *uid,
-            cancel,
-            inputs,
-            options,
-            wait: *wait,
-            sink: None,
-        })
     }
 }

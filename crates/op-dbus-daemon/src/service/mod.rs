@@ -29,7 +29,7 @@ pub use error::Error;
 pub use memory::{GivenBack, absence_name};
 pub use now::{Now, Phase};
 pub use provider::{Host, candidates, host, unavailable, verify};
-pub use served::{Choice, Options, Request, Served};
+pub use served::{Choice, MakeSink, Options, Request, Served};
 pub use worker::{Blueprint, Crew, Spawner, WorkerProgram};
 
 pub(crate) use load::load_time_max;

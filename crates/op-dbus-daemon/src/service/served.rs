@@ -1,6 +1,7 @@
 //! A loaded model with its engine, and what a request asks of it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -97,7 +98,7 @@ pub struct Options {
 }
 
 /// What one caller wants embedded together.
-#[derive(Debug)]
+#[derive(Clone)]
 pub struct Request {
     /// The caller's user.
     pub uid: u32,
@@ -109,9 +110,12 @@ pub struct Request {
     pub options: Options,
     /// Waits for room instead of being refused.
     pub wait: bool,
-    /// Takes the vectors, which the reply does not have then.
-    pub sink: Option<RowSink>,
+    /// Makes what takes the vectors, which the reply does not have then; once for each try.
+    pub sink: Option<MakeSink>,
 }
+
+/// Makes a [`RowSink`]. What the one before took does not count any more.
+pub type MakeSink = Arc<dyn Fn() -> RowSink + Send + Sync>;
 
 impl Served {
     /// The vector space as callers see it: fingerprint and precision.
@@ -158,7 +162,7 @@ impl Served {
             dimensions: options.dimensions,
             cancel,
             wait,
-            sink,
+            sink: sink.map(|make| make()),
         };
         Ok(self.engine.embed(call).await?)
     }

@@ -167,8 +167,9 @@ impl Caller {
                 Ok((values, shape, info)) => {
                     return Ok(vec![Reply::new((first, texts), values, shape, &info)?]);
                 }
-                // Others of this user may have all streams: there is still the queue.
-                Err(bulk::Error::Call(error)) if is_full(&error) => {}
+                // Others of this user may have all streams: there is still the queue. And a provider
+                // that has failed is replaced in the midst of these calls alone.
+                Err(bulk::Error::Call(error)) if is_full(&error) || is_lost(&error) => {}
                 Err(bulk::Error::Call(error)) if is_unknown(&error) => {
                     self.inline_alone.store(true, Ordering::Relaxed);
                 }
@@ -215,6 +216,11 @@ impl Caller {
 fn is_full(error: &zbus::Error) -> bool {
     let name = op_dbus_api::Error::from_reply(error).map(|error| error.name());
     matches!(name, Some(ErrorName::Overloaded | ErrorName::QuotaExceeded))
+}
+
+fn is_lost(error: &zbus::Error) -> bool {
+    let name = op_dbus_api::Error::from_reply(error).map(|error| error.name());
+    name == Some(ErrorName::WorkerFailed)
 }
 
 /// The service is older than the method, or the bus carries no file descriptors.

@@ -47,7 +47,7 @@ impl Calls {
         let (cancel, sink) = (caller.cancel.clone(), Some(result.sink(0)));
         let inputs = texts.into();
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink };
-        let reply = served.embed(request).await?;
+        let (reply, served) = self.service.embed(served, request).await?;
         let file = result.seal(rows as u64)?;
         let info = Embedded { reply, served }.info();
         Ok((file.into(), wire(rows), wire(dimensions), info))

@@ -13,6 +13,7 @@ use op_dbus_engine::RowSink;
 
 use crate::bus::encoding::Encoding;
 use crate::npy;
+use crate::service::MakeSink;
 
 /// What a result's file descriptor holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,9 +81,12 @@ impl ResultFile {
     }
 
     /// Takes the vectors of a call whose first text is row number `first`.
-    pub fn sink(&self, first: u64) -> RowSink {
+    pub fn sink(&self, first: u64) -> MakeSink {
         let rows = self.rows.clone();
-        RowSink::new(move |text, vector| rows.write(first + u64::from(text), vector))
+        Arc::new(move || {
+            let rows = rows.clone();
+            RowSink::new(move |text, vector| rows.write(first + u64::from(text), vector))
+        })
     }
 
     /// Whether all rows so far could be written.
