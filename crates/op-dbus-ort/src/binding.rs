@@ -109,7 +109,7 @@ impl Buffers {
             }
         };
         self.bound.push(bound);
-        Ok(self.bound.last_mut().expect("one was pushed"))
+        self.bound.last_mut().ok_or_else(|| ort::Error::new("no buffers are bound"))
     }
 
     fn bind(&self, session: &Session, shape: [usize; 2]) -> ort::Result<Bound> {

@@ -150,14 +150,14 @@ impl RemoteBackend {
         };
         match feed {
             Some((feed, binary)) => {
-                let request = feed.request(batch, *binary);
+                let request = feed.request(batch, *binary)?;
                 let (url, most) =
                     (oip::infer_url(url, model), most(feed.numbers(shape.dimensions)));
                 let answer = self.client.post(&url, &request, (time, most), quote)?;
                 feed.answer(&answer, (batch.lengths, shape), out)?;
             }
             None => {
-                let body = openai::request(model, batch);
+                let body = openai::request(model, batch)?;
                 let request = Message { body, json_bytes: None };
                 let (url, most) = (openai::url(url), most(out.len()));
                 let answer = self.client.post(&url, &request, (time, most), quote)?;

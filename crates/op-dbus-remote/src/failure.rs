@@ -31,6 +31,11 @@ impl Failure {
         Self::Quoted(format!("its answer makes no sense: {what}"))
     }
 
+    /// A request that could not be made.
+    pub fn unwritable(why: impl fmt::Display) -> Self {
+        Self::Away(format!("the request can't be written ({why})"))
+    }
+
     /// What may be told where a caller's batch was sent.
     pub fn unquoted(self) -> Self {
         match self {

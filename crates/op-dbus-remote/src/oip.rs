@@ -93,7 +93,10 @@ impl Feed {
     }
 
     /// A request for the vectors of a batch; with `binary` the tensors are bytes behind the JSON.
-    pub fn request(&mut self, batch: &Batch<'_>, binary: bool) -> Message {
+    ///
+    /// # Errors
+    /// The request can't be written.
+    pub fn request(&mut self, batch: &Batch<'_>, binary: bool) -> Result<Message, Failure> {
         self.padded.fill(batch);
         for input in &mut self.inputs {
             input.data.fill(input.content, &self.padded, batch.lengths);
@@ -103,10 +106,10 @@ impl Feed {
             parameters: binary.then_some(BinaryOutput { binary_data: true }),
         }];
         let inputs = self.inputs.iter().map(|input| input.sent(&self.padded, binary)).collect();
-        let mut body = serde_json::to_vec(&Request { inputs, outputs })
-            .expect("a request is plain strings and numbers");
+        let request = Request { inputs, outputs };
+        let mut body = serde_json::to_vec(&request).map_err(Failure::unwritable)?;
         if !binary {
-            return Message { body, json_bytes: None };
+            return Ok(Message { body, json_bytes: None });
         }
         let json_bytes = body.len();
         for input in &self.inputs {
@@ -115,7 +118,7 @@ impl Feed {
                 Filled::I64(data) => body.extend(data.iter().flat_map(|id| id.to_le_bytes())),
             }
         }
-        Message { body, json_bytes: Some(json_bytes) }
+        Ok(Message { body, json_bytes: Some(json_bytes) })
     }
 
     /// Numbers in the answer to the last request.

@@ -18,7 +18,10 @@ pub fn url(endpoint: &str) -> String {
 }
 
 /// A request for the vectors of a batch.
-pub fn request(model: &str, batch: &Batch<'_>) -> Vec<u8> {
+///
+/// # Errors
+/// The request can't be written.
+pub fn request(model: &str, batch: &Batch<'_>) -> Result<Vec<u8>, Failure> {
     #[derive(serde::Serialize)]
     struct Request<'a> {
         model: &'a str,
@@ -26,7 +29,7 @@ pub fn request(model: &str, batch: &Batch<'_>) -> Vec<u8> {
         encoding_format: &'static str,
     }
     let request = Request { model, input: Rows(batch), encoding_format: "base64" };
-    serde_json::to_vec(&request).expect("a request is plain strings and numbers")
+    serde_json::to_vec(&request).map_err(Failure::unwritable)
 }
 
 /// The token ids of each text.
@@ -225,7 +228,7 @@ mod tests {
         let batch = Batch { ids: &[101, 7, 102, 101, 102], lengths: &[3, 2] };
         let expected =
             r#"{"model":"m","input":[[101,7,102],[101,102]],"encoding_format":"base64"}"#;
-        assert_eq!(String::from_utf8(request("m", &batch)).unwrap(), expected);
+        assert_eq!(String::from_utf8(request("m", &batch).unwrap()).unwrap(), expected);
         assert_eq!(url("https://h"), "https://h/v1/embeddings");
         assert_eq!(url("https://h/v1"), "https://h/v1/embeddings");
     }

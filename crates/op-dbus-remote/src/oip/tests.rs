@@ -30,7 +30,7 @@ fn answered(feed: &Feed, message: &Message) -> Result<[f32; 4], String> {
 
 #[test]
 fn a_compiled_graph_is_asked_in_json() {
-    let request = feed(COMPILED).request(&BATCH, false);
+    let request = feed(COMPILED).request(&BATCH, false).unwrap();
     let expected = concat!(
         r#"{"inputs":[{"name":"input_ids","shape":[2,2],"datatype":"INT32","data":[1,2,3,0]},"#,
         r#"{"name":"lengths","shape":[2],"datatype":"INT32","data":[2,1]}],"#,
@@ -42,7 +42,7 @@ fn a_compiled_graph_is_asked_in_json() {
 
 #[test]
 fn tensors_travel_as_bytes_behind_the_json() {
-    let request = feed(COMPILED).request(&BATCH, true);
+    let request = feed(COMPILED).request(&BATCH, true).unwrap();
     let (json, bytes) = request.body.split_at(request.json_bytes.unwrap());
     let json = String::from_utf8(json.to_vec()).unwrap();
     assert!(json.contains(r#""parameters":{"binary_data_size":16}"#), "{json}");
@@ -56,7 +56,7 @@ fn tensors_travel_as_bytes_behind_the_json() {
 #[test]
 fn vectors_are_read_in_every_form() {
     let mut feed = feed(COMPILED);
-    feed.request(&BATCH, false);
+    feed.request(&BATCH, false).unwrap();
     let head = r#"{"outputs":[{"name":"embedding","shape":[2,2],"datatype":"FP32""#;
     for data in ["[1,2,3,4]", "[[1,2],[3.0,4e0]]"] {
         let found = answered(&feed, &json(&format!(r#"{head},"data":{data}}}]}}"#)));
@@ -71,7 +71,7 @@ fn vectors_are_read_in_every_form() {
 #[test]
 fn vectors_of_tokens_are_pooled() {
     let mut feed = feed(TOKENS);
-    let request = feed.request(&BATCH, false);
+    let request = feed.request(&BATCH, false).unwrap();
     let request = String::from_utf8(request.body).unwrap();
     assert!(request.contains(r#""datatype":"INT64","data":[1,1,1,0]"#), "{request}");
     let body = r#"{"outputs":[{"name":"last_hidden_state","shape":[2,2,2],"datatype":"FP32",
@@ -82,7 +82,7 @@ fn vectors_of_tokens_are_pooled() {
 #[test]
 fn answers_that_are_none_are_refused() {
     let mut feed = feed(COMPILED);
-    feed.request(&BATCH, false);
+    feed.request(&BATCH, false).unwrap();
     let with = |shape: &str, datatype: &str, rest: &str| {
         json(&format!(
             r#"{{"outputs":[{{"name":"embedding","shape":{shape},"datatype":"{datatype}"{rest}}}]}}"#
