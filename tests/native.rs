@@ -11,8 +11,8 @@ use op_dbus_api::ErrorName;
 use zbus::OwnedVariant;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::refused;
-use crate::harness::command::{clean, finish};
+use crate::harness::client::{Client, refused};
+use crate::harness::command::{clean, cli, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, cosine, distance};
 use crate::harness::needs::{self, op_dbus};
@@ -28,6 +28,7 @@ tests! {
     its_threads_sleep_when_there_is_nothing_to_do: [Bus, Low],
     it_is_calibrated_once: [Bus, Low],
     its_memory_is_that_of_the_weights: [Bus, Medium],
+    a_worker_in_reserve_computes_what_bulk_keeps_waiting: [Bus, Low],
     a_model_that_was_replaced_is_not_served_under_the_old_name: [Bus],
     a_worker_killed_while_it_packs_leaves_nothing: [Bus, Low],
     an_engine_that_needs_a_library_says_so: [Bus, Low],
@@ -55,16 +56,61 @@ async fn status(daemon: &Daemon, key: &str) -> Outcome<String> {
     Ok(value.clone().try_into()?)
 }
 
+/// The workers of `GetStatus`.
+async fn workers(daemon: &Daemon) -> Outcome<Vec<HashMap<String, OwnedVariant>>> {
+    let status = daemon.client().manager.get_status().await?;
+    Ok(status.get("workers").ok_or("no workers")?.clone().try_into()?)
+}
+
+async fn a_worker_in_reserve_computes_what_bulk_keeps_waiting() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("workers_per_device", "1");
+    let daemon = setup.ready(&bus).await?;
+    let text = "somebody waits for this";
+    let alone = daemon.client().vectors(&[text]).await?;
+    assert_eq!(workers(&daemon).await?.len(), 1);
+
+    let bulk = Client::on(&bus).await?;
+    let flood = tokio::spawn(async move {
+        let texts: Vec<String> =
+            (0..500).map(|line| format!("line {line} of a long log")).collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        loop {
+            if let Err(error) = bulk.embedder.embed_to_fd(&texts, HashMap::new()).await {
+                return error;
+            }
+        }
+    });
+    let reserve = within("a worker in reserve", async {
+        loop {
+            assert_eq!(daemon.client().vectors(&[text]).await?, alone);
+            let used = |worker: &HashMap<String, OwnedVariant>| {
+                let batches = worker["batches"].try_clone().ok()?.try_into().unwrap_or(0_u64);
+                Some(bool::try_from(worker["reserved"].try_clone().ok()?).ok()? && batches > 0)
+            };
+            let found = workers(&daemon).await?.into_iter().find(|one| used(one) == Some(true));
+            if let Some(reserve) = found {
+                return Outcome::Ok(reserve);
+            }
+        }
+    })
+    .await??;
+    let sandbox: String = reserve.get("sandbox").ok_or("no sandbox")?.clone().try_into()?;
+    assert!(sandbox.contains("seccomp"), "{sandbox}");
+    let told = cli(&bus, &["status"]).await?.success()?;
+    assert!(told.contains("for interactive calls beside bulk"), "{told}");
+    flood.abort();
+    daemon.stop().await
+}
+
 async fn it_is_calibrated_once() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("batch_tokens_max", "auto");
     let daemon = setup.ready(&bus).await?;
     let measured = |daemon: &Daemon| daemon.process.stderr().contains("calibrated how");
     assert!(measured(&daemon), "{}", daemon.process.stderr());
-    let status = daemon.client().manager.get_status().await?;
-    let workers: Vec<HashMap<String, OwnedVariant>> =
-        status.get("workers").ok_or("no workers")?.clone().try_into()?;
-    let tokens: u64 = workers[0].get("batch_tokens").ok_or("no figure")?.clone().try_into()?;
+    let tokens: u64 =
+        workers(&daemon).await?[0].get("batch_tokens").ok_or("no figure")?.clone().try_into()?;
     assert!(tokens >= 128, "{tokens}");
     let expected = daemon.client().vectors(&["as good as ever"]).await?;
     daemon.stop().await?;

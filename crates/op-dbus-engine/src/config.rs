@@ -181,6 +181,9 @@ pub struct Pool {
     pub factory: BackendFactory,
     /// Workers; each has a thread in the engine and a backend from the factory. Zero counts as one.
     pub workers: usize,
+    /// Workers beside these for interactive work alone, with the next numbers. They have a backend only
+    /// while bulk work is about as well, and compute only while it keeps the others.
+    pub reserved: usize,
     /// The bounds on their batches.
     pub batch: BatchLimits,
     /// What every backend has to make of the engine's own text before it is trusted; none where
@@ -194,7 +197,7 @@ impl Pool {
     /// One worker under the default limits.
     pub fn new(factory: BackendFactory) -> Self {
         let batch = BatchLimits::default();
-        Self { factory, workers: 1, batch, reference: None, holds_device: false }
+        Self { factory, workers: 1, reserved: 0, batch, reference: None, holds_device: false }
     }
 }
 

@@ -79,7 +79,20 @@ pub(crate) fn work(
     }
 }
 
+/// The body of a reserved worker's thread, which makes itself a backend when it is needed. Until then it
+/// is described as `like`.
+pub(crate) fn stand_by(place: Place, shared: Arc<Shared>, like: Description) {
+    let scheduler = Arc::clone(&shared.scheduler);
+    Worker::reserved(place, shared, like).work();
+    scheduler.end(place.index);
+}
+
 impl Worker {
+    /// One without a backend.
+    fn reserved(place: Place, shared: Arc<Shared>, like: Description) -> Self {
+        Self::new(place, shared, Box::new(Gone(like)))
+    }
+
     fn new(place: Place, shared: Arc<Shared>, backend: Box<dyn Backend>) -> Self {
         let description = backend.description().clone();
         let (ids, lengths, out, computed) = Default::default();

@@ -56,6 +56,7 @@ mod prepare;
 mod presence;
 mod proof;
 mod queue;
+mod reserve;
 mod roster;
 mod routing;
 mod scheduler;

@@ -9,6 +9,7 @@ use std::collections::BinaryHeap;
 use crate::call::Priority;
 use crate::config::{BatchLayout, BatchLimits};
 use crate::queue::{Entry, Lane, Queue};
+use crate::reserve::Serves;
 
 /// Below this many padded tokens a second batch would cost more than any padding.
 const PADDING_EXEMPT_TOKENS: usize = 64;
@@ -131,18 +132,18 @@ impl Planner {
         self.budget.tokens_max = self.budget.tokens_max.min(tokens);
     }
 
-    /// Takes the next batch out of the queue. The entry whose turn it is goes in any case; a single
-    /// row may exceed the budget.
+    /// Takes the next batch of a worker out of the queue. The entry whose turn it is goes in any case;
+    /// a single row may exceed the budget.
     pub fn plan<T>(
         &mut self,
         queue: &mut Queue<T>,
-        now_us: u64,
+        (serves, now_us): (Serves, u64),
         alive: &dyn Fn(&Entry<T>) -> bool,
         plan: &mut Plan<T>,
     ) {
         plan.batch.clear();
         plan.dead.clear();
-        while let Some((class, aged)) = queue.turn(now_us) {
+        while let Some((class, aged)) = queue.turn(serves, now_us) {
             let Some(Turn { uid, served, .. }) = turn_in(queue, class) else { break };
             let Some(head) = take_alive(queue, class, uid, alive, &mut plan.dead) else { continue };
             queue.taken(class, aged, now_us);
@@ -254,9 +255,9 @@ impl Planner {
     }
 }
 
-/// The entry that the next batch begins with, unless nobody waits for it any more.
-pub(crate) fn first<T>(queue: &Queue<T>, now_us: u64) -> Option<&Entry<T>> {
-    let (class, _) = queue.turn(now_us)?;
+/// The entry that a worker's next batch begins with, unless nobody waits for it any more.
+pub(crate) fn first<T>(queue: &Queue<T>, serves: Serves, now_us: u64) -> Option<&Entry<T>> {
+    let (class, _) = queue.turn(serves, now_us)?;
     queue.lane(class, turn_in(queue, class)?.uid)?.entries.front()
 }
 

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::call::Priority;
+use crate::reserve::Serves;
 
 /// Entries of a lane that may be taken from behind its first while that one fits no batch. After
 /// that the lane gives its first or nothing: else what is taken from behind could keep the lane
@@ -137,10 +138,16 @@ impl<T> Queue<T> {
         classes.into_iter().flat_map(|c| c.lanes.into_values()).flat_map(|l| l.entries).collect()
     }
 
-    /// The class whose turn it is, and whether by ageing.
-    pub fn turn(&self, now_us: u64) -> Option<(Priority, bool)> {
-        let Some(oldest) = self.bulk.oldest_us() else {
-            return (self.interactive.texts > 0).then_some((Priority::Interactive, false));
+    /// Whether interactive work waits.
+    pub fn has_interactive(&self) -> bool {
+        self.interactive.texts > 0
+    }
+
+    /// The class whose turn it is with a worker, and whether by ageing.
+    pub fn turn(&self, serves: Serves, now_us: u64) -> Option<(Priority, bool)> {
+        let bulk = (serves == Serves::Everybody).then(|| self.bulk.oldest_us()).flatten();
+        let Some(oldest) = bulk else {
+            return self.has_interactive().then_some((Priority::Interactive, false));
         };
         if self.interactive.texts == 0 {
             return Some((Priority::Bulk, false));

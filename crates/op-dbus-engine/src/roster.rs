@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use crate::backend::{BackendError, Description, Footprint};
 use crate::batch::Batch;
+use crate::call::Priority;
 use crate::config::{self, BatchLimits, ModelShape};
 use crate::planner::Planner;
+use crate::reserve::Serves;
 use crate::routing::{self, Cost, Lane, Running, Waiting};
 use crate::status::{WorkerState, WorkerStatus};
 
@@ -26,6 +28,7 @@ pub(crate) struct Roster {
 #[derive(Debug)]
 struct Pool {
     batch: BatchLimits,
+    reserved: usize,
     holds_device: bool,
     planner: Planner,
     cost: Cost,
@@ -71,7 +74,7 @@ impl Roster {
             let tokens_max = limits.tokens_max.max(model.max_input_tokens);
             let batch = BatchLimits { tokens_max, rows_max: limits.rows_max.max(1), ..limits };
             let (planner, cost) = (Planner::new(batch), Cost::default());
-            Pool { batch, holds_device: pool.holds_device, planner, cost }
+            Pool { batch, reserved: pool.reserved, holds_device: pool.holds_device, planner, cost }
         };
         Self { pools: pools.iter().map(pool).collect(), workers: Vec::new() }
     }
@@ -81,7 +84,8 @@ impl Roster {
         self.pools.len() > 1
     }
 
-    /// The workers, all loaded and idle, each with its pool.
+    /// The workers, all loaded and idle, each with its pool. Behind them come those that the pools
+    /// reserve, without backends.
     pub fn add(&mut self, workers: Vec<(usize, Description)>) {
         for (pool, description) in &workers {
             let tokens = description.batch_tokens;
@@ -91,11 +95,12 @@ impl Roster {
                 pool.planner.lower_tokens_max(tokens);
             }
         }
-        let worker = |(pool, description)| Worker {
+        let worker = |(pool, description), reserved, state| Worker {
             pool,
             status: WorkerStatus {
                 description,
-                state: WorkerState::Idle,
+                reserved,
+                state,
                 batches: 0,
                 rows: 0,
                 tokens: 0,
@@ -108,7 +113,49 @@ impl Roster {
             order: None,
             given_back: Footprint::default(),
         };
-        self.workers = workers.into_iter().map(worker).collect();
+        let mut reserved = Vec::new();
+        for (index, pool) in self.pools.iter().enumerate() {
+            let like = workers.iter().find(|(pool, _)| *pool == index);
+            let like = like.map(|(pool, like)| (*pool, Description { pid: 0, ..like.clone() }));
+            reserved.extend(like.into_iter().cycle().take(pool.reserved));
+        }
+        let loaded = workers.into_iter().map(|of| worker(of, false, WorkerState::Idle));
+        let reserved = reserved.into_iter().map(|of| worker(of, true, WorkerState::Unloaded));
+        self.workers = loaded.chain(reserved).collect();
+    }
+
+    /// Those that compute whatever waits.
+    fn ordinary(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter().filter(|worker| !worker.status.reserved)
+    }
+
+    fn reserved(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter().filter(|worker| worker.status.reserved)
+    }
+
+    /// Whom a worker computes for.
+    pub fn serves(&self, worker: usize) -> Serves {
+        match self.workers.get(worker) {
+            Some(worker) if worker.status.reserved => Serves::Interactive,
+            _ => Serves::Everybody,
+        }
+    }
+
+    /// Whether bulk keeps interactive work waiting: nobody is idle, and somebody computes bulk.
+    pub fn is_kept_by_bulk(&self) -> bool {
+        let is_bulk = |running: &Running| running.class == Priority::Bulk;
+        let idle = self.ordinary().any(|worker| worker.status.state == WorkerState::Idle);
+        !idle && self.ordinary().any(|worker| worker.running.as_ref().is_some_and(is_bulk))
+    }
+
+    /// Whether a reserved worker has no backend.
+    pub fn has_unloaded_reserve(&self) -> bool {
+        self.reserved().any(|worker| worker.status.state == WorkerState::Unloaded)
+    }
+
+    /// Whether a reserved worker waits for work.
+    pub fn has_idle_reserve(&self) -> bool {
+        self.reserved().any(|worker| worker.status.state == WorkerState::Idle)
     }
 
     /// The planner of a worker's batches.
@@ -135,7 +182,8 @@ impl Roster {
     pub fn leaves_failed(&self, worker: usize, failed_on: usize, now_us: u64) -> Option<Duration> {
         let device = |index: usize| Some(&self.workers.get(index)?.status.description.device);
         let distance = |index| (device(index) != device(failed_on), index != failed_on);
-        let others = self.workers.iter().enumerate().filter(|(_, other)| other.is_there());
+        let others = self.workers.iter().enumerate();
+        let others = others.filter(|(_, other)| other.is_there() && !other.status.reserved);
         let further = others.filter(|(index, _)| distance(*index) > distance(worker));
         let busy_us = |running: Running| now_us.saturating_sub(running.started_us);
         let left = further.filter_map(|(_, other)| {
@@ -146,7 +194,7 @@ impl Roster {
 
     fn lane(&self, index: usize) -> Option<Lane<'_>> {
         let pool = self.pools.get(index)?;
-        let members = self.workers.iter().filter(|worker| worker.pool == index);
+        let members = self.ordinary().filter(|worker| worker.pool == index);
         let workers = members.filter(|worker| worker.is_there()).map(|worker| worker.running);
         let (cost, tokens_max) = (&pool.cost, pool.planner.tokens_max());
         Some(Lane { cost, tokens_max, workers: workers.collect() })
@@ -162,7 +210,10 @@ impl Roster {
 
     /// A worker has computed a batch, which took `us`.
     pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64) {
-        let Some(Worker { pool, status, .. }) = self.workers.get_mut(worker) else { return };
+        let Some(Worker { pool, status, running, .. }) = self.workers.get_mut(worker) else {
+            return;
+        };
+        *running = None;
         status.batches += 1;
         status.rows += batch.rows() as u64;
         status.tokens += batch.tokens() as u64;
@@ -273,15 +324,16 @@ impl Roster {
         self.workers.iter().all(|worker| worker.status.state == state)
     }
 
-    /// Whether a worker has no backend and is to have one.
+    /// Whether a worker has no backend and is to have one. Reserved ones are not waited for.
     pub fn any_is_coming(&self) -> bool {
         let coming = [WorkerState::Unloaded, WorkerState::Loading];
-        self.workers.iter().any(|worker| coming.contains(&worker.status.state))
+        self.ordinary().any(|worker| coming.contains(&worker.status.state))
     }
 
     /// Whether every worker that is to have a backend has one, or is given up.
     pub fn is_settled(&self, wants: impl Fn(usize) -> bool) -> bool {
-        let settled = |worker: &Worker| worker.is_there() || !worker.can_be_had();
+        let settled =
+            |worker: &Worker| worker.is_there() || worker.status.reserved || !worker.can_be_had();
         let mut workers = self.workers.iter().enumerate();
         workers.all(|(index, worker)| settled(worker) || !wants(index))
     }
@@ -297,21 +349,23 @@ impl Roster {
         self.workers.iter().filter(held).map(|worker| worker.status.state)
     }
 
-    /// What each worker is and does.
+    /// What each worker is and does, without reserved ones that have no backend.
     pub fn statuses(&self) -> Vec<WorkerStatus> {
-        self.workers.iter().map(|worker| worker.status.clone()).collect()
+        let away = |worker: &&Worker| worker.status.reserved && !worker.is_there();
+        let told = self.workers.iter().filter(|worker| !away(worker));
+        told.map(|worker| worker.status.clone()).collect()
     }
 
     /// Whether all workers of the pool that was asked for are given up.
     pub fn is_hopeless(&self) -> bool {
-        let mut first = self.workers.iter().filter(|worker| worker.pool == 0).peekable();
+        let mut first = self.ordinary().filter(|worker| worker.pool == 0).peekable();
         first.peek().is_some() && first.all(|worker| !worker.can_be_had())
     }
 
     /// Why nobody computes any more, if that is so.
     pub fn refusal(&self) -> Option<BackendError> {
         let first = self.workers.first()?;
-        let given_up = self.workers.iter().all(|worker| !worker.can_be_had());
+        let given_up = self.ordinary().all(|worker| !worker.can_be_had());
         given_up.then(|| BackendError::Lost(first.status.last_error.clone().unwrap_or_default()))
     }
 
@@ -331,6 +385,6 @@ impl Roster {
             let pool = self.pools.get(worker.pool)?;
             pool.cost.rate(pool.planner.tokens_max())
         };
-        self.workers.iter().map(|worker| rate(worker).unwrap_or(TOKENS_PER_S_ASSUMED)).sum()
+        self.ordinary().map(|worker| rate(worker).unwrap_or(TOKENS_PER_S_ASSUMED)).sum()
     }
 }

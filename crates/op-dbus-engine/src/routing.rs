@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use crate::call::Priority;
+
 /// Weight of the newest batch in what is known of its size.
 const WEIGHT: f32 = 0.2;
 /// Sizes are told apart by powers of two; a batch of a million tokens belongs to the last.
@@ -75,6 +77,7 @@ pub(crate) struct Lane<'a> {
 /// A batch that is being computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Running {
+    pub class: Priority,
     pub tokens: usize,
     pub started_us: u64,
 }
@@ -116,7 +119,7 @@ impl Lane<'_> {
     /// Time until a worker is idle. One that is late will be so for half as long again, as far as
     /// anybody knows.
     fn remaining(&self, worker: Option<Running>, now_us: u64) -> u64 {
-        let Some(Running { tokens, started_us }) = worker else { return 0 };
+        let Some(Running { tokens, started_us, .. }) = worker else { return 0 };
         let elapsed = now_us.saturating_sub(started_us);
         let expected = self.cost.of(tokens).unwrap_or(0);
         expected.checked_sub(elapsed).unwrap_or(elapsed / 2)

@@ -21,6 +21,7 @@ use crate::job::{Job, Slot};
 use crate::planner::{self, Plan};
 use crate::presence::Absence;
 use crate::queue::{self, Queue};
+use crate::reserve::{Mix, Serves};
 use crate::roster::Roster;
 use crate::routing::{Running, Waiting};
 use crate::stats::Stats;
@@ -45,6 +46,8 @@ pub(crate) struct Scheduler {
     state: Mutex<State>,
     /// Signalled when there is work, when workers are to do something else, and when the engine stops.
     work: Condvar,
+    /// Signalled when there is something for reserved workers.
+    reserve: Condvar,
     /// Signalled when the engine stops or unloads: what a worker waits on between two tries to load.
     stop: Condvar,
     /// Notified when a worker was lost, loaded, unloaded or ended, or has done what it was asked for.
@@ -57,6 +60,7 @@ struct State {
     /// Users whose calls were cancelled since the last batch.
     cancelled: BTreeSet<u32>,
     roster: Roster,
+    mix: Mix,
     /// Why no worker is to have a backend until there is work; none while they are to have one.
     absence: Option<Absence>,
     /// When a worker was loaded last.
@@ -87,8 +91,9 @@ pub(crate) enum Next {
 
 impl Scheduler {
     pub fn new(limits: &Limits, idle_check: Duration, roster: Roster) -> Self {
+        let clock = Clock::start();
         Self {
-            clock: Clock::start(),
+            clock,
             stats: Stats::default(),
             delay_us: limits.batch_delay_us_max,
             idle_check,
@@ -96,12 +101,14 @@ impl Scheduler {
                 queue: Queue::new(limits.bulk_wait_us_max),
                 cancelled: BTreeSet::new(),
                 roster,
+                mix: Mix::new(clock),
                 absence: None,
                 loaded_at: Instant::now(),
                 asleep: false,
                 stopped: false,
             }),
             work: Condvar::new(),
+            reserve: Condvar::new(),
             stop: Condvar::new(),
             changed: Notify::new(),
         }
@@ -123,6 +130,9 @@ impl Scheduler {
         }
         let many = entries.len() > 1;
         let unloaded = state.absence.take().is_some();
+        if let Some(first) = entries.first() {
+            state.mix.saw(first.class, first.uid);
+        }
         for entry in entries {
             state.queue.push(entry);
         }
@@ -154,19 +164,19 @@ impl Scheduler {
         for entry in entries.into_iter().rev() {
             state.queue.push_front(entry);
         }
-        drop(state);
-        self.work.notify_all();
+        self.call_workers(state, true);
     }
 
     /// What a worker does next; a batch is put into `plan`. With `wait`, waits if there is nothing.
     pub fn next_batch(&self, worker: usize, plan: &mut Plan<Row>, wait: bool) -> Next {
         let check_at = Instant::now() + self.idle_check;
         let mut guard = self.lock();
+        let bell = self.bell(&guard, worker);
         loop {
             let state = &mut *guard;
             match state.duty(worker) {
                 Some(Next::Nothing) if wait => {
-                    guard = self.wait(&self.work, guard, None);
+                    guard = self.wait(bell, guard, None);
                     continue;
                 }
                 Some(next) => return next,
@@ -183,15 +193,16 @@ impl Scheduler {
                     return Next::Nothing;
                 }
                 state.roster.set(worker, WorkerState::Idle);
-                guard = self.wait(&self.work, guard, Some(delay));
+                guard = self.wait(bell, guard, Some(delay));
                 continue;
             }
             state.plan(worker, now_us, &alive, plan);
             dead.append(&mut plan.dead);
             let busy = !plan.batch.is_empty();
-            if busy {
+            if let Some(Entry { class, uid, .. }) = plan.batch.first() {
                 let tokens = plan.batch.iter().map(|entry| entry.tokens).sum();
-                state.roster.runs(worker, Running { tokens, started_us: now_us });
+                state.roster.runs(worker, Running { class: *class, tokens, started_us: now_us });
+                state.mix.saw(*class, *uid);
             } else if wait {
                 state.roster.set(worker, WorkerState::Idle);
             }
@@ -216,15 +227,19 @@ impl Scheduler {
             if until_check.is_zero() {
                 return Next::Check;
             }
-            guard = self.wait(&self.work, guard, Some(until_check));
+            guard = self.wait(bell, guard, Some(until_check));
         }
     }
 
     /// How long an idle worker waits for more texts, or for another one to take these.
     fn delay(&self, state: &mut State, worker: usize, now_us: u64) -> Option<Duration> {
-        if let Some(failed_on) = planner::first(&state.queue, now_us)?.failed_on {
+        let serves = state.roster.serves(worker);
+        if let Some(failed_on) = planner::first(&state.queue, serves, now_us)?.failed_on {
             // What batches cost is of no matter here.
             return state.roster.leaves_failed(worker, failed_on, now_us);
+        }
+        if serves == Serves::Interactive {
+            return None;
         }
         if self.delay_us > 0 {
             let tokens_max = state.roster.planner(worker)?.tokens_max();
@@ -234,7 +249,7 @@ impl Scheduler {
                 return Some(Duration::from_micros(wait_us));
             }
         }
-        let (class, _) = state.queue.turn(now_us)?;
+        let (class, _) = state.queue.turn(serves, now_us)?;
         let waiting = Waiting { tokens: state.queue.tokens(), bulk: class == Priority::Bulk };
         state.roster.leaves(worker, waiting, now_us)
     }
@@ -243,7 +258,11 @@ impl Scheduler {
     /// another one.
     fn call_workers(&self, state: MutexGuard<'_, State>, many: bool) {
         let all = many || state.roster.is_mixed() || state.is_choosy(self.clock.now_us());
+        let reserve = state.calls_reserve();
         drop(state);
+        if reserve {
+            self.reserve.notify_all();
+        }
         if all {
             self.work.notify_all();
         } else {
@@ -280,6 +299,14 @@ impl Scheduler {
         self.lock().roster.tokens_per_s()
     }
 
+    /// What a worker waits on.
+    fn bell(&self, state: &State, worker: usize) -> &Condvar {
+        match state.roster.serves(worker) {
+            Serves::Everybody => &self.work,
+            Serves::Interactive => &self.reserve,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -307,14 +334,31 @@ impl State {
         alive: &dyn Fn(&Entry) -> bool,
         plan: &mut Plan<Row>,
     ) {
-        if let Some(planner) = self.roster.planner(worker) {
-            planner.plan(&mut self.queue, now_us, alive, plan);
+        let serves = self.roster.serves(worker);
+        if serves == Serves::Interactive && !self.roster.is_kept_by_bulk() {
+            plan.batch.clear();
+            plan.dead.clear();
+            return;
         }
+        if let Some(planner) = self.roster.planner(worker) {
+            planner.plan(&mut self.queue, (serves, now_us), alive, plan);
+        }
+    }
+
+    /// Whether there is something for reserved workers: to be there, or to compute.
+    fn calls_reserve(&self) -> bool {
+        let computes = || {
+            self.roster.has_idle_reserve()
+                && self.queue.has_interactive()
+                && self.roster.is_kept_by_bulk()
+        };
+        (self.roster.has_unloaded_reserve() && self.mix.is_both()) || computes()
     }
 
     /// Whether what is next is not for every worker.
     fn is_choosy(&self, now_us: u64) -> bool {
-        planner::first(&self.queue, now_us).is_some_and(|entry| entry.failed_on.is_some())
+        planner::first(&self.queue, Serves::Everybody, now_us)
+            .is_some_and(|entry| entry.failed_on.is_some())
     }
 
     /// Why nothing can be queued: the engine has stopped, or no worker can be had.

@@ -77,7 +77,20 @@ pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
     }
     loaded.sort_by_key(|(place, _)| place.index);
     let loaded = loaded.into_iter().map(|(place, description)| (place.pool, description));
-    shared.scheduler.add_workers(loaded.collect());
+    let loaded: Vec<_> = loaded.collect();
+    shared.scheduler.add_workers(loaded.clone());
+    for place in reserved(&shared.pools) {
+        let like = loaded.iter().find(|(pool, _)| *pool == place.pool);
+        let Some((_, like)) = like.cloned() else { continue };
+        let shared = Arc::clone(shared);
+        let thread = spawn(format!("embed-reserve-{}", place.index), move || {
+            dispatch::stand_by(place, shared, like);
+        });
+        match thread {
+            Ok(thread) => threads.push(thread),
+            Err(error) => result = Err(error),
+        }
+    }
     if result.is_err() {
         shared.scheduler.stop();
     }
@@ -96,6 +109,17 @@ fn places(pools: &[Pool]) -> Vec<Place> {
     let members = |(pool, of): (usize, &Pool)| (0..of.workers.max(1)).map(move |n| (pool, n));
     let members = pools.iter().enumerate().flat_map(members);
     members.enumerate().map(|(index, (pool, number))| Place { index, pool, number }).collect()
+}
+
+/// The reserved workers of the pools, behind all others.
+pub(crate) fn reserved(pools: &[Pool]) -> Vec<Place> {
+    let first: usize = pools.iter().map(|pool| pool.workers.max(1)).sum();
+    let members = |(pool, of): (usize, &Pool)| {
+        let workers = of.workers.max(1);
+        (workers..workers + of.reserved).map(move |number| (pool, number))
+    };
+    let members = pools.iter().enumerate().flat_map(members).enumerate();
+    members.map(|(n, (pool, number))| Place { index: first + n, pool, number }).collect()
 }
 
 /// Starts a thread.

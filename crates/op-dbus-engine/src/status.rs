@@ -7,6 +7,8 @@ use crate::backend::Description;
 pub struct WorkerStatus {
     /// What it has loaded and where it runs.
     pub description: Description,
+    /// Whether it computes interactive work alone, while bulk keeps the others.
+    pub reserved: bool,
     /// What it does now.
     pub state: WorkerState,
     /// Batches that it ran.

@@ -185,6 +185,7 @@ fn worker(worker: &WorkerStatus) -> Dictionary {
         ("isa", about.isa.clone().into()),
         ("pid", about.pid.into()),
         ("state", state(worker.state).into()),
+        ("reserved", worker.reserved.into()),
         ("batches", worker.batches.into()),
         ("rows", worker.rows.into()),
         ("tokens", worker.tokens.into()),

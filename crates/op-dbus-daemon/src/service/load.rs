@@ -92,6 +92,7 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
     let pool = |host: &Host, precision, reference| Pool {
         factory: spawner(&blueprint(host, precision), settings),
         workers: workers(settings, host),
+        reserved: reserved(host),
         batch: batch_limits(settings, host),
         reference,
         holds_device: host.provider != Provider::Cpu,
@@ -147,6 +148,11 @@ fn workers(settings: &Settings, host: &Host) -> usize {
         Provider::Cpu => Crew::of(settings, host.cpu_engine, Vec::new()).workers,
         _ => host.devices.len() * settings.workers_per_device.unwrap_or(1),
     }
+}
+
+/// Worker processes beside these for interactive work: where one takes no second copy of the weights.
+fn reserved(host: &Host) -> usize {
+    usize::from(host.provider == Provider::Cpu && host.cpu_engine == CpuEngine::Native)
 }
 
 fn served(

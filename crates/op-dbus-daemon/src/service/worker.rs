@@ -92,6 +92,9 @@ impl WorkerProgram {
         let memory_max = memory_max(settings, host.provider, crew.workers, machine_memory());
         let (blueprint, settings) = (blueprint.clone(), settings.clone());
         move |number| {
+            let mut blueprint = blueprint.clone();
+            // What is measured beside other work would be wrong for long.
+            blueprint.host.calibrate &= number < crew.workers;
             let member = (number, crew.member(number));
             let mut command = command(&self.exe, &blueprint, &settings, member);
             if let Some(bytes) = memory_max {
@@ -145,7 +148,12 @@ impl Crew {
         Self { workers, threads, cpus }
     }
 
+    /// The share of worker `number`. One beyond the crew is reserved for what can't wait for the others: a
+    /// thread that the kernel puts where there is most room.
     fn member(&self, number: usize) -> Member<'_> {
+        if number >= self.workers {
+            return Member { threads: 1, cpus: &[] };
+        }
         let start = number * self.threads;
         let cpus = self.cpus.get(start..start + self.threads).unwrap_or_default();
         Member { threads: self.threads, cpus }
@@ -347,6 +355,7 @@ mod tests {
         let crew = Crew { workers: 2, threads: 2, cpus: vec![0, 1, 4, 5] };
         assert_eq!(crew.member(0).cpus, [0, 1]);
         assert_eq!(crew.member(1).cpus, [4, 5]);
-        assert_eq!(crew.member(2).cpus, [0_usize; 0], "a number beyond the crew is not pinned");
+        let reserved = Member { threads: 1, cpus: &[] };
+        assert_eq!(crew.member(2), reserved, "a number beyond the crew is not pinned");
     }
 }

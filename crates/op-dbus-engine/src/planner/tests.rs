@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::call::Priority::{Bulk, Interactive};
+use crate::reserve::Serves;
 
 const WAIT_US: u64 = 100;
 
@@ -52,7 +53,7 @@ fn plan(
     alive: &dyn Fn(&Entry<Item>) -> bool,
 ) -> Plan<Item> {
     let mut plan = Plan::default();
-    Planner::new(*budget).plan(queue, now_us, alive, &mut plan);
+    Planner::new(*budget).plan(queue, (Serves::Everybody, now_us), alive, &mut plan);
     plan
 }
 
@@ -116,7 +117,7 @@ proptest! {
         let (mut planner, mut plan) = (Planner::new(budget), Plan::default());
         let mut take = |queue: &mut Queue<Item>| -> Result<bool, TestCaseError> {
             now_us += 7;
-            planner.plan(queue, now_us, &is_alive, &mut plan);
+            planner.plan(queue, (Serves::Everybody, now_us), &is_alive, &mut plan);
             check_batch(&plan.batch, &budget)?;
             for entry in &plan.batch {
                 prop_assert!(entry.item.alive);
@@ -182,7 +183,7 @@ proptest! {
         }
         let (mut bulk_last_us, mut bulk_in_a_row) = (0, 0);
         for (now_us, arrived) in (0..).step_by(batch_us as usize).zip(arrivals) {
-            let interactive_waits = queue.turn(0).is_some_and(|turn| turn.0 == Interactive);
+            let interactive_waits = queue.turn(Serves::Everybody, 0).is_some_and(|turn| turn.0 == Interactive);
             let plan = plan(&mut queue, &budget(layout, 50), now_us, &is_alive);
             match plan.batch.first().map(|entry| entry.class) {
                 Some(Bulk) => {

@@ -35,7 +35,7 @@ fn small_work_stays_where_it_starts_at_once_and_large_work_goes_where_it_is_fast
 #[test]
 fn a_slow_pool_helps_with_what_the_fast_one_would_not_come_to() {
     let (cpu, device) = (cost(0, 100), cost(1_000, 5));
-    let busy = Some(Running { tokens: 8192, started_us: 0 });
+    let busy = Some(Running { class: Priority::Interactive, tokens: 8192, started_us: 0 });
     let (cpu, device) = (lane(&cpu, 512, &[None]), lane(&device, 8192, &[busy]));
     // The device needs 42 ms for the batch that it runs, and 42 ms for each that follows.
     let waiting = |tokens, bulk| Waiting { tokens, bulk };
@@ -49,7 +49,7 @@ fn a_slow_pool_helps_with_what_the_fast_one_would_not_come_to() {
 #[test]
 fn a_pool_that_is_late_is_relied_on_less_and_less() {
     let (slow, fast) = (cost(0, 1_000), cost(0, 10));
-    let running = Some(Running { tokens: 100, started_us: 0 });
+    let running = Some(Running { class: Priority::Interactive, tokens: 100, started_us: 0 });
     let (slow, fast) = (lane(&slow, 512, &[None]), lane(&fast, 512, &[running]));
     let left = |now_us| leave(&slow, std::slice::from_ref(&fast), TEXT, now_us);
     // 20 ms here; it was to be done after 1 ms there.

@@ -7,6 +7,7 @@ use super::{Next, Scheduler, State, fail};
 use crate::backend::{BackendError, Description, Footprint};
 use crate::error::Error;
 use crate::presence::{Absence, Presence};
+use crate::reserve::Serves;
 use crate::roster::Order;
 use crate::status::{WorkerState, WorkerStatus};
 
@@ -217,6 +218,7 @@ impl Scheduler {
     /// Wakes every worker, whatever it waits for.
     fn call_all(&self) {
         self.work.notify_all();
+        self.reserve.notify_all();
         self.stop.notify_all();
         self.changed.notify_waiters();
     }
@@ -254,7 +256,8 @@ impl State {
     }
 
     fn wants(&self, worker: usize) -> bool {
-        self.absence.is_none() && !(self.asleep && self.roster.holds_device(worker))
+        let needed = self.roster.serves(worker) == Serves::Everybody || self.mix.is_both();
+        self.absence.is_none() && needed && !(self.asleep && self.roster.holds_device(worker))
     }
 
     fn devices_are_free(&self) -> bool {

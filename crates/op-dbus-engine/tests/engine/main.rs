@@ -7,5 +7,6 @@ mod faults;
 mod limits;
 mod pools;
 mod presence;
+mod reserve;
 mod sinks;
 mod support;

@@ -76,7 +76,7 @@ pub fn expected(text: &str) -> Vec<f32> {
     vector
 }
 
-/// An engine with one worker that shows the test each batch and runs it when told to.
+/// An engine with a worker that shows the test each batch and runs it when told to.
 pub struct Gate {
     pub engine: Engine,
     batches: Receiver<Vec<String>>,
@@ -89,6 +89,21 @@ impl Gate {
     }
 
     pub fn batched(limits: Limits, batch: BatchLimits) -> Self {
+        Self::made(|factory| batched(factory, limits, batch, 1))
+    }
+
+    /// With a worker in reserve that is made by `reserve` and waits for nobody.
+    pub fn reserved(reserve: fn() -> Result<Box<dyn Backend>, BackendError>) -> Self {
+        Self::made(|gated| {
+            let factory: BackendFactory =
+                Box::new(move |number| if number == 0 { gated(number) } else { reserve() });
+            let pool = Pool { reserved: 1, ..Pool::new(factory) };
+            let config = config(Limits::default());
+            Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap()
+        })
+    }
+
+    fn made(engine: impl FnOnce(BackendFactory) -> Engine) -> Self {
         let (shown, batches) = channel();
         let (go, wait) = channel();
         let wait = Arc::new(Mutex::new(wait));
@@ -97,7 +112,7 @@ impl Gate {
             let (shown, wait) = (shown.clone(), Arc::clone(&wait));
             Ok(Box::new(Gated { sim, shown, wait, checked: false }))
         });
-        Self { engine: batched(factory, limits, batch, 1), batches, go }
+        Self { engine: engine(factory), batches, go }
     }
 
     /// Waits until a batch is about to run; its texts in alphabetical order.

@@ -253,6 +253,9 @@ fn worker_line(worker: &Value) -> String {
         text("state"),
         counted(number("batches"), "batch", "batches"),
     );
+    if worker["reserved"] == true {
+        line.push_str("; for interactive calls beside bulk");
+    }
     if number("restarts") > 0 {
         let times = counted(number("restarts"), "time", "times");
         let reason = printable(text("last_error"), 200);

@@ -39,8 +39,8 @@ pub const TRIALS: &[Trial] = &[
         promise: "a full queue of bulk texts (100,000) leaves an interactive caller its latency",
         bar: "its p99 is 3 times the idle p99 at most; bulk loses 10 % of its throughput at most",
         how: How::Program(Clock::Timed),
-        rest: "the likely cause where it is missed: a batch of bulk that has begun is not interrupted, \
-               and it may be as large as is fastest",
+        rest: "other engines than the native one have no worker in reserve, and there a batch of bulk that \
+               has begun is waited for",
     },
     Trial {
         number: "T5",

@@ -18,7 +18,7 @@ use crate::proof::load;
 use crate::roster::Roster;
 use crate::scheduler::Scheduler;
 use crate::sim::{Faults, SimBackend};
-use crate::start::{CANARY, probe};
+use crate::start::{CANARY, probe, reserved};
 use crate::tokenizer::Tokenizer;
 
 pub const DIMENSIONS: usize = 4;
@@ -161,7 +161,8 @@ fn shared(random: &mut Random, factory: BackendFactory) -> (Shared, Limits) {
     let workers = random.of(&[1, 2, 3]);
     let holds_device = random.one_in(2);
     // One pool: with two the times that batches really take would choose between them.
-    let pool = Pool { workers, batch, holds_device, ..Pool::new(factory) };
+    let reserved = random.of(&[0, 1]);
+    let pool = Pool { workers, reserved, batch, holds_device, ..Pool::new(factory) };
     let pools = vec![pool];
     let roster = Roster::new(&pools, &model);
     let scheduler = Arc::new(Scheduler::new(&limits, Duration::from_secs(3600), roster));
@@ -169,12 +170,15 @@ fn shared(random: &mut Random, factory: BackendFactory) -> (Shared, Limits) {
     (Shared { scheduler, pools, model, probe, backoff: Duration::ZERO }, limits)
 }
 
-/// The workers of an engine, all loaded.
+/// The workers of an engine, all loaded but those that are reserved.
 pub fn workers(shared: &Arc<Shared>) -> Vec<Worker> {
     let place = |index| Place { index, pool: 0, number: index };
     let worker = |place| Worker::new(place, Arc::clone(shared), load(place, shared).unwrap());
-    let workers: Vec<Worker> = (0..shared.pools[0].workers).map(place).map(worker).collect();
+    let mut workers: Vec<Worker> = (0..shared.pools[0].workers).map(place).map(worker).collect();
     let described = workers.iter().map(|worker| (0, worker.description.clone()));
     shared.scheduler.add_workers(described.collect());
+    let like = workers[0].description.clone();
+    let reserve = |place| Worker::reserved(place, Arc::clone(shared), like.clone());
+    workers.extend(reserved(&shared.pools).into_iter().map(reserve));
     workers
 }

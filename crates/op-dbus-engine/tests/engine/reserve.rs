@@ -1,0 +1,88 @@
+//! A worker in reserve: what interactive callers have of it, and nobody else.
+
+use op_dbus_engine::sim::Faults;
+use op_dbus_engine::{BackendError, Call, Priority, WorkerState};
+
+use crate::support::*;
+
+fn bulk(text: &str) -> Call {
+    Call { priority: Some(Priority::Bulk), ..call(1, &[text]) }
+}
+
+/// A gate behind which a batch of bulk is kept, and the call that waits for it.
+async fn keeping_bulk(gate: &Gate) -> tokio::task::JoinHandle<Vec<f32>> {
+    let engine = gate.engine.clone();
+    let call = tokio::spawn(async move { engine.embed(bulk("bulk")).await.unwrap().vectors });
+    assert_eq!(gate.next_batch(), ["bulk"]);
+    call
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn interactive_texts_pass_a_bulk_batch_that_runs_and_bulk_does_not() {
+    let gate = Gate::reserved(|| sim(Faults::default()));
+    let first = keeping_bulk(&gate).await;
+    assert_eq!(gate.engine.descriptions().len(), 1, "a reserve that nobody needs is not there");
+    let (engine, second) = (gate.engine.clone(), bulk("more"));
+    let second = tokio::spawn(async move { engine.embed(second).await.unwrap().vectors });
+    for text in ["a", "b"] {
+        let reply = gate.engine.embed(call(2, &[text])).await.unwrap();
+        assert_eq!(reply.vectors, expected(text));
+    }
+    let workers = gate.engine.descriptions();
+    let seen: Vec<_> = workers.iter().map(|worker| (worker.reserved, worker.batches)).collect();
+    assert_eq!(seen, [(false, 0), (true, 2)]);
+    gate.go();
+    assert_eq!(gate.next_batch(), ["more"]);
+    gate.go();
+    assert_eq!(first.await.unwrap(), expected("bulk"));
+    assert_eq!(second.await.unwrap(), expected("more"));
+    assert_eq!(gate.engine.descriptions()[1].batches, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reserve_leaves_what_an_idle_worker_can_do() {
+    let gate = Gate::reserved(|| sim(Faults::default()));
+    let first = keeping_bulk(&gate).await;
+    gate.engine.embed(call(2, &["a"])).await.unwrap();
+    gate.go();
+    first.await.unwrap();
+    let engine = gate.engine.clone();
+    let alone = tokio::spawn(async move { engine.embed(call(2, &["b"])).await.unwrap().vectors });
+    assert_eq!(gate.next_batch(), ["b"]);
+    gate.go();
+    assert_eq!(alone.await.unwrap(), expected("b"));
+    assert_eq!(gate.engine.descriptions()[1].batches, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reserve_that_cannot_be_had_costs_nobody_a_vector() {
+    let gate = Gate::reserved(|| Err(BackendError::Lost("there is no room for another".into())));
+    let first = keeping_bulk(&gate).await;
+    let engine = gate.engine.clone();
+    let waits = tokio::spawn(async move { engine.embed(call(2, &["a"])).await.unwrap().vectors });
+    // It waits for the worker that is there.
+    gate.go();
+    assert_eq!(gate.next_batch(), ["a"]);
+    gate.go();
+    assert_eq!(first.await.unwrap(), expected("bulk"));
+    assert_eq!(waits.await.unwrap(), expected("a"));
+    let workers = gate.engine.descriptions();
+    assert_eq!(workers.len(), 1);
+    assert!(matches!(workers[0].state, WorkerState::Idle | WorkerState::Busy));
+    assert!(!gate.engine.is_failing());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reserve_goes_with_the_others() {
+    let gate = Gate::reserved(|| sim(Faults::default()));
+    let first = keeping_bulk(&gate).await;
+    gate.engine.embed(call(2, &["a"])).await.unwrap();
+    gate.go();
+    first.await.unwrap();
+    gate.engine.unload().await;
+    let workers = gate.engine.descriptions();
+    assert_eq!(
+        workers.iter().map(|worker| worker.state).collect::<Vec<_>>(),
+        [WorkerState::Unloaded]
+    );
+}
