@@ -1,6 +1,7 @@
 //! The HTTP gateway, asked as its clients ask it.
 
 mod clients;
+mod leaving;
 mod limits;
 mod starting;
 
@@ -16,7 +17,8 @@ use crate::harness::registry::{Test, tests};
 
 /// The tests of all modules.
 pub fn all() -> Vec<Test> {
-    [tests(), clients::tests(), limits::tests(), starting::tests()].into_iter().flatten().collect()
+    let modules = [tests(), clients::tests(), leaving::tests(), limits::tests(), starting::tests()];
+    modules.into_iter().flatten().collect()
 }
 
 tests! {

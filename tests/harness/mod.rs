@@ -1,5 +1,6 @@
 //! What every test stands on: a private bus, the daemon as a process, clients, and needs.
 
+pub mod balancer;
 pub mod bus;
 pub mod client;
 pub mod command;
@@ -12,6 +13,7 @@ pub mod introspection;
 pub mod journal;
 pub mod manager;
 pub mod needs;
+pub mod network;
 pub mod polkit;
 pub mod process;
 pub mod random;

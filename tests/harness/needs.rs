@@ -62,6 +62,10 @@ pub enum Need {
     SystemdAnalyze,
     /// `polkitd`.
     Polkit,
+    /// HAProxy.
+    Haproxy,
+    /// The right to make network namespaces, and the programs for it.
+    Network,
     /// A kernel whose Landlock restricts files, TCP and signals.
     Landlock,
 }
@@ -88,6 +92,10 @@ impl Need {
                 unless(systemd_units().is_some(), "the units of systemd are not installed")
             }),
             Self::Polkit => unless(polkit::program().is_some(), "polkitd is not installed"),
+            Self::Haproxy => program("haproxy"),
+            Self::Network => program("ip")
+                .or_else(|| program("nsenter"))
+                .or_else(|| unless(network(), "no network namespace can be made")),
             Self::Landlock => unless(landlock(), "the kernel has no Landlock of version 6"),
             Self::Python => python_package(python_path().join("jeepney")),
             Self::PythonHttp => python_package(python_http_path().join("schemathesis")),
@@ -230,6 +238,13 @@ fn landlock() -> bool {
         rules.handle_access(AccessNet::from_all(ABI::V6))?.scope(Scope::from_all(ABI::V6))
     });
     rules.and_then(Ruleset::create).is_ok()
+}
+
+/// Makes a network namespace, which ends with the program in it.
+fn network() -> bool {
+    let mut unshare = std::process::Command::new("unshare");
+    unshare.args(["--net", "true"]).stderr(std::process::Stdio::null());
+    unshare.status().is_ok_and(|status| status.success())
 }
 
 /// Yama's scopes 2 and 3 keep everybody or all but root from attaching to a running process.

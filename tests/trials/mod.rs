@@ -11,6 +11,7 @@ use crate::harness::registry::Test;
 
 mod bulk;
 mod burst;
+mod cut_off;
 mod descriptors;
 mod fairness;
 mod kills;
@@ -41,7 +42,7 @@ fn figure(held: bool, text: std::fmt::Arguments<'_>) {
 
 /// The trial of that name.
 fn trial(name: &str, size: Size) -> Option<Test> {
-    use Need::{Bus, Curl, Low, Root};
+    use Need::{Bus, Curl, Haproxy, Low, Network, PythonHttp, Root};
     let trials = [
         Test::new("tiny-calls", &[Bus], move || tiny_calls::tiny_calls(size)),
         Test::new("soak", &[Bus, Low], move || soak::soak(size)),
@@ -54,6 +55,9 @@ fn trial(name: &str, size: Size) -> Option<Test> {
         Test::new("quitters", &[Bus], move || quitters::quitters(size)),
         Test::new("huge-requests", &[Bus, Curl], move || descriptors::huge_requests(size)),
         Test::new("descriptor-flood", &[Bus], move || descriptors::descriptor_flood(size)),
+        Test::new("fleet-cut-off", &[Network, Haproxy, Bus, Low, PythonHttp], move || {
+            cut_off::fleet_cut_off(size)
+        }),
         Test::new("fair-share", &[Bus, Low, Root], move || fairness::fair_share(size)),
     ];
     trials.into_iter().find(|trial| trial.name() == name)

@@ -39,8 +39,18 @@ pub fn growth_mib(before: u64, after: u64) -> f64 {
 
 /// The time that 99 of 100 took at most.
 pub fn p99(times: &mut [Duration]) -> Duration {
+    percentile(times, 99)
+}
+
+/// The time that half of them took at most.
+pub fn p50(times: &mut [Duration]) -> Duration {
+    percentile(times, 50)
+}
+
+fn percentile(times: &mut [Duration], percent: usize) -> Duration {
     times.sort_unstable();
-    times.get((times.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default()
+    let place = (times.len() * percent).div_ceil(100).saturating_sub(1);
+    times.get(place).copied().unwrap_or_default()
 }
 
 /// Milliseconds, for a figure.

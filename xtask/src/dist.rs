@@ -31,6 +31,7 @@ const FILES: &[(&str, &str)] = &[
         "usr/share/polkit-1/actions/org.opdbus.embedding1.policy",
     ),
     ("README.md", "usr/share/doc/op-dbus/README.md"),
+    ("packaging/haproxy/op-dbus.cfg", "usr/share/doc/op-dbus/examples/haproxy.cfg"),
 ];
 
 /// Folders of which every file with the ending goes to one place.

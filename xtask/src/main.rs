@@ -8,12 +8,14 @@ mod deb;
 mod demo;
 mod dist;
 mod emulate;
+mod fleet;
 mod gpu;
 mod kubernetes;
 mod oci;
 mod packages;
 mod rpm;
 mod shell;
+mod svg;
 mod test;
 mod tidy;
 mod trials;
@@ -36,6 +38,7 @@ Tasks:
   test         everything that must hold: format, lints, tidy, all tests (fetches what they need)
   tidy         the checks of the house alone: layout, floors, sizes, names
   trials       load, faults and attacks, with figures: trials [--quick | --full | --list] [NAME…]
+  simulate-fleet   how long requests take with more nodes and more load (see its --help)
   gpu          on a machine with an accelerator: correctness, speed and memory (see its --help)
   bench-peers  measure op-dbus beside other libraries and write docs/performance.md (see its --help)
 
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Some("test") => test::run(),
         Some("tidy") => tidy::run(),
         Some("trials") => trials::run(&words.collect::<Vec<_>>()),
+        Some("simulate-fleet") => fleet::run(&words.collect::<Vec<_>>()),
         Some("bench-peers") => bench_peers::run(words),
         Some("help" | "--help" | "-h") => {
             print!("{HELP}");

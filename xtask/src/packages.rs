@@ -25,8 +25,8 @@ pub const PIP: &[Need] = &[
 ];
 
 /// What only the tests need: other clients, a way to kill at a system call, another time, a terminal,
-/// polkit, a reader of manual pages, a browser, what the example in C is built with, and what makes
-/// certificates and embeds Python for the servers of a fleet.
+/// polkit, a reader of manual pages, a browser, what the example in C is built with, what makes
+/// certificates and embeds Python for the servers of a fleet, and a balancer on a network.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "curl", package: "curl" },
@@ -43,6 +43,8 @@ pub const TESTS: &[Need] = &[
     Need { program: "/usr/lib/polkit-1/polkitd", package: "polkitd" },
     Need { program: "openssl", package: "openssl" },
     Need { program: "/usr/bin/python3-config", package: "python3-dev" },
+    Need { program: "/usr/sbin/haproxy", package: "haproxy" },
+    Need { program: "ip", package: "iproute2" },
 ];
 
 /// What builds and runs programs for aarch64; what is not a program is named by its path.

@@ -7,6 +7,7 @@ mod bus;
 mod embed;
 mod gate;
 mod key;
+mod leaving;
 mod limits;
 mod listen;
 mod metrics;
@@ -29,6 +30,7 @@ pub use listen::Address;
 
 use bus::Bus;
 use key::Key;
+use leaving::Leaving;
 use limits::LIMITS;
 use metrics::Metrics;
 use models::Models;
@@ -64,6 +66,7 @@ struct Gateway {
     /// One permit for each text in such a request.
     texts: Arc<Semaphore>,
     metrics: Metrics,
+    leaving: Arc<Leaving>,
 }
 
 /// Serves until SIGTERM or SIGINT, then finishes the requests that are in flight.
@@ -76,6 +79,7 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
     let listener = listen::Listener::open(address, key.is_some())?;
     // A page of another origin can't know the key, and nothing but programs comes by a Unix socket.
     let checks_host = key.is_none() && listener.is_tcp();
+    let leaving = Arc::new(Leaving::default());
     let gateway = Gateway {
         bus: Bus::new(connect),
         models: Models::default(),
@@ -84,6 +88,7 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
         requests: Arc::new(Semaphore::new(LIMITS.requests)),
         texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Metrics::default(),
+        leaving: Arc::clone(&leaving),
     };
-    serve::serve(listener, routes::router(Arc::new(gateway))).await
+    serve::serve(listener, routes::router(Arc::new(gateway)), &leaving).await
 }

@@ -28,6 +28,10 @@ pub struct Limits {
     pub answer_time: Duration,
     /// How long the service may take to embed the trial text of `/ready`.
     pub ready_time: Duration,
+    /// How long after `/ready` was asked it is taken for somebody's watch.
+    pub watch_time: Duration,
+    /// How long whoever watches has to send requests elsewhere before connections are refused.
+    pub leave_time: Duration,
     /// How long requests in flight get to end when the gateway is told to.
     pub drain_time: Duration,
     /// Bytes of the API key.
@@ -47,6 +51,8 @@ pub const LIMITS: Limits = Limits {
     reply_time: Duration::from_secs(30),
     answer_time: Duration::from_secs(120),
     ready_time: Duration::from_secs(10),
+    watch_time: Duration::from_secs(30),
+    leave_time: Duration::from_secs(8),
     drain_time: Duration::from_secs(20),
     key_bytes: 4096,
 };

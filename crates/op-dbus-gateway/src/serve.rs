@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::http::HeaderValue;
+use axum::http::header::CONNECTION;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -19,11 +21,12 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 use tracing::{debug, info, warn};
 
 use crate::Fatal;
+use crate::leaving::Leaving;
 use crate::limits::LIMITS;
 use crate::listen::{Listener, Stream};
 use crate::seats::{Seat, Seats};
@@ -33,45 +36,90 @@ type Reply = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + S
 
 /// Answers by `router` until SIGTERM or SIGINT.
 ///
+/// Whoever watches `/ready` is told before connections are refused; a second signal ends that wait.
+///
 /// # Errors
 /// When signals can't be received.
-pub async fn serve(listener: Listener, router: Router) -> Result<(), Fatal> {
+pub async fn serve(
+    listener: Listener,
+    router: Router,
+    leaving: &Arc<Leaving>,
+) -> Result<(), Fatal> {
     let no_signals = |error| Fatal::Failed(format!("signals can't be received ({error})"));
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let service = TowerToHyperService::new(router);
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(LIMITS.head_time);
-    let seats = Seats::new(LIMITS.connections);
-    let graceful = GracefulShutdown::new();
+    let connections = Connections::new(service, Arc::clone(leaving));
     let address = listener.address();
     info!("HTTP is answered at {address}");
     tell(&[NotifyState::Ready, NotifyState::Status(&format!("HTTP at {address}"))]);
-    loop {
-        let accepted = async {
-            let stream = listener.accept().await?;
-            Ok::<_, io::Error>((stream, seats.take().await))
-        };
-        let accepted = tokio::select! {
-            accepted = accepted => accepted,
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-        };
-        let (stream, seat) = match accepted {
-            Ok((stream, Some(seat))) => (stream, seat),
-            // The places are never closed.
-            Ok((_, None)) => break,
-            Err(error) => {
-                // Of a client that left at once, or there are too many files; others may still come.
-                warn!(%error, "a connection could not be accepted");
-                tokio::task::yield_now().await;
-                continue;
+    tokio::select! {
+        () = connections.accept(&listener) => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tell(&[NotifyState::Stopping, NotifyState::Status("finishing requests")]);
+    leaving.begin();
+    if leaving.is_watched() {
+        let seconds = LIMITS.leave_time.as_secs();
+        info!("/ready tells the end; for {seconds} s more requests are taken all the same");
+        tokio::select! {
+            () = connections.accept(&listener) => {}
+            () = sleep(LIMITS.leave_time) => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+    drop(listener);
+    info!("no new requests are taken, those in flight are finished");
+    if timeout(LIMITS.drain_time, connections.finish()).await.is_err() {
+        warn!("not all requests were finished in {} s", LIMITS.drain_time.as_secs());
+    }
+    Ok(())
+}
+
+/// All connections, each served by a task of its own.
+struct Connections {
+    http: http1::Builder,
+    service: TowerToHyperService<Router>,
+    seats: Arc<Seats>,
+    leaving: Arc<Leaving>,
+    graceful: GracefulShutdown,
+}
+
+impl Connections {
+    fn new(service: TowerToHyperService<Router>, leaving: Arc<Leaving>) -> Self {
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(LIMITS.head_time);
+        let (seats, graceful) = (Seats::new(LIMITS.connections), GracefulShutdown::new());
+        Self { http, service, seats, leaving, graceful }
+    }
+
+    /// Takes connections for as long as there are places for them, which is for ever.
+    async fn accept(&self, listener: &Listener) {
+        loop {
+            let accepted = async {
+                let stream = listener.accept().await?;
+                Ok::<_, io::Error>((stream, self.seats.take().await))
+            };
+            match accepted.await {
+                Ok((stream, Some(seat))) => self.serve(stream, seat),
+                // The places are never closed.
+                Ok((_, None)) => return,
+                Err(error) => {
+                    // Of a client that left at once, or there are too many files; others may still come.
+                    warn!(%error, "a connection could not be accepted");
+                    tokio::task::yield_now().await;
+                }
             }
-        };
+        }
+    }
+
+    fn serve(&self, stream: Box<dyn Stream>, seat: Arc<Seat>) {
         let stream = impatient(stream, LIMITS.reply_time);
-        let seated = seated(service.clone(), Arc::clone(&seat));
-        let connection = http.serve_connection(TokioIo::new(stream), service_fn(seated));
-        let connection = graceful.watch(connection);
+        let seated = seated(self.service.clone(), Arc::clone(&seat), Arc::clone(&self.leaving));
+        let connection = self.http.serve_connection(TokioIo::new(stream), service_fn(seated));
+        let connection = self.graceful.watch(connection);
         tokio::spawn(async move {
             tokio::select! {
                 ended = connection => if let Err(error) = ended {
@@ -81,24 +129,28 @@ pub async fn serve(listener: Listener, router: Router) -> Result<(), Fatal> {
             }
         });
     }
-    drop(listener);
-    tell(&[NotifyState::Stopping, NotifyState::Status("finishing requests")]);
-    info!("no new requests are taken, those in flight are finished");
-    if timeout(LIMITS.drain_time, graceful.shutdown()).await.is_err() {
-        warn!("not all requests were finished in {} s", LIMITS.drain_time.as_secs());
+
+    /// Waits for the requests in flight; connections without one end at once.
+    async fn finish(self) {
+        self.graceful.shutdown().await;
     }
-    Ok(())
 }
 
-/// The service for one connection, whose seat is busy from a request's head to the end of its reply.
+/// The service for one connection, whose seat is busy from a request's head to the end of its reply. Once
+/// the gateway is leaving, the connection ends with that.
 fn seated(
     service: TowerToHyperService<Router>,
     seat: Arc<Seat>,
+    leaving: Arc<Leaving>,
 ) -> impl Fn(Request<Incoming>) -> Reply {
     move |request| {
         let (busy, reply) = (seat.busy(), service.call(request));
+        let leaving = Arc::clone(&leaving);
         Box::pin(async move {
-            let reply = reply.await?;
+            let mut reply = reply.await?;
+            if leaving.has_begun() {
+                reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
             Ok(reply.map(|body| {
                 Body::new(body.map_frame(move |frame| {
                     let _held = &busy;

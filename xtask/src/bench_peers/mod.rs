@@ -9,7 +9,6 @@ mod lineup;
 mod ours;
 mod plots;
 mod statistics;
-mod svg;
 mod texts;
 
 use std::fs;

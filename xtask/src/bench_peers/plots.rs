@@ -2,7 +2,7 @@
 
 use super::Figures;
 use super::competitor::Entry;
-use super::svg::{self, Axis, COLOURS, Group, Series};
+use crate::svg::{self, Axis, COLOURS, Group, Series};
 
 /// The libraries in the order of their colours.
 const LIBRARIES: [&str; 6] = ["native", "ort", "torch", "onnxruntime", "openvino", "fastembed"];

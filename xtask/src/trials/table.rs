@@ -4,6 +4,7 @@ mod clients;
 mod faults;
 mod files;
 mod load;
+mod scale;
 mod vectors;
 
 /// One promise and how it is tried.
@@ -43,7 +44,7 @@ pub enum Clock {
 
 /// All trials in the order of their numbers.
 pub fn all() -> impl Iterator<Item = &'static Trial> {
-    [load::TRIALS, faults::TRIALS, clients::TRIALS, files::TRIALS, vectors::TRIALS]
+    [load::TRIALS, faults::TRIALS, clients::TRIALS, files::TRIALS, vectors::TRIALS, scale::TRIALS]
         .into_iter()
         .flatten()
 }

@@ -23,8 +23,14 @@ pub async fn health() -> Json<Value> {
     Json(json!({"status": "alive"}))
 }
 
-/// A trial text was embedded. A service that is not running is not started for it.
+/// A trial text was embedded, and the gateway is not about to end. A service that is not running is not
+/// started for it.
 pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Refusal> {
+    gateway.leaving.ask();
+    if gateway.leaving.has_begun() {
+        let message = "the gateway is about to end; send requests to another one";
+        return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message));
+    }
     trial(&gateway).await.map_err(Refusal::not_ready)?;
     Ok(Json(json!({"status": "ready"})))
 }

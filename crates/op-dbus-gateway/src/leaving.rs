@@ -1,0 +1,39 @@
+//! The gateway's end, told before it comes to whoever asks `/ready`: a balancer then sends the next
+//! requests elsewhere, and none to a socket that is about to be closed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::limits::LIMITS;
+
+/// Whether the gateway is about to end, and whether somebody wants to know.
+#[derive(Default)]
+pub struct Leaving {
+    begun: AtomicBool,
+    /// When `/ready` was asked last.
+    asked: Mutex<Option<Instant>>,
+}
+
+impl Leaving {
+    /// `/ready` is asked.
+    pub fn ask(&self) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// The gateway was told to end.
+    pub fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was: `/ready` says so, and each connection ends with its next reply.
+    pub fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Whether `/ready` was asked lately, so that it will be asked again.
+    pub fn is_watched(&self) -> bool {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.is_some_and(|asked| asked.elapsed() < LIMITS.watch_time)
+    }
+}
