@@ -18,6 +18,8 @@ tests! {
     dedup_alerts_counts_what_says_the_same: [Bus, Low, PythonPackages],
     cluster_logs_groups_by_subject: [Bus, Low, PythonPackages],
     embed_py_finds_the_nearest: [Bus, Low, PythonPackages],
+    dask_embeds_lines_in_their_order: [Bus, Low, PythonPackages, Cluster],
+    ray_embeds_lines_in_their_order: [Bus, Low, PythonPackages, Cluster],
     rank_man_pages_answers_a_question: [Bus, Low],
     loop_sh_compares_each_line: [Bus, Low, Busctl],
     gdbus_sh_and_embed_c_agree: [Bus, Low, Gdbus, SdBus],
@@ -162,6 +164,47 @@ async fn embed_py_finds_the_nearest() -> Outcome {
     let long = "word ".repeat(300);
     let said = gallery.python(&["embed.py", "short", &long], "").await?;
     assert!(said.contains("longer than the model reads: 'word word"), "{said}");
+    gallery.daemon.stop().await
+}
+
+async fn dask_embeds_lines_in_their_order() -> Outcome {
+    embeds_on_a_cluster("dask-embed.py", &["1", "2"]).await
+}
+
+async fn ray_embeds_lines_in_their_order() -> Outcome {
+    embeds_on_a_cluster("ray-embed.py", &["2"]).await
+}
+
+/// A program embeds lines with so many processes: the vectors are those of the bus, in the order of the
+/// lines.
+async fn embeds_on_a_cluster(program: &str, numbers: &[&str]) -> Outcome {
+    let gallery = Gallery::open().await?;
+    let folder = tempfile::Builder::new().prefix("cluster-").tempdir()?;
+    let lines: Vec<String> = (0..300).map(|n| format!("line {n} of a file")).collect();
+    let (texts, vectors) = (folder.path().join("texts"), folder.path().join("vectors.npy"));
+    std::fs::write(&texts, lines.join("\n"))?;
+    let own = gallery.daemon.client().vectors(&lines).await?;
+    let calls = gallery.daemon.client().counter("calls").await?;
+    for processes in numbers {
+        let mut command = clean(needs::python_packages());
+        command.arg(program).arg(&texts).arg(&vectors);
+        command.args(["--processes", processes, "--lines", "64"]);
+        let paths =
+            [repository().canonicalize()?.join("packaging/python/src"), needs::cluster_path()];
+        command.env("PYTHONPATH", std::env::join_paths(paths)?).env("PYTHONDONTWRITEBYTECODE", "1");
+        // Ray would keep a token in the home folder, and count who uses it.
+        command.env("RAY_AUTH_MODE", "disabled").env("RAY_USAGE_STATS_ENABLED", "0");
+        let said = gallery.finish(command, "").await?;
+        assert!(said.contains("300 lines"), "{said}");
+        let npy = std::fs::read(&vectors)?;
+        // Behind a head whose length is told: 32-bit floats, row by row.
+        let head = 10 + usize::from(u16::from_le_bytes([npy[8], npy[9]]));
+        let expected: Vec<u8> = own.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
+        assert!(npy[head..] == expected, "other vectors, or in another order");
+    }
+    // Five batches each time: no line was embedded twice.
+    let calls = gallery.daemon.client().counter("calls").await? - calls;
+    assert_eq!(calls, 5 * numbers.len() as u64);
     gallery.daemon.stop().await
 }
 

@@ -32,6 +32,8 @@ pub enum Need {
     Python,
     /// The Python environment with what our own package is built from and depends on.
     PythonPackages,
+    /// The Python packages of the examples for clusters: Dask and Ray.
+    Cluster,
     /// The examples of `op-dbus-api`, which `cargo build --examples` builds.
     RustExamples,
     /// Those of `op-dbus-embedder`.
@@ -99,6 +101,7 @@ impl Need {
             Self::Landlock => unless(landlock(), "the kernel has no Landlock of version 6"),
             Self::Python => python_package(python_path().join("jeepney")),
             Self::PythonHttp => python_package(python_http_path().join("schemathesis")),
+            Self::Cluster => python_package(cluster_path().join("ray")),
             Self::Fleet => python_package(fleet_path().join("gguf")),
             Self::RustExamples => examples(&["nearest", "rank"]),
             Self::LibraryExamples => examples(&["bulk", "gpu_demo", "gpu_optimization"]),
@@ -181,6 +184,11 @@ pub fn python_http_path() -> PathBuf {
 /// The folder with Triton and llama.cpp's server as Python packages.
 pub fn fleet_path() -> PathBuf {
     place("OP_DBUS_TEST_FLEET", || profile_folder().join("../test-fleet"))
+}
+
+/// The folder with the Python packages of the examples for clusters.
+pub fn cluster_path() -> PathBuf {
+    place("OP_DBUS_TEST_CLUSTER", || profile_folder().join("../test-cluster"))
 }
 
 fn python_package(path: PathBuf) -> Option<String> {

@@ -30,11 +30,14 @@ const FLEET: &[&str] = &[
     "gguf==0.19.0",
 ];
 
+/// What divides work among machines for our examples. Some 500 MB, most of them Ray's and Arrow's.
+const CLUSTER: &[&str] = &["distributed==2026.8.0", "ray[data]==2.60.0"];
+
 /// What our own Python package depends on, is built with and checked with.
 const PYTHON_PACKAGES: &[&str] = &["dbus-fast>=5", "hatchling", "mypy", "numpy"];
 
 /// Environment variables that tell the tests where to find what was fetched for them.
-pub type Settings = [(&'static str, PathBuf); 5];
+pub type Settings = [(&'static str, PathBuf); 6];
 
 /// Builds everything and fetches what the tests need.
 pub fn prepare() -> Result<Settings, String> {
@@ -47,6 +50,7 @@ pub fn prepare() -> Result<Settings, String> {
         ("OP_DBUS_TEST_PYTHON", fetch_python("test-python", "jeepney", PYTHON_CLIENT)),
         ("OP_DBUS_TEST_VENV", fetch_python_packages()),
         ("OP_DBUS_TEST_PYTHON_HTTP", fetch_python("test-python-http", "schemathesis", PYTHON_HTTP)),
+        ("OP_DBUS_TEST_CLUSTER", fetch_python("test-cluster", "ray", CLUSTER)),
         ("OP_DBUS_TEST_FLEET", fetch_python("test-fleet", "gguf", FLEET)),
     ];
     ensure_nextest()?;
