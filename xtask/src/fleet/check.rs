@@ -6,8 +6,9 @@ use serde_json::Value;
 use super::calibration::Calibration;
 use super::simulation::{Balance, Figures, Fleet, Load, Node, simulate};
 
-/// How far apart a measured and a simulated time may be.
-pub const FACTOR: f64 = 2.0;
+/// How far apart a measured and a simulated time may be, by percentile. What is not simulated (cores that
+/// nodes share with each other and with the client) shows at the end of the times.
+const FACTORS: [(f64, f64); 2] = [(50.0, 1.25), (99.0, 2.5)];
 /// Requests that are simulated for each phase.
 const REQUESTS: usize = 20_000;
 
@@ -17,6 +18,8 @@ pub struct Compared {
     pub phase: String,
     pub nodes: usize,
     pub percent: f64,
+    /// How far apart both may be.
+    pub factor: f64,
     /// In seconds.
     pub measured: f64,
     pub simulated: f64,
@@ -26,6 +29,11 @@ impl Compared {
     /// By how much the larger one is larger.
     pub fn apart(&self) -> f64 {
         (self.measured / self.simulated).max(self.simulated / self.measured)
+    }
+
+    /// Whether that is too much.
+    pub fn is_far(&self) -> bool {
+        self.apart() > self.factor
     }
 }
 
@@ -58,11 +66,12 @@ pub fn compare(report: &Value) -> Result<Vec<Compared>, String> {
             tokens: &|random| random.between(1, texts_max) * tokens as u64,
         };
         let figures: Figures = simulate(&fleet, &load, 1);
-        for (percent, key) in [(50.0, "p50_ms"), (99.0, "p99_ms")] {
-            let measured = number(&found[key], key)? / 1e3;
+        for (percent, factor) in FACTORS {
+            let key = format!("p{percent}_ms");
+            let measured = number(&found[&key], &key)? / 1e3;
             let simulated = figures.percentile(percent);
             let phase = phase.to_owned();
-            compared.push(Compared { phase, nodes, percent, measured, simulated });
+            compared.push(Compared { phase, nodes, percent, factor, measured, simulated });
         }
     }
     Ok(compared)
@@ -73,13 +82,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_real_run_is_met_within_the_factor() {
+    fn a_real_run_is_met_within_the_factors() {
         let path = crate::shell::root().join("docs/performance/fleet-cut-off.json");
         let report = std::fs::read_to_string(path).unwrap();
         let compared = compare(&serde_json::from_str(&report).unwrap()).unwrap();
         assert_eq!(compared.len(), 4);
         for found in compared {
-            assert!(found.apart() <= FACTOR, "{found:?}");
+            assert!(!found.is_far(), "{found:?}");
         }
     }
 
