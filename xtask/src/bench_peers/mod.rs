@@ -12,6 +12,8 @@ mod statistics;
 mod svg;
 mod texts;
 
+pub use lineup::cpu_has_bf16;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;

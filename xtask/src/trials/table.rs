@@ -4,7 +4,10 @@ mod clients;
 mod faults;
 mod files;
 mod load;
+mod making;
 mod vectors;
+
+use super::{Conditions, Figure};
 
 /// One promise and how it is tried.
 pub struct Trial {
@@ -28,9 +31,12 @@ pub enum How {
     Tests(&'static [&'static str]),
     /// A program of `tests/trials/`, called by the trial's name.
     Program(Clock),
-    /// Nothing yet; the sentence says why.
-    Open(&'static str),
+    /// A task of ours, which needs no daemon.
+    Task(Task),
 }
+
+/// Tries what it is named for.
+pub type Task = fn(&Conditions) -> Result<Vec<Figure>, String>;
 
 /// Whether a figure depends on how fast the machine is and what else it does.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,7 +49,7 @@ pub enum Clock {
 
 /// All trials in the order of their numbers.
 pub fn all() -> impl Iterator<Item = &'static Trial> {
-    [load::TRIALS, faults::TRIALS, clients::TRIALS, files::TRIALS, vectors::TRIALS]
+    [load::TRIALS, faults::TRIALS, clients::TRIALS, files::TRIALS, vectors::TRIALS, making::TRIALS]
         .into_iter()
         .flatten()
 }
