@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::notices;
 use crate::shell::{self, Outcome, cargo};
 
 /// Files of the repository, and where they go.
@@ -41,6 +42,12 @@ const FOLDERS: &[(&str, &str, &str)] = &[
     ("systemd/profiles", ".conf", "usr/share/op-dbus/profiles"),
     ("docs", ".md", "usr/share/doc/op-dbus"),
 ];
+
+/// Where the source is said to have lain, in the program and in the bill of materials.
+pub const SOURCE: &str = "/usr/src/op-dbus";
+
+/// Who made which part of the program, and the texts of their licences.
+const NOTICES: &str = "usr/share/doc/op-dbus/third-party.txt";
 
 /// Shells, and where each looks for what completes our command line.
 const COMPLETIONS: &[(&str, &str)] = &[
@@ -174,9 +181,43 @@ fn listed(root: &Path, folder: &Path, lines: &mut Vec<String>) -> std::io::Resul
     Ok(())
 }
 
+/// Copies the source as it is, what git does not know left out, to an empty folder.
+pub fn export(destination: &Path) -> Outcome {
+    let list = ["ls-files", "--cached", "--others", "--exclude-standard", "-z"];
+    for path in shell::read(&mut shell::program("git", &list))?.split_terminator('\0') {
+        let from = shell::root().join(path);
+        // What was deleted and not committed yet.
+        if from.is_file() {
+            let mode =
+                fs::metadata(&from).map_err(|e| format!("{path}: {e}"))?.permissions().mode();
+            put(destination, path, &read(&from)?, mode & 0o755)?;
+        }
+    }
+    Ok(())
+}
+
+/// What the paths of the source, of what is built of it and of the registry are called in a program:
+/// the same wherever and by whomever it was built. Only in the profile that packages ship, since
+/// nothing that was built under other paths can be used again.
+fn paths_made_equal(profile: &str) -> Vec<String> {
+    if profile != "dist" {
+        return Vec::new();
+    }
+    let registry = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
+    let maps = [(Some(shell::root()), SOURCE), (registry, "/usr/share/cargo")];
+    let flags = maps
+        .into_iter()
+        .filter_map(|(from, to)| Some(format!("\"--remap-path-prefix={}={to}\"", from?.display())));
+    let flags: Vec<String> = flags.collect();
+    vec!["--config".to_owned(), format!("build.rustflags=[{}]", flags.join(","))]
+}
+
 /// Builds op-dbus in a profile and returns the program.
 pub fn build(profile: &str) -> Result<PathBuf, String> {
-    shell::run(&mut cargo(&["build", "--profile", profile, "--package", "op-dbus"]))?;
+    let mut build = cargo(&["build", "--profile", profile, "--package", "op-dbus"]);
+    shell::run(build.args(paths_made_equal(profile)))?;
     let folder = if profile == "dev" { "debug" } else { profile };
     Ok(shell::root().join("target").join(folder).join("op-dbus"))
 }
@@ -203,6 +244,7 @@ pub fn lay_out(program: &Path, destination: &Path) -> Outcome {
             }
         }
     }
+    put(destination, NOTICES, notices::text(&notices::parts()?)?.as_bytes(), 0o644)?;
     for (shell, to) in COMPLETIONS {
         let script = shell::read(&mut shell::program(program, &["completions", shell]))?;
         put(destination, to, script.as_bytes(), 0o644)?;

@@ -11,10 +11,13 @@ mod emulate;
 mod fleet;
 mod gpu;
 mod kubernetes;
+mod notices;
 mod oci;
 mod packages;
+mod reproducible;
 mod rpm;
 mod shell;
+mod supply;
 mod svg;
 mod test;
 mod tidy;
@@ -37,7 +40,9 @@ Tasks:
   boot         the Debian package on a system that really boots, in a container (root) [PROGRAM]
   test         everything that must hold: format, lints, tidy, all tests (fetches what they need)
   tidy         the checks of the house alone: layout, floors, sizes, names
-  trials       load, faults and attacks, with figures: trials [--quick | --full | --list] [NAME…]
+  supply       licences, sources and known holes of the dependencies, and a bill of materials
+  reproducible two builds in two folders: the same files? [--profile PROFILE]
+  trials       load, faults and attacks, with figures: trials [--quick | --full | --list] [--pairs FILE] [NAME…]
   simulate-fleet   how long requests take with more nodes and more load (see its --help)
   gpu          on a machine with an accelerator: correctness, speed and memory (see its --help)
   bench-peers  measure op-dbus beside other libraries and write docs/performance.md (see its --help)
@@ -58,7 +63,9 @@ fn main() -> ExitCode {
         Some("gpu") => gpu::run(words),
         Some("kubernetes") => kubernetes::run(),
         Some("oci") => oci::run(&words.collect::<Vec<_>>()),
+        Some("reproducible") => reproducible::run(&words.collect::<Vec<_>>()),
         Some("rpm") => rpm::run(&words.collect::<Vec<_>>()),
+        Some("supply") => supply::run(),
         Some("test") => test::run(),
         Some("tidy") => tidy::run(),
         Some("trials") => trials::run(&words.collect::<Vec<_>>()),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use crate::shell::{self, Outcome, cargo, program};
-use crate::{arch, boot, deb, emulate, kubernetes, packages, rpm, tidy, trials};
+use crate::{arch, boot, deb, emulate, kubernetes, packages, rpm, supply, tidy, trials};
 
 /// Pure Python, so that one folder on `PYTHONPATH` serves every interpreter.
 const PYTHON_CLIENT: &[&str] = &["jeepney==0.9.0"];
@@ -37,7 +37,7 @@ const CLUSTER: &[&str] = &["distributed==2026.8.0", "ray[data]==2.60.0"];
 const PYTHON_PACKAGES: &[&str] = &["dbus-fast>=5", "hatchling", "mypy", "numpy"];
 
 /// Environment variables that tell the tests where to find what was fetched for them.
-pub type Settings = [(&'static str, PathBuf); 6];
+pub type Settings = Vec<(&'static str, PathBuf)>;
 
 /// Builds everything and fetches what the tests need.
 pub fn prepare() -> Result<Settings, String> {
@@ -45,7 +45,7 @@ pub fn prepare() -> Result<Settings, String> {
     step("build");
     shell::run(&mut cargo(&["build", "--workspace", "--all-targets"]))?;
     step("models and ONNX Runtime");
-    let settings = [
+    let settings = vec![
         ("OP_DBUS_TEST_STORE", fetch_store()?),
         ("OP_DBUS_TEST_PYTHON", fetch_python("test-python", "jeepney", PYTHON_CLIENT)),
         ("OP_DBUS_TEST_VENV", fetch_python_packages()),
@@ -63,6 +63,8 @@ pub fn run() -> Outcome {
     tidy::run()?;
     step("format");
     shell::run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    step("licences, sources, known holes");
+    supply::check()?;
     step("clippy");
     shell::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     let settings = prepare()?;
@@ -94,7 +96,7 @@ fn step(name: &str) {
 /// that needs no device.
 ///
 /// Where the sources can't be reached, the tests that need them are skipped and say so.
-fn fetch_store() -> Result<PathBuf, String> {
+pub fn fetch_store() -> Result<PathBuf, String> {
     let store = shell::root().join("target/test-store");
     let program_path = shell::root().join("target/debug/op-dbus");
     let ggml = ["runtime", "pull", "--provider", "ggml"];

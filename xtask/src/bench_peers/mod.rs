@@ -11,6 +11,8 @@ mod plots;
 mod statistics;
 mod texts;
 
+pub use lineup::cpu_has_bf16;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Runs trials: all their tests in one go, then each program by itself.
+//! Runs trials: all their tests in one go, then each program and each task by itself.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,8 +8,8 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
-use super::Size;
 use super::table::{Clock, How, Trial};
+use super::{Conditions, Figure, Size};
 use crate::shell::{self, cargo};
 use crate::test::Settings;
 
@@ -20,8 +20,6 @@ pub enum Result {
     Missed,
     /// It can't be run on this machine.
     Skipped,
-    /// Nothing shows it yet.
-    Open,
 }
 
 /// How a trial ended, and what was measured.
@@ -43,7 +41,6 @@ impl fmt::Display for Result {
             Self::Passed => "passed",
             Self::Missed => "not passed",
             Self::Skipped => "skipped",
-            Self::Open => "open",
         })
     }
 }
@@ -57,9 +54,10 @@ impl fmt::Display for Verdict {
 /// The verdicts of `trials`, by their numbers.
 pub fn all(
     trials: &[&'static Trial],
-    size: Size,
+    conditions: &Conditions,
     settings: &Settings,
 ) -> std::result::Result<BTreeMap<&'static str, Verdict>, String> {
+    let size = conditions.size;
     let mut names: Vec<&str> = Vec::new();
     for trial in trials {
         if let How::Tests(tests) = trial.how {
@@ -73,7 +71,10 @@ pub fn all(
         let verdict = match trial.how {
             How::Tests(names) => tests.verdict(names),
             How::Program(clock) => program(trial, clock, size, settings)?,
-            How::Open(reason) => Verdict::new(Result::Open, reason),
+            How::Task(task) => {
+                let figures = task(conditions).unwrap_or_else(|why| vec![Figure::Missed(why)]);
+                summed(figures, size)
+            }
         };
         println!("{:4} {:20} {verdict}", trial.number, trial.name);
         verdicts.insert(trial.number, verdict);
@@ -179,30 +180,47 @@ fn program(
     command.args(["--trial", trial.name, size.flag()]).envs(settings.iter().cloned());
     let child = command.stdout(Stdio::piped()).spawn();
     let mut child = child.map_err(|e| format!("can't run the trial {}: {e}", trial.name))?;
-    let (mut result, mut figures) = (Result::Passed, Vec::new());
+    let mut figures = Vec::new();
     for line in child.stdout.take().into_iter().flat_map(|stdout| BufReader::new(stdout).lines()) {
         let line = line.map_err(|e| format!("{}: {e}", trial.name))?;
         let Some((kind, figure)) = line.split_once(": ") else { continue };
-        match kind {
-            "held" => {}
-            "missed" => result = Result::Missed,
-            "skipped" => result = Result::Skipped,
+        figures.push(match kind {
+            "held" => Figure::Held(figure.to_owned()),
+            "missed" => Figure::Missed(figure.to_owned()),
+            "skipped" => Figure::Skipped(figure.to_owned()),
             _ => continue,
-        }
+        });
         println!("     {line}");
-        figures.push(figure.replace('|', "/"));
     }
     let status = child.wait().map_err(|e| format!("{}: {e}", trial.name))?;
-    if figures.is_empty() {
-        (result, figures) = (Result::Missed, vec![format!("it ended with {status}")]);
-    } else if !status.success() {
-        result = Result::Missed;
+    if figures.is_empty() || !status.success() {
+        figures.push(Figure::Missed(format!("it ended with {status}")));
     }
-    if busy && result != Result::Skipped {
-        figures.push("taken on a busy machine, to be taken again".to_owned());
+    if busy && !figures.iter().any(|figure| matches!(figure, Figure::Skipped(_))) {
+        figures.push(Figure::Held("taken on a busy machine, to be taken again".to_owned()));
     }
-    let size = size.flag().trim_start_matches('-');
-    Ok(Verdict::new(result, format!("{size}: {}", figures.join("; "))))
+    Ok(summed(figures, size))
+}
+
+/// What figures come to: one that was missed decides, then one that can't be had.
+fn summed(figures: Vec<Figure>, size: Size) -> Verdict {
+    let (mut result, mut texts) = (Result::Passed, Vec::new());
+    for figure in figures {
+        texts.push(match figure {
+            Figure::Held(text) => text,
+            Figure::Missed(text) => {
+                result = Result::Missed;
+                text
+            }
+            Figure::Skipped(text) => {
+                result = if result == Result::Missed { result } else { Result::Skipped };
+                text
+            }
+        });
+    }
+    // A bar would end a cell of the table.
+    let texts = texts.join("; ").replace('|', "/").replace('\n', " ");
+    Verdict::new(result, format!("{}: {texts}", size.flag().trim_start_matches('-')))
 }
 
 /// Whether others use more than a fifth of the machine's time, looked at for a second.
@@ -227,6 +245,17 @@ fn is_busy() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_figure_that_is_missed_decides() {
+        let [held, missed, skipped] = [Figure::Held, Figure::Missed, Figure::Skipped];
+        let of = |figures: &[Figure]| summed(figures.to_vec(), Size::Quick);
+        assert_eq!(of(&[held("1 | 2".into())]).figure, "quick: 1 / 2");
+        let all = [missed("a".into()), skipped("b".into()), held("c".into())];
+        assert_eq!(of(&all).result, Result::Missed);
+        assert_eq!(of(&all[1..]).result, Result::Skipped);
+        assert_eq!(of(&all[2..]).result, Result::Passed);
+    }
 
     #[test]
     fn what_nextest_says_is_understood() {

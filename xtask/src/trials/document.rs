@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use super::conduct::{Result, Verdict};
+use super::conduct::Verdict;
 use super::table::{self, Trial};
 use crate::shell::{self, Outcome};
 
@@ -20,12 +20,14 @@ cargo xtask trials --list            # all of them, and how each is tried
 cargo xtask trials --quick           # all, each as short as it makes sense: ten minutes
 cargo xtask trials --full            # as long as the promises say: hours
 cargo xtask trials --full fair-share # one
+cargo xtask trials --pairs stsb.tsv  # with the pairs of texts that `quality` needs, which are not ours
 ```
 
 A trial is *passed* if all of its figures are within the bar, in the size that stands before them: a
-*quick* one shows less than the promise says, a *full* one all of it. One that is *not passed*, *skipped* on the
-machine where it was run, or *open* says why. Where times count the machine has to be idle; a figure that
-was taken beside other work says so. The last column has what of the promise a trial does not show.
+*quick* one shows less than the promise says, a *full* one all of it. One that is *not passed*, or *skipped* on
+the machine where it was run, says why; *not run yet* is what it says. Where times count the machine has to be
+idle; a figure that was taken beside other work says so. The last column has what of the promise a trial does
+not show.
 
 | trial | promise | bar | outcome | figure | not shown |
 |---|---|---|---|---|---|
@@ -54,9 +56,8 @@ fn standing(old: &str, trial: &Trial) -> (String, String) {
     let start = format!("| {} `", trial.number);
     let row = old.lines().find(|line| line.starts_with(&start));
     let cells: Vec<&str> = row.into_iter().flat_map(|row| row.split('|')).map(str::trim).collect();
-    match (cells.get(4), cells.get(5), &trial.how) {
-        (Some(outcome), Some(figure), _) => ((*outcome).to_owned(), (*figure).to_owned()),
-        (_, _, table::How::Open(reason)) => (Result::Open.to_string(), (*reason).to_owned()),
+    match (cells.get(4), cells.get(5)) {
+        (Some(outcome), Some(figure)) => ((*outcome).to_owned(), (*figure).to_owned()),
         _ => ("not run yet".to_owned(), String::new()),
     }
 }

@@ -1,18 +1,47 @@
 //! `cargo xtask trials`: what the service promises under load, faults and attacks, tried.
 //!
-//! A trial is a set of tests that `cargo xtask test` runs as well, or a program of `tests/trials/` that
-//! takes time. What is not passed, skipped or open stays in the table with its reason.
+//! A trial is a set of tests that `cargo xtask test` runs as well, a program of `tests/trials/` that
+//! takes time, or a task of ours about how the program is made. What is not passed or skipped stays in the
+//! table with its reason.
 
 mod conduct;
 mod document;
+mod quality;
 mod table;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use crate::shell::Outcome;
 use crate::test;
 use conduct::{Result, Verdict};
 use table::{Clock, How, Trial};
+
+/// One thing that was measured or counted, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// It is within its bar.
+    Held(String),
+    /// It is not.
+    Missed(String),
+    /// It can't be had here.
+    Skipped(String),
+}
+
+impl Figure {
+    /// A figure, and whether it is within its bar.
+    pub fn new(held: bool, text: impl Into<String>) -> Self {
+        if held { Self::Held(text.into()) } else { Self::Missed(text.into()) }
+    }
+}
+
+/// What a task is given.
+pub struct Conditions {
+    /// How long it may take.
+    pub size: Size,
+    /// A file of pairs of texts with scores, which is not part of the repository.
+    pub pairs: Option<PathBuf>,
+}
 
 /// How long the programs load the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +63,12 @@ impl Size {
 }
 
 const USAGE: &str = "\
-usage: cargo xtask trials [--quick | --full] [NAME…]
+usage: cargo xtask trials [--quick | --full] [--pairs FILE] [NAME…]
        cargo xtask trials --list
 
 NAME is the number or the name of a trial; without one all are run. What was measured is written to
-docs/trials.md, where trials that were not run keep what they have.";
+docs/trials.md, where trials that were not run keep what they have. FILE is what the trial of quality
+compares with: text, text and score, tabs between, one pair a line.";
 
 /// Runs trials, prints the table, and writes the document.
 pub fn run(words: &[String]) -> Outcome {
@@ -46,16 +76,27 @@ pub fn run(words: &[String]) -> Outcome {
         table::all().for_each(|trial| println!("{}", listed(trial)));
         return Ok(());
     }
-    let (flags, names): (Vec<_>, Vec<_>) = words.iter().partition(|word| word.starts_with('-'));
-    let size = match flags.as_slice() {
-        [] => Size::Quick,
-        [flag] if *flag == Size::Quick.flag() => Size::Quick,
-        [flag] if *flag == Size::Full.flag() => Size::Full,
-        _ => return Err(USAGE.to_owned()),
-    };
+    let (mut size, mut pairs, mut names) = (Size::Quick, None, Vec::new());
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--quick" => size = Size::Quick,
+            "--full" => size = Size::Full,
+            "--pairs" => {
+                let file = words.next().ok_or("--pairs needs a file")?;
+                pairs = Some(std::path::absolute(file).map_err(|e| format!("{file}: {e}"))?);
+            }
+            flag if flag.starts_with('-') => return Err(USAGE.to_owned()),
+            _ => names.push(word),
+        }
+    }
     let trials = chosen(&names)?;
-    let settings = test::prepare()?;
-    let verdicts = conduct::all(&trials, size, &settings)?;
+    let settings = match trials.iter().all(|trial| matches!(trial.how, How::Task(_))) {
+        // They see to what they need themselves.
+        true => test::Settings::new(),
+        false => test::prepare()?,
+    };
+    let verdicts = conduct::all(&trials, &Conditions { size, pairs }, &settings)?;
     println!();
     for trial in &trials {
         if let Some(verdict) = verdicts.get(trial.number) {
@@ -70,7 +111,8 @@ pub fn run(words: &[String]) -> Outcome {
 pub fn counted(settings: &test::Settings) -> Outcome {
     let counts = |trial: &&Trial| matches!(trial.how, How::Program(Clock::Counts));
     let trials: Vec<&Trial> = table::all().filter(counts).collect();
-    missed(&conduct::all(&trials, Size::Quick, settings)?)
+    let conditions = Conditions { size: Size::Quick, pairs: None };
+    missed(&conduct::all(&trials, &conditions, settings)?)
 }
 
 fn missed(verdicts: &BTreeMap<&str, Verdict>) -> Outcome {
@@ -97,7 +139,7 @@ fn listed(trial: &Trial) -> String {
         How::Tests(tests) => format!("{} tests", tests.len()),
         How::Program(Clock::Counts) => "counts".to_owned(),
         How::Program(Clock::Timed) => "takes times".to_owned(),
-        How::Open(reason) => format!("open: {reason}"),
+        How::Task(_) => "a task".to_owned(),
     };
     format!("{:4} {:20} {} ({how})", trial.number, trial.name, trial.promise)
 }

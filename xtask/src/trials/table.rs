@@ -4,8 +4,11 @@ mod clients;
 mod faults;
 mod files;
 mod load;
+mod making;
 mod scale;
 mod vectors;
+
+use super::{Conditions, Figure};
 
 /// One promise and how it is tried.
 pub struct Trial {
@@ -29,9 +32,12 @@ pub enum How {
     Tests(&'static [&'static str]),
     /// A program of `tests/trials/`, called by the trial's name.
     Program(Clock),
-    /// Nothing yet; the sentence says why.
-    Open(&'static str),
+    /// A task of ours, which needs no daemon.
+    Task(Task),
 }
+
+/// Tries what it is named for.
+pub type Task = fn(&Conditions) -> Result<Vec<Figure>, String>;
 
 /// Whether a figure depends on how fast the machine is and what else it does.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,9 +50,9 @@ pub enum Clock {
 
 /// All trials in the order of their numbers.
 pub fn all() -> impl Iterator<Item = &'static Trial> {
-    [load::TRIALS, faults::TRIALS, clients::TRIALS, files::TRIALS, vectors::TRIALS, scale::TRIALS]
-        .into_iter()
-        .flatten()
+    let first = [load::TRIALS, faults::TRIALS, clients::TRIALS, files::TRIALS];
+    let last = [vectors::TRIALS, making::TRIALS, scale::TRIALS];
+    first.into_iter().chain(last).flatten()
 }
 
 #[cfg(test)]

