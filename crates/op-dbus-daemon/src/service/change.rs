@@ -13,7 +13,7 @@ use super::now::{Now, Phase, wanted};
 use super::served::{Choice, Served};
 use super::{Error, Service, provider};
 use crate::notify;
-use crate::settings::{ChangeError, Loaded, Settings};
+use crate::settings::{ChangeError, Loaded, Provider, Settings};
 use crate::telemetry::message_id;
 
 /// Settings that are read once, at the start.
@@ -155,7 +155,11 @@ impl Service {
         self.report(&now.loaded, &loaded);
         let loaded = Arc::new(loaded);
         // A provider that did not work is tried again, as a model is that could not be loaded.
-        let same = same_engines(now.settings(), &loaded.settings) && !self.may_do_better();
+        // A fleet has to prove itself anew: its token and its certificates may be others, in files that
+        // the settings only name.
+        let by_others = now.served().is_some_and(|served| served.is_on(Provider::Remote));
+        let same =
+            same_engines(now.settings(), &loaded.settings) && !self.may_do_better() && !by_others;
         let fleet = match same {
             true => now.fleet.clone(),
             false => Fleet::new(loaded.clone(), self.0.spawner.clone()),

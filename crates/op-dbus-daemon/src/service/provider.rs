@@ -83,6 +83,10 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
         Devices::All => Vec::new(),
     };
     if provider == Provider::Remote {
+        // `gpu_device` names devices of what was asked for. Who falls back to a fleet has its first
+        // endpoint, and the others stand by.
+        let asked_for = settings.execution_provider == provider;
+        let devices = if asked_for || devices.is_empty() { devices } else { vec![0] };
         return remote(loaded, own_graph, devices);
     }
     let store = store(settings);
@@ -234,6 +238,12 @@ pub(super) fn precision(host: &Host, settings: &Settings) -> Precision {
     // Whoever wants halves of a device has nothing against more on the CPU that it falls back to.
     match (settings.precision, host.provider, host.cpu_engine) {
         (Precision::F16, Provider::Cpu, CpuEngine::Native) => Precision::Auto,
+        // Nor against what agrees with 32 bits on others' machines.
+        (Precision::F16 | Precision::Bf16 | Precision::Int8, Provider::Remote, _)
+            if settings.execution_provider != Provider::Remote =>
+        {
+            Precision::Auto
+        }
         (asked_for, ..) => asked_for,
     }
 }
@@ -249,11 +259,17 @@ pub(super) fn without_effect(host: &Host, loaded: &Loaded) -> Vec<String> {
     let has_none = format!("{provider} has no such option");
     let mut sentences: Vec<String> = keys.map(|key| sentence(key, &has_none)).collect();
     if precision(host, &loaded.settings) != loaded.settings.precision {
-        let why = "the CPU's native engine does not compute in it, and does so as with auto; \
-                   ONNX Runtime would (cpu_engine = ort)";
+        let why = match provider {
+            Provider::Remote => "a fleet computes as it does, and has to agree with f32",
+            _ => {
+                "the CPU's native engine does not compute in it, and does so as with auto; ONNX \
+                 Runtime would (cpu_engine = ort)"
+            }
+        };
         sentences.push(sentence("precision", why));
     }
-    if loaded.settings.io_binding == "on" && host.cpu_engine != CpuEngine::Ort {
+    let by_onnx_runtime = host.cpu_engine == CpuEngine::Ort && provider != Provider::Remote;
+    if loaded.settings.io_binding == "on" && !by_onnx_runtime {
         sentences.push(sentence("io_binding", "what computes here is not ONNX Runtime"));
     }
     sentences
