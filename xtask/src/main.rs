@@ -9,6 +9,7 @@ mod demo;
 mod dist;
 mod emulate;
 mod fleet;
+mod fuzz;
 mod gpu;
 mod kubernetes;
 mod notices;
@@ -42,6 +43,7 @@ Tasks:
   tidy         the checks of the house alone: layout, floors, sizes, names
   supply       licences, sources and known holes of the dependencies, and a bill of materials
   reproducible two builds in two folders: the same files? [--profile PROFILE]
+  fuzz         everything that is read, by a fuzzer under a sanitizer: fuzz [--seconds N] [TARGET…]
   trials       load, faults and attacks, with figures: trials [--quick | --full | --list] [--pairs FILE] [NAME…]
   simulate-fleet   how long requests take with more nodes and more load (see its --help)
   gpu          on a machine with an accelerator: correctness, speed and memory (see its --help)
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Some("boot") => boot::run(&words.collect::<Vec<_>>()),
         Some("deb") => deb::run(&words.collect::<Vec<_>>()),
         Some("emulate") => emulate::run(&words.collect::<Vec<_>>()),
+        Some("fuzz") => fuzz::run(&words.collect::<Vec<_>>()),
         Some("gpu") => gpu::run(words),
         Some("kubernetes") => kubernetes::run(),
         Some("oci") => oci::run(&words.collect::<Vec<_>>()),

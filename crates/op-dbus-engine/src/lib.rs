@@ -49,6 +49,8 @@ mod dispatch;
 mod engine;
 mod error;
 pub mod foreign;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod job;
 pub mod memory;
 mod planner;

@@ -11,6 +11,8 @@ mod config_files;
 mod describe;
 mod digest;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod hub;
 pub mod import;
 pub mod manifest;

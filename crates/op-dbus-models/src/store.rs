@@ -246,8 +246,14 @@ fn read_record(name: &str, dir: &Path) -> Result<Model, Error> {
         std::io::ErrorKind::NotFound => damaged("it is missing".to_owned()),
         _ => Error::io("read", &path, error),
     })?;
+    parse_record(name, &path, &bytes)
+}
+
+/// The model that the content of a record describes, in no folder yet.
+pub(crate) fn parse_record(name: &str, path: &Path, bytes: &[u8]) -> Result<Model, Error> {
+    let damaged = |reason: String| corrupt(name, path, reason);
     let record: Record =
-        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+        serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))?;
     if !RECORD_VERSIONS.contains(&record.version) {
         let [first, last] = RECORD_VERSIONS;
         let reason = format!("it has version {}, and {first} to {last} are known", record.version);

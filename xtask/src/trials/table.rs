@@ -6,6 +6,7 @@ mod files;
 mod load;
 mod making;
 mod scale;
+mod tools;
 mod vectors;
 
 use super::{Conditions, Figure};
@@ -51,7 +52,7 @@ pub enum Clock {
 /// All trials in the order of their numbers.
 pub fn all() -> impl Iterator<Item = &'static Trial> {
     let first = [load::TRIALS, faults::TRIALS, clients::TRIALS, files::TRIALS];
-    let last = [vectors::TRIALS, making::TRIALS, scale::TRIALS];
+    let last = [vectors::TRIALS, making::TRIALS, scale::TRIALS, tools::TRIALS];
     first.into_iter().chain(last).flatten()
 }
 

@@ -7,6 +7,8 @@
 //! engine's end of the socket is closed.
 
 mod child;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod link;
 mod protocol;
 mod region;

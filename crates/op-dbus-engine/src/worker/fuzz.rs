@@ -1,0 +1,79 @@
+//! Each end of a worker's socket, while the other end says anything.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, Shutdown, SockFlag, SockType, send, sendmsg, shutdown,
+    socketpair,
+};
+
+use super::link::Link;
+use super::region::Region;
+use super::serve::serve_on;
+use super::{RegionShape, Timeouts};
+use crate::batch::Batch;
+use crate::sim::{Faults, SimBackend};
+
+const SHAPE: RegionShape = RegionShape { tokens_max: 8, rows_max: 4, dimensions: 2 };
+const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7], lengths: &[2, 1] };
+/// All that the other end has to say is there already.
+const AT_ONCE: Timeouts = Timeouts { load: Duration::ZERO, run: Duration::ZERO };
+/// Messages that the socket holds for whoever has not read any.
+const MESSAGES_MAX: usize = 16;
+
+/// The engine's end: a worker's messages, a line each.
+pub(crate) fn answers(bytes: &[u8]) {
+    let (ours, theirs) = sockets();
+    let Ok(mut link) = Link::open(ours, SHAPE, AT_ONCE.run) else { return };
+    say(&theirs, bytes);
+    let Ok(description) = link.wait_loaded(1, AT_ONCE) else { return };
+    assert_eq!((description.dimensions, description.pid), (SHAPE.dimensions, 1));
+    let mut out = [f32::NAN; 4];
+    for _ in 0..MESSAGES_MAX {
+        if let Err(error) = link.run_while(&BATCH, &mut out, &mut || ()) {
+            assert!(error.to_string().len() < 20_000);
+            let _ = link.trim();
+        }
+    }
+}
+
+/// The worker's end: what lies in the shared memory, a NUL, and the engine's messages, a line each,
+/// of which the first comes with that memory.
+pub(crate) fn requests(bytes: &[u8]) {
+    let mut parts = bytes.splitn(2, |byte| *byte == 0);
+    let (content, said) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let Ok((region, memory)) = Region::create(SHAPE) else { return };
+    let number = |at: usize| content.get(at).map_or(0, |byte| i32::from(byte.cast_signed()));
+    let ids: [i32; SHAPE.tokens_max] = std::array::from_fn(number);
+    let lengths: [i32; SHAPE.rows_max] = std::array::from_fn(|at| number(SHAPE.tokens_max + at));
+    region.write_batch(&Batch { ids: &ids, lengths: &lengths });
+    let (ours, theirs) = sockets();
+    let mut lines = said.splitn(2, |byte| *byte == b'\n');
+    let descriptors = [memory.as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&descriptors)];
+    let hello = [IoSlice::new(lines.next().unwrap_or_default())];
+    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+    if sendmsg::<()>(ours.as_raw_fd(), &hello, &rights, flags, None).is_err() {
+        return;
+    }
+    say(&ours, lines.next().unwrap_or_default());
+    let sim = SimBackend::new(SHAPE.dimensions, Faults::default());
+    // It ends at the end of what was said, or at what makes no sense.
+    let _ = serve_on(theirs.as_fd(), "none", || Ok(Box::new(sim)));
+}
+
+fn sockets() -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+        .expect("a pair of sockets")
+}
+
+/// Sends every line, and nothing ever again.
+fn say(socket: &OwnedFd, lines: &[u8]) {
+    for line in lines.split(|byte| *byte == b'\n').take(MESSAGES_MAX) {
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        let _ = send(socket.as_raw_fd(), line, flags);
+    }
+    let _ = shutdown(socket.as_raw_fd(), Shutdown::Write);
+}

@@ -1,0 +1,118 @@
+//! What the fuzzer of `tests/fuzz` drives here: archives, the small files of a model, records.
+
+use std::fs::File;
+use std::io::{Cursor, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipWriter};
+
+use crate::Progress;
+use crate::describe;
+use crate::import::{ImportOptions, OnnxFacts};
+use crate::place::Place;
+use crate::store;
+
+/// A name, and what has to survive any bytes.
+pub type Driven = (&'static str, fn(&[u8]));
+
+/// All that is driven here.
+pub const TARGETS: &[Driven] =
+    &[("archive", archive), ("model-files", model_files), ("record", record)];
+
+/// The files that [`model_files`] fills, in the order of its parts.
+const FILES: [&str; 8] = [
+    "modules.json",
+    "config.json",
+    "1_Pooling/config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "2_Dense/config.json",
+];
+/// What an import looks for.
+const MARKERS: &[&str] = &["modules.json", "tokenizer.json"];
+/// The weights of the model and of its module, whose content is not looked at here.
+const WEIGHTS: [&str; 2] = ["model.safetensors", "2_Dense/model.safetensors"];
+
+/// A zip archive that somebody gives as a model.
+fn archive(bytes: &[u8]) {
+    let (_file, path) = as_file(bytes);
+    describe_both(&path);
+}
+
+/// The files of [`FILES`], a NUL after each; one that is empty is not there.
+fn model_files(bytes: &[u8]) {
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+    let parts = FILES.into_iter().zip(bytes.split(|byte| *byte == 0));
+    let given = parts.filter(|(_, content)| !content.is_empty());
+    for (name, content) in given.chain(WEIGHTS.map(|name| (name, &b"weights"[..]))) {
+        zip.start_file(name, stored).expect("an archive in memory");
+        zip.write_all(content).expect("an archive in memory");
+    }
+    let (_file, path) = as_file(&zip.finish().expect("an archive in memory").into_inner());
+    describe_both(&path);
+}
+
+/// Describes the archive as weights of a known family, and as a user's own graph.
+fn describe_both(path: &Path) {
+    if let Ok(mut place) = Place::zip_around(path, MARKERS)
+        && let Ok(found) = describe::sentence_transformers(&mut place)
+    {
+        assert!(found.dimensions > 0 && found.max_input_tokens > 0, "{found:?}");
+        let is_inside = |file: &String| !file.starts_with('/') && !file.contains("..");
+        assert!(found.files.iter().all(is_inside), "{found:?}");
+        let is_prompt = |name: &String| found.prompts.contains_key(name);
+        assert!(found.default_prompt.iter().all(is_prompt), "{found:?}");
+    }
+    let facts = OnnxFacts { dimensions: None, pooled: true, external_data: false };
+    let progress = Progress::silent();
+    let options = ImportOptions {
+        inspect: &|_| Err("nobody asks".into()),
+        progress: &progress,
+        pooling: None,
+        dimensions: None,
+        max_input_tokens: None,
+    };
+    if let Ok(mut place) = Place::zip_around(path, MARKERS)
+        && let Ok(found) = describe::onnx(&mut place, facts, &options)
+    {
+        assert!(found.dimensions > 0 && found.max_input_tokens > 0, "{found:?}");
+    }
+}
+
+/// The record of an installed model, `op-dbus.json`.
+fn record(bytes: &[u8]) {
+    let Ok(model) = store::parse_record("m", Path::new("op-dbus.json"), bytes) else { return };
+    // Whoever loads it goes by these.
+    assert!(model.dimensions > 0 && model.max_input_tokens > 0, "{model:?}");
+    let folder = Path::new("/models/m");
+    for file in &model.files {
+        let path = folder.join(&file.path);
+        assert!(path.starts_with(folder) && !file.path.contains(".."), "{}", path.display());
+    }
+    assert_eq!(model.vector_space().len(), 64);
+    let _ = model.bytes();
+}
+
+/// A file with this content, which ends when it is closed, and a path to it.
+fn as_file(bytes: &[u8]) -> (File, PathBuf) {
+    let memory = memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).expect("memory");
+    let mut file = File::from(memory);
+    file.write_all(bytes).expect("memory");
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    (file, path.into())
+}
+
+#[cfg(test)]
+#[path = "../../../tests/fuzz/replay.rs"]
+mod replay;
+
+#[test]
+fn kept_cases_do_no_harm() {
+    replay::replay(TARGETS);
+}

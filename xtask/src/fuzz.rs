@@ -1,0 +1,209 @@
+//! `cargo xtask fuzz`: what op-dbus reads, driven by a coverage-guided fuzzer under AddressSanitizer; and
+//! `cargo xtask sanitize`: the tests of what is `unsafe`, under the same.
+//!
+//! Both are built by the stable compiler, which has the sanitizer's runtime and the passes of LLVM that a
+//! fuzzer needs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::shell::{self, Outcome, cargo, program};
+use crate::trials::{Conditions, Figure, Size};
+
+/// The compiler, with what a fuzzer and a sanitizer need.
+const COMPILER: &str = "tests/fuzz/rustc";
+/// Cases that are kept, a folder for each target.
+const CORPUS: &str = "tests/fuzz/corpus";
+/// What is built, found and added by runs here.
+const FOLDER: &str = "target/fuzz";
+/// An input that takes longer hangs.
+const SECONDS_MAX: &str = "-timeout=10";
+/// Memory that no input of some kilobytes is worth.
+const MEMORY_MIB_MAX: &str = "-rss_limit_mb=2048";
+/// Seconds for each target where nothing else is said.
+const SECONDS: u64 = 60;
+/// Tests of the crates with `unsafe` code. One of the engine's is left out: it counts what is allocated,
+/// which is more under a sanitizer. The program is named so that libraries are those of other builds.
+const UNSAFE: &[&str] = &[
+    "--package=op-dbus",
+    "--package=op-dbus-tests",
+    "--package=op-dbus-engine",
+    "--package=op-dbus-native",
+    "--package=op-dbus-daemon",
+    "--lib",
+    "--test=engine",
+    "--test=worker",
+    "--test=kernels",
+];
+
+const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [TARGET…]";
+
+/// Drives targets, all where none is named.
+///
+/// # Errors
+/// What an input did, with the file that holds it.
+pub fn run(words: &[String]) -> Outcome {
+    let (mut seconds, mut names) = (SECONDS, Vec::new());
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--seconds" => {
+                let number = words.next().and_then(|number| number.parse().ok());
+                seconds = number.ok_or("--seconds needs a number")?;
+            }
+            flag if flag.starts_with('-') => return Err(USAGE.to_owned()),
+            name => names.push(name.to_owned()),
+        }
+    }
+    let targets = targets()?;
+    if let Some(name) = names.iter().find(|name| !targets.contains(name)) {
+        return Err(format!("there is no target {name:?}; there are {}", targets.join(", ")));
+    }
+    let fuzzer = build()?;
+    let mut found = Vec::new();
+    for target in targets.iter().filter(|name| names.is_empty() || names.contains(name)) {
+        match drive(&fuzzer, target, seconds)? {
+            Figure::Missed(text) => {
+                println!("missed: {text}");
+                found.push(target.as_str());
+            }
+            Figure::Held(text) | Figure::Skipped(text) => println!("held: {text}"),
+        }
+    }
+    match found.is_empty() {
+        true => Ok(()),
+        false => Err(format!("harm was done to {}; see {FOLDER}/finds", found.join(", "))),
+    }
+}
+
+/// The trial `fuzz`: a minute for each target together, or ten each.
+///
+/// # Errors
+/// It can't be built.
+pub fn try_out(conditions: &Conditions) -> Result<Vec<Figure>, String> {
+    let seconds = if conditions.size == Size::Quick { 5 } else { 600 };
+    let fuzzer = build()?;
+    targets()?.iter().map(|target| drive(&fuzzer, target, seconds)).collect()
+}
+
+/// The trial `sanitizers`: the tests of what is `unsafe`.
+///
+/// # Errors
+/// They can't be built.
+pub fn sanitize(_: &Conditions) -> Result<Vec<Figure>, String> {
+    let mut test = instrumented(&["test", "--no-fail-fast"]);
+    let output = test.args(UNSAFE).stderr(Stdio::inherit()).output();
+    let output = output.map_err(|e| format!("can't run cargo test: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    print!("{said}");
+    let passed: u64 = said.lines().filter_map(passed).sum();
+    let held = output.status.success() && passed > 0;
+    Ok(vec![Figure::new(held, format!("{passed} tests passed under AddressSanitizer"))])
+}
+
+/// The tests that passed, of the last line of a test program.
+fn passed(line: &str) -> Option<u64> {
+    line.split_once(" passed")?.0.rsplit(' ').next()?.parse().ok()
+}
+
+/// The names of the targets.
+fn targets() -> Result<Vec<String>, String> {
+    let folder = shell::root().join(CORPUS);
+    let entries = folder.read_dir().map_err(|e| format!("{}: {e}", folder.display()))?;
+    let folders = entries.flatten().filter(|entry| entry.path().is_dir());
+    let mut names: Vec<String> =
+        folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Cargo, for crates of ours that tell where they have been and are watched in their memory.
+fn instrumented(words: &[&str]) -> Command {
+    let mut command = cargo(words);
+    command.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join(COMPILER));
+    command
+}
+
+fn build() -> Result<PathBuf, String> {
+    let words = ["build", "--workspace", "--bin", "op-dbus-fuzz", "--features"];
+    shell::run(instrumented(&words).arg("op-dbus-fuzz/fuzzer"))?;
+    Ok(shell::root().join("target/debug/op-dbus-fuzz"))
+}
+
+/// Drives one target for so long; what is new goes to a folder of its own, so that the next run goes
+/// on from there.
+fn drive(fuzzer: &Path, target: &str, seconds: u64) -> Result<Figure, String> {
+    let folder = shell::root().join(FOLDER);
+    let (grown, finds) = (folder.join("corpus").join(target), folder.join("finds"));
+    for folder in [&grown, &finds] {
+        fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    }
+    let mut command = program(fuzzer, &[SECONDS_MAX, MEMORY_MIB_MAX, "-print_final_stats=1"]);
+    command.arg(format!("-max_total_time={seconds}"));
+    command.arg(format!("-artifact_prefix={}/{target}-", finds.display()));
+    command.arg(&grown).arg(shell::root().join(CORPUS).join(target));
+    command.env("OP_DBUS_FUZZ_TARGET", target);
+    let output = command.output().map_err(|e| format!("can't run {}: {e}", fuzzer.display()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let log = finds.join(format!("{target}.log"));
+    fs::write(&log, said.as_bytes()).map_err(|e| format!("{}: {e}", log.display()))?;
+    let told = told(&said);
+    if !output.status.success() {
+        let case = said.lines().find_map(|line| line.split("Test unit written to ").nth(1));
+        let case = case.map_or(log.display().to_string(), str::to_owned);
+        return Ok(Figure::Missed(format!("{target}: harm is done by {case}")));
+    }
+    let number = |name: &str| told.get(name).copied().unwrap_or_default();
+    Ok(Figure::new(
+        number("inputs") > 0,
+        format!(
+            "{target}: {} inputs in {seconds} s, {} edges of the code",
+            number("inputs"),
+            number("edges")
+        ),
+    ))
+}
+
+/// Inputs, and the most edges that were reached, of what libFuzzer says.
+fn told(said: &str) -> BTreeMap<&'static str, u64> {
+    let mut told = BTreeMap::new();
+    for line in said.lines() {
+        if let Some(number) = line.strip_prefix("stat::number_of_executed_units:") {
+            told.insert("inputs", number.trim().parse().unwrap_or_default());
+        }
+        let edges = line.split_once(" cov: ").and_then(|(_, rest)| rest.split(' ').next());
+        if let Some(edges) = edges.and_then(|edges| edges.parse().ok()) {
+            told.insert("edges", edges);
+        }
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_fuzzer_says_is_understood() {
+        let told = told(
+            "#2\tINITED cov: 9 ft: 10 corp: 1/1b exec/s: 0 rss: 30Mb\n\
+             #99\tDONE   cov: 417 ft: 812 corp: 44/1234b lim: 4 exec/s: 50 rss: 40Mb\n\
+             stat::number_of_executed_units: 99\nstat::average_exec_per_sec:     50\n",
+        );
+        assert_eq!((told["inputs"], told["edges"]), (99, 417));
+    }
+
+    #[test]
+    fn tests_that_passed_are_counted() {
+        assert_eq!(passed("test result: ok. 12 passed; 0 failed; 0 ignored"), Some(12));
+        assert_eq!(passed("312 passed, 0 failed"), Some(312));
+        assert_eq!(passed("test tests::a_password_passed ... ok"), None);
+    }
+
+    #[test]
+    fn every_target_has_cases() {
+        assert!(targets().expect("a corpus").len() > 5);
+    }
+}
