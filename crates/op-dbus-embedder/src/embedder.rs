@@ -207,6 +207,7 @@ impl Loading<'_> {
             .map_err(|error| Error::Provider(format!("{provider}: {error}")))?;
         let workers = builder.workers.unwrap_or(1);
         let on_the_cpu = provider == CPU;
+        let largest = BatchLimits::accelerator(builder.batch_tokens_max).region(&self.shape());
         Ok(Spec {
             model_dir: builder.model_dir.clone(),
             model: self.model.name.clone(),
@@ -226,6 +227,8 @@ impl Loading<'_> {
             },
             device: builder.device.unwrap_or(0),
             precision: builder.precision,
+            batch_tokens_max: largest.tokens_max,
+            batch_rows_max: largest.rows_max,
             io_binding: None,
         })
     }

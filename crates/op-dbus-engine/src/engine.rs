@@ -240,6 +240,7 @@ impl Engine {
             queue_tokens,
             in_flight_calls,
             in_flight_tokens,
+            memory: self.scheduler().memory(),
             ..self.scheduler().stats.snapshot()
         }
     }

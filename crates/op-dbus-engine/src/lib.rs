@@ -42,6 +42,7 @@
 mod admission;
 mod backend;
 mod batch;
+mod buckets;
 mod call;
 mod clock;
 mod config;
@@ -64,11 +65,13 @@ mod start;
 mod stats;
 mod status;
 mod tokenizer;
+mod usage;
 mod vector;
 pub mod worker;
 
 pub use backend::{Backend, BackendError, BackendFactory, Description, Footprint, LoadErrorKind};
 pub use batch::Batch;
+pub use buckets::Buckets;
 pub use call::{Call, CancelToken, Inputs, Priority, Reply, RowSink, Truncate};
 pub use config::{BatchLayout, BatchLimits, EngineConfig, Limits, ModelShape, Pool, Reference};
 pub use dispatch::WORKER_LOST_MESSAGE_ID;
@@ -79,3 +82,4 @@ pub use start::reference;
 pub use stats::{Snapshot, Times};
 pub use status::{WorkerState, WorkerStatus};
 pub use tokenizer::{Piece, Tokenizer, TokenizerError};
+pub use usage::{ArenaUse, BufferUse, MemoryUse, TransferUse};

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use crate::backend::{BackendError, Description, Footprint};
+use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::config::{self, BatchLimits, ModelShape};
 use crate::planner::Planner;
 use crate::routing::{self, Cost, Lane, Running, Waiting};
 use crate::status::{WorkerState, WorkerStatus};
+use crate::usage::MemoryUse;
 
 /// Failed loads in a row of every worker of a pool after which nobody waits for them.
 const LOAD_FAILURES_MAX: u32 = 3;
@@ -40,6 +41,19 @@ struct Worker {
     order: Option<Order>,
     /// What it gave back since somebody asked for that.
     given_back: Footprint,
+}
+
+/// What a backend tells once it has proved itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    pub description: Description,
+    pub memory: MemoryUse,
+}
+
+impl Loaded {
+    pub fn of(backend: &dyn Backend) -> Self {
+        Self { description: backend.description().clone(), memory: backend.memory() }
+    }
 }
 
 /// What a worker is asked for between two batches.
@@ -82,19 +96,25 @@ impl Roster {
     }
 
     /// The workers, all loaded and idle, each with its pool.
-    pub fn add(&mut self, workers: Vec<(usize, Description)>) {
-        for (pool, description) in &workers {
-            let tokens = description.batch_tokens;
+    pub fn add(&mut self, workers: Vec<(usize, Loaded)>) {
+        for (pool, loaded) in &workers {
+            if let (Some(buckets), Some(pool)) =
+                (loaded.description.buckets, self.pools.get_mut(*pool))
+            {
+                pool.planner.round_up(buckets);
+            }
+            let tokens = loaded.description.batch_tokens;
             if let Some(pool) = self.pools.get_mut(*pool).filter(|pool| pool.batch.tokens_measured)
                 && tokens > 0
             {
                 pool.planner.lower_tokens_max(tokens);
             }
         }
-        let worker = |(pool, description)| Worker {
+        let worker = |(pool, loaded): (usize, Loaded)| Worker {
             pool,
             status: WorkerStatus {
-                description,
+                description: loaded.description,
+                memory: loaded.memory,
                 state: WorkerState::Idle,
                 batches: 0,
                 rows: 0,
@@ -161,8 +181,9 @@ impl Roster {
     }
 
     /// A worker has computed a batch, which took `us`.
-    pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64) {
+    pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64, memory: MemoryUse) {
         let Some(Worker { pool, status, .. }) = self.workers.get_mut(worker) else { return };
+        status.memory = memory;
         status.batches += 1;
         status.rows += batch.rows() as u64;
         status.tokens += batch.tokens() as u64;
@@ -193,6 +214,7 @@ impl Roster {
             // One that is loaded has proved itself, and has nothing to give back.
             worker.order = None;
             worker.status.restarts += 1;
+            worker.status.memory = MemoryUse::default();
             worker.status.last_error = Some(error.to_string());
         }
     }
@@ -206,11 +228,12 @@ impl Roster {
     }
 
     /// A worker has a backend again.
-    pub fn loaded(&mut self, worker: usize, description: Description) {
+    pub fn loaded(&mut self, worker: usize, loaded: Loaded) {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.load_failures = 0;
             worker.status.state = WorkerState::Idle;
-            worker.status.description = description;
+            worker.status.description = loaded.description;
+            worker.status.memory = loaded.memory;
         }
     }
 
@@ -228,6 +251,7 @@ impl Roster {
             worker.order = None;
             worker.load_failures = 0;
             worker.status.description.pid = 0;
+            worker.status.memory = MemoryUse::default();
         }
     }
 
@@ -249,8 +273,14 @@ impl Roster {
     }
 
     /// A worker has done what it was asked for.
-    pub fn obeyed(&mut self, worker: usize, order: Order, given_back: Footprint) {
+    pub fn obeyed(
+        &mut self,
+        worker: usize,
+        order: Order,
+        (given_back, memory): (Footprint, MemoryUse),
+    ) {
         if let Some(worker) = self.workers.get_mut(worker) {
+            worker.status.memory = memory;
             // It may have been asked for something else meanwhile.
             worker.order.take_if(|asked| *asked == order);
             worker.given_back = worker.given_back.and(given_back);
@@ -295,6 +325,11 @@ impl Roster {
     pub fn devices(&self) -> impl Iterator<Item = WorkerState> {
         let held = |worker: &&Worker| self.pools[worker.pool].holds_device;
         self.workers.iter().filter(held).map(|worker| worker.status.state)
+    }
+
+    /// What became of the memory that all workers together keep for batches.
+    pub fn memory(&self) -> MemoryUse {
+        self.workers.iter().fold(MemoryUse::default(), |sum, worker| sum.and(worker.status.memory))
     }
 
     /// What each worker is and does.

@@ -25,6 +25,7 @@ use crate::roster::Roster;
 use crate::routing::{Running, Waiting};
 use crate::stats::Stats;
 use crate::status::WorkerState;
+use crate::usage::MemoryUse;
 
 /// One row that waits, and where its vector belongs.
 #[derive(Debug)]
@@ -260,8 +261,13 @@ impl Scheduler {
     }
 
     /// A worker ran a batch.
-    pub fn ran(&self, worker: usize, batch: &Batch<'_>, took: Duration) {
-        self.lock().roster.ran(worker, batch, micros(took));
+    pub fn ran(&self, worker: usize, batch: &Batch<'_>, took: Duration, memory: MemoryUse) {
+        self.lock().roster.ran(worker, batch, micros(took), memory);
+    }
+
+    /// What became of the memory that all workers together keep for batches.
+    pub fn memory(&self) -> MemoryUse {
+        self.lock().roster.memory()
     }
 
     /// Texts and tokens that wait.

@@ -71,12 +71,12 @@ pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
     let mut loaded = Vec::new();
     for (place, report) in reports {
         match report {
-            Ok(description) => loaded.push((place, description)),
+            Ok(told) => loaded.push((place, told)),
             Err(error) => result = Err(error),
         }
     }
     loaded.sort_by_key(|(place, _)| place.index);
-    let loaded = loaded.into_iter().map(|(place, description)| (place.pool, description));
+    let loaded = loaded.into_iter().map(|(place, told)| (place.pool, told));
     shared.scheduler.add_workers(loaded.collect());
     if result.is_err() {
         shared.scheduler.stop();

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::job::Job;
 use crate::prepare::{Chunk, Preparer};
 use crate::proof::load;
-use crate::roster::Roster;
+use crate::roster::{Loaded, Roster};
 use crate::scheduler::Scheduler;
 use crate::sim::{Faults, SimBackend};
 use crate::start::{CANARY, probe};
@@ -174,7 +174,7 @@ pub fn workers(shared: &Arc<Shared>) -> Vec<Worker> {
     let place = |index| Place { index, pool: 0, number: index };
     let worker = |place| Worker::new(place, Arc::clone(shared), load(place, shared).unwrap());
     let workers: Vec<Worker> = (0..shared.pools[0].workers).map(place).map(worker).collect();
-    let described = workers.iter().map(|worker| (0, worker.description.clone()));
-    shared.scheduler.add_workers(described.collect());
+    let loaded = workers.iter().map(|worker| (0, Loaded::of(worker.backend.as_ref())));
+    shared.scheduler.add_workers(loaded.collect());
     workers
 }
