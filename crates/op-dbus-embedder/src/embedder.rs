@@ -191,7 +191,8 @@ impl Loading<'_> {
         };
         let workers = builder.workers.unwrap_or(1);
         let holds_device = provider != CPU;
-        let pool = Pool { factory: factory(spec), workers, batch, reference, holds_device };
+        let costs = Vec::new();
+        let pool = Pool { factory: factory(spec), workers, batch, reference, holds_device, costs };
         let basic = Limits::default();
         let queue_tokens_max = builder.queue_tokens_max.unwrap_or(basic.queue_tokens_max);
         // One process is one user, who may have the whole queue.

@@ -1,12 +1,14 @@
 //! Who computes: the workers of each pool, what they do, and what batches cost there.
 
+mod room;
+
 use std::time::Duration;
 
 use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::config::{self, BatchLimits, ModelShape};
 use crate::planner::Planner;
-use crate::routing::{self, Cost, Lane, Running, Waiting};
+use crate::routing::{self, BatchCost, Cost, Lane, Running, Waiting};
 use crate::status::{WorkerState, WorkerStatus};
 use crate::usage::MemoryUse;
 
@@ -41,6 +43,10 @@ struct Worker {
     order: Option<Order>,
     /// What it gave back since somebody asked for that.
     given_back: Footprint,
+    /// Tokens of the largest batch that it ran.
+    largest: usize,
+    /// Bytes that are free on its device; none where that is not known.
+    free: Option<u64>,
 }
 
 /// What a backend tells once it has proved itself.
@@ -84,7 +90,7 @@ impl Roster {
             let limits = pool.batch;
             let tokens_max = limits.tokens_max.max(model.max_input_tokens);
             let batch = BatchLimits { tokens_max, rows_max: limits.rows_max.max(1), ..limits };
-            let (planner, cost) = (Planner::new(batch), Cost::default());
+            let (planner, cost) = (Planner::new(batch), Cost::of_known(&pool.costs));
             Pool { batch, holds_device: pool.holds_device, planner, cost }
         };
         Self { pools: pools.iter().map(pool).collect(), workers: Vec::new() }
@@ -122,11 +128,14 @@ impl Roster {
                 busy_us: 0,
                 restarts: 0,
                 last_error: None,
+                is_short_of_memory: false,
             },
             running: None,
             load_failures: 0,
             order: None,
             given_back: Footprint::default(),
+            largest: 0,
+            free: None,
         };
         self.workers = workers.into_iter().map(worker).collect();
     }
@@ -137,16 +146,17 @@ impl Roster {
         self.pools.get_mut(pool).map(|pool| &mut pool.planner)
     }
 
-    /// Whether `worker` leaves what waits to another pool, and how long it then waits before it asks
-    /// again.
+    /// Whether `worker` leaves what waits to another one, which has it done first or has the memory for
+    /// it, and how long it then waits before it asks again.
     pub fn leaves(&self, worker: usize, waiting: Waiting, now_us: u64) -> Option<Duration> {
-        if !self.is_mixed() {
-            return None;
+        let for_room = self.leaves_for_room(worker, waiting.tokens, now_us);
+        if for_room.is_some() || !self.is_mixed() {
+            return for_room;
         }
         let own = self.workers.get(worker)?.pool;
         let others = (0..self.pools.len()).filter(|pool| *pool != own);
-        let others: Vec<_> = others.filter_map(|pool| self.lane(pool)).collect();
-        routing::leave(&self.lane(own)?, &others, waiting, now_us)
+        let others: Vec<_> = others.filter_map(|pool| self.lane(pool, waiting)).collect();
+        routing::leave(&self.lane(own, waiting)?, &others, waiting, now_us)
     }
 
     /// Whether `worker` leaves a row whose batch failed on `failed_on` to somebody further from that:
@@ -164,10 +174,13 @@ impl Roster {
         left.max().map(Duration::from_micros)
     }
 
-    fn lane(&self, index: usize) -> Option<Lane<'_>> {
+    /// A pool, with those of its workers that can have the next batch of what waits.
+    fn lane(&self, index: usize, waiting: Waiting) -> Option<Lane<'_>> {
         let pool = self.pools.get(index)?;
         let members = self.workers.iter().filter(|worker| worker.pool == index);
-        let workers = members.filter(|worker| worker.is_there()).map(|worker| worker.running);
+        let members = members.filter(|worker| worker.is_there());
+        let members = members.filter(|worker| self.has_room(worker, waiting.tokens));
+        let workers = members.map(|worker| worker.running);
         let (cost, tokens_max) = (&pool.cost, pool.planner.tokens_max());
         Some(Lane { cost, tokens_max, workers: workers.collect() })
     }
@@ -182,7 +195,10 @@ impl Roster {
 
     /// A worker has computed a batch, which took `us`.
     pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64, memory: MemoryUse) {
-        let Some(Worker { pool, status, .. }) = self.workers.get_mut(worker) else { return };
+        let Some(Worker { pool, status, largest, .. }) = self.workers.get_mut(worker) else {
+            return;
+        };
+        *largest = batch.tokens().max(*largest);
         status.memory = memory;
         status.batches += 1;
         status.rows += batch.rows() as u64;
@@ -358,6 +374,11 @@ impl Roster {
             Some((first.status.description.device.clone(), Duration::from_micros(us)))
         };
         self.pools.iter().enumerate().filter_map(cost).collect()
+    }
+
+    /// What batches are known to cost in each pool.
+    pub fn known_costs(&self) -> Vec<Vec<BatchCost>> {
+        self.pools.iter().map(|pool| pool.cost.known()).collect()
     }
 
     /// Tokens that all workers together compute in a second, as far as it was measured.

@@ -22,7 +22,7 @@ use crate::planner::{self, Plan};
 use crate::presence::Absence;
 use crate::queue::{self, Queue};
 use crate::roster::Roster;
-use crate::routing::{Running, Waiting};
+use crate::routing::{BatchCost, Running, Waiting};
 use crate::stats::Stats;
 use crate::status::WorkerState;
 use crate::usage::MemoryUse;
@@ -243,7 +243,8 @@ impl Scheduler {
     /// Wakes idle workers: all if there is work for `many`, or if the one that wakes may leave it to
     /// another one.
     fn call_workers(&self, state: MutexGuard<'_, State>, many: bool) {
-        let all = many || state.roster.is_mixed() || state.is_choosy(self.clock.now_us());
+        let choosy = state.roster.is_mixed() || state.roster.minds_memory();
+        let all = many || choosy || state.is_choosy(self.clock.now_us());
         drop(state);
         if all {
             self.work.notify_all();
@@ -279,6 +280,35 @@ impl Scheduler {
     /// What a batch of `tokens` takes on the device of each pool.
     pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
         self.lock().roster.costs(tokens)
+    }
+
+    /// Takes note of the bytes that are free on a device.
+    pub fn set_free(&self, device: &str, free: Option<u64>) {
+        let changed = self.lock().roster.set_free(device, free);
+        for (worker, is_short) in &changed {
+            match is_short {
+                true => tracing::warn!(
+                    worker,
+                    device,
+                    free,
+                    "the device has too little free memory for a full batch; others get those"
+                ),
+                false => tracing::info!(worker, device, free, "the device has enough free memory"),
+            }
+        }
+        if !changed.is_empty() {
+            self.work.notify_all();
+        }
+    }
+
+    /// Whether something is known of what batches cost in a pool.
+    pub fn knows_costs(&self, pool: usize) -> bool {
+        self.lock().roster.known_costs().get(pool).is_some_and(|costs| !costs.is_empty())
+    }
+
+    /// What batches are known to cost in each pool.
+    pub fn known_costs(&self) -> Vec<Vec<BatchCost>> {
+        self.lock().roster.known_costs()
     }
 
     /// Tokens that all workers together compute in a second.

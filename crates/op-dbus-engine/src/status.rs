@@ -22,6 +22,8 @@ pub struct WorkerStatus {
     pub memory: MemoryUse,
     /// How often it was replaced.
     pub restarts: u64,
+    /// Whether its device has too little free memory for a full batch: others get those.
+    pub is_short_of_memory: bool,
     /// Why it was replaced last, or why it can't be.
     pub last_error: Option<String>,
 }

@@ -147,6 +147,10 @@ fn about(text: &mut Text, status: &Value) {
     text.family("fallback", "gauge", "Whether another provider runs than was asked for.");
     let labels = [("requested", told("requested_provider")), ("active", told("provider"))];
     text.sample("fallback", &labels, u8::from(!told("fallback_reason").is_empty()));
+    if let Some(count) = status["provider_fallbacks"].as_u64() {
+        text.family("fallbacks_total", "counter", "How often that came to be.");
+        text.sample("fallbacks_total", &[], count);
+    }
 }
 
 fn numbers(text: &mut Text, statistics: &Value) {

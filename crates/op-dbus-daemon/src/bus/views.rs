@@ -118,8 +118,12 @@ fn device((device, in_use): (Device, bool)) -> Dictionary {
         ("provider", device.provider.into()),
         ("in_use", in_use.into()),
     ]);
-    let texts =
-        [("description", device.description), ("pci", device.pci), ("problem", device.problem)];
+    let texts = [
+        ("description", device.description),
+        ("pci", device.pci),
+        ("driver", device.driver),
+        ("problem", device.problem),
+    ];
     let bytes = [
         ("memory_total", device.memory_total),
         ("memory_used", device.memory_used),
@@ -163,6 +167,7 @@ pub fn status(service: &Service) -> Dictionary {
         ("device", now.served().map_or("", |served| &served.device).to_owned().into()),
         ("requested_provider", facts.requested_execution_provider.into()),
         ("fallback_reason", facts.fallback_reason.into()),
+        ("provider_fallbacks", service.fallbacks().into()),
         ("precision", facts.precision.into()),
         ("engine", now.served().map_or("", |served| &served.engine_name).to_owned().into()),
         ("isa", now.served().map_or("", |served| &served.isa).to_owned().into()),
@@ -194,6 +199,7 @@ fn worker(worker: &WorkerStatus) -> Dictionary {
         ("load_ms", about.load_ms.into()),
         ("batch_tokens", number(about.batch_tokens)),
         ("sandbox", about.sandbox.clone().into()),
+        ("short_of_memory", worker.is_short_of_memory.into()),
     ]);
     view.extend(memory(worker.memory));
     view
