@@ -2,23 +2,26 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use zbus::{OwnedVariant, Variant};
 
-use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, cli, finish, in_own_mounts};
-use crate::harness::daemon::Setup;
-use crate::harness::needs::{fake_nvml, op_dbus};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::needs::{fake_nvml, op_dbus, store};
 use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+use crate::providers::movable;
 
 tests! {
     the_cpu_is_listed_and_in_use_only_while_it_computes: [Bus],
     what_drivers_tell_is_read_by_a_process_that_lives_for_it: [],
     the_service_lists_what_the_driver_tells: [Bus, Root],
     a_damaged_library_of_the_driver_takes_nobody_along: [Bus, Root],
+    a_device_without_free_memory_is_passed_over: [Bus, Root, Low, Ggml],
 }
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -28,17 +31,17 @@ fn told() -> Value {
     let gib = 1_u64 << 30;
     json!([
         {
-            "name": "cuda:0", "provider": "cuda", "description": "A whole GPU",
+            "name": "cuda:0", "provider": "cuda", "driver": "580.1.2", "description": "A whole GPU",
             "memory_total": 80 * gib, "memory_used": 12 * gib, "memory_free": 68 * gib,
             "utilisation_percent": 45.0, "temperature_celsius": 61.0, "power_watts": 310.5,
             "energy_joules": 1234.5,
         },
         {
-            "name": "cuda:1", "provider": "cuda", "description": "An old GPU",
+            "name": "cuda:1", "provider": "cuda", "driver": "580.1.2", "description": "An old GPU",
             "memory_total": 16 * gib, "memory_used": gib, "memory_free": 15 * gib,
             "temperature_celsius": 40.0,
         },
-        { "name": "cuda:2", "provider": "cuda" },
+        { "name": "cuda:2", "provider": "cuda", "driver": "580.1.2" },
     ])
 }
 
@@ -94,11 +97,7 @@ async fn the_cpu_is_listed_and_in_use_only_while_it_computes() -> Outcome {
 const INSTALLED: &str = "\
     ldconfig -C \"$CACHE\" -f \"$CONF\" -X; mount --bind \"$CACHE\" /etc/ld.so.cache; exec \"$@\"";
 
-async fn daemon_with(
-    library: &Path,
-    setup: &Setup,
-    bus: &PrivateBus,
-) -> Outcome<crate::harness::daemon::Daemon> {
+async fn daemon_with(library: &Path, setup: &Setup, bus: &PrivateBus) -> Outcome<Daemon> {
     let folder = setup.path("driver");
     fs::create_dir(&folder)?;
     fs::copy(library, folder.join(LIBRARY))?;
@@ -138,5 +137,80 @@ async fn a_damaged_library_of_the_driver_takes_nobody_along() -> Outcome {
     let untold = devices.iter().find(|one| text(one, "name").is_empty()).ok_or("nothing told")?;
     assert!(!text(untold, "problem").is_empty(), "{untold:?}");
     daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+/// A number or truth of each worker of `GetStatus`.
+async fn of_workers<T: TryFrom<OwnedVariant>>(daemon: &Daemon, key: &str) -> Outcome<Vec<T>> {
+    let status = daemon.client().manager.get_status().await?;
+    let workers: Vec<HashMap<String, OwnedVariant>> = status["workers"].clone().try_into()?;
+    let one = |mut worker: HashMap<String, OwnedVariant>| -> Outcome<T> {
+        let value = worker.remove(key).ok_or_else(|| format!("a worker without {key}"))?;
+        value.try_into().map_err(|_| format!("{key} is something else").into())
+    };
+    workers.into_iter().map(one).collect()
+}
+
+/// The ONNX Runtime library that was pulled, whatever its version.
+fn pulled_runtime() -> Option<PathBuf> {
+    let runtime = fs::read_dir(store().join("runtime")).ok()?.flatten().map(|entry| entry.path());
+    let libraries = runtime.filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+    let mut libraries = libraries.map(|entry| entry.path());
+    let library = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"libonnxruntime.so"))
+    };
+    libraries.find(library)?.canonicalize().ok()
+}
+
+/// TensorRT's name on ggml's library: a device of NVIDIA's that any machine has.
+async fn a_device_without_free_memory_is_passed_over() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, library, _) = movable()?;
+    // Its own runtime is not there; any loads a plugin.
+    let runtime = pulled_runtime().ok_or("no runtime")?;
+    let setup = setup.setting("execution_provider", "tensorrt").setting("fallback", "none");
+    let setup = setup.setting("providers.tensorrt.library", &library.display().to_string());
+    let setup = setup.setting("runtime", &runtime.display().to_string());
+    let setup = setup.setting("offload", "auto");
+    let daemon = daemon_with(&fake_nvml()?, &setup, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready", "{}", daemon.process.stderr());
+    let texts: Vec<String> = (0..400).map(|n| format!("disk {n} is full")).collect();
+    // Where there is a choice, the device gets something once the CPU has more to do than it likes.
+    let device_computes = async || {
+        within("a batch on the device", async {
+            let before = of_workers::<u64>(&daemon, "batches").await?[0];
+            while of_workers::<u64>(&daemon, "batches").await?[0] == before {
+                let calls = (0..8).map(|_| daemon.client().vectors(&texts));
+                join_all(calls).await.into_iter().collect::<Outcome<Vec<_>>>()?;
+            }
+            Ok::<_, Box<dyn std::error::Error>>(())
+        })
+        .await?
+    };
+    // The driver is asked while calls come.
+    let told = async |short: bool| {
+        within("a new reading of the driver", async {
+            while of_workers::<bool>(&daemon, "short_of_memory").await?[0] != short {
+                daemon.client().embedder.embed("x").await?;
+            }
+            Ok::<_, Box<dyn std::error::Error>>(())
+        })
+        .await?
+    };
+    device_computes().await?;
+    fs::write(setup.path("driver").join("used"), "80")?;
+    told(true).await?;
+    let before = of_workers::<u64>(&daemon, "batches").await?;
+    for _ in 0..5 {
+        daemon.client().vectors(&texts).await?;
+    }
+    let after = of_workers::<u64>(&daemon, "batches").await?;
+    assert!(after[0] == before[0] && after[1] > before[1], "{before:?} and {after:?}");
+    let said = daemon.process.stderr();
+    assert!(said.contains("too little free memory"), "{said}");
+    fs::write(setup.path("driver").join("used"), "12")?;
+    told(false).await?;
+    device_computes().await?;
     daemon.stop().await
 }

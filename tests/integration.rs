@@ -48,7 +48,7 @@ mod imports;
 mod library;
 /// Start, reload, stop, and what the service manager is told.
 mod lifecycle;
-/// Memory that is given back, and memory that stays what it is.
+/// Memory that is given back.
 mod memory;
 /// Damaged files of a model and of the cache.
 mod models;
@@ -56,6 +56,8 @@ mod models;
 mod native;
 /// The CPU and an accelerator at once.
 mod offload;
+/// Memory that stays what it is.
+mod plateau;
 /// Half precision.
 mod precision;
 /// Execution providers beside the CPU.
@@ -104,6 +106,7 @@ fn main() -> ExitCode {
         models::tests(),
         native::tests(),
         offload::tests(),
+        plateau::tests(),
         precision::tests(),
         providers::tests(),
         python::tests(),

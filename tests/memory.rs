@@ -1,5 +1,4 @@
-//! Memory that is given back: unloaded models, trimmed processes, a machine that sleeps; and memory that
-//! stays what it is.
+//! Memory that is given back: unloaded models, trimmed processes, a machine that sleeps.
 
 use std::fs;
 use std::sync::{Arc, Mutex};
@@ -26,9 +25,6 @@ tests! {
     memory_is_given_back_and_counted: [Bus, Low, Medium],
     an_idle_level_is_given_back: [Bus],
     devices_are_released_for_a_sleep: [Bus, Low, Ggml],
-    native_memory_reaches_a_plateau: [Bus, Low],
-    bound_memory_reaches_a_plateau: [Bus, Low, Runtime],
-    onnx_runtime_memory_reaches_a_plateau: [Bus, Low, Runtime],
 }
 
 async fn status<T>(daemon: &Daemon, key: &str) -> Outcome<T>
@@ -281,56 +277,5 @@ async fn devices_are_released_for_a_sleep() -> Outcome {
     assert!(cosine >= 0.9999, "{cosine}");
     loaded(&daemon, true).await?;
     drop(logind.delayed().await?);
-    daemon.stop().await
-}
-
-async fn native_memory_reaches_a_plateau() -> Outcome {
-    plateau("native", "auto").await
-}
-
-async fn bound_memory_reaches_a_plateau() -> Outcome {
-    plateau("ort", "on").await
-}
-
-async fn onnx_runtime_memory_reaches_a_plateau() -> Outcome {
-    plateau("ort", "auto").await
-}
-
-/// Batches of ever new shapes, after the largest: from the 2,000th on memory stays what it is.
-async fn plateau(engine: &str, io_binding: &str) -> Outcome {
-    const BATCHES: u64 = 10_000;
-    const WARM: u64 = 2_000;
-    const GROWTH_MAX: u64 = 8 << 20;
-    let bus = PrivateBus::start().await?;
-    let setup =
-        Setup::real("low")?.setting("cpu_engine", engine).setting("batch_tokens_max", "128");
-    let setup = setup.setting("workers_per_device", "1").setting("io_binding", io_binding);
-    let daemon = setup.ready(&bus).await?;
-    let worker = daemon.workers().await?[0];
-    let resident = || -> Outcome<u64> {
-        let status = fs::read_to_string(format!("/proc/{worker}/status"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no VmRSS")?;
-        Ok(kib.parse::<u64>()? << 10)
-    };
-    daemon.client().vectors(&vec!["word ".repeat(120); 8]).await?;
-    let mut random = crate::harness::random::Random::new(20_817);
-    let first = daemon.client().counter("batches").await?;
-    let (mut warm, mut batches) = (None, 0);
-    while batches < BATCHES {
-        for _ in 0..100 {
-            let rows = 1 + random.below(3);
-            let texts: Vec<String> =
-                (0..rows).map(|_| "word ".repeat(1 + random.below(12))).collect();
-            daemon.client().vectors(&texts).await?;
-        }
-        batches = daemon.client().counter("batches").await? - first;
-        if warm.is_none() && batches >= WARM {
-            warm = Some(resident()?);
-        }
-    }
-    let (warm, end) = (warm.ok_or("no batches")?, resident()?);
-    println!("{engine}: {warm} bytes after {WARM} batches, {end} after {batches}");
-    assert!(end <= warm + GROWTH_MAX, "{warm} and then {end}");
     daemon.stop().await
 }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::Read;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -14,7 +15,7 @@ use zbus::OwnedVariant;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
-use crate::harness::daemon::Daemon;
+use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, cosine};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
@@ -24,6 +25,7 @@ tests! {
     the_cpu_helps_a_device_with_the_models_vectors: [Bus, Low, Ggml],
     calls_outlive_a_device_that_is_killed_and_lost: [Bus, Low, Ggml],
     calls_in_flight_move_to_the_fallback: [Bus, Low, Ggml],
+    what_batches_cost_is_measured_once: [Bus, Low, Ggml],
 }
 
 /// Device, process and batches of each worker.
@@ -175,5 +177,54 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
         let cosine = cosine(found, &expected);
         assert!(cosine >= 0.999, "{cosine}");
     }
+    daemon.stop().await
+}
+
+/// Files below `cache_dir` with what batches cost.
+fn records(setup: &Setup) -> Outcome<Vec<(PathBuf, String)>> {
+    let folder = setup.path("cache/costs");
+    let mut records = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let text = fs::read_to_string(&path)?;
+        records.push((path, text));
+    }
+    records.sort();
+    Ok(records)
+}
+
+async fn what_batches_cost_is_measured_once() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, ..) = movable()?;
+    let setup = setup.setting("offload", "auto");
+    let daemon = setup.ready(&bus).await?;
+    let first = records(&setup)?;
+    assert_eq!(first.len(), 2, "one for the device and one for the CPU: {first:?}");
+    daemon.client().vectors(&much()).await?;
+    daemon.stop().await?;
+    let learned = records(&setup)?;
+    assert_eq!(learned.len(), 2);
+    assert_ne!(learned, first, "what was seen since is kept");
+
+    // Nothing is measured where it is known: the batches that a worker begins with are its proof.
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(records(&setup)?, learned);
+    daemon.stop().await?;
+
+    // A damaged file is made again.
+    for (path, text) in &learned {
+        fs::write(path, &text[..text.len() / 2])?;
+    }
+    let daemon = setup.ready(&bus).await?;
+    let said = daemon.process.stderr();
+    assert!(said.contains("cached costs of batches can't be used"), "{said}");
+    for (path, text) in records(&setup)? {
+        let json: serde_json::Value = serde_json::from_str(&text)?;
+        assert!(json["costs"].as_array().is_some_and(|costs| costs.len() > 2), "{path:?}: {text}");
+    }
+    daemon.stop().await?;
+    let setup = setup.setting("batch_tokens_max", "256");
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(records(&setup)?.len(), 4, "batches of another size cost something else");
     daemon.stop().await
 }

@@ -21,6 +21,7 @@ use crate::native::with_graph;
 tests! {
     a_plugin_serves_with_the_models_vectors: [Bus, Low, Ggml],
     the_first_that_works_serves_and_says_why: [Bus, Low, Ggml],
+    each_fallback_is_told_and_counted_once: [Bus],
     a_provider_that_leaves_the_work_to_the_cpu_is_refused: [Bus, Ggml],
     a_provider_that_cannot_begin_is_refused_in_its_own_words: [Bus, Low, Ggml],
     a_library_that_is_none_is_refused: [Bus, Low, Runtime],
@@ -82,6 +83,26 @@ async fn the_first_that_works_serves_and_says_why() -> Outcome {
     let said = daemon.process.stderr();
     assert!(said.contains("WARN") && said.contains("coreml needs macOS"), "{said}");
     daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+/// The simulator in place of what was asked for, for the model in force and for one that a call names.
+async fn each_fallback_is_told_and_counted_once() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("execution_provider", "coreml");
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "degraded");
+    let told = async || -> Outcome<(u64, usize)> {
+        let status = daemon.client().manager.get_status().await?;
+        let said = daemon.process.stderr().matches("another provider runs").count();
+        Ok((status["provider_fallbacks"].clone().try_into()?, said))
+    };
+    assert_eq!(told().await?, (1, 1));
+    for _ in 0..3 {
+        let other = HashMap::from([("level", "high".into())]);
+        daemon.client().packed(&["x"], other).await?;
+        assert_eq!(told().await?, (2, 2));
+    }
     daemon.stop().await
 }
 

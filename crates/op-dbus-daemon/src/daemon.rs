@@ -18,7 +18,7 @@ use zbus::fdo::RequestNameFlags;
 use crate::bus::Objects;
 use crate::devices::Reader;
 use crate::notify;
-use crate::service::{self, Phase, Service, load_time_max};
+use crate::service::{self, Means, Phase, Service, load_time_max};
 use crate::settings::{Bus, Loaded};
 use crate::telemetry::{self, Telemetry, message_id};
 
@@ -98,8 +98,9 @@ async fn serve(
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let hangup = signal(SignalKind::hangup())?;
     let bus = loaded.settings.bus.clone();
-    let devices = Reader::new(worker.exe.clone());
-    let service = Service::new(loaded, worker.spawner(), telemetry);
+    let devices = Arc::new(Reader::new(worker.exe.clone()));
+    let means = Means { spawner: worker.spawner(), devices: Some(devices.clone()) };
+    let service = Service::new(loaded, means, telemetry);
     let objects = Objects::new(service.clone(), devices);
     let connection = connect(&bus, &objects).await?;
     let mut tasks = JoinSet::new();
@@ -116,6 +117,10 @@ async fn serve(
     tasks.spawn({
         let service = service.clone();
         async move { service.tell_presence().await }
+    });
+    tasks.spawn({
+        let service = service.clone();
+        async move { service.follow_memory().await }
     });
     tokio::select! {
         () = connection.closed() => return Err(Fatal::Lost),

@@ -47,6 +47,8 @@ pub struct Device {
     pub description: Option<String>,
     /// Address on the PCI bus.
     pub pci: Option<String>,
+    /// Version of its driver.
+    pub driver: Option<String>,
     /// Bytes of its own memory; for the CPU that of the machine.
     pub memory_total: Option<u64>,
     /// Bytes in use, by whomever.
@@ -110,6 +112,15 @@ impl Reader {
         let cpu = state.cpu.read();
         [cpu].into_iter().chain(state.accelerators.iter().cloned()).collect()
     }
+}
+
+/// [`Reader::read`] for a thread that may wait, outside of any runtime.
+///
+/// # Errors
+/// There is no room for what waits.
+pub fn read_blocking(reader: &Reader) -> std::io::Result<Vec<Device>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(reader.read()))
 }
 
 impl State {
@@ -178,7 +189,7 @@ pub fn with_use(known: Vec<Device>, computing: &[(String, String)]) -> Vec<(Devi
 }
 
 /// Whether two names, such as `cuda:0` and `tensorrt:0`, are of one device.
-fn is_same(one: &str, other: &str) -> bool {
+pub(crate) fn is_same(one: &str, other: &str) -> bool {
     let parts = (one.split_once(':'), other.split_once(':'));
     let (Some((a, number)), Some((b, other_number))) = parts else { return one == other };
     let together = || SAME_DEVICES.iter().any(|group| group.contains(&a) && group.contains(&b));

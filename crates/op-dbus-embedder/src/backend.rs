@@ -50,6 +50,10 @@ pub struct Spec {
     pub device: usize,
     /// Precision of the arithmetic; none is what suits the device.
     pub precision: Option<Precision>,
+    /// Tokens of the largest batch, padding included.
+    pub batch_tokens_max: usize,
+    /// Rows of the largest batch.
+    pub batch_rows_max: usize,
     /// Whether ONNX Runtime keeps buffers for the shapes of batches; none is where the device has
     /// memory of its own.
     pub io_binding: Option<bool>,

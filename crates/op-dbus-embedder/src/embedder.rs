@@ -191,8 +191,8 @@ impl Loading<'_> {
         };
         let workers = builder.workers.unwrap_or(1);
         let holds_device = provider != CPU;
-        let factory = factory(spec);
-        let pool = Pool { factory, workers, reserved: 0, batch, reference, holds_device };
+        let (factory, reserved, costs) = (factory(spec), 0, Vec::new());
+        let pool = Pool { factory, workers, reserved, batch, reference, holds_device, costs };
         let basic = Limits::default();
         let queue_tokens_max = builder.queue_tokens_max.unwrap_or(basic.queue_tokens_max);
         // One process is one user, who may have the whole queue.
@@ -208,6 +208,7 @@ impl Loading<'_> {
             .map_err(|error| Error::Provider(format!("{provider}: {error}")))?;
         let workers = builder.workers.unwrap_or(1);
         let on_the_cpu = provider == CPU;
+        let largest = BatchLimits::accelerator(builder.batch_tokens_max).region(&self.shape());
         Ok(Spec {
             model_dir: builder.model_dir.clone(),
             model: self.model.name.clone(),
@@ -227,6 +228,8 @@ impl Loading<'_> {
             },
             device: builder.device.unwrap_or(0),
             precision: builder.precision,
+            batch_tokens_max: largest.tokens_max,
+            batch_rows_max: largest.rows_max,
             io_binding: None,
         })
     }

@@ -3,6 +3,8 @@
 use std::fmt;
 
 use crate::batch::Batch;
+use crate::buckets::Buckets;
+use crate::usage::MemoryUse;
 
 /// What a backend says of itself once it is loaded.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -24,6 +26,8 @@ pub struct Description {
     /// Tokens of a batch beyond which its throughput hardly grows, as it was measured; 0 where it was
     /// not.
     pub batch_tokens: usize,
+    /// The shapes that it rounds batches up to; none where it does not.
+    pub buckets: Option<Buckets>,
     /// Time from start to ready.
     pub load_ms: u64,
     /// Process that computes; our own for a backend that runs in-process.
@@ -115,6 +119,12 @@ pub trait Backend: Send {
     /// As [`run`](Self::run).
     fn trim(&mut self) -> Result<Footprint, BackendError> {
         Ok(Footprint::default())
+    }
+
+    /// What became of the memory that is kept for batches, up to the last of them. Cheap: it is asked
+    /// for after each.
+    fn memory(&self) -> MemoryUse {
+        MemoryUse::default()
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::backend::BackendFactory;
 use crate::batch::Batch;
+use crate::routing::BatchCost;
 use crate::worker::RegionShape;
 
 /// The bounds on calls and on what waits.
@@ -191,13 +192,17 @@ pub struct Pool {
     pub reference: Option<Reference>,
     /// Whether its workers hold a device beside the CPU, which they let go while the machine sleeps.
     pub holds_device: bool,
+    /// What its batches were known to cost; where that is nothing, and there is another pool, it is
+    /// measured.
+    pub costs: Vec<BatchCost>,
 }
 
 impl Pool {
     /// One worker under the default limits.
     pub fn new(factory: BackendFactory) -> Self {
         let batch = BatchLimits::default();
-        Self { factory, workers: 1, reserved: 0, batch, reference: None, holds_device: false }
+        let (workers, reserved, reference, holds_device, costs) = (1, 0, None, false, Vec::new());
+        Self { factory, workers, reserved, batch, reference, holds_device, costs }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::job::{Finished, Ran};
 use crate::planner::Plan;
 use crate::proof::{self, load, run_checked};
-use crate::roster::Order;
+use crate::roster::{Loaded, Order};
 use crate::scheduler::{Entry, Next, Row, Scheduler};
 
 /// Journal message id of the event that a worker was lost.
@@ -63,12 +63,12 @@ struct Worker {
 pub(crate) fn work(
     place: Place,
     shared: Arc<Shared>,
-    ready: SyncSender<(Place, Result<Description, BackendError>)>,
+    ready: SyncSender<(Place, Result<Loaded, BackendError>)>,
     begin: std::sync::mpsc::Receiver<()>,
 ) {
     let loaded = load(place, &shared);
-    let description = loaded.as_ref().map(|b| b.description().clone()).map_err(Clone::clone);
-    let sent = ready.send((place, description));
+    let told = loaded.as_ref().map(|backend| Loaded::of(backend.as_ref())).map_err(Clone::clone);
+    let sent = ready.send((place, told));
     drop(ready);
     if let (Ok(backend), Ok(())) = (loaded, sent) {
         // Closed, never sent on.
@@ -151,7 +151,8 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let vector = proof::probe(self.backend.as_mut(), &shared.model, &shared.probe)?;
         proof::trust(&shared.pools[self.place.pool], &self.description, &vector)?;
-        shared.scheduler.obeyed(self.place.index, Order::Check, Footprint::default());
+        let did = (Footprint::default(), self.backend.memory());
+        shared.scheduler.obeyed(self.place.index, Order::Check, did);
         Ok(())
     }
 
@@ -161,8 +162,8 @@ impl Worker {
     /// The backend is lost.
     fn trim(&mut self) -> Result<(), BackendError> {
         (self.ids, self.lengths, self.out, self.computed) = Default::default();
-        let given_back = self.backend.trim()?;
-        self.shared.scheduler.obeyed(self.place.index, Order::Trim, given_back);
+        let did = (self.backend.trim()?, self.backend.memory());
+        self.shared.scheduler.obeyed(self.place.index, Order::Trim, did);
         Ok(())
     }
 
@@ -238,9 +239,12 @@ impl Worker {
             description.device.clone_from(now);
             scheduler.moved(self.place.index, now);
         }
-        let layout = self.shared.pools[self.place.pool].batch.layout;
-        scheduler.stats.batch(&batch, layout.tokens(&batch));
-        scheduler.ran(self.place.index, &batch, started.elapsed());
+        let padded = match description.buckets {
+            Some(buckets) => buckets.tokens(&batch),
+            None => self.shared.pools[self.place.pool].batch.layout.tokens(&batch),
+        };
+        scheduler.stats.batch(&batch, padded);
+        scheduler.ran(self.place.index, &batch, started.elapsed(), self.backend.memory());
         std::mem::swap(&mut computed.entries, entries);
         std::mem::swap(&mut computed.vectors, &mut self.out);
         (computed.started_us, computed.ended_us) = (started_us, scheduler.clock.now_us());
@@ -266,9 +270,9 @@ impl Worker {
             }
             match load(self.place, &self.shared) {
                 Ok(backend) => {
-                    let description = backend.description().clone();
-                    self.description = description.clone();
-                    self.shared.scheduler.loaded(place, description);
+                    let loaded = Loaded::of(backend.as_ref());
+                    self.description = loaded.description.clone();
+                    self.shared.scheduler.loaded(place, loaded);
                     self.backend = backend;
                     return true;
                 }

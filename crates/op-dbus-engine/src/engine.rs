@@ -225,12 +225,6 @@ impl Engine {
         self.scheduler().workers()
     }
 
-    /// What a batch of `tokens` takes on the device of each pool, by what was measured and seen; only
-    /// known where there is a choice of pools, or after the first batches.
-    pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
-        self.scheduler().costs(tokens)
-    }
-
     /// The counters now.
     pub fn stats(&self) -> Snapshot {
         let (queue_texts, queue_tokens) = self.scheduler().waiting();
@@ -240,6 +234,7 @@ impl Engine {
             queue_tokens,
             in_flight_calls,
             in_flight_tokens,
+            memory: self.scheduler().memory(),
             ..self.scheduler().stats.snapshot()
         }
     }

@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::buckets::Buckets;
 use crate::call::Priority;
 use crate::config::{BatchLayout, BatchLimits};
 use crate::queue::{Entry, Lane, Queue};
@@ -68,9 +69,9 @@ impl Fill {
         }
     }
 
-    fn fits(self, budget: &BatchLimits) -> bool {
+    fn fits(self, budget: &BatchLimits, buckets: Option<Buckets>) -> bool {
         match budget.layout {
-            BatchLayout::Padded => self.fits_padded(budget),
+            BatchLayout::Padded => self.fits_padded(budget, buckets),
             BatchLayout::Packed => {
                 self.real <= budget.tokens_max
                     && self.rows <= budget.rows_max
@@ -79,11 +80,14 @@ impl Fill {
         }
     }
 
-    fn fits_padded(self, budget: &BatchLimits) -> bool {
+    fn fits_padded(self, budget: &BatchLimits, buckets: Option<Buckets>) -> bool {
+        let length = buckets.map_or(self.longest, |buckets| buckets.length(self.longest));
+        let computed = self.rows.saturating_mul(length);
+        let attention = (computed as u64).saturating_mul(length as u64);
+        // Who goes with whom is decided by their own lengths: rounding comes on top for all alike.
         let padded = self.rows.saturating_mul(self.longest);
-        let attention = (padded as u64).saturating_mul(self.longest as u64);
         let padding = (padded - self.real.min(padded)).saturating_mul(100);
-        padded <= budget.tokens_max
+        computed <= budget.tokens_max
             && self.rows <= budget.rows_max
             && attention <= budget.attention_max
             && (padded <= PADDING_EXEMPT_TOKENS
@@ -112,6 +116,8 @@ impl Turn {
 #[derive(Debug)]
 pub(crate) struct Planner {
     budget: BatchLimits,
+    /// The shapes that batches are rounded up to.
+    buckets: Option<Buckets>,
     lanes: Vec<Turn>,
     window: Vec<Candidate>,
     turns: BinaryHeap<Reverse<Turn>>,
@@ -119,7 +125,13 @@ pub(crate) struct Planner {
 
 impl Planner {
     pub fn new(budget: BatchLimits) -> Self {
-        Self { budget, lanes: Vec::new(), window: Vec::new(), turns: BinaryHeap::new() }
+        let (lanes, window, turns) = Default::default();
+        Self { budget, buckets: None, lanes, window, turns }
+    }
+
+    /// From here on batches are rounded up to these shapes.
+    pub fn round_up(&mut self, buckets: Buckets) {
+        self.buckets = Some(buckets);
     }
 
     /// Tokens of the largest batch of several rows.
@@ -191,7 +203,7 @@ impl Planner {
             let next = fill.with(entry.tokens);
             if !alive(entry) {
                 plan.dead.extend(queue.take(class, uid, index));
-            } else if entry.failed_on.is_none() && next.fits(budget) {
+            } else if entry.failed_on.is_none() && next.fits(budget, None) {
                 fill = next;
                 queue.charge(class, uid, entry.tokens);
                 plan.batch.extend(queue.take(class, uid, index));
@@ -218,7 +230,7 @@ impl Planner {
         let Some(head) = plan.batch.first() else { return };
         let (class, tokens) = (head.class, head.tokens);
         self.look_around(queue, (class, tokens), served_max, alive);
-        let chosen = nearest(&mut self.window, tokens, &self.budget);
+        let chosen = nearest(&mut self.window, tokens, (&self.budget, self.buckets));
         // Taken out one after another: of each user the last first.
         chosen.sort_unstable_by_key(|candidate| (candidate.uid, Reverse(candidate.index)));
         for Candidate { tokens, uid, index, .. } in chosen {
@@ -286,7 +298,7 @@ fn take_alive<T>(
 fn nearest<'a>(
     window: &'a mut [Candidate],
     head_tokens: usize,
-    budget: &BatchLimits,
+    (budget, buckets): (&BatchLimits, Option<Buckets>),
 ) -> &'a mut [Candidate] {
     window.sort_unstable_by_key(|candidate| (candidate.tokens, candidate.index, candidate.rank));
     let mut fill = Fill::default().with(head_tokens);
@@ -302,14 +314,15 @@ fn nearest<'a>(
         };
         let tokens = if take_longer { window[high].tokens } else { window[low - 1].tokens };
         let next = fill.with(tokens);
-        match (next.fits(budget), take_longer) {
+        let fits = next.fits(budget, buckets);
+        match (fits, take_longer) {
             (true, true) => high += 1,
             (true, false) => low -= 1,
             // What lies further on this side fits even less.
             (false, true) => high_end = high,
             (false, false) => low_end = low,
         }
-        if next.fits(budget) {
+        if fits {
             fill = next;
         }
     }

@@ -17,7 +17,7 @@ pub(crate) fn load(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, Ba
     let pool = &shared.pools[place.pool];
     let (mut backend, vector) = probed(&pool.factory, place.number, &shared.model, &shared.probe)?;
     trust(pool, backend.description(), &vector)?;
-    if shared.pools.len() > 1 {
+    if shared.pools.len() > 1 && !shared.scheduler.knows_costs(place.pool) {
         measure(backend.as_mut(), place, shared)?;
     }
     Ok(backend)

@@ -1,15 +1,17 @@
 //! Who computes: the workers of each pool, what they do, and what batches cost there.
 
+mod reserve;
+mod room;
+
 use std::time::Duration;
 
-use crate::backend::{BackendError, Description, Footprint};
+use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
-use crate::call::Priority;
 use crate::config::{self, BatchLimits, ModelShape};
 use crate::planner::Planner;
-use crate::reserve::Serves;
-use crate::routing::{self, Cost, Lane, Running, Waiting};
+use crate::routing::{self, BatchCost, Cost, Lane, Running, Waiting};
 use crate::status::{WorkerState, WorkerStatus};
+use crate::usage::MemoryUse;
 
 /// Failed loads in a row of every worker of a pool after which nobody waits for them.
 const LOAD_FAILURES_MAX: u32 = 3;
@@ -43,6 +45,23 @@ struct Worker {
     order: Option<Order>,
     /// What it gave back since somebody asked for that.
     given_back: Footprint,
+    /// Tokens of the largest batch that it ran.
+    largest: usize,
+    /// Bytes that are free on its device; none where that is not known.
+    free: Option<u64>,
+}
+
+/// What a backend tells once it has proved itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    pub description: Description,
+    pub memory: MemoryUse,
+}
+
+impl Loaded {
+    pub fn of(backend: &dyn Backend) -> Self {
+        Self { description: backend.description().clone(), memory: backend.memory() }
+    }
 }
 
 /// What a worker is asked for between two batches.
@@ -73,7 +92,7 @@ impl Roster {
             let limits = pool.batch;
             let tokens_max = limits.tokens_max.max(model.max_input_tokens);
             let batch = BatchLimits { tokens_max, rows_max: limits.rows_max.max(1), ..limits };
-            let (planner, cost) = (Planner::new(batch), Cost::default());
+            let (planner, cost) = (Planner::new(batch), Cost::of_known(&pool.costs));
             Pool { batch, reserved: pool.reserved, holds_device: pool.holds_device, planner, cost }
         };
         Self { pools: pools.iter().map(pool).collect(), workers: Vec::new() }
@@ -86,19 +105,25 @@ impl Roster {
 
     /// The workers, all loaded and idle, each with its pool. Behind them come those that the pools
     /// reserve, without backends.
-    pub fn add(&mut self, workers: Vec<(usize, Description)>) {
-        for (pool, description) in &workers {
-            let tokens = description.batch_tokens;
+    pub fn add(&mut self, workers: Vec<(usize, Loaded)>) {
+        for (pool, loaded) in &workers {
+            if let (Some(buckets), Some(pool)) =
+                (loaded.description.buckets, self.pools.get_mut(*pool))
+            {
+                pool.planner.round_up(buckets);
+            }
+            let tokens = loaded.description.batch_tokens;
             if let Some(pool) = self.pools.get_mut(*pool).filter(|pool| pool.batch.tokens_measured)
                 && tokens > 0
             {
                 pool.planner.lower_tokens_max(tokens);
             }
         }
-        let worker = |(pool, description), reserved, state| Worker {
+        let worker = |(pool, loaded): (usize, Loaded), reserved, state| Worker {
             pool,
             status: WorkerStatus {
-                description,
+                description: loaded.description,
+                memory: loaded.memory,
                 reserved,
                 state,
                 batches: 0,
@@ -107,55 +132,19 @@ impl Roster {
                 busy_us: 0,
                 restarts: 0,
                 last_error: None,
+                is_short_of_memory: false,
             },
             running: None,
             load_failures: 0,
             order: None,
             given_back: Footprint::default(),
+            largest: 0,
+            free: None,
         };
-        let mut reserved = Vec::new();
-        for (index, pool) in self.pools.iter().enumerate() {
-            let like = workers.iter().find(|(pool, _)| *pool == index);
-            let like = like.map(|(pool, like)| (*pool, Description { pid: 0, ..like.clone() }));
-            reserved.extend(like.into_iter().cycle().take(pool.reserved));
-        }
+        let reserved = self.like_loaded(&workers);
         let loaded = workers.into_iter().map(|of| worker(of, false, WorkerState::Idle));
         let reserved = reserved.into_iter().map(|of| worker(of, true, WorkerState::Unloaded));
         self.workers = loaded.chain(reserved).collect();
-    }
-
-    /// Those that compute whatever waits.
-    fn ordinary(&self) -> impl Iterator<Item = &Worker> {
-        self.workers.iter().filter(|worker| !worker.status.reserved)
-    }
-
-    fn reserved(&self) -> impl Iterator<Item = &Worker> {
-        self.workers.iter().filter(|worker| worker.status.reserved)
-    }
-
-    /// Whom a worker computes for.
-    pub fn serves(&self, worker: usize) -> Serves {
-        match self.workers.get(worker) {
-            Some(worker) if worker.status.reserved => Serves::Interactive,
-            _ => Serves::Everybody,
-        }
-    }
-
-    /// Whether bulk keeps interactive work waiting: nobody is idle, and somebody computes bulk.
-    pub fn is_kept_by_bulk(&self) -> bool {
-        let is_bulk = |running: &Running| running.class == Priority::Bulk;
-        let idle = self.ordinary().any(|worker| worker.status.state == WorkerState::Idle);
-        !idle && self.ordinary().any(|worker| worker.running.as_ref().is_some_and(is_bulk))
-    }
-
-    /// Whether a reserved worker has no backend.
-    pub fn has_unloaded_reserve(&self) -> bool {
-        self.reserved().any(|worker| worker.status.state == WorkerState::Unloaded)
-    }
-
-    /// Whether a reserved worker waits for work.
-    pub fn has_idle_reserve(&self) -> bool {
-        self.reserved().any(|worker| worker.status.state == WorkerState::Idle)
     }
 
     /// The planner of a worker's batches.
@@ -164,16 +153,17 @@ impl Roster {
         self.pools.get_mut(pool).map(|pool| &mut pool.planner)
     }
 
-    /// Whether `worker` leaves what waits to another pool, and how long it then waits before it asks
-    /// again.
+    /// Whether `worker` leaves what waits to another one, which has it done first or has the memory for
+    /// it, and how long it then waits before it asks again.
     pub fn leaves(&self, worker: usize, waiting: Waiting, now_us: u64) -> Option<Duration> {
-        if !self.is_mixed() {
-            return None;
+        let for_room = self.leaves_for_room(worker, waiting.tokens, now_us);
+        if for_room.is_some() || !self.is_mixed() {
+            return for_room;
         }
         let own = self.workers.get(worker)?.pool;
         let others = (0..self.pools.len()).filter(|pool| *pool != own);
-        let others: Vec<_> = others.filter_map(|pool| self.lane(pool)).collect();
-        routing::leave(&self.lane(own)?, &others, waiting, now_us)
+        let others: Vec<_> = others.filter_map(|pool| self.lane(pool, waiting)).collect();
+        routing::leave(&self.lane(own, waiting)?, &others, waiting, now_us)
     }
 
     /// Whether `worker` leaves a row whose batch failed on `failed_on` to somebody further from that:
@@ -192,10 +182,12 @@ impl Roster {
         left.max().map(Duration::from_micros)
     }
 
-    fn lane(&self, index: usize) -> Option<Lane<'_>> {
+    /// A pool, with those of its workers that can have the next batch of what waits.
+    fn lane(&self, index: usize, waiting: Waiting) -> Option<Lane<'_>> {
         let pool = self.pools.get(index)?;
-        let members = self.ordinary().filter(|worker| worker.pool == index);
-        let workers = members.filter(|worker| worker.is_there()).map(|worker| worker.running);
+        let members = self.ordinary().filter(|worker| worker.pool == index && worker.is_there());
+        let members = members.filter(|worker| self.has_room(worker, waiting.tokens));
+        let workers = members.map(|worker| worker.running);
         let (cost, tokens_max) = (&pool.cost, pool.planner.tokens_max());
         Some(Lane { cost, tokens_max, workers: workers.collect() })
     }
@@ -209,11 +201,14 @@ impl Roster {
     }
 
     /// A worker has computed a batch, which took `us`.
-    pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64) {
-        let Some(Worker { pool, status, running, .. }) = self.workers.get_mut(worker) else {
+    pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64, memory: MemoryUse) {
+        let Some(Worker { pool, status, running, largest, .. }) = self.workers.get_mut(worker)
+        else {
             return;
         };
         *running = None;
+        *largest = batch.tokens().max(*largest);
+        status.memory = memory;
         status.batches += 1;
         status.rows += batch.rows() as u64;
         status.tokens += batch.tokens() as u64;
@@ -244,6 +239,7 @@ impl Roster {
             // One that is loaded has proved itself, and has nothing to give back.
             worker.order = None;
             worker.status.restarts += 1;
+            worker.status.memory = MemoryUse::default();
             worker.status.last_error = Some(error.to_string());
         }
     }
@@ -257,11 +253,12 @@ impl Roster {
     }
 
     /// A worker has a backend again.
-    pub fn loaded(&mut self, worker: usize, description: Description) {
+    pub fn loaded(&mut self, worker: usize, loaded: Loaded) {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.load_failures = 0;
             worker.status.state = WorkerState::Idle;
-            worker.status.description = description;
+            worker.status.description = loaded.description;
+            worker.status.memory = loaded.memory;
         }
     }
 
@@ -279,6 +276,7 @@ impl Roster {
             worker.order = None;
             worker.load_failures = 0;
             worker.status.description.pid = 0;
+            worker.status.memory = MemoryUse::default();
         }
     }
 
@@ -300,8 +298,14 @@ impl Roster {
     }
 
     /// A worker has done what it was asked for.
-    pub fn obeyed(&mut self, worker: usize, order: Order, given_back: Footprint) {
+    pub fn obeyed(
+        &mut self,
+        worker: usize,
+        order: Order,
+        (given_back, memory): (Footprint, MemoryUse),
+    ) {
         if let Some(worker) = self.workers.get_mut(worker) {
+            worker.status.memory = memory;
             // It may have been asked for something else meanwhile.
             worker.order.take_if(|asked| *asked == order);
             worker.given_back = worker.given_back.and(given_back);
@@ -377,6 +381,11 @@ impl Roster {
             Some((first.status.description.device.clone(), Duration::from_micros(us)))
         };
         self.pools.iter().enumerate().filter_map(cost).collect()
+    }
+
+    /// What batches are known to cost in each pool.
+    pub fn known_costs(&self) -> Vec<Vec<BatchCost>> {
+        self.pools.iter().map(|pool| pool.cost.known()).collect()
     }
 
     /// Tokens that all workers together compute in a second, as far as it was measured.

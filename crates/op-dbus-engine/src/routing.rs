@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::call::Priority;
 
 /// Weight of the newest batch in what is known of its size.
@@ -16,6 +18,15 @@ const OCTAVES: usize = 20;
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// However dear it is, a pool that hangs is not relied on for longer.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// What a batch of a certain size costs, as the mean of those that ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchCost {
+    /// Tokens, without padding.
+    pub tokens: usize,
+    /// Microseconds.
+    pub us: u64,
+}
 
 /// What batches cost in one pool.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +40,22 @@ struct Point {
 }
 
 impl Cost {
+    /// What was known earlier.
+    pub fn of_known(costs: &[BatchCost]) -> Self {
+        let mut cost = Self::default();
+        costs.iter().for_each(|known| cost.learn(known.tokens, known.us));
+        cost
+    }
+
+    /// What is known now, by size.
+    pub fn known(&self) -> Vec<BatchCost> {
+        let cost = |point: &Point| BatchCost {
+            tokens: point.tokens.round().max(1.0) as usize,
+            us: point.us.round().max(1.0) as u64,
+        };
+        self.0.iter().flatten().map(cost).collect()
+    }
+
     /// Takes note of a batch of `tokens` that took `us`.
     pub fn learn(&mut self, tokens: usize, us: u64) {
         let new = Point { tokens: tokens as f32, us: us as f32 };

@@ -3,6 +3,7 @@
 //! Workers pull: an idle one plans the next batch itself. So batches form while all are busy,
 //! nothing waits for a timer, and no channel holds work that could still be cancelled or joined.
 
+mod costs;
 mod life;
 
 use std::collections::BTreeSet;
@@ -12,7 +13,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::backend::BackendError;
-use crate::batch::Batch;
 use crate::call::Priority;
 use crate::clock::Clock;
 use crate::config::Limits;
@@ -112,11 +112,6 @@ impl Scheduler {
             stop: Condvar::new(),
             changed: Notify::new(),
         }
-    }
-
-    /// Takes note of what a batch costs in a pool.
-    pub fn learn(&self, pool: usize, tokens: usize, took: Duration) {
-        self.lock().roster.learn(pool, tokens, micros(took));
     }
 
     /// Queues rows, for which unloaded workers load again; they are failed at once when nobody will
@@ -257,7 +252,8 @@ impl Scheduler {
     /// Wakes idle workers: all if there is work for `many`, or if the one that wakes may leave it to
     /// another one.
     fn call_workers(&self, state: MutexGuard<'_, State>, many: bool) {
-        let all = many || state.roster.is_mixed() || state.is_choosy(self.clock.now_us());
+        let choosy = state.roster.is_mixed() || state.roster.minds_memory();
+        let all = many || choosy || state.is_choosy(self.clock.now_us());
         let reserve = state.calls_reserve();
         drop(state);
         if reserve {
@@ -278,25 +274,10 @@ impl Scheduler {
         }
     }
 
-    /// A worker ran a batch.
-    pub fn ran(&self, worker: usize, batch: &Batch<'_>, took: Duration) {
-        self.lock().roster.ran(worker, batch, micros(took));
-    }
-
     /// Texts and tokens that wait.
     pub fn waiting(&self) -> (usize, usize) {
         let state = self.lock();
         (state.queue.texts(), state.queue.tokens())
-    }
-
-    /// What a batch of `tokens` takes on the device of each pool.
-    pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
-        self.lock().roster.costs(tokens)
-    }
-
-    /// Tokens that all workers together compute in a second.
-    pub fn tokens_per_s(&self) -> f64 {
-        self.lock().roster.tokens_per_s()
     }
 
     /// What a worker waits on.

@@ -45,6 +45,7 @@ impl SimBackend {
             isa: String::new(),
             dimensions,
             batch_tokens: 0,
+            buckets: None,
             load_ms: 0,
             pid: std::process::id(),
             sandbox: String::new(),

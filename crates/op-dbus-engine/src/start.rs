@@ -71,18 +71,16 @@ pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
     let mut loaded = Vec::new();
     for (place, report) in reports {
         match report {
-            Ok(description) => loaded.push((place, description)),
+            Ok(told) => loaded.push((place, told)),
             Err(error) => result = Err(error),
         }
     }
     loaded.sort_by_key(|(place, _)| place.index);
-    let loaded = loaded.into_iter().map(|(place, description)| (place.pool, description));
-    let loaded: Vec<_> = loaded.collect();
+    let loaded: Vec<_> = loaded.into_iter().map(|(place, told)| (place.pool, told)).collect();
     shared.scheduler.add_workers(loaded.clone());
     for place in reserved(&shared.pools) {
-        let like = loaded.iter().find(|(pool, _)| *pool == place.pool);
-        let Some((_, like)) = like.cloned() else { continue };
-        let shared = Arc::clone(shared);
+        let Some((_, like)) = loaded.iter().find(|(pool, _)| *pool == place.pool) else { continue };
+        let (shared, like) = (Arc::clone(shared), like.description.clone());
         let thread = spawn(format!("embed-reserve-{}", place.index), move || {
             dispatch::stand_by(place, shared, like);
         });

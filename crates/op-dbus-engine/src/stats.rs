@@ -12,6 +12,7 @@ pub use times::Times;
 use crate::batch::Batch;
 use crate::call::Reply;
 use crate::error::Error;
+use crate::usage::MemoryUse;
 
 /// The counters at one moment. Counts run from the engine's start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -46,6 +47,8 @@ pub struct Snapshot {
     pub in_flight_calls: usize,
     /// Tokens between admission and reply now.
     pub in_flight_tokens: usize,
+    /// What became of the memory that the workers which are there keep for batches.
+    pub memory: MemoryUse,
     /// From a call's arrival to the start of its first batch, of each call that was answered.
     pub queue_us: Times,
     /// From the start of a call's first batch to the end of its last.

@@ -1,6 +1,7 @@
 //! What a worker tells of itself.
 
 use crate::backend::Description;
+use crate::usage::MemoryUse;
 
 /// What one worker is and does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +20,12 @@ pub struct WorkerStatus {
     pub tokens: u64,
     /// Time that these batches took together, in microseconds.
     pub busy_us: u64,
+    /// What became of the memory that its backend keeps for batches, since that was loaded.
+    pub memory: MemoryUse,
     /// How often it was replaced.
     pub restarts: u64,
+    /// Whether its device has too little free memory for a full batch: others get those.
+    pub is_short_of_memory: bool,
     /// Why it was replaced last, or why it can't be.
     pub last_error: Option<String>,
 }

@@ -95,6 +95,7 @@ impl Meter {
             isa: String::new(),
             dimensions: DIMENSIONS,
             batch_tokens: 0,
+            buckets: None,
             load_ms: 0,
             pid: std::process::id(),
             sandbox: String::new(),

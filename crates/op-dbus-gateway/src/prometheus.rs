@@ -8,7 +8,7 @@ use crate::Gateway;
 use crate::limits::LIMITS;
 
 /// Numbers of the service: name, kind, help, key in `GetStatistics`.
-const NUMBERS: [(&str, &str, &str, &str); 14] = [
+const NUMBERS: [(&str, &str, &str, &str); 16] = [
     ("calls_total", "counter", "Calls answered with vectors.", "calls"),
     ("embeddings_total", "counter", "Texts answered with a vector.", "texts"),
     ("truncated_texts_total", "counter", "Texts that were cut.", "truncated"),
@@ -23,6 +23,8 @@ const NUMBERS: [(&str, &str, &str, &str); 14] = [
     ("queue_tokens", "gauge", "Tokens that wait.", "queue_tokens"),
     ("in_flight_calls", "gauge", "Calls that are not answered yet.", "in_flight_calls"),
     ("in_flight_tokens", "gauge", "Tokens of these calls.", "in_flight_tokens"),
+    ("buffer_reuse_ratio", "gauge", "Batches that found their buffers.", "buffer_reuse_ratio"),
+    ("zero_copy_ratio", "gauge", "Bytes that a device read or wrote in place.", "zero_copy_ratio"),
 ];
 
 /// Times of the service: name, help, keys of the buckets and the sum in `GetStatistics`.
@@ -47,6 +49,14 @@ const WORKERS: [(&str, &str, &str, &str, f64); 4] = [
     ("worker_tokens_total", "counter", "Tokens in these batches.", "tokens", 1.0),
     ("worker_busy_seconds_total", "counter", "Time that they took.", "busy_us", 1e6),
     ("worker_replaced_total", "counter", "How often it was replaced.", "restarts", 1.0),
+];
+
+/// Numbers of the arena of each worker that has one: name, kind, help, key in `GetStatus`.
+const ARENAS: [(&str, &str, &str, &str); 4] = [
+    ("worker_arena_bytes", "gauge", "What a worker's arena has of its device.", "arena_bytes"),
+    ("worker_arena_in_use_bytes", "gauge", "What of it is given out.", "arena_bytes_in_use"),
+    ("worker_arena_hits_total", "counter", "Requests that it served itself.", "arena_hits"),
+    ("worker_arena_misses_total", "counter", "Requests that made it grow.", "arena_misses"),
 ];
 
 /// Numbers of each device, where they are known: name, kind, help, key in `ListDevices`, what it is
@@ -137,6 +147,10 @@ fn about(text: &mut Text, status: &Value) {
     text.family("fallback", "gauge", "Whether another provider runs than was asked for.");
     let labels = [("requested", told("requested_provider")), ("active", told("provider"))];
     text.sample("fallback", &labels, u8::from(!told("fallback_reason").is_empty()));
+    if let Some(count) = status["provider_fallbacks"].as_u64() {
+        text.family("fallbacks_total", "counter", "How often that came to be.");
+        text.sample("fallbacks_total", &[], count);
+    }
 }
 
 fn numbers(text: &mut Text, statistics: &Value) {
@@ -182,6 +196,18 @@ fn workers(text: &mut Text, status: &Value) {
             let device = worker["device"].as_str().unwrap_or_default();
             let labels = [("worker", number.as_str()), ("device", device)];
             text.sample(name, &labels, worker[key].as_f64().unwrap_or_default() / unit);
+        }
+    }
+    for (name, kind, help, key) in ARENAS {
+        let known =
+            workers.iter().filter_map(|(n, worker)| Some((n, worker, worker[key].as_u64()?)));
+        let known: Vec<_> = known.collect();
+        if !known.is_empty() {
+            text.family(name, kind, help);
+        }
+        for (number, worker, value) in known {
+            let device = worker["device"].as_str().unwrap_or_default();
+            text.sample(name, &[("worker", number.as_str()), ("device", device)], value);
         }
     }
 }

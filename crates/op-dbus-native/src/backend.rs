@@ -83,6 +83,7 @@ impl NativeBackend {
             isa: options.isa.to_string(),
             dimensions: found,
             batch_tokens: 0,
+            buckets: None,
             load_ms: 0,
             pid: std::process::id(),
             sandbox: String::new(),

@@ -35,6 +35,30 @@ pub struct Accelerator {
     pub options: Vec<(String, String)>,
 }
 
+/// Memory of a device, or that it reaches, in ONNX Runtime's words.
+pub(crate) type Place = (AllocationDevice<'static>, i32);
+
+/// Where a device computes, as seen from where batches are filled in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// In the same memory.
+    Same,
+    /// The provider does not tell.
+    Untold,
+    /// In memory of its own, to and from which the driver copies.
+    Separate,
+    /// In memory of its own, to and from which it copies by itself what lies in memory that is made
+    /// for that.
+    Pinned,
+}
+
+impl Memory {
+    /// Whether inputs are copied to the device when they are bound.
+    pub fn is_separate(self) -> bool {
+        matches!(self, Self::Separate | Self::Pinned)
+    }
+}
+
 /// Options by which a provider computes a graph in something coarser, and what that is.
 const COARSER: [(&str, &str, &str); 4] = [
     ("trt_fp16_enable", "1", "f16"),
@@ -146,15 +170,25 @@ impl Accelerator {
         coarser.map_or(graph, |(_, _, precision)| precision)
     }
 
-    /// Whether the device has memory of its own, and memory of the host that it reads and writes by
-    /// itself, in ONNX Runtime's words.
-    pub(crate) fn memory(&self) -> (bool, Option<(AllocationDevice<'static>, i32)>) {
-        let number = i32::try_from(self.device).unwrap_or(i32::MAX);
+    /// The memory that the device computes in.
+    pub(crate) fn memory(&self) -> Memory {
         match self.provider.as_str() {
-            "cuda" | "tensorrt" => (true, Some((AllocationDevice::CUDA_PINNED, number))),
-            "migraphx" => (true, Some((AllocationDevice::HIP_PINNED, number))),
-            "webgpu" | "directml" => (true, None),
-            _ => (false, None),
+            "cuda" | "tensorrt" | "migraphx" => Memory::Pinned,
+            "webgpu" | "directml" => Memory::Separate,
+            _ => Memory::Untold,
+        }
+    }
+
+    /// Memory of the host that the device reads and writes by itself, and its own, in ONNX Runtime's
+    /// words.
+    pub(crate) fn places(&self) -> (Option<Place>, Option<Place>) {
+        let number = i32::try_from(self.device).unwrap_or(i32::MAX);
+        let at = |device| Some((device, number));
+        match self.provider.as_str() {
+            "cuda" | "tensorrt" => (at(AllocationDevice::CUDA_PINNED), at(AllocationDevice::CUDA)),
+            "migraphx" => (at(AllocationDevice::HIP_PINNED), at(AllocationDevice::HIP)),
+            "webgpu" | "directml" => (None, None),
+            _ => (None, Some((AllocationDevice::CPU, 0))),
         }
     }
 

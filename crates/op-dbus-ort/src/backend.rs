@@ -1,20 +1,22 @@
 //! The backend: a loaded session that turns batches into vectors.
 
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use op_dbus_engine::foreign::{self, Filled, Output, Padded, Pooling};
-use op_dbus_engine::{Backend, BackendError, Batch, Description, Footprint, memory};
+use op_dbus_engine::foreign::Padded;
+use op_dbus_engine::{
+    Backend, BackendError, Batch, Buckets, Description, Footprint, MemoryUse, TransferUse, memory,
+};
 use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
-use ort::session::{RunOptions, Session, SessionInputValue};
-use ort::value::TensorRef;
+use ort::session::{RunOptions, Session};
 
-use crate::accelerator::Accelerator;
+use crate::accelerator::{Accelerator, Memory, Place};
+use crate::arena::Arena;
 use crate::binding::Buffers;
-use crate::own::Input;
+use crate::feed::{Feed, Transfer};
 use crate::placement::Placement;
-use crate::{Graph, Options, failure, library, own, session};
+use crate::{Graph, Options, failure, library, session};
 
 /// A model computed by ONNX Runtime, on the CPU or on an accelerator.
 pub struct OrtBackend {
@@ -25,27 +27,16 @@ pub struct OrtBackend {
     shrink: Option<RunOptions>,
     feed: Feed,
     description: Description,
+    /// Whether inputs, and results, are read and written in place; none where that is not known.
+    in_place: Option<[bool; 2]>,
+    transfers: TransferUse,
+    /// Where the session computes, if that is an arena.
+    arena: Option<Arena>,
     padded: Padded,
-    /// Tokens of the longest row up to which shapes are rounded; none where batches keep theirs.
-    rounded: Option<usize>,
 }
 
-/// How batches go into the graph and vectors come out of it.
-enum Feed {
-    Compiled,
-    /// As `Compiled`, by buffers that are kept.
-    Bound(Buffers),
-    Own(OwnFeed),
-}
-
-struct OwnFeed {
-    inputs: Vec<Input>,
-    /// The data of each input.
-    filled: Vec<Filled>,
-    output: Output,
-    pooling: Pooling,
-    normalize: bool,
-}
+/// Time for batches that only prepare shapes: beyond it no further one is begun.
+const WARM_UP_MAX: Duration = Duration::from_secs(5);
 
 impl OrtBackend {
     /// Loads the library, unless this process has it already, and makes a session of the graph. An
@@ -63,7 +54,8 @@ impl OrtBackend {
             let builder = session::builder(&environment, threads.max(1))
                 .map_err(|error| failure::load("the CPU provider", error))?;
             let backend = Self::assemble(builder, graph, described())?;
-            return Ok(backend.bound((false, None), options.io_binding, options.length_max));
+            let places = (None, Some((AllocationDevice::CPU, 0)));
+            return Ok(backend.placed(Memory::Same, places, (options.io_binding, options.buckets)));
         };
         let (builder, name, devices) = accelerator.builder(&environment)?;
         let fault = |error: io::Error| {
@@ -86,9 +78,11 @@ impl OrtBackend {
                 BackendError::Load { message, .. } => accelerator.unavailable(message),
                 error => error,
             })?;
-        backend = backend.bound(accelerator.memory(), options.io_binding, options.length_max);
+        let (memory, places) = (accelerator.memory(), accelerator.places());
+        backend = backend.placed(memory, places, (options.io_binding, options.buckets));
         backend.shrink = session::shrinking(&accelerator.arenas()).map(Some).map_err(refused)?;
         backend.prove(&accelerator, &name)?;
+        backend.warm_up().map_err(|error| accelerator.unavailable(error.to_string()))?;
         backend.description.load_ms = milliseconds(start);
         Ok(backend)
     }
@@ -114,41 +108,43 @@ impl OrtBackend {
         graph: Graph,
         description: Description,
     ) -> Result<Self, BackendError> {
-        let dimensions = description.dimensions;
-        let (session, feed) = match graph {
-            Graph::Compiled(bytes) => compiled(builder, &bytes, dimensions)?,
-            Graph::Own { path, pooling, normalize } => {
-                let mut builder = builder;
-                let session = builder
-                    .commit_from_file(&path)
-                    .map_err(|error| failure::load(&path.display().to_string(), error))?;
-                let refused = |reason| failure::unusable(format!("{}: {reason}", path.display()));
-                let inputs = own::inputs(&session).map_err(refused)?;
-                let output = own::output(&session, dimensions).map_err(refused)?;
-                let filled = inputs.iter().map(|input| Filled::new(input.integers)).collect();
-                (session, Feed::Own(OwnFeed { inputs, filled, output, pooling, normalize }))
-            }
-        };
+        let (session, feed) = Feed::load(builder, graph, description.dimensions)?;
         memory::trim();
         let run = RunOptions::new().map_err(refused)?;
-        let padded = Padded::default();
-        Ok(Self { session, run, shrink: None, feed, description, padded, rounded: None })
+        Ok(Self {
+            session,
+            run,
+            shrink: None,
+            feed,
+            description,
+            in_place: None,
+            transfers: TransferUse::default(),
+            arena: None,
+            padded: Padded::default(),
+        })
     }
 
     /// With buffers that are kept, if that is asked for or what the device's memory calls for. Graphs of
-    /// the user's own are fed as ever.
-    fn bound(
+    /// the user's own are fed as ever. `places` are memory that the device reaches, and its own.
+    fn placed(
         mut self,
-        memory: (bool, Option<(AllocationDevice<'static>, i32)>),
-        asked_for: Option<bool>,
-        length_max: usize,
+        memory: Memory,
+        (staging, own): (Option<Place>, Option<Place>),
+        (asked_for, buckets): (Option<bool>, Buckets),
     ) -> Self {
-        let (separate, _) = memory;
+        // What is not bound comes back in a tensor that the runtime has made, and is copied out of it.
+        self.in_place = match memory {
+            Memory::Same => Some([true, false]),
+            Memory::Separate | Memory::Pinned => Some([false, false]),
+            Memory::Untold => None,
+        };
         match self.feed {
-            Feed::Compiled if asked_for.unwrap_or(separate) => {
+            Feed::Compiled if asked_for.unwrap_or(memory.is_separate()) => {
                 let dimensions = self.description.dimensions;
-                self.feed = Feed::Bound(Buffers::new(&self.session, memory, dimensions));
-                self.rounded = separate.then_some(length_max);
+                let buffers = Buffers::new(&self.session, (memory, staging), dimensions);
+                self.in_place = buffers.is_in_place().map(|in_place| [in_place; 2]);
+                self.feed = Feed::Bound(buffers);
+                self.description.buckets = memory.is_separate().then_some(buckets);
             }
             Feed::Own(_) if asked_for == Some(true) => {
                 tracing::warn!(
@@ -157,7 +153,52 @@ impl OrtBackend {
             }
             _ => {}
         }
+        self.arena = own.and_then(|own| Arena::of(&self.session, own));
         self
+    }
+
+    /// Computes a batch of each shape, the largest first: so memory is as much as it will ever be when
+    /// the first caller's batch comes, and whatever is prepared for a shape is there. As many as there is
+    /// time for.
+    fn warm_up(&mut self) -> Result<(), BackendError> {
+        let shapes = self.description.buckets.map(|buckets| buckets.shapes()).unwrap_or_default();
+        let Some(smallest @ [rows, length]) = shapes.last().copied() else { return Ok(()) };
+        let began = Instant::now();
+        self.run_shape(smallest)?;
+        let again = Instant::now();
+        self.run_shape(smallest)?;
+        // No larger batch costs more for each of its tokens, but for what is prepared.
+        let token = again.elapsed() / u32::try_from(rows * length).unwrap_or(u32::MAX);
+        let mut ready = 0;
+        for shape @ [rows, length] in shapes.iter().copied() {
+            let most = token.saturating_mul(u32::try_from(rows * length).unwrap_or(u32::MAX));
+            if most > WARM_UP_MAX.saturating_sub(began.elapsed()) {
+                continue;
+            }
+            match self.run_shape(shape) {
+                // The engine will halve such a batch.
+                Err(BackendError::OutOfMemory(_)) => {}
+                result => {
+                    result?;
+                    ready += 1;
+                }
+            }
+        }
+        self.transfers = TransferUse::default();
+        if let Feed::Bound(buffers) = &mut self.feed {
+            buffers.start_counting();
+        }
+        let (shapes, warm_up_ms) = (shapes.len(), milliseconds(began));
+        tracing::info!(shapes, ready, warm_up_ms, "shapes of batches are ready");
+        Ok(())
+    }
+
+    /// Computes a batch of this shape without padding.
+    fn run_shape(&mut self, [rows, length]: [usize; 2]) -> Result<(), BackendError> {
+        let (ids, lengths) =
+            (vec![1; rows * length], vec![i32::try_from(length).unwrap_or(i32::MAX); rows]);
+        let mut out = vec![0.0; rows * self.description.dimensions];
+        self.compute(&Batch { ids: &ids, lengths: &lengths }, &mut out, false)
     }
 
     /// Runs some batch. With `shrink` the arenas give back what they don't use after it.
@@ -174,19 +215,18 @@ impl OrtBackend {
         out: &mut [f32],
         shrink: bool,
     ) -> Result<(), BackendError> {
-        match self.rounded {
-            Some(length_max) => self.padded.fill_rounded(batch, length_max),
+        match self.description.buckets {
+            Some(buckets) => self.padded.fill_rounded(batch, buckets),
             None => self.padded.fill(batch),
         }
         let Self { session, feed, padded, run, shrink: shrinking, .. } = self;
         let options = shrinking.as_ref().filter(|_| shrink).unwrap_or(run);
-        match feed {
-            Feed::Compiled => run_compiled((session, options), padded, out),
-            Feed::Bound(buffers) => {
-                buffers.run((session, options), padded, out).map_err(failure::run)
-            }
-            Feed::Own(feed) => feed.run((session, options), padded, batch.lengths, out),
+        let Transfer { inputs, results } = feed.run((session, options), padded, batch, out)?;
+        if let Some([inputs_in_place, results_in_place]) = self.in_place {
+            self.transfers.count(inputs, inputs_in_place);
+            self.transfers.count(results, results_in_place);
         }
+        Ok(())
     }
 }
 
@@ -206,6 +246,7 @@ fn described(start: Instant, precision: &str, dimensions: usize) -> Description 
         isa: String::new(),
         dimensions,
         batch_tokens: 0,
+        buckets: None,
         load_ms: milliseconds(start),
         pid: std::process::id(),
         sandbox: String::new(),
@@ -214,25 +255,6 @@ fn described(start: Instant, precision: &str, dimensions: usize) -> Description 
 
 fn milliseconds(start: Instant) -> u64 {
     u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX)
-}
-
-fn compiled(
-    mut builder: SessionBuilder,
-    bytes: &[u8],
-    dimensions: usize,
-) -> Result<(Session, Feed), BackendError> {
-    let session = builder
-        .commit_from_memory(bytes)
-        .map_err(|error| failure::load("the compiled graph", error))?;
-    let shape = session.outputs().first().and_then(|output| output.dtype().tensor_shape());
-    let found = shape.and_then(|shape| shape.last().copied()).unwrap_or(0);
-    if usize::try_from(found) != Ok(dimensions) {
-        return Err(failure::unusable(format!(
-            "the compiled graph gives vectors of {found} dimensions, but the model's record says \
-             {dimensions}"
-        )));
-    }
-    Ok((session, Feed::Compiled))
 }
 
 impl Backend for OrtBackend {
@@ -263,96 +285,20 @@ impl Backend for OrtBackend {
         self.padded = Padded::default();
         match &mut self.feed {
             Feed::Compiled => {}
-            Feed::Bound(buffers) => {
-                let (share, shapes) = buffers.reuse();
-                tracing::info!(share, shapes, "batches that found their buffers");
-                buffers.clear();
-            }
-            Feed::Own(feed) => {
-                feed.filled = feed.inputs.iter().map(|input| Filled::new(input.integers)).collect();
-            }
+            Feed::Bound(buffers) => buffers.clear(),
+            Feed::Own(feed) => feed.clear(),
         }
         Ok(Footprint::default())
     }
-}
 
-fn run_compiled(
-    (session, options): (&mut Session, &RunOptions),
-    padded: &Padded,
-    out: &mut [f32],
-) -> Result<(), BackendError> {
-    let mut run = || -> ort::Result<()> {
-        let ids = TensorRef::from_array_view((padded.shape(), &padded.ids[..]))?;
-        let lengths = TensorRef::from_array_view(([padded.rows], &padded.lengths[..]))?;
-        let outputs = session
-            .run_with_options(ort::inputs!["input_ids" => ids, "lengths" => lengths], options)?;
-        let (_, vectors) = outputs["embedding"].try_extract_tensor::<f32>()?;
-        copy(vectors, out)
-    };
-    run().map_err(failure::run)
-}
-
-/// Copies a result of exactly the expected size.
-fn copy(vectors: &[f32], out: &mut [f32]) -> ort::Result<()> {
-    if vectors.len() != out.len() {
-        return Err(wrong_size(vectors.len(), out.len()));
-    }
-    out.copy_from_slice(vectors);
-    Ok(())
-}
-
-fn wrong_size(found: usize, expected: usize) -> ort::Error {
-    ort::Error::new(format!("the graph gave {found} values instead of {expected}"))
-}
-
-impl OwnFeed {
-    fn run(
-        &mut self,
-        (session, options): (&mut Session, &RunOptions),
-        padded: &Padded,
-        lengths: &[i32],
-        out: &mut [f32],
-    ) -> Result<(), BackendError> {
-        for (input, data) in self.inputs.iter().zip(&mut self.filled) {
-            data.fill(input.content, padded, lengths);
+    fn memory(&self) -> MemoryUse {
+        MemoryUse {
+            buffers: match &self.feed {
+                Feed::Bound(buffers) => Some(buffers.counts()),
+                Feed::Compiled | Feed::Own(_) => None,
+            },
+            transfers: self.in_place.map(|_| self.transfers),
+            arena: self.arena.as_ref().and_then(Arena::read),
         }
-        let mut run = || -> ort::Result<()> {
-            let shape = padded.shape();
-            let mut values = Vec::with_capacity(self.filled.len());
-            for (input, data) in self.inputs.iter().zip(&self.filled) {
-                let value: SessionInputValue<'_> = match data {
-                    Filled::I32(data) => TensorRef::from_array_view((shape, &data[..]))?.into(),
-                    Filled::I64(data) => TensorRef::from_array_view((shape, &data[..]))?.into(),
-                };
-                values.push((input.name.as_str(), value));
-            }
-            let outputs = session.run_with_options(values, options)?;
-            let (_, found) = outputs[self.output.name.as_str()].try_extract_tensor::<f32>()?;
-            self.take(found, (padded.sequence_length, lengths), out)
-        };
-        run().map_err(failure::run)
-    }
-
-    /// From what the graph gave to one vector per row.
-    fn take(
-        &self,
-        found: &[f32],
-        (sequence_length, lengths): (usize, &[i32]),
-        out: &mut [f32],
-    ) -> ort::Result<()> {
-        let dimensions = out.len() / lengths.len();
-        if self.output.per_token {
-            let expected = out.len() * sequence_length;
-            if found.len() != expected {
-                return Err(wrong_size(found.len(), expected));
-            }
-            foreign::pool(self.pooling, (sequence_length, lengths), dimensions, found, out);
-        } else {
-            copy(found, out)?;
-        }
-        if self.normalize {
-            foreign::normalize(dimensions, out);
-        }
-        Ok(())
     }
 }

@@ -4,25 +4,27 @@
 //! first has to pin. Where a device has memory of its own, shapes are rounded up to few: each has
 //! buffers, and whatever the provider prepares for a shape.
 
+use op_dbus_engine::BufferUse;
 use op_dbus_engine::foreign::Padded;
-use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
+use ort::memory::{Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::{IoBinding, RunOptions, Session};
 use ort::value::Tensor;
 
+use crate::accelerator::{Memory, Place};
+use crate::feed::Transfer;
+
 /// Shapes whose buffers are kept; beyond them those go that were not used for longest.
-const SHAPES_MAX: usize = 64;
+const SHAPES_MAX: usize = 128;
 
 /// The buffers of a session.
 pub(crate) struct Buffers {
     /// The last one used last.
     bound: Vec<Bound>,
     allocator: Allocator,
-    /// Whether the device has memory of its own, to which inputs are copied when they are bound.
-    separate: bool,
+    /// Of the device.
+    memory: Memory,
     dimensions: usize,
-    /// Batches that found their buffers, and those that had them made.
-    found: u64,
-    made: u64,
+    counts: BufferUse,
 }
 
 /// The buffers of one shape, all of them in the host's memory.
@@ -39,7 +41,7 @@ impl Buffers {
     /// else in ordinary memory.
     pub fn new(
         session: &Session,
-        (separate, staging): (bool, Option<(AllocationDevice<'static>, i32)>),
+        (memory, staging): (Memory, Option<Place>),
         dimensions: usize,
     ) -> Self {
         let pinned = |(device, number)| {
@@ -47,18 +49,20 @@ impl Buffers {
                 MemoryInfo::new(device, number, AllocatorType::Device, MemoryType::CPUOutput);
             Allocator::new(session, info?)
         };
-        let allocator = match staging.map(pinned) {
-            Some(Ok(allocator)) => allocator,
+        let (allocator, memory) = match staging.map(pinned) {
+            Some(Ok(allocator)) => (allocator, memory),
             Some(Err(error)) => {
                 tracing::warn!(%error, "no pinned memory for batches; they go through ordinary memory");
-                Allocator::default()
+                (Allocator::default(), Memory::Separate)
             }
-            None => Allocator::default(),
+            None => (Allocator::default(), memory),
         };
-        Self { bound: Vec::new(), allocator, separate, dimensions, found: 0, made: 0 }
+        let counts = BufferUse::default();
+        Self { bound: Vec::new(), allocator, memory, dimensions, counts }
     }
 
-    /// Computes a batch, of which the caller wants the first rows: as many as `out` has room for.
+    /// Computes a batch, of which the caller wants the first rows: as many as `out` has room for. Tells
+    /// what went to the device and came back.
     ///
     /// # Errors
     /// Whatever ONNX Runtime says.
@@ -67,8 +71,8 @@ impl Buffers {
         (session, options): (&mut Session, &RunOptions),
         padded: &Padded,
         out: &mut [f32],
-    ) -> ort::Result<()> {
-        let separate = self.separate;
+    ) -> ort::Result<Transfer> {
+        let separate = self.memory.is_separate();
         let bound = self.of(session, padded.shape())?;
         let Bound { binding, ids, lengths, vectors, .. } = bound;
         ids.extract_tensor_mut().1.copy_from_slice(&padded.ids);
@@ -80,12 +84,28 @@ impl Buffers {
         drop(session.run_binding_with_options(binding, options)?);
         let (_, vectors) = vectors.extract_tensor();
         out.copy_from_slice(&vectors[..out.len()]);
-        Ok(())
+        let inputs = size_of_val(&padded.ids[..]) + size_of_val(&padded.lengths[..]);
+        Ok(Transfer { inputs, results: size_of_val(vectors) })
     }
 
-    /// Share of the batches that found their buffers, and shapes that have some.
-    pub fn reuse(&self) -> (f64, usize) {
-        (self.found as f64 / (self.found + self.made).max(1) as f64, self.bound.len())
+    /// Batches by whether there were buffers of their shape.
+    pub fn counts(&self) -> BufferUse {
+        self.counts
+    }
+
+    /// Counts from here on.
+    pub fn start_counting(&mut self) {
+        self.counts = BufferUse::default();
+    }
+
+    /// Whether the device itself reads inputs and writes results where they lie here; none where that is
+    /// not known.
+    pub fn is_in_place(&self) -> Option<bool> {
+        match self.memory {
+            Memory::Same | Memory::Pinned => Some(true),
+            Memory::Separate => Some(false),
+            Memory::Untold => None,
+        }
     }
 
     /// Gives the buffers back.
@@ -97,11 +117,11 @@ impl Buffers {
     fn of(&mut self, session: &Session, shape: [usize; 2]) -> ort::Result<&mut Bound> {
         let bound = match self.bound.iter().position(|bound| bound.shape == shape) {
             Some(at) => {
-                self.found += 1;
+                self.counts.found += 1;
                 self.bound.remove(at)
             }
             None => {
-                self.made += 1;
+                self.counts.made += 1;
                 if self.bound.len() == SHAPES_MAX {
                     self.bound.remove(0);
                 }
@@ -119,7 +139,7 @@ impl Buffers {
         let lengths = Tensor::<i32>::new(&self.allocator, [rows])?;
         let mut vectors = Tensor::<f32>::new(&self.allocator, [rows, self.dimensions])?;
         // Where the device has memory of its own, this copies: each batch does it with its own data.
-        if !self.separate {
+        if !self.memory.is_separate() {
             binding.bind_input("input_ids", &ids)?;
             binding.bind_input("lengths", &lengths)?;
         }

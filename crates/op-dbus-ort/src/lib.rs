@@ -5,10 +5,12 @@
 //! names; nothing of it is linked. One process can load one library, once.
 
 mod accelerator;
+mod arena;
 mod backend;
 mod binding;
 mod elf;
 mod failure;
+mod feed;
 mod library;
 mod own;
 mod placement;
@@ -16,6 +18,7 @@ mod session;
 
 use std::path::PathBuf;
 
+use op_dbus_engine::Buckets;
 use op_dbus_engine::foreign::Pooling;
 
 pub use accelerator::Accelerator;
@@ -34,8 +37,8 @@ pub struct Options {
     pub graph: Graph,
     /// Precision of what the graph multiplies, by its public name.
     pub precision: &'static str,
-    /// Tokens of the longest row that the graph takes.
-    pub length_max: usize,
+    /// The shapes of batches, where they are rounded up to few.
+    pub buckets: Buckets,
     /// Whether inputs and outputs of a compiled graph are kept in buffers that are used again; without
     /// a word, where the device has memory of its own.
     pub io_binding: Option<bool>,

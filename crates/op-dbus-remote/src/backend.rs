@@ -63,6 +63,7 @@ impl RemoteBackend {
             isa: String::new(),
             dimensions: options.shape.dimensions,
             batch_tokens: 0,
+            buckets: None,
             load_ms: 0,
             pid: std::process::id(),
             sandbox: String::new(),

@@ -20,8 +20,8 @@ use op_dbus_engine::sim::{self, Faults, SimBackend};
 use op_dbus_engine::{Backend, BackendError};
 
 /// The runtime's own chatter is left out below its errors; the native engine says how it was calibrated,
-/// and the remote provider which endpoints it uses.
-const LOG_FILTER: &str = "warn,op_dbus_native=info,op_dbus_remote=info,ort=error";
+/// ONNX Runtime's what it has prepared, and the remote provider which endpoints it uses.
+const LOG_FILTER: &str = "warn,op_dbus_native=info,op_dbus_ort=info,op_dbus_remote=info,ort=error";
 /// Counts as half of the machine's memory when the kernel looks for whom to end.
 const OOM_SCORE_ADJ: &str = "500";
 
@@ -80,6 +80,12 @@ pub struct Args {
     /// Look up the addresses of endpoints that are named
     #[arg(long)]
     look_up_names: bool,
+    /// Tokens of the largest batch, padding included
+    #[arg(long)]
+    batch_tokens_max: usize,
+    /// Rows of the largest batch
+    #[arg(long)]
+    batch_rows_max: usize,
     /// Whether ONNX Runtime keeps buffers for the shapes of batches
     #[arg(long, default_value = "auto")]
     io_binding: IoBinding,
@@ -219,6 +225,8 @@ fn spec(args: &Args, cpu_engine: backend::CpuEngine) -> Spec {
             Precision::Bf16 => Some(backend::Precision::Bf16),
             Precision::Int8 => Some(backend::Precision::Int8),
         },
+        batch_tokens_max: args.batch_tokens_max,
+        batch_rows_max: args.batch_rows_max,
         io_binding: match args.io_binding {
             IoBinding::Auto => None,
             IoBinding::On => Some(true),

@@ -45,9 +45,9 @@ pub struct Objects {
 
 impl Objects {
     /// The objects of `service`, on no connection yet; `devices` reads those of the machine.
-    pub fn new(service: Service, devices: Reader) -> Self {
+    pub fn new(service: Service, devices: Arc<Reader>) -> Self {
         let (callers, direct) = Default::default();
-        Self { service, devices: Arc::new(devices), callers, direct }
+        Self { service, devices, callers, direct }
     }
 
     /// Puts the objects on the connection that `builder` makes, which then listens for calls before

@@ -16,7 +16,7 @@ use zbus::{Connection, Guid};
 
 use super::Objects;
 use crate::devices::Reader;
-use crate::service::{Service, Spawner};
+use crate::service::{Means, Service, Spawner};
 use crate::settings::{Settings, Sources};
 
 /// Both ends of a socket pair, with the objects on one of them.
@@ -64,10 +64,11 @@ async fn pair_under(flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Pair 
     for (key, value) in [("cpu_engine", "sim"), ("state_file", &state)].iter().chain(flags) {
         sources.flags.insert((*key).to_owned(), (*value).to_owned());
     }
-    let service = Service::new(Settings::load(&sources).unwrap(), in_process(), None);
+    let means = Means { spawner: in_process(), devices: None };
+    let service = Service::new(Settings::load(&sources).unwrap(), means, None);
     let (near, far) = UnixStream::pair().unwrap();
     // No driver is asked.
-    let devices = Reader::new("/nowhere/op-dbus".into());
+    let devices = Arc::new(Reader::new("/nowhere/op-dbus".into()));
     let objects = Objects::new(service.clone(), devices);
     let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
     let (server, client) =

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
 
 use op_dbus_api::{Error, ErrorName};
-use op_dbus_engine::{Times, WorkerState, WorkerStatus};
+use op_dbus_engine::{BufferUse, MemoryUse, Times, TransferUse, WorkerState, WorkerStatus};
 use op_dbus_models::{Level, Model, Store};
 use zbus::Variant;
 
@@ -118,8 +118,12 @@ fn device((device, in_use): (Device, bool)) -> Dictionary {
         ("provider", device.provider.into()),
         ("in_use", in_use.into()),
     ]);
-    let texts =
-        [("description", device.description), ("pci", device.pci), ("problem", device.problem)];
+    let texts = [
+        ("description", device.description),
+        ("pci", device.pci),
+        ("driver", device.driver),
+        ("problem", device.problem),
+    ];
     let bytes = [
         ("memory_total", device.memory_total),
         ("memory_used", device.memory_used),
@@ -163,6 +167,7 @@ pub fn status(service: &Service) -> Dictionary {
         ("device", now.served().map_or("", |served| &served.device).to_owned().into()),
         ("requested_provider", facts.requested_execution_provider.into()),
         ("fallback_reason", facts.fallback_reason.into()),
+        ("provider_fallbacks", service.fallbacks().into()),
         ("precision", facts.precision.into()),
         ("engine", now.served().map_or("", |served| &served.engine_name).to_owned().into()),
         ("isa", now.served().map_or("", |served| &served.isa).to_owned().into()),
@@ -177,7 +182,7 @@ pub fn status(service: &Service) -> Dictionary {
 
 fn worker(worker: &WorkerStatus) -> Dictionary {
     let about = &worker.description;
-    HashMap::from([
+    let mut view = HashMap::from([
         ("provider", about.provider.clone().into()),
         ("device", about.device.clone().into()),
         ("precision", about.precision.clone().into()),
@@ -195,7 +200,28 @@ fn worker(worker: &WorkerStatus) -> Dictionary {
         ("load_ms", about.load_ms.into()),
         ("batch_tokens", number(about.batch_tokens)),
         ("sandbox", about.sandbox.clone().into()),
-    ])
+        ("short_of_memory", worker.is_short_of_memory.into()),
+    ]);
+    view.extend(memory(worker.memory));
+    view
+}
+
+/// What is known of the memory that is kept for batches.
+fn memory(memory: MemoryUse) -> Dictionary {
+    let MemoryUse { buffers, transfers, arena } = memory;
+    let ratios = [
+        ("buffer_reuse_ratio", buffers.and_then(BufferUse::reuse_ratio)),
+        ("zero_copy_ratio", transfers.and_then(TransferUse::zero_copy_ratio)),
+    ];
+    let counts = [
+        ("arena_bytes", arena.map(|arena| arena.bytes)),
+        ("arena_bytes_in_use", arena.map(|arena| arena.in_use)),
+        ("arena_bytes_in_use_max", arena.map(|arena| arena.in_use_max)),
+        ("arena_hits", arena.map(|arena| arena.hits)),
+        ("arena_misses", arena.map(|arena| arena.misses)),
+    ];
+    let ratios = ratios.into_iter().filter_map(|(key, value)| Some((key, value?.into())));
+    ratios.chain(counts.into_iter().filter_map(|(key, value)| Some((key, value?.into())))).collect()
 }
 
 fn state(state: WorkerState) -> &'static str {
@@ -236,6 +262,7 @@ pub fn statistics(now: &Now) -> Dictionary {
     ]);
     view.extend(times(QUEUE_TIMES, stats.queue_us));
     view.extend(times(COMPUTE_TIMES, stats.compute_us));
+    view.extend(memory(stats.memory));
     view
 }
 

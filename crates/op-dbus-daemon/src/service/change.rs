@@ -70,7 +70,7 @@ impl Service {
         let _change = self.0.change.lock().await;
         let now = self.staying()?;
         let loaded = Arc::new(now.loaded.with(key, &value)?);
-        let fleet = Fleet::new(loaded.clone(), self.0.spawner.clone());
+        let fleet = Fleet::new(loaded.clone(), self.0.means.clone());
         let choice = wanted(&loaded.settings);
         let served = self.load(&now, &fleet, choice.as_ref()).await?;
         // Who asks for a provider by name wants to know that it can't be had.
@@ -107,7 +107,7 @@ impl Service {
     pub(super) async fn look_for_another(&self, _change: &MutexGuard<'_, ()>) {
         let Ok(now) = self.staying() else { return };
         let Some(choice) = wanted(now.settings()) else { return };
-        let fleet = Fleet::new(now.loaded.clone(), self.0.spawner.clone());
+        let fleet = Fleet::new(now.loaded.clone(), self.0.means.clone());
         // The same provider again is as good as its workers that are there.
         let is_better =
             |new: &Served, old: &Served| old.provider != new.provider || old.engine.is_failing();
@@ -162,7 +162,7 @@ impl Service {
             same_engines(now.settings(), &loaded.settings) && !self.may_do_better() && !by_others;
         let fleet = match same {
             true => now.fleet.clone(),
-            false => Fleet::new(loaded.clone(), self.0.spawner.clone()),
+            false => Fleet::new(loaded.clone(), self.0.means.clone()),
         };
         let choice = wanted(&loaded.settings);
         let adopt = |next: &mut Now| {
@@ -230,14 +230,33 @@ impl Service {
             next.phase = served.map_or(Phase::Disabled, Phase::Serving);
         });
         let now = self.now();
-        let reason = now.fallback_reason();
-        if !reason.is_empty() && reason != before.fallback_reason() {
-            warn!(
-                MESSAGE_ID = message_id::PROVIDER_FALLBACK,
-                requested = %now.settings().execution_provider,
-                "another provider runs than was asked for: {reason}"
-            );
+        if let Some(served) = now.served()
+            && served.fallback_reason != before.fallback_reason()
+        {
+            self.tell_fallback(served);
         }
+    }
+
+    /// Tells the journal, and counts, that another provider runs than was asked for, if that is so; once
+    /// for each engine.
+    pub(super) fn tell_fallback(&self, served: &Served) {
+        let Served { provider, fallback_reason: reason, model, .. } = served;
+        if reason.is_empty() || served.fallback_is_told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.0.fallbacks.fetch_add(1, Ordering::Relaxed);
+        warn!(
+            MESSAGE_ID = message_id::PROVIDER_FALLBACK,
+            requested = %self.now().settings().execution_provider,
+            provider,
+            model,
+            "another provider runs than was asked for: {reason}"
+        );
+    }
+
+    /// How often another provider came to run than was asked for, since the start.
+    pub fn fallbacks(&self) -> u64 {
+        self.0.fallbacks.load(Ordering::Relaxed)
     }
 
     fn fail(&self, cause: Arc<Error>) {

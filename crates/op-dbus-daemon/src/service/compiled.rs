@@ -35,7 +35,7 @@ pub(super) fn folder(blueprint: &Blueprint, settings: &Settings) -> PathBuf {
 }
 
 /// A file as it is now: another version of a library has other ones.
-fn state(path: &Path) -> (&Path, u64, Option<SystemTime>) {
+pub(super) fn state(path: &Path) -> (&Path, u64, Option<SystemTime>) {
     let about = fs::metadata(path).ok();
     let changed = about.as_ref().and_then(|about| about.modified().ok());
     (path, about.map_or(0, |about| about.len()), changed)

@@ -9,8 +9,7 @@ use futures_util::future::{BoxFuture, FutureExt, Shared, join_all};
 use tokio::sync::oneshot;
 
 use super::served::{Choice, Served};
-use super::worker::Spawner;
-use super::{Error, load};
+use super::{Error, Means, load};
 use crate::settings::Loaded;
 
 /// A failed load is answered from memory for this long: otherwise every call of an impatient client
@@ -38,14 +37,14 @@ impl Entry {
 /// Engines by model.
 pub(super) struct Fleet {
     loaded: Arc<Loaded>,
-    spawner: Spawner,
+    means: Means,
     entries: Mutex<HashMap<Choice, Entry>>,
 }
 
 impl Fleet {
     /// An empty fleet; nothing is loaded yet.
-    pub(super) fn new(loaded: Arc<Loaded>, spawner: Spawner) -> Arc<Self> {
-        Arc::new(Self { loaded, spawner, entries: Mutex::default() })
+    pub(super) fn new(loaded: Arc<Loaded>, means: Means) -> Arc<Self> {
+        Arc::new(Self { loaded, means, entries: Mutex::default() })
     }
 
     /// The model, loaded now if it is not yet. A recent failure is answered again.
@@ -63,7 +62,7 @@ impl Fleet {
         if let Some(entry) = entries.get(choice).filter(|entry| !stale(entry)) {
             return entry.load.clone();
         }
-        let load = start(choice.clone(), self.loaded.clone(), self.spawner.clone());
+        let load = start(choice.clone(), self.loaded.clone(), self.means.clone());
         entries.insert(choice.clone(), Entry { load: load.clone(), started: Instant::now() });
         load
     }
@@ -98,15 +97,18 @@ impl Fleet {
         let loaded: Vec<Arc<Served>> =
             entries.values().filter_map(Entry::served).cloned().collect();
         join_all(loaded.iter().map(|served| served.engine.drain(deadline))).await;
+        let keep = move || loaded.iter().for_each(|served| served.keep_costs());
+        // One that panics has said so.
+        let _ = tokio::task::spawn_blocking(keep).await;
     }
 }
 
 /// Loading blocks for seconds, and a hanging worker for minutes: it gets a thread that neither the
 /// runtime nor the end of the process waits for.
-fn start(choice: Choice, loaded: Arc<Loaded>, spawner: Spawner) -> Load {
+fn start(choice: Choice, loaded: Arc<Loaded>, means: Means) -> Load {
     let (sender, receiver) = oneshot::channel();
     let work = move || {
-        let end = load::load(&choice, &loaded, &spawner);
+        let end = load::load(&choice, &loaded, &means);
         // Nobody may be waiting any more; then the engine ends here.
         drop(sender.send(end.map(Arc::new).map_err(Arc::new)));
     };

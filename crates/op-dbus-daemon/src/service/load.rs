@@ -10,10 +10,12 @@ use op_dbus_engine::{
 };
 use op_dbus_models::{Family, Model, Store};
 
-use super::Error;
+use super::costs::{self, Place};
 use super::provider::{self, Host};
 use super::served::{Choice, Served};
-use super::worker::{Blueprint, Crew, Spawner};
+use super::worker::{Blueprint, Crew};
+use super::{Error, Means};
+use crate::devices;
 use crate::settings::options::fleet;
 use crate::settings::{CpuEngine, Loaded, Offload, Precision, Provider, Settings};
 
@@ -48,7 +50,7 @@ impl Draft {
 ///
 /// # Errors
 /// What stands in the way: the provider, the model, the runtime, the dimensions, the workers.
-pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Result<Served, Error> {
+pub(super) fn load(choice: &Choice, loaded: &Loaded, means: &Means) -> Result<Served, Error> {
     let settings = &loaded.settings;
     let draft = match settings.cpu_engine {
         CpuEngine::Sim => simulated(),
@@ -58,15 +60,15 @@ pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Resul
     let mut refusals = Vec::new();
     for provider in provider::candidates(settings) {
         let started = match provider::host(provider, loaded, draft.own_graph()) {
-            Ok(host) => start(&draft, host, loaded, spawner),
+            Ok(host) => start(&draft, host, loaded, means),
             Err(missing) => Err(Error::Provider(missing)),
         };
         match started {
             // Nobody has asked for what `auto` passed over.
-            Ok(engine) if settings.execution_provider == Provider::Auto => {
-                return served(choice, draft, engine, String::new());
+            Ok(started) if settings.execution_provider == Provider::Auto => {
+                return served(choice, draft, started, String::new());
             }
-            Ok(engine) => return served(choice, draft, engine, refusals.join("; ")),
+            Ok(started) => return served(choice, draft, started, refusals.join("; ")),
             // The next one may do.
             Err(Error::Provider(reason)) => {
                 tracing::debug!(%provider, reason, "a provider is not used");
@@ -78,9 +80,15 @@ pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Resul
     Err(Error::Provider(provider::none_left(settings, &refusals)))
 }
 
+/// Workers that have proved themselves.
+struct Started {
+    engine: Engine,
+    costs: Vec<Place>,
+}
+
 /// Starts the workers of a model on `host`.
-fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Result<Engine, Error> {
-    let settings = &loaded.settings;
+fn start(draft: &Draft, host: Host, loaded: &Loaded, means: &Means) -> Result<Started, Error> {
+    let (settings, spawner) = (&loaded.settings, &means.spawner);
     let blueprint = |host: &Host, precision| Blueprint {
         model: draft.model.clone(),
         space: draft.space.clone(),
@@ -96,17 +104,10 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
         batch: batch_limits(settings, host),
         reference,
         holds_device: host.provider != Provider::Cpu,
+        costs: Vec::new(),
     };
     provider::verify(&host, settings).map_err(Error::Provider)?;
-    for ignored in provider::without_effect(&host, loaded) {
-        tracing::warn!("{ignored}");
-    }
-    if host.provider == Provider::Remote {
-        let count = fleet::endpoints(settings).len();
-        tracing::info!(
-            "token ids of texts leave this machine, for {count} endpoints of the remote provider"
-        );
-    }
+    tell(&host, loaded);
     let explained = |error| explained(error, loaded);
     let precision = provider::precision(&host, settings);
     let mut host = host;
@@ -123,7 +124,7 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
         if settings.offload == Offload::Auto {
             let cpu = provider::host(Provider::Cpu, loaded, own_graph);
             let cpu = cpu.unwrap_or_else(|_| host.reference(own_graph));
-            beside = Some(pool(&cpu, REFERENCE_PRECISION, None));
+            beside = Some(cpu);
         }
     }
     if host.devices.is_empty() {
@@ -134,12 +135,60 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
         let count = backend.description().devices.max(1);
         host.devices = (0..u32::try_from(count).unwrap_or(u32::MAX)).collect();
     }
-    let asked_for = pool(&host, precision, reference);
-    let pools = std::iter::once(asked_for).chain(beside).collect();
+    let mut pools = vec![pool(&host, precision, reference)];
+    let mut places = Vec::new();
+    if let Some(cpu) = beside {
+        pools.push(pool(&cpu, REFERENCE_PRECISION, None));
+        let blueprints = [blueprint(&host, precision), blueprint(&cpu, REFERENCE_PRECISION)];
+        places = known_costs(&blueprints, &mut pools, settings, means);
+    }
+    let measured = pools.iter().any(|pool| pool.costs.is_empty());
     let tokenizer_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let limits = limits(settings);
     let config = EngineConfig { limits, tokenizer_threads, ..EngineConfig::default() };
-    Engine::start(draft.tokenizer.clone(), draft.shape.clone(), pools, config).map_err(explained)
+    let engine = Engine::start(draft.tokenizer.clone(), draft.shape.clone(), pools, config);
+    let engine = engine.map_err(explained)?;
+    if measured {
+        costs::keep(&places, &engine);
+    }
+    Ok(Started { engine, costs: places })
+}
+
+/// Tells the log what there is to know of a host before it computes.
+fn tell(host: &Host, loaded: &Loaded) {
+    for ignored in provider::without_effect(host, loaded) {
+        tracing::warn!("{ignored}");
+    }
+    if host.provider == Provider::Remote {
+        let count = fleet::endpoints(&loaded.settings).len();
+        tracing::info!(
+            "token ids of texts leave this machine, for {count} endpoints of the remote provider"
+        );
+    }
+}
+
+/// Tells each of the pools what its batches are known to cost on this machine; returns where that is
+/// kept.
+fn known_costs(
+    blueprints: &[Blueprint],
+    pools: &mut [Pool],
+    settings: &Settings,
+    means: &Means,
+) -> Vec<Place> {
+    let Some(reader) = &means.devices else { return Vec::new() };
+    let known = match devices::read_blocking(reader) {
+        Ok(known) => known,
+        Err(error) => {
+            tracing::warn!(%error, "devices can't be read; what batches cost is not kept");
+            return Vec::new();
+        }
+    };
+    let place = |blueprint| Place::of(blueprint, settings, &known);
+    let places: Vec<Place> = blueprints.iter().map(place).collect();
+    for (pool, place) in pools.iter_mut().zip(&places) {
+        pool.costs = place.read();
+    }
+    places
 }
 
 /// Worker processes: as many as the CPU wants, or one or more for each device.
@@ -158,7 +207,7 @@ fn reserved(host: &Host) -> usize {
 fn served(
     choice: &Choice,
     draft: Draft,
-    engine: Engine,
+    Started { engine, costs }: Started,
     fallback_reason: String,
 ) -> Result<Served, Error> {
     let mut workers = engine.descriptions().into_iter().map(|worker| worker.description);
@@ -178,12 +227,14 @@ fn served(
         prompts: draft.prompts,
         default_prompt: draft.default_prompt,
         fallback_reason,
+        fallback_is_told: AtomicBool::new(false),
         provider: first.provider,
         device,
         precision: first.precision,
         engine_name: first.engine,
         isa: first.isa,
         is_last: AtomicBool::new(false),
+        costs,
         engine,
     })
 }

@@ -2,6 +2,7 @@
 
 mod change;
 mod compiled;
+mod costs;
 mod error;
 mod failover;
 mod fleet;
@@ -9,18 +10,21 @@ mod load;
 mod memory;
 mod now;
 mod provider;
+mod room;
 mod served;
 #[cfg(test)]
 mod tests;
 mod worker;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Instant, SystemTime};
 
 use op_dbus_engine::Limits;
 use op_dbus_models::Level;
 use tokio::sync::{Mutex, watch};
 
+use crate::devices::Reader;
 use crate::settings::Loaded;
 use crate::telemetry::Telemetry;
 use fleet::Fleet;
@@ -42,28 +46,49 @@ struct Inner {
     now: watch::Sender<Arc<Now>>,
     /// Held during a change of level or settings: one at a time.
     change: Mutex<()>,
-    spawner: Spawner,
+    means: Means,
     telemetry: Option<Telemetry>,
     /// Held while memory is given back: what one trim gives back another must not count.
     trimming: Mutex<()>,
     given: memory::Given,
+    /// How often another provider came to run than was asked for.
+    fallbacks: AtomicU64,
     failover: failover::Failover,
+}
+
+/// What engines are made with.
+#[derive(Clone)]
+pub struct Means {
+    /// Starts workers.
+    pub spawner: Spawner,
+    /// Reads the machine's devices; without it what batches cost is measured at every load, and kept
+    /// nowhere.
+    pub devices: Option<Arc<Reader>>,
 }
 
 impl Service {
     /// A service under these settings; nothing is loaded before [`Service::start`]. A change of the
     /// log filter goes to `telemetry`.
-    pub fn new(loaded: Loaded, spawner: Spawner, telemetry: Option<Telemetry>) -> Self {
+    pub fn new(loaded: Loaded, means: Means, telemetry: Option<Telemetry>) -> Self {
         let loaded = Arc::new(loaded);
-        let fleet = Fleet::new(loaded.clone(), spawner.clone());
+        let fleet = Fleet::new(loaded.clone(), means.clone());
         let phase = match now::wanted(&loaded.settings) {
             Some(_) => Phase::Loading,
             None => Phase::Disabled,
         };
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
-        let (change, trimming, given, failover) = Default::default();
-        Self(Arc::new(Inner { now, change, spawner, telemetry, trimming, given, failover }))
+        let (change, trimming, given, fallbacks, failover) = Default::default();
+        Self(Arc::new(Inner {
+            now,
+            change,
+            means,
+            telemetry,
+            trimming,
+            given,
+            fallbacks,
+            failover,
+        }))
     }
 
     /// What the service is now.
@@ -113,7 +138,7 @@ impl Service {
                 tokio::time::timeout_at(deadline.into(), load).await.map_err(late)?
             }
         };
-        served.map_err(Error::Load)
+        served.inspect(|served| self.tell_fallback(served)).map_err(Error::Load)
     }
 
     /// Refuses new calls, finishes those in flight until `deadline`, then stops the workers.

@@ -11,6 +11,7 @@ use op_dbus_engine::{
 use op_dbus_models::Level;
 
 use super::Error;
+use super::costs::{self, Place};
 use crate::settings::Provider;
 
 /// Which model is meant.
@@ -58,6 +59,8 @@ pub struct Served {
     pub default_prompt: Option<String>,
     /// Why it is not the provider that was asked for; empty where it is.
     pub fallback_reason: String,
+    /// Set once that was told.
+    pub(super) fallback_is_told: AtomicBool,
     /// Execution provider that computes, as the workers report it.
     pub provider: String,
     /// Devices that compute, with commas in between.
@@ -70,6 +73,8 @@ pub struct Served {
     pub isa: String,
     /// Set once its provider has failed and no other was found: nobody waits for one any more.
     pub(super) is_last: AtomicBool,
+    /// Where it is kept what batches cost in each pool; empty where there is no choice of pools.
+    pub(super) costs: Vec<Place>,
     /// What computes.
     pub engine: Engine,
 }
@@ -121,6 +126,11 @@ impl Served {
     /// The vector space as callers see it: fingerprint and precision.
     pub fn vector_space(&self) -> String {
         format!("{}-{}", self.space, self.precision)
+    }
+
+    /// Keeps what batches were seen to cost for the next start. Waits for the disk.
+    pub(super) fn keep_costs(&self) {
+        costs::keep(&self.costs, &self.engine);
     }
 
     /// Whether `provider` computes.

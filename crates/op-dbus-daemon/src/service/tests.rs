@@ -10,7 +10,7 @@ use op_dbus_engine::{Backend, BackendError, CancelToken, LoadErrorKind};
 use op_dbus_models::Level;
 
 use super::provider::{candidates, host, none_left};
-use super::{Error, Options, Phase, Request, Service, Spawner};
+use super::{Error, Means, Options, Phase, Request, Service, Spawner};
 use crate::settings::{Loaded, Provider, Settings, Sources};
 
 fn loaded(root: &tempfile::TempDir, flags: &[(&str, &str)]) -> Loaded {
@@ -39,6 +39,10 @@ impl Backends {
         })
     }
 
+    fn means(&self) -> Means {
+        Means { spawner: self.spawner(), devices: None }
+    }
+
     fn make(&self, dimensions: usize) -> Result<Box<dyn Backend>, BackendError> {
         self.made.fetch_add(1, Ordering::SeqCst);
         if self.broken.load(Ordering::SeqCst) {
@@ -65,7 +69,7 @@ async fn embed(service: &Service, level: Option<Level>) -> Result<usize, Error> 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_calls_share_one_load() {
     let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.spawner(), None);
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
     service.start().await;
     let calls = (0..16).map(|_| embed(&service, Some(Level::High)));
     for rows in join_all(calls).await {
@@ -77,7 +81,7 @@ async fn concurrent_calls_share_one_load() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_call_fails_while_the_level_changes() {
     let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.spawner(), None);
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
     service.start().await;
     let stop = Arc::new(AtomicBool::new(false));
     let traffic = tokio::spawn({
@@ -103,7 +107,7 @@ async fn no_call_fails_while_the_level_changes() {
 async fn a_failed_load_is_told_and_tried_again() {
     let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
     backends.broken.store(true, Ordering::SeqCst);
-    let service = Service::new(loaded(&root, &[]), backends.spawner(), None);
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
     service.start().await;
     assert!(matches!(service.now().phase, Phase::Failed(_)));
     let error = embed(&service, None).await.unwrap_err();
@@ -121,7 +125,7 @@ async fn a_failed_load_is_told_and_tried_again() {
 #[tokio::test]
 async fn a_level_that_does_not_load_leaves_the_old_one() {
     let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.spawner(), None);
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
     service.start().await;
     backends.broken.store(true, Ordering::SeqCst);
     service.set_level(Level::High).await.unwrap_err();
@@ -132,7 +136,7 @@ async fn a_level_that_does_not_load_leaves_the_old_one() {
 #[tokio::test]
 async fn draining_is_final() {
     let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.spawner(), None);
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
     service.start().await;
     service.drain(Instant::now()).await;
     assert!(matches!(embed(&service, None).await, Err(Error::ShuttingDown)));

@@ -173,7 +173,9 @@ fn command(
     // Workers take the devices in turn.
     let device = host.devices.get(number % host.devices.len().max(1)).copied().unwrap_or(0);
     let device = device.to_string();
-    let options: [(&str, &OsStr); 12] = [
+    let (tokens, rows) =
+        (blueprint.region.tokens_max.to_string(), blueprint.region.rows_max.to_string());
+    let options: [(&str, &OsStr); 14] = [
         ("--model-dir", settings.model_dir.as_ref()),
         ("--model", blueprint.model.as_ref()),
         ("--space", blueprint.space.as_ref()),
@@ -185,25 +187,16 @@ fn command(
         ("--provider", provider.as_ref()),
         ("--device", device.as_ref()),
         ("--precision", precision.as_ref()),
+        ("--batch-tokens-max", tokens.as_ref()),
+        ("--batch-rows-max", rows.as_ref()),
         ("--io-binding", settings.io_binding.as_ref()),
     ];
     // The program may be named by a link of the kernel's; people look for this name.
-    command.arg0("op-dbus").arg("worker").env_clear();
+    command.arg0("op-dbus").arg("worker");
     for (option, value) in options {
         command.arg(option).arg(value);
     }
-    if host.provider == Provider::Ggml {
-        // It would tell each step of its compilation.
-        command.env("ORT_GGML_LOG", "warn");
-    }
-    // The one folder that a worker may write in.
-    command.env("TMPDIR", &settings.cache_dir);
-    if host.provider != Provider::Cpu {
-        // By itself CUDA numbers the fastest first, and everybody else by the bus.
-        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-        let compiled = settings.cache_dir.join("drivers");
-        command.envs(DRIVER_CACHES.map(|name| (name, &compiled)));
-    }
+    environment(host.provider, settings, &mut command);
     if let Some(library) = &host.library {
         command.arg("--provider-library").arg(library);
     }
@@ -223,12 +216,29 @@ fn command(
         let list: Vec<String> = member.cpus.iter().map(usize::to_string).collect();
         command.arg("--cpu-list").arg(list.join(","));
     }
+    command
+}
+
+/// Gives a worker the environment that it needs, and nothing else of ours.
+fn environment(provider: Provider, settings: &Settings, command: &mut Command) {
+    command.env_clear();
     for name in ENVIRONMENT {
         if let Some(value) = std::env::var_os(name) {
             command.env(name, value);
         }
     }
-    command
+    // The one folder that a worker may write in.
+    command.env("TMPDIR", &settings.cache_dir);
+    if provider == Provider::Ggml {
+        // It would tell each step of its compilation.
+        command.env("ORT_GGML_LOG", "warn");
+    }
+    if provider != Provider::Cpu {
+        // By itself CUDA numbers the fastest first, and everybody else by the bus.
+        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+        let compiled = settings.cache_dir.join("drivers");
+        command.envs(DRIVER_CACHES.map(|name| (name, &compiled)));
+    }
 }
 
 /// Tells a worker all that it may reach: nothing, unless others compute for it.

@@ -170,8 +170,8 @@ pub const ROWS: &[Row] = &[
         doc: "Whether ONNX Runtime keeps buffers for inputs and outputs, one set for each shape of \
               batch, in memory that the device reads by itself where the provider has such. `auto` \
               does where the device has memory of its own: `cuda`, `tensorrt`, `migraphx`, \
-              `webgpu`, `directml`. Batches are padded to few shapes there, by a quarter at most \
-              each way. It has no effect on the native engine and on graphs of your own.",
+              `webgpu`, `directml`. Batches are padded to few shapes there, all computed once at \
+              the load. It has no effect on the native engine and on graphs of your own.",
         group: Group::Provider,
         scope: Scope::Any,
     },

@@ -1,6 +1,6 @@
 //! ONNX Runtime: a graph compiled from the model's weights, or the user's own.
 
-use op_dbus_engine::{Backend, BackendError};
+use op_dbus_engine::{Backend, BackendError, BatchLimits, Buckets};
 use op_dbus_graph::cache::{CacheKey, GraphCache, Origin};
 use op_dbus_graph::{
     DenseFiles, Dialect, Family, Layout, ModelFiles, Precision as Computed, Recipe, Target,
@@ -48,7 +48,12 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
         accelerator,
         graph,
         precision: if halves { "f16" } else { "f32" },
-        length_max: model.max_input_tokens,
+        buckets: Buckets {
+            tokens_max: spec.batch_tokens_max,
+            attention_max: BatchLimits::default().attention_max,
+            rows_max: spec.batch_rows_max,
+            length_max: model.max_input_tokens,
+        },
         io_binding: spec.io_binding,
         dimensions: model.dimensions,
     };

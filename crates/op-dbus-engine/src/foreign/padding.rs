@@ -2,6 +2,7 @@
 
 use super::{Content, Integers};
 use crate::batch::Batch;
+use crate::buckets::Buckets;
 
 /// A padded batch, in buffers that are used again for the next one.
 #[derive(Debug, Default)]
@@ -16,9 +17,6 @@ pub struct Padded {
     pub sequence_length: usize,
 }
 
-/// Least distance of two sequence lengths that batches are rounded up to.
-const LENGTH_STEP_MIN: usize = 8;
-
 impl Padded {
     /// Takes a batch over as it is.
     pub fn fill(&mut self, batch: &Batch<'_>) {
@@ -26,11 +24,8 @@ impl Padded {
     }
 
     /// Takes a batch over in a shape that many share, with rows of one token behind the batch's own.
-    /// No row gets longer than `length_max`, unless the batch has longer ones.
-    pub fn fill_rounded(&mut self, batch: &Batch<'_>, length_max: usize) {
-        let longest = batch.longest();
-        let length = rounded(longest, LENGTH_STEP_MIN).min(length_max).max(longest);
-        self.fill_to(batch, [rounded(batch.rows(), 1), length]);
+    pub fn fill_rounded(&mut self, batch: &Batch<'_>, buckets: Buckets) {
+        self.fill_to(batch, buckets.shape(batch.rows(), batch.longest()));
     }
 
     fn fill_to(&mut self, batch: &Batch<'_>, [rows, sequence_length]: [usize; 2]) {
@@ -52,11 +47,6 @@ impl Padded {
     }
 }
 
-/// The next of the sizes of which there are four to each power of two: at most a quarter more.
-fn rounded(size: usize, step_min: usize) -> usize {
-    size.next_multiple_of((size.next_power_of_two() / 8).max(step_min))
-}
-
 /// The data of one input, in the integers that the graph wants.
 #[derive(Debug)]
 pub enum Filled {
@@ -72,6 +62,14 @@ impl Filled {
         match integers {
             Integers::I32 => Self::I32(Vec::new()),
             Integers::I64 => Self::I64(Vec::new()),
+        }
+    }
+
+    /// Bytes of the data.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::I32(data) => size_of_val(&data[..]),
+            Self::I64(data) => size_of_val(&data[..]),
         }
     }
 
@@ -111,27 +109,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_shapes_hold_every_batch_with_a_quarter_more_at_most() {
-        let shapes: std::collections::BTreeSet<usize> =
-            (1..=512).map(|size| rounded(size, 1)).collect();
-        assert_eq!(shapes.len(), 8 + 4 * 6, "{shapes:?}");
-        for size in 1..=512 {
-            assert!((size..=size + size / 4).contains(&rounded(size, 1)), "{size}");
-            assert_eq!(rounded(size, 8) % 8, 0);
-        }
-    }
-
-    #[test]
     fn a_rounded_batch_has_rows_of_one_token_behind_its_own() {
         let mut padded = Padded::default();
         let ids: Vec<i32> = (1..=90).collect();
         let batch = Batch { ids: &ids, lengths: &[10; 9] };
-        padded.fill_rounded(&batch, 12);
+        let (tokens_max, attention_max, rows_max) = (120, 1 << 20, 512);
+        let buckets = |length_max| Buckets { tokens_max, attention_max, rows_max, length_max };
+        padded.fill_rounded(&batch, buckets(12));
         assert_eq!((padded.shape(), padded.ids.len()), ([10, 12], 120));
         assert_eq!(padded.lengths, [vec![10; 9], vec![1]].concat());
         assert_eq!(padded.ids[..12], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0]);
-        padded.fill_rounded(&batch, 512);
-        assert_eq!(padded.shape(), [10, 16]);
+        padded.fill_rounded(&batch, Buckets { tokens_max: 512, ..buckets(512) });
+        assert_eq!(padded.shape(), [16, 16]);
         padded.fill(&batch);
         assert_eq!((padded.shape(), padded.lengths.len()), ([9, 10], 9));
     }

@@ -4,17 +4,18 @@
 use std::time::{Duration, Instant};
 
 use super::{Next, Scheduler, State, fail};
-use crate::backend::{BackendError, Description, Footprint};
+use crate::backend::{BackendError, Footprint};
 use crate::error::Error;
 use crate::presence::{Absence, Presence};
 use crate::reserve::Serves;
-use crate::roster::Order;
+use crate::roster::{Loaded, Order};
 use crate::status::{WorkerState, WorkerStatus};
+use crate::usage::MemoryUse;
 
 impl Scheduler {
     /// Adds the workers, all loaded and idle, each with its pool; from here on they are known by
     /// their places.
-    pub fn add_workers(&self, workers: Vec<(usize, Description)>) {
+    pub fn add_workers(&self, workers: Vec<(usize, Loaded)>) {
         self.lock().roster.add(workers);
     }
 
@@ -56,9 +57,9 @@ impl Scheduler {
     }
 
     /// A worker has a backend, its first or another one.
-    pub fn loaded(&self, worker: usize, description: Description) {
+    pub fn loaded(&self, worker: usize, loaded: Loaded) {
         let mut state = self.lock();
-        state.roster.loaded(worker, description);
+        state.roster.loaded(worker, loaded);
         state.loaded_at = Instant::now();
         drop(state);
         self.changed.notify_waiters();
@@ -76,8 +77,8 @@ impl Scheduler {
     }
 
     /// A worker has done what it was asked for, and gave back some memory.
-    pub fn obeyed(&self, worker: usize, order: Order, given_back: Footprint) {
-        self.lock().roster.obeyed(worker, order, given_back);
+    pub fn obeyed(&self, worker: usize, order: Order, did: (Footprint, MemoryUse)) {
+        self.lock().roster.obeyed(worker, order, did);
         self.changed.notify_waiters();
     }
 

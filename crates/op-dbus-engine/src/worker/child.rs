@@ -11,6 +11,7 @@ use super::link::Link;
 use super::{RegionShape, Timeouts};
 use crate::backend::{Backend, BackendError, Description, Footprint, LoadErrorKind};
 use crate::batch::Batch;
+use crate::usage::MemoryUse;
 
 /// A backend in a child process. Dropping it kills the process and reaps it.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub struct ChildBackend {
     link: Link,
     process: Process,
     description: Description,
+    /// As it was told last.
+    memory: MemoryUse,
     /// Why the process was ended, once it was.
     lost: Option<String>,
 }
@@ -47,7 +50,10 @@ impl ChildBackend {
         // It keeps the worker's end open otherwise, and the end of the worker would go unseen.
         drop(command);
         match link.wait_loaded(process.0.id(), timeouts) {
-            Ok(description) => Ok(Self { link, process, description, lost: None }),
+            Ok(description) => {
+                let memory = MemoryUse::default();
+                Ok(Self { link, process, description, memory, lost: None })
+            }
             Err(BackendError::Load { kind: LoadErrorKind::Other, message }) => {
                 let end = process.end();
                 let message = format!("{message}; {end}");
@@ -73,14 +79,22 @@ impl Backend for ChildBackend {
         out: &mut [f32],
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), BackendError> {
-        if let Some(device) = self.asked(|link| link.run_while(batch, out, meanwhile))? {
+        let (moved, memory) = self.asked(|link| link.run_while(batch, out, meanwhile))?;
+        if let Some(device) = moved {
             self.description.device = device;
         }
+        self.memory = memory;
         Ok(())
     }
 
     fn trim(&mut self) -> Result<Footprint, BackendError> {
-        self.asked(Link::trim)
+        let (footprint, memory) = self.asked(Link::trim)?;
+        self.memory = memory;
+        Ok(footprint)
+    }
+
+    fn memory(&self) -> MemoryUse {
+        self.memory
     }
 }
 

@@ -13,6 +13,7 @@ use super::region::Region;
 use super::{RegionShape, Timeouts};
 use crate::backend::{BackendError, Description, Footprint, LoadErrorKind};
 use crate::batch::Batch;
+use crate::usage::MemoryUse;
 
 /// A worker that has not said yet that it is loaded, or has.
 #[derive(Debug)]
@@ -66,13 +67,14 @@ impl Link {
     }
 
     /// Has the worker compute one batch, and calls `meanwhile` while it does. Tells the device that
-    /// did, if it is another than before. After `Lost` it can't be used any more.
+    /// did, if it is another than before, and what became of the worker's memory. After `Lost` it can't
+    /// be used any more.
     pub fn run_while(
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
         meanwhile: &mut dyn FnMut(),
-    ) -> Result<Option<String>, BackendError> {
+    ) -> Result<(Option<String>, MemoryUse), BackendError> {
         batch.check()?;
         let (rows, tokens) = (batch.rows(), batch.tokens());
         let whole = out.len() == rows.saturating_mul(self.shape.dimensions);
@@ -89,21 +91,21 @@ impl Link {
         // So that a vector which the worker does not write is not taken from an earlier batch.
         self.region.write_vectors(out);
         match self.ask(&Request::Run { number, rows, tokens }, meanwhile)? {
-            Answer::Done { number: n, device } if n == number => {
+            Answer::Done { number: n, device, memory } if n == number => {
                 self.region.read_vectors(out);
-                Ok(device)
+                Ok((device, memory))
             }
             other => Err(self.unexpected(other)),
         }
     }
 
     /// Has the worker give memory back. After `Lost` it can't be used any more.
-    pub fn trim(&mut self) -> Result<Footprint, BackendError> {
+    pub fn trim(&mut self) -> Result<(Footprint, MemoryUse), BackendError> {
         self.number += 1;
         let number = self.number;
         match self.ask(&Request::Trim { number }, &mut || ())? {
-            Answer::Trimmed { number: n, given_back, resident } if n == number => {
-                Ok(Footprint { given_back, resident })
+            Answer::Trimmed { number: n, given_back, resident, memory } if n == number => {
+                Ok((Footprint { given_back, resident }, memory))
             }
             other => Err(self.unexpected(other)),
         }

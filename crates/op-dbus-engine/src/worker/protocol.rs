@@ -12,9 +12,10 @@ use serde::de::DeserializeOwned;
 
 use super::RegionShape;
 use crate::backend::{BackendError, Description, LoadErrorKind};
+use crate::usage::MemoryUse;
 
 /// Engine and worker are the same program; this guards against an upgrade between the two starts.
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 
 /// Bytes of the largest message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 8192;
@@ -49,12 +50,14 @@ pub(super) enum Answer {
         number: u64,
         /// The device that computed it, if that is another than before.
         device: Option<String>,
+        memory: MemoryUse,
     },
     /// Bytes of the worker's own memory.
     Trimmed {
         number: u64,
         given_back: u64,
         resident: u64,
+        memory: MemoryUse,
     },
     Failed {
         number: u64,

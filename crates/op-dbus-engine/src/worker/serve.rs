@@ -52,7 +52,11 @@ pub(super) fn serve_on(
             Ok(Request::Run { number, rows, tokens }) => {
                 let result = batches.run(backend.as_mut(), rows, tokens);
                 let answer = match result {
-                    Ok(()) => Answer::Done { number, device: moved(backend.as_ref(), &mut device) },
+                    Ok(()) => Answer::Done {
+                        number,
+                        device: moved(backend.as_ref(), &mut device),
+                        memory: backend.memory(),
+                    },
                     Err(error) => Answer::failed(number, error),
                 };
                 send_message(socket, &answer)?;
@@ -63,7 +67,8 @@ pub(super) fn serve_on(
                     Ok(()) => {
                         let resident = memory::resident();
                         let given_back = before.saturating_sub(resident);
-                        Answer::Trimmed { number, given_back, resident }
+                        let memory = backend.memory();
+                        Answer::Trimmed { number, given_back, resident, memory }
                     }
                     Err(error) => Answer::failed(number, error),
                 };

@@ -14,6 +14,7 @@ use super::{RegionShape, Timeouts};
 use crate::backend::{Backend, BackendError, Description, LoadErrorKind};
 use crate::batch::Batch;
 use crate::sim::{Faults, SimBackend};
+use crate::usage::{BufferUse, MemoryUse};
 
 const SHAPE: RegionShape = RegionShape { tokens_max: 64, rows_max: 8, dimensions: 4 };
 const PATIENT: Timeouts = Timeouts { load: Duration::from_secs(60), run: Duration::from_secs(60) };
@@ -42,6 +43,10 @@ fn sim() -> Result<Box<dyn Backend>, BackendError> {
 
 fn ready() -> Answer {
     Answer::Ready { description: sim().unwrap().description().clone() }
+}
+
+fn done(number: u64) -> Answer {
+    Answer::Done { number, device: None, memory: MemoryUse::default() }
 }
 
 /// Runs a batch on a worker that loads honestly and then answers with `answer`.
@@ -87,8 +92,8 @@ fn an_honest_worker_computes_what_the_backend_does_in_process() {
     worker.join().unwrap().unwrap();
 }
 
-/// Computes each batch on another device than the one before.
-struct Moving(SimBackend, Description);
+/// Computes each batch on another device than the one before, in buffers that are there.
+struct Moving(SimBackend, Description, BufferUse);
 
 impl Backend for Moving {
     fn description(&self) -> &Description {
@@ -97,22 +102,32 @@ impl Backend for Moving {
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
         self.1.device = if self.1.device == "sim:1" { "sim:2".into() } else { "sim:1".into() };
+        self.2.found += 1;
         self.0.run(batch, out)
+    }
+
+    fn memory(&self) -> MemoryUse {
+        MemoryUse { buffers: Some(self.2), ..MemoryUse::default() }
     }
 }
 
 #[test]
-fn a_batch_on_another_device_is_told() {
+fn device_and_memory_of_a_batch_are_told() {
     let (link, worker) = link(PATIENT, |socket| {
         let sim = SimBackend::new(SHAPE.dimensions, Faults::default());
         let description = sim.description().clone();
-        serve_on(socket.as_fd(), "none", || Ok(Box::new(Moving(sim, description))))
+        serve_on(socket.as_fd(), "none", || {
+            Ok(Box::new(Moving(sim, description, BufferUse::default())))
+        })
     });
     let mut link = link.unwrap().0;
-    for device in ["sim:1", "sim:2", "sim:1"] {
-        let moved = link.run_while(&BATCH, &mut [0.0; 8], &mut || ());
-        assert_eq!(moved, Ok(Some(device.to_owned())));
+    for (device, found) in [("sim:1", 1), ("sim:2", 2), ("sim:1", 3)] {
+        let (moved, memory) = link.run_while(&BATCH, &mut [0.0; 8], &mut || ()).unwrap();
+        assert_eq!(moved.as_deref(), Some(device));
+        assert_eq!(memory.buffers, Some(BufferUse { found, made: 0 }));
     }
+    let (_, memory) = link.trim().unwrap();
+    assert_eq!(memory.buffers, Some(BufferUse { found: 3, made: 0 }));
     drop(link);
     worker.join().unwrap().unwrap();
 }
@@ -166,9 +181,7 @@ fn an_empty_message_is_a_lost_worker() {
 
 #[test]
 fn an_answer_to_another_batch_is_a_lost_worker() {
-    let error = run_with(PATIENT, |socket| {
-        send_message(socket, &Answer::Done { number: 99, device: None }).unwrap()
-    });
+    let error = run_with(PATIENT, |socket| send_message(socket, &done(99)).unwrap());
     lost_because(&error, "did not answer to batch 1");
     let error = run_with(PATIENT, |socket| send_message(socket, &ready()).unwrap());
     lost_because(&error, "did not answer to batch 1");
@@ -181,7 +194,7 @@ fn an_answer_sent_twice_does_not_count_for_the_next_batch() {
         send_message(&socket, &ready()).unwrap();
         let _: Request = receive_message(&socket, None).unwrap();
         for _ in 0..2 {
-            send_message(&socket, &Answer::Done { number: 1, device: None }).unwrap();
+            send_message(&socket, &done(1)).unwrap();
         }
         let _: Request = receive_message(&socket, None).unwrap();
     });
@@ -225,7 +238,7 @@ fn the_engine_has_time_while_a_worker_computes() {
         let _: Request = receive_message(&socket, None).unwrap();
         // Does not answer before the engine has done something else.
         go.recv().unwrap();
-        send_message(&socket, &Answer::Done { number: 1, device: None }).unwrap();
+        send_message(&socket, &done(1)).unwrap();
     });
     let mut meanwhile = || computed.send(()).unwrap();
     link.unwrap().0.run_while(&BATCH, &mut [0.0; 8], &mut meanwhile).unwrap();
@@ -238,7 +251,7 @@ fn vectors_that_were_not_written_are_not_those_of_the_batch_before() {
         let _: Request = receive_message(&socket, None).unwrap();
         send_message(&socket, &ready()).unwrap();
         let _: Request = receive_message(&socket, None).unwrap();
-        send_message(&socket, &Answer::Done { number: 1, device: None }).unwrap();
+        send_message(&socket, &done(1)).unwrap();
     });
     let mut out = [f32::NAN; 8];
     run(&mut link.unwrap().0, &BATCH, &mut out).unwrap();
@@ -272,9 +285,7 @@ fn a_worker_that_does_not_load_says_why_or_is_told_so() {
     assert!(kind == LoadErrorKind::Other && message.contains("closed its socket"), "{message}");
     let (_, message) = load_with(|socket| send_raw(socket, b"hello"));
     assert!(message.contains("can't be read"), "{message}");
-    let (_, message) = load_with(|socket| {
-        send_message(socket, &Answer::Done { number: 0, device: None }).unwrap()
-    });
+    let (_, message) = load_with(|socket| send_message(socket, &done(0)).unwrap());
     assert!(message.contains("before it was asked"), "{message}");
 }
 

@@ -25,7 +25,8 @@ pub struct Local {
 impl Local {
     /// Loads the model and starts the workers.
     pub async fn start(loaded: Loaded) -> Result<Self, Failure> {
-        let service = service::Service::new(loaded, spawner(), None);
+        let means = service::Means { spawner: spawner(), devices: None };
+        let service = service::Service::new(loaded, means, None);
         service.start().await;
         let served = service.serving(None, None).await;
         let served = served.map_err(|error| Failure::not_configured(error.to_string()))?;

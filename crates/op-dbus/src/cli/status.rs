@@ -108,6 +108,7 @@ impl Report<'_> {
             ("Queue", self.queue()),
             ("Done", self.done()),
             ("Times", self.times()),
+            ("Memory", self.memory()),
             ("Refused", self.refused()),
         ];
         for (name, line) in lines.into_iter().filter(|(_, line)| !line.is_empty()) {
@@ -201,6 +202,26 @@ impl Report<'_> {
                 .join(" / ")
         };
         format!("queue {}, compute {} ms (p50 / p95 / p99)", times("queue"), times("compute"))
+    }
+
+    /// What became of the memory that is kept for batches, as far as that is told.
+    fn memory(&self) -> String {
+        let told = |key: &str| self.all["statistics"][key].as_f64();
+        let mut parts = Vec::new();
+        if let Some(ratio) = told("buffer_reuse_ratio") {
+            parts.push(format!("buffers found for {:.1} % of batches", ratio * 100.0));
+        }
+        if let Some(ratio) = told("zero_copy_ratio") {
+            parts.push(format!("{:.1} % of bytes in place", ratio * 100.0));
+        }
+        if let (Some(bytes), Some(hits), Some(misses)) =
+            (told("arena_bytes"), told("arena_hits"), told("arena_misses"))
+        {
+            let mib = bytes / f64::from(1 << 20);
+            let share = hits / (hits + misses).max(1.0) * 100.0;
+            parts.push(format!("arena of {mib:.0} MiB, {share:.1} % of requests served from it"));
+        }
+        parts.join("; ")
     }
 
     fn refused(&self) -> String {
@@ -297,6 +318,8 @@ mod tests {
                 "padded_over_tokens": 1.05, "failures": { "overloaded": 4, "too-large": 1 },
                 "queue_us_p50": 1500, "queue_us_p95": 2000, "queue_us_p99": 3000,
                 "compute_us_p50": 4000, "compute_us_p95": 5000, "compute_us_p99": 6000,
+                "buffer_reuse_ratio": 0.96, "zero_copy_ratio": 1.0,
+                "arena_bytes": 268_435_456, "arena_hits": 997, "arena_misses": 3,
             },
         });
         let expected = "\
@@ -310,6 +333,7 @@ Since     1 min 5 s
 Queue     1 call in flight (2,048 tokens, 512 of them waiting)
 Done      2 calls, 1,000 texts, 15,000 tokens in 30 batches; padding 5.0 %; 1 text cut
 Times     queue 1.5 / 2.0 / 3.0, compute 4.0 / 5.0 / 6.0 ms (p50 / p95 / p99)
+Memory    buffers found for 96.0 % of batches; 100.0 % of bytes in place; arena of 256 MiB, 99.7 % of requests served from it
 Refused   overloaded 4, too-large 1
 Worker    cpu:0, process 7, busy, 3 batches; replaced 1 time, last because killed; confined by landlock 7, seccomp
 ";

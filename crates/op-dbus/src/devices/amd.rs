@@ -151,6 +151,7 @@ mod tests {
             provider: PROVIDER.to_owned(),
             description: Some("AMD Instinct MI300X".to_owned()),
             pci: Some("device".to_owned()),
+            driver: None,
             memory_total: Some(1000),
             memory_used: Some(300),
             memory_free: Some(700),

@@ -24,7 +24,12 @@ pub fn devices(library: &OsStr) -> Vec<Device> {
         Err(error) => return refused(error),
     };
     match nvml.device_count() {
-        Ok(count) => (0..count).map(|number| device(&nvml, number)).collect(),
+        Ok(count) => {
+            // Told by the device's own entry, if it can't be asked for anything.
+            let driver = known(nvml.sys_driver_version()).unwrap_or_default();
+            let device = |number| Device { driver: driver.clone(), ..device(&nvml, number) };
+            (0..count).map(device).collect()
+        }
         Err(error) => refused(error),
     }
 }

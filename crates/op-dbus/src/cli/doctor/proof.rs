@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
-use op_dbus_daemon::service::{Service, WorkerProgram};
+use op_dbus_daemon::service::{Means, Service, WorkerProgram};
 use op_dbus_daemon::settings::{Loaded, Provider};
 
 use super::check::{Check, PROOF};
@@ -33,7 +33,8 @@ pub async fn check(loaded: &Loaded, provider: Provider) -> Check {
         folder.path().clone_into(&mut loaded.settings.cache_dir);
     }
     let begin = Instant::now();
-    let service = Service::new(loaded, WorkerProgram::this().spawner(), None);
+    let means = Means { spawner: WorkerProgram::this().spawner(), devices: None };
+    let service = Service::new(loaded, means, None);
     service.start().await;
     let check = match service.serving(None, None).await {
         Ok(served) => {

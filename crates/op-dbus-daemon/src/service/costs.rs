@@ -1,0 +1,267 @@
+//! What batches cost where there is a choice of devices: measured once, kept in the cache together with
+//! what was learned since, and measured anew once anything that it depends on is another.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use op_dbus_engine::{BatchCost, Engine};
+use serde::{Deserialize, Serialize};
+
+use super::compiled::state;
+use super::worker::Blueprint;
+use crate::devices::{Device, is_same};
+use crate::settings::options::Told;
+use crate::settings::{Provider, Settings};
+use crate::text_file::{self, Unusable};
+
+/// Version of the measurement and of its record. A record of another version is not used.
+const VERSION: u32 = 1;
+
+/// More sizes of batches than are told apart.
+const SIZES_MAX: usize = 64;
+
+/// A batch that takes longer than this, in microseconds, is not waited for.
+const US_MAX: u64 = 600_000_000;
+
+/// The file.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    version: u32,
+    key: String,
+    costs: Vec<BatchCost>,
+}
+
+/// Where the costs of one kind of workers are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    path: PathBuf,
+    /// All that the costs depend on.
+    key: String,
+}
+
+impl Place {
+    /// The place for these workers on this machine, of which `devices` are known.
+    pub fn of(blueprint: &Blueprint, settings: &Settings, devices: &[Device]) -> Self {
+        let key = key(blueprint, settings, devices);
+        // Another hash of another version of the standard library costs measuring once more.
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        let name = format!("{}-{:016x}.json", blueprint.host.provider, hasher.finish());
+        Self { path: settings.cache_dir.join("costs").join(name), key }
+    }
+
+    /// What is known; empty where that is nothing. What can't be used is told in the log.
+    pub fn read(&self) -> Vec<BatchCost> {
+        let read = || -> Result<Vec<BatchCost>, String> {
+            let Some(json) = text_file::read(&self.path).map_err(Unusable::reason)? else {
+                return Ok(Vec::new());
+            };
+            let Record { version, key, costs } =
+                serde_json::from_str(&json).map_err(|error| error.to_string())?;
+            match version == VERSION && key == self.key && are_possible(&costs) {
+                true => Ok(costs),
+                false => Err("it is not what this version has measured here".to_owned()),
+            }
+        };
+        read().unwrap_or_else(|error| {
+            let place = self.path.display();
+            tracing::warn!(%place, error, "cached costs of batches can't be used; measuring anew");
+            Vec::new()
+        })
+    }
+
+    /// Keeps what is known by now, whole or not at all. What fails costs measuring once more.
+    pub fn save(&self, costs: Vec<BatchCost>) {
+        if costs.is_empty() {
+            return;
+        }
+        let record = Record { version: VERSION, key: self.key.clone(), costs };
+        let write = || -> io::Result<()> {
+            let folder = self.path.parent().unwrap_or(&self.path);
+            fs::create_dir_all(folder)?;
+            let mut file = tempfile::NamedTempFile::new_in(folder)?;
+            file.write_all(&serde_json::to_vec(&record)?)?;
+            file.persist(&self.path)?;
+            Ok(())
+        };
+        if let Err(error) = write() {
+            let place = self.path.display();
+            tracing::warn!(%place, %error, "costs of batches can't be kept for the next start");
+        }
+    }
+}
+
+/// Keeps what is known in each pool of `engine` in its place. Waits for the disk.
+pub(super) fn keep(places: &[Place], engine: &Engine) {
+    places.iter().zip(engine.known_costs()).for_each(|(place, costs)| place.save(costs));
+}
+
+/// Whether it can be decided by them: records come from a file.
+fn are_possible(costs: &[BatchCost]) -> bool {
+    let plausible = |cost: &BatchCost| cost.tokens > 0 && (1..=US_MAX).contains(&cost.us);
+    (1..=SIZES_MAX).contains(&costs.len())
+        && costs.iter().all(plausible)
+        && costs.is_sorted_by(|a, b| a.tokens < b.tokens)
+}
+
+/// All that costs depend on, in words.
+fn key(blueprint: &Blueprint, settings: &Settings, devices: &[Device]) -> String {
+    let host = &blueprint.host;
+    let mut key = format!(
+        "op-dbus {} space {} {:?} {:?}\n{:?} {:?} isa {} threads {:?} workers {:?} binding {}\n",
+        env!("CARGO_PKG_VERSION"),
+        blueprint.space,
+        blueprint.precision,
+        blueprint.region,
+        host.provider,
+        host.cpu_engine,
+        settings.cpu_isa,
+        settings.threads,
+        settings.workers_per_device,
+        settings.io_binding,
+    );
+    for library in [Some(&host.runtime), host.library.as_ref()].into_iter().flatten() {
+        // Writing to a String can't fail.
+        let _ = writeln!(key, "library {:?}", state(library));
+    }
+    for (name, told) in &host.options {
+        if let Told::Value(value) = told {
+            let _ = writeln!(key, "option {name}={value}");
+        }
+    }
+    // Every device is fed by the CPU.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let _ = writeln!(key, "cpu {} cores {cores}", cpu());
+    if host.provider == Provider::Cpu {
+        return key;
+    }
+    for number in &host.devices {
+        let name = format!("{}:{number}", host.provider);
+        let known = devices.iter().find(|device| is_same(&device.name, &name));
+        let Device { description, memory_total, driver, .. } = known.cloned().unwrap_or_default();
+        let _ = writeln!(key, "device {name} {description:?} {memory_total:?} driver {driver:?}");
+    }
+    // Drivers that come with the kernel have its version.
+    if let Ok(kernel) = nix::sys::utsname::uname() {
+        let _ = writeln!(key, "kernel {:?}", kernel.release());
+    }
+    key
+}
+
+/// The CPU's name by its own account, which no sandbox hides; empty where it has none.
+fn cpu() -> String {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::__cpuid;
+        const NAME: std::ops::RangeInclusive<u32> = 0x8000_0002..=0x8000_0004;
+        if __cpuid(0x8000_0000).eax < *NAME.end() {
+            return format!("{:08x}", __cpuid(1).eax);
+        }
+        let registers = NAME.map(__cpuid).flat_map(|part| [part.eax, part.ebx, part.ecx, part.edx]);
+        let bytes: Vec<u8> =
+            registers.flat_map(u32::to_le_bytes).filter(|byte| *byte != 0).collect();
+        String::from_utf8_lossy(&bytes).trim().to_owned()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let id = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";
+        fs::read_to_string(id).unwrap_or_default().trim().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use op_dbus_engine::worker::RegionShape;
+
+    use super::super::provider::Host;
+    use super::*;
+    use crate::settings::{CpuEngine, Precision, Sources};
+
+    fn blueprint() -> Blueprint {
+        Blueprint {
+            model: "m".to_owned(),
+            space: "aa".to_owned(),
+            dimensions: 8,
+            region: RegionShape { tokens_max: 1, rows_max: 1, dimensions: 8 },
+            precision: Precision::F32,
+            host: Host {
+                provider: Provider::Cuda,
+                cpu_engine: CpuEngine::Ort,
+                runtime: PathBuf::from("/nowhere/libonnxruntime.so"),
+                library: None,
+                options: Vec::new(),
+                devices: vec![0],
+                calibrate: false,
+            },
+        }
+    }
+
+    fn settings(root: &tempfile::TempDir) -> Settings {
+        let mut settings = Settings::load(&Sources::under(root.path())).unwrap().settings;
+        settings.cache_dir = root.path().join("cache");
+        settings
+    }
+
+    fn card(driver: &str) -> Vec<Device> {
+        let (name, driver) = ("cuda:0".to_owned(), Some(driver.to_owned()));
+        vec![Device { name, driver, ..Device::default() }]
+    }
+
+    #[test]
+    fn whatever_costs_depend_on_changes_the_place() {
+        let root = tempfile::tempdir().unwrap();
+        let settings = settings(&root);
+        let one = blueprint();
+        let place = |blueprint: &Blueprint| Place::of(blueprint, &settings, &card("580"));
+        assert_eq!(place(&one), place(&one));
+        let on = |change: &dyn Fn(&mut Host)| {
+            let mut other = one.clone();
+            change(&mut other.host);
+            other
+        };
+        let others = [
+            Blueprint { space: "bb".to_owned(), ..one.clone() },
+            Blueprint { precision: Precision::F16, ..one.clone() },
+            on(&|host| host.provider = Provider::TensorRt),
+            on(&|host| host.devices = vec![1]),
+            on(&|host| host.library = Some(PathBuf::from("/nowhere/plugin.so"))),
+            on(&|host| host.options = vec![("a".to_owned(), Told::Value("b".to_owned()))]),
+        ];
+        let mut paths: Vec<_> = others.iter().map(|other| place(other).path).collect();
+        paths.push(place(&one).path);
+        paths.push(Place::of(&one, &settings, &card("590")).path);
+        let unique: std::collections::HashSet<_> = paths.iter().collect();
+        assert_eq!(unique.len(), paths.len(), "{paths:?}");
+        assert!(!cpu().is_empty() || cfg!(not(target_arch = "x86_64")));
+    }
+
+    #[test]
+    fn what_is_kept_is_read_again_and_what_is_damaged_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let place = Place::of(&blueprint(), &settings(&root), &card("580"));
+        assert_eq!(place.read(), []);
+        let costs = vec![BatchCost { tokens: 12, us: 90 }, BatchCost { tokens: 700, us: 80 }];
+        place.save(costs.clone());
+        assert_eq!(place.read(), costs);
+        let other = Place { key: "of another machine".to_owned(), ..place.clone() };
+        assert_eq!(other.read(), []);
+        for wrong in [
+            vec![BatchCost { tokens: 0, us: 1 }],
+            vec![BatchCost { tokens: 1, us: 0 }],
+            vec![BatchCost { tokens: 1, us: US_MAX + 1 }],
+            vec![BatchCost { tokens: 2, us: 1 }, BatchCost { tokens: 2, us: 1 }],
+        ] {
+            place.save(wrong);
+            assert_eq!(place.read(), []);
+        }
+        place.save(costs);
+        let whole = fs::read(&place.path).unwrap();
+        for damaged in [&whole[..whole.len() / 2], b"", b"{}", b"\xff"] {
+            fs::write(&place.path, damaged).unwrap();
+            assert_eq!(place.read(), []);
+        }
+    }
+}

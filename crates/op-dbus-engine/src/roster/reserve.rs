@@ -1,0 +1,59 @@
+//! Workers that compute interactive work alone, and those that they stand beside.
+
+use super::{Loaded, Roster, Worker};
+use crate::backend::Description;
+use crate::call::Priority;
+use crate::reserve::Serves;
+use crate::routing::Running;
+use crate::status::WorkerState;
+use crate::usage::MemoryUse;
+
+impl Roster {
+    /// Those that compute whatever waits.
+    pub(super) fn ordinary(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter().filter(|worker| !worker.status.reserved)
+    }
+
+    fn reserved(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter().filter(|worker| worker.status.reserved)
+    }
+
+    /// The pools of the reserved workers, each with what tells most of them: an ordinary one of the pool.
+    pub(super) fn like_loaded(&self, workers: &[(usize, Loaded)]) -> Vec<(usize, Loaded)> {
+        let mut reserved = Vec::new();
+        for (index, pool) in self.pools.iter().enumerate() {
+            let like =
+                workers.iter().find(|(pool, _)| *pool == index).cloned().map(|(pool, like)| {
+                    let description = Description { pid: 0, ..like.description };
+                    (pool, Loaded { description, memory: MemoryUse::default() })
+                });
+            reserved.extend(like.into_iter().cycle().take(pool.reserved));
+        }
+        reserved
+    }
+
+    /// Whom a worker computes for.
+    pub fn serves(&self, worker: usize) -> Serves {
+        match self.workers.get(worker) {
+            Some(worker) if worker.status.reserved => Serves::Interactive,
+            _ => Serves::Everybody,
+        }
+    }
+
+    /// Whether bulk keeps interactive work waiting: nobody is idle, and somebody computes bulk.
+    pub fn is_kept_by_bulk(&self) -> bool {
+        let is_bulk = |running: &Running| running.class == Priority::Bulk;
+        let idle = self.ordinary().any(|worker| worker.status.state == WorkerState::Idle);
+        !idle && self.ordinary().any(|worker| worker.running.as_ref().is_some_and(is_bulk))
+    }
+
+    /// Whether a reserved worker has no backend.
+    pub fn has_unloaded_reserve(&self) -> bool {
+        self.reserved().any(|worker| worker.status.state == WorkerState::Unloaded)
+    }
+
+    /// Whether a reserved worker waits for work.
+    pub fn has_idle_reserve(&self) -> bool {
+        self.reserved().any(|worker| worker.status.state == WorkerState::Idle)
+    }
+}

@@ -1,0 +1,177 @@
+//! Whether a device has the memory for a batch. One that has not is passed over while another has.
+
+use std::time::Duration;
+
+use super::{BUSY_US_MAX, Roster, Worker};
+use crate::usage::MemoryUse;
+
+/// A batch takes more than once what is counted of it: inputs and results at the same time, and pieces
+/// that don't fit where others were.
+const TIMES: u64 = 2;
+
+impl Worker {
+    /// Bytes that a batch of `tokens` takes in the device's memory, by what was seen of others; none
+    /// where nothing is known.
+    fn takes(&self, tokens: usize) -> Option<u64> {
+        let MemoryUse { transfers, arena, .. } = self.status.memory;
+        let scaled = |bytes: u64, of_tokens: u64| {
+            (of_tokens > 0).then(|| bytes.saturating_mul(tokens as u64) / of_tokens)
+        };
+        let buckets = self.status.description.buckets;
+        let warmed = buckets.map_or(0, |buckets| buckets.tokens_max);
+        let largest = self.largest.max(warmed) as u64;
+        let computed =
+            arena.and_then(|arena| scaled(arena.in_use_max.saturating_sub(arena.in_use), largest));
+        let moved = transfers.and_then(|moved| {
+            scaled(moved.in_place.saturating_add(moved.copied), self.status.tokens)
+        });
+        computed.max(moved)
+    }
+
+    /// Whether there is room for a batch of `tokens`: in what the worker has of the device already, or
+    /// for twice of what is missing in what is free there. Nobody is passed over for what isn't known.
+    fn has_room(&self, tokens: usize) -> bool {
+        let (Some(free), Some(takes)) = (self.free, self.takes(tokens)) else { return true };
+        let held =
+            self.status.memory.arena.map_or(0, |arena| arena.bytes - arena.in_use.min(arena.bytes));
+        takes.saturating_sub(held).saturating_mul(TIMES) <= free
+    }
+}
+
+impl Roster {
+    /// Whether a worker has room for the next batch of what waits.
+    pub(super) fn has_room(&self, worker: &Worker, waiting_tokens: usize) -> bool {
+        let tokens_max = self.pools.get(worker.pool).map_or(0, |pool| pool.planner.tokens_max());
+        worker.has_room(waiting_tokens.min(tokens_max))
+    }
+
+    /// Whether `worker`, which has no room for the next batch, leaves it to one that has; how long it
+    /// waits for that at most, which may hang.
+    pub(super) fn leaves_for_room(
+        &self,
+        worker: usize,
+        waiting_tokens: usize,
+        now_us: u64,
+    ) -> Option<Duration> {
+        if self.has_room(self.workers.get(worker)?, waiting_tokens) {
+            return None;
+        }
+        let others = self.ordinary().filter(|other| other.is_there());
+        let left =
+            others.filter(|other| self.has_room(other, waiting_tokens)).filter_map(|other| {
+                let busy_us =
+                    other.running.map_or(0, |running| now_us.saturating_sub(running.started_us));
+                BUSY_US_MAX.checked_sub(busy_us).filter(|left| *left > 0)
+            });
+        left.max().map(Duration::from_micros)
+    }
+
+    /// Takes note of the bytes that are free on a device; none where that is not known any more. Tells
+    /// the workers there for whom it has begun or ceased to be too little for a full batch.
+    pub fn set_free(&mut self, device: &str, free: Option<u64>) -> Vec<(usize, bool)> {
+        let mut changed = Vec::new();
+        for index in 0..self.workers.len() {
+            if self.workers[index].status.description.device != device {
+                continue;
+            }
+            self.workers[index].free = free;
+            let is_short = !self.has_room(&self.workers[index], usize::MAX);
+            let status = &mut self.workers[index].status;
+            if status.is_short_of_memory != is_short {
+                status.is_short_of_memory = is_short;
+                changed.push((index, is_short));
+            }
+        }
+        changed
+    }
+
+    /// What became of the memory that all workers together keep for batches.
+    pub fn memory(&self) -> MemoryUse {
+        self.workers.iter().fold(MemoryUse::default(), |sum, worker| sum.and(worker.status.memory))
+    }
+
+    /// Whether an idle worker may be passed over for want of memory.
+    pub fn minds_memory(&self) -> bool {
+        self.workers.len() > 1 && self.workers.iter().any(|worker| worker.free.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Loaded;
+    use super::*;
+    use crate::backend::Backend;
+    use crate::call::Priority;
+    use crate::config::{ModelShape, Pool};
+    use crate::routing::{Running, Waiting};
+    use crate::sim::{Faults, SimBackend};
+    use crate::usage::{ArenaUse, TransferUse};
+
+    const TOKENS: usize = 512;
+    const WAITING: Waiting = Waiting { tokens: 10_000, bulk: true };
+
+    /// Two devices, each with a worker that has computed 1,000 tokens.
+    fn roster(memory: MemoryUse) -> Roster {
+        let factory =
+            || Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(4, Faults::default())))));
+        let (normalized, matryoshka) = (true, Vec::new());
+        let model = ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka };
+        let mut roster = Roster::new(&[factory()], &model);
+        let loaded = |device: &str| {
+            let mut description = SimBackend::new(4, Faults::default()).description().clone();
+            device.clone_into(&mut description.device);
+            (0, Loaded { description, memory })
+        };
+        roster.add(vec![loaded("gpu:0"), loaded("gpu:1")]);
+        for worker in &mut roster.workers {
+            (worker.status.tokens, worker.largest) = (1_000, TOKENS);
+        }
+        roster
+    }
+
+    fn moved(bytes: u64) -> MemoryUse {
+        let transfers = Some(TransferUse { in_place: bytes / 2, copied: bytes / 2 });
+        MemoryUse { transfers, ..MemoryUse::default() }
+    }
+
+    #[test]
+    fn a_device_with_less_than_twice_of_what_a_batch_takes_is_passed_over() {
+        // 100 bytes for a token, and 512 tokens in a batch.
+        let mut roster = roster(moved(100_000));
+        assert_eq!(roster.leaves(0, WAITING, 0), None, "nothing is known");
+        assert_eq!(roster.set_free("gpu:0", Some(2 * 51_200)), []);
+        assert_eq!(roster.leaves(0, WAITING, 0), None);
+        assert_eq!(roster.set_free("gpu:0", Some(2 * 51_200 - 1)), [(0, true)]);
+        assert!(roster.leaves(0, WAITING, 0).is_some());
+        assert_eq!(roster.leaves(1, WAITING, 0), None);
+        let little = Waiting { tokens: 100, bulk: false };
+        assert_eq!(roster.leaves(0, little, 0), None, "a small one fits");
+        assert_eq!(roster.set_free("gpu:0", None), [(0, false)]);
+        assert_eq!(roster.leaves(0, WAITING, 0), None);
+    }
+
+    #[test]
+    fn where_no_device_has_room_or_the_other_hangs_nobody_waits_for_ever() {
+        let mut roster = roster(moved(100_000));
+        roster.set_free("gpu:0", Some(0));
+        roster.runs(1, Running { class: Priority::Bulk, tokens: TOKENS, started_us: 1_000 });
+        let wait = |roster: &Roster, now_us| roster.leaves(0, WAITING, now_us);
+        assert_eq!(wait(&roster, 1_000), Some(Duration::from_micros(BUSY_US_MAX)));
+        assert_eq!(wait(&roster, 1_000 + BUSY_US_MAX), None);
+        roster.set_free("gpu:1", Some(0));
+        assert_eq!(wait(&roster, 1_000), None);
+    }
+
+    #[test]
+    fn what_the_arena_has_need_not_be_free() {
+        // Beside the model's 1,000 a full batch took 4,000 of 5,000 bytes.
+        let arena = ArenaUse { bytes: 5_000, in_use: 1_000, in_use_max: 5_000, hits: 9, misses: 1 };
+        let mut warm = roster(MemoryUse { arena: Some(arena), ..MemoryUse::default() });
+        assert_eq!(warm.set_free("gpu:0", Some(0)), []);
+        // Given back down to 2,000: 3,000 are missing.
+        let arena = ArenaUse { bytes: 2_000, ..arena };
+        let mut trimmed = roster(MemoryUse { arena: Some(arena), ..MemoryUse::default() });
+        assert_eq!(trimmed.set_free("gpu:0", Some(6_000)), []);
+        assert_eq!(trimmed.set_free("gpu:0", Some(5_999)), [(0, true)]);
+    }
+}

@@ -1,0 +1,64 @@
+//! What batches cost, in time and in memory: what workers report of them, and who is told.
+
+use std::time::Duration;
+
+use super::{Scheduler, micros};
+use crate::batch::Batch;
+use crate::routing::BatchCost;
+use crate::usage::MemoryUse;
+
+impl Scheduler {
+    /// Takes note of what a batch costs in a pool.
+    pub fn learn(&self, pool: usize, tokens: usize, took: Duration) {
+        self.lock().roster.learn(pool, tokens, micros(took));
+    }
+
+    /// A worker ran a batch.
+    pub fn ran(&self, worker: usize, batch: &Batch<'_>, took: Duration, memory: MemoryUse) {
+        self.lock().roster.ran(worker, batch, micros(took), memory);
+    }
+
+    /// What became of the memory that all workers together keep for batches.
+    pub fn memory(&self) -> MemoryUse {
+        self.lock().roster.memory()
+    }
+
+    /// What a batch of `tokens` takes on the device of each pool.
+    pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
+        self.lock().roster.costs(tokens)
+    }
+
+    /// Takes note of the bytes that are free on a device.
+    pub fn set_free(&self, device: &str, free: Option<u64>) {
+        let changed = self.lock().roster.set_free(device, free);
+        for (worker, is_short) in &changed {
+            match is_short {
+                true => tracing::warn!(
+                    worker,
+                    device,
+                    free,
+                    "the device has too little free memory for a full batch; others get those"
+                ),
+                false => tracing::info!(worker, device, free, "the device has enough free memory"),
+            }
+        }
+        if !changed.is_empty() {
+            self.work.notify_all();
+        }
+    }
+
+    /// Whether something is known of what batches cost in a pool.
+    pub fn knows_costs(&self, pool: usize) -> bool {
+        self.lock().roster.known_costs().get(pool).is_some_and(|costs| !costs.is_empty())
+    }
+
+    /// What batches are known to cost in each pool.
+    pub fn known_costs(&self) -> Vec<Vec<BatchCost>> {
+        self.lock().roster.known_costs()
+    }
+
+    /// Tokens that all workers together compute in a second.
+    pub fn tokens_per_s(&self) -> f64 {
+        self.lock().roster.tokens_per_s()
+    }
+}

@@ -1,0 +1,165 @@
+//! Memory that stays what it is, however long the service runs and whatever shapes its batches have.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+
+use zbus::OwnedVariant;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::Client;
+use crate::harness::command::{clean, finish};
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::needs::{self, op_dbus};
+use crate::harness::random::Random;
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, fixture};
+use crate::providers::find;
+
+tests! {
+    native_memory_reaches_a_plateau: [Bus],
+    onnx_runtime_memory_reaches_a_plateau: [Bus, Runtime],
+    bound_memory_reaches_a_plateau: [Bus, Runtime],
+    memory_is_at_its_plateau_when_a_device_is_ready: [Bus, Ggml],
+    memory_of_batches_is_told: [Bus, Runtime],
+}
+
+/// A daemon with a tiny model, of which a batch costs next to nothing.
+async fn tiny() -> Outcome<Setup> {
+    let setup = Setup::real("low")?;
+    let models = setup.path("models");
+    fs::create_dir(&models)?;
+    std::os::unix::fs::symlink(needs::store().join("runtime"), setup.path("runtime"))?;
+    let mut import = clean(op_dbus());
+    import.arg("models").arg("--model-dir").arg(&models);
+    import.arg("import").arg(fixture("golden/tiny-bert")).args(["--name", "tiny"]);
+    finish(import, "").await?.success()?;
+    let setup = setup.setting("model_dir", &models.display().to_string());
+    let setup = setup.setting("model", "tiny").setting("workers_per_device", "1");
+    Ok(setup.setting("batch_tokens_max", "256"))
+}
+
+/// A number of `GetStatistics`, if it is told.
+async fn told<T: TryFrom<OwnedVariant>>(client: &Client, key: &str) -> Outcome<Option<T>> {
+    let mut statistics: HashMap<String, OwnedVariant> = client.manager.get_statistics().await?;
+    statistics.remove(key).map(|value| value.try_into().map_err(|_| key.into())).transpose()
+}
+
+/// Bytes that the first worker has in memory.
+async fn resident(daemon: &Daemon) -> Outcome<u64> {
+    let worker = daemon.workers().await?[0];
+    let status = fs::read_to_string(format!("/proc/{worker}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no VmRSS")?;
+    Ok(kib.parse::<u64>()? << 10)
+}
+
+/// Computes batches of random numbers of texts of random lengths until there were `count` more.
+async fn batches(client: &Client, random: &mut Random, count: u64) -> Outcome {
+    let until = client.counter("batches").await? + count;
+    while client.counter("batches").await? < until {
+        for texts in [1, 2, 3, 5, 400] {
+            let text = |_| "word ".repeat(1 + random.below(40));
+            client.vectors(&(0..texts).map(text).collect::<Vec<_>>()).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that 8,000 batches or more may leave: one that left 300 bytes would be seen.
+const GROWTH_MAX: u64 = 2 << 20;
+
+/// From the 2,000th batch on memory stays what it is.
+async fn plateau(setup: Setup) -> Outcome {
+    const BATCHES: u64 = 10_000;
+    const WARM: u64 = 2_000;
+    let bus = PrivateBus::start().await?;
+    let daemon = setup.ready(&bus).await?;
+    let mut random = Random::new(20_817);
+    batches(daemon.client(), &mut random, WARM).await?;
+    let warm = resident(&daemon).await?;
+    batches(daemon.client(), &mut random, BATCHES - WARM).await?;
+    let end = resident(&daemon).await?;
+    println!("{warm} bytes after {WARM} batches, {end} after {BATCHES}");
+    assert!(end <= warm + GROWTH_MAX, "{warm} and then {end}");
+    daemon.stop().await
+}
+
+async fn native_memory_reaches_a_plateau() -> Outcome {
+    plateau(tiny().await?).await
+}
+
+async fn onnx_runtime_memory_reaches_a_plateau() -> Outcome {
+    plateau(tiny().await?.setting("cpu_engine", "ort")).await
+}
+
+async fn bound_memory_reaches_a_plateau() -> Outcome {
+    plateau(tiny().await?.setting("cpu_engine", "ort").setting("io_binding", "on")).await
+}
+
+/// WebGPU's name on ggml's library: batches go the way of a device with memory of its own.
+async fn on_a_device() -> Outcome<Setup> {
+    let runtime = needs::store().join("runtime");
+    let library = |name: &str| -> Outcome<PathBuf> {
+        Ok(find(&runtime, name).ok_or_else(|| format!("no {name}"))?.canonicalize()?)
+    };
+    let plugin = library("libonnxruntime_ggml.so")?.display().to_string();
+    let setup = tiny().await?.setting("execution_provider", "webgpu").setting("fallback", "none");
+    Ok(setup.setting("providers.webgpu.library", &plugin))
+}
+
+/// Buffers of all shapes, and an arena that has seen the largest.
+async fn memory_is_at_its_plateau_when_a_device_is_ready() -> Outcome {
+    const BATCHES: u64 = 10_000;
+    let bus = PrivateBus::start().await?;
+    let setup = on_a_device().await?;
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    let ready = resident(&daemon).await?;
+    batches(client, &mut Random::new(20_817), BATCHES).await?;
+    let end = resident(&daemon).await?;
+    println!("{ready} bytes when it was ready, {end} after {BATCHES} batches");
+    assert_eq!(told(client, "buffer_reuse_ratio").await?, Some(1.0), "no shape was new");
+    let (tokens, padded) =
+        (client.counter("tokens").await?, client.counter("padded_tokens").await?);
+    assert!(padded > tokens, "rounded up: {tokens} and {padded}");
+    assert!(end <= ready + GROWTH_MAX, "{ready} and then {end}");
+    daemon.stop().await
+}
+
+async fn memory_of_batches_is_told() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = tiny().await?;
+    let daemon = setup.ready(&bus).await?;
+    for key in ["buffer_reuse_ratio", "zero_copy_ratio"] {
+        assert_eq!(
+            told::<f64>(daemon.client(), key).await?,
+            None,
+            "the native engine has no {key}"
+        );
+    }
+    daemon.stop().await?;
+
+    let setup = setup.setting("cpu_engine", "ort").setting("io_binding", "on");
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    // The first batch was the proof, of another length.
+    for text in ["one two three", "one two three", "one two", "one two three"] {
+        client.vectors(&[text]).await?;
+    }
+    assert_eq!(told(client, "buffer_reuse_ratio").await?, Some(2.0 / 5.0));
+    assert_eq!(told(client, "zero_copy_ratio").await?, Some(1.0));
+    assert_eq!(told::<u64>(client, "arena_bytes").await?, None, "the CPU has no arena");
+    let status = client.manager.get_status().await?;
+    let workers: Vec<HashMap<String, OwnedVariant>> = status["workers"].clone().try_into()?;
+    assert_eq!(f64::try_from(workers[0]["buffer_reuse_ratio"].clone())?, 2.0 / 5.0);
+    daemon.stop().await?;
+
+    let setup = setup.setting("io_binding", "off");
+    let daemon = setup.ready(&bus).await?;
+    daemon.client().vectors(&["one two three"]).await?;
+    let ratio = told::<f64>(daemon.client(), "zero_copy_ratio").await?.ok_or("no ratio")?;
+    assert!(0.0 < ratio && ratio < 1.0, "results are copied: {ratio}");
+    assert_eq!(told::<f64>(daemon.client(), "buffer_reuse_ratio").await?, None);
+    daemon.stop().await
+}
