@@ -16,6 +16,8 @@ mod access;
 mod bench;
 /// Texts and vectors through file descriptors.
 mod bulk;
+/// Vectors that are kept for texts that come again.
+mod cache;
 /// The command line: text, JSON, exit codes.
 mod cli;
 /// A wall clock that is set.
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         access::tests(),
         bench::tests(),
         bulk::tests(),
+        cache::tests(),
         cli::tests(),
         clock::tests(),
         contract::tests(),

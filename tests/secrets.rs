@@ -61,7 +61,7 @@ async fn plant(client: &Client, daemon: &Daemon, setup: &Setup) -> Outcome<Vec<S
     from_fd(format!("{SECRET}\n"), "lines").await??;
     // A worker that dies with it in hand.
     daemon.signal_workers(Signal::SIGSTOP).await?;
-    let waiting = client.embed_meanwhile(SECRET);
+    let waiting = client.embed_meanwhile(&format!("{SECRET} in hand"));
     daemon.client().counted("in_flight_calls", 1).await?;
     daemon.signal_workers(Signal::SIGKILL).await?;
     within("the retried call", waiting).await???;
@@ -85,6 +85,7 @@ async fn plant(client: &Client, daemon: &Daemon, setup: &Setup) -> Outcome<Vec<S
 async fn a_planted_secret_is_found_nowhere() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("log", "trace").setting("workers_per_device", "1");
+    let setup = setup.setting("cache_bytes", "1000000");
     let mut daemon = setup.ready(&bus).await?;
     let client = Client::on(&bus).await?;
     let refusals = plant(&client, &daemon, &setup).await?;

@@ -42,6 +42,7 @@
 mod admission;
 mod backend;
 mod batch;
+mod cache;
 mod call;
 mod clock;
 mod config;
@@ -51,6 +52,7 @@ mod error;
 pub mod foreign;
 mod job;
 pub mod memory;
+mod output;
 mod planner;
 mod prepare;
 mod presence;
@@ -69,6 +71,7 @@ pub mod worker;
 
 pub use backend::{Backend, BackendError, BackendFactory, Description, Footprint, LoadErrorKind};
 pub use batch::Batch;
+pub use cache::{Cache, Kept};
 pub use call::{Call, CancelToken, Inputs, Priority, Reply, RowSink, Truncate};
 pub use config::{BatchLayout, BatchLimits, EngineConfig, Limits, ModelShape, Pool, Reference};
 pub use dispatch::WORKER_LOST_MESSAGE_ID;

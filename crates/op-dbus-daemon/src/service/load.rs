@@ -1,12 +1,13 @@
 //! From a choice of model to an engine that answers: blocking work, done on a thread of its own.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use op_dbus_engine::{
-    BackendError, BatchLimits, Engine, EngineConfig, Limits, LoadErrorKind, ModelShape, Pool,
-    Reference, Tokenizer, sim,
+    BackendError, BatchLimits, Cache, Engine, EngineConfig, Limits, LoadErrorKind, ModelShape,
+    Pool, Reference, Tokenizer, sim,
 };
 use op_dbus_models::{Family, Model, Store};
 
@@ -44,11 +45,17 @@ impl Draft {
     }
 }
 
-/// Loads a model and starts its workers; blocks until they have proved themselves.
+/// Loads a model and starts its workers; blocks until they have proved themselves. Vectors of texts that
+/// come again are kept in `cache`.
 ///
 /// # Errors
 /// What stands in the way: the provider, the model, the runtime, the dimensions, the workers.
-pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Result<Served, Error> {
+pub(super) fn load(
+    choice: &Choice,
+    loaded: &Loaded,
+    spawner: &Spawner,
+    cache: Arc<Cache>,
+) -> Result<Served, Error> {
     let settings = &loaded.settings;
     let draft = match settings.cpu_engine {
         CpuEngine::Sim => simulated(),
@@ -58,7 +65,7 @@ pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Resul
     let mut refusals = Vec::new();
     for provider in provider::candidates(settings) {
         let started = match provider::host(provider, loaded, draft.own_graph()) {
-            Ok(host) => start(&draft, host, loaded, spawner),
+            Ok(host) => start(&draft, host, loaded, spawner, cache.clone()),
             Err(missing) => Err(Error::Provider(missing)),
         };
         match started {
@@ -79,7 +86,13 @@ pub(super) fn load(choice: &Choice, loaded: &Loaded, spawner: &Spawner) -> Resul
 }
 
 /// Starts the workers of a model on `host`.
-fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Result<Engine, Error> {
+fn start(
+    draft: &Draft,
+    host: Host,
+    loaded: &Loaded,
+    spawner: &Spawner,
+    cache: Arc<Cache>,
+) -> Result<Engine, Error> {
     let settings = &loaded.settings;
     let blueprint = |host: &Host, precision| Blueprint {
         model: draft.model.clone(),
@@ -137,7 +150,7 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
     let pools = std::iter::once(asked_for).chain(beside).collect();
     let tokenizer_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let limits = limits(settings);
-    let config = EngineConfig { limits, tokenizer_threads, ..EngineConfig::default() };
+    let config = EngineConfig { limits, tokenizer_threads, cache, ..EngineConfig::default() };
     Engine::start(draft.tokenizer.clone(), draft.shape.clone(), pools, config).map_err(explained)
 }
 

@@ -17,7 +17,7 @@ mod worker;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use op_dbus_engine::Limits;
+use op_dbus_engine::{Cache, Kept, Limits};
 use op_dbus_models::Level;
 use tokio::sync::{Mutex, watch};
 
@@ -43,6 +43,8 @@ struct Inner {
     /// Held during a change of level or settings: one at a time.
     change: Mutex<()>,
     spawner: Spawner,
+    /// Vectors of texts that come again, of all engines.
+    cache: Arc<Cache>,
     telemetry: Option<Telemetry>,
     /// Held while memory is given back: what one trim gives back another must not count.
     trimming: Mutex<()>,
@@ -55,7 +57,8 @@ impl Service {
     /// log filter goes to `telemetry`.
     pub fn new(loaded: Loaded, spawner: Spawner, telemetry: Option<Telemetry>) -> Self {
         let loaded = Arc::new(loaded);
-        let fleet = Fleet::new(loaded.clone(), spawner.clone());
+        let cache = Arc::new(Cache::new(loaded.settings.cache_bytes));
+        let fleet = Fleet::new(loaded.clone(), spawner.clone(), cache.clone());
         let phase = match now::wanted(&loaded.settings) {
             Some(_) => Phase::Loading,
             None => Phase::Disabled,
@@ -63,7 +66,7 @@ impl Service {
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
         let (change, trimming, given, failover) = Default::default();
-        Self(Arc::new(Inner { now, change, spawner, telemetry, trimming, given, failover }))
+        Self(Arc::new(Inner { now, change, spawner, cache, telemetry, trimming, given, failover }))
     }
 
     /// What the service is now.
@@ -79,6 +82,11 @@ impl Service {
     /// The bounds on calls, which hold for every model.
     pub fn limits(&self) -> Limits {
         Limits::default()
+    }
+
+    /// The vectors that are kept for texts that come again.
+    pub fn kept(&self) -> Kept {
+        self.0.cache.kept()
     }
 
     /// The model that answers a call: the one in force, or that of `level`, which is loaded if it
@@ -121,6 +129,11 @@ impl Service {
         let before = self.now();
         self.enter(Phase::Draining(before.served().cloned()));
         before.fleet.drain(deadline).await;
+    }
+
+    /// A fleet under other settings; nothing is loaded yet.
+    fn fleet(&self, loaded: Arc<Loaded>) -> Arc<Fleet> {
+        Fleet::new(loaded, self.0.spawner.clone(), self.0.cache.clone())
     }
 
     /// Moves on to another phase. Nothing leads back from draining.

@@ -107,6 +107,7 @@ impl Report<'_> {
             ("Since", self.since()),
             ("Queue", self.queue()),
             ("Done", self.done()),
+            ("Cache", self.cache()),
             ("Times", self.times()),
             ("Refused", self.refused()),
         ];
@@ -189,6 +190,21 @@ impl Report<'_> {
             line.push_str(&format!("; {} cut", counted(number("truncated"), "text", "texts")));
         }
         line
+    }
+
+    fn cache(&self) -> String {
+        let (vectors, bytes) =
+            (self.number("status", "cache_vectors"), self.number("status", "cache_bytes"));
+        let hits = self.number("statistics", "cached");
+        if vectors == 0 && hits == 0 {
+            return String::new();
+        }
+        format!(
+            "{} in {:.1} MiB; {} answered from it",
+            counted(vectors, "vector", "vectors"),
+            bytes as f64 / f64::from(1 << 20),
+            counted(hits, "text", "texts"),
+        )
     }
 
     fn times(&self) -> String {
@@ -283,14 +299,14 @@ mod tests {
                 "engine": "native", "isa": "avx512-bf16",
                 "fallback_reason": "no \u{1b}driver", "vector_space": "ab-bf16",
                 "since": 5_000_000, "in_flight_calls": 1, "in_flight_tokens": 2048,
-                "queue_tokens": 512,
+                "queue_tokens": 512, "cache_vectors": 2500, "cache_bytes": 5_242_880,
                 "workers": [{
                     "device": "cpu:0", "pid": 7, "state": "busy", "batches": 3, "restarts": 1,
                     "last_error": "killed", "sandbox": "landlock 7, seccomp",
                 }],
             },
             "statistics": {
-                "calls": 2, "texts": 1000, "tokens": 15_000, "batches": 30, "truncated": 1,
+                "calls": 2, "texts": 1000, "cached": 1, "tokens": 15_000, "batches": 30, "truncated": 1,
                 "padded_over_tokens": 1.05, "failures": { "overloaded": 4, "too-large": 1 },
                 "queue_us_p50": 1500, "queue_us_p95": 2000, "queue_us_p99": 3000,
                 "compute_us_p50": 4000, "compute_us_p95": 5000, "compute_us_p99": 6000,
@@ -306,6 +322,7 @@ Space     ab-bf16
 Since     1 min 5 s
 Queue     1 call in flight (2,048 tokens, 512 of them waiting)
 Done      2 calls, 1,000 texts, 15,000 tokens in 30 batches; padding 5.0 %; 1 text cut
+Cache     2,500 vectors in 5.0 MiB; 1 text answered from it
 Times     queue 1.5 / 2.0 / 3.0, compute 4.0 / 5.0 / 6.0 ms (p50 / p95 / p99)
 Refused   overloaded 4, too-large 1
 Worker    cpu:0, process 7, busy, 3 batches; replaced 1 time, last because killed; confined by landlock 7, seccomp

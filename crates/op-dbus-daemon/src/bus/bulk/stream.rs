@@ -176,6 +176,7 @@ impl Sum {
         }
         self.rows += reply.rows as u64;
         sum.tokens += reply.tokens;
+        sum.cached += reply.cached;
         let since = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         sum.compute_us = since.saturating_sub(sum.queue_us);
         self.truncated += reply.truncated.len() as u64;
