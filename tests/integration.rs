@@ -46,6 +46,8 @@ mod gateway;
 mod hostile;
 /// A user's own models.
 mod imports;
+/// Work that no call waits for.
+mod jobs;
 /// The engine as a library.
 mod library;
 /// Start, reload, stop, and what the service manager is told.
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
         gateway::all(),
         hostile::tests(),
         imports::tests(),
+        jobs::tests(),
         library::tests(),
         lifecycle::tests(),
         memory::tests(),
