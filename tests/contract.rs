@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, MANAGER_INTERFACE, ROOT_PATH};
+use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, JOB_INTERFACE, MANAGER_INTERFACE, ROOT_PATH};
 use serde_json::Value;
 use zbus::Variant;
 use zbus::fdo::IntrospectableProxy;
@@ -71,10 +71,16 @@ async fn introspection_equals_the_interface_files() -> Outcome {
     let connection = daemon.client().connection();
     let proxy = IntrospectableProxy::builder(connection).destination(BUS_NAME).path(ROOT_PATH);
     let live = proxy.build().await?.introspect().await?;
-    for interface in [EMBEDDER_INTERFACE, MANAGER_INTERFACE] {
+    let (source, _writer) = std::io::pipe()?;
+    let source = zbus::Fd::from(std::os::fd::AsFd::as_fd(&source));
+    let job = daemon.client().embedder.start_embed_from_fd(source, Options::new()).await?;
+    let proxy = IntrospectableProxy::builder(connection).destination(BUS_NAME).path(job);
+    let job = proxy.build().await?.introspect().await?;
+    for interface in [EMBEDDER_INTERFACE, MANAGER_INTERFACE, JOB_INTERFACE] {
+        let live = if interface == JOB_INTERFACE { &job } else { &live };
         let file = repository().join(format!("dbus-policy/interfaces/{interface}.xml"));
         let committed = fs::read_to_string(&file)?;
-        let (live, committed) = (members(&live, interface), members(&committed, interface));
+        let (live, committed) = (members(live, interface), members(&committed, interface));
         let missing: Vec<_> = committed.difference(&live).collect();
         let extra: Vec<_> = live.difference(&committed).collect();
         assert!(missing.is_empty() && extra.is_empty(), "missing {missing:#?}, extra {extra:#?}");

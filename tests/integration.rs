@@ -16,6 +16,8 @@ mod access;
 mod bench;
 /// Texts and vectors through file descriptors.
 mod bulk;
+/// Vectors that are kept for texts that come again.
+mod cache;
 /// The command line: text, JSON, exit codes.
 mod cli;
 /// A wall clock that is set.
@@ -44,6 +46,8 @@ mod gateway;
 mod hostile;
 /// A user's own models.
 mod imports;
+/// Work that no call waits for.
+mod jobs;
 /// The engine as a library.
 mod library;
 /// Start, reload, stop, and what the service manager is told.
@@ -86,6 +90,7 @@ fn main() -> ExitCode {
         access::tests(),
         bench::tests(),
         bulk::tests(),
+        cache::tests(),
         cli::tests(),
         clock::tests(),
         contract::tests(),
@@ -100,6 +105,7 @@ fn main() -> ExitCode {
         gateway::all(),
         hostile::tests(),
         imports::tests(),
+        jobs::tests(),
         library::tests(),
         lifecycle::tests(),
         memory::tests(),

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use nix::sys::signal::Signal;
-use op_dbus_api::ErrorName;
+use op_dbus_api::{ErrorName, JobProxy};
 use zbus::Fd;
 
 use crate::harness::bus::PrivateBus;
@@ -59,9 +59,15 @@ async fn plant(client: &Client, daemon: &Daemon, setup: &Setup) -> Outcome<Vec<S
         Outcome::Ok(answer.map(drop))
     };
     from_fd(format!("{SECRET}\n"), "lines").await??;
+    fs::write(&file, format!("{SECRET}\n"))?;
+    let fd = Fd::from(OwnedFd::from(fs::File::open(&file)?));
+    let job = embedder.start_embed_from_fd(fd, Options::new()).await?;
+    let job = JobProxy::builder(client.connection()).path(job).build().await?;
+    job.fetch().await?;
+    fs::remove_file(&file)?;
     // A worker that dies with it in hand.
     daemon.signal_workers(Signal::SIGSTOP).await?;
-    let waiting = client.embed_meanwhile(SECRET);
+    let waiting = client.embed_meanwhile(&format!("{SECRET} in hand"));
     daemon.client().counted("in_flight_calls", 1).await?;
     daemon.signal_workers(Signal::SIGKILL).await?;
     within("the retried call", waiting).await???;
@@ -85,6 +91,7 @@ async fn plant(client: &Client, daemon: &Daemon, setup: &Setup) -> Outcome<Vec<S
 async fn a_planted_secret_is_found_nowhere() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("log", "trace").setting("workers_per_device", "1");
+    let setup = setup.setting("cache_bytes", "1000000");
     let mut daemon = setup.ready(&bus).await?;
     let client = Client::on(&bus).await?;
     let refusals = plant(&client, &daemon, &setup).await?;

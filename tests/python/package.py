@@ -109,6 +109,35 @@ def sealed_files() -> None:
         refused(errors.UnexpectedReply, "memfd", lambda: sealed_view(file.fileno(), 0, 3))
 
 
+def jobs(embedder: Embedder) -> None:
+    texts = [f"line {number}" for number in range(3000)]
+    with tempfile.NamedTemporaryFile() as file:
+        file.write("\n".join(texts).encode())
+        file.flush()
+        job = embedder.start(file)
+        while job.progress().state == "running":
+            pass
+        progress = job.progress()
+        size = os.fstat(file.fileno()).st_size
+        assert (progress.state, progress.rows) == ("done", 3000), progress
+        assert progress.bytes_read == progress.bytes_total == size, progress
+        vectors = job.result().vectors
+        assert vectors.shape[0] == 3000 and not vectors.flags.writeable
+        assert np.allclose(vectors[7], embedder.embed(["line 7"]).vectors[0], atol=1e-5)
+        refused(errors.UnknownObject, "Unknown object", job.result)
+        failing = embedder.start(file, framing="json-lines")
+        refused(errors.InvalidArgument, "line 1", failing.result)
+    read_end, write_end = os.pipe()
+    job = embedder.start(read_end, truncate="start")
+    assert job.progress().state == "running" and job.progress().bytes_total == 0
+    job.cancel()
+    refused(errors.UnknownObject, "Unknown object", job.progress)
+    os.close(read_end)
+    os.close(write_end)
+    refused(errors.InvalidArgument, "framing", lambda: embedder.start(0, framing="words"))
+    refused(OSError, "Bad file descriptor", lambda: embedder.start(9999))
+
+
 def threads_share_a_client(embedder: Embedder) -> None:
     texts = [f"thread {number}" for number in range(8)]
     found: dict[str, np.ndarray] = {}
@@ -156,6 +185,7 @@ def main() -> None:
         embeddings = vectors_of_two(embedder)
         many_texts(embedder)
         refusals(embedder)
+        jobs(embedder)
         threads_share_a_client(embedder)
     sealed_files()
     asyncio.run(calls_overlap())

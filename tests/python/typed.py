@@ -5,12 +5,16 @@ from typing import assert_type
 import numpy as np
 from numpy.typing import NDArray
 
-from op_dbus import AsyncEmbedder, Embedder, Properties
+from op_dbus import AsyncEmbedder, Embedder, Job, Progress, Properties
 
 with Embedder("session") as embedder:
     assert_type(embedder.embed(["one"], level="low", deadline_ms=5).vectors, NDArray[np.float32])
     assert_type(embedder.rank("one", ["two"]), list[tuple[int, float]])
     assert_type(embedder.properties(), Properties)
+    with open("texts", "rb") as texts:
+        assert_type(embedder.start(texts, framing="nul", level="low"), Job)
+        assert_type(embedder.start(texts.fileno()).progress(), Progress)
+        embedder.start(texts, framing="words")  # type: ignore[arg-type]
     embedder.embed(["one"], truncate="middle")  # type: ignore[arg-type]
     embedder.embed(["one"], levle="low")  # type: ignore[call-arg]
 

@@ -60,6 +60,8 @@ error_names! {
     NoSpace = "org.opdbus.Embedding1.Error.NoSpace",
     /// The service is on its way out.
     ShuttingDown = "org.opdbus.Embedding1.Error.ShuttingDown",
+    /// There is no such object, or not for this caller.
+    UnknownObject = "org.freedesktop.DBus.Error.UnknownObject",
     /// The caller may not do this.
     AccessDenied = "org.freedesktop.DBus.Error.AccessDenied",
     /// A fault of the service itself.

@@ -82,7 +82,7 @@ pub use cosine::cosine;
 pub use direct::direct;
 pub use error::{Error, ErrorName};
 pub use json::{json, json_object};
-pub use proxy::{EmbedderProxy, ManagerProxy, ProviderFallback, ProviderFallbackStream};
+pub use proxy::{EmbedderProxy, JobProxy, ManagerProxy, ProviderFallback, ProviderFallbackStream};
 
 /// Well-known name of the service.
 pub const BUS_NAME: &str = "org.opdbus.Embedding1";
@@ -92,6 +92,11 @@ pub const ROOT_PATH: &str = "/org/opdbus/Embedding1";
 pub const EMBEDDER_INTERFACE: &str = "org.opdbus.Embedding1.Embedder";
 /// Interface for administration; reading is open, changing is not.
 pub const MANAGER_INTERFACE: &str = "org.opdbus.Embedding1.Manager";
+
+/// Interface of a job, which is there for the user who started it.
+pub const JOB_INTERFACE: &str = "org.opdbus.Embedding1.Job";
+/// The object manager of jobs, below which each of them is an object.
+pub const JOBS_PATH: &str = "/org/opdbus/Embedding1/jobs";
 
 /// Keys of the options dictionary (`a{sv}`) of the packed and fd methods.
 pub mod option {
@@ -211,6 +216,9 @@ pub const INPUT_BYTES_MAX: u64 = 16 * 1024 * 1024 * 1024;
 
 /// The most bytes of one message on a direct connection; one that has more ends the connection.
 pub const DIRECT_CALL_BYTES_MAX: u32 = 16 * 1024 * 1024;
+
+/// Seconds for which the result of a job is kept for who started it.
+pub const JOB_RESULT_KEPT_S: u64 = 600;
 
 /// Indices that `truncated` lists at most where texts come from a file descriptor.
 pub const TRUNCATED_LISTED_MAX: usize = 65_536;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use zbus::{Fd, OwnedFd, OwnedVariant, Variant, proxy};
+use zbus::{Fd, OwnedFd, OwnedObjectPath, OwnedVariant, Variant, proxy};
 
 /// `org.opdbus.Embedding1.Embedder`: texts in, vectors out.
 #[proxy(
@@ -37,6 +37,13 @@ pub trait Embedder {
         source: Fd<'_>,
         options: HashMap<&str, Variant<'_>>,
     ) -> zbus::Result<(OwnedFd, u32, u32, HashMap<String, OwnedVariant>)>;
+
+    /// As `embed_from_fd`, but as a job: its path, for [`JobProxy`].
+    fn start_embed_from_fd(
+        &self,
+        source: Fd<'_>,
+        options: HashMap<&str, Variant<'_>>,
+    ) -> zbus::Result<OwnedObjectPath>;
 
     /// A connection of this caller's own, past the bus: see [`direct`](crate::direct).
     fn open_direct(&self) -> zbus::Result<OwnedFd>;
@@ -106,6 +113,35 @@ pub trait Embedder {
     /// Version of the service.
     #[zbus(property(emits_changed_signal = "const"))]
     fn version(&self) -> zbus::Result<String>;
+}
+
+/// `org.opdbus.Embedding1.Job`: work that no call waits for.
+#[proxy(interface = "org.opdbus.Embedding1.Job", default_service = "org.opdbus.Embedding1")]
+pub trait Job {
+    /// Ends the job, whatever it does; it is not there any more.
+    fn cancel(&self) -> zbus::Result<()>;
+
+    /// The result, once it is there; the job is not there any more then.
+    fn fetch(&self) -> zbus::Result<(OwnedFd, u32, u32, HashMap<String, OwnedVariant>)>;
+
+    /// `running`, `done` or `failed`.
+    #[zbus(property)]
+    fn state(&self) -> zbus::Result<String>;
+    /// Vectors that are done.
+    #[zbus(property)]
+    fn rows(&self) -> zbus::Result<u64>;
+    /// Bytes of the source that were read.
+    #[zbus(property)]
+    fn bytes_read(&self) -> zbus::Result<u64>;
+    /// Bytes that the source has; 0 where that is not known.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn bytes_total(&self) -> zbus::Result<u64>;
+    /// Name of the error of a job that failed; else empty.
+    #[zbus(property)]
+    fn error_name(&self) -> zbus::Result<String>;
+    /// Its sentence.
+    #[zbus(property)]
+    fn error_message(&self) -> zbus::Result<String>;
 }
 
 /// `org.opdbus.Embedding1.Manager`: administration.

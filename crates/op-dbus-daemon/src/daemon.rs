@@ -103,6 +103,7 @@ async fn serve(
     let service = Service::new(loaded, means, telemetry);
     let objects = Objects::new(service.clone(), devices);
     let connection = connect(&bus, &objects).await?;
+    objects.serve_jobs(&connection).await?;
     let mut tasks = JoinSet::new();
     tasks.spawn(objects.departures(&connection).await?);
     let changes = tokio::spawn(objects.changes(&connection));
@@ -133,7 +134,7 @@ async fn serve(
     let flushed = timeout(FLUSH_TIME, async {
         // What holds the connection goes first: it closes with the last holder, replies sent.
         drop(changes.await);
-        objects.end_direct().await;
+        objects.end().await;
         tasks.shutdown().await;
         drop(connection.release_name(BUS_NAME).await);
         connection.graceful_shutdown().await;

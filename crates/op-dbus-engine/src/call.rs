@@ -137,10 +137,13 @@ pub struct Reply {
     pub rows: usize,
     /// Length of one vector.
     pub dimensions: usize,
-    /// Tokens that were embedded: after truncation, special tokens included.
+    /// Tokens that were embedded: after truncation, special tokens included. Texts whose vectors were
+    /// kept have none.
     pub tokens: u64,
     /// Indices of the texts that were longer than the model reads, ascending.
     pub truncated: Vec<u32>,
+    /// Texts whose vectors were kept from a call before ([`Cache`](crate::Cache)).
+    pub cached: usize,
     /// From the call's arrival to the start of its first batch, tokenizing included.
     pub queue_us: u64,
     /// From the start of its first batch to the end of its last.

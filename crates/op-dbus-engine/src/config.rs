@@ -1,9 +1,11 @@
 //! Every bound of the engine in one place, who computes, and the shape of the model that is served.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::BackendFactory;
 use crate::batch::Batch;
+use crate::cache::Cache;
 use crate::routing::BatchCost;
 use crate::worker::RegionShape;
 
@@ -163,6 +165,8 @@ pub struct EngineConfig {
     /// How long [`Engine::canary`](crate::Engine::canary) waits before it gives up. Backends that
     /// can be killed bound a single batch themselves.
     pub run_timeout: Duration,
+    /// Vectors of texts that come again; off by default. Engines may share one.
+    pub cache: Arc<Cache>,
 }
 
 impl Default for EngineConfig {
@@ -172,6 +176,7 @@ impl Default for EngineConfig {
             tokenizer_threads: 1,
             idle_check: Duration::from_secs(60),
             run_timeout: Duration::from_secs(60),
+            cache: Arc::new(Cache::new(0)),
         }
     }
 }

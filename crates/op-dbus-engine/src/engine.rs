@@ -1,25 +1,29 @@
 //! The engine as its users see it: calls in, replies out, and the life of it all.
 
+mod tokens;
+
 use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::admission::{Admission, OWN_UID, Permit};
 use crate::backend::BackendError;
-use crate::call::{Call, Inputs, Priority, Reply, Truncate};
+use crate::cache::{Cache, Kept};
+use crate::call::{Call, Inputs, Priority, Reply};
 use crate::config::{EngineConfig, Limits, ModelShape, Pool, Reference};
 use crate::dispatch::{BACKOFF, Shared};
 use crate::error::{Error, Excess};
-use crate::job::{Job, Output, Terms};
-use crate::prepare::{Chunk, Input, Preparer, Task, chunks, is_small, look};
+use crate::job::{Job, Lookup, Terms};
+use crate::output::Output;
+use crate::prepare::{Chunk, Input, Preparer, Task, chunks, is_small};
 use crate::roster::Roster;
 use crate::scheduler::Scheduler;
 use crate::start::{CANARY, probe, spawn, start_workers};
 use crate::stats::Snapshot;
 use crate::status::WorkerStatus;
-use crate::tokenizer::{EncodeError, Piece, Tokenizer};
+use crate::tokenizer::Tokenizer;
 
 /// The engine. Cheap to clone; the workers stop when the last clone is gone.
 #[derive(Clone, Debug)]
@@ -31,6 +35,9 @@ struct Inner {
     model: ModelShape,
     canary_timeout: Duration,
     reference: Option<Reference>,
+    /// Vectors that come again, and the number under which those of this engine are there.
+    cache: Arc<Cache>,
+    number: u64,
     admission: Arc<Admission>,
     preparer: Preparer,
     tasks: mpsc::Sender<Task>,
@@ -48,7 +55,7 @@ impl Engine {
         pools: Vec<Pool>,
         config: EngineConfig,
     ) -> Result<Self, BackendError> {
-        let EngineConfig { limits, tokenizer_threads, idle_check, run_timeout } = config;
+        let EngineConfig { limits, tokenizer_threads, idle_check, run_timeout, cache } = config;
         let roster = Roster::new(&pools, &model);
         let scheduler = Arc::new(Scheduler::new(&limits, idle_check, roster));
         let reference = pools.first().and_then(|pool| pool.reference.clone());
@@ -71,6 +78,8 @@ impl Engine {
             model,
             canary_timeout: run_timeout,
             reference,
+            number: cache.enter(),
+            cache,
             preparer: preparer.clone(),
             tasks,
         }));
@@ -98,11 +107,15 @@ impl Engine {
 
     async fn try_embed(&self, call: Call) -> Result<Reply, Error> {
         let inner = &*self.0;
-        let tokens = match &call.inputs {
-            Inputs::Texts(texts) => inner.check_and_count(texts, call.truncate)?,
-            Inputs::Tokens(lists) => inner.check_and_count(lists, call.truncate)?,
-        };
+        match &call.inputs {
+            Inputs::Texts(texts) => inner.check_size(texts)?,
+            Inputs::Tokens(lists) => inner.check_size(lists)?,
+        }
         let output = inner.output(call.dimensions, call.normalize)?;
+        let (lookup, tokens) = match &call.inputs {
+            Inputs::Texts(texts) => inner.look_and_count(&call, texts, output),
+            Inputs::Tokens(lists) => inner.look_and_count(&call, lists, output),
+        };
         if call.inputs.is_empty() {
             return Ok(self.empty_reply(output.dimensions));
         }
@@ -117,10 +130,16 @@ impl Engine {
         } else {
             inner.admission.admit(call.uid, tokens, self.scheduler().tokens_per_s())?
         };
-        self.run(call, output, permit).await
+        self.run(call, output, permit, lookup).await
     }
 
-    async fn run(&self, call: Call, output: Output, permit: Permit) -> Result<Reply, Error> {
+    async fn run(
+        &self,
+        call: Call,
+        output: Output,
+        permit: Permit,
+        lookup: Option<Lookup>,
+    ) -> Result<Reply, Error> {
         let inner = &*self.0;
         let clock = self.scheduler().clock;
         let large = call.inputs.len() >= inner.limits.bulk_texts_min;
@@ -133,7 +152,7 @@ impl Engine {
             arrived_us: clock.now_us(),
             deadline_us: call.deadline.map(|deadline| clock.at_us(deadline)),
         };
-        let (job, result) = Job::new(terms, call.inputs.len(), permit, call.sink);
+        let (job, result) = Job::new(terms, call.inputs.len(), permit, call.sink, lookup);
         let mut in_flight = InFlight { job: Arc::clone(&job), engine: self, answered: false };
         let answer = async {
             match call.inputs {
@@ -150,63 +169,6 @@ impl Engine {
         };
         in_flight.answered = result.is_ok();
         result
-    }
-
-    /// Tokens of each text before truncation, special tokens included.
-    ///
-    /// # Errors
-    /// `TooLarge`, `InvalidArgument` (a text that can't be tokenized), `ShuttingDown`.
-    pub async fn count_tokens(&self, texts: Vec<String>) -> Result<Vec<u32>, Error> {
-        let count = |tokenizer: &Tokenizer, text: &str| {
-            tokenizer.count(text).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
-        };
-        self.look(texts, count).await
-    }
-
-    /// The tokens of each text before truncation, special tokens included.
-    ///
-    /// # Errors
-    /// As [`count_tokens`](Self::count_tokens); `TooLarge` already beyond the size of one text,
-    /// because a piece takes many times what its text does.
-    pub async fn tokenize(&self, texts: Vec<String>) -> Result<Vec<Vec<Piece>>, Error> {
-        let limit = self.0.limits.text_bytes_max;
-        let found = texts.iter().map(String::len).sum();
-        if found > limit {
-            return Err(Error::TooLarge { excess: Excess::CallBytes, found, limit });
-        }
-        self.look(texts, Tokenizer::pieces).await
-    }
-
-    /// What `one` makes of each text, without embedding any.
-    async fn look<T: Send + 'static>(
-        &self,
-        texts: Vec<String>,
-        one: fn(&Tokenizer, &str) -> Result<T, EncodeError>,
-    ) -> Result<Vec<T>, Error> {
-        let inner = &*self.0;
-        inner.check_size(&texts)?;
-        if inner.admission.is_closed() {
-            return Err(Error::ShuttingDown);
-        }
-        if is_small(&texts) {
-            return look(&inner.preparer.tokenizer, 0, &texts, one, || true);
-        }
-        let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());
-        for (first, texts) in chunks(texts) {
-            let (done, result) = oneshot::channel();
-            let task = move |tokenizer: &Tokenizer| {
-                let found = look(tokenizer, first, &texts, one, || !done.is_closed());
-                // The caller may be gone: then nobody wants to know.
-                let _ = done.send(found);
-            };
-            let sent = inner.tasks.send(Task::Look(Box::new(task))).await;
-            sent.map_err(|_| Error::ShuttingDown)?;
-            results.push(result);
-        }
-        for result in results {
-            all.extend(result.await.unwrap_or(Err(Error::ShuttingDown))?);
-        }
-        Ok(all)
     }
 
     /// Waits until no worker of the pool that was asked for can be had; without another pool calls are
@@ -272,7 +234,8 @@ impl Engine {
             ..Call::default()
         };
         let output = self.0.output(None, None)?;
-        let reply = self.run(call, output, permit).await?;
+        // What was computed before would prove nothing.
+        let reply = self.run(call, output, permit, None).await?;
         let Some(reference) = &self.0.reference else { return Ok(()) };
         let wrong = |difference| Error::WorkerFailed(BackendError::Lost(difference));
         reference.check(&reply.vectors).map_err(wrong)
@@ -285,6 +248,14 @@ impl Engine {
         Reply { dimensions, provider, device, precision, ..Reply::default() }
     }
 
+    /// Forgets the vectors that were kept.
+    pub(crate) fn forget(&self) {
+        let Kept { vectors, bytes } = self.0.cache.forget(self.0.number);
+        if vectors > 0 {
+            tracing::info!(vectors, bytes, "vectors that were kept are forgotten");
+        }
+    }
+
     pub(crate) fn admission(&self) -> &Admission {
         &self.0.admission
     }
@@ -295,12 +266,26 @@ impl Engine {
 }
 
 impl Inner {
-    /// Refuses what is too large, and counts the tokens that the rest takes at most.
-    fn check_and_count<T: Input>(&self, inputs: &[T], truncate: Truncate) -> Result<usize, Error> {
-        self.check_size(inputs)?;
-        let tokenizer = &self.preparer.tokenizer;
-        let cost = |input: &T| input.cost(truncate, tokenizer);
-        Ok(inputs.iter().fold(0, |sum: usize, input| sum.saturating_add(cost(input))))
+    /// What is kept of a call's vectors, and the tokens that all others take at most.
+    fn look_and_count<T: Input>(
+        &self,
+        call: &Call,
+        inputs: &[T],
+        output: Output,
+    ) -> (Option<Lookup>, usize) {
+        let lookup = self.cache.is_on().then(|| {
+            let keys = self.cache.keys(self.number, inputs, call.truncate, output);
+            let found = self.cache.find(call.uid, &keys);
+            Lookup { cache: Arc::clone(&self.cache), keys, found }
+        });
+        let is_kept = |index: usize| lookup.as_ref().is_some_and(|l| l.found[index].is_some());
+        let cost = |(index, input): (usize, &T)| match is_kept(index) {
+            // Its vector takes room in the reply all the same.
+            true => 1,
+            false => input.cost(call.truncate, &self.preparer.tokenizer),
+        };
+        let tokens = inputs.iter().enumerate().map(cost).fold(0, usize::saturating_add);
+        (lookup, tokens)
     }
 
     fn check_size<T: Input>(&self, inputs: &[T]) -> Result<(), Error> {
@@ -357,6 +342,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.preparer.scheduler.stop();
+        self.cache.forget(self.number);
     }
 }
 

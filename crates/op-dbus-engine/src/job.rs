@@ -1,6 +1,6 @@
 //! One call on its way: its options, its own result buffer, and who is told when it is done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,23 +8,12 @@ use tokio::sync::oneshot;
 
 use crate::admission::Permit;
 use crate::backend::Description;
+use crate::cache::{Cache, Computed, Entry, Key};
 use crate::call::{Priority, Reply, RowSink, Truncate};
 use crate::error::Error;
+use crate::output::{Out, Output};
 use crate::tokenizer::Window;
 use crate::vector;
-
-/// What the vectors of a call look like.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Output {
-    /// Length of the backend's vectors.
-    pub full: usize,
-    /// Length of the caller's vectors.
-    pub dimensions: usize,
-    /// Whether a vector is normalised again after a cut or a mean.
-    pub normalise: bool,
-    /// Whether the backend's own vectors need normalising.
-    pub normalise_all: bool,
-}
 
 /// What does not change while a call is on its way.
 #[derive(Clone, Copy, Debug)]
@@ -38,10 +27,22 @@ pub(crate) struct Terms {
     pub deadline_us: Option<u64>,
 }
 
+/// What was kept of a call's vectors, and where those that are computed are kept.
+#[derive(Debug)]
+pub(crate) struct Lookup {
+    pub cache: Arc<Cache>,
+    /// One for each text.
+    pub keys: Vec<Key>,
+    /// Likewise; none for a text that has to be embedded.
+    pub found: Vec<Option<Arc<Entry>>>,
+}
+
 /// A call between admission and reply.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub terms: Terms,
+    /// None where nothing is kept.
+    lookup: Option<Lookup>,
     alive: AtomicBool,
     state: Mutex<State>,
 }
@@ -54,23 +55,17 @@ struct State {
     pending: usize,
     /// Texts in several windows.
     long: BTreeMap<u32, Long>,
-    truncated: Vec<u32>,
+    truncated: BTreeSet<u32>,
+    cached: usize,
     tokens: u64,
     started_us: Option<u64>,
+    ended_us: u64,
     /// What computed, each once, with commas in between.
     providers: String,
     devices: String,
+    precision: String,
     done: Option<oneshot::Sender<Result<Reply, Error>>>,
     permit: Option<Permit>,
-}
-
-/// Where the vectors go.
-#[derive(Debug)]
-enum Out {
-    /// Into the reply, `[rows, dimensions]`.
-    Reply(Vec<f32>),
-    /// To the caller at once. The buffer holds a vector that is made of the backend's.
-    Sink(RowSink, Vec<f32>),
 }
 
 #[derive(Debug)]
@@ -118,6 +113,7 @@ impl Job {
         rows: usize,
         permit: Permit,
         sink: Option<RowSink>,
+        lookup: Option<Lookup>,
     ) -> (Arc<Self>, oneshot::Receiver<Result<Reply, Error>>) {
         let (done, result) = oneshot::channel();
         let dimensions = terms.output.dimensions;
@@ -130,15 +126,19 @@ impl Job {
             rows,
             pending: rows,
             long: BTreeMap::new(),
-            truncated: Vec::new(),
+            truncated: BTreeSet::new(),
+            cached: 0,
             tokens: 0,
             started_us: None,
+            ended_us: 0,
             providers: String::new(),
             devices: String::new(),
+            precision: String::new(),
             done: Some(done),
             permit: Some(permit),
         };
-        let job = Self { terms, alive: AtomicBool::new(true), state: Mutex::new(state) };
+        let (alive, state) = (AtomicBool::new(true), Mutex::new(state));
+        let job = Self { terms, lookup, alive, state };
         (Arc::new(job), result)
     }
 
@@ -172,7 +172,7 @@ impl Job {
             return;
         }
         let mut state = self.lock();
-        state.truncated.push(text);
+        state.truncated.insert(text);
         if windows.len() > 1 {
             state.pending += windows.len() - 1;
             let vectors = vec![0.0; windows.len() * self.terms.output.full];
@@ -203,46 +203,79 @@ impl Job {
         let output = self.terms.output;
         state.tokens += tokens as u64;
         state.started_us = Some(state.started_us.map_or(ran.started_us, |t| t.min(ran.started_us)));
-        note(&mut state.devices, &ran.by.device);
-        note(&mut state.providers, &ran.by.provider);
-        match state.long.get_mut(&slot.text) {
-            None => state.out.vector(slot.text, vector, output),
+        state.ended_us = state.ended_us.max(ran.ended_us);
+        state.computed_by(&ran.by.provider, &ran.by.device, &ran.by.precision);
+        let mean;
+        let vector = match state.long.get_mut(&slot.text) {
+            None => Some(state.out.vector(slot.text, vector, output)),
             Some(long) => {
                 let start = slot.window as usize * output.full;
                 long.vectors[start..start + output.full].copy_from_slice(vector);
                 long.pending -= 1;
                 if long.pending == 0 {
-                    let mean = vector::weighted_mean(&long.vectors, &long.weights, output.full);
+                    mean = vector::weighted_mean(&long.vectors, &long.weights, output.full);
                     state.long.remove(&slot.text);
-                    state.out.mean(slot.text, &mean, output);
+                    Some(state.out.mean(slot.text, &mean, output))
+                } else {
+                    None
                 }
             }
+        };
+        if let (Some(vector), Some(lookup)) = (vector, &self.lookup) {
+            let truncated = state.truncated.contains(&slot.text);
+            let computed = Computed { vector, truncated, by: ran.by };
+            lookup.cache.keep(self.terms.uid, lookup.keys[slot.text as usize], &computed);
         }
         state.pending -= 1;
-        if state.pending == 0 { self.finish(guard, ran) } else { None }
+        if state.pending == 0 { self.finish(guard) } else { None }
     }
 
-    fn finish(&self, mut state: MutexGuard<'_, State>, ran: &Ran<'_>) -> Option<Finished> {
+    /// The vector of a text that need not be computed.
+    pub fn kept(&self, text: u32) -> Option<&Entry> {
+        self.lookup.as_ref()?.found.get(text as usize)?.as_deref()
+    }
+
+    /// Takes the vector of a text that was kept. If it was the last the caller is to be told.
+    pub fn deliver_kept(&self, text: u32, entry: &Entry, now_us: u64) -> Option<Finished> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        // Nobody waits any more.
+        state.done.as_ref()?;
+        let origin = &entry.origin;
+        state.computed_by(&origin.provider, &origin.device, &origin.precision);
+        state.out.kept(text, &entry.vector, self.terms.output);
+        if entry.truncated {
+            state.truncated.insert(text);
+        }
+        state.cached += 1;
+        if state.cached == state.rows {
+            (state.started_us, state.ended_us) = (Some(now_us), now_us);
+        }
+        state.pending -= 1;
+        if state.pending == 0 { self.finish(guard) } else { None }
+    }
+
+    fn finish(&self, mut state: MutexGuard<'_, State>) -> Option<Finished> {
         let done = state.done.take()?;
         let vectors = match std::mem::replace(&mut state.out, Out::NONE) {
             Out::Reply(vectors) => vectors,
             Out::Sink(..) => Vec::new(),
         };
         let dimensions = self.terms.output.dimensions;
-        let mut truncated = std::mem::take(&mut state.truncated);
-        truncated.sort_unstable();
-        let started_us = state.started_us.unwrap_or(ran.started_us);
+        let truncated = std::mem::take(&mut state.truncated);
+        let started_us = state.started_us.unwrap_or(state.ended_us);
         let reply = Reply {
             rows: state.rows,
             vectors,
             dimensions,
             tokens: state.tokens,
-            truncated,
+            truncated: truncated.into_iter().collect(),
+            cached: state.cached,
             queue_us: started_us.saturating_sub(self.terms.arrived_us),
-            compute_us: ran.ended_us.saturating_sub(started_us),
+            compute_us: state.ended_us.saturating_sub(started_us),
             provider: std::mem::take(&mut state.providers),
             device: std::mem::take(&mut state.devices),
-            precision: ran.by.precision.clone(),
+            precision: std::mem::take(&mut state.precision),
         };
         // Before the caller hears of it, so that its next call finds the budget free.
         drop(state.permit.take());
@@ -251,6 +284,17 @@ impl Job {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Notes what has computed a vector.
+    fn computed_by(&mut self, provider: &str, device: &str, precision: &str) {
+        note(&mut self.providers, provider);
+        note(&mut self.devices, device);
+        if self.precision != precision {
+            precision.clone_into(&mut self.precision);
+        }
     }
 }
 
@@ -263,58 +307,4 @@ fn note(list: &mut String, name: &str) {
         list.push(',');
     }
     list.push_str(name);
-}
-
-impl Out {
-    const NONE: Self = Self::Reply(Vec::new());
-
-    /// The backend's vector of a text. A sink that wants it as it is gets that very one.
-    fn vector(&mut self, text: u32, vector: &[f32], output: Output) {
-        match self {
-            Self::Reply(all) => output.write(vector, row(all, text, output)),
-            Self::Sink(sink, _) if output.is_as_computed() => sink.take(text, vector),
-            Self::Sink(sink, own) => {
-                output.write(vector, own);
-                sink.take(text, own);
-            }
-        }
-    }
-
-    /// The mean of a text's windows.
-    fn mean(&mut self, text: u32, mean: &[f32], output: Output) {
-        match self {
-            Self::Reply(all) => output.write_mean(mean, row(all, text, output)),
-            Self::Sink(sink, own) => {
-                output.write_mean(mean, own);
-                sink.take(text, own);
-            }
-        }
-    }
-}
-
-fn row(all: &mut [f32], text: u32, output: Output) -> &mut [f32] {
-    let start = text as usize * output.dimensions;
-    &mut all[start..start + output.dimensions]
-}
-
-impl Output {
-    /// Whether the caller's vectors are the backend's.
-    fn is_as_computed(self) -> bool {
-        self.dimensions == self.full && !self.normalise_all
-    }
-
-    fn write(self, vector: &[f32], target: &mut [f32]) {
-        target.copy_from_slice(&vector[..self.dimensions]);
-        let cut = self.dimensions < self.full;
-        if self.normalise_all || (cut && self.normalise) {
-            vector::normalise(target);
-        }
-    }
-
-    fn write_mean(self, mean: &[f32], target: &mut [f32]) {
-        target.copy_from_slice(&mean[..self.dimensions]);
-        if self.normalise {
-            vector::normalise(target);
-        }
-    }
 }

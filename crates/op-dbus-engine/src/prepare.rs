@@ -1,6 +1,7 @@
 //! From texts to rows in the queue: small calls on the caller's task, large ones in chunks on
 //! tokenizer threads, so that the first chunk computes while the next is tokenized.
 
+use std::hash::Hasher;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::mpsc;
@@ -45,6 +46,8 @@ pub(crate) trait Input: Sized {
     fn bytes(&self) -> usize;
     /// Tokens that it may take at most.
     fn cost(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize;
+    /// Hashes all of it, and of which kind it is.
+    fn hash(&self, hasher: &mut impl Hasher);
     /// Its rows.
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError>;
     /// The work of a tokenizer thread on some of it.
@@ -58,6 +61,11 @@ impl Input for String {
 
     fn cost(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize {
         cost(self.len(), truncate, tokenizer.specials(), tokenizer.max_input_tokens())
+    }
+
+    fn hash(&self, hasher: &mut impl Hasher) {
+        hasher.write_u8(0);
+        hasher.write(self.as_bytes());
     }
 
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
@@ -79,6 +87,11 @@ impl Input for Vec<u32> {
         let as_text = cost(self.bytes(), Truncate::End, 0, 0);
         let tokens = cost(self.len(), truncate, tokenizer.specials(), tokenizer.max_input_tokens());
         tokens.max(as_text)
+    }
+
+    fn hash(&self, hasher: &mut impl Hasher) {
+        hasher.write_u8(1);
+        self.iter().for_each(|id| hasher.write_u32(*id));
     }
 
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
@@ -125,16 +138,22 @@ pub(crate) struct Preparer {
 }
 
 impl Preparer {
-    /// Tokenizes a chunk and queues its rows; a text that can't be tokenized fails its call.
+    /// Tokenizes a chunk and queues its rows, but for inputs whose vectors are there already; a text
+    /// that can't be tokenized fails its call.
     pub fn embed<T: Input>(&self, Chunk { job, first, inputs }: &Chunk<T>) {
         let clock = self.scheduler.clock;
         let truncate = job.terms.truncate;
         let mut entries = Vec::with_capacity(inputs.len());
+        let mut finished = None;
         let mut saved = 0;
         for (input, index) in inputs.iter().zip(*first..) {
             let now_us = clock.now_us();
             if !job.is_alive(now_us) {
                 return;
+            }
+            if let Some(entry) = job.kept(index) {
+                finished = finished.or(job.deliver_kept(index, entry, now_us));
+                continue;
             }
             let encoded = match input.encode(truncate, &self.tokenizer) {
                 Ok(encoded) => encoded,
@@ -159,7 +178,13 @@ impl Preparer {
             }
         }
         job.give_back(saved);
-        self.scheduler.push(entries);
+        // A push has unloaded workers load again, which nothing needs.
+        if !entries.is_empty() {
+            self.scheduler.push(entries);
+        }
+        if let Some(finished) = finished {
+            finished.tell();
+        }
     }
 
     /// The body of a tokenizer thread; ends when the engine is gone.

@@ -47,10 +47,14 @@ impl Engine {
     }
 
     /// Unloads the workers if no call was in flight for `time`; false if one was. The next call loads
-    /// them again and waits for that, as all that come meanwhile.
+    /// them again and waits for that, as all that come meanwhile. Vectors that were kept are forgotten.
     pub fn unload_idle(&self, time: Duration) -> bool {
         let idle = || self.admission().idle_for().is_some_and(|idle| idle >= time);
-        self.scheduler().unload_if(Absence::Idle, time, idle)
+        let unloads = self.scheduler().unload_if(Absence::Idle, time, idle);
+        if unloads {
+            self.forget();
+        }
+        unloads
     }
 
     /// Waits until no call is in flight, unloads the workers, and returns once they are gone. The next
@@ -60,6 +64,7 @@ impl Engine {
         while !scheduler.unload_if(Absence::Asked, Duration::ZERO, || admission.is_idle()) {
             admission.idle().await;
         }
+        self.forget();
         scheduler.all_unloaded().await;
     }
 

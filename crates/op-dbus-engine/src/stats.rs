@@ -33,6 +33,8 @@ pub struct Snapshot {
     pub batches: u64,
     /// Texts that were longer than the model reads.
     pub truncated: u64,
+    /// Texts whose vectors were kept from a call before.
+    pub cached: u64,
     /// Calls that were refused or failed, by [`Error::kind`](crate::Error::kind).
     pub failures: BTreeMap<&'static str, u64>,
     /// Texts that were put back because their batch failed.
@@ -49,7 +51,8 @@ pub struct Snapshot {
     pub in_flight_tokens: usize,
     /// What became of the memory that the workers which are there keep for batches.
     pub memory: MemoryUse,
-    /// From a call's arrival to the start of its first batch, of each call that was answered.
+    /// From a call's arrival to the start of its first batch, of each call that was answered and had
+    /// one.
     pub queue_us: Times,
     /// From the start of a call's first batch to the end of its last.
     pub compute_us: Times,
@@ -66,6 +69,7 @@ pub(crate) struct Stats {
     padded_tokens: Count,
     batches: Count,
     truncated: Count,
+    cached: Count,
     retries: Count,
     worker_restarts: Count,
     /// Locked only by calls that fail.
@@ -86,8 +90,11 @@ impl Stats {
         self.calls.add(1);
         self.texts.add(reply.rows as u64);
         self.truncated.add(reply.truncated.len() as u64);
-        self.queue_us.add(reply.queue_us);
-        self.compute_us.add(reply.compute_us);
+        self.cached.add(reply.cached as u64);
+        if reply.cached < reply.rows || reply.rows == 0 {
+            self.queue_us.add(reply.queue_us);
+            self.compute_us.add(reply.compute_us);
+        }
     }
 
     pub fn failed(&self, error: &Error) {
@@ -113,6 +120,7 @@ impl Stats {
             padded_tokens: self.padded_tokens.get(),
             batches: self.batches.get(),
             truncated: self.truncated.get(),
+            cached: self.cached.get(),
             failures: self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             retries: self.retries.get(),
             worker_restarts: self.worker_restarts.get(),

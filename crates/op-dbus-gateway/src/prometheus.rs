@@ -8,10 +8,11 @@ use crate::Gateway;
 use crate::limits::LIMITS;
 
 /// Numbers of the service: name, kind, help, key in `GetStatistics`.
-const NUMBERS: [(&str, &str, &str, &str); 16] = [
+const NUMBERS: [(&str, &str, &str, &str); 17] = [
     ("calls_total", "counter", "Calls answered with vectors.", "calls"),
     ("embeddings_total", "counter", "Texts answered with a vector.", "texts"),
     ("truncated_texts_total", "counter", "Texts that were cut.", "truncated"),
+    ("cached_texts_total", "counter", "Texts answered from the cache.", "cached"),
     ("batches_total", "counter", "Batches that ran.", "batches"),
     ("batch_rows_total", "counter", "Rows in the batches that ran.", "rows"),
     ("batch_tokens_total", "counter", "Tokens in these batches, without padding.", "tokens"),
@@ -144,6 +145,10 @@ fn about(text: &mut Text, status: &Value) {
     text.sample("info", &labels, 1);
     text.family("state", "gauge", "The state that the service is in.");
     text.sample("state", &[("state", told("state"))], 1);
+    if let Some(bytes) = status["cache_bytes"].as_u64() {
+        text.family("cache_bytes", "gauge", "Memory of the vectors in the cache.");
+        text.sample("cache_bytes", &[], bytes);
+    }
     text.family("fallback", "gauge", "Whether another provider runs than was asked for.");
     let labels = [("requested", told("requested_provider")), ("active", told("provider"))];
     text.sample("fallback", &labels, u8::from(!told("fallback_reason").is_empty()));

@@ -105,7 +105,10 @@ impl Refusal {
             ErrorName::WorkerFailed => (503, "worker_failed"),
             ErrorName::AccessDenied => (503, "access_denied"),
             // Of methods that the gateway does not call.
-            ErrorName::Pinned | ErrorName::NoSpace | ErrorName::Failed => (500, "failed"),
+            ErrorName::Pinned
+            | ErrorName::NoSpace
+            | ErrorName::UnknownObject
+            | ErrorName::Failed => (500, "failed"),
         };
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let refusal = Self::new(status, code, error.message());

@@ -15,6 +15,7 @@ use zbus::message::Header;
 use super::bulk::Budget;
 use super::caller::{Caller, Callers};
 use super::direct::Direct;
+use super::jobs::Jobs;
 use super::reply::{Embedded, Form};
 use crate::service::{Options, Request, Service};
 use crate::telemetry::message_id;
@@ -28,6 +29,8 @@ pub struct Calls {
     pub budget: Arc<Budget>,
     /// Connections that callers may open beside this one; none beside a direct one.
     pub direct: Option<Arc<Direct>>,
+    /// The jobs of callers; none on a direct connection.
+    pub jobs: Option<Arc<Jobs>>,
     callers: Arc<Callers>,
 }
 
@@ -42,15 +45,33 @@ pub struct Asked {
 }
 
 impl Calls {
-    /// Calls to `service` from `callers`, who may open direct connections.
-    pub fn new(service: Service, callers: Arc<Callers>, direct: Arc<Direct>) -> Self {
-        Self { service, budget: Arc::default(), direct: Some(direct), callers }
+    /// Calls to `service` from `callers`, who may open direct connections and start jobs.
+    pub fn new(
+        service: Service,
+        callers: Arc<Callers>,
+        direct: Arc<Direct>,
+        jobs: Arc<Jobs>,
+    ) -> Self {
+        let (direct, jobs) = (Some(direct), Some(jobs));
+        Self { service, budget: Arc::default(), direct, jobs, callers }
     }
 
     /// The same service and budget for `callers` on a direct connection.
     pub fn on_direct(&self, callers: Arc<Callers>) -> Self {
         let (service, budget) = (self.service.clone(), self.budget.clone());
-        Self { service, budget, direct: None, callers }
+        Self { service, budget, direct: None, jobs: None, callers }
+    }
+
+    /// Finds out who calls.
+    ///
+    /// # Errors
+    /// `AccessDenied` for a caller without a user.
+    pub async fn caller(
+        &self,
+        connection: &Connection,
+        header: &Header<'_>,
+    ) -> Result<Caller, Error> {
+        self.callers.enter(connection, header).await
     }
 
     /// Runs a method's work for its caller: a panic in there becomes an error reply, where zbus
@@ -67,7 +88,7 @@ impl Calls {
     where
         F: Future<Output = Result<T, Error>>,
     {
-        let caller = self.callers.enter(connection, header).await?;
+        let caller = self.caller(connection, header).await?;
         let method = header.member().map(ToString::to_string).unwrap_or_default();
         let span = debug_span!("call", method, uid = caller.uid, sender = caller.sender());
         // Not in a task of its own: zbus has made one for the message.

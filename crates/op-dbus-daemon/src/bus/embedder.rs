@@ -9,7 +9,7 @@ use op_dbus_engine::Inputs;
 use serde_bytes::ByteBuf;
 use zbus::interface;
 use zbus::message::Header;
-use zbus::{Connection, OwnedFd, Variant};
+use zbus::{Connection, OwnedFd, OwnedObjectPath, Variant};
 
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
@@ -104,6 +104,21 @@ impl Embedder {
         let wanted = options::parse(&options, option::OF_FDS, Instant::now())?;
         let work = async move |calls: Calls, caller| {
             calls.embed_from_fd(&caller, source.into(), wanted).await
+        };
+        self.calls.run(connection, &header, work).await
+    }
+
+    #[zbus(out_args("job"))]
+    async fn start_embed_from_fd(
+        &self,
+        source: OwnedFd,
+        options: HashMap<String, Variant<'_>>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<OwnedObjectPath, Error> {
+        let wanted = options::parse(&options, option::OF_FDS, Instant::now())?;
+        let work = async move |calls: Calls, caller| {
+            calls.start_embed_from_fd(caller, source.into(), wanted).await
         };
         self.calls.run(connection, &header, work).await
     }

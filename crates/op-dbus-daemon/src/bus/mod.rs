@@ -10,6 +10,7 @@ mod embedder;
 mod encoding;
 mod errors;
 mod facts;
+mod jobs;
 mod manager;
 mod options;
 mod reply;
@@ -30,6 +31,7 @@ use caller::Callers;
 use calls::Calls;
 use direct::Direct;
 use embedder::Embedder;
+use jobs::Jobs;
 use manager::Manager;
 
 /// Version of the service.
@@ -37,26 +39,35 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The objects on one connection.
 pub struct Objects {
-    service: Service,
+    calls: Calls,
     devices: Arc<Reader>,
     callers: Arc<Callers>,
     direct: Arc<Direct>,
+    jobs: Arc<Jobs>,
 }
 
 impl Objects {
     /// The objects of `service`, on no connection yet; `devices` reads those of the machine.
     pub fn new(service: Service, devices: Arc<Reader>) -> Self {
-        let (callers, direct) = Default::default();
-        Self { service, devices, callers, direct }
+        let (callers, direct, jobs): (Arc<Callers>, Arc<Direct>, Arc<Jobs>) = Default::default();
+        let calls = Calls::new(service, callers.clone(), direct.clone(), jobs.clone());
+        Self { calls, devices, callers, direct, jobs }
     }
 
     /// Puts the objects on the connection that `builder` makes, which then listens for calls before
     /// anything else is done with it. Objects that are added to a finished connection listen some
     /// time later, and a call that comes before is never answered.
     pub fn serve<'a>(&self, builder: Builder<'a>) -> Builder<'a> {
-        let calls = Calls::new(self.service.clone(), self.callers.clone(), self.direct.clone());
-        let builder = builder.serve_at(ROOT_PATH, Embedder::new(calls.clone()));
-        builder.serve_at(ROOT_PATH, Manager::new(calls, self.devices.clone()))
+        let builder = builder.serve_at(ROOT_PATH, Embedder::new(self.calls.clone()));
+        builder.serve_at(ROOT_PATH, Manager::new(self.calls.clone(), self.devices.clone()))
+    }
+
+    /// Puts what leads to jobs on the connection that was made.
+    ///
+    /// # Errors
+    /// Never on one that [`serve`](Self::serve) has made.
+    pub async fn serve_jobs(&self, connection: &Connection) -> zbus::Result<()> {
+        jobs::plant(connection, &self.calls).await
     }
 
     /// Subscribes to callers that leave the bus; the future that comes back cancels their calls
@@ -77,11 +88,13 @@ impl Objects {
         &self,
         connection: &Connection,
     ) -> impl Future<Output = ()> + Send + 'static + use<> {
-        changes::follow(self.service.clone(), connection.clone(), true)
+        changes::follow(self.calls.service.clone(), connection.clone(), true)
     }
 
-    /// Ends the direct connections, each once the calls under way on it have their replies.
-    pub async fn end_direct(&self) {
+    /// Ends the jobs, and the direct connections, each once the calls under way on it have their
+    /// replies.
+    pub async fn end(&self) {
+        self.jobs.end().await;
         self.direct.end().await;
     }
 }

@@ -99,7 +99,7 @@ impl Embedded {
             (info::PRECISION, self.reply.precision.into()),
             (info::TOKENS, self.reply.tokens.into()),
             (info::TRUNCATED, self.reply.truncated.into()),
-            (info::CACHED, 0_u32.into()),
+            (info::CACHED, wire(self.reply.cached).into()),
             (info::QUEUE_US, self.reply.queue_us.into()),
             (info::COMPUTE_US, self.reply.compute_us.into()),
         ])

@@ -145,7 +145,7 @@ fn device((device, in_use): (Device, bool)) -> Dictionary {
 pub fn status(service: &Service) -> Dictionary {
     let now = &*service.now();
     let facts = Facts::of(now);
-    let given_back = service.given_back();
+    let (given_back, kept) = (service.given_back(), service.kept());
     let since = now.since.duration_since(UNIX_EPOCH).unwrap_or_default();
     let workers = now.served().map(|served| served.engine.descriptions()).unwrap_or_default();
     let workers: Vec<Dictionary> = workers.iter().map(worker).collect();
@@ -156,6 +156,8 @@ pub fn status(service: &Service) -> Dictionary {
         ("unloaded", now.absence().map_or("", absence_name).into()),
         ("memory_trims", given_back.trims.into()),
         ("memory_given_back", given_back.bytes.into()),
+        ("cache_vectors", kept.vectors.into()),
+        ("cache_bytes", kept.bytes.into()),
         ("state", facts.state.as_str().into()),
         ("status", now.summary().into()),
         ("level", facts.vector_level.into()),
@@ -252,6 +254,7 @@ pub fn statistics(now: &Now) -> Dictionary {
         ("padded_over_tokens", padding.into()),
         ("batches", stats.batches.into()),
         ("truncated", stats.truncated.into()),
+        ("cached", stats.cached.into()),
         ("retries", stats.retries.into()),
         ("worker_restarts", stats.worker_restarts.into()),
         ("queue_texts", number(stats.queue_texts)),

@@ -70,7 +70,7 @@ impl Service {
         let _change = self.0.change.lock().await;
         let now = self.staying()?;
         let loaded = Arc::new(now.loaded.with(key, &value)?);
-        let fleet = Fleet::new(loaded.clone(), self.0.means.clone());
+        let fleet = self.fleet(loaded.clone());
         let choice = wanted(&loaded.settings);
         let served = self.load(&now, &fleet, choice.as_ref()).await?;
         // Who asks for a provider by name wants to know that it can't be had.
@@ -107,7 +107,7 @@ impl Service {
     pub(super) async fn look_for_another(&self, _change: &MutexGuard<'_, ()>) {
         let Ok(now) = self.staying() else { return };
         let Some(choice) = wanted(now.settings()) else { return };
-        let fleet = Fleet::new(now.loaded.clone(), self.0.means.clone());
+        let fleet = self.fleet(now.loaded.clone());
         // The same provider again is as good as its workers that are there.
         let is_better =
             |new: &Served, old: &Served| old.provider != new.provider || old.engine.is_failing();
@@ -162,10 +162,11 @@ impl Service {
             same_engines(now.settings(), &loaded.settings) && !self.may_do_better() && !by_others;
         let fleet = match same {
             true => now.fleet.clone(),
-            false => Fleet::new(loaded.clone(), self.0.means.clone()),
+            false => self.fleet(loaded.clone()),
         };
         let choice = wanted(&loaded.settings);
         let adopt = |next: &mut Now| {
+            self.0.cache.resize(loaded.settings.cache_bytes);
             next.loaded = loaded;
             next.fleet = fleet.clone();
         };
@@ -317,6 +318,7 @@ fn same_engines(old: &Settings, new: &Settings) -> bool {
     like_new.model.clone_from(&new.model);
     like_new.log.clone_from(&new.log);
     like_new.idle_unload_s = new.idle_unload_s;
+    like_new.cache_bytes = new.cache_bytes;
     like_new.bus = new.bus.clone();
     like_new.state_file.clone_from(&new.state_file);
     like_new.config.clone_from(&new.config);

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt, Shared, join_all};
+use op_dbus_engine::Cache;
 use tokio::sync::oneshot;
 
 use super::served::{Choice, Served};
@@ -38,13 +39,14 @@ impl Entry {
 pub(super) struct Fleet {
     loaded: Arc<Loaded>,
     means: Means,
+    cache: Arc<Cache>,
     entries: Mutex<HashMap<Choice, Entry>>,
 }
 
 impl Fleet {
     /// An empty fleet; nothing is loaded yet.
-    pub(super) fn new(loaded: Arc<Loaded>, means: Means) -> Arc<Self> {
-        Arc::new(Self { loaded, means, entries: Mutex::default() })
+    pub(super) fn new(loaded: Arc<Loaded>, means: Means, cache: Arc<Cache>) -> Arc<Self> {
+        Arc::new(Self { loaded, means, cache, entries: Mutex::default() })
     }
 
     /// The model, loaded now if it is not yet. A recent failure is answered again.
@@ -62,7 +64,7 @@ impl Fleet {
         if let Some(entry) = entries.get(choice).filter(|entry| !stale(entry)) {
             return entry.load.clone();
         }
-        let load = start(choice.clone(), self.loaded.clone(), self.means.clone());
+        let load = self.start(choice.clone());
         entries.insert(choice.clone(), Entry { load: load.clone(), started: Instant::now() });
         load
     }
@@ -101,28 +103,30 @@ impl Fleet {
         // One that panics has said so.
         let _ = tokio::task::spawn_blocking(keep).await;
     }
-}
 
-/// Loading blocks for seconds, and a hanging worker for minutes: it gets a thread that neither the
-/// runtime nor the end of the process waits for.
-fn start(choice: Choice, loaded: Arc<Loaded>, means: Means) -> Load {
-    let (sender, receiver) = oneshot::channel();
-    let work = move || {
-        let end = load::load(&choice, &loaded, &means);
-        // Nobody may be waiting any more; then the engine ends here.
-        drop(sender.send(end.map(Arc::new).map_err(Arc::new)));
-    };
-    let thread = std::thread::Builder::new().name("load".to_owned()).spawn(work);
-    async move {
-        let fault = |_| Arc::new(Error::Fault("the thread that loads the model ended early"));
-        match thread {
-            Ok(_) => receiver.await.map_err(fault).flatten(),
-            Err(error) => {
-                tracing::error!(%error, "no thread for loading a model");
-                Err(Arc::new(Error::Fault("no thread can be started")))
+    /// Loading blocks for seconds, and a hanging worker for minutes: it gets a thread that neither the
+    /// runtime nor the end of the process waits for.
+    fn start(&self, choice: Choice) -> Load {
+        let (loaded, means) = (self.loaded.clone(), self.means.clone());
+        let cache = self.cache.clone();
+        let (sender, receiver) = oneshot::channel();
+        let work = move || {
+            let end = load::load(&choice, &loaded, &means, cache);
+            // Nobody may be waiting any more; then the engine ends here.
+            drop(sender.send(end.map(Arc::new).map_err(Arc::new)));
+        };
+        let thread = std::thread::Builder::new().name("load".to_owned()).spawn(work);
+        async move {
+            let fault = |_| Arc::new(Error::Fault("the thread that loads the model ended early"));
+            match thread {
+                Ok(_) => receiver.await.map_err(fault).flatten(),
+                Err(error) => {
+                    tracing::error!(%error, "no thread for loading a model");
+                    Err(Arc::new(Error::Fault("no thread can be started")))
+                }
             }
         }
+        .boxed()
+        .shared()
     }
-    .boxed()
-    .shared()
 }

@@ -1,12 +1,13 @@
 //! From a choice of model to an engine that answers: blocking work, done on a thread of its own.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use op_dbus_engine::{
-    BackendError, BatchLimits, Engine, EngineConfig, Limits, LoadErrorKind, ModelShape, Pool,
-    Reference, Tokenizer, sim,
+    BackendError, BatchLimits, Cache, Engine, EngineConfig, Limits, LoadErrorKind, ModelShape,
+    Pool, Reference, Tokenizer, sim,
 };
 use op_dbus_models::{Family, Model, Store};
 
@@ -46,11 +47,17 @@ impl Draft {
     }
 }
 
-/// Loads a model and starts its workers; blocks until they have proved themselves.
+/// Loads a model and starts its workers; blocks until they have proved themselves. Vectors of texts that
+/// come again are kept in `cache`.
 ///
 /// # Errors
 /// What stands in the way: the provider, the model, the runtime, the dimensions, the workers.
-pub(super) fn load(choice: &Choice, loaded: &Loaded, means: &Means) -> Result<Served, Error> {
+pub(super) fn load(
+    choice: &Choice,
+    loaded: &Loaded,
+    means: &Means,
+    cache: Arc<Cache>,
+) -> Result<Served, Error> {
     let settings = &loaded.settings;
     let draft = match settings.cpu_engine {
         CpuEngine::Sim => simulated(),
@@ -60,7 +67,7 @@ pub(super) fn load(choice: &Choice, loaded: &Loaded, means: &Means) -> Result<Se
     let mut refusals = Vec::new();
     for provider in provider::candidates(settings) {
         let started = match provider::host(provider, loaded, draft.own_graph()) {
-            Ok(host) => start(&draft, host, loaded, means),
+            Ok(host) => start(&draft, host, loaded, (means, cache.clone())),
             Err(missing) => Err(Error::Provider(missing)),
         };
         match started {
@@ -87,7 +94,12 @@ struct Started {
 }
 
 /// Starts the workers of a model on `host`.
-fn start(draft: &Draft, host: Host, loaded: &Loaded, means: &Means) -> Result<Started, Error> {
+fn start(
+    draft: &Draft,
+    host: Host,
+    loaded: &Loaded,
+    (means, cache): (&Means, Arc<Cache>),
+) -> Result<Started, Error> {
     let (settings, spawner) = (&loaded.settings, &means.spawner);
     let blueprint = |host: &Host, precision| Blueprint {
         model: draft.model.clone(),
@@ -109,8 +121,7 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, means: &Means) -> Result<St
     provider::verify(&host, settings).map_err(Error::Provider)?;
     tell(&host, loaded);
     let explained = |error| explained(error, loaded);
-    let precision = provider::precision(&host, settings);
-    let mut host = host;
+    let (precision, mut host) = (provider::precision(&host, settings), host);
     let (mut reference, mut beside) = (None, None);
     if host.provider != Provider::Cpu {
         let own_graph = draft.own_graph();
@@ -145,7 +156,7 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, means: &Means) -> Result<St
     let measured = pools.iter().any(|pool| pool.costs.is_empty());
     let tokenizer_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let limits = limits(settings);
-    let config = EngineConfig { limits, tokenizer_threads, ..EngineConfig::default() };
+    let config = EngineConfig { limits, tokenizer_threads, cache, ..EngineConfig::default() };
     let engine = Engine::start(draft.tokenizer.clone(), draft.shape.clone(), pools, config);
     let engine = engine.map_err(explained)?;
     if measured {

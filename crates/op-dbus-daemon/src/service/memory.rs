@@ -67,12 +67,13 @@ impl Service {
     }
 
     /// Gives back what memory can be spared without ending the service, and tells how many bytes that
-    /// was: of this process and of the workers, and all of the models that serve no call and are not in
-    /// force.
+    /// was: of this process with the vectors that it kept, of the workers, and all of the models that
+    /// serve no call and are not in force.
     pub async fn trim(&self) -> u64 {
         let _one = self.0.trimming.lock().await;
         let now = self.now();
         let before = memory::resident();
+        let kept = self.0.cache.clear();
         let idle = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
         let others = join_all(idle.iter().map(|served| end(served))).await;
         // Their tokenizers are memory of this process, which is trimmed and measured below.
@@ -87,7 +88,12 @@ impl Service {
         let given = &self.0.given;
         given.trims.fetch_add(1, Ordering::Relaxed);
         given.bytes.fetch_add(bytes, Ordering::Relaxed);
-        info!(MESSAGE_ID = message_id::MEMORY_TRIMMED, bytes, "memory given back");
+        info!(
+            MESSAGE_ID = message_id::MEMORY_TRIMMED,
+            bytes,
+            vectors_forgotten = kept.vectors,
+            "memory given back"
+        );
         bytes
     }
 

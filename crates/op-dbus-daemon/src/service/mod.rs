@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Instant, SystemTime};
 
-use op_dbus_engine::Limits;
+use op_dbus_engine::{Cache, Kept, Limits};
 use op_dbus_models::Level;
 use tokio::sync::{Mutex, watch};
 
@@ -47,6 +47,8 @@ struct Inner {
     /// Held during a change of level or settings: one at a time.
     change: Mutex<()>,
     means: Means,
+    /// Vectors of texts that come again, of all engines.
+    cache: Arc<Cache>,
     telemetry: Option<Telemetry>,
     /// Held while memory is given back: what one trim gives back another must not count.
     trimming: Mutex<()>,
@@ -71,7 +73,8 @@ impl Service {
     /// log filter goes to `telemetry`.
     pub fn new(loaded: Loaded, means: Means, telemetry: Option<Telemetry>) -> Self {
         let loaded = Arc::new(loaded);
-        let fleet = Fleet::new(loaded.clone(), means.clone());
+        let cache = Arc::new(Cache::new(loaded.settings.cache_bytes));
+        let fleet = Fleet::new(loaded.clone(), means.clone(), cache.clone());
         let phase = match now::wanted(&loaded.settings) {
             Some(_) => Phase::Loading,
             None => Phase::Disabled,
@@ -83,6 +86,7 @@ impl Service {
             now,
             change,
             means,
+            cache,
             telemetry,
             trimming,
             given,
@@ -104,6 +108,11 @@ impl Service {
     /// The bounds on calls, which hold for every model.
     pub fn limits(&self) -> Limits {
         Limits::default()
+    }
+
+    /// The vectors that are kept for texts that come again.
+    pub fn kept(&self) -> Kept {
+        self.0.cache.kept()
     }
 
     /// The model that answers a call: the one in force, or that of `level`, which is loaded if it
@@ -146,6 +155,11 @@ impl Service {
         let before = self.now();
         self.enter(Phase::Draining(before.served().cloned()));
         before.fleet.drain(deadline).await;
+    }
+
+    /// A fleet under other settings; nothing is loaded yet.
+    fn fleet(&self, loaded: Arc<Loaded>) -> Arc<Fleet> {
+        Fleet::new(loaded, self.0.means.clone(), self.0.cache.clone())
     }
 
     /// Moves on to another phase. Nothing leads back from draining.

@@ -97,9 +97,9 @@ pub struct Settings {
     pub queue_tokens_max: usize,
     /// Tokens of one user that may wait or be computed at once.
     pub quota_tokens: usize,
-    /// Bytes of finished vectors kept for texts that come again; always 0 so far.
+    /// Bytes of finished vectors kept for texts that come again.
     pub cache_bytes: u64,
-    /// Seconds without a call after which a model is unloaded; always 0 (never) so far.
+    /// Seconds without a call after which a model is unloaded; 0 is never.
     pub idle_unload_s: u64,
     /// Seconds a worker may take to load a model.
     pub load_timeout_s: u64,

@@ -303,9 +303,12 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Bytes { word: None },
         default: "0",
         unit: "bytes",
-        doc: "Memory for finished vectors of texts that come again; 0 keeps none.",
+        doc: "Memory for finished vectors of texts that come again; 0 keeps none. A user gets back \
+              only what their own calls have computed, and where the room is used up, the user who \
+              has the most of it loses what was asked for the longest ago. Nothing of a text is \
+              kept, and nothing is written to a disk. A change counts at the next reload.",
         group: Group::Admission,
-        scope: Scope::Later,
+        scope: Scope::Any,
     },
     Row {
         key: "load_timeout_s",

@@ -12,7 +12,8 @@ use std::task::{Context, Waker};
 use super::*;
 use crate::call::{Priority, Truncate};
 use crate::clock::MADE_UP_US;
-use crate::job::{Job, Output, Terms};
+use crate::job::{Job, Terms};
+use crate::output::Output;
 use crate::prepare::{Chunk, Input};
 use crate::presence::Absence;
 use crate::sim::{Faults, SimBackend};
@@ -148,7 +149,7 @@ fn arrive() {
             arrived_us: w.now_us,
             deadline_us,
         };
-        let (job, result) = Job::new(terms, rows, permit, None);
+        let (job, result) = Job::new(terms, rows, permit, None, None);
         let at = w.random.below(rows as u64 + 1) as usize;
         for (first, inputs) in [(0, texts[..at].to_vec()), (at as u32, texts[at..].to_vec())] {
             if !inputs.is_empty() {

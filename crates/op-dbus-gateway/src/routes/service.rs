@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -41,7 +42,10 @@ async fn trial(gateway: &Gateway) -> Result<(), Refusal> {
     let embedder = lease.embedder().await?;
     let time = u32::try_from(LIMITS.ready_time.as_millis()).unwrap_or(u32::MAX);
     let options = HashMap::from([(option::DEADLINE_MS, Variant::from(time))]);
-    let body = (vec!["ready?"], options);
+    // Another text each time: the vector of one that was embedded before may come from the cache.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let text = format!("ready? {}", now.as_nanos());
+    let body = (vec![text.as_str()], options);
     let (method, flags) = ("EmbedPacked", MethodFlags::NO_AUTO_START);
     let reply: Option<Reply> =
         lease.answer(embedder.inner().call_with_flags(method, flags, &body)).await?;

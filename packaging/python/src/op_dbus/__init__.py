@@ -8,7 +8,8 @@
 """
 
 from ._aio import AsyncEmbedder
-from ._sync import Embedder
+from ._jobs import AsyncJob, Progress
+from ._sync import Embedder, Job
 from .embeddings import Embeddings
 from .errors import OpDbusError
 from .options import Options
@@ -16,4 +17,14 @@ from .properties import Properties
 
 __version__ = "0.1.0"
 
-__all__ = ["AsyncEmbedder", "Embedder", "Embeddings", "OpDbusError", "Options", "Properties"]
+__all__ = [
+    "AsyncEmbedder",
+    "AsyncJob",
+    "Embedder",
+    "Embeddings",
+    "Job",
+    "OpDbusError",
+    "Options",
+    "Progress",
+    "Properties",
+]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -10,7 +9,8 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from . import embeddings, errors, options
-from ._bus import EMBEDDER, Bus, UnknownMethod, plain
+from ._bus import EMBEDDER, PROPERTIES, Bus, UnknownMethod, plain
+from ._jobs import AsyncJob, Framing, Source, descriptor_of, travelling
 from .embeddings import Embeddings
 from .options import Options
 from .properties import Properties
@@ -89,6 +89,29 @@ class AsyncEmbedder:
             start = end
         return embeddings.joined(parts)
 
+    async def start(
+        self, source: Source, *, framing: Framing = "lines", **options: Unpack[Options]
+    ) -> AsyncJob:
+        """Starts embedding the texts of ``source`` as a job, which this client need not wait for.
+
+        ``source`` is an open file, a pipe, or a descriptor of either; the service reads it by itself,
+        a file from its start. ``framing`` says how texts follow one another: ``lines``, ``nul`` or
+        ``json-lines``. The job ends when this client leaves the bus.
+        """
+        wanted = travelling(framing, options)
+        bus = self._connected()
+        try:
+            body, _ = await bus.call(
+                "StartEmbedFromFd",
+                "ha{sv}",
+                [0, wanted],
+                "o",
+                descriptors=[descriptor_of(source)],
+            )
+        except UnknownMethod:
+            raise errors.Failed("this service is older than jobs: embed the texts") from None
+        return AsyncJob(bus, str(body[0]))
+
     async def similarity(self, first: str, second: str) -> float:
         """Cosine of the vectors of two texts, from -1 to 1."""
         await self._checked([first, second])
@@ -130,8 +153,7 @@ class AsyncEmbedder:
 
     async def properties(self) -> Properties:
         """What the service says about itself now."""
-        interface = "org.freedesktop.DBus.Properties"
-        asked = self._connected().call("GetAll", "s", [EMBEDDER], "a{sv}", interface)
+        asked = self._connected().call("GetAll", "s", [EMBEDDER], "a{sv}", PROPERTIES)
         body, _ = await asked
         return Properties.from_reply(plain(body[0]))
 
@@ -208,12 +230,4 @@ class AsyncEmbedder:
     async def _embed_to_descriptor(self, asked: list[Any]) -> Embeddings:
         call = self._connected().call("EmbedToFd", "asa{sv}", asked, "huua{sv}")
         (handle, rows, dimensions, info), descriptors = await call
-        try:
-            if handle >= len(descriptors):
-                raise errors.UnexpectedReply("EmbedToFd answered without its file descriptor")
-            vectors = embeddings.sealed_view(descriptors[handle], rows, dimensions)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        return embeddings.from_reply(vectors, plain(info))
-
+        return embeddings.from_descriptors(descriptors, handle, rows, dimensions, plain(info))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from dbus_fast import BusType, Message, MessageType, Variant
@@ -15,6 +16,8 @@ from .errors import NotReachable, UnexpectedReply, from_reply
 NAME = "org.opdbus.Embedding1"
 PATH = "/org/opdbus/Embedding1"
 EMBEDDER = NAME + ".Embedder"
+JOB = NAME + ".Job"
+PROPERTIES = "org.freedesktop.DBus.Properties"
 UNKNOWN_METHOD = "org.freedesktop.DBus.Error.UnknownMethod"
 
 
@@ -55,15 +58,24 @@ class Bus:
             pass  # It is gone all the same.
 
     async def call(
-        self, member: str, signature: str, body: list[Any], answer: str, interface: str = EMBEDDER
+        self,
+        member: str,
+        signature: str,
+        body: list[Any],
+        answer: str,
+        interface: str = EMBEDDER,
+        *,
+        path: str = PATH,
+        descriptors: Sequence[int] = (),
     ) -> tuple[list[Any], list[int]]:
         """The body of the reply, whose signature must be ``answer``, and its file descriptors.
 
-        The descriptors are the caller's to close.
+        Those are the caller's to close. ``descriptors`` go with the call, which takes copies.
         """
         message = Message(
             destination=NAME,
-            path=PATH,
+            path=path,
+            unix_fds=list(descriptors),
             interface=interface,
             member=member,
             signature=signature,

@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from ._aio import AsyncEmbedder
+from ._jobs import AsyncJob, Framing, Progress, Source
 from .embeddings import Embeddings
 from .options import Options
 from .properties import Properties
 
 _T = TypeVar("_T")
+
+
+class Job:
+    """A job of :meth:`Embedder.start`."""
+
+    def __init__(self, job: AsyncJob, wait: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._job = job
+        self._wait = wait
+
+    @property
+    def path(self) -> str:
+        """The job's object on the bus."""
+        return self._job.path
+
+    def progress(self) -> Progress:
+        """See :meth:`AsyncJob.progress`."""
+        progress: Progress = self._wait(self._job.progress())
+        return progress
+
+    def result(self) -> Embeddings:
+        """See :meth:`AsyncJob.result`."""
+        result: Embeddings = self._wait(self._job.result())
+        return result
+
+    def cancel(self) -> None:
+        """See :meth:`AsyncJob.cancel`."""
+        self._wait(self._job.cancel())
 
 
 class Embedder:
@@ -64,6 +92,12 @@ class Embedder:
     def embed(self, texts: Sequence[str], **options: Unpack[Options]) -> Embeddings:
         """See :meth:`AsyncEmbedder.embed`."""
         return self._wait(self._client.embed(texts, **options))
+
+    def start(
+        self, source: Source, *, framing: Framing = "lines", **options: Unpack[Options]
+    ) -> Job:
+        """See :meth:`AsyncEmbedder.start`."""
+        return Job(self._wait(self._client.start(source, framing=framing, **options)), self._wait)
 
     def similarity(self, first: str, second: str) -> float:
         """See :meth:`AsyncEmbedder.similarity`."""

@@ -120,6 +120,20 @@ def packed_view(packed: bytes, rows: int, dimensions: int) -> NDArray[np.float32
     return np.frombuffer(packed, dtype="<f4").reshape(rows, dimensions)
 
 
+def from_descriptors(
+    descriptors: Sequence[int], handle: int, rows: int, dimensions: int, info: dict[str, Any]
+) -> Embeddings:
+    """What a call answered with its vectors in a descriptor; all that came are closed."""
+    try:
+        if handle >= len(descriptors):
+            raise UnexpectedReply("the reply came without its file descriptor")
+        vectors = sealed_view(descriptors[handle], rows, dimensions)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return from_reply(vectors, info)
+
+
 def sealed_view(descriptor: int, rows: int, dimensions: int) -> NDArray[np.float32]:
     """The vectors in a sealed memfd, without a copy; the mapping ends with the last view of it.
 

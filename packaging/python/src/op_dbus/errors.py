@@ -29,6 +29,7 @@ __all__ = [
     "TooLarge",
     "TooLong",
     "UnexpectedReply",
+    "UnknownObject",
     "WorkerFailed",
     "WrongSpace",
 ]
@@ -156,6 +157,12 @@ class AccessDenied(OpDbusError):
     """This user may not do this."""
 
     dbus_name = _STANDARD + "AccessDenied"
+
+
+class UnknownObject(OpDbusError):
+    """There is no such job any more, or not for this user."""
+
+    dbus_name = _STANDARD + "UnknownObject"
 
 
 class Failed(OpDbusError):

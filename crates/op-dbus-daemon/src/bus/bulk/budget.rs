@@ -1,4 +1,5 @@
-//! How much a user may have open and in the making: streams, direct connections, and bytes of results.
+//! How much a user may have open and in the making: streams, jobs, direct connections, and bytes of
+//! results.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,6 +11,8 @@ use op_dbus_api::{Error, ErrorName, RESULT_BYTES_MAX};
 pub enum Work {
     /// A call whose texts come from a descriptor. It may hold a thread that reads a slow file.
     Stream,
+    /// A job, from its start until its result is fetched.
+    Job,
     /// A direct connection. It may hold a call of [`op_dbus_api::DIRECT_CALL_BYTES_MAX`].
     Direct,
 }
@@ -19,7 +22,7 @@ impl Work {
     const fn most(self) -> (usize, usize) {
         match self {
             Self::Stream => (4, 64),
-            Self::Direct => (16, 64),
+            Self::Job | Self::Direct => (16, 64),
         }
     }
 
@@ -27,6 +30,7 @@ impl Work {
     const fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::Stream => ("streams under way", "wait for one of them"),
+            Self::Job => ("jobs", "fetch the result of one of them, or cancel one"),
             Self::Direct => ("direct connections open", "close one of them"),
         }
     }
@@ -36,9 +40,10 @@ impl Work {
 #[derive(Debug, Default)]
 pub struct Budget(Mutex<HashMap<u32, Share>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 struct Share {
     streams: usize,
+    jobs: usize,
     direct: usize,
     bytes: u64,
 }
@@ -47,6 +52,7 @@ impl Share {
     const fn of(&mut self, work: Work) -> &mut usize {
         match work {
             Work::Stream => &mut self.streams,
+            Work::Job => &mut self.jobs,
             Work::Direct => &mut self.direct,
         }
     }
@@ -60,7 +66,7 @@ pub struct Grant {
     bytes: u64,
 }
 
-/// The place of a stream or a direct connection; given back when dropped.
+/// The place of a stream, a job or a direct connection; given back when dropped.
 #[derive(Debug)]
 pub struct Place {
     budget: Arc<Budget>,
@@ -99,7 +105,7 @@ impl Budget {
         let mut shares = self.lock();
         if let Some(share) = shares.get_mut(&uid) {
             take(share);
-            if share.streams == 0 && share.direct == 0 && share.bytes == 0 {
+            if *share == Share::default() {
                 shares.remove(&uid);
             }
         }
@@ -158,7 +164,7 @@ mod tests {
 
     #[test]
     fn places_are_counted_by_user_and_given_back() {
-        for work in [Work::Stream, Work::Direct] {
+        for work in [Work::Stream, Work::Job, Work::Direct] {
             let budget = Arc::<Budget>::default();
             let (own, all) = work.most();
             let mut places: Vec<_> = (0..own).map(|_| budget.place(1, work).unwrap()).collect();

@@ -7,6 +7,7 @@ mod source;
 mod stream;
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use op_dbus_api::Error;
 
@@ -16,12 +17,12 @@ use super::options::Wanted;
 use super::reply::{Dictionary, Embedded, wire};
 use crate::service::Request;
 use result::ResultFile;
-use source::Source;
-use stream::Stream;
 
 pub use budget::{Budget, Place, Work};
 pub use framing::Framing;
 pub use result::Format;
+pub use source::Source;
+pub use stream::{Made, Progress, Stream};
 
 /// Sealed memfd, rows, dimensions, information.
 pub type Bulk = (zbus::OwnedFd, u32, u32, Dictionary);
@@ -70,6 +71,7 @@ impl Calls {
         let served = self.service.serving(wanted.options.level, wanted.options.deadline).await?;
         let text_bytes_max = self.service.limits().text_bytes_max;
         let grant = self.budget.grant(caller.uid);
-        Stream::new(caller, served, grant, wanted).await?.run(source, text_bytes_max).await
+        let stream = Stream::new(caller, served, grant, wanted, Arc::default()).await?;
+        Ok(stream.run(source, text_bytes_max).await?.bulk)
     }
 }

@@ -26,6 +26,7 @@ const PIECES_AHEAD: usize = 2;
 #[derive(Debug)]
 pub struct Source {
     kind: Kind,
+    bytes: u64,
     read: u64,
 }
 
@@ -61,18 +62,24 @@ impl Source {
         if flags.contains(OFlag::O_PATH) || flags & OFlag::O_ACCMODE == OFlag::O_WRONLY {
             return Err(invalid("is not open for reading; open it so"));
         }
+        let mut bytes = 0;
         let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
         let kind = match kind {
             SFlag::S_IFREG => {
                 check_seals(&fd, stat.st_nlink == 0)?;
-                let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+                bytes = u64::try_from(stat.st_size).unwrap_or(0);
                 check_size(bytes)?;
                 Kind::File(read_on_a_thread(File::from(fd), bytes, place))
             }
             SFlag::S_IFIFO => Kind::Pipe(Pipe::new(fd, place).map_err(|error| unreadable(&error))?),
             other => return Err(invalid(&format!("is {}; {WANTED}", named(other)))),
         };
-        Ok(Self { kind, read: 0 })
+        Ok(Self { kind, bytes, read: 0 })
+    }
+
+    /// Bytes that it has; 0 for a pipe, which does not tell.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The next bytes; `None` at the end. May be dropped while it waits: nothing is lost.
@@ -288,7 +295,7 @@ mod tests {
         named.as_file().set_len(3 * PIECE_BYTES as u64).unwrap();
         let reader = |bytes| {
             let file = named.as_file().try_clone().unwrap();
-            Source { kind: Kind::File(read_on_a_thread(file, bytes, place())), read: 0 }
+            Source { kind: Kind::File(read_on_a_thread(file, bytes, place())), bytes, read: 0 }
         };
         let error = all(&mut reader(4 * PIECE_BYTES as u64)).await.unwrap_err();
         assert!(error.message().contains("ends at byte 196608"), "{error}");

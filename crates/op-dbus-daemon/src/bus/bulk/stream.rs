@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -30,6 +31,22 @@ const BATCH_BYTES: usize = 256 << 10;
 /// How long a source that is wanted may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
+/// How far a stream is. Relaxed: it orders nothing else.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Vectors that are done.
+    pub rows: AtomicU64,
+    /// Bytes of the source that were read.
+    pub bytes_read: AtomicU64,
+}
+
+/// The result of a stream, and what it takes of its user's bytes until somebody else has it.
+pub struct Made {
+    /// What the caller gets.
+    pub bulk: Bulk,
+    _grant: Grant,
+}
+
 /// One `EmbedFromFd` call.
 pub struct Stream<'a> {
     caller: &'a Caller,
@@ -38,6 +55,7 @@ pub struct Stream<'a> {
     grant: Grant,
     result: ResultFile,
     sum: Sum,
+    progress: Arc<Progress>,
 }
 
 /// What all batches are together.
@@ -59,6 +77,7 @@ impl<'a> Stream<'a> {
         served: Arc<Served>,
         mut grant: Grant,
         mut wanted: Wanted,
+        progress: Arc<Progress>,
     ) -> Result<Self, Error> {
         wanted.options.priority.get_or_insert(Priority::Bulk);
         let (uid, cancel) = (caller.uid, caller.cancel.clone());
@@ -69,7 +88,7 @@ impl<'a> Stream<'a> {
         let result = ResultFile::new(wanted.encoding, reply.dimensions, wanted.format)?;
         grant.more(result.bytes(0))?;
         let sum = Sum { started: Instant::now(), rows: 0, reply, truncated: 0 };
-        Ok(Self { caller, served, wanted, grant, result, sum })
+        Ok(Self { caller, served, wanted, grant, result, sum, progress })
     }
 
     /// Embeds everything that comes, until the end of `source`, the deadline or the caller's
@@ -77,7 +96,7 @@ impl<'a> Stream<'a> {
     ///
     /// # Errors
     /// Those of the source, its texts, the engine and the result.
-    pub async fn run(mut self, source: Source, text_bytes_max: usize) -> Result<Bulk, Error> {
+    pub async fn run(mut self, source: Source, text_bytes_max: usize) -> Result<Made, Error> {
         let cancel = self.caller.cancel.clone();
         let deadline = self.wanted.options.deadline;
         let late = async {
@@ -117,12 +136,15 @@ impl<'a> Stream<'a> {
                 biased;
                 Some(done) = batches.next() => {
                     self.sum.add(done?);
+                    self.progress.rows.store(self.sum.rows, Ordering::Relaxed);
                     self.result.check()?;
                     silence.as_mut().reset(Clock::now() + SILENCE_MAX);
                 }
                 piece = source.next(), if hungry => {
                     match (piece?, records.take()) {
                         (Some(piece), Some(mut framed)) => {
+                            let bytes = piece.len() as u64;
+                            self.progress.bytes_read.fetch_add(bytes, Ordering::Relaxed);
                             framed.push(&piece, |text| waiting.push(text))?;
                             records = Some(framed);
                         }
@@ -156,14 +178,15 @@ impl<'a> Stream<'a> {
         }
     }
 
-    fn finish(self) -> Result<Bulk, Error> {
-        let Self { served, result, sum, .. } = self;
+    fn finish(self) -> Result<Made, Error> {
+        let Self { served, result, sum, grant, .. } = self;
         let Sum { rows, reply, truncated, .. } = sum;
         let dimensions = wire(reply.dimensions);
         let file = result.seal(rows)?;
         let mut told = Embedded { reply, served }.info();
         told.insert(info::TRUNCATED_COUNT, truncated.into());
-        Ok((file.into(), wire(usize::try_from(rows).unwrap_or(usize::MAX)), dimensions, told))
+        let rows = wire(usize::try_from(rows).unwrap_or(usize::MAX));
+        Ok(Made { bulk: (file.into(), rows, dimensions, told), _grant: grant })
     }
 }
 
@@ -176,6 +199,7 @@ impl Sum {
         }
         self.rows += reply.rows as u64;
         sum.tokens += reply.tokens;
+        sum.cached += reply.cached;
         let since = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         sum.compute_us = since.saturating_sub(sum.queue_us);
         self.truncated += reply.truncated.len() as u64;

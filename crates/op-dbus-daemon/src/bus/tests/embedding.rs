@@ -138,7 +138,7 @@ async fn calls_are_answered_before_during_and_after() {
 #[tokio::test]
 async fn a_panic_is_answered() {
     let pair = ready(&[]).await;
-    let calls = Calls::new(pair.service.clone(), Arc::default(), Arc::default());
+    let calls = Calls::new(pair.service.clone(), Arc::default(), Arc::default(), Arc::default());
     let message = Message::method_call(ROOT_PATH, "Embed").build(&()).unwrap();
     let broken = async |_: Calls, _| -> Result<(), _> { panic!("on purpose") };
     let error = calls.run(&pair.client, &message.header(), broken).await.unwrap_err();

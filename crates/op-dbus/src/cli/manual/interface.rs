@@ -11,9 +11,10 @@ use super::page::Page;
 pub const NAME: &str = op_dbus_api::BUS_NAME;
 
 /// The committed files, which the service's own introspection is held to.
-const FILES: [&str; 2] = [
+const FILES: [&str; 3] = [
     include_str!("../../../../../dbus-policy/interfaces/org.opdbus.Embedding1.Embedder.xml"),
     include_str!("../../../../../dbus-policy/interfaces/org.opdbus.Embedding1.Manager.xml"),
+    include_str!("../../../../../dbus-policy/interfaces/org.opdbus.Embedding1.Job.xml"),
 ];
 
 /// # Errors
@@ -23,7 +24,9 @@ pub fn page() -> io::Result<String> {
     page.section("SYNOPSIS").lines(
         "bus name     org.opdbus.Embedding1\n\
          object path  /org/opdbus/Embedding1\n\
-         interfaces   org.opdbus.Embedding1.Embedder, org.opdbus.Embedding1.Manager",
+         interfaces   org.opdbus.Embedding1.Embedder, org.opdbus.Embedding1.Manager\n\
+         object path  /org/opdbus/Embedding1/jobs/NAME\n\
+         interface    org.opdbus.Embedding1.Job",
     );
     for file in FILES {
         for element in elements(file).map_err(io::Error::other)? {

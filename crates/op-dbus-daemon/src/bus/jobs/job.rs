@@ -1,0 +1,208 @@
+//! `org.opdbus.Embedding1.Job`: one job, as its user sees it. Its documentation for callers is in
+//! `dbus-policy/interfaces/`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use op_dbus_api::{Error, ErrorName, JOBS_PATH};
+use op_dbus_engine::CancelToken;
+use tokio::sync::watch;
+use zbus::message::Header;
+use zbus::{Connection, OwnedFd, OwnedObjectPath, interface};
+
+use super::super::bulk::{Bulk, Made, Progress};
+use super::super::caller::Caller;
+use super::super::calls::Calls;
+use super::super::reply::Dictionary;
+
+/// One job.
+pub struct Job {
+    /// The last part of its path.
+    pub name: String,
+    /// Where its object is.
+    pub path: OwnedObjectPath,
+    /// The connection that started it, by its unique name.
+    pub owner: String,
+    /// How far it is.
+    pub progress: Arc<Progress>,
+    uid: u32,
+    bytes_total: u64,
+    cancel: CancelToken,
+    phase: watch::Sender<Phase>,
+}
+
+/// Where a job is in its life.
+enum Phase {
+    Running,
+    /// Its result waits to be fetched.
+    Done(Made),
+    Failed(Error),
+    /// It was cancelled, or somebody has its result: for callers it is not there any more.
+    Over,
+}
+
+impl Job {
+    /// A job of `caller` that has done nothing yet, of a source of so many bytes; 0 where that is not
+    /// known.
+    ///
+    /// # Errors
+    /// For a name that no path may have.
+    pub fn new(name: String, caller: &Caller, bytes_total: u64) -> zbus::Result<Self> {
+        Ok(Self {
+            path: format!("{JOBS_PATH}/{name}").try_into()?,
+            name,
+            owner: caller.sender().to_owned(),
+            progress: Arc::default(),
+            uid: caller.uid,
+            bytes_total,
+            cancel: caller.cancel.clone(),
+            phase: watch::Sender::new(Phase::Running),
+        })
+    }
+
+    /// Whether the job is there for a user.
+    pub fn is_of(&self, uid: u32) -> bool {
+        self.uid == uid && !matches!(*self.phase.borrow(), Phase::Over)
+    }
+
+    /// What a user is told about a job that is not there for them: the same as about any path.
+    pub fn unknown(&self) -> String {
+        format!("Unknown object '{}'", self.path)
+    }
+
+    /// Ends the job, whatever it does.
+    pub fn end(&self) {
+        self.cancel.cancel();
+        self.phase.send_replace(Phase::Over);
+    }
+
+    /// The work has ended.
+    pub fn ended(&self, result: Result<Made, Error>) {
+        self.phase.send_if_modified(|phase| {
+            let runs = matches!(phase, Phase::Running);
+            if runs {
+                *phase = result.map_or_else(Phase::Failed, Phase::Done);
+            }
+            runs
+        });
+    }
+
+    /// Returns once the job is not there for callers any more.
+    pub async fn over(&self) {
+        // The sender is ours, so it does not end before.
+        let _ = self.phase.subscribe().wait_for(|phase| matches!(phase, Phase::Over)).await;
+    }
+
+    /// The result, once it is there, for whoever asks first.
+    async fn fetch(&self) -> Result<Bulk, Error> {
+        let mut phase = self.phase.subscribe();
+        let _ = phase.wait_for(|phase| !matches!(phase, Phase::Running)).await;
+        match self.phase.send_replace(Phase::Over) {
+            Phase::Done(made) => Ok(made.bulk),
+            Phase::Failed(error) => Err(error),
+            Phase::Running | Phase::Over => Err(Error::new(
+                ErrorName::Cancelled,
+                "the job was cancelled, or another call has fetched its result",
+            )),
+        }
+    }
+
+    fn error(&self) -> (&'static str, String) {
+        match &*self.phase.borrow() {
+            Phase::Failed(error) => (error.name().as_str(), error.message().to_owned()),
+            _ => ("", String::new()),
+        }
+    }
+}
+
+/// The bus object of a job.
+pub struct Handle {
+    job: Arc<Job>,
+    calls: Calls,
+}
+
+impl Handle {
+    /// The object of `job`.
+    pub fn new(job: Arc<Job>, calls: Calls) -> Self {
+        Self { job, calls }
+    }
+
+    /// The job, for whom it is there.
+    fn seen_by(&self, caller: &Caller) -> Result<Arc<Job>, Error> {
+        match self.job.is_of(caller.uid) {
+            true => Ok(self.job.clone()),
+            false => Err(Error::new(ErrorName::UnknownObject, self.job.unknown())),
+        }
+    }
+}
+
+#[interface(name = "org.opdbus.Embedding1.Job", introspection_docs = false)]
+impl Handle {
+    async fn cancel(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(), Error> {
+        let work = async |_calls, caller| {
+            self.seen_by(&caller)?.end();
+            Ok(())
+        };
+        self.calls.run(connection, &header, work).await
+    }
+
+    #[zbus(out_args("vectors", "rows", "dimensions", "info"))]
+    async fn fetch(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
+        let work = async |_calls, caller: Caller| {
+            let job = self.seen_by(&caller)?;
+            tokio::select! {
+                biased;
+                // Who has left can't have the result: it stays for another connection of the user.
+                () = caller.cancel.cancelled() => {
+                    Err(Error::new(ErrorName::Cancelled, "the caller has left the bus"))
+                }
+                result = job.fetch() => result,
+            }
+        };
+        self.calls.run(connection, &header, work).await
+    }
+
+    #[zbus(property)]
+    fn state(&self) -> String {
+        let state = match *self.job.phase.borrow() {
+            Phase::Running => "running",
+            Phase::Done(_) => "done",
+            Phase::Failed(_) => "failed",
+            Phase::Over => "over",
+        };
+        state.to_owned()
+    }
+
+    #[zbus(property)]
+    fn rows(&self) -> u64 {
+        self.job.progress.rows.load(Ordering::Relaxed)
+    }
+
+    #[zbus(property)]
+    fn bytes_read(&self) -> u64 {
+        self.job.progress.bytes_read.load(Ordering::Relaxed)
+    }
+
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn bytes_total(&self) -> u64 {
+        self.job.bytes_total
+    }
+
+    #[zbus(property)]
+    fn error_name(&self) -> String {
+        self.job.error().0.to_owned()
+    }
+
+    #[zbus(property)]
+    fn error_message(&self) -> String {
+        self.job.error().1
+    }
+}

@@ -1,0 +1,124 @@
+//! The standard interfaces of a job's object. Those of the bus library answer everybody.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use zbus::message::Header;
+use zbus::object_server::{Interface, SignalEmitter};
+use zbus::{Connection, OwnedVariant, Variant, fdo, interface};
+
+use super::super::calls::Calls;
+use super::job::{Handle, Job};
+use super::tree::{document, own, properties, xml};
+
+/// What both need.
+struct Seen {
+    job: Arc<Job>,
+    calls: Calls,
+}
+
+impl Seen {
+    /// The job's object, for whom it is there.
+    async fn handle(&self, connection: &Connection, header: &Header<'_>) -> fdo::Result<Handle> {
+        let uid = own(&self.calls, connection, header).await?;
+        match self.job.is_of(uid) {
+            true => Ok(Handle::new(self.job.clone(), self.calls.clone())),
+            false => Err(fdo::Error::UnknownObject(self.job.unknown())),
+        }
+    }
+}
+
+/// `org.freedesktop.DBus.Properties`
+pub struct Properties(Seen);
+
+impl Properties {
+    pub fn new(job: Arc<Job>, calls: Calls) -> Self {
+        Self(Seen { job, calls })
+    }
+
+    /// All properties, for whom the job is there.
+    async fn all(
+        &self,
+        interface: &str,
+        connection: &Connection,
+        header: &Header<'_>,
+    ) -> fdo::Result<HashMap<String, OwnedVariant>> {
+        let handle = self.0.handle(connection, header).await?;
+        if interface != Handle::name().as_str() {
+            let message = format!("Unknown interface '{interface}'");
+            return Err(fdo::Error::UnknownInterface(message));
+        }
+        properties(&handle, &self.0.job, connection).await
+    }
+}
+
+#[interface(name = "org.freedesktop.DBus.Properties", introspection_docs = false)]
+impl Properties {
+    #[zbus(out_args("value"))]
+    async fn get(
+        &self,
+        interface_name: &str,
+        property_name: &str,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> fdo::Result<OwnedVariant> {
+        let mut all = self.all(interface_name, connection, &header).await?;
+        let unknown = || fdo::Error::UnknownProperty(format!("Unknown property '{property_name}'"));
+        all.remove(property_name).ok_or_else(unknown)
+    }
+
+    #[zbus(out_args("properties"))]
+    async fn get_all(
+        &self,
+        interface_name: &str,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> fdo::Result<HashMap<String, OwnedVariant>> {
+        self.all(interface_name, connection, &header).await
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the bus's three, and two of zbus's own")]
+    async fn set(
+        &self,
+        interface_name: &str,
+        property_name: &str,
+        _value: Variant<'_>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> fdo::Result<()> {
+        self.all(interface_name, connection, &header).await?;
+        Err(fdo::Error::PropertyReadOnly(format!("Property '{property_name}' is read-only")))
+    }
+
+    #[zbus(signal)]
+    pub async fn properties_changed(
+        emitter: &SignalEmitter<'_>,
+        interface_name: &str,
+        changed_properties: HashMap<&str, &OwnedVariant>,
+        invalidated_properties: &[&str],
+    ) -> zbus::Result<()>;
+}
+
+/// `org.freedesktop.DBus.Introspectable`
+pub struct Introspectable(Seen);
+
+impl Introspectable {
+    pub fn new(job: Arc<Job>, calls: Calls) -> Self {
+        Self(Seen { job, calls })
+    }
+}
+
+#[interface(name = "org.freedesktop.DBus.Introspectable", introspection_docs = false)]
+impl Introspectable {
+    #[zbus(out_args("xml_data"))]
+    async fn introspect(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] header: Header<'_>,
+    ) -> fdo::Result<String> {
+        let handle = self.0.handle(connection, &header).await?;
+        let Seen { job, calls } = &self.0;
+        let properties = Properties::new(job.clone(), calls.clone());
+        Ok(document(&(xml(self) + &xml(&properties) + &xml(&handle)), &[]))
+    }
+}

@@ -1,0 +1,264 @@
+//! Finished vectors of texts that come again: in memory, bounded in bytes, and of each user apart.
+//!
+//! A vector is found by a keyed hash of all that it depends on, so what is kept holds no text. A user
+//! has entries of their own, which nobody else finds. When the room is used up, the user with the most
+//! bytes loses what they have not asked for the longest: among `n` users nobody gets below an `n`th
+//! of the room by what others do.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+use siphasher::sip128::{Hasher128, SipHasher24};
+
+use crate::backend::Description;
+use crate::call::Truncate;
+use crate::output::Output;
+use crate::prepare::Input;
+
+/// What an entry takes beside its numbers: key, links, slots of the table, and what an allocator adds
+/// to each part. `tests/allocations.rs` holds it.
+const ENTRY_BYTES: u64 = 256;
+
+/// The vectors that are kept, of all engines that share it. Off, and empty, while it has no room.
+#[derive(Debug)]
+pub struct Cache {
+    /// Of this process alone, and never told.
+    key: [u8; 16],
+    engines: AtomicU64,
+    /// The room, read without the lock: most services have none.
+    bytes_max: AtomicU64,
+    state: Mutex<State>,
+}
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Vectors.
+    pub vectors: u64,
+    /// Bytes that they take, with all that belongs to them.
+    pub bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    users: HashMap<u32, Shelf>,
+    kept: Kept,
+    /// Who computed the vectors: a few descriptions, which entries share.
+    origins: Vec<Arc<Origin>>,
+}
+
+/// What one user has; those that were asked for last come first.
+#[derive(Debug)]
+struct Shelf {
+    entries: LruCache<Key, Arc<Entry>>,
+    bytes: u64,
+}
+
+/// What finds a vector: the engine, and the hash of all else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    engine: u64,
+    hash: u128,
+}
+
+/// A vector as its caller got it.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub vector: Box<[f32]>,
+    /// Whether its text was longer than the model reads.
+    pub truncated: bool,
+    pub origin: Arc<Origin>,
+}
+
+/// A vector that was computed just now.
+#[derive(Debug)]
+pub(crate) struct Computed<'a> {
+    pub vector: &'a [f32],
+    /// Whether its text was longer than the model reads.
+    pub truncated: bool,
+    pub by: &'a Description,
+}
+
+/// What computed a vector.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    pub provider: String,
+    pub device: String,
+    pub precision: String,
+}
+
+impl Cache {
+    /// Room for `bytes_max` bytes; with 0 it is off.
+    pub fn new(bytes_max: u64) -> Self {
+        // What seeds it is the system's generator; a sum of what it hashes tells nobody the seed.
+        let seed = RandomState::new();
+        let key = u128::from(seed.hash_one(0_u8)) << 64 | u128::from(seed.hash_one(1_u8));
+        Self {
+            key: key.to_le_bytes(),
+            engines: AtomicU64::new(0),
+            bytes_max: AtomicU64::new(bytes_max),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Has room for `bytes_max` bytes from now on; what does not fit any more is forgotten.
+    pub fn resize(&self, bytes_max: u64) {
+        self.bytes_max.store(bytes_max, Ordering::Relaxed);
+        self.lock().shrink(bytes_max);
+    }
+
+    /// Forgets everything, and tells how much that was.
+    pub fn clear(&self) -> Kept {
+        // Let go behind the lock: it may be much.
+        let all = std::mem::take(&mut *self.lock());
+        all.kept
+    }
+
+    /// How much is kept now.
+    pub fn kept(&self) -> Kept {
+        self.lock().kept
+    }
+
+    /// Whether there is room for anything.
+    pub(crate) fn is_on(&self) -> bool {
+        self.room() > 0
+    }
+
+    /// A number for an engine whose vectors are kept here: no other one finds them.
+    pub(crate) fn enter(&self) -> u64 {
+        self.engines.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Forgets the vectors of an engine, and tells how many there were.
+    pub(crate) fn forget(&self, engine: u64) -> Kept {
+        let mut state = self.lock();
+        let before = state.kept;
+        let users: Vec<u32> = state.users.keys().copied().collect();
+        for uid in users {
+            let Some(shelf) = state.users.get(&uid) else { continue };
+            let keys = shelf.entries.iter().map(|(key, _)| *key);
+            for key in keys.filter(|key| key.engine == engine).collect::<Vec<_>>() {
+                state.take(uid, |entries| entries.pop_entry(&key));
+            }
+        }
+        let after = state.kept;
+        Kept { vectors: before.vectors - after.vectors, bytes: before.bytes - after.bytes }
+    }
+
+    /// What finds the vector of each input.
+    pub(crate) fn keys<T: Input>(
+        &self,
+        engine: u64,
+        inputs: &[T],
+        truncate: Truncate,
+        output: Output,
+    ) -> Vec<Key> {
+        let Output { full, dimensions, normalise, normalise_all } = output;
+        let mut terms = SipHasher24::new_with_key(&self.key);
+        terms.write_u8(truncate as u8);
+        terms.write_u64(full as u64);
+        terms.write_u64(dimensions as u64);
+        terms.write(&[u8::from(normalise), u8::from(normalise_all)]);
+        let key = |input: &T| {
+            // What differs in length comes last, so that no two inputs are hashed alike.
+            let mut hasher = terms;
+            input.hash(&mut hasher);
+            Key { engine, hash: hasher.finish128().as_u128() }
+        };
+        inputs.iter().map(key).collect()
+    }
+
+    /// What is there of each key for a user, and was asked for just now.
+    pub(crate) fn find(&self, uid: u32, keys: &[Key]) -> Vec<Option<Arc<Entry>>> {
+        let mut state = self.lock();
+        let Some(shelf) = state.users.get_mut(&uid) else { return vec![None; keys.len()] };
+        keys.iter().map(|key| shelf.entries.get(key).cloned()).collect()
+    }
+
+    /// Keeps the vector of one input for its user.
+    pub(crate) fn keep(&self, uid: u32, key: Key, computed: &Computed<'_>) {
+        let Computed { vector, truncated, by } = *computed;
+        let (room, bytes) = (self.room(), bytes(vector));
+        if bytes > room {
+            return;
+        }
+        let vector = vector.into();
+        let mut state = self.lock();
+        let origin = state.origin(by);
+        state.take(uid, |entries| entries.pop_entry(&key));
+        let shelf = state
+            .users
+            .entry(uid)
+            .or_insert_with(|| Shelf { entries: LruCache::unbounded(), bytes: 0 });
+        shelf.entries.push(key, Arc::new(Entry { vector, truncated, origin }));
+        shelf.bytes += bytes;
+        state.kept.vectors += 1;
+        state.kept.bytes += bytes;
+        state.shrink(room);
+    }
+
+    fn room(&self) -> u64 {
+        self.bytes_max.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What an entry counts as.
+fn bytes(vector: &[f32]) -> u64 {
+    ENTRY_BYTES + size_of_val(vector) as u64
+}
+
+impl State {
+    /// Takes one entry out, and the user who has none left.
+    fn take(
+        &mut self,
+        uid: u32,
+        one: impl FnOnce(&mut LruCache<Key, Arc<Entry>>) -> Option<(Key, Arc<Entry>)>,
+    ) {
+        let Some(shelf) = self.users.get_mut(&uid) else { return };
+        if let Some((_, entry)) = one(&mut shelf.entries) {
+            let bytes = bytes(&entry.vector);
+            shelf.bytes -= bytes;
+            self.kept.bytes -= bytes;
+            self.kept.vectors -= 1;
+        }
+        if shelf.entries.is_empty() {
+            self.users.remove(&uid);
+        }
+    }
+
+    /// Forgets until the rest fits: of who has the most, what was asked for the longest ago.
+    fn shrink(&mut self, room: u64) {
+        while self.kept.bytes > room {
+            let most = self.users.iter().max_by_key(|(_, shelf)| shelf.bytes);
+            let Some(uid) = most.map(|(uid, _)| *uid) else { return };
+            self.take(uid, LruCache::pop_lru);
+        }
+    }
+
+    /// The description of who computes, kept once however many vectors it made.
+    fn origin(&mut self, by: &Description) -> Arc<Origin> {
+        let is = |origin: &&Arc<Origin>| {
+            origin.provider == by.provider
+                && origin.device == by.device
+                && origin.precision == by.precision
+        };
+        if let Some(known) = self.origins.iter().find(is) {
+            return Arc::clone(known);
+        }
+        self.origins.retain(|origin| Arc::strong_count(origin) > 1);
+        let Description { provider, device, precision, .. } = by.clone();
+        let origin = Arc::new(Origin { provider, device, precision });
+        self.origins.push(Arc::clone(&origin));
+        origin
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! What needs the tokenizer alone: counts and tokens of texts.
+
+use tokio::sync::oneshot;
+
+use super::Engine;
+use crate::error::{Error, Excess};
+use crate::prepare::{Task, chunks, is_small, look};
+use crate::tokenizer::{EncodeError, Piece, Tokenizer};
+
+impl Engine {
+    /// Tokens of each text before truncation, special tokens included.
+    ///
+    /// # Errors
+    /// `TooLarge`, `InvalidArgument` (a text that can't be tokenized), `ShuttingDown`.
+    pub async fn count_tokens(&self, texts: Vec<String>) -> Result<Vec<u32>, Error> {
+        let count = |tokenizer: &Tokenizer, text: &str| {
+            tokenizer.count(text).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+        };
+        self.look(texts, count).await
+    }
+
+    /// The tokens of each text before truncation, special tokens included.
+    ///
+    /// # Errors
+    /// As [`count_tokens`](Self::count_tokens); `TooLarge` already beyond the size of one text,
+    /// because a piece takes many times what its text does.
+    pub async fn tokenize(&self, texts: Vec<String>) -> Result<Vec<Vec<Piece>>, Error> {
+        let limit = self.0.limits.text_bytes_max;
+        let found = texts.iter().map(String::len).sum();
+        if found > limit {
+            return Err(Error::TooLarge { excess: Excess::CallBytes, found, limit });
+        }
+        self.look(texts, Tokenizer::pieces).await
+    }
+
+    /// What `one` makes of each text, without embedding any.
+    async fn look<T: Send + 'static>(
+        &self,
+        texts: Vec<String>,
+        one: fn(&Tokenizer, &str) -> Result<T, EncodeError>,
+    ) -> Result<Vec<T>, Error> {
+        let inner = &*self.0;
+        inner.check_size(&texts)?;
+        if inner.admission.is_closed() {
+            return Err(Error::ShuttingDown);
+        }
+        if is_small(&texts) {
+            return look(&inner.preparer.tokenizer, 0, &texts, one, || true);
+        }
+        let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());
+        for (first, texts) in chunks(texts) {
+            let (done, result) = oneshot::channel();
+            let task = move |tokenizer: &Tokenizer| {
+                let found = look(tokenizer, first, &texts, one, || !done.is_closed());
+                // The caller may be gone: then nobody wants to know.
+                let _ = done.send(found);
+            };
+            let sent = inner.tasks.send(Task::Look(Box::new(task))).await;
+            sent.map_err(|_| Error::ShuttingDown)?;
+            results.push(result);
+        }
+        for result in results {
+            all.extend(result.await.unwrap_or(Err(Error::ShuttingDown))?);
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,151 @@
+//! Vectors that are kept: the same bits, in the right places, computed once, and nobody else's.
+
+use std::sync::{Arc, Mutex};
+
+use op_dbus_engine::sim::Faults;
+use op_dbus_engine::{
+    Cache, Call, Engine, EngineConfig, Error, Inputs, Limits, RowSink, Tokenizer, Truncate,
+};
+
+use crate::support::{INPUT_MAX, call, config, expected, model, pools, sim};
+
+const ROOM: u64 = 1 << 20;
+
+fn caching(limits: Limits) -> (Engine, Arc<Cache>) {
+    let cache = Arc::new(Cache::new(ROOM));
+    let config = EngineConfig { cache: cache.clone(), ..config(limits) };
+    let pools = pools(Box::new(|_| sim(Faults::default())), 2);
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
+    (engine, cache)
+}
+
+#[tokio::test]
+async fn what_was_computed_is_not_computed_again() {
+    let (engine, cache) = caching(Limits::default());
+    let first = engine.embed(call(1, &["one", "two"])).await.unwrap();
+    assert_eq!((first.cached, first.tokens), (0, 10));
+    let before = engine.stats();
+    let again = engine.embed(call(1, &["two", "one"])).await.unwrap();
+    assert_eq!((again.cached, again.tokens, again.compute_us), (2, 0, 0));
+    assert_eq!(again.vectors, [expected("two"), expected("one")].concat());
+    assert_eq!((&again.provider, &again.device), (&first.provider, &first.device));
+    assert_eq!(again.precision, first.precision);
+    let after = engine.stats();
+    assert_eq!((after.tokens, after.batches), (before.tokens, before.batches));
+    assert_eq!((after.cached, after.calls, after.texts), (2, 2, 4));
+    assert_eq!(after.compute_us.count(), 1, "no time is told of a call without a batch");
+    assert_eq!(cache.kept().vectors, 2);
+}
+
+#[tokio::test]
+async fn kept_and_computed_vectors_are_in_the_order_of_the_texts() {
+    let (engine, _cache) = caching(Limits::default());
+    let texts: Vec<String> = (0..300).map(|n| format!("text {n}")).collect();
+    let odd: Vec<&str> = texts.iter().skip(1).step_by(2).map(String::as_str).collect();
+    engine.embed(call(1, &odd)).await.unwrap();
+    let all: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let reply = engine.embed(call(1, &all)).await.unwrap();
+    assert_eq!((reply.cached, reply.rows), (150, 300));
+    let wanted: Vec<f32> = texts.iter().flat_map(|text| expected(text)).collect();
+    assert_eq!(reply.vectors, wanted);
+    // The same through a sink, which all rows reach once.
+    let taken = Arc::new(Mutex::new(vec![Vec::new(); 300]));
+    let sink = {
+        let taken = Arc::clone(&taken);
+        RowSink::new(move |text, vector| {
+            taken.lock().unwrap()[text as usize].extend_from_slice(vector)
+        })
+    };
+    let reply = engine.embed(Call { sink: Some(sink), ..call(1, &all) }).await.unwrap();
+    assert_eq!((reply.cached, reply.tokens), (300, 0));
+    assert_eq!(taken.lock().unwrap().concat(), wanted);
+}
+
+#[tokio::test]
+async fn another_user_computes_anew() {
+    let (engine, cache) = caching(Limits::default());
+    engine.embed(call(1, &["secret"])).await.unwrap();
+    let other = engine.embed(call(2, &["secret"])).await.unwrap();
+    assert_eq!((other.cached, other.tokens), (0, 8));
+    assert_eq!(cache.kept().vectors, 2);
+    // Nor does another engine of the same cache find it.
+    let pools = pools(Box::new(|_| sim(Faults::default())), 1);
+    let config = EngineConfig { cache: cache.clone(), ..config(Limits::default()) };
+    let second = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
+    assert_eq!(second.embed(call(1, &["secret"])).await.unwrap().cached, 0);
+    assert_eq!(cache.kept().vectors, 3);
+    drop(second);
+    assert_eq!(cache.kept().vectors, 2, "an engine that ends leaves nothing");
+}
+
+#[tokio::test]
+async fn options_that_change_a_vector_are_another_vector() {
+    let (engine, _cache) = caching(Limits::default());
+    let long = "x".repeat(100);
+    let texts = [long.as_str(), "short"];
+    let calls = || {
+        let plain = || call(1, &texts);
+        [
+            plain(),
+            Call { truncate: Truncate::Start, ..plain() },
+            Call { truncate: Truncate::Mean, ..plain() },
+            Call { dimensions: Some(4), ..plain() },
+        ]
+    };
+    let mut replies = Vec::new();
+    for call in calls() {
+        let reply = engine.embed(call).await.unwrap();
+        assert_eq!((reply.cached, &reply.truncated), (0, &vec![0]));
+        replies.push(reply);
+    }
+    for (call, first) in calls().into_iter().zip(&replies) {
+        let again = engine.embed(call).await.unwrap();
+        assert_eq!((again.cached, &again.vectors), (2, &first.vectors));
+        assert_eq!(again.truncated, [0], "that a text was cut is told again");
+    }
+    let strict = Call { truncate: Truncate::Error, ..call(1, &texts) };
+    assert!(matches!(engine.embed(strict).await, Err(Error::TooLong { index: 0, .. })));
+}
+
+fn ids_of(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+#[tokio::test]
+async fn token_ids_are_kept_as_texts_are() {
+    let (engine, _cache) = caching(Limits::default());
+    let tokens = || Inputs::Tokens(vec![ids_of("one"), ids_of("two")]);
+    let embed = || engine.embed(Call { uid: 1, inputs: tokens(), ..Call::default() });
+    let first = embed().await.unwrap();
+    let again = embed().await.unwrap();
+    assert_eq!((first.cached, again.cached), (0, 2));
+    assert_eq!(first.vectors, again.vectors);
+    assert_eq!(first.vectors, [expected("one"), expected("two")].concat());
+}
+
+#[tokio::test]
+async fn a_kept_text_counts_as_one_token_of_the_quota() {
+    let quota = Limits { quota_tokens: 24, queue_tokens_max: 24, ..Limits::default() };
+    let (engine, _cache) = caching(quota);
+    let (first, second) = ("a".repeat(20), "b".repeat(20));
+    for text in [&first, &second] {
+        engine.embed(call(1, &[text])).await.unwrap();
+    }
+    assert_eq!(engine.embed(call(1, &[&first, &second])).await.unwrap().cached, 2);
+    let refused = engine.embed(call(2, &[&first, &second])).await;
+    assert!(matches!(refused, Err(Error::TooLarge { .. })), "another user has nothing kept");
+}
+
+#[tokio::test]
+async fn what_is_unloaded_or_off_keeps_nothing() {
+    let (engine, cache) = caching(Limits::default());
+    engine.embed(call(1, &["one"])).await.unwrap();
+    engine.unload().await;
+    assert_eq!(cache.kept().vectors, 0);
+    assert_eq!(engine.embed(call(1, &["one"])).await.unwrap().cached, 0);
+    cache.resize(0);
+    for _ in 0..2 {
+        assert_eq!(engine.embed(call(1, &["one"])).await.unwrap().cached, 0);
+    }
+    assert_eq!(cache.kept().bytes, 0);
+}

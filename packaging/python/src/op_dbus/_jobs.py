@@ -1,0 +1,87 @@
+"""Jobs: work that goes on without a call that waits for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from dbus_fast import Variant
+
+from . import embeddings, errors, options
+from ._bus import JOB, PROPERTIES, Bus, plain
+from .embeddings import Embeddings
+
+Framing = Literal["lines", "nul", "json-lines"]
+
+
+class _HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
+
+
+Source = int | _HasDescriptor
+"""A descriptor, or something open that has one."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is."""
+
+    state: str
+    """``running``, ``done`` or ``failed``."""
+    rows: int
+    """Vectors that are done."""
+    bytes_read: int
+    """Bytes of the source that were read, a little ahead of the vectors."""
+    bytes_total: int
+    """Bytes that the source has; 0 for a pipe, which does not tell."""
+
+
+class AsyncJob:
+    """A job of :meth:`AsyncEmbedder.start`, in the hands of the client that started it."""
+
+    def __init__(self, bus: Bus, path: str) -> None:
+        self._bus = bus
+        self.path = path
+        """The job's object on the bus."""
+
+    async def progress(self) -> Progress:
+        """How far it is. Raises ``UnknownObject`` once the result is fetched or the job cancelled."""
+        call = self._bus.call("GetAll", "s", [JOB], "a{sv}", PROPERTIES, path=self.path)
+        body, _ = await call
+        values = plain(body[0])
+        try:
+            return Progress(
+                state=str(values["State"]),
+                rows=int(values["Rows"]),
+                bytes_read=int(values["BytesRead"]),
+                bytes_total=int(values["BytesTotal"]),
+            )
+        except KeyError as missing:
+            raise errors.UnexpectedReply(f"a job has no property {missing}") from None
+
+    async def result(self) -> Embeddings:
+        """The vectors, once they are there, without a copy; then the job is gone.
+
+        Raises what ended the job if that was an error.
+        """
+        call = self._bus.call("Fetch", "", [], "huua{sv}", JOB, path=self.path)
+        (handle, rows, dimensions, info), descriptors = await call
+        return embeddings.from_descriptors(descriptors, handle, rows, dimensions, plain(info))
+
+    async def cancel(self) -> None:
+        """Ends the job, whatever it does."""
+        await self._bus.call("Cancel", "", [], "", JOB, path=self.path)
+
+
+def descriptor_of(source: Source) -> int:
+    """The descriptor of a source. What a buffered writer holds back is the caller's to flush."""
+    descriptor = source if isinstance(source, int) else source.fileno()
+    os.fstat(descriptor)
+    return descriptor
+
+
+def travelling(framing: str, wanted: Mapping[str, Any]) -> dict[str, Variant]:
+    """The options of a call that reads a descriptor."""
+    return options.variants(wanted) | {"framing": Variant("s", framing)}
