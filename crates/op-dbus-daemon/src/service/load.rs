@@ -102,9 +102,8 @@ fn start(draft: &Draft, host: Host, loaded: &Loaded, spawner: &Spawner) -> Resul
     }
     if host.provider == Provider::Remote {
         let count = fleet::endpoints(settings).len();
-        tracing::info!(
-            "token ids of texts leave this machine, for {count} endpoints of the remote provider"
-        );
+        let what = if fleet::sends_texts(settings) { "texts" } else { "token ids of texts" };
+        tracing::info!("{what} leave this machine, for {count} endpoints of the remote provider");
     }
     let explained = |error| explained(error, loaded);
     let precision = provider::precision(&host, settings);
