@@ -19,20 +19,48 @@ use super::{Outcome, fixture, needs, within};
 /// A server.
 pub struct Server {
     pub process: Process,
-    port: u16,
+    ports: Ports,
     url: String,
     // It ends when this is closed.
     _stdin: Option<ChildStdin>,
 }
 
+/// Where a server answers HTTP, and gRPC if it does; 0 is a port that is free.
+pub type Ports = [u16; 2];
+
 impl Server {
     /// Triton with `graph` under the name `model`. `folder` is its own, and is the same when it is started
-    /// again; so is `port`, which is 0 for one that is free.
-    pub async fn triton(folder: &Path, graph: &Path, model: &str, port: u16) -> Outcome<Self> {
-        let port = free(port)?;
+    /// again; so are its `ports`.
+    pub async fn triton(folder: &Path, graph: &Path, model: &str, ports: Ports) -> Outcome<Self> {
+        Self::triton_with(folder, graph, (model, ports), &[]).await
+    }
+
+    /// Triton with a model that takes texts and reads `tokens_max` tokens of them: the graph of `model` in
+    /// the store and its tokenizer, under its name.
+    pub async fn triton_of_texts(
+        folder: &Path,
+        graph: &Path,
+        model: &str,
+        tokens_max: usize,
+    ) -> Outcome<Self> {
+        let tokenizer = needs::store().join("models").join(model).join("tokenizer.json");
+        let tokenizer = format!("tokenizer={}", tokenizer.display());
+        let more = [tokenizer, format!("tokens_max={tokens_max}")];
+        Self::triton_with(folder, graph, (model, Ports::default()), &more).await
+    }
+
+    /// Triton with what its model is to heed beside the graph, `key=value`.
+    pub async fn triton_with(
+        folder: &Path,
+        graph: &Path,
+        (model, ports): (&str, Ports),
+        more: &[String],
+    ) -> Outcome<Self> {
+        let ports = [free(ports[0])?, free(ports[1])?];
         let mut command = python("triton.py");
-        command.arg(folder).arg(graph).arg(model).arg(port.to_string());
-        Self::start("triton", command, port, "Started HTTPService at").await
+        command.arg(folder).arg(graph).arg(model).args(ports.map(|port| port.to_string()));
+        command.args(more);
+        Self::start("triton", command, ports, "Started HTTPService at").await
     }
 
     /// llama.cpp's server with a model of the store. What it makes of the model is in `folder`.
@@ -41,7 +69,7 @@ impl Server {
         let mut command = python("llama.py");
         command.arg(needs::store().join("models").join(model));
         command.arg(folder.join("model.gguf")).arg(port.to_string());
-        Self::start("llama.cpp", command, port, "answered at").await
+        Self::start("llama.cpp", command, [port, 0], "answered at").await
     }
 
     /// A server that has a certificate for 127.0.0.1 and hands on what it is sent to `to`. The certificate
@@ -58,10 +86,10 @@ impl Server {
         finish(openssl, "").await?.success()?;
         let mut command = python("tls.py");
         command.arg(certificate).arg(key).arg(to.rsplit(':').next().unwrap_or_default());
-        Self::start("tls", command, 0, "answered at").await
+        Self::start("tls", command, Ports::default(), "answered at").await
     }
 
-    async fn start(name: &str, mut command: Command, port: u16, ready: &str) -> Outcome<Self> {
+    async fn start(name: &str, mut command: Command, ports: Ports, ready: &str) -> Outcome<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::null());
         let mut process = Process::start_piped(name, command)?;
         let child = process.child();
@@ -72,8 +100,8 @@ impl Server {
             true => {
                 let told =
                     said.trim_end().rsplit_once("answered at ").map(|(_, url)| url.to_owned());
-                let url = told.unwrap_or_else(|| format!("http://127.0.0.1:{port}"));
-                Ok(Self { process, port, url, _stdin: stdin })
+                let url = told.unwrap_or_else(|| format!("http://127.0.0.1:{}", ports[0]));
+                Ok(Self { process, ports, url, _stdin: stdin })
             }
             false => Err(format!("{name} ended at once: {said}").into()),
         }
@@ -84,11 +112,16 @@ impl Server {
         &self.url
     }
 
-    /// Ends it without warning, and returns its port.
-    pub async fn kill(mut self) -> Outcome<u16> {
+    /// Where it answers gRPC.
+    pub fn grpc_url(&self) -> String {
+        format!("grpc://127.0.0.1:{}", self.ports[1])
+    }
+
+    /// Ends it without warning, and returns its ports.
+    pub async fn kill(mut self) -> Outcome<Ports> {
         self.process.signal(nix::sys::signal::Signal::SIGKILL)?;
         self.process.ended().await?;
-        Ok(self.port)
+        Ok(self.ports)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, Scope,
@@ -46,6 +48,8 @@ pub enum Need {
     PythonHttp,
     /// `python3` with Triton, llama.cpp's server, and what they need.
     Fleet,
+    /// The same, and what Triton needs of `python3`'s version.
+    Triton,
     /// `openssl`, and `python3` to serve with what it makes.
     OpenSsl,
     /// Chromium and its driver.
@@ -102,7 +106,8 @@ impl Need {
             Self::Python => python_package(python_path().join("jeepney")),
             Self::PythonHttp => python_package(python_http_path().join("schemathesis")),
             Self::Cluster => python_package(cluster_path().join("ray")),
-            Self::Fleet => python_package(fleet_path().join("gguf")),
+            Self::Fleet => python_package(fleet_path().join("tokenizers")),
+            Self::Triton => Self::Fleet.missing().or_else(triton),
             Self::RustExamples => examples(&["nearest", "rank"]),
             Self::LibraryExamples => examples(&["bulk", "gpu_demo", "gpu_optimization"]),
             Self::SdBus => program("cc").or_else(|| program("pkg-config")).or_else(|| {
@@ -196,6 +201,33 @@ fn python_package(path: PathBuf) -> Option<String> {
         .or_else(|| unless(path.is_dir(), &format!("no Python package at {}", path.display())))
 }
 
+/// What Triton lacks, whose models are computed by a program for each version of Python, which has the
+/// interpreter as a library.
+fn triton() -> Option<String> {
+    const TELL: &str = "
+import ctypes, os, sys
+version = f'{sys.version_info.major}.{sys.version_info.minor}'
+library = f'libpython{version}.so.1.0'
+if not os.path.isdir(os.path.join(sys.argv[1], version)):
+    sys.exit(f'Triton knows no Python {version}')
+try:
+    ctypes.CDLL(library)
+except OSError:
+    sys.exit(f'{library} is not installed')
+";
+    static MISSING: OnceLock<Option<String>> = OnceLock::new();
+    let ask = || {
+        let stubs = fleet_path().join("pytriton/tritonserver/python_backend_stubs");
+        let told = Command::new("python3").args(["-c", TELL]).arg(stubs).output();
+        match told {
+            Ok(told) if told.status.success() => None,
+            Ok(told) => Some(String::from_utf8_lossy(&told.stderr).trim().to_owned()),
+            Err(error) => Some(format!("python3: {error}")),
+        }
+    };
+    MISSING.get_or_init(ask).clone()
+}
+
 /// The folder with the units that systemd brings itself.
 pub fn systemd_units() -> Option<PathBuf> {
     let places = ["/usr/lib/systemd/system", "/lib/systemd/system"].map(PathBuf::from);
@@ -250,7 +282,7 @@ fn landlock() -> bool {
 
 /// Makes a network namespace, which ends with the program in it.
 fn network() -> bool {
-    let mut unshare = std::process::Command::new("unshare");
+    let mut unshare = Command::new("unshare");
     unshare.args(["--net", "true"]).stderr(std::process::Stdio::null());
     unshare.status().is_ok_and(|status| status.success())
 }

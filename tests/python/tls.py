@@ -19,6 +19,7 @@ async def main():
     certificate, key, port = sys.argv[1:]
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["h2", "http/1.1"])
 
     async def serve(reader, writer):
         there, here = await asyncio.open_connection("127.0.0.1", int(port))

@@ -1,7 +1,8 @@
 """Triton, which serves a graph of ours by the Open Inference Protocol.
 
-Started by the tests with a folder of its own, the graph, the model's name there and a port. The server is
-NVIDIA's program, in the package nvidia-pytriton; ONNX Runtime computes, in `triton_model.py`.
+Started by the tests with a folder of its own, the graph, the model's name there, the ports of HTTP and
+gRPC, and what `triton_model.py` is to heed beside these, `key=value`. The server is NVIDIA's program, in the
+package nvidia-pytriton; ONNX Runtime computes, in that file.
 """
 
 import os
@@ -20,7 +21,8 @@ def ports(kind, found):
 
 
 def main():
-    folder, graph, name, port = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+    folder, graph, name, http, grpc = pathlib.Path(sys.argv[1]), *sys.argv[2:6]
+    parameters = {"graph": graph, **dict(word.split("=", 1) for word in sys.argv[6:])}
     packages = pathlib.Path(onnxruntime.__file__).parent.parent
     triton = packages / "pytriton/tritonserver"
     python, model = folder / "backends/python", folder / "models" / name
@@ -38,8 +40,13 @@ def main():
         (model / "1/model.py").write_text(found)
         session = onnxruntime.InferenceSession(graph)
         config = f'name: "{name}"\nbackend: "python"\nmax_batch_size: 0\n'
-        config += ports("input", session.get_inputs()) + ports("output", session.get_outputs())
-        config += f'parameters {{ key: "graph" value {{ string_value: "{graph}" }} }}\n'
+        if "tokenizer" in parameters:
+            config += 'input { name: "text" data_type: TYPE_STRING dims: [-1] }\n'
+        else:
+            config += ports("input", session.get_inputs())
+        config += ports("output", session.get_outputs())
+        for key, value in parameters.items():
+            config += f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
         (model / "config.pbtxt").write_text(config)
     server = triton / "bin/tritonserver"
     words = [
@@ -47,8 +54,10 @@ def main():
         f"--model-repository={folder}/models",
         f"--backend-directory={folder}/backends",
         "--http-address=127.0.0.1",
-        f"--http-port={port}",
-        "--allow-grpc=false",
+        f"--http-port={http}",
+        "--grpc-address=127.0.0.1",
+        f"--grpc-port={grpc}",
+        "--grpc-header-forward-pattern=authorization",
         "--allow-metrics=false",
     ]
     libraries = str(packages / "nvidia_pytriton.libs")

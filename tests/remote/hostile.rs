@@ -12,6 +12,8 @@ tests! {
     wrong_answers_are_told: [Bus, Low],
     an_endless_answer_ends: [Bus, Low],
     silence_ends: [Bus, Low],
+    what_is_no_grpc_is_told: [Bus, Low],
+    an_answer_over_grpc_that_is_too_long_is_not_read: [Bus, Low],
 }
 
 /// An endpoint that answers every request with `answer`, and then goes on sending `more` for ever.
@@ -107,5 +109,61 @@ async fn an_endless_answer_ends() -> Outcome {
 async fn silence_ends() -> Outcome {
     let message = said(String::new(), b"").await?;
     assert!(message.contains("timeout"), "{message}");
+    Ok(())
+}
+
+async fn what_is_no_grpc_is_told() -> Outcome {
+    for (answer, word) in [
+        (http("200 OK", "{}"), "http2 error"),
+        ("nothing like HTTP\r\n\r\n".to_owned(), "http2 error"),
+        (String::new(), "timeout"),
+    ] {
+        let url = endpoint(answer, b"").await?.replace("http://", "grpc://");
+        let setup =
+            fleet("low", "oip", &[&url])?.setting("providers.remote.request_timeout_s", "2");
+        let message = refusal(&setup).await?;
+        assert!(message.contains(&format!("{url} can't be used: ")), "{message}");
+        assert!(message.contains(word), "{word}: {message}");
+    }
+    Ok(())
+}
+
+/// The beginning of a frame of HTTP/2: bytes, kind, flags and stream.
+fn frame(bytes: u8, kind: u8, flags: u8, stream: u8) -> [u8; 9] {
+    [0, 0, bytes, kind, flags, 0, 0, 0, stream]
+}
+
+/// It says that two gigabytes will come.
+async fn an_answer_over_grpc_that_is_too_long_is_not_read() -> Outcome {
+    const HEADERS: u8 = 1;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("grpc://{}", listener.local_addr()?);
+    // `:status: 200`, `content-type: application/grpc`, and a message's length.
+    let fields = [&[0x88, 0x0f, 0x10, 16][..], b"application/grpc"].concat();
+    let length = [0, 0x7f, 0xff, 0xff, 0xff];
+    let settings = frame(0, 4, 0, 0);
+    let headers = [&frame(fields.len() as u8, HEADERS, 4, 1)[..], &fields].concat();
+    let data = [&frame(length.len() as u8, 0, 0, 1)[..], &length].concat();
+    let talk = async move |mut stream: TcpStream| -> std::io::Result<()> {
+        stream.write_all(&settings).await?;
+        stream.read_exact(&mut [0; 24]).await?;
+        loop {
+            let mut head = [0; 9];
+            stream.read_exact(&mut head).await?;
+            let mut body = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+            stream.read_exact(&mut body).await?;
+            if head[3] == HEADERS {
+                stream.write_all(&[&headers[..], &data].concat()).await?;
+            }
+        }
+    };
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            // Until the other end hangs up.
+            drop(talk(stream).await);
+        }
+    });
+    let message = refusal(&fleet("low", "oip", &[&url])?).await?;
+    assert!(message.contains("length too large: found 2147483647 bytes"), "{message}");
     Ok(())
 }

@@ -11,24 +11,34 @@ use tokio::task::JoinHandle;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, refused};
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::fleet::{Server, compiled};
+use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::gateway::Gateway;
 use crate::harness::golden::{self, cosine};
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
 use crate::providers::provider;
 
+/// Beside and behind other providers.
+mod chain;
+/// The same protocol over gRPC.
+mod grpc;
 /// Servers that answer wrongly.
 mod hostile;
+/// Endpoints that are named.
+mod names;
+/// Servers that take texts.
+mod texts;
 
 /// The tests of all modules.
 pub fn all() -> Vec<Test> {
-    tests().into_iter().chain(hostile::tests()).collect()
+    let all =
+        [tests(), chain::tests(), grpc::tests(), hostile::tests(), names::tests(), texts::tests()];
+    all.into_iter().flatten().collect()
 }
 
 tests! {
-    triton_computes_our_graph: [Bus, Low, Runtime, Fleet],
-    triton_is_killed_and_comes_back_without_a_lost_call: [Bus, Low, Runtime, Fleet],
+    triton_computes_our_graph: [Bus, Low, Runtime, Triton],
+    triton_is_killed_and_comes_back_without_a_lost_call: [Bus, Low, Runtime, Triton],
     llama_cpp_computes_our_model: [Bus, Medium, Fleet],
     a_gateway_computes_and_another_takes_over: [Bus, Low],
     the_cpu_goes_on_when_the_fleet_is_gone: [Bus, Low],
@@ -84,7 +94,8 @@ async fn serves(daemon: &Daemon, level: &str) -> Outcome {
 async fn triton_computes_our_graph() -> Outcome {
     let bus = PrivateBus::start().await?;
     let (folder, graph) = compiled(&bus, "low").await?;
-    let triton = Server::triton(&folder.path().join("triton"), &graph, "low", 0).await?;
+    let triton =
+        Server::triton(&folder.path().join("triton"), &graph, "low", Ports::default()).await?;
     let setup = fleet("low", "oip", &[triton.url()])?;
     let setup = setup.setting("providers.remote.model", "low");
     let daemon = setup.ready(&bus).await?;
@@ -146,11 +157,16 @@ async fn some_more(daemon: &Daemon) -> Outcome {
 }
 
 async fn triton_is_killed_and_comes_back_without_a_lost_call() -> Outcome {
+    killed_and_back(|triton| triton.url().to_owned()).await
+}
+
+/// Kills Triton under load, which answers at `url`, and starts it again.
+async fn killed_and_back(url: impl Fn(&Server) -> String) -> Outcome {
     let bus = PrivateBus::start().await?;
     let (folder, graph) = compiled(&bus, "low").await?;
     let own = folder.path().join("triton");
-    let mut triton = Server::triton(&own, &graph, "low", 0).await?;
-    let setup = fleet("low", "oip", &[triton.url()])?;
+    let mut triton = Server::triton(&own, &graph, "low", Ports::default()).await?;
+    let setup = fleet("low", "oip", &[&url(&triton)])?;
     let setup = setup.setting("providers.remote.model", "low");
     // As long as a start may take on a busy machine.
     let setup = setup.setting("providers.remote.batch_timeout_s", "50");
@@ -159,8 +175,8 @@ async fn triton_is_killed_and_comes_back_without_a_lost_call() -> Outcome {
     let clients = clients(&bus, &stopped, 2).await?;
     for _ in 0..2 {
         some_more(&daemon).await?;
-        let port = triton.kill().await?;
-        triton = Server::triton(&own, &graph, "low", port).await?;
+        let ports = triton.kill().await?;
+        triton = Server::triton(&own, &graph, "low", ports).await?;
     }
     some_more(&daemon).await?;
     stop.send(true)?;

@@ -18,7 +18,8 @@ const PYTHON_HTTP: &[&str] = &[
 ];
 
 /// Servers of others that compute for the remote provider, without what they need for other uses: Triton's
-/// own program, with ONNX Runtime to compute, and llama.cpp's, with what writes its files. Some 400 MB.
+/// own program, with ONNX Runtime to compute and what tokenizes, and llama.cpp's, with what writes its
+/// files. Some 400 MB.
 const FLEET: &[&str] = &[
     "--no-deps",
     "nvidia-pytriton==0.7.0",
@@ -28,6 +29,7 @@ const FLEET: &[&str] = &[
     "pyyaml==6.0.3",
     "tqdm==4.70.1",
     "gguf==0.19.0",
+    "tokenizers==0.23.2",
 ];
 
 /// What divides work among machines for our examples. Some 500 MB, most of them Ray's and Arrow's.
@@ -51,7 +53,7 @@ pub fn prepare() -> Result<Settings, String> {
         ("OP_DBUS_TEST_VENV", fetch_python_packages()),
         ("OP_DBUS_TEST_PYTHON_HTTP", fetch_python("test-python-http", "schemathesis", PYTHON_HTTP)),
         ("OP_DBUS_TEST_CLUSTER", fetch_python("test-cluster", "ray", CLUSTER)),
-        ("OP_DBUS_TEST_FLEET", fetch_python("test-fleet", "gguf", FLEET)),
+        ("OP_DBUS_TEST_FLEET", fetch_python("test-fleet", "tokenizers", FLEET)),
     ];
     ensure_nextest()?;
     Ok(settings)

@@ -1,6 +1,7 @@
 //! Texts to token ids: the model's own tokenizer, with truncation done here, on token boundaries.
 
 mod cuts;
+mod text;
 mod tokens;
 mod words;
 
@@ -11,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::call::Truncate;
 use cuts::Cuts;
+use text::Unknown;
 pub use tokens::Piece;
 use words::Words;
 
@@ -37,6 +39,8 @@ struct Inner {
     max_input_tokens: usize,
     /// The largest id and one, counted when ids are first given.
     vocabulary: OnceLock<u32>,
+    /// What stands for words that are not in it, found when a text is first rebuilt.
+    unknown: OnceLock<Option<Unknown>>,
 }
 
 /// Why a tokenizer can't be used.
@@ -124,7 +128,7 @@ impl Tokenizer {
             )));
         }
         let words = Words::of(&model);
-        let vocabulary = OnceLock::new();
+        let (vocabulary, unknown) = (OnceLock::new(), OnceLock::new());
         Ok(Self(Arc::new(Inner {
             model,
             words,
@@ -133,6 +137,7 @@ impl Tokenizer {
             suffix,
             max_input_tokens,
             vocabulary,
+            unknown,
         })))
     }
 

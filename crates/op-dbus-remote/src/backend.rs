@@ -2,58 +2,53 @@
 
 use std::time::{Duration, Instant};
 
-use op_dbus_engine::foreign;
-use op_dbus_engine::{Backend, BackendError, Batch, Description, LoadErrorKind, Reference};
+use op_dbus_engine::{Backend, BackendError, Batch, Description, LoadErrorKind, Tokenizer};
 
-use crate::circuit::Circuit;
+use crate::Options;
+use crate::endpoint::{Clients, Endpoint, left};
 use crate::failure::Failure;
-use crate::http::{Client, Message, Quote};
-use crate::oip::{self, Feed};
-use crate::{Options, Protocol, openai};
+use crate::http::Quote;
+use crate::names::Names;
+use crate::texts::{self, Sent};
+use crate::trial::Trial;
 
 /// The name of the provider.
 const PROVIDER: &str = "remote";
-/// What every endpoint is tried with: ids that every vocabulary has, in rows of unequal length.
-const TRIAL: Batch<'_> = Batch { ids: &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], lengths: &[8, 4] };
-/// Bytes of what a server tells of itself and of a model.
-const METADATA_BYTES_MAX: usize = 64 << 10;
-/// Bytes of an answer beside its numbers, and of a number in JSON.
-const ANSWER_BYTES: usize = 64 << 10;
-const ANSWER_BYTES_PER_ROW: usize = 256;
-const ANSWER_BYTES_PER_NUMBER: usize = 32;
 
 /// A fleet that computes batches.
 #[derive(Debug)]
 pub struct RemoteBackend {
-    client: Client,
+    clients: Clients,
     options: Options,
     endpoints: Vec<Endpoint>,
-    /// The vectors of the trial batch, one after another, by the endpoint that answered first.
-    trial: Vec<Reference>,
+    names: Names,
+    /// What token ids become texts with, if those are sent.
+    tokenizer: Option<Tokenizer>,
+    trial: Trial,
     description: Description,
 }
 
-/// One server, or many behind one address.
-#[derive(Debug)]
-struct Endpoint {
-    url: String,
-    circuit: Circuit,
-    /// How its graph is fed, by the Open Inference Protocol, and whether in bytes.
-    feed: Option<(Feed, bool)>,
-}
-
 impl RemoteBackend {
-    /// Finds an endpoint that answers as it should, the first choice first.
+    /// Finds an endpoint that answers as it should, the first choice first. The model's `tokenizer` is
+    /// asked for where the options say that texts are sent.
     ///
     /// # Errors
-    /// [`BackendError::Load`] (`ProviderUnavailable`): there is none; with what each said.
-    pub fn load(options: Options) -> Result<Self, BackendError> {
+    /// [`BackendError::Load`] (`ProviderUnavailable`): there is none; with what each said. Or what
+    /// `tokenizer` failed with.
+    pub fn load(
+        options: Options,
+        tokenizer: impl FnOnce() -> Result<Tokenizer, BackendError>,
+    ) -> Result<Self, BackendError> {
         let start = Instant::now();
-        let client = Client::new(options.roots.as_deref(), options.token.as_deref())
-            .map_err(|why| unavailable(format!("ca_file: {why}")))?;
-        let endpoint =
-            |url: &String| Endpoint { url: url.clone(), circuit: Circuit::default(), feed: None };
+        let clients = Clients::new(&options).map_err(unavailable)?;
+        let tokenizer = options.texts.then(tokenizer).transpose()?;
+        let trial = match &tokenizer {
+            Some(tokenizer) => Trial::of_texts(tokenizer).map_err(unavailable)?,
+            None => Trial::of_ids(),
+        };
+        let endpoint = |url: &String| Endpoint::new(url, options.protocol);
         let endpoints: Vec<Endpoint> = options.endpoints.iter().map(endpoint).collect();
+        let names = Names::of(&options.endpoints);
         let description = Description {
             provider: PROVIDER.to_owned(),
             device: device(options.home),
@@ -68,7 +63,8 @@ impl RemoteBackend {
             pid: std::process::id(),
             sandbox: String::new(),
         };
-        let mut backend = Self { client, options, endpoints, trial: Vec::new(), description };
+        let mut backend =
+            Self { clients, options, endpoints, names, tokenizer, trial, description };
         let mut reasons = Vec::new();
         for index in backend.order() {
             match backend.prove(index, backend.options.request_time) {
@@ -103,74 +99,14 @@ impl RemoteBackend {
     /// of the others.
     fn prove(&mut self, index: usize, time: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + time;
-        let dimensions = self.options.shape.dimensions;
-        if self.options.protocol == Protocol::Oip {
-            let Options { model, .. } = &self.options;
-            let endpoint = &mut self.endpoints[index];
-            let told = self.client.get(
-                &oip::model_url(&endpoint.url, model),
-                left(deadline),
-                METADATA_BYTES_MAX,
-            )?;
-            let feed = Feed::read(&told.body, dimensions)?;
-            let server = oip::server_url(&endpoint.url);
-            // A server that does not tell gets JSON, which all take.
-            let told = self.client.get(&server, left(deadline), METADATA_BYTES_MAX);
-            endpoint.feed = Some((feed, told.is_ok_and(|told| oip::is_binary(&told.body))));
-        }
-        let mut out = vec![f32::NAN; TRIAL.rows() * dimensions];
-        self.ask(index, &TRIAL, &mut out, (left(deadline), Quote::Words))?;
-        let vectors = out.chunks_exact(dimensions);
-        match self.trial.is_empty() {
-            true => {
-                let cosine_min = Reference::F32_COSINE_MIN;
-                let known = |vector: &[f32]| Reference { vector: vector.to_vec(), cosine_min };
-                self.trial = vectors.map(known).collect();
-            }
-            false => {
-                let mut rows = vectors.zip(&self.trial);
-                rows.try_for_each(|(vector, known)| known.check(vector)).map_err(Failure::Away)?;
-            }
-        }
-        self.endpoints[index].circuit.prove(Instant::now());
-        Ok(())
-    }
-
-    /// Has an endpoint compute a batch.
-    fn ask(
-        &mut self,
-        index: usize,
-        batch: &Batch<'_>,
-        out: &mut [f32],
-        (time, quote): (Duration, Quote),
-    ) -> Result<(), Failure> {
-        let Options { model, shape, .. } = &self.options;
-        let Endpoint { url, feed, .. } = &mut self.endpoints[index];
-        let most = |numbers: usize| {
-            ANSWER_BYTES + batch.rows() * ANSWER_BYTES_PER_ROW + numbers * ANSWER_BYTES_PER_NUMBER
-        };
-        match feed {
-            Some((feed, binary)) => {
-                let request = feed.request(batch, *binary)?;
-                let (url, most) =
-                    (oip::infer_url(url, model), most(feed.numbers(shape.dimensions)));
-                let answer = self.client.post(&url, &request, (time, most), quote)?;
-                feed.answer(&answer, (batch.lengths, shape), out)?;
-            }
-            None => {
-                let body = openai::request(model, batch)?;
-                let request = Message { body, json_bytes: None };
-                let (url, most) = (openai::url(url), most(out.len()));
-                let answer = self.client.post(&url, &request, (time, most), quote)?;
-                openai::answer(&answer.body, shape.dimensions, out)?;
-            }
-        }
-        if !out.iter().all(|number| number.is_finite()) {
-            return Err(Failure::nonsense("it has values that are not finite numbers"));
-        }
-        if shape.normalize {
-            foreign::normalize(shape.dimensions, out);
-        }
+        let Self { clients, options, endpoints, trial, .. } = self;
+        let endpoint = &mut endpoints[index];
+        endpoint.learn(clients, options, deadline)?;
+        let (sent, dimensions) = (trial.sent(), options.shape.dimensions);
+        let mut out = vec![f32::NAN; sent.batch.rows() * dimensions];
+        endpoint.compute((clients, options), &sent, &mut out, (left(deadline), Quote::Words))?;
+        trial.judge(&out, dimensions).map_err(Failure::Away)?;
+        endpoint.circuit.prove(Instant::now());
         Ok(())
     }
 
@@ -178,7 +114,7 @@ impl RemoteBackend {
     fn attempt(
         &mut self,
         index: usize,
-        batch: &Batch<'_>,
+        sent: &Sent<'_>,
         out: &mut [f32],
         deadline: Instant,
     ) -> Result<(), Failure> {
@@ -187,7 +123,9 @@ impl RemoteBackend {
             self.prove(index, time(&self.options)).map_err(away)?;
             tracing::info!(endpoint = self.endpoints[index].url, "an endpoint has proved itself");
         }
-        let result = self.ask(index, batch, out, (time(&self.options), Quote::Status));
+        let Self { clients, options, endpoints, .. } = self;
+        let bounds = (time(options), Quote::Status);
+        let result = endpoints[index].compute((clients, options), sent, out, bounds);
         let Err(Failure::Refused(why)) = result else { return result.map_err(Failure::unquoted) };
         // A server that has just lost its model refuses everything: then it isn't this batch.
         self.prove(index, time(&self.options)).map_err(away)?;
@@ -213,6 +151,9 @@ impl Backend for RemoteBackend {
             let message = format!("a batch of {} rows has room for {}", batch.rows(), out.len());
             return Err(BackendError::Failed(message));
         }
+        let texts = self.tokenizer.as_ref().map(|tokenizer| texts::rebuilt(batch, tokenizer));
+        let texts = texts.transpose()?;
+        let sent = Sent { batch: *batch, texts: texts.as_deref() };
         let deadline = Instant::now() + self.options.batch_time;
         let mut last = "all endpoints rest".to_owned();
         while Instant::now() < deadline {
@@ -222,7 +163,7 @@ impl Backend for RemoteBackend {
                 std::thread::sleep(until.saturating_duration_since(Instant::now()));
                 continue;
             };
-            match self.attempt(index, batch, out, deadline) {
+            match self.attempt(index, &sent, out, deadline) {
                 Ok(()) => {
                     if self.description.device != device(index) {
                         self.description.device = device(index);
@@ -234,6 +175,12 @@ impl Backend for RemoteBackend {
                 Err(failure @ (Failure::Away(_) | Failure::Quoted(_))) => {
                     last = format!("{}: {failure}", self.endpoints[index].url);
                     self.rest(index, &failure);
+                    if let Some(path) = self.names.replaced() {
+                        return Err(BackendError::Lost(format!(
+                            "{path} is another file than when the worker was started, and only a new \
+                             worker may read it; {last}"
+                        )));
+                    }
                 }
             }
         }
@@ -250,11 +197,6 @@ fn away(failure: Failure) -> Failure {
 /// How an endpoint is called in replies: by its number in the settings, from 0.
 fn device(index: usize) -> String {
     format!("{PROVIDER}:{index}")
-}
-
-/// Time until `deadline`, of which there is always some: a time of nothing would be none at all.
-fn left(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
 fn unavailable(message: String) -> BackendError {

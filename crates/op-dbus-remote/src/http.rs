@@ -9,7 +9,7 @@ use ureq::{Agent, Body, Error, http};
 use crate::failure::Failure;
 
 /// What of a connection's time may go into its making.
-const CONNECT: Duration = Duration::from_secs(3);
+pub const CONNECT: Duration = Duration::from_secs(3);
 /// Bytes of an answer that says what is wrong.
 const REFUSAL_BYTES_MAX: u64 = 4096;
 /// Characters of it that are told.

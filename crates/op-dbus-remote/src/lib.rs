@@ -1,9 +1,10 @@
 //! The remote backend of op-dbus: batches computed by a fleet that others run, behind the engine's
 //! [`Backend`](op_dbus_engine::Backend) trait.
 //!
-//! Token ids go out and vectors come in, over HTTP: by the Open Inference Protocol v2 (Triton, KServe,
-//! OpenVINO Model Server, MLServer) or by OpenAI's route `/v1/embeddings`. A server tokenizes nothing, so
-//! that what was cut is known here and told to whoever called.
+//! Token ids go out and vectors come in: by the Open Inference Protocol v2 (Triton, KServe, OpenVINO Model
+//! Server, MLServer), over HTTP or gRPC, or by OpenAI's route `/v1/embeddings`. A server tokenizes nothing,
+//! so that what was cut is known here and told to whoever called. Servers that take nothing but texts get
+//! texts that are made of the token ids, cut as these are.
 //!
 //! Nobody at the other end is believed. An endpoint computes a batch only after it has given the same
 //! vectors for a trial batch as the endpoint that the engine proved; what it sends is bounded, and its
@@ -12,12 +13,17 @@
 
 mod backend;
 mod circuit;
+mod endpoint;
 mod failure;
+mod grpc;
 mod http;
+mod names;
 mod numbers;
 mod oip;
 mod openai;
 mod options;
+mod texts;
+mod trial;
 
 pub use backend::RemoteBackend;
 pub use options::{Options, Protocol, Shape};

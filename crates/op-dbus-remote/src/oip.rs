@@ -1,43 +1,35 @@
-//! The Open Inference Protocol v2 over HTTP, in JSON or, where a server has the extension for it, with
-//! the tensors as bytes behind the JSON.
+//! The Open Inference Protocol v2: how a served graph is fed, and which of its outputs is taken. How that
+//! is written is in the modules below: over HTTP and over gRPC.
 
-use op_dbus_engine::Batch;
+pub mod rest;
+pub mod rpc;
+
 use op_dbus_engine::foreign::{self, Content, Filled, Integers, Output, Padded, Port};
-use serde::de::{Deserialize, DeserializeSeed, Deserializer};
 
 use crate::Shape;
 use crate::failure::Failure;
-use crate::http::Message;
-use crate::numbers::Numbers;
-use crate::openai::floats;
+use crate::texts::Sent;
 
-/// The extension by which tensors travel as bytes.
-const BINARY: &str = "binary_tensor_data";
+/// The type of an input that takes texts.
+const BYTES: &str = "BYTES";
+/// The type of an output that is taken.
+const FP32: &str = "FP32";
+/// Bytes of a text's length before it.
+const LENGTH_BYTES: usize = 4;
 
-/// Where a server tells what it can do.
-pub fn server_url(endpoint: &str) -> String {
-    format!("{endpoint}/v2")
+/// What a server tells of a model.
+#[derive(Debug, serde::Deserialize)]
+pub struct Metadata {
+    inputs: Vec<Tensor>,
+    outputs: Vec<Tensor>,
 }
 
-/// Where a server tells a model's inputs and outputs.
-pub fn model_url(endpoint: &str, model: &str) -> String {
-    format!("{endpoint}/v2/models/{model}")
-}
-
-/// Where a server takes batches.
-pub fn infer_url(endpoint: &str, model: &str) -> String {
-    format!("{endpoint}/v2/models/{model}/infer")
-}
-
-/// Whether a server that told this of itself takes tensors as bytes.
-pub fn is_binary(told: &[u8]) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Server {
-        #[serde(default)]
-        extensions: Vec<String>,
-    }
-    let server = serde_json::from_slice::<Server>(told);
-    server.is_ok_and(|server| server.extensions.iter().any(|name| name == BINARY))
+#[derive(Debug, serde::Deserialize)]
+struct Tensor {
+    name: String,
+    datatype: String,
+    #[serde(default)]
+    shape: Vec<i64>,
 }
 
 /// How a served graph is fed, and which output is taken.
@@ -52,73 +44,46 @@ pub struct Feed {
 #[derive(Debug)]
 struct Input {
     name: String,
-    content: Content,
-    integers: Integers,
     /// Whether it is `[rows, 1]` where `[rows]` would do.
     column: bool,
-    data: Filled,
+    data: Data,
 }
 
-/// What a server tells of a model.
-#[derive(serde::Deserialize)]
-struct Metadata {
-    inputs: Vec<Tensor>,
-    outputs: Vec<Tensor>,
-}
-
-#[derive(serde::Deserialize)]
-struct Tensor {
-    name: String,
-    datatype: String,
-    #[serde(default)]
-    shape: Vec<i64>,
+/// What an input is filled with.
+#[derive(Debug)]
+enum Data {
+    Integers(Content, Filled),
+    Texts,
 }
 
 impl Feed {
-    /// Reads what a server tells of a model.
+    /// A way to feed the model that a server tells of, with texts or with token ids.
     ///
     /// # Errors
     /// Inputs that can't be filled, or no output that is clearly the embedding.
-    pub fn read(told: &[u8], dimensions: usize) -> Result<Self, Failure> {
-        let metadata: Metadata = serde_json::from_slice(told).map_err(Failure::unreadable)?;
-        let inputs = metadata.inputs.into_iter().map(input);
-        let inputs: Vec<Input> = inputs.collect::<Result<_, _>>().map_err(Failure::Quoted)?;
-        if !inputs.iter().any(|input| input.content == Content::TokenIds) {
-            let why = "the model there has no input input_ids, and texts are not sent";
-            return Err(Failure::Away(why.to_owned()));
-        }
+    pub fn new(metadata: Metadata, texts: bool, dimensions: usize) -> Result<Self, Failure> {
+        let inputs = match texts {
+            true => vec![text_input(metadata.inputs).map_err(Failure::Quoted)?],
+            false => integer_inputs(metadata.inputs)?,
+        };
         let ports: Vec<Port<'_>> = metadata.outputs.iter().map(port).collect();
         let output = foreign::choose(&ports, dimensions).map_err(Failure::Quoted)?;
+        if texts && output.per_token {
+            let why = "the model there takes texts and gives vectors of tokens, of which only it knows \
+                       how many are padding; have it pool them";
+            return Err(Failure::Away(why.to_owned()));
+        }
         Ok(Self { inputs, output, padded: Padded::default() })
     }
 
-    /// A request for the vectors of a batch; with `binary` the tensors are bytes behind the JSON.
-    ///
-    /// # Errors
-    /// The request can't be written.
-    pub fn request(&mut self, batch: &Batch<'_>, binary: bool) -> Result<Message, Failure> {
-        self.padded.fill(batch);
+    /// Takes a batch over, for the request that is written next.
+    fn fill(&mut self, sent: &Sent<'_>) {
+        self.padded.fill(&sent.batch);
         for input in &mut self.inputs {
-            input.data.fill(input.content, &self.padded, batch.lengths);
-        }
-        let outputs = [Asked {
-            name: &self.output.name,
-            parameters: binary.then_some(BinaryOutput { binary_data: true }),
-        }];
-        let inputs = self.inputs.iter().map(|input| input.sent(&self.padded, binary)).collect();
-        let request = Request { inputs, outputs };
-        let mut body = serde_json::to_vec(&request).map_err(Failure::unwritable)?;
-        if !binary {
-            return Ok(Message { body, json_bytes: None });
-        }
-        let json_bytes = body.len();
-        for input in &self.inputs {
-            match &input.data {
-                Filled::I32(data) => body.extend(data.iter().flat_map(|id| id.to_le_bytes())),
-                Filled::I64(data) => body.extend(data.iter().flat_map(|id| id.to_le_bytes())),
+            if let Data::Integers(content, data) = &mut input.data {
+                data.fill(*content, &self.padded, sent.batch.lengths);
             }
         }
-        Ok(Message { body, json_bytes: Some(json_bytes) })
     }
 
     /// Numbers in the answer to the last request.
@@ -127,89 +92,120 @@ impl Feed {
         self.padded.rows * per_row * dimensions
     }
 
-    /// Reads the answer to the last request, of a batch with these lengths, into `out`,
-    /// `[rows, dimensions]`.
-    ///
-    /// # Errors
-    /// It is no answer to that.
-    pub fn answer(
+    /// Whether an output that was answered is the one that was asked for.
+    fn check(&self, datatype: &str, shape: &[i64], dimensions: usize) -> Result<(), Failure> {
+        let mut expected = vec![self.padded.rows];
+        expected.extend(self.output.per_token.then_some(self.padded.sequence_length));
+        expected.push(dimensions);
+        let is_expected = shape.len() == expected.len()
+            && shape
+                .iter()
+                .zip(&expected)
+                .all(|(side, wanted)| usize::try_from(*side) == Ok(*wanted));
+        match datatype == FP32 && is_expected {
+            true => Ok(()),
+            false => Err(Failure::unreadable(format_args!(
+                "its output {} is {datatype} {shape:?} where FP32 {expected:?} is expected",
+                self.output.name
+            ))),
+        }
+    }
+
+    /// Makes vectors of the output's numbers: `out` is `[rows, dimensions]`, of a batch with these
+    /// lengths.
+    fn deliver(
         &self,
-        message: &Message,
+        found: &[f32],
         (lengths, shape): (&[i32], &Shape),
         out: &mut [f32],
     ) -> Result<(), Failure> {
-        let found = self.found(message, shape.dimensions)?;
+        let count = self.numbers(shape.dimensions);
+        if found.len() != count {
+            let found = found.len();
+            return Err(Failure::nonsense(format_args!(
+                "it has {found} numbers, and {count} are expected"
+            )));
+        }
         match self.output.per_token {
             true => {
                 let sides = (self.padded.sequence_length, lengths);
-                foreign::pool(shape.pooling, sides, shape.dimensions, &found, out);
+                foreign::pool(shape.pooling, sides, shape.dimensions, found, out);
             }
-            false => out.copy_from_slice(&found),
+            false => out.copy_from_slice(found),
         }
         Ok(())
     }
 
-    /// The output's numbers, as many as they have to be.
-    fn found(&self, message: &Message, dimensions: usize) -> Result<Vec<f32>, Failure> {
-        let (json, bytes) = match message.json_bytes {
-            Some(length) => message
-                .body
-                .split_at_checked(length)
-                .ok_or_else(|| Failure::nonsense("its JSON is said to be longer than all of it"))?,
-            None => (&message.body[..], &[][..]),
-        };
-        let answer: Answer = serde_json::from_slice(json).map_err(Failure::unreadable)?;
-        let name = &self.output.name;
-        let output = answer.outputs.into_iter().find(|output| output.name == *name);
-        let output =
-            output.ok_or_else(|| Failure::nonsense(format_args!("it has no output {name}")))?;
-        let mut expected = vec![self.padded.rows];
-        expected.extend(self.output.per_token.then_some(self.padded.sequence_length));
-        expected.push(dimensions);
-        if output.datatype != "FP32" || output.shape != expected {
-            let (datatype, shape) = (output.datatype, output.shape);
-            return Err(Failure::unreadable(format_args!(
-                "its output {name} is {datatype} {shape:?} where FP32 {expected:?} is expected"
-            )));
-        }
-        let count = self.numbers(dimensions);
-        // The only output that was asked for is all that follows.
-        let bytes = || floats(bytes.get(..count * 4).unwrap_or_default()).collect();
-        let found: Vec<f32> = output.data.map_or_else(bytes, |Flat(data)| data);
-        match found.len() == count {
-            true => Ok(found),
-            false => Err(Failure::nonsense(format_args!(
-                "it has {} numbers, and {count} are expected",
-                found.len()
-            ))),
-        }
+    /// An answer without the output that was asked for.
+    fn missing(&self) -> Failure {
+        Failure::nonsense(format_args!("it has no output {}", self.output.name))
     }
 }
 
 impl Input {
-    fn sent(&self, padded: &Padded, binary: bool) -> Sent<'_> {
-        let (datatype, bytes) = match self.integers {
-            Integers::I32 => ("INT32", 4),
-            Integers::I64 => ("INT64", 8),
-        };
-        let shape = match (self.content, self.column) {
-            (Content::Lengths, false) => vec![padded.rows],
-            (Content::Lengths, true) => vec![padded.rows, 1],
-            _ => padded.shape().to_vec(),
-        };
-        let count: usize = shape.iter().product();
-        Sent {
-            name: &self.name,
-            shape,
-            datatype,
-            parameters: binary.then_some(BinaryInput { binary_data_size: count * bytes }),
-            data: (!binary).then_some(Data(&self.data)),
+    fn datatype(&self) -> &'static str {
+        match &self.data {
+            Data::Integers(_, Filled::I32(_)) => "INT32",
+            Data::Integers(_, Filled::I64(_)) => "INT64",
+            Data::Texts => BYTES,
         }
+    }
+
+    fn shape(&self, padded: &Padded) -> Vec<usize> {
+        match (&self.data, self.column) {
+            (Data::Integers(Content::Lengths, _) | Data::Texts, false) => vec![padded.rows],
+            (Data::Integers(Content::Lengths, _) | Data::Texts, true) => vec![padded.rows, 1],
+            _ => padded.shape().to_vec(),
+        }
+    }
+
+    /// Bytes that [`write`](Self::write) adds.
+    fn bytes(&self, texts: &[String]) -> usize {
+        match &self.data {
+            Data::Integers(_, Filled::I32(data)) => size_of_val(&data[..]),
+            Data::Integers(_, Filled::I64(data)) => size_of_val(&data[..]),
+            Data::Texts => texts.iter().map(|text| LENGTH_BYTES + text.len()).sum(),
+        }
+    }
+
+    /// Adds the tensor as bytes: integers in little-endian, texts each behind its length.
+    fn write(&self, texts: &[String], into: &mut Vec<u8>) {
+        match &self.data {
+            Data::Integers(_, Filled::I32(data)) => {
+                into.extend(data.iter().flat_map(|id| id.to_le_bytes()));
+            }
+            Data::Integers(_, Filled::I64(data)) => {
+                into.extend(data.iter().flat_map(|id| id.to_le_bytes()));
+            }
+            Data::Texts => {
+                for text in texts {
+                    let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
+                    into.extend(length.to_le_bytes());
+                    into.extend(text.as_bytes());
+                }
+            }
+        }
+    }
+}
+
+fn integer_inputs(tensors: Vec<Tensor>) -> Result<Vec<Input>, Failure> {
+    let inputs = tensors.into_iter().map(input);
+    let inputs: Vec<Input> = inputs.collect::<Result<_, _>>().map_err(Failure::Quoted)?;
+    let is_ids = |input: &Input| matches!(input.data, Data::Integers(Content::TokenIds, _));
+    match inputs.iter().any(is_ids) {
+        true => Ok(inputs),
+        false => Err(Failure::Away("the model there has no input input_ids".to_owned())),
     }
 }
 
 fn input(tensor: Tensor) -> Result<Input, String> {
     let Tensor { name, datatype, shape } = tensor;
+    if datatype == BYTES {
+        return Err(format!(
+            "the model there wants its input {name} as BYTES, which texts are; set inputs in \
+             [providers.remote] to texts to send those"
+        ));
+    }
     let content = Content::of(&name).ok_or_else(|| {
         format!(
             "the model there wants an input {name}, which is not supported; supported: input_ids, \
@@ -226,83 +222,31 @@ fn input(tensor: Tensor) -> Result<Input, String> {
             ));
         }
     };
-    let data = Filled::new(integers);
-    Ok(Input { name, content, integers, column: shape.len() == 2, data })
+    let data = Data::Integers(content, Filled::new(integers));
+    Ok(Input { name, column: shape.len() == 2, data })
+}
+
+/// The one input of a model that takes texts, whatever its name.
+fn text_input(tensors: Vec<Tensor>) -> Result<Input, String> {
+    match <[Tensor; 1]>::try_from(tensors) {
+        Ok([Tensor { name, datatype, shape }]) if datatype == BYTES => {
+            Ok(Input { name, column: shape.len() == 2, data: Data::Texts })
+        }
+        Ok([Tensor { name, datatype, .. }]) => Err(format!(
+            "the model there wants its input {name} as {datatype}, and texts are BYTES; set inputs in \
+             [providers.remote] to token-ids"
+        )),
+        Err(tensors) => Err(format!(
+            "the model there has {} inputs, and a model that takes texts has one, of BYTES; set inputs \
+             in [providers.remote] to token-ids",
+            tensors.len()
+        )),
+    }
 }
 
 fn port(tensor: &Tensor) -> Port<'_> {
-    let floats = (tensor.datatype == "FP32").then_some(&tensor.shape[..]);
+    let floats = (tensor.datatype == FP32).then_some(&tensor.shape[..]);
     Port { name: &tensor.name, floats, shown: format!("{} {:?}", tensor.datatype, tensor.shape) }
-}
-
-#[derive(serde::Serialize)]
-struct Request<'a> {
-    inputs: Vec<Sent<'a>>,
-    outputs: [Asked<'a>; 1],
-}
-
-#[derive(serde::Serialize)]
-struct Sent<'a> {
-    name: &'a str,
-    shape: Vec<usize>,
-    datatype: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parameters: Option<BinaryInput>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<Data<'a>>,
-}
-
-#[derive(serde::Serialize)]
-struct BinaryInput {
-    binary_data_size: usize,
-}
-
-#[derive(serde::Serialize)]
-struct Asked<'a> {
-    name: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parameters: Option<BinaryOutput>,
-}
-
-#[derive(serde::Serialize)]
-struct BinaryOutput {
-    binary_data: bool,
-}
-
-/// The integers of an input.
-struct Data<'a>(&'a Filled);
-
-impl serde::Serialize for Data<'_> {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.0 {
-            Filled::I32(data) => data.serialize(serializer),
-            Filled::I64(data) => data.serialize(serializer),
-        }
-    }
-}
-
-#[derive(serde::Deserialize)]
-struct Answer {
-    outputs: Vec<Answered>,
-}
-
-#[derive(serde::Deserialize)]
-struct Answered {
-    name: String,
-    shape: Vec<usize>,
-    datatype: String,
-    data: Option<Flat>,
-}
-
-/// The numbers of a tensor, flat; the length of the answer bounds them.
-struct Flat(Vec<f32>);
-
-impl<'de> Deserialize<'de> for Flat {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut numbers = Vec::new();
-        Numbers::new(&mut numbers, usize::MAX).deserialize(deserializer)?;
-        Ok(Self(numbers))
-    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
-//! OpenAI's route `/v1/embeddings`, with token ids in place of texts.
+//! OpenAI's route `/v1/embeddings`, with token ids or with texts.
 
 use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use op_dbus_engine::Batch;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::ser::{Serialize, SerializeSeq, Serializer};
 
 use crate::failure::Failure;
 use crate::numbers::Numbers;
+use crate::texts::Sent;
 
 /// Where an endpoint takes batches.
 pub fn url(endpoint: &str) -> String {
@@ -21,24 +21,28 @@ pub fn url(endpoint: &str) -> String {
 ///
 /// # Errors
 /// The request can't be written.
-pub fn request(model: &str, batch: &Batch<'_>) -> Result<Vec<u8>, Failure> {
+pub fn request(model: &str, sent: &Sent<'_>) -> Result<Vec<u8>, Failure> {
     #[derive(serde::Serialize)]
     struct Request<'a> {
         model: &'a str,
         input: Rows<'a>,
         encoding_format: &'static str,
     }
-    let request = Request { model, input: Rows(batch), encoding_format: "base64" };
+    let request = Request { model, input: Rows(sent), encoding_format: "base64" };
     serde_json::to_vec(&request).map_err(Failure::unwritable)
 }
 
-/// The token ids of each text.
-struct Rows<'a>(&'a Batch<'a>);
+/// The texts, or the token ids of each.
+struct Rows<'a>(&'a Sent<'a>);
 
 impl Serialize for Rows<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut rows = serializer.serialize_seq(Some(self.0.rows()))?;
-        self.0.texts().try_for_each(|ids| rows.serialize_element(ids))?;
+        if let Some(texts) = self.0.texts {
+            return texts.serialize(serializer);
+        }
+        let batch = &self.0.batch;
+        let mut rows = serializer.serialize_seq(Some(batch.rows()))?;
+        batch.texts().try_for_each(|ids| rows.serialize_element(ids))?;
         rows.end()
     }
 }
@@ -216,6 +220,8 @@ pub fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
 
 #[cfg(test)]
 mod tests {
+    use op_dbus_engine::Batch;
+
     use super::*;
 
     fn read(body: &str) -> Result<[f32; 4], String> {
@@ -224,11 +230,14 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_lists_of_token_ids() {
+    fn a_batch_is_lists_of_token_ids_or_texts() {
+        let written = |sent| String::from_utf8(request("m", &sent).unwrap()).unwrap();
         let batch = Batch { ids: &[101, 7, 102, 101, 102], lengths: &[3, 2] };
-        let expected =
-            r#"{"model":"m","input":[[101,7,102],[101,102]],"encoding_format":"base64"}"#;
-        assert_eq!(String::from_utf8(request("m", &batch).unwrap()).unwrap(), expected);
+        let ids = r#"{"model":"m","input":[[101,7,102],[101,102]],"encoding_format":"base64"}"#;
+        assert_eq!(written(Sent { batch, texts: None }), ids);
+        let texts = &["a \"b\"".to_owned(), String::new()];
+        let expected = r#"{"model":"m","input":["a \"b\"",""],"encoding_format":"base64"}"#;
+        assert_eq!(written(Sent { batch, texts: Some(texts) }), expected);
         assert_eq!(url("https://h"), "https://h/v1/embeddings");
         assert_eq!(url("https://h/v1"), "https://h/v1/embeddings");
     }

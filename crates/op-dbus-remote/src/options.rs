@@ -13,9 +13,9 @@ const CERTIFICATES_BYTES_MAX: usize = 1 << 20;
 /// How servers are spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// The Open Inference Protocol v2 over HTTP.
+    /// The Open Inference Protocol v2, over HTTP or over gRPC.
     Oip,
-    /// OpenAI's `/v1/embeddings`, with token ids.
+    /// OpenAI's `/v1/embeddings`.
     OpenAi,
 }
 
@@ -43,12 +43,14 @@ pub struct Shape {
 /// A fleet, and what is wanted of it.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where servers answer: `https://host:8000`, without the path of a protocol.
+    /// Where servers answer: `https://host:8000` or `grpc://host:8001`, without the path of a protocol.
     pub endpoints: Vec<String>,
     /// The endpoint that is asked as long as it answers.
     pub home: usize,
     /// How they are spoken to.
     pub protocol: Protocol,
+    /// Whether texts are sent, and not token ids.
+    pub texts: bool,
     /// The model's name there.
     pub model: String,
     /// What they are shown to be let in.
@@ -78,6 +80,7 @@ impl Options {
             endpoints: Vec::new(),
             home,
             protocol: Protocol::Oip,
+            texts: false,
             model: model.to_owned(),
             token: None,
             roots: None,
@@ -110,6 +113,13 @@ impl Options {
                 let named = known.into_iter().find(|protocol| protocol.name() == value);
                 self.protocol =
                     named.ok_or_else(|| format!("{value} is neither oip nor openai"))?;
+            }
+            "inputs" => {
+                self.texts = match value {
+                    "texts" => true,
+                    "token-ids" => false,
+                    _ => return Err(format!("{value} is neither token-ids nor texts")),
+                }
             }
             "model" => value.clone_into(&mut self.model),
             "token_file" => self.token = Some(token(&read(value, TOKEN_BYTES_MAX)?)?),
@@ -162,6 +172,9 @@ mod tests {
         let found = options(&words, 1).unwrap();
         assert_eq!(found.endpoints, ["http://a:1", "https://b"]);
         assert_eq!((found.protocol, found.model.as_str()), (Protocol::OpenAi, "low"));
+        assert!(!found.texts);
+        let words = [("endpoints", "grpcs://a"), ("inputs", "texts")];
+        assert!(options(&words, 0).unwrap().texts);
     }
 
     #[test]
@@ -171,6 +184,7 @@ mod tests {
             (("endpoint", "http://a"), 0, "endpoint: the remote provider has no such option"),
             (("token_file", "/does/not/exist"), 0, "token_file: can't read /does/not/exist"),
             (("protocol", "grpc"), 0, "protocol: grpc is neither"),
+            (("inputs", "text"), 0, "inputs: text is neither"),
         ] {
             let message = options(&[words], home).unwrap_err();
             assert!(message.starts_with(expected), "{message}");

@@ -106,17 +106,19 @@ const PATIENT: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_secs(1);
 
 fn backend(endpoints: &[&Endpoint], batch_time: Duration) -> Result<RemoteBackend, BackendError> {
-    RemoteBackend::load(Options {
+    let options = Options {
         endpoints: endpoints.iter().map(|endpoint| endpoint.url.clone()).collect(),
         home: 0,
         protocol: Protocol::OpenAi,
+        texts: false,
         model: "m".to_owned(),
         token: None,
         roots: None,
         request_time: PATIENT,
         batch_time,
         shape: Shape { dimensions: DIMENSIONS, pooling: Pooling::Mean, normalize: true },
-    })
+    };
+    RemoteBackend::load(options, || unreachable!("no text is sent"))
 }
 
 /// The device that computes the batch.

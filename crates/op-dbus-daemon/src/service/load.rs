@@ -171,10 +171,10 @@ fn tell(host: &Host, loaded: &Loaded) {
         tracing::warn!("{ignored}");
     }
     if host.provider == Provider::Remote {
-        let count = fleet::endpoints(&loaded.settings).len();
-        tracing::info!(
-            "token ids of texts leave this machine, for {count} endpoints of the remote provider"
-        );
+        let settings = &loaded.settings;
+        let count = fleet::endpoints(settings).len();
+        let what = if fleet::sends_texts(settings) { "texts" } else { "token ids of texts" };
+        tracing::info!("{what} leave this machine, for {count} endpoints of the remote provider");
     }
 }
 

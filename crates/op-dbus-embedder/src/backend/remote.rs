@@ -1,7 +1,8 @@
-//! A fleet that others run: of the model only the record is read, which says what is wanted of it.
+//! A fleet that others run: of the model only the record is read, which says what is wanted of it, and
+//! the tokenizer where texts are sent.
 
 use super::Precision;
-use op_dbus_engine::{Backend, BackendError};
+use op_dbus_engine::{Backend, BackendError, Tokenizer};
 use op_dbus_remote::{Options, RemoteBackend, Shape};
 
 use super::{Spec, failure, model};
@@ -21,5 +22,10 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
     };
     let options = Options::read(&spec.provider_options, spec.device, &model.name, shape);
     let options = options.map_err(|why| failure::unavailable(format!("remote: {why}")))?;
-    Ok(Box::new(RemoteBackend::load(options)?))
+    let tokenizer = || {
+        let path = model.tokenizer();
+        let tokenizer = Tokenizer::from_bytes(&model::read(&model, &path)?, model.max_input_tokens);
+        tokenizer.map_err(|error| failure::corrupt(&path, &error))
+    };
+    Ok(Box::new(RemoteBackend::load(options, tokenizer)?))
 }

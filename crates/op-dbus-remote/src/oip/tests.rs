@@ -1,8 +1,11 @@
 //! What is sent, and what of the answers is believed.
 
+use op_dbus_engine::Batch;
 use op_dbus_engine::foreign::Pooling;
+use prost::Message as _;
 
 use super::*;
+use crate::http::Message;
 
 const SHAPE: Shape = Shape { dimensions: 2, pooling: Pooling::Mean, normalize: false };
 const BATCH: Batch<'_> = Batch { ids: &[1, 2, 3], lengths: &[2, 1] };
@@ -14,8 +17,20 @@ const TOKENS: &str = r#"{"inputs":[{"name":"input_ids","datatype":"INT64","shape
     {"name":"attention_mask","datatype":"INT64","shape":[-1,-1]}],
     "outputs":[{"name":"last_hidden_state","datatype":"FP32","shape":[-1,-1,2]}]}"#;
 
+/// The same for texts.
+const TEXTS: &str = r#"{"inputs":[{"name":"text","datatype":"BYTES","shape":[-1,1]}],
+    "outputs":[{"name":"embedding","datatype":"FP32","shape":[-1,2]}]}"#;
+
+fn told(metadata: &str, texts: bool) -> Result<Feed, Failure> {
+    Feed::new(rest::metadata(metadata.as_bytes())?, texts, 2)
+}
+
 fn feed(metadata: &str) -> Feed {
-    Feed::read(metadata.as_bytes(), 2).unwrap()
+    told(metadata, metadata == TEXTS).unwrap()
+}
+
+fn sent() -> Sent<'static> {
+    Sent { batch: BATCH, texts: None }
 }
 
 fn json(body: &str) -> Message {
@@ -24,13 +39,13 @@ fn json(body: &str) -> Message {
 
 fn answered(feed: &Feed, message: &Message) -> Result<[f32; 4], String> {
     let mut out = [f32::NAN; 4];
-    let read = feed.answer(message, (BATCH.lengths, &SHAPE), &mut out);
+    let read = rest::answer(feed, message, (BATCH.lengths, &SHAPE), &mut out);
     read.map(|()| out).map_err(|failure| failure.to_string())
 }
 
 #[test]
 fn a_compiled_graph_is_asked_in_json() {
-    let request = feed(COMPILED).request(&BATCH, false).unwrap();
+    let request = rest::request(&mut feed(COMPILED), &sent(), false).unwrap();
     let expected = concat!(
         r#"{"inputs":[{"name":"input_ids","shape":[2,2],"datatype":"INT32","data":[1,2,3,0]},"#,
         r#"{"name":"lengths","shape":[2],"datatype":"INT32","data":[2,1]}],"#,
@@ -42,21 +57,78 @@ fn a_compiled_graph_is_asked_in_json() {
 
 #[test]
 fn tensors_travel_as_bytes_behind_the_json() {
-    let request = feed(COMPILED).request(&BATCH, true).unwrap();
+    let request = rest::request(&mut feed(COMPILED), &sent(), true).unwrap();
     let (json, bytes) = request.body.split_at(request.json_bytes.unwrap());
     let json = String::from_utf8(json.to_vec()).unwrap();
     assert!(json.contains(r#""parameters":{"binary_data_size":16}"#), "{json}");
     assert!(json.contains(r#"{"binary_data":true}"#) && !json.contains("\"data\""), "{json}");
     assert_eq!(bytes.len(), 24);
     assert_eq!(bytes[..5], [1, 0, 0, 0, 2]);
-    assert!(is_binary(br#"{"name":"s","extensions":["other","binary_tensor_data"]}"#));
-    assert!(!is_binary(br#"{"name":"s"}"#) && !is_binary(b"no JSON"));
+    assert!(rest::is_binary(br#"{"name":"s","extensions":["other","binary_tensor_data"]}"#));
+    assert!(!rest::is_binary(br#"{"name":"s"}"#) && !rest::is_binary(b"no JSON"));
+}
+
+#[test]
+fn texts_are_strings_or_bytes_behind_their_length() {
+    let texts = ["a \"b\"".to_owned(), "é".to_owned()];
+    let sent = Sent { batch: BATCH, texts: Some(&texts) };
+    let request = rest::request(&mut feed(TEXTS), &sent, false).unwrap();
+    let json = String::from_utf8(request.body).unwrap();
+    let tensor = r#"{"name":"text","shape":[2,1],"datatype":"BYTES","data":["a \"b\"","é"]}"#;
+    assert!(json.contains(tensor), "{json}");
+    let request = rest::request(&mut feed(TEXTS), &sent, true).unwrap();
+    let (json, bytes) = request.body.split_at(request.json_bytes.unwrap());
+    assert!(String::from_utf8_lossy(json).contains(r#""binary_data_size":15"#));
+    let expected = [&[5, 0, 0, 0][..], b"a \"b\"", &[2, 0, 0, 0], "é".as_bytes()].concat();
+    assert_eq!(bytes, expected);
+    let request = rpc::request(&mut feed(TEXTS), "m", &sent).encode_to_vec();
+    assert!(request.windows(expected.len()).any(|part| part == expected));
+}
+
+/// Numbers of fields and their types, as the protocol has them on the wire.
+#[test]
+fn a_batch_over_grpc_is_written_as_the_protocol_says() {
+    let mut feed = feed(COMPILED);
+    let request = rpc::request(&mut feed, "m", &sent()).encode_to_vec();
+    let text = |tag: u8, text: &str| [&[tag << 3 | 2, text.len() as u8], text.as_bytes()].concat();
+    let part = |tag: u8, part: Vec<u8>| [vec![tag << 3 | 2, part.len() as u8], part].concat();
+    let shape = |sides: &[u8]| part(3, sides.to_vec());
+    let input =
+        |name, sides: &[u8]| part(5, [text(1, name), text(2, "INT32"), shape(sides)].concat());
+    let raw = |ids: &[i32]| part(7, ids.iter().flat_map(|id| id.to_le_bytes()).collect());
+    let expected = [
+        text(1, "m"),
+        input("input_ids", &[2, 2]),
+        input("lengths", &[2]),
+        part(6, text(1, "embedding")),
+        raw(&[1, 2, 3, 0]),
+        raw(&[2, 1]),
+    ];
+    assert_eq!(request, expected.concat());
+    let numbers = [1.0_f32, 2.0, 3.0, 4.0].map(f32::to_le_bytes).concat();
+    let output = |more: Vec<u8>| {
+        let known = [text(1, "embedding"), text(2, "FP32"), shape(&[2, 2]), more].concat();
+        [text(1, "m"), text(2, "1"), part(5, known)].concat()
+    };
+    let read = |answer: Vec<u8>| {
+        let mut out = [f32::NAN; 4];
+        let answer = rpc::InferResponse::decode(&answer[..]).map_err(|error| error.to_string())?;
+        let read = rpc::answer(&feed, answer, (BATCH.lengths, &SHAPE), &mut out);
+        read.map(|()| out).map_err(|failure| failure.to_string())
+    };
+    let raw = |bytes: &[u8]| [output(Vec::new()), part(6, bytes.to_vec())].concat();
+    assert_eq!(read(raw(&numbers)), Ok([1.0, 2.0, 3.0, 4.0]));
+    let contents = part(5, part(6, numbers.clone()));
+    assert_eq!(read(output(contents)), Ok([1.0, 2.0, 3.0, 4.0]));
+    assert!(read(raw(&numbers[..12])).unwrap_err().contains("12 bytes"));
+    assert!(read(output(Vec::new())).unwrap_err().contains("0 numbers"));
+    assert!(read(text(1, "m")).unwrap_err().contains("no output embedding"));
 }
 
 #[test]
 fn vectors_are_read_in_every_form() {
     let mut feed = feed(COMPILED);
-    feed.request(&BATCH, false).unwrap();
+    rest::request(&mut feed, &sent(), false).unwrap();
     let head = r#"{"outputs":[{"name":"embedding","shape":[2,2],"datatype":"FP32""#;
     for data in ["[1,2,3,4]", "[[1,2],[3.0,4e0]]"] {
         let found = answered(&feed, &json(&format!(r#"{head},"data":{data}}}]}}"#)));
@@ -71,7 +143,7 @@ fn vectors_are_read_in_every_form() {
 #[test]
 fn vectors_of_tokens_are_pooled() {
     let mut feed = feed(TOKENS);
-    let request = feed.request(&BATCH, false).unwrap();
+    let request = rest::request(&mut feed, &sent(), false).unwrap();
     let request = String::from_utf8(request.body).unwrap();
     assert!(request.contains(r#""datatype":"INT64","data":[1,1,1,0]"#), "{request}");
     let body = r#"{"outputs":[{"name":"last_hidden_state","shape":[2,2,2],"datatype":"FP32",
@@ -82,7 +154,7 @@ fn vectors_of_tokens_are_pooled() {
 #[test]
 fn answers_that_are_none_are_refused() {
     let mut feed = feed(COMPILED);
-    feed.request(&BATCH, false).unwrap();
+    rest::request(&mut feed, &sent(), false).unwrap();
     let with = |shape: &str, datatype: &str, rest: &str| {
         json(&format!(
             r#"{{"outputs":[{{"name":"embedding","shape":{shape},"datatype":"{datatype}"{rest}}}]}}"#
@@ -107,9 +179,16 @@ fn answers_that_are_none_are_refused() {
 
 #[test]
 fn models_that_cannot_be_fed_are_told() {
-    let told = |metadata: &str| Feed::read(metadata.as_bytes(), 2).unwrap_err().to_string();
-    assert!(told(&COMPILED.replace("lengths", "text")).contains("an input text"));
-    assert!(told(&COMPILED.replace("input_ids", "lengths")).contains("texts are not sent"));
-    assert!(told(&COMPILED.replace("INT32", "BYTES")).contains("BYTES"));
-    assert!(told(&COMPILED.replace("[-1,2]", "[-1,3]")).contains("embedding (FP32 [-1, 3])"));
+    let said = |metadata: &str, texts| told(metadata, texts).unwrap_err().to_string();
+    let ids = |metadata: &str| said(metadata, false);
+    assert!(ids(&COMPILED.replace("lengths", "text")).contains("an input text"));
+    assert!(ids(&COMPILED.replace("input_ids", "lengths")).contains("no input input_ids"));
+    assert!(ids(&COMPILED.replace("INT32", "FP16")).contains("FP16"));
+    assert!(ids(TEXTS).contains("set inputs in [providers.remote] to texts"));
+    assert!(ids(&COMPILED.replace("[-1,2]", "[-1,3]")).contains("embedding (FP32 [-1, 3])"));
+    assert!(said(COMPILED, true).contains("2 inputs"));
+    assert!(
+        said(&TEXTS.replace("BYTES", "INT64"), true).contains("set inputs in [providers.remote]")
+    );
+    assert!(said(&TEXTS.replace("[-1,2]", "[-1,-1,2]"), true).contains("have it pool them"));
 }

@@ -13,7 +13,7 @@ const OUR_OWN: [&str; 2] = ["allow_http", "rows_max"];
 
 /// What is accepted as an address, for people.
 pub const ACCEPTED: &str =
-    "URLs such as `https://embed.example:8000` or `http://127.0.0.1:8000`, each once";
+    "URLs such as `https://embed.example:8000` or `grpc://127.0.0.1:8001`, each once";
 /// Longest list of addresses, in bytes.
 const URLS_BYTES_MAX: usize = 8192;
 
@@ -22,6 +22,8 @@ const URLS_BYTES_MAX: usize = 8192;
 pub struct Endpoint {
     /// Whether what travels can be read on the way.
     pub plain: bool,
+    /// Whether it is spoken to by gRPC.
+    pub grpc: bool,
     /// The machine: a name or an address, without brackets.
     pub host: String,
     /// The TCP port.
@@ -32,9 +34,11 @@ impl Endpoint {
     /// Takes a URL apart; nothing for one with a user, a query, or of another scheme.
     fn parse(url: &str) -> Option<Self> {
         let (scheme, rest) = url.split_once("://")?;
-        let plain = match scheme {
-            "http" => true,
-            "https" => false,
+        let (plain, grpc) = match scheme {
+            "http" => (true, false),
+            "https" => (false, false),
+            "grpc" => (true, true),
+            "grpcs" => (false, true),
             _ => return None,
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -59,8 +63,11 @@ impl Endpoint {
             (None, true, false) => 443,
             (None, false, _) => return None,
         };
-        let right = !host.is_empty() && letters(host, ".-:_") && letters(path, "/._~-");
-        right.then(|| Self { plain, host: host.to_owned(), port })
+        let right = !host.is_empty()
+            && letters(host, ".-:_")
+            && letters(path, "/._~-")
+            && (path.is_empty() || !grpc);
+        right.then(|| Self { plain, grpc, host: host.to_owned(), port })
     }
 
     /// Whether it is on this machine.
@@ -106,6 +113,11 @@ fn checked<'a>(settings: &'a Settings, key: &str) -> Option<&'a str> {
     settings.providers.get(REMOTE)?.checked.get(key).map(String::as_str)
 }
 
+/// Whether texts are sent, and not token ids.
+pub fn sends_texts(settings: &Settings) -> bool {
+    checked(settings, "inputs") == Some("texts")
+}
+
 /// Whether an option is for the worker.
 pub fn is_for_worker(key: &str) -> bool {
     !OUR_OWN.contains(&key)
@@ -126,13 +138,24 @@ pub(super) fn contradiction(settings: &Settings) -> Option<String> {
              have to fit, is {batch}; set the first no larger than the second"
         ));
     }
+    let endpoints = endpoints(settings);
+    if let Some(one) = endpoints.iter().find(|one| one.grpc)
+        && checked(settings, "protocol") == Some("openai")
+    {
+        return Some(format!(
+            "endpoints has grpc for {}, and protocol is openai, which is spoken over http and https; \
+             write one of these, or set protocol to oip",
+            one.host
+        ));
+    }
     if checked(settings, "allow_http") == Some("true") {
         return None;
     }
-    let open = endpoints(settings).into_iter().find(|one| one.plain && !one.is_here())?;
+    let open = endpoints.into_iter().find(|one| one.plain && !one.is_here())?;
+    let (open_scheme, scheme) = if open.grpc { ("grpc", "grpcs") } else { ("http", "https") };
     Some(format!(
-        "endpoints has http for {}, which is another machine, so that everybody on the way can read \
-         what is sent; write https, or set allow_http to true",
+        "endpoints has {open_scheme} for {}, which is another machine, so that everybody on the way can \
+         read what is sent; write {scheme}, or set allow_http to true",
         open.host
     ))
 }
@@ -152,10 +175,13 @@ mod tests {
         assert_eq!(parsed("http://10.0.0.1:8000"), endpoint(true, "10.0.0.1", 8000));
         assert_eq!(parsed("https://embed.example/a/v1/"), endpoint(false, "embed.example", 443));
         assert_eq!(parsed("http://[::1]"), endpoint(true, "::1", 80));
+        assert_eq!(parsed("grpc://10.0.0.1:8001"), endpoint(true, "10.0.0.1", 8001));
+        assert_eq!(parsed("grpcs://embed.example"), endpoint(false, "embed.example", 443));
         for wrong in [
             "",
             "embed.example",
             "ftp://a",
+            "grpc://a/b",
             "http://",
             "http://:80",
             "http://a:0",

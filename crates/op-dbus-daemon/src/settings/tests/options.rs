@@ -167,6 +167,17 @@ fn a_fleet_that_anybody_could_read_or_that_has_no_time_is_refused() {
             "{text}"
         );
     }
+    let grpc = |more: &str| {
+        let table = format!("[providers.remote]\nendpoints = \"grpc://10.0.0.1:8001\"\n{more}");
+        Tree::new(&[(MAIN, &table)]).mistakes()
+    };
+    let text = grpc("");
+    assert!(
+        text.contains("endpoints has grpc for 10.0.0.1") && text.contains("write grpcs"),
+        "{text}"
+    );
+    let text = grpc("protocol = \"openai\"\nallow_http = true\n");
+    assert!(text.contains("protocol is openai") && text.contains("set protocol to oip"), "{text}");
     let right =
         "[providers.remote]\nendpoints = \"http://10.0.0.1:8000,https://b\"\nallow_http = true\n";
     let told = told_of("remote", right);

@@ -7,6 +7,7 @@ use super::super::{Form, ProviderOption};
 use super::{count, name, plain};
 
 const PROTOCOLS: &[Choice] = &[name("oip"), name("openai")];
+const INPUTS: &[Choice] = &[name("token-ids"), name("texts")];
 const MODEL: Kind =
     Kind::Text { accepted: "a name of letters, digits and `._-/:@+`", is_right: fleet::is_model };
 const PATH: Kind = Kind::Path { optional: false };
@@ -18,16 +19,24 @@ pub const OPTIONS: &[ProviderOption] = &[
         "endpoints",
         Kind::List { accepted: fleet::ACCEPTED, is_right: fleet::is_right },
         Theirs(""),
-        "Where servers answer, without the path of a protocol. `gpu_device` names by their numbers, from \
-        0, which of them get workers; the others stand by.",
+        "Where servers answer, without the path of a protocol. Where `execution_provider` is `remote`, \
+        `gpu_device` names by their numbers, from 0, which of them get workers; the others stand by.",
     ),
     plain(
         REMOTE,
         "protocol",
         Kind::Choice(PROTOCOLS),
         Theirs("oip"),
-        "How servers are spoken to: `oip` is the Open Inference Protocol v2 over HTTP, `openai` is \
-        `/v1/embeddings` with token ids.",
+        "How servers are spoken to: `oip` is the Open Inference Protocol v2, over HTTP or, at a URL that \
+        begins with `grpc://` or `grpcs://`, over gRPC; `openai` is `/v1/embeddings`.",
+    ),
+    plain(
+        REMOTE,
+        "inputs",
+        Kind::Choice(INPUTS),
+        Theirs("token-ids"),
+        "What servers are sent: the token ids of each text, or, for servers that take nothing else, a \
+        text that has just these tokens, cut where the model here cuts it.",
     ),
     plain(
         REMOTE,

@@ -1,0 +1,169 @@
+//! Requests over gRPC: one connection for each endpoint, every time and size bounded.
+
+use std::error::Error;
+use std::time::Duration;
+
+use prost::Message;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+use tonic::client::Grpc;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
+use ureq::http::uri::PathAndQuery;
+
+use crate::failure::Failure;
+use crate::http::{CONNECT, Quote};
+
+/// Bytes of an answer's headers, what is wrong among them.
+const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// What servers say of a request that is larger than they take; they have no status for it alone.
+const TOO_LARGE: &str = "larger than max";
+
+/// A client of all endpoints. It takes no proxy from the environment.
+#[derive(Debug)]
+pub struct Client {
+    /// Runs while there is a call and stands still between two.
+    runtime: Runtime,
+    tls: ClientTlsConfig,
+    authorization: Option<MetadataValue<Ascii>>,
+}
+
+impl Client {
+    /// A client that trusts the certificates in `roots` (PEM), or else Mozilla's list.
+    ///
+    /// # Errors
+    /// A clause: the token can't be sent, or the system has no room.
+    pub fn new(roots: Option<&[u8]>, token: Option<&str>) -> Result<Self, String> {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| format!("no connection can be made ({error})"))?;
+        let tls = ClientTlsConfig::new();
+        let tls = match roots {
+            Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
+            None => tls.with_webpki_roots(),
+        };
+        let authorization = token.map(|token| {
+            let value = MetadataValue::try_from(format!("Bearer {token}"));
+            let mut value =
+                value.map_err(|_| "the token has signs that can't be sent".to_owned())?;
+            // Neither shown nor kept for compression.
+            value.set_sensitive(true);
+            Ok::<_, String>(value)
+        });
+        Ok(Self { runtime, tls, authorization: authorization.transpose()? })
+    }
+
+    /// The way to an endpoint, `grpc://…` or `grpcs://…`: a connection that is made when it is needed, and
+    /// again when it was lost.
+    ///
+    /// # Errors
+    /// It is no address.
+    pub fn channel(&self, url: &str) -> Result<Channel, Failure> {
+        let wrong = |error: tonic::transport::Error| Failure::Away(chain(&error));
+        let is_open = url.starts_with("grpc:");
+        let url = url.replacen("grpc", "http", 1);
+        let endpoint = Endpoint::from_shared(url).map_err(wrong)?;
+        let endpoint = endpoint
+            .connect_timeout(CONNECT)
+            .http2_max_header_list_size(HEADER_BYTES_MAX)
+            .user_agent(concat!("op-dbus/", env!("CARGO_PKG_VERSION")))
+            .map_err(wrong)?;
+        let endpoint = match is_open {
+            true => endpoint,
+            false => endpoint.tls_config(self.tls.clone()).map_err(wrong)?,
+        };
+        let _inside = self.runtime.enter();
+        Ok(endpoint.connect_lazy())
+    }
+
+    /// Calls `method`, of which the answer has `most` bytes at most.
+    ///
+    /// # Errors
+    /// It fails in any way.
+    pub fn call<Q, A>(
+        &self,
+        channel: &Channel,
+        (method, message): (&'static str, Q),
+        (time, most): (Duration, usize),
+        quote: Quote,
+    ) -> Result<A, Failure>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut request = Request::new(message);
+        if let Some(value) = &self.authorization {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        let call = async {
+            let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(most);
+            let ready = grpc.ready().await;
+            ready.map_err(|error| Failure::Away(chain(&error)))?;
+            let codec = ProstCodec::<Q, A>::default();
+            let answer = grpc.unary(request, PathAndQuery::from_static(method), codec).await;
+            answer.map(tonic::Response::into_inner).map_err(|status| refusal(&status, quote))
+        };
+        let ended = self.runtime.block_on(async { timeout(time, call).await });
+        ended.unwrap_or_else(|_| {
+            let seconds = time.as_secs_f32();
+            Err(Failure::Away(format!("timeout: it said nothing for {seconds:.1} s")))
+        })
+    }
+}
+
+/// What a status means for the batch.
+fn refusal(status: &Status, quote: Quote) -> Failure {
+    if let Some(error) = status.source() {
+        // Nobody has answered.
+        return Failure::Away(chain(error));
+    }
+    let (code, message) = (status.code(), status.message());
+    let said = match quote {
+        Quote::Words if !message.is_empty() => format!("it answers {code:?} ({message})"),
+        _ => format!("it answers {code:?}"),
+    };
+    match code {
+        Code::InvalidArgument => Failure::Refused(said),
+        Code::ResourceExhausted if message.contains(TOO_LARGE) => Failure::TooLarge(said),
+        _ => Failure::Away(said),
+    }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let reason = error.to_string();
+        if !text.contains(&reason) {
+            text = format!("{text}: {reason}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_says_whether_it_is_the_batch() {
+        let told = |code, message: &str, quote| refusal(&Status::new(code, message), quote);
+        let refused = told(Code::InvalidArgument, "said words", Quote::Status);
+        assert!(matches!(refused, Failure::Refused(said) if said == "it answers InvalidArgument"));
+        let large =
+            told(Code::ResourceExhausted, "message larger than max (5 vs. 4)", Quote::Status);
+        assert!(matches!(large, Failure::TooLarge(_)));
+        for code in
+            [Code::ResourceExhausted, Code::Unavailable, Code::NotFound, Code::Unauthenticated]
+        {
+            let away = told(code, "said words", Quote::Words);
+            assert!(
+                matches!(away, Failure::Away(said) if said.ends_with("(said words)")),
+                "{code:?}"
+            );
+        }
+    }
+}
