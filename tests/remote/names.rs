@@ -1,4 +1,4 @@
-//! Endpoints that are named: several addresses behind one name, and a name that moves.
+//! Endpoints that are named, and a name that moves.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,6 @@ use crate::harness::gateway::{Gateway, command};
 use crate::harness::registry::tests;
 
 tests! {
-    every_address_of_a_name_is_tried: [Bus, Low, Root],
     a_name_that_moves_is_followed_without_a_lost_call: [Bus, Low, Root, Landlock],
 }
 
@@ -88,20 +87,6 @@ impl Keyed {
 
 fn port(gateway: &Gateway) -> String {
     gateway.url("").rsplit(':').next().unwrap_or_default().to_owned()
-}
-
-async fn every_address_of_a_name_is_tried() -> Outcome {
-    let keyed = Keyed::new().await?;
-    let gateway = keyed.gateway("127.0.0.1:0").await?;
-    let setup = keyed.setup(&port(&gateway))?;
-    // Nobody answers at the first.
-    let etc = Etc::new(&["::1", "127.0.0.1"])?;
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.start_command(etc.known_to(&setup.command(&bus)?), &bus).await?;
-    assert_eq!(daemon.settled().await?, "ready", "{}", daemon.process.stderr());
-    serves(&daemon, "low").await?;
-    daemon.stop().await?;
-    keyed.far.daemon.stop().await
 }
 
 async fn a_name_that_moves_is_followed_without_a_lost_call() -> Outcome {

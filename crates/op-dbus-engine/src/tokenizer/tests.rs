@@ -113,7 +113,8 @@ fn bert(lowercase: bool, max_input_tokens: usize) -> Tokenizer {
             "lstrip": lstrip, "rstrip": false, "normalized": normalized, "special": true})
     };
     let json = serde_json::json!({
-        "version": "1.0", "truncation": null, "padding": null, "decoder": null,
+        "version": "1.0", "truncation": null, "padding": null,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
         "added_tokens": [added(0, false, false), added(2, false, true),
             added(3, false, false), added(4, true, false)],
         "normalizer": {"type": "BertNormalizer", "clean_text": true,
@@ -135,7 +136,9 @@ fn roberta(max_input_tokens: usize) -> Tokenizer {
     let vocabulary: serde_json::Map<String, serde_json::Value> =
         pieces.iter().enumerate().map(|(id, piece)| (piece.clone(), id.into())).collect();
     let json = serde_json::json!({
-        "version": "1.0", "truncation": null, "padding": null, "decoder": null,
+        "version": "1.0", "truncation": null, "padding": null,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
+            "use_regex": true},
         "added_tokens": [{"id": 264, "content": "<mask>", "single_word": false, "lstrip": true,
             "rstrip": false, "normalized": false, "special": true}],
         "normalizer": null,
@@ -156,7 +159,9 @@ fn xlm_roberta(max_input_tokens: usize) -> Tokenizer {
     pieces.extend(('a'..='z').map(|letter| (letter.to_string(), -9.0)));
     pieces.extend(["▁the", "ing", "▁em", "bed", "s", "e", "mb"].map(|p| (p.to_owned(), -5.0)));
     let json = serde_json::json!({
-        "version": "1.0", "truncation": null, "padding": null, "decoder": null,
+        "version": "1.0", "truncation": null, "padding": null,
+        "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always",
+            "split": true},
         "added_tokens": [{"id": 0, "content": "<s>", "single_word": false, "lstrip": false,
             "rstrip": false, "normalized": false, "special": true}],
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"},
@@ -251,5 +256,58 @@ proptest! {
             let ids: Vec<u32> = ids[1..ids.len() - 1].iter().map(|id| *id as u32).collect();
             prop_assert_eq!(ids, kept);
         }
+    }
+}
+
+#[test]
+fn ids_become_a_text_that_has_them() {
+    let rebuilt = |tokenizer: &Tokenizer, text| {
+        let ids = tokenizer.ids(text).unwrap();
+        let rebuilt = tokenizer.text(&ids)?;
+        assert_eq!(tokenizer.ids(&rebuilt).unwrap(), ids);
+        Some(rebuilt)
+    };
+    let bert = bert(true, 64);
+    assert_eq!(rebuilt(&bert, "The  Embeddings, É!").as_deref(), Some("the embeddings, e!"));
+    assert_eq!(rebuilt(&bert, "").as_deref(), Some(""));
+    // A word that is not in the vocabulary.
+    assert_eq!(rebuilt(&bert, "a \u{1f355} b").as_deref(), Some("a \u{13000} b"));
+    let roberta = rebuilt(&roberta(64), "The thing\u{1f355}").unwrap();
+    assert_eq!(roberta.trim(), "The thing\u{1f355}");
+    assert_eq!(rebuilt(&xlm_roberta(64), "the thing").unwrap().trim(), "the thing");
+    // Nothing says how its tokens are written.
+    assert_eq!(rebuilt(&Tokenizer::bytes(64), "abc"), None);
+}
+
+#[test]
+fn a_text_that_was_cut_within_a_word_may_not_be_had() {
+    // `ding` is tokenized in another way at the beginning of a word.
+    let tokenizer = bert(true, 4);
+    let window = tokenizer.encode("the embedding", Truncate::Start).unwrap().windows.remove(0);
+    assert_eq!(tokenizer.text(&window.ids).as_deref(), Some("embedding"));
+    let tokenizer = bert(true, 3);
+    let window = tokenizer.encode("the embedding", Truncate::Start).unwrap().windows.remove(0);
+    assert_eq!(tokenizer.text(&window.ids), None);
+    // No ids of this model's.
+    for ids in [&[][..], &[2], &[2, -1, 3], &[2, i32::MAX, 3], &[9, 9, 9]] {
+        assert_eq!(tokenizer.text(ids), None, "{ids:?}");
+    }
+}
+
+proptest! {
+    /// The longest pieces come first: those of a word's beginning are its own.
+    #[test]
+    fn of_words_pieces_every_beginning_can_be_had(
+        words in prop::collection::vec(
+            prop::sample::select(vec!["the", "Embeddings", "unin", "q", "漢字", "é", "'", "s.", "\u{1f355}"]),
+            0..12,
+        ),
+        max in 3usize..12,
+    ) {
+        let tokenizer = bert(true, max);
+        let ids = tokenizer.ids(&words.join(" ")).unwrap();
+        let rebuilt = tokenizer.text(&ids).unwrap();
+        prop_assert_eq!(tokenizer.content(&rebuilt).unwrap().len() + 2, ids.len());
+        prop_assert_eq!(tokenizer.ids(&rebuilt).unwrap(), ids);
     }
 }
