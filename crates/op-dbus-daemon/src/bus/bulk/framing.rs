@@ -70,6 +70,10 @@ impl Records {
     pub fn push(&mut self, mut bytes: &[u8], mut take: impl FnMut(String)) -> Result<(), Error> {
         while let Some(end) = bytes.iter().position(|byte| *byte == self.framing.end()) {
             let (record, rest) = (&bytes[..end], &bytes[end + 1..]);
+            // As of one that comes in pieces, so that how it comes makes no difference.
+            if record.len() > self.record_bytes_max {
+                return Err(self.too_long());
+            }
             if self.partial.is_empty() {
                 take(self.text(record)?);
             } else {
@@ -214,6 +218,17 @@ mod tests {
         let mut endless = Records::new(Framing::Lines, 8);
         assert!((0..4).any(|_| endless.push(b"1234", drop).is_err()));
         assert!(endless.partial.len() <= 9);
+    }
+
+    #[test]
+    fn a_record_is_bounded_however_it_comes() {
+        let spaces = vec![b' '; 8 * JSON_ESCAPE_BYTES + JSON_BESIDE_BYTES];
+        let line = [&spaces[..], b"\"a\"\n"].concat();
+        for pieces in [&[&line[..]][..], &[&line[..9], &line[9..]]] {
+            let refusal = texts(Framing::JsonLines, pieces).unwrap_err();
+            assert_eq!(refusal.name(), ErrorName::TooLarge, "in {} pieces", pieces.len());
+        }
+        assert_eq!(texts(Framing::JsonLines, &[&line[9..]]).unwrap(), ["a"]);
     }
 
     proptest! {
