@@ -149,7 +149,7 @@ fn start(
     let mut pools = vec![pool(&host, precision, reference)];
     let mut places = Vec::new();
     if let Some(cpu) = beside {
-        pools.push(pool(&cpu, REFERENCE_PRECISION, None));
+        pools.push(Pool { reserved: 0, ..pool(&cpu, REFERENCE_PRECISION, None) });
         let blueprints = [blueprint(&host, precision), blueprint(&cpu, REFERENCE_PRECISION)];
         places = known_costs(&blueprints, &mut pools, settings, means);
     }
@@ -210,7 +210,8 @@ fn workers(settings: &Settings, host: &Host) -> usize {
     }
 }
 
-/// Worker processes beside these for interactive work: where one takes no second copy of the weights.
+/// Worker processes beside these for interactive work: where one takes no second copy of the weights. Beside
+/// an accelerator there is none: two kinds of workers leave nobody waiting for long.
 fn reserved(host: &Host) -> usize {
     usize::from(host.provider == Provider::Cpu && host.cpu_engine == CpuEngine::Native)
 }
