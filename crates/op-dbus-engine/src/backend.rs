@@ -151,3 +151,43 @@ impl Footprint {
 /// Makes the backend of worker number `n`, at start and again after a [`BackendError::Lost`].
 pub type BackendFactory =
     Box<dyn Fn(usize) -> Result<Box<dyn Backend>, BackendError> + Send + Sync>;
+
+/// An error with its causes, as one sentence: what a backend says of it is all that anybody sees of it
+/// outside of its process. A cause that its own error already quotes is not said twice.
+#[must_use]
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let reason = error.to_string();
+        if !text.contains(&reason) {
+            text = format!("{text}: {reason}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    enum Outer {
+        #[error("the file is of no use")]
+        Silent(#[source] io::Error),
+        #[error("the file is of no use ({0})")]
+        Quoting(#[source] io::Error),
+    }
+
+    #[test]
+    fn causes_are_told_once() {
+        let cause = || io::Error::other("the disk is on fire");
+        let silent = with_causes(&Outer::Silent(cause()));
+        assert_eq!(silent, "the file is of no use: the disk is on fire");
+        let quoting = with_causes(&Outer::Quoting(cause()));
+        assert_eq!(quoting, "the file is of no use (the disk is on fire)");
+    }
+}

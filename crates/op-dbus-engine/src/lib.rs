@@ -75,7 +75,9 @@ mod usage;
 mod vector;
 pub mod worker;
 
-pub use backend::{Backend, BackendError, BackendFactory, Description, Footprint, LoadErrorKind};
+pub use backend::{
+    Backend, BackendError, BackendFactory, Description, Footprint, LoadErrorKind, with_causes,
+};
 pub use batch::Batch;
 pub use buckets::Buckets;
 pub use cache::{Cache, Kept};

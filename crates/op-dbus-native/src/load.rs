@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use op_dbus_engine::{BackendError, LoadErrorKind};
+use op_dbus_engine::{BackendError, LoadErrorKind, with_causes};
 use op_dbus_graph::encoder::Encoder;
 use op_dbus_graph::{DenseFiles, Family, ModelFiles, Pooling};
 
@@ -110,7 +110,7 @@ fn pack(
         dense: dense.map(|(config, weights)| DenseFiles { config, weights }).collect(),
     };
     let encoder = op_dbus_graph::read(&files)
-        .map_err(|error| load_error(LoadErrorKind::ModelCorrupt, chain(&error)))?;
+        .map_err(|error| load_error(LoadErrorKind::ModelCorrupt, with_causes(&error)))?;
     let layout = kernels(isa, precision).layout;
     let failed = |error: std::io::Error| {
         load_error(LoadErrorKind::Other, format!("can't pack the model's weights: {error}"))
@@ -166,18 +166,4 @@ fn calibrate(encoder: &Encoder<'_>, isa: Isa, texts: &[Vec<i32>]) -> std::io::Re
 /// A failure to load.
 pub(crate) fn load_error(kind: LoadErrorKind, message: String) -> BackendError {
     BackendError::Load { kind, message }
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let reason = error.to_string();
-        if !text.contains(&reason) {
-            text = format!("{text}: {reason}");
-        }
-        source = error.source();
-    }
-    text
 }

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
+use op_dbus_engine::with_causes;
 use prost::Message;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -60,7 +61,7 @@ impl Client {
     /// # Errors
     /// It is no address.
     pub fn channel(&self, url: &str) -> Result<Channel, Failure> {
-        let wrong = |error: tonic::transport::Error| Failure::Away(chain(&error));
+        let wrong = |error: tonic::transport::Error| Failure::Away(with_causes(&error));
         let is_open = url.starts_with("grpc:");
         let url = url.replacen("grpc", "http", 1);
         let endpoint = Endpoint::from_shared(url).map_err(wrong)?;
@@ -99,7 +100,7 @@ impl Client {
         let call = async {
             let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(most);
             let ready = grpc.ready().await;
-            ready.map_err(|error| Failure::Away(chain(&error)))?;
+            ready.map_err(|error| Failure::Away(with_causes(&error)))?;
             let codec = ProstCodec::<Q, A>::default();
             let answer = grpc.unary(request, PathAndQuery::from_static(method), codec).await;
             answer.map(tonic::Response::into_inner).map_err(|status| refusal(&status, quote))
@@ -116,7 +117,7 @@ impl Client {
 fn refusal(status: &Status, quote: Quote) -> Failure {
     if let Some(error) = status.source() {
         // Nobody has answered.
-        return Failure::Away(chain(error));
+        return Failure::Away(with_causes(error));
     }
     let (code, message) = (status.code(), status.message());
     let said = match quote {
@@ -128,20 +129,6 @@ fn refusal(status: &Status, quote: Quote) -> Failure {
         Code::ResourceExhausted if message.contains(TOO_LARGE) => Failure::TooLarge(said),
         _ => Failure::Away(said),
     }
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let reason = error.to_string();
-        if !text.contains(&reason) {
-            text = format!("{text}: {reason}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

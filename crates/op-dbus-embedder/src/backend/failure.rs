@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::Path;
 
-use op_dbus_engine::{BackendError, LoadErrorKind};
+use op_dbus_engine::{BackendError, LoadErrorKind, with_causes};
 
 /// The engine or the instruction set can't be had.
 pub fn unavailable(message: String) -> BackendError {
@@ -18,7 +18,7 @@ pub fn unreadable(path: &Path, error: &std::io::Error) -> BackendError {
 
 /// The content of a file can't be used, though it is the file that it should be.
 pub fn corrupt(path: &Path, error: &dyn Error) -> BackendError {
-    let message = format!("{}: {}", path.display(), sentence(error));
+    let message = format!("{}: {}", path.display(), with_causes(error));
     BackendError::Load { kind: LoadErrorKind::ModelCorrupt, message }
 }
 
@@ -30,32 +30,5 @@ pub fn store(error: &op_dbus_models::Error) -> BackendError {
         Models::Corrupt { .. } => LoadErrorKind::ModelCorrupt,
         _ => LoadErrorKind::Other,
     };
-    BackendError::Load { kind, message: sentence(error) }
-}
-
-/// An error with its causes, which only the worker knows, as one sentence. A cause that its own
-/// error already quotes is not said twice.
-fn sentence(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let reason = error.to_string();
-        if !text.contains(&reason) {
-            text = format!("{text}: {reason}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn causes_are_told_once() {
-        let cause = std::io::Error::other("the disk is on fire");
-        let error = op_dbus_models::Error::Io { action: "read", path: "x".into(), source: cause };
-        assert_eq!(sentence(&error), "cannot read x: the disk is on fire");
-    }
+    BackendError::Load { kind, message: with_causes(error) }
 }

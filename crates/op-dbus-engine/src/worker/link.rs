@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::protocol::{
-    Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, receive_message, send_message, write,
+    Answer, MESSAGE_BYTES_MAX, Request, VERSION, receive_message, send_message, write,
 };
 use super::region::Region;
 use super::{RegionShape, Timeouts};
-use crate::backend::{BackendError, Description, Footprint, LoadErrorKind};
+use crate::backend::{BackendError, Description, Footprint, LoadErrorKind, with_causes};
 use crate::batch::Batch;
 use crate::usage::MemoryUse;
 
@@ -62,7 +62,7 @@ impl Link {
             Ok(Answer::Done { .. } | Answer::Trimmed { .. } | Answer::Failed { .. }) => {
                 Err(other("the worker answered before it was asked; see its messages above".into()))
             }
-            Err(error) => Err(other(format!("the worker did not load: {}", chain(&error)))),
+            Err(error) => Err(other(format!("the worker did not load: {}", with_causes(&error)))),
         }
     }
 
@@ -116,7 +116,8 @@ impl Link {
         send_message(&self.socket, request)
             .map_err(|error| lost(format!("it takes no messages ({error})")))?;
         meanwhile();
-        receive_message(&self.socket, Some(self.run_timeout)).map_err(|error| lost(chain(&error)))
+        receive_message(&self.socket, Some(self.run_timeout))
+            .map_err(|error| lost(with_causes(&error)))
     }
 
     /// What an answer means that is not the one that was asked for.
@@ -128,15 +129,4 @@ impl Link {
             _ => BackendError::Lost(format!("it did not answer to batch {}", self.number)),
         }
     }
-}
-
-/// An error with its sources, in one line.
-fn chain(error: &ReceiveError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(error) = source {
-        text = format!("{text} ({error})");
-        source = error.source();
-    }
-    text
 }
