@@ -80,8 +80,8 @@ pub fn check() -> Outcome {
 fn rules(deny: &Path, parts: &[Part]) -> Vec<Figure> {
     let count = parts.len();
     let elsewhere = parts.iter().filter(|part| !part.is_of_registry()).count();
-    let licences = passes(deny, &["--offline", "check", "licenses"]);
-    let others = passes(deny, &["--offline", "check", "bans", "sources"]);
+    let licences = passes(deny, &["--locked", "check", "licenses"]);
+    let others = passes(deny, &["--locked", "check", "bans", "sources"]);
     vec![
         Figure::new(
             licences,
