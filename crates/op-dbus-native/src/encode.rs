@@ -320,7 +320,7 @@ impl Member<'_> {
         let share = |member: usize| units * member / self.barrier.members();
         let end = (share(self.member + 1) * unit).min(plan.columns);
         let product = Product {
-            input: Operand { blocks: plan.blocks, ..input },
+            input,
             rows,
             weights: Weights {
                 panels: packed.part(&plan.panels).as_ptr(),
@@ -375,9 +375,12 @@ fn groups<'a>(texts: &'a [Text<'a>], strip: usize) -> impl Iterator<Item = Group
     })
 }
 
-/// First row and rows of each strip.
+/// First row and rows of each strip: as few as can be, of about as many rows, so that none is too
+/// short to be worth the weights' way.
 fn strips(tokens: usize, strip: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..tokens).step_by(strip).map(move |first| (first, strip.min(tokens - first)))
+    let count = tokens.div_ceil(strip);
+    let first = move |number: usize| tokens * number / count;
+    (0..count).map(move |number| (first(number), first(number + 1) - first(number)))
 }
 
 /// The bias of every distance that two tokens can have, so that each query's is one slice.

@@ -17,7 +17,7 @@ use crate::kernels::product::STRIP_MAX;
 use crate::load::Options;
 
 /// Version of the measurement and of its record. A record of another version is not used.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Tokens of a batch for each thread: fewer would leave every saving aside that a batch is for, and
 /// more would keep those waiting who come while it is computed.

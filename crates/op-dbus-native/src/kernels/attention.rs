@@ -8,7 +8,7 @@
     reason = "arithmetic on registers and pointers under one contract"
 )]
 
-use super::simd::{Simd, exp};
+use super::simd::{Simd, coarse_exp, each, exp};
 use super::step::PairStep;
 use super::tiles::by_rows;
 
@@ -98,34 +98,43 @@ pub(crate) unsafe fn attend<P: PairStep, const ROWS: usize>(job: &Attention) {
     }
 }
 
-/// Keys as the columns of panels: `[panel][step][column][K]`.
+/// Keys as the columns of panels: `[panel][step][column][K]`. Columns behind the last key are left as
+/// they are: their scores are never looked at.
 #[inline(always)]
 unsafe fn pack_keys<P: PairStep>(job: &Attention, parts: &Parts<P>) {
     // One input of a product and one step of a column's weights are both 4 bytes: a 32-bit float or
     // two bfloat16.
     const { assert!(size_of::<P::Input>() * P::K == 4 && size_of::<P::Weight>() * P::K == 4) };
-    let panel = 2 * P::S::LANES;
+    const { assert!(P::S::LANES <= ROWS_MAX) };
+    let lanes = P::S::LANES;
+    let panel = 2 * lanes;
     let steps = job.size.div_ceil(P::K);
-    let row = parts.queries;
-    for key in 0..job.length.next_multiple_of(panel) {
-        let to = parts.keys.cast::<u32>();
-        let to = to.add(key / panel * panel * steps + key % panel);
-        if key >= job.length {
-            (0..steps).for_each(|step| to.add(step * panel).write(0));
-            continue;
+    let (rows, stride) = (parts.queries.cast::<u32>(), parts.size / P::K);
+    let mut key = 0;
+    while key < job.length {
+        for row in 0..lanes.min(job.length - key) {
+            let from = job.keys.add((key + row) * job.stride);
+            to_inputs::<P>(from, 1.0, job.size, parts.queries.add(row * parts.size));
         }
-        to_inputs::<P>(job.keys.add(key * job.stride), job.size, row);
-        let row = row.cast::<u32>();
-        (0..steps).for_each(|step| to.add(step * panel).write(row.add(step).read()));
+        let to = parts.keys.cast::<u32>().add(key / panel * panel * steps + key % panel);
+        let mut step = 0;
+        while step < steps {
+            // A block is whole: the panel after this one is packed later, and behind the last one is
+            // as much room as heads of whole blocks would take.
+            P::S::transpose(rows.add(step), stride, to.add(step * panel), panel);
+            step += lanes;
+        }
+        key += lanes;
     }
 }
 
-/// Converts `size` floats, and clears what is left of the last step.
+/// Converts `size` floats times `scale`, and clears what is left of the last step.
 #[inline(always)]
-unsafe fn to_inputs<P: PairStep>(from: *const f32, size: usize, to: *mut P::Input) {
+unsafe fn to_inputs<P: PairStep>(from: *const f32, scale: f32, size: usize, to: *mut P::Input) {
+    let scale = P::S::splat(scale);
     let mut at = 0;
     while at < size {
-        P::store(to.add(at), P::S::load(from.add(at)));
+        P::store(to.add(at), P::S::mul(P::S::load(from.add(at)), scale));
         at += P::S::LANES;
     }
     if !size.is_multiple_of(P::K) {
@@ -160,24 +169,26 @@ unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, 
     let panel = 2 * lanes;
     for row in 0..M {
         let query = job.queries.add((first + row) * job.stride);
-        to_inputs::<P>(query, job.size, parts.queries.add(row * parts.size));
+        to_inputs::<P>(query, job.scale, job.size, parts.queries.add(row * parts.size));
     }
     let steps = job.size.div_ceil(P::K);
+    let mut most = [P::S::splat(f32::MIN); M];
     let mut key = 0;
     while key < job.length {
         let keys = parts.keys.add(key * steps * P::K);
         let zero = [[P::S::splat(0.0); 2]; M];
         let sums = P::sums::<M>(parts.queries, parts.size, keys, steps, zero);
         for (row, sums) in sums.into_iter().enumerate() {
-            let to = parts.scores.add(row * parts.length + key);
-            P::S::store(to, sums[0]);
-            P::S::store(to.add(lanes), sums[1]);
+            most[row] = scores(job, parts, (first, row), key, sums[0], most[row]);
+            if key + lanes < job.length {
+                most[row] = scores(job, parts, (first, row), key + lanes, sums[1], most[row]);
+            }
         }
         key += panel;
     }
     let mut shares = [0.0; M];
     for (row, share) in shares.iter_mut().enumerate() {
-        *share = 1.0 / softmax(job, parts, first + row, row);
+        *share = 1.0 / softmax(job, parts, row, P::S::greatest(most[row]));
     }
     let steps = job.length.div_ceil(P::K);
     let mut column = 0;
@@ -201,37 +212,43 @@ unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, 
     }
 }
 
+/// Keeps a vector of scores, those of the keys from `key` on; returns the larger of them and `most`.
+#[inline(always)]
+unsafe fn scores<P: PairStep>(
+    job: &Attention,
+    parts: &Parts<P>,
+    (first, row): (usize, usize),
+    key: usize,
+    mut scores: <P::S as Simd>::F,
+    most: <P::S as Simd>::F,
+) -> <P::S as Simd>::F {
+    if !job.bias.is_null() {
+        let bias = job.bias.add(job.length - 1 - (first + row) + key);
+        scores = P::S::add(scores, P::S::load(bias));
+    }
+    let to = parts.scores.add(row * parts.length + key);
+    P::S::store(to, scores);
+    if key + P::S::LANES > job.length {
+        // Behind the last key: as good as never looked at.
+        (job.length - key..P::S::LANES).for_each(|lane| to.add(lane).write(f32::MIN));
+        scores = P::S::load(to);
+    }
+    P::S::max(most, scores)
+}
+
 /// Exponentials of one query's scores, less the largest, as inputs; returns their sum.
 #[inline(always)]
-unsafe fn softmax<P: PairStep>(job: &Attention, parts: &Parts<P>, query: usize, row: usize) -> f32 {
-    let lanes = P::S::LANES;
+unsafe fn softmax<P: PairStep>(job: &Attention, parts: &Parts<P>, row: usize, most: f32) -> f32 {
     let scores = parts.scores.add(row * parts.length);
-    let end = job.length.next_multiple_of(lanes);
-    let scale = P::S::splat(job.scale);
-    let mut most = P::S::splat(f32::MIN);
-    let mut at = 0;
-    while at < end {
-        let mut score = P::S::mul(P::S::load(scores.add(at)), scale);
-        if !job.bias.is_null() {
-            score = P::S::add(score, P::S::load(job.bias.add(job.length - 1 - query + at)));
-        }
-        P::S::store(scores.add(at), score);
-        if at + lanes > job.length {
-            // Behind the last key: as good as never looked at.
-            (job.length..end).for_each(|key| scores.add(key).write(f32::MIN));
-        }
-        most = P::S::max(most, P::S::load(scores.add(at)));
-        at += lanes;
-    }
-    let most = P::S::splat(P::S::greatest(most));
-    let mut sum = P::S::splat(0.0);
     let weights = parts.weights.add(row * parts.length);
-    let mut at = 0;
-    while at < end {
-        let weight = exp::<P::S>(P::S::sub(P::S::load(scores.add(at)), most));
+    let most = P::S::splat(most);
+    let mut sum = P::S::splat(0.0);
+    each!(P::S, at in job.length, {
+        let below = P::S::sub(P::S::load(scores.add(at)), most);
+        let weight =
+            if P::K == 1 { exp::<P::S>(below) } else { coarse_exp::<P::S>(below) };
         sum = P::S::add(sum, weight);
         P::store(weights.add(at), weight);
-        at += lanes;
-    }
+    });
     P::S::sum(sum)
 }

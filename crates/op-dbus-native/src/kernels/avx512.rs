@@ -80,6 +80,46 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn times_power_of_two(value: __m512, n: __m512) -> __m512 {
+        _mm512_scalef_ps(value, n)
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(from: *const u32, stride: usize, to: *mut u32, to_stride: usize) {
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for (index, row) in rows.iter_mut().enumerate() {
+            *row = _mm512_loadu_si512(from.add(index * stride).cast());
+        }
+        // Pairs, then fours within the lanes of 128 bits; then those lanes.
+        let mut pairs = rows;
+        for four in 0..4 {
+            let [a, b, c, d] = std::array::from_fn(|n| rows[4 * four + n]);
+            let (low, high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (low_2, high_2) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            pairs[4 * four] = _mm512_unpacklo_epi64(low, low_2);
+            pairs[4 * four + 1] = _mm512_unpackhi_epi64(low, low_2);
+            pairs[4 * four + 2] = _mm512_unpacklo_epi64(high, high_2);
+            pairs[4 * four + 3] = _mm512_unpackhi_epi64(high, high_2);
+        }
+        for column in 0..4 {
+            let [a, b, c, d] = std::array::from_fn(|four| pairs[4 * four + column]);
+            let (even, odd) =
+                (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xDD>(a, b));
+            let (even_2, odd_2) =
+                (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xDD>(c, d));
+            let columns = [
+                _mm512_shuffle_i32x4::<0x88>(even, even_2),
+                _mm512_shuffle_i32x4::<0x88>(odd, odd_2),
+                _mm512_shuffle_i32x4::<0xDD>(even, even_2),
+                _mm512_shuffle_i32x4::<0xDD>(odd, odd_2),
+            ];
+            for (lane, values) in columns.into_iter().enumerate() {
+                _mm512_storeu_si512(to.add((4 * lane + column) * to_stride).cast(), values);
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn sum(value: __m512) -> f32 {
         let low = _mm512_castps512_ps256(value);
         let half = _mm256_add_ps(low, _mm512_extractf32x8_ps::<1>(value));

@@ -5,6 +5,7 @@
 //! the features that its copies are compiled for. Nothing here knows of models, and nothing outside
 //! `core` and `std::arch` is used, so that the tests of this folder build for any target.
 
+mod activation;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx;
 pub(crate) mod attention;

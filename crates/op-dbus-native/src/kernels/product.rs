@@ -11,16 +11,22 @@
     reason = "arithmetic on registers and pointers under one contract"
 )]
 
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-use super::simd::{COARSE, FINE, Simd, each, gelu, gelu_tanh};
+use super::activation::{Activate, CoarseGelu, FineGelu, GeluTanh, Identity, Relu};
+use super::simd::Simd;
 
-/// Columns that are finished together. Also the inputs that share a scale where they are 8-bit
-/// integers: a group of outputs is one block of inputs of the product after it. Mean cosine of
-/// `medium` in 8-bit integers with 32-bit floats, on sentences and log lines: 0.99975 and 0.99967 with
-/// blocks of 128, 0.99970 and 0.99964 with 192, 0.99954 and 0.99944 with 384. Blocks of 192 are 2.5 %
-/// faster on AVX2, but texts unlike those of the calibration (`tests/golden`) fall below 0.9995.
+/// Columns that are finished together. Also the inputs that share a scale where 8-bit integers were
+/// made of activated sums: a group of outputs is one block of inputs of the product after it.
 pub(crate) const GROUP: usize = 128;
+
+/// Inputs that share a scale where 8-bit integers are made of whole rows, which spread less than what
+/// was activated. Mean cosine in 8-bit integers with 32-bit floats, on log lines, sentences and passages:
+/// `medium` 0.99969, 0.99975 and 0.99972 with blocks of 128, 0.99964, 0.99971 and 0.99967 with 192,
+/// 0.99951, 0.99960 and 0.99961 with 384; `high` 0.99962, 0.99968 and 0.99970 with 192, 0.99948, 0.99957
+/// and 0.99960 with 384. Scalings of the sums are a tenth of a product with blocks of 128.
+pub(crate) const BLOCK: usize = 192;
 
 /// Most rows of one product.
 pub(crate) const STRIP_MAX: usize = 192;
@@ -39,9 +45,11 @@ pub(crate) struct Operand {
     pub values: *mut u8,
     /// Elements from one row to the next.
     pub stride: usize,
-    /// Scale and least value of each block of [`GROUP`] inputs, `[row][blocks][2]`; unused where
-    /// inputs are floats.
+    /// Scale and least value of each block of inputs, `[row][blocks][2]`; unused where inputs are
+    /// floats.
     pub scales: *mut f32,
+    /// Inputs of a block: [`BLOCK`], or [`GROUP`] of activated sums.
+    pub block: usize,
     /// Blocks per row.
     pub blocks: usize,
 }
@@ -132,11 +140,8 @@ pub(crate) trait Tiles {
     const COARSE: bool;
     /// Columns of a panel: two vectors.
     const PANEL: usize = 2 * Self::S::LANES;
-    /// Blocks of [`GROUP`] inputs that a tile goes through at a time.
-    const DEPTH: usize = {
-        let blocks = INPUT_BYTES / (GROUP * Self::ROWS * Self::INPUT_BYTES);
-        if blocks > 0 { blocks } else { 1 }
-    };
+    /// Inputs that a tile goes through at a time, but for one block at least.
+    const DEPTH: usize = INPUT_BYTES / (Self::ROWS * Self::INPUT_BYTES);
 
     /// Computes up to [`ROWS`](Self::ROWS) rows against one panel over some blocks of inputs. The
     /// sums go to `tile.to`: on top of what is there, or, if the blocks are the first, of what
@@ -151,9 +156,15 @@ pub(crate) trait Tiles {
     /// Does nothing but the arithmetic of `repeats` steps of a tile, all in registers; returns
     /// something that depends on all of it.
     unsafe fn spin(repeats: usize) -> f32;
-    /// Writes `length` finished values of one row, a multiple of a vector and at most [`GROUP`],
-    /// beginning at `column`, as a left operand.
-    unsafe fn store(to: &Operand, row: usize, column: usize, values: *const f32, length: usize);
+    /// Writes `length` values of one row, a multiple of a vector and at most a block, beginning
+    /// at `column`, where a block does, as a left operand.
+    unsafe fn store<A: Activate>(
+        to: &Operand,
+        row: usize,
+        column: usize,
+        values: &Values<A>,
+        length: usize,
+    );
 }
 
 /// Which part of a product a tile computes.
@@ -165,7 +176,7 @@ pub(crate) struct Tile {
     pub rows: usize,
     /// First column: the first of a panel.
     pub column: usize,
-    /// First block of [`GROUP`] inputs.
+    /// First block of inputs.
     pub block: usize,
     /// Blocks.
     pub blocks: usize,
@@ -201,13 +212,14 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
     // Few rows stay in the first level cache while each panel comes from far away, once; of many,
     // a tile stays there, and the panels of a group are near for the tiles after the first.
     let few = product.rows <= FEW_ROWS;
+    let depth = (T::DEPTH / product.input.block).max(1);
     let mut column = product.first;
     while column < product.end {
         let columns = GROUP.min(product.end - column);
         let panels = columns.div_ceil(T::PANEL);
         let mut block = 0;
         while block < product.input.blocks {
-            let blocks = T::DEPTH.min(product.input.blocks - block);
+            let blocks = depth.min(product.input.blocks - block);
             let last = block + blocks == product.input.blocks;
             for outer in 0..if few { panels } else { tiles } {
                 for inner in 0..if few { tiles } else { panels } {
@@ -249,37 +261,42 @@ unsafe fn finish<T: Tiles>(
     (column, columns): (usize, usize),
 ) {
     let Finish::Activate { activation, to, smooth } = product.finish else { return };
-    for row in first..first + rows {
-        let values = scratch.at(row, 0);
-        let smooth = if smooth.is_null() { smooth } else { smooth.add(column) };
-        activate::<T>(activation, values, columns, smooth);
-        T::store(&to, row, column, values, columns);
-    }
-}
-
-#[inline(always)]
-unsafe fn activate<T: Tiles>(
-    activation: Activation,
-    values: *mut f32,
-    columns: usize,
-    smooth: *const f32,
-) {
+    let smooth = if smooth.is_null() { smooth } else { smooth.add(column) };
     macro_rules! all {
-        ($x:ident => $activated:expr) => {
-            each!(T::S, at in columns, {
-                let $x = T::S::load(values.add(at));
-                let y = $activated;
-                let y =
-                    if smooth.is_null() { y } else { T::S::mul(y, T::S::load(smooth.add(at))) };
-                T::S::store(values.add(at), y);
-            })
+        ($activation:ty) => {
+            for row in first..first + rows {
+                let values = Values::<$activation>::new(scratch.at(row, 0), smooth);
+                T::store(&to, row, column, &values, columns);
+            }
         };
     }
     match activation {
-        Activation::Gelu if T::COARSE => all!(x => gelu::<T::S, _>(x, &COARSE)),
-        Activation::Gelu => all!(x => gelu::<T::S, _>(x, &FINE)),
-        Activation::GeluTanh => all!(x => gelu_tanh::<T::S>(x)),
-        Activation::Relu => all!(x => T::S::max(x, T::S::splat(0.0))),
+        Activation::Gelu if T::COARSE => all!(CoarseGelu),
+        Activation::Gelu => all!(FineGelu),
+        Activation::GeluTanh => all!(GeluTanh),
+        Activation::Relu => all!(Relu),
+    }
+}
+
+/// Values on their way into an operand: activated, then multiplied by their columns' factors.
+pub(crate) struct Values<A> {
+    from: *const f32,
+    /// Null, or a factor for each.
+    smooth: *const f32,
+    activation: PhantomData<A>,
+}
+
+impl<A: Activate> Values<A> {
+    #[inline(always)]
+    fn new(from: *const f32, smooth: *const f32) -> Self {
+        Self { from, smooth, activation: PhantomData }
+    }
+
+    /// The vector that begins with value `at`.
+    #[inline(always)]
+    pub unsafe fn load<S: Simd>(&self, at: usize) -> S::F {
+        let value = A::activate::<S>(S::load(self.from.add(at)));
+        if self.smooth.is_null() { value } else { S::mul(value, S::load(self.smooth.add(at))) }
     }
 }
 
@@ -306,28 +323,14 @@ pub(crate) struct Rows {
 /// As [`multiply`].
 #[inline(always)]
 pub(crate) unsafe fn prepare<T: Tiles>(job: &Rows) {
-    let mut scratch = Scratch::new();
     for row in 0..job.rows {
         let mut column = 0;
         while column < job.columns {
-            let length = GROUP.min(job.columns - column);
+            let length = job.to.block.min(job.columns - column);
+            let smooth = if job.smooth.is_null() { job.smooth } else { job.smooth.add(column) };
             let from = job.from.add(row * job.stride + column);
-            if job.smooth.is_null() {
-                T::store(&job.to, row, column, from, length);
-            } else {
-                let scaled = scratch.at(0, 0);
-                scale::<T::S>(from, job.smooth.add(column), length, scaled);
-                T::store(&job.to, row, column, scaled, length);
-            }
+            T::store(&job.to, row, column, &Values::<Identity>::new(from, smooth), length);
             column += length;
         }
     }
-}
-
-/// Multiplies each value by its factor.
-#[inline(always)]
-unsafe fn scale<S: Simd>(from: *const f32, by: *const f32, length: usize, to: *mut f32) {
-    each!(S, at in length, {
-        S::store(to.add(at), S::mul(S::load(from.add(at)), S::load(by.add(at))));
-    });
 }

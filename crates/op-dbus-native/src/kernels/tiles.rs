@@ -5,7 +5,10 @@
     reason = "arithmetic on registers and pointers under one contract"
 )]
 
-use super::product::{GROUP, Operand, Product, Tile, Tiles, start};
+use std::mem::MaybeUninit;
+
+use super::activation::Activate;
+use super::product::{BLOCK, Operand, Product, Tile, Tiles, Values, start};
 use super::simd::{Simd, each};
 use super::step::{FloatStep, IntStep};
 
@@ -44,8 +47,8 @@ impl<P: FloatStep, const ROWS: usize> FloatTiles<P, ROWS> {
     unsafe fn rows<const M: usize>(product: &Product, tile: Tile) {
         let Product { input, weights, .. } = product;
         let lanes = P::S::LANES;
-        let first = tile.block * GROUP / P::K;
-        let steps = (tile.blocks * GROUP / P::K).min(weights.steps - first);
+        let first = tile.block * input.block / P::K;
+        let steps = (tile.blocks * input.block / P::K).min(weights.steps - first);
         let values = input.values.cast::<P::Input>();
         let values = values.add(tile.row * input.stride + first * P::K);
         let panel = weights.panels.cast::<P::Weight>();
@@ -100,9 +103,15 @@ impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
     }
 
     #[inline(always)]
-    unsafe fn store(to: &Operand, row: usize, column: usize, values: *const f32, length: usize) {
+    unsafe fn store<A: Activate>(
+        to: &Operand,
+        row: usize,
+        column: usize,
+        values: &Values<A>,
+        length: usize,
+    ) {
         let to = to.values.cast::<P::Input>().add(row * to.stride + column);
-        each!(P::S, at in length, { P::store(to.add(at), P::S::load(values.add(at))) });
+        each!(P::S, at in length, { P::store(to.add(at), values.load::<P::S>(at)) });
     }
 }
 
@@ -116,48 +125,67 @@ impl<P: IntStep, const ROWS: usize> IntTiles<P, ROWS> {
         let Product { input, weights, .. } = product;
         let values = input.values.cast::<P::Input>().add(tile.row * input.stride);
         let panel = weights.panels.cast::<i8>().add(tile.column * weights.steps * P::K);
-        let steps_per_block = GROUP / P::K;
+        let steps_per_block = input.block / P::K;
         for block in tile.block..tile.block + tile.blocks {
             let first = block * steps_per_block;
             let steps = steps_per_block.min(weights.steps - first);
             let sums = P::sums::<M>(
-                values.add(block * GROUP),
+                values.add(block * input.block),
                 input.stride,
                 panel.add(first * Self::PANEL * P::K),
                 steps,
             );
+            let scales = BlockScales::<P::S>::of(product, tile, block);
             for (row, sums) in sums.into_iter().enumerate() {
                 let sums = [P::to_float(sums[0]), P::to_float(sums[1])];
-                add_block::<P::S>(product, tile, [row, block], sums);
+                scales.add(product, tile, [row, block], sums);
             }
         }
     }
 }
 
-/// Adds what one block of inputs contributes to one row, summed as integers, to the row's sums.
-#[inline(always)]
-pub(crate) unsafe fn add_block<S: Simd>(
-    product: &Product,
-    tile: Tile,
-    [row, block]: [usize; 2],
+/// What the weights of one block and panel are scaled by. Read once for all rows: the compiler has to
+/// take it that a row's sums are stored on top of it.
+pub(crate) struct BlockScales<S: Simd> {
+    scales: [S::F; 2],
+    /// Scale times the sum of the weights.
     sums: [S::F; 2],
-) {
-    let Product { input, weights, .. } = product;
-    let panel = 2 * S::LANES;
-    let of_row = input.scales.add(2 * ((tile.row + row) * input.blocks + block));
-    let (scale, least) = (S::splat(*of_row), S::splat(*of_row.add(1)));
-    let scales = weights.scales.add(2 * (tile.column * input.blocks + block * panel));
-    let to = tile.to.add(row * tile.stride);
-    let before = if block == 0 {
-        start::<S>(product, tile.row + row, tile.column)
-    } else {
-        [S::load(to), S::load(to.add(S::LANES))]
-    };
-    for (half, (sum, before)) in sums.into_iter().zip(before).enumerate() {
-        let at = half * S::LANES;
-        let scaled = S::mul(sum, S::load(scales.add(at)));
-        let sum = S::fma(least, S::load(scales.add(panel + at)), before);
-        S::store(to.add(at), S::fma(scale, scaled, sum));
+}
+
+impl<S: Simd> BlockScales<S> {
+    /// Those of a tile's panel.
+    #[inline(always)]
+    pub unsafe fn of(product: &Product, tile: Tile, block: usize) -> Self {
+        let panel = 2 * S::LANES;
+        let at = 2 * (tile.column * product.input.blocks + block * panel);
+        let at = product.weights.scales.add(at);
+        let pair = |at: *const f32| [S::load(at), S::load(at.add(S::LANES))];
+        Self { scales: pair(at), sums: pair(at.add(panel)) }
+    }
+
+    /// Adds what one block of inputs contributes to one row, summed as integers, to the row's sums.
+    #[inline(always)]
+    pub unsafe fn add(
+        &self,
+        product: &Product,
+        tile: Tile,
+        [row, block]: [usize; 2],
+        sums: [S::F; 2],
+    ) {
+        let Product { input, .. } = product;
+        let of_row = input.scales.add(2 * ((tile.row + row) * input.blocks + block));
+        let (scale, least) = (S::splat(*of_row), S::splat(*of_row.add(1)));
+        let to = tile.to.add(row * tile.stride);
+        let before = if block == 0 {
+            start::<S>(product, tile.row + row, tile.column)
+        } else {
+            [S::load(to), S::load(to.add(S::LANES))]
+        };
+        for half in 0..2 {
+            let scaled = S::mul(sums[half], self.scales[half]);
+            let sum = S::fma(least, self.sums[half], before[half]);
+            S::store(to.add(half * S::LANES), S::fma(scale, scaled, sum));
+        }
     }
 }
 
@@ -195,11 +223,19 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
     }
 
     #[inline(always)]
-    unsafe fn store(to: &Operand, row: usize, column: usize, values: *const f32, length: usize) {
-        let mut least = P::S::load(values);
-        let mut most = least;
+    unsafe fn store<A: Activate>(
+        to: &Operand,
+        row: usize,
+        column: usize,
+        values: &Values<A>,
+        length: usize,
+    ) {
+        let mut ready = MaybeUninit::<[f32; BLOCK]>::uninit();
+        let ready = ready.as_mut_ptr().cast::<f32>();
+        let (mut least, mut most) = (P::S::splat(f32::MAX), P::S::splat(f32::MIN));
         each!(P::S, at in length, {
-            let value = P::S::load(values.add(at));
+            let value = values.load::<P::S>(at);
+            P::S::store(ready.add(at), value);
             least = P::S::min(least, value);
             most = P::S::max(most, value);
         });
@@ -207,12 +243,12 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         let scale = (most - least) / 255.0;
         // A block of equal values has no steps; one of nearly equal ones must not overflow.
         let inverse = if scale > 1e-30 { 1.0 / scale } else { 0.0 };
-        let of_row = to.scales.add(2 * (row * to.blocks + column / GROUP));
+        let of_row = to.scales.add(2 * (row * to.blocks + column / to.block));
         *of_row = scale;
         *of_row.add(1) = if P::SHIFT == 0.0 { least } else { scale.mul_add(P::SHIFT, least) };
         let to = to.values.cast::<P::Input>().add(row * to.stride + column);
         each!(P::S, at in length, {
-            let above = P::S::sub(P::S::load(values.add(at)), P::S::splat(least));
+            let above = P::S::sub(P::S::load(ready.add(at)), P::S::splat(least));
             let steps = P::S::round(P::S::mul(above, P::S::splat(inverse)));
             let steps = P::S::min(steps, P::S::splat(255.0));
             P::store(to.add(at), P::S::sub(steps, P::S::splat(P::SHIFT)));

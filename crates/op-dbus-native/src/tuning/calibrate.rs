@@ -13,12 +13,16 @@ const STRIPS: [usize; 3] = [96, 48, 192];
 /// Another strip is taken if its time is below this share of the default's.
 const STRIP_ADVANTAGE: f64 = 0.97;
 
-/// Tokens of a batch for each thread.
-const BATCHES: [usize; 4] = [128, 256, 512, 1024];
+/// Tokens for each thread of the batches that strips are compared with.
+const STRIP_TOKENS: usize = 256;
 
-/// Share of the best throughput that a batch is to reach: the smallest that does is taken, because
-/// whoever comes while it is computed waits for its end.
-const BATCH_SHARE: f64 = 0.98;
+/// Tokens of a batch for each thread.
+const BATCHES: [usize; 5] = [128, 256, 512, 1024, 2048];
+
+/// How long a batch may take: as long waits who comes while it is computed. Up to there the largest is
+/// the best, because threads wait for each other at the end of each batch. Which size is measured to be
+/// the fastest says more about what else the machine did at that moment.
+const BATCH_TIME: Duration = Duration::from_millis(150);
 
 /// Tokens of the texts that are computed together: short and long.
 const SINGLE: [usize; 2] = [16, 128];
@@ -29,7 +33,7 @@ const TIME: Duration = Duration::from_millis(400);
 
 /// What comes in a comparison behind a batch that takes longer is not tried: nobody would want to
 /// wait that long for somebody else's batch, nor for the calibration.
-const LIMIT: Duration = Duration::from_secs(1);
+const LIMIT: Duration = Duration::from_millis(250);
 
 /// Shares that have all threads compute a text together, or one alone.
 const ALWAYS: Together = Together { short: 0, long: 0 };
@@ -40,8 +44,7 @@ pub(super) fn measure(backend: &mut NativeBackend) -> Option<Tuning> {
     let mut tuning = Tuning::default();
     let members = backend.members();
 
-    let strips =
-        STRIPS.map(|strip| (Tuning { strip, ..tuning }, mixed(tuning.batch_tokens * members)));
+    let strips = STRIPS.map(|strip| (Tuning { strip, ..tuning }, mixed(STRIP_TOKENS * members)));
     tuning.strip = best_strip(&compare(backend, &strips)?);
 
     let batches = BATCHES.map(|tokens| (tuning, mixed(tokens * members)));
@@ -66,12 +69,14 @@ pub(super) fn measure(backend: &mut NativeBackend) -> Option<Tuning> {
     Some(tuning)
 }
 
-/// Lengths of texts of this many tokens together: sentences of 8 to 63 tokens, none like the next, so
-/// that threads come out as unevenly as they do with real ones.
+/// Lengths of texts of this many tokens together: sentences of 8 to 63 tokens and now and then a
+/// passage, none like the next, so that threads come out as unevenly as they do with real ones.
 fn mixed(tokens: usize) -> Vec<usize> {
     let (mut lengths, mut left) = (Vec::new(), tokens);
     while left > 0 {
-        let length = (8 + lengths.len() * 23 % 56).min(left);
+        let sentence = 8 + lengths.len() * 23 % 56;
+        let is_passage = lengths.len() % 4 == 3;
+        let length = if is_passage { 4 * sentence } else { sentence }.min(left);
         lengths.push(length);
         left -= length;
     }
@@ -85,12 +90,11 @@ fn best_strip(seconds: &[f64]) -> usize {
     others.fold(default, |best, other| if other.1 < best.1 { other } else { best }).0
 }
 
-/// The smallest that is nearly as good as the best.
+/// The largest that nobody waits too long for, or the smallest.
 fn best_batch(seconds: &[f64]) -> usize {
-    let speeds = BATCHES.into_iter().zip(seconds).map(|(tokens, seconds)| tokens as f64 / seconds);
-    let enough = speeds.clone().fold(0.0, f64::max) * BATCH_SHARE;
-    let at = speeds.into_iter().position(|speed| speed >= enough);
-    at.map_or(Tuning::default().batch_tokens, |at| BATCHES[at])
+    let mut each = BATCHES.into_iter().zip(seconds);
+    let fits = |(_, seconds): &(usize, &f64)| **seconds <= BATCH_TIME.as_secs_f64();
+    each.rfind(fits).map_or(BATCHES[0], |(tokens, _)| tokens)
 }
 
 /// What all `members` spend on a text together, in percent of what one spends alone; 100 at least.
@@ -145,11 +149,10 @@ mod tests {
     use crate::tests::made_up::{SIZES, Weights, backend};
 
     #[test]
-    fn the_smallest_batch_that_is_nearly_as_good_is_taken() {
-        assert_eq!(best_batch(&[1.28, 2.56, 5.12, 10.24]), 128);
-        assert_eq!(best_batch(&[1.40, 2.60, 5.12, 10.24]), 256);
-        assert_eq!(best_batch(&[1.60, 2.90, 5.60, 10.24]), 1024);
-        assert_eq!(best_batch(&[1.60, 2.56, f64::INFINITY, f64::INFINITY]), 256);
+    fn the_largest_batch_is_taken_that_nobody_waits_too_long_for() {
+        assert_eq!(best_batch(&[0.005, 0.009, 0.017, 0.033, 0.066]), 2048);
+        assert_eq!(best_batch(&[0.030, 0.055, 0.110, 0.220, f64::INFINITY]), 512);
+        assert_eq!(best_batch(&[0.300, f64::INFINITY, f64::INFINITY, f64::INFINITY]), 128);
     }
 
     #[test]

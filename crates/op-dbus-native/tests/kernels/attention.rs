@@ -76,11 +76,12 @@ impl Text {
         result
     }
 
-    /// One token's query, key or value, as the kernel multiplies it.
+    /// One token's query, key or value, as the kernel multiplies it: a query is scaled before that.
     fn row(&self, token: usize, part: usize) -> impl Iterator<Item = f64> {
         let row = &self.rows[(3 * token + part) * self.size..][..self.size];
-        let rounded = self.rounded;
-        row.iter().map(move |&value| f64::from(if rounded { to_bf16(value) } else { value }))
+        let (rounded, scale) = (self.rounded, if part == 0 { self.scale } else { 1.0 });
+        let scaled = row.iter().map(move |&value| value * scale);
+        scaled.map(move |value| f64::from(if rounded { to_bf16(value) } else { value }))
     }
 
     /// One query's result, and how far from it each column may be.
@@ -95,10 +96,10 @@ impl Text {
                 sum += a * b;
                 size += (a * b).abs();
             }
-            let (scale, last) = (f64::from(self.scale), self.length - 1);
+            let last = self.length - 1;
             let bias = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[last - query + key]));
-            score_error = score_error.max(size * scale + bias.abs());
-            sum * scale + bias
+            score_error = score_error.max(size + bias.abs());
+            sum + bias
         };
         let scores: Vec<f64> = (0..self.length).map(&mut score).collect();
         let most = scores.iter().copied().fold(f64::MIN, f64::max);
