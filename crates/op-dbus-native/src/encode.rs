@@ -375,8 +375,7 @@ fn groups<'a>(texts: &'a [Text<'a>], strip: usize) -> impl Iterator<Item = Group
     })
 }
 
-/// First row and rows of each strip: as few as can be, of about as many rows, so that none is too
-/// short to be worth the weights' way.
+/// First row and rows of each strip: few, of about as many rows, each worth the weights' way.
 fn strips(tokens: usize, strip: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = tokens.div_ceil(strip);
     let first = move |number: usize| tokens * number / count;
