@@ -179,9 +179,9 @@ unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, 
         let zero = [[P::S::splat(0.0); 2]; M];
         let sums = P::sums::<M>(parts.queries, parts.size, keys, steps, zero);
         for (row, sums) in sums.into_iter().enumerate() {
-            most[row] = scores(job, parts, (first, row), key, sums[0], most[row]);
+            most[row] = scores(job, parts, [first, row, key], sums[0], most[row]);
             if key + lanes < job.length {
-                most[row] = scores(job, parts, (first, row), key + lanes, sums[1], most[row]);
+                most[row] = scores(job, parts, [first, row, key + lanes], sums[1], most[row]);
             }
         }
         key += panel;
@@ -212,13 +212,13 @@ unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, 
     }
 }
 
-/// Keeps a vector of scores, those of the keys from `key` on; returns the larger of them and `most`.
+/// Keeps a vector of the scores of query `first + row`, those of the keys from `key` on; returns the
+/// larger of them and `most`.
 #[inline(always)]
 unsafe fn scores<P: PairStep>(
     job: &Attention,
     parts: &Parts<P>,
-    (first, row): (usize, usize),
-    key: usize,
+    [first, row, key]: [usize; 3],
     mut scores: <P::S as Simd>::F,
     most: <P::S as Simd>::F,
 ) -> <P::S as Simd>::F {
