@@ -64,7 +64,7 @@ pub const TRIALS: &[Trial] = &[
         promise: "every method and property answers arguments of every type, and none ends the service",
         bar: "0 crashes, 0 hangs; each error has a name",
         how: How::Tests(&["hostile::every_member_answers_arguments_of_every_type"]),
-        rest: "a coverage-guided fuzzer under a sanitizer, which need a nightly compiler",
+        rest: "arguments that a fuzzer chooses by coverage: that is T52, without a bus",
     },
     Trial {
         number: "T28",
