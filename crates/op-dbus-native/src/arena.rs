@@ -3,7 +3,7 @@
 use crate::head;
 use crate::kernels::Layout;
 use crate::kernels::attention;
-use crate::kernels::product::{BLOCK, GROUP, Operand, STRIP_MAX};
+use crate::kernels::product::{GROUP, Operand, STRIP_MAX};
 use crate::plan::Shape;
 
 /// Rows are this many values apart, rounded up; a cache line more, so that the rows of a tile do
@@ -70,7 +70,7 @@ impl Arena {
         let apart =
             |columns: usize| columns.next_multiple_of(PADDING) + LINE_BYTES / layout.input_bytes;
         let (operand_stride, inner_stride) = (apart(shape.hidden), apart(shape.inner));
-        let blocks = [shape.hidden.div_ceil(BLOCK), shape.inner.div_ceil(GROUP)];
+        let blocks = [shape.hidden.div_ceil(GROUP), shape.inner.div_ceil(GROUP)];
         // Of a layer's rows, those of the texts that go through it together (`encode::Group`).
         let group = STRIP_MAX.max(length);
         let mut end = 0;
@@ -121,11 +121,10 @@ impl Arena {
         let first = self.floats.as_mut_ptr();
         let lines = first.wrapping_add(first.align_offset(LINE_BYTES));
         let at = |line: usize| lines.wrapping_add(line * LINE);
-        let operand = |[values, scales]: [usize; 2], stride, block, blocks| Operand {
+        let operand = |[values, scales]: [usize; 2], stride, blocks| Operand {
             values: at(values).cast(),
             stride,
             scales: at(scales),
-            block,
             blocks,
         };
         Buffers {
@@ -135,8 +134,8 @@ impl Arena {
             stride: strides[0],
             attention: at(offsets.attention),
             attention_stride: strides[1],
-            operand: operand(offsets.operand, strides[2], BLOCK, blocks[0]),
-            inner: operand(offsets.inner, strides[3], GROUP, blocks[1]),
+            operand: operand(offsets.operand, strides[2], blocks[0]),
+            inner: operand(offsets.inner, strides[3], blocks[1]),
             scratch: at(offsets.scratch),
         }
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use op_dbus_graph::encoder::{Dense, Encoder, Linear, Norm, RelativeBias, Tensor};
 
 use crate::kernels::portable::to_bf16;
+use crate::kernels::product::GROUP;
 use crate::kernels::{Element, Layout};
 use crate::plan::{DensePlan, LinearPlan, NormPlan, Plan};
 use crate::reach::{Input, Reaches};
@@ -120,13 +121,13 @@ impl Packer<'_> {
             Element::I8 => {
                 let panels: &mut [i8] = bytemuck::cast_slice_mut(panels);
                 let mut found = Vec::with_capacity(plan.blocks);
-                for (block, values) in row.chunks(plan.block).enumerate() {
+                for (block, values) in row.chunks(GROUP).enumerate() {
                     let scale = scale(values);
                     let mut sum = 0;
                     for (offset, value) in values.iter().enumerate() {
                         let quantised = quantise(*value, scale);
                         sum += i32::from(quantised);
-                        panels[index(block * plan.block + offset)] = quantised;
+                        panels[index(block * GROUP + offset)] = quantised;
                     }
                     found.push([scale, scale * sum as f32]);
                 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use op_dbus_graph::encoder::{Activation, DenseActivation, Encoder};
 use serde::{Deserialize, Serialize};
 
-use crate::kernels::product::{BLOCK, GROUP};
+use crate::kernels::product::GROUP;
 use crate::kernels::{Element, Layout};
 
 /// Parts begin on a cache line.
@@ -81,9 +81,7 @@ pub(crate) struct LinearPlan {
     pub columns: usize,
     /// Steps per panel.
     pub steps: usize,
-    /// Inputs that share a scale.
-    pub block: usize,
-    /// Blocks of such inputs.
+    /// Blocks of inputs that share a scale.
     pub blocks: usize,
     /// `[panels][steps][panel][step]`.
     pub panels: Range<usize>,
@@ -154,11 +152,11 @@ impl Plan {
         let mut layers = Vec::new();
         for _ in 0..shape.layers {
             layers.push(LayerPlan {
-                attention: cursor.linear(hidden, hidden.checked_mul(3)?, BLOCK)?,
-                output: cursor.linear(hidden, hidden, BLOCK)?,
+                attention: cursor.linear(hidden, hidden.checked_mul(3)?)?,
+                output: cursor.linear(hidden, hidden)?,
                 attention_norm: cursor.norm(hidden)?,
-                up: cursor.linear(hidden, inner, BLOCK)?,
-                down: cursor.linear(inner, hidden, GROUP)?,
+                up: cursor.linear(hidden, inner)?,
+                down: cursor.linear(inner, hidden)?,
                 output_norm: cursor.norm(hidden)?,
             });
         }
@@ -207,11 +205,11 @@ impl Cursor {
         Some(NormPlan { scale: self.vector(hidden)?, shift: self.vector(hidden)? })
     }
 
-    fn linear(&mut self, inputs: usize, outputs: usize, block: usize) -> Option<LinearPlan> {
+    fn linear(&mut self, inputs: usize, outputs: usize) -> Option<LinearPlan> {
         let Layout { weight, panel, step, .. } = self.layout;
         let columns = outputs.checked_next_multiple_of(panel)?;
         let steps = inputs.div_ceil(step);
-        let blocks = inputs.div_ceil(block);
+        let blocks = inputs.div_ceil(GROUP);
         let (bytes, scales) = match weight {
             Element::F32 => (4, 0),
             Element::Bf16 => (2, 0),
@@ -222,7 +220,6 @@ impl Cursor {
             inputs,
             columns,
             steps,
-            block,
             blocks,
             panels: self.take(weights, bytes)?,
             bias: self.vector(columns)?,

@@ -13,8 +13,7 @@ pub enum Precision {
     F32,
     /// bfloat16.
     Bf16,
-    /// 8-bit integers, with one scale per 192 inputs of a row and of a column, or per 128 that were
-    /// activated.
+    /// 8-bit integers, with one scale per 128 inputs of a row and of a column.
     Int8,
 }
 

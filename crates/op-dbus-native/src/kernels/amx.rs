@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use super::activation::Activate;
 use super::avx512::Avx512;
 use super::avx512_dot::{Bf16, Int8};
-use super::product::{Operand, Product, Tile, Tiles, Values, start};
+use super::product::{GROUP, Operand, Product, Tile, Tiles, Values, start};
 use super::simd::Simd;
 use super::step::{FloatStep, IntStep};
 use super::tiles::{BlockScales, FloatTiles, IntTiles, SPIN_ROWS};
@@ -259,7 +259,7 @@ impl Tiles for Bf16Tiles {
     const COARSE: bool = true;
     /// Loading and storing sums takes as long as a few products; the CPUs with tiles have first
     /// level caches of 48 KiB, of which this is 24.
-    const DEPTH: usize = 384;
+    const DEPTH: usize = 3;
 
     #[inline(always)]
     unsafe fn begin(rows: usize) {
@@ -274,8 +274,8 @@ impl Tiles for Bf16Tiles {
     #[inline(always)]
     unsafe fn tile(product: &Product, tile: Tile) {
         let Product { input, weights, .. } = product;
-        let first = tile.block * input.block / Bf16::K;
-        let steps = (tile.blocks * input.block / Bf16::K).min(weights.steps - first);
+        let first = tile.block * GROUP / Bf16::K;
+        let steps = (tile.blocks * GROUP / Bf16::K).min(weights.steps - first);
         let stride = input.stride * size_of::<u16>();
         let values = input.values.add(tile.row * stride + 4 * first);
         let panel = weights.panels.add(4 * tile.column * weights.steps + STEP_BYTES * first);
@@ -335,7 +335,7 @@ impl Tiles for Int8Tiles {
         let Product { input, weights, .. } = product;
         let values = input.values.add(tile.row * input.stride);
         let panel = weights.panels.add(4 * tile.column * weights.steps);
-        let steps_per_block = input.block / Int8::K;
+        let steps_per_block = GROUP / Int8::K;
         let mut whole = MaybeUninit::<[[__m512i; 2]; 2 * ROWS]>::uninit();
         let whole = whole.as_mut_ptr().cast::<__m512i>();
         let sums = Sums { rows: tile.rows };

@@ -17,16 +17,13 @@ use std::mem::MaybeUninit;
 use super::activation::{Activate, CoarseGelu, FineGelu, GeluTanh, Identity, Relu};
 use super::simd::Simd;
 
-/// Columns that are finished together. Also the inputs that share a scale where 8-bit integers were
-/// made of activated sums: a group of outputs is one block of inputs of the product after it.
+/// Columns that are finished together. Also the inputs that share a scale where they are 8-bit
+/// integers: a group of outputs is one block of inputs of the product after it. Mean cosine of
+/// `medium` in 8-bit integers with 32-bit floats, on sentences and log lines: 0.99975 and 0.99969 with
+/// blocks of 128, 0.99971 and 0.99964 with 192 where whole rows are rounded, 0.99960 and 0.99951 with 384
+/// there. On AVX-512 those are 2 % and 3 % faster, but with either, texts unlike those of the calibration
+/// (`tests/golden`) fall below 0.9995.
 pub(crate) const GROUP: usize = 128;
-
-/// Inputs that share a scale where 8-bit integers are made of whole rows, which spread less than what
-/// was activated. Mean cosine in 8-bit integers with 32-bit floats, on log lines, sentences and passages:
-/// `medium` 0.99969, 0.99975 and 0.99972 with blocks of 128, 0.99964, 0.99971 and 0.99967 with 192,
-/// 0.99951, 0.99960 and 0.99961 with 384; `high` 0.99962, 0.99968 and 0.99970 with 192, 0.99948, 0.99957
-/// and 0.99960 with 384. Scalings of the sums are a tenth of a product with blocks of 128.
-pub(crate) const BLOCK: usize = 192;
 
 /// Most rows of one product.
 pub(crate) const STRIP_MAX: usize = 192;
@@ -45,11 +42,9 @@ pub(crate) struct Operand {
     pub values: *mut u8,
     /// Elements from one row to the next.
     pub stride: usize,
-    /// Scale and least value of each block of inputs, `[row][blocks][2]`; unused where inputs are
-    /// floats.
+    /// Scale and least value of each block of [`GROUP`] inputs, `[row][blocks][2]`; unused where
+    /// inputs are floats.
     pub scales: *mut f32,
-    /// Inputs of a block: [`BLOCK`], or [`GROUP`] of activated sums.
-    pub block: usize,
     /// Blocks per row.
     pub blocks: usize,
 }
@@ -140,8 +135,11 @@ pub(crate) trait Tiles {
     const COARSE: bool;
     /// Columns of a panel: two vectors.
     const PANEL: usize = 2 * Self::S::LANES;
-    /// Inputs that a tile goes through at a time, but for one block at least.
-    const DEPTH: usize = INPUT_BYTES / (Self::ROWS * Self::INPUT_BYTES);
+    /// Blocks of [`GROUP`] inputs that a tile goes through at a time.
+    const DEPTH: usize = {
+        let blocks = INPUT_BYTES / (GROUP * Self::ROWS * Self::INPUT_BYTES);
+        if blocks > 0 { blocks } else { 1 }
+    };
 
     /// Computes up to [`ROWS`](Self::ROWS) rows against one panel over some blocks of inputs. The
     /// sums go to `tile.to`: on top of what is there, or, if the blocks are the first, of what
@@ -156,8 +154,8 @@ pub(crate) trait Tiles {
     /// Does nothing but the arithmetic of `repeats` steps of a tile, all in registers; returns
     /// something that depends on all of it.
     unsafe fn spin(repeats: usize) -> f32;
-    /// Writes `length` values of one row, a multiple of a vector and at most a block, beginning
-    /// at `column`, where a block does, as a left operand.
+    /// Writes `length` values of one row, a multiple of a vector and at most [`GROUP`], beginning
+    /// at `column`, as a left operand.
     unsafe fn store<A: Activate>(
         to: &Operand,
         row: usize,
@@ -176,7 +174,7 @@ pub(crate) struct Tile {
     pub rows: usize,
     /// First column: the first of a panel.
     pub column: usize,
-    /// First block of inputs.
+    /// First block of [`GROUP`] inputs.
     pub block: usize,
     /// Blocks.
     pub blocks: usize,
@@ -212,14 +210,13 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
     // Few rows stay in the first level cache while each panel comes from far away, once; of many,
     // a tile stays there, and the panels of a group are near for the tiles after the first.
     let few = product.rows <= FEW_ROWS;
-    let depth = (T::DEPTH / product.input.block).max(1);
     let mut column = product.first;
     while column < product.end {
         let columns = GROUP.min(product.end - column);
         let panels = columns.div_ceil(T::PANEL);
         let mut block = 0;
         while block < product.input.blocks {
-            let blocks = depth.min(product.input.blocks - block);
+            let blocks = T::DEPTH.min(product.input.blocks - block);
             let last = block + blocks == product.input.blocks;
             for outer in 0..if few { panels } else { tiles } {
                 for inner in 0..if few { tiles } else { panels } {
@@ -326,7 +323,7 @@ pub(crate) unsafe fn prepare<T: Tiles>(job: &Rows) {
     for row in 0..job.rows {
         let mut column = 0;
         while column < job.columns {
-            let length = job.to.block.min(job.columns - column);
+            let length = GROUP.min(job.columns - column);
             let smooth = if job.smooth.is_null() { job.smooth } else { job.smooth.add(column) };
             let from = job.from.add(row * job.stride + column);
             T::store(&job.to, row, column, &Values::<Identity>::new(from, smooth), length);

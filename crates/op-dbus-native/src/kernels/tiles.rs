@@ -8,7 +8,7 @@
 use std::mem::MaybeUninit;
 
 use super::activation::Activate;
-use super::product::{BLOCK, Operand, Product, Tile, Tiles, Values, start};
+use super::product::{GROUP, Operand, Product, Tile, Tiles, Values, start};
 use super::simd::{Simd, each};
 use super::step::{FloatStep, IntStep};
 
@@ -47,8 +47,8 @@ impl<P: FloatStep, const ROWS: usize> FloatTiles<P, ROWS> {
     unsafe fn rows<const M: usize>(product: &Product, tile: Tile) {
         let Product { input, weights, .. } = product;
         let lanes = P::S::LANES;
-        let first = tile.block * input.block / P::K;
-        let steps = (tile.blocks * input.block / P::K).min(weights.steps - first);
+        let first = tile.block * GROUP / P::K;
+        let steps = (tile.blocks * GROUP / P::K).min(weights.steps - first);
         let values = input.values.cast::<P::Input>();
         let values = values.add(tile.row * input.stride + first * P::K);
         let panel = weights.panels.cast::<P::Weight>();
@@ -125,12 +125,12 @@ impl<P: IntStep, const ROWS: usize> IntTiles<P, ROWS> {
         let Product { input, weights, .. } = product;
         let values = input.values.cast::<P::Input>().add(tile.row * input.stride);
         let panel = weights.panels.cast::<i8>().add(tile.column * weights.steps * P::K);
-        let steps_per_block = input.block / P::K;
+        let steps_per_block = GROUP / P::K;
         for block in tile.block..tile.block + tile.blocks {
             let first = block * steps_per_block;
             let steps = steps_per_block.min(weights.steps - first);
             let sums = P::sums::<M>(
-                values.add(block * input.block),
+                values.add(block * GROUP),
                 input.stride,
                 panel.add(first * Self::PANEL * P::K),
                 steps,
@@ -230,7 +230,7 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         values: &Values<A>,
         length: usize,
     ) {
-        let mut ready = MaybeUninit::<[f32; BLOCK]>::uninit();
+        let mut ready = MaybeUninit::<[f32; GROUP]>::uninit();
         let ready = ready.as_mut_ptr().cast::<f32>();
         let (mut least, mut most) = (P::S::splat(f32::MAX), P::S::splat(f32::MIN));
         each!(P::S, at in length, {
@@ -243,7 +243,7 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         let scale = (most - least) / 255.0;
         // A block of equal values has no steps; one of nearly equal ones must not overflow.
         let inverse = if scale > 1e-30 { 1.0 / scale } else { 0.0 };
-        let of_row = to.scales.add(2 * (row * to.blocks + column / to.block));
+        let of_row = to.scales.add(2 * (row * to.blocks + column / GROUP));
         *of_row = scale;
         *of_row.add(1) = if P::SHIFT == 0.0 { least } else { scale.mul_add(P::SHIFT, least) };
         let to = to.values.cast::<P::Input>().add(row * to.stride + column);

@@ -3,7 +3,7 @@
 
 use crate::data::{Guarded, assert_near};
 use crate::kernels::attention::{Attention, scratch_floats};
-use crate::kernels::product::{Activation, Finish, GROUP, Operand, Product, Weights};
+use crate::kernels::product::{Activation, Finish, Operand, Product, Weights};
 use crate::operand::LANES_MAX;
 use crate::precision::Precision;
 use crate::product::activated;
@@ -39,7 +39,6 @@ fn activate(subject: &Subject, activation: Activation, numbers: &[f32]) -> Guard
         values,
         stride: columns,
         scales: std::ptr::null_mut(),
-        block: GROUP,
         blocks: 1,
     };
     let job = Product {

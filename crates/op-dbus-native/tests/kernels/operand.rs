@@ -3,7 +3,7 @@
 use crate::Subject;
 use crate::data::{Guarded, Random};
 use crate::isa::Isa;
-use crate::kernels::product::{BLOCK, Operand, Weights};
+use crate::kernels::product::{GROUP, Operand, Weights};
 use crate::kernels::{Element, Layout};
 
 /// Widest vector of any instruction set, in 32-bit floats; rows are padded to it.
@@ -23,26 +23,23 @@ pub struct Left {
     values: Guarded<u8>,
     scales: Guarded<f32>,
     pub stride: usize,
-    /// Inputs that share a scale.
-    pub block: usize,
-    blocks: usize,
+    pub blocks: usize,
 }
 
 impl Left {
-    /// Zeros, for rows of `columns` inputs in blocks of `block`.
-    pub fn new(subject: &Subject, rows: usize, columns: usize, block: usize) -> Self {
+    /// Zeros, for rows of `columns` inputs.
+    pub fn new(subject: &Subject, rows: usize, columns: usize) -> Self {
         let layout = subject.kernels.layout;
         // A step of no instruction set takes more than 64 inputs; what lies behind `columns` is
         // multiplied by weights of zero.
         let stride = columns.next_multiple_of(64);
-        let blocks = columns.div_ceil(block);
+        let blocks = columns.div_ceil(GROUP);
         Self {
             layout,
             shift: if subject.isa == Isa::NeonDotprod { 128.0 } else { 0.0 },
             values: Guarded::new(rows * stride * layout.input_bytes),
             scales: Guarded::new(rows * blocks * 2),
             stride,
-            block,
             blocks,
         }
     }
@@ -53,7 +50,6 @@ impl Left {
             values: self.values.as_mut_ptr(),
             stride: self.stride,
             scales: self.scales.as_mut_ptr(),
-            block: self.block,
             blocks: self.blocks,
         }
     }
@@ -90,7 +86,7 @@ impl Left {
         if self.layout.weight != Element::I8 {
             return stored;
         }
-        let (scale, least) = self.scale(row, column / self.block);
+        let (scale, least) = self.scale(row, column / GROUP);
         f64::from(least) + f64::from(scale) * stored
     }
 }
@@ -103,28 +99,16 @@ pub struct Right {
     /// `[column][input]`: what the packed weights stand for.
     meant: Vec<f32>,
     inputs: usize,
-    /// Inputs that share a scale.
-    block: usize,
     pub padded: usize,
     steps: usize,
 }
 
 impl Right {
-    /// Random weights, for inputs that were prepared as most are.
+    /// Random weights.
     pub fn new(subject: &Subject, inputs: usize, columns: usize, random: &mut Random) -> Self {
-        Self::of_blocks(subject, (inputs, BLOCK), columns, random)
-    }
-
-    /// As above, for blocks of another size.
-    pub fn of_blocks(
-        subject: &Subject,
-        (inputs, block): (usize, usize),
-        columns: usize,
-        random: &mut Random,
-    ) -> Self {
         let layout @ Layout { panel, step, .. } = subject.kernels.layout;
         let (padded, steps) = (columns.next_multiple_of(panel), inputs.div_ceil(step));
-        let blocks = inputs.div_ceil(block);
+        let blocks = inputs.div_ceil(GROUP);
         let bytes = match layout.weight {
             Element::F32 => 4,
             Element::Bf16 => 2,
@@ -137,7 +121,6 @@ impl Right {
             bias: Guarded::from_fn(padded, |c| if c < columns { random.value() } else { 0.0 }),
             meant: vec![0.0; columns * inputs],
             inputs,
-            block,
             padded,
             steps,
         };
@@ -167,12 +150,12 @@ impl Right {
             }
             return;
         }
-        let blocks = self.inputs.div_ceil(self.block);
+        let blocks = self.inputs.div_ceil(GROUP);
         for block in 0..blocks {
             // Any scale is as good as another for the kernel; the extremes must occur.
             let scale = 0.001 + 0.01 * random.value().abs();
             let mut sum = 0;
-            for input in block * self.block..self.inputs.min((block + 1) * self.block) {
+            for input in block * GROUP..self.inputs.min((block + 1) * GROUP) {
                 let integer = (values[input] * 600.0).clamp(-127.0, 127.0) as i8;
                 sum += i32::from(integer);
                 self.packed[place(input)] = integer.cast_unsigned();
@@ -207,7 +190,7 @@ impl Right {
             let bias = f64::from(self.bias[column]);
             let (mut sum, mut size) = (bias, bias.abs());
             let weights = &self.meant[column * self.inputs..][..self.inputs];
-            let blocks = inputs.chunks(self.block).zip(weights.chunks(self.block));
+            let blocks = inputs.chunks(GROUP).zip(weights.chunks(GROUP));
             for (block, (inputs, weights)) in blocks.enumerate() {
                 let (mut products, mut sizes, mut weight_sizes) = (0.0, 0.0, 0.0);
                 for (input, weight) in inputs.iter().zip(weights) {

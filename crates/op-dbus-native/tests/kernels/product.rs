@@ -1,7 +1,7 @@
 //! Products with packed weights, and what is done to them while they are hot.
 
 use crate::data::{Guarded, Random, assert_near, normal_integral};
-use crate::kernels::product::{Activation, BLOCK, Finish, GROUP, Product, Rows};
+use crate::kernels::product::{Activation, Finish, GROUP, Product, Rows};
 use crate::operand::{LANES_MAX, Left, Right, to_bf16};
 use crate::precision::Precision;
 use crate::{Subject, Test};
@@ -38,12 +38,12 @@ impl Inputs {
 
     /// The left operand, by the kernel's own conversion.
     pub fn prepare(&self, subject: &Subject) -> Left {
-        self.prepare_blocks(subject, BLOCK, std::ptr::null())
+        self.prepare_smoothed(subject, std::ptr::null())
     }
 
-    /// As above, in blocks of another size, with a factor for each column or null.
-    fn prepare_blocks(&self, subject: &Subject, block: usize, smooth: *const f32) -> Left {
-        let mut left = Left::new(subject, self.rows, self.columns, block);
+    /// As above, with a factor for each column, or null.
+    fn prepare_smoothed(&self, subject: &Subject, smooth: *const f32) -> Left {
+        let mut left = Left::new(subject, self.rows, self.columns);
         let job = Rows {
             from: self.values.as_ptr(),
             stride: self.stride,
@@ -84,21 +84,8 @@ pub fn allowed(count: usize, size: f64) -> f64 {
 
 /// Compares a product with the reference.
 fn check(subject: &Subject, rows: usize, inputs: usize, columns: usize, random: &mut Random) {
-    for block in [BLOCK, GROUP] {
-        check_blocks(subject, rows, (inputs, block), columns, random);
-    }
-}
-
-fn check_blocks(
-    subject: &Subject,
-    rows: usize,
-    (inputs, block): (usize, usize),
-    columns: usize,
-    random: &mut Random,
-) {
-    let made = Inputs::new(rows, inputs, random);
-    let mut left = made.prepare_blocks(subject, block, std::ptr::null());
-    let right = Right::of_blocks(subject, (inputs, block), columns, random);
+    let mut left = Inputs::new(rows, inputs, random).prepare(subject);
+    let right = Right::new(subject, inputs, columns, random);
     let mut found = Guarded::new(rows * right.padded);
     store(subject, &mut left, rows, &right, &mut found);
     for row in some(rows, ROWS) {
@@ -121,15 +108,13 @@ fn operands(subject: &Subject) {
     for columns in [1, 5, 16, 48, 192, 195, 384] {
         let rows = Inputs::new(3, columns, &mut random);
         let smooth = factors(rows.stride, &mut random);
-        for block in [BLOCK, GROUP] {
-            let left = rows.prepare_blocks(subject, block, std::ptr::null());
-            check_operand(subject, &rows, &left, |_| 1.0);
-            if subject.precision == Precision::Int8 {
-                all_steps_are_used(&left, columns);
-            }
-            let left = rows.prepare_blocks(subject, block, smooth.as_ptr());
-            check_operand(subject, &rows, &left, |column| smooth[column]);
+        let left = rows.prepare(subject);
+        check_operand(subject, &rows, &left, |_| 1.0);
+        if subject.precision == Precision::Int8 {
+            all_steps_are_used(&left, columns);
         }
+        let left = rows.prepare_smoothed(subject, smooth.as_ptr());
+        check_operand(subject, &rows, &left, |column| smooth[column]);
     }
     halfway(subject);
 }
@@ -144,7 +129,7 @@ fn check_operand(subject: &Subject, rows: &Inputs, left: &Left, factor: impl Fn(
             Precision::F32 => (value, 0.0),
             Precision::Bf16 => (to_bf16(value), 0.0),
             // Half a step, and a little for the steps' own rounding.
-            Precision::Int8 => (value, 0.501 * left.scale(row, column / left.block).0),
+            Precision::Int8 => (value, 0.501 * left.scale(row, column / GROUP).0),
         };
         let allowed = f64::from(allowed) + f64::from(expected.abs()) * 1e-6;
         assert_near(left.meant(row, column) as f32, f64::from(expected), allowed, || {
@@ -157,11 +142,10 @@ fn check_operand(subject: &Subject, rows: &Inputs, left: &Left, factor: impl Fn(
 
 /// The least and the largest input of a block are its first and its last step.
 fn all_steps_are_used(left: &Left, columns: usize) {
-    let size = left.block;
-    for block in 0..columns.div_ceil(size) {
-        let end = columns.next_multiple_of(LANES_MAX).min((block + 1) * size);
+    for block in 0..columns.div_ceil(GROUP) {
+        let end = columns.next_multiple_of(LANES_MAX).min((block + 1) * GROUP);
         let stored: Vec<f32> =
-            (block * size..end).map(|column| left.stored(0, column) + left.shift).collect();
+            (block * GROUP..end).map(|column| left.stored(0, column) + left.shift).collect();
         let least = stored.iter().copied().fold(f32::MAX, f32::min);
         let most = stored.iter().copied().fold(f32::MIN, f32::max);
         assert_eq!((least, most), (0.0, 255.0), "{columns} columns, block {block}");
@@ -307,7 +291,7 @@ fn activations(subject: &Subject) {
         for (rows, inputs, columns) in [(1, 40, 192), (14, 96, 300), (3, 200, 384)] {
             let mut left = Inputs::new(rows, inputs, &mut random).prepare(subject);
             let right = Right::new(subject, inputs, columns, &mut random);
-            let mut next = Left::new(subject, rows, right.padded, GROUP);
+            let mut next = Left::new(subject, rows, right.padded);
             // Every other case has factors.
             let smooth = factors(right.padded, &mut random);
             let smoothed = rows % 2 == 0;

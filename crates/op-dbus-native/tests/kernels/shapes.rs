@@ -81,8 +81,8 @@ fn operands(subject: &Subject) {
     let (rows, inputs, columns) = (13, 64, 384);
     let mut left = Inputs::new(rows, inputs, &mut random).prepare(subject);
     let right = Right::new(subject, inputs, columns, &mut random);
-    let mut whole = Left::new(subject, rows, columns, GROUP);
-    let mut pieces = Left::new(subject, rows, columns, GROUP);
+    let mut whole = Left::new(subject, rows, columns);
+    let mut pieces = Left::new(subject, rows, columns);
     let mut run = |to: &mut Left, first: usize, end: usize| {
         let finish = Finish::Activate {
             activation: Activation::Relu,
