@@ -300,14 +300,8 @@ impl Tiles for Bf16Tiles {
     }
 
     #[inline(always)]
-    unsafe fn store<A: Activate>(
-        to: &Operand,
-        row: usize,
-        column: usize,
-        values: &Values<A>,
-        length: usize,
-    ) {
-        FloatTiles::<Bf16, 1>::store(to, row, column, values, length);
+    unsafe fn store<A: Activate>(to: &Operand, row: usize, column: usize, values: &Values<A>) {
+        FloatTiles::<Bf16, 1>::store(to, row, column, values);
     }
 }
 
@@ -361,14 +355,8 @@ impl Tiles for Int8Tiles {
     }
 
     #[inline(always)]
-    unsafe fn store<A: Activate>(
-        to: &Operand,
-        row: usize,
-        column: usize,
-        values: &Values<A>,
-        length: usize,
-    ) {
-        IntTiles::<Int8, 1>::store(to, row, column, values, length);
+    unsafe fn store<A: Activate>(to: &Operand, row: usize, column: usize, values: &Values<A>) {
+        IntTiles::<Int8, 1>::store(to, row, column, values);
     }
 }
 

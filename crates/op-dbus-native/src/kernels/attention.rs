@@ -98,8 +98,8 @@ pub(crate) unsafe fn attend<P: PairStep, const ROWS: usize>(job: &Attention) {
     }
 }
 
-/// Keys as the columns of panels: `[panel][step][column][K]`. Columns behind the last key are left as
-/// they are: their scores are never looked at.
+/// Keys as the columns of panels: `[panel][step][column][K]`. Columns behind the last key hold
+/// anything: their scores are never looked at.
 #[inline(always)]
 unsafe fn pack_keys<P: PairStep>(job: &Attention, parts: &Parts<P>) {
     // One input of a product and one step of a column's weights are both 4 bytes: a 32-bit float or

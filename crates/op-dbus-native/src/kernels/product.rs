@@ -21,8 +21,8 @@ use super::simd::Simd;
 /// integers: a group of outputs is one block of inputs of the product after it. Mean cosine of
 /// `medium` in 8-bit integers with 32-bit floats, on sentences and log lines: 0.99975 and 0.99969 with
 /// blocks of 128, 0.99971 and 0.99964 with 192 where whole rows are rounded, 0.99960 and 0.99951 with 384
-/// there. On AVX-512 those are 2 % and 3 % faster, but with either, texts unlike those of the calibration
-/// (`tests/golden`) fall below 0.9995.
+/// there. On AVX-512 those are 2 % and 3 % faster, but with 192 already, texts unlike those of the
+/// calibration (`tests/golden`) fall below 0.9995.
 pub(crate) const GROUP: usize = 128;
 
 /// Most rows of one product.
@@ -154,15 +154,8 @@ pub(crate) trait Tiles {
     /// Does nothing but the arithmetic of `repeats` steps of a tile, all in registers; returns
     /// something that depends on all of it.
     unsafe fn spin(repeats: usize) -> f32;
-    /// Writes `length` values of one row, a multiple of a vector and at most [`GROUP`], beginning
-    /// at `column`, as a left operand.
-    unsafe fn store<A: Activate>(
-        to: &Operand,
-        row: usize,
-        column: usize,
-        values: &Values<A>,
-        length: usize,
-    );
+    /// Writes values of one row, beginning at `column`, as a left operand.
+    unsafe fn store<A: Activate>(to: &Operand, row: usize, column: usize, values: &Values<A>);
 }
 
 /// Which part of a product a tile computes.
@@ -262,8 +255,8 @@ unsafe fn finish<T: Tiles>(
     macro_rules! all {
         ($activation:ty) => {
             for row in first..first + rows {
-                let values = Values::<$activation>::new(scratch.at(row, 0), smooth);
-                T::store(&to, row, column, &values, columns);
+                let values = Values::<$activation>::new(scratch.at(row, 0), columns, smooth);
+                T::store(&to, row, column, &values);
             }
         };
     }
@@ -278,6 +271,8 @@ unsafe fn finish<T: Tiles>(
 /// Values on their way into an operand: activated, then multiplied by their columns' factors.
 pub(crate) struct Values<A> {
     from: *const f32,
+    /// How many: a multiple of a vector, and at most [`GROUP`].
+    pub length: usize,
     /// Null, or a factor for each.
     smooth: *const f32,
     activation: PhantomData<A>,
@@ -285,8 +280,8 @@ pub(crate) struct Values<A> {
 
 impl<A: Activate> Values<A> {
     #[inline(always)]
-    fn new(from: *const f32, smooth: *const f32) -> Self {
-        Self { from, smooth, activation: PhantomData }
+    fn new(from: *const f32, length: usize, smooth: *const f32) -> Self {
+        Self { from, length, smooth, activation: PhantomData }
     }
 
     /// The vector that begins with value `at`.
@@ -326,7 +321,8 @@ pub(crate) unsafe fn prepare<T: Tiles>(job: &Rows) {
             let length = GROUP.min(job.columns - column);
             let smooth = if job.smooth.is_null() { job.smooth } else { job.smooth.add(column) };
             let from = job.from.add(row * job.stride + column);
-            T::store(&job.to, row, column, &Values::<Identity>::new(from, smooth), length);
+            let values = Values::<Identity>::new(from, length, smooth);
+            T::store(&job.to, row, column, &values);
             column += length;
         }
     }

@@ -103,15 +103,9 @@ impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
     }
 
     #[inline(always)]
-    unsafe fn store<A: Activate>(
-        to: &Operand,
-        row: usize,
-        column: usize,
-        values: &Values<A>,
-        length: usize,
-    ) {
+    unsafe fn store<A: Activate>(to: &Operand, row: usize, column: usize, values: &Values<A>) {
         let to = to.values.cast::<P::Input>().add(row * to.stride + column);
-        each!(P::S, at in length, { P::store(to.add(at), values.load::<P::S>(at)) });
+        each!(P::S, at in values.length, { P::store(to.add(at), values.load::<P::S>(at)) });
     }
 }
 
@@ -223,17 +217,11 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
     }
 
     #[inline(always)]
-    unsafe fn store<A: Activate>(
-        to: &Operand,
-        row: usize,
-        column: usize,
-        values: &Values<A>,
-        length: usize,
-    ) {
+    unsafe fn store<A: Activate>(to: &Operand, row: usize, column: usize, values: &Values<A>) {
         let mut ready = MaybeUninit::<[f32; GROUP]>::uninit();
         let ready = ready.as_mut_ptr().cast::<f32>();
         let (mut least, mut most) = (P::S::splat(f32::MAX), P::S::splat(f32::MIN));
-        each!(P::S, at in length, {
+        each!(P::S, at in values.length, {
             let value = values.load::<P::S>(at);
             P::S::store(ready.add(at), value);
             least = P::S::min(least, value);
@@ -247,7 +235,7 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         *of_row = scale;
         *of_row.add(1) = if P::SHIFT == 0.0 { least } else { scale.mul_add(P::SHIFT, least) };
         let to = to.values.cast::<P::Input>().add(row * to.stride + column);
-        each!(P::S, at in length, {
+        each!(P::S, at in values.length, {
             let above = P::S::sub(P::S::load(ready.add(at)), P::S::splat(least));
             let steps = P::S::round(P::S::mul(above, P::S::splat(inverse)));
             let steps = P::S::min(steps, P::S::splat(255.0));
