@@ -16,7 +16,15 @@ fn find() -> fn(&[u8]) {
     // A panic that is caught where a library may panic is no find: it has to reach libFuzzer.
     drop(std::panic::take_hook());
     let wanted = std::env::var(VARIABLE).unwrap_or_default();
-    let all = [op_dbus_engine::fuzz::TARGETS, op_dbus_models::fuzz::TARGETS];
+    let all = [
+        op_dbus_daemon::fuzz::TARGETS,
+        op_dbus_engine::fuzz::TARGETS,
+        op_dbus_gateway::fuzz::TARGETS,
+        op_dbus_graph::fuzz::TARGETS,
+        op_dbus_models::fuzz::TARGETS,
+        op_dbus_native::fuzz::TARGETS,
+        op_dbus_remote::fuzz::TARGETS,
+    ];
     let found = all.into_iter().flatten().find(|(name, _)| *name == wanted);
     found.map(|(_, target)| *target).unwrap_or_else(|| {
         eprintln!("{VARIABLE} names no target: {wanted:?}");

@@ -5,6 +5,7 @@ Run it from anywhere, without arguments, after a format has changed; it needs no
 
 import io
 import json
+import math
 import struct
 import zipfile
 from pathlib import Path
@@ -151,5 +152,212 @@ def models() -> None:
         {"path": "../x", "bytes": 1, "sha256": digest}]}).encode())
 
 
-for write in [tokenizer, worker, models]:
+def mpnet(config: dict, shapes: dict) -> tuple[dict, dict]:
+    """A BERT's tensors under MPNet's names, with the bias of distances."""
+    names = {"self.query": "attn.q", "self.key": "attn.k", "self.value": "attn.v",
+             "output.LayerNorm": "LayerNorm", "output.dense": "attn.o"}
+
+    def renamed(name: str) -> str:
+        front, attention, part = name.partition("attention.")
+        stem, _, kind = part.rpartition(".")
+        return f"{front}attention.{names[stem]}.{kind}" if attention else name
+
+    shapes = {renamed(name): shape for name, shape in shapes.items() if "token_type" not in name}
+    shapes["encoder.relative_attention_bias.weight"] = [32, config["num_attention_heads"]]
+    return config | {"model_type": "mpnet", "relative_attention_num_buckets": 32}, shapes
+
+
+def tensors(shapes: dict[str, list[int]]) -> bytes:
+    header, data = {}, b""
+    for index, (name, shape) in enumerate(shapes.items()):
+        count = math.prod(shape)
+        start = len(data)
+        data += struct.pack(f"<{count}f", *((index + at) % 7 / 4 - 0.75 for at in range(count)))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, len(data)]}
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def message(*fields: tuple[int, object]) -> bytes:
+    """A protobuf message: numbers, texts and messages by their field numbers."""
+    def varint(number: int) -> bytes:
+        number %= 1 << 64
+        out = b""
+        while number > 127:
+            out += bytes([number % 128 + 128])
+            number //= 128
+        return out + bytes([number])
+
+    out = b""
+    for tag, value in fields:
+        if isinstance(value, int):
+            out += varint(tag * 8) + varint(value)
+            continue
+        content = value.encode() if isinstance(value, str) else value
+        out += varint(tag * 8 + 2) + varint(len(content)) + content
+    return out
+
+
+def onnx() -> bytes:
+    """The export of a BERT, of which only the products say which matrix is whose."""
+    def float_tensor(name: str, shape: list[int]) -> bytes:
+        values = struct.pack(f"<{math.prod(shape)}f", *[0.5] * math.prod(shape))
+        return message(*((1, side) for side in shape), (2, 1), (8, name), (9, values))
+
+    def value(name: str, element: int, sides: list[int]) -> bytes:
+        shape = message(*((1, message((1, side) if side else (2, "n"))) for side in sides))
+        return message((1, name), (2, message((1, message((1, element), (2, shape))))))
+
+    _, shapes = bert()
+    initializers, nodes = [], []
+    for name, shape in shapes.items():
+        stem, _, kind = name.rpartition(".")
+        if kind == "bias" and not stem.endswith("LayerNorm"):
+            nodes += [message((1, "x"), (1, stem + ".turned"), (2, stem + ".product"), (4, "MatMul")),
+                      message((1, name), (1, stem + ".product"), (2, stem), (4, "Add"))]
+        is_matrix = kind == "weight" and stem + ".bias" in shapes and len(shape) == 2
+        initializers.append(float_tensor(stem + ".turned", shape[::-1]) if is_matrix
+                            else float_tensor(name, shape))
+    outside = message((2, 1), (1, 2), (8, "far"), (14, 1),
+                      (13, message((1, "location"), (2, "weights/far.bin"))))
+    branch = message((5, message((1, "then"), (6, message((5, float_tensor("deep", [1])))))),
+                     (4, "If"), (1, "x"), (2, "y"))
+    graph = message(*((1, node) for node in [*nodes, branch]), (2, "g"),
+                    *((5, tensor) for tensor in [*initializers, outside]),
+                    (11, value("input_ids", 7, [0, 0])), (12, value("embedding", 1, [0, 2])))
+    return message((1, 8), (8, message((1, ""), (2, 17))), (7, graph))
+
+
+def computed() -> None:
+    for name, (config, shapes) in {"bert": bert(), "mpnet": mpnet(*bert())}.items():
+        case = json.dumps(config).encode() + b"\0" + tensors(shapes)
+        put("weights", name, case)
+        put("computed", name, case)
+    wide = bert(words=12, width=16, inner=24, positions=6)
+    put("computed", "wide", json.dumps(wide[0]).encode() + b"\0" + tensors(wide[1]))
+    put("graph", "export", onnx())
+
+
+def variant(value: object) -> tuple[str, int, bytes]:
+    """Signature, alignment and bytes of a value on the bus."""
+    if isinstance(value, bool):
+        return "b", 4, struct.pack("<I", value)
+    if isinstance(value, int):
+        return "u", 4, struct.pack("<I", value)
+    return "s", 4, struct.pack("<I", len(value)) + value.encode() + b"\0"
+
+
+def dictionary(values: dict) -> bytes:
+    out = b""
+
+    def align(to: int) -> None:
+        nonlocal out
+        # The entries begin at a multiple of 8, behind the length of all.
+        out += b"\0" * (-len(out) % to)
+
+    for key, value in values.items():
+        align(8)
+        out += variant(key)[2]
+        signature, alignment, content = variant(value)
+        out += bytes([len(signature)]) + signature.encode() + b"\0"
+        align(alignment)
+        out += content
+    return struct.pack("<I", len(out)) + b"\0" * 4 + out
+
+
+def callers() -> None:
+    put("options", "all", dictionary({
+        "level": "low", "dimensions": 64, "normalize": True, "prompt": "query", "truncate": "mean",
+        "encoding": "i8", "priority": "bulk", "deadline_ms": 250, "expect_space": "ab-f32",
+        "device": "cpu:0", "format": "npy", "framing": "nul"}))
+    put("options", "wrong", dictionary({"tuncate": "end"}))
+    put("texts", "lines", b"\0\3a\n\nb\r\n\xc3\xa9c")
+    put("texts", "nul", b"\1\4a\nb\0\0c\0")
+    put("texts", "json-lines", b"\2\5\"a\\nb\"\n {\"id\": [1, {}], \"text\": \"\\u00e9\"} \r\n")
+    bodies = {
+        "/v1/embeddings": {"input": ["a", "b"], "model": "low", "encoding_format": "base64",
+                           "dimensions": 64, "user": "u"},
+        "/embed": {"inputs": [[1, 2], [3]], "normalize": False, "truncate": True,
+                   "truncation_direction": "Left", "prompt_name": "query", "dimensions": 2},
+        "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]},
+                        "parameters": {"truncate": False, "truncation_direction": "right"}},
+        "/rerank": {"query": "a", "texts": ["b"], "raw_scores": True, "return_text": True},
+        "/tokenize": {"inputs": "a", "add_special_tokens": False},
+        "/add": {"text": "a"},
+    }
+    for path, body in bodies.items():
+        body = json.dumps(body)
+        put("requests", path[1:].replace("/", "-"), (
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n{body}").encode())
+    gets = ["/health", "/ready", "/status", "/metrics", "/openapi.json", "/v1/models/low", "/none"]
+    put("requests", "pipelined", "".join(
+        f"GET {path} HTTP/1.1\r\nHost: [::1]:8080\r\n\r\n" for path in gets).encode())
+    put("requests", "chunked", (
+        b"POST /add HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n8\r\n{\"text\":\r\n4\r\n\"a\"}\r\n0\r\n\r\n"))
+
+
+def files() -> None:
+    # Without a checksum, which a fuzzer would not get right.
+    put("state", "whole", json.dumps(
+        {"version": 1, "settings": {"vector_level": "high", "unknown": [1, 0.1, None, {"a": "b"}]}}).encode())
+    put("state", "checked", b'{"version":1,"settings":{},"check":"08f44b07b5901a25"}')
+    put("settings", "all", b"""vector_level = "low"
+execution_provider = "cuda"
+fallback = ["cpu"]
+gpu_device = [0, 1]
+precision = "auto"
+expect_dimensions = 384
+queue_tokens_max = 1000000
+http_listen = "127.0.0.1:8080"
+log = "info"
+
+[models.all-MiniLM-L6-v2]
+default_prompt = "query"
+prompts = { query = "q: " }
+
+[providers.remote]
+endpoints = ["https://localhost:8000"]
+protocol = "oip"
+
+[providers.cuda]
+gpu_memory_limit = 1000000
+options = { tunable_op_enable = "1" }
+\0VECTOR_LEVEL=medium\0THREADS=2\0FALLBACK=tensorrt,cuda\0CACHE_BYTES=64M""")
+    put("settings", "wrong", b"vector_levle = 'low'\nthreads = -1\n[providers.cdua]\nx = 1\n\0LOG=\xff\0NONE=1")
+
+
+def servers() -> None:
+    put("answers-openai", "both-forms", json.dumps({"object": "list", "data": [
+        {"index": 1, "embedding": [3, 4.5]}, {"embedding": "AACAPwAAAEA=", "index": 0}],
+        "usage": {"total_tokens": 2}}).encode())
+    put("answers-openai", "short", b'{"data":[{"index":0,"embedding":[1]}]}')
+    ids = {"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}
+    mask = {"name": "attention_mask", "datatype": "INT32", "shape": [-1, -1]}
+    pooled = {"name": "embedding", "datatype": "FP32", "shape": [-1, 2]}
+    states = {"name": "last_hidden_state", "datatype": "FP32", "shape": [-1, -1, 2]}
+    told = lambda inputs, output: json.dumps({"name": "m", "inputs": inputs, "outputs": [output]})
+    answer = lambda output, shape, data: json.dumps({"outputs": [
+        {"name": output["name"], "datatype": "FP32", "shape": shape} | data]})
+    put("answers-oip", "json", "\0".join([
+        told([ids, mask], pooled), answer(pooled, [2, 2], {"data": [[1, 2], [3, 4]]})]).encode())
+    put("answers-oip", "bytes", "\0".join([
+        told([ids], states), answer(states, [2, 2, 2], {})]).encode()
+        + b"\0" + struct.pack("<8f", *range(8)))
+    texts = {"name": "text", "datatype": "BYTES", "shape": [-1, 1]}
+    put("answers-oip", "texts", "\0".join([
+        told([texts], pooled), answer(pooled, [2, 2], {"data": [1, 2, 3, 4]})]).encode())
+    tensor = lambda name, kind, shape, *more: message(
+        (1, name), (2, kind), *((3, side) for side in shape), *more)
+    asked = message((4, tensor("input_ids", "INT32", [-1, -1])),
+                    (5, tensor("embedding", "FP32", [-1, 2])))
+    raw = message((5, tensor("embedding", "FP32", [2, 2])), (6, struct.pack("<4f", 1, 2, 3, 4)))
+    put("answers-grpc", "raw", bytes([len(asked)]) + asked + raw)
+    numbers = message((6, struct.pack("<4f", 1, 2, 3, 4)))
+    contents = message((5, tensor("embedding", "FP32", [2, 2], (5, numbers))))
+    put("answers-grpc", "contents", bytes([len(asked)]) + asked + contents)
+
+
+for write in [tokenizer, worker, models, computed, callers, files, servers]:
     write()

@@ -3,6 +3,8 @@
 pub mod bus;
 pub mod daemon;
 pub mod devices;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod notify;
 pub mod npy;
 pub mod service;

@@ -165,7 +165,11 @@ impl StateFile {
         Ok(())
     }
 
-    fn document(&self) -> io::Result<String> {
+    /// The file's content.
+    ///
+    /// # Errors
+    /// It can't be put in JSON.
+    pub(crate) fn document(&self) -> io::Result<String> {
         let document = Document {
             version: VERSION,
             settings: self.settings.clone(),

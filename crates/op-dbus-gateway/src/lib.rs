@@ -5,6 +5,8 @@
 
 mod bus;
 mod embed;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod gate;
 mod key;
 mod leaving;

@@ -16,6 +16,8 @@ pub mod encoder;
 mod error;
 pub mod export;
 mod families;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod inspect;
 mod lower;
 mod onnx;

@@ -9,6 +9,8 @@
 mod arena;
 mod backend;
 mod encode;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod head;
 mod isa;
 mod kernels;

@@ -15,6 +15,8 @@ mod backend;
 mod circuit;
 mod endpoint;
 mod failure;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod grpc;
 mod http;
 mod names;

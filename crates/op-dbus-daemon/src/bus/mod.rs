@@ -10,6 +10,8 @@ mod embedder;
 mod encoding;
 mod errors;
 mod facts;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod jobs;
 mod manager;
 mod options;

@@ -19,7 +19,7 @@ use crate::service::Request;
 use result::ResultFile;
 
 pub use budget::{Budget, Place, Work};
-pub use framing::Framing;
+pub use framing::{Framing, Records};
 pub use result::Format;
 pub use source::Source;
 pub use stream::{Made, Progress, Stream};

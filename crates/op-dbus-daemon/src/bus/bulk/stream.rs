@@ -14,8 +14,8 @@ use op_dbus_engine::{Error as EngineError, Inputs, Priority, Reply};
 use tokio::time::{Instant as Clock, sleep_until};
 
 use super::Bulk;
+use super::Records;
 use super::budget::Grant;
-use super::framing::Records;
 use super::result::ResultFile;
 use super::source::Source;
 use crate::bus::caller::Caller;

@@ -1,0 +1,83 @@
+//! What callers send over the bus: a dictionary of options, and texts behind a descriptor.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Write;
+use std::sync::{Arc, LazyLock};
+use std::time::Instant;
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use op_dbus_api::{Error, ErrorName, option};
+use tokio::runtime::{Builder, Runtime};
+use zbus::Variant;
+use zbus::wire::LE;
+use zbus::wire::serialized::{Context, Data};
+
+use super::bulk::{Budget, Framing, Records, Source, Work};
+use super::options;
+
+const TEXT_BYTES_MAX: usize = 16;
+
+static RUNTIME: LazyLock<Runtime> =
+    LazyLock::new(|| Builder::new_current_thread().enable_all().build().expect("a runtime"));
+
+/// The options of a method, as they come over the bus: `a{sv}`.
+pub(crate) fn options(bytes: &[u8]) {
+    let data = Data::new(bytes, Context::new(LE, 0));
+    let Ok((given, _)) = data.deserialize::<HashMap<String, Variant<'_>>>() else { return };
+    let now = Instant::now();
+    let refusals = [
+        options::parse(&given, &[], now).err(),
+        options::parse(&given, option::OF_FDS, now).err(),
+        options::parse_for_tokens(&given, now).err(),
+    ];
+    for error in refusals.into_iter().flatten() {
+        assert_eq!(error.name(), ErrorName::InvalidArgument);
+        assert!(error.message().len() < 1000, "{error}");
+    }
+}
+
+/// How texts follow one another, how many bytes come at once, and the bytes: the same texts come out of
+/// pieces, of a sealed memfd and of all at once.
+pub(crate) fn texts(bytes: &[u8]) {
+    let [framing, piece, bytes @ ..] = bytes else { return };
+    let (_, framing) = Framing::NAMES[usize::from(*framing) % Framing::NAMES.len()];
+    let whole = taken_apart(framing, [bytes]);
+    let pieces = taken_apart(framing, bytes.chunks(usize::from(*piece).max(1)));
+    assert_eq!(whole, pieces);
+    let read = RUNTIME.block_on(read(bytes)).expect("a memfd of ours");
+    assert_eq!(whole, taken_apart(framing, [&read[..]]));
+    for text in whole.iter().flatten() {
+        assert!(text.len() <= TEXT_BYTES_MAX && !text.contains('\0'), "{text:?}");
+    }
+}
+
+fn taken_apart<'a>(
+    framing: Framing,
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+) -> Result<Vec<String>, (ErrorName, String)> {
+    let mut records = Records::new(framing, TEXT_BYTES_MAX);
+    let mut texts = Vec::new();
+    let told = |error: Error| (error.name(), error.message().to_owned());
+    for piece in pieces {
+        records.push(piece, |text| texts.push(text)).map_err(told)?;
+    }
+    texts.extend(records.finish().map_err(told)?);
+    Ok(texts)
+}
+
+/// The bytes behind a descriptor as a call reads them.
+async fn read(bytes: &[u8]) -> Result<Vec<u8>, Error> {
+    let mut file = File::from(memfd_create(c"fuzz", MFdFlags::MFD_ALLOW_SEALING).expect("memory"));
+    file.write_all(bytes).expect("memory");
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).expect("seals");
+    let place = Arc::<Budget>::default().place(0, Work::Stream)?;
+    let mut source = Source::open(file.into(), place)?;
+    let mut read = Vec::new();
+    while let Some(piece) = source.next().await? {
+        read.extend(piece);
+    }
+    Ok(read)
+}

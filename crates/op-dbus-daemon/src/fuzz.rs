@@ -1,0 +1,80 @@
+//! What the fuzzer of `tests/fuzz` drives here: options, texts in descriptors, the state, settings.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::bus;
+use crate::settings::{Settings, Sources};
+use crate::state::StateFile;
+
+/// A name, and what has to survive any bytes.
+pub type Driven = (&'static str, fn(&[u8]));
+
+/// All that is driven here.
+pub const TARGETS: &[Driven] = &[
+    ("options", bus::fuzz::options),
+    ("texts", bus::fuzz::texts),
+    ("state", state),
+    ("settings", settings),
+];
+
+/// Where no file is.
+const NOWHERE: &str = "/dev/null";
+
+/// The state file: what is taken from one that is whole is there again once it was written.
+fn state(bytes: &[u8]) {
+    let (_file, path) = as_file(bytes);
+    let (state, unusable) = StateFile::read(&path);
+    if let Some(why) = unusable {
+        assert!(state.settings().is_empty() && why.contains("is not used"), "{why}");
+        return;
+    }
+    let written = state.document().expect("what was read");
+    let (_file, path) = as_file(written.as_bytes());
+    let (again, unusable) = StateFile::read(&path);
+    assert_eq!(unusable, None, "{written}");
+    assert_eq!(again.settings(), state.settings());
+}
+
+/// A `config.toml`, a NUL, and variables, `NAME=VALUE`, with a NUL after each; `OP_DBUS_` is put before.
+fn settings(bytes: &[u8]) {
+    let mut parts = bytes.split(|byte| *byte == 0);
+    let (_file, path) = as_file(parts.next().unwrap_or_default());
+    let variable = |part: &[u8]| {
+        let at = part.iter().position(|byte| *byte == b'=')?;
+        let name = [b"OP_DBUS_", &part[..at]].concat();
+        Some((OsString::from(OsStr::from_bytes(&name)), OsStr::from_bytes(&part[at + 1..]).into()))
+    };
+    let flags = BTreeMap::from([("config".to_owned(), path.to_string_lossy().into_owned())]);
+    let env = parts.filter_map(variable).collect();
+    let sources = Sources { env, flags, ..Sources::under(PathBuf::from(NOWHERE)) };
+    match Settings::load(&sources) {
+        Ok(loaded) => assert!(loaded.settings.queue_tokens_max > 0),
+        Err(mistakes) => assert!(!mistakes.to_string().is_empty()),
+    }
+}
+
+/// A file with this content, which ends when it is closed, and a path to it.
+fn as_file(bytes: &[u8]) -> (File, PathBuf) {
+    let memory = memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).expect("memory");
+    let mut file = File::from(memory);
+    file.write_all(bytes).expect("memory");
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    (file, path.into())
+}
+
+#[cfg(test)]
+#[path = "../../../tests/fuzz/replay.rs"]
+mod replay;
+
+#[test]
+fn kept_cases_do_no_harm() {
+    replay::replay(TARGETS);
+}

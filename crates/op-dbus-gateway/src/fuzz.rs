@@ -1,0 +1,77 @@
+//! What the fuzzer of `tests/fuzz` drives here: what a client sends over HTTP.
+
+use std::sync::{Arc, LazyLock};
+
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+use zbus::connection::Builder as Connection;
+
+use crate::bus::Bus;
+use crate::limits::LIMITS;
+use crate::models::Models;
+use crate::{Gateway, routes};
+
+/// A name, and what has to survive any bytes.
+pub type Driven = (&'static str, fn(&[u8]));
+
+/// All that is driven here.
+pub const TARGETS: &[Driven] = &[("requests", requests)];
+
+/// What waits between the two ends, so that neither waits for the other: more than a fuzzer sends.
+const PIPE_BYTES: usize = 1 << 20;
+/// Where no bus is.
+const NO_BUS: &str = "unix:path=/dev/null/bus";
+
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+});
+
+/// All that a client sends on one connection to a gateway that has no bus.
+fn requests(bytes: &[u8]) {
+    let connect = || Connection::address(NO_BUS);
+    let gateway = Gateway {
+        bus: Bus::new(Arc::new(connect)),
+        models: Models::default(),
+        key: None,
+        checks_host: true,
+        requests: Arc::new(Semaphore::new(LIMITS.requests)),
+        texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
+        metrics: Default::default(),
+        leaving: Arc::default(),
+    };
+    let gateway = Arc::new(gateway);
+    let service = TowerToHyperService::new(routes::router(Arc::clone(&gateway)));
+    let said = RUNTIME.block_on(async {
+        let (ours, mut theirs) = duplex(PIPE_BYTES);
+        let mut http = http1::Builder::new();
+        let connection = http.half_close(true).serve_connection(TokioIo::new(ours), service);
+        let client = async {
+            let mut said = Vec::new();
+            // The gateway may end the connection at any time.
+            let _ = theirs.write_all(bytes).await;
+            let _ = theirs.shutdown().await;
+            let _ = theirs.read_to_end(&mut said).await;
+            said
+        };
+        tokio::join!(connection, client).1
+    });
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.is_empty() || said.starts_with("HTTP/1."), "{said}");
+    // Whatever is wrong is the client's mistake, or that there is no service.
+    assert!(!said.starts_with("HTTP/1.1 500"), "{said}");
+    assert_eq!(gateway.requests.available_permits(), LIMITS.requests);
+    assert_eq!(gateway.texts.available_permits(), LIMITS.texts_in_flight);
+}
+
+#[cfg(test)]
+#[path = "../../../tests/fuzz/replay.rs"]
+mod replay;
+
+#[test]
+fn kept_cases_do_no_harm() {
+    replay::replay(TARGETS);
+}
