@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use nix::sys::signal::Signal;
 use serde_json::json;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::{Stage, sentence};
@@ -17,6 +17,7 @@ use crate::harness::{Outcome, within};
 
 tests! {
     what_is_too_large_is_refused: [Bus, Curl],
+    who_sends_too_much_reads_why: [Bus, Curl],
     a_full_gateway_says_when_to_come_back: [Bus, Curl],
     a_full_service_says_when_to_come_back: [Bus, Curl],
     idle_connections_keep_nobody_out: [Bus, Curl],
@@ -40,6 +41,28 @@ async fn what_is_too_large_is_refused() -> Outcome {
     let text = stage.gateway.post("/embed", &json!({"inputs": "x".repeat(2 << 20)})).await?;
     assert_eq!(text.status, 413);
     assert!(sentence(&text, "/")?.contains("text 0"), "{}", text.text);
+    stage.end().await.map(drop)
+}
+
+/// A client that writes all of its request before it reads anything.
+async fn who_sends_too_much_reads_why() -> Outcome {
+    let stage = Stage::sim().await?;
+    let address = stage.gateway.url("");
+    let address = address.trim_start_matches("http://").trim_end_matches('/');
+    let bytes = 64 << 20;
+    let mut stream = TcpStream::connect(address).await?;
+    let head = format!(
+        "POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Content-Length: {bytes}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await?;
+    let piece = vec![b' '; 1 << 20];
+    for _ in 0..bytes / piece.len() {
+        stream.write_all(&piece).await?;
+    }
+    let mut said = String::new();
+    within("the answer", stream.read_to_string(&mut said)).await??;
+    assert!(said.starts_with("HTTP/1.1 413 ") && said.contains("8388608 bytes"), "{said}");
     stage.end().await.map(drop)
 }
 

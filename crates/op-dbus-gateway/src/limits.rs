@@ -22,6 +22,8 @@ pub struct Limits {
     pub head_time: Duration,
     /// How long a client may take to send a request's body.
     pub body_time: Duration,
+    /// How long what is too large is taken from a client after its refusal, for it to read that.
+    pub discard_time: Duration,
     /// How long a client may read nothing of a reply that it is sent.
     pub reply_time: Duration,
     /// How long the service may take for a request: the deadline of its calls.
@@ -48,6 +50,7 @@ pub const LIMITS: Limits = Limits {
     body_bytes: 8 << 20,
     head_time: Duration::from_secs(30),
     body_time: Duration::from_secs(30),
+    discard_time: Duration::from_secs(5),
     reply_time: Duration::from_secs(30),
     answer_time: Duration::from_secs(120),
     ready_time: Duration::from_secs(10),

@@ -108,6 +108,7 @@ impl Refusal {
             ErrorName::Pinned
             | ErrorName::NoSpace
             | ErrorName::UnknownObject
+            | ErrorName::InteractiveAuthorizationRequired
             | ErrorName::Failed => (500, "failed"),
         };
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::{CONTENT_TYPE, HeaderName};
+use axum::http::header::{CONTENT_TYPE, EXPECT, HeaderName};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Body as _, Bytes};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::OwnedSemaphorePermit;
@@ -92,24 +92,50 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
         })?;
         let permit = Permit { gateway: Arc::clone(gateway), held: vec![permit] };
         check_type(request.headers())?;
-        let body = Limited::new(request.into_body(), LIMITS.body_bytes).collect();
-        let body = timeout(LIMITS.body_time, body).await.map_err(|_| {
-            let seconds = LIMITS.body_time.as_secs();
-            let message = format!("the body did not come within {seconds} s");
-            Refusal::new(StatusCode::REQUEST_TIMEOUT, "timeout", message)
-        })?;
-        let body = body.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
-            Some(_) => Refusal::too_large(format!(
-                "the body is larger than {} bytes; send the texts in several requests",
-                LIMITS.body_bytes
-            )),
-            None => Refusal::invalid(format!("the body could not be read ({error})")),
-        })?;
-        let asked = serde_json::from_slice(&body.to_bytes()).map_err(|error| {
+        let body = read(request).await?;
+        let asked = serde_json::from_slice(&body).map_err(|error| {
             Refusal::invalid(format!("the body is not what this route takes: {error}"))
         })?;
         Ok(Self { asked, permit })
     }
+}
+
+/// The body of a request, within its bounds.
+async fn read(request: Request) -> Result<Bytes, Refusal> {
+    let asks_first = request.headers().contains_key(EXPECT);
+    let mut body = request.into_body();
+    let too_large = || {
+        let limit = LIMITS.body_bytes;
+        Refusal::too_large(format!(
+            "the body is larger than {limit} bytes; send the texts in several requests"
+        ))
+    };
+    // Who asks whether to send it has nothing on its way.
+    if asks_first && body.size_hint().lower() > LIMITS.body_bytes as u64 {
+        return Err(too_large());
+    }
+    let limited = Limited::new(&mut body, LIMITS.body_bytes).collect();
+    let read = timeout(LIMITS.body_time, limited).await.map_err(|_| {
+        let seconds = LIMITS.body_time.as_secs();
+        let message = format!("the body did not come within {seconds} s");
+        Refusal::new(StatusCode::REQUEST_TIMEOUT, "timeout", message)
+    })?;
+    match read {
+        Ok(read) => Ok(read.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            tokio::spawn(discard(body));
+            Err(too_large())
+        }
+        Err(error) => Err(Refusal::invalid(format!("the body could not be read ({error})"))),
+    }
+}
+
+/// Takes for a while what a client still sends: where a connection ends with bytes that nobody has read,
+/// the client's system may drop the reply before the client has seen it.
+async fn discard(mut body: Body) {
+    let all = async { while let Some(Ok(_)) = body.frame().await {} };
+    // Whoever sends for longer is not waited for.
+    let _ = timeout(LIMITS.discard_time, all).await;
 }
 
 /// A browser sends JSON to another origin only if that allows it, which the gateway never does; any
