@@ -56,10 +56,15 @@ fn denied(call: Finished) -> Outcome {
 /// contain all of `words`.
 fn denied_with(call: Finished, daemon: &Daemon, words: &[&str]) -> Outcome {
     denied(call)?;
+    told(daemon, words);
+    Ok(())
+}
+
+/// The service's last refusal must contain all of `words`.
+fn told(daemon: &Daemon, words: &[&str]) {
     let log = daemon.process.stderr();
     let said = log.lines().rev().find(|line| line.contains("refused: ")).unwrap_or_default();
     assert!(words.iter().all(|word| said.contains(word)), "{words:?} are not in: {said}");
-    Ok(())
 }
 
 /// A bus that knows the users, with more policy files, and the daemon as the service's user on it.
@@ -135,7 +140,9 @@ async fn polkit_lets_through_and_refuses() -> Outcome {
 
     // No rule says anything: an administrator's password, which nobody is there to type.
     let refusal = set_level(&bus, OTHER, &[quiet], "none").await?;
-    denied_with(refusal, &daemon, &["configure", "did not allow to ask"])?;
+    assert_ne!(refusal.code, Some(0));
+    // The name, which programs go by, is what `busctl` does not show.
+    told(&daemon, &["configure", "did not allow to ask", ".InteractiveAuthorizationRequired"]);
     let refusal = set_level(&bus, OTHER, &[], "none").await?;
     denied_with(refusal, &daemon, &["configure", "no agent"])?;
     let reload = [BUS_NAME, ROOT_PATH, MANAGER_INTERFACE, "Reload"];

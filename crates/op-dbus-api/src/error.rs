@@ -64,6 +64,9 @@ error_names! {
     UnknownObject = "org.freedesktop.DBus.Error.UnknownObject",
     /// The caller may not do this.
     AccessDenied = "org.freedesktop.DBus.Error.AccessDenied",
+    /// The caller may do this once a password was given, and the call did not allow to ask for one.
+    InteractiveAuthorizationRequired =
+        "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired",
     /// A fault of the service itself.
     Failed = "org.freedesktop.DBus.Error.Failed",
 }

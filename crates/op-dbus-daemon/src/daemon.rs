@@ -18,13 +18,13 @@ use zbus::fdo::RequestNameFlags;
 use crate::bus::Objects;
 use crate::devices::Reader;
 use crate::notify;
-use crate::service::{self, Means, Phase, Service, load_time_max};
+use crate::service::{self, Means, Phase, Service, start_time_max};
 use crate::settings::{Bus, Loaded};
 use crate::telemetry::{self, Telemetry, message_id};
 
 pub use crate::service::WorkerProgram;
 
-/// Calls in flight get this long to end; systemd waits 90 s before it kills.
+/// Calls in flight get this long to end; the unit's `TimeoutStopSec` is longer.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// The last replies are on their way by then; anything longer is a peer that does not read.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
@@ -179,7 +179,7 @@ async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Er
     let mut changes = service.watch();
     let now = service.now();
     notify::status(&now.summary());
-    notify::extend_timeout(load_time_max(now.settings()));
+    notify::extend_timeout(start_time_max(now.settings()));
     service.start().await;
     if let Phase::Failed(error) = &service.now().phase
         && matches!(**error, service::Error::Dimensions { .. })

@@ -11,6 +11,9 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 /// The name our entries have in the journal (`journalctl -t op-dbus`).
 pub const SYSLOG_IDENTIFIER: &str = "op-dbus";
 
+/// What an entry's field `DOCUMENTATION` points to: packages install it there.
+const DOCUMENTATION: &str = "file:///usr/share/doc/op-dbus/operate.md";
+
 /// Ids of the entries that scripts and the journal's catalog may rely on. They go into the field
 /// `MESSAGE_ID`: `info!(MESSAGE_ID = message_id::READY, "…")`.
 pub mod message_id {
@@ -28,6 +31,8 @@ pub mod message_id {
     pub const PROVIDER_FALLBACK: &str = "c25cb32f822f4f14b390d529f53517d6";
     /// A worker process died or hung.
     pub use op_dbus_engine::WORKER_LOST_MESSAGE_ID as WORKER_LOST;
+    /// A worker process that was lost has been replaced.
+    pub use op_dbus_engine::WORKER_REPLACED_MESSAGE_ID as WORKER_REPLACED;
     /// The state file could not be used.
     pub const STATE_CORRUPT: &str = "524cd06e258f48389b25929daac1fc06";
     /// The settings were read again.
@@ -44,6 +49,7 @@ pub mod message_id {
         ("memory trimmed", MEMORY_TRIMMED),
         ("provider fallback", PROVIDER_FALLBACK),
         ("worker lost", WORKER_LOST),
+        ("worker replaced", WORKER_REPLACED),
         ("state corrupt", STATE_CORRUPT),
         ("config reloaded", CONFIG_RELOADED),
         ("quota", QUOTA),
@@ -94,6 +100,7 @@ pub fn start(filter: &str) -> Result<Telemetry, String> {
             // Fields keep their names, so that MESSAGE_ID is the journal's own.
             let layer = layer
                 .with_field_prefix(None)
+                .with_custom_fields([("DOCUMENTATION", DOCUMENTATION)])
                 .with_syslog_identifier(SYSLOG_IDENTIFIER.to_owned())
                 .with_priority_mappings(priorities());
             (layer.boxed(), Destination::Journal)

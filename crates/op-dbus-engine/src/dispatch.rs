@@ -17,6 +17,9 @@ use crate::scheduler::{Entry, Next, Row, Scheduler};
 /// Journal message id of the event that a worker was lost.
 pub const WORKER_LOST_MESSAGE_ID: &str = "658a8ad6405c4659a17822c6a0d74d7b";
 
+/// Journal message id of the event that a lost worker was replaced.
+pub const WORKER_REPLACED_MESSAGE_ID: &str = "f7194eb9dd354cc291dccab3648fcca1";
+
 /// How often a batch that does not fit the device is halved.
 const HALVINGS_MAX: u32 = 3;
 
@@ -272,6 +275,14 @@ impl Worker {
                 Ok(backend) => {
                     let loaded = Loaded::of(backend.as_ref());
                     self.description = loaded.description.clone();
+                    if self.strikes > 0 {
+                        tracing::info!(
+                            MESSAGE_ID = WORKER_REPLACED_MESSAGE_ID,
+                            worker = place,
+                            provider = self.description.provider,
+                            "a worker is there again in place of the lost one"
+                        );
+                    }
                     self.shared.scheduler.loaded(place, loaded);
                     self.backend = backend;
                     return true;

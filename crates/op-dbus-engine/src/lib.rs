@@ -83,7 +83,7 @@ pub use buckets::Buckets;
 pub use cache::{Cache, Kept};
 pub use call::{Call, CancelToken, Inputs, Priority, Reply, RowSink, Truncate};
 pub use config::{BatchLayout, BatchLimits, EngineConfig, Limits, ModelShape, Pool, Reference};
-pub use dispatch::WORKER_LOST_MESSAGE_ID;
+pub use dispatch::{WORKER_LOST_MESSAGE_ID, WORKER_REPLACED_MESSAGE_ID};
 pub use engine::Engine;
 pub use error::{Error, Excess};
 pub use presence::{Absence, Presence};

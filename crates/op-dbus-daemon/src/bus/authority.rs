@@ -74,7 +74,9 @@ enum Refusal {
 /// Lets the caller through, or says why not.
 ///
 /// # Errors
-/// `AccessDenied`, also when polkit can't be asked: nobody gains a right by its absence.
+/// `InteractiveAuthorizationRequired` where the same call with `ALLOW_INTERACTIVE_AUTHORIZATION` would
+/// have had polkit ask for a password; else `AccessDenied`, also when polkit can't be asked: nobody gains
+/// a right by its absence.
 pub async fn authorize(header: &Header<'_>, caller: &Caller, action: Action) -> Result<(), Error> {
     let own = nix::unistd::geteuid().as_raw();
     if caller.uid == 0 || caller.uid == own {
@@ -82,6 +84,10 @@ pub async fn authorize(header: &Header<'_>, caller: &Caller, action: Action) -> 
     }
     let Err(refusal) = check(&caller.connection, header, action).await else { return Ok(()) };
     let (id, deed) = (action.id(), action.deed());
+    let name = match refusal {
+        Refusal::NotInteractive => ErrorName::InteractiveAuthorizationRequired,
+        _ => ErrorName::AccessDenied,
+    };
     let reason = match refusal {
         Refusal::Absent(why) => {
             format!("only root and the service's own user may, as polkit is not there ({why})")
@@ -98,7 +104,7 @@ pub async fn authorize(header: &Header<'_>, caller: &Caller, action: Action) -> 
         }
     };
     let message = format!("user {} may not {deed}: {reason}; use sudo", caller.uid);
-    Err(Error::new(ErrorName::AccessDenied, message))
+    Err(Error::new(name, message))
 }
 
 /// Asks about the connection that calls, never about a process id, which may be another program's

@@ -90,7 +90,8 @@ impl Calls {
     {
         let caller = self.caller(connection, header).await?;
         let method = header.member().map(ToString::to_string).unwrap_or_default();
-        let span = debug_span!("call", method, uid = caller.uid, sender = caller.sender());
+        let uid = caller.uid;
+        let span = debug_span!("call", method, uid, sender = caller.sender());
         // Not in a task of its own: zbus has made one for the message.
         let work = AssertUnwindSafe(work(self.clone(), caller)).catch_unwind();
         let result = work.instrument(span.clone()).await;
@@ -99,7 +100,10 @@ impl Calls {
             let _entered = span.enter();
             debug!(error = error.name().as_str(), "refused: {error}");
             if error.name() == ErrorName::QuotaExceeded && self.callers.tell_quota() {
-                info!(MESSAGE_ID = message_id::QUOTA, "a user has too much in flight: {error}");
+                info!(
+                    MESSAGE_ID = message_id::QUOTA,
+                    uid, "a user has too much in flight: {error}"
+                );
             }
         }
         result

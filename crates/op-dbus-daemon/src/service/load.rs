@@ -360,8 +360,10 @@ fn check_dimensions(draft: &Draft, settings: &Settings) -> Result<(), Error> {
     }
 }
 
-/// How long the service manager has to allow for one load.
-pub(crate) fn load_time_max(settings: &Settings) -> Duration {
+/// How long the service manager has to allow for the first load: each provider that is asked for may take
+/// its time before the next one is tried.
+pub(crate) fn start_time_max(settings: &Settings) -> Duration {
     // Reading and checking the files comes on top of what the workers may take.
-    Duration::from_secs(settings.load_timeout_s + 30)
+    let one = Duration::from_secs(settings.load_timeout_s + 30);
+    one * u32::try_from(1 + settings.fallback.len()).unwrap_or(u32::MAX)
 }

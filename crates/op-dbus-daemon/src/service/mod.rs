@@ -36,7 +36,7 @@ pub use provider::{Host, candidates, host, unavailable, verify};
 pub use served::{Choice, MakeSink, Options, Request, Served};
 pub use worker::{Blueprint, Crew, Spawner, WorkerProgram};
 
-pub(crate) use load::load_time_max;
+pub(crate) use load::start_time_max;
 
 /// The service. Cheap to clone.
 #[derive(Clone)]

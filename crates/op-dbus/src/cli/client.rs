@@ -176,7 +176,9 @@ impl Service {
     pub fn failure(&self, error: &zbus::Error) -> Failure {
         if let Some(refusal) = op_dbus_api::Error::from_reply(error) {
             return Failure::refused(match refusal.name() {
-                ErrorName::AccessDenied => format!("access denied: {}", refusal.message()),
+                ErrorName::AccessDenied | ErrorName::InteractiveAuthorizationRequired => {
+                    format!("access denied: {}", refusal.message())
+                }
                 _ => refusal.message().to_owned(),
             });
         }

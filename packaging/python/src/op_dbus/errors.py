@@ -13,6 +13,7 @@ __all__ = [
     "DeadlineExceeded",
     "Disabled",
     "Failed",
+    "InteractiveAuthorizationRequired",
     "InvalidArgument",
     "ModelCorrupt",
     "ModelNotInstalled",
@@ -157,6 +158,12 @@ class AccessDenied(OpDbusError):
     """This user may not do this."""
 
     dbus_name = _STANDARD + "AccessDenied"
+
+
+class InteractiveAuthorizationRequired(OpDbusError):
+    """This user may do this once a password was given, which the call did not allow to ask for."""
+
+    dbus_name = _STANDARD + "InteractiveAuthorizationRequired"
 
 
 class UnknownObject(OpDbusError):
