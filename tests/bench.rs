@@ -70,8 +70,11 @@ async fn bench_tells_what_each_way_to_the_engine_costs() -> Outcome {
     for measure in ["lane calls", "lane clients"] {
         let of: Vec<_> = found.iter().filter(|(m, ..)| *m == measure).collect();
         let places: Vec<_> = of.iter().map(|(_, place, _)| *place).collect();
-        assert_eq!(places, ["engine", "daemon", "memfd", "direct"], "{measure}: {report}");
+        let ways = ["engine", "daemon", "memfd", "direct", "direct-memfd"];
+        assert_eq!(places, ways, "{measure}: {report}");
         for (_, place, figures) in of {
+            let over = figures.contains(&"over_engine_us");
+            assert_eq!(over, *place != "engine", "{measure} {place}: {figures:?}");
             assert!(figures.contains(&"beside_p50_us"), "{measure} {place}: {figures:?}");
         }
     }

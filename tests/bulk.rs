@@ -28,6 +28,7 @@ use crate::harness::{Outcome, within};
 tests! {
     a_sealed_memfd_is_read_and_answered_in_one: [Bus],
     hostile_descriptors_are_refused: [Bus],
+    a_pipe_that_never_ends_is_ended: [Bus],
     a_caller_that_leaves_ends_its_streams: [Bus],
     streams_of_one_user_are_counted: [Bus],
     real_vectors_come_in_every_encoding: [Bus, Low],
@@ -122,6 +123,35 @@ async fn hostile_descriptors_are_refused() -> Outcome {
     let () = shrunk.map_err(|error: Box<dyn std::error::Error>| error)?;
     let message = refused(answer?, ErrorName::InvalidArgument)?;
     assert!(message.contains("ends at byte"), "{message}");
+    daemon.client().embedder.embed("still there").await?;
+    daemon.stop().await
+}
+
+/// Pipes whose writer never stops: one line, and one line after the other.
+async fn a_pipe_that_never_ends_is_ended() -> Outcome {
+    let (_bus, _setup, daemon) = daemon().await?;
+    let deadline = || Options::from([("deadline_ms", Variant::from(300_u32))]);
+    for (piece, options, expected) in [
+        ([b'x'; 4096].as_slice(), Options::new(), ErrorName::TooLarge),
+        (b"a line\n".repeat(64).as_slice(), deadline(), ErrorName::DeadlineExceeded),
+    ] {
+        let (source, mut writer) = std::io::pipe()?;
+        let piece = piece.to_vec();
+        // It ends when nobody can read any more.
+        let written = std::thread::spawn(move || {
+            let mut written = 0;
+            while writer.write_all(&piece).is_ok() {
+                written += piece.len();
+            }
+            written
+        });
+        let answer = within("an endless pipe", embed(daemon.client(), &source, options)).await?;
+        refused(answer, expected)?;
+        drop(source);
+        let written =
+            within("the writer", tokio::task::spawn_blocking(move || written.join())).await??;
+        assert!(written.map_err(|_| "the writer failed")? > 0);
+    }
     daemon.client().embedder.embed("still there").await?;
     daemon.stop().await
 }

@@ -13,6 +13,7 @@ use crate::harness::registry::tests;
 tests! {
     gpu_demo_compares_what_computes_here: [Low, LibraryExamples],
     gpu_optimization_tells_what_the_workers_did: [Low, LibraryExamples],
+    round_trip_tells_what_a_worker_process_costs: [LibraryExamples],
     bulk_writes_the_vectors_of_the_references: [Low, LibraryExamples],
     the_library_refuses_in_one_sentence: [LibraryExamples],
 }
@@ -54,7 +55,7 @@ async fn gpu_optimization_tells_what_the_workers_did() -> Outcome {
     let header = "workers  batch tokens  batches  rows/batch  padding  busy  texts/s";
     assert_eq!(lines.next(), Some(header));
     let mut batches = Vec::new();
-    for line in lines {
+    for line in lines.by_ref().take(6) {
         let columns: Vec<&str> = line.split_whitespace().collect();
         let number = |at: usize| columns[at].trim_end_matches('%').parse::<f64>();
         let (each, rows, padding) = (number(2)?, number(3)?, number(4)?);
@@ -67,6 +68,40 @@ async fn gpu_optimization_tells_what_the_workers_did() -> Outcome {
     for budgets in batches.chunks(3) {
         assert!(budgets[0] > budgets[1] && budgets[1] > budgets[2], "{said}");
     }
+    let header = "I/O binding  buffers reused  zero copy  arena bytes  texts/s";
+    assert_eq!(lines.next(), Some(header));
+    let [off, on]: [&str; 2] =
+        lines.collect::<Vec<_>>().try_into().map_err(|_| format!("two lines more: {said}"))?;
+    if Need::Runtime.missing().is_some() {
+        assert!(off.starts_with("not here: ") && off == on, "{said}");
+        return Ok(());
+    }
+    let (off, on): (Vec<_>, Vec<_>) =
+        (off.split_whitespace().collect(), on.split_whitespace().collect());
+    let ratio = |cell: &str| cell.trim_end_matches('%').parse::<f64>();
+    // Without it results are copied out of what ONNX Runtime has made, and nothing is kept.
+    assert_eq!(off[..2], ["off", "–"], "{said}");
+    assert!(0.0 < ratio(off[2])? && ratio(off[2])? < 100.0, "{said}");
+    assert_eq!([on[0], on[2]], ["on", "100.0%"], "{said}");
+    // 400 texts have a few dozen lengths at most.
+    assert!(ratio(on[1])? > 90.0, "{said}");
+    // The CPU has no arena.
+    assert_eq!([off[3], on[3]], ["–"; 2], "{said}");
+    Ok(())
+}
+
+async fn round_trip_tells_what_a_worker_process_costs() -> Outcome {
+    let mut command = clean(needs::example("round_trip"));
+    command.arg("50");
+    let said = finish(command, "").await?.success()?;
+    let mut of = Vec::new();
+    for line in said.lines() {
+        let (what, times) = line.split_once(" p50 ").ok_or("a line without a median")?;
+        let median = times.split_whitespace().next().ok_or("no number")?.parse::<f64>()?;
+        assert!(median > 0.0 && line.contains("p99"), "{line}");
+        of.push(what.split_whitespace().collect::<Vec<_>>().join(" "));
+    }
+    assert_eq!(of, ["backend in process", "backend child", "engine in process", "engine child"]);
     Ok(())
 }
 

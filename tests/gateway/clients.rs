@@ -83,6 +83,10 @@ async fn prometheus_reads_the_metrics() -> Outcome {
         ("batches_total", "batches"),
         ("truncated_texts_total", "truncated"),
         ("batch_tokens_total", "tokens"),
+        ("batch_rows_total", "rows"),
+        ("worker_restarts_total", "worker_restarts"),
+        ("queue_texts", "queue_texts"),
+        ("queue_tokens", "queue_tokens"),
     ] {
         assert_eq!(
             sample(&format!("op_dbus_{name}"), none())?,
@@ -96,6 +100,9 @@ async fn prometheus_reads_the_metrics() -> Outcome {
     assert_eq!(sample("op_dbus_queue_seconds_count", none())?, calls);
     assert_eq!(sample("op_dbus_failures_total", json!({"kind": "too-long"}))?, 1.0);
     assert_eq!(sample("op_dbus_state", json!({"state": "ready"}))?, 1.0);
+    // The simulator pads nothing.
+    assert_eq!(sample("op_dbus_padding_ratio", none())?, 1.0);
+    what_runs_is_told(&said)?;
     // The CPU is on every machine, and its memory is known everywhere.
     let mut samples = said.as_array().into_iter().flatten();
     let memory = samples.find(|sample| {
@@ -110,6 +117,20 @@ async fn prometheus_reads_the_metrics() -> Outcome {
     let route = json!({"route": "/embed", "status": "413"});
     assert_eq!(sample("op_dbus_http_request_seconds_count", route)?, 1.0);
     stage.end().await.map(drop)
+}
+
+/// What the samples say of the provider and of the devices.
+fn what_runs_is_told(said: &Value) -> Outcome {
+    let of = |name: &str| -> Vec<&Value> {
+        said.as_array().into_iter().flatten().filter(|sample| sample[0] == name).collect()
+    };
+    let [fallback] = of("op_dbus_fallback")[..] else { return Err("not one fallback".into()) };
+    let labels = json!({"requested": "cpu", "active": "sim"});
+    assert_eq!((&fallback[1], fallback[2].as_f64()), (&labels, Some(0.0)), "{fallback}");
+    for device in of("op_dbus_device_utilisation_ratio") {
+        assert!(device[2].as_f64().is_some_and(|busy| (0.0..=1.0).contains(&busy)), "{device}");
+    }
+    Ok(())
 }
 
 async fn the_openapi_document_holds() -> Outcome {

@@ -3,6 +3,7 @@
 mod clients;
 mod leaving;
 mod limits;
+mod matryoshka;
 mod starting;
 
 use serde_json::{Value, json};
@@ -17,7 +18,14 @@ use crate::harness::registry::{Test, tests};
 
 /// The tests of all modules.
 pub fn all() -> Vec<Test> {
-    let modules = [tests(), clients::tests(), leaving::tests(), limits::tests(), starting::tests()];
+    let modules = [
+        tests(),
+        clients::tests(),
+        leaving::tests(),
+        limits::tests(),
+        matryoshka::tests(),
+        starting::tests(),
+    ];
     modules.into_iter().flatten().collect()
 }
 

@@ -38,7 +38,7 @@ pub enum Need {
     Cluster,
     /// The examples of `op-dbus-api`, which `cargo build --examples` builds.
     RustExamples,
-    /// Those of `op-dbus-embedder`.
+    /// Those of `op-dbus-embedder` and `op-dbus-engine`.
     LibraryExamples,
     /// A C compiler, `pkg-config`, and the headers of sd-bus.
     SdBus,
@@ -109,7 +109,9 @@ impl Need {
             Self::Fleet => python_package(fleet_path().join("tokenizers")),
             Self::Triton => Self::Fleet.missing().or_else(triton),
             Self::RustExamples => examples(&["nearest", "rank"]),
-            Self::LibraryExamples => examples(&["bulk", "gpu_demo", "gpu_optimization"]),
+            Self::LibraryExamples => {
+                examples(&["bulk", "gpu_demo", "gpu_optimization", "round_trip"])
+            }
             Self::SdBus => program("cc").or_else(|| program("pkg-config")).or_else(|| {
                 let header = Path::new("/usr/include/systemd/sd-bus.h");
                 unless(header.is_file(), &format!("{} is not installed", header.display()))

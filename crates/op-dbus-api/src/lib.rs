@@ -211,6 +211,9 @@ pub const INLINE_REPLY_BYTES_MAX: u32 = 16 * 1024 * 1024;
 /// handed over is its reader's.
 pub const RESULT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
 
+/// The most bytes that the results in the making of all users may have together.
+pub const RESULT_BYTES_ALL_MAX: u64 = 4 * RESULT_BYTES_MAX;
+
 /// The most bytes that are read from one file descriptor.
 pub const INPUT_BYTES_MAX: u64 = 16 * 1024 * 1024 * 1024;
 

@@ -1,11 +1,12 @@
-//! What the size of batches and the number of workers do to a device: the same texts under each, with
-//! what the pool of workers counted.
+//! What the size of batches, the number of workers and I/O binding do to a device: the same texts under
+//! each, with what the pool of workers counted. I/O binding is ONNX Runtime's, which computes on the CPU
+//! for it where no provider is named.
 //!
 //!     gpu_optimization [MODEL-DIR [LEVEL [PROVIDER]]]
 
 use std::time::Instant;
 
-use op_dbus_embedder::{Builder, Embedder, Error};
+use op_dbus_embedder::{BufferUse, Builder, CpuEngine, Embedder, Error, TransferUse};
 
 /// Texts of several lengths, as they come from a log.
 fn texts() -> Vec<String> {
@@ -21,8 +22,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(level) = arguments.next() {
         builder = builder.level(level.parse()?);
     }
+    let mut by_onnx_runtime = builder.clone().cpu_engine(CpuEngine::Ort);
     if let Some(provider) = arguments.next() {
         builder = builder.provider(provider);
+        by_onnx_runtime = builder.clone();
     }
     let texts = texts();
     println!("workers  batch tokens  batches  rows/batch  padding  busy  texts/s");
@@ -31,7 +34,35 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("{}", measured(&builder, workers, batch_tokens, &texts)?);
         }
     }
+    println!("I/O binding  buffers reused  zero copy  arena bytes  texts/s");
+    for io_binding in [false, true] {
+        match bound(&by_onnx_runtime, io_binding, &texts) {
+            Ok(line) => println!("{line}"),
+            Err(error @ Error::Provider(_)) => println!("not here: {error}"),
+            Err(error) => return Err(error.into()),
+        }
+    }
     Ok(())
+}
+
+/// One text after the other, as they come: of a few lengths, so that buffers find more of their shape.
+fn bound(builder: &Builder, io_binding: bool, texts: &[String]) -> Result<String, Error> {
+    let embedder = builder.clone().batch_tokens(512).io_binding(io_binding).build()?;
+    let start = Instant::now();
+    for text in texts {
+        embedder.embed_blocking(text)?;
+    }
+    let elapsed = start.elapsed();
+    let memory = embedder.statistics().memory;
+    let percent = |ratio: Option<f64>| ratio.map_or("–".into(), |r| format!("{:.1}%", 100.0 * r));
+    Ok(format!(
+        "{:11}  {:>14}  {:>9}  {:>11}  {:7.0}",
+        if io_binding { "on" } else { "off" },
+        percent(memory.buffers.and_then(BufferUse::reuse_ratio)),
+        percent(memory.transfers.and_then(TransferUse::zero_copy_ratio)),
+        memory.arena.map_or("–".to_owned(), |arena| arena.bytes.to_string()),
+        texts.len() as f64 / elapsed.as_secs_f64(),
+    ))
 }
 
 fn measured(

@@ -22,6 +22,8 @@ pub struct Builder {
     fallback: Vec<String>,
     pub(crate) device: Option<usize>,
     pub(crate) provider_options: Vec<(String, String)>,
+    pub(crate) memory_limit: Option<usize>,
+    pub(crate) io_binding: Option<bool>,
     pub(crate) own: provider::Own,
     pub(crate) cpu_engine: Option<CpuEngine>,
     pub(crate) cpu_isa: Option<String>,
@@ -43,6 +45,8 @@ impl Default for Builder {
             fallback: Vec::new(),
             device: None,
             provider_options: Vec::new(),
+            memory_limit: None,
+            io_binding: None,
             own: provider::Own::default(),
             cpu_engine: None,
             cpu_isa: None,
@@ -107,6 +111,20 @@ impl Builder {
     pub fn provider_option(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.provider_options.push((key.into(), value.into()));
         self
+    }
+
+    /// Bytes of the device's memory that each worker may take for its batches; no bound by default. `cuda`
+    /// and `migraphx` have such a limit, for their arenas; what their libraries take beside it is not
+    /// counted. An option of the provider that says the same in its own words goes first.
+    pub fn memory_limit(self, bytes: usize) -> Self {
+        Self { memory_limit: Some(bytes), ..self }
+    }
+
+    /// Whether ONNX Runtime keeps buffers for inputs and outputs, one set for each shape of batch, in
+    /// memory that the device reads by itself where the provider has such. By default it does where the
+    /// device has memory of its own. Without effect on graphs of your own.
+    pub fn io_binding(self, on: bool) -> Self {
+        Self { io_binding: Some(on), ..self }
     }
 
     /// An ONNX Runtime library of your own, in place of the one that was pulled.
@@ -180,6 +198,7 @@ impl Builder {
             ("workers", self.workers),
             ("batch_tokens", self.batch_tokens_max),
             ("queue_tokens", self.queue_tokens_max),
+            ("memory_limit", self.memory_limit),
         ];
         if let Some((key, _)) = sizes.iter().find(|(_, value)| *value == Some(0)) {
             return Err(Error::Option(format!("{key} is 0; 1 or more is right")));
@@ -192,6 +211,7 @@ impl Builder {
         let accelerator = candidates.iter().any(|name| name != CPU);
         let native = cpu && self.cpu_engine.unwrap_or_default() == CpuEngine::Native;
         let onnx = accelerator || !native;
+        let limited = candidates.iter().any(|name| provider::memory_option(name).is_some());
         let effects = [
             ("cpu_engine", self.cpu_engine.is_some(), cpu, "the CPU"),
             ("threads", self.threads.is_some(), cpu, "the CPU"),
@@ -200,6 +220,8 @@ impl Builder {
             ("provider_library", self.own.plugin.is_some(), accelerator, "an accelerator"),
             ("provider_option", !self.provider_options.is_empty(), accelerator, "an accelerator"),
             ("device", self.device.is_some(), accelerator, "an accelerator"),
+            ("memory_limit", self.memory_limit.is_some(), limited, "cuda and migraphx"),
+            ("io_binding", self.io_binding.is_some(), onnx, "ONNX Runtime"),
         ];
         match effects.into_iter().find(|(_, set, used, _)| *set && !used) {
             Some((key, _, _, whom)) => Err(Error::Option(format!(
@@ -228,6 +250,9 @@ mod tests {
         assert!(refused(builder().gpu().threads(2)).contains("cuda is to compute"));
         assert!(refused(builder().cpu_engine(CpuEngine::Ort).cpu_isa("avx2")).contains("cpu_isa"));
         assert!(refused(builder().provider("auto").fallback(["cpu"])).contains("leave one"));
+        assert!(refused(builder().io_binding(true)).contains("means something to ONNX Runtime"));
+        assert!(refused(builder().memory_limit(1 << 30)).contains("to cuda and migraphx alone"));
+        assert!(refused(builder().gpu().memory_limit(0)).starts_with("memory_limit is 0"));
         assert_eq!(refused(builder().workers(0)), "workers is 0; 1 or more is right");
     }
 

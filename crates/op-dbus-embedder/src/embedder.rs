@@ -222,15 +222,12 @@ impl Loading<'_> {
             calibrate: on_the_cpu && builder.batch_tokens_max.is_none(),
             provider: provider.to_owned(),
             provider_library: libraries.plugin,
-            provider_options: match on_the_cpu {
-                true => Vec::new(),
-                false => builder.provider_options.clone(),
-            },
+            provider_options: options(builder, provider),
             device: builder.device.unwrap_or(0),
             precision: builder.precision,
             batch_tokens_max: largest.tokens_max,
             batch_rows_max: largest.rows_max,
-            io_binding: None,
+            io_binding: builder.io_binding,
         })
     }
 
@@ -275,6 +272,20 @@ impl Loading<'_> {
     }
 }
 
+/// What ONNX Runtime is told of a provider, in the provider's own words.
+fn options(builder: &Builder, provider: &str) -> Vec<(String, String)> {
+    if provider == CPU {
+        return Vec::new();
+    }
+    let mut options = builder.provider_options.clone();
+    if let (Some(bytes), Some(key)) = (builder.memory_limit, provider::memory_option(provider))
+        && options.iter().all(|(said, _)| said != key)
+    {
+        options.push((key.to_owned(), bytes.to_string()));
+    }
+    options
+}
+
 /// Makes the backend of each worker, in the worker's own thread.
 fn factory(spec: Spec) -> BackendFactory {
     Box::new(move |_worker| backend::load(&spec))
@@ -292,4 +303,21 @@ fn cache_dir(builder: &Builder) -> Result<PathBuf, Error> {
     found.ok_or_else(|| {
         Error::Option("cache_dir is not set, nor is HOME in the environment; set one".to_owned())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memory_limit_is_said_in_the_words_of_the_provider() {
+        let builder = Embedder::builder().memory_limit(1 << 30);
+        let said = |builder: &Builder, provider| options(builder, provider);
+        let one = |key: &str| vec![(key.to_owned(), "1073741824".to_owned())];
+        assert_eq!(said(&builder, "cuda"), one("gpu_mem_limit"));
+        assert_eq!(said(&builder, "migraphx"), one("migraphx_mem_limit"));
+        assert_eq!((said(&builder, "ggml"), said(&builder, CPU)), (Vec::new(), Vec::new()));
+        let own = builder.provider_option("gpu_mem_limit", "5");
+        assert_eq!(said(&own, "cuda"), [("gpu_mem_limit".to_owned(), "5".to_owned())]);
+    }
 }

@@ -41,6 +41,9 @@ pub use backend::{CpuEngine, Precision};
 pub use builder::Builder;
 pub use embedder::Embedder;
 pub use error::Error;
-pub use op_dbus_engine::{Call, Priority, Reply, Snapshot, Truncate, WorkerStatus};
+pub use op_dbus_engine::{
+    ArenaUse, BufferUse, Call, MemoryUse, Priority, Reply, Snapshot, TransferUse, Truncate,
+    WorkerStatus,
+};
 pub use op_dbus_models::Level;
 pub use op_dbus_models::manifest::provider_names;

@@ -34,6 +34,15 @@ fn canonical(name: &str) -> Result<String, Error> {
     }
 }
 
+/// What a provider calls the bytes of device memory that its arena may take, if it has such an option.
+pub fn memory_option(provider: &str) -> Option<&'static str> {
+    match provider {
+        "cuda" => Some("gpu_mem_limit"),
+        "migraphx" => Some("migraphx_mem_limit"),
+        _ => None,
+    }
+}
+
 /// The libraries that a provider computes with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Libraries {

@@ -1,5 +1,7 @@
 //! Prints what a worker process costs over a backend in this process: one short text at a time, on
 //! the simulator, so that nothing but the way there and back is measured.
+//!
+//!     round_trip [ROUNDS]
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,19 +14,22 @@ use op_dbus_engine::{
 };
 
 const SHAPE: RegionShape = RegionShape { tokens_max: 512, rows_max: 512, dimensions: 384 };
+/// If none are asked for.
 const ROUNDS: usize = 20_000;
 
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
-    if std::env::args().nth(1).as_deref() == Some("worker") {
+    let asked = std::env::args().nth(1);
+    if asked.as_deref() == Some("worker") {
         serve("", local)?;
         return Ok(());
     }
-    backend("in process", local()?)?;
-    backend("child", child()?)?;
-    engine("in process", Box::new(|_| local()))?;
-    engine("child", Box::new(|_| child()))?;
+    let rounds = asked.map_or(Ok(ROUNDS), |rounds| rounds.parse())?;
+    backend("in process", local()?, rounds)?;
+    backend("child", child()?, rounds)?;
+    engine("in process", Box::new(|_| local()), rounds)?;
+    engine("child", Box::new(|_| child()), rounds)?;
     Ok(())
 }
 
@@ -38,11 +43,11 @@ fn child() -> Result<Box<dyn Backend>, BackendError> {
     Ok(Box::new(ChildBackend::spawn(command, SHAPE, Timeouts::default())?))
 }
 
-fn backend(name: &str, mut backend: Box<dyn Backend>) -> Result<(), Failure> {
+fn backend(name: &str, mut backend: Box<dyn Backend>, rounds: usize) -> Result<(), Failure> {
     let batch = Batch { ids: &[7; 12], lengths: &[12] };
     let mut out = vec![0.0; SHAPE.dimensions];
-    let mut times = Vec::with_capacity(ROUNDS);
-    for _ in 0..ROUNDS {
+    let mut times = Vec::with_capacity(rounds);
+    for _ in 0..rounds {
         let start = Instant::now();
         backend.run(&batch, &mut out)?;
         times.push(start.elapsed());
@@ -51,7 +56,7 @@ fn backend(name: &str, mut backend: Box<dyn Backend>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn engine(name: &str, factory: BackendFactory) -> Result<(), Failure> {
+fn engine(name: &str, factory: BackendFactory, rounds: usize) -> Result<(), Failure> {
     let model = ModelShape {
         dimensions: SHAPE.dimensions,
         max_input_tokens: 256,
@@ -65,8 +70,8 @@ fn engine(name: &str, factory: BackendFactory) -> Result<(), Failure> {
         EngineConfig::default(),
     )?;
     let runtime = tokio::runtime::Runtime::new()?;
-    let mut times = Vec::with_capacity(ROUNDS);
-    for _ in 0..ROUNDS {
+    let mut times = Vec::with_capacity(rounds);
+    for _ in 0..rounds {
         let call = Call { inputs: vec!["a short text".to_owned()].into(), ..Call::default() };
         let start = Instant::now();
         runtime.block_on(engine.embed(call))?;

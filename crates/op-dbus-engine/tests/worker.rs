@@ -40,6 +40,31 @@ impl Backend for Greedy {
     }
 }
 
+/// Refuses to compute to anywhere but the memory that is shared with the engine.
+struct InPlace(SimBackend);
+
+impl Backend for InPlace {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let holds = |line: &&str| {
+            let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+            let [start, end] = [start, end].map(|at| usize::from_str_radix(at, 16).unwrap());
+            (start..end).contains(&out.as_ptr().addr())
+        };
+        let mapping = maps.lines().find(holds).unwrap_or("nothing");
+        if !mapping.contains("memfd:op-dbus-batch") {
+            return Err(BackendError::Failed(format!("vectors are to be written to {mapping}")));
+        }
+        // What was not written must not pass for a vector.
+        assert!(out.iter().all(|value| value.is_nan()), "{out:?}");
+        self.0.run(batch, out)
+    }
+}
+
 /// Not a test of its own: the worker that the tests start.
 #[test]
 fn worker_process() {
@@ -58,6 +83,10 @@ fn worker_process() {
         "greedy" => {
             setrlimit(Resource::RLIMIT_DATA, MEMORY_MAX, MEMORY_MAX).unwrap();
             Ok(Box::new(Greedy(SimBackend::new(SHAPE.dimensions, faults))) as Box<dyn Backend>)
+        }
+        "in-place" => {
+            let sim = SimBackend::new(SHAPE.dimensions, faults);
+            Ok(Box::new(InPlace(sim)) as Box<dyn Backend>)
         }
         "never-loads" => loop {
             std::thread::park();
@@ -98,6 +127,21 @@ fn a_worker_process_computes_and_is_reaped() {
     assert!(!is_gone(pid));
     drop(child);
     assert!(is_gone(pid));
+}
+
+/// Between a backend in a process of its own and a sink there is one copy: that out of the memory which
+/// the process may write. That the sink has that very copy shows `sinks.rs`.
+#[test]
+fn a_worker_computes_in_the_shared_memory() {
+    let mut child = spawn("in-place", PATIENT).unwrap();
+    for rows in [2, 1, 2] {
+        let batch = Batch { ids: &BATCH.ids[..2 * rows], lengths: &BATCH.lengths[..rows] };
+        let (mut out, mut expected) = ([f32::NAN; 32], [0.0; 32]);
+        let (out, expected) = (&mut out[..16 * rows], &mut expected[..16 * rows]);
+        child.run(&batch, out).unwrap();
+        SimBackend::new(SHAPE.dimensions, Faults::default()).run(&batch, expected).unwrap();
+        assert_eq!(out, expected);
+    }
 }
 
 #[test]

@@ -49,20 +49,43 @@ impl Encoding {
     /// The bytes of vectors of `dimensions` components, one after another. Single precision is not
     /// copied where numbers lie in this order anyway.
     pub fn bytes(self, vectors: &[f32], dimensions: usize) -> Cow<'_, [u8]> {
-        let rows = || vectors.chunks_exact(dimensions.max(1));
+        if self == Self::F32 && cfg!(target_endian = "little") {
+            return Cow::Borrowed(bytemuck::cast_slice(vectors));
+        }
+        let (components, width) = (dimensions.max(1), self.row_bytes(dimensions).max(1));
+        let mut bytes = vec![0; vectors.len() / components * width];
+        let rows = vectors.chunks_exact(components).zip(bytes.chunks_exact_mut(width));
+        rows.for_each(|(vector, row)| self.write(vector, row));
+        bytes.into()
+    }
+
+    /// Writes one vector to where it belongs, which is as long as [`row_bytes`](Self::row_bytes) says.
+    pub fn write(self, vector: &[f32], row: &mut [u8]) {
         match self {
             Self::F32 if cfg!(target_endian = "little") => {
-                Cow::Borrowed(bytemuck::cast_slice(vectors))
+                row.copy_from_slice(bytemuck::cast_slice(vector));
             }
-            Self::F32 => vectors.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Self::F32 => fill(row, vector.iter().map(|x| x.to_le_bytes())),
             Self::F16 => {
-                let mut halves = vec![f16::ZERO; vectors.len()];
-                halves.convert_from_f32_slice(vectors);
-                halves.iter().flat_map(|x| x.to_le_bytes()).collect()
+                let mut halves = [f16::ZERO; HALVES];
+                for (some, row) in vector.chunks(HALVES).zip(row.chunks_mut(2 * HALVES)) {
+                    let halves = &mut halves[..some.len()];
+                    halves.convert_from_f32_slice(some);
+                    fill(row, halves.iter().map(|x| x.to_le_bytes()));
+                }
             }
-            Self::I8 => rows().flat_map(scaled).collect(),
-            Self::B1 => rows().flat_map(signs).collect(),
+            Self::I8 => fill(row, scaled(vector).map(|byte| [byte])),
+            Self::B1 => fill(row, signs(vector).map(|byte| [byte])),
         }
+    }
+}
+
+/// Components that are made halves at once: what one conversion costs by itself does not show then.
+const HALVES: usize = 64;
+
+fn fill<const N: usize>(row: &mut [u8], elements: impl Iterator<Item = [u8; N]>) {
+    for (place, element) in row.as_chunks_mut().0.iter_mut().zip(elements) {
+        *place = element;
     }
 }
 

@@ -1,11 +1,12 @@
 //! The shared memory of engine and worker: ids, lengths and vectors of one batch.
 //!
-//! The other process may write at any moment, whatever was agreed. So nothing here ever makes a
-//! reference into the mapping: values are copied in and out, and only the copies are looked at.
+//! To the engine a worker is a process that may write at any moment, whatever was agreed. So the engine
+//! never makes a reference into the mapping: values are copied in and out, and only the copies are looked
+//! at. A worker trusts the engine, whose child it is, and computes vectors where they lie.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::ptr;
+use std::{ptr, slice};
 
 use memmap2::MmapRaw;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -103,6 +104,29 @@ impl Region {
         self.read(self.layout.lengths, self.layout.vectors, lengths);
     }
 
+    /// The first `values` values of the vectors, where they lie. There are so many in a batch that
+    /// [`fits`](Self::fits).
+    ///
+    /// # Safety
+    /// The other process must neither write them nor ask for them meanwhile.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub unsafe fn vectors_mut(&mut self, values: usize) -> &mut [f32] {
+        let Layout { vectors, bytes, .. } = self.layout;
+        assert!(
+            values <= (bytes - vectors) / VALUE_BYTES,
+            "a batch is checked before it is computed"
+        );
+        // SAFETY: they lie within the mapping, which can't shrink (sealed) and lives as long as `self`,
+        // at a multiple of `ALIGNMENT`, since it starts with a page; any bytes are an `f32`. In this
+        // process `self` is borrowed meanwhile, and for the other one the caller answers.
+        unsafe {
+            let start = self.map.as_mut_ptr().add(vectors).cast::<f32>();
+            slice::from_raw_parts_mut(start, values)
+        }
+    }
+
     /// Copies vectors in.
     pub fn write_vectors(&self, vectors: &[f32]) {
         self.write(self.layout.vectors, self.layout.bytes, vectors);
@@ -158,14 +182,16 @@ mod tests {
     #[test]
     fn both_ends_see_the_same_batch() {
         let (engine, fd) = Region::create(SHAPE).unwrap();
-        let worker = Region::open(&fd, SHAPE).unwrap();
+        let mut worker = Region::open(&fd, SHAPE).unwrap();
         let batch = Batch { ids: &[1, 2, 3, 4, 5], lengths: &[3, 2] };
         assert!(engine.fits(2, 5));
         engine.write_batch(&batch);
         let (mut ids, mut lengths) = ([0; 5], [0; 2]);
         worker.read_batch(&mut ids, &mut lengths);
         assert_eq!((&ids[..], &lengths[..]), (batch.ids, batch.lengths));
-        worker.write_vectors(&[0.5, -1.0, 2.0, f32::MIN]);
+        // SAFETY: the engine, which is this thread, does something else.
+        let places = unsafe { worker.vectors_mut(4) };
+        places.copy_from_slice(&[0.5, -1.0, 2.0, f32::MIN]);
         let mut vectors = [0.0; 4];
         engine.read_vectors(&mut vectors);
         assert_eq!(vectors, [0.5, -1.0, 2.0, f32::MIN]);

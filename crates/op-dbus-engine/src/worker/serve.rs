@@ -90,26 +90,20 @@ fn moved(backend: &dyn Backend, device: &mut String) -> Option<String> {
     })
 }
 
-/// The shared memory, and private copies of the batch in it.
+/// The shared memory, and private copies of what is to be computed in it.
 struct Batches {
     region: Region,
     shape: RegionShape,
     ids: Vec<i32>,
     lengths: Vec<i32>,
-    out: Vec<f32>,
 }
 
 impl Batches {
     /// Room for the largest batch at once: pages that no batch has touched take no memory.
     fn new(region: Region, shape: RegionShape) -> Self {
-        let RegionShape { tokens_max, rows_max, dimensions } = shape;
-        Self {
-            region,
-            shape,
-            ids: Vec::with_capacity(tokens_max),
-            lengths: Vec::with_capacity(rows_max),
-            out: Vec::with_capacity(rows_max * dimensions),
-        }
+        let RegionShape { tokens_max, rows_max, .. } = shape;
+        let (ids, lengths) = (Vec::with_capacity(tokens_max), Vec::with_capacity(rows_max));
+        Self { region, shape, ids, lengths }
     }
 
     fn run(
@@ -123,18 +117,18 @@ impl Batches {
         }
         self.ids.resize(tokens, 0);
         self.lengths.resize(rows, 0);
-        self.out.resize(rows * self.shape.dimensions, 0.0);
         self.region.read_batch(&mut self.ids, &mut self.lengths);
         let batch = Batch { ids: &self.ids, lengths: &self.lengths };
         batch.check()?;
-        backend.run(&batch, &mut self.out)?;
-        self.region.write_vectors(&self.out);
-        Ok(())
+        // SAFETY: the engine, which has asked for this batch, leaves its vectors alone until it is
+        // answered; it ends this process where it does not want to wait for that.
+        let out = unsafe { self.region.vectors_mut(rows * self.shape.dimensions) };
+        backend.run(&batch, out)
     }
 
     /// Gives back what the last batch left here, in the backend and in the C library.
     fn trim(&mut self, backend: &mut dyn Backend) -> Result<(), BackendError> {
-        (self.ids, self.lengths, self.out) = Default::default();
+        (self.ids, self.lengths) = Default::default();
         backend.trim()?;
         memory::trim();
         Ok(())

@@ -16,8 +16,8 @@ What is measured, on each text collection in turn:
   calls     as many texts as go through, 1,000 a call, by one client
   clients   the same, by 64 clients with one text a call each
   lanes     with --only lanes: 1,024 texts a call by one client, and one text a call by 8 clients, in
-            the engine, over the bus with vectors in the reply and in a memfd, and past the bus;
-            and what of each call's time was not the engine's
+            the engine, over the bus and past it, with vectors in the reply and in a memfd: what is
+            over the engine's own time, and what of each call's time was not the engine's
   --rate    one text a call, arriving at random at this rate whether or not the last is answered;
             the time counts from when a text was due, so a queue shows
   --peak    what the CPU can do at most, by loops that never leave its registers
@@ -44,7 +44,7 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     pub compared: Compared,
-    /// Where to measure: `engine`, `daemon` (both by default), `memfd`, `direct`
+    /// Where to measure: `engine`, `daemon` (both by default), `memfd`, `direct`, `direct-memfd`
     #[arg(long, value_name = "PLACE,…", value_delimiter = ',', help_heading = "Compare")]
     pub at: Vec<Place>,
 

@@ -10,10 +10,10 @@ use op_dbus_daemon::settings::Bus;
 use op_dbus_engine::CancelToken;
 
 use super::variant::{Facts, Place};
-use crate::cli::{Failure, Properties, Service, connect, values};
+use crate::cli::{Failure, Properties, Service, Values, connect};
 
-/// Direct connections that one user may have; more clients share them.
-const DIRECT_MAX: usize = 16;
+/// Direct connections of one place; more clients share them. A user may have 16, and two places have some.
+const DIRECT_MAX: usize = 8;
 
 /// Tokens that batches had, and how many of them were real.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,22 +44,24 @@ impl Remote {
     /// Clients of a `place`, each with a connection of its own, as a program has, where it may.
     pub async fn clients(&self, place: Place, count: usize) -> Result<Vec<Client>, Failure> {
         let mut clients: Vec<Client> = Vec::with_capacity(count);
+        let direct = matches!(place, Place::Direct | Place::DirectMemfd);
+        let memfd = matches!(place, Place::Memfd | Place::DirectMemfd);
         for number in 0..count {
-            if place == Place::Direct && number >= DIRECT_MAX {
+            if direct && number >= DIRECT_MAX {
                 let Client::Daemon { service, opener, .. } = &clients[number % DIRECT_MAX] else {
                     break;
                 };
                 let (service, opener) = (service.clone(), opener.clone());
                 let embedder = service.embedder().await?;
-                clients.push(Client::Daemon { embedder, service, memfd: false, opener });
+                clients.push(Client::Daemon { embedder, service, memfd, opener });
                 continue;
             }
             let bus = connect(&self.bus).await?;
-            let (service, opener) = match place {
-                Place::Direct => (bus.direct().await?, Some(bus)),
-                _ => (bus, None),
+            let (service, opener) = match direct {
+                true => (bus.direct().await?, Some(bus)),
+                false => (bus, None),
             };
-            let (embedder, memfd) = (service.embedder().await?, place == Place::Memfd);
+            let embedder = service.embedder().await?;
             clients.push(Client::Daemon { embedder, service, memfd, opener });
         }
         Ok(clients)
@@ -108,7 +110,7 @@ pub enum Client {
 
 /// Vectors, row-major, and what the engine says of the call.
 pub struct Answer {
-    pub vectors: Vec<f32>,
+    pub vectors: Values,
     /// Microseconds from the call's arrival in the engine to the end of its last batch.
     pub engine_us: u64,
 }
@@ -132,13 +134,13 @@ impl Client {
         let (vectors, told) = if memfd {
             let reply = embedder.embed_to_fd(texts, Default::default()).await;
             let (fd, _, _, told) = reply.map_err(failure)?;
-            let vectors = values(&File::from(OwnedFd::from(fd)));
+            let vectors = Values::of(&File::from(OwnedFd::from(fd)));
             (vectors.map_err(|error| Failure::refused(format!("a memfd: {error}")))?, told)
         } else {
             let reply = embedder.embed_packed(texts, Default::default()).await;
             let (bytes, _, _, told) = reply.map_err(failure)?;
             let vectors = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
-            (vectors.collect(), told)
+            (vectors.collect::<Vec<f32>>().into(), told)
         };
         let told = Properties(told);
         let number = |key| told.number(key).unwrap_or(0) as u64;
@@ -153,5 +155,5 @@ async fn embed_here(served: &Served, uid: u32, texts: &[&str]) -> Result<Answer,
     let request = Request { uid, cancel, inputs, options, wait: false, sink: None };
     let reply = served.embed(request).await;
     let reply = reply.map_err(|error| Failure::refused(format!("the engine: {error}")))?;
-    Ok(Answer { vectors: reply.vectors, engine_us: reply.queue_us + reply.compute_us })
+    Ok(Answer { vectors: reply.vectors.into(), engine_us: reply.queue_us + reply.compute_us })
 }

@@ -165,6 +165,16 @@ fn line(row: &Row, results: &Results, stage: &Stage, facts: &[&Facts]) -> Line {
     }) {
         figures.extend(ratio(row, base, "texts_per_s").map(|r| ("over_engine", r)));
     }
+    let is_lane = matches!(row.measure, Measure::LaneCalls | Measure::LaneClients);
+    if let Some(base) = results.rows.iter().filter(same).find(|other| {
+        is_lane
+            && other.measure == row.measure
+            && of(other).variant == target.variant
+            && of(other).place == Place::Engine
+    }) {
+        let over = pairwise(row, base, "p50_us", |row, base| row - base);
+        figures.extend(over.map(|over| ("over_engine_us", over)));
+    }
     if let Some(first) = results.rows.iter().filter(same).find(|other| {
         other.measure == row.measure
             && of(other).place == target.place
@@ -187,13 +197,18 @@ fn line(row: &Row, results: &Results, stage: &Stage, facts: &[&Facts]) -> Line {
 
 /// `row` over `base`, round by round; none for a row over itself.
 fn ratio(row: &Row, base: &Row, name: &str) -> Option<Spread> {
+    pairwise(row, base, name, |row, base| row / base)
+}
+
+/// What `row` is beside `base`, round by round; none for a row beside itself.
+fn pairwise(row: &Row, base: &Row, name: &str, beside: fn(f64, f64) -> f64) -> Option<Spread> {
     if std::ptr::eq(row, base) {
         return None;
     }
     let pairs = row.rounds.iter().zip(&base.rounds);
-    let ratios: Option<Vec<f64>> =
-        pairs.map(|(row, base)| Some(row.get(name)? / base.get(name)?)).collect();
-    ratios.map(Spread::of)
+    let all: Option<Vec<f64>> =
+        pairs.map(|(row, base)| Some(beside(*row.get(name)?, *base.get(name)?))).collect();
+    all.map(Spread::of)
 }
 
 #[cfg(test)]
@@ -212,6 +227,8 @@ mod tests {
         let (one, other) = (row(&[150.0, 220.0, 330.0]), row(&[100.0, 200.0, 300.0]));
         let expected = Spread { median: 1.1, min: 1.1, max: 1.5 };
         assert_eq!(ratio(&one, &other, "x"), Some(expected));
+        let over = pairwise(&one, &other, "x", |row, base| row - base);
+        assert_eq!(over, Some(Spread { median: 30.0, min: 20.0, max: 50.0 }));
         assert_eq!(ratio(&one, &one, "x"), None, "one is not compared with itself");
         assert_eq!(ratio(&one, &other, "y"), None);
     }

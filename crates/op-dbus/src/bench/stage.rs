@@ -52,7 +52,7 @@ impl Stage {
     pub async fn set(args: &Args) -> Result<Self, Failure> {
         let places = match args.at.as_slice() {
             [] if args.only.contains(&What::Lanes) => {
-                vec![Place::Engine, Place::Daemon, Place::Memfd, Place::Direct]
+                vec![Place::Engine, Place::Daemon, Place::Memfd, Place::Direct, Place::DirectMemfd]
             }
             [] => vec![Place::Engine, Place::Daemon],
             at => at.to_vec(),

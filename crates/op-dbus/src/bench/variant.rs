@@ -21,6 +21,9 @@ pub enum Place {
     Memfd,
     /// The service past the bus, over direct connections
     Direct,
+    /// The same with the vectors in a memfd
+    #[serde(rename = "direct-memfd")]
+    DirectMemfd,
 }
 
 impl Place {
@@ -30,6 +33,7 @@ impl Place {
             Self::Daemon => "daemon",
             Self::Memfd => "memfd",
             Self::Direct => "direct",
+            Self::DirectMemfd => "direct-memfd",
         }
     }
 }

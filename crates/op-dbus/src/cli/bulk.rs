@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 
+use memmap2::{Mmap, MmapOptions};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use op_dbus_api::{EmbedderProxy, option};
@@ -23,7 +24,7 @@ pub enum Error {
 }
 
 /// Values, row-major, with the number of rows and their dimensions; and information.
-pub type Reply = (Vec<f32>, (u32, u32), Info);
+pub type Reply = (Values, (u32, u32), Info);
 
 /// The vectors of `texts`, none of which may hold a NUL.
 ///
@@ -38,7 +39,7 @@ pub async fn embed(
     let source = sealed(texts).map_err(Error::Memfd)?;
     let reply = embedder.embed_from_fd(Fd::from(source.as_fd()), options).await;
     let (vectors, rows, dimensions, info) = reply.map_err(Error::Call)?;
-    let values = values(&File::from(OwnedFd::from(vectors))).map_err(Error::Memfd)?;
+    let values = Values::of(&File::from(OwnedFd::from(vectors))).map_err(Error::Memfd)?;
     Ok((values, (rows, dimensions), info))
 }
 
@@ -57,23 +58,64 @@ fn sealed(texts: &[String]) -> io::Result<File> {
     Ok(file)
 }
 
-/// The numbers in a file, without a copy on the way.
-///
-/// # Errors
-/// When it can't be read.
-pub fn values(file: &File) -> io::Result<Vec<f32>> {
-    let count = file.metadata()?.len() / size_of::<f32>() as u64;
-    let mut values = vec![0_f32; usize::try_from(count).map_err(io::Error::other)?];
-    file.read_exact_at(bytemuck::cast_slice_mut(&mut values), 0)?;
-    if cfg!(target_endian = "big") {
-        values.iter_mut().for_each(|value| *value = f32::from_bits(value.to_bits().swap_bytes()));
+/// Numbers: in the memfd that they came in, mapped, or in memory of ours.
+#[derive(Debug)]
+pub struct Values(Held);
+
+#[derive(Debug)]
+enum Held {
+    Mapped(Mmap),
+    Own(Vec<f32>),
+}
+
+impl Values {
+    /// The numbers in a sealed memfd, without a copy. All of its pages are mapped at once, since all of
+    /// them will be read.
+    ///
+    /// # Errors
+    /// When it can't be mapped, or somebody could change it.
+    pub fn of(memfd: &File) -> io::Result<Self> {
+        let seals = SealFlag::from_bits_truncate(fcntl(memfd, FcntlArg::F_GET_SEALS)?);
+        let bytes = usize::try_from(memfd.metadata()?.len()).map_err(io::Error::other)?;
+        let sealed = seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE);
+        if !sealed || !bytes.is_multiple_of(size_of::<f32>()) {
+            return Err(io::Error::other("it is not sealed, or does not hold whole numbers"));
+        }
+        if bytes == 0 {
+            return Ok(Vec::new().into());
+        }
+        // SAFETY: nobody can write to it any more, nor make it shorter, as its seals say.
+        let map = unsafe { MmapOptions::new().len(bytes).populate().map_copy_read_only(memfd)? };
+        if cfg!(target_endian = "little") {
+            return Ok(Self(Held::Mapped(map)));
+        }
+        let values = map.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
+        Ok(values.collect::<Vec<f32>>().into())
     }
-    Ok(values)
+}
+
+impl From<Vec<f32>> for Values {
+    fn from(values: Vec<f32>) -> Self {
+        Self(Held::Own(values))
+    }
+}
+
+impl Deref for Values {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match &self.0 {
+            // Whole numbers from the start of a page on.
+            Held::Mapped(map) => bytemuck::cast_slice(map),
+            Held::Own(values) => values,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::os::unix::fs::FileExt;
 
     use super::*;
 
@@ -89,9 +131,22 @@ mod tests {
     }
 
     #[test]
-    fn values_are_little_endian() {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(&[1.5_f32, -0.25].map(f32::to_le_bytes).concat()).unwrap();
-        assert_eq!(values(&file).unwrap(), [1.5, -0.25]);
+    fn values_are_little_endian_and_not_copied() {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let mut memfd = File::from(memfd_create(c"values", flags).unwrap());
+        memfd.write_all(&[1.5_f32, -0.25].map(f32::to_le_bytes).concat()).unwrap();
+        assert!(Values::of(&memfd).is_err(), "who has not sealed it may change it");
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE;
+        fcntl(&memfd, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+        let values = Values::of(&memfd).unwrap();
+        assert_eq!(*values, [1.5, -0.25]);
+        assert!(matches!(values.0, Held::Mapped(_)) || cfg!(target_endian = "big"));
+    }
+
+    #[test]
+    fn half_a_number_is_refused_and_none_is_none() {
+        // The end of an empty text is a byte.
+        assert!(Values::of(&sealed(&[String::new()]).unwrap()).is_err());
+        assert!(Values::of(&sealed(&[]).unwrap()).unwrap().is_empty());
     }
 }

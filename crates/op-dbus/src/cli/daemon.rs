@@ -57,8 +57,10 @@ fn rows() -> impl Iterator<Item = &'static Row> {
 pub fn run(args: Args) -> Done {
     let sources = Sources { repair_state: true, ..Sources::of_process(args.flags) };
     let loaded = Settings::load(&sources)?;
-    // Computing is done elsewhere, and every further thread is woken in vain now and then.
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2);
+    // Computing is done elsewhere, and every further thread is woken in vain now and then. But one alone
+    // reads nobody's call while it tokenizes another's.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.div_ceil(2).max(cores.min(2));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         .enable_all()

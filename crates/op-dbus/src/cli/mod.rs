@@ -31,7 +31,7 @@ use op_dbus_daemon::settings::Bus;
 
 use crate::{bench, devices, worker};
 
-pub use bulk::values;
+pub use bulk::Values;
 pub use client::{Properties, Service, connect};
 pub use failure::{EXIT_CODES, Failure};
 

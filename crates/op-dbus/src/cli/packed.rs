@@ -8,9 +8,10 @@ use clap::ValueEnum;
 use op_dbus_api::{EmbedderProxy, ErrorName, info, option};
 use zbus::Variant;
 
+use super::bulk::{self, Values};
 use super::output::Vectors;
 use super::texts::CallLimits;
-use super::{Failure, Service, bulk};
+use super::{Failure, Service};
 
 /// Texts in one call whose vectors come in its reply.
 const CALL_TEXTS_MAX: usize = 256;
@@ -134,7 +135,7 @@ pub struct Reply {
     /// Number of the first text over all calls.
     pub first: u64,
     pub texts: Vec<String>,
-    pub values: Vec<f32>,
+    pub values: Values,
     pub dimensions: usize,
     pub truncated: Vec<u32>,
     pub space: String,
@@ -198,7 +199,7 @@ impl Caller {
             match self.embedder.embed_packed(&borrowed, self.options.to_dict()).await {
                 Ok((bytes, rows, dimensions, info)) => {
                     let values = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
-                    let values = values.collect();
+                    let values = values.collect::<Vec<f32>>().into();
                     return Reply::new((first, texts), values, (rows, dimensions), &info);
                 }
                 // Our own earlier calls may be what fills the queue: wait for them.
@@ -238,7 +239,7 @@ pub type Info = HashMap<String, zbus::OwnedVariant>;
 impl Reply {
     fn new(
         (first, texts): (u64, Vec<String>),
-        values: Vec<f32>,
+        values: Values,
         (rows, dimensions): (u32, u32),
         info: &Info,
     ) -> Result<Self, Failure> {
@@ -296,14 +297,14 @@ pub mod tests {
             (info::TRUNCATED.to_owned(), value(truncated.to_vec().into())),
         ]);
         let values = vec![1.5; texts * 2];
-        Reply::new((0, vec![String::new(); texts]), values, (texts as u32, 2), &info)
+        Reply::new((0, vec![String::new(); texts]), values.into(), (texts as u32, 2), &info)
             .expect("it fits")
     }
 
     #[test]
     fn a_reply_is_read_whole() {
         let reply = reply(2, "ab-f32", &[1]);
-        assert_eq!(reply.values, [1.5; 4]);
+        assert_eq!(*reply.values, [1.5; 4]);
         assert_eq!((reply.tokens, reply.space.as_str()), (7, "ab-f32"));
         assert_eq!(reply.truncated, [1]);
     }
@@ -312,7 +313,8 @@ pub mod tests {
     fn a_reply_of_another_size_is_refused() {
         let info = HashMap::new();
         for (values, shape) in [(2, (2, 1)), (2, (1, 3)), (0, (1, u32::MAX))] {
-            let reply = Reply::new((0, vec![String::new()]), vec![0.0; values], shape, &info);
+            let reply =
+                Reply::new((0, vec![String::new()]), vec![0.0; values].into(), shape, &info);
             assert!(reply.is_err(), "{values} values of {shape:?}");
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use op_dbus_api::{Error, ErrorName, RESULT_BYTES_MAX};
+use op_dbus_api::{Error, ErrorName, RESULT_BYTES_ALL_MAX, RESULT_BYTES_MAX};
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,11 +120,13 @@ impl Grant {
     /// Counts `bytes` more of the result in.
     ///
     /// # Errors
-    /// `TooLarge` for a result that never fits, `QuotaExceeded` for one beside the user's others.
+    /// `TooLarge` for a result that never fits, `QuotaExceeded` for one beside the user's others,
+    /// `Overloaded` for one beside those of all users.
     pub fn more(&mut self, bytes: u64) -> Result<(), Error> {
         let mut shares = self.budget.lock();
         let before = shares.get(&self.uid).map_or(0, |share| share.bytes);
-        let (own, all) = (self.bytes.saturating_add(bytes), before.saturating_add(bytes));
+        let all: u64 = shares.values().map(|share| share.bytes).sum();
+        let (own, users) = (self.bytes.saturating_add(bytes), before.saturating_add(bytes));
         if own > RESULT_BYTES_MAX {
             let message = format!(
                 "the result is {own} bytes and more, the limit is {RESULT_BYTES_MAX}; split the \
@@ -132,7 +134,7 @@ impl Grant {
             );
             return Err(Error::new(ErrorName::TooLarge, message));
         }
-        if all > RESULT_BYTES_MAX {
+        if users > RESULT_BYTES_MAX {
             let message = format!(
                 "user {} has results of {} of {RESULT_BYTES_MAX} bytes in the making and this one \
                  needs {bytes} more; wait for earlier calls",
@@ -140,7 +142,14 @@ impl Grant {
             );
             return Err(Error::new(ErrorName::QuotaExceeded, message));
         }
-        shares.entry(self.uid).or_default().bytes = all;
+        if all.saturating_add(bytes) > RESULT_BYTES_ALL_MAX {
+            let message = format!(
+                "all users have results of {all} of {RESULT_BYTES_ALL_MAX} bytes in the making and \
+                 this one needs {bytes} more; try again later"
+            );
+            return Err(Error::new(ErrorName::Overloaded, message));
+        }
+        shares.entry(self.uid).or_default().bytes = users;
         self.bytes = own;
         Ok(())
     }
@@ -193,5 +202,25 @@ mod tests {
         budget.grant(2).more(RESULT_BYTES_MAX).unwrap();
         drop(one);
         other.more(RESULT_BYTES_MAX - 10).unwrap();
+    }
+
+    #[test]
+    fn results_of_all_users_share_another() {
+        let budget = Arc::<Budget>::default();
+        let whole = |uid| {
+            let mut grant = budget.grant(uid);
+            grant.more(RESULT_BYTES_MAX).map(|()| grant)
+        };
+        let users = (RESULT_BYTES_ALL_MAX / RESULT_BYTES_MAX) as u32;
+        let mut all: Vec<_> = (0..users).map(|uid| whole(uid).unwrap()).collect();
+        let error = budget.grant(users).more(1).unwrap_err();
+        assert_eq!(error.name(), ErrorName::Overloaded);
+        assert!(error.to_string().contains("try again later"), "{error}");
+        // Whoever has too much alone is told that, however full it is.
+        assert_eq!(budget.grant(0).more(1).unwrap_err().name(), ErrorName::QuotaExceeded);
+        all.pop();
+        whole(users).unwrap();
+        drop(all);
+        assert!(budget.lock().is_empty());
     }
 }

@@ -3,6 +3,7 @@
 mod budget;
 mod framing;
 mod result;
+mod rows;
 mod source;
 mod stream;
 
@@ -43,7 +44,7 @@ impl Calls {
         let served = self.service.serving(options.level, options.deadline).await?;
         let (rows, dimensions) = (texts.len(), options.dimensions.unwrap_or(served.dimensions));
         let mut grant = self.budget.grant(caller.uid);
-        let result = ResultFile::new(encoding, dimensions, format)?;
+        let result = ResultFile::new(encoding, dimensions, format, Some(rows as u64))?;
         grant.more(result.bytes(rows as u64))?;
         let (cancel, sink) = (caller.cancel.clone(), Some(result.sink(0)));
         let inputs = texts.into();

@@ -1,16 +1,17 @@
-//! The result of a bulk call: a memfd that is written row by row as vectors come, and sealed.
+//! The result of a bulk call: a memfd that vectors are written to as they come, and that is sealed.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_engine::RowSink;
 
+use super::rows::{Layout, Rows};
 use crate::bus::encoding::Encoding;
 use crate::npy;
 use crate::service::MakeSink;
@@ -37,47 +38,41 @@ impl Format {
     }
 }
 
-/// A result in the making. Rows are written with one system call each and never mapped here, so
-/// nothing that happens to the memfd can end the service.
+/// A result in the making. Nobody else has it before it is sealed.
 #[derive(Debug)]
 pub struct ResultFile {
     rows: Arc<Rows>,
     format: Format,
 }
 
-#[derive(Debug)]
-struct Rows {
-    file: File,
-    encoding: Encoding,
-    dimensions: usize,
-    start: u64,
-    /// Why a row could not be written, once that was so.
-    failed: OnceLock<io::Error>,
-}
-
 impl ResultFile {
-    /// An empty result for vectors of `dimensions`.
+    /// An empty result for vectors of `dimensions`, of which there will be `known`, or any number. Those
+    /// that are known are written to memory, all of which is there from the first on; others with one
+    /// system call each.
     ///
     /// # Errors
     /// `NoSpace` when the kernel gives no memfd.
-    pub fn new(encoding: Encoding, dimensions: usize, format: Format) -> Result<Self, Error> {
+    pub fn new(
+        encoding: Encoding,
+        dimensions: usize,
+        format: Format,
+        known: Option<u64>,
+    ) -> Result<Self, Error> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let file =
             memfd_create(c"op-dbus-vectors", flags).map_err(|errno| no_space(&errno.into()))?;
-        let start = format.header_bytes() as u64;
-        let (file, failed) = (File::from(file), OnceLock::new());
-        let rows = Rows { file, encoding, dimensions, start, failed };
-        Ok(Self { rows: Arc::new(rows), format })
+        let layout = Layout { encoding, dimensions, start: format.header_bytes() as u64 };
+        Ok(Self { rows: Arc::new(Rows::new(File::from(file), layout, known)), format })
     }
 
     /// Bytes of a result of `rows` rows.
     pub fn bytes(&self, rows: u64) -> u64 {
-        self.rows.start.saturating_add(rows.saturating_mul(self.rows.bytes()))
+        self.rows.layout.bytes(rows)
     }
 
     /// Bytes of one row.
     pub fn row_bytes(&self) -> u64 {
-        self.rows.bytes()
+        self.rows.layout.row_bytes()
     }
 
     /// Takes the vectors of a call whose first text is row number `first`.
@@ -94,7 +89,7 @@ impl ResultFile {
     /// # Errors
     /// `NoSpace`.
     pub fn check(&self) -> Result<(), Error> {
-        self.rows.failed.get().map_or(Ok(()), |error| Err(no_space(error)))
+        self.rows.failure().map_or(Ok(()), |error| Err(no_space(error)))
     }
 
     /// Ends the result, all of whose rows are written, and seals it: nobody can change it any more.
@@ -103,8 +98,9 @@ impl ResultFile {
     /// `NoSpace` where something could not be written.
     pub fn seal(self, rows: u64) -> Result<OwnedFd, Error> {
         self.check()?;
-        let Rows { file, encoding, dimensions, .. } = &*self.rows;
-        let (element, columns) = encoding.numpy(*dimensions);
+        self.rows.end();
+        let Rows { file, layout, .. } = &*self.rows;
+        let (element, columns) = layout.encoding.numpy(layout.dimensions);
         if self.format == Format::Npy {
             let header = npy::header(element, rows, columns);
             file.write_all_at(&header, 0).map_err(|error| no_space(&error))?;
@@ -116,21 +112,6 @@ impl ResultFile {
             | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|errno| no_space(&errno.into()))?;
         Ok(file.into())
-    }
-}
-
-impl Rows {
-    fn bytes(&self) -> u64 {
-        self.encoding.row_bytes(self.dimensions) as u64
-    }
-
-    fn write(&self, row: u64, vector: &[f32]) {
-        let bytes = self.encoding.bytes(vector, self.dimensions);
-        let written = self.file.write_all_at(&bytes, self.start + row * self.bytes());
-        if let Err(error) = written {
-            // The first is the one that is told.
-            let _ = self.failed.set(error);
-        }
     }
 }
 
@@ -148,8 +129,8 @@ mod tests {
 
     use super::*;
 
-    fn result(encoding: Encoding, format: Format) -> Vec<u8> {
-        let result = ResultFile::new(encoding, 2, format).unwrap();
+    fn result(encoding: Encoding, format: Format, known: Option<u64>) -> Vec<u8> {
+        let result = ResultFile::new(encoding, 2, format, known).unwrap();
         for (row, vector) in [(1, [0.5, -1.0]), (0, [0.25, 0.0])] {
             result.rows.write(row, &vector);
         }
@@ -164,10 +145,30 @@ mod tests {
 
     #[test]
     fn rows_come_in_any_order_and_the_result_is_sealed() {
-        let raw = result(Encoding::F32, Format::Raw);
-        assert_eq!(raw, [0.25_f32, 0.0, 0.5, -1.0].map(f32::to_le_bytes).concat());
-        let npy = result(Encoding::I8, Format::Npy);
-        assert_eq!(npy[..128], npy::header("|i1", 2, 2));
-        assert_eq!(npy[128..], [127, 0, 64, 129]);
+        for known in [None, Some(2)] {
+            let raw = result(Encoding::F32, Format::Raw, known);
+            assert_eq!(raw, [0.25_f32, 0.0, 0.5, -1.0].map(f32::to_le_bytes).concat());
+            let npy = result(Encoding::I8, Format::Npy, known);
+            assert_eq!(npy[..128], npy::header("|i1", 2, 2));
+            assert_eq!(npy[128..], [127, 0, 64, 129]);
+        }
+    }
+
+    #[test]
+    fn no_rows_are_a_result_too() {
+        for known in [None, Some(0)] {
+            let empty = ResultFile::new(Encoding::F32, 2, Format::Npy, known).unwrap();
+            let file = File::from(empty.seal(0).unwrap());
+            assert_eq!(file.metadata().unwrap().len(), 128);
+        }
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_no_space() {
+        let known = Some(u64::MAX / 2);
+        let endless = ResultFile::new(Encoding::F32, 2, Format::Raw, known).unwrap();
+        endless.rows.write(0, &[0.5, -1.0]);
+        assert_eq!(endless.check().unwrap_err().name(), ErrorName::NoSpace);
+        assert_eq!(endless.seal(1).unwrap_err().name(), ErrorName::NoSpace);
     }
 }

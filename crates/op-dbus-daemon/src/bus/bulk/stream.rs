@@ -85,7 +85,8 @@ impl<'a> Stream<'a> {
         let inputs = Inputs::Texts(Vec::new());
         let nothing = Request { uid, cancel, inputs, options, wait: true, sink: None };
         let reply = served.embed(nothing).await?;
-        let result = ResultFile::new(wanted.encoding, reply.dimensions, wanted.format)?;
+        let Wanted { encoding, format, .. } = wanted;
+        let result = ResultFile::new(encoding, reply.dimensions, format, None)?;
         grant.more(result.bytes(0))?;
         let sum = Sum { started: Instant::now(), rows: 0, reply, truncated: 0 };
         Ok(Self { caller, served, wanted, grant, result, sum, progress })
