@@ -11,7 +11,7 @@ use crate::dist;
 use crate::packages::{self, Need};
 use crate::shell::{self, Outcome};
 
-use container::Container;
+use container::{Container, GATEWAY, MODELS, PACKAGE, RUNTIME};
 
 const NEEDS: &[Need] = &[
     Need { program: "debootstrap", package: "debootstrap" },
@@ -19,14 +19,17 @@ const NEEDS: &[Need] = &[
     Need { program: "nsenter", package: "util-linux" },
 ];
 
+/// What is bound to a place inside.
+type Bound = (PathBuf, &'static str);
+
 /// Builds the package, boots, and goes through every step; the first that fails ends it.
 pub fn run(words: &[String]) -> Outcome {
     prepare()?;
-    let packages = deb::build(&dist::program(words)?)?;
-    go_through(Container::boot(&packages, &models()?)?)
+    let packages = built(&dist::program(words)?)?;
+    go_through(packages, models()?)
 }
 
-/// The same with this program; a machine on which no container boots is passed over, and said.
+/// The same with this program; a machine that lacks what a container needs is passed over, and said.
 pub fn run_if_possible(op_dbus: &Path) -> Outcome {
     let skip = |message| {
         println!("SKIP cargo xtask boot: {message}");
@@ -35,11 +38,8 @@ pub fn run_if_possible(op_dbus: &Path) -> Outcome {
     if let Err(message) = prepare() {
         return skip(message);
     }
-    let packages = deb::build(op_dbus)?;
-    match Container::boot(&packages, &models()?) {
-        Ok(container) => go_through(container),
-        Err(message) => skip(message),
-    }
+    let packages = built(op_dbus)?;
+    go_through(packages, models()?)
 }
 
 /// What a container needs of this machine.
@@ -50,10 +50,25 @@ fn prepare() -> Outcome {
     packages::ensure(&[NEEDS, packages::PIP])
 }
 
-fn go_through(mut container: Container) -> Outcome {
+/// The packages, and where they are found inside.
+fn built(op_dbus: &Path) -> Result<Vec<Bound>, String> {
+    let packages = deb::build(op_dbus)?;
+    Ok(vec![(packages.service, PACKAGE), (packages.gateway, GATEWAY)])
+}
+
+fn go_through(mut bound: Vec<Bound>, models: PathBuf) -> Outcome {
+    bound.push((models, MODELS));
+    match runtime() {
+        Ok(path) => bound.push((path, RUNTIME)),
+        Err(message) => println!("{message}; what needs it will be skipped"),
+    }
+    let mut container = Container::boot(&bound)?;
     for (name, step) in steps::ALL {
         println!("\n── {name}");
-        step(&mut container).map_err(|error| format!("{name}: {error}"))?;
+        if let Err(error) = step(&mut container) {
+            let _ = container.run(&["journalctl", "-u", "op-dbus*", "--lines=30"]);
+            return Err(format!("{name}: {error}"));
+        }
     }
     container.power_off()
 }
@@ -63,10 +78,23 @@ pub fn models() -> Result<PathBuf, String> {
     let store = shell::root().join("target/test-store/models");
     for (level, name) in steps::MODELS {
         if !store.join(name).join("op-dbus.json").is_file() {
-            let program = shell::root().join("target/dist-tree/usr/bin/op-dbus");
-            let mut pull = shell::program(program, &["models", "pull", level]);
-            shell::run(pull.arg("--model-dir").arg(&store))?;
+            pull(&["models", "pull", level])?;
         }
     }
     store.canonicalize().map_err(|e| format!("{}: {e}", store.display()))
+}
+
+/// ONNX Runtime and the provider that needs no device, as the tests' store has them or gets them now.
+fn runtime() -> Result<PathBuf, String> {
+    // Compares what is there with its digests.
+    pull(&["runtime", "pull", "--provider", "ggml"])?;
+    let store = shell::root().join("target/test-store/runtime");
+    store.canonicalize().map_err(|e| format!("{}: {e}", store.display()))
+}
+
+/// Has the program fetch into the tests' store.
+fn pull(words: &[&str]) -> Outcome {
+    let program = shell::root().join("target/dist-tree/usr/bin/op-dbus");
+    let store = shell::root().join("target/test-store/models");
+    shell::run(shell::program(program, words).arg("--model-dir").arg(store))
 }

@@ -2,7 +2,7 @@
 //! there is gone with it: the tree below lies under an overlay.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,13 +10,21 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::deb::Packages;
 use crate::shell::{self, Outcome, program};
 
 /// The release that the package is for.
 const RELEASE: &str = "bookworm";
 /// Beside the smallest system: systemd, a bus, and polkit.
 const INCLUDED: &str = "systemd,systemd-sysv,dbus,polkitd,libpam-systemd,procps";
+/// Namespaces of its own; without the first two it asks the host's systemd and bus, which need not be
+/// there. What is written is gone with it.
+const ALONE: &[&str] = &[
+    "--register=no",
+    "--keep-unit",
+    "--private-network",
+    "--machine=op-dbus",
+    "--volatile=overlay",
+];
 /// Whatever a step waits for comes within this time, or never.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BETWEEN_TRIES: Duration = Duration::from_millis(200);
@@ -24,33 +32,32 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(200);
 /// Where the packages are found inside.
 pub const PACKAGE: &str = "/mnt/op-dbus.deb";
 pub const GATEWAY: &str = "/mnt/op-dbus-gateway.deb";
-/// Where the models are found inside.
+/// Where models and libraries that compute are found inside.
 pub const MODELS: &str = "/mnt/models";
+pub const RUNTIME: &str = "/mnt/runtime";
 
 /// A booted system. It ends when this is dropped.
 pub struct Container {
     nspawn: Child,
     init: String,
+    bound: Vec<&'static str>,
 }
 
 impl Container {
-    /// Boots, with the packages and the models to be read inside. Takes half a minute more the first
-    /// time, for the system's own packages.
-    pub fn boot(packages: &Packages, models: &Path) -> Result<Self, String> {
+    /// Boots with paths of this machine bound to places inside, to be read there. Takes half a minute
+    /// more the first time, for the system's own packages.
+    pub fn boot(bound: &[(PathBuf, &'static str)]) -> Result<Self, String> {
         let tree = tree()?;
-        let bind = |from: &Path, to: &str| format!("--bind-ro={}:{to}", from.display());
-        let mut nspawn = program("systemd-nspawn", &["--boot", "--volatile=overlay"]);
-        // Without these two it asks the host's systemd and bus, which need not be there.
-        nspawn.args(["--register=no", "--keep-unit", "--private-network", "--machine=op-dbus"]);
-        nspawn.arg("--directory").arg(&tree);
-        nspawn.args([bind(&packages.service, PACKAGE), bind(&packages.gateway, GATEWAY)]);
-        nspawn.arg(bind(models, MODELS));
+        let mut nspawn = program("systemd-nspawn", &["--boot"]);
+        nspawn.args(ALONE).arg("--directory").arg(&tree);
+        nspawn.args(bound.iter().map(|(from, to)| format!("--bind-ro={}:{to}", from.display())));
         let log = shell::root().join("target/boot/console.log");
         let console = fs::File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
         let console_too = console.try_clone().map_err(|e| e.to_string())?;
         nspawn.stdin(Stdio::null()).stdout(console).stderr(console_too);
         let nspawn = nspawn.spawn().map_err(|e| format!("can't start systemd-nspawn: {e}"))?;
-        let mut container = Self { nspawn, init: String::new() };
+        let bound = bound.iter().map(|(_, to)| *to).collect();
+        let mut container = Self { nspawn, init: String::new(), bound };
         let pid = container.nspawn.id();
         container.until("the first process", |container| {
             let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
@@ -65,6 +72,11 @@ impl Container {
         })?;
         println!("booted {RELEASE}; its console is in {}", log.display());
         Ok(container)
+    }
+
+    /// Whether something was bound to this place.
+    pub fn has(&self, place: &str) -> bool {
+        self.bound.contains(&place)
     }
 
     /// Runs a command inside as root, and shows it; it must succeed.
