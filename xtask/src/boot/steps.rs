@@ -124,6 +124,7 @@ fn gateway(container: &mut Container) -> Outcome {
     says(&asked("GET /health")?, "alive")?;
     says(&asked("GET /ready")?, "200 OK")?;
     says(&asked("POST /embed")?, "[[")?;
+    only_for_a_group(container, &|| asked("GET /ready"))?;
     let unit = container.script("systemctl show --property NRestarts op-dbus-gateway.service")?;
     says(&unit, "NRestarts=0")?;
     // Removed as it runs, and purged.
@@ -133,6 +134,19 @@ fn gateway(container: &mut Container) -> Outcome {
     }
     container.run(&["dpkg", "--purge", "op-dbus-gateway"])?;
     embeds(container)
+}
+
+/// Where only a group may embed, the gateway serves once its user is in there.
+fn only_for_a_group(container: &Container, ready: &dyn Fn() -> Result<String, String>) -> Outcome {
+    let policy = "org.opdbus.Embedding1-group.conf";
+    let example = format!("/usr/share/doc/op-dbus/examples/{policy}");
+    container.script(&format!("cp {example} /etc/dbus-1/system.d/; systemctl reload dbus"))?;
+    says(&container.refused("nobody", EMBED)?, "denied")?;
+    says(&ready()?, "503")?;
+    container.script("adduser op-dbus-gateway op-dbus; systemctl restart op-dbus-gateway")?;
+    says(&ready()?, "200 OK")?;
+    container.script(&format!("rm /etc/dbus-1/system.d/{policy}; systemctl reload dbus"))?;
+    container.run_as("nobody", EMBED).map(drop)
 }
 
 fn watchdog(container: &mut Container) -> Outcome {
