@@ -11,7 +11,7 @@ use crate::dist;
 use crate::packages::{self, Need};
 use crate::shell::{self, Outcome};
 
-use container::{Container, GATEWAY, MODELS, PACKAGE, RUNTIME};
+use container::{Container, GATEWAY, MODELS, PACKAGE, RUNTIME, SUCCESSOR};
 
 const NEEDS: &[Need] = &[
     Need { program: "debootstrap", package: "debootstrap" },
@@ -53,7 +53,8 @@ fn prepare() -> Outcome {
 /// The packages, and where they are found inside.
 fn built(op_dbus: &Path) -> Result<Vec<Bound>, String> {
     let packages = deb::build(op_dbus)?;
-    Ok(vec![(packages.service, PACKAGE), (packages.gateway, GATEWAY)])
+    let successor = deb::build_successor()?;
+    Ok(vec![(packages.service, PACKAGE), (packages.gateway, GATEWAY), (successor, SUCCESSOR)])
 }
 
 fn go_through(mut bound: Vec<Bound>, models: PathBuf) -> Outcome {

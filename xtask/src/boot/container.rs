@@ -29,9 +29,10 @@ const ALONE: &[&str] = &[
 const PATIENCE: Duration = Duration::from_secs(60);
 const BETWEEN_TRIES: Duration = Duration::from_millis(200);
 
-/// Where the packages are found inside.
+/// Where the packages are found inside, the last one a revision later.
 pub const PACKAGE: &str = "/mnt/op-dbus.deb";
 pub const GATEWAY: &str = "/mnt/op-dbus-gateway.deb";
+pub const SUCCESSOR: &str = "/mnt/op-dbus-successor.deb";
 /// Where models and libraries that compute are found inside.
 pub const MODELS: &str = "/mnt/models";
 pub const RUNTIME: &str = "/mnt/runtime";
@@ -99,6 +100,14 @@ impl Container {
     pub fn refused(&self, user: &str, words: &[&str]) -> Result<String, String> {
         let (good, said) = self.attempt(user, words)?;
         if good { Err(format!("{} was not refused: {said}", words.join(" "))) } else { Ok(said) }
+    }
+
+    /// Starts a script of the shell inside that goes on meanwhile, and whose output is a pipe.
+    pub fn begin(&self, user: &str, script: &str) -> Result<Child, String> {
+        println!("{user}$ {script} &");
+        let mut command = self.command(user, &["sh", "-c", script]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command.spawn().map_err(|e| format!("can't enter the container: {e}"))
     }
 
     /// Tries again until a command's output is as wanted.

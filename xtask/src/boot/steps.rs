@@ -26,7 +26,7 @@ pub const ALL: &[Step] = &[
     ("the gateway's socket starts it, and it answers", gateway),
     ("a service that hangs is ended by the watchdog and comes back", watchdog),
     ("the journal explains what happened, without a text", journal),
-    ("an upgrade keeps what was set", package::upgrade),
+    ("an upgrade answers calls meanwhile, and keeps what was set", package::upgrade),
     ("removal keeps models and settings, and a purge leaves nothing", package::purge),
 ];
 

@@ -1,10 +1,14 @@
 //! The package and the models: installed, fetched, upgraded, removed.
 
-use super::super::container::{Container, MODELS as STORE, PACKAGE};
-use super::{EMBED, MODELS, embeds, main_pid, property, says};
+use std::collections::BTreeSet;
+
+use super::super::container::{Container, MODELS as STORE, PACKAGE, SUCCESSOR};
+use super::{EMBED, EMBEDDER, MODELS, NAME, OBJECT, TEXT, embeds, main_pid, property, says};
 use crate::shell::Outcome;
 
 const IS_ACTIVE: &[&str] = &["systemctl", "is-active", "op-dbus"];
+/// There once the upgrade is done.
+const UPGRADED: &str = "/run/upgraded";
 
 pub fn install(container: &mut Container) -> Outcome {
     container.run(&["dpkg", "--install", PACKAGE])?;
@@ -27,14 +31,54 @@ pub fn fetch(container: &mut Container) -> Outcome {
     embeds(container)
 }
 
+/// Somebody calls all the while: whoever calls in the moment of the restart waits for it.
 pub fn upgrade(container: &mut Container) -> Outcome {
-    let before = main_pid(container)?;
-    container.run(&["dpkg", "--install", PACKAGE])?;
-    if main_pid(container)? == before {
-        return Err("the old service runs on".to_owned());
-    }
+    let before = (main_pid(container)?, version(container)?);
+    let call = format!("dbus-send --system --print-reply --reply-timeout=30000 --dest={NAME}");
+    let caller = container.begin(
+        "nobody",
+        &format!(
+            "until test -e {UPGRADED}; do \
+             {call} {OBJECT} {EMBEDDER}.Embed string:{TEXT} 2>&1 | head -n 1; done"
+        ),
+    )?;
+    container.run(&["dpkg", "--install", SUCCESSOR])?;
     embeds(container)?;
+    container.run(&["touch", UPGRADED])?;
+    let said = caller.wait_with_output().map_err(|e| format!("the caller was lost: {e}"))?;
+    answered(&String::from_utf8_lossy(&said.stdout))?;
+    let after = (main_pid(container)?, version(container)?);
+    if after.0 == before.0 || after.1 == before.1 {
+        return Err(format!("process and version were {before:?}, and are {after:?}"));
+    }
     container.run_as("nobody", &property("VectorLevel")).and_then(|is| says(&is, "low"))
+}
+
+fn version(container: &Container) -> Result<String, String> {
+    container.run(&["dpkg-query", "--show", "--showformat", "${Version}", "op-dbus"])
+}
+
+/// Each call, a line, must have got its vector or one of the service's own errors, which say what to
+/// do; the first and the last a vector. What the old process had not read when it left the bus is lost,
+/// as the bus says by `NoReply`: with one restart and one call at a time, that is one call at most.
+fn answered(said: &str) -> Outcome {
+    let vector = |line: &&str| line.starts_with("method return");
+    let calls: Vec<&str> = said.lines().collect();
+    let (vectors, refused): (Vec<&str>, Vec<&str>) = calls.iter().partition(|line| vector(line));
+    println!("{} calls during the upgrade got a vector, {} did not", vectors.len(), refused.len());
+    let kinds: BTreeSet<&str> = refused.iter().copied().collect();
+    kinds.iter().for_each(|line| println!("{line}"));
+    let starts = |with: &'static str| move |line: &&&str| line.starts_with(with);
+    let lost = refused.iter().filter(starts("Error org.freedesktop.DBus.Error.NoReply")).count();
+    let own = refused.iter().filter(starts("Error org.opdbus.Embedding1.Error.")).count();
+    if lost > 1 || lost + own < refused.len() {
+        return Err("calls got neither a vector nor an error of the service".to_owned());
+    }
+    if calls.first().is_some_and(vector) && calls.last().is_some_and(vector) {
+        Ok(())
+    } else {
+        Err(format!("the first or the last of {} calls got no vector", calls.len()))
+    }
 }
 
 pub fn purge(container: &mut Container) -> Outcome {
