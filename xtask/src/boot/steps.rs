@@ -16,6 +16,7 @@ type Step = (&'static str, fn(&mut Container) -> Outcome);
 
 /// Every step, in an order in which each finds what it needs.
 pub const ALL: &[Step] = &[
+    ("where nothing may be started, nothing is", package::held_back),
     ("the package is installed, and the service started", package::install),
     ("models are put into the store, and taken up by a reload", package::fetch),
     ("changes are refused, and allowed by a rule", change),

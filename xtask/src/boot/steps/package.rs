@@ -6,9 +6,28 @@ use super::super::container::{Container, MODELS as STORE, PACKAGE, SUCCESSOR};
 use super::{EMBED, EMBEDDER, MODELS, NAME, OBJECT, TEXT, embeds, main_pid, property, says};
 use crate::shell::Outcome;
 
+/// What forbids packages to start anything, on images and where an administrator decides himself.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
 const IS_ACTIVE: &[&str] = &["systemctl", "is-active", "op-dbus"];
 /// There once the upgrade is done.
 const UPGRADED: &str = "/run/upgraded";
+
+/// The service was never started; it can be, by hand.
+pub fn held_back(container: &mut Container) -> Outcome {
+    let forbid = format!("printf '#!/bin/sh\\nexit 101\\n' > {POLICY}; chmod 755 {POLICY}");
+    container.script(&forbid)?;
+    container.run(&["dpkg", "--install", PACKAGE])?;
+    says(&container.refused("root", IS_ACTIVE)?, "inactive")?;
+    let show = ["systemctl", "show", "-P", "ExecMainStartTimestampMonotonic", "op-dbus"];
+    let started = container.run(&show)?;
+    if started.trim() != "0" {
+        return Err(format!("the service was started {} us after the boot", started.trim()));
+    }
+    container.run(&["rm", POLICY])?;
+    container.run(&["systemctl", "start", "op-dbus"])?;
+    container.run(IS_ACTIVE)?;
+    container.run(&["dpkg", "--purge", "op-dbus"]).map(drop)
+}
 
 pub fn install(container: &mut Container) -> Outcome {
     container.run(&["dpkg", "--install", PACKAGE])?;
