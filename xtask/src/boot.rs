@@ -1,5 +1,6 @@
 //! `cargo xtask boot`: the Debian package on a system that really boots, in a container of its own:
-//! installed, started, called, changed, stopped, broken, upgraded and purged.
+//! installed, started, called, changed, stopped, broken, upgraded and purged; then once more with the
+//! other bus.
 
 mod container;
 mod steps;
@@ -11,7 +12,7 @@ use crate::dist;
 use crate::packages::{self, Need};
 use crate::shell::{self, Outcome};
 
-use container::{Container, GATEWAY, MODELS, PACKAGE, RUNTIME, SUCCESSOR};
+use container::{Bus, Container, GATEWAY, MODELS, PACKAGE, RUNTIME, SUCCESSOR};
 
 const NEEDS: &[Need] = &[
     Need { program: "debootstrap", package: "debootstrap" },
@@ -63,15 +64,18 @@ fn go_through(mut bound: Vec<Bound>, models: PathBuf) -> Outcome {
         Ok(path) => bound.push((path, RUNTIME)),
         Err(message) => println!("{message}; what needs it will be skipped"),
     }
-    let mut container = Container::boot(&bound)?;
-    for (name, step) in steps::ALL {
-        println!("\n── {name}");
-        if let Err(error) = step(&mut container) {
-            let _ = container.run(&["journalctl", "-u", "op-dbus*", "--lines=30"]);
-            return Err(format!("{name}: {error}"));
+    for (bus, steps) in [(Bus::Daemon, steps::ALL), (Bus::Broker, steps::ON_BROKER)] {
+        let mut container = Container::boot(bus, &bound)?;
+        for (name, step) in steps {
+            println!("\n── {name}");
+            if let Err(error) = step(&mut container) {
+                let _ = container.run(&["journalctl", "-u", "op-dbus*", "--lines=30"]);
+                return Err(format!("{name}: {error}"));
+            }
         }
+        container.power_off()?;
     }
-    container.power_off()
+    Ok(())
 }
 
 /// The models of the smaller levels, as the tests' store has them or gets them now.

@@ -2,7 +2,8 @@
 //! there is gone with it: the tree below lies under an overlay.
 
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,8 +15,8 @@ use crate::shell::{self, Outcome, program};
 
 /// The release that the package is for.
 const RELEASE: &str = "bookworm";
-/// Beside the smallest system: systemd, a bus, and polkit.
-const INCLUDED: &str = "systemd,systemd-sysv,dbus,polkitd,libpam-systemd,procps";
+/// Beside the smallest system: systemd, both buses, and polkit.
+const INCLUDED: &str = "systemd,systemd-sysv,dbus,dbus-broker,polkitd,libpam-systemd,procps";
 /// Namespaces of its own; without the first two it asks the host's systemd and bus, which need not be
 /// there. What is written is gone with it.
 const ALONE: &[&str] = &[
@@ -37,6 +38,15 @@ pub const SUCCESSOR: &str = "/mnt/op-dbus-successor.deb";
 pub const MODELS: &str = "/mnt/models";
 pub const RUNTIME: &str = "/mnt/runtime";
 
+/// Who is the system's bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bus {
+    /// dbus-daemon, which Debian has by default.
+    Daemon,
+    /// dbus-broker.
+    Broker,
+}
+
 /// A booted system. It ends when this is dropped.
 pub struct Container {
     nspawn: Child,
@@ -45,10 +55,11 @@ pub struct Container {
 }
 
 impl Container {
-    /// Boots with paths of this machine bound to places inside, to be read there. Takes half a minute
-    /// more the first time, for the system's own packages.
-    pub fn boot(bound: &[(PathBuf, &'static str)]) -> Result<Self, String> {
+    /// Boots with this bus, and with the paths of this machine bound to places inside, to be read
+    /// there.
+    pub fn boot(bus: Bus, bound: &[(PathBuf, &'static str)]) -> Result<Self, String> {
         let tree = tree()?;
+        choose(bus, &tree).map_err(|e| format!("{}: {e}", tree.display()))?;
         let mut nspawn = program("systemd-nspawn", &["--boot"]);
         nspawn.args(ALONE).arg("--directory").arg(&tree);
         nspawn.args(bound.iter().map(|(from, to)| format!("--bind-ro={}:{to}", from.display())));
@@ -71,7 +82,7 @@ impl Container {
             let state = container.command("root", &["systemctl", "is-system-running"]).output();
             Ok(state.is_ok_and(|state| state.stdout.starts_with(b"running")))
         })?;
-        println!("booted {RELEASE}; its console is in {}", log.display());
+        println!("\nbooted {RELEASE} with the bus {bus:?}; its console is in {}", log.display());
         Ok(container)
     }
 
@@ -186,20 +197,37 @@ impl Drop for Container {
     }
 }
 
-/// The system's files, made once.
+/// The system's files, made once: half a minute.
 fn tree() -> Result<PathBuf, String> {
     let folder = shell::root().join("target/boot");
     let (tree, unfinished) = (folder.join("tree"), folder.join("unfinished"));
-    if tree.is_dir() {
+    let included = folder.join("included");
+    let same = fs::read_to_string(&included).is_ok_and(|packages| packages == INCLUDED);
+    if same && tree.is_dir() {
         return Ok(tree);
     }
     fs::create_dir_all(&folder).map_err(|e| format!("can't make {}: {e}", folder.display()))?;
-    if unfinished.is_dir() {
-        fs::remove_dir_all(&unfinished).map_err(|e| format!("{}: {e}", unfinished.display()))?;
+    for old in [&tree, &unfinished] {
+        if old.is_dir() {
+            fs::remove_dir_all(old).map_err(|e| format!("{}: {e}", old.display()))?;
+        }
     }
     let include = format!("--include={INCLUDED}");
     let mut debootstrap = program("debootstrap", &["--variant=minbase", &include, RELEASE]);
     shell::run(debootstrap.arg(&unfinished).stdout(Stdio::null()))?;
     fs::rename(&unfinished, &tree).map_err(|e| format!("{}: {e}", tree.display()))?;
+    fs::write(&included, INCLUDED).map_err(|e| format!("{}: {e}", included.display()))?;
     Ok(tree)
+}
+
+/// As `systemctl enable dbus-broker` leaves it, or `disable`.
+fn choose(bus: Bus, tree: &Path) -> std::io::Result<()> {
+    let alias = tree.join("etc/systemd/system/dbus.service");
+    if alias.is_symlink() {
+        fs::remove_file(&alias)?;
+    }
+    if bus == Bus::Broker {
+        symlink("/lib/systemd/system/dbus-broker.service", alias)?;
+    }
+    Ok(())
 }

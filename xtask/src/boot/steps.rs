@@ -31,6 +31,17 @@ pub const ALL: &[Step] = &[
     ("removal keeps models and settings, and a purge leaves nothing", package::purge),
 ];
 
+/// What depends on the bus, where that is dbus-broker.
+pub const ON_BROKER: &[Step] = &[
+    ("the bus is dbus-broker", broker),
+    ("the package is installed, and the service started", package::install),
+    ("models are put into the store, and taken up by a reload", package::fetch),
+    ("changes are refused, and allowed by a rule", change),
+    ("a call starts the service", activate),
+    ("the service runs in its sandbox", sandbox),
+    ("an upgrade answers calls meanwhile, and keeps what was set", package::upgrade),
+];
+
 /// A text that must be found nowhere.
 const TEXT: &str = "xyzzy-planted-secret";
 const EMBED: &[&str] = &["busctl", "call", NAME, OBJECT, EMBEDDER, "Embed", "s", TEXT];
@@ -62,6 +73,10 @@ fn embeds(container: &mut Container) -> Outcome {
 fn main_pid(container: &Container) -> Result<String, String> {
     let pid = container.run(&["systemctl", "show", "-P", "MainPID", "op-dbus"])?;
     Ok(pid.trim().to_owned())
+}
+
+fn broker(container: &mut Container) -> Outcome {
+    says(&container.run(&["systemctl", "status", "dbus"])?, "dbus-broker-launch")
 }
 
 fn change(container: &mut Container) -> Outcome {
