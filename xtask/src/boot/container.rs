@@ -15,8 +15,9 @@ use crate::shell::{self, Outcome, program};
 
 /// The release that the package is for.
 const RELEASE: &str = "bookworm";
-/// Beside the smallest system: systemd, both buses, and polkit.
-const INCLUDED: &str = "systemd,systemd-sysv,dbus,dbus-broker,polkitd,libpam-systemd,procps";
+/// Beside the smallest system: systemd, both buses, polkit, and what fetches models.
+const INCLUDED: &str =
+    "systemd,systemd-sysv,dbus,dbus-broker,polkitd,libpam-systemd,procps,python3-pip";
 /// Namespaces of its own; without the first two it asks the host's systemd and bus, which need not be
 /// there. What is written is gone with it.
 const ALONE: &[&str] = &[
@@ -34,9 +35,10 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(200);
 pub const PACKAGE: &str = "/mnt/op-dbus.deb";
 pub const GATEWAY: &str = "/mnt/op-dbus-gateway.deb";
 pub const SUCCESSOR: &str = "/mnt/op-dbus-successor.deb";
-/// Where models and libraries that compute are found inside.
+/// Where models, libraries that compute, and an index of packages are found inside.
 pub const MODELS: &str = "/mnt/models";
 pub const RUNTIME: &str = "/mnt/runtime";
+pub const INDEX: &str = "/mnt/index";
 
 /// Who is the system's bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

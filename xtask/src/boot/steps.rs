@@ -8,7 +8,7 @@ use super::container::{Container, GATEWAY};
 use crate::shell::Outcome;
 
 /// Levels that are served, and the models of them.
-pub const MODELS: &[(&str, &str)] =
+pub const MODELS: &[(&str, &str); 2] =
     &[("low", "paraphrase-MiniLM-L3-v2"), ("medium", "all-MiniLM-L6-v2")];
 
 /// A step: what it shows, and how.
