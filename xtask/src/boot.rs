@@ -35,7 +35,8 @@ pub fn run(words: &[String]) -> Outcome {
     go_through(packages, models()?)
 }
 
-/// The same with this program; a machine that lacks what a container needs is passed over, and said.
+/// The same with this program; a machine that can't have a container, or no models for it, is passed
+/// over, and said. A container that does not boot on a machine that can have one is a failure.
 pub fn run_if_possible(op_dbus: &Path) -> Outcome {
     let skip = |message| {
         println!("SKIP cargo xtask boot: {message}");
@@ -45,7 +46,10 @@ pub fn run_if_possible(op_dbus: &Path) -> Outcome {
         return skip(message);
     }
     let packages = built(op_dbus)?;
-    go_through(packages, models()?)
+    match models() {
+        Ok(models) => go_through(packages, models),
+        Err(message) => skip(message),
+    }
 }
 
 /// What a container needs of this machine.
@@ -53,7 +57,8 @@ fn prepare() -> Outcome {
     if !nix::unistd::geteuid().is_root() {
         return Err("a container can be booted by root alone; use sudo".to_owned());
     }
-    packages::ensure(&[NEEDS, packages::PIP])
+    packages::ensure(&[NEEDS, packages::PIP])?;
+    container::possible()
 }
 
 /// The packages, and where they are found inside.

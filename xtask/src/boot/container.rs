@@ -199,6 +199,13 @@ impl Drop for Container {
     }
 }
 
+/// Why this machine has no containers, if so: one program runs in one, without a system.
+pub fn possible() -> Outcome {
+    let mut probe = program("systemd-nspawn", &["--quiet"]);
+    probe.args(ALONE).arg("--directory").arg(tree()?).arg("/bin/true").stderr(Stdio::null());
+    shell::run(&mut probe)
+}
+
 /// The system's files, made once: half a minute.
 fn tree() -> Result<PathBuf, String> {
     let folder = shell::root().join("target/boot");
