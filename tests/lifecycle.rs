@@ -18,6 +18,7 @@ use crate::harness::{Outcome, within};
 tests! {
     the_service_manager_is_told: [Bus],
     the_watchdog_is_fed: [Bus],
+    the_watchdog_is_not_fed_while_a_worker_hangs: [Bus],
     a_reload_takes_new_settings: [Bus],
     a_reload_with_mistakes_changes_nothing: [Bus],
     a_change_of_level_is_told_and_kept: [Bus],
@@ -63,6 +64,38 @@ async fn the_watchdog_is_fed() -> Outcome {
         setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "200000");
     let daemon = setup.ready(&bus).await?;
     manager.told("WATCHDOG=1").await?;
+    manager.told("WATCHDOG=1").await?;
+    daemon.stop().await
+}
+
+/// The daemon itself is well all the while.
+async fn the_watchdog_is_not_fed_while_a_worker_hangs() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let path = setup.path("notify");
+    let manager = ServiceManager::listen(&path)?;
+    let setup =
+        setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "200000");
+    let daemon = setup.ready(&bus).await?;
+    manager.told("WATCHDOG=1").await?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let unfed = || daemon.process.stderr().matches("the watchdog is not fed").count();
+    // The check that a worker was stopped in may have ended well; the one after it can't have.
+    let two_more = async || {
+        let before = unfed();
+        within("checks that failed, in the log", async {
+            while unfed() < before + 2 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+    };
+    two_more().await?;
+    manager.told_by_now().await?;
+    two_more().await?;
+    let told = manager.told_by_now().await?;
+    assert!(!told.iter().any(|message| message.contains("WATCHDOG=1")), "{told:?}");
+    daemon.signal_workers(Signal::SIGCONT).await?;
     manager.told("WATCHDOG=1").await?;
     daemon.stop().await
 }

@@ -7,17 +7,20 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use crate::harness::command::{clean, finish};
+use crate::harness::command::{Finished, clean, finish};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, needs, repository};
 
 tests! {
     systemd_understands_every_unit: [SystemdAnalyze],
     little_is_left_open: [SystemdAnalyze],
+    every_profile_is_read: [SystemdAnalyze],
     every_profile_is_checked: [],
 }
 
 const SERVICE: &str = "op-dbus.service";
+/// Where a profile lies in a root folder.
+const DROP_IN: &str = "etc/systemd/system/op-dbus.service.d/50-profile.conf";
 const PULL: &str = "op-dbus-models@medium.service";
 const GATEWAY: &str = "op-dbus-gateway.service";
 const GATEWAY_SOCKET: &str = "op-dbus-gateway.socket";
@@ -44,8 +47,9 @@ const GATEWAY_MAX: f64 = 0.5;
 fn root(profile: &str) -> Outcome<TempDir> {
     let root = tempfile::Builder::new().prefix("units-").tempdir()?;
     let units = root.path().join("usr/lib/systemd/system");
-    let over = root.path().join("etc/systemd/system/op-dbus.service.d");
-    for folder in [&units, &over, &root.path().join("usr/bin")] {
+    let over = root.path().join(DROP_IN);
+    let folder = over.parent().ok_or("no folder")?;
+    for folder in [&units, folder, &root.path().join("usr/bin")] {
         fs::create_dir_all(folder)?;
     }
     symlink("usr/bin", root.path().join("bin"))?;
@@ -63,7 +67,7 @@ fn root(profile: &str) -> Outcome<TempDir> {
     })?;
     if !profile.is_empty() {
         let file = repository().join(format!("systemd/profiles/{profile}.conf"));
-        fs::copy(file, over.join("50-profile.conf"))?;
+        fs::copy(file, over)?;
     }
     Ok(root)
 }
@@ -78,13 +82,17 @@ fn copy_units(from: &Path, to: &Path, wanted: impl Fn(&str) -> bool) -> Outcome 
     Ok(())
 }
 
+async fn verified(root: &TempDir, unit: &str) -> Outcome<Finished> {
+    let mut command = clean("systemd-analyze");
+    command.args(["verify", "--man=no"]).arg("--root").arg(root.path()).arg(unit);
+    finish(command, "").await
+}
+
 async fn systemd_understands_every_unit() -> Outcome {
     for (profile, _) in PROFILES {
         let root = root(profile)?;
         for unit in [SERVICE, PULL, GATEWAY, GATEWAY_SOCKET] {
-            let mut command = clean("systemd-analyze");
-            command.args(["verify", "--man=no"]).arg("--root").arg(root.path()).arg(unit);
-            let verified = finish(command, "").await?;
+            let verified = verified(&root, unit).await?;
             // A key that it doesn't know is told there and is no failure.
             assert_eq!(verified.stderr.trim(), "", "{unit} with profile {profile:?}");
             assert_eq!(verified.code, Some(0), "{unit} with profile {profile:?}");
@@ -94,14 +102,19 @@ async fn systemd_understands_every_unit() -> Outcome {
 }
 
 async fn little_is_left_open() -> Outcome {
-    for (profile, most) in PROFILES {
-        rated(&root(profile)?, SERVICE, profile, most).await?;
+    let (_, most) = PROFILES[0];
+    let alone = rated(&root("")?, SERVICE, "", most).await?;
+    for (profile, most_with_it) in PROFILES {
+        let rating = rated(&root(profile)?, SERVICE, profile, most_with_it).await?;
+        // One that is allowed more opens something.
+        assert!(most_with_it <= most || rating > alone, "{profile}: {rating}, and {alone} without");
     }
     rated(&root("")?, PULL, "", PULL_MAX).await?;
-    rated(&root("")?, GATEWAY, "", GATEWAY_MAX).await
+    rated(&root("")?, GATEWAY, "", GATEWAY_MAX).await?;
+    Ok(())
 }
 
-async fn rated(root: &TempDir, unit: &str, profile: &str, most: f64) -> Outcome {
+async fn rated(root: &TempDir, unit: &str, profile: &str, most: f64) -> Outcome<f64> {
     let mut command = clean("systemd-analyze");
     command.args(["security", "--offline=true", "--no-pager"]);
     command.arg("--root").arg(root.path()).arg(unit);
@@ -111,6 +124,21 @@ async fn rated(root: &TempDir, unit: &str, profile: &str, most: f64) -> Outcome 
     let rating: f64 = words.filter_map(|word| word.parse().ok()).next_back().ok_or("no number")?;
     println!("{unit} {profile:16} {rating:.1}, {most:.1} at most");
     assert!(rating <= most, "{unit} with profile {profile:?} is rated {rating}:\n{table}");
+    Ok(rating)
+}
+
+/// A mistake at the end of a profile is told: what is checked above is the profile, up to there.
+async fn every_profile_is_read() -> Outcome {
+    for (profile, _) in PROFILES.iter().filter(|(profile, _)| !profile.is_empty()) {
+        let root = root(profile)?;
+        let file = root.path().join(DROP_IN);
+        fs::write(&file, fs::read_to_string(&file)? + "\n[Service]\nNoSuchKey=1\n")?;
+        let said = verified(&root, SERVICE).await?.stderr;
+        assert!(
+            said.contains("50-profile.conf") && said.contains("NoSuchKey"),
+            "{profile}: {said}"
+        );
+    }
     Ok(())
 }
 

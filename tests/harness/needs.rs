@@ -62,6 +62,10 @@ pub enum Need {
     Tmux,
     /// `groff`, which reads manual pages.
     Groff,
+    /// Shells that complete our command line.
+    Bash,
+    Zsh,
+    Fish,
     /// Root, to become another user.
     Root,
     /// `systemd-analyze`, and the units of systemd itself.
@@ -89,6 +93,9 @@ impl Need {
             Self::OpenSsl => program("python3").or_else(|| program("openssl")),
             Self::Chromium => program("chromium").or_else(|| program("chromedriver")),
             Self::Groff => program("groff"),
+            Self::Bash => program("bash"),
+            Self::Zsh => program("zsh"),
+            Self::Fish => program("fish"),
             Self::Strace => {
                 program("strace").or_else(|| unless(may_trace(), "ptrace is not allowed"))
             }

