@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
+use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -46,6 +47,7 @@ tests! {
     who_normalises_otherwise_is_refused: [Bus, Low, Fleet],
     a_token_lets_us_in: [Bus, Low],
     a_certificate_has_to_be_trusted: [Bus, Low, OpenSsl],
+    credentials_of_the_service_stand_for_the_files: [Bus, Low, OpenSsl],
     what_cannot_be_reached_is_told: [Bus, Low],
 }
 
@@ -209,7 +211,7 @@ async fn a_gateway_computes_and_another_takes_over() -> Outcome {
     let (stop, stopped) = watch::channel(false);
     let clients = clients(&bus, &stopped, 2).await?;
     some_more(&daemon).await?;
-    one.process.signal(nix::sys::signal::Signal::SIGKILL)?;
+    one.process.signal(Signal::SIGKILL)?;
     let elsewhere = async {
         loop {
             let reply = daemon.client().packed(&["where?"], HashMap::new()).await?;
@@ -241,7 +243,7 @@ async fn the_cpu_goes_on_when_the_fleet_is_gone() -> Outcome {
     let (stop, stopped) = watch::channel(false);
     let clients = clients(&bus, &stopped, 400).await?;
     some_more(&daemon).await?;
-    gateway.process.signal(nix::sys::signal::Signal::SIGKILL)?;
+    gateway.process.signal(Signal::SIGKILL)?;
     assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
     let (active, reason) = provider(&daemon).await?;
     assert_eq!(active, "cpu");
@@ -319,6 +321,32 @@ async fn a_certificate_has_to_be_trusted() -> Outcome {
     let bus = PrivateBus::start().await?;
     let daemon = setup.ready(&bus).await?;
     serves(&daemon, "low").await?;
+    daemon.stop().await?;
+    far.daemon.stop().await
+}
+
+/// As systemd gives them to the service, by a folder; no setting names the files.
+async fn credentials_of_the_service_stand_for_the_files() -> Outcome {
+    let far = Far::start("low").await?;
+    let keys = tempfile::tempdir()?;
+    fs::write(keys.path().join("api-key"), "open-sesame")?;
+    let gateway = Gateway::with_key(&far.bus, &far.setup, keys.path()).await?;
+    let folder = tempfile::tempdir()?;
+    let tls = Server::tls(folder.path(), &gateway.url("")).await?;
+    let credentials = tempfile::tempdir()?;
+    let place = credentials.path().display().to_string();
+    let setup = fleet("low", "openai", &[tls.url()])?.env("CREDENTIALS_DIRECTORY", &place);
+    let message = refusal(&setup).await?;
+    assert!(message.contains(tls.url()) && message.contains("certificate"), "{message}");
+    fs::copy(folder.path().join("certificate.pem"), credentials.path().join("remote-ca"))?;
+    let message = refusal(&setup).await?;
+    assert!(message.contains("it answers 401"), "{message}");
+    fs::write(credentials.path().join("remote-token"), "open-sesame\n")?;
+    let bus = PrivateBus::start().await?;
+    let daemon = setup.ready(&bus).await?;
+    serves(&daemon, "low").await?;
+    let said = daemon.process.stderr();
+    assert!(!said.contains("sesame"), "{said}");
     daemon.stop().await?;
     far.daemon.stop().await
 }
