@@ -29,12 +29,14 @@ mod hostile;
 mod names;
 /// Servers that take texts.
 mod texts;
+/// Servers with another model, and servers that do otherwise with the right one.
+mod wrong;
 
 /// The tests of all modules.
 pub fn all() -> Vec<Test> {
-    let all =
-        [tests(), chain::tests(), grpc::tests(), hostile::tests(), names::tests(), texts::tests()];
-    all.into_iter().flatten().collect()
+    let ways = [tests(), grpc::tests(), names::tests(), texts::tests()];
+    let rest = [chain::tests(), hostile::tests(), wrong::tests()];
+    ways.into_iter().chain(rest).flatten().collect()
 }
 
 tests! {
@@ -43,8 +45,6 @@ tests! {
     llama_cpp_computes_our_model: [Bus, Medium, Fleet],
     a_gateway_computes_and_another_takes_over: [Bus, Low],
     the_cpu_goes_on_when_the_fleet_is_gone: [Bus, Low],
-    another_model_is_refused_with_the_cosine: [Bus, Low, Medium],
-    who_normalises_otherwise_is_refused: [Bus, Low, Fleet],
     a_token_lets_us_in: [Bus, Low],
     a_certificate_has_to_be_trusted: [Bus, Low, OpenSsl],
     credentials_of_the_service_stand_for_the_files: [Bus, Low, OpenSsl],
@@ -264,29 +264,6 @@ async fn refusal(setup: &Setup) -> Outcome<String> {
     let message = refused(refusal, ErrorName::ProviderUnavailable)?;
     daemon.stop().await?;
     Ok(message)
-}
-
-/// Of the same dimensions, and with the same vocabulary.
-async fn another_model_is_refused_with_the_cosine() -> Outcome {
-    let far = Far::start("low").await?;
-    let gateway = far.gateway().await?;
-    let setup = fleet("medium", "openai", &[&gateway.url("")])?;
-    let setup = setup.setting("providers.remote.model", "low");
-    let message = refusal(&setup).await?;
-    let said = message.split_once("the cosine with a reference is ").ok_or(message.clone())?.1;
-    let cosine: f64 = said.split_once(", and").ok_or("no number")?.0.parse()?;
-    assert!(cosine < 0.9, "{message}");
-    assert!(message.contains("remote can't be trusted on remote:0"), "{message}");
-    far.daemon.stop().await
-}
-
-/// The level `low` has vectors of any length, and llama.cpp makes all of length one.
-async fn who_normalises_otherwise_is_refused() -> Outcome {
-    let folder = tempfile::Builder::new().prefix("llama-").tempdir()?;
-    let llama = Server::llama(folder.path(), "paraphrase-MiniLM-L3-v2").await?;
-    let message = refusal(&fleet("low", "openai", &[llama.url()])?).await?;
-    assert!(message.contains("times as long as those of the model"), "{message}");
-    Ok(())
 }
 
 async fn a_token_lets_us_in() -> Outcome {
