@@ -15,6 +15,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::gateway::Gateway;
 use crate::harness::golden::{self, cosine};
+use crate::harness::manager::ServiceManager;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
 use crate::providers::provider;
@@ -48,6 +49,7 @@ tests! {
     a_token_lets_us_in: [Bus, Low],
     a_certificate_has_to_be_trusted: [Bus, Low, OpenSsl],
     credentials_of_the_service_stand_for_the_files: [Bus, Low, OpenSsl],
+    a_silent_fleet_does_not_starve_the_watchdog: [Bus, Low],
     what_cannot_be_reached_is_told: [Bus, Low],
 }
 
@@ -325,6 +327,41 @@ async fn credentials_of_the_service_stand_for_the_files() -> Outcome {
     let said = daemon.process.stderr();
     assert!(!said.contains("sesame"), "{said}");
     daemon.stop().await?;
+    far.daemon.stop().await
+}
+
+/// Neither while a batch waits there nor while no worker can be had.
+async fn a_silent_fleet_does_not_starve_the_watchdog() -> Outcome {
+    let far = Far::start("low").await?;
+    let gateway = far.gateway().await?;
+    let bus = PrivateBus::start().await?;
+    let setup = fleet("low", "openai", &[&gateway.url("")])?;
+    let setup = setup.setting("providers.remote.request_timeout_s", "1");
+    let setup = setup.setting("providers.remote.batch_timeout_s", "3");
+    let path = setup.path("notify");
+    let manager = ServiceManager::listen(&path)?;
+    let setup =
+        setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "400000");
+    let daemon = setup.start(&bus).await?;
+    // The socket holds few messages that nobody has read, and then the daemon waits.
+    manager.told("READY=1").await?;
+    gateway.process.signal(Signal::SIGSTOP)?;
+    let client = Client::on(&bus).await?;
+    let call = tokio::spawn(async move { client.embedder.embed("is anybody there?").await });
+    manager.forget();
+    let mut fed = 0;
+    while !call.is_finished() {
+        manager.told("WATCHDOG=1").await?;
+        fed += 1;
+    }
+    assert!(fed > 1, "{fed}");
+    refused(call.await?, ErrorName::WorkerFailed)?;
+    for _ in 0..5 {
+        manager.told("WATCHDOG=1").await?;
+    }
+    gateway.process.signal(Signal::SIGCONT)?;
+    let read = async { manager.told("STOPPING=1").await };
+    tokio::try_join!(daemon.stop(), read)?;
     far.daemon.stop().await
 }
 
