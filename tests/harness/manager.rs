@@ -34,6 +34,11 @@ impl ServiceManager {
         }
     }
 
+    /// Forgets what was told until now.
+    pub fn forget(&self) {
+        while self.socket.try_recv(&mut [0; 4096]).is_ok() {}
+    }
+
     /// Waits for a message with a line that starts with `start`, and returns the whole message.
     pub async fn told(&self, start: &str) -> Outcome<String> {
         within(&format!("{start} for the service manager"), async {

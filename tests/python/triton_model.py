@@ -19,6 +19,8 @@ class TritonPythonModel:
         self.inputs = {port.name: port.type for port in self.session.get_inputs()}
         self.outputs = [port.name for port in self.session.get_outputs()]
         self.authorization = parameters.get("authorization")
+        self.counts_padding = "counts_padding" in parameters
+        self.ids_max = int(parameters.get("ids_max", 0))
         self.tokenizer = None
         if "tokenizer" in parameters:
             from tokenizers import Tokenizer
@@ -39,6 +41,11 @@ class TritonPythonModel:
         tensors = {name: tensor.as_numpy() for name, tensor in tensors.items()}
         if self.tokenizer:
             tensors = self.tokenized(tensors["text"])
+        if self.counts_padding:
+            tensors["lengths"] = np.full_like(tensors["lengths"], tensors["input_ids"].shape[1])
+        if self.ids_max:
+            tensors["input_ids"] = np.ascontiguousarray(tensors["input_ids"][:, : self.ids_max])
+            tensors["lengths"] = np.minimum(tensors["lengths"], self.ids_max)
         found = self.session.run(self.outputs, tensors)
         return triton.InferenceResponse([triton.Tensor(*one) for one in zip(self.outputs, found)])
 

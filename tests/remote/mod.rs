@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
+use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -14,6 +15,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::gateway::Gateway;
 use crate::harness::golden::{self, cosine};
+use crate::harness::manager::ServiceManager;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
 use crate::providers::provider;
@@ -28,12 +30,14 @@ mod hostile;
 mod names;
 /// Servers that take texts.
 mod texts;
+/// Servers with another model, and servers that do otherwise with the right one.
+mod wrong;
 
 /// The tests of all modules.
 pub fn all() -> Vec<Test> {
-    let all =
-        [tests(), chain::tests(), grpc::tests(), hostile::tests(), names::tests(), texts::tests()];
-    all.into_iter().flatten().collect()
+    let ways = [tests(), grpc::tests(), names::tests(), texts::tests()];
+    let rest = [chain::tests(), hostile::tests(), wrong::tests()];
+    ways.into_iter().chain(rest).flatten().collect()
 }
 
 tests! {
@@ -42,10 +46,10 @@ tests! {
     llama_cpp_computes_our_model: [Bus, Medium, Fleet],
     a_gateway_computes_and_another_takes_over: [Bus, Low],
     the_cpu_goes_on_when_the_fleet_is_gone: [Bus, Low],
-    another_model_is_refused_with_the_cosine: [Bus, Low, Medium],
-    who_normalises_otherwise_is_refused: [Bus, Low, Fleet],
     a_token_lets_us_in: [Bus, Low],
     a_certificate_has_to_be_trusted: [Bus, Low, OpenSsl],
+    credentials_of_the_service_stand_for_the_files: [Bus, Low, OpenSsl],
+    a_silent_fleet_does_not_starve_the_watchdog: [Bus, Low],
     what_cannot_be_reached_is_told: [Bus, Low],
 }
 
@@ -209,7 +213,7 @@ async fn a_gateway_computes_and_another_takes_over() -> Outcome {
     let (stop, stopped) = watch::channel(false);
     let clients = clients(&bus, &stopped, 2).await?;
     some_more(&daemon).await?;
-    one.process.signal(nix::sys::signal::Signal::SIGKILL)?;
+    one.process.signal(Signal::SIGKILL)?;
     let elsewhere = async {
         loop {
             let reply = daemon.client().packed(&["where?"], HashMap::new()).await?;
@@ -241,7 +245,7 @@ async fn the_cpu_goes_on_when_the_fleet_is_gone() -> Outcome {
     let (stop, stopped) = watch::channel(false);
     let clients = clients(&bus, &stopped, 400).await?;
     some_more(&daemon).await?;
-    gateway.process.signal(nix::sys::signal::Signal::SIGKILL)?;
+    gateway.process.signal(Signal::SIGKILL)?;
     assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
     let (active, reason) = provider(&daemon).await?;
     assert_eq!(active, "cpu");
@@ -262,29 +266,6 @@ async fn refusal(setup: &Setup) -> Outcome<String> {
     let message = refused(refusal, ErrorName::ProviderUnavailable)?;
     daemon.stop().await?;
     Ok(message)
-}
-
-/// Of the same dimensions, and with the same vocabulary.
-async fn another_model_is_refused_with_the_cosine() -> Outcome {
-    let far = Far::start("low").await?;
-    let gateway = far.gateway().await?;
-    let setup = fleet("medium", "openai", &[&gateway.url("")])?;
-    let setup = setup.setting("providers.remote.model", "low");
-    let message = refusal(&setup).await?;
-    let said = message.split_once("the cosine with a reference is ").ok_or(message.clone())?.1;
-    let cosine: f64 = said.split_once(", and").ok_or("no number")?.0.parse()?;
-    assert!(cosine < 0.9, "{message}");
-    assert!(message.contains("remote can't be trusted on remote:0"), "{message}");
-    far.daemon.stop().await
-}
-
-/// The level `low` has vectors of any length, and llama.cpp makes all of length one.
-async fn who_normalises_otherwise_is_refused() -> Outcome {
-    let folder = tempfile::Builder::new().prefix("llama-").tempdir()?;
-    let llama = Server::llama(folder.path(), "paraphrase-MiniLM-L3-v2").await?;
-    let message = refusal(&fleet("low", "openai", &[llama.url()])?).await?;
-    assert!(message.contains("times as long as those of the model"), "{message}");
-    Ok(())
 }
 
 async fn a_token_lets_us_in() -> Outcome {
@@ -320,6 +301,67 @@ async fn a_certificate_has_to_be_trusted() -> Outcome {
     let daemon = setup.ready(&bus).await?;
     serves(&daemon, "low").await?;
     daemon.stop().await?;
+    far.daemon.stop().await
+}
+
+/// As systemd gives them to the service, by a folder; no setting names the files.
+async fn credentials_of_the_service_stand_for_the_files() -> Outcome {
+    let far = Far::start("low").await?;
+    let keys = tempfile::tempdir()?;
+    fs::write(keys.path().join("api-key"), "open-sesame")?;
+    let gateway = Gateway::with_key(&far.bus, &far.setup, keys.path()).await?;
+    let folder = tempfile::tempdir()?;
+    let tls = Server::tls(folder.path(), &gateway.url("")).await?;
+    let credentials = tempfile::tempdir()?;
+    let place = credentials.path().display().to_string();
+    let setup = fleet("low", "openai", &[tls.url()])?.env("CREDENTIALS_DIRECTORY", &place);
+    let message = refusal(&setup).await?;
+    assert!(message.contains(tls.url()) && message.contains("certificate"), "{message}");
+    fs::copy(folder.path().join("certificate.pem"), credentials.path().join("remote-ca"))?;
+    let message = refusal(&setup).await?;
+    assert!(message.contains("it answers 401"), "{message}");
+    fs::write(credentials.path().join("remote-token"), "open-sesame\n")?;
+    let bus = PrivateBus::start().await?;
+    let daemon = setup.ready(&bus).await?;
+    serves(&daemon, "low").await?;
+    let said = daemon.process.stderr();
+    assert!(!said.contains("sesame"), "{said}");
+    daemon.stop().await?;
+    far.daemon.stop().await
+}
+
+/// Neither while a batch waits there nor while no worker can be had.
+async fn a_silent_fleet_does_not_starve_the_watchdog() -> Outcome {
+    let far = Far::start("low").await?;
+    let gateway = far.gateway().await?;
+    let bus = PrivateBus::start().await?;
+    let setup = fleet("low", "openai", &[&gateway.url("")])?;
+    let setup = setup.setting("providers.remote.request_timeout_s", "1");
+    let setup = setup.setting("providers.remote.batch_timeout_s", "3");
+    let path = setup.path("notify");
+    let manager = ServiceManager::listen(&path)?;
+    let setup =
+        setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "400000");
+    let daemon = setup.start(&bus).await?;
+    // The socket holds few messages that nobody has read, and then the daemon waits.
+    manager.told("READY=1").await?;
+    gateway.process.signal(Signal::SIGSTOP)?;
+    let client = Client::on(&bus).await?;
+    let call = tokio::spawn(async move { client.embedder.embed("is anybody there?").await });
+    manager.forget();
+    let mut fed = 0;
+    while !call.is_finished() {
+        manager.told("WATCHDOG=1").await?;
+        fed += 1;
+    }
+    assert!(fed > 1, "{fed}");
+    refused(call.await?, ErrorName::WorkerFailed)?;
+    for _ in 0..5 {
+        manager.told("WATCHDOG=1").await?;
+    }
+    gateway.process.signal(Signal::SIGCONT)?;
+    let read = async { manager.told("STOPPING=1").await };
+    tokio::try_join!(daemon.stop(), read)?;
     far.daemon.stop().await
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use op_dbus_api::BUS_NAME;
-use op_dbus_engine::Error as EngineError;
+use op_dbus_engine::{Error as EngineError, WorkerState};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -19,7 +19,7 @@ use crate::bus::Objects;
 use crate::devices::Reader;
 use crate::notify;
 use crate::service::{self, Means, Phase, Service, start_time_max};
-use crate::settings::{Bus, Loaded};
+use crate::settings::{Bus, Loaded, Provider};
 use crate::telemetry::{self, Telemetry, message_id};
 
 pub use crate::service::WorkerProgram;
@@ -260,7 +260,8 @@ async fn unload_when_idle(service: Service) {
 }
 
 /// Feeds the watchdog only while texts are really embedded, or nothing is there to embed them: no model
-/// serves, or it is unloaded. An unloaded model is not loaded to be looked at.
+/// serves, or it is unloaded. An unloaded model is not loaded to be looked at. What others' machines do not
+/// compute is no fault of this service, which a new start would not mend.
 async fn feed_watchdog(service: Service) {
     let Some(period) = notify::watchdog_interval() else { return };
     let mut ticks = interval(period);
@@ -270,10 +271,21 @@ async fn feed_watchdog(service: Service) {
         // Half a period: the next tick must still come within the manager's limit.
         match timeout(period / 2, alive(&service)).await {
             Ok(Ok(())) => notify::watchdog(),
+            _ if waits_for_a_fleet(&service) => notify::watchdog(),
             Ok(Err(error)) => warn!(%error, "the watchdog is not fed: the check failed"),
             Err(_) => warn!("the watchdog is not fed: the check takes too long"),
         }
     }
+}
+
+/// Whether a worker is kept by others' machines: it computes there, or tries to have them again. Neither
+/// goes on for ever, as its process is ended when its time is over.
+fn waits_for_a_fleet(service: &Service) -> bool {
+    let now = service.now();
+    let Phase::Serving(served) = &now.phase else { return false };
+    let fleet = Provider::Remote.to_string();
+    let workers = served.engine.descriptions();
+    workers.iter().any(|one| one.description.provider == fleet && one.state != WorkerState::Idle)
 }
 
 async fn alive(service: &Service) -> Result<(), EngineError> {

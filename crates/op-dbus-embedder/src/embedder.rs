@@ -186,7 +186,7 @@ impl Loading<'_> {
                     Some(Precision::F16) => Reference::F16_COSINE_MIN,
                     _ => Reference::F32_COSINE_MIN,
                 };
-                (BatchLimits::accelerator(tokens_max), Some(Reference { vector, cosine_min }))
+                (BatchLimits::accelerator(tokens_max), Some(Reference::new(vector, cosine_min)))
             }
         };
         let workers = builder.workers.unwrap_or(1);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::backend::BackendFactory;
 use crate::batch::Batch;
 use crate::cache::Cache;
+use crate::reference::Reference;
 use crate::routing::BatchCost;
 use crate::worker::RegionShape;
 
@@ -208,53 +209,6 @@ impl Pool {
         let batch = BatchLimits::default();
         let (workers, reserved, reference, holds_device, costs) = (1, 0, None, false, Vec::new());
         Self { factory, workers, reserved, batch, reference, holds_device, costs }
-    }
-}
-
-/// The vector of the engine's own text, as a backend that is trusted has computed it
-/// ([`reference`](crate::reference)).
-#[derive(Clone, Debug, PartialEq)]
-pub struct Reference {
-    /// The vector, of the model's dimensions.
-    pub vector: Vec<f32>,
-    /// The least cosine with it.
-    pub cosine_min: f32,
-}
-
-impl Reference {
-    /// Least cosine of the vectors of 32-bit floats on an accelerator with those of the CPU; providers
-    /// may multiply in TF32 or with weights of 16 bits.
-    pub const F32_COSINE_MIN: f32 = 0.9995;
-
-    /// Least cosine of the vectors of `f16` with those of 32-bit floats on the CPU. Operands and results
-    /// of products have 11 bits there, and providers may sum in as many; what is wrong with a provider
-    /// shows in the first digits.
-    pub const F16_COSINE_MIN: f32 = 0.999;
-
-    /// Compares a vector with this one, in direction and in length.
-    ///
-    /// # Errors
-    /// One clause with the cosine, or the ratio of lengths, that was seen.
-    pub fn check(&self, vector: &[f32]) -> Result<(), String> {
-        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-        let (own, known) = (dot(vector, vector).sqrt(), dot(&self.vector, &self.vector).sqrt());
-        let cosine = dot(vector, &self.vector) / (own * known);
-        // Not a number is not enough either.
-        if vector.len() == self.vector.len() && cosine >= self.cosine_min {
-            let longer = own / known;
-            return match (0.98..=1.02).contains(&longer) {
-                true => Ok(()),
-                false => Err(format!(
-                    "its vectors are {longer:.3} times as long as those of the model; check who \
-                     normalises them"
-                )),
-            };
-        }
-        Err(format!(
-            "its vectors are not those of the model: the cosine with a reference is {cosine:.6}, \
-             and at least {} is expected",
-            self.cosine_min
-        ))
     }
 }
 

@@ -8,6 +8,7 @@ use crate::backend::{Backend, BackendError, BackendFactory, Description, LoadErr
 use crate::batch::Batch;
 use crate::config::{ModelShape, Pool};
 use crate::dispatch::{Place, Shared};
+use crate::reference::{Known, Reference};
 
 /// No batch is measured any more once this has gone by since the first.
 const MEASURE_MAX: Duration = Duration::from_secs(1);
@@ -15,8 +16,10 @@ const MEASURE_MAX: Duration = Duration::from_secs(1);
 /// Makes a backend and has it embed a short text before anybody relies on it.
 pub(crate) fn load(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
     let pool = &shared.pools[place.pool];
-    let (mut backend, vector) = probed(&pool.factory, place.number, &shared.model, &shared.probe)?;
+    let mut backend = made(&pool.factory, place.number, &shared.model)?;
+    let vector = probe(backend.as_mut(), &shared.model, &shared.probe)?;
     trust(pool, backend.description(), &vector)?;
+    sample(backend.as_mut(), pool, &shared.model)?;
     if shared.pools.len() > 1 && !shared.scheduler.knows_costs(place.pool) {
         measure(backend.as_mut(), place, shared)?;
     }
@@ -32,9 +35,62 @@ pub(crate) fn trust(
     let Some(Err(difference)) = pool.reference.as_ref().map(|known| known.check(vector)) else {
         return Ok(());
     };
-    let Description { provider, device, .. } = made_by;
-    let message = format!("{provider} can't be trusted on {device}: {difference}");
-    Err(BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message })
+    Err(untrusted(made_by, &difference))
+}
+
+fn untrusted(Description { provider, device, .. }: &Description, why: &str) -> BackendError {
+    let message = format!("{provider} can't be trusted on {device}: {why}");
+    BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
+}
+
+/// Has a backend compute the sample of its pool, if that has one: together as far as it takes that.
+fn sample(backend: &mut dyn Backend, pool: &Pool, model: &ModelShape) -> Result<(), BackendError> {
+    let Some((reference, sample)) =
+        pool.reference.as_ref().and_then(|known| Some((known, known.sample.as_ref()?)))
+    else {
+        return Ok(());
+    };
+    let mut compute = |together| {
+        sample.0.chunks(together).try_for_each(|part| compare(backend, reference, part, model))
+    };
+    match compute(sample.rows_together(&pool.batch)) {
+        // Larger ones will be halved.
+        Err(BackendError::OutOfMemory(_)) => compute(1),
+        result => result,
+    }
+}
+
+/// Compares what a backend makes of a part of the sample with what it has to be.
+fn compare(
+    backend: &mut dyn Backend,
+    reference: &Reference,
+    part: &[Known],
+    model: &ModelShape,
+) -> Result<(), BackendError> {
+    let ids: Vec<i32> = part.iter().flat_map(|known| known.ids.iter().copied()).collect();
+    let lengths: Vec<i32> =
+        part.iter().map(|known| i32::try_from(known.ids.len()).unwrap_or(i32::MAX)).collect();
+    let mut out = vec![f32::NAN; part.len() * model.dimensions];
+    let batch = Batch { ids: &ids, lengths: &lengths };
+    run_checked(backend, &batch, &mut out, &mut || ()).map_err(|error| match error {
+        BackendError::Failed(why) => {
+            let longest = batch.longest();
+            let why = format!("it fails texts of up to {longest} tokens, as callers send: {why}");
+            untrusted(backend.description(), &why)
+        }
+        error => error,
+    })?;
+    for (known, vector) in part.iter().zip(out.chunks_exact(model.dimensions.max(1))) {
+        reference.compare(&known.vector, vector).map_err(|difference| {
+            let (tokens, rows) = (known.ids.len(), part.len());
+            let why = format!(
+                "{difference}; it was a text of {tokens} tokens, one of {rows} in a batch: see whether \
+                 padding counts there, and whether texts are cut"
+            );
+            untrusted(backend.description(), &why)
+        })?;
+    }
+    Ok(())
 }
 
 /// Finds out what batches of growing sizes cost on a backend, so that the first of its callers' go
@@ -69,14 +125,13 @@ fn measure(backend: &mut dyn Backend, place: Place, shared: &Shared) -> Result<(
     Ok(())
 }
 
-/// A backend, and the vector that it makes of the probe.
-pub(crate) fn probed(
+/// A backend of which nothing is known yet but the dimensions.
+pub(crate) fn made(
     factory: &BackendFactory,
     index: usize,
     model: &ModelShape,
-    probe: &[i32],
-) -> Result<(Box<dyn Backend>, Vec<f32>), BackendError> {
-    let mut backend = catch_unwind(AssertUnwindSafe(|| factory(index)))
+) -> Result<Box<dyn Backend>, BackendError> {
+    let backend = catch_unwind(AssertUnwindSafe(|| factory(index)))
         .map_err(|_| wrong("the backend panicked while it was loaded; see the log".into()))??;
     let (made, wanted) = (backend.description().dimensions, model.dimensions);
     if made != wanted {
@@ -85,8 +140,7 @@ pub(crate) fn probed(
              check the model's files"
         )));
     }
-    let vector = self::probe(backend.as_mut(), model, probe)?;
-    Ok((backend, vector))
+    Ok(backend)
 }
 
 /// The vector that a backend makes of the probe.

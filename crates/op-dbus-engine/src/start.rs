@@ -10,10 +10,15 @@ use crate::call::Truncate;
 use crate::config::{ModelShape, Pool};
 use crate::dispatch::{self, Place, Shared};
 use crate::proof;
+use crate::reference::{Known, Sample};
 use crate::tokenizer::Tokenizer;
 
 /// What health checks embed.
 pub(crate) const CANARY: &str = "The quick brown fox jumps over the lazy dog.";
+/// What a long text is made of: words of one token each, and one that its last quarter has alone, so that
+/// it is another text without its end.
+const WORDS: &str = "one red house stands by the old river and two green boats go to the sea ";
+const LAST_WORD: &str = "music ";
 
 /// Token ids of `text`, which each backend embeds before it is trusted.
 ///
@@ -38,12 +43,42 @@ pub fn reference(
     model: &ModelShape,
     factory: &BackendFactory,
 ) -> Result<Vec<f32>, BackendError> {
-    let probe = probe(tokenizer, CANARY)?;
+    computed(model, factory, &[probe(tokenizer, CANARY)?]).map(|mut vectors| vectors.remove(0))
+}
+
+/// As [`reference`], and what is asked besides of a backend of which nobody knows how it pads and cuts.
+///
+/// # Errors
+/// As [`reference`].
+pub fn reference_with_sample(
+    tokenizer: &Tokenizer,
+    model: &ModelShape,
+    factory: &BackendFactory,
+) -> Result<(Vec<f32>, Sample), BackendError> {
+    let tokens_max = tokenizer.max_input_tokens();
+    let words = WORDS.split_whitespace().count();
+    let long = WORDS.repeat(tokens_max * 3 / 4 / words) + &LAST_WORD.repeat(tokens_max);
+    let texts = [CANARY, "music", &long].map(|text| probe(tokenizer, text));
+    let texts: Vec<Box<[i32]>> = texts.into_iter().collect::<Result<_, _>>()?;
+    let vectors = computed(model, factory, &texts)?;
+    let canary = vectors.first().cloned().unwrap_or_default();
+    let known = texts.into_iter().zip(vectors).map(|(ids, vector)| Known { ids, vector });
+    Ok((canary, Sample(known.collect())))
+}
+
+/// The vectors of some texts, of which there is at least one, each computed alone.
+fn computed(
+    model: &ModelShape,
+    factory: &BackendFactory,
+    texts: &[Box<[i32]>],
+) -> Result<Vec<Vec<f32>>, BackendError> {
+    let compute = || {
+        let mut backend = proof::made(factory, 0, model)?;
+        texts.iter().map(|ids| proof::probe(backend.as_mut(), model, ids)).collect()
+    };
     // On a thread of its own, which the backend may bind to a CPU.
-    let probed = std::thread::scope(|scope| {
-        scope.spawn(|| proof::probed(factory, 0, model, &probe).map(|(_, vector)| vector)).join()
-    });
-    probed.unwrap_or_else(|_| Err(BackendError::Lost("it panicked".into())))
+    let computed = std::thread::scope(|scope| scope.spawn(compute).join());
+    computed.unwrap_or_else(|_| Err(BackendError::Lost("it panicked".into())))
 }
 
 /// Starts the worker threads and waits until each has loaded its backend; then they begin.

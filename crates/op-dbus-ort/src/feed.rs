@@ -184,7 +184,9 @@ impl OwnFeed {
             copy(found, out)?;
         }
         if self.normalize {
-            foreign::normalize(dimensions, out);
+            let no_length =
+                |why| ort::Error::new(format!("the graph's answer is of no use: {why}"));
+            foreign::normalize(dimensions, out).map_err(no_length)?;
         }
         Ok(())
     }

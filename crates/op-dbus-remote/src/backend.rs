@@ -14,6 +14,8 @@ use crate::trial::Trial;
 
 /// The name of the provider.
 const PROVIDER: &str = "remote";
+/// Time that an endpoint has to prove itself after it has failed, while another one serves: a caller waits.
+const PROOF_TIME: Duration = Duration::from_secs(1);
 
 /// A fleet that computes batches.
 #[derive(Debug)]
@@ -67,6 +69,7 @@ impl RemoteBackend {
             Self { clients, options, endpoints, names, tokenizer, trial, description };
         let mut reasons = Vec::new();
         for index in backend.order() {
+            let began = Instant::now();
             match backend.prove(index, backend.options.request_time) {
                 Ok(()) => {
                     backend.description.device = device(index);
@@ -75,7 +78,7 @@ impl RemoteBackend {
                     return Ok(backend);
                 }
                 Err(failure) => {
-                    backend.rest(index, &failure);
+                    backend.rest(index, &failure, began.elapsed());
                     reasons
                         .push(format!("{} can't be used: {failure}", backend.endpoints[index].url));
                 }
@@ -90,9 +93,23 @@ impl RemoteBackend {
         (0..count).map(move |step| (home + step) % count)
     }
 
-    /// The endpoint to ask now; none while all rest.
-    fn pick(&self, now: Instant) -> Option<usize> {
-        self.order().find(|index| self.endpoints[*index].circuit.allows(now))
+    /// The endpoint to ask now, one that has `failed` the batch after all others; none while all rest.
+    fn pick(&self, now: Instant, failed: &[usize]) -> Option<usize> {
+        let allowed = |index: &usize| self.endpoints[*index].circuit.allows(now);
+        let fresh = self.order().find(|index| allowed(index) && !failed.contains(index));
+        fresh.or_else(|| self.order().find(allowed))
+    }
+
+    /// How long an endpoint may take to prove itself.
+    fn proof_time(&self, index: usize, deadline: Instant) -> Duration {
+        let now = Instant::now();
+        let mut circuits = self.endpoints.iter().map(|endpoint| &endpoint.circuit);
+        let is_spare = circuits.any(|circuit| circuit.serves(now));
+        let time = self.options.request_time.min(left(deadline));
+        match self.endpoints[index].circuit.has_failed() && is_spare {
+            true => time.min(PROOF_TIME),
+            false => time,
+        }
     }
 
     /// Has an endpoint show what it is: how it is fed, and that its vectors of the trial batch are those
@@ -118,24 +135,31 @@ impl RemoteBackend {
         out: &mut [f32],
         deadline: Instant,
     ) -> Result<(), Failure> {
-        let time = |options: &Options| options.request_time.min(left(deadline));
         if !self.endpoints[index].circuit.is_proved(Instant::now()) {
-            self.prove(index, time(&self.options)).map_err(away)?;
+            self.prove(index, self.proof_time(index, deadline)).map_err(away)?;
             tracing::info!(endpoint = self.endpoints[index].url, "an endpoint has proved itself");
         }
         let Self { clients, options, endpoints, .. } = self;
-        let bounds = (time(options), Quote::Status);
+        let bounds = (options.request_time.min(left(deadline)), Quote::Status);
         let result = endpoints[index].compute((clients, options), sent, out, bounds);
-        let Err(Failure::Refused(why)) = result else { return result.map_err(Failure::unquoted) };
-        // A server that has just lost its model refuses everything: then it isn't this batch.
-        self.prove(index, time(&self.options)).map_err(away)?;
-        Err(Failure::Refused(why))
+        let Err(failure) = result.map_err(Failure::unquoted) else { return Ok(()) };
+        if failure.may_be_the_batch() {
+            // A server that has just lost its model refuses everything: then it isn't this batch.
+            self.prove(index, self.proof_time(index, deadline)).map_err(away)?;
+        }
+        Err(failure)
     }
 
-    /// An endpoint is not asked for a while.
-    fn rest(&mut self, index: usize, why: &Failure) {
-        let endpoint = &mut self.endpoints[index];
-        endpoint.circuit.fail(Instant::now());
+    /// An endpoint is not asked for a while, after a try that `took` so long.
+    fn rest(&mut self, index: usize, why: &Failure, took: Duration) {
+        let (endpoint, now) = (&mut self.endpoints[index], Instant::now());
+        match why {
+            Failure::Busy(_, time) => endpoint.circuit.pause(now, *time),
+            _ => {
+                endpoint.circuit.fail(now, took);
+                endpoint.forget();
+            }
+        }
         tracing::warn!(endpoint = endpoint.url, %why, "an endpoint is not used for now");
     }
 }
@@ -155,9 +179,10 @@ impl Backend for RemoteBackend {
         let texts = texts.transpose()?;
         let sent = Sent { batch: *batch, texts: texts.as_deref() };
         let deadline = Instant::now() + self.options.batch_time;
-        let mut last = "all endpoints rest".to_owned();
+        let (mut last, mut failed) = ("all endpoints rest".to_owned(), Vec::new());
         while Instant::now() < deadline {
-            let Some(index) = self.pick(Instant::now()) else {
+            let began = Instant::now();
+            let Some(index) = self.pick(began, &failed) else {
                 let wakes = self.endpoints.iter().filter_map(|one| one.circuit.rests_until()).min();
                 let until = wakes.unwrap_or(deadline).min(deadline);
                 std::thread::sleep(until.saturating_duration_since(Instant::now()));
@@ -172,9 +197,15 @@ impl Backend for RemoteBackend {
                 }
                 Err(Failure::TooLarge(why)) => return Err(BackendError::OutOfMemory(why)),
                 Err(Failure::Refused(why)) => return Err(BackendError::Failed(why)),
-                Err(failure @ (Failure::Away(_) | Failure::Quoted(_))) => {
+                Err(Failure::Failed(why)) => {
+                    failed.push(index);
+                    if failed.len() >= self.options.attempts_max {
+                        return Err(BackendError::Failed(why));
+                    }
+                }
+                Err(failure @ (Failure::Away(_) | Failure::Quoted(_) | Failure::Busy(..))) => {
                     last = format!("{}: {failure}", self.endpoints[index].url);
-                    self.rest(index, &failure);
+                    self.rest(index, &failure, began.elapsed());
                     if let Some(path) = self.names.replaced() {
                         return Err(BackendError::Lost(format!(
                             "{path} is another file than when the worker was started, and only a new \
@@ -191,7 +222,10 @@ impl Backend for RemoteBackend {
 
 /// What an endpoint refuses of the trial batch says nothing about a caller's.
 fn away(failure: Failure) -> Failure {
-    Failure::Away(failure.to_string())
+    match failure {
+        busy @ Failure::Busy(..) => busy,
+        failure => Failure::Away(failure.to_string()),
+    }
 }
 
 /// How an endpoint is called in replies: by its number in the settings, from 0.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// Rest after the first failure; doubled for each in a row.
 const REST: Duration = Duration::from_millis(100);
-/// The longest rest.
+/// The longest rest, also where a server asks for a longer one.
 const REST_MAX: Duration = Duration::from_secs(30);
 /// How long a proof holds: whatever an endpoint is by then, it shows once more.
 const PROOF_MAX: Duration = Duration::from_secs(60);
@@ -12,7 +12,8 @@ const PROOF_MAX: Duration = Duration::from_secs(60);
 /// Whether one endpoint may be asked, and has to prove itself first.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Circuit {
-    failures: u32,
+    /// The last rest since it has proved itself; nothing where it has not failed since.
+    rest: Duration,
     rests_until: Option<Instant>,
     proved: Option<Instant>,
 }
@@ -33,16 +34,31 @@ impl Circuit {
         self.proved.is_some_and(|proved| now.saturating_duration_since(proved) < PROOF_MAX)
     }
 
-    /// It has given the trial batch's vectors.
-    pub fn prove(&mut self, now: Instant) {
-        *self = Self { failures: 0, rests_until: None, proved: Some(now) };
+    /// Whether it has proved itself, if long ago, and nothing is known against it.
+    pub fn serves(&self, now: Instant) -> bool {
+        self.proved.is_some() && self.allows(now)
     }
 
-    /// It failed: it rests, and its proof is void.
-    pub fn fail(&mut self, now: Instant) {
-        let rest = REST.saturating_mul(1 << self.failures.min(16)).min(REST_MAX);
-        let failures = self.failures.saturating_add(1);
-        *self = Self { failures, rests_until: Some(now + rest), proved: None };
+    /// Whether it has failed since it proved itself.
+    pub fn has_failed(&self) -> bool {
+        !self.rest.is_zero()
+    }
+
+    /// It has given the trial batch's vectors.
+    pub fn prove(&mut self, now: Instant) {
+        *self = Self { rest: Duration::ZERO, rests_until: None, proved: Some(now) };
+    }
+
+    /// It failed, which took this long: it rests, and its proof is void. Who is waited for in vain keeps
+    /// callers no more than half of the time.
+    pub fn fail(&mut self, now: Instant, took: Duration) {
+        let rest = self.rest.saturating_mul(2).max(REST).max(took).min(REST_MAX);
+        *self = Self { rest, rests_until: Some(now + rest), proved: None };
+    }
+
+    /// It asks for a rest, and is what it was.
+    pub fn pause(&mut self, now: Instant, time: Duration) {
+        self.rests_until = Some(now + time.min(REST_MAX));
     }
 }
 
@@ -60,21 +76,44 @@ mod tests {
         circuit.prove(start);
         assert!(circuit.is_proved(start + PROOF_MAX / 2));
         assert!(!circuit.is_proved(start + PROOF_MAX));
-        circuit.fail(start);
+        circuit.fail(start, Duration::ZERO);
         assert!(!circuit.is_proved(start) && !circuit.allows(start));
-        assert!(circuit.allows(start + REST));
+        assert!(circuit.allows(start + REST) && !circuit.serves(start + REST));
+        assert!(circuit.has_failed());
+    }
+
+    #[test]
+    fn who_was_waited_for_rests_at_least_as_long() {
+        let (now, took) = (Instant::now(), Duration::from_secs(10));
+        let mut circuit = Circuit::default();
+        circuit.fail(now, took);
+        assert_eq!(circuit.rests_until(), Some(now + took));
+        circuit.fail(now, REST);
+        assert_eq!(circuit.rests_until(), Some(now + 2 * took));
+    }
+
+    #[test]
+    fn who_asks_for_a_rest_keeps_the_proof() {
+        let now = Instant::now();
+        let mut circuit = Circuit::default();
+        circuit.prove(now);
+        circuit.pause(now, Duration::from_secs(5));
+        assert!(circuit.is_proved(now) && !circuit.serves(now) && !circuit.has_failed());
+        assert!(circuit.serves(now + Duration::from_secs(5)));
+        circuit.pause(now, Duration::MAX);
+        assert_eq!(circuit.rests_until(), Some(now + REST_MAX));
     }
 
     proptest! {
         /// However often one fails, it is asked again within the longest rest, and each rest is at least
         /// as long as the one before.
         #[test]
-        fn rests_grow_and_end(failures in 1_usize..100) {
+        fn rests_grow_and_end(failures in 1_usize..100, took in 0_u64..100) {
             let now = Instant::now();
             let mut circuit = Circuit::default();
             let mut before = now;
             for _ in 0..failures {
-                circuit.fail(now);
+                circuit.fail(now, Duration::from_secs(took));
                 let until = circuit.rests_until().unwrap();
                 prop_assert!(until >= before && until <= now + REST_MAX);
                 before = until;

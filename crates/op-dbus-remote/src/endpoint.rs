@@ -110,6 +110,15 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Lets go of what was learned, and of a connection that may lead nowhere.
+    pub fn forget(&mut self) {
+        match &mut self.way {
+            Way::OpenAi => {}
+            Way::Rest(way) => *way = None,
+            Way::Rpc(way) => *way = None,
+        }
+    }
+
     /// Has the endpoint compute a batch into `out`, `[rows, dimensions]`.
     ///
     /// # Errors
@@ -157,7 +166,7 @@ impl Endpoint {
             return Err(Failure::nonsense("it has values that are not finite numbers"));
         }
         if shape.normalize {
-            foreign::normalize(shape.dimensions, out);
+            foreign::normalize(shape.dimensions, out).map_err(Failure::nonsense)?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Why an endpoint gave no vectors, by what that means for the batch.
 
 use std::fmt;
+use std::time::Duration;
 
 /// Characters that are told of a reason.
 const TOLD_CHARS_MAX: usize = 400;
@@ -14,6 +15,10 @@ pub enum Failure {
     /// The same, in words that may be the endpoint's: of a caller's batch they are not told, as they may
     /// be the text.
     Quoted(String),
+    /// It wants to be asked again after this time, and is what it was.
+    Busy(String, Duration),
+    /// It failed this batch, or fails everything: with a status of its own, or with what makes no sense.
+    Failed(String),
     /// It refuses this batch; others it may take.
     Refused(String),
     /// The batch is too large for it.
@@ -23,7 +28,7 @@ pub enum Failure {
 impl Failure {
     /// An answer that makes no sense, told in our own words.
     pub fn nonsense(what: impl fmt::Display) -> Self {
-        Self::Away(format!("its answer makes no sense: {what}"))
+        Self::Failed(format!("its answer makes no sense: {what}"))
     }
 
     /// The same, told with what the endpoint said.
@@ -36,10 +41,15 @@ impl Failure {
         Self::Away(format!("the request can't be written ({why})"))
     }
 
+    /// Whether another batch may fare better at the same endpoint.
+    pub fn may_be_the_batch(&self) -> bool {
+        matches!(self, Self::Failed(_) | Self::Refused(_) | Self::TooLarge(_))
+    }
+
     /// What may be told where a caller's batch was sent.
     pub fn unquoted(self) -> Self {
         match self {
-            Self::Quoted(_) => Self::Away("its answer makes no sense".to_owned()),
+            Self::Quoted(_) => Self::Failed("its answer makes no sense".to_owned()),
             other => other,
         }
     }
@@ -48,7 +58,10 @@ impl Failure {
 /// Without what could change a terminal, and not at any length.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Away(why) | Self::Quoted(why) | Self::Refused(why) | Self::TooLarge(why)) = self;
+        let why = match self {
+            Self::Away(why) | Self::Quoted(why) | Self::Busy(why, _) => why,
+            Self::Failed(why) | Self::Refused(why) | Self::TooLarge(why) => why,
+        };
         let plain = |c: char| if c.is_control() { ' ' } else { c };
         why.chars().take(TOLD_CHARS_MAX).map(plain).try_for_each(|c| fmt::Write::write_char(f, c))
     }

@@ -1,7 +1,7 @@
 //! Requests over gRPC: one connection for each endpoint, every time and size bounded.
 
 use std::error::Error;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use op_dbus_engine::with_causes;
 use prost::Message;
@@ -93,7 +93,10 @@ impl Client {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
+        let began = Instant::now();
         let mut request = Request::new(message);
+        // Who is told computes nothing for nobody.
+        request.set_timeout(time);
         if let Some(value) = &self.authorization {
             request.metadata_mut().insert("authorization", value.clone());
         }
@@ -105,11 +108,15 @@ impl Client {
             let answer = grpc.unary(request, PathAndQuery::from_static(method), codec).await;
             answer.map(tonic::Response::into_inner).map_err(|status| refusal(&status, quote))
         };
-        let ended = self.runtime.block_on(async { timeout(time, call).await });
-        ended.unwrap_or_else(|_| {
-            let seconds = time.as_secs_f32();
-            Err(Failure::Away(format!("timeout: it said nothing for {seconds:.1} s")))
-        })
+        match self.runtime.block_on(async { timeout(time, call).await }) {
+            Ok(Ok(answer)) => Ok(answer),
+            // The connection heeds the time as well, in other words.
+            Ok(Err(failure)) if began.elapsed() < time => Err(failure),
+            _ => {
+                let seconds = time.as_secs_f32();
+                Err(Failure::Away(format!("timeout: it said nothing for {seconds:.1} s")))
+            }
+        }
     }
 }
 
@@ -127,6 +134,7 @@ fn refusal(status: &Status, quote: Quote) -> Failure {
     match code {
         Code::InvalidArgument => Failure::Refused(said),
         Code::ResourceExhausted if message.contains(TOO_LARGE) => Failure::TooLarge(said),
+        Code::Internal | Code::Unknown => Failure::Failed(said),
         _ => Failure::Away(said),
     }
 }
@@ -143,6 +151,9 @@ mod tests {
         let large =
             told(Code::ResourceExhausted, "message larger than max (5 vs. 4)", Quote::Status);
         assert!(matches!(large, Failure::TooLarge(_)));
+        for code in [Code::Internal, Code::Unknown] {
+            assert!(matches!(told(code, "said words", Quote::Status), Failure::Failed(_)));
+        }
         for code in
             [Code::ResourceExhausted, Code::Unavailable, Code::NotFound, Code::Unauthenticated]
         {

@@ -44,6 +44,8 @@ pub enum Quote {
 
 /// The header of the Open Inference Protocol's binary extension.
 const JSON_BYTES: &str = "Inference-Header-Content-Length";
+/// The header of a server that wants to be asked later, in seconds.
+const LATER: &str = "Retry-After";
 
 impl Client {
     /// A client that trusts the certificates in `roots` (PEM), or else Mozilla's list.
@@ -135,7 +137,9 @@ fn answered(
             Quote::Words => words(&mut answer),
             Quote::Status => String::new(),
         };
-        return Err(refusal(status, &words));
+        let later = answer.headers().get(LATER).and_then(|value| value.to_str().ok());
+        let later = later.and_then(|seconds| seconds.trim().parse().ok());
+        return Err(refusal(status, later.map(Duration::from_secs), &words));
     }
     let json_bytes = match answer.headers().get(JSON_BYTES) {
         Some(value) => {
@@ -153,12 +157,15 @@ fn answered(
     Ok(Message { body, json_bytes })
 }
 
-/// What the status means for the batch.
-fn refusal(status: http::StatusCode, words: &str) -> Failure {
+/// What the status means for the batch; `later` is when the server wants to be asked again.
+fn refusal(status: http::StatusCode, later: Option<Duration>, words: &str) -> Failure {
     let said = format!("it answers {}{words}", status.as_u16());
-    match status.as_u16() {
-        413 => Failure::TooLarge(said),
-        400 | 422 => Failure::Refused(said),
+    match (status.as_u16(), later) {
+        (413, _) => Failure::TooLarge(said),
+        (400 | 422, _) => Failure::Refused(said),
+        (429 | 503, Some(later)) => Failure::Busy(said, later),
+        (503, None) => Failure::Away(said),
+        (500.., _) => Failure::Failed(said),
         _ => Failure::Away(said),
     }
 }

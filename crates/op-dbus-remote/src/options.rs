@@ -61,6 +61,8 @@ pub struct Options {
     pub request_time: Duration,
     /// How long one batch may take, with every endpoint that is tried and all rests.
     pub batch_time: Duration,
+    /// How often a batch is tried that endpoints fail while they prove themselves right; 0 counts as 1.
+    pub attempts_max: usize,
     /// What is wanted.
     pub shape: Shape,
 }
@@ -85,7 +87,8 @@ impl Options {
             token: None,
             roots: None,
             request_time: Duration::from_secs(10),
-            batch_time: Duration::from_secs(30),
+            batch_time: Duration::from_secs(20),
+            attempts_max: 2,
             shape,
         };
         for (key, value) in words {
@@ -126,6 +129,10 @@ impl Options {
             "ca_file" => self.roots = Some(read(value, CERTIFICATES_BYTES_MAX)?),
             "request_timeout_s" => self.request_time = seconds(value)?,
             "batch_timeout_s" => self.batch_time = seconds(value)?,
+            "attempts_max" => {
+                self.attempts_max =
+                    value.parse().map_err(|_| format!("{value} is no number of tries"))?;
+            }
             _ => return Err("the remote provider has no such option".to_owned()),
         }
         Ok(())

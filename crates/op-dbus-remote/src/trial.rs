@@ -84,7 +84,7 @@ impl Trial {
         }
         if self.known.is_empty() {
             let cosine_min = Reference::F32_COSINE_MIN;
-            let known = |vector: &&[f32]| Reference { vector: vector.to_vec(), cosine_min };
+            let known = |vector: &&[f32]| Reference::new(vector.to_vec(), cosine_min);
             self.known = rows.iter().map(known).collect();
             return Ok(());
         }

@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use op_dbus_engine::{
-    BackendError, BatchLimits, Cache, Engine, EngineConfig, Limits, LoadErrorKind, ModelShape,
-    Pool, Reference, Tokenizer, sim,
+    BackendError, BackendFactory, BatchLimits, Cache, Engine, EngineConfig, Limits, LoadErrorKind,
+    ModelShape, Pool, Reference, Tokenizer, reference_with_sample, sim,
 };
 use op_dbus_models::{Family, Model, Store};
 
@@ -126,12 +126,7 @@ fn start(
     if host.provider != Provider::Cpu {
         let own_graph = draft.own_graph();
         let cpu = spawner(&blueprint(&host.reference(own_graph), REFERENCE_PRECISION), settings);
-        let vector = op_dbus_engine::reference(&draft.tokenizer, &draft.shape, &cpu)?;
-        let cosine_min = match precision {
-            Precision::F16 => Reference::F16_COSINE_MIN,
-            _ => Reference::F32_COSINE_MIN,
-        };
-        reference = Some(Reference { vector, cosine_min });
+        reference = Some(compared_with(draft, &host, precision, &cpu)?);
         if settings.offload == Offload::Auto {
             let cpu = provider::host(Provider::Cpu, loaded, own_graph);
             let cpu = cpu.unwrap_or_else(|_| host.reference(own_graph));
@@ -163,6 +158,29 @@ fn start(
         costs::keep(&places, &engine);
     }
     Ok(Started { engine, costs: places })
+}
+
+/// What the workers of `host` are compared with, as `cpu` computes it.
+fn compared_with(
+    draft: &Draft,
+    host: &Host,
+    precision: Precision,
+    cpu: &BackendFactory,
+) -> Result<Reference, BackendError> {
+    let (tokenizer, shape) = (&draft.tokenizer, &draft.shape);
+    let (vector, sample) = match host.provider {
+        // Who runs it there pads, cuts and pools as they please.
+        Provider::Remote => {
+            let (vector, sample) = reference_with_sample(tokenizer, shape, cpu)?;
+            (vector, Some(sample))
+        }
+        _ => (op_dbus_engine::reference(tokenizer, shape, cpu)?, None),
+    };
+    let cosine_min = match precision {
+        Precision::F16 => Reference::F16_COSINE_MIN,
+        _ => Reference::F32_COSINE_MIN,
+    };
+    Ok(Reference { vector, sample, cosine_min })
 }
 
 /// Tells the log what there is to know of a host before it computes.

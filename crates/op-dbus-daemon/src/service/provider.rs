@@ -134,8 +134,9 @@ impl Host {
     }
 }
 
-/// The credential with the token that servers are shown.
-const TOKEN: &str = "remote-token";
+/// Credentials by the options that they stand for: the token that servers are shown, and the certificates
+/// that these are certified by.
+const CREDENTIALS: [(&str, &str); 2] = [("token_file", "remote-token"), ("ca_file", "remote-ca")];
 
 /// A fleet that others run. What it is compared with is computed here.
 fn remote(loaded: &Loaded, own_graph: Option<&str>, devices: Vec<u32>) -> Result<Host, String> {
@@ -160,14 +161,14 @@ fn remote(loaded: &Loaded, own_graph: Option<&str>, devices: Vec<u32>) -> Result
     };
     let mut options = options::told(fleet::REMOTE, settings);
     options.retain(|(key, _)| fleet::is_for_worker(key));
-    let credential = std::env::var_os("CREDENTIALS_DIRECTORY").map(|folder| {
-        let path = PathBuf::from(folder).join(TOKEN);
-        (path.is_file(), path.display().to_string())
-    });
-    if let (false, Some((true, path))) =
-        (options.iter().any(|(key, _)| key == "token_file"), credential)
-    {
-        options.push(("token_file".to_owned(), Told::Value(path)));
+    let folder = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+    for (option, credential) in CREDENTIALS {
+        let path = folder.as_ref().map(|folder| folder.join(credential));
+        if let Some(path) = path.filter(|path| path.is_file())
+            && !options.iter().any(|(key, _)| key == option)
+        {
+            options.push((option.to_owned(), Told::Value(path.display().to_string())));
+        }
     }
     Ok(Host {
         provider: Provider::Remote,

@@ -11,7 +11,7 @@ pub enum Pooling {
     Max,
 }
 
-/// A vector shorter than this is divided by this instead of by its length.
+/// A vector shorter than this has no direction that could be told.
 const LENGTH_MIN: f32 = 1e-12;
 
 /// Reduces `tokens` (`[rows, sequence length, dimensions]`), of which each row has `lengths` of its
@@ -48,11 +48,20 @@ pub fn pool(
 }
 
 /// Divides every vector of `out` by its length.
-pub fn normalize(dimensions: usize, out: &mut [f32]) {
+///
+/// # Errors
+/// A clause: a vector has no length to be divided by.
+pub fn normalize(dimensions: usize, out: &mut [f32]) -> Result<(), String> {
     for vector in out.chunks_exact_mut(dimensions) {
-        let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt().max(LENGTH_MIN);
+        let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt();
+        if !(length.is_finite() && length >= LENGTH_MIN) {
+            return Err(format!(
+                "it has a vector of the length {length}, which can't be made one of length 1"
+            ));
+        }
         vector.iter_mut().for_each(|value| *value /= length);
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -73,9 +82,13 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_vector_stays_finite() {
-        let mut out = [3.0, 4.0, 0.0, 0.0];
-        normalize(2, &mut out);
-        assert_eq!(out, [0.6, 0.8, 0.0, 0.0]);
+    fn a_vector_without_a_length_is_an_error() {
+        let mut out = [3.0, 4.0, 0.0, -2.0];
+        assert_eq!(normalize(2, &mut out), Ok(()));
+        assert_eq!(out, [0.6, 0.8, 0.0, -1.0]);
+        for (wrong, length) in [(0.0, "0"), (1e-30, "0"), (1e30, "inf"), (f32::NAN, "NaN")] {
+            let error = normalize(2, &mut [3.0, 4.0, wrong, wrong]).unwrap_err();
+            assert!(error.contains(&format!("of the length {length},")), "{wrong}: {error}");
+        }
     }
 }

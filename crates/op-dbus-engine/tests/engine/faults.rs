@@ -155,7 +155,7 @@ async fn a_backend_with_other_vectors_is_not_trusted() {
     let tokenizer = || Tokenizer::bytes(INPUT_MAX);
     let vector = op_dbus_engine::reference(&tokenizer(), &model(), &healthy()).unwrap();
     let started = |vector: Vec<f32>| {
-        let reference = Some(Reference { vector, cosine_min: 0.9999 });
+        let reference = Some(Reference::new(vector, 0.9999));
         let pool = Pool { reference, ..Pool::new(healthy()) };
         Engine::start(tokenizer(), model(), vec![pool], config(Limits::default()))
     };
@@ -168,6 +168,65 @@ async fn a_backend_with_other_vectors_is_not_trusted() {
         assert_eq!(*kind, LoadErrorKind::ProviderUnavailable);
         assert!(message.contains("sim can't be trusted on sim:0: its vectors"), "{message}");
     }
+}
+
+/// A simulator that does something to each batch before.
+struct Odd(Box<dyn Backend>, fn(&Batch<'_>) -> Vec<Vec<i32>>);
+
+impl Backend for Odd {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        let rows = self.1(batch);
+        let lengths: Vec<i32> = rows.iter().map(|row| row.len() as i32).collect();
+        self.0.run(&Batch { ids: &rows.concat(), lengths: &lengths }, out)
+    }
+}
+
+fn padded(batch: &Batch<'_>) -> Vec<Vec<i32>> {
+    let longest = batch.longest();
+    batch.texts().map(|row| row.iter().copied().chain([0; 999]).take(longest).collect()).collect()
+}
+
+fn cut(batch: &Batch<'_>) -> Vec<Vec<i32>> {
+    batch.texts().map(|row| row.iter().copied().take(INPUT_MAX - 1).collect()).collect()
+}
+
+fn honest(batch: &Batch<'_>) -> Vec<Vec<i32>> {
+    batch.texts().map(<[i32]>::to_vec).collect()
+}
+
+#[tokio::test]
+async fn a_backend_that_counts_padding_or_cuts_is_not_trusted() {
+    let tokenizer = || Tokenizer::bytes(INPUT_MAX);
+    let healthy: BackendFactory = Box::new(|_| sim(Faults::default()));
+    let (vector, sample) =
+        op_dbus_engine::reference_with_sample(&tokenizer(), &model(), &healthy).unwrap();
+    let started = |does: fn(&Batch<'_>) -> Vec<Vec<i32>>, faults: Faults, rows_max| {
+        let factory: BackendFactory =
+            Box::new(move |_| Ok(Box::new(Odd(sim(faults.clone())?, does))));
+        let (vector, sample) = (vector.clone(), Some(sample.clone()));
+        let reference = Some(Reference { vector, sample, cosine_min: 0.9999 });
+        let batch = BatchLimits { rows_max, ..BatchLimits::default() };
+        let pool = Pool { reference, batch, ..Pool::new(factory) };
+        Engine::start(tokenizer(), model(), vec![pool], config(Limits::default()))
+    };
+    started(honest, Faults::default(), 64).unwrap();
+    // Who takes no such batch is asked for each text alone, and then pads nothing.
+    started(padded, Faults::default(), 1).unwrap();
+    started(padded, Faults { oom_above_rows: Some(1), ..Faults::default() }, 64).unwrap();
+    let told = |does, faults| started(does, faults, 64).unwrap_err().to_string();
+    let padding = told(padded, Faults::default());
+    assert!(padding.contains("the cosine") && padding.contains("one of 3 in a batch"), "{padding}");
+    let cut = told(cut, Faults::default());
+    assert!(cut.contains("the cosine"), "{cut}");
+    let failing = told(honest, Faults { fail_on_batch: Some(2), ..Faults::default() });
+    assert!(
+        failing.contains("sim can't be trusted on sim:0: it fails texts of up to"),
+        "{failing}"
+    );
 }
 
 #[tokio::test]

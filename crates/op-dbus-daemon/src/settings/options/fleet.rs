@@ -162,7 +162,7 @@ pub(super) fn contradiction(settings: &Settings) -> Option<String> {
 
 /// Seconds of one request, and of one batch, unless the table says otherwise.
 const REQUEST_S: u64 = 10;
-const BATCH_S: u64 = 30;
+const BATCH_S: u64 = 20;
 
 #[cfg(test)]
 mod tests {

@@ -59,7 +59,8 @@ pub const OPTIONS: &[ProviderOption] = &[
         PATH,
         Theirs(""),
         "A file with the certificates, in PEM form, that servers are to be certified by. By itself \
-        Mozilla's list, as it was when op-dbus was built.",
+        the credential `remote-ca`, if the service has one, or Mozilla's list, as it was when op-dbus was \
+        built.",
     ),
     ProviderOption {
         provider: REMOTE,
@@ -88,8 +89,16 @@ pub const OPTIONS: &[ProviderOption] = &[
         REMOTE,
         "batch_timeout_s",
         count(1, 50),
-        Theirs("30"),
+        Theirs("20"),
         "Seconds that one batch may take, with all endpoints that are tried and the rests between; \
-        then the worker counts as lost.",
+        then the worker counts as lost. Clients of D-Bus wait for 25 by themselves.",
+    ),
+    plain(
+        REMOTE,
+        "attempts_max",
+        count(1, 10),
+        Theirs("2"),
+        "How often one batch is tried that servers fail while they prove themselves right, each time \
+        at another one if there is one; then its texts are tried alone.",
     ),
 ];
