@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use nix::sys::signal::{Signal, killpg};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{ChildStdin, Command};
@@ -16,7 +17,7 @@ use super::daemon::Setup;
 use super::process::Process;
 use super::{Outcome, fixture, needs, within};
 
-/// A server.
+/// A server, with the processes that it starts itself: Triton's do not end with it when it is killed.
 pub struct Server {
     pub process: Process,
     ports: Ports,
@@ -90,7 +91,7 @@ impl Server {
     }
 
     async fn start(name: &str, mut command: Command, ports: Ports, ready: &str) -> Outcome<Self> {
-        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
         let mut process = Process::start_piped(name, command)?;
         let child = process.child();
         let stdin = child.stdin.take();
@@ -119,9 +120,16 @@ impl Server {
 
     /// Ends it without warning, and returns its ports.
     pub async fn kill(mut self) -> Outcome<Ports> {
-        self.process.signal(nix::sys::signal::Signal::SIGKILL)?;
+        self.process.signal(Signal::SIGKILL)?;
         self.process.ended().await?;
         Ok(self.ports)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Nobody is left of it, or all that are end now.
+        let _ = killpg(self.process.pid(), Signal::SIGKILL);
     }
 }
 
