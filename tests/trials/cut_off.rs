@@ -208,6 +208,8 @@ async fn alone(switch: &Machine, node: &Node) -> Outcome<Value> {
     let mut bench = clean(op_dbus());
     bench.args(["bench", "--json", "--only", "latency,calls", "--rounds", "3", "--seconds", "0.5"]);
     bench.arg("--bus").arg(node.bus.address());
+    // As the services of the nodes, whatever the CPU would have.
+    bench.env("OP_DBUS_PRECISION", "f32");
     bench.env("OP_DBUS_MODEL_DIR", needs::store().join("models"));
     let bench: Value = serde_json::from_str(&finish(bench, "").await?.success()?)?;
     let mut load = Load::start(switch, "5", "1")?;
