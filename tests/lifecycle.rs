@@ -10,7 +10,7 @@ use zbus::fdo::PropertiesProxy;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::refused;
 use crate::harness::command::finish;
-use crate::harness::daemon::Setup;
+use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::manager::ServiceManager;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
@@ -55,7 +55,8 @@ async fn the_service_manager_is_told() -> Outcome {
     Ok(())
 }
 
-async fn the_watchdog_is_fed() -> Outcome {
+/// A daemon whose watchdog a service manager waits for; it was fed once.
+async fn watched() -> Outcome<(PrivateBus, Setup, ServiceManager, Daemon)> {
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
     let path = setup.path("notify");
@@ -64,20 +65,18 @@ async fn the_watchdog_is_fed() -> Outcome {
         setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "200000");
     let daemon = setup.ready(&bus).await?;
     manager.told("WATCHDOG=1").await?;
+    Ok((bus, setup, manager, daemon))
+}
+
+async fn the_watchdog_is_fed() -> Outcome {
+    let (_bus, _setup, manager, daemon) = watched().await?;
     manager.told("WATCHDOG=1").await?;
     daemon.stop().await
 }
 
 /// The daemon itself is well all the while.
 async fn the_watchdog_is_not_fed_while_a_worker_hangs() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let path = setup.path("notify");
-    let manager = ServiceManager::listen(&path)?;
-    let setup =
-        setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "200000");
-    let daemon = setup.ready(&bus).await?;
-    manager.told("WATCHDOG=1").await?;
+    let (_bus, _setup, manager, daemon) = watched().await?;
     daemon.signal_workers(Signal::SIGSTOP).await?;
     let unfed = || daemon.process.stderr().matches("the watchdog is not fed").count();
     // The check that a worker was stopped in may have ended well; the one after it can't have.

@@ -268,6 +268,16 @@ async fn refusal(setup: &Setup) -> Outcome<String> {
     Ok(message)
 }
 
+/// The daemon serves with the fleet, which wants a token, and its log does not have it.
+async fn serves_and_tells_no_token(setup: &Setup) -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let daemon = setup.ready(&bus).await?;
+    serves(&daemon, "low").await?;
+    let said = daemon.process.stderr();
+    assert!(!said.contains("sesame"), "{said}");
+    daemon.stop().await
+}
+
 async fn a_token_lets_us_in() -> Outcome {
     let far = Far::start("low").await?;
     let credentials = tempfile::tempdir()?;
@@ -278,12 +288,7 @@ async fn a_token_lets_us_in() -> Outcome {
     assert!(message.contains("it answers 401") && message.contains(&gateway.url("")), "{message}");
     let token = credentials.path().join("api-key").display().to_string();
     let setup = setup.setting("providers.remote.token_file", &token);
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.ready(&bus).await?;
-    serves(&daemon, "low").await?;
-    let said = daemon.process.stderr();
-    assert!(!said.contains("sesame"), "{said}");
-    daemon.stop().await?;
+    serves_and_tells_no_token(&setup).await?;
     far.daemon.stop().await
 }
 
@@ -321,12 +326,7 @@ async fn credentials_of_the_service_stand_for_the_files() -> Outcome {
     let message = refusal(&setup).await?;
     assert!(message.contains("it answers 401"), "{message}");
     fs::write(credentials.path().join("remote-token"), "open-sesame\n")?;
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.ready(&bus).await?;
-    serves(&daemon, "low").await?;
-    let said = daemon.process.stderr();
-    assert!(!said.contains("sesame"), "{said}");
-    daemon.stop().await?;
+    serves_and_tells_no_token(&setup).await?;
     far.daemon.stop().await
 }
 

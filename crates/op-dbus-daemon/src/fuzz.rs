@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-
-use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::bus;
 use crate::settings::{Settings, Sources};
 use crate::state::StateFile;
+
+#[path = "../../../tests/fuzz/file.rs"]
+mod file;
+
+use file::as_file;
 
 /// A name, and what has to survive any bytes.
 pub type Driven = (&'static str, fn(&[u8]));
@@ -59,15 +59,6 @@ fn settings(bytes: &[u8]) {
         Ok(loaded) => assert!(loaded.settings.queue_tokens_max > 0),
         Err(mistakes) => assert!(!mistakes.to_string().is_empty()),
     }
-}
-
-/// A file with this content, which ends when it is closed, and a path to it.
-fn as_file(bytes: &[u8]) -> (File, PathBuf) {
-    let memory = memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).expect("memory");
-    let mut file = File::from(memory);
-    file.write_all(bytes).expect("memory");
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    (file, path.into())
 }
 
 #[cfg(test)]

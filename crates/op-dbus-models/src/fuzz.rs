@@ -1,11 +1,8 @@
 //! What the fuzzer of `tests/fuzz` drives here: archives, the small files of a model, records.
 
-use std::fs::File;
 use std::io::{Cursor, Write};
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
@@ -14,6 +11,11 @@ use crate::describe;
 use crate::import::{ImportOptions, OnnxFacts};
 use crate::place::Place;
 use crate::store;
+
+#[path = "../../../tests/fuzz/file.rs"]
+mod file;
+
+use file::as_file;
 
 /// A name, and what has to survive any bytes.
 pub type Driven = (&'static str, fn(&[u8]));
@@ -97,15 +99,6 @@ fn record(bytes: &[u8]) {
     }
     assert_eq!(model.vector_space().len(), 64);
     let _ = model.bytes();
-}
-
-/// A file with this content, which ends when it is closed, and a path to it.
-fn as_file(bytes: &[u8]) -> (File, PathBuf) {
-    let memory = memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).expect("memory");
-    let mut file = File::from(memory);
-    file.write_all(bytes).expect("memory");
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    (file, path.into())
 }
 
 #[cfg(test)]
