@@ -1,13 +1,12 @@
-//! `cargo xtask fuzz`: what op-dbus reads, driven by a coverage-guided fuzzer under AddressSanitizer; and
-//! `cargo xtask sanitize`: the tests of what is `unsafe`, under the same.
+//! `cargo xtask fuzz`: what op-dbus reads, driven by a coverage-guided fuzzer under AddressSanitizer.
 //!
-//! Both are built by the stable compiler, which has the sanitizer's runtime and the passes of LLVM that a
+//! It is built by the stable compiler, which has the sanitizer's runtime and the passes of LLVM that a
 //! fuzzer needs.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::shell::{self, Outcome, cargo, program};
 use crate::trials::{Conditions, Figure, Size};
@@ -24,20 +23,6 @@ const SECONDS_MAX: &str = "-timeout=10";
 const MEMORY_MIB_MAX: &str = "-rss_limit_mb=2048";
 /// Seconds for each target where nothing else is said.
 const SECONDS: u64 = 60;
-/// Tests of the crates with `unsafe` code. One of the engine's is left out: it counts what is allocated,
-/// which is more under a sanitizer. The program is named so that libraries are those of other builds.
-const UNSAFE: &[&str] = &[
-    "--package=op-dbus",
-    "--package=op-dbus-tests",
-    "--package=op-dbus-engine",
-    "--package=op-dbus-native",
-    "--package=op-dbus-daemon",
-    "--lib",
-    "--test=engine",
-    "--test=worker",
-    "--test=kernels",
-];
-
 const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [TARGET…]";
 
 /// Drives targets, all where none is named.
@@ -88,26 +73,6 @@ pub fn try_out(conditions: &Conditions) -> Result<Vec<Figure>, String> {
     targets()?.iter().map(|target| drive(&fuzzer, target, seconds)).collect()
 }
 
-/// The trial `sanitizers`: the tests of what is `unsafe`.
-///
-/// # Errors
-/// They can't be built.
-pub fn sanitize(_: &Conditions) -> Result<Vec<Figure>, String> {
-    let mut test = instrumented(&["test", "--no-fail-fast"]);
-    let output = test.args(UNSAFE).stderr(Stdio::inherit()).output();
-    let output = output.map_err(|e| format!("can't run cargo test: {e}"))?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    print!("{said}");
-    let passed: u64 = said.lines().filter_map(passed).sum();
-    let held = output.status.success() && passed > 0;
-    Ok(vec![Figure::new(held, format!("{passed} tests passed under AddressSanitizer"))])
-}
-
-/// The tests that passed, of the last line of a test program.
-fn passed(line: &str) -> Option<u64> {
-    line.split_once(" passed")?.0.rsplit(' ').next()?.parse().ok()
-}
-
 /// The names of the targets.
 fn targets() -> Result<Vec<String>, String> {
     let folder = shell::root().join(CORPUS);
@@ -120,7 +85,7 @@ fn targets() -> Result<Vec<String>, String> {
 }
 
 /// Cargo, for crates of ours that tell where they have been and are watched in their memory.
-fn instrumented(words: &[&str]) -> Command {
+pub fn instrumented(words: &[&str]) -> Command {
     let mut command = cargo(words);
     command.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join(COMPILER));
     command
@@ -193,13 +158,6 @@ mod tests {
              stat::number_of_executed_units: 99\nstat::average_exec_per_sec:     50\n",
         );
         assert_eq!((told["inputs"], told["edges"]), (99, 417));
-    }
-
-    #[test]
-    fn tests_that_passed_are_counted() {
-        assert_eq!(passed("test result: ok. 12 passed; 0 failed; 0 ignored"), Some(12));
-        assert_eq!(passed("312 passed, 0 failed"), Some(312));
-        assert_eq!(passed("test tests::a_password_passed ... ok"), None);
     }
 
     #[test]

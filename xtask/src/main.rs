@@ -17,6 +17,7 @@ mod oci;
 mod packages;
 mod reproducible;
 mod rpm;
+mod sanitize;
 mod shell;
 mod supply;
 mod svg;

@@ -183,7 +183,7 @@ impl Member<'_> {
                     continue;
                 }
                 let bias = match self.model.bias.get(head * 2 * positions..) {
-                    Some(bias) if !bias.is_empty() => &raw const bias[positions - length],
+                    Some(bias) if !bias.is_empty() => bias[positions - length..].as_ptr(),
                     _ => std::ptr::null(),
                 };
                 let shared = self.shared;

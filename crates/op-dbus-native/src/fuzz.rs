@@ -68,6 +68,7 @@ fn computed(bytes: &[u8]) {
 mod replay;
 
 #[test]
+#[cfg_attr(miri, ignore = "takes minutes; the fuzzer runs them under AddressSanitizer")]
 fn kept_cases_do_no_harm() {
     replay::replay(TARGETS);
 }

@@ -22,6 +22,7 @@ fn saved(folder: &Path) -> (Place, PathBuf, Packed) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "maps a file, which Miri does not")]
 fn saved_weights_are_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let (place, _, packed) = saved(folder.path());
@@ -33,6 +34,7 @@ fn saved_weights_are_found_again() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "maps a file, which Miri does not")]
 fn a_file_with_a_flipped_byte_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (place, file, _) = saved(folder.path());

@@ -24,11 +24,21 @@ pub const VOCABULARY: usize = 50;
 pub const POSITIONS: usize = 40;
 
 /// Sizes with tails everywhere; one panel or less; more than a block of inputs; with bias and module.
+#[cfg(not(miri))]
 pub const SIZES: [Sizes; 4] = [
     Sizes { hidden: 42, heads: 3, inner: 70, reach: None, dense: None },
     Sizes { hidden: 8, heads: 2, inner: 12, reach: None, dense: None },
     Sizes { hidden: 200, heads: 4, inner: 420, reach: None, dense: None },
     Sizes { hidden: 64, heads: 2, inner: 130, reach: Some(7), dense: Some(23) },
+];
+
+/// The same as far as an interpreter, which takes some ten thousand times as long, gets through them.
+#[cfg(miri)]
+pub const SIZES: [Sizes; 4] = [
+    Sizes { hidden: 15, heads: 3, inner: 21, reach: None, dense: None },
+    Sizes { hidden: 8, heads: 2, inner: 12, reach: None, dense: None },
+    Sizes { hidden: 20, heads: 4, inner: 34, reach: None, dense: None },
+    Sizes { hidden: 18, heads: 2, inner: 20, reach: Some(3), dense: Some(5) },
 ];
 
 /// Numbers of -1 to 1 that look random and are always the same.

@@ -177,6 +177,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "measures how fast this is")]
     fn a_backend_is_measured_and_says_what_was_found() {
         for threads in [1, 2] {
             let mut backend =
