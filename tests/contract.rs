@@ -2,13 +2,16 @@
 
 use std::fs;
 
-use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, JOB_INTERFACE, MANAGER_INTERFACE, ROOT_PATH};
+use op_dbus_api::{
+    BUS_NAME, EMBEDDER_INTERFACE, EmbedderProxyBlocking, Error, ErrorName, JOB_INTERFACE,
+    JobProxyBlocking, MANAGER_INTERFACE, ManagerProxyBlocking, ROOT_PATH, direct_blocking,
+};
 use serde_json::Value;
 use zbus::Variant;
 use zbus::fdo::IntrospectableProxy;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::Options;
+use crate::harness::client::{Options, refused};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::floats;
@@ -23,6 +26,7 @@ tests! {
     python_can_use_every_member: [Bus, Python],
     options_are_honoured: [Bus],
     every_reading_method_says_what_it_must: [Bus],
+    blocking_proxies_say_the_same: [Bus],
     what_is_not_in_the_contract_is_refused: [Bus],
 }
 
@@ -279,6 +283,39 @@ async fn every_reading_method_says_what_it_must() -> Outcome {
     for counter in ["calls", "texts", "tokens", "batches", "truncated", "worker_restarts"] {
         daemon.client().counter(counter).await?;
     }
+    daemon.stop().await
+}
+
+/// In threads that have no event loop, which share a proxy.
+async fn blocking_proxies_say_the_same() -> Outcome {
+    let (bus, _setup, daemon) = daemon().await?;
+    let expected = daemon.client().embedder.embed("one").await?;
+    let address = bus.address().to_owned();
+    let blocking = move || -> zbus::Result<()> {
+        let connect = zbus::connection::Builder::address(address.as_str()).build();
+        let connection = zbus::block_on(connect)?;
+        let embedder = EmbedderProxyBlocking::new(&connection)?;
+        let manager = ManagerProxyBlocking::new(&connection)?;
+        let line = EmbedderProxyBlocking::new(&direct_blocking(&embedder)?)?;
+        std::thread::scope(|scope| {
+            for proxy in [&embedder, &embedder, &line, &line] {
+                scope.spawn(|| assert_eq!(proxy.embed("one").ok().as_ref(), Some(&expected)));
+            }
+        });
+        assert_eq!(embedder.state()?, "ready");
+        assert_eq!(manager.list_levels()?.len(), 4);
+        // Properties are what they are now, though nobody has read the signal.
+        manager.set_vector_level("none")?;
+        assert_eq!([embedder.state()?, line.state()?], ["disabled", "disabled"]);
+        let refusal = refused(line.embed("one"), ErrorName::Disabled);
+        assert!(refusal.is_ok(), "{refusal:?}");
+        let gone = JobProxyBlocking::new(&connection, "/org/opdbus/Embedding1/jobs/none")?;
+        let refusal = gone.fetch().err().as_ref().and_then(Error::from_reply);
+        assert_eq!(refusal.map(|refusal| refusal.name()), Some(ErrorName::UnknownObject));
+        assert!(JobProxyBlocking::new(&connection, "no path").is_err());
+        zbus::block_on(connection.close())
+    };
+    tokio::task::spawn_blocking(blocking).await??;
     daemon.stop().await
 }
 

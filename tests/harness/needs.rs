@@ -115,7 +115,7 @@ impl Need {
             Self::Cluster => python_package(cluster_path().join("ray")),
             Self::Fleet => python_package(fleet_path().join("tokenizers")),
             Self::Triton => Self::Fleet.missing().or_else(triton),
-            Self::RustExamples => examples(&["nearest", "rank"]),
+            Self::RustExamples => examples(&["nearest", "rank", "search"]),
             Self::LibraryExamples => {
                 examples(&["bulk", "gpu_demo", "gpu_optimization", "round_trip"])
             }

@@ -4,16 +4,14 @@
 
 use std::io::read_to_string;
 
-use op_dbus_api::EmbedderProxy;
+use op_dbus_api::EmbedderProxyBlocking;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let question = std::env::args().nth(1).ok_or("usage: rank QUESTION < LINES")?;
     let input = read_to_string(std::io::stdin())?;
     let lines: Vec<&str> = input.lines().collect();
-    let ranks = zbus::block_on(async {
-        let bus = zbus::Connection::system().await?;
-        EmbedderProxy::new(&bus).await?.rank(&question, &lines, 3).await
-    })?;
+    let bus = zbus::block_on(zbus::Connection::system())?;
+    let ranks = EmbedderProxyBlocking::new(&bus)?.rank(&question, &lines, 3)?;
     for (index, cosine) in ranks {
         println!("{cosine:.2}  {}", lines.get(index as usize).unwrap_or(&"?"));
     }

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use zbus::Connection;
 use zbus::connection::Builder;
 
-use crate::EmbedderProxy;
+use crate::{EmbedderProxy, EmbedderProxyBlocking};
 
 /// Opens a direct connection, for `embedder` on a bus: the same interface, in the name of the same user
 /// and of the same client, whose calls no bus forwards.
@@ -33,4 +33,12 @@ use crate::EmbedderProxy;
 pub async fn direct(embedder: &EmbedderProxy<'_>) -> zbus::Result<Connection> {
     let socket = OwnedFd::from(embedder.open_direct().await?);
     Builder::unix_stream(UnixStream::from(socket)).p2p().build().await
+}
+
+/// [`direct`] for programs without an event loop: a connection for [`EmbedderProxyBlocking::new`].
+///
+/// # Errors
+/// As [`direct`].
+pub fn direct_blocking(embedder: &EmbedderProxyBlocking) -> zbus::Result<Connection> {
+    zbus::block_on(direct(embedder.proxy()))
 }
