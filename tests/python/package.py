@@ -154,8 +154,43 @@ def threads_share_a_client(embedder: Embedder) -> None:
         assert np.allclose(row, found[text], atol=1e-5), text
 
 
-async def calls_overlap() -> None:
-    async with AsyncEmbedder(BUS) as embedder:
+def past_the_bus(embedder: Embedder, expected: Embeddings) -> None:
+    """The same answers, refusals and jobs; calls do take the direct connection."""
+    embeddings = vectors_of_two(embedder)
+    assert np.array_equal(embeddings.vectors, expected.vectors)
+    assert embedder.properties().vector_space == expected.space
+    nested = embedder._client._connected().call("OpenDirect", "", [], "h")
+    refused(errors.InvalidArgument, "over the bus", lambda: embedder._wait(nested))
+    refused(errors.InvalidArgument, "truncate", lambda: embedder.embed(["one"], truncate="no"))
+    # More than one call takes, with vectors that come in a memfd.
+    texts = [f"line {number}" for number in range(MANY)]
+    assert np.allclose(embedder.embed(texts).vectors[1], embedder.embed([texts[1]]).vectors[0])
+    threads_share_a_client(embedder)
+    jobs(embedder)
+    more = [Embedder(BUS, direct=True) for _ in range(15)]
+    refused(errors.QuotaExceeded, "16 of 16 direct", lambda: Embedder(BUS, direct=True))
+    for other in more:
+        other.close()
+
+
+async def a_connection_ends() -> None:
+    """When it is closed, under calls as well, and when its bus is: the client says so."""
+    async with AsyncEmbedder(BUS, direct=True) as embedder:
+        leaving = asyncio.create_task(embedder.embed(["one"] * 3000))
+        await asyncio.sleep(0)
+        await embedder.close()
+        (ended,) = await asyncio.gather(leaving, return_exceptions=True)
+        assert isinstance(ended, errors.NotReachable), ended
+    async with AsyncEmbedder(BUS, direct=True) as embedder:
+        await embedder.embed(["one"])
+        embedder._bus.close()
+        await embedder._line.closed()
+        (ended,) = await asyncio.gather(embedder.embed(["one"]), return_exceptions=True)
+        assert isinstance(ended, errors.NotReachable), ended
+
+
+async def calls_overlap(direct: bool) -> None:
+    async with AsyncEmbedder(BUS, direct=direct) as embedder:
         texts = [f"text {number}" for number in range(30)]
         answers = await asyncio.gather(*(embedder.embed([text]) for text in texts))
         together = await embedder.embed(texts)
@@ -187,8 +222,12 @@ def main() -> None:
         refusals(embedder)
         jobs(embedder)
         threads_share_a_client(embedder)
+    with Embedder(BUS, direct=True) as embedder:
+        past_the_bus(embedder, embeddings)
     sealed_files()
-    asyncio.run(calls_overlap())
+    asyncio.run(calls_overlap(direct=False))
+    asyncio.run(calls_overlap(direct=True))
+    asyncio.run(a_connection_ends())
     assert descriptors() == before, "file descriptors are left open"
     names = sorted(kind.dbus_name for kind in OpDbusError.__subclasses__() if kind.dbus_name)
     said = {

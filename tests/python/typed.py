@@ -18,8 +18,10 @@ with Embedder("session") as embedder:
     embedder.embed(["one"], truncate="middle")  # type: ignore[arg-type]
     embedder.embed(["one"], levle="low")  # type: ignore[call-arg]
 
+Embedder(direct="yes")  # type: ignore[arg-type]
+
 
 async def main() -> None:
-    async with AsyncEmbedder() as embedder:
+    async with AsyncEmbedder(direct=True) as embedder:
         assert_type((await embedder.embed(["one"])).truncated, tuple[int, ...])
         assert_type(await embedder.similarity("one", "two"), float)

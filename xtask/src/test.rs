@@ -36,7 +36,7 @@ const FLEET: &[&str] = &[
 const CLUSTER: &[&str] = &["distributed==2026.8.0", "ray[data]==2.60.0"];
 
 /// What our own Python package depends on, is built with and checked with.
-const PYTHON_PACKAGES: &[&str] = &["dbus-fast>=5", "hatchling", "mypy", "numpy"];
+const PYTHON_PACKAGES: &[&str] = &["dbus-fast>=5,<6", "hatchling", "mypy", "numpy"];
 
 /// Environment variables that tell the tests where to find what was fetched for them.
 pub type Settings = Vec<(&'static str, PathBuf)>;

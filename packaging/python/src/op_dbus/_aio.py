@@ -30,10 +30,17 @@ class AsyncEmbedder:
     with it anyway, at the latest at ``deadline_ms`` or when this client leaves the bus.
     """
 
-    def __init__(self, bus: str = "system") -> None:
-        """``bus`` is ``system``, ``session`` or a D-Bus address."""
+    def __init__(self, bus: str = "system", *, direct: bool = False) -> None:
+        """``bus`` is ``system``, ``session`` or a D-Bus address.
+
+        With ``direct`` a connection is opened past the bus for everything but jobs: the same calls in
+        the name of the same user, which no bus forwards. For programs that call all the time: each
+        user may have 16 of them. It ends with the service, and with it this client.
+        """
         self._address = bus
+        self._direct = direct
         self._bus: Bus | None = None
+        self._line: Bus | None = None
         self._limits: Properties | None = None
         self._dimensions: dict[str, int] = {}
         self._has_descriptors = True
@@ -51,19 +58,29 @@ class AsyncEmbedder:
         await self.close()
 
     async def connect(self) -> None:
-        """Connects to the bus; the service itself is started by the first call.
+        """Connects to the bus; the service itself is started by the first call, with ``direct`` here.
 
-        Raises ``NotReachable`` where there is no bus.
+        Raises ``NotReachable`` where there is no bus; with ``direct`` also ``QuotaExceeded`` and
+        ``Overloaded`` where too many are open, and ``Failed`` by a service that is too old for it.
         """
-        if self._bus is None:
-            self._bus = await Bus.connect(self._address)
+        if self._bus is not None:
+            return
+        self._bus = await Bus.connect(self._address)
+        if self._direct:
+            try:
+                self._line = await self._bus.direct()
+            except BaseException:
+                await self.close()
+                raise
 
     async def close(self) -> None:
         """Leaves the bus; calls under way fail, and the service forgets them."""
-        if self._bus is not None:
-            bus, self._bus = self._bus, None
-            bus.close()
-            await bus.closed()
+        connections = (self._line, self._bus)
+        self._line = self._bus = None
+        for connection in connections:
+            if connection is not None:
+                connection.close()
+                await connection.closed()
 
     async def embed(self, texts: Sequence[str], **options: Unpack[Options]) -> Embeddings:
         """Vectors of ``texts``, in their order.
@@ -99,7 +116,7 @@ class AsyncEmbedder:
         ``json-lines``. The job ends when this client leaves the bus.
         """
         wanted = travelling(framing, options)
-        bus = self._connected()
+        bus = self._on_the_bus()
         try:
             body, _ = await bus.call(
                 "StartEmbedFromFd",
@@ -157,10 +174,14 @@ class AsyncEmbedder:
         body, _ = await asked
         return Properties.from_reply(plain(body[0]))
 
-    def _connected(self) -> Bus:
+    def _on_the_bus(self) -> Bus:
         if self._bus is None:
             raise errors.NotReachable("this client is not connected: use it in a with statement")
         return self._bus
+
+    def _connected(self) -> Bus:
+        """What calls take: past the bus, or over it."""
+        return self._line or self._on_the_bus()
 
     async def _constant(self) -> Properties:
         """The limits, which don't change while a service runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from dbus_fast import BusType, Message, MessageType, Variant
 from dbus_fast.aio import MessageBus
 from dbus_fast.errors import AuthError, InvalidAddressError
 
-from .errors import NotReachable, UnexpectedReply, from_reply
+from ._direct import DirectConnection
+from .errors import Failed, NotReachable, UnexpectedReply, from_reply
 
 NAME = "org.opdbus.Embedding1"
 PATH = "/org/opdbus/Embedding1"
@@ -26,7 +28,7 @@ class UnknownMethod(Exception):
 
 
 class Bus:
-    """A connection of its own to a message bus, in the running event loop."""
+    """A connection of its own to a message bus or past it, in the running event loop."""
 
     def __init__(self, connection: MessageBus) -> None:
         self._connection = connection
@@ -45,6 +47,27 @@ class Bus:
         except (OSError, EOFError, AuthError, InvalidAddressError) as reason:
             raise NotReachable(f"no connection to the bus {bus!r}: {reason}") from reason
         return cls(connection)
+
+    async def direct(self) -> Bus:
+        """A connection past this bus: the service's socket for this client.
+
+        It ends when it is closed, when this connection leaves the bus, and with the service.
+        """
+        try:
+            body, descriptors = await self.call("OpenDirect", "", [], "h")
+        except UnknownMethod:
+            sentence = "this service is older than direct connections: use it without one"
+            raise Failed(sentence) from None
+        if len(descriptors) != 1:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise UnexpectedReply("OpenDirect answered without its socket")
+        try:
+            connection = await DirectConnection.over(socket.socket(fileno=descriptors[0]))
+        except (OSError, EOFError, AuthError) as reason:
+            raise NotReachable(f"no direct connection to the service: {reason}") from reason
+        connection.add_message_handler(_refuse_descriptors)
+        return Bus(connection)
 
     def close(self) -> None:
         """Leaves the bus, which takes back the calls that are under way."""
@@ -89,7 +112,7 @@ class Bus:
             calling.add_done_callback(_forget)
             raise
         except (OSError, EOFError) as reason:
-            sentence = f"the connection to the bus broke ({reason or 'it was closed'})"
+            sentence = f"the connection to the service broke ({reason or 'it was closed'})"
             raise NotReachable(f"{sentence}: make a new client") from reason
         if reply.message_type is MessageType.ERROR:
             _close(reply)

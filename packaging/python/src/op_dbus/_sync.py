@@ -51,18 +51,17 @@ class Embedder:
     runs already, as in a notebook.
     """
 
-    def __init__(self, bus: str = "system") -> None:
-        """``bus`` is ``system``, ``session`` or a D-Bus address.
+    def __init__(self, bus: str = "system", *, direct: bool = False) -> None:
+        """``bus`` is ``system``, ``session`` or a D-Bus address; ``direct`` has calls go past it.
 
-        The service itself is started by the first call. Raises ``NotReachable`` where there is no
-        bus.
+        See :class:`AsyncEmbedder` and its ``connect``, which is done here.
         """
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="op-dbus client", daemon=True
         )
         self._thread.start()
-        self._client = AsyncEmbedder(bus)
+        self._client = AsyncEmbedder(bus, direct=direct)
         try:
             self._wait(self._client.connect())
         except BaseException:
