@@ -15,6 +15,7 @@ mod cut_off;
 mod descriptors;
 mod fairness;
 mod kills;
+mod large_job;
 mod pipeline;
 mod quitters;
 mod soak;
@@ -49,6 +50,7 @@ fn trial(name: &str, size: Size) -> Option<Test> {
         Test::new("crowd", &[Bus, Root], move || fairness::crowd(size)),
         Test::new("bulk-beside", &[Bus, Low], move || bulk::bulk_beside(size)),
         Test::new("burst", &[Bus, Low], move || burst::burst(size)),
+        Test::new("large-job", &[Bus], move || large_job::large_job(size)),
         Test::new("worker-killed", &[Bus, Low], move || kills::worker_killed(size)),
         Test::new("daemon-killed", &[Bus], move || kills::daemon_killed(size)),
         Test::new("deaf-client", &[Bus], move || quitters::deaf_client(size)),
