@@ -1,41 +1,41 @@
 //! Texts and vectors through file descriptors: well meant, hostile, and many.
 
+mod command;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::Pid;
 use op_dbus_api::ErrorName;
-use tokio::io::AsyncWriteExt;
 use zbus::{Fd, OwnedVariant, Variant};
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
-use crate::harness::command::{clean, cli, cli_with_input};
+use crate::harness::command::cli;
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::needs::op_dbus;
-use crate::harness::registry::tests;
+use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
+
+/// The tests of both modules.
+pub fn all() -> Vec<Test> {
+    tests().into_iter().chain(command::tests()).collect()
+}
 
 tests! {
     a_sealed_memfd_is_read_and_answered_in_one: [Bus],
     hostile_descriptors_are_refused: [Bus],
     a_pipe_that_never_ends_is_ended: [Bus],
+    a_silent_pipe_is_ended: [Bus],
     a_caller_that_leaves_ends_its_streams: [Bus],
     streams_of_one_user_are_counted: [Bus],
     real_vectors_come_in_every_encoding: [Bus, Low],
     memory_does_not_grow_with_the_texts: [Bus],
-    the_command_holds_neither_texts_nor_vectors: [Bus],
-    the_command_goes_on_where_streams_are_taken: [Bus],
-    the_command_knows_older_services: [Bus],
 }
 
 /// What `EmbedFromFd` answers.
@@ -153,6 +153,40 @@ async fn a_pipe_that_never_ends_is_ended() -> Outcome {
         assert!(written.map_err(|_| "the writer failed")? > 0);
     }
     daemon.client().embedder.embed("still there").await?;
+    daemon.stop().await
+}
+
+/// Its writer is there and says nothing: neither the call nor the job waits for ever.
+async fn a_silent_pipe_is_ended() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("source_silence_s", "1");
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    // One that has never said anything, and one that stops in the middle of a line.
+    for said in [&b""[..], b"one\ntw"] {
+        let (source, mut writer) = std::io::pipe()?;
+        writer.write_all(said)?;
+        let answer = within("a silent pipe", embed(client, &source, Options::new())).await?;
+        let message = refused(answer, ErrorName::DeadlineExceeded)?;
+        assert!(message.contains("for 1 s (source_silence_s)"), "{message}");
+        let source = Fd::from(source.as_fd());
+        let job = client.embedder.start_embed_from_fd(source, Options::new()).await?;
+        let job = op_dbus_api::JobProxy::builder(client.connection()).path(job);
+        let job = job.cache_properties(zbus::proxy::CacheProperties::No).build().await?;
+        within("the end of its job", async {
+            while job.state().await? == "running" {}
+            zbus::Result::Ok(())
+        })
+        .await??;
+        assert_eq!(job.error_name().await?, ErrorName::DeadlineExceeded.as_str());
+        drop(writer);
+    }
+    // Nothing of them is left: all four places of the user are free.
+    let source = memfd(b"one", SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE)?;
+    let calls = (0..4).map(|_| embed(client, &source, Options::new()));
+    for answer in futures_util::future::join_all(calls).await {
+        assert_eq!(answer?.1, 1);
+    }
     daemon.stop().await
 }
 
@@ -285,113 +319,4 @@ async fn memory_does_not_grow_with_the_texts() -> Outcome {
     // The command has three calls under way, whose batches take turns.
     assert!(called - streamed < GROWTH_MAX_KIB, "{streamed} KiB and then {called}");
     daemon.stop().await
-}
-
-/// What `op-dbus embed` has used when all of a long input has been embedded, and what it writes.
-async fn the_command_holds_neither_texts_nor_vectors() -> Outcome {
-    const LINES: usize = 100_000;
-    // The program itself takes some 20 MiB; the vectors would be 150 MiB.
-    const PEAK_MAX_KIB: u64 = 48 << 10;
-    let (bus, setup, daemon) = daemon().await?;
-    let output = setup.path("vectors.npy");
-    let mut command = clean(op_dbus());
-    command.args(["embed", "--npy", "--bus", bus.address(), "--output"]).arg(&output);
-    let mut child = command.stdin(Stdio::piped()).kill_on_drop(true).spawn()?;
-    let pid = Pid::from_raw(i32::try_from(child.id().ok_or("it has ended")?)?);
-    let mut stdin = child.stdin.take().ok_or("no standard input")?;
-    let lines: String =
-        (0..LINES).map(|n| format!("line {n} of a log on standard input\n")).collect();
-    stdin.write_all(lines.as_bytes()).await?;
-    // It waits for more meanwhile, so its memory can be looked at.
-    daemon.client().counted("texts", LINES as u64).await?;
-    let peak = peak_kib(pid)?;
-    drop(stdin);
-    assert!(within("the end of the command", child.wait()).await??.success());
-    println!("{peak} KiB for {LINES} lines");
-    assert!(peak < PEAK_MAX_KIB, "{peak} KiB");
-    let written = File::open(&output)?;
-    assert_eq!(written.metadata()?.len(), 128 + (LINES * 384 * 4) as u64);
-    for line in [0, LINES / 2, LINES - 1] {
-        const ROW: usize = 384 * 4;
-        let mut row = [0; ROW];
-        written.read_exact_at(&mut row, 128 + (line * ROW) as u64)?;
-        let text = format!("line {line} of a log on standard input");
-        let vector = daemon.client().vectors(&[text]).await?.concat();
-        assert_eq!(
-            row.as_slice(),
-            vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()
-        );
-    }
-    daemon.stop().await
-}
-
-/// The user has no place for a stream left: the command's texts go the way of all others.
-async fn the_command_goes_on_where_streams_are_taken() -> Outcome {
-    let (bus, setup, daemon) = daemon().await?;
-    let client = Client::on(&bus).await?;
-    let (source, writer) = std::io::pipe()?;
-    let path = setup.path("lines");
-    std::fs::write(&path, (0..5000).map(|n| format!("{n}\n")).collect::<String>())?;
-    let calls = (0..5).map(|_| Box::pin(embed(&client, &source, Options::new())));
-    // The fifth is refused while the others wait for the pipe.
-    let (first, _, rest) = futures_util::future::select_all(calls).await;
-    refused(first, ErrorName::QuotaExceeded)?;
-    let arguments = ["embed", "--csv", "--file", &path.display().to_string()];
-    let lines = cli(&bus, &arguments).await?.success()?;
-    assert_eq!(lines.lines().count(), 5000);
-    drop(writer);
-    for call in rest {
-        assert_eq!(call.await?.1, 0);
-    }
-    daemon.stop().await
-}
-
-/// A service from before `EmbedFromFd`, with vectors of one dimension: the length of each text.
-struct Older {
-    calls: Arc<Mutex<Vec<usize>>>,
-}
-
-#[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
-impl Older {
-    async fn embed_packed(
-        &self,
-        texts: Vec<String>,
-        _options: HashMap<String, OwnedVariant>,
-    ) -> (Vec<u8>, u32, u32, HashMap<String, OwnedVariant>) {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(texts.len());
-        let bytes = texts.iter().flat_map(|text| (text.len() as f32).to_le_bytes()).collect();
-        (bytes, texts.len() as u32, 1, HashMap::new())
-    }
-
-    #[zbus(property)]
-    fn texts_per_call_max(&self) -> u32 {
-        4096
-    }
-
-    #[zbus(property)]
-    fn text_bytes_max(&self) -> u32 {
-        1 << 20
-    }
-
-    #[zbus(property)]
-    fn inline_reply_bytes_max(&self) -> u32 {
-        16 << 20
-    }
-}
-
-async fn the_command_knows_older_services() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let calls = Arc::<Mutex<Vec<usize>>>::default();
-    let _service = zbus::connection::Builder::address(bus.address())
-        .serve_at(op_dbus_api::ROOT_PATH, Older { calls: calls.clone() })
-        .name(op_dbus_api::BUS_NAME)
-        .build()
-        .await?;
-    let input: String = (0..6000).map(|n| "x".repeat(n % 10) + "\n").collect();
-    let out = cli_with_input(&bus, &["embed", "--csv"], &input).await?.success()?;
-    assert!(out.lines().enumerate().all(|(n, length)| length == (n % 10).to_string()), "{out}");
-    assert_eq!(out.lines().count(), 6000);
-    let calls = calls.lock().unwrap_or_else(PoisonError::into_inner);
-    assert!(calls.iter().all(|texts| *texts <= 256) && calls.contains(&256), "{calls:?}");
-    Ok(())
 }

@@ -89,7 +89,7 @@ fn main() -> ExitCode {
     let tests = [
         access::tests(),
         bench::tests(),
-        bulk::tests(),
+        bulk::all(),
         cache::tests(),
         cli::tests(),
         clock::tests(),

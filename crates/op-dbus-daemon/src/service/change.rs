@@ -318,6 +318,7 @@ fn same_engines(old: &Settings, new: &Settings) -> bool {
     like_new.model.clone_from(&new.model);
     like_new.log.clone_from(&new.log);
     like_new.idle_unload_s = new.idle_unload_s;
+    like_new.source_silence_s = new.source_silence_s;
     like_new.cache_bytes = new.cache_bytes;
     like_new.bus = new.bus.clone();
     like_new.state_file.clone_from(&new.state_file);

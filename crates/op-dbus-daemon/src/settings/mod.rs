@@ -97,6 +97,8 @@ pub struct Settings {
     pub queue_tokens_max: usize,
     /// Tokens of one user that may wait or be computed at once.
     pub quota_tokens: usize,
+    /// Seconds that a source of texts may be silent while they are wanted.
+    pub source_silence_s: u64,
     /// Bytes of finished vectors kept for texts that come again.
     pub cache_bytes: u64,
     /// Seconds without a call after which a model is unloaded; 0 is never.

@@ -299,6 +299,17 @@ pub const ROWS: &[Row] = &[
         scope: Scope::Any,
     },
     Row {
+        key: "source_silence_s",
+        kind: count(1, 86_400),
+        default: "60",
+        unit: "seconds",
+        doc: "How long a pipe of `EmbedFromFd`, or of a job, may be silent while its texts are \
+              wanted; then the call ends with `DeadlineExceeded`, and its place is free for others. \
+              Counts for calls that begin after the next reload.",
+        group: Group::Admission,
+        scope: Scope::Any,
+    },
+    Row {
         key: "cache_bytes",
         kind: Kind::Bytes { word: None },
         default: "0",

@@ -32,8 +32,13 @@ pub const TRIALS: &[Trial] = &[
         number: "T24",
         name: "hostile-descriptors",
         promise: "no descriptor hangs, kills or fools the service",
-        bar: "unsealed, shrinking, sparse, directory, socket, endless, write-only: each refused by name",
-        how: How::Tests(&["bulk::hostile_descriptors_are_refused"]),
+        bar: "unsealed, shrinking, sparse, directory, socket, write-only: each refused by name; endless and \
+              silent: each ended",
+        how: How::Tests(&[
+            "bulk::hostile_descriptors_are_refused",
+            "bulk::a_pipe_that_never_ends_is_ended",
+            "bulk::a_silent_pipe_is_ended",
+        ]),
         rest: "",
     },
     Trial {

@@ -9,6 +9,7 @@ mod stream;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use op_dbus_api::Error;
 
@@ -23,7 +24,7 @@ pub use budget::{Budget, Place, Work};
 pub use framing::{Framing, Records};
 pub use result::Format;
 pub use source::Source;
-pub use stream::{Made, Progress, Stream};
+pub use stream::{Bounds, Made, Progress, Stream};
 
 /// Sealed memfd, rows, dimensions, information.
 pub type Bulk = (zbus::OwnedFd, u32, u32, Dictionary);
@@ -70,9 +71,15 @@ impl Calls {
     ) -> Result<Bulk, Error> {
         let source = Source::open(fd, self.budget.place(caller.uid, Work::Stream)?)?;
         let served = self.service.serving(wanted.options.level, wanted.options.deadline).await?;
-        let text_bytes_max = self.service.limits().text_bytes_max;
+        let bounds = self.bounds();
         let grant = self.budget.grant(caller.uid);
         let stream = Stream::new(caller, served, grant, wanted, Arc::default()).await?;
-        Ok(stream.run(source, text_bytes_max).await?.bulk)
+        Ok(stream.run(source, bounds).await?.bulk)
+    }
+
+    /// What holds for a source whose call begins now.
+    pub fn bounds(&self) -> Bounds {
+        let silence_max = Duration::from_secs(self.service.now().settings().source_silence_s);
+        Bounds { text_bytes_max: self.service.limits().text_bytes_max, silence_max }
     }
 }

@@ -28,8 +28,15 @@ const BATCHES_MAX: usize = 4;
 /// A batch ends at the first of these.
 const BATCH_TEXTS: usize = 1024;
 const BATCH_BYTES: usize = 256 << 10;
-/// How long a source that is wanted may be silent.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// What holds for a source of texts.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// The most bytes of one text.
+    pub text_bytes_max: usize,
+    /// How long it may be silent while it is wanted.
+    pub silence_max: Duration,
+}
 
 /// How far a stream is. Relaxed: it orders nothing else.
 #[derive(Debug, Default)]
@@ -97,7 +104,7 @@ impl<'a> Stream<'a> {
     ///
     /// # Errors
     /// Those of the source, its texts, the engine and the result.
-    pub async fn run(mut self, source: Source, text_bytes_max: usize) -> Result<Made, Error> {
+    pub async fn run(mut self, source: Source, bounds: Bounds) -> Result<Made, Error> {
         let cancel = self.caller.cancel.clone();
         let deadline = self.wanted.options.deadline;
         let late = async {
@@ -109,18 +116,19 @@ impl<'a> Stream<'a> {
         tokio::select! {
             biased;
             () = cancel.cancelled() => Err(ServiceError::Engine(EngineError::Cancelled))?,
-            result = self.embed_all(source, text_bytes_max) => result?,
+            result = self.embed_all(source, bounds) => result?,
             () = late => Err(ServiceError::Engine(EngineError::DeadlineExceeded))?,
         }
         self.finish()
     }
 
-    async fn embed_all(&mut self, mut source: Source, text_bytes_max: usize) -> Result<(), Error> {
+    async fn embed_all(&mut self, mut source: Source, bounds: Bounds) -> Result<(), Error> {
+        let Bounds { text_bytes_max, silence_max } = bounds;
         let mut records = Some(Records::new(self.wanted.framing, text_bytes_max));
         let mut waiting = Waiting::default();
         // In order, as what was cut is listed.
         let mut batches = FuturesOrdered::new();
-        let mut silence = pin!(sleep_until(Clock::now() + SILENCE_MAX));
+        let mut silence = pin!(sleep_until(Clock::now() + silence_max));
         let mut next = 0;
         loop {
             // An idle engine gets what there is, a busy one full batches.
@@ -139,7 +147,7 @@ impl<'a> Stream<'a> {
                     self.sum.add(done?);
                     self.progress.rows.store(self.sum.rows, Ordering::Relaxed);
                     self.result.check()?;
-                    silence.as_mut().reset(Clock::now() + SILENCE_MAX);
+                    silence.as_mut().reset(Clock::now() + silence_max);
                 }
                 piece = source.next(), if hungry => {
                     match (piece?, records.take()) {
@@ -154,9 +162,9 @@ impl<'a> Stream<'a> {
                             last.into_iter().for_each(|text| waiting.push(text));
                         }
                     }
-                    silence.as_mut().reset(Clock::now() + SILENCE_MAX);
+                    silence.as_mut().reset(Clock::now() + silence_max);
                 }
-                () = &mut silence, if hungry => return Err(silent()),
+                () = &mut silence, if hungry => return Err(silent(silence_max)),
                 else => return Ok(()),
             }
         }
@@ -257,10 +265,11 @@ fn placed(first: u64, error: ServiceError) -> Error {
     error.into()
 }
 
-fn silent() -> Error {
+fn silent(silence_max: Duration) -> Error {
     let message = format!(
-        "nothing came from the source for {} s; write faster, or send what there is in calls of its own",
-        SILENCE_MAX.as_secs()
+        "nothing came from the source for {} s (source_silence_s); write faster, or send what there is \
+         in calls of its own",
+        silence_max.as_secs()
     );
     Error::new(ErrorName::DeadlineExceeded, message)
 }

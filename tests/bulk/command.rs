@@ -1,0 +1,135 @@
+//! `op-dbus embed` with many texts, which go by file descriptors where the service takes them.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::unistd::Pid;
+use op_dbus_api::ErrorName;
+use tokio::io::AsyncWriteExt;
+use zbus::OwnedVariant;
+
+use super::{daemon, embed, peak_kib};
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::{Client, Options, refused};
+use crate::harness::command::{clean, cli, cli_with_input};
+use crate::harness::needs::op_dbus;
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+
+tests! {
+    the_command_holds_neither_texts_nor_vectors: [Bus],
+    the_command_goes_on_where_streams_are_taken: [Bus],
+    the_command_knows_older_services: [Bus],
+}
+
+/// What `op-dbus embed` has used when all of a long input has been embedded, and what it writes.
+async fn the_command_holds_neither_texts_nor_vectors() -> Outcome {
+    const LINES: usize = 100_000;
+    // The program itself takes some 20 MiB; the vectors would be 150 MiB.
+    const PEAK_MAX_KIB: u64 = 48 << 10;
+    let (bus, setup, daemon) = daemon().await?;
+    let output = setup.path("vectors.npy");
+    let mut command = clean(op_dbus());
+    command.args(["embed", "--npy", "--bus", bus.address(), "--output"]).arg(&output);
+    let mut child = command.stdin(Stdio::piped()).kill_on_drop(true).spawn()?;
+    let pid = Pid::from_raw(i32::try_from(child.id().ok_or("it has ended")?)?);
+    let mut stdin = child.stdin.take().ok_or("no standard input")?;
+    let lines: String =
+        (0..LINES).map(|n| format!("line {n} of a log on standard input\n")).collect();
+    stdin.write_all(lines.as_bytes()).await?;
+    // It waits for more meanwhile, so its memory can be looked at.
+    daemon.client().counted("texts", LINES as u64).await?;
+    let peak = peak_kib(pid)?;
+    drop(stdin);
+    assert!(within("the end of the command", child.wait()).await??.success());
+    println!("{peak} KiB for {LINES} lines");
+    assert!(peak < PEAK_MAX_KIB, "{peak} KiB");
+    let written = File::open(&output)?;
+    assert_eq!(written.metadata()?.len(), 128 + (LINES * 384 * 4) as u64);
+    for line in [0, LINES / 2, LINES - 1] {
+        const ROW: usize = 384 * 4;
+        let mut row = [0; ROW];
+        written.read_exact_at(&mut row, 128 + (line * ROW) as u64)?;
+        let text = format!("line {line} of a log on standard input");
+        let vector = daemon.client().vectors(&[text]).await?.concat();
+        assert_eq!(
+            row.as_slice(),
+            vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()
+        );
+    }
+    daemon.stop().await
+}
+
+/// The user has no place for a stream left: the command's texts go the way of all others.
+async fn the_command_goes_on_where_streams_are_taken() -> Outcome {
+    let (bus, setup, daemon) = daemon().await?;
+    let client = Client::on(&bus).await?;
+    let (source, writer) = std::io::pipe()?;
+    let path = setup.path("lines");
+    std::fs::write(&path, (0..5000).map(|n| format!("{n}\n")).collect::<String>())?;
+    let calls = (0..5).map(|_| Box::pin(embed(&client, &source, Options::new())));
+    // The fifth is refused while the others wait for the pipe.
+    let (first, _, rest) = futures_util::future::select_all(calls).await;
+    refused(first, ErrorName::QuotaExceeded)?;
+    let arguments = ["embed", "--csv", "--file", &path.display().to_string()];
+    let lines = cli(&bus, &arguments).await?.success()?;
+    assert_eq!(lines.lines().count(), 5000);
+    drop(writer);
+    for call in rest {
+        assert_eq!(call.await?.1, 0);
+    }
+    daemon.stop().await
+}
+
+/// A service from before `EmbedFromFd`, with vectors of one dimension: the length of each text.
+struct Older {
+    calls: Arc<Mutex<Vec<usize>>>,
+}
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
+impl Older {
+    async fn embed_packed(
+        &self,
+        texts: Vec<String>,
+        _options: HashMap<String, OwnedVariant>,
+    ) -> (Vec<u8>, u32, u32, HashMap<String, OwnedVariant>) {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(texts.len());
+        let bytes = texts.iter().flat_map(|text| (text.len() as f32).to_le_bytes()).collect();
+        (bytes, texts.len() as u32, 1, HashMap::new())
+    }
+
+    #[zbus(property)]
+    fn texts_per_call_max(&self) -> u32 {
+        4096
+    }
+
+    #[zbus(property)]
+    fn text_bytes_max(&self) -> u32 {
+        1 << 20
+    }
+
+    #[zbus(property)]
+    fn inline_reply_bytes_max(&self) -> u32 {
+        16 << 20
+    }
+}
+
+async fn the_command_knows_older_services() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let calls = Arc::<Mutex<Vec<usize>>>::default();
+    let _service = zbus::connection::Builder::address(bus.address())
+        .serve_at(op_dbus_api::ROOT_PATH, Older { calls: calls.clone() })
+        .name(op_dbus_api::BUS_NAME)
+        .build()
+        .await?;
+    let input: String = (0..6000).map(|n| "x".repeat(n % 10) + "\n").collect();
+    let out = cli_with_input(&bus, &["embed", "--csv"], &input).await?.success()?;
+    assert!(out.lines().enumerate().all(|(n, length)| length == (n % 10).to_string()), "{out}");
+    assert_eq!(out.lines().count(), 6000);
+    let calls = calls.lock().unwrap_or_else(PoisonError::into_inner);
+    assert!(calls.iter().all(|texts| *texts <= 256) && calls.contains(&256), "{calls:?}");
+    Ok(())
+}
