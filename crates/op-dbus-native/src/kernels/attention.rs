@@ -177,7 +177,7 @@ unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, 
     while key < job.length {
         let keys = parts.keys.add(key * steps * P::K);
         let zero = [[P::S::splat(0.0); 2]; M];
-        let sums = P::sums::<M>(parts.queries, parts.size, keys, steps, zero);
+        let sums = P::sums::<M, false>(parts.queries, parts.size, keys, steps, zero);
         for (row, sums) in sums.into_iter().enumerate() {
             most[row] = scores(job, parts, [first, row, key], sums[0], most[row]);
             if key + lanes < job.length {
@@ -195,7 +195,7 @@ unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, 
     while column < job.size {
         let values = parts.values.add(column * steps * P::K);
         let zero = [[P::S::splat(0.0); 2]; M];
-        let sums = P::sums::<M>(parts.weights, parts.length, values, steps, zero);
+        let sums = P::sums::<M, false>(parts.weights, parts.length, values, steps, zero);
         let columns = panel.min(job.size - column);
         for (row, sums) in sums.into_iter().enumerate() {
             let share = P::S::splat(shares[row]);

@@ -175,6 +175,8 @@ pub(crate) struct Tile {
     pub to: *mut f32,
     /// Floats from one row's sums to the next.
     pub stride: usize,
+    /// Whether the panel comes from far away: nobody has just read it.
+    pub far: bool,
 }
 
 /// What the sums of one row and panel begin with: the bias, and what they are stored on top of.
@@ -226,7 +228,8 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
                         }
                         Finish::Activate { .. } => (scratch.at(row, offset), GROUP),
                     };
-                    T::tile(product, Tile { row, rows, column, block, blocks, to, stride });
+                    let far = few && tile == 0;
+                    T::tile(product, Tile { row, rows, column, block, blocks, to, stride, far });
                 }
                 if last && !few {
                     finish::<T>(product, &mut scratch, place(outer), (column, columns));

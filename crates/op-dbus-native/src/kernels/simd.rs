@@ -55,6 +55,9 @@ pub(crate) trait Simd {
             }
         }
     }
+    /// Has the cache line of an address fetched, or does nothing. Any address will do.
+    #[inline(always)]
+    unsafe fn prefetch(_from: *const u8) {}
     /// Sum of the lanes.
     unsafe fn sum(value: Self::F) -> f32;
     /// Smallest lane.

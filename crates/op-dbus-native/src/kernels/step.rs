@@ -5,6 +5,9 @@
 
 use super::simd::Simd;
 
+/// Bytes that a cache fetches at once.
+const LINE: usize = 64;
+
 /// Runs the body for each step, four at a time: the addresses of a step's inputs, one for each row,
 /// are then worked out once for four steps. Without that a CPU whose other thread is busy has not
 /// the width to keep its multipliers fed.
@@ -24,6 +27,21 @@ macro_rules! unrolled {
             first += 1;
         }
     }};
+}
+
+/// Bytes from the weights of a step to those that are asked for with it, where they come from far away: by
+/// then they are there. A CPU's own prefetching ends with each page.
+const AHEAD: usize = 3 << 10;
+
+/// Asks for what lies [`AHEAD`] of so many weights; behind the last that may be anything.
+#[inline(always)]
+unsafe fn ahead<S: Simd, W>(weights: *const W, count: usize) {
+    let first = weights.cast::<u8>().wrapping_add(AHEAD);
+    let mut line = 0;
+    while line < count * size_of::<W>() {
+        S::prefetch(first.wrapping_add(line));
+        line += LINE;
+    }
 }
 
 /// Steps whose sums are 32-bit floats.
@@ -55,9 +73,9 @@ pub(crate) trait FloatStep {
     /// Writes `LANES` values as inputs of a later product.
     unsafe fn store(to: *mut Self::Input, value: <Self::S as Simd>::F);
     /// Adds to `sums` the products of `M` rows with two vectors of columns, over `steps` steps. Row
-    /// `r` of the input begins at `input + r * stride`.
+    /// `r` of the input begins at `input + r * stride`. `FAR` says that the weights come from far away.
     #[inline(always)]
-    unsafe fn sums<const M: usize>(
+    unsafe fn sums<const M: usize, const FAR: bool>(
         input: *const Self::Input,
         stride: usize,
         panel: *const Self::Weight,
@@ -67,6 +85,9 @@ pub(crate) trait FloatStep {
         let half = Self::S::LANES * Self::K;
         unrolled!(steps, step => {
             let panel = panel.add(step * 2 * half);
+            if FAR {
+                ahead::<Self::S, _>(panel, 2 * half);
+            }
             let weights = [Self::weights(panel), Self::weights(panel.add(half))];
             let input = input.add(step * Self::K);
             for (row, sums) in sums.iter_mut().enumerate() {
@@ -129,7 +150,7 @@ pub(crate) trait IntStep {
 
     /// As [`FloatStep::sums`], but from zero.
     #[inline(always)]
-    unsafe fn sums<const M: usize>(
+    unsafe fn sums<const M: usize, const FAR: bool>(
         input: *const Self::Input,
         stride: usize,
         panel: *const i8,
@@ -139,6 +160,9 @@ pub(crate) trait IntStep {
         let mut sums = [[Self::zero(); 2]; M];
         unrolled!(steps, step => {
             let panel = panel.add(step * 2 * half);
+            if FAR {
+                ahead::<Self::S, _>(panel, 2 * half);
+            }
             let weights = [Self::weights(panel), Self::weights(panel.add(half))];
             let input = input.add(step * Self::K);
             for (row, sums) in sums.iter_mut().enumerate() {

@@ -62,7 +62,10 @@ impl<P: FloatStep, const ROWS: usize> FloatTiles<P, ROWS> {
                 [P::S::load(to), P::S::load(to.add(lanes))]
             };
         }
-        let sums = P::sums::<M>(values, input.stride, panel, steps, sums);
+        let sums = match tile.far {
+            true => P::sums::<M, true>(values, input.stride, panel, steps, sums),
+            false => P::sums::<M, false>(values, input.stride, panel, steps, sums),
+        };
         for (row, sums) in sums.into_iter().enumerate() {
             let to = tile.to.add(row * tile.stride);
             P::S::store(to, sums[0]);
@@ -123,12 +126,12 @@ impl<P: IntStep, const ROWS: usize> IntTiles<P, ROWS> {
         for block in tile.block..tile.block + tile.blocks {
             let first = block * steps_per_block;
             let steps = steps_per_block.min(weights.steps - first);
-            let sums = P::sums::<M>(
-                values.add(block * GROUP),
-                input.stride,
-                panel.add(first * Self::PANEL * P::K),
-                steps,
-            );
+            let values = values.add(block * GROUP);
+            let panel = panel.add(first * Self::PANEL * P::K);
+            let sums = match tile.far {
+                true => P::sums::<M, true>(values, input.stride, panel, steps),
+                false => P::sums::<M, false>(values, input.stride, panel, steps),
+            };
             let scales = BlockScales::<P::S>::of(product, tile, block);
             for (row, sums) in sums.into_iter().enumerate() {
                 let sums = [P::to_float(sums[0]), P::to_float(sums[1])];
