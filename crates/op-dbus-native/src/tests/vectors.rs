@@ -32,10 +32,11 @@ fn variants() -> impl Iterator<Item = (Isa, Precision)> {
 #[test]
 fn vectors_are_those_of_the_reference() {
     let lengths: &[usize] =
-        if cfg!(miri) { &[1, 7, 3] } else { &[1, 2, 3, 7, 8, 15, 16, 17, 31, 40, 5, 40] };
+        if cfg!(miri) { &[1, 6] } else { &[1, 2, 3, 7, 8, 15, 16, 17, 31, 40, 5, 40] };
     let texts = made_up::texts(lengths, 3);
-    let step = if cfg!(miri) { 3 } else { 1 };
-    for (seed, sizes) in (1..).zip(SIZES).step_by(step) {
+    // The last has all that a model may have.
+    let skipped = if cfg!(miri) { SIZES.len() - 1 } else { 0 };
+    for (seed, sizes) in (1..).zip(SIZES).skip(skipped) {
         let weights = Weights::new(sizes, seed);
         let expected: Vec<Vec<f64>> =
             texts.iter().map(|ids| reference::vector(&weights.encoder(), ids)).collect();
