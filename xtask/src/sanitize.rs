@@ -18,37 +18,23 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Where programs of each tool are built, apart from all others.
 const FOLDER: &str = "target/sanitize";
 
-/// Tests of the crates with `unsafe` code. One of the engine's is not among them: it counts what is
-/// allocated, which is more under a sanitizer. The program is named so that libraries are those of other
-/// builds.
-const ADDRESS: &[&str] = &[
-    "--package=op-dbus",
-    "--package=op-dbus-tests",
+/// Tests of what has both threads and `unsafe` code. One of the engine's is not among them: it counts
+/// what is allocated, which is more under a sanitizer.
+const TESTS: &[&str] = &[
     "--package=op-dbus-engine",
     "--package=op-dbus-native",
     "--package=op-dbus-daemon",
     "--lib",
     "--test=engine",
     "--test=worker",
-    "--test=kernels",
-    "--",
-    SKIP,
 ];
+
+/// For AddressSanitizer as well: the rest of what is `unsafe`. The program is named so that libraries are
+/// those of other builds.
+const MORE: &[&str] = &["--package=op-dbus", "--package=op-dbus-tests", "--test=kernels"];
 
 /// Left out, as it bounds the memory of a process: a sanitizer takes terabytes of addresses.
-const SKIP: &str = "--skip=a_process_that_wants_too_much_memory_ends";
-
-/// Tests with threads.
-const THREAD: &[&str] = &[
-    "--package=op-dbus-engine",
-    "--package=op-dbus-native",
-    "--package=op-dbus-daemon",
-    "--lib",
-    "--test=engine",
-    "--test=worker",
-    "--",
-    SKIP,
-];
+const SKIP: [&str; 2] = ["--", "--skip=a_process_that_wants_too_much_memory_ends"];
 
 /// The only crate whose `unsafe` code asks the kernel for nothing that Miri has not.
 const MIRI: &[&str] = &["--package=op-dbus-native", "--lib"];
@@ -59,7 +45,7 @@ const MIRI: &[&str] = &["--package=op-dbus-native", "--lib"];
 /// One can't be run.
 pub fn try_out(_: &Conditions) -> Result<Vec<Figure>, String> {
     let mut address = instrumented(&["test", "--no-fail-fast"]);
-    address.args(ADDRESS);
+    address.args(MORE).args(TESTS).args(SKIP);
     Ok(vec![
         counted("AddressSanitizer", &mut address)?,
         match missing("lib/rustlib/src/rust/library/std/Cargo.toml", "rust-src")? {
@@ -76,7 +62,7 @@ pub fn try_out(_: &Conditions) -> Result<Vec<Figure>, String> {
 fn thread() -> Command {
     let mut command =
         nightly(&["cargo", "test", "--no-fail-fast", "-Zbuild-std", "--target", TARGET]);
-    command.args(["--target-dir", &format!("{FOLDER}/thread")]).args(THREAD);
+    command.args(["--target-dir", &format!("{FOLDER}/thread")]).args(TESTS).args(SKIP);
     command.env("RUSTFLAGS", "-Zsanitizer=thread");
     command
 }
