@@ -73,7 +73,7 @@ impl IntStep for Int8 {
     }
 
     #[inline(always)]
-    unsafe fn sums<const M: usize>(
+    unsafe fn sums<const M: usize, const FAR: bool>(
         input: *const u8,
         stride: usize,
         panel: *const i8,
@@ -154,7 +154,7 @@ impl FloatStep for Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn sums<const M: usize>(
+    unsafe fn sums<const M: usize, const FAR: bool>(
         input: *const u16,
         stride: usize,
         panel: *const u16,
