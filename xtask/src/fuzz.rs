@@ -88,6 +88,8 @@ fn targets() -> Result<Vec<String>, String> {
 pub fn instrumented(words: &[&str]) -> Command {
     let mut command = cargo(words);
     command.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join(COMPILER));
+    // What other builds go on from lies in the same place: they would not link with pieces of this one.
+    command.env("CARGO_INCREMENTAL", "0");
     command
 }
 
