@@ -176,10 +176,9 @@ def past_the_bus(embedder: Embedder, expected: Embeddings) -> None:
 async def a_connection_ends() -> None:
     """When it is closed, under calls as well, and when its bus is: the client says so."""
     async with AsyncEmbedder(BUS, direct=True) as embedder:
-        leaving = asyncio.create_task(embedder.embed(["one"] * 3000))
-        await asyncio.sleep(0)
-        await embedder.close()
-        (ended,) = await asyncio.gather(leaving, return_exceptions=True)
+        # In this order: the call is on its way when the connection is closed.
+        leaving = (embedder.embed(["one"] * 3000), embedder.close())
+        ended, _ = await asyncio.gather(*leaving, return_exceptions=True)
         assert isinstance(ended, errors.NotReachable), ended
     async with AsyncEmbedder(BUS, direct=True) as embedder:
         await embedder.embed(["one"])
