@@ -6,8 +6,6 @@
 use std::fs::File;
 use std::io::{Read, stdin};
 use std::os::fd::{AsFd, OwnedFd};
-use std::thread::sleep;
-use std::time::Duration;
 
 use op_dbus_api::{EmbedderProxyBlocking, JobProxyBlocking, cosine, direct_blocking};
 use zbus::Fd;
@@ -21,11 +19,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let embedder = EmbedderProxyBlocking::new(&bus)?;
     let job = embedder.start_embed_from_fd(Fd::from(file.as_fd()), Default::default())?;
     let job = JobProxyBlocking::new(&bus, job)?;
-    while job.state()? == "running" {
-        sleep(Duration::from_millis(100));
-    }
-    println!("{} vectors of {} bytes", job.rows()?, job.bytes_read()?);
-    let (vectors, _rows, dimensions, _info) = job.fetch()?;
+    // Waits until the job has ended.
+    let (vectors, rows, dimensions, _info) = job.fetch()?;
+    println!("{rows} vectors of {dimensions} numbers");
     let mut bytes = Vec::new();
     File::from(OwnedFd::from(vectors)).read_to_end(&mut bytes)?;
     let vectors = numbers(&bytes);
