@@ -3,15 +3,17 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use op_dbus_api::JobProxy;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use zbus::OwnedVariant;
+use zbus::proxy::CacheProperties;
+use zbus::{Fd, OwnedVariant};
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
@@ -25,6 +27,7 @@ tests! {
     the_cpu_helps_a_device_with_the_models_vectors: [Bus, Low, Ggml],
     calls_outlive_a_device_that_is_killed_and_lost: [Bus, Low, Ggml],
     calls_in_flight_move_to_the_fallback: [Bus, Low, Ggml],
+    a_job_goes_where_the_provider_goes: [Bus, Low, Ggml],
     what_batches_cost_is_measured_once: [Bus, Low, Ggml],
 }
 
@@ -175,6 +178,56 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
     let vectors = daemon.client().vectors(&much()).await?;
     for (found, expected) in numbers.chunks(dimensions as usize).zip(vectors) {
         let cosine = cosine(found, &expected);
+        assert!(cosine >= 0.999, "{cosine}");
+    }
+    daemon.stop().await
+}
+
+/// A job outlives the providers that it begins on: one that is changed and one that is lost.
+async fn a_job_goes_where_the_provider_goes() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, library, away) = movable()?;
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    let expected = client.vectors(&["before", "meanwhile", "after"]).await?;
+    let (source, mut writer) = std::io::pipe()?;
+    let source = Fd::from(source.as_fd());
+    let job = client.embedder.start_embed_from_fd(source, HashMap::new()).await?;
+    let job = JobProxy::builder(client.connection()).path(job);
+    let job = job.cache_properties(CacheProperties::No).build().await?;
+    let embedded = async |rows: u64| {
+        within("the text of a job", async {
+            while job.rows().await? < rows {
+                assert_eq!(job.state().await?, "running", "{}", job.error_message().await?);
+            }
+            Outcome::Ok(())
+        })
+        .await?
+    };
+
+    writer.write_all(b"before\n")?;
+    embedded(1).await?;
+    client.manager.set_execution_provider("cpu").await?;
+    writer.write_all(b"meanwhile\n")?;
+    embedded(2).await?;
+    client.manager.set_execution_provider("ggml").await?;
+    fs::rename(&library, &away)?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    writer.write_all(b"after\n")?;
+    drop(writer);
+    let (file, rows, dimensions, info) = within("the job", job.fetch()).await??;
+    assert_eq!((rows, provider(&daemon).await?.0.as_str()), (3, "cpu"));
+    let told = |key| String::try_from(info[key].clone());
+    assert_eq!((told("provider")?, told("device")?), ("ggml,cpu".into(), "ggml:0,cpu:0".into()));
+    // Its vectors have the fingerprint in common, and the precision of each.
+    let in_force = client.embedder.vector_space().await?;
+    let fingerprint = in_force.split('-').next().unwrap_or_default();
+    assert_eq!(told("space")?, format!("{fingerprint}-{}", told("precision")?));
+    let mut bytes = Vec::new();
+    fs::File::from(OwnedFd::from(file)).read_to_end(&mut bytes)?;
+    let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|n| f32::from_le_bytes(*n)).collect();
+    for (found, expected) in numbers.chunks_exact(dimensions as usize).zip(&expected) {
+        let cosine = cosine(found, expected);
         assert!(cosine >= 0.999, "{cosine}");
     }
     daemon.stop().await

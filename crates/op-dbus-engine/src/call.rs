@@ -150,10 +150,36 @@ pub struct Reply {
     pub compute_us: u64,
     /// Execution provider that computed; several with commas in between.
     pub provider: String,
-    /// Device of the last batch.
+    /// Device that computed; several with commas in between.
     pub device: String,
-    /// Precision of the last batch.
+    /// Precision of the arithmetic; several with commas in between.
     pub precision: String,
+}
+
+impl Reply {
+    /// Notes that some of the vectors were computed by what computed those of `other`.
+    pub fn also_computed_by(&mut self, other: &Self) {
+        note(&mut self.provider, &other.provider);
+        note(&mut self.device, &other.device);
+        note(&mut self.precision, &other.precision);
+    }
+}
+
+/// Adds names to a list, both with commas in between, unless they are there.
+pub(crate) fn note(list: &mut String, names: &str) {
+    // The usual case: the same as before.
+    if list == names {
+        return;
+    }
+    for name in names.split(',') {
+        if list.split(',').any(|known| known == name) {
+            continue;
+        }
+        if !list.is_empty() {
+            list.push(',');
+        }
+        list.push_str(name);
+    }
 }
 
 /// Cancels a call from elsewhere: keep a clone and call [`cancel`](Self::cancel). One token may

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use crate::admission::Permit;
 use crate::backend::Description;
 use crate::cache::{Cache, Computed, Entry, Key};
-use crate::call::{Priority, Reply, RowSink, Truncate};
+use crate::call::{Priority, Reply, RowSink, Truncate, note};
 use crate::error::Error;
 use crate::output::{Out, Output};
 use crate::tokenizer::Window;
@@ -63,7 +63,7 @@ struct State {
     /// What computed, each once, with commas in between.
     providers: String,
     devices: String,
-    precision: String,
+    precisions: String,
     done: Option<oneshot::Sender<Result<Reply, Error>>>,
     permit: Option<Permit>,
 }
@@ -133,7 +133,7 @@ impl Job {
             ended_us: 0,
             providers: String::new(),
             devices: String::new(),
-            precision: String::new(),
+            precisions: String::new(),
             done: Some(done),
             permit: Some(permit),
         };
@@ -275,7 +275,7 @@ impl Job {
             compute_us: state.ended_us.saturating_sub(started_us),
             provider: std::mem::take(&mut state.providers),
             device: std::mem::take(&mut state.devices),
-            precision: std::mem::take(&mut state.precision),
+            precision: std::mem::take(&mut state.precisions),
         };
         // Before the caller hears of it, so that its next call finds the budget free.
         drop(state.permit.take());
@@ -292,19 +292,6 @@ impl State {
     fn computed_by(&mut self, provider: &str, device: &str, precision: &str) {
         note(&mut self.providers, provider);
         note(&mut self.devices, device);
-        if self.precision != precision {
-            precision.clone_into(&mut self.precision);
-        }
+        note(&mut self.precisions, precision);
     }
-}
-
-/// Adds a name to the list, unless it is there.
-fn note(list: &mut String, name: &str) {
-    if list == name || list.split(',').any(|known| known == name) {
-        return;
-    }
-    if !list.is_empty() {
-        list.push(',');
-    }
-    list.push_str(name);
 }

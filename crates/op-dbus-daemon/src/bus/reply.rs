@@ -90,7 +90,7 @@ impl Embedded {
     pub fn info(self) -> Dictionary {
         let level = self.served.choice.level().map_or("", |level| level.as_str());
         HashMap::from([
-            (info::SPACE, self.served.vector_space().into()),
+            (info::SPACE, self.served.space_in(&self.reply.precision).into()),
             (info::LEVEL, level.into()),
             (info::MODEL, self.served.model.clone().into()),
             (info::DIMENSIONS, wire(self.reply.dimensions).into()),

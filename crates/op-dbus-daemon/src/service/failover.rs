@@ -56,6 +56,16 @@ impl Service {
         Ok((next.embed(request).await?, next))
     }
 
+    /// What a call that began on `served` goes on with: what serves now, if it makes the same vectors, so
+    /// that long calls leave a provider as everybody else does.
+    pub fn instead_of(&self, served: &Arc<Served>) -> Arc<Served> {
+        let now = self.now();
+        let same = |in_force: &&Arc<Served>| {
+            (&in_force.choice, &in_force.space) == (&served.choice, &served.space)
+        };
+        now.served().filter(same).unwrap_or(served).clone()
+    }
+
     /// Whether the settings name a provider to come after that of `served`, which is in force.
     fn may_have_successor(&self, served: &Arc<Served>) -> bool {
         let now = self.now();

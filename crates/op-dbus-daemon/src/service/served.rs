@@ -125,7 +125,13 @@ pub type MakeSink = Arc<dyn Fn() -> RowSink + Send + Sync>;
 impl Served {
     /// The vector space as callers see it: fingerprint and precision.
     pub fn vector_space(&self) -> String {
-        format!("{}-{}", self.space, self.precision)
+        self.space_in(&self.precision)
+    }
+
+    /// The vector space of vectors in this precision, or in these with commas in between: a call may
+    /// have been computed on several providers, or be answered with what was kept of another one.
+    pub fn space_in(&self, precision: &str) -> String {
+        format!("{}-{precision}", self.space)
     }
 
     /// Keeps what batches were seen to cost for the next start. Waits for the disk.

@@ -70,10 +70,9 @@ impl Calls {
         wanted: Wanted,
     ) -> Result<Bulk, Error> {
         let source = Source::open(fd, self.budget.place(caller.uid, Work::Stream)?)?;
-        let served = self.service.serving(wanted.options.level, wanted.options.deadline).await?;
         let bounds = self.bounds();
         let grant = self.budget.grant(caller.uid);
-        let stream = Stream::new(caller, served, grant, wanted, Arc::default()).await?;
+        let stream = Stream::new(caller, &self.service, grant, wanted, Arc::default()).await?;
         Ok(stream.run(source, bounds).await?.bulk)
     }
 

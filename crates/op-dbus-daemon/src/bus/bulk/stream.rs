@@ -21,7 +21,7 @@ use super::source::Source;
 use crate::bus::caller::Caller;
 use crate::bus::options::Wanted;
 use crate::bus::reply::{Embedded, wire};
-use crate::service::{Error as ServiceError, Request, Served};
+use crate::service::{Error as ServiceError, Request, Served, Service};
 
 /// Batches in the engine at once: one is computed, one waits, and two are on their way.
 const BATCHES_MAX: usize = 4;
@@ -57,6 +57,7 @@ pub struct Made {
 /// One `EmbedFromFd` call.
 pub struct Stream<'a> {
     caller: &'a Caller,
+    service: &'a Service,
     served: Arc<Served>,
     wanted: Wanted,
     grant: Grant,
@@ -81,11 +82,12 @@ impl<'a> Stream<'a> {
     /// What is wrong with the options; `NoSpace`, `TooLarge`, `QuotaExceeded`.
     pub async fn new(
         caller: &'a Caller,
-        served: Arc<Served>,
+        service: &'a Service,
         mut grant: Grant,
         mut wanted: Wanted,
         progress: Arc<Progress>,
     ) -> Result<Self, Error> {
+        let served = service.serving(wanted.options.level, wanted.options.deadline).await?;
         wanted.options.priority.get_or_insert(Priority::Bulk);
         let (uid, cancel) = (caller.uid, caller.cancel.clone());
         let options = wanted.options.clone();
@@ -96,7 +98,7 @@ impl<'a> Stream<'a> {
         let result = ResultFile::new(encoding, reply.dimensions, format, None)?;
         grant.more(result.bytes(0))?;
         let sum = Sum { started: Instant::now(), rows: 0, reply, truncated: 0 };
-        Ok(Self { caller, served, wanted, grant, result, sum, progress })
+        Ok(Self { caller, service, served, wanted, grant, result, sum, progress })
     }
 
     /// Embeds everything that comes, until the end of `source`, the deadline or the caller's
@@ -144,7 +146,9 @@ impl<'a> Stream<'a> {
             tokio::select! {
                 biased;
                 Some(done) = batches.next() => {
-                    self.sum.add(done?);
+                    let (first, reply, served) = done?;
+                    self.sum.add(first, reply);
+                    self.served = served;
                     self.progress.rows.store(self.sum.rows, Ordering::Relaxed);
                     self.result.check()?;
                     silence.as_mut().reset(Clock::now() + silence_max);
@@ -175,15 +179,17 @@ impl<'a> Stream<'a> {
         &self,
         first: u64,
         texts: Vec<String>,
-    ) -> impl Future<Output = Result<(u64, Reply), Error>> + use<> {
-        let (served, options) = (self.served.clone(), self.wanted.options.clone());
+    ) -> impl Future<Output = Result<(u64, Reply, Arc<Served>), Error>> + use<'a> {
+        let (service, options) = (self.service, self.wanted.options.clone());
+        let served = service.instead_of(&self.served);
         let (uid, cancel) = (self.caller.uid, self.caller.cancel.clone());
         let sink = Some(self.result.sink(first));
         let inputs = Inputs::Texts(texts);
         let request = Request { uid, cancel, inputs, options, wait: true, sink };
         async move {
-            let reply = served.embed(request).await.map_err(|error| placed(first, error))?;
-            Ok((first, reply))
+            let embedded = service.embed(served, request).await;
+            let (reply, served) = embedded.map_err(|error| placed(first, error))?;
+            Ok((first, reply, served))
         }
     }
 
@@ -200,12 +206,18 @@ impl<'a> Stream<'a> {
 }
 
 impl Sum {
-    fn add(&mut self, (first, reply): (u64, Reply)) {
+    /// Adds a batch, of which the first is row number `first`.
+    fn add(&mut self, first: u64, reply: Reply) {
         let sum = &mut self.reply;
         if self.rows == 0 {
-            (sum.queue_us, sum.provider, sum.device) =
-                (reply.queue_us, reply.provider, reply.device);
+            // Until now it said what would compute.
+            *sum = Reply {
+                dimensions: reply.dimensions,
+                queue_us: reply.queue_us,
+                ..Reply::default()
+            };
         }
+        sum.also_computed_by(&reply);
         self.rows += reply.rows as u64;
         sum.tokens += reply.tokens;
         sum.cached += reply.cached;
@@ -297,7 +309,7 @@ mod tests {
             Sum { started: Instant::now(), rows: 0, reply: Reply::default(), truncated: 0 };
         for first in (0..100_000).step_by(1000) {
             let cut = Reply { rows: 1000, truncated: (0..1000).collect(), ..Reply::default() };
-            sum.add((first, cut));
+            sum.add(first, cut);
         }
         assert_eq!((sum.rows, sum.truncated), (100_000, 100_000));
         assert_eq!(sum.reply.truncated.len(), TRUNCATED_LISTED_MAX);

@@ -104,10 +104,9 @@ impl Life {
 
     async fn embed(&self, source: Source, wanted: Wanted) -> Result<Made, Error> {
         let service = &self.calls.service;
-        let served = service.serving(wanted.options.level, wanted.options.deadline).await?;
         let grant = self.calls.budget.grant(self.caller.uid);
         let progress = self.listed.job.progress.clone();
-        let stream = Stream::new(&self.caller, served, grant, wanted, progress).await?;
+        let stream = Stream::new(&self.caller, service, grant, wanted, progress).await?;
         stream.run(source, self.calls.bounds()).await
     }
 
