@@ -1,5 +1,6 @@
 //! Texts to token ids: the model's own tokenizer, with truncation done here, on token boundaries.
 
+mod bounds;
 mod cuts;
 mod text;
 mod tokens;
@@ -58,7 +59,7 @@ pub enum TokenizerError {
     #[error("the tokenizer file is damaged or of an unknown kind; install the model again")]
     Damaged(#[source] Box<dyn StdError + Send + Sync>),
     /// The file can be read but asks for something that the engine can't do.
-    #[error("the tokenizer can't be used: {0}")]
+    #[error("{0}")]
     Unsupported(String),
 }
 
@@ -99,11 +100,13 @@ impl Tokenizer {
     /// special tokens included; padding and truncation that the file asks for are ignored.
     ///
     /// # Errors
-    /// A file that is too big, damaged, or puts special tokens anywhere but around the text.
+    /// A file that is too big, damaged, would make a text cost more than any real one does, or puts special
+    /// tokens anywhere but around the text.
     pub fn from_bytes(json: &[u8], max_input_tokens: usize) -> Result<Self, TokenizerError> {
         if json.len() > FILE_BYTES_MAX {
             return Err(TokenizerError::TooBig { bytes: json.len(), limit: FILE_BYTES_MAX });
         }
+        bounds::check(json)?;
         // The parser asserts in places; a hostile file must not end the process.
         let model = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
             .map_err(|_| TokenizerError::Damaged("the parser panicked".into()))?

@@ -28,14 +28,16 @@ pub const TRIALS: &[Trial] = &[
     Trial {
         number: "T35",
         name: "hostile-tokenizer",
-        promise: "a damaged tokenizer is refused as the model's damage",
-        bar: "`ModelCorrupt`, no panic",
+        promise: "a damaged tokenizer is refused, and so is one that would make a text cost without end",
+        bar: "`ModelCorrupt`, no panic; a text becomes 128 times as long at most",
         how: How::Tests(&[
             "tokenizer::tests::damaged_files_are_refused",
+            "tokenizer::tests::normalizers_that_blow_texts_up_are_refused",
+            "tokenizer::tests::vocabularies_that_blow_up_are_refused",
             "models::damaged_files_are_named",
         ]),
-        rest: "it is read in the daemon, not in a worker: one that takes long or much memory is \
-               bounded by its digest alone",
+        rest: "it is read and used in the daemon, not in a worker: a file of 64 MiB may still take some \
+               GiB there",
     },
     Trial {
         number: "T36",
