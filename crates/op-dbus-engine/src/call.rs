@@ -14,6 +14,8 @@ pub struct Call {
     pub uid: u32,
     /// What is embedded. Nothing at all is fine and gives no vectors.
     pub inputs: Inputs,
+    /// Put before each text, and counted as its part; token ids stay as they are.
+    pub prefix: String,
     /// What happens to texts that are longer than the model reads.
     pub truncate: Truncate,
     /// Class in the queue; by default, and always from `Limits::bulk_texts_min` texts on, by size.
@@ -82,6 +84,13 @@ impl Inputs {
         match self {
             Self::Texts(texts) => texts.iter().map(String::len).sum(),
             Self::Tokens(lists) => lists.iter().map(|ids| size_of_val(ids.as_slice())).sum(),
+        }
+    }
+
+    /// Puts `prefix` before each text.
+    pub(crate) fn put_before(&mut self, prefix: &str) {
+        if let (Self::Texts(texts), false) = (self, prefix.is_empty()) {
+            texts.iter_mut().for_each(|text| text.insert_str(0, prefix));
         }
     }
 

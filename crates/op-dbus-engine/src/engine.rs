@@ -106,12 +106,14 @@ impl Engine {
         result
     }
 
-    async fn try_embed(&self, call: Call) -> Result<Reply, Error> {
+    async fn try_embed(&self, mut call: Call) -> Result<Reply, Error> {
         let inner = &*self.0;
+        // The prefix may be long, and its copies must not take memory before they are found too many.
         match &call.inputs {
-            Inputs::Texts(texts) => inner.check_size(texts)?,
-            Inputs::Tokens(lists) => inner.check_size(lists)?,
+            Inputs::Texts(texts) => inner.check_size(texts, call.prefix.len())?,
+            Inputs::Tokens(lists) => inner.check_size(lists, 0)?,
         }
+        call.inputs.put_before(&call.prefix);
         let output = inner.output(call.dimensions, call.normalize)?;
         let (lookup, tokens) = match &call.inputs {
             Inputs::Texts(texts) => inner.look_and_count(&call, texts, output),
@@ -289,16 +291,18 @@ impl Inner {
         (lookup, tokens)
     }
 
-    fn check_size<T: Input>(&self, inputs: &[T]) -> Result<(), Error> {
+    /// Refuses inputs that are too many or too large with `prefix` bytes before each.
+    fn check_size<T: Input>(&self, inputs: &[T], prefix: usize) -> Result<(), Error> {
         let Limits { texts_per_call_max, text_bytes_max, call_bytes_max, .. } = self.limits;
         let check = |excess, found, limit| {
             if found <= limit { Ok(()) } else { Err(Error::TooLarge { excess, found, limit }) }
         };
         check(Excess::Texts, inputs.len(), texts_per_call_max.min(u32::MAX as usize))?;
-        for (index, input) in inputs.iter().enumerate() {
-            check(Excess::TextBytes { index }, input.bytes(), text_bytes_max)?;
+        let sizes = inputs.iter().map(|input| input.bytes().saturating_add(prefix));
+        for (index, size) in sizes.clone().enumerate() {
+            check(Excess::TextBytes { index }, size, text_bytes_max)?;
         }
-        check(Excess::CallBytes, inputs.iter().map(T::bytes).sum(), call_bytes_max)
+        check(Excess::CallBytes, sizes.fold(0, usize::saturating_add), call_bytes_max)
     }
 
     fn output(&self, cut: Option<usize>, normalize: Option<bool>) -> Result<Output, Error> {

@@ -149,28 +149,22 @@ impl Served {
     /// # Errors
     /// `InvalidArgument`, `WrongSpace`, or what the engine answers.
     pub async fn embed(&self, request: Request) -> Result<Reply, Error> {
-        let Request { uid, cancel, mut inputs, options, wait, sink } = request;
+        let Request { uid, cancel, inputs, options, wait, sink } = request;
         self.check_space(options.expect_space.as_deref())?;
         self.check_device(options.device.as_deref())?;
-        if let Some(prompt) = self.prompt(options.prompt.as_deref())? {
-            match &mut inputs {
-                Inputs::Texts(texts) => {
-                    texts.iter_mut().for_each(|text| text.insert_str(0, prompt));
-                }
-                // Where one token ends and the next begins would depend on the prompt.
-                Inputs::Tokens(_) => {
-                    return Err(Error::InvalidArgument(format!(
-                        "{} puts a prompt before each text, which token ids can't be given \
-                         afterwards; send texts, or have its tokens in the ids and ask for the \
-                         prompt \"\", which is none",
-                        self.model
-                    )));
-                }
-            }
+        let prompt = self.prompt(options.prompt.as_deref())?;
+        // Where one token ends and the next begins would depend on the prompt.
+        if let (Some(_), Inputs::Tokens(_)) = (prompt, &inputs) {
+            return Err(Error::InvalidArgument(format!(
+                "{} puts a prompt before each text, which token ids can't be given afterwards; send \
+                 texts, or have its tokens in the ids and ask for the prompt \"\", which is none",
+                self.model
+            )));
         }
         let call = Call {
             uid,
             inputs,
+            prefix: prompt.unwrap_or_default().to_owned(),
             truncate: options.truncate,
             priority: options.priority,
             deadline: options.deadline,
@@ -197,13 +191,11 @@ impl Served {
     /// `InvalidArgument`, or what the engine answers.
     pub async fn tokenize(
         &self,
-        mut texts: Vec<String>,
+        texts: Vec<String>,
         prompt: Option<&str>,
     ) -> Result<Vec<Vec<Piece>>, Error> {
-        if let Some(prompt) = self.prompt(prompt)? {
-            texts.iter_mut().for_each(|text| text.insert_str(0, prompt));
-        }
-        Ok(self.engine.tokenize(texts).await?)
+        let prompt = self.prompt(prompt)?.unwrap_or_default();
+        Ok(self.engine.tokenize(texts, prompt).await?)
     }
 
     /// The text of a prompt, or of the default one.

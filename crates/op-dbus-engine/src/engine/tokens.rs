@@ -19,17 +19,23 @@ impl Engine {
         self.look(texts, count).await
     }
 
-    /// The tokens of each text before truncation, special tokens included.
+    /// The tokens of each text with `prefix` before it, before truncation, special tokens included.
     ///
     /// # Errors
     /// As [`count_tokens`](Self::count_tokens); `TooLarge` already beyond the size of one text,
     /// because a piece takes many times what its text does.
-    pub async fn tokenize(&self, texts: Vec<String>) -> Result<Vec<Vec<Piece>>, Error> {
+    pub async fn tokenize(
+        &self,
+        mut texts: Vec<String>,
+        prefix: &str,
+    ) -> Result<Vec<Vec<Piece>>, Error> {
         let limit = self.0.limits.text_bytes_max;
-        let found = texts.iter().map(String::len).sum();
+        let sizes = texts.iter().map(|text| text.len().saturating_add(prefix.len()));
+        let found = sizes.fold(0, usize::saturating_add);
         if found > limit {
             return Err(Error::TooLarge { excess: Excess::CallBytes, found, limit });
         }
+        texts.iter_mut().for_each(|text| text.insert_str(0, prefix));
         self.look(texts, Tokenizer::pieces).await
     }
 
@@ -40,7 +46,7 @@ impl Engine {
         one: fn(&Tokenizer, &str) -> Result<T, EncodeError>,
     ) -> Result<Vec<T>, Error> {
         let inner = &*self.0;
-        inner.check_size(&texts)?;
+        inner.check_size(&texts, 0)?;
         if inner.admission.is_closed() {
             return Err(Error::ShuttingDown);
         }

@@ -66,6 +66,15 @@ async fn what_can_never_be_accepted_is_too_large() {
     assert_eq!(excess(&[&long[..40]; 3]).await, (Excess::CallBytes, 120, 90));
     assert_eq!(excess(&[TEN; 3]).await, (Excess::QuotaTokens, 36, 24));
     assert_eq!(excess(&[TEN; 4]).await, (Excess::QueueTokens, 48, 36));
+    // What stands before each text counts as its part.
+    let before = |texts: &[&str], bytes| Call { prefix: "x".repeat(bytes), ..call(1, texts) };
+    let error = engine.embed(before(&["a", &long[..20]], 31)).await.unwrap_err();
+    let text = Excess::TextBytes { index: 1 };
+    assert_eq!(error, Error::TooLarge { excess: text, found: 51, limit: 50 });
+    let error = engine.embed(before(&["a"; 3], 30)).await.unwrap_err();
+    assert_eq!(error, Error::TooLarge { excess: Excess::CallBytes, found: 93, limit: 90 });
+    let error = engine.tokenize(vec!["a".to_owned(); 3], &long[..30]).await.unwrap_err();
+    assert_eq!(error, Error::TooLarge { excess: Excess::CallBytes, found: 93, limit: 50 });
     let message = engine.embed(call(1, &[&long])).await.unwrap_err().to_string();
     assert_eq!(message, "the size of text 0 in bytes is 51, the limit is 50; split the text");
 }
