@@ -18,8 +18,10 @@ const WORDS_MAX: usize = 512;
 const GROWTH_MAX_MIB: f64 = 100.0;
 
 pub async fn soak(size: Size) -> Outcome {
-    let seconds = size.of(60, 25_000);
-    let warm = size.of(20, 600);
+    let asked = std::env::var("OP_DBUS_SOAK_SECONDS").ok();
+    let asked = asked.map(|seconds| seconds.parse::<u64>()).transpose()?;
+    let seconds = asked.unwrap_or(size.of(60, 25_000));
+    let warm = if seconds < 1800 { seconds / 3 } else { 600 };
     let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?;
     let daemon = setup.ready(&bus).await?;

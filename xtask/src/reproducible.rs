@@ -41,9 +41,14 @@ pub fn try_out(conditions: &Conditions) -> Result<Vec<Figure>, String> {
 
 fn compare(words: &[String]) -> Result<Vec<Figure>, String> {
     let mut sums = Vec::new();
-    for folder in FOLDERS {
+    // Both before the first build, so that they are the same whatever is edited meanwhile.
+    let sources = FOLDERS.map(|folder| {
         let source = dist::emptied(folder)?;
         dist::export(&source)?;
+        Ok::<_, String>(source)
+    });
+    for source in sources {
+        let source = source?;
         let mut build = cargo(&["run", "--quiet", "--locked", "--package", "xtask", "--", "dist"]);
         // Its own folder for what is built, whatever the caller's is.
         build.arg(source.join("tree")).args(words);

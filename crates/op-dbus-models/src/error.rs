@@ -120,7 +120,8 @@ pub enum Error {
         /// What the operating system said.
         source: std::io::Error,
     },
-    /// A hook that the binary passed in failed: the conversion or the inspection of an ONNX graph.
+    /// A hook that the binary passed in failed: the conversion or the inspection of an ONNX graph, or the
+    /// reading of a tokenizer.
     #[error("{what}: {source}")]
     Hook {
         /// What was being done, and to which file.

@@ -75,6 +75,7 @@ fn describe_both(path: &Path) {
     let progress = Progress::silent();
     let options = ImportOptions {
         inspect: &|_| Err("nobody asks".into()),
+        tokenizer: &|_, _| Err("nobody asks".into()),
         progress: &progress,
         pooling: None,
         dimensions: None,

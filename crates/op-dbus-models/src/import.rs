@@ -32,10 +32,16 @@ pub struct OnnxFacts {
 /// Reads the bytes of an ONNX graph.
 pub type Inspect<'a> = dyn Fn(&[u8]) -> Result<OnnxFacts, HookError> + 'a;
 
+/// Reads the bytes of a `tokenizer.json`, for a model that reads so many tokens of a text: whether the
+/// service could use it.
+pub type TryTokenizer<'a> = dyn Fn(&[u8], usize) -> Result<(), HookError> + 'a;
+
 /// What an import needs besides the folder.
 pub struct ImportOptions<'a> {
     /// The inspector for a user's own ONNX graph.
     pub inspect: &'a Inspect<'a>,
+    /// Tries the tokenizer before the model is installed.
+    pub tokenizer: &'a TryTokenizer<'a>,
     /// Where the steps are told.
     pub progress: &'a Progress,
     /// Pooling of an ONNX graph that ends in token vectors and has no `1_Pooling` beside it.
@@ -78,6 +84,7 @@ pub(crate) fn bring(
         files.push(import.copy(file, file, config_files::bytes_max(file))?);
     }
     description.dense.iter().try_for_each(|module| check_dense(to.1, module))?;
+    import.try_tokenizer(description.max_input_tokens)?;
     Ok(model(name, source, description, files))
 }
 
@@ -153,6 +160,16 @@ impl Import<'_> {
         };
         step.finish(bytes);
         Ok(FileRecord { path: to.to_owned(), bytes, sha256 })
+    }
+
+    /// Refuses a tokenizer that the service would refuse.
+    fn try_tokenizer(&self, max_input_tokens: usize) -> Result<(), Error> {
+        let path = self.dir.join("tokenizer.json");
+        let bytes = std::fs::read(&path).map_err(|error| Error::io("read", &path, error))?;
+        (self.options.tokenizer)(&bytes, max_input_tokens).map_err(|source| Error::Hook {
+            what: "its tokenizer.json can't be used".to_owned(),
+            source,
+        })
     }
 
     fn describe_graph(&mut self, graph: &Path) -> Result<Description, Error> {

@@ -12,9 +12,11 @@ use serde_json::Value;
 
 use super::TokenizerError;
 
-/// Bytes that a file may have one byte of a text become, all of its steps together. The largest of
-/// known models is that of XLM-RoBERTa: 33 bytes for one ligature, and a mark for each space.
-const GROWTH_MAX: usize = 128;
+/// Bytes that a file may have one byte of a text become, all of its steps together, each counted as if
+/// it did its worst to all that the one before has made. What SentencePiece compiles into models is
+/// the most that is known: 33 bytes for one ligature, and each expression that is replaced may double
+/// that.
+const GROWTH_MAX: usize = 256;
 /// Normalizers, pre-tokenizers and decoders of a file, those within others included.
 const STEPS_MAX: usize = 64;
 /// Letters of a word that WordPiece splits; models have 100. It takes their cube of steps.

@@ -85,21 +85,21 @@ fn normalizers_that_blow_texts_up_are_refused() {
     let sequence = |steps: &[Value]| json!({"type": "Sequence", "normalizers": steps});
     let growth = "bytes for one byte of a text";
     refused(&file(&replace(1 << 20), &Value::Null), growth);
-    refused(&file(&sequence(&[replace(16), sequence(&[replace(9)])]), &Value::Null), "144 bytes");
+    refused(&file(&sequence(&[replace(16), sequence(&[replace(17)])]), &Value::Null), "272 bytes");
     refused(&file(&sequence(&vec![replace(1); 64]), &Value::Null), "66 normalizers");
-    let anywhere = json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "b".repeat(200)});
-    refused(&file(&anywhere, &Value::Null), "201 bytes");
+    let anywhere = json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "b".repeat(300)});
+    refused(&file(&anywhere, &Value::Null), "301 bytes");
     // The parser takes it without its name.
-    let nameless = json!({"pattern": {"String": "a"}, "content": "b".repeat(200)});
-    refused(&file(&nameless, &Value::Null), "200 bytes");
-    refused(&file(&json!({"type": "Prepend", "prepend": "b".repeat(200)}), &Value::Null), growth);
+    let nameless = json!({"pattern": {"String": "a"}, "content": "b".repeat(300)});
+    refused(&file(&nameless, &Value::Null), "300 bytes");
+    refused(&file(&json!({"type": "Prepend", "prepend": "b".repeat(300)}), &Value::Null), growth);
     let table = |string: usize| {
         let string = "b".repeat(string);
         let bytes = [&1024_u32.to_le_bytes()[..], &[0; 1024], string.as_bytes(), b"\0c\0"].concat();
         let bytes = BASE64_STANDARD.encode(bytes);
         json!({"type": "Precompiled", "precompiled_charsmap": bytes})
     };
-    refused(&file(&table(200), &Value::Null), "200 bytes");
+    refused(&file(&table(300), &Value::Null), "300 bytes");
     // As many as these are of use.
     for normalizer in [Value::Null, replace(3), sequence(&[replace(4), replace(20)]), table(33)] {
         Tokenizer::from_bytes(&file(&normalizer, &Value::Null), 8).unwrap();

@@ -130,6 +130,7 @@ impl Bench {
     ) -> Result<Model, Error> {
         let options = ImportOptions {
             inspect: &|_| Ok(facts),
+            tokenizer: &|_, _| Ok(()),
             progress: &Progress::silent(),
             pooling: None,
             dimensions: None,

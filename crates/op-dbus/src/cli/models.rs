@@ -7,6 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
+use op_dbus_engine::Tokenizer;
 use op_dbus_graph::inspect::{ElementType, inspect};
 use op_dbus_models::{
     HookError, ImportOptions, Model, OnnxFacts, Pooling, Progress, PullOptions, Source, Store,
@@ -196,6 +197,7 @@ fn import(store: &Store, args: &ImportArgs, json: bool) -> Outcome {
     let progress = Progress::stderr();
     let options = ImportOptions {
         inspect: &|onnx| Ok(facts(onnx)?),
+        tokenizer: &|json, tokens| Ok(Tokenizer::from_bytes(json, tokens).map(drop)?),
         progress: &progress,
         pooling: args.pooling.map(|pooling| match pooling {
             PoolingName::Mean => Pooling::Mean,

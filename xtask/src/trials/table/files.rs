@@ -29,7 +29,7 @@ pub const TRIALS: &[Trial] = &[
         number: "T35",
         name: "hostile-tokenizer",
         promise: "a damaged tokenizer is refused, and so is one that would make a text cost without end",
-        bar: "`ModelCorrupt`, no panic; a text becomes 128 times as long at most",
+        bar: "`ModelCorrupt`, no panic; a text becomes 256 times as long at most",
         how: How::Tests(&[
             "tokenizer::tests::damaged_files_are_refused",
             "tokenizer::tests::normalizers_that_blow_texts_up_are_refused",
