@@ -21,7 +21,8 @@ const GROWTH_MAX: usize = 256;
 const STEPS_MAX: usize = 64;
 /// Letters of a word that WordPiece splits; models have 100. It takes their cube of steps.
 const WORD_LETTERS_MAX: u64 = 256;
-/// Bytes of one piece of a Unigram vocabulary, beginnings of which are looked up at each letter.
+/// Bytes of one piece of a Unigram vocabulary, beginnings of which are looked up at each letter, and of
+/// what any vocabulary puts in place of a word or beside a letter.
 const PIECE_BYTES_MAX: usize = 256;
 /// Nodes of the tree that a Unigram vocabulary becomes, of some 400 bytes each. A million pieces of
 /// natural languages have three millions.
@@ -36,8 +37,18 @@ struct File<'a> {
     pre_tokenizer: Value,
     #[serde(default)]
     decoder: Value,
+    #[serde(default, borrow)]
+    added_tokens: Vec<Added<'a>>,
     #[serde(borrow)]
     model: Model<'a>,
+}
+
+/// A token beside the vocabulary. It is looked for as the normalizer leaves it, which may be a letter,
+/// and told as it stands here.
+#[derive(Deserialize)]
+struct Added<'a> {
+    #[serde(borrow)]
+    content: Cow<'a, str>,
 }
 
 #[derive(Deserialize)]
@@ -46,6 +57,12 @@ struct Model<'a> {
     dropout: Option<f64>,
     #[serde(default)]
     max_input_chars_per_word: Option<u64>,
+    #[serde(default)]
+    unk_token: Option<Value>,
+    #[serde(default)]
+    continuing_subword_prefix: Option<Value>,
+    #[serde(default)]
+    end_of_word_suffix: Option<Value>,
     #[serde(default, borrow)]
     vocab: Pieces<'a>,
 }
@@ -65,13 +82,23 @@ pub(super) fn check(json: &[u8]) -> Result<(), TokenizerError> {
     }
     at_most(growth, GROWTH_MAX, "bytes for one byte of a text")?;
     at_most(steps, STEPS_MAX, "normalizers, pre-tokenizers and decoders")?;
-    let Model { dropout, max_input_chars_per_word, vocab } = file.model;
+    let Model { dropout, max_input_chars_per_word, vocab, .. } = file.model;
+    for (name, text) in [
+        ("unk_token", file.model.unk_token),
+        ("continuing_subword_prefix", file.model.continuing_subword_prefix),
+        ("end_of_word_suffix", file.model.end_of_word_suffix),
+    ] {
+        let bytes = text.as_ref().and_then(Value::as_str).map_or(0, str::len);
+        at_most(bytes, PIECE_BYTES_MAX, &format!("bytes of {name}"))?;
+    }
     if let Some(dropout) = dropout.filter(|dropout| *dropout != 0.0) {
         return Err(TokenizerError::Unsupported(format!(
             "it leaves out merges by chance (dropout {dropout}), so that a text would have another \
              vector each time; set dropout to null in its tokenizer.json"
         )));
     }
+    let longest = file.added_tokens.iter().map(|token| token.content.len()).max();
+    at_most(longest.unwrap_or_default(), PIECE_BYTES_MAX, "bytes of an added token")?;
     let letters = max_input_chars_per_word.unwrap_or_default();
     at_most(letters, WORD_LETTERS_MAX, "letters a word (max_input_chars_per_word)")?;
     let longest = vocab.0.iter().map(|piece| piece.len()).max().unwrap_or_default();
@@ -93,9 +120,14 @@ fn at_most<T: PartialOrd + fmt::Display>(
 }
 
 /// Bytes that one byte becomes at most by a step, or by one after another; counts them. Goes by what a
-/// step has, since the parser takes one without its type, too.
+/// step has, since the parser takes one without its type, too; and a list of what it has, which nobody
+/// writes and which is refused here.
 fn growth_of(step: &Value, steps: &mut usize) -> Result<usize, TokenizerError> {
-    let Some(step) = step.as_object() else { return Ok(1) };
+    let step = match step {
+        Value::Object(step) => step,
+        Value::Null => return Ok(1),
+        _ => return Err(TokenizerError::Damaged("a step that is no object".into())),
+    };
     *steps += 1;
     let mut growth = 1_usize;
     for key in ["normalizers", "pretokenizers", "decoders"] {
@@ -180,5 +212,113 @@ impl<'de: 'a, 'a> Deserialize<'de> for Pieces<'a> {
         struct Piece<'a>(#[serde(borrow)] Cow<'a, str>);
 
         deserializer.deserialize_any(Vocabulary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::tokenizer::Tokenizer;
+
+    /// A tokenizer of a few words, with these parts.
+    fn file(normalizer: &Value, model: &Value) -> Vec<u8> {
+        let words = json!({"type": "WordLevel", "vocab": {"x": 0, "a": 1}, "unk_token": "x"});
+        let model = if model.is_null() { &words } else { model };
+        serde_json::to_vec(&json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": normalizer, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+            "decoder": null, "model": model,
+        }))
+        .unwrap()
+    }
+
+    #[track_caller]
+    fn refused(file: &[u8], why: &str) {
+        match Tokenizer::from_bytes(file, 8) {
+            Err(TokenizerError::Unsupported(message)) => {
+                assert!(message.contains(why), "{message}")
+            }
+            other => panic!("{:?}", other.map(drop)),
+        }
+    }
+
+    #[test]
+    fn normalizers_that_blow_texts_up_are_refused() {
+        let replace = |with: usize| json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(with)});
+        let sequence = |steps: &[Value]| json!({"type": "Sequence", "normalizers": steps});
+        let growth = "bytes for one byte of a text";
+        refused(&file(&replace(1 << 20), &Value::Null), growth);
+        refused(
+            &file(&sequence(&[replace(16), sequence(&[replace(17)])]), &Value::Null),
+            "272 bytes",
+        );
+        refused(&file(&sequence(&vec![replace(1); 64]), &Value::Null), "66 normalizers");
+        let anywhere =
+            json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "b".repeat(300)});
+        refused(&file(&anywhere, &Value::Null), "301 bytes");
+        // The parser takes it without its name.
+        let nameless = json!({"pattern": {"String": "a"}, "content": "b".repeat(300)});
+        refused(&file(&nameless, &Value::Null), "300 bytes");
+        // As it would a list in place of an object.
+        let list = json!([{"String": "a"}, "b".repeat(300)]);
+        for list in [list.clone(), sequence(&[list])] {
+            let refusal = Tokenizer::from_bytes(&file(&list, &Value::Null), 8);
+            assert!(matches!(refusal, Err(TokenizerError::Damaged(_))));
+        }
+        refused(
+            &file(&json!({"type": "Prepend", "prepend": "b".repeat(300)}), &Value::Null),
+            growth,
+        );
+        let table = |string: usize| {
+            let string = "b".repeat(string);
+            let bytes =
+                [&1024_u32.to_le_bytes()[..], &[0; 1024], string.as_bytes(), b"\0c\0"].concat();
+            let bytes = BASE64_STANDARD.encode(bytes);
+            json!({"type": "Precompiled", "precompiled_charsmap": bytes})
+        };
+        refused(&file(&table(300), &Value::Null), "300 bytes");
+        // As many as these are of use.
+        for normalizer in [Value::Null, replace(3), sequence(&[replace(4), replace(20)]), table(33)]
+        {
+            Tokenizer::from_bytes(&file(&normalizer, &Value::Null), 8).unwrap();
+        }
+    }
+
+    #[test]
+    fn vocabularies_that_blow_up_are_refused() {
+        let words = |letters: usize| {
+            json!({"type": "WordPiece", "vocab": {"x": 0, "a": 1}, "unk_token": "x",
+                "continuing_subword_prefix": "##", "max_input_chars_per_word": letters})
+        };
+        Tokenizer::from_bytes(&file(&Value::Null, &words(100)), 8).unwrap();
+        refused(&file(&Value::Null, &words(1_000_000)), "1000000 letters a word");
+        let unknown = "x".repeat(300);
+        let stands_for = json!({"type": "WordLevel", "vocab": {&unknown: 0}, "unk_token": unknown});
+        refused(&file(&Value::Null, &stands_for), "300 bytes of unk_token");
+        let prefixed = json!({"type": "WordPiece", "vocab": {"x": 0}, "unk_token": "x",
+            "continuing_subword_prefix": unknown, "max_input_chars_per_word": 100});
+        refused(&file(&Value::Null, &prefixed), "300 bytes of continuing_subword_prefix");
+        let ended =
+            json!({"type": "BPE", "vocab": {"x": 0}, "merges": [], "end_of_word_suffix": unknown});
+        refused(&file(&Value::Null, &ended), "300 bytes of end_of_word_suffix");
+        let mut added: Value = serde_json::from_slice(&file(&Value::Null, &Value::Null)).unwrap();
+        added["added_tokens"] = json!([{"id": 2, "content": unknown, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": true, "special": false}]);
+        refused(&serde_json::to_vec(&added).unwrap(), "300 bytes of an added token");
+        let merges = |dropout: Value| json!({"type": "BPE", "vocab": {"x": 0, "a": 1}, "merges": [], "dropout": dropout});
+        Tokenizer::from_bytes(&file(&Value::Null, &merges(Value::Null)), 8).unwrap();
+        refused(&file(&Value::Null, &merges(json!(0.1))), "by chance (dropout 0.1)");
+        let pieces = |pieces: &[String]| {
+            let pieces: Vec<_> = pieces.iter().map(|piece| json!([piece, -1.0])).collect();
+            json!({"type": "Unigram", "unk_id": 0, "vocab": pieces})
+        };
+        Tokenizer::from_bytes(&file(&Value::Null, &pieces(&["x".into(), "a\"b".into()])), 8)
+            .unwrap();
+        refused(&file(&Value::Null, &pieces(&["a".repeat(300)])), "300 bytes in one piece");
+        // Each is all its own after a few letters.
+        let many: Vec<_> = (0..20_000).map(|n| format!("{n:05}{}", "a".repeat(240))).collect();
+        refused(&file(&Value::Null, &pieces(&many)), "nodes in the tree");
     }
 }

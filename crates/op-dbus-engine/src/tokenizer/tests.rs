@@ -1,8 +1,6 @@
 //! Tokenizers, cuts and truncation.
 
-use base64::prelude::{BASE64_STANDARD, Engine};
 use proptest::prelude::*;
-use serde_json::{Value, json};
 
 use super::*;
 
@@ -59,75 +57,6 @@ fn damaged_files_are_refused() {
     assert!(matches!(Tokenizer::from_bytes(nested.as_bytes(), 8), Err(TokenizerError::Damaged(_))));
 }
 
-/// A tokenizer of a few words, with these parts.
-fn file(normalizer: &Value, model: &Value) -> Vec<u8> {
-    let words = json!({"type": "WordLevel", "vocab": {"x": 0, "a": 1}, "unk_token": "x"});
-    let model = if model.is_null() { &words } else { model };
-    serde_json::to_vec(&json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
-        "normalizer": normalizer, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
-        "decoder": null, "model": model,
-    }))
-    .unwrap()
-}
-
-#[track_caller]
-fn refused(file: &[u8], why: &str) {
-    match Tokenizer::from_bytes(file, 8) {
-        Err(TokenizerError::Unsupported(message)) => assert!(message.contains(why), "{message}"),
-        other => panic!("{:?}", other.map(drop)),
-    }
-}
-
-#[test]
-fn normalizers_that_blow_texts_up_are_refused() {
-    let replace = |with: usize| json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(with)});
-    let sequence = |steps: &[Value]| json!({"type": "Sequence", "normalizers": steps});
-    let growth = "bytes for one byte of a text";
-    refused(&file(&replace(1 << 20), &Value::Null), growth);
-    refused(&file(&sequence(&[replace(16), sequence(&[replace(17)])]), &Value::Null), "272 bytes");
-    refused(&file(&sequence(&vec![replace(1); 64]), &Value::Null), "66 normalizers");
-    let anywhere = json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "b".repeat(300)});
-    refused(&file(&anywhere, &Value::Null), "301 bytes");
-    // The parser takes it without its name.
-    let nameless = json!({"pattern": {"String": "a"}, "content": "b".repeat(300)});
-    refused(&file(&nameless, &Value::Null), "300 bytes");
-    refused(&file(&json!({"type": "Prepend", "prepend": "b".repeat(300)}), &Value::Null), growth);
-    let table = |string: usize| {
-        let string = "b".repeat(string);
-        let bytes = [&1024_u32.to_le_bytes()[..], &[0; 1024], string.as_bytes(), b"\0c\0"].concat();
-        let bytes = BASE64_STANDARD.encode(bytes);
-        json!({"type": "Precompiled", "precompiled_charsmap": bytes})
-    };
-    refused(&file(&table(300), &Value::Null), "300 bytes");
-    // As many as these are of use.
-    for normalizer in [Value::Null, replace(3), sequence(&[replace(4), replace(20)]), table(33)] {
-        Tokenizer::from_bytes(&file(&normalizer, &Value::Null), 8).unwrap();
-    }
-}
-
-#[test]
-fn vocabularies_that_blow_up_are_refused() {
-    let words = |letters: usize| {
-        json!({"type": "WordPiece", "vocab": {"x": 0, "a": 1}, "unk_token": "x",
-            "continuing_subword_prefix": "##", "max_input_chars_per_word": letters})
-    };
-    Tokenizer::from_bytes(&file(&Value::Null, &words(100)), 8).unwrap();
-    refused(&file(&Value::Null, &words(1_000_000)), "1000000 letters a word");
-    let merges = |dropout: Value| json!({"type": "BPE", "vocab": {"x": 0, "a": 1}, "merges": [], "dropout": dropout});
-    Tokenizer::from_bytes(&file(&Value::Null, &merges(Value::Null)), 8).unwrap();
-    refused(&file(&Value::Null, &merges(json!(0.1))), "by chance (dropout 0.1)");
-    let pieces = |pieces: &[String]| {
-        let pieces: Vec<_> = pieces.iter().map(|piece| json!([piece, -1.0])).collect();
-        json!({"type": "Unigram", "unk_id": 0, "vocab": pieces})
-    };
-    Tokenizer::from_bytes(&file(&Value::Null, &pieces(&["x".into(), "a\"b".into()])), 8).unwrap();
-    refused(&file(&Value::Null, &pieces(&["a".repeat(300)])), "300 bytes in one piece");
-    // Each is all its own after a few letters.
-    let many: Vec<_> = (0..20_000).map(|n| format!("{n:05}{}", "a".repeat(240))).collect();
-    refused(&file(&Value::Null, &pieces(&many)), "nodes in the tree");
-}
-
 #[test]
 fn a_file_without_post_processor_has_no_special_tokens() {
     let json = br#"{"version":"1.0","truncation":{"direction":"Right","max_length":1,
@@ -177,7 +106,7 @@ fn bert(lowercase: bool, max_input_tokens: usize) -> Tokenizer {
     pieces.extend(
         ["the", "embed", "##ding", "##s", "un", "##in", "ing", "漢", "é", "##́"].map(String::from),
     );
-    let vocabulary: serde_json::Map<String, Value> =
+    let vocabulary: serde_json::Map<String, serde_json::Value> =
         pieces.iter().enumerate().map(|(id, piece)| (piece.clone(), id.into())).collect();
     let added = |id: usize, lstrip: bool, normalized: bool| {
         serde_json::json!({"id": id, "content": pieces[id], "single_word": false,
@@ -204,7 +133,7 @@ fn roberta(max_input_tokens: usize) -> Tokenizer {
     let merges = ["Ġ t", "h e", "Ġt he", "i n", "in g", "Ġ Ġ"];
     pieces.extend(merges.iter().map(|merge| merge.replace(' ', "")));
     pieces.extend(["<s>", "</s>", "<mask>"].map(String::from));
-    let vocabulary: serde_json::Map<String, Value> =
+    let vocabulary: serde_json::Map<String, serde_json::Value> =
         pieces.iter().enumerate().map(|(id, piece)| (piece.clone(), id.into())).collect();
     let json = serde_json::json!({
         "version": "1.0", "truncation": null, "padding": null,

@@ -32,8 +32,8 @@ pub const TRIALS: &[Trial] = &[
         bar: "`ModelCorrupt`, no panic; a text becomes 256 times as long at most",
         how: How::Tests(&[
             "tokenizer::tests::damaged_files_are_refused",
-            "tokenizer::tests::normalizers_that_blow_texts_up_are_refused",
-            "tokenizer::tests::vocabularies_that_blow_up_are_refused",
+            "tokenizer::bounds::tests::normalizers_that_blow_texts_up_are_refused",
+            "tokenizer::bounds::tests::vocabularies_that_blow_up_are_refused",
             "models::damaged_files_are_named",
         ]),
         rest: "it is read and used in the daemon, not in a worker: a file of 64 MiB may still take some \

@@ -79,7 +79,7 @@ impl<'a> Stream<'a> {
     /// A stream that has embedded nothing yet, but whose options are found to be possible.
     ///
     /// # Errors
-    /// What is wrong with the options; `NoSpace`, `TooLarge`, `QuotaExceeded`.
+    /// Why no model serves; what is wrong with the options; `NoSpace`, `TooLarge`, `QuotaExceeded`.
     pub async fn new(
         caller: &'a Caller,
         service: &'a Service,
