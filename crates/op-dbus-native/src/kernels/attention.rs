@@ -8,7 +8,9 @@
     reason = "arithmetic on registers and pointers under one contract"
 )]
 
-use super::simd::{Simd, coarse_exp, each, exp};
+use std::f32::consts::LOG2_E;
+
+use super::simd::{Simd, coarse_exp2, each, exp2};
 use super::step::PairStep;
 use super::tiles::by_rows;
 
@@ -45,6 +47,21 @@ const PADDING: usize = 64;
 
 /// Most rows of queries at a time.
 const ROWS_MAX: usize = 16;
+
+/// Sums of weights with which none that matters was too small or too large for a 32-bit float, and
+/// sums of values with these weights neither: 2^±80. Only scores of ±50 and more are out of it.
+const PLAIN: std::ops::RangeInclusive<f32> = 8.271_806e-25..=1.208_925_8e24;
+
+/// A vector of these from place `ROWS_MAX - n` on is 1 in its first `n` lanes and 0 in the others.
+const COUNTED: [f32; 2 * ROWS_MAX] = {
+    let mut lanes = [1.0; 2 * ROWS_MAX];
+    let mut lane = ROWS_MAX;
+    while lane < lanes.len() {
+        lanes[lane] = 0.0;
+        lane += 1;
+    }
+    lanes
+};
 
 /// 32-bit floats of scratch memory for texts of `length` tokens and heads of `size` columns.
 pub(crate) fn scratch_floats(length: usize, size: usize) -> usize {
@@ -98,8 +115,8 @@ pub(crate) unsafe fn attend<P: PairStep, const ROWS: usize>(job: &Attention) {
     }
 }
 
-/// Keys as the columns of panels: `[panel][step][column][K]`. Columns behind the last key hold
-/// anything: their scores are never looked at.
+/// Keys as the columns of panels: `[panel][step][column][K]`. The last vector of columns ends with zeros;
+/// behind it they hold anything, since their scores are never looked at.
 #[inline(always)]
 unsafe fn pack_keys<P: PairStep>(job: &Attention, parts: &Parts<P>) {
     // One input of a product and one step of a column's weights are both 4 bytes: a 32-bit float or
@@ -112,10 +129,12 @@ unsafe fn pack_keys<P: PairStep>(job: &Attention, parts: &Parts<P>) {
     let (rows, stride) = (parts.queries.cast::<u32>(), parts.size / P::K);
     let mut key = 0;
     while key < job.length {
-        for row in 0..lanes.min(job.length - key) {
+        let keys = lanes.min(job.length - key);
+        for row in 0..keys {
             let from = job.keys.add((key + row) * job.stride);
             to_inputs::<P>(from, 1.0, job.size, parts.queries.add(row * parts.size));
         }
+        parts.queries.add(keys * parts.size).write_bytes(0, (lanes - keys) * parts.size);
         let to = parts.keys.cast::<u32>().add(key / panel * panel * steps + key % panel);
         let mut step = 0;
         while step < steps {
@@ -162,34 +181,21 @@ unsafe fn pack_values<P: PairStep>(job: &Attention, parts: &Parts<P>) {
     }
 }
 
-/// `M` queries from `first` on.
+/// `M` queries from `first` on: by the quick way where the scores allow it.
 #[inline(always)]
 unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, first: usize) {
-    let lanes = P::S::LANES;
-    let panel = 2 * lanes;
     for row in 0..M {
         let query = job.queries.add((first + row) * job.stride);
-        to_inputs::<P>(query, job.scale, job.size, parts.queries.add(row * parts.size));
+        // Scores are binary logarithms of what the keys' weights are in proportion to.
+        let scale = job.scale * LOG2_E;
+        to_inputs::<P>(query, scale, job.size, parts.queries.add(row * parts.size));
     }
-    let steps = job.size.div_ceil(P::K);
-    let mut most = [P::S::splat(f32::MIN); M];
-    let mut key = 0;
-    while key < job.length {
-        let keys = parts.keys.add(key * steps * P::K);
-        let zero = [[P::S::splat(0.0); 2]; M];
-        let sums = P::sums::<M, false>(parts.queries, parts.size, keys, steps, zero);
-        for (row, sums) in sums.into_iter().enumerate() {
-            most[row] = scores(job, parts, [first, row, key], sums[0], most[row]);
-            if key + lanes < job.length {
-                most[row] = scores(job, parts, [first, row, key + lanes], sums[1], most[row]);
-            }
-        }
-        key += panel;
-    }
-    let mut shares = [0.0; M];
-    for (row, share) in shares.iter_mut().enumerate() {
-        *share = 1.0 / softmax(job, parts, row, P::S::greatest(most[row]));
-    }
+    let totals = match weigh_at_once::<P, M>(job, parts, first) {
+        totals if totals.iter().all(|total| PLAIN.contains(total)) => totals,
+        _ => weigh_below_largest::<P, M>(job, parts, first),
+    };
+    let lanes = P::S::LANES;
+    let panel = 2 * lanes;
     let steps = job.length.div_ceil(P::K);
     let mut column = 0;
     while column < job.size {
@@ -198,7 +204,7 @@ unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, 
         let sums = P::sums::<M, false>(parts.weights, parts.length, values, steps, zero);
         let columns = panel.min(job.size - column);
         for (row, sums) in sums.into_iter().enumerate() {
-            let share = P::S::splat(shares[row]);
+            let share = P::S::splat(1.0 / totals[row]);
             let to = job.to.add((first + row) * job.to_stride + column);
             let whole = columns == panel;
             let at = if whole { to } else { parts.results };
@@ -212,43 +218,100 @@ unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, 
     }
 }
 
-/// Keeps a vector of the scores of query `first + row`, those of the keys from `key` on; returns the
-/// larger of them and `most`.
-#[inline(always)]
-unsafe fn scores<P: PairStep>(
-    job: &Attention,
-    parts: &Parts<P>,
-    [first, row, key]: [usize; 3],
-    mut scores: <P::S as Simd>::F,
-    most: <P::S as Simd>::F,
-) -> <P::S as Simd>::F {
-    if !job.bias.is_null() {
-        let bias = job.bias.add(job.length - 1 - (first + row) + key);
-        scores = P::S::add(scores, P::S::load(bias));
-    }
-    let to = parts.scores.add(row * parts.length + key);
-    P::S::store(to, scores);
-    if key + P::S::LANES > job.length {
-        // Behind the last key: as good as never looked at.
-        (job.length - key..P::S::LANES).for_each(|lane| to.add(lane).write(f32::MIN));
-        scores = P::S::load(to);
-    }
-    P::S::max(most, scores)
+/// The scores of `M` queries for the keys of each panel, a vector of a row at a time, to
+/// `(row, key, scores)`.
+macro_rules! scores {
+    ($p:ident, $m:ident, $job:ident, $parts:ident, $first:ident, |$row:ident, $key:ident, $scores:ident| $body:block) => {{
+        let lanes = $p::S::LANES;
+        let steps = $job.size.div_ceil($p::K);
+        let mut panel = 0;
+        while panel < $job.length {
+            let keys = $parts.keys.add(panel * steps * $p::K);
+            let zero = [[$p::S::splat(0.0); 2]; $m];
+            let sums = $p::sums::<$m, false>($parts.queries, $parts.size, keys, steps, zero);
+            for ($row, sums) in sums.into_iter().enumerate() {
+                for half in 0..2 {
+                    let $key = panel + half * lanes;
+                    if $key < $job.length {
+                        let mut $scores = sums[half];
+                        if !$job.bias.is_null() {
+                            let bias = $job.bias.add($job.length - 1 - ($first + $row) + $key);
+                            let bias = $p::S::load(bias);
+                            let unit = $p::S::splat(LOG2_E);
+                            $scores = $p::S::fma(bias, unit, $scores);
+                        }
+                        $body
+                    }
+                }
+            }
+            panel += 2 * lanes;
+        }
+    }};
 }
 
-/// Exponentials of one query's scores, less the largest, as inputs; returns their sum.
+/// Weights that are powers of two of the scores themselves, as inputs; returns their sums, by which
+/// somebody has to tell whether that was possible.
 #[inline(always)]
-unsafe fn softmax<P: PairStep>(job: &Attention, parts: &Parts<P>, row: usize, most: f32) -> f32 {
-    let scores = parts.scores.add(row * parts.length);
-    let weights = parts.weights.add(row * parts.length);
-    let most = P::S::splat(most);
-    let mut sum = P::S::splat(0.0);
-    each!(P::S, at in job.length, {
-        let below = P::S::sub(P::S::load(scores.add(at)), most);
-        let weight =
-            if P::K == 1 { exp::<P::S>(below) } else { coarse_exp::<P::S>(below) };
-        sum = P::S::add(sum, weight);
-        P::store(weights.add(at), weight);
+unsafe fn weigh_at_once<P: PairStep, const M: usize>(
+    job: &Attention,
+    parts: &Parts<P>,
+    first: usize,
+) -> [f32; M] {
+    let lanes = P::S::LANES;
+    let mut totals = [P::S::splat(0.0); M];
+    scores!(P, M, job, parts, first, |row, key, scores| {
+        let mut weights = power::<P>(scores);
+        if key + lanes > job.length {
+            // Behind the last key.
+            weights =
+                P::S::mul(weights, P::S::load(COUNTED.as_ptr().add(ROWS_MAX + key - job.length)));
+        }
+        totals[row] = P::S::add(totals[row], weights);
+        P::store(parts.weights.add(row * parts.length + key), weights);
     });
-    P::S::sum(sum)
+    let mut sums = [0.0; M];
+    for (sum, total) in sums.iter_mut().zip(totals) {
+        *sum = P::S::sum(total);
+    }
+    sums
+}
+
+/// The same with the scores less the largest of their row, whatever they are.
+#[inline(always)]
+unsafe fn weigh_below_largest<P: PairStep, const M: usize>(
+    job: &Attention,
+    parts: &Parts<P>,
+    first: usize,
+) -> [f32; M] {
+    let lanes = P::S::LANES;
+    let mut most = [P::S::splat(f32::MIN); M];
+    scores!(P, M, job, parts, first, |row, key, scores| {
+        let to = parts.scores.add(row * parts.length + key);
+        P::S::store(to, scores);
+        if key + lanes > job.length {
+            // Behind the last key: as good as never looked at.
+            (job.length - key..lanes).for_each(|lane| to.add(lane).write(f32::MIN));
+        }
+        most[row] = P::S::max(most[row], P::S::load(to));
+    });
+    let mut sums = [0.0; M];
+    for (row, sum) in sums.iter_mut().enumerate() {
+        let scores = parts.scores.add(row * parts.length);
+        let weights = parts.weights.add(row * parts.length);
+        let most = P::S::splat(P::S::greatest(most[row]));
+        let mut total = P::S::splat(0.0);
+        each!(P::S, at in job.length, {
+            let weight = power::<P>(P::S::sub(P::S::load(scores.add(at)), most));
+            total = P::S::add(total, weight);
+            P::store(weights.add(at), weight);
+        });
+        *sum = P::S::sum(total);
+    }
+    sums
+}
+
+/// `2^x`, as finely as the weights are kept.
+#[inline(always)]
+unsafe fn power<P: PairStep>(x: <P::S as Simd>::F) -> <P::S as Simd>::F {
+    if P::K == 1 { exp2::<P::S>(x) } else { coarse_exp2::<P::S>(x) }
 }

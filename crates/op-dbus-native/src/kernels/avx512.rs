@@ -90,6 +90,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn fraction(x: __m512) -> (__m512, __m512) {
+        // `scalef` takes the power's next lower integer, whatever it is.
+        (_mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x), x)
+    }
+
+    #[inline(always)]
     unsafe fn transpose(from: *const u32, stride: usize, to: *mut u32, to_stride: usize) {
         let mut rows = [_mm512_setzero_si512(); 16];
         for (index, row) in rows.iter_mut().enumerate() {

@@ -202,8 +202,8 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
     // All about as high: a tile of few rows keeps the multipliers waiting.
     let (least, more) = (product.rows / tiles.max(1), product.rows % tiles.max(1));
     let place = |tile: usize| (tile * least + tile.min(more), least + usize::from(tile < more));
-    // Few rows stay in the first level cache while each panel comes from far away, once; of many,
-    // a tile stays there, and the panels of a group are near for the tiles after the first.
+    // Few rows stay in the first level cache while each panel comes, once; of many, a tile stays
+    // there. Either way a panel comes from far away for the first tile, and is near for the others.
     let few = product.rows <= FEW_ROWS;
     let mut column = product.first;
     while column < product.end {
@@ -228,7 +228,7 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
                         }
                         Finish::Activate { .. } => (scratch.at(row, offset), GROUP),
                     };
-                    let far = few && tile == 0;
+                    let far = tile == 0;
                     T::tile(product, Tile { row, rows, column, block, blocks, to, stride, far });
                 }
                 if last && !few {

@@ -46,6 +46,14 @@ pub(crate) trait Simd {
     unsafe fn times_power_of_two(value: Self::F, n: Self::F) -> Self::F {
         Self::mul(value, Self::power_of_two(n))
     }
+    /// A fraction of 0 to 1, and what [`times_power_of_two`](Self::times_power_of_two) takes for the
+    /// rest of `x`. What is beyond the powers of two there are may become the last of them.
+    #[inline(always)]
+    unsafe fn fraction(x: Self::F) -> (Self::F, Self::F) {
+        let x = Self::min(Self::max(x, Self::splat(-126.0)), Self::splat(127.0));
+        let n = Self::round(Self::sub(x, Self::splat(0.5)));
+        (Self::sub(x, n), n)
+    }
     /// Transposes `LANES` rows of as many 4-byte elements, `stride` elements apart.
     #[inline(always)]
     unsafe fn transpose(from: *const u32, stride: usize, to: *mut u32, to_stride: usize) {
@@ -79,7 +87,12 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
     // ln 2 in two parts, of which the first has few enough bits that n times it is exact.
     let r = S::fma(n, S::splat(-0.693_359_4), x);
-    let r = S::fma(n, S::splat(2.121_944_4e-4), r);
+    powers::<S>(S::fma(n, S::splat(2.121_944_4e-4), r), n)
+}
+
+/// `e^r · 2^n` for `r` of ±ln 2 / 2.
+#[inline(always)]
+unsafe fn powers<S: Simd>(r: S::F, n: S::F) -> S::F {
     let mut p = S::splat(1.0 / 720.0);
     for coefficient in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         p = S::fma(p, r, S::splat(coefficient));
@@ -87,15 +100,21 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     S::times_power_of_two(p, n)
 }
 
-/// `e^x` with a relative error below 5e-5, an eightieth of a bfloat16's last place, for `x` of -87 to
-/// 88; below that, as for -87.
+/// `2^x` with a relative error below 3e-7 for `x` of -126 to 126; beyond, as for those.
 #[inline(always)]
-pub(crate) unsafe fn coarse_exp<S: Simd>(x: S::F) -> S::F {
-    let binary = S::mul(S::max(x, S::splat(-87.0)), S::splat(std::f32::consts::LOG2_E));
-    let n = S::round(binary);
-    let r = S::sub(binary, n);
-    let mut p = S::splat(9.618_129e-3);
-    for coefficient in [5.550_411e-2, 0.240_226_5, std::f32::consts::LN_2, 1.0] {
+pub(crate) unsafe fn exp2<S: Simd>(x: S::F) -> S::F {
+    let x = S::min(S::max(x, S::splat(-126.0)), S::splat(126.0));
+    let n = S::round(x);
+    powers::<S>(S::mul(S::sub(x, n), S::splat(std::f32::consts::LN_2)), n)
+}
+
+/// `2^x` with a relative error below 8e-5, a fiftieth of a bfloat16's last place, for `x` of -126 to
+/// 127; beyond, as for those, or 0 and infinity. The terms are those of the least largest relative error.
+#[inline(always)]
+pub(crate) unsafe fn coarse_exp2<S: Simd>(x: S::F) -> S::F {
+    let (r, n) = S::fraction(x);
+    let mut p = S::splat(7.802_452e-2);
+    for coefficient in [0.226_067_16, 0.695_833_54, 0.999_925_2] {
         p = S::fma(p, r, S::splat(coefficient));
     }
     S::times_power_of_two(p, n)

@@ -1,5 +1,8 @@
 //! Attention of one head over one text.
 
+use std::f32::consts::LOG2_E;
+use std::f64::consts::LN_2;
+
 use crate::data::{Guarded, Random, assert_near};
 use crate::kernels::attention::{Attention, scratch_floats};
 use crate::operand::{LANES_MAX, to_bf16};
@@ -11,6 +14,7 @@ pub const TESTS: &[Test] = &[
     ("attention_of_head_sizes", head_sizes),
     ("attention_with_relative_bias", relative_bias),
     ("attention_of_512_tokens", longest),
+    ("attention_of_scores_of_any_size", any_scores),
 ];
 
 /// Queries that are compared with the reference in one text; all of them in short ones.
@@ -39,8 +43,8 @@ impl Text {
         random: &mut Random,
     ) -> Self {
         let rows = Guarded::from_fn(length * 3 * size + LANES_MAX, |_| random.value() * 0.7);
-        let bias =
-            biased.then(|| Guarded::from_fn(2 * length - 1 + LANES_MAX, |_| random.value() * 0.5));
+        let size_of_bias = 2 * length - 1 + LANES_MAX;
+        let bias = biased.then(|| Guarded::from_fn(size_of_bias, |_| random.value() * 0.5));
         let rounded = subject.isa.has_bf16() && subject.precision != Precision::F32;
         Self { rows, bias, length, size, scale: 1.0 / (size as f32).sqrt(), rounded }
     }
@@ -76,12 +80,15 @@ impl Text {
         result
     }
 
-    /// One token's query, key or value, as the kernel multiplies it: a query is scaled before that.
+    /// One token's query, key or value, as the kernel multiplies it: a query is scaled before that, so
+    /// that scores are binary logarithms.
     fn row(&self, token: usize, part: usize) -> impl Iterator<Item = f64> {
         let row = &self.rows[(3 * token + part) * self.size..][..self.size];
-        let (rounded, scale) = (self.rounded, if part == 0 { self.scale } else { 1.0 });
+        let rounded = self.rounded;
+        let (scale, unit) = if part == 0 { (self.scale * LOG2_E, LN_2) } else { (1.0, 1.0) };
         let scaled = row.iter().map(move |&value| value * scale);
-        scaled.map(move |value| f64::from(if rounded { to_bf16(value) } else { value }))
+        let read = move |value| f64::from(if rounded { to_bf16(value) } else { value }) * unit;
+        scaled.map(read)
     }
 
     /// One query's result, and how far from it each column may be.
@@ -120,7 +127,11 @@ impl Text {
 }
 
 fn check(subject: &Subject, length: usize, size: usize, biased: bool, random: &mut Random) {
-    let text = Text::new(subject, length, size, biased, random);
+    compare(subject, &Text::new(subject, length, size, biased, random));
+}
+
+fn compare(subject: &Subject, text: &Text) {
+    let Text { length, size, .. } = *text;
     let found = text.run(subject);
     let queries = (0..length).rev().step_by(length.div_ceil(QUERIES) | 1);
     for query in queries.chain([0]) {
@@ -155,4 +166,17 @@ fn relative_bias(subject: &Subject) {
 
 fn longest(subject: &Subject) {
     check(subject, 512, 32, false, &mut Random::new(33));
+}
+
+/// Scores whose powers are too large or too small for a 32-bit float, all of a query's or some.
+fn any_scores(subject: &Subject) {
+    let mut random = Random::new(34);
+    for (offset, spread) in [(-400.0, 3.0), (-54.0, 3.0), (54.0, 3.0), (400.0, 3.0), (0.0, 300.0)] {
+        for length in [1, 7, 16, 33, 70] {
+            let mut text = Text::new(subject, length, 32, false, &mut random);
+            let bias = |_| offset + spread * random.value();
+            text.bias = Some(Guarded::from_fn(2 * length - 1 + LANES_MAX, bias));
+            compare(subject, &text);
+        }
+    }
 }
