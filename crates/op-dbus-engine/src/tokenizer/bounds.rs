@@ -24,6 +24,9 @@ const WORD_LETTERS_MAX: u64 = 256;
 /// Bytes of one piece of a Unigram vocabulary, beginnings of which are looked up at each letter, and of
 /// what any vocabulary puts in place of a word or beside a letter.
 const PIECE_BYTES_MAX: usize = 256;
+/// Values of a file, each of which the parser takes some 100 to 300 bytes for. A million pieces with their
+/// scores are three millions, and so are as many merges.
+const VALUES_MAX: usize = 4 << 20;
 /// Nodes of the tree that a Unigram vocabulary becomes, of some 400 bytes each. A million pieces of
 /// natural languages have three millions.
 const NODES_MAX: usize = 4 << 20;
@@ -74,6 +77,9 @@ struct Pieces<'a>(Vec<Cow<'a, str>>);
 /// Refuses a file whose texts could cost more than those of any real model, or have another vector
 /// each time.
 pub(super) fn check(json: &[u8]) -> Result<(), TokenizerError> {
+    // Those within texts are counted as well, and are few.
+    let values = json.iter().filter(|byte| b",[{".contains(byte)).count();
+    at_most(values, VALUES_MAX, "JSON values")?;
     let file: File<'_> =
         serde_json::from_slice(json).map_err(|error| TokenizerError::Damaged(error.into()))?;
     let (mut growth, mut steps) = (1, 0);
@@ -284,6 +290,13 @@ mod tests {
         {
             Tokenizer::from_bytes(&file(&normalizer, &Value::Null), 8).unwrap();
         }
+    }
+
+    #[test]
+    fn a_file_of_too_many_values_is_refused_before_it_is_parsed() {
+        let empty = "[],".repeat(VALUES_MAX / 2) + "[]";
+        let file = format!(r#"{{"normalizer": {{"type": "Lowercase", "x": [{empty}]}}"#);
+        refused(file.as_bytes(), "JSON values");
     }
 
     #[test]
