@@ -335,7 +335,7 @@ fn cached(setup: &Setup, start: &str) -> Vec<PathBuf> {
 }
 
 /// The children of a process.
-fn children(parent: Pid) -> Outcome<Vec<Pid>> {
+pub fn children(parent: Pid) -> Outcome<Vec<Pid>> {
     let mut children = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };

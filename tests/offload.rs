@@ -13,7 +13,7 @@ use op_dbus_api::JobProxy;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use zbus::proxy::CacheProperties;
-use zbus::{Fd, OwnedVariant};
+use zbus::{Fd, OwnedVariant, Variant};
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
@@ -21,6 +21,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, cosine};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
+use crate::native::children;
 use crate::providers::{movable, provider};
 
 tests! {
@@ -28,6 +29,7 @@ tests! {
     calls_outlive_a_device_that_is_killed_and_lost: [Bus, Low, Ggml],
     calls_in_flight_move_to_the_fallback: [Bus, Low, Ggml],
     a_job_goes_where_the_provider_goes: [Bus, Low, Ggml],
+    another_level_moves_to_the_fallback_by_itself: [Bus, Low, Medium, Ggml],
     what_batches_cost_is_measured_once: [Bus, Low, Ggml],
 }
 
@@ -230,6 +232,33 @@ async fn a_job_goes_where_the_provider_goes() -> Outcome {
         let cosine = cosine(found, expected);
         assert!(cosine >= 0.999, "{cosine}");
     }
+    daemon.stop().await
+}
+
+/// A level that is not in force loses its device, and the one in force keeps its own.
+async fn another_level_moves_to_the_fallback_by_itself() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, library, away) = movable()?;
+    let daemon = setup.ready(&bus).await?;
+    let in_force = workers(&daemon).await?;
+    let embed = async || {
+        let options = HashMap::from([("level", Variant::from("medium"))]);
+        let reply = daemon.client().packed(&["a text"], options).await?;
+        Outcome::Ok((reply.vectors[0].clone(), reply.info::<String>("provider")?))
+    };
+    let (expected, computed_by) = embed().await?;
+    assert_eq!(computed_by, "ggml");
+    fs::rename(&library, &away)?;
+    for worker in children(daemon.process.pid())? {
+        if in_force.iter().all(|(_, known, _)| *known != worker) {
+            kill(worker, Signal::SIGKILL)?;
+        }
+    }
+    let (found, computed_by) = embed().await?;
+    assert_eq!(computed_by, "cpu");
+    assert!(cosine(&found, &expected) >= 0.999);
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+    assert_eq!(workers(&daemon).await?, in_force, "what is in force is as it was");
     daemon.stop().await
 }
 

@@ -56,23 +56,21 @@ impl Service {
         Ok((next.embed(request).await?, next))
     }
 
-    /// What a call that began on `served` goes on with: what serves now, if it makes the same vectors, so
-    /// that long calls leave a provider as everybody else does.
+    /// What a call that began on `served` goes on with: what serves the same model now, if it makes the same
+    /// vectors, so that long calls leave a provider as everybody else does. Nothing is loaded for that.
     pub fn instead_of(&self, served: &Arc<Served>) -> Arc<Served> {
         let now = self.now();
-        let same = |in_force: &&Arc<Served>| {
-            (&in_force.choice, &in_force.space) == (&served.choice, &served.space)
-        };
-        now.served().filter(same).unwrap_or(served).clone()
+        let same =
+            |other: &Arc<Served>| (&other.choice, &other.space) == (&served.choice, &served.space);
+        let in_force = now.served().filter(|in_force| same(in_force)).cloned();
+        let there = || now.fleet.served().into_iter().find(same);
+        in_force.or_else(there).unwrap_or_else(|| served.clone())
     }
 
-    /// Whether the settings name a provider to come after that of `served`, which is in force.
-    fn may_have_successor(&self, served: &Arc<Served>) -> bool {
-        let now = self.now();
-        let in_force = now.served().is_some_and(|in_force| Arc::ptr_eq(in_force, served));
-        let candidates = provider::candidates(now.settings());
-        in_force
-            && !served.is_last.load(Ordering::Relaxed)
+    /// Whether the settings name a provider to come after that of `served`.
+    fn may_have_successor(&self, served: &Served) -> bool {
+        let candidates = provider::candidates(self.now().settings());
+        !served.is_last.load(Ordering::Relaxed)
             && candidates.last().is_some_and(|last| !served.is_on(*last))
     }
 
@@ -95,25 +93,36 @@ impl Service {
                 None => std::future::pending().await,
             }
         };
-        tokio::select! {
+        let next = tokio::select! {
             biased;
             () = cancel.cancelled() => return Err(EngineError::Cancelled.into()),
-            () = self.replace_failed(failed) => {}
+            next = self.replace_failed(failed) => next,
             () = late => return Err(EngineError::DeadlineExceeded.into()),
-        }
-        // Somebody may have changed the level meanwhile: that is not what the caller asked for.
+        };
         let takes_over =
-            |next: &&Arc<Served>| !Arc::ptr_eq(next, failed) && next.space == failed.space;
-        Ok(self.now().served().filter(takes_over).cloned())
+            |next: &Arc<Served>| !Arc::ptr_eq(next, failed) && next.space == failed.space;
+        Ok(next.filter(takes_over))
     }
 
-    /// Looks for another provider, unless somebody else has done so since `failed` had failed.
-    async fn replace_failed(&self, failed: &Arc<Served>) {
+    /// Looks for another provider of the same model, unless somebody else has done so since `failed` had
+    /// failed.
+    async fn replace_failed(&self, failed: &Arc<Served>) -> Option<Arc<Served>> {
         let change = self.0.change.lock().await;
         let now = self.now();
         let in_force = now.served().is_some_and(|in_force| Arc::ptr_eq(in_force, failed));
         if in_force && !failed.is_last.load(Ordering::Relaxed) {
             self.look_for_another(&change).await;
+        }
+        drop(change);
+        let now = self.now();
+        match now.served().filter(|in_force| in_force.choice == failed.choice) {
+            Some(in_force) => Some(in_force.clone()),
+            // It serves those who ask for its level, beside the one in force; or did so until now.
+            None => {
+                let next = now.fleet.get_instead_of(failed).await.ok()?;
+                self.tell_fallback(&next);
+                Some(next)
+            }
         }
     }
 }

@@ -30,6 +30,11 @@ impl Entry {
         matches!(self.load.peek(), Some(Err(_)))
     }
 
+    /// Whether it failed so long ago that it is worth another try.
+    fn is_stale(&self) -> bool {
+        self.failed() && self.started.elapsed() >= FAILURE_KEPT
+    }
+
     fn served(&self) -> Option<&Arc<Served>> {
         self.load.peek().and_then(|end| end.as_ref().ok())
     }
@@ -51,7 +56,16 @@ impl Fleet {
 
     /// The model, loaded now if it is not yet. A recent failure is answered again.
     pub(super) async fn get(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
-        self.load(choice, |entry| entry.failed() && entry.started.elapsed() >= FAILURE_KEPT).await
+        self.load(choice, Entry::is_stale).await
+    }
+
+    /// As [`Fleet::get`] of the model of `failed`, but not `failed` itself.
+    pub(super) async fn get_instead_of(
+        &self,
+        failed: &Arc<Served>,
+    ) -> Result<Arc<Served>, Arc<Error>> {
+        let is_failed = |entry: &Entry| entry.served().is_some_and(|it| Arc::ptr_eq(it, failed));
+        self.load(&failed.choice, |entry| is_failed(entry) || entry.is_stale()).await
     }
 
     /// As [`Fleet::get`], but tries again after a failure, however recent.
