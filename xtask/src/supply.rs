@@ -102,7 +102,7 @@ fn holes(deny: &Path) -> Figure {
         let why = "known holes not looked up: the database of RustSec could not be fetched";
         return Figure::Skipped(why.to_owned());
     }
-    Figure::new(passes(deny, &["check", "--disable-fetch", "advisories"]), "0 known holes")
+    Figure::new(passes(deny, &["--locked", "check", "advisories"]), "0 known holes")
 }
 
 /// Whether cargo-deny finds nothing; what it does find, it says itself.
