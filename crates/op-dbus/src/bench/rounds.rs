@@ -70,7 +70,7 @@ pub struct Row {
 pub struct Results {
     pub collections: Vec<Collection>,
     pub rows: Vec<Row>,
-    /// Operations per second that the CPU can do, by precision, one for each round.
+    /// Operations per second that the CPU can do, by precision, one beside each throughput.
     pub peaks: BTreeMap<String, Vec<f64>>,
 }
 
@@ -107,18 +107,16 @@ pub async fn run(
         rows.extend(rows_of(stage, (number, collection), args, plan).await?);
     }
     progress.set_length(rows.len() as u64 * u64::from(plan.rounds));
-    let mut bench = Bench { stage, collections: &collections, plan, rows, peaks: BTreeMap::new() };
+    let peaks = args.peak.then(BTreeMap::new);
+    let mut bench = Bench { stage, collections: &collections, plan, rows, peaks };
     for round in 0..plan.rounds {
-        if args.peak {
-            bench.peaks();
-        }
         for number in bench.order(round) {
             progress.inc(1);
             bench.row(number, round).await?;
         }
     }
     let Bench { rows, peaks, .. } = bench;
-    Ok(Results { collections, rows, peaks })
+    Ok(Results { collections, rows, peaks: peaks.unwrap_or_default() })
 }
 
 /// What is to be measured with one collection, with as many calls as fill the time.
@@ -228,7 +226,8 @@ struct Bench<'a> {
     collections: &'a [Collection],
     plan: Plan,
     rows: Vec<Row>,
-    peaks: BTreeMap<String, Vec<f64>>,
+    /// `None` when nobody asked for them.
+    peaks: Option<BTreeMap<String, Vec<f64>>>,
 }
 
 impl Bench<'_> {
@@ -248,22 +247,11 @@ impl Bench<'_> {
             .collect()
     }
 
-    fn peaks(&mut self) {
-        let mut precisions: Vec<&str> =
-            self.stage.targets.iter().map(|target| target.facts.precision.as_str()).collect();
-        precisions.sort_unstable();
-        precisions.dedup();
-        for precision in precisions {
-            if let Some(peak) = peak::measure(precision) {
-                self.peaks.entry(precision.to_owned()).or_default().push(peak);
-            }
-        }
-    }
-
     async fn row(&mut self, number: usize, round: u32) -> Result<(), Failure> {
         let row = &self.rows[number];
         let target = &self.stage.targets[row.target];
-        let figures = match row.measure {
+        let before = self.peak(row);
+        let mut figures = match row.measure {
             Measure::Ping => self.latency(row, target, Probe::Ping).await?,
             Measure::Latency => self.latency(row, target, Probe::Text).await?,
             Measure::Calls => self.throughput(row, target, 1).await?,
@@ -272,8 +260,25 @@ impl Bench<'_> {
             Measure::LaneClients => self.lane(row, target, LANE_CLIENTS).await?,
             Measure::Rate(rate) => self.open(row, target, (rate, round)).await?,
         };
+        let around = before.and_then(|before| Some((before + self.peak(row)?) / 2.0));
+        let operations = figures.get("operations_per_s").copied();
+        if let Some((peak, operations)) = around.zip(operations) {
+            figures.insert("share_of_peak", operations / peak);
+            let precision = target.facts.precision.clone();
+            self.peaks.get_or_insert_default().entry(precision).or_default().push(peak);
+        }
         self.rows[number].rounds.push(figures);
         Ok(())
+    }
+
+    /// The peak now, where `row` can have a share of it. It is measured before and after each
+    /// throughput: neighbours on the same hardware change within seconds what there is to reach.
+    fn peak(&self, row: &Row) -> Option<f64> {
+        self.peaks.as_ref()?;
+        let target = &self.stage.targets[row.target];
+        let throughput = matches!(row.measure, Measure::Calls | Measure::Clients);
+        let of_its_work = throughput && target.work.is_some();
+        of_its_work.then(|| peak::measure(&target.facts.precision)).flatten()
     }
 
     async fn latency(&self, row: &Row, target: &Target, probe: Probe) -> Result<Figures, Failure> {
@@ -303,10 +308,7 @@ impl Bench<'_> {
         ]);
         figures.extend(padding.map(|padding| ("padding", padding)));
         if let Some(work) = target.work {
-            let operations = work.operations(tokens()) / took;
-            figures.insert("operations_per_s", operations);
-            let peak = self.peaks.get(&target.facts.precision).and_then(|peaks| peaks.last());
-            figures.extend(peak.map(|peak| ("share_of_peak", operations / peak)));
+            figures.insert("operations_per_s", work.operations(tokens()) / took);
         }
         Ok(figures)
     }
