@@ -7,7 +7,7 @@ use op_dbus_native::{Isa, Precision, peak};
 use serde_json::Value;
 
 /// How long one measurement of the peak takes.
-const TIME: Duration = Duration::from_millis(250);
+const TIME: Duration = Duration::from_millis(100);
 
 /// Operations per second of all CPUs in `precision`, two for each multiplication with addition, on
 /// operands that never leave the registers of the best instruction set. `None` for a precision that
