@@ -7,7 +7,7 @@ Usage: cargo xtask bench-peers [OPTIONS]
 
 Measures op-dbus beside other libraries that embed texts on a CPU, with the same texts and weights,
 in turn, round after round, and writes the tables and plots of docs/performance.md. Close everything
-else; it takes about 15 minutes on two cores, and the first run installs the libraries (some GB).
+else; it takes about 18 minutes on two cores, and the first run installs the libraries (some GB).
 
 Options:
   --quick                 about 3 minutes: fewer rounds, texts and levels; to see that it works
