@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -17,11 +18,18 @@ use crate::kernels::product::STRIP_MAX;
 use crate::load::Options;
 
 /// Version of the measurement and of its record. A record of another version is not used.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+
+/// Measurements that are made, one at each start, as long as other programs disturb all of them.
+const MEASUREMENTS: u32 = 5;
 
 /// Tokens of a batch for each thread: fewer would leave every saving aside that a batch is for, and
 /// more would keep those waiting who come while it is computed.
 const BATCH_TOKENS: RangeInclusive<usize> = 128..=2048;
+
+/// More than this many preemptions a second are the work of other programs, not of the kernel's own
+/// threads: an idle machine has a few, one that shares its CPUs with a build some hundred.
+const PREEMPTIONS_PER_S: f64 = 50.0;
 
 /// What may differ from machine to machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,12 +78,31 @@ impl Tuning {
     }
 }
 
+impl Tuning {
+    /// What two disturbed measurements tell together. Whatever has the CPU meanwhile makes batches look
+    /// slow and sharing a text look dear, never the other way round.
+    fn or(self, other: Self) -> Self {
+        let Together { short, long } = self.together_percent;
+        let others = other.together_percent;
+        Self {
+            strip: Self::default().strip,
+            batch_tokens: self.batch_tokens.max(other.batch_tokens),
+            together_percent: Together {
+                short: short.min(others.short),
+                long: long.min(others.long),
+            },
+        }
+    }
+}
+
 /// The file that a calibration leaves.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     version: u32,
     key: String,
     tuning: Tuning,
+    /// Measurements behind it, if other programs disturbed all of them; 0 if one went undisturbed.
+    disturbed: u32,
 }
 
 /// Tunes `backend` as the cache says, or else measures it and leaves the result in the cache. What
@@ -86,48 +113,64 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     let digest = Sha256::digest(&key);
     let name: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
     let place = options.cache_dir.join("tuning").join(name + ".json");
-    match read(&place, &key) {
-        Ok(Some(tuning)) => return backend.set_tuning(tuning),
-        Ok(None) => {}
+    let earlier = match read(&place, &key) {
+        Ok(Some(Record { tuning, disturbed: 0 | MEASUREMENTS.., .. })) => {
+            return backend.set_tuning(tuning);
+        }
+        Ok(record) => record,
         Err(error) => {
             tracing::warn!(?place, %error, "the cached calibration can't be used; measuring anew");
-        }
-    }
-    let start = std::time::Instant::now();
-    let tuning = match calibrate::measure(backend) {
-        Some(tuning) => tuning,
-        None => {
-            tracing::warn!("the calibration failed; batches are computed as on an ordinary CPU");
-            Tuning::default()
+            None
         }
     };
+    let (start, preempted) = (std::time::Instant::now(), preemptions());
+    let Some(measured) = calibrate::measure(backend) else {
+        tracing::warn!("the calibration failed; batches are computed as on an ordinary CPU");
+        return backend.set_tuning(Tuning::default());
+    };
+    let took = start.elapsed();
+    let preempted = preemptions() - preempted;
+    let is_disturbed = preempted as f64 > PREEMPTIONS_PER_S * took.as_secs_f64();
+    let (tuning, disturbed) = match earlier {
+        _ if !is_disturbed => (measured, 0),
+        None => (measured.or(measured), 1),
+        Some(earlier) => (measured.or(earlier.tuning), earlier.disturbed + 1),
+    };
     backend.set_tuning(tuning);
-    let calibration_ms = start.elapsed().as_millis();
+    let calibration_ms = took.as_millis();
     let Tuning { strip, batch_tokens, together_percent } = tuning;
     tracing::info!(
         calibration_ms,
+        preempted,
         strip,
         batch_tokens,
         together_short = together_percent.short,
         together_long = together_percent.long,
         "calibrated how batches are computed"
     );
-    if let Err(error) = save(&place, &Record { version: VERSION, key, tuning }) {
+    if is_disturbed {
+        let again = disturbed < MEASUREMENTS;
+        tracing::info!(
+            again,
+            "others had the CPU during the calibration; the next start may repeat it"
+        );
+    }
+    if let Err(error) = save(&place, &Record { version: VERSION, key, tuning, disturbed }) {
         tracing::warn!(?place, %error, "the calibration can't be cached for the next start");
     }
 }
 
 /// What a record says; nothing if there is none.
-fn read(place: &Path, key: &str) -> io::Result<Option<Tuning>> {
+fn read(place: &Path, key: &str) -> io::Result<Option<Record>> {
     let json = match fs::read(place) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         json => json?,
     };
-    let Record { version, key: of, tuning } = serde_json::from_slice(&json)?;
-    if version != VERSION || of != key || !tuning.is_possible() {
+    let record: Record = serde_json::from_slice(&json)?;
+    if record.version != VERSION || record.key != key || !record.tuning.is_possible() {
         return Err(io::Error::other("it is not what this version has measured here"));
     }
-    Ok(Some(tuning))
+    Ok(Some(record))
 }
 
 /// Writes a record, whole or not at all.
@@ -140,6 +183,11 @@ fn save(place: &Path, record: &Record) -> io::Result<()> {
     Ok(())
 }
 
+/// How often a thread of this process had to leave its CPU to another program.
+fn preemptions() -> i64 {
+    getrusage(UsageWho::RUSAGE_SELF).map_or(0, |usage| usage.involuntary_context_switches())
+}
+
 /// What tells this CPU from another that the cache may come to.
 fn cpu() -> String {
     let names: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
@@ -149,6 +197,8 @@ fn cpu() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::precision::Precision;
+    use crate::tests::made_up::{SIZES, Weights, backend, options};
 
     #[test]
     fn a_record_that_makes_no_sense_is_not_used() {
@@ -158,6 +208,43 @@ mod tests {
         }
         for batch_tokens in [0, BATCH_TOKENS.end() + 1] {
             assert!(!Tuning { batch_tokens, ..Tuning::default() }.is_possible());
+        }
+    }
+
+    #[test]
+    fn disturbed_measurements_are_taken_at_their_best() {
+        let tuning = |strip, batch_tokens, short, long| Tuning {
+            strip,
+            batch_tokens,
+            together_percent: Together { short, long },
+        };
+        let both = tuning(48, 128, 511, 105).or(tuning(192, 512, 120, 251));
+        assert_eq!(both, tuning(96, 512, 120, 105));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "measures how fast this is")]
+    fn a_disturbed_calibration_is_repeated_some_times_and_no_other() {
+        let weights = Weights::new(SIZES[2], 1);
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(&weights.encoder(), Isa::best(), Precision::F32, 1);
+        options.cache_dir = folder.path().to_owned();
+        let mut backend = backend(&weights, Isa::best(), Precision::F32, 1);
+        tune(&mut backend, &options);
+        let place = fs::read_dir(folder.path().join("tuning")).unwrap().next().unwrap();
+        let place = place.unwrap().path();
+        let found = || serde_json::from_slice::<Record>(&fs::read(&place).unwrap()).unwrap();
+        // A strip that no measurement tries.
+        let tuning = Tuning { strip: 95, ..Tuning::default() };
+        for (disturbed, again) in
+            [(0, false), (1, true), (MEASUREMENTS - 1, true), (MEASUREMENTS, false)]
+        {
+            save(&place, &Record { disturbed, tuning, ..found() }).unwrap();
+            tune(&mut backend, &options);
+            assert_eq!(found().tuning.strip != 95, again, "{disturbed}");
+            let then = found().disturbed;
+            let counted = if again { [0, disturbed + 1] } else { [disturbed; 2] };
+            assert!(counted.contains(&then), "{disturbed}: {then}");
         }
     }
 }
