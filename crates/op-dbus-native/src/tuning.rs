@@ -102,6 +102,7 @@ struct Record {
     key: String,
     tuning: Tuning,
     /// Measurements behind it, if other programs disturbed all of them; 0 if one went undisturbed.
+    #[serde(default)]
     disturbed: u32,
 }
 
@@ -160,14 +161,17 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     }
 }
 
-/// What a record says; nothing if there is none.
+/// What a record says; nothing if there is none, or that of another version.
 fn read(place: &Path, key: &str) -> io::Result<Option<Record>> {
     let json = match fs::read(place) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         json => json?,
     };
     let record: Record = serde_json::from_slice(&json)?;
-    if record.version != VERSION || record.key != key || !record.tuning.is_possible() {
+    if record.version != VERSION {
+        return Ok(None);
+    }
+    if record.key != key || !record.tuning.is_possible() {
         return Err(io::Error::other("it is not what this version has measured here"));
     }
     Ok(Some(record))
@@ -236,6 +240,10 @@ mod tests {
         let found = || serde_json::from_slice::<Record>(&fs::read(&place).unwrap()).unwrap();
         // A strip that no measurement tries.
         let tuning = Tuning { strip: 95, ..Tuning::default() };
+        let version = VERSION - 1;
+        save(&place, &Record { version, tuning, ..found() }).unwrap();
+        tune(&mut backend, &options);
+        assert!(found().version == VERSION && found().tuning.strip != 95);
         for (disturbed, again) in
             [(0, false), (1, true), (MEASUREMENTS - 1, true), (MEASUREMENTS, false)]
         {

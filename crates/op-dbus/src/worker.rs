@@ -5,7 +5,7 @@
 
 mod sandbox;
 
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
@@ -117,10 +117,17 @@ enum IoBinding {
     Off,
 }
 
+/// What `top` and `ps` call a worker.
+const NAME: &CStr = c"op-dbus-worker";
+
 /// Serves the daemon on standard input until it hangs up.
 pub fn run(args: Args) -> ExitCode {
     if let Err(error) = telemetry::start(LOG_FILTER) {
         eprintln!("op-dbus worker: no log: {error}");
+    }
+    // The file's name would be that of the daemon's way to it, `exe`.
+    if let Err(error) = prctl::set_name(NAME) {
+        tracing::warn!(%error, "`top` shows the worker under the name of a file");
     }
     // Bound to the thread that started us, which is also the one that owns us: with it goes the
     // only user of our results. The end of the control socket says the same, but is not seen in
