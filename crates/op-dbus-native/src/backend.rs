@@ -10,7 +10,7 @@ use crate::kernels::kernels;
 use crate::load::{self, Options, Source, load_error};
 use crate::packed::Packed;
 use crate::share::{CHUNK_TOKENS, Shares};
-use crate::team::{Barrier, Team};
+use crate::team::{Barrier, Team, keep_on};
 use crate::tuning::{self, Tuning};
 
 /// A model on the CPU, computed by our own kernels.
@@ -28,7 +28,7 @@ pub struct NativeBackend {
 }
 
 impl NativeBackend {
-    /// Loads a model: from the cache, or from `source`, which leaves it in the cache. A cache that
+    /// Loads a model, which the calling thread is to compute with: from the cache, or from `source`, which leaves it in the cache. A cache that
     /// can't be used costs time and memory, and a warning in the log.
     ///
     /// # Errors
@@ -41,6 +41,11 @@ impl NativeBackend {
         let start = Instant::now();
         let packed = load::packed(&options, source)?;
         let mut backend = Self::assemble(packed, &options)?;
+        // This thread is the first of the team; the others were placed when they started. A calibration is
+        // true only for threads that are where they will compute.
+        if let Some(&cpu) = options.cpus.first() {
+            keep_on(cpu);
+        }
         if options.calibrate {
             tuning::tune(&mut backend, &options);
         }

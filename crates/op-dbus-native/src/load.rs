@@ -29,7 +29,7 @@ pub struct Options {
     pub precision: Precision,
     /// Threads that compute; at least 1.
     pub threads: usize,
-    /// CPU of each thread but the first, which is the caller's; empty leaves them unbound.
+    /// CPU of each thread, the first of which is the caller's; empty leaves them unbound.
     pub cpus: Vec<usize>,
     /// Tokens of the longest text.
     pub length_max: usize,

@@ -137,13 +137,18 @@ impl Shared {
     }
 }
 
+/// Keeps the calling thread on `cpu`; a failure costs speed alone.
+pub(crate) fn keep_on(cpu: usize) {
+    let mut set = CpuSet::new();
+    let kept = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
+    if let Err(error) = kept {
+        tracing::warn!(%error, cpu, "a compute thread can't be kept on its CPU");
+    }
+}
+
 fn work(shared: &Shared, member: usize, cpu: Option<usize>) {
     if let Some(cpu) = cpu {
-        let mut set = CpuSet::new();
-        let pinned = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
-        if let Err(error) = pinned {
-            tracing::warn!(%error, cpu, "a compute thread can't be kept on its CPU");
-        }
+        keep_on(cpu);
     }
     let mut seen = 0;
     loop {

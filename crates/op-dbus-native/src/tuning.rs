@@ -76,9 +76,7 @@ impl Tuning {
     fn is_possible(&self) -> bool {
         (1..=STRIP_MAX).contains(&self.strip) && BATCH_TOKENS.contains(&self.batch_tokens)
     }
-}
 
-impl Tuning {
     /// What two disturbed measurements tell together. Whatever has the CPU meanwhile makes batches look
     /// slow and sharing a text look dear, never the other way round.
     fn or(self, other: Self) -> Self {
@@ -150,10 +148,10 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
         "calibrated how batches are computed"
     );
     if is_disturbed {
-        let again = disturbed < MEASUREMENTS;
+        let left = MEASUREMENTS.saturating_sub(disturbed);
         tracing::info!(
-            again,
-            "others had the CPU during the calibration; the next start may repeat it"
+            left,
+            "others had the CPU during the calibration; so many starts may repeat it"
         );
     }
     if let Err(error) = save(&place, &Record { version: VERSION, key, tuning, disturbed }) {

@@ -201,12 +201,7 @@ fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
         }
         CpuEngine::Sim => backend::CpuEngine::default(),
     };
-    let backend = backend::load(&spec(args, cpu_engine))?;
-    // The native engine places the threads that it starts; the first of its team is this one.
-    if on_the_cpu && cpu_engine == backend::CpuEngine::Native {
-        pin(args.cpu_list.get(..1).unwrap_or_default());
-    }
-    Ok(backend)
+    backend::load(&spec(args, cpu_engine))
 }
 
 fn spec(args: &Args, cpu_engine: backend::CpuEngine) -> Spec {
