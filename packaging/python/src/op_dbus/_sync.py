@@ -127,3 +127,7 @@ class Embedder:
             # An interrupt of the waiting thread; otherwise the call has ended already.
             calling.cancel()
             raise
+        finally:
+            # Its error knows this frame, and through it all that the callers hold: vectors, too,
+            # which would stay mapped until the next collection of cycles.
+            del calling
