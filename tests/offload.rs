@@ -3,15 +3,17 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{PipeWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use op_dbus_api::JobProxy;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 use zbus::proxy::CacheProperties;
 use zbus::{Fd, OwnedVariant, Variant};
 
@@ -29,7 +31,9 @@ tests! {
     calls_outlive_a_device_that_is_killed_and_lost: [Bus, Low, Ggml],
     calls_in_flight_move_to_the_fallback: [Bus, Low, Ggml],
     a_job_goes_where_the_provider_goes: [Bus, Low, Ggml],
+    a_job_of_another_level_goes_there_too: [Bus, Low, Medium, Ggml],
     another_level_moves_to_the_fallback_by_itself: [Bus, Low, Medium, Ggml],
+    what_fell_back_comes_back_by_itself: [Bus, Low, Medium, Ggml],
     what_batches_cost_is_measured_once: [Bus, Low, Ggml],
 }
 
@@ -185,6 +189,25 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
     daemon.stop().await
 }
 
+/// A job that embeds at `level` what is written.
+async fn job<'c>(client: &'c Client, level: &'c str) -> Outcome<(JobProxy<'c>, PipeWriter)> {
+    let (source, writer) = std::io::pipe()?;
+    let options = HashMap::from([("level", Variant::from(level))]);
+    let job = client.embedder.start_embed_from_fd(Fd::from(source.as_fd()), options).await?;
+    let job = JobProxy::builder(client.connection()).path(job);
+    Ok((job.cache_properties(CacheProperties::No).build().await?, writer))
+}
+
+async fn embedded(job: &JobProxy<'_>, rows: u64) -> Outcome {
+    within("the text of a job", async {
+        while job.rows().await? < rows {
+            assert_eq!(job.state().await?, "running", "{}", job.error_message().await?);
+        }
+        Outcome::Ok(())
+    })
+    .await?
+}
+
 /// A job outlives the providers that it begins on: one that is changed and one that is lost.
 async fn a_job_goes_where_the_provider_goes() -> Outcome {
     let bus = PrivateBus::start().await?;
@@ -192,26 +215,13 @@ async fn a_job_goes_where_the_provider_goes() -> Outcome {
     let daemon = setup.ready(&bus).await?;
     let client = daemon.client();
     let expected = client.vectors(&["before", "meanwhile", "after"]).await?;
-    let (source, mut writer) = std::io::pipe()?;
-    let source = Fd::from(source.as_fd());
-    let job = client.embedder.start_embed_from_fd(source, HashMap::new()).await?;
-    let job = JobProxy::builder(client.connection()).path(job);
-    let job = job.cache_properties(CacheProperties::No).build().await?;
-    let embedded = async |rows: u64| {
-        within("the text of a job", async {
-            while job.rows().await? < rows {
-                assert_eq!(job.state().await?, "running", "{}", job.error_message().await?);
-            }
-            Outcome::Ok(())
-        })
-        .await?
-    };
+    let (job, mut writer) = job(client, "low").await?;
 
     writer.write_all(b"before\n")?;
-    embedded(1).await?;
+    embedded(&job, 1).await?;
     client.manager.set_execution_provider("cpu").await?;
     writer.write_all(b"meanwhile\n")?;
-    embedded(2).await?;
+    embedded(&job, 2).await?;
     client.manager.set_execution_provider("ggml").await?;
     fs::rename(&library, &away)?;
     daemon.signal_workers(Signal::SIGKILL).await?;
@@ -232,6 +242,31 @@ async fn a_job_goes_where_the_provider_goes() -> Outcome {
         let cosine = cosine(found, expected);
         assert!(cosine >= 0.999, "{cosine}");
     }
+    daemon.stop().await
+}
+
+/// A job at a level that is not in force follows a change of the provider as soon as its model is there.
+async fn a_job_of_another_level_goes_there_too() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, ..) = movable()?;
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    let (job, mut writer) = job(client, "medium").await?;
+    writer.write_all(b"before\n")?;
+    embedded(&job, 1).await?;
+    client.manager.set_execution_provider("cpu").await?;
+    let loaded = async {
+        let is_it = |line: &str| line.contains("model loaded") && line.contains("all-MiniLM-L6-v2");
+        while !daemon.process.stderr().lines().any(is_it) {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    within("the model on the other provider", loaded).await?;
+    writer.write_all(b"after\n")?;
+    drop(writer);
+    let (_, rows, _, info) = within("the job", job.fetch()).await??;
+    let told = |key| String::try_from(info[key].clone());
+    assert_eq!((rows, told("provider")?), (2, "ggml,cpu".into()));
     daemon.stop().await
 }
 
@@ -259,6 +294,40 @@ async fn another_level_moves_to_the_fallback_by_itself() -> Outcome {
     assert!(cosine(&found, &expected) >= 0.999);
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     assert_eq!(workers(&daemon).await?, in_force, "what is in force is as it was");
+    daemon.stop().await
+}
+
+/// The level in force and another one lose their device, and compute there again once it is back; nobody
+/// has to ask for it, and no call fails on the way.
+async fn what_fell_back_comes_back_by_itself() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, library, away) = movable()?;
+    let setup = setup.setting("provider_retry_s", "1");
+    let daemon = setup.ready(&bus).await?;
+    let both = async || {
+        let mut computed_by = Vec::new();
+        for level in ["low", "medium"] {
+            let options = HashMap::from([("level", Variant::from(level))]);
+            let reply = daemon.client().packed(&["a text"], options).await?;
+            computed_by.push(reply.info::<String>("provider")?);
+        }
+        Outcome::Ok(computed_by)
+    };
+    assert_eq!(both().await?, ["ggml", "ggml"]);
+    fs::rename(&library, &away)?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    assert_eq!(both().await?, ["cpu", "cpu"]);
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(both().await?, ["cpu", "cpu"], "while it is away");
+    fs::rename(&away, &library)?;
+    let back = async {
+        while both().await? != ["ggml", "ggml"] {
+            sleep(Duration::from_millis(50)).await;
+        }
+        Outcome::Ok(())
+    };
+    within("what is back computes", back).await??;
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     daemon.stop().await
 }
 

@@ -9,7 +9,7 @@ use op_dbus_engine::{Error as EngineError, WorkerState};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 use zbus::Connection;
 use zbus::connection::Builder;
@@ -28,9 +28,7 @@ pub use crate::service::WorkerProgram;
 const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// The last replies are on their way by then; anything longer is a peer that does not read.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
-/// A provider that did not work is tried again this often, by starting a worker on it.
-const LOOK_AGAIN: Duration = Duration::from_secs(300);
-/// At least this long lies between two looks for a provider that works.
+/// Where nothing else works either, the next look for a provider is not sooner than this.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Why the daemon ends other than by being told to.
@@ -209,12 +207,20 @@ async fn reload_on(mut hangup: Signal, service: Service) {
     }
 }
 
-/// Moves to the next provider when the workers of the one that serves can't be had any more, and looks
-/// now and then whether a better one works again.
+/// Moves to the next provider when the workers of the one that serves can't be had any more, and tries
+/// again now and then those that are preferred.
 async fn look_after(service: Service) {
     let mut changes = service.watch();
+    let mut tried = Instant::now();
     loop {
-        let served = service.now().served().cloned();
+        let now = service.now();
+        let retry = async {
+            match now.settings().provider_retry_s {
+                0 => std::future::pending().await,
+                seconds => sleep_until((tried + Duration::from_secs(seconds)).into()).await,
+            }
+        };
+        let served = now.served().cloned();
         // Holds the engine no longer than it is waited for: it ends with its last holder.
         let failing = async move {
             match served {
@@ -227,14 +233,15 @@ async fn look_after(service: Service) {
                 Ok(()) => continue,
                 Err(_) => return,
             },
-            () = failing => service.reconsider().await,
-            // Nobody needs a better one than an unloaded one, and looking would load it.
-            () = sleep(LOOK_AGAIN), if service.may_do_better() => if service.is_loaded() {
+            () = failing => {
                 service.reconsider().await;
-            },
+                sleep(PAUSE).await;
+            }
+            () = retry => {
+                service.improve().await;
+                tried = Instant::now();
+            }
         }
-        // Where nothing else works either, the next look is not at once.
-        sleep(PAUSE).await;
     }
 }
 

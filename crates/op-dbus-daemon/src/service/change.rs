@@ -4,14 +4,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use op_dbus_engine::Presence;
 use op_dbus_models::Level;
 use tokio::sync::MutexGuard;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::fleet::Fleet;
 use super::now::{Now, Phase, wanted};
 use super::served::{Choice, Served};
-use super::{Error, Service, provider};
+use super::{Error, Service};
 use crate::notify;
 use crate::settings::{ChangeError, Loaded, Provider, Settings};
 use crate::telemetry::message_id;
@@ -85,8 +86,9 @@ impl Service {
             Ok(loaded) => {
                 self.moved(served, |next| {
                     next.loaded = Arc::new(loaded);
-                    next.fleet = fleet;
+                    next.fleet = fleet.clone();
                 });
+                bring_along(&now.fleet, &fleet, choice.as_ref());
                 Ok(())
             }
             Err(error) => {
@@ -96,8 +98,8 @@ impl Service {
         }
     }
 
-    /// Goes through the providers once more, and moves to the first that works if it is another one
-    /// than serves: because that one has failed, or one that failed before may work again.
+    /// Goes through the providers once more, as the one that serves has failed, and moves to the first that
+    /// works.
     pub async fn reconsider(&self) {
         let change = self.0.change.lock().await;
         self.look_for_another(&change).await;
@@ -125,10 +127,24 @@ impl Service {
         }
     }
 
-    /// Whether a provider that is preferred to the one that serves could be tried again.
-    pub fn may_do_better(&self) -> bool {
-        let now = self.now();
-        !now.fallback_reason().is_empty() && provider::may_do_better(&now)
+    /// Tries the providers again that are preferred to those that compute, for every model that is loaded,
+    /// and moves each to the first that works.
+    pub async fn improve(&self) {
+        let _change = self.0.change.lock().await;
+        let Ok(now) = self.staying() else { return };
+        for fallback in now.fallen_back() {
+            // Nobody needs a better one than an unloaded one, and looking would load it.
+            if fallback.engine.presence() != Presence::Loaded {
+                continue;
+            }
+            match now.fleet.get_better(&fallback).await {
+                Ok(better) if now.served().is_some_and(|it| Arc::ptr_eq(it, &fallback)) => {
+                    self.moved(Some(better), |_| {});
+                }
+                Ok(better) => tell_loaded(&better),
+                Err(error) => debug!(%error, model = fallback.model, "no better provider works"),
+            }
+        }
     }
 
     /// Reads the settings again and applies what can be changed while the service runs.
@@ -158,8 +174,9 @@ impl Service {
         // A fleet has to prove itself anew: its token and its certificates may be others, in files that
         // the settings only name.
         let by_others = now.served().is_some_and(|served| served.is_on(Provider::Remote));
-        let same =
-            same_engines(now.settings(), &loaded.settings) && !self.may_do_better() && !by_others;
+        let same = same_engines(now.settings(), &loaded.settings)
+            && now.fallen_back().is_empty()
+            && !by_others;
         let fleet = match same {
             true => now.fleet.clone(),
             false => self.fleet(loaded.clone()),
@@ -215,16 +232,7 @@ impl Service {
         let before = self.now();
         let known = |served: &Arc<Served>| before.served().is_some_and(|b| Arc::ptr_eq(b, served));
         if let Some(served) = served.as_ref().filter(|served| !known(served)) {
-            info!(
-                MESSAGE_ID = message_id::MODEL_LOADED,
-                model = %served.model,
-                device = %served.device,
-                engine = %served.engine_name,
-                isa = %served.isa,
-                precision = %served.precision,
-                dimensions = served.dimensions,
-                "model loaded"
-            );
+            tell_loaded(served);
         }
         self.replace(|next| {
             change(next);
@@ -299,6 +307,33 @@ impl Service {
     }
 }
 
+/// Loads what `old` has beside `in_force` in `new`, too, for the calls and jobs that name another level.
+fn bring_along(old: &Fleet, new: &Arc<Fleet>, in_force: Option<&Choice>) {
+    for other in old.served().into_iter().filter(|other| Some(&other.choice) != in_force) {
+        let (choice, new) = (other.choice.clone(), new.clone());
+        tokio::spawn(async move {
+            match new.get(&choice).await {
+                Ok(served) => tell_loaded(&served),
+                // The next call that names it tries again, and is told.
+                Err(error) => debug!(%error, model = choice.model(), "not loaded anew"),
+            }
+        });
+    }
+}
+
+fn tell_loaded(served: &Served) {
+    info!(
+        MESSAGE_ID = message_id::MODEL_LOADED,
+        model = %served.model,
+        device = %served.device,
+        engine = %served.engine_name,
+        isa = %served.isa,
+        precision = %served.precision,
+        dimensions = served.dimensions,
+        "model loaded"
+    );
+}
+
 /// Refuses a change of level where it would have no effect.
 fn refuse_pinned(loaded: &Loaded) -> Result<(), Error> {
     if let Some(by) = loaded.pinned_by("vector_level") {
@@ -318,6 +353,7 @@ fn same_engines(old: &Settings, new: &Settings) -> bool {
     like_new.model.clone_from(&new.model);
     like_new.log.clone_from(&new.log);
     like_new.idle_unload_s = new.idle_unload_s;
+    like_new.provider_retry_s = new.provider_retry_s;
     like_new.source_silence_s = new.source_silence_s;
     like_new.cache_bytes = new.cache_bytes;
     like_new.bus = new.bus.clone();

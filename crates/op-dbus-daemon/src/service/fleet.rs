@@ -10,7 +10,7 @@ use op_dbus_engine::Cache;
 use tokio::sync::oneshot;
 
 use super::served::{Choice, Served};
-use super::{Error, Means, load};
+use super::{Error, Means, load, provider};
 use crate::settings::Loaded;
 
 /// A failed load is answered from memory for this long: otherwise every call of an impatient client
@@ -73,12 +73,31 @@ impl Fleet {
         self.load(choice, Entry::failed).await
     }
 
+    /// Loads the model of `fallback` on a provider that is preferred to its own, and has that serve
+    /// instead; not if it was unloaded meanwhile.
+    ///
+    /// # Errors
+    /// Why none of them works.
+    pub(super) async fn get_better(
+        &self,
+        fallback: &Arc<Served>,
+    ) -> Result<Arc<Served>, Arc<Error>> {
+        let choice = &fallback.choice;
+        let (load, started) = (self.start(choice.clone(), Some(fallback)), Instant::now());
+        let better = load.clone().await?;
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = entries.get_mut(choice) {
+            *entry = Entry { load, started };
+        }
+        Ok(better)
+    }
+
     fn load(&self, choice: &Choice, stale: impl FnOnce(&Entry) -> bool) -> Load {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = entries.get(choice).filter(|entry| !stale(entry)) {
             return entry.load.clone();
         }
-        let load = self.start(choice.clone());
+        let load = self.start(choice.clone(), None);
         entries.insert(choice.clone(), Entry { load: load.clone(), started: Instant::now() });
         load
     }
@@ -119,13 +138,19 @@ impl Fleet {
     }
 
     /// Loading blocks for seconds, and a hanging worker for minutes: it gets a thread that neither the
-    /// runtime nor the end of the process waits for.
-    fn start(&self, choice: Choice) -> Load {
+    /// runtime nor the end of the process waits for. With `fallback` only the providers that come before
+    /// its own are tried.
+    fn start(&self, choice: Choice, fallback: Option<&Arc<Served>>) -> Load {
         let (loaded, means) = (self.loaded.clone(), self.means.clone());
+        let providers = provider::candidates(&loaded.settings);
+        let providers = match fallback {
+            Some(fallback) => provider::preferred(providers, fallback),
+            None => providers,
+        };
         let cache = self.cache.clone();
         let (sender, receiver) = oneshot::channel();
         let work = move || {
-            let end = load::load(&choice, &loaded, &means, cache);
+            let end = load::load(&choice, &providers, &loaded, (&means, cache));
             // Nobody may be waiting any more; then the engine ends here.
             drop(sender.send(end.map(Arc::new).map_err(Arc::new)));
         };

@@ -47,16 +47,16 @@ impl Draft {
     }
 }
 
-/// Loads a model and starts its workers; blocks until they have proved themselves. Vectors of texts that
-/// come again are kept in `cache`.
+/// Loads a model and starts its workers on the first of `providers` that works; blocks until they have
+/// proved themselves. Vectors of texts that come again are kept in `cache`.
 ///
 /// # Errors
 /// What stands in the way: the provider, the model, the runtime, the dimensions, the workers.
 pub(super) fn load(
     choice: &Choice,
+    providers: &[Provider],
     loaded: &Loaded,
-    means: &Means,
-    cache: Arc<Cache>,
+    (means, cache): (&Means, Arc<Cache>),
 ) -> Result<Served, Error> {
     let settings = &loaded.settings;
     let draft = match settings.cpu_engine {
@@ -65,7 +65,7 @@ pub(super) fn load(
     };
     check_dimensions(&draft, settings)?;
     let mut refusals = Vec::new();
-    for provider in provider::candidates(settings) {
+    for &provider in providers {
         let started = match provider::host(provider, loaded, draft.own_graph()) {
             Ok(host) => start(&draft, host, loaded, (means, cache.clone())),
             Err(missing) => Err(Error::Provider(missing)),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use op_dbus_models::{RuntimeStore, manifest, runtime};
 
-use super::now::Now;
+use super::served::Served;
 use crate::settings::options::{self, Told, fleet};
 use crate::settings::{CpuEngine, Devices, Loaded, Origin, Precision, Provider, Settings};
 
@@ -281,12 +281,17 @@ pub(super) fn origin(loaded: &Loaded, key: &str) -> Origin {
     loaded.origins.get(key).cloned().unwrap_or(Origin::Default)
 }
 
-/// Whether something is there to try of the providers that come before the one that serves.
-pub(super) fn may_do_better(now: &Now) -> bool {
-    let active = now.served().map(|served| served.provider.clone()).unwrap_or_default();
-    let preferred = candidates(now.settings()).into_iter();
-    let mut preferred = preferred.take_while(|provider| provider.to_string() != active);
-    preferred.any(|provider| host(provider, &now.loaded, None).is_ok())
+/// Those of `candidates` that come before the one of `served`.
+pub(super) fn preferred(mut candidates: Vec<Provider>, served: &Served) -> Vec<Provider> {
+    let own = candidates.iter().position(|candidate| served.is_on(*candidate));
+    candidates.truncate(own.unwrap_or(0));
+    candidates
+}
+
+/// Whether something is there to try of the providers that are preferred to the one of `served`.
+pub(super) fn may_do_better(served: &Served, loaded: &Loaded) -> bool {
+    let preferred = preferred(candidates(&loaded.settings), served);
+    preferred.into_iter().any(|provider| host(provider, loaded, None).is_ok())
 }
 
 /// Why none of the candidates serves.

@@ -45,6 +45,8 @@ pub struct Settings {
     pub execution_provider: Provider,
     /// Providers to try, in order, when the one asked for does not work; empty is strict.
     pub fallback: Vec<Provider>,
+    /// Seconds between two tries of a provider that did not work; 0 is never.
+    pub provider_retry_s: u64,
     /// Devices of the provider.
     pub gpu_device: Devices,
     /// The number format to compute in.

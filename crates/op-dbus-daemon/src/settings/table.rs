@@ -84,6 +84,16 @@ pub const ROWS: &[Row] = &[
         scope: Scope::Any,
     },
     Row {
+        key: "provider_retry_s",
+        kind: count(0, 31_536_000),
+        default: "300",
+        unit: "seconds",
+        doc: "How often the providers are tried again that are preferred to the one that computes, for \
+              each model that is loaded; 0 is at a reload only. One that works takes over.",
+        group: Group::Provider,
+        scope: Scope::Any,
+    },
+    Row {
         key: "gpu_device",
         kind: Kind::Devices,
         default: "0",
