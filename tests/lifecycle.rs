@@ -4,6 +4,7 @@ use std::fs;
 
 use futures_util::StreamExt;
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use op_dbus_api::{ErrorName, ROOT_PATH};
 use zbus::fdo::PropertiesProxy;
 
@@ -14,6 +15,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::manager::ServiceManager;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
+use crate::native::children;
 
 tests! {
     the_service_manager_is_told: [Bus],
@@ -25,6 +27,7 @@ tests! {
     a_damaged_state_file_is_moved_aside: [Bus],
     a_second_daemon_gives_way: [Bus],
     workers_go_first_when_memory_runs_out: [Bus],
+    workers_give_way_to_other_programs: [Bus, Low],
     a_bus_that_dies_ends_the_daemon: [Bus],
     a_fallback_is_told: [Bus],
     without_a_fallback_it_fails: [Bus],
@@ -191,7 +194,7 @@ async fn workers_go_first_when_memory_runs_out() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
     let daemon = setup.ready(&bus).await?;
-    let adjusted = |pid: nix::unistd::Pid| -> Outcome<i32> {
+    let adjusted = |pid: Pid| -> Outcome<i32> {
         Ok(fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?.trim().parse()?)
     };
     let own = adjusted(daemon.process.pid())?;
@@ -241,6 +244,39 @@ async fn without_a_fallback_it_fails() -> Outcome {
     let message = refused(refusal, ErrorName::ProviderUnavailable)?;
     assert!(message.contains("cuda"), "{message}");
     daemon.stop().await
+}
+
+/// The nice value of each thread of a process.
+fn nice_values(process: Pid) -> Outcome<Vec<i32>> {
+    let mut values = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+        let stat = fs::read_to_string(thread?.path().join("stat"))?;
+        let (_, behind_the_name) = stat.rsplit_once(") ").ok_or("no name")?;
+        values.push(behind_the_name.split(' ').nth(16).ok_or("too short")?.parse()?);
+    }
+    Ok(values)
+}
+
+async fn workers_give_way_to_other_programs() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let own = nice_values(Pid::this())?[0];
+    for (setting, expected) in [(None, own + 5), (Some("0"), own), (Some("19"), 19)] {
+        let setup = Setup::real("low")?;
+        let setup = match setting {
+            Some(nice) => setup.setting("worker_nice", nice),
+            None => setup,
+        };
+        let daemon = setup.ready(&bus).await?;
+        assert!(nice_values(daemon.process.pid())?.iter().all(|nice| *nice == own));
+        let workers = children(daemon.process.pid())?;
+        assert!(!workers.is_empty());
+        for worker in workers {
+            let found = nice_values(worker)?;
+            assert!(found.iter().all(|nice| *nice == expected.min(19)), "{setting:?}: {found:?}");
+        }
+        daemon.stop().await?;
+    }
+    Ok(())
 }
 
 async fn other_dimensions_are_refused() -> Outcome {

@@ -18,6 +18,7 @@ use op_dbus_daemon::telemetry;
 use op_dbus_embedder::backend::{self, CPU, REMOTE, Spec};
 use op_dbus_engine::sim::{self, Faults, SimBackend};
 use op_dbus_engine::{Backend, BackendError};
+use rustix::process::{getpriority_process, setpriority_process};
 
 /// The runtime's own chatter is left out below its errors; the native engine says how it was calibrated,
 /// ONNX Runtime's what it has prepared, and the remote provider which endpoints it uses.
@@ -92,6 +93,9 @@ pub struct Args {
     /// Bytes of its own that this process may ask for
     #[arg(long)]
     memory_max: Option<u64>,
+    /// What is added to this process's nice value
+    #[arg(long, default_value_t = 0)]
+    nice: u8,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -140,6 +144,9 @@ pub fn run(args: Args) -> ExitCode {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
         tracing::warn!(%error, "the kernel may end the daemon before this worker");
     }
+    if let Err(error) = give_way(args.nice) {
+        tracing::warn!(%error, "the worker can't give way to other programs");
+    }
     pin(&args.cpu_list);
     let sandbox = sandbox::confine(&args);
     match op_dbus_engine::worker::serve(&sandbox.told, || {
@@ -167,6 +174,15 @@ pub fn in_process(command: &Command) -> Result<Box<dyn Backend>, BackendError> {
     let Line { args } = line.map_err(|error| BackendError::Failed(error.to_string()))?;
     pin(&args.cpu_list);
     load(&args)
+}
+
+/// Has this thread, and the threads it will start, give way to whoever has little to do: on CPUs that all
+/// compute, the bus, the daemon and its callers would otherwise wait for the scheduler's next tick at each hop.
+fn give_way(nice: u8) -> rustix::io::Result<()> {
+    match nice {
+        0 => Ok(()),
+        nice => setpriority_process(None, getpriority_process(None)? + i32::from(nice)),
+    }
 }
 
 /// Keeps this thread, and the threads it will start, on `cpus`; a failure costs speed alone.

@@ -212,6 +212,9 @@ fn command(
     if host.calibrate {
         command.arg("--calibrate");
     }
+    if host.provider == Provider::Cpu {
+        command.arg("--nice").arg(settings.worker_nice.to_string());
+    }
     if !member.cpus.is_empty() {
         let list: Vec<String> = member.cpus.iter().map(usize::to_string).collect();
         command.arg("--cpu-list").arg(list.join(","));

@@ -110,6 +110,8 @@ pub struct Settings {
     /// Bytes of its own that a worker may ask for; `None` leaves it to the machine and the provider.
     #[serde(deserialize_with = "types::number_or_word")]
     pub worker_memory_max: Option<usize>,
+    /// What is added to the nice value of workers that compute on the CPU.
+    pub worker_nice: u8,
     /// Whether the CPU computes beside an accelerator.
     pub offload: Offload,
     /// Where the HTTP gateway answers.

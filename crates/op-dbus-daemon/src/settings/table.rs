@@ -352,6 +352,16 @@ pub const ROWS: &[Row] = &[
         scope: Scope::Any,
     },
     Row {
+        key: "worker_nice",
+        kind: count(0, 19),
+        default: "5",
+        unit: "",
+        doc: "How much workers that compute on the CPU give way to other programs, the bus and the callers \
+              among them: added to the nice value of the service. 0 is not at all.",
+        group: Group::Life,
+        scope: Scope::Any,
+    },
+    Row {
         key: "idle_unload_s",
         kind: count(0, 31_536_000),
         default: "0",
