@@ -113,7 +113,11 @@ impl Service {
         // The same provider again is as good as its workers that are there.
         let is_better =
             |new: &Served, old: &Served| old.provider != new.provider || old.engine.is_failing();
-        match fleet.get_anew(&choice).await {
+        let load = match now.served() {
+            Some(failed) => fleet.get_instead_of(failed).await,
+            None => fleet.get_anew(&choice).await,
+        };
+        match load {
             Ok(served) if now.served().is_none_or(|old| is_better(&served, old)) => {
                 self.moved(Some(served), |next| next.fleet = fleet);
             }
@@ -236,19 +240,19 @@ impl Service {
         }
         self.replace(|next| {
             change(next);
+            // Before anybody sees the state that it explains.
+            if let Some(served) = served.as_ref()
+                && served.fallback_reason != before.fallback_reason()
+            {
+                self.tell_fallback(served, next.settings());
+            }
             next.phase = served.map_or(Phase::Disabled, Phase::Serving);
         });
-        let now = self.now();
-        if let Some(served) = now.served()
-            && served.fallback_reason != before.fallback_reason()
-        {
-            self.tell_fallback(served);
-        }
     }
 
     /// Tells the journal, and counts, that another provider runs than was asked for, if that is so; once
     /// for each engine.
-    pub(super) fn tell_fallback(&self, served: &Served) {
+    pub(super) fn tell_fallback(&self, served: &Served, settings: &Settings) {
         let Served { provider, fallback_reason: reason, model, .. } = served;
         if reason.is_empty() || served.fallback_is_told.swap(true, Ordering::Relaxed) {
             return;
@@ -256,7 +260,7 @@ impl Service {
         self.0.fallbacks.fetch_add(1, Ordering::Relaxed);
         warn!(
             MESSAGE_ID = message_id::PROVIDER_FALLBACK,
-            requested = %self.now().settings().execution_provider,
+            requested = %settings.execution_provider,
             provider,
             model,
             "another provider runs than was asked for: {reason}"

@@ -9,9 +9,10 @@ use futures_util::future::{BoxFuture, FutureExt, Shared, join_all};
 use op_dbus_engine::Cache;
 use tokio::sync::oneshot;
 
+use super::load::Tries;
 use super::served::{Choice, Served};
 use super::{Error, Means, load, provider};
-use crate::settings::Loaded;
+use crate::settings::{Loaded, Provider};
 
 /// A failed load is answered from memory for this long: otherwise every call of an impatient client
 /// would read and check a damaged model again.
@@ -40,6 +41,17 @@ impl Entry {
     }
 }
 
+/// Why a model is loaded, which decides on the providers that are tried.
+#[derive(Clone, Copy)]
+enum Purpose<'a> {
+    /// It is wanted.
+    Use,
+    /// What served it has failed.
+    Failover,
+    /// A provider that is preferred to the one of this engine may work again.
+    BetterThan(&'a Served),
+}
+
 /// Engines by model.
 pub(super) struct Fleet {
     loaded: Arc<Loaded>,
@@ -56,7 +68,7 @@ impl Fleet {
 
     /// The model, loaded now if it is not yet. A recent failure is answered again.
     pub(super) async fn get(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
-        self.load(choice, Entry::is_stale).await
+        self.load(choice, Purpose::Use, Entry::is_stale).await
     }
 
     /// As [`Fleet::get`] of the model of `failed`, but not `failed` itself.
@@ -65,12 +77,13 @@ impl Fleet {
         failed: &Arc<Served>,
     ) -> Result<Arc<Served>, Arc<Error>> {
         let is_failed = |entry: &Entry| entry.served().is_some_and(|it| Arc::ptr_eq(it, failed));
-        self.load(&failed.choice, |entry| is_failed(entry) || entry.is_stale()).await
+        let stale = |entry: &Entry| is_failed(entry) || entry.is_stale();
+        self.load(&failed.choice, Purpose::Failover, stale).await
     }
 
     /// As [`Fleet::get`], but tries again after a failure, however recent.
     pub(super) async fn get_anew(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
-        self.load(choice, Entry::failed).await
+        self.load(choice, Purpose::Use, Entry::failed).await
     }
 
     /// Loads the model of `fallback` on a provider that is preferred to its own, and has that serve
@@ -83,7 +96,8 @@ impl Fleet {
         fallback: &Arc<Served>,
     ) -> Result<Arc<Served>, Arc<Error>> {
         let choice = &fallback.choice;
-        let (load, started) = (self.start(choice.clone(), Some(fallback)), Instant::now());
+        let started = Instant::now();
+        let load = self.start(choice.clone(), Purpose::BetterThan(fallback));
         let better = load.clone().await?;
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = entries.get_mut(choice) {
@@ -92,12 +106,17 @@ impl Fleet {
         Ok(better)
     }
 
-    fn load(&self, choice: &Choice, stale: impl FnOnce(&Entry) -> bool) -> Load {
+    fn load(
+        &self,
+        choice: &Choice,
+        purpose: Purpose<'_>,
+        stale: impl FnOnce(&Entry) -> bool,
+    ) -> Load {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = entries.get(choice).filter(|entry| !stale(entry)) {
             return entry.load.clone();
         }
-        let load = self.start(choice.clone(), None);
+        let load = self.start(choice.clone(), purpose);
         entries.insert(choice.clone(), Entry { load: load.clone(), started: Instant::now() });
         load
     }
@@ -138,19 +157,25 @@ impl Fleet {
     }
 
     /// Loading blocks for seconds, and a hanging worker for minutes: it gets a thread that neither the
-    /// runtime nor the end of the process waits for. With `fallback` only the providers that come before
-    /// its own are tried.
-    fn start(&self, choice: Choice, fallback: Option<&Arc<Served>>) -> Load {
+    /// runtime nor the end of the process waits for.
+    fn start(&self, choice: Choice, purpose: Purpose<'_>) -> Load {
         let (loaded, means) = (self.loaded.clone(), self.means.clone());
-        let providers = provider::candidates(&loaded.settings);
-        let providers = match fallback {
-            Some(fallback) => provider::preferred(providers, fallback),
-            None => providers,
+        let candidates = provider::candidates(&loaded.settings);
+        let tries = match purpose {
+            // Nobody has asked for what `auto` passes over, but who has lost it is told.
+            Purpose::Use => {
+                let is_auto = loaded.settings.execution_provider == Provider::Auto;
+                Tries { providers: candidates, are_told: !is_auto }
+            }
+            Purpose::Failover => Tries { providers: candidates, are_told: true },
+            Purpose::BetterThan(fallback) => {
+                Tries { providers: provider::preferred(candidates, fallback), are_told: true }
+            }
         };
         let cache = self.cache.clone();
         let (sender, receiver) = oneshot::channel();
         let work = move || {
-            let end = load::load(&choice, &providers, &loaded, (&means, cache));
+            let end = load::load(&choice, &tries, &loaded, (&means, cache));
             // Nobody may be waiting any more; then the engine ends here.
             drop(sender.send(end.map(Arc::new).map_err(Arc::new)));
         };

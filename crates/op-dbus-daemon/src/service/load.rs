@@ -47,14 +47,22 @@ impl Draft {
     }
 }
 
-/// Loads a model and starts its workers on the first of `providers` that works; blocks until they have
+/// Which providers are tried, in this order.
+pub(super) struct Tries {
+    /// The first of them that works is taken.
+    pub(super) providers: Vec<Provider>,
+    /// Whether the engine tells why those before it do not work.
+    pub(super) are_told: bool,
+}
+
+/// Loads a model and starts its workers on the first provider of `tries` that works; blocks until they have
 /// proved themselves. Vectors of texts that come again are kept in `cache`.
 ///
 /// # Errors
 /// What stands in the way: the provider, the model, the runtime, the dimensions, the workers.
 pub(super) fn load(
     choice: &Choice,
-    providers: &[Provider],
+    tries: &Tries,
     loaded: &Loaded,
     (means, cache): (&Means, Arc<Cache>),
 ) -> Result<Served, Error> {
@@ -65,17 +73,16 @@ pub(super) fn load(
     };
     check_dimensions(&draft, settings)?;
     let mut refusals = Vec::new();
-    for &provider in providers {
+    for &provider in &tries.providers {
         let started = match provider::host(provider, loaded, draft.own_graph()) {
             Ok(host) => start(&draft, host, loaded, (means, cache.clone())),
             Err(missing) => Err(Error::Provider(missing)),
         };
         match started {
-            // Nobody has asked for what `auto` passed over.
-            Ok(started) if settings.execution_provider == Provider::Auto => {
-                return served(choice, draft, started, String::new());
+            Ok(started) => {
+                let reason = if tries.are_told { refusals.join("; ") } else { String::new() };
+                return served(choice, draft, started, reason);
             }
-            Ok(started) => return served(choice, draft, started, refusals.join("; ")),
             // The next one may do.
             Err(Error::Provider(reason)) => {
                 tracing::debug!(%provider, reason, "a provider is not used");

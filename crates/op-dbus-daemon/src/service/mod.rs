@@ -147,7 +147,7 @@ impl Service {
                 tokio::time::timeout_at(deadline.into(), load).await.map_err(late)?
             }
         };
-        served.inspect(|served| self.tell_fallback(served)).map_err(Error::Load)
+        served.inspect(|served| self.tell_fallback(served, now.settings())).map_err(Error::Load)
     }
 
     /// Refuses new calls, finishes those in flight until `deadline`, then stops the workers.

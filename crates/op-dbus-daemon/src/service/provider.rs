@@ -288,10 +288,12 @@ pub(super) fn preferred(mut candidates: Vec<Provider>, served: &Served) -> Vec<P
     candidates
 }
 
-/// Whether something is there to try of the providers that are preferred to the one of `served`.
+/// Whether `served` is a fallback, and something is there to try of the providers that are preferred to its
+/// own.
 pub(super) fn may_do_better(served: &Served, loaded: &Loaded) -> bool {
     let preferred = preferred(candidates(&loaded.settings), served);
-    preferred.into_iter().any(|provider| host(provider, loaded, None).is_ok())
+    !served.fallback_reason.is_empty()
+        && preferred.into_iter().any(|provider| host(provider, loaded, None).is_ok())
 }
 
 /// Why none of the candidates serves.
