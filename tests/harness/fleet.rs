@@ -2,14 +2,18 @@
 //! installs as Python packages.
 
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::net::TcpStream;
 use tokio::process::{ChildStdin, Command};
+use tokio::time::sleep;
 
 use super::bus::PrivateBus;
 use super::command::{clean, finish};
@@ -61,7 +65,19 @@ impl Server {
         let mut command = python("triton.py");
         command.arg(folder).arg(graph).arg(model).args(ports.map(|port| port.to_string()));
         command.args(more);
-        Self::start("triton", command, ports, "Started HTTPService at").await
+        let mut server = Self::start("triton", command, ports, "Started HTTPService at").await?;
+        // It says so a moment before it listens.
+        let listens = async {
+            while TcpStream::connect(("127.0.0.1", ports[0])).await.is_err() {
+                if let Some(status) = server.process.child().try_wait()? {
+                    return Err(format!("triton ended at once: {status}").into());
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+            Outcome::Ok(())
+        };
+        within("Triton's port", listens).await??;
+        Ok(server)
     }
 
     /// llama.cpp's server with a model of the store. What it makes of the model is in `folder`.
@@ -162,11 +178,22 @@ fn python(script: &str) -> Command {
     command
 }
 
-/// `port`, or one that the kernel has free, for a program that can't ask for one itself.
+/// `port`, or one that is free, for a program that can't ask the kernel for one itself. The kernel hands out
+/// none of these to others: one of those may be taken again before the program listens there.
 fn free(port: u16) -> Outcome<u16> {
-    match port {
-        0 => Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port()),
-        port => Ok(port),
+    const FIRST: u16 = 10_000;
+    if port != 0 {
+        return Ok(port);
+    }
+    let handed_out = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
+    let handed_out: u16 = handed_out.split_whitespace().next().ok_or("no range")?.parse()?;
+    let count = handed_out.checked_sub(FIRST).filter(|count| *count > 0).ok_or("no own ports")?;
+    loop {
+        let random = RandomState::new().hash_one(FIRST) % u64::from(count);
+        let port = FIRST + u16::try_from(random)?;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
     }
 }
 
