@@ -213,14 +213,14 @@ async fn look_after(service: Service) {
     let mut changes = service.watch();
     let mut tried = Instant::now();
     loop {
-        let now = service.now();
+        let retry_s = service.now().settings().provider_retry_s;
         let retry = async {
-            match now.settings().provider_retry_s {
+            match retry_s {
                 0 => std::future::pending().await,
                 seconds => sleep_until((tried + Duration::from_secs(seconds)).into()).await,
             }
         };
-        let served = now.served().cloned();
+        let served = service.now().served().cloned();
         // Holds the engine no longer than it is waited for: it ends with its last holder.
         let failing = async move {
             match served {

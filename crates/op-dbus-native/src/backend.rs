@@ -28,8 +28,8 @@ pub struct NativeBackend {
 }
 
 impl NativeBackend {
-    /// Loads a model, which the calling thread is to compute with: from the cache, or from `source`, which leaves it in the cache. A cache that
-    /// can't be used costs time and memory, and a warning in the log.
+    /// Loads a model, which the calling thread is to compute with: from the cache, or from `source`, which
+    /// leaves it in the cache. A cache that can't be used costs time and memory, and a warning in the log.
     ///
     /// # Errors
     /// [`BackendError::Load`]: an instruction set that this CPU lacks (`ProviderUnavailable`), files

@@ -12,7 +12,7 @@ use tracing::{debug, error, info, warn};
 use super::fleet::Fleet;
 use super::now::{Now, Phase, wanted};
 use super::served::{Choice, Served};
-use super::{Error, Service};
+use super::{Error, Service, provider};
 use crate::notify;
 use crate::settings::{ChangeError, Loaded, Provider, Settings};
 use crate::telemetry::message_id;
@@ -136,11 +136,12 @@ impl Service {
     pub async fn improve(&self) {
         let _change = self.0.change.lock().await;
         let Ok(now) = self.staying() else { return };
-        for fallback in now.fallen_back() {
-            // Nobody needs a better one than an unloaded one, and looking would load it.
-            if fallback.engine.presence() != Presence::Loaded {
-                continue;
-            }
+        // Nobody needs a better one than an unloaded one, and looking would load it.
+        let is_worth_it = |served: &Arc<Served>| {
+            served.engine.presence() == Presence::Loaded
+                && provider::may_do_better(served, &now.loaded)
+        };
+        for fallback in now.fleet.served().into_iter().filter(is_worth_it) {
             match now.fleet.get_better(&fallback).await {
                 Ok(better) if now.served().is_some_and(|it| Arc::ptr_eq(it, &fallback)) => {
                     self.moved(Some(better), |_| {});
@@ -178,8 +179,9 @@ impl Service {
         // A fleet has to prove itself anew: its token and its certificates may be others, in files that
         // the settings only name.
         let by_others = now.served().is_some_and(|served| served.is_on(Provider::Remote));
+        let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now.loaded);
         let same = same_engines(now.settings(), &loaded.settings)
-            && now.fallen_back().is_empty()
+            && !now.served().is_some_and(may_do_better)
             && !by_others;
         let fleet = match same {
             true => now.fleet.clone(),

@@ -5,10 +5,10 @@ use std::time::SystemTime;
 
 use op_dbus_models::Level;
 
+use super::Error;
 use super::fleet::Fleet;
 use super::memory::told;
 use super::served::{Choice, Served};
-use super::{Error, provider};
 use crate::settings::{CpuEngine, Loaded, Settings};
 
 /// Where the service is in its life.
@@ -74,13 +74,6 @@ impl Now {
     /// Why another provider runs than was asked for; empty where that is not so.
     pub fn fallback_reason(&self) -> String {
         self.served().map(|served| served.fallback_reason.clone()).unwrap_or_default()
-    }
-
-    /// The engines for which a provider that is preferred to theirs could be tried.
-    pub(super) fn fallen_back(&self) -> Vec<Arc<Served>> {
-        let mut engines = self.fleet.served();
-        engines.retain(|served| provider::may_do_better(served, &self.loaded));
-        engines
     }
 
     /// One line for people.
