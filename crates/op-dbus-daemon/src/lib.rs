@@ -5,6 +5,7 @@ pub mod daemon;
 pub mod devices;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+pub mod memfd;
 pub mod notify;
 pub mod npy;
 pub mod service;

@@ -35,22 +35,22 @@ pub struct Call {
     pub sink: Option<RowSink>,
 }
 
-/// Takes each vector of a call once: the index of its text, and the vector as the caller wants it.
-/// They come in any order, on the worker's thread, which waits for it. It is dropped before the reply
-/// is told, or when nobody waits for that any more.
+/// Takes each vector of a call once: the index of a text, and the vectors of it and of those that follow,
+/// row-major, as the caller wants them. Such runs come in any order, on the worker's thread, which waits
+/// for it. It is dropped before the reply is told, or when nobody waits for that any more.
 pub struct RowSink(Box<Take>);
 
-/// What a sink does with the index of a text and its vector.
+/// What a sink does with the index of a text and the vectors from there on.
 type Take = dyn FnMut(u32, &[f32]) + Send;
 
 impl RowSink {
-    /// A sink that hands each vector to `take`.
+    /// A sink that hands all vectors to `take`.
     pub fn new(take: impl FnMut(u32, &[f32]) + Send + 'static) -> Self {
         Self(Box::new(take))
     }
 
-    pub(crate) fn take(&mut self, text: u32, vector: &[f32]) {
-        (self.0)(text, vector);
+    pub(crate) fn take(&mut self, first: u32, vectors: &[f32]) {
+        (self.0)(first, vectors);
     }
 }
 

@@ -312,13 +312,17 @@ impl Computed {
         self.entries.is_empty()
     }
 
-    /// Hands each row to its call.
+    /// Hands the rows to their calls, those of one call that follow one another at once.
     fn deliver(&mut self, by: &Description) {
         let Self { entries, vectors, finished, .. } = self;
         let ran = Ran { by, started_us: self.started_us, ended_us: self.ended_us };
-        for (entry, vector) in entries.iter().zip(vectors.chunks_exact(by.dimensions.max(1))) {
-            let Row { job, slot, .. } = &entry.item;
-            finished.extend(job.deliver(*slot, vector, entry.tokens, &ran));
+        let mut vectors = vectors.as_slice();
+        for run in entries.chunk_by(|row, next| row.item.is_followed_by(&next.item)) {
+            let Row { job, slot, .. } = &run[0].item;
+            let tokens = run.iter().map(|entry| entry.tokens).sum();
+            let (of_run, rest) = vectors.split_at(run.len() * by.dimensions);
+            finished.extend(job.deliver(*slot, of_run, tokens, &ran));
+            vectors = rest;
         }
         // All at once: the thread that is woken by the first finds the others there.
         finished.drain(..).for_each(Finished::tell);

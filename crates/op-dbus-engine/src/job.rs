@@ -188,11 +188,12 @@ impl Job {
         }
     }
 
-    /// Takes the vector of one row of `tokens` tokens. If it was the last the caller is to be told.
+    /// Takes the vectors of rows that follow one another, `tokens` tokens in all. If one was the last the
+    /// caller is to be told.
     pub fn deliver(
         &self,
         slot: Slot,
-        vector: &[f32],
+        vectors: &[f32],
         tokens: usize,
         ran: &Ran<'_>,
     ) -> Option<Finished> {
@@ -200,11 +201,25 @@ impl Job {
         let state = &mut *guard;
         // Nobody waits any more.
         state.done.as_ref()?;
-        let output = self.terms.output;
+        let (output, full) = (self.terms.output, self.terms.output.full.max(1));
         state.tokens += tokens as u64;
         state.started_us = Some(state.started_us.map_or(ran.started_us, |t| t.min(ran.started_us)));
         state.ended_us = state.ended_us.max(ran.ended_us);
         state.computed_by(&ran.by.provider, &ran.by.device, &ran.by.precision);
+        if state.long.is_empty() && self.lookup.is_none() {
+            state.out.vectors(slot.text, vectors, output);
+        } else {
+            for (vector, text) in vectors.chunks_exact(full).zip(slot.text..) {
+                self.deliver_one(state, Slot { text, ..slot }, vector, ran.by);
+            }
+        }
+        state.pending -= vectors.len() / full;
+        if state.pending == 0 { self.finish(guard) } else { None }
+    }
+
+    /// Takes the vector of one row, which may be a window of its text, and may be kept.
+    fn deliver_one(&self, state: &mut State, slot: Slot, vector: &[f32], by: &Description) {
+        let output = self.terms.output;
         let mean;
         let vector = match state.long.get_mut(&slot.text) {
             None => Some(state.out.vector(slot.text, vector, output)),
@@ -223,11 +238,9 @@ impl Job {
         };
         if let (Some(vector), Some(lookup)) = (vector, &self.lookup) {
             let truncated = state.truncated.contains(&slot.text);
-            let computed = Computed { vector, truncated, by: ran.by };
+            let computed = Computed { vector, truncated, by };
             lookup.cache.keep(self.terms.uid, lookup.keys[slot.text as usize], &computed);
         }
-        state.pending -= 1;
-        if state.pending == 0 { self.finish(guard) } else { None }
     }
 
     /// The vector of a text that need not be computed.

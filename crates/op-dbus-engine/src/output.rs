@@ -21,7 +21,7 @@ pub(crate) struct Output {
 pub(crate) enum Out {
     /// Into the reply, `[rows, dimensions]`.
     Reply(Vec<f32>),
-    /// To the caller at once. The buffer holds a vector that is made of the backend's.
+    /// To the caller as they come. The buffer holds a vector that is made of the backend's.
     Sink(RowSink, Vec<f32>),
 }
 
@@ -37,6 +37,22 @@ impl Out {
                 vector
             }
             _ => self.made(text, output, |target| output.write(vector, target)),
+        }
+    }
+
+    /// The backend's vectors of texts that follow one another, as the caller gets them.
+    pub fn vectors(&mut self, first: u32, vectors: &[f32], output: Output) {
+        match self {
+            Self::Sink(sink, _) if output.is_as_computed() => sink.take(first, vectors),
+            Self::Reply(all) if output.is_as_computed() => {
+                let start = first as usize * output.dimensions;
+                all[start..start + vectors.len()].copy_from_slice(vectors);
+            }
+            _ => {
+                for (vector, text) in vectors.chunks_exact(output.full.max(1)).zip(first..) {
+                    self.vector(text, vector, output);
+                }
+            }
         }
     }
 

@@ -37,6 +37,15 @@ pub(crate) struct Row {
 
 pub(crate) type Entry = queue::Entry<Row>;
 
+impl Row {
+    /// Whether `next` is the text after this one in the same call. Windows of a text go one by one.
+    pub fn is_followed_by(&self, next: &Self) -> bool {
+        let texts = (self.slot.text.checked_add(1), 0, 0);
+        (Some(next.slot.text), self.slot.window, next.slot.window) == texts
+            && Arc::ptr_eq(&self.job, &next.job)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     pub clock: Clock,

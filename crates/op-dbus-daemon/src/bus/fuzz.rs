@@ -1,13 +1,10 @@
 //! What callers send over the bus: a dictionary of options, and texts behind a descriptor.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::Write;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use op_dbus_api::{Error, ErrorName, option};
 use tokio::runtime::{Builder, Runtime};
 use zbus::Variant;
@@ -16,6 +13,7 @@ use zbus::wire::serialized::{Context, Data};
 
 use super::bulk::{Budget, Framing, Records, Source, Work};
 use super::options;
+use crate::memfd;
 
 const TEXT_BYTES_MAX: usize = 16;
 
@@ -69,10 +67,9 @@ fn taken_apart<'a>(
 
 /// The bytes behind a descriptor as a call reads them.
 async fn read(bytes: &[u8]) -> Result<Vec<u8>, Error> {
-    let mut file = File::from(memfd_create(c"fuzz", MFdFlags::MFD_ALLOW_SEALING).expect("memory"));
+    let mut file = memfd::create(c"fuzz").expect("memory");
     file.write_all(bytes).expect("memory");
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE;
-    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).expect("seals");
+    memfd::seal(&file).expect("seals");
     let place = Arc::<Budget>::default().place(0, Work::Stream)?;
     let mut source = Source::open(file.into(), place)?;
     let mut read = Vec::new();

@@ -11,11 +11,14 @@ use crate::support::{DIMENSIONS, call, expected, plain, start};
 /// Vectors by text, with the address at which each was handed over.
 type Taken = Arc<Mutex<BTreeMap<u32, (usize, Vec<f32>)>>>;
 
-fn sink(taken: &Taken) -> Option<RowSink> {
+fn sink(taken: &Taken, dimensions: usize) -> Option<RowSink> {
     let taken = taken.clone();
-    Some(RowSink::new(move |text, vector| {
-        let before = taken.lock().unwrap().insert(text, (vector.as_ptr().addr(), vector.to_vec()));
-        assert!(before.is_none(), "text {text} came twice");
+    Some(RowSink::new(move |first, vectors| {
+        for (vector, text) in vectors.chunks(dimensions).zip(first..) {
+            let vector = (vector.as_ptr().addr(), vector.to_vec());
+            let before = taken.lock().unwrap().insert(text, vector);
+            assert!(before.is_none(), "text {text} came twice");
+        }
     }))
 }
 
@@ -29,7 +32,8 @@ async fn a_sink_gets_each_vector_once_and_is_dropped_before_the_reply() {
         let call =
             || Call { inputs: texts.clone().into(), truncate, dimensions, ..Call::default() };
         let (taken, whole) = (Taken::default(), engine.embed(call()).await.unwrap());
-        let reply = engine.embed(Call { sink: sink(&taken), ..call() }).await.unwrap();
+        let sink = sink(&taken, dimensions.unwrap_or(DIMENSIONS));
+        let reply = engine.embed(Call { sink, ..call() }).await.unwrap();
         assert_eq!((reply.rows, reply.vectors.len()), (200, 0));
         assert_eq!((reply.tokens, &reply.truncated), (whole.tokens, &whole.truncated));
         let taken = Arc::into_inner(taken).expect("the sink is gone").into_inner().unwrap();
@@ -63,10 +67,8 @@ async fn a_sink_is_handed_what_the_backend_wrote_and_no_copy_of_it() {
     let engine = start(Box::new(noting), Limits::default(), 1);
     let taken = Taken::default();
     let texts: Vec<String> = (0..100).map(|n| n.to_string()).collect();
-    engine
-        .embed(Call { inputs: texts.into(), sink: sink(&taken), ..Call::default() })
-        .await
-        .unwrap();
+    let sink = sink(&taken, DIMENSIONS);
+    engine.embed(Call { inputs: texts.into(), sink, ..Call::default() }).await.unwrap();
     let places = places.lock().unwrap();
     let taken = taken.lock().unwrap();
     let is_copy = |at: &usize| !places.iter().any(|place| place.contains(at));

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use memmap2::{Mmap, MmapOptions};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use op_dbus_api::{EmbedderProxy, option};
+use op_dbus_daemon::memfd;
 use zbus::{Fd, Variant};
 
 use super::packed::Info;
@@ -45,16 +45,13 @@ pub async fn embed(
 
 /// The texts with a NUL after each, as nobody can change them any more.
 fn sealed(texts: &[String]) -> io::Result<File> {
-    let memfd =
-        memfd_create(c"op-dbus-texts", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
-    let mut file = BufWriter::new(File::from(memfd));
+    let mut file = BufWriter::new(memfd::create(c"op-dbus-texts")?);
     for text in texts {
         file.write_all(text.as_bytes())?;
         file.write_all(b"\0")?;
     }
     let file = file.into_inner()?;
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_WRITE;
-    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+    memfd::seal(&file)?;
     Ok(file)
 }
 
@@ -69,8 +66,7 @@ enum Held {
 }
 
 impl Values {
-    /// The numbers in a sealed memfd, without a copy. All of its pages are mapped at once, since all of
-    /// them will be read.
+    /// The numbers in a sealed memfd, without a copy.
     ///
     /// # Errors
     /// When it can't be mapped, or somebody could change it.
@@ -85,7 +81,7 @@ impl Values {
             return Ok(Vec::new().into());
         }
         // SAFETY: nobody can write to it any more, nor make it shorter, as its seals say.
-        let map = unsafe { MmapOptions::new().len(bytes).populate().map_copy_read_only(memfd)? };
+        let map = unsafe { MmapOptions::new().len(bytes).map_copy_read_only(memfd)? };
         if cfg!(target_endian = "little") {
             return Ok(Self(Held::Mapped(map)));
         }
@@ -132,13 +128,11 @@ mod tests {
 
     #[test]
     fn values_are_little_endian_and_not_copied() {
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let mut memfd = File::from(memfd_create(c"values", flags).unwrap());
-        memfd.write_all(&[1.5_f32, -0.25].map(f32::to_le_bytes).concat()).unwrap();
-        assert!(Values::of(&memfd).is_err(), "who has not sealed it may change it");
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE;
-        fcntl(&memfd, FcntlArg::F_ADD_SEALS(seals)).unwrap();
-        let values = Values::of(&memfd).unwrap();
+        let mut file = memfd::create(c"values").unwrap();
+        file.write_all(&[1.5_f32, -0.25].map(f32::to_le_bytes).concat()).unwrap();
+        assert!(Values::of(&file).is_err(), "who has not sealed it may change it");
+        memfd::seal(&file).unwrap();
+        let values = Values::of(&file).unwrap();
         assert_eq!(*values, [1.5, -0.25]);
         assert!(matches!(values.0, Held::Mapped(_)) || cfg!(target_endian = "big"));
     }

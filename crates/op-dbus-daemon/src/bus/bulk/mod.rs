@@ -45,7 +45,7 @@ impl Calls {
         let served = self.service.serving(options.level, options.deadline).await?;
         let (rows, dimensions) = (texts.len(), options.dimensions.unwrap_or(served.dimensions));
         let mut grant = self.budget.grant(caller.uid);
-        let result = ResultFile::new(encoding, dimensions, format, Some(rows as u64))?;
+        let result = ResultFile::new(encoding, dimensions, format)?;
         grant.more(result.bytes(rows as u64))?;
         let (cancel, sink) = (caller.cancel.clone(), Some(result.sink(0)));
         let inputs = texts.into();

@@ -1,20 +1,17 @@
 //! The result of a bulk call: a memfd that vectors are written to as they come, and that is sealed.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_engine::RowSink;
 
 use super::rows::{Layout, Rows};
 use crate::bus::encoding::Encoding;
-use crate::npy;
 use crate::service::MakeSink;
+use crate::{memfd, npy};
 
 /// What a result's file descriptor holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,23 +43,14 @@ pub struct ResultFile {
 }
 
 impl ResultFile {
-    /// An empty result for vectors of `dimensions`, of which there will be `known`, or any number. Those
-    /// that are known are written to memory, all of which is there from the first on; others with one
-    /// system call each.
+    /// An empty result for any number of vectors of `dimensions`.
     ///
     /// # Errors
     /// `NoSpace` when the kernel gives no memfd.
-    pub fn new(
-        encoding: Encoding,
-        dimensions: usize,
-        format: Format,
-        known: Option<u64>,
-    ) -> Result<Self, Error> {
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let file =
-            memfd_create(c"op-dbus-vectors", flags).map_err(|errno| no_space(&errno.into()))?;
+    pub fn new(encoding: Encoding, dimensions: usize, format: Format) -> Result<Self, Error> {
+        let file = memfd::create(c"op-dbus-vectors").map_err(|error| no_space(&error))?;
         let layout = Layout { encoding, dimensions, start: format.header_bytes() as u64 };
-        Ok(Self { rows: Arc::new(Rows::new(File::from(file), layout, known)), format })
+        Ok(Self { rows: Arc::new(Rows::new(file, layout)), format })
     }
 
     /// Bytes of a result of `rows` rows.
@@ -80,7 +68,7 @@ impl ResultFile {
         let rows = self.rows.clone();
         Arc::new(move || {
             let rows = rows.clone();
-            RowSink::new(move |text, vector| rows.write(first + u64::from(text), vector))
+            RowSink::new(move |text, vectors| rows.write(first + u64::from(text), vectors))
         })
     }
 
@@ -92,13 +80,12 @@ impl ResultFile {
         self.rows.failure().map_or(Ok(()), |error| Err(no_space(error)))
     }
 
-    /// Ends the result, all of whose rows are written, and seals it: nobody can change it any more.
+    /// Ends the result, which has all its rows, and seals it: nobody can change it any more.
     ///
     /// # Errors
     /// `NoSpace` where something could not be written.
     pub fn seal(self, rows: u64) -> Result<OwnedFd, Error> {
         self.check()?;
-        self.rows.end();
         let Rows { file, layout, .. } = &*self.rows;
         let (element, columns) = layout.encoding.numpy(layout.dimensions);
         if self.format == Format::Npy {
@@ -106,11 +93,7 @@ impl ResultFile {
             file.write_all_at(&header, 0).map_err(|error| no_space(&error))?;
         }
         let file = file.try_clone().map_err(|error| no_space(&error))?;
-        let seals = SealFlag::F_SEAL_SHRINK
-            | SealFlag::F_SEAL_GROW
-            | SealFlag::F_SEAL_WRITE
-            | SealFlag::F_SEAL_SEAL;
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|errno| no_space(&errno.into()))?;
+        memfd::seal(&file).map_err(|error| no_space(&error))?;
         Ok(file.into())
     }
 }
@@ -125,12 +108,13 @@ fn no_space(error: &io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::Read;
 
     use super::*;
 
-    fn result(encoding: Encoding, format: Format, known: Option<u64>) -> Vec<u8> {
-        let result = ResultFile::new(encoding, 2, format, known).unwrap();
+    fn result(encoding: Encoding, format: Format) -> Vec<u8> {
+        let result = ResultFile::new(encoding, 2, format).unwrap();
         for (row, vector) in [(1, [0.5, -1.0]), (0, [0.25, 0.0])] {
             result.rows.write(row, &vector);
         }
@@ -145,28 +129,24 @@ mod tests {
 
     #[test]
     fn rows_come_in_any_order_and_the_result_is_sealed() {
-        for known in [None, Some(2)] {
-            let raw = result(Encoding::F32, Format::Raw, known);
-            assert_eq!(raw, [0.25_f32, 0.0, 0.5, -1.0].map(f32::to_le_bytes).concat());
-            let npy = result(Encoding::I8, Format::Npy, known);
-            assert_eq!(npy[..128], npy::header("|i1", 2, 2));
-            assert_eq!(npy[128..], [127, 0, 64, 129]);
-        }
+        let raw = result(Encoding::F32, Format::Raw);
+        assert_eq!(raw, [0.25_f32, 0.0, 0.5, -1.0].map(f32::to_le_bytes).concat());
+        let npy = result(Encoding::I8, Format::Npy);
+        assert_eq!(npy[..128], npy::header("|i1", 2, 2));
+        assert_eq!(npy[128..], [127, 0, 64, 129]);
     }
 
     #[test]
     fn no_rows_are_a_result_too() {
-        for known in [None, Some(0)] {
-            let empty = ResultFile::new(Encoding::F32, 2, Format::Npy, known).unwrap();
-            let file = File::from(empty.seal(0).unwrap());
-            assert_eq!(file.metadata().unwrap().len(), 128);
-        }
+        let empty = ResultFile::new(Encoding::F32, 2, Format::Npy).unwrap();
+        let file = File::from(empty.seal(0).unwrap());
+        assert_eq!(file.metadata().unwrap().len(), 128);
     }
 
     #[test]
     fn memory_that_is_not_there_is_no_space() {
-        let known = Some(u64::MAX / 2);
-        let endless = ResultFile::new(Encoding::F32, 2, Format::Raw, known).unwrap();
+        let endless = ResultFile::new(Encoding::F32, 2, Format::Raw).unwrap();
+        endless.rows.write(u64::MAX / 2, &[0.5, -1.0]);
         endless.rows.write(0, &[0.5, -1.0]);
         assert_eq!(endless.check().unwrap_err().name(), ErrorName::NoSpace);
         assert_eq!(endless.seal(1).unwrap_err().name(), ErrorName::NoSpace);

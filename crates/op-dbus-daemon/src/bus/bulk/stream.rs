@@ -95,7 +95,7 @@ impl<'a> Stream<'a> {
         let nothing = Request { uid, cancel, inputs, options, wait: true, sink: None };
         let reply = served.embed(nothing).await?;
         let Wanted { encoding, format, .. } = wanted;
-        let result = ResultFile::new(encoding, reply.dimensions, format, None)?;
+        let result = ResultFile::new(encoding, reply.dimensions, format)?;
         grant.more(result.bytes(0))?;
         let sum = Sum { started: Instant::now(), rows: 0, reply, truncated: 0 };
         Ok(Self { caller, service, served, wanted, grant, result, sum, progress })
