@@ -47,7 +47,6 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::fs::FileExt;
     use std::thread;
-    use std::time::Duration;
 
     use nix::fcntl::{SpliceFFlags, splice};
 
@@ -70,11 +69,16 @@ mod tests {
         let (mut reader, writer) = io::pipe().unwrap();
         let spliced = splice(&memfd, Some(&mut 0), &writer, None, 4096, SpliceFFlags::empty());
         assert_eq!(spliced, Ok(4096));
-        let seals = FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE);
-        assert_eq!(fcntl(&memfd, seals), Err(Errno::EBUSY));
+        let refused = || {
+            let seals = FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE);
+            assert_eq!(fcntl(&memfd, seals), Err(Errno::EBUSY));
+        };
+        refused();
         thread::scope(|scope| {
             scope.spawn(|| {
-                thread::sleep(Duration::from_millis(200));
+                // The kernel lets one try at a time, in turn: the other thread has had one when this
+                // one has had two.
+                (0..2).for_each(|_| refused());
                 reader.read_exact(&mut [0; 4096]).unwrap();
             });
             seal(&memfd).unwrap();
