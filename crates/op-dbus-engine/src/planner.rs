@@ -237,6 +237,8 @@ impl Planner {
             plan.batch.extend(queue.take(class, *uid, *index));
             queue.charge(class, *uid, *tokens);
         }
+        // And computed as they were queued, so that texts that follow one another are handed over at once.
+        plan.batch[1..].reverse();
     }
 
     /// Fills the window: the oldest entries of each user who is not ahead by more than a batch.

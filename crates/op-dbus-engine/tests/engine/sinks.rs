@@ -78,6 +78,23 @@ async fn a_sink_is_handed_what_the_backend_wrote_and_no_copy_of_it() {
 }
 
 #[tokio::test]
+async fn texts_that_follow_one_another_in_a_batch_are_handed_over_at_once() {
+    let runs = Arc::<Mutex<Vec<(u32, usize)>>>::default();
+    let noted = runs.clone();
+    let sink = RowSink::new(move |first, vectors| {
+        noted.lock().unwrap().push((first, vectors.len() / DIMENSIONS));
+    });
+    let engine = plain();
+    let inputs = vec!["as long as the others".to_owned(); 300].into();
+    engine.embed(Call { inputs, sink: Some(sink), ..Call::default() }).await.unwrap();
+    let runs = runs.lock().unwrap();
+    assert_eq!(runs.iter().map(|(_, rows)| rows).sum::<usize>(), 300);
+    // A batch may hold texts of two places: those nearest in length to the one that it begins with.
+    assert!(runs.len() as u64 <= 2 * engine.stats().batches, "{runs:?}");
+    assert!(runs.len() < 100, "{runs:?}");
+}
+
+#[tokio::test]
 async fn a_call_that_waits_is_admitted_where_others_are_refused() {
     let limits = Limits { quota_tokens: 40, queue_tokens_max: 40, ..Limits::default() };
     let backend = |_| -> Result<Box<dyn Backend>, BackendError> {
