@@ -60,7 +60,7 @@ impl Encoding {
     }
 
     /// Writes one vector to where it belongs, which is as long as [`row_bytes`](Self::row_bytes) says.
-    pub fn write(self, vector: &[f32], row: &mut [u8]) {
+    fn write(self, vector: &[f32], row: &mut [u8]) {
         match self {
             Self::F32 if cfg!(target_endian = "little") => {
                 row.copy_from_slice(bytemuck::cast_slice(vector));
