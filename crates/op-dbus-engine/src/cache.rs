@@ -68,6 +68,8 @@ pub(crate) struct Key {
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub vector: Box<[f32]>,
+    /// Tokens that were embedded for it.
+    pub tokens: u32,
     /// Whether its text was longer than the model reads.
     pub truncated: bool,
     pub origin: Arc<Origin>,
@@ -77,6 +79,8 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) struct Computed<'a> {
     pub vector: &'a [f32],
+    /// Tokens that were embedded for it.
+    pub tokens: u32,
     /// Whether its text was longer than the model reads.
     pub truncated: bool,
     pub by: &'a Description,
@@ -180,7 +184,7 @@ impl Cache {
 
     /// Keeps the vector of one input for its user.
     pub(crate) fn keep(&self, uid: u32, key: Key, computed: &Computed<'_>) {
-        let Computed { vector, truncated, by } = *computed;
+        let Computed { vector, tokens, truncated, by } = *computed;
         let (room, bytes) = (self.room(), bytes(vector));
         if bytes > room {
             return;
@@ -193,7 +197,7 @@ impl Cache {
             .users
             .entry(uid)
             .or_insert_with(|| Shelf { entries: LruCache::unbounded(), bytes: 0 });
-        shelf.entries.push(key, Arc::new(Entry { vector, truncated, origin }));
+        shelf.entries.push(key, Arc::new(Entry { vector, tokens, truncated, origin }));
         shelf.bytes += bytes;
         state.kept.vectors += 1;
         state.kept.bytes += bytes;

@@ -146,8 +146,8 @@ pub struct Reply {
     pub rows: usize,
     /// Length of one vector.
     pub dimensions: usize,
-    /// Tokens that were embedded: after truncation, special tokens included. Texts whose vectors were
-    /// kept have none.
+    /// Tokens of the texts as they were embedded, now or where a vector was kept in the call before: after
+    /// truncation, special tokens included.
     pub tokens: u64,
     /// Indices of the texts that were longer than the model reads, ascending.
     pub truncated: Vec<u32>,

@@ -8,6 +8,7 @@ use crate::batch::Batch;
 use crate::cache::Cache;
 use crate::reference::Reference;
 use crate::routing::BatchCost;
+use crate::stats::Stats;
 use crate::worker::RegionShape;
 
 /// The bounds on calls and on what waits.
@@ -168,6 +169,9 @@ pub struct EngineConfig {
     pub run_timeout: Duration,
     /// Vectors of texts that come again; off by default. Engines may share one.
     pub cache: Arc<Cache>,
+    /// What is counted of calls, batches and workers. Engines may count together: what is told outlives
+    /// each of them then.
+    pub stats: Arc<Stats>,
 }
 
 impl Default for EngineConfig {
@@ -178,6 +182,7 @@ impl Default for EngineConfig {
             idle_check: Duration::from_secs(60),
             run_timeout: Duration::from_secs(60),
             cache: Arc::new(Cache::new(0)),
+            stats: Arc::default(),
         }
     }
 }

@@ -271,6 +271,7 @@ impl Worker {
                 self.unload();
                 return true;
             }
+            self.shared.scheduler.replacing(place);
             match load(self.place, &self.shared) {
                 Ok(backend) => {
                     let loaded = Loaded::of(backend.as_ref());
@@ -319,7 +320,7 @@ impl Computed {
         let mut vectors = vectors.as_slice();
         for run in entries.chunk_by(|row, next| row.item.is_followed_by(&next.item)) {
             let Row { job, slot, .. } = &run[0].item;
-            let tokens = run.iter().map(|entry| entry.tokens).sum();
+            let tokens = run.iter().map(|entry| entry.tokens);
             let (of_run, rest) = vectors.split_at(run.len() * by.dimensions);
             finished.extend(job.deliver(*slot, of_run, tokens, &ran));
             vectors = rest;

@@ -56,9 +56,10 @@ impl Engine {
         pools: Vec<Pool>,
         config: EngineConfig,
     ) -> Result<Self, BackendError> {
-        let EngineConfig { limits, tokenizer_threads, idle_check, run_timeout, cache } = config;
+        let EngineConfig { limits, tokenizer_threads, idle_check, run_timeout, cache, stats } =
+            config;
         let roster = Roster::new(&pools, &model);
-        let scheduler = Arc::new(Scheduler::new(&limits, idle_check, roster));
+        let scheduler = Arc::new(Scheduler::new(&limits, idle_check, roster, stats));
         let reference = pools.first().and_then(|pool| pool.reference.clone());
         let probe = probe(&tokenizer, CANARY)?;
         let shared = Shared {

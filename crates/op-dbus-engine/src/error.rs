@@ -122,6 +122,8 @@ impl Excess {
     fn advice(self) -> &'static str {
         match self {
             Self::TextBytes { .. } => "split the text",
+            Self::QueueTokens => "send less text in a call, or raise queue_tokens_max",
+            Self::QuotaTokens => "send less text in a call, or raise quota_tokens",
             _ => "send the texts in several calls",
         }
     }

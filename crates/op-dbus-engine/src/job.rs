@@ -72,6 +72,7 @@ struct State {
 struct Long {
     weights: Vec<u32>,
     vectors: Vec<f32>,
+    tokens: usize,
     pending: usize,
 }
 
@@ -177,7 +178,8 @@ impl Job {
             state.pending += windows.len() - 1;
             let vectors = vec![0.0; windows.len() * self.terms.output.full];
             let weights = windows.iter().map(|window| window.weight).collect();
-            state.long.insert(text, Long { weights, vectors, pending: windows.len() });
+            let pending = windows.len();
+            state.long.insert(text, Long { weights, vectors, tokens: 0, pending });
         }
     }
 
@@ -188,13 +190,13 @@ impl Job {
         }
     }
 
-    /// Takes the vectors of rows that follow one another, `tokens` tokens in all. If one was the last the
-    /// caller is to be told.
+    /// Takes the vectors of rows that follow one another, each with so many tokens. If one was the last
+    /// the caller is to be told.
     pub fn deliver(
         &self,
         slot: Slot,
         vectors: &[f32],
-        tokens: usize,
+        tokens: impl Iterator<Item = usize>,
         ran: &Ran<'_>,
     ) -> Option<Finished> {
         let mut guard = self.lock();
@@ -202,28 +204,37 @@ impl Job {
         // Nobody waits any more.
         state.done.as_ref()?;
         let (output, full) = (self.terms.output, self.terms.output.full.max(1));
-        state.tokens += tokens as u64;
         state.started_us = Some(state.started_us.map_or(ran.started_us, |t| t.min(ran.started_us)));
         state.ended_us = state.ended_us.max(ran.ended_us);
         state.computed_by(&ran.by.provider, &ran.by.device, &ran.by.precision);
         if state.long.is_empty() && self.lookup.is_none() {
+            state.tokens += tokens.sum::<usize>() as u64;
             state.out.vectors(slot.text, vectors, output);
         } else {
-            for (vector, text) in vectors.chunks_exact(full).zip(slot.text..) {
-                self.deliver_one(state, Slot { text, ..slot }, vector, ran.by);
+            for (row, text) in vectors.chunks_exact(full).zip(tokens).zip(slot.text..) {
+                self.deliver_one(state, Slot { text, ..slot }, row, ran.by);
             }
         }
         state.pending -= vectors.len() / full;
         if state.pending == 0 { self.finish(guard) } else { None }
     }
 
-    /// Takes the vector of one row, which may be a window of its text, and may be kept.
-    fn deliver_one(&self, state: &mut State, slot: Slot, vector: &[f32], by: &Description) {
+    /// Takes the vector of one row of so many tokens, which may be a window of its text, and may be kept.
+    fn deliver_one(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        (vector, mut tokens): (&[f32], usize),
+        by: &Description,
+    ) {
+        state.tokens += tokens as u64;
         let output = self.terms.output;
         let mean;
         let vector = match state.long.get_mut(&slot.text) {
             None => Some(state.out.vector(slot.text, vector, output)),
             Some(long) => {
+                long.tokens += tokens;
+                tokens = long.tokens;
                 let start = slot.window as usize * output.full;
                 long.vectors[start..start + output.full].copy_from_slice(vector);
                 long.pending -= 1;
@@ -238,7 +249,8 @@ impl Job {
         };
         if let (Some(vector), Some(lookup)) = (vector, &self.lookup) {
             let truncated = state.truncated.contains(&slot.text);
-            let computed = Computed { vector, truncated, by };
+            let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+            let computed = Computed { vector, tokens, truncated, by };
             lookup.cache.keep(self.terms.uid, lookup.keys[slot.text as usize], &computed);
         }
     }
@@ -260,6 +272,7 @@ impl Job {
         if entry.truncated {
             state.truncated.insert(text);
         }
+        state.tokens += u64::from(entry.tokens);
         state.cached += 1;
         if state.cached == state.rows {
             (state.started_us, state.ended_us) = (Some(now_us), now_us);

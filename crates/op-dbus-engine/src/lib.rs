@@ -91,7 +91,7 @@ pub use presence::{Absence, Presence};
 pub use reference::{Reference, Sample};
 pub use routing::BatchCost;
 pub use start::{reference, reference_with_sample};
-pub use stats::{Snapshot, Times};
+pub use stats::{Snapshot, Stats, Times};
 pub use status::{WorkerState, WorkerStatus};
 pub use tokenizer::{Piece, Tokenizer, TokenizerError};
 pub use usage::{ArenaUse, BufferUse, MemoryUse, TransferUse};

@@ -60,12 +60,22 @@ impl Engine {
     /// Waits until no call is in flight, unloads the workers, and returns once they are gone. The next
     /// call loads them again.
     pub async fn unload(&self) {
+        self.begin_unload().await;
+        self.unloaded().await;
+    }
+
+    /// Returns once the workers are gone, or are to be there again.
+    pub async fn unloaded(&self) {
+        self.scheduler().all_unloaded().await;
+    }
+
+    /// As [`unload`](Self::unload), but returns once the workers are told: however long they take, they go.
+    pub async fn begin_unload(&self) {
         let (scheduler, admission) = (self.scheduler(), self.admission());
         while !scheduler.unload_if(Absence::Asked, Duration::ZERO, || admission.is_idle()) {
             admission.idle().await;
         }
         self.forget();
-        scheduler.all_unloaded().await;
     }
 
     /// Loads the workers if they are not, and returns once they have proved themselves. While the

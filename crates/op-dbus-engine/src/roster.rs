@@ -1,8 +1,10 @@
 //! Who computes: the workers of each pool, what they do, and what batches cost there.
 
+mod orders;
 mod reserve;
 mod room;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::backend::{Backend, BackendError, Description, Footprint};
@@ -12,6 +14,8 @@ use crate::planner::Planner;
 use crate::routing::{self, BatchCost, Cost, Lane, Running, Waiting};
 use crate::status::{WorkerState, WorkerStatus};
 use crate::usage::MemoryUse;
+
+pub(crate) use orders::Order;
 
 /// Failed loads in a row of every worker of a pool after which nobody waits for them.
 const LOAD_FAILURES_MAX: u32 = 3;
@@ -42,7 +46,10 @@ struct Worker {
     status: WorkerStatus,
     running: Option<Running>,
     load_failures: u32,
-    order: Option<Order>,
+    /// What it is asked for and has not done yet.
+    orders: BTreeSet<Order>,
+    /// Whether a backend is being made for it now.
+    is_loading: bool,
     /// What it gave back since somebody asked for that.
     given_back: Footprint,
     /// Tokens of the largest batch that it ran.
@@ -62,15 +69,6 @@ impl Loaded {
     pub fn of(backend: &dyn Backend) -> Self {
         Self { description: backend.description().clone(), memory: backend.memory() }
     }
-}
-
-/// What a worker is asked for between two batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// To make sure that it still computes.
-    Check,
-    /// To give back memory that it can do without.
-    Trim,
 }
 
 impl Worker {
@@ -136,7 +134,8 @@ impl Roster {
             },
             running: None,
             load_failures: 0,
-            order: None,
+            orders: BTreeSet::new(),
+            is_loading: false,
             given_back: Footprint::default(),
             largest: 0,
             free: None,
@@ -229,6 +228,14 @@ impl Roster {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.status.state = state;
             worker.running = None;
+            worker.is_loading = false;
+        }
+    }
+
+    /// A backend is being made for a worker.
+    pub fn loads(&mut self, worker: usize) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.is_loading = true;
         }
     }
 
@@ -237,7 +244,7 @@ impl Roster {
         self.set(worker, WorkerState::Restarting);
         if let Some(worker) = self.workers.get_mut(worker) {
             // One that is loaded has proved itself, and has nothing to give back.
-            worker.order = None;
+            worker.orders.clear();
             worker.status.restarts += 1;
             worker.status.memory = MemoryUse::default();
             worker.status.last_error = Some(error.to_string());
@@ -247,6 +254,7 @@ impl Roster {
     /// A worker could not be replaced.
     pub fn load_failed(&mut self, worker: usize, error: &BackendError) {
         if let Some(worker) = self.workers.get_mut(worker) {
+            worker.is_loading = false;
             worker.load_failures += 1;
             worker.status.last_error = Some(error.to_string());
         }
@@ -255,6 +263,7 @@ impl Roster {
     /// A worker has a backend again.
     pub fn loaded(&mut self, worker: usize, loaded: Loaded) {
         if let Some(worker) = self.workers.get_mut(worker) {
+            worker.is_loading = false;
             worker.load_failures = 0;
             worker.status.state = WorkerState::Idle;
             worker.status.description = loaded.description;
@@ -273,49 +282,11 @@ impl Roster {
     pub fn unloaded(&mut self, worker: usize) {
         self.set(worker, WorkerState::Unloaded);
         if let Some(worker) = self.workers.get_mut(worker) {
-            worker.order = None;
+            worker.orders.clear();
             worker.load_failures = 0;
             worker.status.description.pid = 0;
             worker.status.memory = MemoryUse::default();
         }
-    }
-
-    /// Asks for something of every worker that has a backend.
-    pub fn order(&mut self, order: Order) {
-        for worker in self.workers.iter_mut().filter(|worker| worker.is_there()) {
-            worker.order = Some(order);
-        }
-    }
-
-    /// What a worker is asked for.
-    pub fn order_of(&self, worker: usize) -> Option<Order> {
-        self.workers.get(worker)?.order
-    }
-
-    /// Whether some worker has not yet done what was asked for.
-    pub fn is_ordered(&self, order: Order) -> bool {
-        self.workers.iter().any(|worker| worker.is_there() && worker.order == Some(order))
-    }
-
-    /// A worker has done what it was asked for.
-    pub fn obeyed(
-        &mut self,
-        worker: usize,
-        order: Order,
-        (given_back, memory): (Footprint, MemoryUse),
-    ) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.status.memory = memory;
-            // It may have been asked for something else meanwhile.
-            worker.order.take_if(|asked| *asked == order);
-            worker.given_back = worker.given_back.and(given_back);
-        }
-    }
-
-    /// What the workers gave back, and have; told once.
-    pub fn take_footprint(&mut self) -> Footprint {
-        let parts = self.workers.iter_mut().map(|worker| std::mem::take(&mut worker.given_back));
-        parts.fold(Footprint::default(), Footprint::and)
     }
 
     /// Whether a worker is in this state.
@@ -323,15 +294,26 @@ impl Roster {
         self.workers.get(worker).is_some_and(|worker| worker.status.state == state)
     }
 
-    /// Whether all workers are in this state.
-    pub fn all_are(&self, state: WorkerState) -> bool {
-        self.workers.iter().all(|worker| worker.status.state == state)
+    /// Whether no worker has a backend or is about to have one.
+    pub fn all_are_away(&self) -> bool {
+        self.workers.iter().all(|worker| worker.status.state.is_away())
+    }
+
+    /// Whether the threads of all workers have ended.
+    pub fn all_have_ended(&self) -> bool {
+        self.workers.iter().all(|worker| worker.status.state == WorkerState::Stopped)
     }
 
     /// Whether a worker has no backend and is to have one. Reserved ones are not waited for.
     pub fn any_is_coming(&self) -> bool {
         let coming = [WorkerState::Unloaded, WorkerState::Loading];
         self.ordinary().any(|worker| coming.contains(&worker.status.state))
+    }
+
+    /// Whether none has a backend, and one is being made: nobody could tell more by waiting for a batch.
+    pub fn is_only_loading(&self) -> bool {
+        self.ordinary().all(|worker| !worker.is_there())
+            && self.ordinary().any(|worker| worker.is_loading)
     }
 
     /// Whether every worker that is to have a backend has one, or is given up.

@@ -49,7 +49,7 @@ impl Row {
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     pub clock: Clock,
-    pub stats: Stats,
+    pub stats: Arc<Stats>,
     delay_us: u64,
     idle_check: Duration,
     state: Mutex<State>,
@@ -99,11 +99,11 @@ pub(crate) enum Next {
 }
 
 impl Scheduler {
-    pub fn new(limits: &Limits, idle_check: Duration, roster: Roster) -> Self {
+    pub fn new(limits: &Limits, idle_check: Duration, roster: Roster, stats: Arc<Stats>) -> Self {
         let clock = Clock::start();
         Self {
             clock,
-            stats: Stats::default(),
+            stats,
             delay_us: limits.batch_delay_us_max,
             idle_check,
             state: Mutex::new(State {
@@ -183,7 +183,12 @@ impl Scheduler {
                     guard = self.wait(bell, guard, None);
                     continue;
                 }
-                Some(next) => return next,
+                Some(next) => {
+                    if matches!(next, Next::Check | Next::Trim) {
+                        state.roster.obeys(worker, self.clock.now_us());
+                    }
+                    return next;
+                }
                 None => {}
             }
             let now_us = self.clock.now_us();
@@ -229,6 +234,7 @@ impl Scheduler {
             }
             let until_check = check_at.saturating_duration_since(Instant::now());
             if until_check.is_zero() {
+                state.roster.obeys(worker, now_us);
                 return Next::Check;
             }
             guard = self.wait(bell, guard, Some(until_check));

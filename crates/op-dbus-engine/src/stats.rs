@@ -14,7 +14,7 @@ use crate::call::Reply;
 use crate::error::Error;
 use crate::usage::MemoryUse;
 
-/// The counters at one moment. Counts run from the engine's start.
+/// The counters at one moment. Counts run from the start of the first engine that counts there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Snapshot {
     /// Calls that were answered with vectors.
@@ -58,10 +58,10 @@ pub struct Snapshot {
     pub compute_us: Times,
 }
 
-/// The counters as they are kept: worker threads and callers count without waiting for each other,
-/// so two counters that are read together may be one call apart.
+/// The counters as they are kept, of one engine or of several: worker threads and callers count without
+/// waiting for each other, so two counters that are read together may be one call apart.
 #[derive(Debug, Default)]
-pub(crate) struct Stats {
+pub struct Stats {
     calls: Count,
     texts: Count,
     rows: Count,
@@ -79,38 +79,42 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
-    pub fn batch(&self, batch: &Batch<'_>, padded_tokens: usize) {
+    pub(crate) fn batch(&self, batch: &Batch<'_>, padded_tokens: usize) {
         self.batches.add(1);
         self.rows.add(batch.rows() as u64);
         self.tokens.add(batch.tokens() as u64);
         self.padded_tokens.add(padded_tokens as u64);
     }
 
-    pub fn answered(&self, reply: &Reply) {
+    pub(crate) fn answered(&self, reply: &Reply) {
+        // Who asks for nothing only wants to know whether it could ask.
+        if reply.rows == 0 {
+            return;
+        }
         self.calls.add(1);
         self.texts.add(reply.rows as u64);
         self.truncated.add(reply.truncated.len() as u64);
         self.cached.add(reply.cached as u64);
-        if reply.cached < reply.rows || reply.rows == 0 {
+        if reply.cached < reply.rows {
             self.queue_us.add(reply.queue_us);
             self.compute_us.add(reply.compute_us);
         }
     }
 
-    pub fn failed(&self, error: &Error) {
+    pub(crate) fn failed(&self, error: &Error) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         *failures.entry(error.kind()).or_default() += 1;
     }
 
-    pub fn retried(&self, texts: usize) {
+    pub(crate) fn retried(&self, texts: usize) {
         self.retries.add(texts as u64);
     }
 
-    pub fn restarted(&self) {
+    pub(crate) fn restarted(&self) {
         self.worker_restarts.add(1);
     }
 
-    /// The counters now, without what only the queue and the admission know.
+    /// The counters now, without what only an engine's queue, admission and workers know.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             calls: self.calls.get(),

@@ -47,3 +47,10 @@ pub enum WorkerState {
     /// It has ended with the engine.
     Stopped,
 }
+
+impl WorkerState {
+    /// Whether it has no backend and is not about to have one.
+    pub(crate) fn is_away(self) -> bool {
+        matches!(self, Self::Unloaded | Self::Stopped)
+    }
+}

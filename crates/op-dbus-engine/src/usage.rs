@@ -51,24 +51,24 @@ pub struct ArenaUse {
 }
 
 impl MemoryUse {
-    /// Both together.
+    /// Both together. They may be what a process tells that is not to be trusted.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
             buffers: both(self.buffers, other.buffers, |a, b| BufferUse {
-                found: a.found + b.found,
-                made: a.made + b.made,
+                found: a.found.saturating_add(b.found),
+                made: a.made.saturating_add(b.made),
             }),
             transfers: both(self.transfers, other.transfers, |a, b| TransferUse {
-                in_place: a.in_place + b.in_place,
-                copied: a.copied + b.copied,
+                in_place: a.in_place.saturating_add(b.in_place),
+                copied: a.copied.saturating_add(b.copied),
             }),
             arena: both(self.arena, other.arena, |a, b| ArenaUse {
-                bytes: a.bytes + b.bytes,
-                in_use: a.in_use + b.in_use,
-                in_use_max: a.in_use_max + b.in_use_max,
-                hits: a.hits + b.hits,
-                misses: a.misses + b.misses,
+                bytes: a.bytes.saturating_add(b.bytes),
+                in_use: a.in_use.saturating_add(b.in_use),
+                in_use_max: a.in_use_max.saturating_add(b.in_use_max),
+                hits: a.hits.saturating_add(b.hits),
+                misses: a.misses.saturating_add(b.misses),
             }),
         }
     }
@@ -102,7 +102,7 @@ fn both<T>(a: Option<T>, b: Option<T>, add: impl FnOnce(T, T) -> T) -> Option<T>
 }
 
 fn share(part: u64, rest: u64) -> Option<f64> {
-    let all = part + rest;
+    let all = part.saturating_add(rest);
     (all > 0).then(|| part as f64 / all as f64)
 }
 

@@ -56,9 +56,9 @@ impl Circuit {
         *self = Self { rest, rests_until: Some(now + rest), proved: None };
     }
 
-    /// It asks for a rest, and is what it was.
+    /// It asks for a rest, and is what it was. Who asks for none at all is not asked without end.
     pub fn pause(&mut self, now: Instant, time: Duration) {
-        self.rests_until = Some(now + time.min(REST_MAX));
+        self.rests_until = Some(now + time.clamp(REST, REST_MAX));
     }
 }
 
@@ -102,6 +102,8 @@ mod tests {
         assert!(circuit.serves(now + Duration::from_secs(5)));
         circuit.pause(now, Duration::MAX);
         assert_eq!(circuit.rests_until(), Some(now + REST_MAX));
+        circuit.pause(now, Duration::ZERO);
+        assert_eq!(circuit.rests_until(), Some(now + REST));
     }
 
     proptest! {

@@ -34,7 +34,7 @@ fn keep(cache: &Cache, uid: u32, text: &str) {
 }
 
 fn put(cache: &Cache, uid: u32, key: Key, vector: &[f32], device: &str) {
-    cache.keep(uid, key, &Computed { vector, truncated: false, by: &by(device) });
+    cache.keep(uid, key, &Computed { vector, tokens: 3, truncated: false, by: &by(device) });
 }
 
 fn has(cache: &Cache, uid: u32, text: &str) -> bool {

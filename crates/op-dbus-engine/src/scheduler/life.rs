@@ -56,6 +56,11 @@ impl Scheduler {
         self.set(worker, WorkerState::Loading);
     }
 
+    /// A worker that was lost has another backend made, as far as it has not to wait for that.
+    pub fn replacing(&self, worker: usize) {
+        self.lock().roster.loads(worker);
+    }
+
     /// A worker has a backend, its first or another one.
     pub fn loaded(&self, worker: usize, loaded: Loaded) {
         let mut state = self.lock();
@@ -119,7 +124,7 @@ impl Scheduler {
 
     /// Returns once all workers have ended.
     pub async fn all_ended(&self) {
-        self.until(|state| state.roster.all_are(WorkerState::Stopped)).await;
+        self.until(|state| state.roster.all_have_ended()).await;
     }
 
     pub fn workers(&self) -> Vec<WorkerStatus> {
@@ -154,8 +159,7 @@ impl Scheduler {
 
     /// Returns once the workers have let their backends go, or are to have them again.
     pub async fn all_unloaded(&self) {
-        self.until(|state| state.absence.is_none() || state.roster.all_are(WorkerState::Unloaded))
-            .await;
+        self.until(|state| state.absence.is_none() || state.roster.all_are_away()).await;
     }
 
     /// Returns once every worker that is to have a backend has one or is given up.
@@ -204,10 +208,11 @@ impl Scheduler {
     }
 
     /// Whether a text of the engine's own would only tell what is known: no worker is to have a
-    /// backend, or all are on their way.
+    /// backend, or all are on their way, be it in place of a lost one.
     pub fn is_away(&self) -> bool {
         let state = self.lock();
-        let away = state.absence.is_some() || state.presence() != Presence::Loaded;
+        let loading = state.presence() != Presence::Loaded || state.roster.is_only_loading();
+        let away = state.absence.is_some() || loading;
         away && state.refusal().is_none()
     }
 
@@ -262,7 +267,7 @@ impl State {
     }
 
     fn devices_are_free(&self) -> bool {
-        self.roster.devices().all(|state| state == WorkerState::Unloaded)
+        self.roster.devices().all(WorkerState::is_away)
     }
 
     fn is_settled(&self) -> bool {
@@ -271,7 +276,7 @@ impl State {
 
     fn presence(&self) -> Presence {
         match self.absence {
-            Some(why) if self.roster.all_are(WorkerState::Unloaded) => Presence::Unloaded(why),
+            Some(why) if self.roster.all_are_away() => Presence::Unloaded(why),
             // They are still at it.
             Some(_) => Presence::Loaded,
             None if self.asleep && self.roster.devices().count() > 0 => {

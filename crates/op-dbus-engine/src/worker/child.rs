@@ -3,6 +3,9 @@
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -12,6 +15,9 @@ use super::{RegionShape, Timeouts};
 use crate::backend::{Backend, BackendError, Description, Footprint, LoadErrorKind};
 use crate::batch::Batch;
 use crate::usage::MemoryUse;
+
+/// What is killed has ended by then, unless the kernel keeps it.
+const END_TIME: Duration = Duration::from_secs(1);
 
 /// A backend in a child process. Dropping it kills the process and reaps it.
 #[derive(Debug)]
@@ -46,10 +52,11 @@ impl ChildBackend {
             .map_err(|error| cannot("share memory with a worker", &error))?;
         command.stdin(theirs).stdout(Stdio::null()).stderr(Stdio::inherit());
         let child = command.spawn().map_err(|error| cannot("start the worker", &error))?;
-        let mut process = Process(child);
+        let id = child.id();
+        let mut process = Process(Some(child));
         // It keeps the worker's end open otherwise, and the end of the worker would go unseen.
         drop(command);
-        match link.wait_loaded(process.0.id(), timeouts) {
+        match link.wait_loaded(id, timeouts) {
             Ok(description) => {
                 let memory = MemoryUse::default();
                 Ok(Self { link, process, description, memory, lost: None })
@@ -117,22 +124,30 @@ impl ChildBackend {
 
 /// Kills and reaps.
 #[derive(Debug)]
-struct Process(Child);
+struct Process(Option<Child>);
 
 impl Process {
-    /// Ends the process; says how it had ended, if it had by itself.
+    /// Ends the process; says how it had ended, if it had by itself. One that the kernel does not let go,
+    /// as a driver that hangs has it, is not waited for: the worker's batch is somebody else's by then.
     fn end(&mut self) -> String {
+        let Some(mut child) = self.0.take() else { return "its process has ended".to_owned() };
+        let id = child.id();
         // Fails only if it has ended and been waited for.
-        let _ = self.0.kill();
-        match self.0.wait() {
+        let _ = child.kill();
+        let (sender, ended) = mpsc::sync_channel(1);
+        let reap = move || drop(sender.send(child.wait()));
+        if let Err(error) = thread::Builder::new().name("reap".to_owned()).spawn(reap) {
+            return format!("process {id} can't be waited for ({error})");
+        }
+        match ended.recv_timeout(END_TIME) {
             // What a process does that is refused memory.
-            Ok(status) if status.signal() == Some(Signal::SIGABRT as i32) => format!(
-                "process {} gave up ({status}), see its last message; if that is about memory, \
-                 worker_memory_max is too small for the model or the batch",
-                self.0.id()
+            Ok(Ok(status)) if status.signal() == Some(Signal::SIGABRT as i32) => format!(
+                "process {id} gave up ({status}), see its last message; if that is about memory, \
+                 worker_memory_max is too small for the model or the batch"
             ),
-            Ok(status) => format!("process {} ended with {status}", self.0.id()),
-            Err(error) => format!("process {} can't be waited for ({error})", self.0.id()),
+            Ok(Ok(status)) => format!("process {id} ended with {status}"),
+            Ok(Err(error)) => format!("process {id} can't be waited for ({error})"),
+            Err(_) => format!("process {id} is killed, and has not ended yet"),
         }
     }
 }

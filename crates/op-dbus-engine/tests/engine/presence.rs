@@ -1,8 +1,8 @@
 //! Unloading and loading again, sleeping, and giving memory back.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
 
 use op_dbus_engine::sim::Faults;
 use op_dbus_engine::{
@@ -71,6 +71,43 @@ async fn an_unloaded_engine_answers_and_calls_share_one_load() {
     assert_eq!(engine.presence(), Presence::Loaded);
     assert_eq!(backends.made(), 4, "each worker once, and once again");
     assert_eq!(engine.stats().worker_restarts, 0, "none was lost");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unloaded_engine_that_ends_is_not_loaded_by_that() {
+    let engine = Backends::default().engine(false);
+    engine.unload().await;
+    engine.drain(Instant::now() + Duration::from_secs(10)).await;
+    assert!(are_all(&engine, WorkerState::Stopped));
+    assert_eq!(engine.presence(), Presence::Unloaded(Absence::Asked));
+    engine.unload().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_does_not_wait_for_a_backend_in_place_of_a_lost_one() {
+    let (hold, held) = mpsc::channel::<()>();
+    let (held, made) = (Mutex::new(held), AtomicUsize::new(0));
+    let (loads, mut loading) = tokio::sync::mpsc::unbounded_channel();
+    let factory: BackendFactory = Box::new(move |_| {
+        if made.fetch_add(1, Ordering::SeqCst) == 0 {
+            return sim(Faults { die_on_batch: Some(2), ..Faults::default() });
+        }
+        let _ = loads.send(());
+        // Until the other end is gone.
+        let _ = held.lock().unwrap().recv();
+        sim(Faults::default())
+    });
+    let pool = Pool { workers: 1, ..Pool::new(factory) };
+    let config = config(Limits::default());
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let lost = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.embed(call(1, &["text"])).await }
+    });
+    loading.recv().await.unwrap();
+    engine.canary().await.unwrap();
+    drop(hold);
+    lost.await.unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -165,7 +165,8 @@ fn shared(random: &mut Random, factory: BackendFactory) -> (Shared, Limits) {
     let pool = Pool { workers, reserved, batch, holds_device, ..Pool::new(factory) };
     let pools = vec![pool];
     let roster = Roster::new(&pools, &model);
-    let scheduler = Arc::new(Scheduler::new(&limits, Duration::from_secs(3600), roster));
+    let scheduler =
+        Arc::new(Scheduler::new(&limits, Duration::from_secs(3600), roster, Arc::default()));
     let probe = probe(&Tokenizer::bytes(INPUT_MAX), CANARY).unwrap();
     (Shared { scheduler, pools, model, probe, backoff: Duration::ZERO }, limits)
 }

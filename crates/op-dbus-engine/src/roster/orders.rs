@@ -1,0 +1,115 @@
+//! What workers are asked for between two batches.
+
+use super::Roster;
+use crate::backend::Footprint;
+use crate::call::Priority;
+use crate::routing::Running;
+use crate::status::WorkerState;
+use crate::usage::MemoryUse;
+
+/// What a worker is asked for between two batches, in the order in which it does so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Order {
+    /// To make sure that it still computes.
+    Check,
+    /// To give back memory that it can do without.
+    Trim,
+}
+
+impl Roster {
+    /// Asks for something of every worker that has a backend.
+    pub fn order(&mut self, order: Order) {
+        for worker in self.workers.iter_mut().filter(|worker| worker.is_there()) {
+            worker.orders.insert(order);
+        }
+    }
+
+    /// What a worker is asked for.
+    pub fn order_of(&self, worker: usize) -> Option<Order> {
+        self.workers.get(worker)?.orders.first().copied()
+    }
+
+    /// Whether some worker has not yet done what was asked for.
+    pub fn is_ordered(&self, order: Order) -> bool {
+        self.workers.iter().any(|worker| worker.is_there() && worker.orders.contains(&order))
+    }
+
+    /// A worker begins what it is asked for. It may hang there as in a batch: until it is done nobody
+    /// takes it for idle. It is expected to take as long as the smallest batch.
+    pub fn obeys(&mut self, worker: usize, started_us: u64) {
+        self.runs(worker, Running { class: Priority::Interactive, tokens: 0, started_us });
+    }
+
+    /// A worker has done what it was asked for.
+    pub fn obeyed(
+        &mut self,
+        worker: usize,
+        order: Order,
+        (given_back, memory): (Footprint, MemoryUse),
+    ) {
+        self.set(worker, WorkerState::Idle);
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.status.memory = memory;
+            worker.orders.remove(&order);
+            worker.given_back = worker.given_back.and(given_back);
+        }
+    }
+
+    /// What the workers gave back, and have; told once.
+    pub fn take_footprint(&mut self) -> Footprint {
+        let parts = self.workers.iter_mut().map(|worker| std::mem::take(&mut worker.given_back));
+        parts.fold(Footprint::default(), Footprint::and)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Loaded;
+    use super::*;
+    use crate::backend::Backend;
+    use crate::config::{ModelShape, Pool};
+    use crate::routing::Waiting;
+    use crate::sim::{Faults, SimBackend};
+
+    /// Two pools of one worker each, of which the second is ten times as fast.
+    fn roster() -> Roster {
+        let backend = || SimBackend::new(4, Faults::default());
+        let pool = || Pool::new(Box::new(move |_| Ok(Box::new(backend()))));
+        let (normalized, matryoshka) = (true, Vec::new());
+        let model = ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka };
+        let mut roster = Roster::new(&[pool(), pool()], &model);
+        let description = || backend().description().clone();
+        let loaded = || Loaded { description: description(), memory: MemoryUse::default() };
+        roster.add(vec![(0, loaded()), (1, loaded())]);
+        for (pool, us) in [(0, 10_000), (1, 1_000)] {
+            roster.learn(pool, 100, us);
+        }
+        roster
+    }
+
+    #[test]
+    fn a_worker_that_hangs_in_what_it_was_asked_for_is_not_relied_on() {
+        let (mut roster, waiting) = (roster(), Waiting { tokens: 100, bulk: false });
+        assert!(roster.leaves(0, waiting, 0).is_some(), "the other is faster, and idle");
+        roster.obeys(1, 0);
+        assert!(roster.leaves(0, waiting, 0).is_some(), "it will soon have done that");
+        assert_eq!(roster.leaves(0, waiting, 60_000_000), None);
+        roster.obeyed(1, Order::Check, Default::default());
+        assert!(roster.leaves(0, waiting, 60_000_000).is_some());
+    }
+
+    #[test]
+    fn nothing_that_was_asked_for_is_forgotten_for_something_else() {
+        let mut roster = roster();
+        roster.order(Order::Trim);
+        roster.order(Order::Check);
+        assert_eq!(roster.order_of(0), Some(Order::Check));
+        roster.obeyed(0, Order::Check, Default::default());
+        assert_eq!(roster.order_of(0), Some(Order::Trim));
+        assert!(roster.is_ordered(Order::Trim));
+        for worker in [0, 1] {
+            roster.obeyed(worker, Order::Trim, Default::default());
+        }
+        assert!(!roster.is_ordered(Order::Trim));
+    }
+}
