@@ -247,6 +247,8 @@ async fn a_page_of_another_name_gets_nothing() -> Outcome {
         assert_eq!(refused.status, 403, "{path}");
         assert!(sentence(&refused, path)?.contains("Host"), "{}", refused.text);
     }
+    let whole = ["--request-target", "http://evil.example/status", "-H", "Host: localhost"];
+    assert_eq!(stage.gateway.curl("/status", &whole, "").await?.status, 403);
     let words = ["-H", "Host: localhost", "-H", "Origin: https://evil.example"];
     let foreign = stage.gateway.curl("/embed", &words, r#"{"inputs": "one"}"#).await?;
     assert!(!foreign.headers.keys().any(|name| name.starts_with("access-control")));

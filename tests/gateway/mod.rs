@@ -6,6 +6,8 @@ mod limits;
 mod matryoshka;
 mod starting;
 
+use std::fs;
+
 use serde_json::{Value, json};
 
 use crate::harness::Outcome;
@@ -35,6 +37,8 @@ tests! {
     models_are_found_by_their_names: [Bus, Curl],
     cut_texts_are_told: [Bus, Curl],
     a_large_request_is_split: [Bus, Curl],
+    what_is_cached_is_told: [Bus, Curl],
+    more_is_tokenized_than_one_call_takes: [Bus, Curl, Low],
     routes_of_text_embeddings_inference: [Bus, Curl, Medium],
     a_text_that_is_added_is_embedded: [Bus, Curl],
     mistakes_have_a_status_and_one_sentence: [Bus, Curl],
@@ -194,6 +198,67 @@ async fn a_large_request_is_split() -> Outcome {
     stage.end().await.map(drop)
 }
 
+async fn what_is_cached_is_told() -> Outcome {
+    let stage = Stage::of(Setup::sim()?.setting("cache_bytes", "1000000")).await?;
+    let gateway = &stage.gateway;
+    let cached = |answer: &Answer| answer.headers.get("op-dbus-cached").cloned();
+    let first = gateway.post("/v1/embeddings", &json!({"input": ["one", "two"]})).await?.ok()?;
+    let more = json!({"input": ["two", "three", "one"]});
+    let more = gateway.post("/v1/embeddings", &more).await?.ok()?;
+    assert_eq!((&first["op_dbus"]["cached"], &more["op_dbus"]["cached"]), (&json!(0), &json!(2)));
+    let again = gateway.post("/v1/embeddings", &json!({"input": ["one", "two"]})).await?.ok()?;
+    assert_eq!(again["usage"], first["usage"], "tokens do not depend on the cache");
+    let text = json!({"text": "four"});
+    for cached in [false, true] {
+        assert_eq!(gateway.post("/add", &text).await?.ok()?["cached"], cached);
+    }
+    let rows = json!({"inputs": ["five", "six"]});
+    for told in ["0", "2"] {
+        assert_eq!(cached(&gateway.post("/embed", &rows).await?).as_deref(), Some(told));
+    }
+    let ranks = json!({"query": "seven", "texts": ["eight", "seven"]});
+    for told in ["0", "3"] {
+        assert_eq!(cached(&gateway.post("/rerank", &ranks).await?).as_deref(), Some(told));
+    }
+    stage.end().await.map(drop)
+}
+
+async fn more_is_tokenized_than_one_call_takes() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let command = setup.command(&bus)?;
+    let settings = fs::read_to_string(setup.config_file())?;
+    let prompt = "word ".repeat(500);
+    let table = format!("[models.paraphrase-MiniLM-L3-v2]\nprompts = {{ long = {prompt:?} }}\n");
+    fs::write(setup.config_file(), format!("{settings}\n{table}"))?;
+    let daemon = setup.start_command(command, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    let gateway = Gateway::start(&bus, &setup).await?;
+    let mut texts = vec!["a ".repeat(200); 3000];
+    texts[2] = "b".to_owned();
+    texts[999] = "c".to_owned();
+    texts[2999] = "d".to_owned();
+    // 1.2 MB of texts, and 2.5 MB with the prompt before each.
+    for (count, prompt) in [(3000, None), (1000, Some("long"))] {
+        let ask = |texts: &[String]| {
+            let body = json!({"inputs": texts, "prompt_name": prompt});
+            let gateway = &gateway;
+            async move { gateway.post("/tokenize", &body).await?.ok() }
+        };
+        let all = ask(&texts[..count]).await?;
+        assert_eq!(all.as_array().map(Vec::len), Some(count));
+        for place in [0, 2, 500, 999, count - 1] {
+            assert_eq!(all[place], ask(&texts[place..=place]).await?[0], "{place} {prompt:?}");
+        }
+    }
+    texts[1700] = "e".repeat((1 << 20) + 1);
+    let refused = gateway.post("/tokenize", &json!({"inputs": texts})).await?;
+    assert_eq!(refused.status, 413);
+    assert!(sentence(&refused, "/")?.starts_with("text 1700: "), "{}", refused.text);
+    gateway.stop().await?;
+    daemon.stop().await
+}
+
 async fn routes_of_text_embeddings_inference() -> Outcome {
     let stage = Stage::of(Setup::real("medium")?).await?;
     let (gateway, client) = (&stage.gateway, stage.daemon.client());
@@ -265,6 +330,7 @@ async fn mistakes_have_a_status_and_one_sentence() -> Outcome {
         ("/rerank", r#"{"query": "one"}"#, 400, "texts"),
         ("/tokenize", r#"{"inputs": 7}"#, 400, "must be a text"),
         ("/add", r#"{}"#, 400, "text"),
+        ("/add", r#"["one"]"#, 400, "expected a JSON object"),
     ] {
         let answer = gateway.curl(path, &[], body).await?;
         assert_eq!(answer.status, status, "{path} {body}: {}", answer.text);

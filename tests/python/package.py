@@ -8,6 +8,7 @@ import fcntl
 import gc
 import json
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -174,8 +175,10 @@ def past_the_bus(embedder: Embedder, expected: Embeddings) -> None:
         other.close()
 
 
-async def a_connection_ends() -> None:
+async def a_connection_ends(complaints: list[str]) -> None:
     """When it is closed, under calls as well, and when its bus is: the client says so."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(str(context)))
     async with AsyncEmbedder(BUS, direct=True) as embedder:
         # In this order: the call is on its way when the connection is closed.
         leaving = (embedder.embed(["one"] * 3000), embedder.close())
@@ -185,6 +188,12 @@ async def a_connection_ends() -> None:
         await embedder.embed(["one"])
         embedder._bus.close()
         await embedder._line.closed()
+        (ended,) = await asyncio.gather(embedder.embed(["one"]), return_exceptions=True)
+        assert isinstance(ended, errors.NotReachable), ended
+    async with AsyncEmbedder(BUS, direct=True) as embedder:
+        await embedder.embed(["one"])
+        # As when the service goes while nobody waits for it: the loop has not heard of it yet.
+        embedder._line._connection._sock.shutdown(socket.SHUT_RDWR)
         (ended,) = await asyncio.gather(embedder.embed(["one"]), return_exceptions=True)
         assert isinstance(ended, errors.NotReachable), ended
 
@@ -236,8 +245,12 @@ def main() -> None:
     sealed_files()
     asyncio.run(calls_overlap(direct=False))
     asyncio.run(calls_overlap(direct=True))
-    asyncio.run(a_connection_ends())
+    complaints: list[str] = []
+    asyncio.run(a_connection_ends(complaints))
     assert descriptors() == before, (descriptors(), before)
+    # What nobody has retrieved is told when it is collected.
+    gc.collect()
+    assert not complaints, complaints
     names = sorted(kind.dbus_name for kind in OpDbusError.__subclasses__() if kind.dbus_name)
     said = {
         "version": op_dbus.__version__,

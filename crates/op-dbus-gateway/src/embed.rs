@@ -119,6 +119,8 @@ pub struct Embedded {
     pub tokens: u64,
     /// Indices of the texts that were cut.
     pub truncated: Vec<usize>,
+    /// How many texts were answered from the service's cache.
+    pub cached: u64,
     /// Model that served.
     pub model: String,
     /// Vector space, with the precision.
@@ -174,7 +176,9 @@ fn named(refusal: Refusal, wanted: &Wanted) -> Refusal {
     }
 }
 
-fn options<'a>(
+/// The options of a call: those that are wanted, the time that is left, and the vector space of the calls
+/// before it, if there were any.
+pub fn options<'a>(
     wanted: &'a Wanted,
     deadline: Instant,
     space: &'a str,
@@ -228,11 +232,38 @@ impl Embedded {
         self.bytes.extend_from_slice(bytes);
         self.dimensions = dimensions;
         self.tokens += told[info::TOKENS].as_u64().unwrap_or_default();
+        self.cached += told[info::CACHED].as_u64().unwrap_or_default();
         let truncated = told[info::TRUNCATED].as_array().into_iter().flatten();
         let index = |index: &Value| Some(start + usize::try_from(index.as_u64()?).ok()?);
         self.truncated.extend(truncated.filter_map(index));
         self.model = text(info::MODEL);
         self.space = text(info::SPACE);
         self.provider = text(info::PROVIDER);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_calls_of_a_request_are_put_together() {
+        let told = |tokens: u64, truncated: Vec<u32>, cached: u32| {
+            let told = [
+                (info::TOKENS, Variant::from(tokens)),
+                (info::TRUNCATED, Variant::from(truncated)),
+                (info::CACHED, Variant::from(cached)),
+                (info::SPACE, Variant::from("space")),
+            ];
+            let owned = |(key, value): (&str, Variant<'_>)| {
+                (key.to_owned(), OwnedVariant::try_from(value).unwrap())
+            };
+            told.map(owned).into_iter().collect()
+        };
+        let mut all = Embedded::default();
+        all.add(0, &[0; 8], 1, &told(7, vec![1], 2));
+        all.add(2, &[0; 4], 1, &told(5, vec![0], 1));
+        assert_eq!((all.tokens, all.truncated, all.cached), (12, vec![1, 2], 3));
+        assert_eq!((all.bytes.len(), all.space.as_str()), (12, "space"));
     }
 }

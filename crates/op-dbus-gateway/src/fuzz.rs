@@ -32,6 +32,14 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 
 /// All that a client sends on one connection to a gateway that has no bus.
 fn requests(bytes: &[u8]) {
+    let said = said_to(bytes);
+    assert!(said.is_empty() || said.starts_with("HTTP/1."), "{said}");
+    // Whatever is wrong is the client's mistake, or that there is no service.
+    assert!(!said.starts_with("HTTP/1.1 500"), "{said}");
+}
+
+/// What such a gateway says to it.
+pub fn said_to(bytes: &[u8]) -> String {
     let connect = || Connection::address(NO_BUS);
     let gateway = Gateway {
         bus: Bus::new(Arc::new(connect)),
@@ -59,12 +67,22 @@ fn requests(bytes: &[u8]) {
         };
         tokio::join!(connection, client).1
     });
-    let said = String::from_utf8_lossy(&said);
-    assert!(said.is_empty() || said.starts_with("HTTP/1."), "{said}");
-    // Whatever is wrong is the client's mistake, or that there is no service.
-    assert!(!said.starts_with("HTTP/1.1 500"), "{said}");
     assert_eq!(gateway.requests.available_permits(), LIMITS.requests);
     assert_eq!(gateway.texts.available_permits(), LIMITS.texts_in_flight);
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// What it says to one request; `more` are lines of its head.
+#[cfg(test)]
+pub fn said_to_post(path: &str, more: &str, body: &str) -> String {
+    let length = body.len();
+    said_to(
+        format!(
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n{more}\r\n{body}"
+        )
+        .as_bytes(),
+    )
 }
 
 #[cfg(test)]

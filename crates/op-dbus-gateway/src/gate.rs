@@ -23,8 +23,8 @@ pub async fn pass(State(gateway): State<Arc<Gateway>>, request: Request, next: N
     let openai = path.starts_with("/v1/");
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let route = route.unwrap_or_else(|| "other".to_owned());
-    let allowed = check_host(&gateway, request.headers())
-        .and_then(|()| check_key(&gateway, path, request.headers()));
+    let allowed =
+        check_host(&gateway, &request).and_then(|()| check_key(&gateway, path, request.headers()));
     let response = match allowed {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal.into_response(),
@@ -38,20 +38,30 @@ pub async fn pass(State(gateway): State<Arc<Gateway>>, request: Request, next: N
 }
 
 /// A page from elsewhere can make a browser send requests here by a name of its own that it has
-/// point to this machine; the browser then says that name.
-fn check_host(gateway: &Gateway, headers: &HeaderMap) -> Result<(), Refusal> {
+/// point to this machine; the browser then says that name. Of two names a proxy before this may have
+/// heeded the other.
+fn check_host(gateway: &Gateway, request: &Request) -> Result<(), Refusal> {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(Refusal::invalid("the request has more than one header Host; send one"));
+    }
     if !gateway.checks_host {
         return Ok(());
     }
-    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    // Whoever asks for a whole address means that one, whatever the header says.
+    let host = match request.uri().authority() {
+        Some(authority) => authority.as_str(),
+        None => host.and_then(|host| host.to_str().ok()).unwrap_or_default(),
+    };
     if is_local(host) {
         return Ok(());
     }
     Err(Refusal::new(
         StatusCode::FORBIDDEN,
         "wrong_host",
-        "the header Host is neither localhost nor an IP address; without an API key no other name \
-         is accepted",
+        "the host asked for, in the header Host or before the path, is neither localhost nor an IP \
+         address; without an API key no other name is accepted",
     ))
 }
 
@@ -103,6 +113,23 @@ pub async fn challenge(request: Request, next: Next) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fuzz::said_to;
+
+    #[test]
+    fn a_request_names_one_host_and_a_whole_address_counts() {
+        for (target, hosts, status) in [
+            ("/health", &["localhost"][..], 200),
+            ("/health", &["localhost", "evil.example"], 400),
+            ("/health", &["localhost", "localhost"], 400),
+            ("http://evil.example/health", &["localhost"], 403),
+            ("http://localhost@evil.example/health", &["localhost"], 403),
+            ("http://127.0.0.1/health", &["evil.example"], 200),
+        ] {
+            let hosts: String = hosts.iter().map(|host| format!("Host: {host}\r\n")).collect();
+            let said = said_to(format!("GET {target} HTTP/1.1\r\n{hosts}\r\n").as_bytes());
+            assert!(said.starts_with(&format!("HTTP/1.1 {status} ")), "{target} {hosts}: {said}");
+        }
+    }
 
     #[test]
     fn names_of_others_are_told_from_addresses() {

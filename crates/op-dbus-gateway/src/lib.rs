@@ -14,6 +14,7 @@ mod limits;
 mod listen;
 mod metrics;
 mod models;
+mod object;
 mod page;
 mod prometheus;
 mod refusal;

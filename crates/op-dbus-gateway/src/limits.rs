@@ -16,6 +16,12 @@ pub struct Limits {
     /// Texts in one call on the bus: with vectors of up to 4096 numbers the reply is within
     /// `InlineReplyBytesMax`.
     pub texts_per_call: usize,
+    /// Bytes of texts in one call that asks for their tokens: each may be a token, and the reply is to be
+    /// within `InlineReplyBytesMax` all the same.
+    pub tokenized_bytes_per_call: usize,
+    /// Bytes of texts that count as one of `texts` where their tokens are asked for, which take many times
+    /// as much.
+    pub tokenized_bytes_per_text: usize,
     /// Bytes of a request's body.
     pub body_bytes: usize,
     /// How long a client may take to send a request's head.
@@ -47,6 +53,8 @@ pub const LIMITS: Limits = Limits {
     texts_in_flight: 32_768,
     texts: 16_384,
     texts_per_call: 1024,
+    tokenized_bytes_per_call: 256 << 10,
+    tokenized_bytes_per_text: 512,
     body_bytes: 8 << 20,
     head_time: Duration::from_secs(30),
     body_time: Duration::from_secs(30),
@@ -63,3 +71,6 @@ pub const LIMITS: Limits = Limits {
 const _: () = assert!(
     LIMITS.texts_per_call * 4096 * size_of::<f32>() <= op_dbus_api::INLINE_REPLY_BYTES_MAX as usize
 );
+
+// Whatever a body brings may be tokenized.
+const _: () = assert!(LIMITS.body_bytes / LIMITS.tokenized_bytes_per_text <= LIMITS.texts);

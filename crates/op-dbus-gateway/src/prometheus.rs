@@ -1,5 +1,6 @@
 //! The text format of Prometheus, of what the service tells and what the gateway counts.
 
+use std::collections::HashMap;
 use std::fmt::{Display, Write};
 
 use serde_json::Value;
@@ -188,19 +189,21 @@ fn numbers(text: &mut Text, statistics: &Value) {
 }
 
 fn workers(text: &mut Text, status: &Value) {
-    let workers: Vec<(String, &Value)> = status["workers"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .enumerate()
-        .map(|(n, w)| (n.to_string(), w))
+    // Numbered within their model, so that no other one that comes or goes renames them.
+    let mut of_model = HashMap::<&str, usize>::new();
+    let all = status["workers"].as_array().into_iter().flatten();
+    let workers: Vec<(String, &Value)> = all
+        .map(|worker| {
+            let number = of_model.entry(worker["model"].as_str().unwrap_or_default()).or_default();
+            *number += 1;
+            ((*number - 1).to_string(), worker)
+        })
         .collect();
     for (name, kind, help, key, unit) in WORKERS {
         text.family(name, kind, help);
         for (number, worker) in &workers {
-            let device = worker["device"].as_str().unwrap_or_default();
-            let labels = [("worker", number.as_str()), ("device", device)];
-            text.sample(name, &labels, worker[key].as_f64().unwrap_or_default() / unit);
+            let value = worker[key].as_f64().unwrap_or_default() / unit;
+            text.sample(name, &labels(number, worker), value);
         }
     }
     for (name, kind, help, key) in ARENAS {
@@ -211,10 +214,15 @@ fn workers(text: &mut Text, status: &Value) {
             text.family(name, kind, help);
         }
         for (number, worker, value) in known {
-            let device = worker["device"].as_str().unwrap_or_default();
-            text.sample(name, &[("worker", number.as_str()), ("device", device)], value);
+            text.sample(name, &labels(number, worker), value);
         }
     }
+}
+
+/// Which worker is meant.
+fn labels<'a>(number: &'a str, worker: &'a Value) -> [(&'static str, &'a str); 3] {
+    let told = |key: &str| worker[key].as_str().unwrap_or_default();
+    [("model", told("model")), ("worker", number), ("device", told("device"))]
 }
 
 fn devices(text: &mut Text, devices: &[Value]) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::{CONTENT_TYPE, EXPECT, HeaderName};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderName};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -16,7 +16,9 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::Gateway;
+use crate::embed::Embedded;
 use crate::limits::LIMITS;
+use crate::object::Object;
 use crate::refusal::Refusal;
 
 /// A request's body, and the right to have it answered.
@@ -55,30 +57,52 @@ impl Permit {
 
     /// A reply in JSON. The permit is held until it is sent.
     pub fn reply(self, value: &impl Serialize) -> Result<Response, Refusal> {
-        let bytes = serde_json::to_vec(value).map_err(|error| {
-            let message = format!("the reply could not be written ({error})");
-            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", message)
-        })?;
-        let body = Full::new(Bytes::from(bytes)).map_frame(move |frame| {
+        let mut bytes = Vec::new();
+        write(&mut bytes, value)?;
+        Ok(self.reply_written(bytes))
+    }
+
+    /// The same for JSON that is there already.
+    pub fn reply_written(self, json: Vec<u8>) -> Response {
+        let body = Full::new(Bytes::from(json)).map_frame(move |frame| {
             let _ = &self.held;
             frame
         });
         let mut response = Response::new(Body::new(body));
         let json = HeaderValue::from_static("application/json");
         response.headers_mut().insert(CONTENT_TYPE, json);
-        Ok(response)
+        response
     }
 
-    /// The same; a header says how many texts were cut, since the body has no place for it.
-    pub fn reply_with(self, value: &impl Serialize, truncated: usize) -> Result<Response, Refusal> {
+    /// A reply in JSON that has no place for how the vectors came to be: headers tell it.
+    pub fn reply_with(
+        self,
+        value: &impl Serialize,
+        embedded: &Embedded,
+    ) -> Result<Response, Refusal> {
         let mut response = self.reply(value)?;
-        response.headers_mut().insert(TRUNCATED, truncated.into());
+        let headers = response.headers_mut();
+        headers.insert(TRUNCATED, embedded.truncated.len().into());
+        headers.insert(CACHED, embedded.cached.into());
         Ok(response)
     }
 }
 
+/// Writes `value` in JSON behind what `bytes` has.
+///
+/// # Errors
+/// 500, which no value here comes to.
+pub fn write(bytes: &mut Vec<u8>, value: &impl Serialize) -> Result<(), Refusal> {
+    serde_json::to_writer(bytes, value).map_err(|error| {
+        let message = format!("the reply could not be written ({error})");
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", message)
+    })
+}
+
 /// Number of texts that were longer than the model reads, and were cut.
 const TRUNCATED: HeaderName = HeaderName::from_static("op-dbus-truncated");
+/// Number of texts that were answered from the service's cache.
+const CACHED: HeaderName = HeaderName::from_static("op-dbus-cached");
 
 impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
     type Rejection = Refusal;
@@ -93,7 +117,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
         let permit = Permit { gateway: Arc::clone(gateway), held: vec![permit] };
         check_type(request.headers())?;
         let body = read(request).await?;
-        let asked = serde_json::from_slice(&body).map_err(|error| {
+        let Object(asked) = serde_json::from_slice(&body).map_err(|error| {
             Refusal::invalid(format!("the body is not what this route takes: {error}"))
         })?;
         Ok(Self { asked, permit })
@@ -139,15 +163,49 @@ async fn discard(mut body: Body) {
 }
 
 /// A browser sends JSON to another origin only if that allows it, which the gateway never does; any
-/// other type it would send at once.
+/// other type it would send at once. A body that is packed would be no JSON here.
 fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
+    let unsupported = |message: String| {
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Err(Refusal::new(status, "unsupported_media_type", message))
+    };
+    let mut encodings = headers.get_all(CONTENT_ENCODING).iter().map(HeaderValue::as_bytes);
+    if let Some(found) = encodings.find(|name| !name.eq_ignore_ascii_case(b"identity")) {
+        let found = String::from_utf8_lossy(found);
+        return unsupported(format!(
+            "the body's encoding is {found:?}; bodies are taken as they are: send it unpacked, \
+             without the header `Content-Encoding`"
+        ));
+    }
     let found = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let name = found.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
     if name.eq_ignore_ascii_case(b"application/json") {
         return Ok(());
     }
     let found = String::from_utf8_lossy(name);
-    let message =
-        format!("the body's type is {found:?}; send the header `Content-Type: application/json`");
-    Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+    unsupported(format!(
+        "the body's type is {found:?}; send the header `Content-Type: application/json`"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fuzz::said_to_post;
+
+    #[test]
+    fn a_packed_body_is_refused_as_one() {
+        let said = |header| said_to_post("/add", header, r#"{"text": "a"}"#);
+        for header in ["", "Content-Encoding: identity\r\n"] {
+            assert!(said(header).starts_with("HTTP/1.1 503 "), "{header}: {}", said(header));
+        }
+        for header in [
+            "Content-Encoding: gzip\r\n",
+            "Content-Encoding: identity\r\nContent-Encoding: br\r\n",
+            "Content-Encoding: identity, gzip\r\n",
+        ] {
+            let said = said(header);
+            assert!(said.starts_with("HTTP/1.1 415 "), "{header}: {said}");
+            assert!(said.contains("bodies are taken as they are"), "{header}: {said}");
+        }
+    }
 }

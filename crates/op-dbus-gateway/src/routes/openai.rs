@@ -73,6 +73,7 @@ struct Told {
     dimensions: usize,
     provider: String,
     truncated: Vec<usize>,
+    cached: u64,
 }
 
 pub async fn embeddings(
@@ -96,13 +97,13 @@ fn list(embedded: Embedded, encoding: Encoding) -> List {
         }
     };
     let datum = |(index, embedding)| Datum { object: "embedding", index, embedding };
-    let Embedded { dimensions, tokens, truncated, model, space, provider, .. } = embedded;
+    let Embedded { dimensions, tokens, truncated, cached, model, space, provider, .. } = embedded;
     List {
         object: "list",
         data: vectors.into_iter().enumerate().map(datum).collect(),
         model,
         usage: Usage { prompt_tokens: tokens, total_tokens: tokens },
-        op_dbus: Told { vector_space: space, dimensions, provider, truncated },
+        op_dbus: Told { vector_space: space, dimensions, provider, truncated, cached },
     }
 }
 

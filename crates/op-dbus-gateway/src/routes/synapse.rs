@@ -25,6 +25,8 @@ struct Added {
     vector_space: String,
     tokens: u64,
     truncated: bool,
+    /// Whether the vector came from the service's cache.
+    cached: bool,
     /// There is no index here that the text could have been added to.
     stored: bool,
 }
@@ -42,6 +44,7 @@ pub async fn add(
         dimensions: embedded.dimensions,
         tokens: embedded.tokens,
         truncated: !embedded.truncated.is_empty(),
+        cached: embedded.cached > 0,
         model: embedded.model,
         vector_space: embedded.space,
         stored: false,

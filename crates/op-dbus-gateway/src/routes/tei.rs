@@ -1,18 +1,19 @@
 //! Routes as text-embeddings-inference has them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::Response;
-use op_dbus_api::option;
 use serde::{Deserialize, Serialize};
-use zbus::Variant;
 
 use crate::Gateway;
-use crate::embed::{Input, Inputs, Wanted, check_texts, embed as embed_inputs, no_zero};
+use crate::embed::{Input, Inputs, Wanted, check_texts, embed as embed_inputs, no_zero, options};
+use crate::limits::LIMITS;
+use crate::object::Object;
 use crate::refusal::Refusal;
-use crate::work::Work;
+use crate::work::{Work, write};
 
 /// Which end is cut of a text that is too long.
 #[derive(Clone, Copy, Default, Deserialize)]
@@ -63,15 +64,14 @@ pub async fn embed(
     };
     let embedded = embed_inputs(&gateway, &inputs, &wanted).await?;
     let rows: Vec<Vec<f32>> = embedded.rows().collect();
-    permit.reply_with(&rows, embedded.truncated.len())
+    permit.reply_with(&rows, &embedded)
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Similarity {
-    inputs: Sentences,
-    #[serde(default)]
-    parameters: Parameters,
+    inputs: Object<Sentences>,
+    parameters: Option<Object<Parameters>>,
 }
 
 #[derive(Deserialize)]
@@ -94,7 +94,8 @@ pub async fn similarity(
     State(gateway): State<Arc<Gateway>>,
     Work { asked, mut permit }: Work<Similarity>,
 ) -> Result<Response, Refusal> {
-    let Similarity { inputs: Sentences { source_sentence, sentences }, parameters } = asked;
+    let Similarity { inputs: Object(Sentences { source_sentence, sentences }), parameters } = asked;
+    let parameters = parameters.map(|Object(parameters)| parameters).unwrap_or_default();
     if sentences.is_empty() {
         return Err(Refusal::invalid("sentences is an empty list; send at least one text"));
     }
@@ -106,7 +107,7 @@ pub async fn similarity(
         ..Wanted::default()
     };
     let embedded = embed_inputs(&gateway, &Inputs::texts(texts)?, &wanted).await?;
-    permit.reply_with(&embedded.cosines(), embedded.truncated.len())
+    permit.reply_with(&embedded.cosines(), &embedded)
 }
 
 #[derive(Deserialize)]
@@ -153,7 +154,7 @@ pub async fn rerank(
     let mut ranks: Vec<Rank<'_>> =
         cosines.map(|(index, score)| Rank { index, score, text: text(index) }).collect();
     ranks.sort_by(|a, b| b.score.total_cmp(&a.score));
-    permit.reply_with(&ranks, embedded.truncated.len())
+    permit.reply_with(&ranks, &embedded)
 }
 
 #[derive(Deserialize)]
@@ -191,21 +192,67 @@ pub async fn tokenize(
         }
         Texts::Many(texts) => texts,
     };
-    permit.for_texts(texts.len())?;
     check_texts(&texts)?;
-    let prompt = checked(asked.prompt_name)?;
-    let options: HashMap<&str, Variant<'_>> =
-        prompt.iter().map(|prompt| (option::PROMPT, Variant::from(prompt.as_str()))).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    permit.for_texts(texts.len().max(bytes(&texts) / LIMITS.tokenized_bytes_per_text))?;
+    let wanted = Wanted { prompt: checked(asked.prompt_name)?, ..Wanted::default() };
+    let deadline = Instant::now() + LIMITS.answer_time;
+    let specials = asked.add_special_tokens.unwrap_or(true);
     let mut lease = gateway.bus.lease().await?;
     let embedder = lease.embedder().await?;
-    let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let tokens = lease.answer(embedder.tokenize(&borrowed, options)).await?;
-    let specials = asked.add_special_tokens.unwrap_or(true);
-    let tokens: Vec<Vec<Token>> = tokens
-        .into_iter()
-        .map(|tokens| tokens.into_iter().filter(|token| specials || !token.2).map(token).collect())
-        .collect();
-    permit.reply(&tokens)
+    // Written as they come: as values they would take several times as much.
+    let (mut json, mut done) = (b"[".to_vec(), 0);
+    // Of the model of the first call, where there are several.
+    let mut space = None;
+    // What is still to be done, the next of it last.
+    let mut parts = vec![&texts[..]];
+    while let Some(part) = parts.pop() {
+        let answer = match fits(part) {
+            true => lease.answer(embedder.tokenize(part, options(&wanted, deadline, ""))).await,
+            // Nobody needs to be asked.
+            false => Err(Refusal::too_large("")),
+        };
+        let tokens = match answer {
+            Err(refusal) if refusal.code() != "too_large" => return Err(refusal),
+            // With a prompt before each text the service takes fewer texts in a call.
+            Err(_) if part.len() > 1 => {
+                if space.is_none() {
+                    space = Some(lease.answer(embedder.vector_space()).await?);
+                }
+                let (first, second) = part.split_at(part.len() / 2);
+                parts.extend([second, first]);
+                continue;
+            }
+            Err(refusal) => {
+                return Err(Refusal::too_large(format!("text {done}: {}", refusal.message())));
+            }
+            Ok(tokens) => tokens,
+        };
+        for tokens in tokens {
+            if done > 0 {
+                json.push(b',');
+            }
+            let tokens = tokens.into_iter().filter(|token| specials || !token.2).map(token);
+            write(&mut json, &tokens.collect::<Vec<Token>>())?;
+            done += 1;
+        }
+    }
+    json.push(b']');
+    if space.is_some() && space != Some(lease.answer(embedder.vector_space()).await?) {
+        let message = "the model was changed between two calls of this request; send it again";
+        return Err(Refusal::new(StatusCode::CONFLICT, "wrong_space", message));
+    }
+    Ok(permit.reply_written(json))
+}
+
+/// Whether the tokens of these texts are asked for in one call.
+fn fits(texts: &[&str]) -> bool {
+    let is_small = bytes(texts) <= LIMITS.tokenized_bytes_per_call;
+    texts.len() == 1 || (texts.len() <= LIMITS.texts_per_call && is_small)
+}
+
+fn bytes(texts: &[&str]) -> usize {
+    texts.iter().map(|text| text.len()).sum()
 }
 
 fn token((id, text, special, start, stop): (u32, String, bool, u32, u32)) -> Token {

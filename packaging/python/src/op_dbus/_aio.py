@@ -156,7 +156,7 @@ class AsyncEmbedder:
         return [(int(index), float(cosines[index])) for index in best]
 
     async def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text before truncation, special tokens included; nothing is embedded."""
+        """Tokens of each text with the default prompt, before truncation; nothing is embedded."""
         texts = await self._checked(texts)
         counts: list[int] = []
         while len(counts) < len(texts):

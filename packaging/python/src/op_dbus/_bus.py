@@ -104,7 +104,7 @@ class Bus:
             signature=signature,
             body=body,
         )
-        calling = asyncio.create_task(self._connection.call(message))
+        calling = asyncio.create_task(self._sent(message))
         try:
             # Shielded: a reply that comes after nobody waits any more may bring descriptors.
             reply = await asyncio.shield(calling)
@@ -112,7 +112,7 @@ class Bus:
             calling.add_done_callback(_forget)
             raise
         except (OSError, EOFError) as reason:
-            sentence = f"the connection to the service broke ({reason or 'it was closed'})"
+            sentence = f"the connection to the service broke ({str(reason) or 'it was closed'})"
             raise NotReachable(f"{sentence}: make a new client") from reason
         if reply.message_type is MessageType.ERROR:
             _close(reply)
@@ -124,6 +124,15 @@ class Bus:
             _close(reply)
             raise UnexpectedReply(f"{member} answered {reply.signature!r}, not {answer!r}")
         return reply.body, list(reply.unix_fds)
+
+    async def _sent(self, message: Message) -> Message:
+        # Over a connection that is gone dbus-fast would leave failures behind that nobody retrieves,
+        # and could wait on a descriptor that is another file's by now. In this turn the loop hears of
+        # an end that came meanwhile.
+        await asyncio.sleep(0)
+        if not self._connection.connected:
+            raise EOFError
+        return await self._connection.call(message)
 
 
 def plain(values: dict[str, Variant]) -> dict[str, Any]:
