@@ -101,6 +101,11 @@ async fn bench_refuses_what_it_cannot_compare() -> Outcome {
     let beside = finish(bench(&["--bus", address, "--precision", "f32,int8"]), "").await?;
     assert_eq!(beside.code, Some(2), "{}", beside.stderr);
     assert!(beside.stderr.contains("--spawn"), "{}", beside.stderr);
+    for flag in ["--level", "--engine", "--provider", "--isa", "--precision"] {
+        let wrong = finish(bench(&[flag, "huge"]), "").await?;
+        assert_eq!(wrong.code, Some(2), "{}", wrong.stderr);
+        assert!(wrong.stderr.contains(&format!("flag {flag}: ")), "{}", wrong.stderr);
+    }
     let none = finish(bench(&["--engine", "sim", "--precision", "int8"]), "").await?;
     assert_eq!(none.code, Some(2), "{}", none.stderr);
     let rate = finish(bench(&["--rate", "fast"]), "").await?;

@@ -1,9 +1,11 @@
 //! The command line as a client of the service: text, JSON, and exit codes.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::command::{clean, cli, cli_with_input, finish};
+use crate::harness::command::{Finished, clean, cli, cli_with_input, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::floats;
 use crate::harness::needs::{op_dbus, store};
@@ -13,12 +15,17 @@ use crate::harness::{Outcome, within};
 tests! {
     embed_prints_vectors: [Bus],
     embed_reads_files_and_standard_input: [Bus],
+    embed_keeps_an_old_file_until_there_is_another: [Bus],
+    a_matrix_without_rows_has_its_columns: [Bus],
+    texts_that_are_cut_are_told: [Bus],
     rank_orders_texts: [Bus, Medium],
     similarity_prints_a_number: [Bus, Low],
     status_tells_people_and_programs: [Bus],
     status_waits_for_the_service: [Bus],
     exit_codes: [Bus],
+    a_wrong_bus_in_the_environment_is_named: [],
     models_are_listed_and_verified: [Low],
+    a_store_that_is_not_there_is_told: [],
     settings_are_shown_with_their_origin: [],
     a_closed_pipe_is_no_error: [Bus],
     every_command_has_its_manual_page: [],
@@ -84,6 +91,55 @@ async fn embed_reads_files_and_standard_input() -> Outcome {
     let number = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     let found: Vec<f32> = bytes[values..].chunks_exact(4).map(number).collect();
     assert_eq!(found, expected.concat());
+    daemon.stop().await
+}
+
+async fn embed_keeps_an_old_file_until_there_is_another() -> Outcome {
+    let (bus, setup, daemon) = daemon().await?;
+    let file = setup.path("old");
+    let name = file.display().to_string();
+    std::fs::write(&file, "one\ntwo\n")?;
+    let nowhere = setup.path("nowhere").display().to_string();
+    let failing = [&["--level", "huge", "x"][..], &["--expect-space", "other", "x"]];
+    for arguments in failing.into_iter().chain([&["--file", &nowhere][..]]) {
+        for format in ["--npy", "--csv"] {
+            let words = [&["embed", format, "--output", &name], arguments].concat();
+            assert_eq!(cli(&bus, &words).await?.code, Some(1), "{words:?}");
+            assert_eq!(std::fs::read(&file)?, b"one\ntwo\n", "{words:?}");
+        }
+    }
+    // A file may be replaced by its own vectors.
+    cli(&bus, &["embed", "--json", "--file", &name, "--output", &name]).await?.success()?;
+    let lines = json_lines(&std::fs::read_to_string(&file)?)?;
+    let found: Vec<_> = lines.iter().filter_map(|line| floats(&line["vector"])).collect();
+    assert_eq!(found, daemon.client().vectors(&["one", "two"]).await?);
+    daemon.stop().await
+}
+
+async fn a_matrix_without_rows_has_its_columns() -> Outcome {
+    let (bus, _setup, daemon) = daemon().await?;
+    let out = cli(&bus, &["embed", "--npy"]).await?.success()?;
+    assert!(out.contains("'shape': (0, 384)"), "{out:?}");
+    daemon.stop().await
+}
+
+async fn texts_that_are_cut_are_told() -> Outcome {
+    let (bus, _setup, daemon) = daemon().await?;
+    let long = "x".repeat(1000);
+    let two = "2 texts are longer than the model reads and cut (indices";
+    let similarity = cli(&bus, &["similarity", &long, &long]).await?;
+    assert!(similarity.stderr.contains(&format!("{two} 0, 1)")), "{}", similarity.stderr);
+    let expected = daemon.client().embedder.similarity(&long, &long).await?;
+    assert_eq!(similarity.success()?, format!("{expected:.6}\n"));
+    // Blank lines are not ranked, and counted all the same.
+    let words = ["rank", &long, "short", &long, " ", &long];
+    let rank = cli(&bus, &words).await?;
+    assert!(rank.stderr.contains(&format!("{two} 1, 3)")), "{}", rank.stderr);
+    assert!(rank.stderr.contains("the query is longer"), "{}", rank.stderr);
+    assert_eq!(rank.success()?.lines().count(), 3);
+    for words in [["similarity", "one", "two"], ["rank", "one", "two"]] {
+        assert_eq!(cli(&bus, &words).await?.stderr, "", "{words:?}");
+    }
     daemon.stop().await
 }
 
@@ -173,12 +229,48 @@ async fn exit_codes() -> Outcome {
     daemon.stop().await
 }
 
-async fn models_are_listed_and_verified() -> Outcome {
-    let models = async |arguments: &[&str]| {
+async fn a_wrong_bus_in_the_environment_is_named() -> Outcome {
+    for arguments in [&["embed", "x"][..], &["bench"]] {
         let mut command = clean(op_dbus());
-        command.arg("models").arg("--model-dir").arg(store().join("models")).args(arguments);
-        finish(command, "").await
-    };
+        command.args(arguments).env("OP_DBUS_BUS", "nonsense");
+        let refused = finish(command, "").await?;
+        assert_eq!(refused.code, Some(2), "{arguments:?}: {}", refused.stderr);
+        assert!(refused.stderr.contains("OP_DBUS_BUS"), "{arguments:?}: {}", refused.stderr);
+    }
+    Ok(())
+}
+
+/// `op-dbus models` with the store in `folder`.
+async fn models(folder: &Path, arguments: &[&str]) -> Outcome<Finished> {
+    let mut command = clean(op_dbus());
+    command.arg("models").arg("--model-dir").arg(folder).args(arguments);
+    finish(command, "").await
+}
+
+async fn a_store_that_is_not_there_is_told() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let (typo, file) = (folder.path().join("typo"), folder.path().join("file"));
+    std::fs::write(&file, "")?;
+    for (path, arguments, code) in
+        [(&typo, "verify", 1), (&file, "verify", 1), (&file, "list", 1), (&typo, "list", 0)]
+    {
+        let said = models(path, &[arguments]).await?;
+        assert_eq!(said.code, Some(code), "{arguments}: {}", said.stderr);
+        let path = path.display().to_string();
+        assert!(said.stderr.contains(&path), "{arguments}: {}", said.stderr);
+    }
+    let empty = models(folder.path(), &["verify"]).await?;
+    assert_eq!(empty.code, Some(1), "{}", empty.stderr);
+    // What is advised is for this store.
+    let missing = models(folder.path(), &["verify", "low"]).await?;
+    let advice = format!("`op-dbus models --model-dir {} pull", folder.path().display());
+    assert!(missing.stderr.contains(&advice), "{}", missing.stderr);
+    Ok(())
+}
+
+async fn models_are_listed_and_verified() -> Outcome {
+    let folder = store().join("models");
+    let models = async |arguments: &[&str]| models(&folder, arguments).await;
     let text = models(&["list"]).await?.success()?;
     assert!(text.contains("paraphrase-MiniLM-L3-v2") && text.contains("installed"), "{text}");
     let list: Value = serde_json::from_str(&models(&["list", "--json"]).await?.success()?)?;

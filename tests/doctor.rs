@@ -26,6 +26,7 @@ tests! {
     a_closed_folder_is_told_with_owner_and_mode: [Low],
     a_look_starts_no_worker: [Low],
     the_running_service_is_told_beside: [Bus],
+    settings_that_no_call_gets_past_are_named: [],
     wrong_arguments_and_settings_have_their_exit_codes: [],
 }
 
@@ -225,6 +226,21 @@ async fn the_running_service_is_told_beside() -> Outcome {
     assert!(text(&service["found"]).contains("answers, ready"), "{service}");
     check(&found["providers"][0]["checks"], "proof", "ok")?;
     daemon.stop().await
+}
+
+/// The provider is the CPU, and another one would do no better.
+async fn settings_that_no_call_gets_past_are_named() -> Outcome {
+    for (key, value) in
+        [("quota_tokens", "1"), ("queue_tokens_max", "1"), ("expect_dimensions", "768")]
+    {
+        let found = findings(&Setup::sim()?.setting(key, value), 1, &[]).await?;
+        let cpu = &found["providers"][0];
+        assert_eq!((&found["works"], &cpu["works"]), (&Value::from(false), &Value::from(false)));
+        check(&cpu["checks"], "proof", "wrong")?;
+        assert!(text(&found["next"]).contains(key), "{found:#}");
+        assert!(!text(&found["next"]).contains("execution_provider"), "{found:#}");
+    }
+    Ok(())
 }
 
 async fn wrong_arguments_and_settings_have_their_exit_codes() -> Outcome {

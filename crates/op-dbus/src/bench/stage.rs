@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use op_dbus_daemon::settings::{Bus, Loaded, Settings, Sources};
+use op_dbus_daemon::settings::{Bus, Loaded, Origin, Settings, Sources};
 use op_dbus_models::Store;
 
 use super::args::{Args, What};
@@ -11,7 +11,7 @@ use super::client::{Client, Remote, Tokens};
 use super::engine::Local;
 use super::peak::Work;
 use super::spawn::PrivateService;
-use super::variant::{Facts, Flags, Place, product};
+use super::variant::{Facts, Flags, Place, product, typed};
 use crate::cli::{Failure, connect};
 
 /// How long a service may be loading when we come.
@@ -83,7 +83,9 @@ impl Stage {
                  leave --bus (and OP_DBUS_BUS) out",
             ));
         }
-        let address = address.parse::<Bus>().map_err(Failure::usage)?;
+        let address = address
+            .parse::<Bus>()
+            .map_err(|reason| Failure::usage(format!("--bus or OP_DBUS_BUS is wrong: {reason}")))?;
         let service = connect(&address).await?;
         service.wait(READY_TIMEOUT).await?;
         let remote = Remote::new(address, service);
@@ -114,8 +116,10 @@ impl Stage {
         mut flags: Flags,
         places: &[Place],
     ) -> Result<(), Failure> {
+        // What is wrong with the flags is told here, not by a service that ends over it.
+        let loaded = load(&flags)?;
         if places.contains(&Place::Engine) {
-            self.add_engine(variant, load(&flags)?).await?;
+            self.add_engine(variant, loaded).await?;
         }
         if places.iter().any(|place| *place != Place::Engine) {
             let service = PrivateService::start(&mut flags).await?;
@@ -215,10 +219,16 @@ impl Target {
     }
 }
 
-/// The settings of this process with `flags`.
+/// The settings of this process with `flags`. Mistakes name the flags that were typed.
 fn load(flags: &Flags) -> Result<Loaded, Failure> {
-    Settings::load(&Sources::of_process(flags.clone()))
-        .map_err(|mistakes| Failure::not_configured(mistakes.to_string()))
+    Settings::load(&Sources::of_process(flags.clone())).map_err(|mut mistakes| {
+        for mistake in &mut mistakes.0 {
+            if let Origin::Flag(flag) = &mut mistake.origin {
+                typed(flag).clone_into(flag);
+            }
+        }
+        mistakes.into()
+    })
 }
 
 fn work(model_dir: &std::path::Path, model: &str) -> Option<Work> {

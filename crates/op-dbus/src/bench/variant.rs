@@ -41,6 +41,19 @@ impl Place {
 /// Settings that one variant has, by key.
 pub type Flags = BTreeMap<String, String>;
 
+/// The flag of `bench` that gave the setting of another command's `flag`.
+pub fn typed(flag: &str) -> String {
+    match flag {
+        "--vector-level" => "--level",
+        "--execution-provider" => "--provider",
+        "--cpu-engine" => "--engine",
+        "--cpu-isa" => "--isa",
+        "--batch-tokens-max" => "--batch-tokens",
+        other => other,
+    }
+    .to_owned()
+}
+
 /// What computes with ONNX Runtime, on instruction sets of its own choice, in these precisions.
 const OF_ONNX_RUNTIME: [&str; 3] = ["auto", "f32", "f16"];
 

@@ -34,7 +34,7 @@ use unit::Unit;
 ///
 /// Files and environment are read as `op-dbus daemon` would read them if you started it now; the
 /// service need not run, and is not started. Each provider that is asked for is proved: workers are
-/// started as the service starts them, and compute. Nothing is changed.
+/// started as the service starts them, compute, and answer a call. Nothing is changed.
 #[derive(clap::Args)]
 #[command(after_help = format!("\
 Examples:
@@ -111,7 +111,7 @@ struct Examination {
 impl Examination {
     async fn findings(&self) -> Findings {
         let settings = &self.loaded.settings;
-        let (model, own_graph) = general::model(settings);
+        let (model, own_graph) = general::model(&self.loaded);
         let who = Who::of(self.unit.as_ref().ok().and_then(Unit::user).as_deref());
         let can_compute = !self.quick && !model.failed();
         let mut general = vec![service::check(&self.bus).await, model];

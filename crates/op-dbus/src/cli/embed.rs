@@ -8,6 +8,7 @@ use clap::ArgGroup;
 use futures_util::{StreamExt, stream};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::cut::Cut;
 use super::output::{Format, Writer};
 use super::packed::{Caller, Options, Reply};
 use super::texts::{CallLimits, Source, Texts};
@@ -15,8 +16,9 @@ use super::{BusArgs, Done, EXIT_CODES, Failure, connect, terminal};
 
 /// Calls under way at once: enough that the service always has the next batch at hand.
 const CALLS_IN_FLIGHT: usize = 3;
-/// Positions of cut texts that the warning lists.
-const CUT_LISTED_MAX: usize = 10;
+
+/// What a shell says of a command that Ctrl-C has ended.
+const INTERRUPTED: u8 = 130;
 
 /// Turn texts into vectors
 #[derive(clap::Args)]
@@ -49,7 +51,7 @@ pub struct Args {
     /// One vector a line, values with a comma between
     #[arg(long, help_heading = "Output")]
     csv: bool,
-    /// Write to a file instead of standard output
+    /// Write to a file instead of standard output; one that is there is replaced when all is written
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
 
@@ -77,7 +79,14 @@ pub fn run(args: Args) -> Done {
     if format == Format::Npy && args.output.is_none() && std::io::stdout().is_terminal() {
         return Err(Failure::usage("--npy is not for a terminal: use --output, or a pipe"));
     }
-    super::block_on(embed(args, format))
+    let to_file = args.output.is_some();
+    super::block_on(async {
+        tokio::select! {
+            done = embed(args, format) => done,
+            // What is written beside the output's place would stay there otherwise.
+            _ = tokio::signal::ctrl_c(), if to_file => Ok(ExitCode::from(INTERRUPTED)),
+        }
+    })
 }
 
 async fn embed(args: Args, format: Format) -> Done {
@@ -91,7 +100,7 @@ async fn embed(args: Args, format: Format) -> Done {
     let mut writer =
         Writer::new(format, args.output.as_deref()).map_err(|error| Failure::output(&error))?;
     let texts = Texts::read(Source::new(args.texts, args.file), args.options.limits(inline));
-    let caller = Caller::new(service, args.options, inline).await?;
+    let caller = Caller::new(service, args.options, inline.texts_max).await?;
 
     let calls = stream::unfold((texts, 0), async |(mut texts, first)| {
         let call = texts.next_call().await?;
@@ -111,6 +120,11 @@ async fn embed(args: Args, format: Format) -> Done {
         }
     }
     progress.finish_and_clear();
+    if format == Format::Npy && summary.texts == 0 {
+        // A matrix without rows has its columns all the same.
+        let none = caller.call_packed(0, Vec::new()).await?;
+        writer.write(&none.vectors()).map_err(|error| Failure::output(&error))?;
+    }
     writer.finish().map_err(|error| Failure::output(&error))?;
     if let Some(warning) = summary.warning() {
         eprintln!("op-dbus: {warning}");
@@ -138,8 +152,7 @@ struct Summary {
     tokens: u64,
     space: Option<String>,
     description: String,
-    cut: u64,
-    cut_listed: Vec<u64>,
+    cut: Cut,
 }
 
 impl Summary {
@@ -155,10 +168,7 @@ impl Summary {
             )));
         }
         for cut in &reply.truncated {
-            self.cut += 1;
-            if self.cut_listed.len() < CUT_LISTED_MAX {
-                self.cut_listed.push(self.texts + u64::from(*cut));
-            }
+            self.cut.add(self.texts + u64::from(*cut));
         }
         self.description =
             format!("{} dimensions, {}, {}", reply.dimensions, reply.model, reply.served_by);
@@ -169,21 +179,8 @@ impl Summary {
 
     /// The sentence about texts that were cut.
     fn warning(&self) -> Option<String> {
-        let mut list: Vec<String> = self.cut_listed.iter().map(u64::to_string).collect();
-        if self.cut > self.cut_listed.len() as u64 {
-            list.push("…".to_owned());
-        }
-        let (were, which) = match self.cut {
-            0 => return None,
-            1 => ("text is", "index"),
-            _ => ("texts are", "indices"),
-        };
-        Some(format!(
-            "{} {were} longer than the model reads and cut ({which} {}); \
-             `--truncate` says what to do with such texts",
-            self.cut,
-            list.join(", ")
-        ))
+        let cut = self.cut.warning()?;
+        Some(format!("{cut}; `--truncate` says what to do with such texts"))
     }
 
     fn line(&self) -> String {

@@ -4,6 +4,7 @@ mod bulk;
 mod client;
 mod completions;
 mod config;
+mod cut;
 mod daemon;
 mod doctor;
 mod embed;
@@ -24,6 +25,7 @@ mod terminal;
 mod texts;
 mod top;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -101,6 +103,15 @@ fn bus(text: &str) -> Result<Bus, String> {
     if text.is_empty() { Ok(Bus::System) } else { text.parse() }
 }
 
+/// The complaint about a bus, which names a flag that was not given where the variable was wrong.
+fn with_source(message: &str, args: impl IntoIterator<Item = OsString>) -> String {
+    let given = args.into_iter().any(|arg| arg.as_encoded_bytes().starts_with(b"--bus"));
+    match given {
+        true => message.to_owned(),
+        false => message.replace("for '--bus <BUS>'", "of the environment variable OP_DBUS_BUS"),
+    }
+}
+
 /// Reads the command line and does what it says.
 pub fn main() -> ExitCode {
     let matches = command().try_get_matches();
@@ -108,6 +119,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => run(cli.command).unwrap_or_else(|failure| failure.report()),
         Err(error) if error.use_stderr() => {
             let message = error.render().to_string();
+            let message = with_source(&message, std::env::args_os());
             Failure::usage(message.trim_start_matches("error: ").trim_end()).report()
         }
         Err(help) => help.exit(),
@@ -174,6 +186,18 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn a_wrong_bus_is_told_with_its_source() {
+        let message = "invalid value 'x' for '--bus <BUS>': …";
+        let told = |args: &[&str]| with_source(message, args.iter().map(OsString::from));
+        assert_eq!(told(&["op-dbus", "status", "--bus=x"]), message);
+        let of_variable = "invalid value 'x' of the environment variable OP_DBUS_BUS: …";
+        assert_eq!(told(&["op-dbus", "status"]), of_variable);
+        // The complaint is worded by another crate.
+        let wrong = command().try_get_matches_from(["op-dbus", "status", "--bus", "x"]);
+        assert!(wrong.unwrap_err().to_string().contains("for '--bus <BUS>'"));
     }
 
     #[test]

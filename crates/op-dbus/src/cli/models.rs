@@ -16,6 +16,7 @@ use op_dbus_models::{
 use serde_json::json;
 
 use super::EXIT_CODES;
+use super::store::Advice;
 
 /// How a command of this module ends.
 pub(crate) type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
@@ -93,13 +94,16 @@ pub struct ImportArgs {
     /// Name to serve it under (a-z 0-9 . _ -); by default the folder's
     #[arg(long)]
     name: Option<String>,
-    /// Pooling of an ONNX graph that ends in token vectors and has no 1_Pooling folder
+    /// Pooling of an ONNX graph that ends in token vectors and has no 1_Pooling folder; refused
+    /// where the model says another
     #[arg(long, value_enum)]
     pooling: Option<PoolingName>,
-    /// Numbers in one vector, for an ONNX graph without anything that says it
+    /// Numbers in one vector, for an ONNX graph without anything that says it; refused where the
+    /// model says another
     #[arg(long, value_name = "NUMBERS")]
     dimensions: Option<usize>,
-    /// Most tokens of one text, for an ONNX graph without a file that says it
+    /// Most tokens of one text, for an ONNX graph: before what its files say; refused for other
+    /// models where they say another
     #[arg(long, value_name = "TOKENS")]
     max_input_tokens: Option<usize>,
 }
@@ -135,10 +139,10 @@ pub struct RemoveArgs {
 
 /// Does what the command says with the store in `model_dir`; results on standard output (as JSON
 /// when `json`), progress on standard error.
-pub fn run(command: ModelsCommand, model_dir: &Path, json: bool) -> Outcome {
+pub fn run(command: ModelsCommand, model_dir: &Path, advice: &Advice, json: bool) -> Outcome {
     let store = Store::open(model_dir);
     match command {
-        ModelsCommand::List => list::run(&store, json),
+        ModelsCommand::List => list::run(&store, advice, json),
         ModelsCommand::Pull(args) => pull(&store, &args, json),
         ModelsCommand::Import(args) => import(&store, &args, json),
         ModelsCommand::Verify(args) => verify(&store, args.names, json),
@@ -249,7 +253,12 @@ fn facts(onnx: &[u8]) -> Result<OnnxFacts, op_dbus_graph::Error> {
 
 fn verify(store: &Store, mut names: Vec<String>, json: bool) -> Outcome {
     if names.is_empty() {
+        readable(store)?;
         names = store.names();
+    }
+    if names.is_empty() {
+        let dir = store.dir().display();
+        return Err(format!("no model is installed in {dir}; type `op-dbus models list`").into());
     }
     let mut failures = Vec::new();
     for name in names {
@@ -259,6 +268,13 @@ fn verify(store: &Store, mut names: Vec<String>, json: bool) -> Outcome {
         }
     }
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n").into()) }
+}
+
+/// Refuses a store that is not there, or is no folder.
+fn readable(store: &Store) -> Result<(), String> {
+    let dir = store.dir();
+    let told = |error| format!("the model store {} can't be read: {error}", dir.display());
+    std::fs::read_dir(dir).map(drop).map_err(told)
 }
 
 fn remove(store: &Store, names: &[String], json: bool) -> Outcome {

@@ -1,11 +1,12 @@
 //! Vectors as people and programs want them: a table, lines of numbers, CSV, JSON lines, npy.
 
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Seek, Write};
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, fchown};
+use std::path::{self, Path, PathBuf};
 
 use op_dbus_daemon::npy;
+use tempfile::{NamedTempFile, TempPath};
 
 use super::terminal::{Colour, paint, printable};
 
@@ -56,6 +57,8 @@ pub struct Writer {
     out: BufWriter<Box<dyn Write>>,
     /// Where an npy matrix is made: its header, which says the number of its rows, is written last.
     matrix: Option<Matrix>,
+    /// Where the output is until it is whole, and the place that it then takes.
+    beside: Option<(TempPath, PathBuf)>,
     rows: u64,
     dimensions: usize,
 }
@@ -63,17 +66,20 @@ pub struct Writer {
 impl Writer {
     /// A writer to the file `path`, or to standard output.
     pub fn new(format: Format, path: Option<&Path>) -> io::Result<Self> {
-        let out: Box<dyn Write> = match path {
-            Some(path) => {
-                let file = File::create(path)?;
-                if format == Format::Npy && file.metadata()?.is_file() {
-                    return Self::to(format, Box::new(io::empty()), Some(file));
-                }
-                Box::new(file)
+        let Some(path) = path else { return Self::to(format, Box::new(io::stdout()), None) };
+        let (file, beside) = match beside(format, path)? {
+            Some((file, place)) => {
+                let (file, path) = file.into_parts();
+                (file, Some((path, place)))
             }
-            None => Box::new(io::stdout()),
+            None => (File::create(path)?, None),
         };
-        Self::to(format, out, None)
+        let writer = if format == Format::Npy && file.metadata()?.is_file() {
+            Self::to(format, Box::new(io::empty()), Some(file))?
+        } else {
+            Self::to(format, Box::new(file), None)?
+        };
+        Ok(Self { beside, ..writer })
     }
 
     /// A writer to `out`, or of a matrix to `file`.
@@ -82,7 +88,8 @@ impl Writer {
             Format::Npy => Some(Matrix::new(file)?),
             _ => None,
         };
-        Ok(Self { format, out: BufWriter::new(out), matrix, rows: 0, dimensions: 0 })
+        let out = BufWriter::new(out);
+        Ok(Self { format, out, matrix, beside: None, rows: 0, dimensions: 0 })
     }
 
     /// Writes the vectors of one call and hands them on.
@@ -137,8 +144,36 @@ impl Writer {
             let header = npy::header("<f4", self.rows, self.dimensions);
             matrix.finish(&header, &mut self.out)?;
         }
-        self.out.flush()
+        self.out.flush()?;
+        self.beside.map_or(Ok(()), |(path, place)| Ok(path.persist(place)?))
     }
+}
+
+/// A file for what is to be at `path`, and the place that it takes in the end: what is there may be
+/// what is read, and is better than half of another. A pipe or a device is written to as it is, and
+/// so is a new file of lines, which are of use one by one.
+fn beside(format: Format, path: &Path) -> io::Result<Option<(NamedTempFile, PathBuf)>> {
+    // Names of what this process was started with, which somebody else goes on writing to.
+    const OPEN: [&str; 4] = ["/dev/fd", "/dev/stderr", "/dev/stdout", "/proc"];
+    let (place, old) = match fs::metadata(path) {
+        _ if OPEN.iter().any(|open| path.starts_with(open)) => return Ok(None),
+        Ok(old) if old.is_file() => {
+            // Who may not write to a file may not replace it either.
+            File::options().write(true).open(path)?;
+            (path.canonicalize()?, Some(old))
+        }
+        Err(_) if format == Format::Npy && !path.is_symlink() => (path::absolute(path)?, None),
+        _ => return Ok(None),
+    };
+    let mut file = tempfile::Builder::new();
+    file.prefix(".op-dbus-").permissions(Permissions::from_mode(0o666));
+    let file = file.tempfile_in(place.parent().unwrap_or(&place))?;
+    if let Some(old) = old {
+        // Only root may give a file away, and everybody else has one of their own.
+        fchown(&file, Some(old.uid()), Some(old.gid())).ok();
+        file.as_file().set_permissions(old.permissions())?;
+    }
+    Ok(Some((file, place)))
 }
 
 impl Matrix {
@@ -284,12 +319,45 @@ mod tests {
     fn a_matrix_in_a_file_of_its_own_is_the_same_and_nothing_before_its_end() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vectors.npy");
-        std::fs::write(&path, "of an earlier run, and longer than the header".repeat(100)).unwrap();
         let mut writer = Writer::new(Format::Npy, Some(&path)).unwrap();
         write(&mut writer);
-        assert!(!std::fs::read(&path).unwrap().starts_with(b"\x93NUMPY"));
+        assert!(!path.exists());
         writer.finish().unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), written(Format::Npy));
+        assert_eq!(fs::read(&path).unwrap(), written(Format::Npy));
+    }
+
+    #[test]
+    fn an_old_file_is_as_it_was_until_the_new_one_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("old"), folder.path().join("link"));
+        std::os::unix::fs::symlink("old", &link).unwrap();
+        for format in [Format::Npy, Format::Csv] {
+            fs::write(&path, "of an earlier run").unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+            let mut writer = Writer::new(format, Some(&link)).unwrap();
+            write(&mut writer);
+            drop(writer);
+            assert_eq!(fs::read(&path).unwrap(), b"of an earlier run", "{format:?}");
+            assert_eq!(folder.path().read_dir().unwrap().count(), 2, "nothing is left beside it");
+            let mut writer = Writer::new(format, Some(&link)).unwrap();
+            write(&mut writer);
+            writer.finish().unwrap();
+            assert_eq!(fs::read(&path).unwrap(), written(format));
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+            assert!(link.is_symlink());
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_of_its_own_is_written_to_as_it_is() {
+        for path in ["/dev/null", "/dev/stdout", "/proc/self/fd/1"] {
+            assert!(beside(Format::Npy, Path::new(path)).unwrap().is_none(), "{path}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines");
+        let mut writer = Writer::new(Format::Csv, Some(&path)).unwrap();
+        write(&mut writer);
+        assert_eq!(fs::read(&path).unwrap(), written(Format::Csv));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use op_dbus_api::{EmbedderProxy, ErrorName, info, option};
+use op_dbus_api::{EmbedderProxy, ErrorName, cosine, info, option};
 use zbus::Variant;
 
 use super::bulk::{self, Values};
@@ -25,7 +25,7 @@ const TRIES_MAX: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// The options of a packed call.
-#[derive(clap::Args, Clone)]
+#[derive(clap::Args, Clone, Default)]
 #[command(next_help_heading = "Embedding")]
 pub struct Options {
     /// Serve with another installed level: `low`, `medium` or `high`
@@ -145,18 +145,17 @@ pub struct Reply {
 }
 
 impl Caller {
-    /// A caller that has not called yet; `inline` are the limits of a call whose vectors come in the
-    /// reply.
+    /// A caller that has not called yet; the vectors of so many texts fit a reply.
     ///
     /// # Errors
     /// Exit code 3 when the service is not there.
     pub async fn new(
         service: Service,
         options: Options,
-        inline: CallLimits,
+        inline_texts_max: usize,
     ) -> Result<Self, Failure> {
         let embedder = service.embedder().await?;
-        let (inline_texts_max, inline_alone) = (inline.texts_max, AtomicBool::new(false));
+        let inline_alone = AtomicBool::new(false);
         Ok(Self { service, embedder, options, inline_texts_max, inline_alone })
     }
 
@@ -192,7 +191,8 @@ impl Caller {
         Ok(parts)
     }
 
-    async fn call_packed(&self, first: u64, texts: Vec<String>) -> Result<Reply, Failure> {
+    /// The vectors of texts that are few enough for one reply.
+    pub async fn call_packed(&self, first: u64, texts: Vec<String>) -> Result<Reply, Failure> {
         let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
         let mut pause = FIRST_PAUSE;
         for last_try in (0..TRIES_MAX).map(|number| number + 1 == TRIES_MAX) {
@@ -271,6 +271,13 @@ impl Reply {
         })
     }
 
+    /// How alike each vector is to the last one.
+    pub fn cosines_with_last(&self) -> Vec<f64> {
+        let mut rows = self.values.chunks_exact(self.dimensions.max(1));
+        let last = rows.next_back().unwrap_or_default();
+        rows.map(|row| cosine(row, last)).collect()
+    }
+
     /// The vectors for a writer.
     pub fn vectors(&self) -> Vectors<'_> {
         Vectors {
@@ -307,6 +314,14 @@ pub mod tests {
         assert_eq!(*reply.values, [1.5; 4]);
         assert_eq!((reply.tokens, reply.space.as_str()), (7, "ab-f32"));
         assert_eq!(reply.truncated, [1]);
+    }
+
+    #[test]
+    fn each_vector_is_compared_with_the_last() {
+        let reply = reply(3, "s", &[]);
+        assert_eq!(reply.cosines_with_last().len(), 2);
+        assert!(reply.cosines_with_last().iter().all(|cosine| (cosine - 1.0).abs() < 1e-12));
+        assert!(Reply { values: Vec::new().into(), ..reply }.cosines_with_last().is_empty());
     }
 
     #[test]

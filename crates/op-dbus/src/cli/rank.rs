@@ -6,8 +6,10 @@ use std::process::ExitCode;
 
 use futures_util::{StreamExt, stream};
 
+use super::cut::Cut;
+use super::packed::{Caller, Options, Reply};
 use super::texts::{CallLimits, Source, Texts};
-use super::{BusArgs, Done, EXIT_CODES, Failure, Service, connect, terminal};
+use super::{BusArgs, Done, EXIT_CODES, Failure, connect, terminal};
 
 /// Calls under way at once.
 const CALLS_IN_FLIGHT: usize = 3;
@@ -53,12 +55,14 @@ pub fn run(args: Args) -> Done {
 async fn rank(args: Args) -> Done {
     let service = connect(&args.bus.bus).await?;
     let properties = service.properties().await?;
-    let limits = CallLimits::new(
+    let inline = CallLimits::new(
         properties.number("TextsPerCallMax"),
         properties.number("InlineReplyBytesMax"),
         properties.number("TextBytesMax"),
     );
-    let embedder = service.embedder().await?;
+    // The query is a text of each call.
+    let limits = CallLimits { texts_max: (inline.texts_max - 1).max(1), ..inline };
+    let caller = Caller::new(service, Options::default(), inline.texts_max).await?;
     let texts = Texts::read(Source::new(args.candidates, args.file), limits);
     let calls = stream::unfold((texts, 0), async |(mut texts, first)| {
         let call = texts.next_call().await?;
@@ -67,21 +71,37 @@ async fn rank(args: Args) -> Done {
     });
     let replies = calls
         .map(async |(first, call)| {
-            let candidates: Vec<(u64, String)> = (first..).zip(call?).filter(worth_it).collect();
-            if candidates.is_empty() {
-                return Ok(Vec::new());
+            let (indices, mut texts): (Vec<u64>, Vec<String>) =
+                (first..).zip(call?).filter(worth_it).unzip();
+            if texts.is_empty() {
+                return Ok(None);
             }
-            let texts: Vec<&str> = candidates.iter().map(|(_, text)| text.as_str()).collect();
-            let best = embedder.rank(&args.query, &texts, args.top).await;
-            scored(&service, best, &candidates)
+            texts.push(args.query.clone());
+            // Unlike `Rank`, this says which texts were cut.
+            let reply = caller.call_packed(first, texts).await?;
+            Ok::<_, Failure>(Some((indices, reply)))
         })
         .buffered(CALLS_IN_FLIGHT);
     let mut replies = std::pin::pin!(replies);
     let mut best = Best { top: args.top as usize, candidates: Vec::new() };
-    while let Some(scored) = replies.next().await {
-        best.add(scored?);
+    let (mut cut, mut query_is_cut) = (Cut::default(), false);
+    while let Some(answer) = replies.next().await {
+        let Some((indices, reply)) = answer? else { continue };
+        for position in &reply.truncated {
+            match indices.get(*position as usize) {
+                Some(index) => cut.add(*index),
+                None => query_is_cut = true,
+            }
+        }
+        best.add(scored(indices, reply));
     }
     print(&best.candidates, args.json).map_err(|error| Failure::output(&error))?;
+    if query_is_cut {
+        eprintln!("op-dbus: the query is longer than the model reads and cut");
+    }
+    if let Some(warning) = cut.warning() {
+        eprintln!("op-dbus: {warning}");
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -99,22 +119,11 @@ struct Scored {
     text: String,
 }
 
-fn scored(
-    service: &Service,
-    best: zbus::Result<Vec<(u32, f64)>>,
-    candidates: &[(u64, String)],
-) -> Result<Vec<Scored>, Failure> {
-    let best = best.map_err(|error| service.failure(&error))?;
-    let found = best.into_iter().map(|(position, score)| {
-        let (index, text) = candidates.get(position as usize)?;
-        Some(Scored { index: *index, score, text: text.clone() })
-    });
-    found.collect::<Option<_>>().ok_or_else(|| {
-        Failure::refused(format!(
-            "the service named a candidate that it was not given; there were {}",
-            candidates.len()
-        ))
-    })
+/// The candidates of one call, whose last text is the query.
+fn scored(indices: Vec<u64>, reply: Reply) -> Vec<Scored> {
+    let scores = reply.cosines_with_last();
+    let candidates = indices.into_iter().zip(scores).zip(reply.texts);
+    candidates.map(|((index, score), text)| Scored { index, score, text }).collect()
 }
 
 /// The best candidates of all calls, best first; the earlier one where two are equal.
@@ -159,6 +168,7 @@ fn print(best: &[Scored], json: bool) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::packed::tests::reply;
 
     fn candidate(index: u64, score: f64) -> Scored {
         Scored { index, score, text: String::new() }
@@ -171,6 +181,12 @@ mod tests {
         best.add(vec![candidate(7, 0.9), candidate(5, 0.5), candidate(6, -1.0)]);
         let indices: Vec<u64> = best.candidates.iter().map(|candidate| candidate.index).collect();
         assert_eq!(indices, [7, 1, 5]);
+    }
+
+    #[test]
+    fn every_candidate_of_a_call_is_scored_and_the_query_is_not() {
+        let scored = scored(vec![3, 5], reply(3, "s", &[]));
+        assert_eq!(scored.iter().map(|scored| scored.index).collect::<Vec<_>>(), [3, 5]);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use super::cut::Cut;
+use super::packed::{Caller, Options};
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect};
 
 /// Tell how near two texts are
@@ -32,12 +34,20 @@ pub fn run(args: Args) -> Done {
 
 async fn similarity(args: Args) -> Done {
     let service = connect(&args.bus.bus).await?;
-    let cosine = service.embedder().await?.similarity(&args.first, &args.second).await;
-    let cosine = cosine.map_err(|error| service.failure(&error))?;
+    let texts = vec![args.first, args.second];
+    let caller = Caller::new(service, Options::default(), texts.len()).await?;
+    // Unlike `Similarity`, this says which texts were cut.
+    let reply = caller.call_packed(0, texts).await?;
+    let cosine = reply.cosines_with_last().first().copied().unwrap_or_default();
     let line = match args.json {
         true => serde_json::json!({ "similarity": cosine }).to_string(),
         false => format!("{cosine:.6}"),
     };
     writeln!(std::io::stdout(), "{line}").map_err(|error| Failure::output(&error))?;
+    let mut cut = Cut::default();
+    reply.truncated.iter().for_each(|index| cut.add(u64::from(*index)));
+    if let Some(warning) = cut.warning() {
+        eprintln!("op-dbus: {warning}");
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -119,7 +119,7 @@ impl Report<'_> {
             out.push_str(&self.line("Device", &line));
         }
         for worker in self.all["status"]["workers"].as_array().into_iter().flatten() {
-            out.push_str(&self.line("Worker", &worker_line(worker)));
+            out.push_str(&self.line("Worker", &worker_line(worker, &self.all["status"]["model"])));
         }
         out
     }
@@ -276,7 +276,8 @@ pub(super) fn device_line(device: &Value) -> Option<String> {
     Some(format!("{name}: {}", parts.join(", ")))
 }
 
-fn worker_line(worker: &Value) -> String {
+/// A worker's line; the model in force needs no mention.
+fn worker_line(worker: &Value, in_force: &Value) -> String {
     let text = |key: &str| worker[key].as_str().unwrap_or_default();
     let number = |key: &str| worker[key].as_u64().unwrap_or(0);
     // One that is unloaded has no process.
@@ -290,6 +291,9 @@ fn worker_line(worker: &Value) -> String {
         text("state"),
         counted(number("batches"), "batch", "batches"),
     );
+    if let Some(model) = worker["model"].as_str().filter(|_| worker["model"] != *in_force) {
+        line.push_str(&format!("; of {}", printable(model, 200)));
+    }
     if worker["reserved"] == true {
         line.push_str("; for interactive calls beside bulk");
     }

@@ -97,6 +97,9 @@ pub enum Blocks {
 }
 
 const NO_DEVICE: &str = "set execution_provider to auto, which takes what this machine has";
+/// Of the CPU, which every machine has: it is never the device that stands in the way.
+const SETTINGS: &str =
+    "mend what the proof names; `op-dbus config show` tells where each setting comes from";
 
 const NVIDIA: Hardware = Hardware {
     name: "NVIDIA GPU",
@@ -309,6 +312,13 @@ pub fn brings(library: &str) -> String {
 
 /// Words in the reason of a failed proof, and what to do about it. The first that is found counts.
 const REASONS: &[(&str, &str)] = &[
+    (
+        "expect_dimensions",
+        "serve a model that has as many dimensions, or set expect_dimensions to any",
+    ),
+    ("default_prompt", "name a prompt that the model has as default_prompt, or leave it out"),
+    ("quota in tokens", "raise quota_tokens"),
+    ("queue in tokens", "raise queue_tokens_max"),
     ("worker_memory_max", "raise worker_memory_max, or take a lower vector_level"),
     ("out of memory", MEMORY),
     ("OutOfMemory", MEMORY),
@@ -328,20 +338,34 @@ const REASONS: &[(&str, &str)] = &[
 const MEMORY: &str = "end what else uses the device's memory, take a lower vector_level, or set batch_tokens_max lower";
 
 /// What to do about a provider that was started and failed.
-pub fn cure(reason: &str) -> String {
+pub fn cure(provider: Provider, reason: &str) -> String {
     let known = REASONS.iter().find(|(words, _)| reason.contains(words));
-    known.map_or(NO_DEVICE, |(_, next)| next).to_owned()
+    let other = if provider == Provider::Cpu { SETTINGS } else { NO_DEVICE };
+    known.map_or(other, |(_, next)| next).to_owned()
 }
 
 #[cfg(test)]
 mod tests {
+    use op_dbus_engine::Excess;
+
     use super::*;
 
     #[test]
     fn reasons_and_libraries_have_their_own_cures() {
-        assert!(cure("CUDA failure 2: out of memory").contains("vector_level"));
-        assert!(cure("Failed to get a WebGPU adapter").contains("Vulkan"));
-        assert_eq!(cure("who knows"), NO_DEVICE);
+        let cuda = |reason: &str| cure(Provider::Cuda, reason);
+        assert!(cuda("CUDA failure 2: out of memory").contains("vector_level"));
+        assert!(cure(Provider::WebGpu, "Failed to get a WebGPU adapter").contains("Vulkan"));
+        assert_eq!(cuda("who knows"), NO_DEVICE);
+        // It is the provider that works everywhere.
+        assert_eq!(cure(Provider::Cpu, "who knows"), SETTINGS);
+        for setting in ["expect_dimensions", "default_prompt", "worker_memory_max"] {
+            assert!(cuda(&format!("it is not what {setting} demands")).contains(setting));
+        }
+        let excess = |excess: Excess| {
+            cuda(&op_dbus_engine::Error::TooLarge { excess, found: 3, limit: 1 }.to_string())
+        };
+        assert!(excess(Excess::QuotaTokens).contains("quota_tokens"));
+        assert!(excess(Excess::QueueTokens).contains("queue_tokens_max"));
         assert!(brings("libcudart.so.13").contains("CUDA 13"));
         assert!(brings("libnvinfer.so.10").contains("TensorRT"));
         assert!(brings("libx.so.1").contains("libx.so.1"));

@@ -1,6 +1,6 @@
 //! What every provider needs: the model, the folders, the bus's policy, the CPU.
 
-use op_dbus_daemon::settings::{Bus, CpuEngine, Settings};
+use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded, Settings};
 use op_dbus_models::{Family, Level, Model, Store};
 use op_dbus_native::Isa;
 
@@ -22,7 +22,8 @@ fn wanted(settings: &Settings) -> Option<String> {
 }
 
 /// The model, compared with its digests, and its name if it is an ONNX graph of the user's own.
-pub fn model(settings: &Settings) -> (Check, Option<String>) {
+pub fn model(loaded: &Loaded) -> (Check, Option<String>) {
+    let settings = &loaded.settings;
     let Some(name) = wanted(settings) else {
         let why = match settings.cpu_engine {
             CpuEngine::Sim => "none is needed: vectors are simulated (cpu_engine is sim)",
@@ -43,6 +44,12 @@ pub fn model(settings: &Settings) -> (Check, Option<String>) {
                 "" => format!("type `op-dbus models pull {name}`"),
                 next => next.to_owned(),
             };
+            // Of a level the line at the end tells; this one is named nowhere else.
+            let by = match (&settings.model, loaded.origins.get("model")) {
+                (Some(name), Some(origin)) => format!("model is {name} ({origin}); "),
+                _ => String::new(),
+            };
+            let found = format!("{by}{found}");
             let check = match error {
                 op_dbus_models::Error::NotInstalled { .. } => Check::missing("model", found, next),
                 _ => Check::wrong("model", found, next),
@@ -92,10 +99,14 @@ mod tests {
     use super::super::check::State;
     use super::*;
 
-    fn settings(root: &std::path::Path, flags: &[(&str, &str)]) -> Settings {
+    fn loaded(root: &std::path::Path, flags: &[(&str, &str)]) -> Loaded {
         let mut sources = Sources::under(root);
         sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
-        Settings::load(&sources).unwrap().settings
+        Settings::load(&sources).unwrap()
+    }
+
+    fn settings(root: &std::path::Path, flags: &[(&str, &str)]) -> Settings {
+        loaded(root, flags).settings
     }
 
     #[test]
@@ -114,9 +125,15 @@ mod tests {
     fn a_model_that_is_not_there_names_the_command() {
         let folder = tempfile::tempdir().unwrap();
         let models = folder.path().join("models").display().to_string();
-        let (check, _) = model(&settings(folder.path(), &[("model_dir", &models)]));
+        let (check, _) = model(&loaded(folder.path(), &[("model_dir", &models)]));
         assert_eq!(check.state, State::Missing);
         assert!(check.next.is_some_and(|next| next.contains("op-dbus models pull")));
+        // One that a setting names is told with the place of the setting.
+        let named = loaded(folder.path(), &[("model_dir", &models), ("model", "nope")]);
+        let (check, _) = model(&named);
+        let found = "model is nope (flag --model); nope is not installed in ";
+        assert!(check.found.starts_with(found), "{}", check.found);
+        assert!(check.next.is_some_and(|next| next.contains("op-dbus models import")));
     }
 
     #[test]

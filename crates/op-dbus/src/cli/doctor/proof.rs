@@ -1,4 +1,4 @@
-//! The proof: workers of the provider, started as the daemon starts them, and a batch on each.
+//! The proof: workers of the provider, started as the daemon starts them, a batch on each, and a call.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -6,8 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
-use op_dbus_daemon::service::{Means, Service, WorkerProgram};
+use op_dbus_daemon::service::{Error, Means, Options, Request, Served, Service, WorkerProgram};
 use op_dbus_daemon::settings::{Loaded, Provider};
+use op_dbus_engine::CancelToken;
 
 use super::check::{Check, PROOF};
 use super::facts;
@@ -36,35 +37,53 @@ pub async fn check(loaded: &Loaded, provider: Provider) -> Check {
     let means = Means { spawner: WorkerProgram::this().spawner(), devices: None };
     let service = Service::new(loaded, means, None);
     service.start().await;
-    let check = match service.serving(None, None).await {
-        Ok(served) => {
-            let (mut devices, mut sandboxes): (Vec<String>, Vec<String>) = served
-                .engine
-                .descriptions()
-                .into_iter()
-                .map(|worker| (worker.description.device, worker.description.sandbox))
-                .unzip();
-            devices.dedup();
-            sandboxes.dedup();
-            let (devices, seconds) = (devices.join(", "), begin.elapsed().as_secs_f32());
-            let precision = &served.precision;
-            let model = &served.model;
-            Check::ok(
-                PROOF,
-                format!(
-                    "computed {model} in {precision} on {devices}, after {seconds:.1} s, confined by {}",
-                    sandboxes.join("; ")
-                ),
-            )
-        }
+    let answered = match service.serving(None, None).await {
+        Ok(served) => call(&served).await.map(|()| served),
+        Err(error) => Err(error),
+    };
+    let check = match answered {
+        Ok(served) => computed(&served, begin),
         Err(error) => {
             let reason = error.to_string();
-            let next = facts::cure(&reason);
+            let next = facts::cure(provider, &reason);
             Check::wrong(PROOF, reason, next)
         }
     };
     service.drain(Instant::now() + STOP_TIMEOUT).await;
     check
+}
+
+/// One text, as a caller would send it: settings may leave no room for any.
+async fn call(served: &Served) -> Result<(), Error> {
+    let request = Request {
+        uid: geteuid().as_raw(),
+        cancel: CancelToken::default(),
+        inputs: vec!["a text".to_owned()].into(),
+        options: Options::default(),
+        wait: false,
+        sink: None,
+    };
+    served.embed(request).await.map(drop)
+}
+
+fn computed(served: &Served, begin: Instant) -> Check {
+    let Served { model, precision, .. } = served;
+    let (mut devices, mut sandboxes): (Vec<String>, Vec<String>) = served
+        .engine
+        .descriptions()
+        .into_iter()
+        .map(|worker| (worker.description.device, worker.description.sandbox))
+        .unzip();
+    devices.dedup();
+    sandboxes.dedup();
+    let (devices, seconds) = (devices.join(", "), begin.elapsed().as_secs_f32());
+    let sandboxes = sandboxes.join("; ");
+    Check::ok(
+        PROOF,
+        format!(
+            "computed {model} in {precision} on {devices}, after {seconds:.1} s, confined by {sandboxes}"
+        ),
+    )
 }
 
 fn is_own(folder: &Path) -> bool {

@@ -21,8 +21,9 @@ pub fn page() -> String {
         page.term(&format!("{}.", position + 1), source);
     }
     page.paragraph(
-        "A wrong value anywhere stops the start with exit code 6 (2 when only flags are wrong) and \
-         one message that lists all mistakes. `op-dbus config check` finds them without starting \
+        "A wrong value in a file, the environment or a flag stops the start with exit code 6 (2 when \
+         only flags are wrong) and one message that lists all mistakes. What is wrong in the state \
+         file is ignored, and the log says so. `op-dbus config check` finds them without starting \
          anything, `op-dbus config show` tells each value and where it comes from.",
     );
     page.section("SETTINGS");

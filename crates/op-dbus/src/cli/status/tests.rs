@@ -19,8 +19,8 @@ fn a_busy_service_is_told_in_full() {
             "queue_tokens": 512, "cache_vectors": 2500, "cache_bytes": 5_242_880,
             "workers": [{
                 "device": "cpu:0", "pid": 7, "state": "busy", "batches": 3, "restarts": 1,
-                "last_error": "killed", "sandbox": "landlock 7, seccomp",
-            }],
+                "last_error": "killed", "sandbox": "landlock 7, seccomp", "model": "m",
+            }, { "device": "cpu:0", "pid": 8, "state": "idle", "batches": 1, "model": "another" }],
         },
         "statistics": {
             "calls": 2, "texts": 1000, "cached": 1, "tokens": 15_000, "batches": 30, "truncated": 1,
@@ -46,6 +46,7 @@ Times     queue 1.5 / 2.0 / 3.0, compute 4.0 / 5.0 / 6.0 ms (p50 / p95 / p99)
 Memory    buffers found for 96.0 % of batches; 100.0 % of bytes in place; arena of 256 MiB, 99.7 % of requests served from it
 Refused   overloaded 4, too-large 1
 Worker    cpu:0, process 7, busy, 3 batches; replaced 1 time, last because killed; confined by landlock 7, seccomp
+Worker    cpu:0, process 8, idle, 1 batch; of another
 ";
     assert_eq!(text(&all), expected);
 }

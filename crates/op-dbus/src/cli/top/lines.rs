@@ -129,7 +129,7 @@ impl View<'_> {
             ),
             self.named("Batches", self.interval.map_or_else(String::new, batches)),
             self.named(
-                "Since load",
+                "Since start",
                 format!(
                     "{}, {}, {} tokens in {}",
                     counted(statistics.calls, "call", "calls"),

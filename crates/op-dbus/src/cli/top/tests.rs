@@ -99,7 +99,7 @@ tokens/s  50,000                                                            â–ˆâ
 
 In flight   12 calls, 4,096 tokens; waiting 24 texts, 2,048 tokens
 Batches     100/s, each 16.0 texts, 500 tokens; padding 10.0 %
-Since load  28,400 calls, 113,600 texts, 3,550,000 tokens in 7,100 batches
+Since start 28,400 calls, 113,600 texts, 3,550,000 tokens in 7,100 batches
 Texts       71 (+1) cut, 0 computed again
 Failures    overloaded 142 (+2)
 Device      cpu:0: 2.0 of 8.0 GiB in use, 61 % busy
