@@ -252,6 +252,19 @@ async fn an_imported_model_is_told_of() -> Outcome {
     assert!(distance(&asked.vectors[0], &plain[1]) <= 1e-5);
     assert!(distance(&asked.vectors[0], &plain[0]) > 1e-2);
     assert_eq!(daemon.client().packed(&["why?"], prompt("document")).await?.vectors[0], plain[0]);
+    daemon.stop().await?;
+    // What is counted is what is embedded: the text with the prompt that it has by itself.
+    edit(&folder.join("config_sentence_transformers.json"), |config| {
+        config["default_prompt_name"] = json!("query");
+    })?;
+    import(&setup, &folder, &["--name", "asks"]).await?.success()?;
+    let setup = setup.setting("model", "asks");
+    let daemon = setup.ready(&bus).await?;
+    let embedder = &daemon.client().embedder;
+    let counts = embedder.count_tokens(&["why?", "query: why?"]).await?;
+    let plain = embedder.tokenize(&["query: why?"], prompt("document")).await?;
+    assert_eq!(counts[0] as usize, plain[0].len());
+    assert!(counts[1] > counts[0]);
     daemon.stop().await
 }
 

@@ -34,7 +34,8 @@ pub(crate) fn read<'a>(
     }
 }
 
-/// What the families need of `config.json`.
+/// What the families need of `config.json`. An activation or an epsilon that is absent has the value
+/// which transformers gives it in every family.
 #[derive(Deserialize)]
 struct Config {
     model_type: Option<String>,
@@ -45,7 +46,9 @@ struct Config {
     vocab_size: usize,
     max_position_embeddings: usize,
     type_vocab_size: Option<usize>,
+    #[serde(default = "gelu")]
     hidden_act: String,
+    #[serde(default = "epsilon")]
     layer_norm_eps: f32,
     position_embedding_type: Option<String>,
     #[serde(default)]
@@ -55,6 +58,14 @@ struct Config {
     /// What the model's own file calls some of them.
     #[serde(skip)]
     keys: Keys,
+}
+
+fn gelu() -> String {
+    "gelu".to_owned()
+}
+
+fn epsilon() -> f32 {
+    1e-12
 }
 
 /// Names of keys that errors speak of.

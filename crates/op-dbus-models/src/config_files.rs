@@ -7,6 +7,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 
 use crate::place::Place;
+use crate::tokenizer::{self, TokenizerConfig};
 use crate::{Error, Family, Pooling};
 
 const JSON_BYTES_MAX: u64 = 16 << 20;
@@ -18,8 +19,7 @@ pub(crate) const INPUT_TOKENS_MAX: usize = 1 << 20;
 
 const LENGTHS: &str = "sentence_bert_config.json";
 const PROMPTS: &str = "config_sentence_transformers.json";
-const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-pub(crate) const OPTIONAL: &[&str] = &[LENGTHS, PROMPTS, TOKENIZER_CONFIG];
+pub(crate) const OPTIONAL: &[&str] = &[LENGTHS, PROMPTS, tokenizer::SETTINGS];
 
 #[derive(Deserialize)]
 pub(crate) struct Config {
@@ -34,6 +34,19 @@ pub(crate) struct Config {
     pub(crate) auto_map: Option<IgnoredAny>,
     #[serde(default)]
     pub(crate) matryoshka_dimensions: Vec<usize>,
+    pub(crate) tokenizer_class: Option<String>,
+    hidden_act: Option<String>,
+    /// What DistilBERT calls `hidden_act`.
+    activation: Option<String>,
+    is_decoder: Option<bool>,
+    relative_attention_num_buckets: Option<usize>,
+    num_attention_heads: Option<usize>,
+    /// What DistilBERT calls `num_attention_heads`.
+    n_heads: Option<usize>,
+    num_hidden_layers: Option<usize>,
+    /// What DistilBERT calls `num_hidden_layers`.
+    n_layers: Option<usize>,
+    layer_norm_eps: Option<f32>,
 }
 
 impl Config {
@@ -44,7 +57,82 @@ impl Config {
             _ => self.hidden_size,
         }
     }
+
+    /// Blocks, one after another.
+    pub(crate) fn layers(&self) -> Option<usize> {
+        match self.model_type.as_deref() {
+            Some("distilbert") => self.n_layers,
+            _ => self.num_hidden_layers,
+        }
+    }
+
+    fn heads(&self) -> (&'static str, Option<usize>) {
+        match self.model_type.as_deref() {
+            Some("distilbert") => ("n_heads", self.n_heads),
+            _ => ("num_attention_heads", self.num_attention_heads),
+        }
+    }
+
+    /// The activation, under the first of its names: some are one function under two.
+    fn activation(&self) -> (&'static str, &str) {
+        let (key, stated) = match self.model_type.as_deref() {
+            Some("distilbert") => ("activation", &self.activation),
+            _ => ("hidden_act", &self.hidden_act),
+        };
+        match stated.as_deref() {
+            None | Some("gelu_python") => (key, "gelu"),
+            Some("gelu_pytorch_tanh") => (key, "gelu_new"),
+            Some(other) => (key, other),
+        }
+    }
+
+    /// Refuses what the compiler would refuse when the service starts.
+    fn check(&self, family: Family) -> Result<(), Error> {
+        let (key, activation) = self.activation();
+        if !["gelu", "gelu_new", "relu"].contains(&activation) {
+            return Err(refuse(format!("{key} {activation}"), ACTIVATIONS));
+        }
+        if self.is_decoder == Some(true) && family != Family::Distilbert {
+            return Err(refuse("is_decoder true", "is_decoder false"));
+        }
+        let buckets = self.relative_attention_num_buckets.filter(|_| family == Family::Mpnet);
+        if let Some(buckets) = buckets.filter(|&buckets| buckets != 32) {
+            return Err(refuse(format!("relative_attention_num_buckets {buckets}"), "32"));
+        }
+        let ((key, heads), width) = (self.heads(), self.width().unwrap_or(0));
+        match heads {
+            Some(heads) if heads == 0 || !width.is_multiple_of(heads) => {
+                Err(refuse(format!("{key} {heads}"), format!("a number that divides {width}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the vectors depend on beside the weights, where it is not as the most models of the family
+    /// have it.
+    pub(crate) fn unusual(&self, family: Family) -> Vec<String> {
+        let (_, activation) = self.activation();
+        let epsilon = match family {
+            Family::Bert => Some(1e-12),
+            Family::Mpnet | Family::Roberta => Some(1e-5),
+            Family::Distilbert | Family::Onnx => None,
+        };
+        let stated = self.layer_norm_eps.unwrap_or(EPSILON);
+        let (_, heads) = self.heads();
+        let first = self.pad_token_id.filter(|&pad| family == Family::Roberta && pad != 1);
+        let lines = [
+            (activation != "gelu").then(|| format!("activation {activation}")),
+            epsilon.filter(|usual| *usual != stated).map(|_| format!("epsilon {stated:e}")),
+            heads.filter(|&heads| heads != 12).map(|heads| format!("heads {heads}")),
+            first.map(|pad| format!("padding {pad}")),
+        ];
+        lines.into_iter().flatten().collect()
+    }
 }
+
+const ACTIVATIONS: &str = "gelu, gelu_python, gelu_new, gelu_pytorch_tanh, relu";
+/// The epsilon of a `config.json` that states none.
+const EPSILON: f32 = 1e-12;
 
 #[derive(Deserialize, Default)]
 pub(crate) struct Lengths {
@@ -58,19 +146,7 @@ pub(crate) struct Prompts {
     #[serde(default)]
     pub(crate) prompts: BTreeMap<String, String>,
     pub(crate) default_prompt_name: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct TokenizerFile {
-    pub(crate) normalizer: Option<Value>,
-    #[serde(rename = "model")]
-    pub(crate) _model: IgnoredAny,
-}
-
-#[derive(Deserialize, Default)]
-struct TokenizerConfig {
-    // Some files state an absurdly large number, which no integer holds.
-    pub(crate) model_max_length: Option<f64>,
+    truncate_dim: Option<usize>,
 }
 
 #[derive(Deserialize)]
@@ -121,7 +197,7 @@ pub(crate) fn read_family(config: &Config) -> Result<Family, Error> {
         None => return Err(refuse("config.json without model_type", SUPPORTED)),
     };
     match config.position_embedding_type.as_deref() {
-        None | Some("absolute") => Ok(family),
+        None | Some("absolute") => config.check(family).map(|()| family),
         Some(other) => {
             let found = format!("position_embedding_type {other}");
             Err(refuse(found, "position_embedding_type absolute"))
@@ -187,19 +263,8 @@ fn modes(pooling: &PoolingConfig) -> Vec<&str> {
 
 /// Reads the lengths, and the tokenizer with them: both decide on the case of letters.
 pub(crate) fn read_lengths(place: &mut Place) -> Result<Lengths, Error> {
-    if !place.has("tokenizer.json") {
-        let old = ["vocab.txt", "tokenizer.model", "sentencepiece.bpe.model", "vocab.json"];
-        let found = match old.into_iter().find(|file| place.has(file)) {
-            Some(file) => format!("a tokenizer in {file} only"),
-            None => "no tokenizer".to_owned(),
-        };
-        let supported = "tokenizer.json (transformers writes it with \
-                         AutoTokenizer.from_pretrained(path).save_pretrained(path))";
-        return Err(refuse(found, supported));
-    }
-    let tokenizer: TokenizerFile = require(place, "tokenizer.json")?;
+    let lowers = tokenizer::check(place)?;
     let lengths: Lengths = read(place, LENGTHS)?.unwrap_or_default();
-    let lowers = tokenizer.normalizer.as_ref().is_some_and(lowers);
     if lengths.do_lower_case && !lowers {
         return Err(refuse(
             format!("{LENGTHS} with do_lower_case, and a tokenizer.json that keeps the case"),
@@ -209,15 +274,8 @@ pub(crate) fn read_lengths(place: &mut Place) -> Result<Lengths, Error> {
     Ok(lengths)
 }
 
-fn lowers(normalizer: &Value) -> bool {
-    let parts = normalizer["normalizers"].as_array().map_or(&[][..], Vec::as_slice);
-    normalizer["lowercase"] == Value::Bool(true)
-        || normalizer["type"] == "Lowercase"
-        || parts.iter().any(lowers)
-}
-
 pub(crate) fn read_tokenizer_limit(place: &mut Place) -> Result<Option<usize>, Error> {
-    let config: TokenizerConfig = read(place, TOKENIZER_CONFIG)?.unwrap_or_default();
+    let config: TokenizerConfig = read(place, tokenizer::SETTINGS)?.unwrap_or_default();
     let limit = config.model_max_length.filter(|limit| *limit >= 1.0);
     // Within these bounds the conversion is exact.
     Ok(limit.filter(|limit| *limit <= INPUT_TOKENS_MAX as f64).map(|limit| limit as usize))
@@ -261,8 +319,17 @@ fn positions(config: &Config, family: Family) -> Result<usize, Error> {
     )
 }
 
-pub(crate) fn read_prompts(place: &mut Place) -> Result<Prompts, Error> {
+pub(crate) fn read_prompts(place: &mut Place, dimensions: usize) -> Result<Prompts, Error> {
     let prompts: Prompts = read(place, PROMPTS)?.unwrap_or_default();
+    if let Some(cut) = prompts.truncate_dim.filter(|&cut| cut < dimensions) {
+        return Err(refuse(
+            format!("{PROMPTS} with truncate_dim {cut}"),
+            format!(
+                "the model's own {dimensions} dimensions, without truncate_dim (where config.json \
+                 lists matryoshka_dimensions, a call cuts vectors by its option `dimensions`)"
+            ),
+        ));
+    }
     match &prompts.default_prompt_name {
         Some(name) if !prompts.prompts.contains_key(name) => Err(refuse(
             format!("{PROMPTS} with the default prompt `{name}`, which is not among its prompts"),

@@ -27,6 +27,10 @@ pub(crate) struct Description {
     pub matryoshka: Vec<usize>,
     /// Rows and columns of the word embedding; 0 for a graph.
     pub words: [usize; 2],
+    /// Blocks that `config.json` states.
+    pub layers: Option<usize>,
+    /// What of `config.json` the vectors depend on, where it is unusual.
+    pub unusual: Vec<String>,
     /// The modules between pooling and normalisation.
     pub dense: Vec<Dense>,
     /// The files to take over besides the weights.
@@ -52,7 +56,7 @@ pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Er
     let dimensions = dense.last().map_or(width, |last| last.outputs);
     let lengths = read_lengths(place)?;
     let max_input_tokens = input_tokens(place, &config, family, lengths.max_seq_length)?;
-    let Prompts { prompts, default_prompt_name } = read_prompts(place)?;
+    let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions)?;
     let mut files = vec!["tokenizer.json".to_owned(), "config.json".to_owned()];
     files.extend(["modules.json".to_owned(), pooling_file]);
     files.extend(dense.iter().flat_map(|module| dense_paths(&module.folder)));
@@ -65,6 +69,8 @@ pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Er
         max_input_tokens,
         prompts,
         default_prompt: default_prompt_name,
+        layers: config.layers(),
+        unusual: config.unusual(family),
         matryoshka: cuts(config.matryoshka_dimensions, dimensions),
         words: [vocabulary, width],
         dense,
@@ -111,19 +117,10 @@ pub(crate) fn onnx(
             "either of them, or --dimensions",
         ));
     };
-    let pooling = match &stated {
-        Some(stated) => Some(read_pooling(stated, &pooling_file, dimensions)?),
-        // Of a graph that pools by itself, nothing is left to be pooled.
-        None => options.pooling.or(facts.pooled.then_some(Pooling::Mean)),
-    };
-    let Some(pooling) = pooling else {
-        return Err(refuse(
-            "an ONNX graph that ends in one vector per token, and no 1_Pooling/config.json",
-            "a graph that ends in one vector per text, a 1_Pooling folder, or --pooling",
-        ));
-    };
+    let stated = stated.map(|stated| read_pooling(&stated, &pooling_file, dimensions));
+    let pooling = graph_pooling(stated.transpose()?, facts.pooled, options.pooling)?;
     let max_input_tokens = graph_limit(place, config.as_ref(), options)?;
-    let Prompts { prompts, default_prompt_name } = read_prompts(place)?;
+    let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions)?;
     let mut files = vec!["tokenizer.json".to_owned()];
     let others = ["config.json", "modules.json", pooling_file.as_str()];
     let others = others.iter().chain(OPTIONAL).filter(|file| place.has(file));
@@ -138,9 +135,33 @@ pub(crate) fn onnx(
         default_prompt: default_prompt_name,
         matryoshka: config.map_or_else(Vec::new, |c| cuts(c.matryoshka_dimensions, dimensions)),
         words: [0, 0],
+        layers: None,
+        unusual: Vec::new(),
         dense: Vec::new(),
         files,
     })
+}
+
+/// What is stated beside the graph, what the graph leaves to do, or what is given.
+fn graph_pooling(
+    stated: Option<Pooling>,
+    pooled: bool,
+    given: Option<Pooling>,
+) -> Result<Pooling, Error> {
+    match (stated, given) {
+        (Some(stated), _) => Ok(stated),
+        (None, Some(_)) if pooled => Err(refuse(
+            "--pooling for an ONNX graph that ends in one vector per text",
+            "--pooling for a graph that ends in one vector per token",
+        )),
+        (None, Some(given)) => Ok(given),
+        // Of a graph that pools by itself, nothing is left to be pooled.
+        (None, None) if pooled => Ok(Pooling::Mean),
+        (None, None) => Err(refuse(
+            "an ONNX graph that ends in one vector per token, and no 1_Pooling/config.json",
+            "a graph that ends in one vector per text, a 1_Pooling folder, or --pooling",
+        )),
+    }
 }
 
 fn graph_limit(

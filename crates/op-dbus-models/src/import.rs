@@ -48,7 +48,7 @@ pub struct ImportOptions<'a> {
     pub pooling: Option<Pooling>,
     /// Numbers in one vector, for an ONNX graph without anything that states it.
     pub dimensions: Option<usize>,
-    /// Token limit of an ONNX graph without files that state one.
+    /// Token limit of an ONNX graph; it goes before what the files beside the graph state.
     pub max_input_tokens: Option<usize>,
 }
 
@@ -71,11 +71,12 @@ pub(crate) fn bring(
         Some(_) => None,
         None => Some(describe::sentence_transformers(&mut import.place)?),
     };
+    description.iter().try_for_each(|description| agree(options, description))?;
     to.0.require_space(import.weights_bytes(weights_from, description.as_ref()))?;
     let mut files = vec![import.copy(weights_from, weights_to, bytes_max)?];
     let description = match description {
-        Some(description) => {
-            check_weights(&to.1.join(weights_to), &description)?;
+        Some(mut description) => {
+            check_weights(&to.1.join(weights_to), &mut description)?;
             description
         }
         None => import.describe_graph(&to.1.join(weights_to))?,
@@ -102,6 +103,7 @@ fn model(name: &str, source: &Path, from: Description, files: Vec<FileRecord>) -
         default_prompt: from.default_prompt,
         matryoshka: from.matryoshka,
         dense: from.dense.into_iter().map(|module| module.folder).collect(),
+        unusual: from.unusual,
         level: None,
         source: format!("folder: {}", source.display()),
         revision: String::new(),
@@ -159,6 +161,9 @@ impl Import<'_> {
             return Err(config_files::lacks(&self.place, from));
         };
         step.finish(bytes);
+        let is_weights = to.ends_with("model.safetensors");
+        let widened = is_weights.then(|| weights::widen(&path)).transpose()?.flatten();
+        let (bytes, sha256) = widened.unwrap_or((bytes, sha256));
         Ok(FileRecord { path: to.to_owned(), bytes, sha256 })
     }
 
@@ -179,12 +184,39 @@ impl Import<'_> {
             source,
         })?;
         drop(bytes);
-        describe::onnx(&mut self.place, facts, self.options)
+        let description = describe::onnx(&mut self.place, facts, self.options)?;
+        agree(self.options, &description)?;
+        Ok(description)
     }
 }
 
+/// Refuses options that say something else than the model does itself.
+fn agree(options: &ImportOptions<'_>, model: &Description) -> Result<(), Error> {
+    let (pooling, own) =
+        (options.pooling.map(|given| given.to_string()), model.pooling.to_string());
+    let number = |given: Option<usize>| given.map(|given| given.to_string());
+    let says = [
+        ("--pooling", pooling, own),
+        ("--dimensions", number(options.dimensions), model.dimensions.to_string()),
+        (
+            "--max-input-tokens",
+            number(options.max_input_tokens),
+            model.max_input_tokens.to_string(),
+        ),
+    ];
+    for (flag, given, own) in says {
+        if let Some(given) = given.filter(|given| *given != own) {
+            return Err(Error::unsupported(
+                format!("{flag} {given} for a model that itself says {own}"),
+                format!("the model's own {own}, without {flag}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Compares the tensors with what the configuration promises.
-fn check_weights(path: &Path, description: &Description) -> Result<(), Error> {
+fn check_weights(path: &Path, description: &mut Description) -> Result<(), Error> {
     const WORDS: &str = "embeddings.word_embeddings.weight";
     let header = weights::read_header(path)?;
     let family = match description.family {
@@ -193,7 +225,20 @@ fn check_weights(path: &Path, description: &Description) -> Result<(), Error> {
         Family::Distilbert => "DistilBERT",
         Family::Bert | Family::Onnx => "BERT",
     };
-    check_tensor(&header, "model.safetensors", WORDS, &description.words, family)
+    check_tensor(&header, "model.safetensors", WORDS, &description.words, family)?;
+    let found = weights::layers(&header);
+    match description.layers {
+        Some(stated) if stated > found => Err(Error::unsupported(
+            format!("model.safetensors has {found} layers"),
+            format!("{family} weights of the {stated} layers that config.json states"),
+        )),
+        // The others lie there unused.
+        Some(stated) if stated < found => {
+            description.unusual.push(format!("layers {stated}"));
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Compares the tensors of a Dense module in the folder `dir` with what its configuration promises.
@@ -223,7 +268,8 @@ fn check_tensor(
         Some((_, element_type)) => {
             return Err(Error::unsupported(
                 format!("{file} has a tensor {name} of {element_type}"),
-                "32-bit floats (sentence-transformers writes them after model.float())",
+                "floats of 32 or 16 bits (sentence-transformers writes the former after \
+                 model.float())",
             ));
         }
         None => format!("not one tensor {name}"),

@@ -27,6 +27,7 @@ mod staging;
 mod store;
 #[cfg(test)]
 mod tests;
+mod tokenizer;
 mod weights;
 mod wheels;
 

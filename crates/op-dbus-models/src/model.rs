@@ -200,6 +200,10 @@ pub struct Model {
     /// in the order in which they are applied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dense: Vec<String>,
+    /// What of its `config.json` the vectors depend on and is not as in most models of its family,
+    /// such as `activation relu`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unusual: Vec<String>,
     /// The level that it serves, when it is a built-in one.
     #[serde(default)]
     pub level: Option<Level>,
@@ -238,7 +242,8 @@ impl Model {
 
     /// The fingerprint of the vectors, 64 hexadecimal digits, without a precision suffix: two
     /// vectors may be compared exactly when their fingerprints are equal. It covers the digests of
-    /// weights and tokenizer, the pooling, the Dense modules and whether vectors are normalised.
+    /// weights and tokenizer, the pooling, the Dense modules, whether vectors are normalised, and what
+    /// is unusual in the configuration of an imported model.
     #[must_use]
     pub fn vector_space(&self) -> String {
         let mut text = format!(
@@ -252,6 +257,9 @@ impl Model {
             let paths = dense_paths(folder);
             let [config, weights] = paths.each_ref().map(|path| self.digest_of(path));
             text.push_str(&format!("dense {config} {weights}\n"));
+        }
+        for line in &self.unusual {
+            text.push_str(&format!("config {line}\n"));
         }
         digest::of_bytes(text.as_bytes())
     }

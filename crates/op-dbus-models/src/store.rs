@@ -166,7 +166,11 @@ impl Store {
     fn not_installed(&self, name: &str, built_in: Option<&BuiltIn>) -> Error {
         let fix = match built_in {
             Some(model) => format!("op-dbus models pull {}", model.name),
-            None => format!("op-dbus models import PATH --name {name}"),
+            None if check_new_name(name).is_ok() => {
+                format!("op-dbus models import PATH --name {name}")
+            }
+            // Nothing can be installed under such a name.
+            None => "op-dbus models list".to_owned(),
         };
         Error::NotInstalled { what: name.to_owned(), dir: self.dir.clone(), fix }
     }
@@ -215,6 +219,7 @@ fn described(built_in: &BuiltIn, source: String) -> Model {
         default_prompt: None,
         matryoshka: Vec::new(),
         dense: Vec::new(),
+        unusual: Vec::new(),
         level: Some(built_in.level),
         source,
         revision: built_in.revision.clone(),

@@ -3,8 +3,10 @@
 mod dense;
 mod families;
 mod fixture;
+mod graphs;
 mod hubs;
 mod imports;
 mod pulls;
 mod records;
 mod runtimes;
+mod tokenizers;

@@ -1,13 +1,14 @@
-//! What a `model.safetensors` says about itself, without reading its numbers.
+//! What a `model.safetensors` says about itself, and its 16-bit floats as 32-bit floats.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use half::{bf16, f16};
 use safetensors::Dtype;
-use safetensors::tensor::Metadata;
+use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::Error;
+use crate::{Error, digest, staging};
 
 /// The largest header that is read.
 const HEADER_BYTES_MAX: u64 = 100 << 20;
@@ -53,4 +54,78 @@ pub(crate) fn find<'a>(header: &'a Metadata, suffix: &str) -> Option<(&'a [usize
     let mut names = tensors.iter().filter(|(name, _)| name.ends_with(suffix));
     let (_, info) = names.next()?;
     Some((info.shape.as_slice(), info.dtype)).filter(|_| names.next().is_none())
+}
+
+/// How many blocks the weights have: one more than the largest number that a name has for its layer.
+pub(crate) fn layers(header: &Metadata) -> usize {
+    let tensors = header.tensors();
+    let numbers = tensors.keys().filter_map(|name| {
+        let (_, rest) = name.split_once("layer.")?;
+        rest.split('.').next()?.parse::<usize>().ok()
+    });
+    numbers.max().map_or(0, |last| last.saturating_add(1))
+}
+
+/// Makes 32-bit floats of a file's 16-bit ones, which loses nothing. Returns its new size and
+/// SHA-256; nothing where there are no such floats and the file was left alone.
+pub(crate) fn widen(path: &Path) -> Result<Option<(u64, String)>, Error> {
+    let header = read_header(path)?;
+    if !header.tensors().values().any(|tensor| is_half(tensor.dtype)) {
+        return Ok(None);
+    }
+    let fail = |error| Error::io("write", path, error);
+    let wide = path.with_extension("wide");
+    let mut to = BufWriter::new(staging::create(&wide)?);
+    let mut from = File::open(path).map_err(fail)?;
+    let bytes = from.metadata().map_err(fail)?.len();
+    from.seek(SeekFrom::Start(bytes - header.data_len() as u64)).map_err(fail)?;
+    write_wide(&header, &mut BufReader::new(from), &mut to).map_err(fail)?;
+    let file = to.into_inner().map_err(|error| fail(error.into_error()))?;
+    file.sync_all().map_err(fail)?;
+    std::fs::rename(&wide, path).map_err(fail)?;
+    let bytes = file.metadata().map_err(fail)?.len();
+    Ok(Some((bytes, digest::of_file(path)?)))
+}
+
+fn is_half(element: Dtype) -> bool {
+    matches!(element, Dtype::F16 | Dtype::BF16)
+}
+
+/// Writes the tensors of `from`, which begins at the first, in their order.
+fn write_wide(header: &Metadata, from: &mut dyn Read, to: &mut dyn Write) -> io::Result<()> {
+    let names = header.offset_keys();
+    let tensors: Vec<&TensorInfo> = names.iter().filter_map(|name| header.info(name)).collect();
+    let (mut end, mut wide) = (0, Vec::new());
+    for (name, tensor) in names.iter().zip(&tensors) {
+        let (start, bytes) = (end, tensor.data_offsets.1 - tensor.data_offsets.0);
+        let half = is_half(tensor.dtype);
+        end += if half { 2 * bytes } else { bytes };
+        let dtype = if half { Dtype::F32 } else { tensor.dtype };
+        let info = TensorInfo { dtype, shape: tensor.shape.clone(), data_offsets: (start, end) };
+        wide.push((name.clone(), info));
+    }
+    // Without what else the file says of itself, so that equal weights get equal digests.
+    let wide = Metadata::new(None, wide).map_err(io::Error::other)?;
+    let mut text = serde_json::to_vec(&wide)?;
+    text.resize(text.len().next_multiple_of(8), b' ');
+    to.write_all(&(text.len() as u64).to_le_bytes())?;
+    to.write_all(&text)?;
+    for tensor in tensors {
+        let bytes = tensor.data_offsets.1 - tensor.data_offsets.0;
+        let mut rest = from.take(bytes as u64);
+        let value: fn([u8; 2]) -> f32 = match tensor.dtype {
+            Dtype::F16 => |bytes| f16::from_le_bytes(bytes).to_f32(),
+            Dtype::BF16 => |bytes| bf16::from_le_bytes(bytes).to_f32(),
+            _ => {
+                io::copy(&mut rest, to)?;
+                continue;
+            }
+        };
+        for _ in 0..bytes / 2 {
+            let mut element = [0; 2];
+            rest.read_exact(&mut element)?;
+            to.write_all(&value(element).to_le_bytes())?;
+        }
+    }
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Config, Keys, LayerNames, Reader};
+use super::{Config, Keys, LayerNames, Reader, gelu};
 use crate::Error;
 use crate::encoder::Encoder;
 use crate::weights::Weights;
@@ -32,6 +32,7 @@ struct OwnConfig {
     hidden_dim: usize,
     vocab_size: usize,
     max_position_embeddings: usize,
+    #[serde(default = "gelu")]
     activation: String,
     position_embedding_type: Option<String>,
 }

@@ -68,6 +68,20 @@ fn distilbert_has_no_token_types_and_a_fixed_epsilon() {
 }
 
 #[test]
+fn a_configuration_may_leave_out_what_has_a_usual_value() {
+    for family in tiny::FAMILIES {
+        let mut model = Tiny::new(family);
+        for key in ["hidden_act", "activation", "layer_norm_eps"] {
+            model.config.as_object_mut().unwrap().remove(key);
+        }
+        with_encoder(&model, |encoder| {
+            assert_eq!(encoder.activation, Activation::Gelu, "{family:?}");
+            assert!((encoder.epsilon - 1e-12).abs() < 1e-18, "{family:?}");
+        });
+    }
+}
+
+#[test]
 fn distilbert_is_refused_in_its_own_words() {
     let cases = [
         ("n_heads", json!(3), "n_heads is 3 with a dim of 8"),

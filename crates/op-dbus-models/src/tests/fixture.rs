@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use zip::write::SimpleFileOptions;
 
-use crate::{Error, ImportOptions, Model, OnnxFacts, Progress, Store};
+use crate::{Error, ImportOptions, Model, OnnxFacts, Pooling, Progress, Store};
 
 pub(super) const WIDTH: usize = 4;
 pub(super) const WORDS: usize = 6;
@@ -128,13 +128,24 @@ impl Bench {
         name: &str,
         facts: OnnxFacts,
     ) -> Result<Model, Error> {
+        self.import_as(path, name, facts, (None, None, None))
+    }
+
+    /// An import with `--pooling`, `--dimensions` and `--max-input-tokens`.
+    pub(super) fn import_as(
+        &self,
+        path: &Path,
+        name: &str,
+        facts: OnnxFacts,
+        (pooling, dimensions, max_input_tokens): (Option<Pooling>, Option<usize>, Option<usize>),
+    ) -> Result<Model, Error> {
         let options = ImportOptions {
             inspect: &|_| Ok(facts),
             tokenizer: &|_, _| Ok(()),
             progress: &Progress::silent(),
-            pooling: None,
-            dimensions: None,
-            max_input_tokens: None,
+            pooling,
+            dimensions,
+            max_input_tokens,
         };
         self.store.import(path, name, &options)
     }

@@ -1,5 +1,6 @@
 //! Importing models of the user's own: what is taken over, and what is refused and why.
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 
@@ -8,8 +9,8 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 
-use super::fixture::{self, Bench, Files, WIDTH, WORDS, modules, pooling, refusal, set};
-use crate::{Error, Family, OnnxFacts, Pooling};
+use super::fixture::{self, Bench, WIDTH, WORDS, modules, pooling, refusal, set};
+use crate::{Error, Family, Pooling};
 
 #[test]
 fn a_bert_folder_is_described_by_its_own_files() {
@@ -96,6 +97,16 @@ fn kinds_that_are_not_supported_are_named() {
         ("config.json", config("bert", "hidden_size", json!(8)), "the model's own 8"),
         ("config.json", config("bert", "vocab_size", json!(7)), "[6, 4]"),
         ("config.json", config("bert", "hidden_size", json!("x")), "cannot be understood"),
+        (
+            "config.json",
+            config("bert", "hidden_act", json!("silu")),
+            "hidden_act silu; supported: gelu",
+        ),
+        ("config.json", config("bert", "hidden_act", json!("gelu_pytorch_tanh")), ""),
+        ("config.json", config("bert", "is_decoder", json!(true)), "is_decoder true"),
+        ("config.json", config("mpnet", "relative_attention_num_buckets", json!(64)), "buckets 64"),
+        ("config.json", config("bert", "num_attention_heads", json!(3)), "num_attention_heads 3"),
+        ("config.json", config("bert", "num_hidden_layers", json!(2)), "has 0 layers"),
         ("1_Pooling/config.json", pooling(&["pooling_mode_weightedmean_tokens"]), "weightedmean"),
         ("1_Pooling/config.json", pooling(&[]), "no pooling mode"),
         (
@@ -117,6 +128,9 @@ fn kinds_that_are_not_supported_are_named() {
         ("sentence_bert_config.json", json!({ "max_seq_length": 0 }), "max_seq_length of 0"),
         ("tokenizer.json", json!([1]), "cannot be understood"),
         ("config_sentence_transformers.json", json!({ "default_prompt_name": "q" }), "`q`"),
+        ("config_sentence_transformers.json", json!({ "truncate_dim": 3 }), "truncate_dim 3"),
+        ("config_sentence_transformers.json", json!({ "truncate_dim": 4 }), ""),
+        ("config_sentence_transformers.json", json!({ "truncate_dim": null }), ""),
         ("adapter_config.json", json!({}), "adapter"),
     ];
     for (file, content, expected) in cases {
@@ -166,12 +180,70 @@ fn missing_files_are_named_with_what_lies_there_instead() {
 #[test]
 fn weights_in_another_precision_are_named() {
     let shape = vec![WORDS, WIDTH];
-    let halves = TensorView::new(Dtype::F16, shape, &[0; WORDS * WIDTH * 2]).unwrap();
+    let doubles = TensorView::new(Dtype::F64, shape, &[0; WORDS * WIDTH * 8]).unwrap();
     let mut files = fixture::model("bert");
-    let weights = safetensors::serialize([("embeddings.word_embeddings.weight", halves)], None);
+    let weights = safetensors::serialize([("embeddings.word_embeddings.weight", doubles)], None);
     files.insert("model.safetensors".into(), weights.unwrap());
     let message = refusal(&files);
-    assert!(message.contains("of F16") && message.contains("32-bit floats"), "{message}");
+    assert!(message.contains("of F64") && message.contains("32 or 16 bits"), "{message}");
+}
+
+#[test]
+fn half_precision_is_kept_as_32_bit_floats() {
+    let words: Vec<f32> = (0..WORDS * WIDTH).map(|n| n as f32 / 7.0 - 1.0).collect();
+    let halves = |bytes: fn(f32) -> [u8; 2]| -> Vec<u8> {
+        words.iter().flat_map(|word| bytes(*word)).collect()
+    };
+    let f16 = halves(|word| half::f16::from_f32(word).to_le_bytes());
+    let bf16 = halves(|word| half::bf16::from_f32(word).to_le_bytes());
+    let rounded: [Vec<f32>; 2] = [
+        words.iter().map(|word| half::f16::from_f32(*word).to_f32()).collect(),
+        words.iter().map(|word| half::bf16::from_f32(*word).to_f32()).collect(),
+    ];
+    let mut spaces = Vec::new();
+    for (element, bytes, rounded) in
+        [(Dtype::F16, &f16, &rounded[0]), (Dtype::BF16, &bf16, &rounded[1])]
+    {
+        let wide: Vec<u8> = rounded.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let ids = [7_u8; 24];
+        let imported = |element: Dtype, bytes: &[u8]| {
+            // Another element type before and behind stays what it is.
+            let views = [
+                ("embeddings.position_ids", TensorView::new(Dtype::I64, vec![3], &ids).unwrap()),
+                (
+                    "embeddings.word_embeddings.weight",
+                    TensorView::new(element, vec![WORDS, WIDTH], bytes).unwrap(),
+                ),
+                ("mask", TensorView::new(Dtype::U8, vec![5], &ids[..5]).unwrap()),
+            ];
+            let told = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+            let mut files = fixture::model("bert");
+            let weights = safetensors::serialize(views, Some(told)).unwrap();
+            files.insert("model.safetensors".into(), weights);
+            let bench = Bench::new();
+            let model = bench.import_files(&files).unwrap();
+            bench.store.verify("mine").unwrap();
+            let folder = model.dir.read_dir().unwrap().flatten();
+            let names = folder.map(|entry| entry.file_name().into_string().unwrap());
+            assert!(names.into_iter().all(|name| !name.ends_with("wide")));
+            (fs::read(model.weights()).unwrap(), model.vector_space())
+        };
+        let (found, space) = imported(element, bytes);
+        let found = safetensors::SafeTensors::deserialize(&found).unwrap();
+        let words = found.tensor("embeddings.word_embeddings.weight").unwrap();
+        assert_eq!((words.dtype(), words.data()), (Dtype::F32, &wide[..]), "{element}");
+        assert_eq!(words.shape(), [WORDS, WIDTH]);
+        assert_eq!(found.tensor("embeddings.position_ids").unwrap().data(), ids);
+        assert_eq!(found.tensor("mask").unwrap().data(), &ids[..5]);
+        let (plain, _) = imported(Dtype::F32, &wide);
+        let plain = safetensors::SafeTensors::deserialize(&plain).unwrap();
+        let plain = plain.tensor("embeddings.word_embeddings.weight").unwrap();
+        assert_eq!(plain.data(), words.data());
+        // The same every time, though the names and what else the file says come in any order.
+        assert_eq!(imported(element, bytes).1, space);
+        spaces.push(space);
+    }
+    assert_ne!(spaces[0], spaces[1]);
 }
 
 #[test]
@@ -247,52 +319,6 @@ fn other_files_are_neither_folder_nor_archive() {
     fs::write(&archive, b"PK not an archive").unwrap();
     let message = bench.import(&archive, "mine").unwrap_err().to_string();
     assert!(message.contains("cannot be read as a zip"), "{message}");
-}
-
-fn graph_files() -> Files {
-    let tokenizer = json!({ "normalizer": null, "model": {} });
-    let mut files = Files::new();
-    set(&mut files, "tokenizer.json", &tokenizer);
-    set(&mut files, "tokenizer_config.json", &json!({ "model_max_length": 64 }));
-    files.insert("onnx/model.onnx".into(), b"graph".to_vec());
-    files
-}
-
-#[test]
-fn a_graph_is_imported_from_its_folder_or_by_its_file() {
-    let bench = Bench::new();
-    let source = bench.path("source");
-    fixture::write_folder(&source, &graph_files());
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
-    let model = bench.import_graph(&source, "by-folder", facts).unwrap();
-    assert_eq!((model.family, model.dimensions), (Family::Onnx, 8));
-    assert_eq!(model.max_input_tokens, 64);
-    assert_eq!(fs::read(model.weights()).unwrap(), b"graph");
-    let file = source.join("onnx/model.onnx");
-    let other = bench.import_graph(&file, "by-file", facts).unwrap();
-    assert_eq!(other.files, model.files);
-    assert_eq!(other.vector_space(), model.vector_space());
-}
-
-#[test]
-fn a_graph_that_says_too_little_is_refused() {
-    let bench = Bench::new();
-    let source = bench.path("source");
-    fixture::write_folder(&source, &graph_files());
-    let cases = [
-        (OnnxFacts { dimensions: None, pooled: true, external_data: false }, "no fixed width"),
-        (OnnxFacts { dimensions: Some(8), pooled: false, external_data: false }, "per token"),
-        (OnnxFacts { dimensions: Some(8), pooled: true, external_data: true }, "in other files"),
-    ];
-    for (facts, expected) in cases {
-        let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
-        assert!(message.contains(expected), "{message}");
-    }
-    fs::remove_file(source.join("tokenizer_config.json")).unwrap();
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
-    let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
-    assert!(message.contains("--max-input-tokens"), "{message}");
-    assert!(bench.visible().is_empty());
 }
 
 proptest! {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::fixture::{self, Bench};
-use crate::{Error, Level, manifest};
+use crate::{Error, Level, Model, manifest};
 
 fn imported() -> Bench {
     let bench = Bench::new();
@@ -157,6 +157,13 @@ fn what_is_not_there_is_not_installed() {
     }
     let message = bench.store.get("low").unwrap_err().to_string();
     assert!(message.contains("op-dbus models pull paraphrase-MiniLM-L3-v2"), "{message}");
+    let message = bench.store.get("mine").unwrap_err().to_string();
+    assert!(message.contains("import PATH --name mine"), "{message}");
+    // What an import would refuse is not what to type.
+    for name in ["all", "none", "Mine", "../x", ""] {
+        let message = bench.store.get(name).unwrap_err().to_string();
+        assert!(message.ends_with("type `op-dbus models list`"), "{message}");
+    }
     assert!(bench.store.list().is_empty());
     assert!(!bench.store.dir().exists(), "looking makes nothing");
 }
@@ -191,6 +198,49 @@ fn vector_spaces_tell_what_makes_vectors_differ() {
         let file = other.files.iter_mut().find(|file| file.path == name).unwrap();
         file.sha256 = "0".repeat(64);
         assert_ne!(other.vector_space(), space, "{name}");
+    }
+}
+
+#[test]
+fn what_the_configuration_decides_is_part_of_the_vector_space() {
+    let imported = |model_type: &str, key: &str, value: Value| {
+        let mut files = fixture::model(model_type);
+        let mut config: Value = serde_json::from_slice(&files["config.json"]).unwrap();
+        config[key] = value;
+        fixture::set(&mut files, "config.json", &config);
+        Bench::new().import_files(&files).unwrap()
+    };
+    let usual = imported("bert", "transformers_version", json!("4"));
+    assert!(usual.unusual.is_empty());
+    let cases = [
+        ("bert", "hidden_act", json!("gelu"), None),
+        ("bert", "hidden_act", json!("gelu_python"), None),
+        ("bert", "hidden_act", json!("relu"), Some("activation relu")),
+        ("bert", "hidden_act", json!("gelu_pytorch_tanh"), Some("activation gelu_new")),
+        ("bert", "layer_norm_eps", json!(1e-12), None),
+        ("bert", "layer_norm_eps", json!(1e-5), Some("epsilon 1e-5")),
+        ("mpnet", "layer_norm_eps", json!(1e-5), None),
+        ("roberta", "layer_norm_eps", json!(1e-12), Some("epsilon 1e-12")),
+        ("bert", "num_attention_heads", json!(2), Some("heads 2")),
+        ("distilbert", "activation", json!("relu"), Some("activation relu")),
+        ("distilbert", "hidden_act", json!("relu"), None),
+    ];
+    for (model_type, key, value, expected) in cases {
+        let model = imported(model_type, key, value.clone());
+        assert_eq!(model.unusual.first().map(String::as_str), expected, "{key} {value}");
+        let plain = Model { unusual: Vec::new(), ..model.clone() };
+        assert_eq!(plain.vector_space() == model.vector_space(), expected.is_none());
+    }
+    let mut files = fixture::model("bert");
+    let words = [fixture::WORDS, fixture::WIDTH];
+    let weights =
+        [("embeddings.word_embeddings.weight", &words[..]), ("layer.1.bias", &words[..1])];
+    files.insert("model.safetensors".into(), fixture::tensors(&weights));
+    let mut config: Value = serde_json::from_slice(&files["config.json"]).unwrap();
+    for (layers, expected) in [(2, &[][..]), (1, &["layers 1"][..])] {
+        config["num_hidden_layers"] = json!(layers);
+        fixture::set(&mut files, "config.json", &config);
+        assert_eq!(Bench::new().import_files(&files).unwrap().unusual, expected);
     }
 }
 

@@ -1,0 +1,82 @@
+//! Importing ONNX graphs, and the flags that say what a graph does not.
+
+use std::fs;
+
+use serde_json::json;
+
+use super::fixture::{self, Bench, Files, WIDTH, set};
+use crate::{Family, OnnxFacts, Pooling};
+
+fn graph_files() -> Files {
+    let tokenizer = json!({ "normalizer": null, "model": {} });
+    let mut files = Files::new();
+    set(&mut files, "tokenizer.json", &tokenizer);
+    set(&mut files, "tokenizer_config.json", &json!({ "model_max_length": 64 }));
+    files.insert("onnx/model.onnx".into(), b"graph".to_vec());
+    files
+}
+
+#[test]
+fn a_graph_is_imported_from_its_folder_or_by_its_file() {
+    let bench = Bench::new();
+    let source = bench.path("source");
+    fixture::write_folder(&source, &graph_files());
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
+    let model = bench.import_graph(&source, "by-folder", facts).unwrap();
+    assert_eq!((model.family, model.dimensions), (Family::Onnx, 8));
+    assert_eq!(model.max_input_tokens, 64);
+    assert_eq!(fs::read(model.weights()).unwrap(), b"graph");
+    let file = source.join("onnx/model.onnx");
+    let other = bench.import_graph(&file, "by-file", facts).unwrap();
+    assert_eq!(other.files, model.files);
+    assert_eq!(other.vector_space(), model.vector_space());
+}
+
+#[test]
+fn a_graph_that_says_too_little_is_refused() {
+    let bench = Bench::new();
+    let source = bench.path("source");
+    fixture::write_folder(&source, &graph_files());
+    let cases = [
+        (OnnxFacts { dimensions: None, pooled: true, external_data: false }, "no fixed width"),
+        (OnnxFacts { dimensions: Some(8), pooled: false, external_data: false }, "per token"),
+        (OnnxFacts { dimensions: Some(8), pooled: true, external_data: true }, "in other files"),
+    ];
+    for (facts, expected) in cases {
+        let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+    fs::remove_file(source.join("tokenizer_config.json")).unwrap();
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
+    let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
+    assert!(message.contains("--max-input-tokens"), "{message}");
+    assert!(bench.visible().is_empty());
+}
+
+#[test]
+fn flags_that_contradict_the_model_are_refused() {
+    let bench = Bench::new();
+    let (folder, graph) = (bench.path("folder"), bench.path("graph"));
+    fixture::write_folder(&folder, &fixture::model("bert"));
+    fixture::write_folder(&graph, &graph_files());
+    let whole = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
+    let tokens = OnnxFacts { pooled: false, ..whole };
+    let cases = [
+        (&folder, whole, (Some(Pooling::Max), None, None), "--pooling max for a model that itself"),
+        (&folder, whole, (None, Some(7), None), "--dimensions 7 for a model that itself says 4"),
+        (&folder, whole, (None, None, Some(5)), "--max-input-tokens 5 for a model that itself"),
+        (&graph, whole, (Some(Pooling::Max), None, None), "ends in one vector per text"),
+        (&graph, tokens, (Some(Pooling::Max), Some(7), None), "--dimensions 7 for a model"),
+    ];
+    for (path, facts, flags, expected) in cases {
+        let message = bench.import_as(path, "mine", facts, flags).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+        assert!(bench.visible().is_empty());
+    }
+    let agreed = (Some(Pooling::Mean), Some(WIDTH), Some(32));
+    bench.import_as(&folder, "agreed", whole, agreed).unwrap();
+    // Of a graph, the flag goes before the file that states 64 tokens.
+    let flags = (Some(Pooling::Max), Some(8), Some(5));
+    let model = bench.import_as(&graph, "graph", tokens, flags).unwrap();
+    assert_eq!((model.pooling, model.dimensions, model.max_input_tokens), (Pooling::Max, 8, 5));
+}

@@ -1,0 +1,102 @@
+//! What a tokenizer is told beside its `tokenizer.json`: harmless where both say the same.
+
+use serde_json::{Value, json};
+
+use super::fixture::{self, Bench, Files, refusal, set};
+
+fn bert_normalizer(lowercase: bool, strip_accents: Option<bool>, chinese: bool) -> Value {
+    json!({ "normalizer": {
+        "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": chinese,
+        "strip_accents": strip_accents, "lowercase": lowercase,
+    } })
+}
+
+fn bytes(add_prefix_space: bool) -> Value {
+    json!({ "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": add_prefix_space } })
+}
+
+/// A model of the type with this tokenizer and, unless it is null, this `tokenizer_config.json`.
+fn model(model_type: &str, tokenizer: &Value, told: &Value) -> Files {
+    let mut files = fixture::model(model_type);
+    let mut tokenizer = tokenizer.clone();
+    tokenizer["model"] = json!({});
+    set(&mut files, "tokenizer.json", &tokenizer);
+    if !told.is_null() {
+        set(&mut files, "tokenizer_config.json", told);
+    }
+    files
+}
+
+#[test]
+fn what_agrees_with_tokenizer_json_is_taken() {
+    let (cased, uncased) = (bert_normalizer(false, None, true), bert_normalizer(true, None, true));
+    let generic = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": true, "strip_accents": true,
+        "add_prefix_space": false, "truncation_side": "right",
+    });
+    let other = json!({ "tokenizer_class": "XLMRobertaTokenizer", "do_lower_case": true });
+    let sequence = json!({ "normalizer": { "type": "Sequence", "normalizers": [] } });
+    let right = json!({ "truncation": { "direction": "Left" } });
+    let cases = [
+        ("bert", &uncased, json!(null)),
+        ("mpnet", &uncased, json!({ "tokenizer_class": "MPNetTokenizer", "strip_accents": true })),
+        ("bert", &bert_normalizer(true, Some(true), true), json!({})),
+        ("bert", &bert_normalizer(true, Some(false), true), json!({ "strip_accents": false })),
+        ("bert", &cased, json!({ "do_lower_case": false, "strip_accents": false })),
+        ("distilbert", &cased, json!({ "do_lower_case": false, "tokenize_chinese_chars": true })),
+        ("bert", &cased, generic.clone()),
+        ("bert", &cased, other),
+        ("bert", &sequence, json!({ "do_lower_case": true })),
+        ("roberta", &bytes(false), json!(null)),
+        ("roberta", &bytes(true), json!({ "add_prefix_space": true })),
+        ("roberta", &bytes(true), generic),
+        ("xlm-roberta", &bytes(true), json!(null)),
+        ("bert", &right, json!({ "truncation_side": "right", "split_special_tokens": false })),
+    ];
+    for (model_type, tokenizer, told) in cases {
+        let imported = Bench::new().import_files(&model(model_type, tokenizer, &told));
+        assert!(imported.is_ok(), "{model_type} {tokenizer} {told}: {imported:?}");
+    }
+    // The class may be in config.json.
+    let mut files = model("bert", &cased, &json!(null));
+    let mut config: Value = serde_json::from_slice(&files["config.json"]).unwrap();
+    config["tokenizer_class"] = json!("PreTrainedTokenizerFast");
+    set(&mut files, "config.json", &config);
+    Bench::new().import_files(&files).unwrap();
+}
+
+#[test]
+fn what_would_overrule_tokenizer_json_is_refused() {
+    let (cased, uncased) = (bert_normalizer(false, None, true), bert_normalizer(true, None, true));
+    let lower = "no do_lower_case in tokenizer_config.json, which for a BertTokenizer means true, and a \
+                 tokenizer.json with lowercase false; supported: a tokenizer.json with lowercase true";
+    let cases = [
+        ("bert", &cased, json!(null), lower),
+        ("distilbert", &cased, json!({ "tokenizer_class": "BertTokenizerFast" }), lower),
+        ("mpnet", &cased, json!({}), "for a MPNetTokenizer means true"),
+        ("bert", &cased, json!({ "do_lower_case": true }), "with do_lower_case true, and a"),
+        (
+            "bert",
+            &uncased,
+            json!({ "do_lower_case": false }),
+            "or do_lower_case true in tokenizer_",
+        ),
+        ("bert", &uncased, json!({ "strip_accents": false }), "strip_accents false, and a"),
+        (
+            "bert",
+            &cased,
+            json!({ "do_lower_case": false, "strip_accents": true }),
+            "with strip_accents true, and a tokenizer.json with strip_accents false",
+        ),
+        ("bert", &uncased, json!({ "tokenize_chinese_chars": false }), "handle_chinese_chars true"),
+        ("roberta", &bytes(true), json!({}), "no add_prefix_space in tokenizer_config.json"),
+        ("roberta", &bytes(false), json!({ "add_prefix_space": true }), "add_prefix_space false"),
+        ("bert", &uncased, json!({ "truncation_side": "left" }), "with truncation_side left"),
+        ("bert", &json!({ "truncation": { "direction": "Left" } }), json!(null), "direction Left"),
+        ("bert", &uncased, json!({ "split_special_tokens": true }), "split_special_tokens true"),
+    ];
+    for (model_type, tokenizer, told, expected) in cases {
+        let message = refusal(&model(model_type, tokenizer, &told));
+        assert!(message.contains(expected), "{tokenizer} {told}: {message}");
+    }
+}

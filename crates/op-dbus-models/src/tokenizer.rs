@@ -1,0 +1,153 @@
+//! The files of the tokenizer. The service reads `tokenizer.json` alone; transformers lets
+//! `tokenizer_config.json`, and the defaults of the class that it names, overrule some of that. A
+//! model in which they differ would have other tokens here, and is refused.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use crate::Error;
+use crate::config_files::{Config, read, refuse, require};
+use crate::place::Place;
+
+const FILE: &str = "tokenizer.json";
+pub(crate) const SETTINGS: &str = "tokenizer_config.json";
+
+#[derive(Deserialize)]
+struct TokenizerFile {
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    truncation: Value,
+    #[serde(rename = "model")]
+    _model: IgnoredAny,
+}
+
+/// What is read of `tokenizer_config.json`.
+#[derive(Deserialize, Default)]
+pub(crate) struct TokenizerConfig {
+    // Some files state an absurdly large number, which no integer holds.
+    pub(crate) model_max_length: Option<f64>,
+    tokenizer_class: Option<String>,
+    do_lower_case: Option<bool>,
+    strip_accents: Option<bool>,
+    tokenize_chinese_chars: Option<bool>,
+    add_prefix_space: Option<bool>,
+    truncation_side: Option<String>,
+    split_special_tokens: Option<bool>,
+}
+
+/// Refuses a tokenizer that is told to do what its `tokenizer.json` does not; returns whether it
+/// lowers the case of letters.
+pub(crate) fn check(place: &mut Place) -> Result<bool, Error> {
+    if !place.has(FILE) {
+        let old = ["vocab.txt", "tokenizer.model", "sentencepiece.bpe.model", "vocab.json"];
+        let found = match old.into_iter().find(|file| place.has(file)) {
+            Some(file) => format!("a tokenizer in {file} only"),
+            None => "no tokenizer".to_owned(),
+        };
+        return Err(refuse(found, format!("{FILE} {ANEW}")));
+    }
+    let file: TokenizerFile = require(place, FILE)?;
+    let told: TokenizerConfig = read(place, SETTINGS)?.unwrap_or_default();
+    let config: Option<Config> = read(place, "config.json")?;
+    check_pieces(&file, &told, class(&told, config.as_ref()))?;
+    if told.split_special_tokens == Some(true) {
+        let supported = "split_special_tokens false, as which they are read in a text";
+        return Err(refuse(format!("{SETTINGS} with split_special_tokens true"), supported));
+    }
+    let own = file.truncation["direction"].as_str();
+    let (key, side) = match told.truncation_side.as_deref() {
+        Some(told) => (format!("{SETTINGS} with truncation_side"), told),
+        None => (format!("{FILE} with the truncation direction"), own.unwrap_or_default()),
+    };
+    if side.eq_ignore_ascii_case("left") {
+        let supported = "truncation at the right (the option `truncate` of a call may be `start`)";
+        return Err(refuse(format!("{key} {side}"), supported));
+    }
+    Ok(lowers(&file.normalizer))
+}
+
+const ANEW: &str = "(transformers writes it with \
+                    AutoTokenizer.from_pretrained(path).save_pretrained(path))";
+
+/// The class by which transformers reads the tokenizer.
+fn class<'a>(told: &'a TokenizerConfig, config: Option<&'a Config>) -> Option<&'a str> {
+    let of_config = || config.and_then(|config| config.tokenizer_class.as_deref());
+    let of_type = || match config?.model_type.as_deref()? {
+        "bert" | "distilbert" => Some("BertTokenizer"),
+        "mpnet" => Some("MPNetTokenizer"),
+        "roberta" => Some("RobertaTokenizer"),
+        _ => None,
+    };
+    let class = told.tokenizer_class.as_deref().or_else(of_config).or_else(of_type)?;
+    Some(class.strip_suffix("Fast").unwrap_or(class))
+}
+
+/// Compares what decides on the tokens with what the class makes of it. Other classes take
+/// `tokenizer.json` as it is, and these do too where its parts are of another kind.
+fn check_pieces(
+    file: &TokenizerFile,
+    told: &TokenizerConfig,
+    class: Option<&str>,
+) -> Result<(), Error> {
+    let Some(class) = class else { return Ok(()) };
+    let (normalizer, splitter) = (&file.normalizer, &file.pre_tokenizer);
+    let compared = match class {
+        "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | "MPNetTokenizer"
+            if normalizer["type"] == "BertNormalizer" =>
+        {
+            let own = |key: &str| normalizer[key].as_bool();
+            let (lowers, has_lower) = (told.do_lower_case.unwrap_or(true), own("lowercase"));
+            let has_lower = has_lower.unwrap_or(true);
+            // Accents go with the case, unless something is said of them.
+            let (strips, has_strip) = (told.strip_accents, own("strip_accents"));
+            vec![
+                ("do_lower_case", told.do_lower_case, lowers, "lowercase", has_lower),
+                (
+                    "strip_accents",
+                    strips,
+                    strips.unwrap_or(lowers),
+                    "strip_accents",
+                    has_strip.unwrap_or(has_lower),
+                ),
+                (
+                    "tokenize_chinese_chars",
+                    told.tokenize_chinese_chars,
+                    told.tokenize_chinese_chars.unwrap_or(true),
+                    "handle_chinese_chars",
+                    own("handle_chinese_chars").unwrap_or(true),
+                ),
+            ]
+        }
+        "RobertaTokenizer" if splitter["type"] == "ByteLevel" => {
+            let has = splitter["add_prefix_space"].as_bool().unwrap_or(true);
+            let wanted = told.add_prefix_space.unwrap_or(false);
+            vec![("add_prefix_space", told.add_prefix_space, wanted, "add_prefix_space", has)]
+        }
+        _ => Vec::new(),
+    };
+    for (key, stated, wanted, own_key, has) in compared {
+        if wanted == has {
+            continue;
+        }
+        let found = match stated {
+            Some(_) => format!("{SETTINGS} with {key} {wanted}"),
+            None => format!("no {key} in {SETTINGS}, which for a {class} means {wanted}"),
+        };
+        return Err(refuse(
+            format!("{found}, and a {FILE} with {own_key} {has}"),
+            format!("a {FILE} with {own_key} {wanted} {ANEW}, or {key} {has} in {SETTINGS}"),
+        ));
+    }
+    Ok(())
+}
+
+fn lowers(normalizer: &Value) -> bool {
+    let parts = normalizer["normalizers"].as_array().map_or(&[][..], Vec::as_slice);
+    normalizer["lowercase"] == Value::Bool(true)
+        || normalizer["type"] == "Lowercase"
+        || parts.iter().any(lowers)
+}
