@@ -4,15 +4,40 @@
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
+
+use crate::settings::did_you_mean;
 
 /// The name our entries have in the journal (`journalctl -t op-dbus`).
 pub const SYSLOG_IDENTIFIER: &str = "op-dbus";
 
 /// What an entry's field `DOCUMENTATION` points to: packages install it there.
 const DOCUMENTATION: &str = "file:///usr/share/doc/op-dbus/operate.md";
+
+/// The levels that a filter may name.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// Whatever logs here. What a filter names beside levels is one of these, or a module in one.
+const TARGETS: [&str; 15] = [
+    "op_dbus",
+    "op_dbus_daemon",
+    "op_dbus_embedder",
+    "op_dbus_engine",
+    "op_dbus_gateway",
+    "op_dbus_graph",
+    "op_dbus_native",
+    "op_dbus_ort",
+    "op_dbus_remote",
+    "h2",
+    "hyper_util",
+    "ort",
+    "tonic",
+    "tower",
+    "zbus",
+];
 
 /// Ids of the entries that scripts and the journal's catalog may rely on. They go into the field
 /// `MESSAGE_ID`: `info!(MESSAGE_ID = message_id::READY, "…")`.
@@ -126,11 +151,34 @@ pub fn start(filter: &str) -> Result<Telemetry, String> {
 /// Checks a log filter.
 ///
 /// # Errors
-/// One sentence that says what is wrong with it.
+/// One clause that says what is wrong with it.
 pub fn parse_filter(filter: &str) -> Result<EnvFilter, String> {
-    EnvFilter::builder().parse(filter).map_err(|error| {
-        format!("`{filter}` is not a log filter ({error}); write for example `info`")
-    })
+    let parsed = EnvFilter::builder()
+        .parse(filter)
+        .map_err(|error| format!("`{filter}` is not a log filter ({error})"))?;
+    // The parser takes any word for the name of something that logs, and a filter that names nothing
+    // else lets nothing through.
+    let mut parts = filter.split(',').filter(|part| !part.is_empty()).peekable();
+    if parts.peek().is_none() {
+        return Err("it names no level".to_owned());
+    }
+    for part in parts {
+        let target = part.split(['=', '[']).next().unwrap_or_default();
+        let program = target.split("::").next().unwrap_or_default();
+        let is_alone = target == part;
+        let is_level = is_alone && target.parse::<LevelFilter>().is_ok();
+        if is_level || target.is_empty() || TARGETS.contains(&program) {
+            continue;
+        }
+        let levels = LEVELS.into_iter().filter(|_| is_alone);
+        let hint = did_you_mean(program, levels.chain(TARGETS));
+        let hint = hint.map(|best| format!(" (did you mean `{best}`?)")).unwrap_or_default();
+        return Err(match is_alone {
+            true => format!("`{target}` is not a level{hint}"),
+            false => format!("nothing logs as `{target}`{hint}"),
+        });
+    }
+    Ok(parsed)
 }
 
 /// What `info!` says is information to systemd as well, not a notice.

@@ -1,25 +1,27 @@
 //! Checking one layer against the table.
 
-use std::collections::BTreeMap;
-
 use figment::value::{Dict, Map, Value};
 use figment::{Error, Metadata, Profile, Provider as Figments};
+use op_dbus_models::manifest;
 
+use super::choices::PROVIDERS;
 use super::kind::{plain, show};
-use super::layers::{Entry, Layer, Place};
+use super::layers::{Entry, Layer, Lines, Place};
 use super::mistakes::{Mistake, Origin};
 use super::options;
 use super::row::{Row, Scope};
 use super::table::{ROWS, row};
-use super::types::Provider;
 
 /// What is right in one source, in the one form that figment merges.
 #[derive(Clone, Debug)]
 pub(super) struct Checked {
     place: Place,
     values: Dict,
-    lines: BTreeMap<String, usize>,
+    lines: Lines,
 }
+
+/// What is wrong in a source: the path of the key, dots between, and a sentence.
+pub(super) type Wrong = (String, String);
 
 impl Checked {
     /// The value of a key, if this source has one.
@@ -27,9 +29,14 @@ impl Checked {
         self.values.get(key)
     }
 
-    /// Where a key of this source stands.
-    pub(super) fn origin(&self, key: &str) -> Origin {
-        self.place.origin(key, self.lines.get(key).copied())
+    /// Where a key of this source stands; of one in a table, by its path.
+    pub(super) fn origin(&self, path: &str) -> Origin {
+        self.place.origin(path, self.lines.get(path).copied())
+    }
+
+    /// Whether this source is a file that has the key, or table, with that path.
+    pub(super) fn has(&self, path: &str) -> bool {
+        self.lines.contains_key(path)
     }
 
     /// Whether this source is the state file.
@@ -51,22 +58,20 @@ impl Figments for Checked {
 
 /// Checks every key of a layer; what is wrong goes to `mistakes` and is left out.
 pub(super) fn check(layer: Layer, mistakes: &mut Vec<Mistake>) -> Checked {
-    let Layer { place, entries } = layer;
-    let mut checked = Checked { place, values: Dict::new(), lines: BTreeMap::new() };
-    for Entry { key, value, line } in entries {
+    let Layer { place, entries, lines } = layer;
+    let mut checked = Checked { place, values: Dict::new(), lines };
+    for Entry { key, value } in entries {
         let found = match row(&key) {
-            Some(row) => check_row(row, &checked.place, &value),
+            Some(row) => check_row(row, &checked.place, &value)
+                .map_err(|message| vec![(key.clone(), message)]),
             None => check_table(&checked.place, &key, &value),
         };
         match found {
-            Ok(value) => {
-                checked.lines.extend(line.map(|line| (key.clone(), line)));
-                checked.values.insert(key, value);
-            }
-            Err(messages) => mistakes.extend(
-                messages
+            Ok(value) => drop(checked.values.insert(key, value)),
+            Err(wrong) => mistakes.extend(
+                wrong
                     .into_iter()
-                    .map(|message| Mistake { origin: checked.place.origin(&key, line), message }),
+                    .map(|(path, message)| Mistake { origin: checked.origin(&path), message }),
             ),
         }
     }
@@ -93,81 +98,103 @@ pub(super) fn check_change(key: &str, value: &str) -> Result<String, String> {
     }
 }
 
-fn check_row(row: &Row, place: &Place, value: &Value) -> Result<Value, Vec<String>> {
+fn check_row(row: &Row, place: &Place, value: &Value) -> Result<Value, String> {
     let in_file = matches!(place, Place::File(_) | Place::State(_));
     let named = if in_file { format!("{} = ", row.key) } else { String::new() };
     if row.scope == Scope::Outside && in_file {
         let (variable, flag) = (row.variable(), row.flag());
-        return Err(vec![format!("`{}` is set by {variable} or {flag}, not in a file", row.key)]);
+        return Err(format!("`{}` is set by {variable} or {flag}, not in a file", row.key));
     }
     if matches!(place, Place::State(_)) && row.scope != Scope::Runtime {
-        return Err(vec![format!("`{}` cannot be changed while the service runs", row.key)]);
+        return Err(format!("`{}` cannot be changed while the service runs", row.key));
     }
     let parsed = row.kind.parse(value);
     let is_default = parsed.as_ref().is_ok_and(|value| plain(value) == row.default);
     if row.scope == Scope::Later && !is_default {
         let (found, default) = (show(value), row.default);
-        return Err(vec![format!(
+        return Err(format!(
             "{named}{found} is not supported by this version of op-dbus, which has only \
              `{default}`; leave it out"
-        )]);
+        ));
     }
-    parsed.map_err(|why| vec![format!("{named}{why}")])
+    parsed.map_err(|why| format!("{named}{why}"))
 }
 
 /// The two kinds of tables that a file may have.
-fn check_table(place: &Place, key: &str, value: &Value) -> Result<Value, Vec<String>> {
-    let Place::File(_) = place else { return Err(vec![unknown(place, key)]) };
-    let check: fn(&str, &Dict) -> Result<Dict, Vec<String>> = match key {
+fn check_table(place: &Place, key: &str, value: &Value) -> Result<Value, Vec<Wrong>> {
+    let refuse = |message| Err(vec![(key.to_owned(), message)]);
+    let Place::File(_) = place else { return refuse(unknown(place, key)) };
+    let check: fn(&str, &Dict) -> Result<Dict, Vec<Wrong>> = match key {
         "models" => check_model,
         "providers" => check_provider,
-        _ => return Err(vec![unknown(place, key)]),
+        _ => return refuse(unknown(place, key)),
     };
     let Some(tables) = value.as_dict() else {
-        return Err(vec![format!("`{key}` is a table; write [{key}.<name>]")]);
+        return refuse(format!("`{key}` is a table; write [{key}.<name>]"));
     };
-    let (mut right, mut messages) = (Dict::new(), Vec::new());
+    let (mut right, mut mistakes) = (Dict::new(), Vec::new());
     for (name, table) in tables {
+        let path = format!("{key}.{name}");
         match table.as_dict().map(|table| check(name, table)) {
             Some(Ok(table)) => drop(right.insert(name.clone(), Value::from(table))),
-            Some(Err(wrong)) => messages.extend(wrong),
-            None => messages.push(format!("`{key}.{name}` is a table; write [{key}.{name}]")),
+            Some(Err(wrong)) => mistakes.extend(wrong),
+            None => mistakes.push((path.clone(), format!("`{path}` is a table; write [{path}]"))),
         }
     }
-    if messages.is_empty() { Ok(Value::from(right)) } else { Err(messages) }
+    if mistakes.is_empty() { Ok(Value::from(right)) } else { Err(mistakes) }
 }
 
-fn check_model(model: &str, table: &Dict) -> Result<Dict, Vec<String>> {
+fn check_model(model: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
     const KEYS: [&str; 2] = ["prompts", "default_prompt"];
-    let mut messages = Vec::new();
+    // A level, or the name in other letters: the table would never be looked up.
+    if let Some(built_in) = manifest::find(model).filter(|built_in| built_in.name != model) {
+        let meant = &built_in.name;
+        let message = format!("`{model}` is not the name of a model; did you mean `{meant}`?");
+        return Err(vec![(format!("models.{model}"), message)]);
+    }
+    let mut mistakes = Vec::new();
     for (key, value) in table {
+        let path = format!("models.{model}.{key}");
         let right = match key.as_str() {
             "prompts" => value.as_dict().is_some_and(|p| p.values().all(|v| v.as_str().is_some())),
             "default_prompt" => value.as_str().is_some(),
             _ => {
-                let what = format!("`models.{model}.{key}` is not a setting");
-                messages.push(ask(what, key, KEYS));
+                let what = format!("`{path}` is not a setting");
+                mistakes.push((path, ask(what, key, KEYS)));
                 continue;
             }
         };
         if !right {
             let wanted = if key == "prompts" { "a table of texts" } else { "a text" };
-            let found = show(value);
-            messages
-                .push(format!("models.{model}.{key} = {found} is not accepted; write {wanted}"));
+            let message = format!("{path} = {} is not accepted; write {wanted}", show(value));
+            mistakes.push((path, message));
         }
     }
-    if messages.is_empty() { Ok(table.clone()) } else { Err(messages) }
+    if mistakes.is_empty() { Ok(table.clone()) } else { Err(mistakes) }
 }
 
 /// The settings of a single provider.
-fn check_provider(provider: &str, table: &Dict) -> Result<Dict, Vec<String>> {
-    let names = Provider::ALL.iter().map(|(_, name)| *name);
-    if names.clone().any(|name| name == provider) {
-        return options::check(provider, table);
-    }
+fn check_provider(provider: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
+    let known = PROVIDERS
+        .iter()
+        .find(|choice| choice.name == provider || choice.aliases.contains(&provider))
+        .map(|choice| choice.name);
     let what = format!("`{provider}` is not the name of an execution provider");
-    Err(vec![ask(what, provider, names)])
+    let message = match known {
+        Some("auto") => {
+            "`auto` is no provider of its own; each that it tries has a table".to_owned()
+        }
+        Some("cpu") => {
+            "`cpu` has no table; its settings are `cpu_engine`, `cpu_isa` and `runtime`".to_owned()
+        }
+        Some(name) if name == provider => return options::check(provider, table),
+        Some(name) => format!("{what}; did you mean `{name}`?"),
+        None => {
+            let names = PROVIDERS.iter().map(|choice| choice.name);
+            ask(what, provider, names.filter(|name| !["auto", "cpu"].contains(name)))
+        }
+    };
+    Err(vec![(format!("providers.{provider}"), message)])
 }
 
 fn unknown(place: &Place, key: &str) -> String {
@@ -200,7 +227,7 @@ pub(super) fn ask(
 }
 
 /// The known name that is nearest to a text, if it is near at all.
-pub(super) fn did_you_mean<'a>(
+pub(crate) fn did_you_mean<'a>(
     text: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {

@@ -40,6 +40,8 @@ pub enum Kind {
     },
     /// A number of bytes, also with `KiB`, `MiB` or `GiB`; a word as in `Count`.
     Bytes {
+        /// The smallest that makes sense.
+        min: u64,
         /// Stands for "not set".
         word: Option<&'static str>,
     },
@@ -84,9 +86,13 @@ impl Kind {
                 let numbers = format!("{min} to {max}");
                 word.map_or(numbers.clone(), |word| format!("`{word}`, or {numbers}"))
             }
-            Kind::Bytes { word } => {
-                let sizes = "a size such as `512`, `64KiB` or `1GiB`";
-                word.map_or(sizes.to_owned(), |word| format!("`{word}`, or {sizes}"))
+            Kind::Bytes { min, word } => {
+                let least = match min {
+                    0 => String::new(),
+                    _ => format!(" of at least `{}MiB`,", min >> 20),
+                };
+                let sizes = format!("a size{least} such as `536870912`, `512MiB` or `1GiB`");
+                word.map_or(sizes.clone(), |word| format!("`{word}`, or {sizes}"))
             }
             Kind::Model => "the name of a model in the store, or nothing".to_owned(),
             Kind::Path { optional: true } => "an absolute path, or nothing".to_owned(),
@@ -134,9 +140,12 @@ impl Kind {
                 },
                 None => Err(self.refuse(raw)),
             },
-            Kind::Bytes { word } => match text(raw) {
+            Kind::Bytes { min, word } => match text(raw) {
                 Some(text) if *word == Some(text.as_str()) => Ok(Value::from(text)),
-                Some(text) => bytes(&text).map(Value::from).ok_or_else(|| self.refuse(raw)),
+                Some(text) => match bytes(&text) {
+                    Some(bytes) if bytes >= *min => Ok(Value::from(bytes)),
+                    _ => Err(self.refuse(raw)),
+                },
                 None => Err(self.refuse(raw)),
             },
             Kind::Choice(_)
@@ -179,8 +188,8 @@ impl Kind {
                 Err(why) => Err(self.refuse_since(raw, why)),
             },
             Kind::Filter => match telemetry::parse_filter(text) {
-                Ok(_) if !text.trim().is_empty() => Ok(text.to_owned()),
-                _ => Err(self.refuse(raw)),
+                Ok(_) => Ok(text.to_owned()),
+                Err(why) => Err(self.refuse_since(raw, why)),
             },
             Kind::Text { is_right, .. } if !is_right(text) => Err(self.refuse(raw)),
             _ => Ok(text.to_owned()),

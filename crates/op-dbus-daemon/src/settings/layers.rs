@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io, process};
 
 use figment::value::Value;
-use toml::Spanned;
+use serde::Deserialize;
+use toml::de::{DeTable, DeValue, Deserializer};
 
 use super::kind::Kind;
 use super::mistakes::{Mistake, Origin};
@@ -89,20 +90,29 @@ const PREFIX: &str = "OP_DBUS_";
 pub(super) struct Layer {
     pub(super) place: Place,
     pub(super) entries: Vec<Entry>,
+    pub(super) lines: Lines,
 }
+
+/// Lines in a file, from 1, of its keys and of those in its tables, by the path with dots between.
+pub(super) type Lines = BTreeMap<String, usize>;
 
 /// One key of a source.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) key: String,
     pub(super) value: Value,
-    /// Line in the file, from 1.
-    pub(super) line: Option<usize>,
 }
 
 impl Entry {
     fn new(key: impl Into<String>, value: impl Into<Value>) -> Entry {
-        Entry { key: key.into(), value: value.into(), line: None }
+        Entry { key: key.into(), value: value.into() }
+    }
+}
+
+impl Layer {
+    /// What is said elsewhere than in a file.
+    fn new(place: Place, entries: Vec<Entry>) -> Layer {
+        Layer { place, entries, lines: Lines::new() }
     }
 }
 
@@ -114,14 +124,13 @@ pub(super) fn defaults(sources: &Sources) -> Vec<Layer> {
         }
         _ => Entry::new(row.key, row.default),
     });
-    let mut layers = vec![Layer { place: Place::Default, entries: entries.collect() }];
+    let mut layers = vec![Layer::new(Place::Default, entries.collect())];
     let mut offer = |variable: &'static str, key: &str, wanted: bool| {
         let value = sources.env.get(&OsString::from(variable)).and_then(|value| value.to_str());
         // systemd joins several folders by colons; the first one is ours.
         let value = value.map(|value| value.split(':').next().unwrap_or_default());
         if let Some(value) = value.filter(|value| wanted && !value.is_empty()) {
-            let entries = vec![Entry::new(key, value)];
-            layers.push(Layer { place: Place::Offered(variable), entries });
+            layers.push(Layer::new(Place::Offered(variable), vec![Entry::new(key, value)]));
         }
     };
     offer("CACHE_DIRECTORY", "cache_dir", sources.service);
@@ -147,7 +156,7 @@ pub(super) fn environment(sources: &Sources, mistakes: &mut Vec<Mistake>) -> Lay
             }),
         }
     }
-    Layer { place: Place::Environment, entries }
+    Layer::new(Place::Environment, entries)
 }
 
 /// The command line. A relative path is meant from the current folder there.
@@ -159,7 +168,7 @@ pub(super) fn flags(sources: &Sources) -> Layer {
             _ => Entry::new(key, value.as_str()),
         }
     });
-    Layer { place: Place::Flags, entries: entries.collect() }
+    Layer::new(Place::Flags, entries.collect())
 }
 
 /// The configuration files that exist, in order. `named` is what the environment or a flag named
@@ -171,11 +180,17 @@ pub(super) fn files(
 ) -> Vec<Layer> {
     let mut paths = vec![sources.path("usr/lib/op-dbus/config.toml")];
     match named {
-        Some((path, origin)) if !path.exists() => {
-            let message = format!("there is no file {}", path.display());
-            mistakes.push(Mistake { origin, message });
-        }
-        Some((path, _)) => paths.push(path),
+        Some((path, origin)) => match path.try_exists() {
+            Ok(true) => paths.push(path),
+            Ok(false) => {
+                let message = format!("there is no file {}", path.display());
+                mistakes.push(Mistake { origin, message });
+            }
+            Err(error) => {
+                let message = format!("{} cannot be read: {error}", path.display());
+                mistakes.push(Mistake { origin, message });
+            }
+        },
         None => {
             paths.push(sources.path("etc/op-dbus/config.toml"));
             paths.extend(drop_ins(&sources.path("etc/op-dbus/conf.d"), mistakes));
@@ -184,8 +199,7 @@ pub(super) fn files(
     let mut layers = Vec::new();
     for path in paths.into_iter().filter(|path| path != Path::new("/dev/null")) {
         match file(&path) {
-            Ok(Some(entries)) => layers.push(Layer { place: Place::File(path), entries }),
-            Ok(None) => {}
+            Ok(layer) => layers.extend(layer),
             Err((line, message)) => {
                 mistakes.push(Mistake { origin: Origin::File(path, line), message });
             }
@@ -217,22 +231,41 @@ fn drop_ins(folder: &Path, mistakes: &mut Vec<Mistake>) -> Vec<PathBuf> {
     paths
 }
 
-fn file(path: &Path) -> Result<Option<Vec<Entry>>, (Option<usize>, String)> {
+fn file(path: &Path) -> Result<Option<Layer>, (Option<usize>, String)> {
     let text = text_file::read(path)
         .map_err(|unusable| (None, format!("it cannot be read: {}", unusable.reason())))?;
     let Some(text) = text else { return Ok(None) };
-    let line = |byte: usize| 1 + text.bytes().take(byte).filter(|byte| *byte == b'\n').count();
-    let keys: BTreeMap<Spanned<String>, Value> = toml::from_str(&text).map_err(|error| {
+    let ends: Vec<usize> = text.match_indices('\n').map(|(byte, _)| byte).collect();
+    let line = |byte: usize| 1 + ends.partition_point(|end| *end < byte);
+    let refuse = |error: toml::de::Error| {
         let message = error.message().replace('\n', ", ");
         (error.span().map(|span| line(span.start)), format!("it is not TOML: {message}"))
-    })?;
-    let entries = keys.into_iter().map(|(key, value)| {
-        let line = Some(line(key.span().start));
-        Entry { key: key.into_inner(), value, line }
-    });
-    let mut entries: Vec<Entry> = entries.collect();
-    entries.sort_by_key(|entry| entry.line);
-    Ok(Some(entries))
+    };
+    let table = DeTable::parse(&text).map_err(refuse)?;
+    let mut lines = Lines::new();
+    find_lines(table.get_ref(), "", &line, &mut lines);
+    let keys: BTreeMap<String, Value> =
+        BTreeMap::deserialize(Deserializer::from(table)).map_err(refuse)?;
+    let mut entries: Vec<Entry> =
+        keys.into_iter().map(|(key, value)| Entry::new(key, value)).collect();
+    entries.sort_by_key(|entry| lines.get(&entry.key).copied());
+    Ok(Some(Layer { place: Place::File(path.to_owned()), entries, lines }))
+}
+
+/// Those of longer paths are not kept: a table with a long name would have it in each of them.
+const PATH_BYTES_MAX: usize = 512;
+
+fn find_lines(table: &DeTable, path: &str, line: &impl Fn(usize) -> usize, lines: &mut Lines) {
+    for (key, value) in table {
+        if path.len() + key.get_ref().len() > PATH_BYTES_MAX {
+            continue;
+        }
+        let path = format!("{path}{}", key.get_ref());
+        if let DeValue::Table(table) = value.get_ref() {
+            find_lines(table, &format!("{path}."), line, lines);
+        }
+        lines.insert(path, line(key.span().start));
+    }
 }
 
 /// What was changed while the service ran.
@@ -242,5 +275,5 @@ pub(super) fn state(state: &StateFile) -> Layer {
         let value = Value::serialize(value).unwrap_or_else(|_| Value::from(""));
         Entry::new(key, value)
     });
-    Layer { place: Place::State(state.path().to_owned()), entries: entries.collect() }
+    Layer::new(Place::State(state.path().to_owned()), entries.collect())
 }

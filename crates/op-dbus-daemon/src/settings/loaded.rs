@@ -1,17 +1,20 @@
 //! All layers put together: the settings, and where each value comes from.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use figment::{Figment, Provider as _};
+use op_dbus_models::{Store, manifest};
 
-use super::check::{Checked, check, check_change};
+use super::check::{Checked, ask, check, check_change};
 use super::kind::plain;
 use super::layers::{self, Layer, Sources};
-use super::mistakes::{Mistake, Mistakes, Origin};
+use super::mistakes::{Mistake, Mistakes, Origin, Warning};
 use super::table::{ROWS, row};
+use super::types::CpuEngine;
 use super::{Row, Settings, options, together};
 use crate::state::{StateError, StateFile};
+use crate::telemetry::message_id;
 
 /// Settings that were read and checked.
 #[derive(Clone, Debug)]
@@ -20,8 +23,8 @@ pub struct Loaded {
     pub settings: Settings,
     /// Where each value comes from, by key.
     pub origins: BTreeMap<&'static str, Origin>,
-    /// What the administrator should know, a sentence each: for the log.
-    pub warnings: Vec<String>,
+    /// What the administrator should know: for the log.
+    pub warnings: Vec<Warning>,
     values: BTreeMap<&'static str, String>,
     layers: Vec<Checked>,
     state: StateFile,
@@ -103,12 +106,13 @@ impl Loaded {
             .map_err(|mistakes| ChangeError::Invalid(mistakes.to_string()))
     }
 
-    /// Reads the same sources again.
+    /// Reads the same sources again, and the state file that has been in use: which one that is counts
+    /// from the start on.
     ///
     /// # Errors
     /// All mistakes in all sources; the settings in `self` still hold.
     pub fn reload(&self) -> Result<Loaded, Mistakes> {
-        load(&self.sources)
+        load(&self.sources, Some(self.state.path()))
     }
 
     /// A setting's value in the form that a flag has.
@@ -129,9 +133,9 @@ impl Loaded {
     fn show_providers(&self) -> Vec<Shown> {
         let mut shown = Vec::new();
         for (provider, settings) in &self.settings.providers {
-            let origin = table_origin(&self.layers, "providers", provider).to_string();
             let mut add = |key: String, value: String| {
-                shown.push(Shown { key, value, origin: origin.clone() });
+                let origin = place_of(&self.layers, &key).to_string();
+                shown.push(Shown { key, value, origin });
             };
             if let Some(library) = &settings.library {
                 add(format!("providers.{provider}.library"), library.display().to_string());
@@ -149,9 +153,9 @@ impl Loaded {
     fn show_models(&self) -> Vec<Shown> {
         let mut shown = Vec::new();
         for (model, settings) in &self.settings.models {
-            let origin = table_origin(&self.layers, "models", model).to_string();
             let mut add = |key: String, value: &str| {
-                shown.push(Shown { key, value: value.to_owned(), origin: origin.clone() });
+                let origin = place_of(&self.layers, &key).to_string();
+                shown.push(Shown { key, value: value.to_owned(), origin });
             };
             for (prompt, text) in &settings.prompts {
                 add(format!("models.{model}.prompts.{prompt}"), text);
@@ -164,8 +168,9 @@ impl Loaded {
     }
 }
 
-/// Reads, checks and puts together; see [`Settings::load`].
-pub(super) fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
+/// Reads, checks and puts together; see [`Settings::load`]. A state file that is in use is read in place of
+/// the one that the settings name.
+pub(super) fn load(sources: &Sources, in_use: Option<&Path>) -> Result<Loaded, Mistakes> {
     let (mut mistakes, mut outer_mistakes) = (Vec::new(), Vec::new());
     let environment = layers::environment(sources, &mut outer_mistakes);
     let outer =
@@ -180,27 +185,62 @@ pub(super) fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
         inner.into_iter().map(|layer| check(layer, &mut mistakes)).collect();
 
     let state_file = last(&outer, "state_file").or_else(|| last(&layers, "state_file"));
-    let path = state_file.and_then(|layer| layer.value("state_file")?.as_str());
-    let (state, mut warnings) = read_state(sources, path.unwrap_or_default());
+    let named = state_file.and_then(|layer| layer.value("state_file")?.as_str());
+    let path = in_use.unwrap_or(Path::new(named.unwrap_or_default()));
+    let (state, mut of_state) = read_state(sources, path);
     let mut ignored = Vec::new();
     layers.push(check(layers::state(&state), &mut ignored));
-    warnings.extend(ignored.iter().map(|mistake: &Mistake| format!("{mistake}; it is ignored")));
+    of_state.extend(ignored.iter().map(|mistake: &Mistake| format!("{mistake}; it is ignored")));
+    let message_id = Some(message_id::STATE_CORRUPT);
+    let warnings = of_state.into_iter().map(|text| Warning { message_id, text }).collect();
     layers.extend(outer);
 
     mistakes.extend(outer_mistakes);
     if !mistakes.is_empty() {
         return Err(Mistakes(mistakes));
     }
-    assemble(layers, Parts { state, warnings, sources: sources.clone() })
+    let mut loaded = assemble(layers, Parts { state, warnings, sources: sources.clone() })?;
+    let missing = missing_models(&loaded);
+    loaded.warnings.extend(missing.into_iter().map(|text| Warning { message_id: None, text }));
+    Ok(loaded)
 }
 
-fn read_state(sources: &Sources, path: &str) -> (StateFile, Vec<String>) {
-    let path = PathBuf::from(path);
+fn read_state(sources: &Sources, path: &Path) -> (StateFile, Vec<String>) {
     if sources.repair_state {
-        return StateFile::open(&path);
+        return StateFile::open(path);
     }
-    let (state, warning) = StateFile::read(&path);
+    let (state, warning) = StateFile::read(path);
     (state, warning.into_iter().collect())
+}
+
+/// What the settings say of models that are not in the store; they may be imported later.
+fn missing_models(loaded: &Loaded) -> Vec<String> {
+    let Settings { model, model_dir, models, cpu_engine, .. } = &loaded.settings;
+    // The simulator has no use for any.
+    if *cpu_engine == CpuEngine::Sim {
+        return Vec::new();
+    }
+    // Who may not look into the store knows nothing of it.
+    let is_missing = |name: &str| matches!(model_dir.join(name).try_exists(), Ok(false));
+    let mut missing = Vec::new();
+    if let Some(name) = model
+        && is_missing(name)
+        && let Err(error) = Store::open(model_dir).get(name)
+    {
+        let origin = loaded.origins.get("model").unwrap_or(&Origin::Default);
+        missing.push(format!("{origin}: model is {name}, and {error}"));
+    }
+    let built_in = || manifest::models().iter().map(|model| model.name.as_str());
+    for name in models.keys().filter(|name| built_in().all(|model| model != *name)) {
+        if is_missing(name) {
+            let origin = place_of(&loaded.layers, &format!("models.{name}"));
+            let dir = model_dir.display();
+            let what =
+                format!("{origin}: [models.{name}] has no effect, as {dir} has no such model");
+            missing.push(ask(what, name, built_in()));
+        }
+    }
+    missing
 }
 
 /// The last layer that has the key.
@@ -208,20 +248,16 @@ fn last<'a>(layers: &'a [Checked], key: &str) -> Option<&'a Checked> {
     layers.iter().rev().find(|layer| layer.value(key).is_some())
 }
 
-/// Where the table `[key.name]` was found last.
-fn table_origin(layers: &[Checked], key: &str, name: &str) -> Origin {
-    let says = |layer: &&Checked| {
-        let tables = layer.value(key).and_then(|tables| tables.as_dict());
-        tables.is_some_and(|tables| tables.contains_key(name))
-    };
-    let layer = layers.iter().rev().find(says);
-    layer.map_or(Origin::Default, |layer| layer.origin(key))
+/// Where a table, or a key in one, was found last.
+fn place_of(layers: &[Checked], path: &str) -> Origin {
+    let layer = layers.iter().rev().find(|layer| layer.has(path));
+    layer.map_or(Origin::Default, |layer| layer.origin(path))
 }
 
 /// What goes with the layers.
 struct Parts {
     state: StateFile,
-    warnings: Vec<String>,
+    warnings: Vec<Warning>,
     sources: Sources,
 }
 
@@ -240,7 +276,7 @@ fn assemble(layers: Vec<Checked>, parts: Parts) -> Result<Loaded, Mistakes> {
         values.insert(*key, figment.find_value(key).map_or(String::new(), |value| plain(&value)));
     }
     let mut contradictions = together::check(&settings, &origins);
-    let of_table = |provider: &str| table_origin(&layers, "providers", provider);
+    let of_table = |provider: &str| place_of(&layers, &format!("providers.{provider}"));
     contradictions.extend(options::contradictions(&settings, of_table));
     if !contradictions.is_empty() {
         return Err(Mistakes(contradictions));

@@ -49,6 +49,21 @@ impl fmt::Display for Mistake {
     }
 }
 
+/// Something that the administrator should know, and that stops nothing: a sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// The id of its entry in the journal, if it has one.
+    pub message_id: Option<&'static str>,
+    /// The sentence.
+    pub text: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
 /// Everything that is wrong with the settings, from all sources; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistakes(pub Vec<Mistake>);

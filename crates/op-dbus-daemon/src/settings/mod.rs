@@ -22,11 +22,12 @@ use std::path::PathBuf;
 use op_dbus_models::Level;
 use serde::Deserialize;
 
+pub(crate) use check::did_you_mean;
 pub use kind::{Choice, Kind};
 pub use layers::Sources;
 pub use listen::Listen;
 pub use loaded::{ChangeError, Loaded, Shown};
-pub use mistakes::{Mistake, Mistakes, Origin};
+pub use mistakes::{Mistake, Mistakes, Origin, Warning};
 pub use render::{
     OPTIONS_ABOUT, SOURCES, TABLES, Table, config_file, markdown, option_providers, remark, values,
 };
@@ -155,6 +156,6 @@ impl Settings {
     /// # Errors
     /// All mistakes in all sources, also in values that a later source overrides.
     pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
-        loaded::load(sources)
+        loaded::load(sources, None)
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use figment::value::{Dict, Value};
 
 use super::Settings;
-use super::check::ask;
+use super::check::{Wrong, ask};
 use super::kind::{Kind, plain, show};
 use super::mistakes::{Mistake, Origin};
 
@@ -189,36 +189,37 @@ pub fn told(provider: &str, settings: &Settings) -> Vec<(String, Told)> {
 /// [`ProviderSettings`]: super::ProviderSettings
 ///
 /// # Errors
-/// A sentence for each mistake.
-pub(super) fn check(provider: &str, table: &Dict) -> Result<Dict, Vec<String>> {
+/// Each mistake, with its key.
+pub(super) fn check(provider: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
     let (mut right, mut checked, mut mistakes) = (Dict::new(), Dict::new(), Vec::new());
     for (key, value) in table {
         let place = format!("providers.{provider}.{key}");
+        let mut wrong = |message| mistakes.push((place.clone(), message));
         let refused =
             |wanted: &str| format!("{place} = {} is not accepted; write {wanted}", show(value));
         match (key.as_str(), option(provider, key)) {
             (_, Some(option)) => match option.kind.parse(value) {
                 Ok(value) => drop(checked.insert(key.clone(), Value::from(plain(&value)))),
-                Err(why) => mistakes.push(format!("{place} = {why}")),
+                Err(why) => wrong(format!("{place} = {why}")),
             },
             // What computes there needs no library here, and has no words that are not in the table.
             ("library" | "options", None) if provider == fleet::REMOTE => {
-                mistakes.push(unknown(provider, key));
+                wrong(unknown(provider, key));
             }
             ("library", None) => match value.as_str() {
                 Some(path) if Path::new(path).is_absolute() => {
                     right.insert(key.clone(), value.clone());
                 }
-                _ => mistakes.push(refused("an absolute path")),
+                _ => wrong(refused("an absolute path")),
             },
             ("options", None) => match value.as_dict() {
                 Some(own) if own.values().all(|value| value.as_str().is_some()) => {
-                    mistakes.extend(own.keys().filter_map(|key| misplaced(provider, key)));
+                    own.keys().filter_map(|key| misplaced(provider, key)).for_each(wrong);
                     right.insert(key.clone(), value.clone());
                 }
-                _ => mistakes.push(refused("a table of texts")),
+                _ => wrong(refused("a table of texts")),
             },
-            (_, None) => mistakes.push(unknown(provider, key)),
+            (_, None) => wrong(unknown(provider, key)),
         }
     }
     right.insert("checked".to_owned(), Value::from(checked));

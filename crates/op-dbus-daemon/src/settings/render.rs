@@ -70,9 +70,10 @@ pub fn markdown() -> String {
         out.push_str(&format!("{}. {source}{end}\n", position + 1));
     }
     out.push_str(
-        "\nA wrong value anywhere stops the start with exit code 6 (2 when only flags are wrong)\n\
-         and one message that lists all mistakes, also in values that a later source overrides.\n\
-         What the environment or a flag sets cannot be changed over the bus.\n\n\
+        "\nA wrong value in a file, the environment or a flag stops the start with exit code 6 (2 when\n\
+         only flags are wrong) and one message that lists all mistakes, also in values that a later\n\
+         source overrides. What is wrong in the state file is ignored, and the log says so. What the\n\
+         environment or a flag sets cannot be changed over the bus.\n\n\
          `op-dbus config show` tells each value and where it comes from; `op-dbus config check`\n\
          finds the mistakes without starting anything.\n",
     );
@@ -156,7 +157,7 @@ pub struct Table {
 pub const TABLES: [Table; 2] = [
     Table {
         title: "Single models",
-        about: "A table `[models.NAME]` in a file says how one model is used:",
+        about: "A table `[models.NAME]` in a file says how one model is used, by its name in the store:",
         example: "\
 [models.my-model]
 default_prompt = \"query\"   # used when a call names none; \"\" is none at all
@@ -165,7 +166,7 @@ prompts = { query = \"query: \", passage = \"passage: \" }   # added to the mode
     },
     Table {
         title: "Single providers",
-        about: "A table `[providers.NAME]` in a file says how one execution provider is used:",
+        about: "A table `[providers.NAME]` in a file says how one execution provider beside `cpu` is used:",
         example: "\
 [providers.webgpu]
 library = \"/opt/libonnxruntime_providers_webgpu.so\"   # a plugin that ONNX Runtime loads

@@ -152,7 +152,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         key: "gpu_memory_limit",
-        kind: Kind::Bytes { word: Some("none") },
+        kind: Kind::Bytes { min: 0, word: Some("none") },
         default: "none",
         unit: "bytes",
         doc: "How much memory of a device each worker may take for its batches. Providers that have \
@@ -321,7 +321,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         key: "cache_bytes",
-        kind: Kind::Bytes { word: None },
+        kind: Kind::Bytes { min: 0, word: None },
         default: "0",
         unit: "bytes",
         doc: "Memory for finished vectors of texts that come again; 0 keeps none. A user gets back \
@@ -342,7 +342,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         key: "worker_memory_max",
-        kind: Kind::Bytes { word: Some("auto") },
+        kind: Kind::Bytes { min: 16 << 20, word: Some("auto") },
         default: "auto",
         unit: "bytes",
         doc: "The most memory, not counting mapped files, that a worker may ask for; beyond it the \

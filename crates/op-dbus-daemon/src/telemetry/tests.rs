@@ -23,7 +23,40 @@ fn a_stream_is_known_by_device_and_inode() {
 fn a_filter_that_is_none_is_refused_in_a_sentence() {
     let text = parse_filter("info=loud").unwrap_err();
     assert!(text.starts_with("`info=loud` is not a log filter ("), "{text}");
-    assert!(parse_filter("warn,op_dbus_engine=trace").is_ok());
+    for right in ["warn,op_dbus_engine=trace", "off", "INFO", "op_dbus", "debug,[span]=trace"] {
+        assert!(parse_filter(right).is_ok(), "{right}");
+    }
+    assert!(parse_filter("info,zbus=warn,op_dbus_daemon::service[x{y=1}]=debug").is_ok());
+}
+
+#[test]
+fn a_word_that_names_nothing_is_no_filter() {
+    for (filter, expected) in [
+        ("inof", "`inof` is not a level (did you mean `info`?)"),
+        ("info,debg", "`debg` is not a level (did you mean `debug`?)"),
+        ("verbose", "`verbose` is not a level"),
+        ("info,op_dbus_engin", "`op_dbus_engin` is not a level (did you mean `op_dbus_engine`?)"),
+        (
+            "info,op_dbus_engin::x=warn",
+            "nothing logs as `op_dbus_engin::x` (did you mean `op_dbus_engine`?)",
+        ),
+        ("info=debug", "nothing logs as `info`"),
+        (",", "it names no level"),
+    ] {
+        assert_eq!(parse_filter(filter).unwrap_err(), expected, "{filter}");
+    }
+}
+
+#[test]
+fn every_crate_that_logs_can_be_named() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for entry in std::fs::read_dir(crates).unwrap() {
+        let folder = entry.unwrap();
+        let manifest = std::fs::read_to_string(folder.path().join("Cargo.toml")).unwrap();
+        let name = folder.file_name().into_string().unwrap().replace('-', "_");
+        let logs = manifest.lines().any(|line| line.starts_with("tracing."));
+        assert!(!logs || TARGETS.contains(&name.as_str()), "{name}");
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ const ARENAS: &[Choice] = &[
     alias("kNextPowerOfTwo", &["next-power-of-two"]),
     alias("kSameAsRequested", &["same-as-requested"]),
 ];
-const BYTES: Kind = Kind::Bytes { word: None };
+const BYTES: Kind = Kind::Bytes { min: 0, word: None };
 
 const fn name(name: &'static str) -> Choice {
     Choice { name, aliases: &[] }

@@ -120,14 +120,14 @@ fn every_mistake_in_a_table_is_told_with_what_is_right() {
     )]);
     let text = tree.mistakes();
     for expected in [
-        "/etc/op-dbus/config.toml, line 1: `providers.cuda.gpu_mem_limt` is not a setting; did you mean \
+        "/etc/op-dbus/config.toml, line 2: `providers.cuda.gpu_mem_limt` is not a setting; did you mean \
          `gpu_mem_limit`?",
         "providers.cuda.cudnn_conv_algo_search = \"heuristic\" is not accepted (did you mean `HEURISTIC`?); \
          write `EXHAUSTIVE`, `HEURISTIC`, `DEFAULT`",
         "providers.cuda.use_tf32 = \"no\" is not accepted; write `true`, `false`",
         "`providers.cuda.device_id` is not a setting, since the setting `gpu_device` names the devices",
         "`providers.cuda.options.gpu_mem_limit` is a checked setting; write `providers.cuda.gpu_mem_limit`",
-        "`providers.cuda.options.user_compute_stream` is not a setting, since it is the address",
+        "line 6: `providers.cuda.options.user_compute_stream` is not a setting, since it is the address",
         "providers.tensorrt.trt_builder_optimization_level = 6 is not accepted; write 0 to 5",
         "`providers.tensorrt.trt_engine_cache_path` is not a setting, since what is compiled is kept",
         "providers.tensorrt.trt_profile_min_shapes = \"input_ids\" is not accepted; write inputs with",
@@ -197,10 +197,13 @@ fn what_is_set_is_shown_with_where() {
     let shown = tree.loaded().show();
     let value = |key: &str| {
         let shown = shown.iter().find(|shown| shown.key == key).unwrap();
-        (shown.value.clone(), shown.origin.contains(drop_in))
+        let origin = shown.origin.replace(&tree.path().display().to_string(), "");
+        format!("{} {origin}", shown.value)
     };
-    assert_eq!(value("providers.cuda.use_tf32"), ("false".to_owned(), true));
-    assert_eq!(value("providers.cuda.gpu_mem_limit").0, "1024");
+    let expected = format!("false /{drop_in}, line 2");
+    assert_eq!(value("providers.cuda.use_tf32"), expected);
+    let expected = format!("1024 /{MAIN}, line 3");
+    assert_eq!(value("providers.cuda.gpu_mem_limit"), expected);
 }
 
 proptest! {

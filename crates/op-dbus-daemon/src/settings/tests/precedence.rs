@@ -123,15 +123,21 @@ fn the_tree_may_be_odd_but_the_message_is_clear() {
     tree.write("etc/op-dbus/conf.d/20-bytes.toml", b"log = \"\xff\"");
     tree.write("etc/op-dbus/conf.d/30-large.toml", &vec![b'#'; (1 << 20) + 1]);
     tree.write("etc/op-dbus/conf.d/40-deep.toml", &[b"x = ".as_slice(), &[b'['; 9999]].concat());
+    let dotted = ["x"; 9999].join(".") + " = 1";
+    tree.write("etc/op-dbus/conf.d/50-dotted.toml", dotted.as_bytes());
+    let long = format!("{} = 1", "x".repeat(9999));
+    tree.write("etc/op-dbus/conf.d/60-long.toml", long.as_bytes());
     tree.write("etc/op-dbus/conf.d/.hidden.toml", b"nonsense");
     tree.write("etc/op-dbus/conf.d/backup.toml~", b"nonsense");
     let text = tree.mistakes();
-    let start = "there are 4 mistakes in the settings:
+    let start = "there are 6 mistakes in the settings:
   /etc/op-dbus/conf.d/10-folder.toml: it cannot be read: it is not a regular file
   /etc/op-dbus/conf.d/20-bytes.toml: it cannot be read: it is not UTF-8 text
   /etc/op-dbus/conf.d/30-large.toml: it cannot be read: it is larger than 1048576 bytes
   /etc/op-dbus/conf.d/40-deep.toml, line 1: it is not TOML: ";
     assert!(text.starts_with(start), "{text}");
+    assert!(text.contains("/50-dotted.toml: it is not TOML: recursion limit"), "{text}");
+    assert!(text.contains("/60-long.toml: `xxx"), "{text}");
 }
 
 #[test]
@@ -152,6 +158,11 @@ fn a_named_file_replaces_the_administrators_own() {
     assert_eq!(tree.loaded().settings.vector_level, Level::Medium);
     let tree = tree.flag("config", "/no/such/file");
     assert!(tree.mistakes().ends_with("flag --config: there is no file /no/such/file"));
+    // What keeps us from looking is told as it is.
+    let tree = tree.flag("config", mine.join("c.toml").to_str().unwrap());
+    let text = tree.mistakes();
+    let expected = "flag --config: /mine.toml/c.toml cannot be read: Not a directory";
+    assert!(text.contains(expected), "{text}");
 }
 
 #[test]
@@ -189,12 +200,29 @@ fn the_state_file_may_be_named_anywhere_but_in_itself() {
 }
 
 #[test]
+fn a_reload_stays_with_the_state_file_of_the_start() {
+    let state = |level: &str| format!(r#"{{"version":1,"settings":{{"vector_level":{level:?}}}}}"#);
+    let tree = Tree::new(&[(STATE, &state("low")), ("other.json", &state("high"))]);
+    let loaded = tree.loaded();
+    let other = tree.path().join("other.json");
+    tree.write(MAIN, format!("state_file = {:?}", other.to_str().unwrap()).as_bytes());
+    let mut again = loaded.reload().unwrap();
+    assert_eq!(again.settings.vector_level, Level::Low);
+    assert_ne!(again.value("state_file"), loaded.value("state_file"), "the difference is told");
+    again.set("vector_level", "none").unwrap();
+    assert_eq!(std::fs::read_to_string(other).unwrap(), state("high"));
+    assert_eq!(again.reload().unwrap().settings.vector_level, Level::None);
+    assert_eq!(tree.loaded().settings.vector_level, Level::High, "a restart");
+}
+
+#[test]
 fn what_is_wrong_in_the_state_is_told_ignored_and_kept() {
     let state = r#"{"version":1,"settings":
         {"vector_level":"huge","novelty":{"a":[1]},"log":"debug","gpu_device":"0,1"}}"#;
     let tree = Tree::new(&[(STATE, state)]);
     let mut loaded = tree.loaded();
-    let warnings = loaded.warnings.join("\n").replace(&tree.path().display().to_string(), "");
+    let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    let warnings = warnings.join("\n").replace(&tree.path().display().to_string(), "");
     let expected = "\
 state file /var/lib/op-dbus/state.json: `log` cannot be changed while the service \
 runs; it is ignored
@@ -245,6 +273,7 @@ fn what_cannot_be_changed_says_why_and_changes_nothing() {
     );
     assert_eq!(refuse(loaded.set("nonsense", "1")), "`nonsense` is not a setting");
     std::fs::remove_dir_all(tree.path().join("var")).unwrap();
+    tree.write("var", b"no folder");
     assert!(refuse(loaded.set("gpu_device", "all")).contains("could not be written"));
     assert_eq!(loaded.show(), before);
 }

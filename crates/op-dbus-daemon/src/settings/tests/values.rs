@@ -73,7 +73,7 @@ fn devices_are_numbers_or_all() {
 #[test]
 fn sizes_have_units() {
     let parse = |text: &str| {
-        let kind = crate::settings::Kind::Bytes { word: Some("none") };
+        let kind = crate::settings::Kind::Bytes { min: 0, word: Some("none") };
         kind.parse(&Value::from(text)).ok().map(|value| plain(&value))
     };
     assert_eq!(parse("512").as_deref(), Some("512"));
@@ -85,6 +85,20 @@ fn sizes_have_units() {
     {
         assert_eq!(parse(wrong), None, "{wrong}");
     }
+}
+
+#[test]
+fn a_worker_has_some_memory_at_least() {
+    assert_eq!(parsed("worker_memory_max", "16MiB").as_deref(), Some("16777216"));
+    assert_eq!(parsed("worker_memory_max", "auto").as_deref(), Some("auto"));
+    let text = Tree::new(&[(MAIN, "worker_memory_max = 512\n")]).mistakes();
+    assert!(
+        text.ends_with(
+            "line 1: worker_memory_max = 512 is not accepted; write `auto`, or a size \
+                            of at least `16MiB`, such as `536870912`, `512MiB` or `1GiB`"
+        ),
+        "{text}"
+    );
 }
 
 #[test]
@@ -128,8 +142,18 @@ fn a_model_is_a_name_and_not_a_path() {
 #[test]
 fn a_log_filter_is_checked() {
     assert!(parsed("log", "info,op_dbus_engine=debug").is_some());
-    for wrong in ["", " ", "info=nonsense", "[", "a=b=c"] {
+    for wrong in ["", " ", ",", "info=nonsense", "[", "a=b=c", "verbose", "info, debug"] {
         assert_eq!(parsed("log", wrong), None, "{wrong}");
+    }
+    let tree = Tree::new(&[(MAIN, "log = \"inof\"\n")]);
+    let text = tree.env("OP_DBUS_LOG", "info,op_dbus_engin=debug").mistakes();
+    for expected in [
+        "line 1: log = \"inof\" is not accepted, since `inof` is not a level (did you mean `info`?); \
+         write `error`, `warn`",
+        "OP_DBUS_LOG: \"info,op_dbus_engin=debug\" is not accepted, since nothing logs as \
+         `op_dbus_engin` (did you mean `op_dbus_engine`?); write",
+    ] {
+        assert!(text.contains(expected), "{expected}\n{text}");
     }
 }
 
@@ -203,22 +227,52 @@ fn a_models_table_says_how_it_is_used() {
 }
 
 #[test]
+fn what_is_said_of_models_that_are_not_installed_is_told() {
+    let tree = Tree::new(&[
+        (MAIN, "model = \"nope\"\n\n[models.all-MiniLM-L6-v3]\n[models.all-MiniLM-L6-v2]\n"),
+        ("etc/op-dbus/conf.d/10.toml", "[models.mine]\n"),
+        ("var/lib/op-dbus/models/mine/op-dbus.json", ""),
+    ]);
+    let told = |tree: &Tree| {
+        let warnings = tree.loaded().warnings;
+        assert!(warnings.iter().all(|warning| warning.message_id.is_none()));
+        let texts: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        texts.join("\n").replace(&tree.path().display().to_string(), "")
+    };
+    assert_eq!(
+        told(&tree),
+        "/etc/op-dbus/config.toml, line 1: model is nope, and nope is not installed in \
+         /var/lib/op-dbus/models; type `op-dbus models import PATH --name nope`\n\
+         /etc/op-dbus/config.toml, line 3: [models.all-MiniLM-L6-v3] has no effect, as \
+         /var/lib/op-dbus/models has no such model; did you mean `all-MiniLM-L6-v2`?"
+    );
+    assert_eq!(told(&tree.flag("cpu_engine", "sim")), "");
+}
+
+#[test]
 fn tables_are_checked() {
     let tree = Tree::new(&[(
         MAIN,
         "[models.a]\ndefault_promt = \"q\"\nprompts = { q = 1 }\n\
          [providers.cuda]\nstream = 1\n[providers.cdua]\n[batching]\nx = 1\n\
-         [providers.webgpu]\nlibrary = \"here\"\noptions = { a = 1 }\n",
+         [providers.webgpu]\nlibrary = \"here\"\noptions = { a = 1 }\n\
+         [models.medium]\n[models.all-minilm-l6-v2]\n[providers.gpu]\n[providers.auto]\n\
+         [providers.cpu]\nlibrary = \"/x.so\"\n",
     )]);
     let text = tree.mistakes();
     for expected in [
-        "models.a.default_promt` is not a setting; did you mean `default_prompt`?",
-        "models.a.prompts = a table is not accepted; write a table of texts",
-        "`providers.cuda.stream` is not a setting; what it lacks a setting for is told",
-        "providers.webgpu.library = \"here\" is not accepted; write an absolute path",
-        "providers.webgpu.options = a table is not accepted; write a table of texts",
-        "`cdua` is not the name of an execution provider; did you mean `cuda`?",
+        "line 2: `models.a.default_promt` is not a setting; did you mean `default_prompt`?",
+        "line 3: models.a.prompts = a table is not accepted; write a table of texts",
+        "line 5: `providers.cuda.stream` is not a setting; what it lacks a setting for is told",
+        "line 10: providers.webgpu.library = \"here\" is not accepted; write an absolute path",
+        "line 11: providers.webgpu.options = a table is not accepted; write a table of texts",
+        "line 6: `cdua` is not the name of an execution provider; did you mean `cuda`?",
         "line 7: `batching` is not a setting",
+        "line 12: `medium` is not the name of a model; did you mean `all-MiniLM-L6-v2`?",
+        "line 13: `all-minilm-l6-v2` is not the name of a model; did you mean `all-MiniLM-L6-v2`?",
+        "line 14: `gpu` is not the name of an execution provider; did you mean `cuda`?",
+        "line 15: `auto` is no provider of its own",
+        "line 16: `cpu` has no table; its settings are `cpu_engine`",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
@@ -248,7 +302,7 @@ proptest! {
     fn a_size_is_its_number_times_its_unit(number in 0u64..1 << 30, unit in 0usize..4) {
         let name = ["", "KiB", "MiB", "GiB"][unit];
         let bytes = 1u64 << (10 * unit);
-        let kind = crate::settings::Kind::Bytes { word: None };
+        let kind = crate::settings::Kind::Bytes { min: 0, word: None };
         let value = kind.parse(&Value::from(format!("{number}{name}"))).unwrap();
         prop_assert_eq!(plain(&value), (number * bytes).to_string());
     }
