@@ -31,6 +31,7 @@ tests! {
     a_sealed_memfd_is_read_and_answered_in_one: [Bus],
     hostile_descriptors_are_refused: [Bus],
     a_pipe_that_never_ends_is_ended: [Bus],
+    files_without_a_size_are_read_to_their_end: [Bus],
     a_silent_pipe_is_ended: [Bus],
     a_caller_that_leaves_ends_its_streams: [Bus],
     streams_of_one_user_are_counted: [Bus],
@@ -153,6 +154,21 @@ async fn a_pipe_that_never_ends_is_ended() -> Outcome {
         assert!(written.map_err(|_| "the writer failed")? > 0);
     }
     daemon.client().embedder.embed("still there").await?;
+    daemon.stop().await
+}
+
+/// Those that the kernel writes while they are read, and one that is in no directory any more.
+async fn files_without_a_size_are_read_to_their_end() -> Outcome {
+    let (_bus, _setup, daemon) = daemon().await?;
+    let mut unlinked = tempfile::tempfile_in("/dev/shm")?;
+    unlinked.write_all(b"one\ntwo\n")?;
+    assert_eq!(embed(daemon.client(), &unlinked, Options::new()).await?.1, 2);
+    for path in ["/proc/filesystems", "/sys/devices/system/cpu/online"] {
+        let lines = std::fs::read_to_string(path)?.lines().count();
+        let rows = embed(daemon.client(), File::open(path)?, Options::new()).await?.1;
+        assert_eq!(rows as usize, lines, "{path}");
+        assert!(rows > 0, "{path}");
+    }
     daemon.stop().await
 }
 

@@ -365,7 +365,16 @@ async fn a_job_ends_with_the_service() -> Outcome {
     let mut told = signals(client.connection()).await?;
     let (source, mut writer) = std::io::pipe()?;
     writer.write_all(b"one\n")?;
-    start(client, &source).await?;
+    let path = start(client, &source).await?;
     until(&mut told, "InterfacesAdded").await?;
-    daemon.stop().await
+    let waits = job(client.connection(), &path).await?;
+    let fetching = tokio::spawn({
+        let waits = waits.clone();
+        async move { waits.fetch().await }
+    });
+    // The call is there before the service ends: what one connection sends is taken in its order.
+    waits.state().await?;
+    daemon.stop().await?;
+    let answer = within("the call that waits for the result", fetching).await??;
+    refused(answer, ErrorName::ShuttingDown).map(drop)
 }

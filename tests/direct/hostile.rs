@@ -1,11 +1,13 @@
 //! Clients that mean ill on a direct connection, and many of them.
 
 use std::fs;
-use std::io::IoSlice;
+use std::io::{IoSlice, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
+use nix::libc::linger;
 use nix::sys::signal::Signal;
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use nix::unistd::Uid;
 use op_dbus_api::{EMBEDDER_INTERFACE, ROOT_PATH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,6 +25,7 @@ tests! {
     garbage_ends_one_connection_alone: [Bus],
     who_never_reads_is_held_back: [Bus],
     a_thousand_leave_nothing: [Bus],
+    a_descriptor_that_hangs_holds_up_no_call_over_the_bus: [Bus],
 }
 
 /// What a client says before its first message.
@@ -160,6 +163,46 @@ async fn who_never_reads_is_held_back() -> Outcome {
     }
     assert_eq!(client.counter("calls").await? - before, 500);
     drop((reader, writing.await?));
+    all_free(client).await?;
+    daemon.stop().await
+}
+
+/// A socket whose last holder waits in `close` for a peer that never reads.
+fn clogged() -> Outcome<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut socket = TcpStream::connect(listener.local_addr()?)?;
+    let (peer, _) = listener.accept()?;
+    socket.set_nonblocking(true)?;
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    let linger = linger { l_onoff: 1, l_linger: 60 };
+    setsockopt(&socket, sockopt::Linger, &linger)?;
+    Ok((socket, peer))
+}
+
+async fn a_descriptor_that_hangs_holds_up_no_call_over_the_bus() -> Outcome {
+    let (_bus, _setup, daemon) = daemon().await?;
+    let client = daemon.client();
+    let embed = call("Embed").build(&"one")?.data().to_vec();
+    let mut lines = Vec::new();
+    for _ in 0..4 {
+        lines.push(open(client).await?);
+    }
+    let mut peers = Vec::new();
+    for line in &mut lines {
+        let (socket, peer) = clogged()?;
+        let descriptors = [socket.as_raw_fd()];
+        let rights = [ControlMessage::ScmRights(&descriptors)];
+        let first = [IoSlice::new(&embed[..20])];
+        sendmsg::<()>(line.as_raw_fd(), &first, &rights, MsgFlags::empty(), None)?;
+        // The service has the last copy from here on.
+        drop(socket);
+        line.write_all(&embed[20..]).await?;
+        peers.push(peer);
+    }
+    for _ in 0..100 {
+        within("an answer over the bus", client.embedder.embed("one")).await??;
+    }
+    drop((peers, lines));
     all_free(client).await?;
     daemon.stop().await
 }

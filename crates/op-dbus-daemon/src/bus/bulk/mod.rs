@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use op_dbus_api::Error;
+use tokio::time::timeout;
 
 use super::caller::Caller;
 use super::calls::Calls;
@@ -24,6 +25,8 @@ pub use budget::{Budget, Place, Work};
 pub use framing::{Framing, Records};
 pub use result::Format;
 pub use source::Source;
+use stream::{silent, while_wanted};
+
 pub use stream::{Bounds, Made, Progress, Stream};
 
 /// Sealed memfd, rows, dimensions, information.
@@ -62,18 +65,38 @@ impl Calls {
     /// # Errors
     /// `InvalidArgument` for a descriptor that is neither sealed memfd, file nor pipe, and for what
     /// is no text, with its line; `TooLarge` for a text, an input or a result beyond its bound;
-    /// `DeadlineExceeded` also for a pipe that is silent for too long; else as [`Calls::embed_to_fd`].
+    /// `DeadlineExceeded` also for a source that is silent for too long; else as
+    /// [`Calls::embed_to_fd`].
     pub async fn embed_from_fd(
         &self,
         caller: &Caller,
         fd: OwnedFd,
         wanted: Wanted,
     ) -> Result<Bulk, Error> {
-        let source = Source::open(fd, self.budget.place(caller.uid, Work::Stream)?)?;
+        let source = self.source(caller, fd, &wanted).await?;
         let bounds = self.bounds();
         let grant = self.budget.grant(caller.uid);
         let stream = Stream::new(caller, &self.service, grant, wanted, Arc::default()).await?;
         Ok(stream.run(source, bounds).await?.bulk)
+    }
+
+    /// Opens the source of a stream of `caller`, for as long as it may be silent.
+    ///
+    /// # Errors
+    /// `QuotaExceeded`, `Overloaded`; those of [`Source::open`]; `DeadlineExceeded`, `Cancelled`.
+    pub async fn source(
+        &self,
+        caller: &Caller,
+        fd: OwnedFd,
+        wanted: &Wanted,
+    ) -> Result<Source, Error> {
+        let place = self.budget.place(caller.uid, Work::Stream)?;
+        let Bounds { silence_max, .. } = self.bounds();
+        let opened = async {
+            let opened = timeout(silence_max, Source::open(fd, place)).await;
+            opened.unwrap_or_else(|_| Err(silent(silence_max)))
+        };
+        while_wanted(caller, wanted.options.deadline, opened).await
     }
 
     /// What holds for a source whose call begins now.

@@ -4,16 +4,19 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, SpliceFFlags, fcntl, splice};
-use nix::sys::stat::{SFlag, fstat};
+use nix::sys::stat::{FileStat, SFlag, fstat};
+use nix::sys::statfs::{FsType, fstatfs};
 use nix::unistd::pipe2;
 use op_dbus_api::{Error, ErrorName, INPUT_BYTES_MAX};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::budget::Place;
 
@@ -21,6 +24,8 @@ use super::budget::Place;
 const PIECE_BYTES: usize = 64 << 10;
 /// Pieces of a file that are read ahead.
 const PIECES_AHEAD: usize = 2;
+/// What `sysfs` calls itself. Most of its files have the size of a page, whatever they hold.
+const SYSFS: FsType = FsType(0x6265_6572);
 
 /// Where texts come from.
 #[derive(Debug)]
@@ -32,8 +37,7 @@ pub struct Source {
 
 #[derive(Debug)]
 enum Kind {
-    /// A file or a memfd, read by a thread of its own: a slow file system holds up nothing else. The
-    /// thread has the stream's place: it may outlive the call, until the file system answers.
+    /// A file or a memfd, read by the thread that looked at it.
     File(mpsc::Receiver<io::Result<Vec<u8>>>),
     Pipe(Pipe),
 }
@@ -48,36 +52,62 @@ struct Pipe {
     _place: Place,
 }
 
+/// What a look at a descriptor found.
+enum Found {
+    /// A file with the end that it has now; none where only reading finds it.
+    File(Option<u64>),
+    Pipe,
+}
+
 impl Source {
     /// Looks at `fd` and starts reading: files and memfds from their start, whatever their position.
-    /// Has to be called within a Tokio runtime.
+    /// Has to be called within a Tokio runtime. May take as long as the file system does.
+    ///
+    /// Whatever a file system may leave unanswered is asked by a thread of the source's own, so that it
+    /// holds up nothing else: looking, reading and closing. The thread has the stream's place: it may
+    /// outlive the call, until the file system answers.
     ///
     /// # Errors
     /// `InvalidArgument` for what can't be read or is neither file, sealed memfd nor pipe;
     /// `TooLarge` for a file beyond [`INPUT_BYTES_MAX`].
-    pub fn open(fd: OwnedFd, place: Place) -> Result<Self, Error> {
-        let stat = fstat(&fd).map_err(|errno| unreadable(&errno.into()))?;
-        let flags = fcntl(&fd, FcntlArg::F_GETFL).map_err(|errno| unreadable(&errno.into()))?;
-        let flags = OFlag::from_bits_retain(flags);
-        if flags.contains(OFlag::O_PATH) || flags & OFlag::O_ACCMODE == OFlag::O_WRONLY {
-            return Err(invalid("is not open for reading; open it so"));
-        }
-        let mut bytes = 0;
-        let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
-        let kind = match kind {
-            SFlag::S_IFREG => {
-                check_seals(&fd, stat.st_nlink == 0)?;
-                bytes = u64::try_from(stat.st_size).unwrap_or(0);
-                check_size(bytes)?;
-                Kind::File(read_on_a_thread(File::from(fd), bytes, place))
+    pub async fn open(fd: OwnedFd, place: Place) -> Result<Self, Error> {
+        let (tell, told) = oneshot::channel();
+        let (sender, pieces) = mpsc::channel(PIECES_AHEAD);
+        let work = move || match look(&fd) {
+            Ok(Found::File(end)) => {
+                let file = File::from(fd);
+                if tell.send(Ok((end.unwrap_or(0), None))).is_ok() {
+                    read(&file, end, &sender);
+                }
+                // Closed before its place is free, and that before the end is told.
+                drop(file);
+                drop(place);
+                drop(sender);
             }
-            SFlag::S_IFIFO => Kind::Pipe(Pipe::new(fd, place).map_err(|error| unreadable(&error))?),
-            other => return Err(invalid(&format!("is {}; {WANTED}", named(other)))),
+            // It is waited for elsewhere. Where nobody waits any more it is dropped.
+            Ok(Found::Pipe) => {
+                let _ = tell.send(Ok((0, Some((fd, place)))));
+            }
+            Err(error) => {
+                drop(fd);
+                drop(place);
+                let _ = tell.send(Err(error));
+            }
+        };
+        let thread = std::thread::Builder::new().name("bulk-source".into());
+        thread.spawn(work).map_err(|error| unreadable(&error))?;
+        let gone = |_| unreadable(&io::Error::other("its thread has ended"));
+        let (bytes, pipe) = told.await.map_err(gone)??;
+        let kind = match pipe {
+            None => Kind::File(pieces),
+            Some((fd, place)) => {
+                Kind::Pipe(Pipe::new(fd, place).map_err(|error| unreadable(&error))?)
+            }
         };
         Ok(Self { kind, bytes, read: 0 })
     }
 
-    /// Bytes that it has; 0 for a pipe, which does not tell.
+    /// Bytes that it has; 0 for a pipe, and for a file that does not tell.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -98,17 +128,53 @@ impl Source {
     }
 }
 
+/// Finds out what `fd` is, and whether it can be a source.
+fn look(fd: &OwnedFd) -> Result<Found, Error> {
+    let stat = fstat(fd).map_err(|errno| unreadable(&errno.into()))?;
+    let flags = fcntl(fd, FcntlArg::F_GETFL).map_err(|errno| unreadable(&errno.into()))?;
+    let flags = OFlag::from_bits_retain(flags);
+    if flags.contains(OFlag::O_PATH) || flags & OFlag::O_ACCMODE == OFlag::O_WRONLY {
+        return Err(invalid("is not open for reading; open it so"));
+    }
+    match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
+        SFlag::S_IFREG => {
+            check_seals(fd, &stat)?;
+            let end = end(fd, &stat).map_err(|error| unreadable(&error))?;
+            check_size(end.unwrap_or(0))?;
+            Ok(Found::File(end))
+        }
+        SFlag::S_IFIFO => Ok(Found::Pipe),
+        other => Err(invalid(&format!("is {}; {WANTED}", named(other)))),
+    }
+}
+
+/// Where a file ends. The files that a kernel writes while they are read have no size, or one that
+/// says nothing: they end where reading ends, as do those that are empty.
+fn end(fd: &OwnedFd, stat: &FileStat) -> io::Result<Option<u64>> {
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let tells = size > 0 && fstatfs(fd)?.filesystem_type() != SYSFS;
+    Ok(tells.then_some(size))
+}
+
 /// A memfd that others may still write to or cut is refused: its texts could be any.
-fn check_seals(fd: &OwnedFd, unlinked: bool) -> Result<(), Error> {
+fn check_seals(fd: &OwnedFd, stat: &FileStat) -> Result<(), Error> {
     let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE;
-    // Files of other file systems have no seals, and memfds no name.
     match fcntl(fd, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain) {
-        Ok(seals) if unlinked && !seals.contains(wanted) => Err(invalid(
+        // The files of a tmpfs have seals as well, which nobody can set.
+        Ok(seals) if !seals.contains(wanted) && is_memfd(fd, stat) => Err(invalid(
             "is a memfd that is not sealed; seal it with F_SEAL_SHRINK and F_SEAL_WRITE (it has to \
              be made with MFD_ALLOW_SEALING)",
         )),
         _ => Ok(()),
     }
+}
+
+/// Whether what has seals is a memfd: it is in no directory, and the kernel says so where its path
+/// would be. Where that is not known, it is one.
+fn is_memfd(fd: &OwnedFd, stat: &FileStat) -> bool {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    let says_so = |path: &Path| path.as_os_str().as_bytes().starts_with(b"/memfd:");
+    stat.st_nlink == 0 && path.map_or(true, |path| says_so(&path))
 }
 
 fn check_size(bytes: u64) -> Result<(), Error> {
@@ -122,39 +188,31 @@ fn check_size(bytes: u64) -> Result<(), Error> {
     Err(Error::new(ErrorName::TooLarge, message))
 }
 
-/// Reads the `bytes` that the file has now. The thread ends with the receiver, at its next piece.
-fn read_on_a_thread(file: File, bytes: u64, place: Place) -> mpsc::Receiver<io::Result<Vec<u8>>> {
-    let (sender, receiver) = mpsc::channel(PIECES_AHEAD);
-    let failed = sender.clone();
-    let work = move || {
-        let _place = place;
-        let mut at = 0;
-        while at < bytes {
-            let piece = read_at(&file, at, bytes);
-            let length = piece.as_ref().map_or(0, Vec::len) as u64;
-            // An error is the last piece; nobody listens when the call has ended.
-            if sender.blocking_send(piece).is_err() || length == 0 {
-                return;
-            }
-            at += length;
+/// Reads up to `end`, or until nothing comes. Ends with the receiver, at its next piece.
+fn read(file: &File, end: Option<u64>, pieces: &mpsc::Sender<io::Result<Vec<u8>>>) {
+    let mut at = 0;
+    while end.is_none_or(|end| at < end) {
+        let piece = read_at(file, at, end);
+        let length = piece.as_ref().map_or(0, Vec::len) as u64;
+        // An error is the last piece, and so is an empty one, at an end that was not known; nobody
+        // listens when the call has ended.
+        if pieces.blocking_send(piece).is_err() || length == 0 {
+            return;
         }
-    };
-    if let Err(error) = std::thread::Builder::new().name("bulk-source".into()).spawn(work) {
-        // The channel is empty, and its receiver is here.
-        let _ = failed.try_send(Err(error));
+        at += length;
     }
-    receiver
 }
 
-fn read_at(file: &File, at: u64, end: u64) -> io::Result<Vec<u8>> {
-    let mut piece = vec![0; PIECE_BYTES.min(usize::try_from(end - at).unwrap_or(PIECE_BYTES))];
+fn read_at(file: &File, at: u64, end: Option<u64>) -> io::Result<Vec<u8>> {
+    let left = end.and_then(|end| usize::try_from(end - at).ok());
+    let mut piece = vec![0; left.map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES))];
     let length = loop {
         match file.read_at(&mut piece, at) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             length => break length?,
         }
     };
-    if length == 0 {
+    if let (0, Some(end)) = (length, end) {
         let what = format!("it ends at byte {at} and had {end} when the call began");
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
     }
@@ -209,111 +267,4 @@ fn unreadable(error: &io::Error) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write;
-    use std::sync::Arc;
-
-    use nix::fcntl::open;
-    use nix::sys::memfd::{MFdFlags, memfd_create};
-    use nix::sys::stat::Mode;
-
-    use super::*;
-    use crate::bus::bulk::{Budget, Work};
-
-    fn place() -> Place {
-        Arc::<Budget>::default().place(0, Work::Stream).unwrap()
-    }
-
-    async fn all(source: &mut Source) -> Result<Vec<u8>, Error> {
-        let mut all = Vec::new();
-        while let Some(piece) = source.next().await? {
-            all.extend(piece);
-        }
-        Ok(all)
-    }
-
-    fn refusal(fd: impl Into<OwnedFd>) -> (ErrorName, String) {
-        let error = Source::open(fd.into(), place()).unwrap_err();
-        (error.name(), error.message().to_owned())
-    }
-
-    fn memfd(seals: SealFlag) -> File {
-        let mut file = File::from(memfd_create(c"test", MFdFlags::MFD_ALLOW_SEALING).unwrap());
-        file.write_all(b"text\n").unwrap();
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
-        file
-    }
-
-    #[tokio::test]
-    async fn files_are_read_from_their_start_and_keep_their_position() {
-        let mut named = tempfile::NamedTempFile::new().unwrap();
-        let bytes: Vec<u8> = (0..200_000_u32).map(|n| n as u8).collect();
-        named.write_all(&bytes).unwrap();
-        let mut source =
-            Source::open(named.as_file().try_clone().unwrap().into(), place()).unwrap();
-        assert_eq!(all(&mut source).await.unwrap(), bytes);
-        assert_eq!(io::Seek::stream_position(named.as_file_mut()).unwrap(), 200_000);
-    }
-
-    #[tokio::test]
-    async fn a_memfd_has_to_be_sealed() {
-        let sealed = memfd(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE);
-        assert_eq!(
-            all(&mut Source::open(sealed.into(), place()).unwrap()).await.unwrap(),
-            b"text\n"
-        );
-        for seals in [SealFlag::empty(), SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_WRITE] {
-            let (name, message) = refusal(memfd(seals));
-            assert_eq!(name, ErrorName::InvalidArgument);
-            assert!(message.contains("F_SEAL_SHRINK"), "{message}");
-        }
-    }
-
-    #[tokio::test]
-    async fn what_is_neither_file_nor_pipe_is_refused() {
-        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let (read_end, write_end) = io::pipe().unwrap();
-        let path_only = open("/etc/passwd", OFlag::O_PATH, Mode::empty()).unwrap();
-        let refused: [(OwnedFd, &str); 5] = [
-            (socket.into(), "is a socket"),
-            (File::open("/").unwrap().into(), "is a directory"),
-            (File::open("/dev/zero").unwrap().into(), "is a character device"),
-            (write_end.into(), "is not open for reading"),
-            (path_only, "is not open for reading"),
-        ];
-        for (fd, expected) in refused {
-            let (name, message) = refusal(fd);
-            assert_eq!(name, ErrorName::InvalidArgument);
-            assert!(message.contains(expected), "{message}");
-        }
-        drop(read_end);
-    }
-
-    #[tokio::test]
-    async fn a_file_that_gets_shorter_is_an_error_and_one_that_grows_is_not_followed() {
-        let named = tempfile::NamedTempFile::new().unwrap();
-        named.as_file().set_len(3 * PIECE_BYTES as u64).unwrap();
-        let reader = |bytes| {
-            let file = named.as_file().try_clone().unwrap();
-            Source { kind: Kind::File(read_on_a_thread(file, bytes, place())), bytes, read: 0 }
-        };
-        let error = all(&mut reader(4 * PIECE_BYTES as u64)).await.unwrap_err();
-        assert!(error.message().contains("ends at byte 196608"), "{error}");
-        assert_eq!(all(&mut reader(10)).await.unwrap(), [0; 10]);
-        named.as_file().set_len(1 << 40).unwrap();
-        let sparse = named.as_file().try_clone().unwrap();
-        assert_eq!(refusal(sparse).0, ErrorName::TooLarge);
-    }
-
-    #[tokio::test]
-    async fn a_pipe_is_read_to_its_end_and_keeps_its_flags() {
-        let (read_end, mut write_end) = io::pipe().unwrap();
-        let flags = || fcntl(&read_end, FcntlArg::F_GETFL).unwrap();
-        let before = flags();
-        let mut source = Source::open(read_end.try_clone().unwrap().into(), place()).unwrap();
-        let writer = std::thread::spawn(move || write_end.write_all(&[7; 1 << 20]));
-        assert_eq!(all(&mut source).await.unwrap(), vec![7; 1 << 20]);
-        writer.join().unwrap().unwrap();
-        assert_eq!(flags(), before);
-    }
-}
+mod tests;

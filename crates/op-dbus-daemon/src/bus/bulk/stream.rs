@@ -107,20 +107,8 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// Those of the source, its texts, the engine and the result.
     pub async fn run(mut self, source: Source, bounds: Bounds) -> Result<Made, Error> {
-        let cancel = self.caller.cancel.clone();
-        let deadline = self.wanted.options.deadline;
-        let late = async {
-            match deadline {
-                Some(deadline) => sleep_until(deadline.into()).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = cancel.cancelled() => Err(ServiceError::Engine(EngineError::Cancelled))?,
-            result = self.embed_all(source, bounds) => result?,
-            () = late => Err(ServiceError::Engine(EngineError::DeadlineExceeded))?,
-        }
+        let (caller, deadline) = (self.caller, self.wanted.options.deadline);
+        while_wanted(caller, deadline, self.embed_all(source, bounds)).await?;
         self.finish()
     }
 
@@ -277,7 +265,27 @@ fn placed(first: u64, error: ServiceError) -> Error {
     error.into()
 }
 
-fn silent(silence_max: Duration) -> Error {
+/// What `work` gives, unless its caller leaves or its deadline comes before.
+pub(super) async fn while_wanted<T>(
+    caller: &Caller,
+    deadline: Option<Instant>,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let late = async {
+        match deadline {
+            Some(deadline) => sleep_until(deadline.into()).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = caller.cancel.cancelled() => Err(ServiceError::Engine(EngineError::Cancelled))?,
+        result = work => result,
+        () = late => Err(ServiceError::Engine(EngineError::DeadlineExceeded))?,
+    }
+}
+
+pub(super) fn silent(silence_max: Duration) -> Error {
     let message = format!(
         "nothing came from the source for {} s (source_silence_s); write faster, or send what there is \
          in calls of its own",

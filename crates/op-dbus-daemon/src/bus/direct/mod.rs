@@ -4,14 +4,16 @@
 mod gate;
 mod socket;
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use op_dbus_api::{Error, ErrorName, ROOT_PATH};
+use tokio::runtime::{self, Handle, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -30,9 +32,15 @@ use socket::Socket;
 /// How long a client may take to authenticate.
 const AUTHENTICATION_MAX: Duration = Duration::from_secs(30);
 
+/// Threads that read and write direct connections.
+const THREADS: usize = 2;
+
 /// The direct connections of all users.
 #[derive(Debug)]
 pub struct Direct {
+    /// Not that of the bus: a peer may send descriptors whose very closing hangs, as a socket that lingers
+    /// or a file system that does not answer has it. On the bus that is the bus's own to bear.
+    runtime: OnceLock<Runtime>,
     lines: Mutex<JoinSet<()>>,
     ends: watch::Sender<bool>,
 }
@@ -49,7 +57,15 @@ struct Line {
 
 impl Default for Direct {
     fn default() -> Self {
-        Self { lines: Mutex::default(), ends: watch::Sender::new(false) }
+        let (runtime, lines) = Default::default();
+        Self { runtime, lines, ends: watch::Sender::new(false) }
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        // Whatever hangs there is not waited for.
+        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
 
@@ -61,12 +77,25 @@ impl Direct {
         while lines.join_next().await.is_some() {}
     }
 
-    fn open(&self, line: Line) {
+    /// Where the connections live; begun with the first of them.
+    fn runtime(&self) -> io::Result<&Handle> {
+        if self.runtime.get().is_none() {
+            let mut threads = runtime::Builder::new_multi_thread();
+            threads.worker_threads(THREADS).thread_name("direct").enable_all();
+            // Another one may have been as fast.
+            if let Err(second) = self.runtime.set(threads.build()?) {
+                second.shutdown_background();
+            }
+        }
+        self.runtime.get().map(Runtime::handle).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn open(&self, line: Line, runtime: &Handle) {
         let ends = self.ends.subscribe();
         let mut lines = self.lines();
         // Those that have ended are let go.
         while lines.try_join_next().is_some() {}
-        lines.spawn(line.serve(ends));
+        lines.spawn_on(line.serve(ends), runtime);
     }
 
     fn lines(&self) -> MutexGuard<'_, JoinSet<()>> {
@@ -89,15 +118,19 @@ impl Calls {
             return Err(ServiceError::ShuttingDown.into());
         }
         let place = self.budget.place(caller.uid, Work::Direct)?;
-        let pair = UnixStream::pair().and_then(|(ours, theirs)| Ok((Socket::new(ours)?, theirs)));
-        let (socket, theirs) = pair.map_err(|error| {
+        let made = direct.runtime().and_then(|runtime| {
+            let (ours, theirs) = UnixStream::pair()?;
+            let _of_runtime = runtime.enter();
+            Ok((runtime, Socket::new(ours)?, theirs))
+        });
+        let (runtime, socket, theirs) = made.map_err(|error| {
             let message = format!("the service can't make a socket ({error}); try again later");
             Error::new(ErrorName::NoSpace, message)
         })?;
         let callers = Arc::new(Callers::of_one(&caller));
         let calls = self.on_direct(callers.clone());
         debug!(uid = caller.uid, sender = caller.sender(), "a direct connection is opened");
-        direct.open(Line { socket, opener: caller, calls, callers, _place: place });
+        direct.open(Line { socket, opener: caller, calls, callers, _place: place }, runtime);
         Ok(theirs.into())
     }
 }

@@ -37,8 +37,8 @@ enum Phase {
     /// Its result waits to be fetched.
     Done(Made),
     Failed(Error),
-    /// It was cancelled, or somebody has its result: for callers it is not there any more.
-    Over,
+    /// For callers it is not there any more, and this is why.
+    Over(Error),
 }
 
 impl Job {
@@ -62,7 +62,7 @@ impl Job {
 
     /// Whether the job is there for a user.
     pub fn is_of(&self, uid: u32) -> bool {
-        self.uid == uid && !matches!(*self.phase.borrow(), Phase::Over)
+        self.uid == uid && !matches!(*self.phase.borrow(), Phase::Over(_))
     }
 
     /// What a user is told about a job that is not there for them: the same as about any path.
@@ -70,10 +70,25 @@ impl Job {
         format!("Unknown object '{}'", self.path)
     }
 
-    /// Ends the job, whatever it does.
-    pub fn end(&self) {
+    /// Ends the job, whatever it does; who waits for its result is told `why`.
+    pub fn end(&self, why: Error) {
+        self.leave(why);
+        // Only now, so that it is not the work that tells why it has ended.
         self.cancel.cancel();
-        self.phase.send_replace(Phase::Over);
+    }
+
+    /// Takes the job away from callers, and returns where it was. The first reason is the one that stays.
+    fn leave(&self, why: Error) -> Phase {
+        let mut before = Phase::Over(why);
+        self.phase.send_if_modified(|phase| {
+            if let Phase::Over(first) = phase {
+                before = Phase::Over(first.clone());
+                return false;
+            }
+            std::mem::swap(phase, &mut before);
+            true
+        });
+        before
     }
 
     /// The work has ended.
@@ -90,20 +105,17 @@ impl Job {
     /// Returns once the job is not there for callers any more.
     pub async fn over(&self) {
         // The sender is ours, so it does not end before.
-        let _ = self.phase.subscribe().wait_for(|phase| matches!(phase, Phase::Over)).await;
+        let _ = self.phase.subscribe().wait_for(|phase| matches!(phase, Phase::Over(_))).await;
     }
 
     /// The result, once it is there, for whoever asks first.
     async fn fetch(&self) -> Result<Bulk, Error> {
         let mut phase = self.phase.subscribe();
         let _ = phase.wait_for(|phase| !matches!(phase, Phase::Running)).await;
-        match self.phase.send_replace(Phase::Over) {
+        match self.leave(gone()) {
             Phase::Done(made) => Ok(made.bulk),
-            Phase::Failed(error) => Err(error),
-            Phase::Running | Phase::Over => Err(Error::new(
-                ErrorName::Cancelled,
-                "the job was cancelled, or another call has fetched its result",
-            )),
+            Phase::Failed(error) | Phase::Over(error) => Err(error),
+            Phase::Running => Err(gone()),
         }
     }
 
@@ -113,6 +125,13 @@ impl Job {
             _ => ("", String::new()),
         }
     }
+}
+
+/// Why the result of a job is not there, where it is not the service that ends.
+pub fn gone() -> Error {
+    let message = "the job was cancelled, its owner has left the bus, or another call has fetched its \
+                   result";
+    Error::new(ErrorName::Cancelled, message)
 }
 
 /// The bus object of a job.
@@ -144,7 +163,7 @@ impl Handle {
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Error> {
         let work = async |_calls, caller| {
-            self.seen_by(&caller)?.end();
+            self.seen_by(&caller)?.end(gone());
             Ok(())
         };
         self.calls.run(connection, &header, work).await
@@ -176,7 +195,7 @@ impl Handle {
             Phase::Running => "running",
             Phase::Done(_) => "done",
             Phase::Failed(_) => "failed",
-            Phase::Over => "over",
+            Phase::Over(_) => "over",
         };
         state.to_owned()
     }
@@ -204,5 +223,37 @@ impl Handle {
     #[zbus(property)]
     fn error_message(&self) -> String {
         self.job.error().1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use zbus::connection::Builder;
+    use zbus::{Guid, Message};
+
+    use super::super::super::caller::Callers;
+    use super::*;
+
+    #[tokio::test]
+    async fn who_waits_for_a_result_is_told_the_first_reason_for_its_end() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
+        let near = Builder::unix_stream(near).p2p();
+        let (server, _client) = tokio::try_join!(far.build(), near.build()).unwrap();
+        let call = Message::method_call("/", "Fetch").build(&()).unwrap();
+        let callers = Arc::<Callers>::default();
+        let caller = callers.enter(&server, &call.header()).await.unwrap();
+        let job = Job::new("name".to_owned(), &caller, 0).unwrap();
+        let stops = || Error::new(ErrorName::ShuttingDown, "the service stops");
+        let end = async {
+            job.end(stops());
+            job.ended(Err(Error::new(ErrorName::Cancelled, "the work was cancelled")));
+            job.end(gone());
+        };
+        let (one, other, ()) = tokio::join!(job.fetch(), job.fetch(), end);
+        assert_eq!((one.unwrap_err(), other.unwrap_err()), (stops(), stops()));
+        assert!(caller.cancel.is_cancelled() && !job.is_of(caller.uid));
     }
 }

@@ -15,7 +15,7 @@ use super::super::bulk::{Made, Place, Source, Stream};
 use super::super::caller::Caller;
 use super::super::calls::Calls;
 use super::super::options::Wanted;
-use super::job::Handle;
+use super::job::{Handle, gone};
 use super::seen::{Introspectable, Properties};
 use super::{Listed, tree};
 
@@ -66,8 +66,9 @@ impl Life {
             () = job.over() => {}
             () = self.caller.cancel.cancelled() => {}
             result = self.work(source, wanted) => {
-                let error = result.as_ref().err().map(|error| error.name().as_str());
-                debug!(uid = self.caller.uid, error, "a job has ended");
+                let error = result.as_ref().err().map(Error::name);
+                debug!(uid = self.caller.uid, error = error.map(ErrorName::as_str), "a job has ended");
+                error.into_iter().for_each(|error| self.calls.service.call_failed(error));
                 job.ended(result);
                 self.tell().await;
                 tokio::select! {
@@ -77,7 +78,7 @@ impl Life {
                 }
             }
         }
-        job.end();
+        job.end(gone());
         let connection = &self.caller.connection;
         let gone = connection.object_server().remove::<Handle, _>(&*job.path).await;
         let told = tree::removed(&job, connection).await;

@@ -15,7 +15,7 @@ use op_dbus_api::{Error, ErrorName, JOBS_PATH};
 use tokio::task::JoinSet;
 use zbus::OwnedObjectPath;
 
-use super::bulk::{Source, Work};
+use super::bulk::Work;
 use super::caller::Caller;
 use super::calls::Calls;
 use super::options::Wanted;
@@ -36,7 +36,8 @@ pub struct Jobs {
 impl Jobs {
     /// Ends all jobs, and returns once their objects are gone.
     pub async fn end(&self) {
-        self.all().values().for_each(|job| job.end());
+        let ended = || ServiceError::ShuttingDown.into();
+        self.all().values().for_each(|job| job.end(ended()));
         let mut lives = std::mem::take(&mut *self.lives());
         while lives.join_next().await.is_some() {}
     }
@@ -80,7 +81,8 @@ impl Calls {
     ///
     /// # Errors
     /// `QuotaExceeded`, `Overloaded`; `InvalidArgument` for a descriptor that is no source, and on a
-    /// direct connection; `ShuttingDown`. All else is the job's error.
+    /// direct connection; `DeadlineExceeded` for one whose file system does not say what it is;
+    /// `ShuttingDown`. All else is the job's error.
     pub async fn start_embed_from_fd(
         self,
         caller: Caller,
@@ -91,11 +93,12 @@ impl Calls {
             let message = "a direct connection has no jobs; start them over the bus";
             return Err(Error::new(ErrorName::InvalidArgument, message));
         };
+        let place = self.budget.place(caller.uid, Work::Job)?;
+        let source = self.source(&caller, fd, &wanted).await?;
+        // Only now, as a look at the source may take its time.
         if matches!(self.service.now().phase, Phase::Draining(_)) {
             return Err(ServiceError::ShuttingDown.into());
         }
-        let place = self.budget.place(caller.uid, Work::Job)?;
-        let source = Source::open(fd, self.budget.place(caller.uid, Work::Stream)?)?;
         let job = Job::new(name(), &caller, source.bytes()).map_err(|error| {
             Error::new(ErrorName::Failed, format!("a job has no path ({error})"))
         })?;
