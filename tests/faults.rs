@@ -1,5 +1,7 @@
 //! Killed workers and daemons, callers that leave: nobody else may notice.
 
+use std::os::unix::fs::PermissionsExt;
+
 use nix::sys::signal::{Signal, kill};
 use op_dbus_api::ErrorName;
 
@@ -24,6 +26,7 @@ tests! {
     a_model_larger_than_a_worker_may_be: [Bus, Low],
     a_batch_larger_than_a_worker_may_be: [Bus, Low, Runtime],
     a_program_that_was_replaced: [Bus],
+    a_state_without_a_folder: [Bus],
     a_state_that_cannot_be_kept: [Bus, Root],
 }
 
@@ -252,6 +255,20 @@ async fn embedded_again(daemon: &Daemon) -> Outcome<Vec<f64>> {
         }
     })
     .await
+}
+
+async fn a_state_without_a_folder() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    std::fs::remove_dir(setup.path("state"))?;
+    let daemon = setup.ready(&bus).await?;
+    daemon.client().manager.set_vector_level("high").await?;
+    let mode = std::fs::metadata(setup.path("state"))?.permissions().mode() & 0o777;
+    assert_eq!(mode, 0o700, "{mode:o}");
+    daemon.stop().await?;
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(daemon.client().embedder.vector_level().await?, "high");
+    daemon.stop().await
 }
 
 async fn a_state_that_cannot_be_kept() -> Outcome {

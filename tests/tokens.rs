@@ -14,6 +14,7 @@ tests! {
     ids_have_the_vectors_of_their_texts: [Bus, Medium],
     tokens_say_where_they_stand: [Bus, Medium],
     what_tokens_can_not_be_is_refused: [Bus],
+    a_default_prompt_that_the_model_lacks_is_refused_at_the_load: [Bus, Low],
     a_prompt_is_never_left_out_in_silence: [Bus, Low],
 }
 
@@ -103,6 +104,36 @@ async fn what_tokens_can_not_be_is_refused() -> Outcome {
     let message =
         refused(client.embedder.tokenize(&[&text], Options::new()).await, ErrorName::TooLarge)?;
     assert!(message.contains("16777216"), "{message}");
+    daemon.stop().await
+}
+
+async fn a_default_prompt_that_the_model_lacks_is_refused_at_the_load() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let config = setup.config_file();
+    let command = setup.command(&bus)?;
+    let settings = std::fs::read_to_string(&config)?;
+    let write = |prompt: &str| {
+        let table = format!("[models.paraphrase-MiniLM-L3-v2]\ndefault_prompt = \"{prompt}\"\n");
+        std::fs::write(&config, format!("{settings}\n{table}prompts = {{ q = \"query: \" }}\n"))
+    };
+    write("qq")?;
+    let daemon = setup.start_command(command, &bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let client = daemon.client();
+    let message = refused(client.embedder.embed("x").await, ErrorName::WorkerFailed)?;
+    for part in ["paraphrase-MiniLM-L3-v2.default_prompt", "config.toml", "it has q"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    write("q")?;
+    client.manager.reload().await?;
+    assert_eq!(daemon.state(|state| state != "loading").await?, "ready");
+    client.embedder.embed("x").await?;
+    // A reload that would bring it back is refused, and what serves goes on.
+    write("qq")?;
+    let message = refused(client.manager.reload().await, ErrorName::WorkerFailed)?;
+    assert!(message.contains("default_prompt"), "{message}");
+    client.embedder.embed("x").await?;
     daemon.stop().await
 }
 

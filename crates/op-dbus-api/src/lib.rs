@@ -165,7 +165,7 @@ pub mod info {
     pub const DEVICE: &str = "device";
     /// `s`: precision of the arithmetic.
     pub const PRECISION: &str = "precision";
-    /// `t`: tokens computed, special tokens included.
+    /// `t`: tokens of the texts as they were embedded, special tokens included; of cached ones, too.
     pub const TOKENS: &str = "tokens";
     /// `au`: indices of the texts that were cut.
     pub const TRUNCATED: &str = "truncated";

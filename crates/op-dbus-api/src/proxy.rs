@@ -74,7 +74,7 @@ both! {
         /// Indices and cosines of the `count` candidates nearest to `query`, best first.
         fn rank(&self, query: &str, candidates: &[&str], count: u32) -> zbus::Result<Vec<(u32, f64)>>;
 
-        /// Tokens of each text before truncation, special tokens included.
+        /// Tokens of each text with the default prompt, before truncation, special tokens included.
         fn count_tokens(&self, texts: &[&str]) -> zbus::Result<Vec<u32>>;
 
         /// Level in force.

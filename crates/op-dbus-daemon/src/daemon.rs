@@ -75,7 +75,7 @@ pub async fn run(loaded: Loaded, worker: WorkerProgram) -> ExitCode {
     };
     info!(MESSAGE_ID = message_id::START, version = env!("CARGO_PKG_VERSION"), "op-dbus starts");
     for warning in &loaded.warnings {
-        warn!(MESSAGE_ID = message_id::STATE_CORRUPT, "{warning}");
+        warn!(MESSAGE_ID = warning.message_id, "{warning}");
     }
     match serve(loaded, worker, telemetry).await {
         Ok(()) => ExitCode::SUCCESS,

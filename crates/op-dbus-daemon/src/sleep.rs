@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::OptionFuture;
 use tokio::time::timeout;
 use tracing::{info, warn};
 use zbus::fdo::DBusProxy;
@@ -50,17 +51,24 @@ async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<
     // Asking for the name does not start it, as a call would.
     let is_there = bus.name_has_owner(LOGIND.try_into()?).await?;
     let mut delay = if is_there { inhibit(&logind).await } else { None };
+    // While devices are released the machine may sleep, whose time does not count, and wake up.
+    let mut release = pin!(OptionFuture::from(None));
     loop {
         tokio::select! {
+            Some(released) = &mut release => {
+                release.set(None.into());
+                match released {
+                    Ok(()) => info!("the machine is about to sleep; devices are released"),
+                    Err(_) => warn!("a device is still in use while the machine falls asleep"),
+                }
+                drop(delay.take());
+            }
             signal = sleeps.next() => {
                 let Some(signal) = signal else { return Ok(()) };
                 if signal.args()?.start {
-                    match timeout(RELEASE_TIME, service.sleep()).await {
-                        Ok(()) => info!("the machine is about to sleep; devices are released"),
-                        Err(_) => warn!("a device is still in use while the machine falls asleep"),
-                    }
-                    drop(delay.take());
+                    release.set(Some(timeout(RELEASE_TIME, service.sleep())).into());
                 } else {
+                    release.set(None.into());
                     info!("the machine is awake; every worker proves itself again");
                     delay = inhibit(&logind).await;
                     service.wake();
@@ -70,6 +78,7 @@ async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<
                 Some(Some(_)) => delay = inhibit(&logind).await,
                 // Nobody would tell us that the machine is awake.
                 Some(None) => {
+                    release.set(None.into());
                     drop(delay.take());
                     service.wake();
                 }

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -62,6 +62,7 @@ pub enum StateError {
 /// A step of a write that has been done; a crash may come after each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
+    FolderMade,
     Created,
     Written,
     Synced,
@@ -124,7 +125,8 @@ impl StateFile {
         self.settings.insert(key.to_owned(), value);
     }
 
-    /// Writes the file and waits until the disk has it.
+    /// Writes the file and waits until the disk has it. A folder that is not there is made, for its
+    /// owner alone.
     ///
     /// # Errors
     /// When this fails the file on disk is the old one, whole; or the new one, if all that failed
@@ -148,10 +150,17 @@ impl StateFile {
 
     fn save_in_steps(&self, done: &mut dyn FnMut(Step)) -> io::Result<()> {
         let folder = folder(&self.path);
-        let mut file = tempfile::Builder::new()
-            .prefix(&prefix(&self.path))
-            .suffix(SUFFIX)
-            .tempfile_in(folder)?;
+        let prefix = prefix(&self.path);
+        let mut builder = tempfile::Builder::new();
+        let temporary = builder.prefix(&prefix).suffix(SUFFIX);
+        let mut file = match temporary.tempfile_in(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                make(folder)?;
+                done(Step::FolderMade);
+                temporary.tempfile_in(folder)?
+            }
+            file => file?,
+        };
         done(Step::Created);
         file.write_all(self.document()?.as_bytes())?;
         file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
@@ -213,6 +222,21 @@ fn folder(path: &Path) -> &Path {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     }
+}
+
+/// Makes the folder, and those above it, and waits until the disk has them.
+fn make(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let above = folder(path);
+    make(above)?;
+    match DirBuilder::new().mode(0o700).create(path) {
+        // Somebody else was quicker.
+        Err(_) if path.is_dir() => {}
+        made => made?,
+    }
+    File::open(above)?.sync_all()
 }
 
 /// How the names of our temporary files begin: hidden, and with the state file's own name.

@@ -255,8 +255,9 @@ fn spec(args: &Args, cpu_engine: backend::CpuEngine) -> Spec {
 
 /// Whoever was refused memory does not know by which setting.
 fn explained(error: BackendError, memory_max: Option<u64>) -> BackendError {
-    /// As the standard library and the C library say it.
-    const REFUSED: [&str; 2] = ["out of memory", "Cannot allocate memory"];
+    /// As the standard library and the C library say it; the last one of a thread whose stack is refused.
+    const REFUSED: [&str; 3] =
+        ["out of memory", "Cannot allocate memory", "Resource temporarily unavailable"];
     match (error, memory_max) {
         (BackendError::Load { kind, message }, Some(bytes))
             if REFUSED.iter().any(|refused| message.contains(refused)) =>
@@ -281,7 +282,8 @@ mod tests {
                 BackendError::Load { kind: ProviderUnavailable, message: error.to_string() };
             explained(error, memory_max).to_string()
         };
-        for error in [ErrorKind::OutOfMemory.into(), Error::from_raw_os_error(libc::ENOMEM)] {
+        let by_number = [libc::ENOMEM, libc::EAGAIN].map(Error::from_raw_os_error);
+        for error in [ErrorKind::OutOfMemory.into()].into_iter().chain(by_number) {
             assert!(refused(error, Some(16)).ends_with("worker_memory_max is 16 bytes"));
         }
         let other = Error::from_raw_os_error(libc::ENOENT);

@@ -3,7 +3,8 @@
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use op_dbus_api::{Error, ErrorName};
@@ -20,6 +21,9 @@ use super::reply::{Embedded, Form};
 use crate::service::{Options, Request, Service};
 use crate::telemetry::message_id;
 
+/// Texts that were cut where no reply says so are told in the log once in this time.
+const CUT_TOLD_EVERY: Duration = Duration::from_secs(60);
+
 /// What the interfaces have in common. Cheap to clone.
 #[derive(Clone)]
 pub struct Calls {
@@ -32,6 +36,7 @@ pub struct Calls {
     /// The jobs of callers; none on a direct connection.
     pub jobs: Option<Arc<Jobs>>,
     callers: Arc<Callers>,
+    cut_told: Arc<Mutex<Option<Instant>>>,
 }
 
 /// What is to be embedded, and how.
@@ -53,13 +58,13 @@ impl Calls {
         jobs: Arc<Jobs>,
     ) -> Self {
         let (direct, jobs) = (Some(direct), Some(jobs));
-        Self { service, budget: Arc::default(), direct, jobs, callers }
+        let (budget, cut_told) = Default::default();
+        Self { service, budget, direct, jobs, callers, cut_told }
     }
 
     /// The same service and budget for `callers` on a direct connection.
     pub fn on_direct(&self, callers: Arc<Callers>) -> Self {
-        let (service, budget) = (self.service.clone(), self.budget.clone());
-        Self { service, budget, direct: None, jobs: None, callers }
+        Self { direct: None, jobs: None, callers, ..self.clone() }
     }
 
     /// Finds out who calls.
@@ -99,6 +104,7 @@ impl Calls {
         if let Err(error) = &result {
             let _entered = span.enter();
             debug!(error = error.name().as_str(), "refused: {error}");
+            self.service.call_failed(error.name());
             if error.name() == ErrorName::QuotaExceeded && self.callers.tell_quota() {
                 info!(
                     MESSAGE_ID = message_id::QUOTA,
@@ -122,8 +128,28 @@ impl Calls {
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink: None };
         let (reply, served) = self.service.embed(served, request).await?;
         let (tokens, queue_us, compute_us) = (reply.tokens, reply.queue_us, reply.compute_us);
-        debug!(texts = count, tokens, queue_us, compute_us, model = %served.model, "embedded");
+        let (cut, model) = (reply.truncated.len(), &served.model);
+        debug!(texts = count, cut, tokens, queue_us, compute_us, model = %model, "embedded");
+        if cut > 0 && !form.has_info() && self.tell_cut() {
+            info!(
+                uid = caller.uid,
+                texts = count,
+                cut,
+                model = %model,
+                "texts of a call were longer than the model reads and were cut; EmbedPacked tells which"
+            );
+        }
         Ok(Embedded { reply, served })
+    }
+
+    /// Whether texts that were cut are to be told in the log, and have not just been.
+    fn tell_cut(&self) -> bool {
+        let mut last = self.cut_told.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|told| told.elapsed() >= CUT_TOLD_EVERY);
+        if due {
+            *last = Some(Instant::now());
+        }
+        due
     }
 }
 

@@ -71,8 +71,8 @@ impl Embedder {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
-        let Wanted { options, encoding, .. } = options::parse(&options, &[], Instant::now())?;
         let work = async move |calls: Calls, caller| {
+            let Wanted { options, encoding, .. } = options::parse(&options, &[], Instant::now())?;
             let asked = Asked { inputs: texts.into(), options, form: Form::Packed(encoding) };
             Ok(calls.embed(&caller, asked).await?.packed(encoding))
         };
@@ -87,9 +87,10 @@ impl Embedder {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
-        let wanted = options::parse(&options, &[option::FORMAT], Instant::now())?;
-        let work =
-            async move |calls: Calls, caller| calls.embed_to_fd(&caller, texts, wanted).await;
+        let work = async move |calls: Calls, caller| {
+            let wanted = options::parse(&options, &[option::FORMAT], Instant::now())?;
+            calls.embed_to_fd(&caller, texts, wanted).await
+        };
         self.calls.run(connection, &header, work).await
     }
 
@@ -101,8 +102,8 @@ impl Embedder {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
-        let wanted = options::parse(&options, option::OF_FDS, Instant::now())?;
         let work = async move |calls: Calls, caller| {
+            let wanted = options::parse(&options, option::OF_FDS, Instant::now())?;
             calls.embed_from_fd(&caller, source.into(), wanted).await
         };
         self.calls.run(connection, &header, work).await
@@ -116,8 +117,8 @@ impl Embedder {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<OwnedObjectPath, Error> {
-        let wanted = options::parse(&options, option::OF_FDS, Instant::now())?;
         let work = async move |calls: Calls, caller| {
+            let wanted = options::parse(&options, option::OF_FDS, Instant::now())?;
             calls.start_embed_from_fd(caller, source.into(), wanted).await
         };
         self.calls.run(connection, &header, work).await
@@ -141,8 +142,8 @@ impl Embedder {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
-        let Wanted { options, encoding, .. } = options::parse(&options, &[], Instant::now())?;
         let work = async move |calls: Calls, caller| {
+            let Wanted { options, encoding, .. } = options::parse(&options, &[], Instant::now())?;
             let (inputs, form) = (Inputs::Tokens(tokens), Form::Packed(encoding));
             let asked = Asked { inputs, options, form };
             Ok(calls.embed(&caller, asked).await?.packed(encoding))
@@ -158,8 +159,8 @@ impl Embedder {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Vec<Token>>, Error> {
-        let options = options::parse_for_tokens(&options, Instant::now())?;
         let work = async move |calls: Calls, _caller| {
+            let options = options::parse_for_tokens(&options, Instant::now())?;
             let served = calls.service.serving(options.level, options.deadline).await?;
             tokens(served.tokenize(texts, options.prompt.as_deref()).await?)
         };

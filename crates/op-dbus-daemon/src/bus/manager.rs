@@ -176,7 +176,7 @@ impl Manager {
         let devices = &self.devices;
         let work = async move |calls: Calls, _caller| {
             let known = devices.read().await;
-            Ok(views::devices(&calls.service.now(), known))
+            Ok(views::devices(&calls.service, known))
         };
         self.calls.run(connection, &header, work).await
     }
@@ -197,7 +197,7 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Dictionary, Error> {
-        let work = async |calls: Calls, _caller| Ok(views::statistics(&calls.service.now()));
+        let work = async |calls: Calls, _caller| Ok(views::statistics(&calls.service));
         self.calls.run(connection, &header, work).await
     }
 

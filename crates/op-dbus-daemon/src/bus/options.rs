@@ -79,8 +79,9 @@ pub fn parse_for_tokens(
     }
 }
 
-const LEVELS: [(&str, Level); 4] =
-    [("none", Level::None), ("low", Level::Low), ("medium", Level::Medium), ("high", Level::High)];
+/// Those that have a model: `none` is a state of the service, and nothing that a call could ask for.
+const LEVELS: [(&str, Level); 3] =
+    [("low", Level::Low), ("medium", Level::Medium), ("high", Level::High)];
 
 const TRUNCATIONS: [(&str, Truncate); 4] = [
     ("error", Truncate::Error),
@@ -211,6 +212,10 @@ mod tests {
         assert_eq!(
             refusal("encoding", Variant::from("f64")),
             "option encoding is \"f64\"; accepted: f32, f16, i8, b1"
+        );
+        assert_eq!(
+            refusal("level", Variant::from("none")),
+            "option level is \"none\"; accepted: low, medium, high"
         );
         let elsewhere = refusal("framing", Variant::from("lines"));
         assert!(elsewhere.starts_with("there is no option \"framing\"; accepted: level"));

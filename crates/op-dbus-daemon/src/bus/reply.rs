@@ -25,6 +25,11 @@ pub enum Form {
 }
 
 impl Form {
+    /// Whether the reply has a place for what is to be told beside the vectors.
+    pub const fn has_info(self) -> bool {
+        matches!(self, Self::Packed(_))
+    }
+
     /// Refuses a reply that can't be sent inline, before anything is computed.
     ///
     /// # Errors
@@ -33,7 +38,13 @@ impl Form {
         let limit = INLINE_REPLY_BYTES_MAX as usize;
         let (row, advice) = match self {
             // Each row has its length and padding before it.
-            Self::Doubles => (8 * dimensions + 8, "use EmbedPacked, or send fewer texts in a call"),
+            Self::Doubles => {
+                let advice = match Self::Packed(Encoding::F32).check(rows, dimensions) {
+                    Ok(()) => "use EmbedPacked, or send fewer texts in a call",
+                    Err(_) => "use EmbedToFd, or send fewer texts in a call",
+                };
+                (8 * dimensions + 8, advice)
+            }
             Self::Packed(encoding) => (encoding.row_bytes(dimensions), "use EmbedToFd"),
             Self::Ranks(_) => (16, "ask for fewer, or rank in several calls"),
         };
@@ -163,6 +174,8 @@ mod tests {
         assert_eq!(Form::Packed(Encoding::B1).check(32 * 10_922, 384), Ok(()));
         assert!(Form::Packed(Encoding::I8).check(4 * 10_923, 384).is_err());
         let error = Form::Doubles.check(16_384, 384).unwrap_err();
+        assert!(error.message().contains("EmbedToFd"), "{error}");
+        let error = Form::Doubles.check(10_922, 384).unwrap_err();
         assert!(error.message().contains("EmbedPacked"), "{error}");
         assert_eq!(Form::Ranks(10).check(20_000, 768), Ok(()));
     }

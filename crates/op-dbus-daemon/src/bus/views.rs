@@ -1,6 +1,7 @@
 //! What the manager's reading methods answer: plain dictionaries, flat keys, typed values.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use op_dbus_api::{Error, ErrorName};
@@ -104,9 +105,10 @@ fn aliases(name: &str) -> &'static [&'static str] {
 }
 
 /// The devices that were read, and which of them compute now.
-pub fn devices(now: &Now, known: Vec<Device>) -> Vec<Dictionary> {
-    let workers = now.served().map(|served| served.engine.descriptions()).unwrap_or_default();
-    let workers = workers.into_iter().map(|worker| worker.description);
+pub fn devices(service: &Service, known: Vec<Device>) -> Vec<Dictionary> {
+    let engines = service.engines().into_iter();
+    let workers = engines.flat_map(|served| served.engine.descriptions());
+    let workers = workers.map(|worker| worker.description);
     let computing: Vec<_> = workers.map(|worker| (worker.provider, worker.device)).collect();
     with_use(known, &computing).into_iter().map(device).collect()
 }
@@ -147,9 +149,14 @@ pub fn status(service: &Service) -> Dictionary {
     let facts = Facts::of(now);
     let (given_back, kept) = (service.given_back(), service.kept());
     let since = now.since.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let workers = now.served().map(|served| served.engine.descriptions()).unwrap_or_default();
-    let workers: Vec<Dictionary> = workers.iter().map(worker).collect();
-    let stats = now.served().map(|served| served.engine.stats()).unwrap_or_default();
+    let mut engines = service.engines();
+    engines.sort_by_key(|served| !now.served().is_some_and(|first| Arc::ptr_eq(first, served)));
+    let workers = engines.into_iter().flat_map(|served| {
+        let of = |status: &WorkerStatus| worker(&served.model, status);
+        served.engine.descriptions().iter().map(of).collect::<Vec<_>>()
+    });
+    let workers: Vec<Dictionary> = workers.collect();
+    let stats = service.statistics();
     HashMap::from([
         ("version", super::VERSION.into()),
         ("loaded", service.is_loaded().into()),
@@ -182,9 +189,10 @@ pub fn status(service: &Service) -> Dictionary {
     ])
 }
 
-fn worker(worker: &WorkerStatus) -> Dictionary {
+fn worker(model: &str, worker: &WorkerStatus) -> Dictionary {
     let about = &worker.description;
     let mut view = HashMap::from([
+        ("model", model.to_owned().into()),
         ("provider", about.provider.clone().into()),
         ("device", about.device.clone().into()),
         ("precision", about.precision.clone().into()),
@@ -237,10 +245,9 @@ fn state(state: WorkerState) -> &'static str {
     }
 }
 
-/// Counters of the engine that serves, since it was loaded; empty when none does.
-pub fn statistics(now: &Now) -> Dictionary {
-    let Some(served) = now.served() else { return Dictionary::new() };
-    let stats = served.engine.stats();
+/// What was counted since the start, of all models, and what is in flight.
+pub fn statistics(service: &Service) -> Dictionary {
+    let stats = service.statistics();
     let padding = match stats.tokens {
         0 => 0.0,
         tokens => stats.padded_tokens as f64 / tokens as f64,
@@ -261,7 +268,7 @@ pub fn statistics(now: &Now) -> Dictionary {
         ("queue_tokens", number(stats.queue_tokens)),
         ("in_flight_calls", number(stats.in_flight_calls)),
         ("in_flight_tokens", number(stats.in_flight_tokens)),
-        ("failures", stats.failures.into()),
+        ("failures", service.failures().into()),
     ]);
     view.extend(times(QUEUE_TIMES, stats.queue_us));
     view.extend(times(COMPUTE_TIMES, stats.compute_us));

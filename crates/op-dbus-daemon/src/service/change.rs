@@ -189,7 +189,7 @@ impl Service {
         };
         let choice = wanted(&loaded.settings);
         let adopt = |next: &mut Now| {
-            self.0.cache.resize(loaded.settings.cache_bytes);
+            self.0.engines.cache.resize(loaded.settings.cache_bytes);
             next.loaded = loaded;
             next.fleet = fleet.clone();
         };
@@ -299,7 +299,7 @@ impl Service {
 
     fn report(&self, old: &Loaded, new: &Loaded) {
         for warning in &new.warnings {
-            warn!(MESSAGE_ID = message_id::STATE_CORRUPT, "{warning}");
+            warn!(MESSAGE_ID = warning.message_id, "{warning}");
         }
         for key in READ_AT_START.into_iter().filter(|key| old.value(key) != new.value(key)) {
             warn!(key, "this setting is read at the start only; restart the service to apply it");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use op_dbus_engine::{BackendError, TokenizerError};
 
-use crate::settings::Mistakes;
+use crate::settings::{Mistakes, Origin};
 use crate::state::StateError;
 
 /// Why a request to the service was refused or failed.
@@ -73,14 +73,16 @@ pub enum Error {
     },
     /// The model has other dimensions than the settings demand.
     #[error(
-        "{model} has {found} dimensions and the setting expect_dimensions demands {expected}; \
-         serve another model or change the setting"
+        "{model} has {found} dimensions, and expect_dimensions is {expected} ({origin}); serve \
+         another model or change the setting"
     )]
     Dimensions {
         /// The model.
         model: String,
         /// What the settings demand.
         expected: usize,
+        /// Where they do.
+        origin: Origin,
         /// What the model has.
         found: usize,
     },

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::future::{BoxFuture, FutureExt, Shared, join_all};
-use op_dbus_engine::Cache;
+use futures_util::future::{BoxFuture, FutureExt, Shared};
 use tokio::sync::oneshot;
 
+use super::engines::Engines;
 use super::load::Tries;
 use super::served::{Choice, Served};
 use super::{Error, Means, load, provider};
@@ -56,14 +56,14 @@ enum Purpose<'a> {
 pub(super) struct Fleet {
     loaded: Arc<Loaded>,
     means: Means,
-    cache: Arc<Cache>,
+    engines: Arc<Engines>,
     entries: Mutex<HashMap<Choice, Entry>>,
 }
 
 impl Fleet {
     /// An empty fleet; nothing is loaded yet.
-    pub(super) fn new(loaded: Arc<Loaded>, means: Means, cache: Arc<Cache>) -> Arc<Self> {
-        Arc::new(Self { loaded, means, cache, entries: Mutex::default() })
+    pub(super) fn new(loaded: Arc<Loaded>, means: Means, engines: Arc<Engines>) -> Arc<Self> {
+        Arc::new(Self { loaded, means, engines, entries: Mutex::default() })
     }
 
     /// The model, loaded now if it is not yet. A recent failure is answered again.
@@ -144,20 +144,19 @@ impl Fleet {
         entries.values().filter_map(Entry::served).cloned().collect()
     }
 
-    /// Refuses new calls, finishes those in the engines until `deadline`, then stops the workers.
-    pub(super) async fn drain(&self, deadline: Instant) {
+    /// Lets go of every engine, once its calls have ended, and keeps what batches were seen to cost.
+    pub(super) async fn close(&self) {
         let entries =
             std::mem::take(&mut *self.entries.lock().unwrap_or_else(PoisonError::into_inner));
         let loaded: Vec<Arc<Served>> =
             entries.values().filter_map(Entry::served).cloned().collect();
-        join_all(loaded.iter().map(|served| served.engine.drain(deadline))).await;
         let keep = move || loaded.iter().for_each(|served| served.keep_costs());
         // One that panics has said so.
         let _ = tokio::task::spawn_blocking(keep).await;
     }
 
     /// Loading blocks for seconds, and a hanging worker for minutes: it gets a thread that neither the
-    /// runtime nor the end of the process waits for.
+    /// runtime nor the end of the process waits for. Its end is seen also where nobody waits for it any more.
     fn start(&self, choice: Choice, purpose: Purpose<'_>) -> Load {
         let (loaded, means) = (self.loaded.clone(), self.means.clone());
         let candidates = provider::candidates(&loaded.settings);
@@ -172,15 +171,15 @@ impl Fleet {
                 Tries { providers: provider::preferred(candidates, fallback), are_told: true }
             }
         };
-        let cache = self.cache.clone();
+        let engines = self.engines.clone();
         let (sender, receiver) = oneshot::channel();
         let work = move || {
-            let end = load::load(&choice, &tries, &loaded, (&means, cache));
-            // Nobody may be waiting any more; then the engine ends here.
-            drop(sender.send(end.map(Arc::new).map_err(Arc::new)));
+            let end = load::load(&choice, &tries, &loaded, (&means, engines.config()));
+            // The service may have ended; then the engine ends here.
+            drop(sender.send(end.map(|served| engines.enter(served)).map_err(Arc::new)));
         };
         let thread = std::thread::Builder::new().name("load".to_owned()).spawn(work);
-        async move {
+        let load = async move {
             let fault = |_| Arc::new(Error::Fault("the thread that loads the model ended early"));
             match thread {
                 Ok(_) => receiver.await.map_err(fault).flatten(),
@@ -191,6 +190,8 @@ impl Fleet {
             }
         }
         .boxed()
-        .shared()
+        .shared();
+        tokio::spawn(load.clone());
+        load
     }
 }

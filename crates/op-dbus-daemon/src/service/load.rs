@@ -1,15 +1,14 @@
 //! From a choice of model to an engine that answers: blocking work, done on a thread of its own.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+mod draft;
+
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use op_dbus_engine::{
-    BackendError, BackendFactory, BatchLimits, Cache, Engine, EngineConfig, Limits, LoadErrorKind,
-    ModelShape, Pool, Reference, Tokenizer, reference_with_sample, sim,
+    BackendError, BackendFactory, BatchLimits, Engine, EngineConfig, Limits, LoadErrorKind, Pool,
+    Reference, reference_with_sample,
 };
-use op_dbus_models::{Family, Model, Store};
 
 use super::costs::{self, Place};
 use super::provider::{self, Host};
@@ -19,33 +18,12 @@ use super::{Error, Means};
 use crate::devices;
 use crate::settings::options::fleet;
 use crate::settings::{CpuEngine, Loaded, Offload, Precision, Provider, Settings};
+use draft::{Draft, installed, simulated};
 
 /// What the CPU computes in what an accelerator is compared with, and beside one.
 const REFERENCE_PRECISION: Precision = Precision::F32;
-const SIM_INPUT_TOKENS: usize = 256;
-/// SHA-256 of "op-dbus simulated vectors 1": no model's space, and the same everywhere.
-const SIM_SPACE: &str = "5947c198f843bc1ef8e81a3a20a93c51354f3324174e6cb8befab16e83d4b21d";
 /// Name under which the simulator is seen.
 pub(super) const SIM_MODEL: &str = "sim";
-
-/// What is known of a model before any worker runs.
-struct Draft {
-    model: String,
-    space: String,
-    shape: ModelShape,
-    tokenizer: Tokenizer,
-    prompts: BTreeMap<String, String>,
-    default_prompt: Option<String>,
-    /// Whether it is an ONNX file of the user's own.
-    is_own_graph: bool,
-}
-
-impl Draft {
-    /// The model's name, if it is an ONNX file of the user's own.
-    fn own_graph(&self) -> Option<&str> {
-        self.is_own_graph.then_some(&self.model)
-    }
-}
 
 /// Which providers are tried, in this order.
 pub(super) struct Tries {
@@ -56,7 +34,7 @@ pub(super) struct Tries {
 }
 
 /// Loads a model and starts its workers on the first provider of `tries` that works; blocks until they have
-/// proved themselves. Vectors of texts that come again are kept in `cache`.
+/// proved themselves. Its engine is made with `config`, but for what the settings say.
 ///
 /// # Errors
 /// What stands in the way: the provider, the model, the runtime, the dimensions, the workers.
@@ -64,18 +42,18 @@ pub(super) fn load(
     choice: &Choice,
     tries: &Tries,
     loaded: &Loaded,
-    (means, cache): (&Means, Arc<Cache>),
+    (means, config): (&Means, EngineConfig),
 ) -> Result<Served, Error> {
     let settings = &loaded.settings;
     let draft = match settings.cpu_engine {
         CpuEngine::Sim => simulated(),
         CpuEngine::Native | CpuEngine::Ort => installed(choice, loaded)?,
     };
-    check_dimensions(&draft, settings)?;
+    draft.check_dimensions(loaded)?;
     let mut refusals = Vec::new();
     for &provider in &tries.providers {
         let started = match provider::host(provider, loaded, draft.own_graph()) {
-            Ok(host) => start(&draft, host, loaded, (means, cache.clone())),
+            Ok(host) => start(&draft, host, loaded, (means, config.clone())),
             Err(missing) => Err(Error::Provider(missing)),
         };
         match started {
@@ -105,7 +83,7 @@ fn start(
     draft: &Draft,
     host: Host,
     loaded: &Loaded,
-    (means, cache): (&Means, Arc<Cache>),
+    (means, config): (&Means, EngineConfig),
 ) -> Result<Started, Error> {
     let (settings, spawner) = (&loaded.settings, &means.spawner);
     let blueprint = |host: &Host, precision| Blueprint {
@@ -158,7 +136,7 @@ fn start(
     let measured = pools.iter().any(|pool| pool.costs.is_empty());
     let tokenizer_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let limits = limits(settings);
-    let config = EngineConfig { limits, tokenizer_threads, cache, ..EngineConfig::default() };
+    let config = EngineConfig { limits, tokenizer_threads, ..config };
     let engine = Engine::start(draft.tokenizer.clone(), draft.shape.clone(), pools, config);
     let engine = engine.map_err(explained)?;
     if measured {
@@ -302,50 +280,6 @@ fn batch_limits(settings: &Settings, host: &Host) -> BatchLimits {
     }
 }
 
-fn simulated() -> Draft {
-    Draft {
-        model: SIM_MODEL.to_owned(),
-        space: SIM_SPACE.to_owned(),
-        shape: ModelShape {
-            dimensions: sim::DIMENSIONS,
-            max_input_tokens: SIM_INPUT_TOKENS,
-            normalized: true,
-            matryoshka: Vec::new(),
-        },
-        tokenizer: Tokenizer::bytes(SIM_INPUT_TOKENS),
-        prompts: BTreeMap::new(),
-        default_prompt: None,
-        is_own_graph: false,
-    }
-}
-
-fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error> {
-    let settings = &loaded.settings;
-    let model = Store::open(&settings.model_dir).get(choice.model())?;
-    model.verify()?;
-    let tokenizer = tokenizer(&model)?;
-    let mut prompts = model.prompts.clone();
-    let mut default_prompt = model.default_prompt.clone();
-    if let Some(own) = settings.models.get(&model.name) {
-        prompts.extend(own.prompts.clone());
-        default_prompt = own.default_prompt.clone().or(default_prompt);
-    }
-    Ok(Draft {
-        space: model.vector_space(),
-        shape: ModelShape {
-            dimensions: model.dimensions,
-            max_input_tokens: model.max_input_tokens,
-            normalized: model.normalize,
-            matryoshka: model.matryoshka.clone(),
-        },
-        is_own_graph: model.family == Family::Onnx,
-        model: model.name,
-        tokenizer,
-        prompts,
-        default_prompt,
-    })
-}
-
 /// A worker that refuses the instruction set does not know who asked for it.
 fn explained(error: BackendError, loaded: &Loaded) -> Error {
     match error {
@@ -360,28 +294,6 @@ fn explained(error: BackendError, loaded: &Loaded) -> Error {
             Error::Provider(message)
         }
         error => error.into(),
-    }
-}
-
-fn tokenizer(model: &Model) -> Result<Tokenizer, Error> {
-    let path = model.tokenizer();
-    let json = std::fs::read(&path).map_err(|source| op_dbus_models::Error::Io {
-        action: "read",
-        path,
-        source,
-    })?;
-    let name = || model.name.clone();
-    Tokenizer::from_bytes(&json, model.max_input_tokens)
-        .map_err(|source| Error::Tokenizer { model: name(), source })
-}
-
-fn check_dimensions(draft: &Draft, settings: &Settings) -> Result<(), Error> {
-    let found = draft.shape.dimensions;
-    match settings.expect_dimensions {
-        Some(expected) if expected != found => {
-            Err(Error::Dimensions { model: draft.model.clone(), expected, found })
-        }
-        _ => Ok(()),
     }
 }
 

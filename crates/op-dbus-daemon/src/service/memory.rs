@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use op_dbus_engine::{Absence, Footprint, Presence, memory};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::info;
 
 use super::now::{Now, wanted};
@@ -56,12 +56,15 @@ impl Service {
     pub async fn unload(&self) -> Result<(), Error> {
         let _change = self.0.change.lock().await;
         let now = self.staying()?;
-        now.fleet.retain(wanted(now.settings()).as_ref());
-        if let Some(served) = now.served()
-            && timeout(CALLS_END, served.engine.unload()).await.is_err()
-        {
-            return Err(Error::Busy { waited_s: CALLS_END.as_secs() });
+        if let Some(served) = now.served() {
+            let until = Instant::now() + CALLS_END;
+            if timeout_at(until, served.engine.begin_unload()).await.is_err() {
+                return Err(Error::Busy { waited_s: CALLS_END.as_secs() });
+            }
+            // One that computes or loads still goes when it is done.
+            let _ = timeout_at(until, served.engine.unloaded()).await;
         }
+        now.fleet.retain(wanted(now.settings()).as_ref());
         memory::trim();
         Ok(())
     }
@@ -73,7 +76,7 @@ impl Service {
         let _one = self.0.trimming.lock().await;
         let now = self.now();
         let before = memory::resident();
-        let kept = self.0.cache.clear();
+        let kept = self.0.engines.cache.clear();
         let idle = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
         let others = join_all(idle.iter().map(|served| end(served))).await;
         // Their tokenizers are memory of this process, which is trimmed and measured below.
@@ -129,13 +132,13 @@ impl Service {
 
     /// Lets all devices beside the CPU go; calls that need them wait until [`wake`](Self::wake).
     pub async fn sleep(&self) {
-        let engines = self.now().fleet.served();
+        let engines = self.engines();
         join_all(engines.iter().map(|served| served.engine.sleep())).await;
     }
 
     /// Loads the devices again, and has every worker prove itself before its next batch.
     pub fn wake(&self) {
-        for served in self.now().fleet.served() {
+        for served in self.engines() {
             served.engine.wake();
         }
     }

@@ -3,6 +3,7 @@
 mod change;
 mod compiled;
 mod costs;
+mod engines;
 mod error;
 mod failover;
 mod fleet;
@@ -20,13 +21,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Instant, SystemTime};
 
-use op_dbus_engine::{Cache, Kept, Limits};
+use futures_util::future::join_all;
+use op_dbus_engine::{Kept, Limits};
 use op_dbus_models::Level;
 use tokio::sync::{Mutex, watch};
 
 use crate::devices::Reader;
 use crate::settings::Loaded;
 use crate::telemetry::Telemetry;
+use engines::Engines;
 use fleet::Fleet;
 
 pub use error::Error;
@@ -47,8 +50,7 @@ struct Inner {
     /// Held during a change of level or settings: one at a time.
     change: Mutex<()>,
     means: Means,
-    /// Vectors of texts that come again, of all engines.
-    cache: Arc<Cache>,
+    engines: Arc<Engines>,
     telemetry: Option<Telemetry>,
     /// Held while memory is given back: what one trim gives back another must not count.
     trimming: Mutex<()>,
@@ -73,8 +75,8 @@ impl Service {
     /// log filter goes to `telemetry`.
     pub fn new(loaded: Loaded, means: Means, telemetry: Option<Telemetry>) -> Self {
         let loaded = Arc::new(loaded);
-        let cache = Arc::new(Cache::new(loaded.settings.cache_bytes));
-        let fleet = Fleet::new(loaded.clone(), means.clone(), cache.clone());
+        let engines = Arc::new(Engines::new(loaded.settings.cache_bytes));
+        let fleet = Fleet::new(loaded.clone(), means.clone(), engines.clone());
         let phase = match now::wanted(&loaded.settings) {
             Some(_) => Phase::Loading,
             None => Phase::Disabled,
@@ -86,7 +88,7 @@ impl Service {
             now,
             change,
             means,
-            cache,
+            engines,
             telemetry,
             trimming,
             given,
@@ -112,7 +114,7 @@ impl Service {
 
     /// The vectors that are kept for texts that come again.
     pub fn kept(&self) -> Kept {
-        self.0.cache.kept()
+        self.0.engines.cache.kept()
     }
 
     /// The model that answers a call: the one in force, or that of `level`, which is loaded if it
@@ -154,12 +156,14 @@ impl Service {
     pub async fn drain(&self, deadline: Instant) {
         let before = self.now();
         self.enter(Phase::Draining(before.served().cloned()));
-        before.fleet.drain(deadline).await;
+        let engines = self.engines();
+        join_all(engines.iter().map(|served| served.engine.drain(deadline))).await;
+        before.fleet.close().await;
     }
 
     /// A fleet under other settings; nothing is loaded yet.
     fn fleet(&self, loaded: Arc<Loaded>) -> Arc<Fleet> {
-        Fleet::new(loaded, self.0.means.clone(), self.0.cache.clone())
+        Fleet::new(loaded, self.0.means.clone(), self.0.engines.clone())
     }
 
     /// Moves on to another phase. Nothing leads back from draining.

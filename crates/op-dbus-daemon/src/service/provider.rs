@@ -12,6 +12,9 @@ use crate::settings::{CpuEngine, Devices, Loaded, Origin, Precision, Provider, S
 /// The name of the provider that every ONNX Runtime has.
 const CPU: &str = "cpu";
 
+/// Why what is for ONNX Runtime alone has no effect.
+const NOT_ONNX_RUNTIME: &str = "what computes here is not ONNX Runtime";
+
 /// What a worker computes on.
 #[derive(Clone, Debug)]
 pub struct Host {
@@ -271,7 +274,17 @@ pub(super) fn without_effect(host: &Host, loaded: &Loaded) -> Vec<String> {
     }
     let by_onnx_runtime = host.cpu_engine == CpuEngine::Ort && provider != Provider::Remote;
     if loaded.settings.io_binding == "on" && !by_onnx_runtime {
-        sentences.push(sentence("io_binding", "what computes here is not ONNX Runtime"));
+        sentences.push(sentence("io_binding", NOT_ONNX_RUNTIME));
+    }
+    if provider == Provider::Cpu {
+        if loaded.settings.gpu_device != Devices::List(vec![0]) {
+            sentences.push(sentence("gpu_device", "the CPU is one device"));
+        }
+        // What another program's variable offers is a default, and nobody's wish.
+        let is_offered = matches!(origin(loaded, "runtime"), Origin::Offered(_));
+        if loaded.settings.runtime.is_some() && !is_offered && !by_onnx_runtime {
+            sentences.push(sentence("runtime", NOT_ONNX_RUNTIME));
+        }
     }
     sentences
 }
@@ -320,4 +333,35 @@ pub fn unavailable(
     }
     let untried = || format!("{provider} has not been tried; set execution_provider to {provider}");
     Some(host(provider, loaded, None).map_or_else(|missing| missing, |_| untried()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Sources;
+
+    /// What is said of settings that the CPU can't be told, given by flags.
+    fn on_the_cpu(flags: &[(&str, &str)]) -> Vec<String> {
+        let mut sources = Sources::under("/nowhere");
+        sources.env.insert("ORT_DYLIB_PATH".into(), "/offered.so".into());
+        sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
+        let loaded = Settings::load(&sources).unwrap();
+        without_effect(&host(Provider::Cpu, &loaded, None).unwrap(), &loaded)
+    }
+
+    #[test]
+    fn what_the_cpu_can_not_be_told_is_named() {
+        assert_eq!(on_the_cpu(&[]), Vec::<String>::new());
+        assert_eq!(on_the_cpu(&[("gpu_device", "0")]), Vec::<String>::new());
+        let said = on_the_cpu(&[("gpu_device", "7,8"), ("runtime", "/own.so")]);
+        let expected = [
+            "gpu_device is 7,8 (flag --gpu-device), which has no effect: the CPU is one device",
+            "runtime is /own.so (flag --runtime), which has no effect: what computes here is not \
+             ONNX Runtime",
+        ];
+        assert_eq!(said, expected);
+        assert_eq!(on_the_cpu(&[("gpu_device", "all")]).len(), 1);
+        let by_runtime = on_the_cpu(&[("cpu_engine", "ort"), ("runtime", "/own.so")]);
+        assert_eq!(by_runtime, Vec::<String>::new());
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use op_dbus_engine::{
-    Call, CancelToken, Engine, Inputs, Piece, Priority, Reply, RowSink, Truncate,
+    Call, CancelToken, Engine, Excess, Inputs, Limits, Piece, Priority, Reply, RowSink, Truncate,
 };
 use op_dbus_models::Level;
 
@@ -177,11 +177,22 @@ impl Served {
         Ok(self.engine.embed(call).await?)
     }
 
-    /// Tokens of each text before truncation, special tokens included.
+    /// Tokens of each text with the default prompt, before truncation, special tokens included.
     ///
     /// # Errors
     /// What the engine answers.
-    pub async fn count_tokens(&self, texts: Vec<String>) -> Result<Vec<u32>, Error> {
+    pub async fn count_tokens(&self, mut texts: Vec<String>) -> Result<Vec<u32>, Error> {
+        let prompt = self.prompt(None)?.unwrap_or_default();
+        // As the engine has it: copies of a long prompt must not take memory before they are found
+        // too many.
+        let limit = Limits::default().call_bytes_max;
+        let sizes = texts.iter().map(|text| text.len().saturating_add(prompt.len()));
+        let found = sizes.fold(0, usize::saturating_add);
+        if found > limit {
+            let excess = Excess::CallBytes;
+            return Err(op_dbus_engine::Error::TooLarge { excess, found, limit }.into());
+        }
+        texts.iter_mut().for_each(|text| text.insert_str(0, prompt));
         Ok(self.engine.count_tokens(texts).await?)
     }
 
@@ -234,7 +245,8 @@ impl Served {
     }
 }
 
-fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+/// The names, for a sentence.
+pub(super) fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.collect();
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use op_dbus_engine::sim::{Faults, SimBackend};
-use op_dbus_engine::{Backend, BackendError, CancelToken, LoadErrorKind};
+use op_dbus_engine::{
+    Backend, BackendError, Call, CancelToken, Error as EngineError, LoadErrorKind,
+};
 use op_dbus_models::Level;
 
 use super::provider::{candidates, host, none_left};
@@ -101,6 +104,36 @@ async fn no_call_fails_while_the_level_changes() {
     }
     stop.store(true, Ordering::SeqCst);
     assert!(traffic.await.unwrap() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_nobody_waited_for_is_there_all_the_same() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
+    service.start().await;
+    drop(service.serving(Some(Level::High), None).now_or_never());
+    while service.now().fleet.served().len() < 2 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_the_traffic_has_left_counts_until_its_last_call_has_ended() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
+    service.start().await;
+    embed(&service, None).await.unwrap();
+    embed(&service, Some(Level::High)).await.unwrap();
+    assert_eq!((service.statistics().calls, service.statistics().texts), (2, 2));
+    let old = service.serving(None, None).await.unwrap();
+    service.set_level(Level::Low).await.unwrap();
+    assert_eq!(service.engines().len(), 2, "that of high had no call left");
+    assert_eq!(service.statistics().calls, 2, "what was counted stays");
+    service.drain(Instant::now() + Duration::from_secs(10)).await;
+    let call = Call { inputs: vec!["text".to_owned()].into(), ..Call::default() };
+    assert_eq!(old.engine.embed(call).await.unwrap_err(), EngineError::ShuttingDown);
+    drop(old);
+    assert_eq!(service.engines().len(), 1);
 }
 
 #[tokio::test]

@@ -34,6 +34,27 @@ fn what_is_written_is_read_again() {
 }
 
 #[test]
+fn a_folder_that_is_not_there_is_made_for_its_owner_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let above = folder.path().join("state");
+    let path = above.join("op-dbus/state.json");
+    let state = sample(&path);
+    state.save().unwrap();
+    assert_eq!(StateFile::read(&path), (state, None));
+    for made in [above.as_path(), path.parent().unwrap()] {
+        assert_eq!(fs::metadata(made).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+    // What is there already keeps its mode.
+    fs::set_permissions(&above, fs::Permissions::from_mode(0o750)).unwrap();
+    sample(&above.join("state.json")).save().unwrap();
+    assert_eq!(fs::metadata(&above).unwrap().permissions().mode() & 0o777, 0o750);
+    assert_eq!(names(&above), ["op-dbus", "state.json"]);
+    // A file in the folder's place is not one to take away.
+    let refused = sample(&above.join("state.json/state.json")).save();
+    assert!(matches!(refused, Err(StateError::Io { .. })), "{refused:?}");
+}
+
+#[test]
 fn a_file_written_by_hand_needs_no_checksum() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state.json");
@@ -150,11 +171,10 @@ fn a_write_that_fails_says_what_to_do() {
     assert!(text(nix::libc::EDQUOT).contains("no space is left there"));
     assert!(text(nix::libc::EROFS).contains("read-only for this user"));
     assert!(text(nix::libc::EACCES).contains("read-only for this user"));
-    let missing = StateFile::empty(Path::new("/no/such/folder/state.json"));
-    assert!(matches!(missing.save(), Err(StateError::Io { .. })));
-    // /proc refuses new files, whoever asks.
-    let refused = StateFile::empty(Path::new("/proc/state.json"));
-    assert!(refused.save().is_err());
+    // /proc refuses new files and folders, whoever asks.
+    for place in ["/proc/state.json", "/proc/no/such/folder/state.json"] {
+        assert!(StateFile::empty(Path::new(place)).save().is_err(), "{place}");
+    }
 }
 
 const CRASH_FOLDER: &str = "STATE_TEST_FOLDER";
@@ -171,13 +191,7 @@ fn a_crash_at_any_step_leaves_the_old_state_or_the_new_one() {
         let mut old = StateFile::empty(&path);
         old.set("vector_level", Value::from("high"));
         old.save().unwrap();
-        let status = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "state::tests::the_process_that_crashes"])
-            .env(CRASH_FOLDER, folder.path())
-            .env(CRASH_STEP, index.to_string())
-            .status()
-            .unwrap();
-        assert_eq!(status.signal(), Some(nix::libc::SIGKILL), "{step:?}");
+        crash(folder.path(), index);
         let (found, warnings) = StateFile::open(&path);
         assert!(warnings.is_empty(), "{step:?}: {warnings:?}");
         let renamed = matches!(step, Step::Renamed | Step::FolderSynced);
@@ -186,7 +200,37 @@ fn a_crash_at_any_step_leaves_the_old_state_or_the_new_one() {
     }
 }
 
-/// The other half of the test above; does nothing by itself.
+/// As above, where the first write makes the folder.
+#[test]
+fn a_crash_at_any_step_of_the_first_write_leaves_no_state_or_the_new_one() {
+    let written = [Step::Created, Step::Written, Step::Synced, Step::Renamed, Step::FolderSynced];
+    for (index, step) in [Step::FolderMade].iter().chain(&written).enumerate() {
+        let above = tempfile::tempdir().unwrap();
+        let folder = above.path().join("state");
+        let path = folder.join("state.json");
+        crash(&folder, index);
+        let (found, warnings) = StateFile::open(&path);
+        assert!(warnings.is_empty(), "{step:?}: {warnings:?}");
+        let renamed = matches!(step, Step::Renamed | Step::FolderSynced);
+        let expected = if renamed { sample(&path) } else { StateFile::empty(&path) };
+        assert_eq!(found, expected, "{step:?}");
+        assert_eq!(names(&folder).len(), usize::from(renamed), "{step:?}");
+        sample(&path).save().unwrap();
+    }
+}
+
+/// Has a process write the sample to `folder`, which kills itself after the step of that number.
+fn crash(folder: &Path, step: usize) {
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "state::tests::the_process_that_crashes"])
+        .env(CRASH_FOLDER, folder)
+        .env(CRASH_STEP, step.to_string())
+        .status()
+        .unwrap();
+    assert_eq!(status.signal(), Some(nix::libc::SIGKILL), "{step}");
+}
+
+/// The other half of the tests above; does nothing by itself.
 #[test]
 fn the_process_that_crashes() {
     let (Ok(folder), Ok(step)) = (std::env::var(CRASH_FOLDER), std::env::var(CRASH_STEP)) else {

@@ -3,13 +3,21 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use op_dbus_api::{EmbedderProxy, ErrorName};
+use nix::sys::socket::{setsockopt, sockopt};
+use op_dbus_api::{EmbedderProxy, ErrorName, ROOT_PATH};
+use zbus::message::Message;
 use zbus::{Fd, OwnedFd, OwnedVariant, Variant};
 
 use super::{ready, refusal};
+use crate::bus::caller::Callers;
+use crate::bus::calls::Calls;
+use crate::bus::options::Wanted;
 
 type Options<'a> = HashMap<&'a str, Variant<'a>>;
 
@@ -124,4 +132,38 @@ async fn a_pipe_that_never_ends_ends_with_the_deadline() {
     let (reply, ()) = tokio::join!(call, write);
     // What the first call took from the pipe is gone.
     assert_eq!(reply.unwrap().1, 0);
+}
+
+/// A socket that keeps whoever closes it last for a minute, as a file system that does not answer
+/// would; or until its peer goes.
+fn clogged() -> (std::os::fd::OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    let linger = nix::libc::linger { l_onoff: 1, l_linger: 60 };
+    setsockopt(&socket, sockopt::Linger, &linger).unwrap();
+    (socket.into(), peer)
+}
+
+/// All of this runs on one thread, which has to stay free.
+#[tokio::test]
+async fn a_descriptor_that_hangs_holds_up_its_own_call_alone() {
+    let pair = ready(&[]).await;
+    let callers = Arc::<Callers>::default();
+    let calls = Calls::new(pair.service.clone(), callers.clone(), Arc::default(), Arc::default());
+    let call = Message::method_call(ROOT_PATH, "EmbedFromFd").sender(":1.7").build(&()).unwrap();
+    let caller = callers.enter(&pair.client, &call.header()).await.unwrap();
+
+    let (socket, _peer) = clogged();
+    let mut wanted = Wanted::default();
+    wanted.options.deadline = Some(Instant::now() + Duration::from_millis(50));
+    let late = calls.embed_from_fd(&caller, socket, wanted).await;
+    assert_eq!(late.unwrap_err().name(), ErrorName::DeadlineExceeded);
+
+    let (socket, _peer) = clogged();
+    let call = calls.embed_from_fd(&caller, socket, Wanted::default());
+    let (left, ()) = tokio::join!(call, async { callers.left(":1.7") });
+    assert_eq!(left.unwrap_err().name(), ErrorName::Cancelled);
 }

@@ -66,7 +66,7 @@ async fn a_reply_beyond_the_limit_is_refused_before_any_work() {
     let texts = vec!["x"; 11_000];
     let (name, message) = refusal(embedder.embed_batch(&texts).await);
     assert_eq!(name, ErrorName::TooLarge);
-    assert!(message.contains("EmbedPacked"), "{message}");
+    assert!(message.contains("EmbedToFd"), "{message}");
     let (name, message) = refusal(embedder.embed_packed(&texts, HashMap::new()).await);
     assert_eq!(name, ErrorName::TooLarge);
     assert!(message.contains("EmbedToFd"), "{message}");
@@ -93,7 +93,7 @@ async fn options_are_honoured_or_refused() {
         assert!(reply.is_ok(), "{shown}: {reply:?}");
     }
     let refused = [
-        ("level", Variant::from("none"), ErrorName::Disabled),
+        ("level", Variant::from("none"), ErrorName::InvalidArgument),
         ("expect_space", Variant::from("0123-f32"), ErrorName::WrongSpace),
         ("device", Variant::from("cuda:0"), ErrorName::InvalidArgument),
         ("prompt", Variant::from("query"), ErrorName::InvalidArgument),
@@ -122,6 +122,40 @@ async fn a_long_text_is_reported_or_refused() {
     let options = HashMap::from([("truncate", Variant::from("error"))]);
     let (name, _) = refusal(embedder.embed_packed(&texts, options).await);
     assert_eq!(name, ErrorName::TooLong);
+}
+
+/// The replies of these methods have no place for it.
+#[tokio::test]
+async fn a_text_that_is_cut_without_a_word_to_its_caller_is_told_in_the_log() {
+    let long = "x".repeat(1000);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let writer = Arc::new(log.reopen().unwrap());
+    // Our own lines alone: a span of zbus may outlive this test.
+    let subscriber = tracing_subscriber::fmt().with_env_filter("op_dbus_daemon=info");
+    let subscriber = subscriber.with_writer(writer).with_ansi(false).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let told = || {
+        let log = std::fs::read_to_string(log.path()).unwrap();
+        assert!(!log.contains("xxx"), "{log}");
+        log.lines().filter(|line| line.contains("were cut") && line.contains("cut=1")).count()
+    };
+    for (before, method) in ["Embed", "EmbedBatch", "Similarity", "Rank"].into_iter().enumerate() {
+        let pair = ready(&[]).await;
+        let embedder = pair.embedder().await;
+        embedder.embed_packed(&[&long], HashMap::new()).await.unwrap();
+        embedder.embed("short").await.unwrap();
+        assert_eq!(told(), before, "{method}");
+        // Not a line each.
+        for _ in 0..2 {
+            match method {
+                "Embed" => drop(embedder.embed(&long).await.unwrap()),
+                "EmbedBatch" => drop(embedder.embed_batch(&["short", &long]).await.unwrap()),
+                "Similarity" => drop(embedder.similarity("short", &long).await.unwrap()),
+                _ => drop(embedder.rank("short", &[&long], 1).await.unwrap()),
+            }
+            assert_eq!(told(), before + 1, "{method}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -24,7 +24,9 @@ async fn level_none_answers_everything_but_embedding() {
     assert_eq!(refusal(embedder.count_tokens(&["x"]).await).0, ErrorName::Disabled);
     let status = manager.get_status().await.unwrap();
     assert_eq!((text(&status, "state"), text(&status, "level")), ("disabled", "none"));
-    assert!(manager.get_statistics().await.unwrap().is_empty());
+    let statistics = manager.get_statistics().await.unwrap();
+    let failures = HashMap::<String, u64>::try_from(statistics["failures"].clone()).unwrap();
+    assert_eq!(failures, HashMap::from([("disabled".to_owned(), 2)]));
     assert_eq!(manager.list_levels().await.unwrap().len(), 4);
 
     manager.set_vector_level("low").await.unwrap();

@@ -1,0 +1,96 @@
+//! Every engine that is there: those in use, and those from which the traffic has moved away, which live
+//! until their last call has ended.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use op_dbus_api::ErrorName;
+use op_dbus_engine::{Cache, EngineConfig, MemoryUse, Snapshot, Stats};
+
+use super::Service;
+use super::served::Served;
+
+/// All engines of a service, and what they share.
+#[derive(Debug)]
+pub(super) struct Engines {
+    /// Vectors of texts that come again.
+    pub(super) cache: Arc<Cache>,
+    /// What they count together, so that nothing is lost with one of them.
+    stats: Arc<Stats>,
+    there: Mutex<Vec<Weak<Served>>>,
+    /// Calls that were refused or failed, by kind.
+    failures: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Engines {
+    /// None yet.
+    pub(super) fn new(cache_bytes: u64) -> Self {
+        let (stats, there, failures) = Default::default();
+        Self { cache: Arc::new(Cache::new(cache_bytes)), stats, there, failures }
+    }
+
+    /// What the next engine is made with.
+    pub(super) fn config(&self) -> EngineConfig {
+        let (cache, stats) = (self.cache.clone(), self.stats.clone());
+        EngineConfig { cache, stats, ..EngineConfig::default() }
+    }
+
+    /// One more is there.
+    pub(super) fn enter(&self, served: Served) -> Arc<Served> {
+        let served = Arc::new(served);
+        let mut there = self.there.lock().unwrap_or_else(PoisonError::into_inner);
+        there.retain(|one| one.strong_count() > 0);
+        there.push(Arc::downgrade(&served));
+        served
+    }
+
+    /// Those that are there now.
+    pub(super) fn all(&self) -> Vec<Arc<Served>> {
+        let there = self.there.lock().unwrap_or_else(PoisonError::into_inner);
+        there.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Service {
+    /// Every engine that is there, those included in which calls end that came before a change.
+    pub fn engines(&self) -> Vec<Arc<Served>> {
+        self.0.engines.all()
+    }
+
+    /// A call or a job ended with this error. It is counted by the last word of its name, as in `too-long`.
+    pub fn call_failed(&self, error: ErrorName) {
+        let name = error.as_str().rsplit('.').next().unwrap_or_default();
+        let mut kind = String::new();
+        for letter in name.chars() {
+            if letter.is_uppercase() && !kind.is_empty() {
+                kind.push('-');
+            }
+            kind.push(letter.to_ascii_lowercase());
+        }
+        let failures = &self.0.engines.failures;
+        let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
+        *failures.entry(kind).or_default() += 1;
+    }
+
+    /// Calls that were refused or failed since the start, by kind.
+    pub fn failures(&self) -> BTreeMap<String, u64> {
+        let failures = &self.0.engines.failures;
+        failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What was counted since the start, of all engines, and what is in them now.
+    pub fn statistics(&self) -> Snapshot {
+        let counted = self.0.engines.stats.snapshot();
+        self.engines().iter().fold(counted, |sum, served| {
+            let now = served.engine.stats();
+            Snapshot {
+                queue_texts: sum.queue_texts + now.queue_texts,
+                queue_tokens: sum.queue_tokens + now.queue_tokens,
+                in_flight_calls: sum.in_flight_calls + now.in_flight_calls,
+                in_flight_tokens: sum.in_flight_tokens + now.in_flight_tokens,
+                memory: MemoryUse::and(sum.memory, now.memory),
+                ..sum
+            }
+        })
+    }
+}

@@ -1,0 +1,195 @@
+//! What is known of a model before any worker runs, and whether it is what the settings ask for.
+
+use std::collections::BTreeMap;
+
+use op_dbus_engine::{BackendError, LoadErrorKind, ModelShape, Tokenizer, sim};
+use op_dbus_models::{Error as ModelError, Family, Model, Store};
+
+use super::SIM_MODEL;
+use crate::service::Error;
+use crate::service::provider;
+use crate::service::served::{Choice, listed};
+use crate::settings::Loaded;
+
+const SIM_INPUT_TOKENS: usize = 256;
+/// SHA-256 of "op-dbus simulated vectors 1": no model's space, and the same everywhere.
+const SIM_SPACE: &str = "5947c198f843bc1ef8e81a3a20a93c51354f3324174e6cb8befab16e83d4b21d";
+
+/// What is known of a model before any worker runs.
+pub(super) struct Draft {
+    pub(super) model: String,
+    pub(super) space: String,
+    pub(super) shape: ModelShape,
+    pub(super) tokenizer: Tokenizer,
+    pub(super) prompts: BTreeMap<String, String>,
+    pub(super) default_prompt: Option<String>,
+    /// Whether it is an ONNX file of the user's own.
+    is_own_graph: bool,
+}
+
+impl Draft {
+    /// The model's name, if it is an ONNX file of the user's own.
+    pub(super) fn own_graph(&self) -> Option<&str> {
+        self.is_own_graph.then_some(&self.model)
+    }
+
+    /// Refuses a model that has other dimensions than the settings demand.
+    pub(super) fn check_dimensions(&self, loaded: &Loaded) -> Result<(), Error> {
+        let found = self.shape.dimensions;
+        match loaded.settings.expect_dimensions {
+            Some(expected) if expected != found => {
+                let origin = provider::origin(loaded, "expect_dimensions");
+                Err(Error::Dimensions { model: self.model.clone(), expected, origin, found })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The simulator, which needs nothing.
+pub(super) fn simulated() -> Draft {
+    Draft {
+        model: SIM_MODEL.to_owned(),
+        space: SIM_SPACE.to_owned(),
+        shape: ModelShape {
+            dimensions: sim::DIMENSIONS,
+            max_input_tokens: SIM_INPUT_TOKENS,
+            normalized: true,
+            matryoshka: Vec::new(),
+        },
+        tokenizer: Tokenizer::bytes(SIM_INPUT_TOKENS),
+        prompts: BTreeMap::new(),
+        default_prompt: None,
+        is_own_graph: false,
+    }
+}
+
+/// The model out of the store, compared with its digests.
+pub(super) fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error> {
+    let settings = &loaded.settings;
+    let model = Store::open(&settings.model_dir).get(choice.model());
+    let model = model.map_err(|error| not_found(choice, error, loaded))?;
+    model.verify()?;
+    let tokenizer = tokenizer(&model)?;
+    let mut prompts = model.prompts.clone();
+    let mut default_prompt = model.default_prompt.clone();
+    if let Some(own) = settings.models.get(&model.name) {
+        prompts.extend(own.prompts.clone());
+        default_prompt = own.default_prompt.clone().or(default_prompt);
+    }
+    if let Some(name) = &default_prompt {
+        check_prompt(&model.name, name, &prompts, loaded)?;
+    }
+    Ok(Draft {
+        space: model.vector_space(),
+        shape: ModelShape {
+            dimensions: model.dimensions,
+            max_input_tokens: model.max_input_tokens,
+            normalized: model.normalize,
+            matryoshka: model.matryoshka.clone(),
+        },
+        is_own_graph: model.family == Family::Onnx,
+        model: model.name,
+        tokenizer,
+        prompts,
+        default_prompt,
+    })
+}
+
+/// The store does not know that a setting named the model.
+fn not_found(choice: &Choice, error: ModelError, loaded: &Loaded) -> Error {
+    match (choice, error) {
+        (Choice::Imported(name), ModelError::NotInstalled { dir, fix, .. }) => {
+            let (origin, dir) = (provider::origin(loaded, "model"), dir.display());
+            let message = format!(
+                "model is {name} ({origin}), which is not installed in {dir}; type `{fix}`, or name \
+                 one that is"
+            );
+            BackendError::Load { kind: LoadErrorKind::ModelNotInstalled, message }.into()
+        }
+        (_, error) => error.into(),
+    }
+}
+
+/// Refuses a default prompt that every call would be refused for. What a model says of itself was checked
+/// by the store.
+fn check_prompt(
+    model: &str,
+    name: &str,
+    prompts: &BTreeMap<String, String>,
+    loaded: &Loaded,
+) -> Result<(), Error> {
+    if name.is_empty() || prompts.contains_key(name) {
+        return Ok(());
+    }
+    let key = format!("models.{model}.default_prompt");
+    let origin = loaded.show().into_iter().find(|shown| shown.key == key);
+    let origin = origin.map(|shown| shown.origin).unwrap_or_default();
+    let message = format!(
+        "{key} is {name:?} ({origin}), which the model does not have; it has {}",
+        listed(prompts.keys().map(String::as_str))
+    );
+    Err(BackendError::Load { kind: LoadErrorKind::Other, message }.into())
+}
+
+fn tokenizer(model: &Model) -> Result<Tokenizer, Error> {
+    let path = model.tokenizer();
+    let json =
+        std::fs::read(&path).map_err(|source| ModelError::Io { action: "read", path, source })?;
+    let name = || model.name.clone();
+    Tokenizer::from_bytes(&json, model.max_input_tokens)
+        .map_err(|source| Error::Tokenizer { model: name(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::settings::{Settings, Sources};
+
+    /// The settings of one file, whose path is the second value.
+    fn loaded(root: &tempfile::TempDir, text: &str) -> (Loaded, String) {
+        let file = root.path().join("etc/op-dbus/config.toml");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, text).unwrap();
+        let loaded = Settings::load(&Sources::under(root.path())).unwrap();
+        (loaded, file.display().to_string())
+    }
+
+    #[test]
+    fn a_default_prompt_that_the_model_lacks_is_refused_with_its_place() {
+        let root = tempfile::tempdir().unwrap();
+        let text = "vector_level = \"low\"\n[models.own]\ndefault_prompt = \"qq\"\n";
+        let (loaded, file) = loaded(&root, text);
+        let prompts = |names: &[&str]| -> BTreeMap<String, String> {
+            names.iter().map(|name| ((*name).to_owned(), "x: ".to_owned())).collect()
+        };
+        let refusal = |name, names: &[&str]| {
+            check_prompt("own", name, &prompts(names), &loaded).map_err(|error| error.to_string())
+        };
+        let message = refusal("qq", &["passage", "query"]).unwrap_err();
+        assert!(message.starts_with("models.own.default_prompt is \"qq\""), "{message}");
+        assert!(message.contains(&file), "{message}");
+        assert!(message.ends_with("it has passage, query"), "{message}");
+        assert!(refusal("qq", &[]).unwrap_err().ends_with("it has none"));
+        assert_eq!(refusal("query", &["passage", "query"]), Ok(()));
+        assert_eq!(refusal("", &[]), Ok(()), "an empty name is no prompt");
+    }
+
+    #[test]
+    fn a_model_that_is_not_there_names_the_setting_and_its_place() {
+        let root = tempfile::tempdir().unwrap();
+        let (loaded, file) = loaded(&root, "model = \"nope\"\n");
+        let refusal = |choice| installed(&choice, &loaded).map(drop).unwrap_err();
+        let error = refusal(Choice::Imported("nope".to_owned()));
+        let kind = LoadErrorKind::ModelNotInstalled;
+        assert!(matches!(&error, Error::Backend(BackendError::Load { kind: k, .. }) if *k == kind));
+        let message = error.to_string();
+        assert!(message.starts_with(&format!("model is nope ({file}, line 1)")), "{message}");
+        assert!(message.contains("op-dbus models import PATH --name nope"), "{message}");
+        // A level's model is not one that `model` names.
+        let level = refusal(Choice::Level(op_dbus_models::Level::Low));
+        assert!(matches!(level, Error::Model(ModelError::NotInstalled { .. })), "{level}");
+    }
+}
