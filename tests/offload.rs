@@ -293,7 +293,8 @@ async fn another_level_moves_to_the_fallback_by_itself() -> Outcome {
     assert_eq!(computed_by, "cpu");
     assert!(cosine(&found, &expected) >= 0.999);
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
-    assert_eq!(workers(&daemon).await?, in_force, "what is in force is as it was");
+    let all = workers(&daemon).await?;
+    assert!(all.starts_with(&in_force), "what is in force is as it was: {all:?}");
     daemon.stop().await
 }
 

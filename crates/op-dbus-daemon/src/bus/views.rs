@@ -1,7 +1,6 @@
 //! What the manager's reading methods answer: plain dictionaries, flat keys, typed values.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use op_dbus_api::{Error, ErrorName};
@@ -106,7 +105,7 @@ fn aliases(name: &str) -> &'static [&'static str] {
 
 /// The devices that were read, and which of them compute now.
 pub fn devices(service: &Service, known: Vec<Device>) -> Vec<Dictionary> {
-    let engines = service.engines().into_iter();
+    let engines = service.loaded().into_iter();
     let workers = engines.flat_map(|served| served.engine.descriptions());
     let workers = workers.map(|worker| worker.description);
     let computing: Vec<_> = workers.map(|worker| (worker.provider, worker.device)).collect();
@@ -149,9 +148,7 @@ pub fn status(service: &Service) -> Dictionary {
     let facts = Facts::of(now);
     let (given_back, kept) = (service.given_back(), service.kept());
     let since = now.since.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mut engines = service.engines();
-    engines.sort_by_key(|served| !now.served().is_some_and(|first| Arc::ptr_eq(first, served)));
-    let workers = engines.into_iter().flat_map(|served| {
+    let workers = service.loaded().into_iter().flat_map(|served| {
         let of = |status: &WorkerStatus| worker(&served.model, status);
         served.engine.descriptions().iter().map(of).collect::<Vec<_>>()
     });

@@ -57,6 +57,17 @@ impl Service {
         self.0.engines.all()
     }
 
+    /// The engines that new calls find: that of the model in force, then those of others by name.
+    pub fn loaded(&self) -> Vec<Arc<Served>> {
+        let now = self.now();
+        let in_force = now.served().cloned();
+        let is_other = |one: &Arc<Served>| in_force.as_ref().is_none_or(|it| !Arc::ptr_eq(it, one));
+        let mut others = now.fleet.served();
+        others.retain(is_other);
+        others.sort_by(|a, b| a.model.cmp(&b.model));
+        in_force.into_iter().chain(others).collect()
+    }
+
     /// A call or a job ended with this error. It is counted by the last word of its name, as in `too-long`.
     pub fn call_failed(&self, error: ErrorName) {
         let name = error.as_str().rsplit('.').next().unwrap_or_default();

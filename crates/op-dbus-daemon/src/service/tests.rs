@@ -128,6 +128,7 @@ async fn an_engine_that_the_traffic_has_left_counts_until_its_last_call_has_ende
     let old = service.serving(None, None).await.unwrap();
     service.set_level(Level::Low).await.unwrap();
     assert_eq!(service.engines().len(), 2, "that of high had no call left");
+    assert_eq!(service.loaded().len(), 1, "a new call finds one");
     assert_eq!(service.statistics().calls, 2, "what was counted stays");
     service.drain(Instant::now() + Duration::from_secs(10)).await;
     let call = Call { inputs: vec!["text".to_owned()].into(), ..Call::default() };
