@@ -221,20 +221,15 @@ async fn ask(connection: &Connection, sender: &str) -> Result<u32, Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
+    use zbus::Message;
 
-    use zbus::connection::Builder;
-    use zbus::{Guid, Message};
-
+    use super::super::tests::peers;
     use super::*;
 
     /// Whatever the header says, and whoever made the socket.
     #[tokio::test]
     async fn a_direct_connection_is_whose_it_was_opened_for() {
-        let (near, far) = UnixStream::pair().unwrap();
-        let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
-        let near = Builder::unix_stream(near).p2p();
-        let (server, _client) = tokio::try_join!(far.build(), near.build()).unwrap();
+        let (server, _client) = peers().await;
         let (ticket, cancel) = Arc::<Callers>::default().register(":1.5".to_owned());
         let opener = Caller { uid: 4711, cancel, connection: server.clone(), ticket };
         let callers = Arc::new(Callers::of_one(&opener));

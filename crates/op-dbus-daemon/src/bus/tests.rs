@@ -48,6 +48,13 @@ fn in_process() -> Spawner {
     })
 }
 
+/// Both ends of a socket pair, with no object on either.
+pub(super) async fn peers() -> (Connection, Connection) {
+    let (near, far) = UnixStream::pair().unwrap();
+    let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
+    tokio::try_join!(far.build(), Builder::unix_stream(near).p2p().build()).unwrap()
+}
+
 /// Serves simulated vectors under these settings, which count as flags. Nothing is loaded yet.
 async fn pair(flags: &[(&str, &str)]) -> Pair {
     pair_under(flags, &[]).await

@@ -53,7 +53,7 @@ impl Engines {
 
 impl Service {
     /// Every engine that is there, those included in which calls end that came before a change.
-    pub fn engines(&self) -> Vec<Arc<Served>> {
+    pub(super) fn engines(&self) -> Vec<Arc<Served>> {
         self.0.engines.all()
     }
 

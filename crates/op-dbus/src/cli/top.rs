@@ -22,7 +22,7 @@ use super::{BusArgs, Done, EXIT_CODES, Failure};
 #[command(after_help = format!("\
 Keys: q, Esc and Ctrl-C end it, p pauses and goes on.
 
-Every number is of the last interval, but for those since the model was loaded. Texts are counted as
+Every number is of the last interval, but for those since the service started. Texts are counted as
 their batches are computed, a text that is embedded in windows once for each. The service is not
 started by being watched; it may go away and come back.
 

@@ -39,7 +39,7 @@ class Embeddings:
     precision: str
     """Precision of the arithmetic."""
     tokens: int
-    """Tokens that were embedded, special tokens included."""
+    """Tokens of the texts as they were embedded, special tokens included; of cached ones, too."""
     truncated: tuple[int, ...]
     """Indices of the texts that were longer than the model reads."""
     cached: int

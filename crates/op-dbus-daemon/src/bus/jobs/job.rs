@@ -228,20 +228,15 @@ impl Handle {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
-
-    use zbus::connection::Builder;
-    use zbus::{Guid, Message};
+    use zbus::Message;
 
     use super::super::super::caller::Callers;
+    use super::super::super::tests::peers;
     use super::*;
 
     #[tokio::test]
     async fn who_waits_for_a_result_is_told_the_first_reason_for_its_end() {
-        let (near, far) = UnixStream::pair().unwrap();
-        let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
-        let near = Builder::unix_stream(near).p2p();
-        let (server, _client) = tokio::try_join!(far.build(), near.build()).unwrap();
+        let (server, _client) = peers().await;
         let call = Message::method_call("/", "Fetch").build(&()).unwrap();
         let callers = Arc::<Callers>::default();
         let caller = callers.enter(&server, &call.header()).await.unwrap();
