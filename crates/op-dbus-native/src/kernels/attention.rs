@@ -46,16 +46,19 @@ pub(crate) struct Attention {
 const PADDING: usize = 64;
 
 /// Most rows of queries at a time.
-const ROWS_MAX: usize = 16;
+pub(super) const ROWS_MAX: usize = 32;
+
+/// Lanes of the widest vector.
+pub(super) const LANES_MAX: usize = 16;
 
 /// Sums of weights with which none that matters was too small or too large for a 32-bit float, and
 /// sums of values with these weights neither: 2^±80. Only scores of ±50 and more are out of it.
-const PLAIN: std::ops::RangeInclusive<f32> = 8.271_806e-25..=1.208_925_8e24;
+pub(super) const PLAIN: std::ops::RangeInclusive<f32> = 8.271_806e-25..=1.208_925_8e24;
 
-/// A vector of these from place `ROWS_MAX - n` on is 1 in its first `n` lanes and 0 in the others.
-const COUNTED: [f32; 2 * ROWS_MAX] = {
-    let mut lanes = [1.0; 2 * ROWS_MAX];
-    let mut lane = ROWS_MAX;
+/// A vector of these from place `LANES_MAX - n` on is 1 in its first `n` lanes and 0 in the others.
+pub(super) const COUNTED: [f32; 2 * LANES_MAX] = {
+    let mut lanes = [1.0; 2 * LANES_MAX];
+    let mut lane = LANES_MAX;
     while lane < lanes.len() {
         lanes[lane] = 0.0;
         lane += 1;
@@ -67,7 +70,13 @@ const COUNTED: [f32; 2 * ROWS_MAX] = {
 pub(crate) fn scratch_floats(length: usize, size: usize) -> usize {
     let (length, size) = (padded(length), padded(size));
     // Packed keys and values, queries, scores, probabilities, a block of results.
-    2 * length * size + ROWS_MAX * (2 * size + 2 * length)
+    2 * length * size + ROWS_MAX * (2 * size + 2 * apart(length))
+}
+
+/// From one row of scores or weights to the next: lines of the cache more, so that the rows of a tile do
+/// not all fall into the same sets of it.
+fn apart(length: usize) -> usize {
+    padded(length) + PADDING / 2
 }
 
 fn padded(count: usize) -> usize {
@@ -75,15 +84,42 @@ fn padded(count: usize) -> usize {
 }
 
 /// Where the parts of the scratch memory begin.
-struct Parts<P: PairStep> {
-    keys: *mut P::Weight,
-    values: *mut P::Weight,
-    queries: *mut P::Input,
-    scores: *mut f32,
-    weights: *mut P::Input,
-    results: *mut f32,
-    size: usize,
-    length: usize,
+pub(super) struct Parts<P: PairStep> {
+    /// Packed, [`pack_keys`].
+    pub keys: *mut P::Weight,
+    /// Packed, [`pack_values`].
+    pub values: *mut P::Weight,
+    /// `[ROWS_MAX][size]`
+    pub queries: *mut P::Input,
+    /// `[ROWS_MAX][apart]`
+    pub scores: *mut f32,
+    /// `[ROWS_MAX][apart]`
+    pub weights: *mut P::Input,
+    /// `[ROWS_MAX][size]`
+    pub results: *mut f32,
+    /// Columns of the head, padded.
+    pub size: usize,
+    /// Elements from one row to the next in `scores` and `weights`.
+    pub apart: usize,
+}
+
+impl<P: PairStep> Parts<P> {
+    /// Those of the scratch memory of `job`.
+    #[inline(always)]
+    pub unsafe fn of(job: &Attention) -> Self {
+        let (size, length, apart) = (padded(job.size), padded(job.length), apart(job.length));
+        let scratch = job.scratch;
+        Self {
+            keys: scratch.cast(),
+            values: scratch.add(length * size).cast(),
+            queries: scratch.add(2 * length * size).cast(),
+            results: scratch.add(2 * length * size + ROWS_MAX * size),
+            scores: scratch.add(2 * length * size + 2 * ROWS_MAX * size),
+            weights: scratch.add(2 * length * size + ROWS_MAX * (2 * size + apart)).cast(),
+            size,
+            apart,
+        }
+    }
 }
 
 /// Computes one head of one text with `ROWS` rows of queries at a time.
@@ -93,20 +129,9 @@ struct Parts<P: PairStep> {
 /// included; inputs are finite; no other thread touches the columns of the result.
 #[inline(always)]
 pub(crate) unsafe fn attend<P: PairStep, const ROWS: usize>(job: &Attention) {
-    let (size, length) = (padded(job.size), padded(job.length));
-    let scratch = job.scratch;
-    let parts = Parts::<P> {
-        keys: scratch.cast(),
-        values: scratch.add(length * size).cast(),
-        queries: scratch.add(2 * length * size).cast(),
-        results: scratch.add(2 * length * size + ROWS_MAX * size),
-        scores: scratch.add(2 * length * size + 2 * ROWS_MAX * size),
-        weights: scratch.add(2 * length * size + ROWS_MAX * (2 * size + length)).cast(),
-        size,
-        length,
-    };
-    pack_keys(job, &parts);
-    pack_values(job, &parts);
+    let parts = Parts::<P>::of(job);
+    pack_keys(job, &parts, job.size.div_ceil(P::K));
+    pack_values(job, &parts, job.length.div_ceil(P::K));
     let mut first = 0;
     while first < job.length {
         let rows = ROWS.min(job.length - first);
@@ -115,24 +140,29 @@ pub(crate) unsafe fn attend<P: PairStep, const ROWS: usize>(job: &Attention) {
     }
 }
 
-/// Keys as the columns of panels: `[panel][step][column][K]`. The last vector of columns ends with zeros;
-/// behind it they hold anything, since their scores are never looked at.
+/// Keys as the columns of panels of `steps` steps, of which those behind the head's columns are zeros:
+/// `[panel][step][column][K]`. The last vector of columns ends with zeros; behind it they hold
+/// anything, since their scores are never looked at.
 #[inline(always)]
-unsafe fn pack_keys<P: PairStep>(job: &Attention, parts: &Parts<P>) {
+pub(super) unsafe fn pack_keys<P: PairStep>(job: &Attention, parts: &Parts<P>, steps: usize) {
     // One input of a product and one step of a column's weights are both 4 bytes: a 32-bit float or
     // two bfloat16.
     const { assert!(size_of::<P::Input>() * P::K == 4 && size_of::<P::Weight>() * P::K == 4) };
-    const { assert!(P::S::LANES <= ROWS_MAX) };
+    const { assert!(P::S::LANES <= LANES_MAX) };
     let lanes = P::S::LANES;
     let panel = 2 * lanes;
-    let steps = job.size.div_ceil(P::K);
     let (rows, stride) = (parts.queries.cast::<u32>(), parts.size / P::K);
     let mut key = 0;
     while key < job.length {
         let keys = lanes.min(job.length - key);
         for row in 0..keys {
             let from = job.keys.add((key + row) * job.stride);
-            to_inputs::<P>(from, 1.0, job.size, parts.queries.add(row * parts.size));
+            to_inputs::<P>(
+                from,
+                1.0,
+                [job.size, steps * P::K],
+                parts.queries.add(row * parts.size),
+            );
         }
         parts.queries.add(keys * parts.size).write_bytes(0, (lanes - keys) * parts.size);
         let to = parts.keys.cast::<u32>().add(key / panel * panel * steps + key % panel);
@@ -147,26 +177,36 @@ unsafe fn pack_keys<P: PairStep>(job: &Attention, parts: &Parts<P>) {
     }
 }
 
-/// Converts `size` floats times `scale`, and clears what is left of the last step.
+/// Converts `size` floats times `scale`, and clears what is left up to `end`.
 #[inline(always)]
-unsafe fn to_inputs<P: PairStep>(from: *const f32, scale: f32, size: usize, to: *mut P::Input) {
+pub(super) unsafe fn to_inputs<P: PairStep>(
+    from: *const f32,
+    scale: f32,
+    [size, end]: [usize; 2],
+    to: *mut P::Input,
+) {
     let scale = P::S::splat(scale);
     let mut at = 0;
     while at < size {
         P::store(to.add(at), P::S::mul(P::S::load(from.add(at)), scale));
         at += P::S::LANES;
     }
-    if !size.is_multiple_of(P::K) {
-        to.add(size).write_bytes(0, 1);
+    if size < end {
+        to.add(size).write_bytes(0, end - size);
     }
 }
 
-/// Values as the rows of panels: `[panel][step][column][K]`.
+/// Values as the rows of panels of `steps` steps, of which those behind the text are zeros:
+/// `[panel][step][column][K]`.
 #[inline(always)]
-unsafe fn pack_values<P: PairStep>(job: &Attention, parts: &Parts<P>) {
+pub(super) unsafe fn pack_values<P: PairStep>(job: &Attention, parts: &Parts<P>, steps: usize) {
     let lanes = P::S::LANES;
-    let steps = job.length.div_ceil(P::K);
-    for step in 0..steps {
+    let counted = job.length.div_ceil(P::K);
+    for panel in 0..job.size.div_ceil(2 * lanes) {
+        let behind = (panel * steps + counted) * 2 * lanes * P::K;
+        parts.values.add(behind).write_bytes(0, (steps - counted) * 2 * lanes * P::K);
+    }
+    for step in 0..counted {
         let first = job.values.add(step * P::K * job.stride);
         let paired = step * P::K + 1 < job.length;
         let mut column = 0;
@@ -188,7 +228,8 @@ unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, 
         let query = job.queries.add((first + row) * job.stride);
         // Scores are binary logarithms of what the keys' weights are in proportion to.
         let scale = job.scale * LOG2_E;
-        to_inputs::<P>(query, scale, job.size, parts.queries.add(row * parts.size));
+        let size = [job.size, job.size.next_multiple_of(P::K)];
+        to_inputs::<P>(query, scale, size, parts.queries.add(row * parts.size));
     }
     let totals = match weigh_at_once::<P, M>(job, parts, first) {
         totals if totals.iter().all(|total| PLAIN.contains(total)) => totals,
@@ -201,7 +242,7 @@ unsafe fn block<P: PairStep, const M: usize>(job: &Attention, parts: &Parts<P>, 
     while column < job.size {
         let values = parts.values.add(column * steps * P::K);
         let zero = [[P::S::splat(0.0); 2]; M];
-        let sums = P::sums::<M, false>(parts.weights, parts.length, values, steps, zero);
+        let sums = P::sums::<M, false>(parts.weights, parts.apart, values, steps, zero);
         let columns = panel.min(job.size - column);
         for (row, sums) in sums.into_iter().enumerate() {
             let share = P::S::splat(1.0 / totals[row]);
@@ -264,10 +305,10 @@ unsafe fn weigh_at_once<P: PairStep, const M: usize>(
         if key + lanes > job.length {
             // Behind the last key.
             weights =
-                P::S::mul(weights, P::S::load(COUNTED.as_ptr().add(ROWS_MAX + key - job.length)));
+                P::S::mul(weights, P::S::load(COUNTED.as_ptr().add(LANES_MAX + key - job.length)));
         }
         totals[row] = P::S::add(totals[row], weights);
-        P::store(parts.weights.add(row * parts.length + key), weights);
+        P::store(parts.weights.add(row * parts.apart + key), weights);
     });
     let mut sums = [0.0; M];
     for (sum, total) in sums.iter_mut().zip(totals) {
@@ -286,7 +327,7 @@ unsafe fn weigh_below_largest<P: PairStep, const M: usize>(
     let lanes = P::S::LANES;
     let mut most = [P::S::splat(f32::MIN); M];
     scores!(P, M, job, parts, first, |row, key, scores| {
-        let to = parts.scores.add(row * parts.length + key);
+        let to = parts.scores.add(row * parts.apart + key);
         P::S::store(to, scores);
         if key + lanes > job.length {
             // Behind the last key: as good as never looked at.
@@ -296,22 +337,33 @@ unsafe fn weigh_below_largest<P: PairStep, const M: usize>(
     });
     let mut sums = [0.0; M];
     for (row, sum) in sums.iter_mut().enumerate() {
-        let scores = parts.scores.add(row * parts.length);
-        let weights = parts.weights.add(row * parts.length);
-        let most = P::S::splat(P::S::greatest(most[row]));
-        let mut total = P::S::splat(0.0);
-        each!(P::S, at in job.length, {
-            let weight = power::<P>(P::S::sub(P::S::load(scores.add(at)), most));
-            total = P::S::add(total, weight);
-            P::store(weights.add(at), weight);
-        });
-        *sum = P::S::sum(total);
+        *sum = weigh_row(job, parts, row, P::S::greatest(most[row]));
     }
     sums
 }
 
+/// Weights of a row that are powers of two of its scores less `most`, up to the vector of the last
+/// key; returns their sum.
+#[inline(always)]
+pub(super) unsafe fn weigh_row<P: PairStep>(
+    job: &Attention,
+    parts: &Parts<P>,
+    row: usize,
+    most: f32,
+) -> f32 {
+    let scores = parts.scores.add(row * parts.apart);
+    let weights = parts.weights.add(row * parts.apart);
+    let (most, mut total) = (P::S::splat(most), P::S::splat(0.0));
+    each!(P::S, at in job.length, {
+        let weight = power::<P>(P::S::sub(P::S::load(scores.add(at)), most));
+        total = P::S::add(total, weight);
+        P::store(weights.add(at), weight);
+    });
+    P::S::sum(total)
+}
+
 /// `2^x`, as finely as the weights are kept.
 #[inline(always)]
-unsafe fn power<P: PairStep>(x: <P::S as Simd>::F) -> <P::S as Simd>::F {
+pub(super) unsafe fn power<P: PairStep>(x: <P::S as Simd>::F) -> <P::S as Simd>::F {
     if P::K == 1 { exp2::<P::S>(x) } else { coarse_exp2::<P::S>(x) }
 }

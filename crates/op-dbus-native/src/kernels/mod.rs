@@ -255,12 +255,16 @@ fn avx512_bf16_kernels(precision: Precision) -> Kernels {
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn amx_kernels(precision: Precision) -> Kernels {
-    use amx::{Bf16Tiles, Int8Tiles};
-    use avx512_dot::Bf16;
+    let vectors = avx512_bf16_kernels(precision);
+    let attend = amx::attend;
     match precision {
-        Precision::F32 => avx512_kernels(precision),
-        Precision::Bf16 => avx512_bf16!(Bf16Tiles, Element::Bf16, 2, u16, Bf16, 8),
-        Precision::Int8 => avx512_bf16!(Int8Tiles, Element::I8, 4, u8, Bf16, 8),
+        Precision::F32 => vectors,
+        Precision::Bf16 => {
+            Kernels { multiply: amx::multiply_bf16, attend, spin: amx::spin_bf16, ..vectors }
+        }
+        Precision::Int8 => {
+            Kernels { multiply: amx::multiply_int8, attend, spin: amx::spin_int8, ..vectors }
+        }
     }
 }
 

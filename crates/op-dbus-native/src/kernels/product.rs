@@ -110,13 +110,13 @@ pub(crate) struct Scratch(MaybeUninit<[[f32; GROUP]; STRIP_MAX]>);
 
 impl Scratch {
     #[inline(always)]
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(MaybeUninit::uninit())
     }
 
     /// Where a sum lies. Every sum is written before it is read.
     #[inline(always)]
-    fn at(&mut self, row: usize, column: usize) -> *mut f32 {
+    pub(super) fn at(&mut self, row: usize, column: usize) -> *mut f32 {
         self.0.as_mut_ptr().cast::<f32>().wrapping_add(row * GROUP + column)
     }
 }
@@ -145,12 +145,6 @@ pub(crate) trait Tiles {
     /// sums go to `tile.to`: on top of what is there, or, if the blocks are the first, of what
     /// [`start`] says.
     unsafe fn tile(product: &Product, tile: Tile);
-    /// Readies the CPU for tiles of so many rows.
-    #[inline(always)]
-    unsafe fn begin(_rows: usize) {}
-    /// Ends what [`begin`](Self::begin) began.
-    #[inline(always)]
-    unsafe fn end() {}
     /// Does nothing but the arithmetic of `repeats` steps of a tile, all in registers; returns
     /// something that depends on all of it.
     unsafe fn spin(repeats: usize) -> f32;
@@ -197,7 +191,6 @@ pub(crate) unsafe fn start<S: Simd>(product: &Product, row: usize, column: usize
 #[inline(always)]
 pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
     let mut scratch = Scratch::new();
-    let mut ready = 0;
     let tiles = product.rows.div_ceil(T::ROWS);
     // All about as high: a tile of few rows keeps the multipliers waiting.
     let (least, more) = (product.rows / tiles.max(1), product.rows % tiles.max(1));
@@ -217,10 +210,6 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
                 for inner in 0..if few { tiles } else { panels } {
                     let (tile, panel) = if few { (inner, outer) } else { (outer, inner) };
                     let (row, rows) = place(tile);
-                    if rows != ready {
-                        T::begin(rows);
-                        ready = rows;
-                    }
                     let (column, offset) = (column + panel * T::PANEL, panel * T::PANEL);
                     let (to, stride) = match product.finish {
                         Finish::Store { to, stride } | Finish::Add { to, stride, .. } => {
@@ -242,12 +231,11 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
         }
         column += columns;
     }
-    T::end();
 }
 
 /// Makes rows of complete sums in the scratch block an operand, if that is what they are for.
 #[inline(always)]
-unsafe fn finish<T: Tiles>(
+pub(super) unsafe fn finish<T: Tiles>(
     product: &Product,
     scratch: &mut Scratch,
     (first, rows): (usize, usize),
