@@ -242,7 +242,8 @@ pub const ROWS: &[Row] = &[
               of them together, padding included. A single text that is longer makes a batch of \
               its own. With `auto` the native engine measures how this machine computes a model \
               best, for a second or two when it first loads it, and keeps the answer in \
-              `cache_dir`; with a number it measures nothing. For ONNX Runtime `auto` is 512.",
+              `cache_dir`; with a number it measures nothing. For ONNX Runtime `auto` is 512 \
+              on the CPU and 8192 on an accelerator.",
         group: Group::Batching,
         scope: Scope::Any,
     },
@@ -313,9 +314,9 @@ pub const ROWS: &[Row] = &[
         kind: count(1, 86_400),
         default: "60",
         unit: "seconds",
-        doc: "How long a pipe of `EmbedFromFd`, or of a job, may be silent while its texts are \
-              wanted; then the call ends with `DeadlineExceeded`, and its place is free for others. \
-              Counts for calls that begin after the next reload.",
+        doc: "How long a pipe or a file system that `EmbedFromFd`, or a job, reads from may be silent \
+              while its texts are wanted; then the call ends with `DeadlineExceeded`, and its place is \
+              free for others. Counts for calls that begin after the next reload.",
         group: Group::Admission,
         scope: Scope::Any,
     },

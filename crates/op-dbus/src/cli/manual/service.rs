@@ -55,8 +55,9 @@ pub fn page() -> String {
     page.under_term(&format!("It is killed after {}.", seconds("TimeoutStopSec")));
     page.term(
         "SIGHUP",
-        "The settings are read again, as by `systemctl reload op-dbus`. What can be changed while \
-         the service runs is; the journal names what needs a restart.",
+        "The settings are read again, as by `systemctl reload op-dbus`, which checks them first and \
+         fails where they have a mistake. What can be changed while the service runs is; the \
+         journal names what needs a restart.",
     );
     life(&mut page);
     page.section("FILES");
