@@ -5,9 +5,11 @@
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
 use tempfile::TempDir;
 
 use crate::Error;
@@ -27,13 +29,7 @@ impl Writer {
     pub(crate) fn begin(dir: &Path) -> Result<Self, Error> {
         make_dir(dir)?;
         let path = dir.join(".lock");
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|error| Error::io("write", &path, error))?;
+        let lock = open_lock(dir, &path).map_err(|error| Error::io("write", &path, error))?;
         match lock.try_lock() {
             Ok(()) => (),
             Err(TryLockError::WouldBlock) => return Err(Error::Busy { dir: dir.to_owned() }),
@@ -117,6 +113,24 @@ impl Writer {
     }
 }
 
+/// The lock's file. Root gives a new one to whoever the store belongs to, who could write it no more
+/// otherwise; and nobody follows a link there, which that user may have laid to anywhere.
+fn open_lock(dir: &Path, path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+    match options.clone().create_new(true).open(path) {
+        Ok(file) => {
+            if geteuid().is_root() {
+                let owner = std::fs::metadata(dir)?;
+                fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+            }
+            Ok(file)
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => options.open(path),
+        Err(error) => Err(error),
+    }
+}
+
 /// Makes a folder that everyone may read, and its parents, whatever the umask.
 pub(crate) fn make_dir(dir: &Path) -> Result<(), Error> {
     if dir.is_dir() {
@@ -160,4 +174,33 @@ fn sync_tree(dir: &Path) -> Result<(), Error> {
 
 fn sync_dir(dir: &Path) -> Result<(), Error> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|error| Error::io("sync", dir, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lock_belongs_to_whom_the_store_belongs_to() {
+        let dir = tempfile::tempdir().unwrap();
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(dir.path(), Some(4_000_000), Some(4_000_001)).unwrap();
+        }
+        drop(Writer::begin(dir.path()).unwrap());
+        let owner = |path: &Path| {
+            let meta = std::fs::metadata(path).unwrap();
+            (meta.uid(), meta.gid())
+        };
+        assert_eq!(owner(&dir.path().join(".lock")), owner(dir.path()));
+        drop(Writer::begin(dir.path()).unwrap());
+    }
+
+    #[test]
+    fn a_lock_that_is_a_link_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let elsewhere = dir.path().join("elsewhere");
+        std::os::unix::fs::symlink(&elsewhere, dir.path().join(".lock")).unwrap();
+        assert!(Writer::begin(dir.path()).is_err());
+        assert!(!elsewhere.exists());
+    }
 }

@@ -54,8 +54,16 @@ impl Store {
         let built_in = manifest::find(name);
         let name = built_in.map_or(name, |model| model.name.as_str());
         let dir = self.dir.join(name);
-        if !is_name(name) || !dir.is_dir() {
+        if !is_name(name) {
             return Err(self.not_installed(name, built_in));
+        }
+        match std::fs::metadata(&dir) {
+            Ok(meta) if meta.is_dir() => (),
+            // Whether it is there can't be told, where this user does not get to.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                return Err(Error::io("read", &dir, error));
+            }
+            _ => return Err(self.not_installed(name, built_in)),
         }
         let record = read_record(name, &dir)?;
         let model = match built_in {

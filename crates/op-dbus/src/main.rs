@@ -3,6 +3,7 @@
 mod bench;
 mod cli;
 mod devices;
+mod dumps;
 mod worker;
 
 fn main() -> std::process::ExitCode {

@@ -58,8 +58,6 @@ pub struct Settings {
     /// The dimensions the model must have.
     #[serde(deserialize_with = "types::number_or_word")]
     pub expect_dimensions: Option<usize>,
-    /// Whether the pull unit may fetch what is missing.
-    pub auto_download: bool,
     /// The model store.
     pub model_dir: PathBuf,
     /// The ONNX Runtime library; `None` is the one in the store beside the models.
@@ -119,6 +117,8 @@ pub struct Settings {
     pub http_listen: Listen,
     /// The log filter.
     pub log: String,
+    /// Whether the service and the gateway may leave a core dump.
+    pub core_dumps: bool,
     /// What `[models.<name>]` tables say, by model name.
     #[serde(default)]
     pub models: BTreeMap<String, ModelSettings>,

@@ -182,9 +182,6 @@ fn rows(group: Group) -> impl Iterator<Item = &'static Row> {
 
 /// What is accepted, as a sentence.
 pub fn values(row: &Row) -> String {
-    if row.scope == Scope::Later {
-        return format!("Values: `{}` only, in this version.", row.default);
-    }
     let unit = match (row.kind, row.unit) {
         (_, "") | (Kind::Bytes { .. }, _) => String::new(),
         (_, unit) => format!(" {unit}"),
@@ -197,7 +194,7 @@ pub fn remark(scope: Scope) -> Option<&'static str> {
     match scope {
         Scope::Runtime => Some("May be changed over the bus while the service runs."),
         Scope::Outside => Some("Not in files."),
-        Scope::Any | Scope::Later => None,
+        Scope::Any => None,
     }
 }
 

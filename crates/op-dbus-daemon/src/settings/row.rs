@@ -18,7 +18,7 @@ pub struct Row {
     pub doc: &'static str,
     /// The heading it stands under.
     pub group: Group,
-    /// Where it may be set, and whether this version has what it is about.
+    /// Where it may be set.
     pub scope: Scope,
 }
 
@@ -31,8 +31,6 @@ pub enum Scope {
     Runtime,
     /// By the environment and by flags only: it says which files are read.
     Outside,
-    /// Only to the default: a later version has what it is about.
-    Later,
 }
 
 /// A heading in the configuration file and its documentation.

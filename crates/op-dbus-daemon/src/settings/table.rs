@@ -54,16 +54,6 @@ pub const ROWS: &[Row] = &[
         scope: Scope::Any,
     },
     Row {
-        key: "auto_download",
-        kind: Kind::Bool,
-        default: "false",
-        unit: "",
-        doc: "Whether the pull unit may fetch a missing model or library. The daemon itself never \
-              downloads.",
-        group: Group::Model,
-        scope: Scope::Later,
-    },
-    Row {
         key: "execution_provider",
         kind: Kind::Choice(PROVIDERS),
         default: "cpu",
@@ -378,6 +368,17 @@ pub const ROWS: &[Row] = &[
         default: "info",
         unit: "",
         doc: "What is logged. The content of texts never is.",
+        group: Group::Life,
+        scope: Scope::Any,
+    },
+    Row {
+        key: "core_dumps",
+        kind: Kind::Bool,
+        default: "false",
+        unit: "",
+        doc: "Whether the service and the gateway may leave a core dump when they crash, as far as \
+              the limit of the unit or the shell lets them: it holds callers' texts. Without it \
+              nobody but root may attach a debugger either. Workers leave none in any case.",
         group: Group::Life,
         scope: Scope::Any,
     },

@@ -7,6 +7,7 @@ use op_dbus_daemon::daemon::{self, WorkerProgram};
 use op_dbus_daemon::settings::{Group, ROWS, Row, Settings, Sources};
 
 use super::{Done, EXIT_CODES, Failure, flags};
+use crate::dumps;
 
 const ABOUT: &str = "Run the service";
 
@@ -57,6 +58,9 @@ fn rows() -> impl Iterator<Item = &'static Row> {
 pub fn run(args: Args) -> Done {
     let sources = Sources { repair_state: true, ..Sources::of_process(args.flags) };
     let loaded = Settings::load(&sources)?;
+    if !loaded.settings.core_dumps {
+        dumps::refuse();
+    }
     // Computing is done elsewhere, and every further thread is woken in vain now and then. But one alone
     // reads nobody's call while it tokenizes another's.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -115,6 +115,7 @@ impl Examination {
         let who = Who::of(self.unit.as_ref().ok().and_then(Unit::user).as_deref());
         let can_compute = !self.quick && !model.failed();
         let mut general = vec![service::check(&self.bus).await, model];
+        general.extend(unit::masked(&self.unit));
         general.extend(unit::other_user(&self.unit));
         general.extend(folders::checks(settings, &who, |path| {
             self.unit.as_ref().is_ok_and(|unit| unit.makes(path))

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use clap::{Arg, ArgMatches, Command};
-use op_dbus_daemon::settings::{Kind, Row, Scope};
+use op_dbus_daemon::settings::{Kind, Row};
 
 /// Gives a command the flags of these settings.
 pub fn add(command: Command, rows: impl Iterator<Item = &'static Row>) -> Command {
@@ -39,7 +39,6 @@ fn flag(row: &'static Row) -> Arg {
         .help(format!("{summary}{default}"))
         .long_help(format!("{}\n\nValues: {values}{default}", row.doc.replace('`', "")))
         .help_heading(row.group.title())
-        .hide(row.scope == Scope::Later)
 }
 
 fn value_name(kind: &Kind) -> &'static str {

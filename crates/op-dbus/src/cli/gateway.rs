@@ -11,6 +11,7 @@ use op_dbus_gateway::{Address, Config, Fatal};
 
 use super::client::builder;
 use super::{Done, EXIT_CODES, Failure, flags};
+use crate::dumps;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,7 +28,7 @@ pub struct Args {
 /// The settings that the gateway reads.
 fn rows() -> impl Iterator<Item = &'static Row> {
     ROWS.iter()
-        .filter(|row| row.group == Group::Gateway || ["bus", "config", "log"].contains(&row.key))
+        .filter(|row| row.group == Group::Gateway || ["bus", "config", "log", "core_dumps"].contains(&row.key))
 }
 
 impl clap::Args for Args {
@@ -65,6 +66,9 @@ pub fn run(args: Args) -> Done {
     let settings = Settings::load(&Sources::of_process(args.flags))?.settings;
     // Warnings are about the state file, which keeps nothing that the gateway reads.
     telemetry::start(&settings.log).map_err(Failure::refused)?;
+    if !settings.core_dumps {
+        dumps::refuse();
+    }
     let address = match settings.http_listen {
         Listen::None => None,
         Listen::Tcp(address) => Some(Address::Tcp(address)),

@@ -15,10 +15,10 @@ mod places;
 use std::fs::File;
 
 use landlock::LandlockStatus;
-use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::Args;
+use crate::dumps;
 
 /// Files that are open at once: a driver opens some dozens for each device. Beyond this number
 /// `select`, which old libraries use, writes outside its memory.
@@ -68,15 +68,14 @@ pub fn confine(args: &Args) -> Sandbox {
     Sandbox { told: told(&enforced, &lacking), _process: process }
 }
 
-/// Few open files, so much memory, and none of it in a file: it holds what callers' texts became. The
-/// limit on dumps alone would not do, as the kernel ignores it where they are piped to a program.
+/// Few open files, so much memory, and none of it in a file: it holds what callers' texts became.
 ///
 /// Memory is what the process may write and shares with nobody: what it could share, the unit's
 /// `MemoryMax` bounds for all together. Mapped weights are not in there, and
 /// neither are the addresses that drivers and allocators reserve without using them, for which a limit
 /// on all of its addresses (`RLIMIT_AS`) would have to be far too large to help.
 fn limit(memory_max: Option<u64>) {
-    let limits = [(Resource::RLIMIT_CORE, 0), (Resource::RLIMIT_NOFILE, OPEN_FILES_MAX)];
+    let limits = [(Resource::RLIMIT_NOFILE, OPEN_FILES_MAX)];
     let memory = memory_max.map(|bytes| (Resource::RLIMIT_DATA, bytes));
     for (resource, limit) in limits.into_iter().chain(memory) {
         let lowered = getrlimit(resource).and_then(|(_, hard)| {
@@ -87,9 +86,7 @@ fn limit(memory_max: Option<u64>) {
             tracing::warn!(%error, ?resource, "the worker keeps the service's limit");
         }
     }
-    if let Err(error) = prctl::set_dumpable(false) {
-        tracing::warn!(%error, "the memory of the worker may be dumped");
-    }
+    dumps::refuse();
 }
 
 /// `landlock 7, seccomp`, or `seccomp; the kernel has no Landlock`.

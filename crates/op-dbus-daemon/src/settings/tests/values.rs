@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{MAIN, Tree};
 use crate::settings::kind::plain;
-use crate::settings::{Bus, CpuEngine, Devices, Provider, ROWS, Scope, row};
+use crate::settings::{Bus, CpuEngine, Devices, Provider, ROWS, row};
 
 /// The canonical form of a value that a flag gives.
 fn parsed(key: &str, text: &str) -> Option<String> {
@@ -104,10 +104,10 @@ fn a_worker_has_some_memory_at_least() {
 #[test]
 fn a_boolean_has_four_forms() {
     for (text, value) in [("true", "true"), ("1", "true"), ("false", "false"), ("0", "false")] {
-        assert_eq!(parsed("auto_download", text).as_deref(), Some(value));
+        assert_eq!(parsed("core_dumps", text).as_deref(), Some(value));
     }
     for wrong in ["", "yes", "TRUE", "2", "on"] {
-        assert_eq!(parsed("auto_download", wrong), None, "{wrong}");
+        assert_eq!(parsed("core_dumps", wrong), None, "{wrong}");
     }
 }
 
@@ -197,15 +197,6 @@ fn what_onnx_runtime_does_not_have_is_refused_with_both_settings() {
         Tree::new(&[]).flag("cpu_engine", "ort").flag("precision", precision).loaded();
     }
     Tree::new(&[]).flag("cpu_engine", "native").flag("precision", "int8").loaded();
-}
-
-#[test]
-fn what_a_later_version_has_may_only_be_left_as_it_is() {
-    for row in ROWS.iter().filter(|row| row.scope == Scope::Later) {
-        Tree::new(&[]).flag(row.key, row.default).loaded();
-        let text = Tree::new(&[]).flag(row.key, "7").load().unwrap_err().to_string();
-        assert!(text.contains("\"7\" is not supported by this version"), "{text}");
-    }
 }
 
 #[test]

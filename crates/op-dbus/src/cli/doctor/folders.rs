@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::fs;
+use std::io::ErrorKind::NotFound;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -15,22 +16,25 @@ pub struct Who {
     name: String,
     uid: u32,
     gids: Vec<u32>,
+    /// Whether it is known to be the service's.
+    is_service: bool,
 }
 
 impl Who {
     /// The user that the service runs as, else this one.
     pub fn of(service: Option<&str>) -> Self {
         let named = service.and_then(|name| User::from_name(name).ok().flatten());
+        let is_service = named.is_some();
         let user = named.or_else(|| User::from_uid(getuid()).ok().flatten());
         let Some(user) = user else {
             let uid = getuid().as_raw();
             let gids = vec![nix::unistd::getgid().as_raw()];
-            return Self { name: uid.to_string(), uid, gids };
+            return Self { name: uid.to_string(), uid, gids, is_service };
         };
         let name = CString::new(user.name.as_str()).unwrap_or_default();
         let groups = getgrouplist(&name, user.gid).unwrap_or_else(|_| vec![user.gid]);
         let gids = groups.into_iter().map(Gid::as_raw).collect();
-        Self { name: user.name, uid: user.uid.as_raw(), gids }
+        Self { name: user.name, uid: user.uid.as_raw(), gids, is_service }
     }
 
     /// Whether the mode gives `bits` (of 7) to this user.
@@ -61,7 +65,7 @@ pub fn checks(settings: &Settings, who: &Who, made: impl Fn(&Path) -> bool) -> V
         ("state_file", state, Use::Writes),
     ];
     let checked =
-        folders.into_iter().map(|(name, path, purpose)| match !path.exists() && made(path) {
+        folders.into_iter().map(|(name, path, purpose)| match deepest(path).1 && made(path) {
             true => Check::ok(name, format!("systemd makes {} at the start", path.display())),
             false => check(name, path, purpose, who),
         });
@@ -69,12 +73,13 @@ pub fn checks(settings: &Settings, who: &Who, made: impl Fn(&Path) -> bool) -> V
 }
 
 fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {
-    let Who { name: user, uid, .. } = who;
+    let Who { name: user, uid, is_service, .. } = who;
     let (there, missing) = deepest(path);
     for ancestor in there.ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
         if fs::metadata(ancestor).is_ok_and(|meta| !who.may(1, &meta)) {
             let found = format!("{user} does not get past {}", shown(ancestor));
-            return Check::wrong(name, found, format!("type `chmod a+x {}`", ancestor.display()));
+            let next = format!("set `{name}` to a place outside of {}", ancestor.display());
+            return Check::wrong(name, found, next);
         }
     }
     let Ok(meta) = fs::metadata(&there) else {
@@ -92,11 +97,29 @@ fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {
     let place = there.display();
     let verb = if bits == 7 { "write" } else { "read" };
     let found = format!("{user} may not {verb} {}", shown(&there));
+    if !is_service && meta.uid() != *uid {
+        // Most likely the service's, and all is well.
+        let found = format!("{found}; whether the service runs as that user is not known");
+        return Check::unchecked(name, found);
+    }
     let next = match () {
         () if missing => format!("type `install -d -o {user} -m 755 {}`", path.display()),
         () if meta.uid() == *uid => format!("type `chmod u+rwx {place}`"),
-        () if purpose == Use::Reads => format!("type `chmod -R a+rX {place}`"),
-        () => format!("type `chown -R {user}: {place}`"),
+        () if purpose == Use::Reads => format!("type `chmod a+rx {place}`"),
+        // Nobody else's things are in a folder of that name.
+        () if there.ends_with("op-dbus") => format!("type `chown {user}: {place}`"),
+        () => {
+            let own = there.join("op-dbus");
+            let setting = match name {
+                "state_file" => own.join("state.json"),
+                _ => own.clone(),
+            };
+            format!(
+                "type `install -d -o {user} -m 755 {}` and set `{name}` to {}",
+                own.display(),
+                setting.display()
+            )
+        }
     };
     Check::wrong(name, found, next)
 }
@@ -116,7 +139,9 @@ fn fit(name: &'static str, path: &Path, missing: bool, meta: &fs::Metadata) -> C
 
 /// The folder itself, or the deepest one above it that is there; and whether it is another.
 fn deepest(path: &Path) -> (PathBuf, bool) {
-    let there = path.ancestors().find(|one| one.exists()).unwrap_or(Path::new("/"));
+    // What can't be looked at is there, as far as anybody can tell.
+    let is_there = |one: &&Path| !fs::metadata(one).is_err_and(|error| error.kind() == NotFound);
+    let there = path.ancestors().find(is_there).unwrap_or(Path::new("/"));
     (there.to_owned(), there != path)
 }
 
@@ -139,7 +164,7 @@ mod tests {
 
     /// Somebody who owns nothing and is in no group.
     fn stranger() -> Who {
-        Who { name: "stranger".to_owned(), uid: 4_000_000, gids: Vec::new() }
+        Who { name: "stranger".to_owned(), uid: 4_000_000, gids: Vec::new(), is_service: true }
     }
 
     fn folder(mode: u32) -> (tempfile::TempDir, PathBuf) {
@@ -158,9 +183,29 @@ mod tests {
         assert_eq!(check.state, State::Wrong);
         assert!(check.found.contains("stranger may not write"), "{}", check.found);
         assert!(check.found.contains("mode 0700"), "{}", check.found);
-        assert!(check.next.unwrap().starts_with("type `chown -R stranger: "));
         let check = super::check("model_dir", &path, Use::Reads, &stranger());
-        assert!(check.next.unwrap().starts_with("type `chmod -R a+rX "));
+        assert!(check.next.unwrap().starts_with("type `chmod a+rx "));
+    }
+
+    #[test]
+    fn no_folder_is_taken_from_others() {
+        let (_root, path) = folder(0o755);
+        let next = |name, path: &Path| check(name, path, Use::Writes, &stranger()).next.unwrap();
+        let own = path.join("op-dbus");
+        let make = format!("type `install -d -o stranger -m 755 {}` and set ", own.display());
+        assert_eq!(next("cache_dir", &path), format!("{make}`cache_dir` to {}", own.display()));
+        let file = own.join("state.json");
+        assert_eq!(next("state_file", &path), format!("{make}`state_file` to {}", file.display()));
+        fs::create_dir(&own).unwrap();
+        assert_eq!(next("cache_dir", &own), format!("type `chown stranger: {}`", own.display()));
+    }
+
+    #[test]
+    fn somebody_who_is_not_the_service_is_given_nothing() {
+        let (_root, path) = folder(0o755);
+        let caller = Who { is_service: false, ..stranger() };
+        let check = check("cache_dir", &path, Use::Writes, &caller);
+        assert_eq!((check.state, check.next), (State::Unchecked, None), "{}", check.found);
     }
 
     #[test]
@@ -177,7 +222,8 @@ mod tests {
         fs::create_dir(&inner).unwrap();
         let check = check("model_dir", &inner, Use::Reads, &stranger());
         assert!(check.found.contains("does not get past"), "{}", check.found);
-        assert_eq!(check.next, Some(format!("type `chmod a+x {}`", path.display())));
+        let next = format!("set `model_dir` to a place outside of {}", path.display());
+        assert_eq!(check.next, Some(next));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::check::{Check, UNIT};
 use super::facts::{Blocks, Directive, Facts};
 
 const NAME: &str = "op-dbus.service";
+const MASKED: &str = "op-dbus.service is masked";
 const PROPERTIES: &str = "LoadState,User,PrivateDevices,DevicePolicy,DeviceAllow,\
                           MemoryDenyWriteExecute,ProcSubset,PrivateNetwork,RestrictAddressFamilies,SystemCallFilter,SupplementaryGroups,\
                           StateDirectory,CacheDirectory";
@@ -35,7 +36,7 @@ impl Unit {
         let unit = Self(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect());
         match unit.value("LoadState").as_str() {
             "loaded" => Ok(unit),
-            "masked" => Err(format!("{NAME} is masked")),
+            "masked" => Err(MASKED.to_owned()),
             _ => Err(format!("{NAME} is not installed")),
         }
     }
@@ -91,6 +92,12 @@ pub fn other_user(unit: &Result<Unit, String>) -> Option<Check> {
          what that user may"
     );
     (me != service).then(|| Check::unchecked("user", found))
+}
+
+/// Tells of a unit that can't be started.
+pub fn masked(unit: &Result<Unit, String>) -> Option<Check> {
+    let why = unit.as_ref().err().filter(|why| why.as_str() == MASKED)?;
+    Some(Check::wrong(UNIT, why, format!("type `systemctl unmask {NAME}`")))
 }
 
 /// The directives that block the provider, in one check; `groups` are those of its device nodes.
@@ -203,6 +210,16 @@ mod tests {
         assert_eq!(checked(shown, Provider::Cuda).state, State::Ok);
         let forbidden = format!("{shown}~mbind reboot");
         assert_eq!(checked(&forbidden, Provider::Cuda).state, State::Wrong);
+    }
+
+    #[test]
+    fn a_masked_unit_stands_in_the_way() {
+        let check = masked(&Unit::parse("LoadState=masked")).unwrap();
+        assert_eq!(check.state, State::Wrong);
+        assert_eq!(check.next, Some("type `systemctl unmask op-dbus.service`".to_owned()));
+        for other in ["LoadState=loaded", "LoadState=not-found"] {
+            assert!(masked(&Unit::parse(other)).is_none(), "{other}");
+        }
     }
 
     #[test]
