@@ -59,7 +59,7 @@ const BF16: Computed = Computed {
     engine: "native",
     precision: "bf16",
     cosine_min: 0.9998,
-    cosine_mean_min: 0.9998,
+    cosine_mean_min: 0.9999,
     distance_max: f32::INFINITY,
 };
 const INT8: Computed = Computed {

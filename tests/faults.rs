@@ -274,18 +274,33 @@ async fn a_state_without_a_folder() -> Outcome {
 async fn a_state_that_cannot_be_kept() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
-    // A file system with room for its root folder and nothing else.
-    let mount = format!("mount -t tmpfs -o nr_inodes=1 tmpfs {}", setup.path("state").display());
-    let script = format!("{mount}; exec \"$@\"");
-    let command = in_own_mounts(&script, &setup.command(&bus)?);
-    let daemon = setup.start_command(command, &bus).await?;
-    assert_eq!(daemon.settled().await?, "ready");
-    let message =
-        refused(daemon.client().manager.set_vector_level("high").await, ErrorName::NoSpace)?;
-    assert!(message.contains("state.json"), "{message}");
-    // What could not be kept was not changed.
-    assert_eq!(daemon.client().embedder.vector_level().await?, "low");
-    assert_eq!(daemon.client().embedder.state().await?, "ready");
-    daemon.client().embedder.embed("x").await?;
-    daemon.stop().await
+    // File systems with room for one page, which the state takes, and for no file at all: a new one can be
+    // opened and not written, or not be opened.
+    for (room, kept) in [("size=4k", "medium"), ("nr_inodes=1", "low")] {
+        let folder = setup.path("state").display().to_string();
+        let script = format!("mount -t tmpfs -o {room} tmpfs {folder}; exec \"$@\"");
+        let command = in_own_mounts(&script, &setup.command(&bus)?);
+        let daemon = setup.start_command(command, &bus).await?;
+        assert_eq!(daemon.settled().await?, "ready");
+        let client = daemon.client();
+        if kept == "medium" {
+            client.manager.set_vector_level(kept).await?;
+        }
+        let message = refused(client.manager.set_vector_level("high").await, ErrorName::NoSpace)?;
+        assert!(message.contains("state.json"), "{message}");
+        // What could not be kept was not changed.
+        assert_eq!(client.embedder.vector_level().await?, kept);
+        assert_eq!(client.embedder.state().await?, "ready");
+        client.embedder.embed("x").await?;
+        let seen = format!("/proc/{}/root{folder}", daemon.process.pid());
+        for file in std::fs::read_dir(&seen)? {
+            assert_eq!(file?.file_name(), "state.json", "left over with {room}");
+        }
+        if kept == "medium" {
+            let state = std::fs::read_to_string(format!("{seen}/state.json"))?;
+            assert!(state.contains(r#""vector_level": "medium""#), "{state}");
+        }
+        daemon.stop().await?;
+    }
+    Ok(())
 }

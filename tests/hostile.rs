@@ -1,16 +1,18 @@
 //! Arguments and texts that no well-meaning client sends.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use op_dbus_api::{BUS_NAME, ErrorName, ROOT_PATH};
-use zbus::{Fd, Structure, Variant};
+use op_dbus_api::{BUS_NAME, ErrorName, JOB_INTERFACE, JOBS_PATH, ROOT_PATH};
+use zbus::fdo::IntrospectableProxy;
+use zbus::{Connection, Fd, Structure, Variant};
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::{Options, refused};
+use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::Setup;
 use crate::harness::introspection::members;
 use crate::harness::registry::tests;
@@ -21,12 +23,10 @@ tests! {
     every_member_answers_arguments_of_every_type: [Bus],
 }
 
+const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
+
 /// What `EmbedFromFd` makes of bytes.
-async fn refusal_of(
-    client: &crate::harness::client::Client,
-    bytes: &[u8],
-    framing: &str,
-) -> Outcome<String> {
+async fn refusal_of(client: &Client, bytes: &[u8], framing: &str) -> Outcome<String> {
     let mut file = File::from(memfd_create(c"texts", MFdFlags::MFD_ALLOW_SEALING)?);
     file.write_all(bytes)?;
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_GROW;
@@ -61,18 +61,18 @@ async fn awkward_texts_have_a_vector_or_a_refusal() -> Outcome {
         let alone = client.vectors(&[text]).await?.remove(0);
         assert_eq!(&alone, vector, "text {number} has another vector alone");
     }
-    let bytes: [(&str, &[u8], &str); 6] = [
-        ("an overlong form", b"good\nb\xc0\x80d\n", "lines"),
-        ("a lone surrogate", b"good\n\xed\xa0\x80\n", "lines"),
-        ("a cut character", b"good\nb\xf0\x9f\x91", "lines"),
-        ("beyond the last character", b"good\0\xf4\x90\x80\x80\0", "nul"),
-        ("an escaped surrogate", b"\"good\"\n\"\\ud800\"\n", "json-lines"),
-        ("no string", b"\"good\"\n{\"a\": [1]}\n", "json-lines"),
+    let bytes: [(&str, &[u8], &str, &str); 6] = [
+        ("an overlong form", b"good\nb\xc0\x80d\n", "lines", "line 2 of"),
+        ("a lone surrogate", b"good\n\xed\xa0\x80\n", "lines", "line 2 of"),
+        ("a cut character", b"good\nb\xf0\x9f\x91", "lines", "line 2 of"),
+        ("beyond the last character", b"good\0\xf4\x90\x80\x80\0", "nul", "record 2 of"),
+        ("an escaped surrogate", b"\"good\"\n\"\\ud800\"\n", "json-lines", "line 2 of"),
+        ("no string", b"\"good\"\n{\"a\": [1]}\n", "json-lines", "line 2 of"),
     ];
-    for (what, bytes, framing) in bytes {
+    for (what, bytes, framing, place) in bytes {
         let message = refusal_of(client, bytes, framing).await;
         let message = message.map_err(|error| format!("{what}: {error}"))?;
-        assert!(message.contains('1') || message.contains('2'), "{what}, without place: {message}");
+        assert!(message.starts_with(place), "{what}, without its place: {message}");
     }
     println!("figure: {} texts with a vector, {} refused", texts.len(), bytes.len());
     daemon.stop().await
@@ -93,6 +93,12 @@ fn arguments(signature: &str) -> Outcome<Vec<Variant<'static>>> {
             let lists = [vec![], vec![String::new(); 20_000], vec!["x".repeat(2 << 20)]];
             lists.map(Variant::from).into()
         }
+        "aau" => {
+            let many = vec![vec![]; 20_000];
+            let lists = [vec![], vec![vec![]], vec![vec![u32::MAX; 1000]], vec![vec![0; 1 << 20]]];
+            lists.into_iter().chain([many]).map(Variant::from).collect()
+        }
+        "v" => vec![Variant::Variant(Box::new(0_u8.into())), nested(30)],
         "a{sv}" => vec![
             options("no such option", 1_u32.into()),
             options("deadline_ms", "soon".into()),
@@ -107,7 +113,7 @@ fn arguments(signature: &str) -> Outcome<Vec<Variant<'static>>> {
             .into_iter()
             .map(|path| Ok(Variant::from(Fd::from(OwnedFd::from(File::open(path)?)))))
             .collect::<Outcome<_>>()?,
-        _ => vec![],
+        unknown => return Err(format!("no argument of type {unknown}").into()),
     })
 }
 
@@ -131,11 +137,26 @@ fn strange() -> Outcome<Vec<Vec<Variant<'static>>>> {
     ])
 }
 
-/// Each method of each interface of the service's object, with the types of its arguments.
+/// The interfaces of an object, with what they consist of.
+fn interfaces(xml: &str) -> impl Iterator<Item = (&str, BTreeSet<String>)> {
+    let names = xml.split("<interface name=\"").skip(1).filter_map(|x| x.split('"').next());
+    names.map(|name| (name, members(xml, name)))
+}
+
+/// Interface and name of each property of an object.
+fn properties(xml: &str) -> Vec<(String, String)> {
+    let named = |line: &String| Some(line.strip_prefix("property ")?.split(' ').next()?.to_owned());
+    let of = |(interface, lines): (&str, BTreeSet<String>)| {
+        let names: Vec<String> = lines.iter().filter_map(named).collect();
+        names.into_iter().map(|name| (interface.to_owned(), name)).collect::<Vec<_>>()
+    };
+    interfaces(xml).flat_map(of).collect()
+}
+
+/// Each method of each interface of an object, with the types of its arguments.
 fn methods(xml: &str) -> Vec<(String, String, Vec<String>)> {
     let mut methods = Vec::new();
-    for interface in xml.split("<interface name=\"").skip(1).filter_map(|x| x.split('"').next()) {
-        let lines = members(xml, interface);
+    for (interface, lines) in interfaces(xml) {
         for line in &lines {
             let Some(method) = line.strip_prefix("method ").filter(|m| !m.contains(':')) else {
                 continue;
@@ -162,8 +183,7 @@ fn bodies(types: &[String]) -> Outcome<Vec<Vec<Variant<'static>>>> {
         for hostile in arguments(kind)? {
             let mut body = Vec::new();
             for (other, kind) in types.iter().enumerate().filter(|(other, _)| *other != place) {
-                let plain = arguments(kind)?.into_iter().next();
-                body.push((other, plain.unwrap_or_else(|| "low".into())));
+                body.push((other, arguments(kind)?.swap_remove(0)));
             }
             body.push((place, hostile));
             body.sort_by_key(|(place, _)| *place);
@@ -173,59 +193,93 @@ fn bodies(types: &[String]) -> Outcome<Vec<Vec<Variant<'static>>>> {
     Ok(bodies)
 }
 
+/// Whether a call is refused; nothing is refused but by a name that is known.
+async fn refuses(
+    connection: &Connection,
+    path: &str,
+    (interface, member): (&str, &str),
+    body: Vec<Variant<'static>>,
+) -> Outcome<bool> {
+    let (name, interface) = (Some(BUS_NAME), Some(interface));
+    let body = body.into_iter().fold(Structure::builder(), |all, one| all.append_field(one));
+    let call = async {
+        match body.build() {
+            Ok(body) => connection.call_method(name, path, interface, member, &body).await,
+            // D-Bus knows no structure without fields, but calls without arguments.
+            Err(_) => connection.call_method(name, path, interface, member, &()).await,
+        }
+    };
+    match within("an answer", call).await? {
+        Ok(_) => Ok(false),
+        Err(zbus::Error::MethodError(name, ..)) => {
+            let known = ["org.freedesktop.DBus.Error.", "org.opdbus.Embedding1.Error."];
+            assert!(known.iter().any(|start| name.as_str().starts_with(start)), "{name}");
+            Ok(true)
+        }
+        // One of those that the standard has names for.
+        Err(zbus::Error::FDO(_)) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
 async fn every_member_answers_arguments_of_every_type() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
     let daemon = setup.ready(&bus).await?;
-    let connection = bus.connect().await?;
-    let object = zbus::fdo::IntrospectableProxy::builder(&connection);
-    let object = object.destination(BUS_NAME).path(ROOT_PATH).build().await?;
-    let methods = methods(&object.introspect().await?);
-    assert!(methods.len() > 15, "{methods:?}");
-    let (mut calls, mut refusals) = (0, 0);
-    for (interface, method, types) in &methods {
-        for body in bodies(types)? {
-            calls += 1;
-            let what = format!("{interface}.{method}, call {calls}");
-            let body =
-                body.into_iter().fold(Structure::builder(), |all, one| all.append_field(one));
-            let interface = Some(interface.as_str());
-            let call = async {
-                match body.build() {
-                    Ok(body) => {
-                        let reply = connection.call_method(
-                            Some(BUS_NAME),
-                            ROOT_PATH,
-                            interface,
-                            method.as_str(),
-                            &body,
-                        );
-                        reply.await
-                    }
-                    // D-Bus knows no structure without fields, but calls without arguments.
-                    Err(_) => {
-                        let name = method.as_str();
-                        connection
-                            .call_method(Some(BUS_NAME), ROOT_PATH, interface, name, &())
-                            .await
-                    }
+    let source = setup.path("source");
+    std::fs::write(&source, "a text\n")?;
+    let (mut members, mut calls, mut refusals, mut jobs) = (0, 0, 0, 0);
+    for object in [Some(ROOT_PATH), Some(JOBS_PATH), None] {
+        // Jobs that one object's calls have started end with their connection.
+        let client = Client::on(&bus).await?;
+        let connection = client.connection();
+        let job = async || -> Outcome<String> {
+            let fd = Fd::from(OwnedFd::from(File::open(&source)?));
+            let job = client.embedder.start_embed_from_fd(fd, Options::new()).await?;
+            Ok(job.as_str().to_owned())
+        };
+        let mut path = match object {
+            Some(path) => path.to_owned(),
+            None => job().await?,
+        };
+        let introspectable = IntrospectableProxy::builder(connection).destination(BUS_NAME);
+        let introspectable = introspectable.path(path.clone()).build().await?;
+        let xml = introspectable.introspect().await?;
+        let (methods, properties) = (methods(&xml), properties(&xml));
+        members += methods.len() + properties.len();
+        for (interface, method, types) in &methods {
+            for body in bodies(types)? {
+                calls += 1;
+                let what = (interface.as_str(), method.as_str());
+                let refused = refuses(connection, &path, what, body).await;
+                let refused = refused.map_err(|e| format!("{what:?}, call {calls}: {e}"))?;
+                refusals += usize::from(refused);
+                if !refused && interface == JOB_INTERFACE {
+                    // It was fetched or cancelled, and is not there any more.
+                    jobs += 1;
+                    path = job().await?;
                 }
-            };
-            match within(&what, call).await? {
-                Ok(_) => {}
-                Err(zbus::Error::MethodError(name, ..)) => {
-                    let known = ["org.freedesktop.DBus.Error.", "org.opdbus.Embedding1.Error."];
-                    let known = known.iter().any(|start| name.as_str().starts_with(start));
-                    assert!(known, "{what}: {name}");
+            }
+        }
+        for (interface, property) in &properties {
+            let named = || vec![interface.clone().into(), property.clone().into()];
+            let get = (PROPERTIES, "Get");
+            assert!(!refuses(connection, &path, get, named()).await?, "{interface}.{property}");
+            for kind in ["s", "u", "as", "aau", "a{sv}", "h", "v"] {
+                for value in arguments(kind)? {
+                    calls += 1;
+                    let mut body = named();
+                    body.push(Variant::Variant(Box::new(value)));
+                    let refused = refuses(connection, &path, (PROPERTIES, "Set"), body).await;
+                    let refused = refused.map_err(|e| format!("{property}, {kind}: {e}"))?;
+                    assert!(refused, "{property} was set to {kind}");
                     refusals += 1;
                 }
-                // One of those that the standard has names for.
-                Err(zbus::Error::FDO(_)) => refusals += 1,
-                Err(error) => return Err(format!("{what}: {error}").into()),
             }
         }
     }
-    println!("figure: {calls} calls of {} methods, {refusals} refused by name", methods.len());
+    assert!(members > 60 && jobs == 2, "{members} members, {jobs} jobs");
+    println!("figure: {calls} calls of {members} members, {refusals} refused by name");
     // As it was before, whatever was unloaded or read again.
     assert_eq!(daemon.state(|state| state == "ready").await?, "ready");
     daemon.client().embedder.embed("still there").await?;

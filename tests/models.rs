@@ -199,10 +199,14 @@ async fn a_cache_that_cannot_be_written_is_done_without() -> Outcome {
     let setup = Setup::real("low")?;
     let file = setup.path("not-a-folder");
     fs::write(&file, "")?;
+    // The weights and the calibration, each of which has a file of its own there.
+    let setup = setup.setting("batch_tokens_max", "auto");
     let setup = setup.setting("cache_dir", &file.join("cache").display().to_string());
     let daemon = setup.ready(&bus).await?;
     daemon.client().embedder.embed("x").await?;
     assert_warns(&daemon);
+    let said = daemon.process.stderr();
+    assert!(said.contains("the calibration can't be cached"), "{said}");
     daemon.stop().await
 }
 

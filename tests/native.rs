@@ -19,6 +19,7 @@ use crate::harness::needs::{self, op_dbus};
 use crate::harness::process::mapped;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, within};
+use crate::trials::watch::resident;
 
 tests! {
     it_serves_without_any_library: [Bus, Low],
@@ -27,7 +28,7 @@ tests! {
     a_graph_of_the_users_own_is_served_by_the_other_engine: [Bus, Runtime],
     its_threads_sleep_when_there_is_nothing_to_do: [Bus, Low],
     its_calibration_is_kept: [Bus, Low],
-    its_memory_is_that_of_the_weights: [Bus, Medium],
+    its_memory_is_that_of_the_weights: [Bus, Medium, High],
     a_worker_in_reserve_computes_what_bulk_keeps_waiting: [Bus, Low],
     a_model_that_was_replaced_is_not_served_under_the_old_name: [Bus],
     a_worker_killed_while_it_packs_leaves_nothing: [Bus, Low],
@@ -285,22 +286,21 @@ async fn its_threads_sleep_when_there_is_nothing_to_do() -> Outcome {
 async fn its_memory_is_that_of_the_weights() -> Outcome {
     const BESIDE_BYTES_MAX: u64 = 60 << 20;
     let bus = PrivateBus::start().await?;
-    let weights = needs::store().join("models/all-MiniLM-L6-v2/model.safetensors");
-    let weights = fs::metadata(weights)?.len();
-    for (precision, part) in [("f32", 1), ("bf16", 2)] {
-        let setup = Setup::real("medium")?.setting("precision", precision);
+    let medium = ("medium", "models/all-MiniLM-L6-v2/model.safetensors");
+    let high = ("high", "models/all-mpnet-base-v2/model.safetensors");
+    let tried = [(medium, "f32", 1), (medium, "bf16", 2), (medium, "int8", 4), (high, "int8", 4)];
+    for ((level, weights), precision, part) in tried {
+        let weights = fs::metadata(needs::store().join(weights))?.len();
+        let setup = Setup::real(level)?.setting("precision", precision);
+        let setup = setup.setting("load_timeout_s", "3600");
         // The second start finds the weights packed.
         for start in ["cold", "warm"] {
             let daemon = setup.ready(&bus).await?;
             daemon.client().vectors(&golden::plain_texts()?).await?;
-            let status =
-                fs::read_to_string(format!("/proc/{}/status", daemon.workers().await?[0]))?;
-            let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-            let resident = resident.ok_or("no VmRSS")?.trim().trim_end_matches(" kB");
-            let resident = resident.parse::<u64>()? << 10;
+            let resident = resident(daemon.workers().await?[0])?;
             let most = weights / part + BESIDE_BYTES_MAX;
-            println!("{precision}, {start}: {} MiB of {} MiB", resident >> 20, most >> 20);
-            assert!(resident <= most, "{precision}, {start}: {resident} > {most}");
+            println!("{level} {precision}, {start}: {} of {} MiB", resident >> 20, most >> 20);
+            assert!(resident <= most, "{level} {precision}, {start}: {resident} > {most}");
             daemon.stop().await?;
         }
     }

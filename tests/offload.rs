@@ -6,14 +6,12 @@ use std::fs;
 use std::io::{PipeWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use op_dbus_api::JobProxy;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
 use zbus::proxy::CacheProperties;
 use zbus::{Fd, OwnedVariant, Variant};
 
@@ -258,10 +256,11 @@ async fn a_job_of_another_level_goes_there_too() -> Outcome {
     let loaded = async {
         let is_it = |line: &str| line.contains("model loaded") && line.contains("all-MiniLM-L6-v2");
         while !daemon.process.stderr().lines().any(is_it) {
-            sleep(Duration::from_millis(50)).await;
+            daemon.workers().await?;
         }
+        Outcome::Ok(())
     };
-    within("the model on the other provider", loaded).await?;
+    within("the model on the other provider", loaded).await??;
     writer.write_all(b"after\n")?;
     drop(writer);
     let (_, rows, _, info) = within("the job", job.fetch()).await??;
@@ -303,7 +302,7 @@ async fn another_level_moves_to_the_fallback_by_itself() -> Outcome {
 async fn what_fell_back_comes_back_by_itself() -> Outcome {
     let bus = PrivateBus::start().await?;
     let (setup, library, away) = movable()?;
-    let setup = setup.setting("provider_retry_s", "1");
+    let setup = setup.setting("provider_retry_s", "1").setting("log", "debug");
     let daemon = setup.ready(&bus).await?;
     let both = async || {
         let mut computed_by = Vec::new();
@@ -318,13 +317,19 @@ async fn what_fell_back_comes_back_by_itself() -> Outcome {
     fs::rename(&library, &away)?;
     daemon.signal_workers(Signal::SIGKILL).await?;
     assert_eq!(both().await?, ["cpu", "cpu"]);
-    sleep(Duration::from_secs(3)).await;
+    let in_vain = || daemon.process.stderr().matches("no better provider works").count();
+    // Twice for each of the two levels.
+    let tried = async {
+        while in_vain() < 4 {
+            daemon.workers().await?;
+        }
+        Outcome::Ok(())
+    };
+    within("tries of what is away", tried).await??;
     assert_eq!(both().await?, ["cpu", "cpu"], "while it is away");
     fs::rename(&away, &library)?;
     let back = async {
-        while both().await? != ["ggml", "ggml"] {
-            sleep(Duration::from_millis(50)).await;
-        }
+        while both().await? != ["ggml", "ggml"] {}
         Outcome::Ok(())
     };
     within("what is back computes", back).await??;

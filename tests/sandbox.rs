@@ -3,6 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use tokio::process::Command;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, cli, finish};
@@ -17,6 +22,9 @@ tests! {
     whoever_takes_a_worker_over_finds_nothing: [Bus, Landlock],
     what_computes_in_process_is_not_confined: [],
     every_engine_computes_confined: [Bus, Low, Runtime, Ggml, Landlock],
+    a_daemon_leaves_a_core_dump_only_where_it_is_asked_for: [Bus],
+    no_socket_leads_off_the_machine: [Bus, Low, Strace],
+    no_socket_of_onnx_runtime_leads_off_the_machine: [Bus, Low, Runtime, Strace],
     a_kernel_without_landlock_is_told: [Bus, Strace],
 }
 
@@ -145,10 +153,7 @@ async fn every_engine_computes_confined() -> Outcome {
         for line in ["NoNewPrivs:\t1", "Seccomp:\t2"] {
             assert!(status.lines().any(|found| found == line), "{provider}: {status}");
         }
-        let limits = fs::read_to_string(format!("/proc/{worker}/limits"))?;
-        let dumps = limits.lines().find_map(|line| line.strip_prefix("Max core file size"));
-        let dumps: Vec<&str> = dumps.ok_or("no such limit")?.split_whitespace().collect();
-        assert_eq!(dumps[..2], ["0", "0"], "{provider}");
+        assert_eq!(dumps(worker)?, "0", "{provider}");
         let said = daemon.process.stderr();
         assert!(!said.contains("more than it needs"), "{provider}, {engine}: {said}");
         let shown = cli(&bus, &["status"]).await?.success()?;
@@ -158,18 +163,83 @@ async fn every_engine_computes_confined() -> Outcome {
     Ok(())
 }
 
+/// How large a core dump of a process may get at most.
+fn dumps(process: Pid) -> Outcome<String> {
+    let limits = fs::read_to_string(format!("/proc/{process}/limits"))?;
+    let dumps = limits.lines().find_map(|line| line.strip_prefix("Max core file size"));
+    Ok(dumps.and_then(|dumps| dumps.split_whitespace().nth(1)).ok_or("no such limit")?.to_owned())
+}
+
+/// Who is not dumped can't be looked into either: the kernel gives the files of such a process to root.
+async fn a_daemon_leaves_a_core_dump_only_where_it_is_asked_for() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let own = dumps(Pid::this())?;
+    for (asked, expected) in [("false", "0"), ("true", own.as_str())] {
+        let setup = Setup::sim()?.setting("core_dumps", asked);
+        let daemon = setup.ready(&bus).await?;
+        assert_eq!(dumps(daemon.process.pid())?, expected, "core_dumps = {asked}");
+        daemon.stop().await?;
+    }
+    Ok(())
+}
+
+/// A command with all of its processes under `strace`, which is told so much and writes to `log`.
+fn traced(command: &Command, log: &Path, told: &[&str]) -> Command {
+    let command = command.as_std();
+    // The tracer is beside the daemon, so that it is the daemon which is stopped.
+    let mut traced = clean("strace");
+    traced.args(["-D", "-f", "-qq", "-o"]).arg(log);
+    traced.args(told.iter().flat_map(|words| ["-e", words]));
+    traced.arg(command.get_program()).args(command.get_args());
+    traced.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    traced
+}
+
+async fn no_socket_leads_off_the_machine() -> Outcome {
+    sockets_are_local("native").await
+}
+
+async fn no_socket_of_onnx_runtime_leads_off_the_machine() -> Outcome {
+    sockets_are_local("ort").await
+}
+
+/// Those of the daemon and its workers, from their start to their end.
+async fn sockets_are_local(engine: &str) -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("cpu_engine", engine);
+    let log = setup.path("strace");
+    let calls = ["trace=execve,socket,socketpair,connect,bind,sendto,sendmsg"];
+    let daemon = setup.start_command(traced(&setup.command(&bus)?, &log, &calls), &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    daemon.client().vectors(&golden::plain_texts()?).await?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    daemon.client().embedder.embed("by a new worker").await?;
+    daemon.stop().await?;
+    let log = fs::read_to_string(log)?;
+    let workers = log.lines().filter(|line| line.contains("execve(") && line.contains("worker"));
+    assert!(workers.count() > 1, "no worker was looked at: {log}");
+    let (mut sockets, mut elsewhere) = (0, Vec::new());
+    for line in log.lines() {
+        // A socket that is made, and an address that one is led to.
+        let mut family = ["socket(", "socketpair(", "sa_family="].iter();
+        let family = family.find_map(|start| Some(line.split_once(start)?.1));
+        match family {
+            Some(family) if family.starts_with("AF_UNIX,") => sockets += 1,
+            Some(_) => elsewhere.push(line),
+            None => {}
+        }
+    }
+    assert!(sockets > 0 && elsewhere.is_empty(), "{sockets} local, {elsewhere:#?}");
+    println!("figure: {sockets} uses of sockets with {engine}, all of them local");
+    Ok(())
+}
+
 /// The kernel's answer is changed on the way: it is the one of a kernel without Landlock.
 async fn a_kernel_without_landlock_is_told() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
-    let command = setup.command(&bus)?;
-    let command = command.as_std();
-    // The tracer is beside the daemon, so that it is the daemon which is stopped.
-    let mut traced = clean("strace");
-    traced.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=landlock_create_ruleset"]);
-    traced.args(["-e", "inject=landlock_create_ruleset:error=ENOSYS"]);
-    traced.arg(command.get_program()).args(command.get_args());
-    traced.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let lacking = ["trace=landlock_create_ruleset", "inject=landlock_create_ruleset:error=ENOSYS"];
+    let traced = traced(&setup.command(&bus)?, Path::new("/dev/null"), &lacking);
     let daemon = setup.start_command(traced, &bus).await?;
     assert_eq!(daemon.settled().await?, "ready");
     assert_eq!(told(&daemon).await?, "seccomp; the kernel has no Landlock");

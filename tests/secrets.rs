@@ -5,19 +5,29 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use nix::sys::signal::Signal;
-use op_dbus_api::{ErrorName, JobProxy};
+use op_dbus_api::{
+    BUS_NAME, EMBEDDER_INTERFACE, ErrorName, JOBS_PATH, JobProxy, MANAGER_INTERFACE, ROOT_PATH,
+};
+use serde_json::Value;
 use zbus::Fd;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
+use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::registry::tests;
+use crate::harness::users::{OTHER, Users};
 use crate::harness::{Outcome, within};
 
-tests! { a_planted_secret_is_found_nowhere: [Bus, Low] }
+tests! {
+    a_planted_secret_is_found_nowhere: [Bus, Low],
+    another_user_is_told_nothing_of_it: [Bus, Low, Root, Busctl],
+}
 
 /// In small letters and of no use to anybody else, so that a search finds it and nothing but it.
 const SECRET: &str = "xyzzyplantedsecret";
+const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
+const OBJECT_MANAGER: &str = "org.freedesktop.DBus.ObjectManager";
 
 /// Files below a folder that hold the secret.
 fn found_below(folder: &Path) -> Outcome<Vec<String>> {
@@ -97,7 +107,7 @@ async fn a_planted_secret_is_found_nowhere() -> Outcome {
     let refusals = plant(&client, &daemon, &setup).await?;
     assert!(!refusals.iter().any(|sentence| holds(sentence.as_bytes())), "{refusals:?}");
 
-    // What others may ask for, and what is to be seen of the processes.
+    // What may be asked for, and what is to be seen of the processes.
     let other = daemon.client();
     let shown = format!(
         "{:?} {:?} {:?} {:?}",
@@ -110,7 +120,7 @@ async fn a_planted_secret_is_found_nowhere() -> Outcome {
     let (fd, ..) = other.embedder.embed_to_fd(&["somebody else"], Options::new()).await?;
     let fd = fs::File::from(OwnedFd::from(fd));
     let vectors = fs::read(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd)))?;
-    assert!(!holds(&vectors), "the vectors of another caller hold it");
+    assert!(!holds(&vectors), "the vectors of another call hold it");
     let mut processes = daemon.workers().await?;
     processes.push(daemon.process.pid());
     for process in processes {
@@ -130,4 +140,52 @@ async fn a_planted_secret_is_found_nowhere() -> Outcome {
     assert!(files.is_empty(), "{files:?}");
     println!("figure: 0 traces in {} bytes of log, {} refusals", log.len(), refusals.len());
     Ok(())
+}
+
+/// What another user may ask for, after the secret has been everywhere and while a job still has it.
+async fn another_user_is_told_nothing_of_it() -> Outcome {
+    let users = Users::new()?;
+    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
+    let setup = Setup::real("low")?.setting("workers_per_device", "1");
+    let setup = setup.setting("cache_bytes", "1000000");
+    let daemon = setup.ready(&bus).await?;
+    let client = Client::on(&bus).await?;
+    let theirs = ["somebody else's text", SECRET];
+    let expected = client.vectors(&theirs[..1]).await?.concat();
+    plant(&client, &daemon, &setup).await?;
+    let file = setup.path("kept");
+    fs::write(&file, format!("{SECRET}\n"))?;
+    let fd = Fd::from(OwnedFd::from(fs::File::open(&file)?));
+    let job = client.embedder.start_embed_from_fd(fd, Options::new()).await?;
+
+    let call = async |path: &str, interface: &str, words: &[&str]| -> Outcome<Value> {
+        let mut command = clean("busctl");
+        command.arg(format!("--address={}", bus.address())).args(["--json=short", "call"]);
+        command.args([BUS_NAME, path, interface]).args(words);
+        let said = finish(OTHER.runs(&command), "").await?.success()?;
+        Ok(serde_json::from_str(&said)?)
+    };
+    let shown = [
+        call(ROOT_PATH, MANAGER_INTERFACE, &["GetStatus"]).await?,
+        call(ROOT_PATH, MANAGER_INTERFACE, &["GetStatistics"]).await?,
+        call(ROOT_PATH, MANAGER_INTERFACE, &["GetSettings"]).await?,
+        call(ROOT_PATH, MANAGER_INTERFACE, &["ListDevices"]).await?,
+        call(ROOT_PATH, PROPERTIES, &["GetAll", "s", EMBEDDER_INTERFACE]).await?,
+        call(JOBS_PATH, OBJECT_MANAGER, &["GetManagedObjects"]).await?,
+        call(ROOT_PATH, EMBEDDER_INTERFACE, &["Tokenize", "asa{sv}", "1", theirs[0], "0"]).await?,
+    ];
+    for shown in shown.map(|reply| reply.to_string()) {
+        assert!(!holds(shown.as_bytes()) && !shown.contains(job.as_str()), "{shown}");
+    }
+    // The bytes of a reply are those of this text alone, and a text that both have is computed for each.
+    let mut packed = Vec::new();
+    for text in theirs {
+        let words = ["EmbedPacked", "asa{sv}", "1", text, "0"];
+        packed.push(call(ROOT_PATH, EMBEDDER_INTERFACE, &words).await?);
+        assert_eq!(packed[packed.len() - 1]["data"][3]["cached"]["data"], 0, "{text}");
+    }
+    let bytes: Vec<u8> = serde_json::from_value(packed[0]["data"][0].clone())?;
+    let expected: Vec<u8> = expected.iter().flat_map(|number| number.to_le_bytes()).collect();
+    assert_eq!(bytes, expected);
+    daemon.stop().await
 }

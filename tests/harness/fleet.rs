@@ -6,14 +6,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{ChildStdin, Command};
-use tokio::time::sleep;
 
 use super::bus::PrivateBus;
 use super::command::{clean, finish};
@@ -72,7 +70,7 @@ impl Server {
                 if let Some(status) = server.process.child().try_wait()? {
                     return Err(format!("triton ended at once: {status}").into());
                 }
-                sleep(Duration::from_millis(10)).await;
+                tokio::task::yield_now().await;
             }
             Outcome::Ok(())
         };

@@ -78,6 +78,10 @@ pub enum Need {
     Network,
     /// A kernel whose Landlock restricts files, TCP and signals.
     Landlock,
+    /// A machine without NVIDIA's driver.
+    NoNvidia,
+    /// A machine without a graphics card.
+    NoGraphics,
 }
 
 impl Need {
@@ -110,6 +114,8 @@ impl Need {
                 .or_else(|| program("nsenter"))
                 .or_else(|| unless(network(), "no network namespace can be made")),
             Self::Landlock => unless(landlock(), "the kernel has no Landlock of version 6"),
+            Self::NoNvidia => absent("/proc/driver/nvidia/version"),
+            Self::NoGraphics => absent("/sys/class/drm/card0"),
             Self::Python => python_package(python_path().join("jeepney")),
             Self::PythonHttp => python_package(python_http_path().join("schemathesis")),
             Self::Cluster => python_package(cluster_path().join("ray")),
@@ -304,6 +310,11 @@ fn may_trace() -> bool {
         "1" | "2" => nix::unistd::Uid::effective().is_root(),
         _ => false,
     }
+}
+
+/// What a test about its absence needs.
+fn absent(path: &str) -> Option<String> {
+    unless(!Path::new(path).exists(), &format!("{path} is there"))
 }
 
 fn unless(met: bool, reason: &str) -> Option<String> {

@@ -20,7 +20,7 @@ mod pipeline;
 mod quitters;
 mod soak;
 mod tiny_calls;
-mod watch;
+pub mod watch;
 
 /// How long a trial loads the service.
 #[derive(Clone, Copy, PartialEq, Eq)]

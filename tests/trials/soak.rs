@@ -50,12 +50,12 @@ pub async fn soak(size: Size) -> Outcome {
             warm_size = Some(taken(&daemon).await?);
         }
     }
-    let (memory_before, _) = warm_size.ok_or("it never got warm")?;
+    let (memory_before, descriptors_before) = warm_size.ok_or("it never got warm")?;
     stop.store(true, Ordering::Relaxed);
     for client in clients {
         client.await??;
     }
-    let (memory, _) = taken(&daemon).await?;
+    let (memory, _busy) = taken(&daemon).await?;
     let [answered, refused] = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
     let growth = growth_mib(memory_before, memory);
     figure(
@@ -66,19 +66,18 @@ pub async fn soak(size: Size) -> Outcome {
         ),
     );
     figure(refused == 0, format_args!("{answered} calls answered, {refused} refused"));
-    settled(&daemon).await?;
+    settled(&daemon, descriptors_before).await?;
     daemon.stop().await
 }
 
-/// The clients that left are gone, and with them their descriptors.
-async fn settled(daemon: &Daemon) -> Outcome {
-    let before = descriptors(daemon.process.pid())?;
+/// The clients that left are gone, and with them their descriptors: none more than when it was warm.
+async fn settled(daemon: &Daemon, before: usize) -> Outcome {
     daemon.client().embedder.embed("the last").await?;
     let calls = daemon.client().counter("in_flight_calls").await?;
     let after = descriptors(daemon.process.pid())?;
     figure(
         calls == 0 && after <= before,
-        format_args!("{calls} calls in flight and {after} descriptors at the end"),
+        format_args!("{calls} calls in flight and {after} descriptors at the end, {before} warm"),
     );
     Ok(())
 }

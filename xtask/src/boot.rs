@@ -38,8 +38,8 @@ pub fn run(words: &[String]) -> Outcome {
 /// The same with this program; a machine that can't have a container, or no models for it, is passed
 /// over, and said. A container that does not boot on a machine that can have one is a failure.
 pub fn run_if_possible(op_dbus: &Path) -> Outcome {
-    let skip = |message| {
-        println!("SKIP cargo xtask boot: {message}");
+    let skip = |message: String| {
+        shell::skip("cargo xtask boot", &message);
         Ok(())
     };
     if let Err(message) = prepare() {

@@ -29,9 +29,15 @@ const TESTS: &[&str] = &[
     "--test=worker",
 ];
 
-/// For AddressSanitizer as well: the rest of what is `unsafe`. The program is named so that libraries are
-/// those of other builds.
-const MORE: &[&str] = &["--package=op-dbus", "--package=op-dbus-tests", "--test=kernels"];
+/// For AddressSanitizer as well: the rest of what is `unsafe`. The program has its tests in itself; and it is
+/// named so that libraries are those of other builds.
+const MORE: &[&str] = &[
+    "--package=op-dbus",
+    "--bins",
+    "--package=op-dbus-ort",
+    "--package=op-dbus-tests",
+    "--test=kernels",
+];
 
 /// Left out, as it bounds the memory of a process: a sanitizer takes terabytes of addresses.
 const SKIP: [&str; 2] = ["--", "--skip=a_process_that_wants_too_much_memory_ends"];

@@ -2,9 +2,25 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 /// What a task answers: nothing, or one sentence.
 pub type Outcome = Result<(), String>;
+
+/// What was passed over since the start, a line each.
+static SKIPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Says that something is passed over on this machine, and keeps it for [`skipped`].
+pub fn skip(what: &str, why: &str) {
+    let line = format!("SKIP {what}: {why}");
+    println!("{line}");
+    SKIPS.lock().unwrap_or_else(|e| e.into_inner()).push(line);
+}
+
+/// All that was passed over.
+pub fn skipped() -> Vec<String> {
+    SKIPS.lock().unwrap_or_else(|e| e.into_inner()).clone()
+}
 
 /// The root of the checkout.
 pub fn root() -> PathBuf {

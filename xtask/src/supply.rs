@@ -65,7 +65,7 @@ pub fn check() -> Outcome {
     let deny = match cargo_deny() {
         Ok(deny) => deny,
         Err(message) => {
-            println!("SKIP cargo xtask supply: {message}");
+            shell::skip("cargo xtask supply", &message);
             return Ok(());
         }
     };

@@ -82,11 +82,13 @@ pub fn run() -> Outcome {
     boot::run_if_possible(&shell::root().join("target/debug/op-dbus"))?;
     step("kernels on every instruction set");
     emulate::run(&[])?;
-    step("skipped tests");
+    step("what was skipped");
     let mut skips = cargo(&["test", "--quiet", "--package", "op-dbus-tests"]);
     skips.args(["--test", "integration", "--", "--skips"]).envs(settings);
     let skips = shell::read(&mut skips)?;
-    print!("{}", if skips.trim().is_empty() { "none\n" } else { &skips });
+    let mut all = shell::skipped();
+    all.extend(skips.lines().map(ToOwned::to_owned));
+    println!("{}", if all.is_empty() { "none".to_owned() } else { all.join("\n") });
     Ok(())
 }
 
@@ -121,13 +123,13 @@ fn check_packages() -> Outcome {
     for (name, needs, check) in std::iter::once(deb).chain(others) {
         match packages::ensure(&[needs]) {
             Ok(()) => check(&words)?,
-            Err(message) => println!("SKIP cargo xtask {name}: {message}"),
+            Err(message) => shell::skip(&format!("cargo xtask {name}"), &message),
         }
     }
     match kubernetes::validator() {
         Ok(validator) => kubernetes::check(&validator),
         Err(message) => {
-            println!("SKIP cargo xtask kubernetes: {message}");
+            shell::skip("cargo xtask kubernetes", &message);
             Ok(())
         }
     }

@@ -19,6 +19,7 @@ pub const ALL: &[Step] = &[
     ("where nothing may be started, nothing is", package::held_back),
     ("the package is installed, and the service started", package::install),
     ("models are put into the store, and taken up by a reload", package::fetch),
+    ("a reload with a mistake fails, and nothing changes", mistake),
     ("changes are refused, and allowed by a rule", change),
     ("a call starts the service", activate),
     ("the service runs in its sandbox", sandbox),
@@ -77,6 +78,19 @@ fn main_pid(container: &Container) -> Result<String, String> {
 
 fn broker(container: &mut Container) -> Outcome {
     says(&container.run(&["systemctl", "status", "dbus"])?, "dbus-broker-launch")
+}
+
+fn mistake(container: &mut Container) -> Outcome {
+    let (file, pid) = ("/etc/op-dbus/conf.d/90-mistake.toml", main_pid(container)?);
+    container
+        .script(&format!("install -D -m 644 /dev/null {file}; echo 'threads = 0' > {file}"))?;
+    container.refused("root", &["systemctl", "reload", "op-dbus"])?;
+    let said = container.script("journalctl --sync; journalctl -u op-dbus -o cat")?;
+    says(&said, "90-mistake.toml")?;
+    container.run(&["rm", file])?;
+    container.run(&["systemctl", "reload", "op-dbus"])?;
+    says(&main_pid(container)?, &pid)?;
+    embeds(container)
 }
 
 fn change(container: &mut Container) -> Outcome {

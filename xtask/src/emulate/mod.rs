@@ -170,7 +170,7 @@ fn text(output: &Output) -> String {
 fn print_line(arch: &str, isa: &str, verdict: &Verdict) {
     let (word, detail) = match verdict {
         Verdict::Passed(detail) => ("passed", detail),
-        Verdict::Skipped(detail) => ("SKIP", detail),
+        Verdict::Skipped(reason) => return shell::skip(&format!("{arch} {isa}"), reason),
         Verdict::Failed(detail) => ("FAILED", detail),
     };
     println!("{arch:<9}{isa:<14}{word:<8}{detail}");

@@ -2,11 +2,12 @@
 
 use super::File;
 
-/// What a test may not do: it would wait for a clock, a network or a port instead of an event.
-const NOT_IN_TESTS: &[(&str, &str)] = &[
-    ("thread::sleep", "wait for the event instead"),
-    ("time::sleep(", "wait for the event instead"),
-    ("#[ignore", "a test that can't run here is skipped with its reason"),
+/// What a test may not do: it would wait for a clock or a port instead of an event, or be passed over
+/// without a word.
+const NOT_IN_TESTS: &[(fn(&str) -> bool, &str)] = &[
+    (fixed_port, "let the system choose the port"),
+    (sleeps, "wait for the event instead of a clock"),
+    (|line| line.contains("#[ignore"), "a test that can't run here is skipped with its reason"),
 ];
 /// Assembled here, so that this file does not find itself.
 fn machine_paths() -> [String; 3] {
@@ -46,12 +47,8 @@ pub fn check(files: &[File]) -> Vec<String> {
         };
         let first_line = text[..tests_from].lines().count();
         for (number, line) in text[tests_from..].lines().enumerate() {
-            if fixed_port(line) {
-                let number = first_line + number + 1;
-                findings.push(format!("{path}:{number}: let the system choose the port"));
-            }
-            for (call, instead) in NOT_IN_TESTS.iter().filter(|(call, _)| line.contains(call)) {
-                findings.push(format!("{path}:{}: {call}: {instead}", first_line + number + 1));
+            for (_, instead) in NOT_IN_TESTS.iter().filter(|(does, _)| does(line)) {
+                findings.push(format!("{path}:{}: {instead}", first_line + number + 1));
             }
         }
     }
@@ -63,4 +60,28 @@ fn fixed_port(line: &str) -> bool {
     let ports = line.split("127.0.0.1:").skip(1);
     let mut first_digits = ports.filter_map(|rest| rest.chars().next());
     first_digits.any(|digit| ('1'..='9').contains(&digit))
+}
+
+/// A call of a function of that name, wherever it is imported from. A method is our own: the engine's, which
+/// lets go of its devices.
+fn sleeps(line: &str) -> bool {
+    let calls = ["sleep(", "sleep_until("].into_iter().flat_map(|call| line.match_indices(call));
+    let mut before = calls.map(|(start, _)| line[..start].chars().next_back());
+    let is_part = |last: char| last.is_alphanumeric() || ['_', '.'].contains(&last);
+    before.any(|last| !last.is_some_and(is_part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sleeps;
+
+    #[test]
+    fn a_sleep_is_found_however_it_is_imported() {
+        for call in ["sleep(pause).await;", "std::thread::sleep(x)", "    time::sleep_until(then)"] {
+            assert!(sleeps(call), "{call}");
+        }
+        for other in ["engine.sleep().await;", "asleep(worker)?", "released_for_a_sleep()"] {
+            assert!(!sleeps(other), "{other}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ mod table;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::shell::Outcome;
+use crate::shell::{self, Outcome};
 use crate::test;
 use conduct::{Result, Verdict};
 use table::{Clock, How, Trial};
@@ -112,7 +112,16 @@ pub fn counted(settings: &test::Settings) -> Outcome {
     let counts = |trial: &&Trial| matches!(trial.how, How::Program(Clock::Counts));
     let trials: Vec<&Trial> = table::all().filter(counts).collect();
     let conditions = Conditions { size: Size::Quick, pairs: None };
-    missed(&conduct::all(&trials, &conditions, settings)?)
+    let verdicts = conduct::all(&trials, &conditions, settings)?;
+    for trial in trials {
+        match verdicts.get(trial.number) {
+            Some(verdict) if verdict.result == Result::Skipped => {
+                shell::skip(&format!("trial {}", trial.name), &verdict.figure);
+            }
+            _ => {}
+        }
+    }
+    missed(&verdicts)
 }
 
 fn missed(verdicts: &BTreeMap<&str, Verdict>) -> Outcome {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::super::container::{Container, INDEX, MODELS as STORE, PACKAGE, SUCCESSOR};
 use super::{EMBED, EMBEDDER, MODELS, NAME, OBJECT, TEXT, embeds, main_pid, property, says};
-use crate::shell::Outcome;
+use crate::shell::{self, Outcome};
 
 /// What forbids packages to start anything, on images and where an administrator decides himself.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
@@ -44,7 +44,7 @@ pub fn fetch(container: &mut Container) -> Outcome {
     if container.has(INDEX) {
         pull(container)?;
     } else {
-        println!("SKIP the unit that fetches models: there is no package for it to fetch");
+        shell::skip("the unit that fetches models", "there is no package for it to fetch");
         take(container, low)?;
     }
     // It finds the model there already.

@@ -2,7 +2,7 @@
 
 use super::super::container::{Container, RUNTIME};
 use super::{MANAGER, NAME, OBJECT, embeds, says};
-use crate::shell::Outcome;
+use crate::shell::{self, Outcome};
 
 /// A property of the unit that each profile changes, and what it is then.
 const PROFILES: &[(&str, &str, &str)] = &[
@@ -55,7 +55,7 @@ pub fn all(container: &mut Container) -> Outcome {
 /// kernel and most of /proc from view.
 pub fn engines(container: &mut Container) -> Outcome {
     if !container.has(RUNTIME) {
-        println!("SKIP: there is no ONNX Runtime");
+        shell::skip("engines under each profile", "there is no ONNX Runtime");
         return Ok(());
     }
     let store = "/var/lib/op-dbus/runtime";

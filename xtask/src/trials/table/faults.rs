@@ -27,7 +27,8 @@ pub const TRIALS: &[Trial] = &[
             "models::a_cache_without_room_is_done_without",
             "models::a_cache_that_cannot_be_written_is_done_without",
         ]),
-        rest: "the cache is tried with a full and a closed folder, not at each call",
+        rest: "the cache is tried with a full and a closed folder, not at each call; the `write` of a \
+               state is tried with a full disk alone",
     },
     Trial {
         number: "T9",
