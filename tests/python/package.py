@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 import threading
+import warnings
 
 import numpy as np
 
@@ -59,10 +60,13 @@ def many_texts(embedder: Embedder) -> None:
         assert np.allclose(embeddings.vectors[index], alone, atol=1e-5), index
     counts = embedder.count_tokens(texts)
     assert len(counts) == MANY and counts[MANY - 2] > 1_000
-    ranks = embedder.rank("line 4321", texts, 3)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ranks = embedder.rank("line 4321", texts, 3)
+    assert [str(one.message)[:11] for one in told] == ["1 of 18001 "], told
     assert len(ranks) == 3 and ranks[0][0] == 4321 and ranks[0][1] > 0.999, ranks
     assert embedder.rank("line 3", texts[:10], 2)[0][0] == 3
-    assert len(embedder.rank("line 3", texts[:10])) == 10
+    assert len(embedder.rank("line 3", (text for text in texts[:10]))) == 10
     # Texts of more bytes than go into one message.
     large = ["x" * 1_000_000] * 40
     assert len(embedder.embed(large).truncated) == 40
@@ -205,6 +209,22 @@ async def calls_overlap(direct: bool) -> None:
         together = await embedder.embed(texts)
         for row, answer in zip(together.vectors, answers):
             assert np.allclose(row, answer.vectors[0], atol=1e-5)
+        # More than the socket holds, with descriptors behind it; and more than a bus lets wait.
+        large = ["x " * 20_000]
+        answers = await asyncio.gather(*(embedder.embed(large) for _ in range(40)))
+        assert all(answer.truncated == (0,) for answer in answers)
+        sources = [tempfile.TemporaryFile(buffering=0) for _ in range(4)]
+        for source in sources:
+            source.write(b"one\ntwo\n")
+        starting = [embedder.start(source) for source in sources]
+        *_, jobs = await asyncio.gather(
+            *(embedder.embed(large) for _ in range(20)), asyncio.gather(*starting)
+        )
+        for job in jobs:
+            assert len(await job.result()) == 2
+        for source in sources:
+            source.close()
+        assert len(await asyncio.gather(*(embedder.similarity("a", "b") for _ in range(200)))) == 200
         cancelled = asyncio.create_task(embedder.embed(texts * 100))
         await asyncio.sleep(0)
         cancelled.cancel()
@@ -217,6 +237,44 @@ async def calls_overlap(direct: bool) -> None:
         await embedder.close()
         (ended,) = await asyncio.gather(leaving, return_exceptions=True)
         assert isinstance(ended, errors.NotReachable), ended
+
+
+def a_fork_has_no_client(embedder: Embedder) -> None:
+    with warnings.catch_warnings():
+        # Python warns of threads, which is what this is about.
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        try:
+            refused(RuntimeError, "before a fork", lambda: embedder.embed(["one"]))
+            embedder.close()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(embedder.embed(["one"])) == 1
+
+
+def nobody_waits_for_a_client_that_closes() -> None:
+    for _ in range(5):
+        embedder = Embedder(BUS)
+        ended: list[Exception] = []
+
+        def call() -> None:
+            try:
+                while True:
+                    embedder.embed(["one"])
+            except (RuntimeError, errors.NotReachable) as error:
+                ended.append(error)
+
+        threads = [threading.Thread(target=call) for _ in range(8)]
+        threads += [threading.Thread(target=embedder.close) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(ended) == 8, ended
+        refused(RuntimeError, "closed", lambda: embedder.embed(["one"]))
 
 
 def descriptors() -> dict[str, str]:
@@ -240,6 +298,8 @@ def main() -> None:
         refusals(embedder)
         jobs(embedder)
         threads_share_a_client(embedder)
+        a_fork_has_no_client(embedder)
+    nobody_waits_for_a_client_that_closes()
     with Embedder(BUS, direct=True) as embedder:
         past_the_bus(embedder, embeddings)
     sealed_files()

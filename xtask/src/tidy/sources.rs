@@ -77,7 +77,8 @@ mod tests {
 
     #[test]
     fn a_sleep_is_found_however_it_is_imported() {
-        for call in ["sleep(pause).await;", "std::thread::sleep(x)", "    time::sleep_until(then)"] {
+        for call in ["sleep(pause).await;", "std::thread::sleep(x)", "    time::sleep_until(then)"]
+        {
             assert!(sleeps(call), "{call}");
         }
         for other in ["engine.sleep().await;", "asleep(worker)?", "released_for_a_sleep()"] {

@@ -27,8 +27,9 @@ pub struct Args {
 
 /// The settings that the gateway reads.
 fn rows() -> impl Iterator<Item = &'static Row> {
-    ROWS.iter()
-        .filter(|row| row.group == Group::Gateway || ["bus", "config", "log", "core_dumps"].contains(&row.key))
+    ROWS.iter().filter(|row| {
+        row.group == Group::Gateway || ["bus", "config", "log", "core_dumps"].contains(&row.key)
+    })
 }
 
 impl clap::Args for Args {

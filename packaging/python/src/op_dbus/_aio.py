@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -98,6 +99,8 @@ class AsyncEmbedder:
             try:
                 parts.append(await self._embed(texts[start:end], wanted))
             except UnknownMethod:
+                if not self._has_descriptors:
+                    raise
                 # Once: from now on replies come in messages, whose size is limited.
                 self._has_descriptors = False
                 continue
@@ -143,14 +146,21 @@ class AsyncEmbedder:
         All of them without ``count``. Equal cosines keep the order of the candidates.
         """
         texts = await self._checked([query, *await self._checked(candidates)])
-        count = len(candidates) if count is None else min(count, len(candidates))
+        count = len(texts) - 1 if count is None else min(count, len(texts) - 1)
         if count < 0:
             raise ValueError(f"count is {count}; 0 or more is right")
         if await self._end_of_call(texts, 0) == len(texts):
             asked = [query, texts[1:], count]
             body, _ = await self._connected().call("Rank", "sasu", asked, "a(ud)")
             return [(int(index), float(cosine)) for index, cosine in body[0]]
-        vectors = (await self.embed(texts, normalize=True)).vectors
+        embeddings = await self.embed(texts, normalize=True)
+        if len(embeddings.truncated):
+            warnings.warn(
+                f"{len(embeddings.truncated)} of {len(texts)} texts were longer than the model reads "
+                "and ranked by their beginnings",
+                stacklevel=2,
+            )
+        vectors = embeddings.vectors
         cosines = vectors[1:] @ vectors[0]
         best = np.argsort(-cosines, kind="stable")[:count]
         return [(int(index), float(cosines[index])) for index in best]

@@ -13,6 +13,7 @@ from dbus_fast.aio import MessageBus
 from dbus_fast.errors import AuthError, InvalidAddressError
 
 from ._direct import DirectConnection
+from ._socket import patient
 from .errors import Failed, NotReachable, UnexpectedReply, from_reply
 
 NAME = "org.opdbus.Embedding1"
@@ -20,10 +21,12 @@ PATH = "/org/opdbus/Embedding1"
 EMBEDDER = NAME + ".Embedder"
 JOB = NAME + ".Job"
 PROPERTIES = "org.freedesktop.DBus.Properties"
+CALLS_MAX = 64
+"""Calls under way: a bus lets one client have 128 without an answer, and ends the others."""
 UNKNOWN_METHOD = "org.freedesktop.DBus.Error.UnknownMethod"
 
 
-class UnknownMethod(Exception):
+class UnknownMethod(Failed):
     """The service is older than the method."""
 
 
@@ -32,6 +35,7 @@ class Bus:
 
     def __init__(self, connection: MessageBus) -> None:
         self._connection = connection
+        self._room = asyncio.Semaphore(CALLS_MAX)
 
     @classmethod
     async def connect(cls, bus: str) -> Bus:
@@ -44,6 +48,7 @@ class Bus:
                 connection = MessageBus(bus_address=bus, negotiate_unix_fd=True)
             connection.add_message_handler(_refuse_descriptors)
             await connection.connect()
+            patient(connection)
         except (OSError, EOFError, AuthError, InvalidAddressError) as reason:
             raise NotReachable(f"no connection to the bus {bus!r}: {reason}") from reason
         return cls(connection)
@@ -117,7 +122,7 @@ class Bus:
         if reply.message_type is MessageType.ERROR:
             _close(reply)
             if reply.error_name == UNKNOWN_METHOD:
-                raise UnknownMethod(member)
+                raise UnknownMethod(f"this service is older than the method {member}")
             sentence = reply.body[0] if reply.body else "no reason was given"
             raise from_reply(reply.error_name or "", str(sentence))
         if reply.signature != answer:
@@ -130,9 +135,10 @@ class Bus:
         # and could wait on a descriptor that is another file's by now. In this turn the loop hears of
         # an end that came meanwhile.
         await asyncio.sleep(0)
-        if not self._connection.connected:
-            raise EOFError
-        return await self._connection.call(message)
+        async with self._room:
+            if not self._connection.connected:
+                raise EOFError
+            return await self._connection.call(message)
 
 
 def plain(values: dict[str, Variant]) -> dict[str, Any]:

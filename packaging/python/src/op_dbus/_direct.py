@@ -8,6 +8,8 @@ from dbus_fast.aio import MessageBus
 from dbus_fast.aio.message_bus import _MessageWriter
 from dbus_fast.aio.message_reader import build_message_reader
 
+from ._socket import patient
+
 
 class DirectConnection(MessageBus):
     """A connection to a peer, which dbus-fast has no name for: it connects to addresses alone, and
@@ -39,6 +41,7 @@ class DirectConnection(MessageBus):
             sock, connection._process_message, connection._finalize, True
         )
         connection._loop.add_reader(connection._fd, reader)
+        patient(connection)
         # Nobody asks for it, but nothing is written without one.
         connection.unique_name = "direct"
         return connection

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
@@ -56,6 +58,9 @@ class Embedder:
 
         See :class:`AsyncEmbedder` and its ``connect``, which is done here.
         """
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="op-dbus client", daemon=True
@@ -81,12 +86,25 @@ class Embedder:
 
     def close(self) -> None:
         """Leaves the bus and ends the thread. Vectors that were returned stay valid."""
-        if self._loop.is_closed():
+        if os.getpid() != self._process:
+            # The thread and the connection are the other process's.
             return
-        self._wait(self._client.close())
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _end(self) -> None:
+        """Leaves the bus, by which calls under way fail; none is left behind that a thread waits for."""
+        await self._client.close()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     def embed(self, texts: Sequence[str], **options: Unpack[Options]) -> Embeddings:
         """See :meth:`AsyncEmbedder.embed`."""
@@ -117,12 +135,18 @@ class Embedder:
         return self._wait(self._client.properties())
 
     def _wait(self, call: Coroutine[Any, Any, _T]) -> _T:
-        if self._loop.is_closed():
+        if os.getpid() != self._process:
             call.close()
-            raise RuntimeError("this client is closed")
-        calling = asyncio.run_coroutine_threadsafe(call, self._loop)
+            raise RuntimeError("this client was made before a fork: make one in this process")
+        with self._lock:
+            if self._closed:
+                call.close()
+                raise RuntimeError("this client is closed")
+            calling = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return calling.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError("this client was closed meanwhile") from None
         except BaseException:
             # An interrupt of the waiting thread; otherwise the call has ended already.
             calling.cancel()

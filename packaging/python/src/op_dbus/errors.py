@@ -189,8 +189,18 @@ class UnexpectedReply(OpDbusError):
 _BY_NAME = {kind.dbus_name: kind for kind in OpDbusError.__subclasses__() if kind.dbus_name}
 _NOT_REACHABLE = {
     _STANDARD + name
-    for name in ("ServiceUnknown", "NameHasNoOwner", "NoReply", "Disconnected", "NoServer")
+    for name in (
+        "ServiceUnknown",
+        "NameHasNoOwner",
+        "NoReply",
+        "Disconnected",
+        "NoServer",
+        "Timeout",
+        "TimedOut",
+    )
 }
+_NOT_STARTED = (_STANDARD + "Spawn.", "org.freedesktop.systemd1.")
+"""What begins the names of errors of those who start services."""
 
 
 def from_reply(name: str, sentence: str) -> OpDbusError:
@@ -198,6 +208,6 @@ def from_reply(name: str, sentence: str) -> OpDbusError:
     kind = _BY_NAME.get(name)
     if kind is not None:
         return kind(sentence)
-    if name in _NOT_REACHABLE:
+    if name in _NOT_REACHABLE or name.startswith(_NOT_STARTED):
         return NotReachable(sentence)
     return Failed(f"{name}: {sentence}")
