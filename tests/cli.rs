@@ -388,7 +388,24 @@ async fn completions_are_read_by(shell: &str) -> Outcome {
 }
 
 async fn completions_are_read_by_bash() -> Outcome {
-    completions_are_read_by("bash").await
+    completions_are_read_by("bash").await?;
+    // As the shell would ask for what may follow.
+    let script = "source /dev/stdin; COMP_WORDS=(op-dbus \"$@\"); COMP_CWORD=$#; \
+                  _op__dbus op-dbus \"${COMP_WORDS[-1]}\" \"${COMP_WORDS[-2]}\"; echo \"${COMPREPLY[@]}\"";
+    let mut print = clean(op_dbus());
+    print.args(["completions", "bash"]);
+    let completions = finish(print, "").await?.success()?;
+    for (words, expected) in [
+        (&["embed", "--trunc"][..], "--truncate"),
+        (&["models", "ver"], "verify"),
+        (&["stat"], "status"),
+    ] {
+        let mut ask = clean("bash");
+        ask.args(["--norc", "-c", script, "bash"]).args(words);
+        let offered = finish(ask, &completions).await?.success()?;
+        assert_eq!(offered.trim(), expected, "{words:?}");
+    }
+    Ok(())
 }
 
 async fn completions_are_read_by_zsh() -> Outcome {

@@ -189,11 +189,14 @@ pub(super) fn load(sources: &Sources, in_use: Option<&Path>) -> Result<Loaded, M
     let path = in_use.unwrap_or(Path::new(named.unwrap_or_default()));
     let (state, mut of_state) = read_state(sources, path);
     let mut ignored = Vec::new();
+    let of_files = layers.len();
     layers.push(check(layers::state(&state), &mut ignored));
     of_state.extend(ignored.iter().map(|mistake: &Mistake| format!("{mistake}; it is ignored")));
     let message_id = Some(message_id::STATE_CORRUPT);
-    let warnings = of_state.into_iter().map(|text| Warning { message_id, text }).collect();
+    let warnings = of_state.into_iter().map(|text| Warning { message_id, text });
+    let told = |text| Warning { message_id: None, text };
     layers.extend(outer);
+    let warnings = warnings.chain(overruled(&layers, of_files).into_iter().map(told)).collect();
 
     mistakes.extend(outer_mistakes);
     if !mistakes.is_empty() {
@@ -201,8 +204,30 @@ pub(super) fn load(sources: &Sources, in_use: Option<&Path>) -> Result<Loaded, M
     }
     let mut loaded = assemble(layers, Parts { state, warnings, sources: sources.clone() })?;
     let missing = missing_models(&loaded);
-    loaded.warnings.extend(missing.into_iter().map(|text| Warning { message_id: None, text }));
+    loaded.warnings.extend(missing.into_iter().map(told));
     Ok(loaded)
+}
+
+/// What the files say in vain, as it was changed over the bus; the layer of the state file is the one
+/// behind `of_files`.
+fn overruled(layers: &[Checked], of_files: usize) -> Vec<String> {
+    let (files, rest) = layers.split_at(of_files);
+    let [state, outer @ ..] = rest else { return Vec::new() };
+    let sentence = |Row { key, .. }: &Row| {
+        let kept = plain(state.value(key)?);
+        let file = last(files, key).filter(|one| matches!(one.origin(key), Origin::File(..)))?;
+        let said = plain(file.value(key)?);
+        let in_vain = kept != said && last(outer, key).is_none();
+        in_vain.then(|| {
+            format!(
+                "{}: {key} = {said} has no effect: it was changed to {kept} over the bus, which the \
+                 {} keeps; change it over the bus to have it otherwise",
+                file.origin(key),
+                state.origin(key)
+            )
+        })
+    };
+    ROWS.iter().filter_map(sentence).collect()
 }
 
 fn read_state(sources: &Sources, path: &Path) -> (StateFile, Vec<String>) {

@@ -23,6 +23,10 @@ pub struct Args {
 pub fn run(args: Args) -> Done {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut super::command(), "op-dbus", &mut script);
+    if args.shell == Shell::Bash {
+        // It makes the hyphen of our name the sign between commands, in one half of the script.
+        script = String::from_utf8_lossy(&script).replace("op__subcmd__dbus", "op__dbus").into();
+    }
     std::io::stdout().write_all(&script).map_err(|error| Failure::output(&error))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::cut::Cut;
 use super::output::{Format, Writer};
-use super::packed::{Caller, Options, Reply};
+use super::packed::{Caller, Options, Reply, Space};
 use super::texts::{CallLimits, Source, Texts};
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect, terminal};
 
@@ -150,7 +150,7 @@ fn progress(to_file: bool) -> ProgressBar {
 struct Summary {
     texts: u64,
     tokens: u64,
-    space: Option<String>,
+    space: Space,
     description: String,
     cut: Cut,
 }
@@ -159,12 +159,10 @@ impl Summary {
     /// Counts `reply`, and refuses it if its vectors can't be compared with those before: the
     /// service may have been given another level meanwhile.
     fn take(&mut self, reply: &Reply) -> Result<(), Failure> {
-        let space = self.space.get_or_insert_with(|| reply.space.clone());
-        if *space != reply.space {
+        if let Some(change) = self.space.change(reply) {
             return Err(Failure::refused(format!(
-                "the service changed its vector space from {space} to {} after {} texts; \
-                 start again, with --expect-space to hold it",
-                reply.space, self.texts
+                "{change} after {} texts; start again, with --expect-space to hold it",
+                self.texts
             )));
         }
         for cut in &reply.truncated {

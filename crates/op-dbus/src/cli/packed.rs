@@ -144,6 +144,21 @@ pub struct Reply {
     pub tokens: u64,
 }
 
+/// The vector space that the replies are in so far.
+#[derive(Default)]
+pub struct Space(Option<String>);
+
+impl Space {
+    /// What to say if the vectors of `reply` can't be compared with those before: the service may have
+    /// been given another level meanwhile.
+    pub fn change(&mut self, reply: &Reply) -> Option<String> {
+        let space = self.0.get_or_insert_with(|| reply.space.clone());
+        let changed = *space != reply.space;
+        let Reply { space: now, .. } = reply;
+        changed.then(|| format!("the service changed its vector space from {space} to {now}"))
+    }
+}
+
 impl Caller {
     /// A caller that has not called yet; the vectors of so many texts fit a reply.
     ///

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use futures_util::{StreamExt, stream};
 
 use super::cut::Cut;
-use super::packed::{Caller, Options, Reply};
+use super::packed::{Caller, Options, Reply, Space};
 use super::texts::{CallLimits, Source, Texts};
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect, terminal};
 
@@ -84,9 +84,13 @@ async fn rank(args: Args) -> Done {
         .buffered(CALLS_IN_FLIGHT);
     let mut replies = std::pin::pin!(replies);
     let mut best = Best { top: args.top as usize, candidates: Vec::new() };
-    let (mut cut, mut query_is_cut) = (Cut::default(), false);
+    let (mut cut, mut query_is_cut, mut space) = (Cut::default(), false, Space::default());
     while let Some(answer) = replies.next().await {
         let Some((indices, reply)) = answer? else { continue };
+        if let Some(change) = space.change(&reply) {
+            let ranked = "so that the candidates can't be compared; start again";
+            return Err(Failure::refused(format!("{change} on the way, {ranked}")));
+        }
         for position in &reply.truncated {
             match indices.get(*position as usize) {
                 Some(index) => cut.add(*index),

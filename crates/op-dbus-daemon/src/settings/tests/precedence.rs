@@ -216,6 +216,26 @@ fn a_reload_stays_with_the_state_file_of_the_start() {
 }
 
 #[test]
+fn what_a_file_says_in_vain_is_told() {
+    let state = r#"{"version":1,"settings":{"vector_level":"low"}}"#;
+    let told = |tree: &Tree| {
+        let warnings = tree.loaded().warnings;
+        warnings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    let tree = Tree::new(&[(STATE, state), (MAIN, "\nvector_level = \"high\"\n")]);
+    assert_eq!(
+        told(&tree).replace(&format!("{}/", tree.path().display()), "/"),
+        "/etc/op-dbus/config.toml, line 2: vector_level = high has no effect: it was changed to low \
+         over the bus, which the state file /var/lib/op-dbus/state.json keeps; change it over the \
+         bus to have it otherwise"
+    );
+    tree.write(MAIN, b"vector_level = \"low\"");
+    assert_eq!(told(&tree), "");
+    tree.write(MAIN, b"vector_level = \"high\"");
+    assert_eq!(told(&tree.flag("vector_level", "medium")), "", "neither has an effect");
+}
+
+#[test]
 fn what_is_wrong_in_the_state_is_told_ignored_and_kept() {
     let state = r#"{"version":1,"settings":
         {"vector_level":"huge","novelty":{"a":[1]},"log":"debug","gpu_device":"0,1"}}"#;
