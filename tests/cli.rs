@@ -30,9 +30,6 @@ tests! {
     a_closed_pipe_is_no_error: [Bus],
     every_command_has_its_manual_page: [],
     manual_pages_are_well_formed: [Groff],
-    completions_are_read_by_bash: [Bash],
-    completions_are_read_by_zsh: [Zsh],
-    completions_are_read_by_fish: [Fish],
 }
 
 async fn daemon() -> Outcome<(PrivateBus, Setup, Daemon)> {
@@ -372,46 +369,4 @@ async fn manual_pages_are_well_formed() -> Outcome {
     let text = finish(groff, "").await?.success()?;
     assert!(text.contains("EmbedPacked") && text.contains("op-dbus.toml"), "{text}");
     Ok(())
-}
-
-/// The shell reads the script as its own, and runs nothing of it.
-async fn completions_are_read_by(shell: &str) -> Outcome {
-    let mut print = clean(op_dbus());
-    print.args(["completions", shell]);
-    let script = tempfile::NamedTempFile::new()?;
-    std::fs::write(script.path(), finish(print, "").await?.success()?)?;
-    let mut read = clean(shell);
-    read.arg("-n").arg(script.path());
-    let read = finish(read, "").await?;
-    assert_eq!((read.code, &*read.stderr), (Some(0), ""), "{shell}");
-    Ok(())
-}
-
-async fn completions_are_read_by_bash() -> Outcome {
-    completions_are_read_by("bash").await?;
-    // As the shell would ask for what may follow.
-    let script = "source /dev/stdin; COMP_WORDS=(op-dbus \"$@\"); COMP_CWORD=$#; \
-                  _op__dbus op-dbus \"${COMP_WORDS[-1]}\" \"${COMP_WORDS[-2]}\"; echo \"${COMPREPLY[@]}\"";
-    let mut print = clean(op_dbus());
-    print.args(["completions", "bash"]);
-    let completions = finish(print, "").await?.success()?;
-    for (words, expected) in [
-        (&["embed", "--trunc"][..], "--truncate"),
-        (&["models", "ver"], "verify"),
-        (&["stat"], "status"),
-    ] {
-        let mut ask = clean("bash");
-        ask.args(["--norc", "-c", script, "bash"]).args(words);
-        let offered = finish(ask, &completions).await?.success()?;
-        assert_eq!(offered.trim(), expected, "{words:?}");
-    }
-    Ok(())
-}
-
-async fn completions_are_read_by_zsh() -> Outcome {
-    completions_are_read_by("zsh").await
-}
-
-async fn completions_are_read_by_fish() -> Outcome {
-    completions_are_read_by("fish").await
 }

@@ -22,6 +22,7 @@ mod cache;
 mod cli;
 /// A wall clock that is set.
 mod clock;
+mod completions;
 /// The names, signatures and properties of the interface, as three different clients see them.
 mod contract;
 /// Vectors against the references, alone, in batches and from many clients.
@@ -92,6 +93,7 @@ fn main() -> ExitCode {
         bulk::all(),
         cache::tests(),
         cli::tests(),
+        completions::tests(),
         clock::tests(),
         contract::tests(),
         correctness::tests(),

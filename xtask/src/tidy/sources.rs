@@ -2,9 +2,12 @@
 
 use super::File;
 
+/// Whether a line breaks it.
+type Rule = fn(&str) -> bool;
+
 /// What a test may not do: it would wait for a clock or a port instead of an event, or be passed over
 /// without a word.
-const NOT_IN_TESTS: &[(fn(&str) -> bool, &str)] = &[
+const NOT_IN_TESTS: &[(Rule, &str)] = &[
     (fixed_port, "let the system choose the port"),
     (sleeps, "wait for the event instead of a clock"),
     (|line| line.contains("#[ignore"), "a test that can't run here is skipped with its reason"),
