@@ -22,6 +22,7 @@ mod cache;
 mod cli;
 /// A wall clock that is set.
 mod clock;
+/// What shells offer behind the command.
 mod completions;
 /// The names, signatures and properties of the interface, as three different clients see them.
 mod contract;
