@@ -207,6 +207,7 @@ async fn no_socket_of_onnx_runtime_leads_off_the_machine() -> Outcome {
 async fn sockets_are_local(engine: &str) -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("cpu_engine", engine);
+    let setup = setup.setting("workers_per_device", "1");
     let log = setup.path("strace");
     let calls = ["trace=execve,socket,socketpair,connect,bind,sendto,sendmsg"];
     let daemon = setup.start_command(traced(&setup.command(&bus)?, &log, &calls), &bus).await?;

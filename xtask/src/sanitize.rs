@@ -42,6 +42,9 @@ const MORE: &[&str] = &[
 /// Left out, as it bounds the memory of a process: a sanitizer takes terabytes of addresses.
 const SKIP: [&str; 2] = ["--", "--skip=a_process_that_wants_too_much_memory_ends"];
 
+/// What is never freed on purpose.
+const LEAKS: &str = "tests/fuzz/leaks";
+
 /// The only crate whose `unsafe` code asks the kernel for nothing that Miri has not.
 const MIRI: &[&str] = &["--package=op-dbus-native", "--lib"];
 
@@ -52,6 +55,8 @@ const MIRI: &[&str] = &["--package=op-dbus-native", "--lib"];
 pub fn try_out(_: &Conditions) -> Result<Vec<Figure>, String> {
     let mut address = instrumented(&["test", "--no-fail-fast"]);
     address.args(MORE).args(TESTS).args(SKIP);
+    let leaks = shell::root().join(LEAKS);
+    address.env("LSAN_OPTIONS", format!("suppressions={}", leaks.display()));
     Ok(vec![
         counted("AddressSanitizer", &mut address)?,
         match missing("lib/rustlib/src/rust/library/std/Cargo.toml", "rust-src")? {
