@@ -106,6 +106,10 @@ async fn semantic_grep_finds_what_is_meant() -> Outcome {
     let words = ["semantic-grep.py", "which archive was skipped?", "--count", "1"];
     let said = gallery.python(&words, &journal).await?;
     assert_eq!(texts(&said), ["caf\u{fffd}.tar was skipped"]);
+    // One that is there more than once comes as a list.
+    let twice = "{\"MESSAGE\":[\"no network\",[99,97,102,233]]}\n";
+    let said = gallery.python(&["semantic-grep.py", "no network"], twice).await?;
+    assert_eq!(texts(&said), ["no network caf\u{fffd}"]);
     let words = ["semantic-grep.py", "is the machine too hot?", "input/log.txt", "--count", "3"];
     let said = gallery.python(&words, "").await?;
     let hot = ["temperature", "overheating"];
@@ -164,6 +168,8 @@ async fn embed_py_finds_the_nearest() -> Outcome {
     let long = "word ".repeat(300);
     let said = gallery.python(&["embed.py", "short", &long], "").await?;
     assert!(said.contains("longer than the model reads: 'word word"), "{said}");
+    let said = gallery.python(&["embed.py", "alone"], "").await?;
+    assert!(said.starts_with("1 vectors") && said.lines().count() == 1, "{said}");
     gallery.daemon.stop().await
 }
 

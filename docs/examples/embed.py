@@ -10,14 +10,17 @@ import numpy as np
 from op_dbus import Embedder
 
 texts = sys.argv[1:]
+if not texts:
+    sys.exit("usage: embed.py TEXT…")
 with Embedder() as embedder:
     embeddings = embedder.embed(texts, normalize=True)
 
-cosines = embeddings.vectors @ embeddings.vectors.T
-np.fill_diagonal(cosines, -1)
-first, second = np.unravel_index(cosines.argmax(), cosines.shape)
 rows, dimensions = embeddings.vectors.shape
 print(f"{rows} vectors of {dimensions} numbers, made by {embeddings.model} on {embeddings.device}")
-print(f"nearest: {texts[first]!r} and {texts[second]!r}, cosine {cosines[first, second]:.2f}")
+if rows > 1:
+    cosines = embeddings.vectors @ embeddings.vectors.T
+    np.fill_diagonal(cosines, -np.inf)
+    first, second = np.unravel_index(cosines.argmax(), cosines.shape)
+    print(f"nearest: {texts[first]!r} and {texts[second]!r}, cosine {cosines[first, second]:.2f}")
 for index in embeddings.truncated:
     print(f"cut, because it is longer than the model reads: {texts[index][:60]!r}…")

@@ -18,10 +18,17 @@ def message(line: str) -> str:
         found = json.loads(line)["MESSAGE"] if line.startswith("{") else line
     except (ValueError, KeyError):
         found = line
-    # The journal writes what is not UTF-8 as a list of bytes, and what is too long as null.
-    if isinstance(found, list):
-        found = bytes(found).decode(errors="replace")
-    return str(found or "").replace("\0", "\N{REPLACEMENT CHARACTER}").rstrip("\n")
+    return text(found).replace("\0", "\N{REPLACEMENT CHARACTER}").rstrip("\n")
+
+
+def text(found: object) -> str:
+    """What the journal means: it writes what is not UTF-8 as a list of bytes, what an entry has more than
+    once as a list of all, and what is too long as null."""
+    if not isinstance(found, list):
+        return str(found or "")
+    if all(isinstance(one, int) for one in found):
+        return bytes(found).decode(errors="replace")
+    return " ".join(text(one) for one in found)
 
 
 def main() -> None:

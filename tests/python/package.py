@@ -87,6 +87,9 @@ def refusals(embedder: Embedder) -> None:
     wrong = "0" * 64 + "-f32"
     refused(errors.WrongSpace, "space", lambda: embedder.embed(["one"], expect_space=wrong))
     refused(errors.NotReachable, "no connection", lambda: Embedder("unix:path=/nowhere"))
+    refused(TypeError, "count is a str", lambda: embedder.rank("one", ["two"], count="1"))
+    for name in ("DBus.Error.Spawn.ChildExited", "systemd1.NoSuchUnit", "DBus.Error.TimedOut"):
+        assert isinstance(errors.from_reply(f"org.freedesktop.{name}", ""), errors.NotReachable)
     closed = Embedder(BUS)
     closed.close()
     refused(RuntimeError, "closed", lambda: closed.similarity("one", "two"))

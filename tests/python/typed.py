@@ -18,6 +18,7 @@ with Embedder("session") as embedder:
     embedder.embed(["one"], truncate="middle")  # type: ignore[arg-type]
     embedder.embed(["one"], levle="low")  # type: ignore[call-arg]
 
+Embedder("session", timeout=1.5).close()
 Embedder(direct="yes")  # type: ignore[arg-type]
 
 

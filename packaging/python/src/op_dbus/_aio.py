@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -22,6 +24,8 @@ _IN_MESSAGE_BYTES_MAX = 64 * 1024
 """Replies up to this many bytes come in the message: a memfd and its mapping would cost more."""
 _UNKNOWN_DIMENSIONS = 4096
 """How long the vectors of a level are taken for until the first of them is here."""
+_LATE_S = 5.0
+"""Seconds past ``deadline_ms`` until the service, which keeps it by itself, is waited for no more."""
 
 
 class AsyncEmbedder:
@@ -90,14 +94,16 @@ class AsyncEmbedder:
         vectors are a view of what it sent, without a copy. More are several calls, one after the
         other and all in the vector space of the first, and their vectors are copied into one array.
         """
-        texts = await self._checked(texts)
         wanted: dict[str, Any] = dict(options)
+        async with _within_deadline(wanted):
+            texts = await self._checked(texts)
         parts: list[Embeddings] = []
         start = 0
         while start < len(texts) or not parts:
             end = await self._end_of_call(texts, start, self._expected(wanted))
             try:
-                parts.append(await self._embed(texts[start:end], wanted))
+                async with _within_deadline(wanted):
+                    parts.append(await self._embed(texts[start:end], wanted))
             except UnknownMethod:
                 if not self._has_descriptors:
                     raise
@@ -145,7 +151,9 @@ class AsyncEmbedder:
 
         All of them without ``count``. Equal cosines keep the order of the candidates.
         """
-        texts = await self._checked([query, *await self._checked(candidates)])
+        if not isinstance(count, int | None):
+            raise TypeError(f"count is a {type(count).__name__}; an int is right")
+        texts = [*await self._checked([query]), *await self._checked(candidates)]
         count = len(texts) - 1 if count is None else min(count, len(texts) - 1)
         if count < 0:
             raise ValueError(f"count is {count}; 0 or more is right")
@@ -262,3 +270,16 @@ class AsyncEmbedder:
         call = self._connected().call("EmbedToFd", "asa{sv}", asked, "huua{sv}")
         (handle, rows, dimensions, info), descriptors = await call
         return embeddings.from_descriptors(descriptors, handle, rows, dimensions, plain(info))
+
+
+@asynccontextmanager
+async def _within_deadline(wanted: dict[str, Any]) -> AsyncIterator[None]:
+    """Ends what a service that was stopped or hangs, and so keeps no deadline, leaves unanswered."""
+    deadline = options.variants(wanted).get("deadline_ms")
+    seconds = deadline.value / 1000 + _LATE_S if deadline else None
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        sentence = f"the service did not answer within {seconds:g} s, well past deadline_ms"
+        raise errors.DeadlineExceeded(f"{sentence}: look whether it runs") from None

@@ -23,6 +23,8 @@ JOB = NAME + ".Job"
 PROPERTIES = "org.freedesktop.DBus.Properties"
 CALLS_MAX = 64
 """Calls under way: a bus lets one client have 128 without an answer, and ends the others."""
+CONNECT_S = 10.0
+"""Seconds for a connection to be there: a socket may be open with nobody behind it who answers."""
 UNKNOWN_METHOD = "org.freedesktop.DBus.Error.UnknownMethod"
 
 
@@ -47,8 +49,12 @@ class Bus:
             else:
                 connection = MessageBus(bus_address=bus, negotiate_unix_fd=True)
             connection.add_message_handler(_refuse_descriptors)
-            await connection.connect()
+            async with asyncio.timeout(CONNECT_S):
+                await connection.connect()
             patient(connection)
+        except TimeoutError as reason:
+            sentence = f"the bus {bus!r} did not answer within {CONNECT_S:g} s"
+            raise NotReachable(sentence) from reason
         except (OSError, EOFError, AuthError, InvalidAddressError) as reason:
             raise NotReachable(f"no connection to the bus {bus!r}: {reason}") from reason
         return cls(connection)
@@ -68,7 +74,11 @@ class Bus:
                 os.close(descriptor)
             raise UnexpectedReply("OpenDirect answered without its socket")
         try:
-            connection = await DirectConnection.over(socket.socket(fileno=descriptors[0]))
+            async with asyncio.timeout(CONNECT_S):
+                connection = await DirectConnection.over(socket.socket(fileno=descriptors[0]))
+        except TimeoutError as reason:
+            sentence = f"the service's direct connection did not answer within {CONNECT_S:g} s"
+            raise NotReachable(sentence) from reason
         except (OSError, EOFError, AuthError) as reason:
             raise NotReachable(f"no direct connection to the service: {reason}") from reason
         connection.add_message_handler(_refuse_descriptors)

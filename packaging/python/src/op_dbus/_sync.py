@@ -53,11 +53,16 @@ class Embedder:
     runs already, as in a notebook.
     """
 
-    def __init__(self, bus: str = "system", *, direct: bool = False) -> None:
+    def __init__(
+        self, bus: str = "system", *, direct: bool = False, timeout: float | None = None
+    ) -> None:
         """``bus`` is ``system``, ``session`` or a D-Bus address; ``direct`` has calls go past it.
 
-        See :class:`AsyncEmbedder` and its ``connect``, which is done here.
+        ``timeout`` is how many seconds a method may take, then it raises ``TimeoutError``; without
+        one it waits as long as the service takes. See :class:`AsyncEmbedder` and its ``connect``,
+        which is done here.
         """
+        self._timeout = timeout
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
@@ -144,7 +149,10 @@ class Embedder:
                 raise RuntimeError("this client is closed")
             calling = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
-            return calling.result()
+            return calling.result(self._timeout)
+        except TimeoutError:
+            calling.cancel()
+            raise TimeoutError(f"no answer within {self._timeout} s: see timeout") from None
         except concurrent.futures.CancelledError:
             raise RuntimeError("this client was closed meanwhile") from None
         except BaseException:

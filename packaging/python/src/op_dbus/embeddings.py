@@ -27,7 +27,7 @@ class Embeddings:
     vectors: NDArray[np.float32]
     """Shape ``[texts, dimensions]``, read-only: the very bytes that the service sent."""
     space: str
-    """Vector space, with the precision behind the dash. Keep it with every index."""
+    """Vector space, with the precision of the first call behind the dash. Keep it with every index."""
     level: str
     """Level that served; empty for an imported model."""
     model: str
@@ -37,7 +37,7 @@ class Embeddings:
     device: str
     """Device that computed, likewise."""
     precision: str
-    """Precision of the arithmetic."""
+    """Precision of the arithmetic; several with commas in between."""
     tokens: int
     """Tokens of the texts as they were embedded, special tokens included; of cached ones, too."""
     truncated: tuple[int, ...]
@@ -99,7 +99,7 @@ def joined(parts: Sequence[Embeddings]) -> Embeddings:
         model=parts[0].model,
         provider=_each_once(part.provider for part in parts),
         device=_each_once(part.device for part in parts),
-        precision=parts[0].precision,
+        precision=_each_once(part.precision for part in parts),
         tokens=sum(part.tokens for part in parts),
         truncated=tuple(truncated),
         cached=sum(part.cached for part in parts),

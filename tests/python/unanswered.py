@@ -1,0 +1,126 @@
+"""The installed package `op-dbus` where others do not do as they should.
+
+    unanswered.py BUS-ADDRESS
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import tempfile
+
+import numpy as np
+from dbus_fast import Message
+from dbus_fast.aio import MessageBus
+
+from op_dbus import Embedder, _aio, _bus, errors
+from op_dbus._socket import PatientSocket
+from op_dbus.embeddings import from_reply, joined
+
+BUS = sys.argv[1]
+
+
+def refused(kind: type[Exception], words: str, call) -> None:
+    try:
+        call()
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
+def an_old_service_is_told() -> None:
+    """One without ``EmbedPacked``, too, and not asked for ever."""
+
+    async def missing(*_) -> None:
+        raise _bus.UnknownMethod("this service is older than the method")
+
+    with Embedder(BUS) as embedder:
+        embedder._client._embed_packed = embedder._client._embed_to_descriptor = missing
+        refused(errors.Failed, "older", lambda: embedder.embed(["one"]))
+
+
+def calls_of_two_precisions() -> None:
+    said = dict.fromkeys(("level", "model", "provider", "device"), "x")
+    said |= dict.fromkeys(("tokens", "cached", "queue_us", "compute_us"), 1)
+    row = np.zeros((1, 2), dtype=np.float32)
+    parts = [
+        from_reply(row, said | {"truncated": [], "precision": name, "space": f"ab-{name}"})
+        for name in ("f32", "bf16", "f32")
+    ]
+    assert (joined(parts).precision, joined(parts).space) == ("f32,bf16", "ab-f32")
+
+
+def a_full_socket_keeps_descriptors() -> None:
+    """Those of a message for which there was no room go with its first bytes."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    sock = PatientSocket(ours)
+    while sock.send(memoryview(bytes(65536))):
+        pass
+    right = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, ours.fileno().to_bytes(4, sys.byteorder))]
+    assert sock.sendmsg([memoryview(b"late")], right) == 0
+    theirs.setblocking(False)
+    try:
+        while theirs.recv(65536):
+            pass
+    except BlockingIOError:
+        pass
+    assert sock.send(memoryview(b"late")) == 4 and sock.send(memoryview(b"r")) == 1
+    data, received, _, _ = socket.recv_fds(theirs, 4, 4)
+    assert (data, len(received)) == (b"late", 1)
+    for descriptor in received:
+        os.close(descriptor)
+    ours.close()
+    theirs.close()
+
+
+def who_does_not_answer() -> None:
+    """A bus that only listens, and a service that is stopped, are not waited for without end."""
+    _bus.CONNECT_S = 0.1
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{folder}/bus")
+        silent.listen()
+        address = f"unix:path={folder}/bus"
+        refused(errors.NotReachable, "did not answer within 0.1", lambda: Embedder(address))
+    _bus.CONNECT_S, _aio._LATE_S = 10.0, 0.1
+    process = asyncio.run(the_service())
+    with Embedder(BUS) as first, Embedder(BUS) as known, Embedder(BUS, timeout=60) as short:
+        known.embed(["one"])
+        short._timeout = 0.2
+        os.kill(process, signal.SIGSTOP)
+        try:
+            # Its limits are not known yet, or its vectors are waited for.
+            for embedder in (first, known):
+                call = lambda: embedder.embed(["one"], deadline_ms=1)
+                refused(errors.DeadlineExceeded, "did not answer within", call)
+            refused(TimeoutError, "no answer within 0.2 s", lambda: short.count_tokens(["one"]))
+        finally:
+            os.kill(process, signal.SIGCONT)
+        _aio._LATE_S = 5.0
+        for embedder in (first, known):
+            assert len(embedder.embed(["one"])) == 1
+
+
+async def the_service() -> int:
+    """Its process."""
+    bus = await MessageBus(bus_address=BUS).connect()
+    asking = Message(
+        destination="org.freedesktop.DBus",
+        path="/org/freedesktop/DBus",
+        interface="org.freedesktop.DBus",
+        member="GetConnectionUnixProcessID",
+        signature="s",
+        body=[_bus.NAME],
+    )
+    reply = await bus.call(asking)
+    bus.disconnect()
+    await bus.wait_for_disconnect()
+    return reply.body[0]
+
+
+an_old_service_is_told()
+calls_of_two_precisions()
+a_full_socket_keeps_descriptors()
+who_does_not_answer()
