@@ -27,6 +27,7 @@ tests! {
     a_look_starts_no_worker: [Low],
     the_running_service_is_told_beside: [Bus],
     settings_that_no_call_gets_past_are_named: [],
+    the_installed_unit_is_looked_at: [Low],
     wrong_arguments_and_settings_have_their_exit_codes: [],
 }
 
@@ -234,6 +235,38 @@ async fn settings_that_no_call_gets_past_are_named() -> Outcome {
         assert!(text(&found["next"]).contains(key), "{found:#}");
         assert!(!text(&found["next"]).contains("execution_provider"), "{found:#}");
     }
+    Ok(())
+}
+
+/// A `systemctl` of the test's own tells of a unit with a profile and a sandbox.
+async fn the_installed_unit_is_looked_at() -> Outcome {
+    let setup = Setup::real("low")?;
+    let programs = setup.path("programs");
+    fs::create_dir(&programs)?;
+    let systemctl = programs.join("systemctl");
+    let shown = "LoadState=loaded\nUser=root\nProtectSystem=strict\nProtectHome=yes\n\
+                 Environment=OP_DBUS_VECTOR_LEVEL=low OP_DBUS_CACHE_DIR=/run/user/0/cache\n";
+    fs::write(&systemctl, format!("#!/bin/sh\ncat <<'END'\n{shown}END\n"))?;
+    fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755))?;
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH")?);
+    let doctor = async |variables: &[(&str, &str)]| -> Outcome<Value> {
+        let mut command = clean(op_dbus());
+        command.args(["doctor", "--quick", "--json"]).arg("--state-file").arg(setup.state_file());
+        command.env("PATH", &path).env("OP_DBUS_MODEL_DIR", store().join("models"));
+        command.envs(variables.iter().copied());
+        Ok(serde_json::from_str(&finish(command, "").await?.stdout)?)
+    };
+    let found = doctor(&[]).await?;
+    assert_eq!(found["vector_level"], "low");
+    let environment = check(&found["general"], "environment", "ok")?;
+    assert!(text(&environment["found"]).contains("OP_DBUS_VECTOR_LEVEL"), "{environment}");
+    let cache = check(&found["general"], "cache_dir", "wrong")?;
+    assert!(text(&cache["found"]).contains("ProtectHome=yes"), "{cache}");
+    // A value of one's own goes before the unit's, and of another service the unit says nothing.
+    let own = doctor(&[("OP_DBUS_VECTOR_LEVEL", "none")]).await?;
+    assert_eq!(own["vector_level"], "none");
+    let other = doctor(&[("OP_DBUS_BUS", "session")]).await?;
+    assert!(check(&other["general"], "environment", "ok").is_err(), "{other:#}");
     Ok(())
 }
 

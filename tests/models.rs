@@ -3,6 +3,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use op_dbus_api::ErrorName;
@@ -10,9 +11,10 @@ use zbus::Variant;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Options, refused};
-use crate::harness::command::in_own_mounts;
+use crate::harness::command::{Finished, clean, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
+use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, needs};
 
@@ -26,6 +28,7 @@ tests! {
     a_cache_that_cannot_be_written_is_done_without: [Bus, Low],
     a_cache_without_room_is_done_without: [Bus, Low, Root],
     a_read_only_cache_is_read_or_done_without: [Bus, Low, Root],
+    root_locks_nobody_out_of_his_store: [Low, Root],
 }
 
 const LOW: &str = "paraphrase-MiniLM-L3-v2";
@@ -245,6 +248,43 @@ async fn a_read_only_cache_is_read_or_done_without() -> Outcome {
     assert_eq!(daemon.client().vectors(&["the same"]).await?, expected);
     assert!(!warns(&daemon), "{}", daemon.process.stderr());
     daemon.stop().await
+}
+
+/// The pull unit runs as the service's user, and an administrator may pull as root beside it.
+async fn root_locks_nobody_out_of_his_store() -> Outcome {
+    const OWNER: u32 = 4_000_000;
+    let home = tempfile::tempdir()?;
+    fs::set_permissions(home.path(), fs::Permissions::from_mode(0o755))?;
+    // The program and the model lie where every user gets to them.
+    let (program, from) = (home.path().join("op-dbus"), home.path().join("from"));
+    fs::copy(op_dbus(), &program)?;
+    copy_folder(&needs::store().join("models").join(LOW), &from)?;
+    let folder = home.path().join("var");
+    fs::create_dir(&folder)?;
+    chown(&folder, Some(OWNER), Some(OWNER))?;
+    let store = folder.join("models");
+    let models = async |uid: u32, arguments: &[&str]| -> Outcome<Finished> {
+        let mut command = clean("setpriv");
+        command.args([&format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups"]);
+        command.arg(&program).current_dir("/");
+        command.arg("models").args(arguments).arg("--model-dir").arg(&store);
+        finish(command, "").await
+    };
+    let from = from.display().to_string();
+    let pull = ["pull", "low", "--source", "folder", "--from", &from];
+    models(0, &pull).await?.success()?;
+    models(OWNER, &["verify", "low"]).await?.success()?;
+    models(OWNER, &["remove", "low"]).await?.success()?;
+    // What root leaves when it is interrupted, down to pip's own files.
+    let left = store.join(".staging/.tmpROOT");
+    fs::create_dir_all(left.join("pip"))?;
+    chown(store.join(".staging"), Some(OWNER), Some(OWNER))?;
+    fs::set_permissions(&left, fs::Permissions::from_mode(0o700))?;
+    models(OWNER, &pull).await?.success()?;
+    models(0, &["remove", "low"]).await?.success()?;
+    assert!(!left.exists(), "root leaves it for good");
+    models(OWNER, &pull).await?.success()?;
+    Ok(())
 }
 
 /// The administrator learns that a start took longer than it has to.

@@ -41,7 +41,8 @@ pub enum StateError {
     /// The folder may not be written to.
     #[error(
         "the state file {path} could not be written: its folder is read-only for this user; \
-         choose another with --state-file or let the service's user write there"
+         choose another with --state-file or let the service's user write there, in its unit \
+         too (`ReadWritePaths=`)"
     )]
     ReadOnly {
         /// The state file.

@@ -77,7 +77,7 @@ pub enum Error {
     /// The file system of the store is too full.
     #[error(
         "the file system of {} is too full ({found}); free some space, or set `model_dir` to a \
-         larger one",
+         larger one that the units may write (`ReadWritePaths=`)",
         dir.display()
     )]
     NoSpace {
@@ -85,6 +85,18 @@ pub enum Error {
         dir: PathBuf,
         /// What is needed and what there is, as far as it is known.
         found: String,
+    },
+    /// The file system is mounted for reading alone, by a unit or for everybody.
+    #[error(
+        "cannot {action} {}: its file system is read-only here; where a unit makes it so, \
+         `ReadWritePaths=` in a drop-in opens it",
+        path.display()
+    )]
+    ReadOnly {
+        /// `write`, `remove`, …
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
     },
     /// One source could not deliver; the next is tried.
     #[error("{source_name}: {reason}")]
@@ -144,11 +156,28 @@ impl Error {
                 reason: format!("this user may not {action} it"),
                 fix: format!("ls -ld {}", path.display()),
             },
+            std::io::ErrorKind::ReadOnlyFilesystem => {
+                Self::ReadOnly { action, path: path.to_owned() }
+            }
             _ => Self::Io { action, path: path.to_owned(), source },
         }
     }
 
     pub(crate) fn unsupported(found: impl Into<String>, supported: impl Into<String>) -> Self {
         Self::Unsupported { found: found.into(), supported: supported.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_unit_keeps_from_being_written_is_told_with_its_directive() {
+        let path = Path::new("/srv/models/.lock");
+        for kind in [std::io::ErrorKind::ReadOnlyFilesystem, std::io::ErrorKind::StorageFull] {
+            let said = Error::io("write", path, kind.into()).to_string();
+            assert!(said.contains("/srv/models") && said.contains("`ReadWritePaths=`"), "{said}");
+        }
     }
 }

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use hf_hub::api::sync::{ApiBuilder, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
+use nix::unistd::{setfsgid, setfsuid};
 
 use crate::Error;
 use crate::progress::{Progress, Step};
+use crate::staging::Owner;
 
 const ENDPOINT: &str = "https://huggingface.co";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,6 +21,8 @@ pub(crate) struct Hub<'a> {
     progress: &'a Progress,
     pub(crate) endpoint: String,
     pub(crate) offline: bool,
+    /// Who makes the files of a download, if not who asks for it.
+    pub(crate) owner: Option<Owner>,
     repo: Repo,
     own: Cache,
     /// The cache that other programs of this user fill; read only.
@@ -44,6 +48,7 @@ impl<'a> Hub<'a> {
             progress,
             endpoint: std::env::var("HF_ENDPOINT").unwrap_or_else(|_| ENDPOINT.to_owned()),
             offline: ["1", "on", "yes", "true"].contains(&offline.as_str()),
+            owner: None,
             repo,
             own,
             shared: has_home.then(Cache::from_env),
@@ -63,7 +68,7 @@ impl<'a> Hub<'a> {
         }
         let Some(api) = &self.api else { return Err(failure("not connected")) };
         let mut shown = Shown { progress: self.progress, step: None, bytes: 0 };
-        let result = fetch(api, name, &mut shown)?;
+        let result = fetch(api, name, self.owner, &mut shown)?;
         if let Some(step) = shown.step.take() {
             step.finish(shown.bytes);
         }
@@ -122,9 +127,23 @@ fn host_and_port(endpoint: &str) -> (&str, u16) {
     }
 }
 
-/// The client panics on some malformed replies, so it runs in a thread of its own.
-fn fetch(api: &ApiRepo, name: &str, shown: &mut Shown<'_>) -> Result<PathBuf, Error> {
-    std::thread::scope(|scope| scope.spawn(|| api.download_with_progress(name, shown)).join())
+/// The client panics on some malformed replies, so it runs in a thread of its own, which gets at files as
+/// `owner`: the owner resumes what root began, and root follows no link of his.
+fn fetch(
+    api: &ApiRepo,
+    name: &str,
+    owner: Option<Owner>,
+    shown: &mut Shown<'_>,
+) -> Result<PathBuf, Error> {
+    let download = || {
+        if let Some(owner) = owner {
+            // Of this thread alone, and for as long as it lives.
+            setfsgid(owner.gid);
+            setfsuid(owner.uid);
+        }
+        api.download_with_progress(name, shown)
+    };
+    std::thread::scope(|scope| scope.spawn(download).join())
         .map_err(|_| failure("its answer could not be understood"))?
         .map_err(|error| failure(format_args!("{name}: {}", one_line(&error.to_string()))))
 }

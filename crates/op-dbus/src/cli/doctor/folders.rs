@@ -10,6 +10,7 @@ use nix::unistd::{Gid, Group, Uid, User, getgrouplist, getuid};
 use op_dbus_daemon::settings::Settings;
 
 use super::check::Check;
+use super::unit::Unit;
 
 /// Whose rights are looked at.
 pub struct Who {
@@ -56,19 +57,29 @@ enum Use {
     Writes,
 }
 
-/// The folders of the settings; `made` tells of which one is made before the service starts.
-pub fn checks(settings: &Settings, who: &Who, made: impl Fn(&Path) -> bool) -> Vec<Check> {
+/// The folders of the settings; `unit` makes some of them before the service starts, and `sandbox` keeps
+/// others from it.
+pub fn checks(
+    settings: &Settings,
+    who: &Who,
+    unit: Option<&Unit>,
+    sandbox: Option<&Unit>,
+) -> Vec<Check> {
     let state = settings.state_file.parent().unwrap_or(Path::new("/"));
     let folders = [
         ("model_dir", settings.model_dir.as_path(), Use::Reads),
         ("cache_dir", &settings.cache_dir, Use::Writes),
         ("state_file", state, Use::Writes),
     ];
-    let checked =
-        folders.into_iter().map(|(name, path, purpose)| match deepest(path).1 && made(path) {
-            true => Check::ok(name, format!("systemd makes {} at the start", path.display())),
-            false => check(name, path, purpose, who),
-        });
+    let checked = folders.into_iter().map(|(name, path, purpose)| {
+        let (there, missing) = deepest(path);
+        if missing && unit.is_some_and(|unit| unit.makes(path)) {
+            return Check::ok(name, format!("systemd makes {} at the start", path.display()));
+        }
+        let own = check(name, path, purpose, who);
+        let barred = || sandbox?.bars(name, path, (purpose == Use::Writes).then_some(&there));
+        if own.failed() { own } else { barred().unwrap_or(own) }
+    });
     checked.collect()
 }
 

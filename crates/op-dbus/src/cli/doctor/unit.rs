@@ -1,5 +1,7 @@
 //! The installed unit: who the service runs as, and which of its directives block a provider.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
@@ -12,7 +14,8 @@ const NAME: &str = "op-dbus.service";
 const MASKED: &str = "op-dbus.service is masked";
 const PROPERTIES: &str = "LoadState,User,PrivateDevices,DevicePolicy,DeviceAllow,\
                           MemoryDenyWriteExecute,ProcSubset,PrivateNetwork,RestrictAddressFamilies,SystemCallFilter,SupplementaryGroups,\
-                          StateDirectory,CacheDirectory";
+                          StateDirectory,CacheDirectory,RuntimeDirectory,ProtectSystem,ProtectHome,PrivateTmp,\
+                          ReadWritePaths,BindPaths,BindReadOnlyPaths,Environment";
 
 /// What systemd has made of the unit and of what lies over it.
 pub struct Unit(Vec<(String, String)>);
@@ -54,11 +57,79 @@ impl Unit {
 
     /// Whether systemd makes this folder, with the right owner, when it starts the service.
     pub fn makes(&self, path: &Path) -> bool {
-        let places = [("StateDirectory", "/var/lib"), ("CacheDirectory", "/var/cache")];
+        let places = [
+            ("StateDirectory", "/var/lib"),
+            ("CacheDirectory", "/var/cache"),
+            ("RuntimeDirectory", "/run"),
+        ];
         places.iter().any(|(property, place)| {
             let names = self.value(property);
             names.split_whitespace().any(|name| path.starts_with(Path::new(place).join(name)))
         })
+    }
+
+    /// What of the service's settings the unit's environment says.
+    pub fn environment(&self) -> BTreeMap<OsString, OsString> {
+        let ours = words(&self.value("Environment")).into_iter();
+        let ours = ours.filter(|word| word.starts_with("OP_DBUS_"));
+        ours.filter_map(|word| {
+            let (name, value) = word.split_once('=')?;
+            Some((name.into(), value.into()))
+        })
+        .collect()
+    }
+
+    /// The directive that keeps the service from the folder of a setting, which it reads, or writes and
+    /// makes in `writes`.
+    pub fn bars(&self, name: &'static str, path: &Path, writes: Option<&Path>) -> Option<Check> {
+        let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let listed = |property: &str| {
+            words(&self.value(property)).iter().any(|word| {
+                // `-SOURCE:DESTINATION:OPTIONS`
+                let word = word.trim_start_matches(['-', '+']);
+                real.starts_with(word.split(':').nth(1).unwrap_or(word))
+            })
+        };
+        let within =
+            |folders: &[&'static str]| folders.iter().copied().find(|f| real.starts_with(f));
+        if listed("BindPaths") || writes.is_none() && listed("BindReadOnlyPaths") {
+            return None;
+        }
+        let (home, system) = (self.value("ProtectHome"), self.value("ProtectSystem"));
+        let hidden = [
+            (
+                "ProtectHome",
+                matches!(&*home, "yes" | "tmpfs"),
+                within(&["/home", "/root", "/run/user"]),
+            ),
+            ("PrivateTmp", self.value("PrivateTmp") == "yes", within(&["/tmp", "/var/tmp"])),
+        ];
+        for (property, _, folder) in hidden.iter().filter(|(_, is_set, _)| *is_set) {
+            let Some(folder) = folder else { continue };
+            let value = self.value(property);
+            let found =
+                format!("{}: {property}={value} hides {folder} from the service", path.display());
+            let next = format!("set `{name}` to a place outside of {folder}");
+            return Some(Check::wrong(name, found, next));
+        }
+        let there = writes?;
+        let read_only = match &*system {
+            "strict" => within(&["/dev", "/proc", "/sys"]).is_none(),
+            "full" => within(&["/usr", "/boot", "/efi", "/etc"]).is_some(),
+            "yes" => within(&["/usr", "/boot", "/efi"]).is_some(),
+            _ => false,
+        };
+        if !read_only || listed("ReadWritePaths") || self.makes(&real) {
+            return None;
+        }
+        let found =
+            format!("{}: ProtectSystem={system} lets the service write none of it", path.display());
+        let next = format!(
+            "type `systemctl edit {NAME}`, write `[Service]` and `ReadWritePaths={}` there, and type \
+             `systemctl restart {NAME}`",
+            there.display()
+        );
+        Some(Check::wrong(name, found, next))
     }
 
     fn blocks(&self, directive: &Directive) -> bool {
@@ -81,6 +152,29 @@ impl Unit {
     fn open_to_devices(&self) -> bool {
         self.value("DevicePolicy") == "auto" && self.value("DeviceAllow").is_empty()
     }
+}
+
+/// The words of a list as `systemctl show` prints it: with quotes and backslashes where it needs them.
+fn words(list: &str) -> Vec<String> {
+    let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
+    let mut letters = list.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' => word.extend(letters.next()),
+            '"' => quoted = !quoted,
+            ' ' if !quoted => words.push(std::mem::take(&mut word)),
+            letter => word.push(letter),
+        }
+    }
+    words.push(word);
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+/// Tells which settings were taken from the unit.
+pub fn variables(names: &[String]) -> Option<Check> {
+    let found = format!("{NAME} sets {}", names.join(", "));
+    (!names.is_empty()).then(|| Check::ok("environment", found))
 }
 
 /// Tells that the service runs as another user than the one who asks, as far as that is so.
@@ -210,6 +304,43 @@ mod tests {
         assert_eq!(checked(shown, Provider::Cuda).state, State::Ok);
         let forbidden = format!("{shown}~mbind reboot");
         assert_eq!(checked(&forbidden, Provider::Cuda).state, State::Wrong);
+    }
+
+    #[test]
+    fn folders_that_the_sandbox_keeps_from_the_service_are_told() {
+        let shown = "LoadState=loaded\nProtectSystem=strict\nProtectHome=yes\nPrivateTmp=yes\n\
+                     StateDirectory=op-dbus";
+        let bars = |shown: &str, path: &str, writes: bool| {
+            let path = Path::new(path);
+            let unit = Unit::parse(shown).ok().unwrap();
+            unit.bars("cache_dir", path, writes.then_some(path))
+        };
+        let hidden = bars(shown, "/run/user/7/models", false).unwrap();
+        assert!(hidden.found.contains("ProtectHome=yes hides /run/user"), "{}", hidden.found);
+        assert_eq!(hidden.next.unwrap(), "set `cache_dir` to a place outside of /run/user");
+        assert!(bars(shown, "/tmp/models", false).is_some());
+        let closed = bars(shown, "/srv/cache", true).unwrap();
+        assert!(closed.found.contains("ProtectSystem=strict"), "{}", closed.found);
+        assert!(closed.next.unwrap().contains("`ReadWritePaths=/srv/cache`"));
+        // What is only read, what the unit makes, and what is opened.
+        assert!(bars(shown, "/srv/models", false).is_none());
+        assert!(bars(shown, "/var/lib/op-dbus", true).is_none());
+        let opened = format!("{shown}\nReadWritePaths=-/srv /x\nBindPaths=/a:/run/user/7:rbind");
+        assert!(bars(&opened, "/srv/cache", true).is_none());
+        assert!(bars(&opened, "/run/user/7/cache", true).is_none());
+        assert!(bars("LoadState=loaded\nProtectSystem=full", "/srv/cache", true).is_none());
+    }
+
+    #[test]
+    fn the_environment_of_the_unit_is_read_with_its_quotes() {
+        let shown = "LoadState=loaded\nEnvironment=OP_DBUS_VECTOR_LEVEL=low HOME=/x \
+                     \"OP_DBUS_MODEL_DIR=/a b/\\\"c\"";
+        let read = Unit::parse(shown).ok().unwrap().environment();
+        let pair = |name: &str, value: &str| (name.into(), value.into());
+        let expected = [pair("OP_DBUS_VECTOR_LEVEL", "low"), pair("OP_DBUS_MODEL_DIR", "/a b/\"c")];
+        assert_eq!(read, expected.into());
+        assert!(variables(&["OP_DBUS_THREADS".to_owned()]).is_some());
+        assert!(variables(&[]).is_none());
     }
 
     #[test]
