@@ -196,7 +196,7 @@ fn watchdog(container: &mut Container) -> Outcome {
 
 fn journal(container: &mut Container) -> Outcome {
     let explained = container.script("journalctl -u op-dbus -x --no-pager | tail -n 40")?;
-    says(&explained, "texts are embedded from now on")?;
+    says(&explained, "Calls are answered from now on")?;
     let everything =
         container.script(&format!("journalctl --no-pager | grep -c {TEXT} || true"))?;
     if everything.trim() != "0" { Err(format!("{TEXT} is in the journal")) } else { Ok(()) }
