@@ -36,6 +36,8 @@ async fn bash_reads_them_and_offers_what_follows() -> Outcome {
         (&["embed", "--trunc"][..], "--truncate"),
         (&["models", "ver"], "verify"),
         (&["stat"], "status"),
+        // For our own processes alone.
+        (&["work"], ""),
     ] {
         let mut ask = clean("bash");
         ask.args(["--norc", "-c", script, "bash"]).args(words);

@@ -242,15 +242,19 @@ async fn gdbus_sh_and_embed_c_agree() -> Outcome {
     let own = gallery.daemon.client().embedder.similarity(pair[0], pair[1]).await?;
     assert!((cosine - own).abs() < 1e-9, "{said} {own}");
     // A line each, as they came.
-    let lines = [pair[1], "a cat  sat \\ on 'the' mat", pair[0]];
-    let said = gallery.shell(&["gdbus.sh", pair[0]], &(lines.join("\n") + "\n")).await?;
+    let quoted = "'the disk is full'";
+    let lines = [pair[1], "a cat  sat \\ on 'the' mat", pair[0], quoted];
+    // The last is no whole line.
+    let said = gallery.shell(&["gdbus.sh", pair[0]], &lines.join("\n")).await?;
     let mut cosines = Vec::new();
     for (said, line) in said.lines().zip(lines) {
         let (tuple, text) = said.split_once(' ').ok_or("a line without its text")?;
         assert_eq!(text, line);
         cosines.push(tuple.trim_matches(['(', ')', ',']).parse::<f64>()?);
     }
-    assert_eq!(cosines.len(), 3, "{said}");
+    assert_eq!(cosines.len(), 4, "{said}");
+    let as_it_is = gallery.daemon.client().embedder.similarity(pair[0], quoted).await?;
+    assert!(as_it_is < 0.999 && (cosines[3] - as_it_is).abs() < 1e-9, "{as_it_is} {said}");
     assert!((cosines[0] - own).abs() < 1e-9 && (cosines[2] - 1.0).abs() < 1e-6, "{said}");
     assert!(cosines[1] < cosines[0], "{said}");
 

@@ -5,15 +5,21 @@
 #   journalctl -p err -o cat | gdbus.sh "the disk is full"
 set -eu
 
+# As GVariant's text form has it: gdbus would take quotes around a text for its own.
+quoted() {
+    printf "'%s'" "$(printf '%s' "$1" | sed "s/[\\\\']/\\\\&/g")"
+}
+
 similarity() {
     gdbus call --system --dest org.opdbus.Embedding1 --object-path /org/opdbus/Embedding1 \
-        --method org.opdbus.Embedding1.Embedder.Similarity -- "$1" "$2"
+        --method org.opdbus.Embedding1.Embedder.Similarity -- "$(quoted "$1")" "$(quoted "$2")"
 }
 
 if [ $# -eq 2 ]; then
     similarity "$1" "$2"
     exit
 fi
-while IFS= read -r line; do
-    printf '%s %s\n' "$(similarity "$1" "$line")" "$line"
+while IFS= read -r line || [ -n "$line" ]; do
+    cosine=$(similarity "$1" "$line")
+    printf '%s %s\n' "$cosine" "$line"
 done

@@ -5,7 +5,7 @@
 #
 # One call for each line: fine for a screenful. For more, see semantic-grep.py.
 set -eu
-while IFS= read -r line; do
+while IFS= read -r line || [ -n "$line" ]; do
     # Answers `d 0.527535`.
     cosine=$(busctl --system call org.opdbus.Embedding1 /org/opdbus/Embedding1 \
         org.opdbus.Embedding1.Embedder Similarity ss -- "$1" "$line")

@@ -6,11 +6,22 @@
 use std::fs::File;
 use std::io::{Read, stdin};
 use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
 
 use op_dbus_api::{EmbedderProxyBlocking, JobProxyBlocking, cosine, direct_blocking};
 use zbus::Fd;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("usage: search FILE < QUESTIONS")?;
     let lines = std::fs::read_to_string(&path)?;
     let file = File::open(&path)?;

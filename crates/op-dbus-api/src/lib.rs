@@ -69,6 +69,9 @@
 //! # }
 //! ```
 //!
+//! A text with a NUL byte never gets as far: D-Bus has no such strings, and a bus ends the connection
+//! that sends one. Look for `'\0'` in texts that come from elsewhere.
+//!
 //! # Vector spaces
 //!
 //! Vectors may be compared if, and only if, the fingerprints of their spaces are equal. Keep

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write, stdin};
+use std::process::ExitCode;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use op_dbus_embedder::{Embedder, Reply};
@@ -16,7 +17,17 @@ const CALLS: usize = 4;
 
 type Failure = Box<dyn std::error::Error>;
 
-fn main() -> Result<(), Failure> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
     let output = arguments.next().ok_or("usage: bulk OUTPUT [MODEL-DIR [LEVEL]] < TEXTS")?;
     let mut builder = Embedder::builder().batch_tokens(512);

@@ -3,6 +3,7 @@
 //!
 //!     gpu_demo [MODEL-DIR [LEVEL]]
 
+use std::process::ExitCode;
 use std::time::Instant;
 
 use op_dbus_embedder::{Builder, Embedder, Error, Precision, provider_names};
@@ -18,7 +19,17 @@ const TEXTS: [&str; 6] = [
 /// So that the time is more than that of the first batch.
 const REPETITIONS: usize = 20;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut builder = Embedder::builder().batch_tokens(512);
     if let Some(model_dir) = arguments.next() {

@@ -4,6 +4,7 @@
 //!
 //!     gpu_optimization [MODEL-DIR [LEVEL [PROVIDER]]]
 
+use std::process::ExitCode;
 use std::time::Instant;
 
 use op_dbus_embedder::{BufferUse, Builder, CpuEngine, Embedder, Error, TransferUse};
@@ -13,7 +14,17 @@ fn texts() -> Vec<String> {
     (0..400).map(|n| format!("unit {n} failed: {}", "out of memory, ".repeat(n % 12))).collect()
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut builder = Embedder::builder();
     if let Some(model_dir) = arguments.next() {

@@ -17,6 +17,9 @@ use super::Failure;
 
 /// How long a bus may take to let us in.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a service may take to tell what it knows, and to be started for it: a bus gives a start
+/// 25 s.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a service that is not ready is asked again.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -104,6 +107,29 @@ impl Service {
         owned.map_err(|error| self.failure(&zbus::Error::FDO(Box::new(error))))
     }
 
+    /// The answer to a call for what the service knows without computing.
+    ///
+    /// # Errors
+    /// As of every call; exit code 3 when there is none in 30 s.
+    pub async fn told<T>(
+        &self,
+        call: impl Future<Output = Result<T, zbus::Error>>,
+    ) -> Result<T, Failure> {
+        match tokio::time::timeout(ANSWER_TIMEOUT, call).await {
+            Ok(answer) => answer.map_err(|error| self.failure(&error)),
+            Err(_) => Err(self.silent(ANSWER_TIMEOUT)),
+        }
+    }
+
+    /// What to say of a service that has not answered for `waited`.
+    pub fn silent(&self, waited: Duration) -> Failure {
+        Failure::unreachable(format!(
+            "the service on {} has not answered for {} s: does it hang? its journal may tell",
+            place(&self.bus),
+            waited.as_secs()
+        ))
+    }
+
     /// The methods for administration.
     pub async fn manager(&self) -> Result<ManagerProxy<'static>, Failure> {
         let proxy = ManagerProxy::builder(&self.connection).cache_properties(CacheProperties::No);
@@ -121,8 +147,7 @@ impl Service {
     {
         let manager = self.manager().await?;
         let call = manager.inner().call_with_flags(method, MethodFlags::NO_AUTO_START, &());
-        let reply = call.await.map_err(|error| self.failure(&error))?;
-        Ok(reply.unwrap_or_default())
+        Ok(self.told(call).await?.unwrap_or_default())
     }
 
     /// Every property of the Embedder interface, in one call.
@@ -136,11 +161,13 @@ impl Service {
             .cache_properties(CacheProperties::No);
         let proxy = builder.build().await.map_err(|error| self.failure(&error))?;
         let interface = InterfaceName::from_static_str_unchecked(EMBEDDER_INTERFACE);
-        let all = proxy.get_all(interface).await.map_err(|error| match error {
-            fdo::Error::ZBus(error) => self.failure(&error),
-            error => self.failure(&zbus::Error::FDO(Box::new(error))),
-        })?;
-        Ok(Properties(all))
+        let all = async {
+            proxy.get_all(interface).await.map_err(|error| match error {
+                fdo::Error::ZBus(error) => error,
+                error => zbus::Error::FDO(Box::new(error)),
+            })
+        };
+        self.told(all).await.map(Properties)
     }
 
     /// Waits until the service is on the bus and done with loading, well or not, for `limit` at
@@ -149,23 +176,25 @@ impl Service {
     /// # Errors
     /// When it takes longer, or the service could not load its model.
     pub async fn wait(&self, limit: Duration) -> Result<(), Failure> {
+        let mut found = Err(self.silent(limit));
         let settled = async {
             loop {
-                match self.properties().await {
+                found = match self.properties().await {
                     Ok(properties) if properties.text("State") != "loading" => return properties,
-                    Ok(_) | Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
-                }
+                    answer => answer.map(drop),
+                };
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
         match tokio::time::timeout(limit, settled).await {
             Ok(properties) if properties.text("State") == "failed" => {
-                let status = self.manager().await?.get_status().await;
-                let status = status.map_err(|error| self.failure(&error))?;
+                let manager = self.manager().await?;
+                let status = self.told(manager.get_status()).await?;
                 Err(Failure::refused(Properties(status).text("status").to_owned()))
             }
             Ok(_) => Ok(()),
-            // Absent, or still loading: the first has its own sentence and exit code.
-            Err(_) => self.properties().await.and_then(|_| {
+            // Absent, silent, or still loading: the first two have their own sentences and exit code.
+            Err(_) => found.and_then(|()| {
                 let seconds = limit.as_secs();
                 Err(Failure::refused(format!("the service is still loading after {seconds} s")))
             }),

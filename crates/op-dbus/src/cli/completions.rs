@@ -22,11 +22,22 @@ pub struct Args {
 
 pub fn run(args: Args) -> Done {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut super::command(), "op-dbus", &mut script);
+    clap_complete::generate(args.shell, &mut visible(), "op-dbus", &mut script);
     if args.shell == Shell::Bash {
         // It makes the hyphen of our name the sign between commands, in one half of the script.
         script = String::from_utf8_lossy(&script).replace("op__subcmd__dbus", "op__dbus").into();
     }
     std::io::stdout().write_all(&script).map_err(|error| Failure::output(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The command line without what is for our own processes.
+fn visible() -> clap::Command {
+    let all = super::command();
+    let commands = all.get_subcommands().filter(|command| !command.is_hide_set());
+    clap::Command::new("op-dbus")
+        .version(env!("CARGO_PKG_VERSION"))
+        .disable_help_subcommand(true)
+        .args(all.get_arguments())
+        .subcommands(commands)
 }

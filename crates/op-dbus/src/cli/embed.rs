@@ -1,7 +1,7 @@
 //! `op-dbus embed`: texts in, vectors out, streamed.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::ArgGroup;
@@ -16,9 +16,6 @@ use super::{BusArgs, Done, EXIT_CODES, Failure, connect, terminal};
 
 /// Calls under way at once: enough that the service always has the next batch at hand.
 const CALLS_IN_FLIGHT: usize = 3;
-
-/// What a shell says of a command that Ctrl-C has ended.
-const INTERRUPTED: u8 = 130;
 
 /// Turn texts into vectors
 #[derive(clap::Args)]
@@ -51,7 +48,7 @@ pub struct Args {
     /// One vector a line, values with a comma between
     #[arg(long, help_heading = "Output")]
     csv: bool,
-    /// Write to a file instead of standard output; one that is there is replaced when all is written
+    /// Write to a file, not to standard output (`-`); one that is there is replaced when all is written
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
 
@@ -74,19 +71,13 @@ impl Args {
     }
 }
 
-pub fn run(args: Args) -> Done {
+pub fn run(mut args: Args) -> Done {
+    args.output.take_if(|path| path == Path::new("-"));
     let format = args.format();
     if format == Format::Npy && args.output.is_none() && std::io::stdout().is_terminal() {
         return Err(Failure::usage("--npy is not for a terminal: use --output, or a pipe"));
     }
-    let to_file = args.output.is_some();
-    super::block_on(async {
-        tokio::select! {
-            done = embed(args, format) => done,
-            // What is written beside the output's place would stay there otherwise.
-            _ = tokio::signal::ctrl_c(), if to_file => Ok(ExitCode::from(INTERRUPTED)),
-        }
-    })
+    super::block_on(embed(args, format))
 }
 
 async fn embed(args: Args, format: Format) -> Done {
@@ -97,8 +88,9 @@ async fn embed(args: Args, format: Format) -> Done {
         properties.number("InlineReplyBytesMax"),
         properties.number("TextBytesMax"),
     );
-    let mut writer =
-        Writer::new(format, args.output.as_deref()).map_err(|error| Failure::output(&error))?;
+    let output = args.output;
+    let to = output.as_deref();
+    let mut writer = Writer::new(format, to).map_err(|error| Failure::writing(to, &error))?;
     let texts = Texts::read(Source::new(args.texts, args.file), args.options.limits(inline));
     let caller = Caller::new(service, args.options, inline.texts_max).await?;
 
@@ -110,22 +102,22 @@ async fn embed(args: Args, format: Format) -> Done {
     let replies = calls.map(async |(first, call)| caller.call(first, call?).await);
     let replies = replies.buffered(CALLS_IN_FLIGHT);
     let mut replies = std::pin::pin!(replies);
-    let progress = progress(args.output.is_some());
+    let progress = progress(to.is_some());
     let mut summary = Summary::default();
     while let Some(parts) = replies.next().await {
         for reply in parts? {
             summary.take(&reply)?;
             progress.inc(reply.texts.len() as u64);
-            writer.write(&reply.vectors()).map_err(|error| Failure::output(&error))?;
+            writer.write(&reply.vectors()).map_err(|error| Failure::writing(to, &error))?;
         }
     }
     progress.finish_and_clear();
     if format == Format::Npy && summary.texts == 0 {
         // A matrix without rows has its columns all the same.
         let none = caller.call_packed(0, Vec::new()).await?;
-        writer.write(&none.vectors()).map_err(|error| Failure::output(&error))?;
+        writer.write(&none.vectors()).map_err(|error| Failure::writing(to, &error))?;
     }
-    writer.finish().map_err(|error| Failure::output(&error))?;
+    writer.finish().map_err(|error| Failure::writing(to, &error))?;
     if let Some(warning) = summary.warning() {
         eprintln!("op-dbus: {warning}");
     }
@@ -212,7 +204,9 @@ mod tests {
     #[test]
     fn a_change_of_space_on_the_way_is_refused() {
         let mut summary = Summary::default();
-        summary.take(&reply(1, "a", &[])).unwrap();
-        assert!(summary.take(&reply(1, "b", &[])).is_err());
+        summary.take(&reply(1, "a-f32", &[])).unwrap();
+        summary.take(&reply(1, "a-f32,bf16", &[])).unwrap();
+        summary.take(&reply(1, "a-bf16", &[])).unwrap();
+        assert!(summary.take(&reply(1, "b-f32", &[])).is_err());
     }
 }

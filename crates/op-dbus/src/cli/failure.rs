@@ -1,6 +1,7 @@
 //! How a command ends when it does not end well: one sentence and an exit code.
 
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
 use op_dbus_daemon::settings::Mistakes;
@@ -37,13 +38,19 @@ impl Failure {
         Self { code: 6, message: message.into() }
     }
 
-    /// A failed write to standard output or to `--output`. A reader that has seen enough and
-    /// closed its end of the pipe is no failure.
+    /// A failed write to standard output. A reader that has seen enough and closed its end of the
+    /// pipe is no failure.
     pub fn output(error: &io::Error) -> Self {
+        Self::writing(None, error)
+    }
+
+    /// The same, to the file of `--output` where there is one.
+    pub fn writing(file: Option<&Path>, error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self { code: 0, message: String::new() };
         }
-        Self::refused(format!("can't write the output: {error}"))
+        let file = file.map(|file| format!(" to {}", file.display())).unwrap_or_default();
+        Self::refused(format!("can't write the output{file}: {error}"))
     }
 
     /// The same, of a call whose texts begin at number `first` of the input: the service counts

@@ -24,8 +24,10 @@ mod store;
 mod terminal;
 mod texts;
 mod top;
+mod unnamed;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -122,8 +124,15 @@ pub fn main() -> ExitCode {
             let message = with_source(&message, std::env::args_os());
             Failure::usage(message.trim_start_matches("error: ").trim_end()).report()
         }
-        Err(help) => help.exit(),
+        Err(help) => shown(&help).unwrap_or_else(|failure| failure.report()),
     }
+}
+
+/// Shows what was asked for instead of a command: help, or the version.
+fn shown(help: &clap::Error) -> Done {
+    let printed = help.print().and_then(|()| std::io::stdout().flush());
+    printed.map_err(|error| Failure::output(&error))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn run(command: Command) -> Done {

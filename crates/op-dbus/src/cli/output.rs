@@ -1,14 +1,14 @@
 //! Vectors as people and programs want them: a table, lines of numbers, CSV, JSON lines, npy.
 
-use std::fs::{self, File, Permissions};
+use std::fs::File;
 use std::io::{self, BufWriter, Seek, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, fchown};
-use std::path::{self, Path, PathBuf};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use op_dbus_daemon::npy;
-use tempfile::{NamedTempFile, TempPath};
 
 use super::terminal::{Colour, paint, printable};
+use super::unnamed::{self, Unnamed};
 
 /// Values of a vector that the table shows.
 const TABLE_VALUES: usize = 4;
@@ -57,8 +57,8 @@ pub struct Writer {
     out: BufWriter<Box<dyn Write>>,
     /// Where an npy matrix is made: its header, which says the number of its rows, is written last.
     matrix: Option<Matrix>,
-    /// Where the output is until it is whole, and the place that it then takes.
-    beside: Option<(TempPath, PathBuf)>,
+    /// Where the output is until it is whole.
+    unnamed: Option<Unnamed>,
     rows: u64,
     dimensions: usize,
 }
@@ -67,19 +67,17 @@ impl Writer {
     /// A writer to the file `path`, or to standard output.
     pub fn new(format: Format, path: Option<&Path>) -> io::Result<Self> {
         let Some(path) = path else { return Self::to(format, Box::new(io::stdout()), None) };
-        let (file, beside) = match beside(format, path)? {
-            Some((file, place)) => {
-                let (file, path) = file.into_parts();
-                (file, Some((path, place)))
-            }
-            None => (File::create(path)?, None),
+        let unnamed = Unnamed::new(path, format == Format::Npy)?;
+        let file = match &unnamed {
+            Some(unnamed) => unnamed.open()?,
+            None => File::create(path)?,
         };
         let writer = if format == Format::Npy && file.metadata()?.is_file() {
             Self::to(format, Box::new(io::empty()), Some(file))?
         } else {
             Self::to(format, Box::new(file), None)?
         };
-        Ok(Self { beside, ..writer })
+        Ok(Self { unnamed, ..writer })
     }
 
     /// A writer to `out`, or of a matrix to `file`.
@@ -89,7 +87,7 @@ impl Writer {
             _ => None,
         };
         let out = BufWriter::new(out);
-        Ok(Self { format, out, matrix, beside: None, rows: 0, dimensions: 0 })
+        Ok(Self { format, out, matrix, unnamed: None, rows: 0, dimensions: 0 })
     }
 
     /// Writes the vectors of one call and hands them on.
@@ -145,42 +143,18 @@ impl Writer {
             matrix.finish(&header, &mut self.out)?;
         }
         self.out.flush()?;
-        self.beside.map_or(Ok(()), |(path, place)| Ok(path.persist(place)?))
+        self.unnamed.map_or(Ok(()), Unnamed::take_its_place)
     }
-}
-
-/// A file for what is to be at `path`, and the place that it takes in the end: what is there may be
-/// what is read, and is better than half of another. A pipe or a device is written to as it is, and
-/// so is a new file of lines, which are of use one by one.
-fn beside(format: Format, path: &Path) -> io::Result<Option<(NamedTempFile, PathBuf)>> {
-    // Names of what this process was started with, which somebody else goes on writing to.
-    const OPEN: [&str; 4] = ["/dev/fd", "/dev/stderr", "/dev/stdout", "/proc"];
-    let (place, old) = match fs::metadata(path) {
-        _ if OPEN.iter().any(|open| path.starts_with(open)) => return Ok(None),
-        Ok(old) if old.is_file() => {
-            // Who may not write to a file may not replace it either.
-            File::options().write(true).open(path)?;
-            (path.canonicalize()?, Some(old))
-        }
-        Err(_) if format == Format::Npy && !path.is_symlink() => (path::absolute(path)?, None),
-        _ => return Ok(None),
-    };
-    let mut file = tempfile::Builder::new();
-    file.prefix(".op-dbus-").permissions(Permissions::from_mode(0o666));
-    let file = file.tempfile_in(place.parent().unwrap_or(&place))?;
-    if let Some(old) = old {
-        // Only root may give a file away, and everybody else has one of their own.
-        fchown(&file, Some(old.uid()), Some(old.gid())).ok();
-        file.as_file().set_permissions(old.permissions())?;
-    }
-    Ok(Some((file, place)))
 }
 
 impl Matrix {
     /// A matrix in the empty file `output`, or in one of its own.
     fn new(output: Option<File>) -> io::Result<Self> {
         let is_output = output.is_some();
-        let file = output.map_or_else(unnamed_file, Ok)?;
+        let file = match output {
+            Some(file) => file,
+            None => unnamed::file(&std::env::temp_dir(), 0o600)?,
+        };
         let mut values = BufWriter::new(file);
         // Not a header yet: an output that was broken off is nothing that NumPy would read.
         values.write_all(&[0; npy::HEADER_BYTES])?;
@@ -196,15 +170,6 @@ impl Matrix {
         }
         Ok(())
     }
-}
-
-/// A file that no one else can see, and that is gone when it is closed.
-fn unnamed_file() -> io::Result<File> {
-    use nix::fcntl::{OFlag, open};
-    use nix::sys::stat::Mode;
-    let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
-    let file = open(&std::env::temp_dir(), flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
-    Ok(File::from(file))
 }
 
 /// One line of `--json`.
@@ -240,6 +205,8 @@ fn table_row(index: u64, row: &[f32], text: &str, truncated: bool, colour: bool)
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::{Arc, Mutex};
 
     use super::*;
@@ -336,9 +303,9 @@ mod tests {
             fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
             let mut writer = Writer::new(format, Some(&link)).unwrap();
             write(&mut writer);
+            assert_eq!(folder.path().read_dir().unwrap().count(), 2, "nothing is beside it");
             drop(writer);
             assert_eq!(fs::read(&path).unwrap(), b"of an earlier run", "{format:?}");
-            assert_eq!(folder.path().read_dir().unwrap().count(), 2, "nothing is left beside it");
             let mut writer = Writer::new(format, Some(&link)).unwrap();
             write(&mut writer);
             writer.finish().unwrap();
@@ -350,9 +317,6 @@ mod tests {
 
     #[test]
     fn what_is_no_file_of_its_own_is_written_to_as_it_is() {
-        for path in ["/dev/null", "/dev/stdout", "/proc/self/fd/1"] {
-            assert!(beside(Format::Npy, Path::new(path)).unwrap().is_none(), "{path}");
-        }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lines");
         let mut writer = Writer::new(Format::Csv, Some(&path)).unwrap();

@@ -20,6 +20,8 @@ const CALL_TEXTS_MAX: usize = 256;
 const BULK_CALL_TEXTS_MAX: usize = 2048;
 /// Bytes of text in one call, far below what a bus carries in one message.
 const CALL_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// How much later than its deadline a call may be answered.
+const DEADLINE_GRACE: Duration = Duration::from_secs(5);
 /// How often a call is tried when the service is full, and the first pause; each is twice the last.
 const TRIES_MAX: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -150,10 +152,12 @@ pub struct Space(Option<String>);
 
 impl Space {
     /// What to say if the vectors of `reply` can't be compared with those before: the service may have
-    /// been given another level meanwhile.
+    /// been given another level meanwhile. Its precision may change at any time, as where the CPU helps
+    /// a device out, and says nothing about that.
     pub fn change(&mut self, reply: &Reply) -> Option<String> {
         let space = self.0.get_or_insert_with(|| reply.space.clone());
-        let changed = *space != reply.space;
+        let fingerprint = |space: &str| space.split('-').next().map(ToOwned::to_owned);
+        let changed = fingerprint(space) != fingerprint(&reply.space);
         let Reply { space: now, .. } = reply;
         changed.then(|| format!("the service changed its vector space from {space} to {now}"))
     }
@@ -211,7 +215,8 @@ impl Caller {
         let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
         let mut pause = FIRST_PAUSE;
         for last_try in (0..TRIES_MAX).map(|number| number + 1 == TRIES_MAX) {
-            match self.embedder.embed_packed(&borrowed, self.options.to_dict()).await {
+            let call = self.embedder.embed_packed(&borrowed, self.options.to_dict());
+            match self.answer(call).await? {
                 Ok((bytes, rows, dimensions, info)) => {
                     let values = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
                     let values = values.collect::<Vec<f32>>().into();
@@ -226,6 +231,17 @@ impl Caller {
             pause *= 2;
         }
         Err(Failure::refused("the service stayed full; try again later"))
+    }
+
+    /// One try: a service that does not keep a deadline is not waited for much longer than that.
+    async fn answer<T>(
+        &self,
+        call: impl Future<Output = Result<T, zbus::Error>>,
+    ) -> Result<Result<T, zbus::Error>, Failure> {
+        let Some(deadline) = self.options.deadline_ms else { return Ok(call.await) };
+        let limit = Duration::from_millis(deadline.into()) + DEADLINE_GRACE;
+        let answer = tokio::time::timeout(limit, call).await;
+        answer.map_err(|_| self.service.silent(limit))
     }
 }
 

@@ -32,7 +32,7 @@ pub fn run(args: Args) -> Done {
 async fn providers(args: Args) -> Done {
     let service = connect(&args.bus.bus).await?;
     let manager = service.manager().await?;
-    let providers = manager.list_providers().await.map_err(|error| service.failure(&error))?;
+    let providers = service.told(manager.list_providers()).await?;
     let providers: Vec<Value> = providers.iter().map(|one| json!(json_object(one))).collect();
     let out = match args.json {
         true => format!("{:#}\n", Value::from(providers)),

@@ -43,9 +43,9 @@ async fn status(args: Args) -> Done {
     }
     let properties = service.properties().await?;
     let manager = service.manager().await?;
-    let status = manager.get_status().await.map_err(|error| service.failure(&error))?;
-    let statistics = manager.get_statistics().await.map_err(|error| service.failure(&error))?;
-    let devices = manager.list_devices().await.map_err(|error| service.failure(&error))?;
+    let status = service.told(manager.get_status()).await?;
+    let statistics = service.told(manager.get_statistics()).await?;
+    let devices = service.told(manager.list_devices()).await?;
     let all = json!({
         "properties": json_object(&properties.0),
         "status": json_object(&status),

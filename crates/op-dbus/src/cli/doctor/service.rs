@@ -20,7 +20,7 @@ pub async fn check(bus: &Bus) -> Check {
     }
     let asked = async {
         let manager = service.manager().await?;
-        manager.get_status().await.map_err(|error| service.failure(&error))
+        service.told(manager.get_status()).await
     };
     match asked.await {
         Ok(status) => told(&Properties(status)),
