@@ -27,6 +27,7 @@ tests! {
     activations_of_dense_modules_match_their_references: [Bus, Runtime],
     an_own_graph_matches_its_references: [Bus, Runtime],
     an_imported_model_is_told_of: [Bus, Runtime],
+    a_reload_takes_up_what_the_store_has_by_now: [Bus],
     what_is_not_supported_is_refused: [],
     a_model_that_was_never_imported: [Bus],
 }
@@ -265,6 +266,32 @@ async fn an_imported_model_is_told_of() -> Outcome {
     let plain = embedder.tokenize(&["query: why?"], prompt("document")).await?;
     assert_eq!(counts[0] as usize, plain[0].len());
     assert!(counts[1] > counts[0]);
+    daemon.stop().await
+}
+
+async fn a_reload_takes_up_what_the_store_has_by_now() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("cpu_engine", "native").setting("batch_tokens_max", "512");
+    let setup = setup.setting("model", "own");
+    let tiny = |pooling| tiny(&setup, "bert", pooling, Format::Version5);
+    import(&setup, &tiny("mean")?, &["--name", "own"]).await?.success()?;
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    let (mean, pids) = (client.vectors(&["a text"]).await?, daemon.workers().await?);
+    client.manager.reload().await?;
+    assert_eq!(daemon.workers().await?, pids, "nothing has changed");
+
+    fs::remove_dir_all(setup.path("models/own"))?;
+    import(&setup, &tiny("cls")?, &["--name", "own"]).await?.success()?;
+    client.manager.reload().await?;
+    let first = client.vectors(&["a text"]).await?;
+    assert_ne!(first, mean);
+
+    fs::remove_dir_all(setup.path("models/own"))?;
+    client.manager.reload().await?;
+    assert_eq!(client.vectors(&["a text"]).await?, first);
+    let told = daemon.process.stderr();
+    assert_eq!(told.matches("serves from memory").count(), 1, "{told}");
     daemon.stop().await
 }
 

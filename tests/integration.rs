@@ -40,6 +40,8 @@ mod doctor;
 mod errors;
 /// The examples of the documentation.
 mod examples;
+/// Devices that fail on purpose.
+mod failing_devices;
 /// Killed workers and daemons, callers that leave, a bus that dies.
 mod faults;
 /// The HTTP gateway.
@@ -86,6 +88,8 @@ mod top;
 mod trials;
 /// The systemd units and the profiles laid over them.
 mod units;
+/// A GPU's way, on a device that the CPU plays.
+mod webgpu;
 
 fn main() -> ExitCode {
     let tests = [
@@ -104,6 +108,7 @@ fn main() -> ExitCode {
         doctor::tests(),
         errors::tests(),
         examples::tests(),
+        failing_devices::tests(),
         faults::tests(),
         gateway::all(),
         hostile::tests(),
@@ -126,6 +131,7 @@ fn main() -> ExitCode {
         tokens::tests(),
         top::tests(),
         units::tests(),
+        webgpu::tests(),
     ];
     let tests = tests.into_iter().flatten();
     let words: Vec<String> = std::env::args().skip(1).collect();

@@ -36,7 +36,7 @@ tests! {
 }
 
 /// Device, process and batches of each worker.
-async fn workers(daemon: &Daemon) -> Outcome<Vec<(String, Pid, u64)>> {
+pub async fn workers(daemon: &Daemon) -> Outcome<Vec<(String, Pid, u64)>> {
     let status = daemon.client().manager.get_status().await?;
     let workers: Vec<HashMap<String, OwnedVariant>> = status["workers"].clone().try_into()?;
     let about = |mut worker: HashMap<String, OwnedVariant>| -> Outcome<(String, Pid, u64)> {
@@ -83,7 +83,7 @@ async fn the_cpu_helps_a_device_with_the_models_vectors() -> Outcome {
 
 /// Clients that embed without a pause until they are told to stop; they tell how many calls were
 /// answered, or the first error.
-async fn clients(
+pub async fn clients(
     bus: &PrivateBus,
     stop: &watch::Receiver<bool>,
 ) -> Outcome<Vec<JoinHandle<Result<usize, String>>>> {

@@ -25,7 +25,7 @@ tests! {
 }
 
 /// A daemon with a tiny model, of which a batch costs next to nothing.
-async fn tiny() -> Outcome<Setup> {
+pub async fn tiny() -> Outcome<Setup> {
     let setup = Setup::real("low")?;
     let models = setup.path("models");
     fs::create_dir(&models)?;
@@ -46,7 +46,7 @@ async fn told<T: TryFrom<OwnedVariant>>(client: &Client, key: &str) -> Outcome<O
 }
 
 /// Bytes that the first worker has in memory.
-async fn resident(daemon: &Daemon) -> Outcome<u64> {
+pub async fn resident(daemon: &Daemon) -> Outcome<u64> {
     let worker = daemon.workers().await?[0];
     let status = fs::read_to_string(format!("/proc/{worker}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -20,6 +20,8 @@ pub enum Need {
     Runtime,
     /// The ggml provider's library, and the runtime that loads it.
     Ggml,
+    /// WebGPU's library, the runtime that loads it, and Chromium's Vulkan device, which is the CPU.
+    WebGpu,
     /// The model of level `low`.
     Low,
     /// The model of level `medium`.
@@ -136,12 +138,21 @@ impl Need {
             }
             Self::Runtime => library("onnxruntime-1."),
             Self::Ggml => library("onnxruntime-ggml"),
+            Self::WebGpu => library("onnxruntime-ep-webgpu").or_else(|| {
+                let vulkan = [VULKAN_DEVICE, "/etc/vulkan/icd.d"];
+                let missing = vulkan.iter().find(|path| !Path::new(path).exists())?;
+                Some(format!("{missing} is not installed"))
+            }),
             Self::Low => stored("paraphrase-MiniLM-L3-v2"),
             Self::Medium => stored("all-MiniLM-L6-v2"),
             Self::High => stored("all-mpnet-base-v2"),
         }
     }
 }
+
+/// SwiftShader, a Vulkan device in software, as Debian has it. Vulkan's loader (`libvulkan1`) has its folder
+/// for devices beside it.
+pub const VULKAN_DEVICE: &str = "/usr/lib/chromium/libvk_swiftshader.so";
 
 /// The library that lets a process see another time; distributions have several folders for it.
 pub fn faketime() -> Option<PathBuf> {

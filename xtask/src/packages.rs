@@ -25,13 +25,14 @@ pub const PIP: &[Need] = &[
 ];
 
 /// What only the tests need: other clients, a way to kill at a system call, another time, a terminal,
-/// polkit, a reader of manual pages, shells, a browser, what the example in C is built with, what makes
+/// polkit, a reader of manual pages, shells, a browser (whose Vulkan device needs the loader), what the example in C is built with, what makes
 /// certificates and embeds Python for the servers of a fleet, and a balancer on a network.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "curl", package: "curl" },
     Need { program: "chromium", package: "chromium" },
     Need { program: "chromedriver", package: "chromium-driver" },
+    Need { program: "/etc/vulkan/icd.d", package: "libvulkan1" },
     Need { program: "strace", package: "strace" },
     Need { program: "faketime", package: "faketime" },
     Need { program: "tmux", package: "tmux" },

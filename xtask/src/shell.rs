@@ -61,7 +61,7 @@ pub fn read(command: &mut Command) -> Result<String, String> {
 /// Whether a program can be found on the `PATH`.
 pub fn exists(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
+    std::env::split_paths(&path).any(|folder| folder.join(name).exists())
 }
 
 /// The command line as a person would type it.

@@ -96,15 +96,15 @@ fn step(name: &str) {
     println!("\n── {name}");
 }
 
-/// Fills the store that the tests read: the three levels, ONNX Runtime to compare with, and a provider
-/// that needs no device.
+/// Fills the store that the tests read: the three levels, ONNX Runtime to compare with, a provider that
+/// needs no device, and one whose device the CPU plays.
 ///
 /// Where the sources can't be reached, the tests that need them are skipped and say so.
 pub fn fetch_store() -> Result<PathBuf, String> {
     let store = shell::root().join("target/test-store");
     let program_path = shell::root().join("target/debug/op-dbus");
-    let ggml = ["runtime", "pull", "--provider", "ggml"];
-    for words in [&["models", "pull", "all"][..], &["runtime", "pull"], &ggml] {
+    let [ggml, webgpu] = ["ggml", "webgpu"].map(|name| ["runtime", "pull", "--provider", name]);
+    for words in [&["models", "pull", "all"][..], &["runtime", "pull"], &ggml, &webgpu] {
         let mut pull = program(&program_path, words);
         pull.arg("--model-dir").arg(store.join("models"));
         if let Err(message) = shell::run(&mut pull) {

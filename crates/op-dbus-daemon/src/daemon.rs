@@ -28,6 +28,9 @@ pub use crate::service::WorkerProgram;
 const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// The last replies are on their way by then; anything longer is a peer that does not read.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
+/// A provider without which nothing serves is looked for this often, where `provider_retry_s` is not sooner:
+/// after a start before its network or its driver.
+const FAILED_RETRY_S: u64 = 30;
 /// Where nothing else works either, the next look for a provider is not sooner than this.
 const PAUSE: Duration = Duration::from_secs(5);
 
@@ -208,19 +211,24 @@ async fn reload_on(mut hangup: Signal, service: Service) {
 }
 
 /// Moves to the next provider when the workers of the one that serves can't be had any more, and tries
-/// again now and then those that are preferred.
+/// again now and then those that are preferred, and sooner what could not be loaded at all.
 async fn look_after(service: Service) {
     let mut changes = service.watch();
     let mut tried = Instant::now();
     loop {
-        let retry_s = service.now().settings().provider_retry_s;
+        let now = service.now();
+        let mut retry_s = now.settings().provider_retry_s;
+        if matches!(now.phase, Phase::Failed(_)) {
+            retry_s = retry_s.min(FAILED_RETRY_S);
+        }
         let retry = async {
             match retry_s {
                 0 => std::future::pending().await,
                 seconds => sleep_until((tried + Duration::from_secs(seconds)).into()).await,
             }
         };
-        let served = service.now().served().cloned();
+        let served = now.served().cloned();
+        drop(now);
         // Holds the engine no longer than it is waited for: it ends with its last holder.
         let failing = async move {
             match served {
@@ -239,6 +247,7 @@ async fn look_after(service: Service) {
             }
             () = retry => {
                 service.improve().await;
+                service.revive().await;
                 tried = Instant::now();
             }
         }

@@ -154,6 +154,10 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let vector = proof::probe(self.backend.as_mut(), &shared.model, &shared.probe)?;
         proof::trust(&shared.pools[self.place.pool], &self.description, &vector)?;
+        if shared.scheduler.is_to_measure(self.place.index) {
+            let costs = proof::measure(self.backend.as_mut(), self.place, &shared)?;
+            shared.scheduler.measured(self.place.pool, &costs);
+        }
         let did = (Footprint::default(), self.backend.memory());
         shared.scheduler.obeyed(self.place.index, Order::Check, did);
         Ok(())

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use crate::admission::{Admission, OWN_UID, Permit};
 use crate::backend::BackendError;
 use crate::cache::{Cache, Kept};
-use crate::call::{Call, Inputs, Priority, Reply};
+use crate::call::{Call, CancelToken, Inputs, Priority, Reply};
 use crate::config::{EngineConfig, Limits, ModelShape, Pool};
 use crate::dispatch::{BACKOFF, Shared};
 use crate::error::{Error, Excess};
@@ -42,6 +42,8 @@ struct Inner {
     admission: Arc<Admission>,
     preparer: Preparer,
     tasks: mpsc::Sender<Task>,
+    /// Ends the calls that outlast a drain.
+    gone: CancelToken,
 }
 
 impl Engine {
@@ -84,6 +86,7 @@ impl Engine {
             cache,
             preparer: preparer.clone(),
             tasks,
+            gone: CancelToken::default(),
         }));
         let receiver = Arc::new(Mutex::new(receiver));
         for n in 0..threads {
@@ -169,6 +172,7 @@ impl Engine {
             biased;
             () = call.cancel.cancelled() => Err(Error::Cancelled),
             result = answer => result,
+            () = inner.gone.cancelled() => Err(Error::ShuttingDown),
             () = until(call.deadline) => Err(Error::DeadlineExceeded),
         };
         in_flight.answered = result.is_ok();
@@ -206,8 +210,8 @@ impl Engine {
     }
 
     /// Refuses new calls (`ShuttingDown`), finishes those in flight, then stops the workers. At
-    /// `deadline` it stops them in any case, and calls that are still waiting get `ShuttingDown`.
-    /// Needs tokio's timer.
+    /// `deadline` it stops them in any case, and calls that are still waiting, be it for a batch that runs,
+    /// get `ShuttingDown`. Needs tokio's timer.
     pub async fn drain(&self, deadline: Instant) {
         let deadline = tokio::time::Instant::from_std(deadline);
         self.0.admission.close();
@@ -216,6 +220,7 @@ impl Engine {
         let ended = tokio::time::timeout_at(deadline, self.scheduler().all_ended()).await;
         if in_time.is_err() || ended.is_err() {
             tracing::warn!("not all work was done by the deadline of the shutdown");
+            self.0.gone.cancel();
         }
     }
 

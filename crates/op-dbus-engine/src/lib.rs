@@ -51,6 +51,7 @@ mod config;
 mod dispatch;
 mod engine;
 mod error;
+mod faults;
 pub mod foreign;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

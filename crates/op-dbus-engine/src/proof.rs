@@ -9,6 +9,7 @@ use crate::batch::Batch;
 use crate::config::{ModelShape, Pool};
 use crate::dispatch::{Place, Shared};
 use crate::reference::{Known, Reference};
+use crate::routing::BatchCost;
 
 /// No batch is measured any more once this has gone by since the first.
 const MEASURE_MAX: Duration = Duration::from_secs(1);
@@ -21,7 +22,8 @@ pub(crate) fn load(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, Ba
     trust(pool, backend.description(), &vector)?;
     sample(backend.as_mut(), pool, &shared.model)?;
     if shared.pools.len() > 1 && !shared.scheduler.knows_costs(place.pool) {
-        measure(backend.as_mut(), place, shared)?;
+        let costs = measure(backend.as_mut(), place, shared)?;
+        shared.scheduler.measured(place.pool, &costs);
     }
     Ok(backend)
 }
@@ -93,13 +95,18 @@ fn compare(
     Ok(())
 }
 
-/// Finds out what batches of growing sizes cost on a backend, so that the first of its callers' go
-/// where they should; the rest is learned from those.
+/// Finds out what batches of growing sizes cost on a backend, so that its callers' go where they should;
+/// the rest is learned from those.
 ///
 /// # Errors
 /// The backend fails what any caller may ask of it.
-fn measure(backend: &mut dyn Backend, place: Place, shared: &Shared) -> Result<(), BackendError> {
+pub(crate) fn measure(
+    backend: &mut dyn Backend,
+    place: Place,
+    shared: &Shared,
+) -> Result<Vec<BatchCost>, BackendError> {
     let began = Instant::now();
+    let mut costs = Vec::new();
     let (pool, probe) = (&shared.pools[place.pool].batch, &shared.probe);
     let rows_max = pool.rows_max.min(pool.tokens_max / probe.len().max(1)).max(1);
     let mut rows = 1;
@@ -113,16 +120,17 @@ fn measure(backend: &mut dyn Backend, place: Place, shared: &Shared) -> Result<(
             let started = Instant::now();
             match run_checked(backend, &batch, &mut out, &mut || ()) {
                 // Larger ones will be halved.
-                Err(BackendError::OutOfMemory(_)) => return Ok(()),
+                Err(BackendError::OutOfMemory(_)) => return Ok(costs),
                 result => result?,
             }
             if counts {
-                shared.scheduler.learn(place.pool, ids.len(), started.elapsed());
+                let us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+                costs.push(BatchCost { tokens: ids.len(), us });
             }
         }
         rows *= 4;
     }
-    Ok(())
+    Ok(costs)
 }
 
 /// A backend of which nothing is known yet but the dimensions.

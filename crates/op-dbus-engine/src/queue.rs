@@ -44,11 +44,12 @@ struct Class<T> {
     /// `served` of the lane that was last picked: where a user who comes back starts.
     clock: u64,
     texts: usize,
+    tokens: usize,
 }
 
 impl<T> Default for Class<T> {
     fn default() -> Self {
-        Self { lanes: BTreeMap::new(), clock: 0, texts: 0 }
+        Self { lanes: BTreeMap::new(), clock: 0, texts: 0, tokens: 0 }
     }
 }
 
@@ -57,7 +58,6 @@ impl<T> Default for Class<T> {
 pub(crate) struct Queue<T> {
     interactive: Class<T>,
     bulk: Class<T>,
-    tokens: usize,
     bulk_wait_us_max: u64,
     bulk_served_us: u64,
     /// The last batch was bulk by ageing: interactive work has the next one.
@@ -69,7 +69,6 @@ impl<T> Queue<T> {
         Self {
             interactive: Class::default(),
             bulk: Class::default(),
-            tokens: 0,
             bulk_wait_us_max,
             bulk_served_us: 0,
             aged: false,
@@ -81,7 +80,12 @@ impl<T> Queue<T> {
     }
 
     pub fn tokens(&self) -> usize {
-        self.tokens
+        self.interactive.tokens + self.bulk.tokens
+    }
+
+    /// Tokens of one class.
+    pub fn tokens_of(&self, class: Priority) -> usize {
+        self.class_ref(class).tokens
     }
 
     /// When the oldest entry came.
@@ -100,9 +104,9 @@ impl<T> Queue<T> {
     }
 
     fn lane_for(&mut self, entry: &Entry<T>) -> &mut Lane<T> {
-        self.tokens += entry.tokens;
         let class = self.class(entry.class);
         class.texts += 1;
+        class.tokens += entry.tokens;
         let clock = class.clock;
         let lane = class.lanes.entry(entry.uid).or_insert_with(|| Lane {
             served: clock,
@@ -125,15 +129,14 @@ impl<T> Queue<T> {
             let (kept, dead): (VecDeque<_>, VecDeque<_>) = entries.into_iter().partition(alive);
             lane.entries = kept;
             class.texts -= dead.len();
+            class.tokens -= dead.iter().map(|entry| entry.tokens).sum::<usize>();
             removed.extend(dead);
         }
-        self.tokens -= removed.iter().map(|entry| entry.tokens).sum::<usize>();
         removed
     }
 
     /// Removes everything.
     pub fn clear(&mut self) -> Vec<Entry<T>> {
-        self.tokens = 0;
         let classes = [std::mem::take(&mut self.interactive), std::mem::take(&mut self.bulk)];
         classes.into_iter().flat_map(|c| c.lanes.into_values()).flat_map(|l| l.entries).collect()
     }
@@ -185,7 +188,7 @@ impl<T> Queue<T> {
         let entry = lane.entries.remove(index)?;
         lane.overtaken = if index == 0 { 0 } else { lane.overtaken + 1 };
         state.texts -= 1;
-        self.tokens -= entry.tokens;
+        state.tokens -= entry.tokens;
         Some(entry)
     }
 

@@ -1,5 +1,6 @@
 //! Who computes: the workers of each pool, what they do, and what batches cost there.
 
+mod costs;
 mod orders;
 mod reserve;
 mod room;
@@ -11,7 +12,7 @@ use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::config::{self, BatchLimits, ModelShape};
 use crate::planner::Planner;
-use crate::routing::{self, BatchCost, Cost, Lane, Running, Waiting};
+use crate::routing::{self, Cost, Lane, Running, Waiting};
 use crate::status::{WorkerState, WorkerStatus};
 use crate::usage::MemoryUse;
 
@@ -21,8 +22,6 @@ pub(crate) use orders::Order;
 const LOAD_FAILURES_MAX: u32 = 3;
 /// A worker that is busy for longer with one batch is not waited for.
 const BUSY_US_MAX: u64 = 1_000_000;
-/// Rate that is assumed until the first batch has been measured.
-const TOKENS_PER_S_ASSUMED: f64 = 5_000.0;
 
 /// All workers. The first pool is the one that was asked for; others help.
 #[derive(Debug)]
@@ -38,6 +37,8 @@ struct Pool {
     holds_device: bool,
     planner: Planner,
     cost: Cost,
+    /// Since when its workers leave batches to others because of what theirs are known to cost.
+    left_us: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -91,7 +92,8 @@ impl Roster {
             let tokens_max = limits.tokens_max.max(model.max_input_tokens);
             let batch = BatchLimits { tokens_max, rows_max: limits.rows_max.max(1), ..limits };
             let (planner, cost) = (Planner::new(batch), Cost::of_known(&pool.costs));
-            Pool { batch, reserved: pool.reserved, holds_device: pool.holds_device, planner, cost }
+            let config::Pool { reserved, holds_device, .. } = *pool;
+            Pool { batch, reserved, holds_device, planner, cost, left_us: None }
         };
         Self { pools: pools.iter().map(pool).collect(), workers: Vec::new() }
     }
@@ -166,11 +168,16 @@ impl Roster {
     }
 
     /// Whether `worker` leaves a row whose batch failed on `failed_on` to somebody further from that:
-    /// on another device, or else another worker of the same. One that is busy is waited for, but not
-    /// for longer than this tells: it may hang.
+    /// in another pool, as what took one device may have taken all of its kind; else on another device, or
+    /// another worker of the same. One that is busy is waited for, but not for longer than this tells: it
+    /// may hang.
     pub fn leaves_failed(&self, worker: usize, failed_on: usize, now_us: u64) -> Option<Duration> {
+        let pool = |index: usize| Some(self.workers.get(index)?.pool);
         let device = |index: usize| Some(&self.workers.get(index)?.status.description.device);
-        let distance = |index| (device(index) != device(failed_on), index != failed_on);
+        let distance = |index| {
+            let elsewhere = (pool(index) != pool(failed_on), device(index) != device(failed_on));
+            (elsewhere, index != failed_on)
+        };
         let others = self.workers.iter().enumerate();
         let others = others.filter(|(_, other)| other.is_there() && !other.status.reserved);
         let further = others.filter(|(index, _)| distance(*index) > distance(worker));
@@ -214,13 +221,6 @@ impl Roster {
         status.busy_us += us;
         let pool = *pool;
         self.learn(pool, batch.tokens(), us);
-    }
-
-    /// Takes note of what a batch costs in a pool.
-    pub fn learn(&mut self, pool: usize, tokens: usize, us: u64) {
-        if let Some(pool) = self.pools.get_mut(pool) {
-            pool.cost.learn(tokens, us);
-        }
     }
 
     /// A worker does something else than to compute.
@@ -353,29 +353,5 @@ impl Roster {
         let first = self.workers.first()?;
         let given_up = self.ordinary().all(|worker| !worker.can_be_had());
         given_up.then(|| BackendError::Lost(first.status.last_error.clone().unwrap_or_default()))
-    }
-
-    /// What a batch of `tokens` takes on the device of each pool, where that is known.
-    pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
-        let cost = |(index, pool): (usize, &Pool)| {
-            let first = self.workers.iter().find(|worker| worker.pool == index)?;
-            let us = pool.cost.of(tokens)?;
-            Some((first.status.description.device.clone(), Duration::from_micros(us)))
-        };
-        self.pools.iter().enumerate().filter_map(cost).collect()
-    }
-
-    /// What batches are known to cost in each pool.
-    pub fn known_costs(&self) -> Vec<Vec<BatchCost>> {
-        self.pools.iter().map(|pool| pool.cost.known()).collect()
-    }
-
-    /// Tokens that all workers together compute in a second, as far as it was measured.
-    pub fn tokens_per_s(&self) -> f64 {
-        let rate = |worker: &Worker| {
-            let pool = self.pools.get(worker.pool)?;
-            pool.cost.rate(pool.planner.tokens_max())
-        };
-        self.ordinary().map(|worker| rate(worker).unwrap_or(TOKENS_PER_S_ASSUMED)).sum()
     }
 }

@@ -183,12 +183,7 @@ impl Scheduler {
                     guard = self.wait(bell, guard, None);
                     continue;
                 }
-                Some(next) => {
-                    if matches!(next, Next::Check | Next::Trim) {
-                        state.roster.obeys(worker, self.clock.now_us());
-                    }
-                    return next;
-                }
+                Some(next) => return state.sent_to(next, worker, self.clock.now_us()),
                 None => {}
             }
             let now_us = self.clock.now_us();
@@ -200,6 +195,10 @@ impl Scheduler {
             if let Some(delay) = self.delay(state, worker, now_us) {
                 if !wait {
                     return Next::Nothing;
+                }
+                // One that leaves all to others is looked at as often as one that has nothing to do.
+                if check_at <= Instant::now() {
+                    return state.sent_to(Next::Check, worker, now_us);
                 }
                 state.roster.set(worker, WorkerState::Idle);
                 guard = self.wait(bell, guard, Some(delay));
@@ -234,8 +233,7 @@ impl Scheduler {
             }
             let until_check = check_at.saturating_duration_since(Instant::now());
             if until_check.is_zero() {
-                state.roster.obeys(worker, now_us);
-                return Next::Check;
+                return state.sent_to(Next::Check, worker, now_us);
             }
             guard = self.wait(bell, guard, Some(until_check));
         }
@@ -260,8 +258,14 @@ impl Scheduler {
             }
         }
         let (class, _) = state.queue.turn(serves, now_us)?;
-        let waiting = Waiting { tokens: state.queue.tokens(), bulk: class == Priority::Bulk };
-        state.roster.leaves(worker, waiting, now_us)
+        // A batch is of one class alone.
+        let waiting =
+            Waiting { tokens: state.queue.tokens_of(class), bulk: class == Priority::Bulk };
+        let left = state.roster.leaves(worker, waiting, now_us);
+        if left.is_some() {
+            state.roster.left(worker, now_us);
+        }
+        left
     }
 
     /// Wakes idle workers: all if there is work for `many`, or if the one that wakes may leave it to

@@ -3,26 +3,10 @@
 use crate::backend::{Backend, BackendError, Description};
 use crate::batch::Batch;
 
+pub use crate::faults::{Faults, Faulty};
+
 /// Length of the vectors that the service simulates: that of the smaller levels.
 pub const DIMENSIONS: usize = 384;
-
-/// Faults to show on purpose. Batches are counted from 1 for each backend; the first is the check
-/// that the engine runs on every backend it loads, so the first batch of a caller is number 2.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
-    /// Report `Lost` on this batch and all later ones.
-    pub die_on_batch: Option<u64>,
-    /// Never return from this batch.
-    pub hang_on_batch: Option<u64>,
-    /// Answer with NaN on this batch.
-    pub nan_on_batch: Option<u64>,
-    /// Report `Failed` on this batch.
-    pub fail_on_batch: Option<u64>,
-    /// Report `OutOfMemory` for batches with more rows than this.
-    pub oom_above_rows: Option<usize>,
-    /// Report `Lost` on every batch that holds this token id: a text that kills its worker.
-    pub die_on_token: Option<i32>,
-}
 
 /// Unit vectors that depend on nothing but a row's token ids: the same text gives the same vector,
 /// another text an unrelated one. They mean nothing.
@@ -52,27 +36,6 @@ impl SimBackend {
         };
         Self { description, faults, batches: 0 }
     }
-
-    fn fault(&self, batch: &Batch<'_>) -> Result<(), BackendError> {
-        let n = self.batches;
-        if self.faults.die_on_batch.is_some_and(|at| n >= at) {
-            return Err(BackendError::Lost(format!("the simulator was told to die on batch {n}")));
-        }
-        if let Some(token) = self.faults.die_on_token.filter(|token| batch.ids.contains(token)) {
-            return Err(BackendError::Lost(format!("the simulator was told to die on {token}")));
-        }
-        if self.faults.fail_on_batch == Some(n) {
-            return Err(BackendError::Failed(format!("the simulator was told to fail batch {n}")));
-        }
-        if let Some(limit) = self.faults.oom_above_rows.filter(|limit| batch.rows() > *limit) {
-            let rows = batch.rows();
-            return Err(BackendError::OutOfMemory(format!("{rows} rows, {limit} fit")));
-        }
-        while self.faults.hang_on_batch == Some(n) {
-            std::thread::park();
-        }
-        Ok(())
-    }
 }
 
 impl Backend for SimBackend {
@@ -82,12 +45,10 @@ impl Backend for SimBackend {
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
         self.batches += 1;
-        self.fault(batch)?;
+        self.faults.before(self.batches, batch)?;
         let vectors = out.chunks_mut(self.description.dimensions.max(1));
         batch.texts().zip(vectors).for_each(|(ids, vector)| fill(ids, vector));
-        if self.faults.nan_on_batch == Some(self.batches) {
-            out.fill(f32::NAN);
-        }
+        self.faults.after(self.batches, out);
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use op_dbus_daemon::telemetry;
 use op_dbus_embedder::backend::{self, CPU, REMOTE, Spec};
-use op_dbus_engine::sim::{self, Faults, SimBackend};
+use op_dbus_engine::sim::{self, Faults, Faulty, SimBackend};
 use op_dbus_engine::{Backend, BackendError};
 use rustix::process::{getpriority_process, setpriority_process};
 
@@ -93,6 +93,9 @@ pub struct Args {
     /// Bytes of its own that this process may ask for
     #[arg(long)]
     memory_max: Option<u64>,
+    /// Faults to show on purpose
+    #[arg(long)]
+    faults: Option<Faults>,
     /// What is added to this process's nice value
     #[arg(long, default_value_t = 0)]
     nice: u8,
@@ -208,6 +211,14 @@ fn key_value(text: &str) -> Result<(String, String), String> {
 }
 
 fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
+    let backend = load_sound(args)?;
+    Ok(match args.faults.clone() {
+        Some(faults) => Box::new(Faulty::new(backend, faults)),
+        None => backend,
+    })
+}
+
+fn load_sound(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
     let on_the_cpu = args.provider == CPU;
     let cpu_engine = match args.cpu_engine {
         CpuEngine::Native => backend::CpuEngine::Native,

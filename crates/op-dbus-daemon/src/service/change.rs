@@ -4,9 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use op_dbus_engine::Presence;
 use op_dbus_models::Level;
-use tokio::sync::MutexGuard;
 use tracing::{debug, error, info, warn};
 
 use super::fleet::Fleet;
@@ -18,7 +16,7 @@ use crate::settings::{ChangeError, Loaded, Provider, Settings};
 use crate::telemetry::message_id;
 
 /// Settings that are read once, at the start.
-const READ_AT_START: [&str; 3] = ["bus", "state_file", "config"];
+const READ_AT_START: [&str; 4] = ["bus", "state_file", "config", "core_dumps"];
 
 impl Service {
     /// Loads the model that the settings ask for. A failure is kept in the phase.
@@ -98,60 +96,6 @@ impl Service {
         }
     }
 
-    /// Goes through the providers once more, as the one that serves has failed, and moves to the first that
-    /// works.
-    pub async fn reconsider(&self) {
-        let change = self.0.change.lock().await;
-        self.look_for_another(&change).await;
-    }
-
-    /// [`Service::reconsider`] during a change.
-    pub(super) async fn look_for_another(&self, _change: &MutexGuard<'_, ()>) {
-        let Ok(now) = self.staying() else { return };
-        let Some(choice) = wanted(now.settings()) else { return };
-        let fleet = self.fleet(now.loaded.clone());
-        // The same provider again is as good as its workers that are there.
-        let is_better =
-            |new: &Served, old: &Served| old.provider != new.provider || old.engine.is_failing();
-        let load = match now.served() {
-            Some(failed) => fleet.get_instead_of(failed).await,
-            None => fleet.get_anew(&choice).await,
-        };
-        match load {
-            Ok(served) if now.served().is_none_or(|old| is_better(&served, old)) => {
-                self.moved(Some(served), |next| next.fleet = fleet);
-            }
-            Ok(_) => {}
-            Err(error) => {
-                warn!(%error, "no other provider works either");
-                if let Some(served) = now.served() {
-                    served.is_last.store(true, Ordering::Relaxed);
-                }
-            }
-        }
-    }
-
-    /// Tries the providers again that are preferred to those that compute, for every model that is loaded,
-    /// and moves each to the first that works.
-    pub async fn improve(&self) {
-        let _change = self.0.change.lock().await;
-        let Ok(now) = self.staying() else { return };
-        // Nobody needs a better one than an unloaded one, and looking would load it.
-        let is_worth_it = |served: &Arc<Served>| {
-            served.engine.presence() == Presence::Loaded
-                && provider::may_do_better(served, &now.loaded)
-        };
-        for fallback in now.fleet.served().into_iter().filter(is_worth_it) {
-            match now.fleet.get_better(&fallback).await {
-                Ok(better) if now.served().is_some_and(|it| Arc::ptr_eq(it, &fallback)) => {
-                    self.moved(Some(better), |_| {});
-                }
-                Ok(better) => tell_loaded(&better),
-                Err(error) => debug!(%error, model = fallback.model, "no better provider works"),
-            }
-        }
-    }
-
     /// Reads the settings again and applies what can be changed while the service runs.
     ///
     /// # Errors
@@ -163,6 +107,8 @@ impl Service {
         let result = self.apply().await;
         match &result {
             Ok(()) => info!(MESSAGE_ID = message_id::CONFIG_RELOADED, "settings read again"),
+            // They were, and the journal has what they led to.
+            Err(Error::Load(_)) if self.now().served().is_none() => {}
             Err(error) => error!(error = %error, "the settings could not be applied"),
         }
         notify::ready(&self.now().summary());
@@ -182,7 +128,8 @@ impl Service {
         let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now.loaded);
         let same = same_engines(now.settings(), &loaded.settings)
             && !now.served().is_some_and(may_do_better)
-            && !by_others;
+            && !by_others
+            && !is_replaced(&now, &loaded).await?;
         let fleet = match same {
             true => now.fleet.clone(),
             false => self.fleet(loaded.clone()),
@@ -234,7 +181,7 @@ impl Service {
     }
 
     /// Moves the traffic to `served`, or switches embedding off.
-    fn moved(&self, served: Option<Arc<Served>>, change: impl FnOnce(&mut Now)) {
+    pub(super) fn moved(&self, served: Option<Arc<Served>>, change: impl FnOnce(&mut Now)) {
         let before = self.now();
         let known = |served: &Arc<Served>| before.served().is_some_and(|b| Arc::ptr_eq(b, served));
         if let Some(served) = served.as_ref().filter(|served| !known(served)) {
@@ -274,7 +221,7 @@ impl Service {
         self.0.fallbacks.load(Ordering::Relaxed)
     }
 
-    fn fail(&self, cause: Arc<Error>) {
+    pub(super) fn fail(&self, cause: Arc<Error>) {
         error!(error = %cause, "no model could be loaded");
         self.enter(Phase::Failed(cause));
     }
@@ -293,7 +240,7 @@ impl Service {
     fn restore_or(&self, before: &Now, cause: Arc<Error>) {
         match before.served() {
             Some(_) => self.restore(before),
-            None => self.fail(cause),
+            None => self.enter(Phase::Failed(cause)),
         }
     }
 
@@ -327,7 +274,7 @@ fn bring_along(old: &Fleet, new: &Arc<Fleet>, in_force: Option<&Choice>) {
     }
 }
 
-fn tell_loaded(served: &Served) {
+pub(super) fn tell_loaded(served: &Served) {
     info!(
         MESSAGE_ID = message_id::MODEL_LOADED,
         model = %served.model,
@@ -350,6 +297,13 @@ fn refuse_pinned(loaded: &Loaded) -> Result<(), Error> {
     Err(Error::Pinned(format!(
         "`model` is {model} ({origin}) and is served in place of a level's; unset it there first"
     )))
+}
+
+/// Whether the model that serves is another in the store by now.
+async fn is_replaced(now: &Now, loaded: &Arc<Loaded>) -> Result<bool, Error> {
+    let Some(served) = now.served().cloned() else { return Ok(false) };
+    let loaded = loaded.clone();
+    blocking(move || served.is_replaced(&loaded.settings.model_dir)).await
 }
 
 /// Whether engines made under `old` do for `new` as well.

@@ -105,7 +105,8 @@ fn start(
     };
     provider::verify(&host, settings).map_err(Error::Provider)?;
     tell(&host, loaded);
-    let explained = |error| explained(error, loaded);
+    let provider = host.provider;
+    let explained = |error| explained(error, provider, loaded);
     let (precision, mut host) = (provider::precision(&host, settings), host);
     let (mut reference, mut beside) = (None, None);
     if host.provider != Provider::Cpu {
@@ -172,6 +173,11 @@ fn compared_with(
 fn tell(host: &Host, loaded: &Loaded) {
     for ignored in provider::without_effect(host, loaded) {
         tracing::warn!("{ignored}");
+    }
+    let provider = host.provider.to_string();
+    let own = loaded.settings.providers.get(&provider);
+    if let Some(faults) = own.and_then(|own| own.faults.as_ref()) {
+        tracing::warn!(provider, "workers show faults on purpose, as the settings ask: {faults}");
     }
     if host.provider == Provider::Remote {
         let settings = &loaded.settings;
@@ -241,6 +247,7 @@ fn served(
         max_input_tokens: draft.shape.max_input_tokens,
         prompts: draft.prompts,
         default_prompt: draft.default_prompt,
+        record: draft.record,
         fallback_reason,
         fallback_is_told: AtomicBool::new(false),
         provider: first.provider,
@@ -280,8 +287,9 @@ fn batch_limits(settings: &Settings, host: &Host) -> BatchLimits {
     }
 }
 
-/// A worker that refuses the instruction set does not know who asked for it.
-fn explained(error: BackendError, loaded: &Loaded) -> Error {
+/// A worker that refuses the instruction set does not know who asked for it; and one that was to compute
+/// on a device and crashes, hangs or is lost leaves it to the next provider, as one that says that it can't.
+fn explained(error: BackendError, provider: Provider, loaded: &Loaded) -> Error {
     match error {
         BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
             if loaded.settings.cpu_engine == CpuEngine::Native
@@ -292,6 +300,13 @@ fn explained(error: BackendError, loaded: &Loaded) -> Error {
         }
         BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message } => {
             Error::Provider(message)
+        }
+        BackendError::Load {
+            kind: LoadErrorKind::ModelNotInstalled | LoadErrorKind::ModelCorrupt,
+            ..
+        } => error.into(),
+        error if provider != Provider::Cpu => {
+            Error::Provider(format!("{provider} does not work here: {error}"))
         }
         error => error.into(),
     }

@@ -11,6 +11,7 @@ mod load;
 mod memory;
 mod now;
 mod provider;
+mod recovery;
 mod room;
 mod served;
 #[cfg(test)]

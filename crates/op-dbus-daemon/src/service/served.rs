@@ -1,6 +1,7 @@
 //! A loaded model with its engine, and what a request asks of it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -8,7 +9,8 @@ use std::time::Instant;
 use op_dbus_engine::{
     Call, CancelToken, Engine, Excess, Inputs, Limits, Piece, Priority, Reply, RowSink, Truncate,
 };
-use op_dbus_models::Level;
+use op_dbus_models::{Level, Model, Store};
+use tracing::warn;
 
 use super::Error;
 use super::costs::{self, Place};
@@ -57,6 +59,8 @@ pub struct Served {
     pub prompts: BTreeMap<String, String>,
     /// The prompt that is used when the caller names none.
     pub default_prompt: Option<String>,
+    /// What the store said of it; nothing of the simulator, which is in none.
+    pub(super) record: Option<Model>,
     /// Why it is not the provider that was asked for; empty where it is.
     pub fallback_reason: String,
     /// Set once that was told.
@@ -123,6 +127,20 @@ pub struct Request {
 pub type MakeSink = Arc<dyn Fn() -> RowSink + Send + Sync>;
 
 impl Served {
+    /// Whether the store has another model under this name by now. The journal is told of one that is
+    /// gone; reads files.
+    pub(super) fn is_replaced(&self, store: &Path) -> bool {
+        let Some(record) = &self.record else { return false };
+        match Store::open(store).get(self.choice.model()) {
+            Ok(found) => found != *record,
+            Err(error) => {
+                let model = &self.model;
+                warn!(%error, model, "the model serves from memory, and can't be loaded again");
+                false
+            }
+        }
+    }
+
     /// The vector space as callers see it: fingerprint and precision.
     pub fn vector_space(&self) -> String {
         self.space_in(&self.precision)

@@ -197,6 +197,10 @@ fn command(
         command.arg(option).arg(value);
     }
     environment(host.provider, settings, &mut command);
+    let own = settings.providers.get(&provider);
+    if let Some(faults) = own.and_then(|own| own.faults.as_ref()) {
+        command.arg("--faults").arg(faults);
+    }
     if let Some(library) = &host.library {
         command.arg("--provider-library").arg(library);
     }

@@ -140,6 +140,9 @@ impl Loaded {
             if let Some(library) = &settings.library {
                 add(format!("providers.{provider}.library"), library.display().to_string());
             }
+            if let Some(faults) = &settings.faults {
+                add(format!("providers.{provider}.faults"), faults.clone());
+            }
             for (option, value) in &settings.checked {
                 add(format!("providers.{provider}.{option}"), value.clone());
             }

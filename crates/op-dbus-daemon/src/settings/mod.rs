@@ -133,6 +133,8 @@ pub struct Settings {
 pub struct ProviderSettings {
     /// The plugin library that brings the provider.
     pub library: Option<PathBuf>,
+    /// Faults that its workers show on purpose, as [`Faults`](op_dbus_engine::sim::Faults) reads them.
+    pub faults: Option<String>,
     /// Options that there is no checked setting for, in the provider's own words.
     pub options: BTreeMap<String, String>,
     /// Options from the table of [`options`], by key, in the form that a flag would have.

@@ -1,4 +1,4 @@
-//! The options of single execution providers: what `[providers.<name>]` accepts beside the library, and
+//! The options of single execution providers: what `[providers.<name>]` accepts beside the library and faults, and
 //! what of it ONNX Runtime is told.
 
 pub mod fleet;
@@ -8,6 +8,7 @@ mod table;
 use std::path::Path;
 
 use figment::value::{Dict, Value};
+use op_dbus_engine::sim::Faults;
 
 use super::Settings;
 use super::check::{Wrong, ask};
@@ -212,6 +213,11 @@ pub(super) fn check(provider: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
                 }
                 _ => wrong(refused("an absolute path")),
             },
+            ("faults", None) => match value.as_str().map(str::parse::<Faults>) {
+                Some(Ok(_)) => drop(right.insert(key.clone(), value.clone())),
+                Some(Err(why)) => wrong(format!("{place}: {why}")),
+                None => wrong(refused("a text such as \"die_on_batch=3\"")),
+            },
             ("options", None) => match value.as_dict() {
                 Some(own) if own.values().all(|value| value.as_str().is_some()) => {
                     own.keys().filter_map(|key| misplaced(provider, key)).for_each(wrong);
@@ -249,6 +255,7 @@ fn unknown(provider: &str, key: &str) -> String {
     }
     let is_remote = provider == fleet::REMOTE;
     let general = ["library", "options"].into_iter().filter(|_| !is_remote);
+    let general = general.chain(["faults"]);
     let known = of(provider).map(|option| option.key).chain(general);
     let asked = ask(what.clone(), key, known);
     match asked == what && !is_remote {

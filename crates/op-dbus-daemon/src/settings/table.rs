@@ -79,7 +79,8 @@ pub const ROWS: &[Row] = &[
         default: "300",
         unit: "seconds",
         doc: "How often the providers are tried again that are preferred to the one that computes, for \
-              each model that is loaded; 0 is at a reload only. One that works takes over.",
+              each model that is loaded; 0 is at a reload only. One that works takes over. Where none \
+              works at all, it is every 30 seconds at least.",
         group: Group::Provider,
         scope: Scope::Any,
     },

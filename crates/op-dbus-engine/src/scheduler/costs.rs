@@ -7,10 +7,21 @@ use crate::batch::Batch;
 use crate::routing::BatchCost;
 use crate::usage::MemoryUse;
 
+/// After so many checks of an idle worker, ten minutes by itself, a pool that leaves batches to others is
+/// measured anew.
+const LEFT_CHECKS_MAX: u32 = 10;
+
 impl Scheduler {
-    /// Takes note of what a batch costs in a pool.
-    pub fn learn(&self, pool: usize, tokens: usize, took: Duration) {
-        self.lock().roster.learn(pool, tokens, micros(took));
+    /// Whether a worker's pool is to be measured anew: it has left batches to others for so long that
+    /// what is known of it may not be so any more.
+    pub fn is_to_measure(&self, worker: usize) -> bool {
+        let us = micros(self.idle_check * LEFT_CHECKS_MAX);
+        self.lock().roster.has_left_for(worker, us, self.clock.now_us())
+    }
+
+    /// What batches cost in a pool, in place of all that was known.
+    pub fn measured(&self, pool: usize, costs: &[BatchCost]) {
+        self.lock().roster.measured(pool, costs);
     }
 
     /// A worker ran a batch.

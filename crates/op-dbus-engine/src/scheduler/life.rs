@@ -261,6 +261,14 @@ impl State {
         }
     }
 
+    /// Takes note of what a worker goes to do.
+    pub fn sent_to(&mut self, next: Next, worker: usize, now_us: u64) -> Next {
+        if matches!(next, Next::Check | Next::Trim) {
+            self.roster.obeys(worker, now_us);
+        }
+        next
+    }
+
     fn wants(&self, worker: usize) -> bool {
         let needed = self.roster.serves(worker) == Serves::Everybody || self.mix.is_both();
         self.absence.is_none() && needed && !(self.asleep && self.roster.holds_device(worker))

@@ -141,8 +141,9 @@ async fn draining_gives_up_at_its_deadline() {
     tokio::task::yield_now().await;
     gate.engine.drain(Instant::now()).await;
     assert_eq!(queued.await.unwrap(), Err(Error::ShuttingDown));
+    // Its batch may take as long as it likes.
+    assert_eq!(running.await.unwrap(), Err(Error::ShuttingDown));
     gate.go();
-    running.await.unwrap().unwrap();
 }
 
 #[tokio::test]

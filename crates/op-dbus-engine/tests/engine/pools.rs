@@ -3,11 +3,12 @@
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, Batch, Call, Description, Engine, Limits, Pool,
-    Tokenizer, WorkerState,
+    Backend, BackendError, BackendFactory, Batch, BatchCost, Call, Description, Engine,
+    EngineConfig, Limits, Pool, Tokenizer, WorkerState,
 };
 
 use crate::support::*;
@@ -64,6 +65,21 @@ async fn a_batch_goes_to_the_pool_that_has_it_done_first() {
     assert_eq!(batches(&engine), [0, 20]);
 }
 
+/// What is known of the device is from a bad moment, and as it computes nothing, nothing corrects that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_leaves_all_to_another_is_measured_anew() {
+    let known = |us| [1, 100].map(|tokens| BatchCost { tokens, us }).to_vec();
+    let device = Pool { costs: known(10_000_000), ..pool("device", 0) };
+    let cpu = Pool { costs: known(50_000), ..pool("cpu", 1_000_000) };
+    let config = EngineConfig { idle_check: Duration::from_millis(2), ..config(Limits::default()) };
+    let engine =
+        Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![device, cpu], config).unwrap();
+    let provider = async || engine.embed(call(1, &["a"])).await.unwrap().provider;
+    assert_eq!(provider().await, "cpu");
+    let comes_back = async { while provider().await != "device" {} };
+    tokio::time::timeout(Duration::from_secs(60), comes_back).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn pools_of_one_speed_share_the_work_and_the_reply_names_both() {
     let work = 2_000_000;
@@ -118,6 +134,21 @@ async fn a_failed_batch_is_tried_again_on_another_device() {
         assert_eq!((reply.provider.as_str(), reply.vectors), ("cpu", expected("!")));
         assert_eq!(engine.stats().retries, n);
         assert_eq!(engine.embed(call(1, &["a"])).await.unwrap().provider, "device");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_batch_is_tried_again_by_another_kind_of_device() {
+    // Each worker on a device of its own, as endpoints of a fleet are.
+    let mut fleet = Pool::new(Box::new(|worker| {
+        let faults = Faults { die_on_token: Some(33), ..Faults::default() };
+        named(["here", "there"][worker], 0, faults)
+    }));
+    fleet.workers = 2;
+    let engine = mixed(vec![fleet, pool("cpu", 10_000_000)]);
+    for _ in 0..20 {
+        let reply = engine.embed(call(1, &["!"])).await.unwrap();
+        assert_eq!((reply.provider.as_str(), reply.vectors), ("cpu", expected("!")));
     }
 }
 

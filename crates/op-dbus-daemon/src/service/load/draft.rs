@@ -23,14 +23,15 @@ pub(super) struct Draft {
     pub(super) tokenizer: Tokenizer,
     pub(super) prompts: BTreeMap<String, String>,
     pub(super) default_prompt: Option<String>,
-    /// Whether it is an ONNX file of the user's own.
-    is_own_graph: bool,
+    /// What the store says of it.
+    pub(super) record: Option<Model>,
 }
 
 impl Draft {
     /// The model's name, if it is an ONNX file of the user's own.
     pub(super) fn own_graph(&self) -> Option<&str> {
-        self.is_own_graph.then_some(&self.model)
+        let record = self.record.as_ref()?;
+        (record.family == Family::Onnx).then_some(&record.name)
     }
 
     /// Refuses a model that has other dimensions than the settings demand.
@@ -60,7 +61,7 @@ pub(super) fn simulated() -> Draft {
         tokenizer: Tokenizer::bytes(SIM_INPUT_TOKENS),
         prompts: BTreeMap::new(),
         default_prompt: None,
-        is_own_graph: false,
+        record: None,
     }
 }
 
@@ -88,11 +89,11 @@ pub(super) fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error
             normalized: model.normalize,
             matryoshka: model.matryoshka.clone(),
         },
-        is_own_graph: model.family == Family::Onnx,
-        model: model.name,
+        model: model.name.clone(),
         tokenizer,
         prompts,
         default_prompt,
+        record: Some(model),
     })
 }
 

@@ -1,0 +1,162 @@
+//! Faults on purpose: a backend that fails, runs out of memory, lies, hangs or is lost.
+
+use std::str::FromStr;
+
+use crate::backend::{Backend, BackendError, Description, Footprint};
+use crate::batch::Batch;
+use crate::usage::MemoryUse;
+
+/// Faults to show on purpose. Batches are counted from 1 for each backend; the first is the check
+/// that the engine runs on every backend it loads, so the first batch of a caller is number 2 at the
+/// earliest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Report `Lost` on this batch and all later ones.
+    pub die_on_batch: Option<u64>,
+    /// Never return from this batch.
+    pub hang_on_batch: Option<u64>,
+    /// Answer with NaN on this batch.
+    pub nan_on_batch: Option<u64>,
+    /// Report `Failed` on this batch.
+    pub fail_on_batch: Option<u64>,
+    /// Report `OutOfMemory` for batches with more rows than this.
+    pub oom_above_rows: Option<usize>,
+    /// Report `Lost` on every batch that holds this token id: a text that kills its worker.
+    pub die_on_token: Option<i32>,
+}
+
+impl Faults {
+    /// The names of all, as [`FromStr`] reads them.
+    pub const NAMES: [&str; 6] = [
+        "die_on_batch",
+        "hang_on_batch",
+        "nan_on_batch",
+        "fail_on_batch",
+        "oom_above_rows",
+        "die_on_token",
+    ];
+
+    /// What becomes of batch number `n` before it is computed.
+    pub(crate) fn before(&self, n: u64, batch: &Batch<'_>) -> Result<(), BackendError> {
+        if self.die_on_batch.is_some_and(|at| n >= at) {
+            return Err(BackendError::Lost(format!("it was told to die on batch {n}")));
+        }
+        if let Some(token) = self.die_on_token.filter(|token| batch.ids.contains(token)) {
+            return Err(BackendError::Lost(format!("it was told to die on token {token}")));
+        }
+        if self.fail_on_batch == Some(n) {
+            return Err(BackendError::Failed(format!("it was told to fail batch {n}")));
+        }
+        if let Some(limit) = self.oom_above_rows.filter(|limit| batch.rows() > *limit) {
+            let rows = batch.rows();
+            return Err(BackendError::OutOfMemory(format!("{rows} rows, {limit} fit")));
+        }
+        while self.hang_on_batch == Some(n) {
+            std::thread::park();
+        }
+        Ok(())
+    }
+
+    /// What becomes of the vectors of batch number `n`.
+    pub(crate) fn after(&self, n: u64, out: &mut [f32]) {
+        if self.nan_on_batch == Some(n) {
+            out.fill(f32::NAN);
+        }
+    }
+}
+
+/// Reads `oom_above_rows=4,die_on_batch=3`. The error is a sentence that names what was wrong.
+impl FromStr for Faults {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut faults = Self::default();
+        for word in text.split(',') {
+            let known = || format!("one of {}", Self::NAMES.join(", "));
+            let (name, number) = word
+                .split_once('=')
+                .ok_or_else(|| format!("{word:?} is no `fault=number`; write {}", known()))?;
+            fn parsed<T: FromStr>(word: &str, number: &str) -> Result<Option<T>, String> {
+                let number = number.trim().parse();
+                number.map(Some).map_err(|_| format!("{word:?} has no number that counts"))
+            }
+            match name.trim() {
+                "die_on_batch" => faults.die_on_batch = parsed(word, number)?,
+                "hang_on_batch" => faults.hang_on_batch = parsed(word, number)?,
+                "nan_on_batch" => faults.nan_on_batch = parsed(word, number)?,
+                "fail_on_batch" => faults.fail_on_batch = parsed(word, number)?,
+                "oom_above_rows" => faults.oom_above_rows = parsed(word, number)?,
+                "die_on_token" => faults.die_on_token = parsed(word, number)?,
+                other => return Err(format!("{other:?} is no fault; write {}", known())),
+            }
+        }
+        Ok(faults)
+    }
+}
+
+/// A backend with faults.
+pub struct Faulty {
+    inner: Box<dyn Backend>,
+    faults: Faults,
+    batches: u64,
+}
+
+impl Faulty {
+    /// `inner`, which computes what no fault is in the way of.
+    pub fn new(inner: Box<dyn Backend>, faults: Faults) -> Self {
+        Self { inner, faults, batches: 0 }
+    }
+}
+
+impl Backend for Faulty {
+    fn description(&self) -> &Description {
+        self.inner.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.run_while(batch, out, &mut || ())
+    }
+
+    fn run_while(
+        &mut self,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), BackendError> {
+        self.batches += 1;
+        self.faults.before(self.batches, batch)?;
+        self.inner.run_while(batch, out, meanwhile)?;
+        self.faults.after(self.batches, out);
+        Ok(())
+    }
+
+    fn trim(&mut self) -> Result<Footprint, BackendError> {
+        self.inner.trim()
+    }
+
+    fn memory(&self) -> MemoryUse {
+        self.inner.memory()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read_and_what_is_none_is_named() {
+        let faults: Faults = "oom_above_rows=4, die_on_batch=3".parse().unwrap();
+        let expected =
+            Faults { oom_above_rows: Some(4), die_on_batch: Some(3), ..Faults::default() };
+        assert_eq!(faults, expected);
+        for name in Faults::NAMES {
+            assert_ne!(format!("{name}=1").parse(), Ok(Faults::default()), "{name}");
+        }
+        for (text, part) in
+            [("", "fault=number"), ("x=1", "\"x\" is no"), ("die_on_batch=x", "no number")]
+        {
+            let message = text.parse::<Faults>().unwrap_err();
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What batches cost in each pool, as far as it was seen, and when it is to be seen anew.
+
+use std::time::Duration;
+
+use super::{Pool, Roster, Worker};
+use crate::routing::{BatchCost, Cost};
+
+/// Rate that is assumed until the first batch has been measured.
+const TOKENS_PER_S_ASSUMED: f64 = 5_000.0;
+
+impl Roster {
+    /// Takes note of what a batch costs in a pool.
+    pub fn learn(&mut self, pool: usize, tokens: usize, us: u64) {
+        if let Some(pool) = self.pools.get_mut(pool) {
+            pool.cost.learn(tokens, us);
+        }
+    }
+
+    /// A worker leaves what waits to another pool.
+    pub fn left(&mut self, worker: usize, now_us: u64) {
+        if let Some(worker) = self.workers.get(worker).filter(|_| self.pools.len() > 1) {
+            self.pools[worker.pool].left_us.get_or_insert(now_us);
+        }
+    }
+
+    /// Whether a worker's pool has left batches to others for `us`: what it does not compute tells nothing
+    /// of it, and what it once took may have been a bad moment.
+    pub fn has_left_for(&self, worker: usize, us: u64, now_us: u64) -> bool {
+        let pool = self.workers.get(worker).and_then(|worker| self.pools.get(worker.pool));
+        pool.and_then(|pool| pool.left_us).is_some_and(|left| now_us.saturating_sub(left) >= us)
+    }
+
+    /// What batches cost in a pool, in place of all that was known.
+    pub fn measured(&mut self, pool: usize, costs: &[BatchCost]) {
+        if let Some(pool) = self.pools.get_mut(pool) {
+            pool.cost = Cost::of_known(costs);
+            pool.left_us = None;
+        }
+    }
+
+    /// What a batch of `tokens` takes on the device of each pool, where that is known.
+    pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
+        let cost = |(index, pool): (usize, &Pool)| {
+            let first = self.workers.iter().find(|worker| worker.pool == index)?;
+            let us = pool.cost.of(tokens)?;
+            Some((first.status.description.device.clone(), Duration::from_micros(us)))
+        };
+        self.pools.iter().enumerate().filter_map(cost).collect()
+    }
+
+    /// What batches are known to cost in each pool.
+    pub fn known_costs(&self) -> Vec<Vec<BatchCost>> {
+        self.pools.iter().map(|pool| pool.cost.known()).collect()
+    }
+
+    /// Tokens that all workers together compute in a second, as far as it was measured.
+    pub fn tokens_per_s(&self) -> f64 {
+        let rate = |worker: &Worker| {
+            let pool = self.pools.get(worker.pool)?;
+            pool.cost.rate(pool.planner.tokens_max())
+        };
+        self.ordinary().map(|worker| rate(worker).unwrap_or(TOKENS_PER_S_ASSUMED)).sum()
+    }
+}

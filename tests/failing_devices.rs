@@ -1,0 +1,131 @@
+//! Devices that fail on purpose, through the very processes that compute on them: what `faults` in a
+//! provider's table brings about, and what becomes of calls then.
+
+use std::collections::HashMap;
+use std::fs;
+
+use op_dbus_api::ErrorName;
+use tokio::sync::watch;
+
+use crate::harness::Outcome;
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::refused;
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::golden::cosine;
+use crate::harness::registry::tests;
+use crate::offload::clients;
+use crate::providers::{ggml, movable, provider};
+
+tests! {
+    one_that_dies_in_its_proof_leaves_it_to_the_next: [Bus, Low, Ggml],
+    one_that_is_lost_now_and_then_loses_no_call: [Bus, Low, Ggml],
+    one_without_memory_has_its_batches_halved: [Bus, Low, Ggml],
+    one_that_answers_nonsense_is_asked_again: [Bus, Low, Ggml],
+    one_that_was_not_there_is_taken_up_by_itself: [Bus, Low, Ggml],
+    faults_that_are_none_are_named: [Bus],
+}
+
+fn with_fallback(faults: &str) -> Outcome<Setup> {
+    let setup = Setup::real("low")?.setting("execution_provider", "ggml");
+    Ok(setup.setting("providers.ggml.faults", faults))
+}
+
+/// What the CPU serves instead, and why.
+async fn fell_back(daemon: &Daemon) -> Outcome<String> {
+    let (active, reason) = provider(daemon).await?;
+    assert_eq!(active, "cpu");
+    let reply = daemon.client().packed(&["served"], HashMap::new()).await?;
+    assert_eq!(reply.info::<String>("provider")?, "cpu");
+    Ok(reason)
+}
+
+async fn one_that_dies_in_its_proof_leaves_it_to_the_next() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = with_fallback("die_on_batch=1")?;
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "degraded", "{}", daemon.process.stderr());
+    let reason = fell_back(&daemon).await?;
+    assert!(
+        reason.contains("ggml does not work here") && reason.contains("die on batch 1"),
+        "{reason}"
+    );
+    assert!(daemon.process.stderr().contains("faults on purpose"), "{}", daemon.process.stderr());
+    daemon.stop().await
+}
+
+async fn one_that_is_lost_now_and_then_loses_no_call() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    // Fewer rows than batches until it is lost again: each is tried again alone, and once.
+    let setup = with_fallback("die_on_batch=40")?.setting("batch_tokens_max", "128");
+    let daemon = setup.ready(&bus).await?;
+    let (stop, stopped) = watch::channel(false);
+    let clients = clients(&bus, &stopped).await?;
+    daemon.client().counted("worker_restarts", 3).await?;
+    stop.send(true)?;
+    let mut calls = 0;
+    for client in clients {
+        calls += client.await??;
+    }
+    println!("{calls} calls, none failed");
+    assert!(calls > 0);
+    daemon.stop().await
+}
+
+async fn one_without_memory_has_its_batches_halved() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = ggml()?.setting("providers.ggml.faults", "oom_above_rows=3");
+    let daemon = setup.ready(&bus).await?;
+    let texts: Vec<String> = (0..20).map(|n| format!("disk {n} is full")).collect();
+    let reply = daemon.client().packed(&texts, HashMap::new()).await?;
+    assert_eq!((reply.vectors.len(), reply.info::<String>("provider")?), (20, "ggml".to_owned()));
+    assert_eq!(daemon.client().counter("worker_restarts").await?, 0);
+    assert!(
+        daemon.client().counter("batches").await? >= 20 / 3,
+        "no batch had more than three rows"
+    );
+    daemon.stop().await
+}
+
+async fn one_that_answers_nonsense_is_asked_again() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = ggml()?;
+    let sound = setup.ready(&bus).await?;
+    let expected = sound.client().vectors(&["a text"]).await?;
+    sound.stop().await?;
+    let setup = setup.setting("providers.ggml.faults", "nan_on_batch=6");
+    let daemon = setup.ready(&bus).await?;
+    // The sixth of its batches is among these.
+    for _ in 0..8 {
+        let found = daemon.client().vectors(&["a text"]).await?;
+        assert!(cosine(&found[0], &expected[0]) >= 0.9999);
+    }
+    assert!(daemon.client().counter("worker_restarts").await? >= 1);
+    daemon.stop().await
+}
+
+/// As a driver or a network that comes after the service: nothing serves, and nobody reloads.
+async fn one_that_was_not_there_is_taken_up_by_itself() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, library, away) = movable()?;
+    let setup = setup.setting("fallback", "none").setting("provider_retry_s", "1");
+    fs::rename(&library, &away)?;
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    refused(daemon.client().embedder.embed("x").await, ErrorName::ProviderUnavailable)?;
+    fs::rename(&away, &library)?;
+    assert_eq!(daemon.state(|state| state != "failed").await?, "ready");
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+async fn faults_that_are_none_are_named() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("providers.ggml.faults", "explode=1");
+    let Err(error) = setup.start(&bus).await else { return Err("it has started".into()) };
+    let said = error.to_string();
+    for part in ["providers.ggml.faults", "explode", "die_on_batch"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! WebGPU, the way of a GPU with memory of its own, on a device that the CPU plays: SwiftShader, which
+//! Chromium brings. ONNX Runtime looks for graphics cards in `/sys/class/drm` alone, so each daemon is
+//! shown one, in a mount namespace of its own.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use tokio::sync::watch;
+
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::Client;
+use crate::harness::command::in_own_mounts;
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::golden::{self, cosine};
+use crate::harness::needs::VULKAN_DEVICE;
+use crate::harness::process::mapped;
+use crate::harness::random::Random;
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
+use crate::offload::workers;
+use crate::plateau::{resident, tiny};
+use crate::providers::provider;
+
+tests! {
+    webgpu_serves_with_the_models_vectors: [Bus, Root, WebGpu],
+    webgpu_without_a_device_leaves_it_to_the_chain: [Bus, Root, WebGpu],
+    webgpu_and_the_cpu_share_the_work: [Bus, Root, WebGpu],
+    webgpu_comes_goes_and_is_killed_under_load: [Bus, Root, WebGpu],
+    webgpu_memory_is_at_its_plateau_when_it_is_ready: [Bus, Root, WebGpu],
+}
+
+/// A card of AMD's, and `device` as the driver of it.
+fn with_card(device: &Path) -> String {
+    let driver = serde_json::json!({
+        "file_format_version": "1.0.0",
+        "ICD": { "library_path": device, "api_version": "1.0.5" },
+    });
+    format!(
+        "mount -t tmpfs none /sys/class
+         card=/sys/class/drm/card0/device
+         mkdir -p $card
+         echo 0x1002 > $card/vendor; echo 0x15bf > $card/device; echo 0x030000 > $card/class
+         mount -t tmpfs none /etc/vulkan
+         mkdir /etc/vulkan/icd.d
+         echo '{driver}' > /etc/vulkan/icd.d/card.json
+         exec \"$@\""
+    )
+}
+
+/// A daemon that sees a card with this driver.
+async fn start(setup: &Setup, device: &str, bus: &PrivateBus) -> Outcome<Daemon> {
+    let command = in_own_mounts(&with_card(Path::new(device)), &setup.command(bus)?);
+    setup.start_command(command, bus).await
+}
+
+/// The same, with SwiftShader, once it is ready.
+async fn ready(setup: &Setup, bus: &PrivateBus) -> Outcome<Daemon> {
+    let daemon = start(setup, VULKAN_DEVICE, bus).await?;
+    assert_eq!(daemon.settled().await?, "ready", "{}", daemon.process.stderr());
+    Ok(daemon)
+}
+
+/// A tiny model on WebGPU, or nothing.
+async fn strict() -> Outcome<Setup> {
+    Ok(tiny().await?.setting("execution_provider", "webgpu").setting("fallback", "none"))
+}
+
+fn is_webgpu(told: &(String, String)) {
+    assert_eq!(told, &("webgpu".to_owned(), String::new()));
+}
+
+/// Enough for several batches.
+fn much() -> Vec<String> {
+    (0..60).map(|n| format!("disk {n} is full and the database refuses to write")).collect()
+}
+
+async fn webgpu_serves_with_the_models_vectors() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = strict().await?;
+    let daemon = ready(&setup, &bus).await?;
+    let (client, texts) = (daemon.client(), golden::plain_texts()?);
+    is_webgpu(&provider(&daemon).await?);
+    let reply = client.packed(&texts, HashMap::new()).await?;
+    assert_eq!(reply.info::<String>("provider")?, "webgpu");
+    assert_eq!(reply.info::<String>("device")?, "webgpu:0");
+    // The library is in the worker, with the driver.
+    if let Some(mapped) = mapped(daemon.workers().await?[0])? {
+        for library in ["onnxruntime_providers_webgpu", "libvk_swiftshader"] {
+            assert!(mapped.contains(library), "{library}");
+        }
+    }
+    let given_back = client.manager.trim_memory().await?;
+    let found = client.vectors(&texts).await?;
+    client.manager.set_execution_provider("cpu").await?;
+    for (found, expected) in found.iter().zip(client.vectors(&texts).await?) {
+        let cosine = cosine(found, &expected);
+        assert!(cosine >= 0.9999, "{cosine}");
+    }
+    println!("{given_back} bytes given back");
+    daemon.stop().await
+}
+
+async fn webgpu_without_a_device_leaves_it_to_the_chain() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = tiny().await?.setting("execution_provider", "webgpu");
+    let setup = setup.env("OP_DBUS_FALLBACK", "cuda,cpu");
+    let daemon = start(&setup, "/nonexistent/driver.so", &bus).await?;
+    assert_eq!(daemon.settled().await?, "degraded");
+    let (active, reason) = provider(&daemon).await?;
+    assert_eq!(active, "cpu");
+    for part in ["webgpu does not work here", "cuda needs"] {
+        assert!(reason.contains(part), "{part}: {reason}");
+    }
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+async fn webgpu_and_the_cpu_share_the_work() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = tiny().await?.setting("execution_provider", "webgpu").setting("offload", "auto");
+    let daemon = ready(&setup, &bus).await?;
+    is_webgpu(&provider(&daemon).await?);
+    let devices: Vec<String> =
+        workers(&daemon).await?.into_iter().map(|(device, ..)| device).collect();
+    assert_eq!(devices, ["webgpu:0", "cpu:0"]);
+    let (client, texts) = (daemon.client(), golden::plain_texts()?);
+    let mut computed = HashSet::new();
+    let expected = client.vectors(&texts).await?;
+    for _ in 0..20 {
+        let reply = client.packed(&[&texts[..], &much()].concat(), HashMap::new()).await?;
+        computed.extend(reply.info::<String>("provider")?.split(',').map(ToOwned::to_owned));
+        for (found, expected) in reply.vectors.iter().zip(&expected) {
+            assert!(cosine(found, expected) >= 0.9999);
+        }
+    }
+    // Who has a batch done first is a matter of the machine.
+    println!("computed by {computed:?}");
+    assert!(computed.iter().all(|name| ["webgpu", "cpu"].contains(&name.as_str())), "{computed:?}");
+    daemon.stop().await
+}
+
+async fn webgpu_comes_goes_and_is_killed_under_load() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = tiny().await?;
+    let daemon = ready(&setup, &bus).await?;
+    let (stop, stopped) = watch::channel(false);
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        let (client, stopped) = (Client::on(&bus).await?, stopped.clone());
+        clients.push(tokio::spawn(async move {
+            let mut calls = 0;
+            while !*stopped.borrow() {
+                let reply = client.packed(&much(), HashMap::new()).await;
+                assert_eq!(reply.map_err(|error| error.to_string())?.vectors.len(), much().len());
+                calls += 1;
+            }
+            Ok::<usize, String>(calls)
+        }));
+    }
+    let manager = &daemon.client().manager;
+    for wanted in ["webgpu", "cpu", "webgpu"] {
+        manager.set_execution_provider(wanted).await?;
+        let reply = daemon.client().packed(&["here"], HashMap::new()).await?;
+        assert_eq!(reply.info::<String>("provider")?, wanted);
+    }
+    let lost = daemon.workers().await?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    let replaced = async {
+        while daemon.workers().await?.iter().any(|pid| lost.contains(pid)) {
+            daemon.client().packed(&["after"], HashMap::new()).await?;
+        }
+        Ok::<_, Box<dyn std::error::Error>>(())
+    };
+    within("another worker", replaced).await??;
+    is_webgpu(&provider(&daemon).await?);
+    stop.send(true)?;
+    let mut calls = 0;
+    for client in clients {
+        calls += client.await??;
+    }
+    println!("{calls} calls, none failed");
+    daemon.stop().await
+}
+
+/// Buffers of all shapes are there when it is ready.
+async fn webgpu_memory_is_at_its_plateau_when_it_is_ready() -> Outcome {
+    const CALLS: usize = 40;
+    const GROWTH_MAX: u64 = 32 << 20;
+    let bus = PrivateBus::start().await?;
+    let setup = strict().await?;
+    let daemon = ready(&setup, &bus).await?;
+    let mut random = Random::new(20_817);
+    let mut after = Vec::new();
+    for _ in 0..2 {
+        for call in 0..CALLS {
+            let text = |_| "word ".repeat(1 + random.below(40));
+            daemon.client().vectors(&(0..=call % 5).map(text).collect::<Vec<_>>()).await?;
+        }
+        after.push(resident(&daemon).await?);
+    }
+    println!("{after:?} bytes after {CALLS} calls and twice as many");
+    assert!(after[1] <= after[0] + GROWTH_MAX, "{after:?}");
+    daemon.stop().await
+}
