@@ -81,6 +81,7 @@ async fn the_wheel_works_where_it_is_installed() -> Outcome {
     let daemon = setup.ready(&bus).await?;
     let said = installed.run(&["-Werror"], &fixture("python/package.py"), bus.address()).await?;
     installed.run(&["-Werror"], &fixture("python/unanswered.py"), bus.address()).await?;
+    installed.run(&["-Werror"], &fixture("python/overlap.py"), "").await?;
     let said: Value = serde_json::from_str(&said)?;
     let from = said["file"].as_str().unwrap_or_default();
     assert!(Path::new(from).starts_with(installed.folder.path()), "the package came from {from}");

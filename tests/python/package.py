@@ -88,6 +88,7 @@ def refusals(embedder: Embedder) -> None:
     refused(errors.WrongSpace, "space", lambda: embedder.embed(["one"], expect_space=wrong))
     refused(errors.NotReachable, "no connection", lambda: Embedder("unix:path=/nowhere"))
     refused(TypeError, "count is a str", lambda: embedder.rank("one", ["two"], count="1"))
+    assert embedder.rank("one", ["two", "one"], count=np.int64(1))[0][0] == 1
     for name in ("DBus.Error.Spawn.ChildExited", "systemd1.NoSuchUnit", "DBus.Error.TimedOut"):
         assert isinstance(errors.from_reply(f"org.freedesktop.{name}", ""), errors.NotReachable)
     closed = Embedder(BUS)
@@ -143,6 +144,19 @@ def jobs(embedder: Embedder) -> None:
     refused(errors.UnknownObject, "Unknown object", job.progress)
     os.close(read_end)
     os.close(write_end)
+    # Who gives up on a result does not take it along.
+    read_end, write_end = os.pipe()
+    job = embedder.start(read_end)
+    # The service has its own by now.
+    os.close(read_end)
+    embedder._timeout = 0.2
+    refused(TimeoutError, "no answer within 0.2 s", job.result)
+    embedder._timeout = None
+    os.write(write_end, b"one\ntwo\n")
+    os.close(write_end)
+    while job.progress().state == "running":
+        pass
+    assert len(job.result()) == 2
     refused(errors.InvalidArgument, "framing", lambda: embedder.start(0, framing="words"))
     refused(OSError, "Bad file descriptor", lambda: embedder.start(9999))
 

@@ -10,6 +10,7 @@ from op_dbus import AsyncEmbedder, Embedder, Job, Progress, Properties
 with Embedder("session") as embedder:
     assert_type(embedder.embed(["one"], level="low", deadline_ms=5).vectors, NDArray[np.float32])
     assert_type(embedder.rank("one", ["two"]), list[tuple[int, float]])
+    embedder.rank("one", ["two"], np.int64(1))
     assert_type(embedder.properties(), Properties)
     with open("texts", "rb") as texts:
         assert_type(embedder.start(texts, framing="nul", level="low"), Job)

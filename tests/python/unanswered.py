@@ -14,7 +14,7 @@ import numpy as np
 from dbus_fast import Message
 from dbus_fast.aio import MessageBus
 
-from op_dbus import Embedder, _aio, _bus, errors
+from op_dbus import AsyncEmbedder, Embedder, _aio, _bus, errors
 from op_dbus._socket import PatientSocket
 from op_dbus.embeddings import from_reply, joined
 
@@ -39,6 +39,24 @@ def an_old_service_is_told() -> None:
     with Embedder(BUS) as embedder:
         embedder._client._embed_packed = embedder._client._embed_to_descriptor = missing
         refused(errors.Failed, "older", lambda: embedder.embed(["one"]))
+
+
+def an_old_service_answers_calls_that_overlap() -> None:
+    """Each goes on in messages, also one that hears of it after another has."""
+    both = asyncio.Barrier(2)
+
+    async def missing(*_) -> None:
+        await both.wait()
+        raise _bus.UnknownMethod("this service is older than the method")
+
+    async def overlap() -> list[int]:
+        async with AsyncEmbedder(BUS) as embedder:
+            embedder._embed_to_descriptor = missing
+            texts = ["one"] * 5
+            found = await asyncio.gather(embedder.embed(texts), embedder.embed(texts))
+            return [len(one) for one in found]
+
+    assert asyncio.run(overlap()) == [5, 5]
 
 
 def calls_of_two_precisions() -> None:
@@ -121,6 +139,7 @@ async def the_service() -> int:
 
 
 an_old_service_is_told()
+an_old_service_answers_calls_that_overlap()
 calls_of_two_precisions()
 a_full_socket_keeps_descriptors()
 who_does_not_answer()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import operator
 import warnings
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, SupportsIndex, Unpack
 
 import numpy as np
 
@@ -31,8 +30,9 @@ _LATE_S = 5.0
 class AsyncEmbedder:
     """A client of the service; ``async with`` connects it.
 
-    Calls may overlap. A call that is cancelled is not taken back from the service, whose work ends
-    with it anyway, at the latest at ``deadline_ms`` or when this client leaves the bus.
+    Calls may overlap; 64 of them are sent at a time, and others wait here for their turn. A call that
+    is cancelled while it waits is not sent. One that was sent is not taken back from the service, whose
+    work ends with it anyway, at the latest at ``deadline_ms`` or when this client leaves the bus.
     """
 
     def __init__(self, bus: str = "system", *, direct: bool = False) -> None:
@@ -95,17 +95,18 @@ class AsyncEmbedder:
         other and all in the vector space of the first, and their vectors are copied into one array.
         """
         wanted: dict[str, Any] = dict(options)
-        async with _within_deadline(wanted):
-            texts = await self._checked(texts)
+        seconds = _patience(wanted)
+        texts = await self._checked(texts, seconds)
         parts: list[Embeddings] = []
         start = 0
         while start < len(texts) or not parts:
-            end = await self._end_of_call(texts, start, self._expected(wanted))
+            end = await self._end_of_call(texts, start, self._expected(wanted), seconds)
+            bytes_expected = (end - start) * self._expected(wanted) * 4
+            by_descriptor = self._has_descriptors and bytes_expected > _IN_MESSAGE_BYTES_MAX
             try:
-                async with _within_deadline(wanted):
-                    parts.append(await self._embed(texts[start:end], wanted))
+                parts.append(await self._embed(texts[start:end], wanted, by_descriptor))
             except UnknownMethod:
-                if not self._has_descriptors:
+                if not by_descriptor:
                     raise
                 # Once: from now on replies come in messages, whose size is limited.
                 self._has_descriptors = False
@@ -145,20 +146,22 @@ class AsyncEmbedder:
         return float(body[0])
 
     async def rank(
-        self, query: str, candidates: Sequence[str], count: int | None = None
+        self, query: str, candidates: Sequence[str], count: SupportsIndex | None = None
     ) -> list[tuple[int, float]]:
         """Index and cosine of the ``count`` candidates nearest to ``query``, best first.
 
         All of them without ``count``. Equal cosines keep the order of the candidates.
         """
-        if not isinstance(count, int | None):
-            raise TypeError(f"count is a {type(count).__name__}; an int is right")
+        try:
+            most = None if count is None else operator.index(count)
+        except TypeError:
+            raise TypeError(f"count is a {type(count).__name__}; an int is right") from None
         texts = [*await self._checked([query]), *await self._checked(candidates)]
-        count = len(texts) - 1 if count is None else min(count, len(texts) - 1)
-        if count < 0:
-            raise ValueError(f"count is {count}; 0 or more is right")
+        most = len(texts) - 1 if most is None else min(most, len(texts) - 1)
+        if most < 0:
+            raise ValueError(f"count is {most}; 0 or more is right")
         if await self._end_of_call(texts, 0) == len(texts):
-            asked = [query, texts[1:], count]
+            asked = [query, texts[1:], most]
             body, _ = await self._connected().call("Rank", "sasu", asked, "a(ud)")
             return [(int(index), float(cosine)) for index, cosine in body[0]]
         embeddings = await self.embed(texts, normalize=True)
@@ -170,7 +173,7 @@ class AsyncEmbedder:
             )
         vectors = embeddings.vectors
         cosines = vectors[1:] @ vectors[0]
-        best = np.argsort(-cosines, kind="stable")[:count]
+        best = np.argsort(-cosines, kind="stable")[:most]
         return [(int(index), float(cosines[index])) for index in best]
 
     async def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -188,7 +191,11 @@ class AsyncEmbedder:
 
     async def properties(self) -> Properties:
         """What the service says about itself now."""
-        asked = self._connected().call("GetAll", "s", [EMBEDDER], "a{sv}", PROPERTIES)
+        return await self._properties(None)
+
+    async def _properties(self, seconds: float | None) -> Properties:
+        line = self._connected()
+        asked = line.call("GetAll", "s", [EMBEDDER], "a{sv}", PROPERTIES, seconds=seconds)
         body, _ = await asked
         return Properties.from_reply(plain(body[0]))
 
@@ -201,18 +208,18 @@ class AsyncEmbedder:
         """What calls take: past the bus, or over it."""
         return self._line or self._on_the_bus()
 
-    async def _constant(self) -> Properties:
+    async def _constant(self, seconds: float | None) -> Properties:
         """The limits, which don't change while a service runs."""
         if self._limits is None:
-            self._limits = await self.properties()
+            self._limits = await self._properties(seconds)
         return self._limits
 
-    async def _checked(self, texts: Sequence[str]) -> list[str]:
+    async def _checked(self, texts: Sequence[str], seconds: float | None = None) -> list[str]:
         """Refuses what can't travel: the bus would disconnect us for it."""
         if isinstance(texts, str):
             raise TypeError("texts is a str; a sequence of them is right, such as [text]")
         checked = list(texts)
-        bytes_max = (await self._constant()).text_bytes_max
+        bytes_max = (await self._constant(seconds)).text_bytes_max
         for index, text in enumerate(checked):
             if not isinstance(text, str):
                 raise TypeError(f"text {index} is a {type(text).__name__}; a str is right")
@@ -231,9 +238,11 @@ class AsyncEmbedder:
         """How many numbers a vector of this call will have."""
         return self._dimensions.get(wanted.get("level", ""), _UNKNOWN_DIMENSIONS)
 
-    async def _end_of_call(self, texts: list[str], start: int, dimensions: int = 0) -> int:
+    async def _end_of_call(
+        self, texts: list[str], start: int, dimensions: int = 0, seconds: float | None = None
+    ) -> int:
         """How far from ``start`` on the texts fit one call, for the service and for the bus."""
-        limits = await self._constant()
+        limits = await self._constant(seconds)
         rows_max = limits.texts_per_call_max
         if dimensions and not self._has_descriptors:
             rows_max = min(rows_max, limits.inline_reply_bytes_max // (4 * dimensions))
@@ -245,14 +254,13 @@ class AsyncEmbedder:
                 return end
         return len(texts)
 
-    async def _embed(self, texts: list[str], wanted: dict[str, Any]) -> Embeddings:
-        """One call. Raises ``UnknownMethod`` where the service has no ``EmbedToFd``."""
-        asked = [texts, options.variants(wanted)]
-        bytes_expected = len(texts) * self._expected(wanted) * 4
-        by_descriptor = self._has_descriptors and bytes_expected > _IN_MESSAGE_BYTES_MAX
+    async def _embed(
+        self, texts: list[str], wanted: dict[str, Any], by_descriptor: bool
+    ) -> Embeddings:
+        """One call. Raises ``UnknownMethod`` where the service does not have this one."""
         method = self._embed_to_descriptor if by_descriptor else self._embed_packed
         try:
-            answer = await method(asked)
+            answer = await method([texts, options.variants(wanted)], _patience(wanted))
         except errors.TooLarge:
             # Another service may run by now, with other limits.
             self._limits = None
@@ -261,25 +269,20 @@ class AsyncEmbedder:
             raise errors.UnexpectedReply(f"{len(answer)} vectors came for {len(texts)} texts")
         return answer
 
-    async def _embed_packed(self, asked: list[Any]) -> Embeddings:
-        body, _ = await self._connected().call("EmbedPacked", "asa{sv}", asked, "ayuua{sv}")
-        packed, rows, dimensions, info = body
+    async def _embed_packed(self, asked: list[Any], seconds: float | None) -> Embeddings:
+        line = self._connected()
+        call = line.call("EmbedPacked", "asa{sv}", asked, "ayuua{sv}", seconds=seconds)
+        (packed, rows, dimensions, info), _ = await call
         return embeddings.from_reply(embeddings.packed_view(packed, rows, dimensions), plain(info))
 
-    async def _embed_to_descriptor(self, asked: list[Any]) -> Embeddings:
-        call = self._connected().call("EmbedToFd", "asa{sv}", asked, "huua{sv}")
+    async def _embed_to_descriptor(self, asked: list[Any], seconds: float | None) -> Embeddings:
+        line = self._connected()
+        call = line.call("EmbedToFd", "asa{sv}", asked, "huua{sv}", seconds=seconds)
         (handle, rows, dimensions, info), descriptors = await call
         return embeddings.from_descriptors(descriptors, handle, rows, dimensions, plain(info))
 
 
-@asynccontextmanager
-async def _within_deadline(wanted: dict[str, Any]) -> AsyncIterator[None]:
-    """Ends what a service that was stopped or hangs, and so keeps no deadline, leaves unanswered."""
+def _patience(wanted: dict[str, Any]) -> float | None:
+    """Seconds until a call is waited for no more: a service that hangs keeps no deadline by itself."""
     deadline = options.variants(wanted).get("deadline_ms")
-    seconds = deadline.value / 1000 + _LATE_S if deadline else None
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        sentence = f"the service did not answer within {seconds:g} s, well past deadline_ms"
-        raise errors.DeadlineExceeded(f"{sentence}: look whether it runs") from None
+    return deadline.value / 1000 + _LATE_S if deadline else None

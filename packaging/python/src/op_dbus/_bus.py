@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from dbus_fast import BusType, Message, MessageType, Variant
@@ -13,8 +14,9 @@ from dbus_fast.aio import MessageBus
 from dbus_fast.errors import AuthError, InvalidAddressError
 
 from ._direct import DirectConnection
+from ._room import Room
 from ._socket import patient
-from .errors import Failed, NotReachable, UnexpectedReply, from_reply
+from .errors import DeadlineExceeded, Failed, NotReachable, UnexpectedReply, from_reply
 
 NAME = "org.opdbus.Embedding1"
 PATH = "/org/opdbus/Embedding1"
@@ -37,7 +39,7 @@ class Bus:
 
     def __init__(self, connection: MessageBus) -> None:
         self._connection = connection
-        self._room = asyncio.Semaphore(CALLS_MAX)
+        self._room = Room(CALLS_MAX)
 
     @classmethod
     async def connect(cls, bus: str) -> Bus:
@@ -105,30 +107,59 @@ class Bus:
         *,
         path: str = PATH,
         descriptors: Sequence[int] = (),
+        seconds: float | None = None,
     ) -> tuple[list[Any], list[int]]:
         """The body of the reply, whose signature must be ``answer``, and its file descriptors.
 
-        Those are the caller's to close. ``descriptors`` go with the call, which takes copies.
+        Those are the caller's to close. ``descriptors`` go with the call, which takes copies. Raises
+        ``DeadlineExceeded`` so many ``seconds`` after the call was sent, and where none of those
+        before it is answered for as long. A call that nobody waits for any more is not sent.
         """
-        message = Message(
-            destination=NAME,
-            path=path,
-            unix_fds=list(descriptors),
-            interface=interface,
-            member=member,
-            signature=signature,
-            body=body,
-        )
-        calling = asyncio.create_task(self._sent(message))
+        with ExitStack() as held:
+            copies: list[int] = []
+            for descriptor in descriptors:
+                # The caller may close its own, whose number is another file's then.
+                copies.append(os.dup(descriptor))
+                held.callback(os.close, copies[-1])
+            message = Message(
+                destination=NAME,
+                path=path,
+                unix_fds=copies,
+                interface=interface,
+                member=member,
+                signature=signature,
+                body=body,
+            )
+            try:
+                await self._room.take(seconds)
+            except TimeoutError:
+                sentence = f"none of {CALLS_MAX} calls before this one was answered within {seconds:g} s"
+                raise DeadlineExceeded(f"{sentence}: look whether the service runs") from None
+            held.callback(self._room.give_back)
+            calling = asyncio.create_task(self._sent(message))
+            # The bus counts a call until it is answered, whoever waits for that.
+            until_then = held.pop_all()
+            calling.add_done_callback(lambda _: until_then.close())
         try:
-            # Shielded: a reply that comes after nobody waits any more may bring descriptors.
-            reply = await asyncio.shield(calling)
-        except asyncio.CancelledError:
+            # This leaves the call alone: a reply after nobody waits any more may bring descriptors.
+            await asyncio.wait([calling], timeout=seconds)
+            if not calling.done():
+                sentence = f"the service did not answer within {seconds:g} s, well past deadline_ms"
+                raise DeadlineExceeded(f"{sentence}: look whether it runs")
+        except BaseException:
+            # A message has its number from when it is sent.
+            if not message.serial:
+                calling.cancel()
             calling.add_done_callback(_forget)
             raise
+        try:
+            reply = calling.result()
         except (OSError, EOFError) as reason:
             sentence = f"the connection to the service broke ({str(reason) or 'it was closed'})"
             raise NotReachable(f"{sentence}: make a new client") from reason
+        finally:
+            # It knows the error, which knows this frame.
+            del calling
         if reply.message_type is MessageType.ERROR:
             _close(reply)
             if reply.error_name == UNKNOWN_METHOD:
@@ -145,10 +176,9 @@ class Bus:
         # and could wait on a descriptor that is another file's by now. In this turn the loop hears of
         # an end that came meanwhile.
         await asyncio.sleep(0)
-        async with self._room:
-            if not self._connection.connected:
-                raise EOFError
-            return await self._connection.call(message)
+        if not self._connection.connected:
+            raise EOFError
+        return await self._connection.call(message)
 
 
 def plain(values: dict[str, Variant]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ class _HasDescriptor(Protocol):
 
 Source = int | _HasDescriptor
 """A descriptor, or something open that has one."""
+
+_LOOK_FIRST_S, _LOOK_MAX_S = 0.01, 1.0
+"""Seconds between two looks at a job that is waited for; they grow, as it may take hours."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class AsyncJob:
         self._bus = bus
         self.path = path
         """The job's object on the bus."""
+        self._fetching: asyncio.Task[Embeddings] | None = None
 
     async def progress(self) -> Progress:
         """How far it is. Raises ``UnknownObject`` once the result is fetched or the job cancelled."""
@@ -64,8 +69,39 @@ class AsyncJob:
     async def result(self) -> Embeddings:
         """The vectors, once they are there, without a copy; then the job is gone.
 
-        Raises what ended the job if that was an error.
+        Raises what ended the job if that was an error, and ``UnknownObject`` where it was cancelled or
+        its result fetched meanwhile. Where this is cancelled or times out the job goes on, and its
+        result is for who asks next.
         """
+        result = await self.fetched()
+        self.let_go()
+        return result
+
+    async def fetched(self) -> Embeddings:
+        """The result, which is kept until :meth:`let_go`: who asked for it may have gone by now."""
+        pause = _LOOK_FIRST_S
+        # ``Fetch`` takes the result away from the service, also for a caller that has gone.
+        while self._fetching is None and (await self.progress()).state == "running":
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.25, _LOOK_MAX_S)
+        if self._fetching is None:
+            self._fetching = asyncio.create_task(self._fetch())
+            self._fetching.add_done_callback(_told)
+        fetching = self._fetching
+        try:
+            await asyncio.wait([fetching])
+            if fetching.cancelled() or fetching.exception() is not None:
+                self.let_go()
+            return fetching.result()
+        finally:
+            # It knows the error, which knows this frame.
+            del fetching
+
+    def let_go(self) -> None:
+        """The result is in the hands of who asked for it, whose views alone hold its memory now."""
+        self._fetching = None
+
+    async def _fetch(self) -> Embeddings:
         call = self._bus.call("Fetch", "", [], "huua{sv}", JOB, path=self.path)
         (handle, rows, dimensions, info), descriptors = await call
         return embeddings.from_descriptors(descriptors, handle, rows, dimensions, plain(info))
@@ -73,6 +109,12 @@ class AsyncJob:
     async def cancel(self) -> None:
         """Ends the job, whatever it does."""
         await self._bus.call("Cancel", "", [], "", JOB, path=self.path)
+
+
+def _told(fetching: asyncio.Task[Embeddings]) -> None:
+    """Nobody may ask again, so that its error counts as heard."""
+    if not fetching.cancelled():
+        fetching.exception()
 
 
 def descriptor_of(source: Source) -> int:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, SupportsIndex, TypeVar, Unpack
 
 from ._aio import AsyncEmbedder
 from ._jobs import AsyncJob, Framing, Progress, Source
@@ -38,7 +38,9 @@ class Job:
 
     def result(self) -> Embeddings:
         """See :meth:`AsyncJob.result`."""
-        result: Embeddings = self._wait(self._job.result())
+        result: Embeddings = self._wait(self._job.fetched())
+        # Not before it is here: the wait may end at the moment when it comes.
+        self._job.let_go()
         return result
 
     def cancel(self) -> None:
@@ -126,7 +128,7 @@ class Embedder:
         return self._wait(self._client.similarity(first, second))
 
     def rank(
-        self, query: str, candidates: Sequence[str], count: int | None = None
+        self, query: str, candidates: Sequence[str], count: SupportsIndex | None = None
     ) -> list[tuple[int, float]]:
         """See :meth:`AsyncEmbedder.rank`."""
         return self._wait(self._client.rank(query, candidates, count))

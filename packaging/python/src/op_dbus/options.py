@@ -24,7 +24,7 @@ class Options(TypedDict, total=False):
     priority: Literal["interactive", "bulk"]
     """Large calls are bulk whatever they ask for."""
     deadline_ms: int
-    """Milliseconds after which the vectors are of no use, counted for each call to the service."""
+    """Milliseconds after which the vectors are of no use, counted from when a call is sent, for each."""
     expect_space: str
     """The vector space of the caller's index; another one is refused with ``WrongSpace``."""
     device: str

@@ -1,0 +1,199 @@
+"""The installed package `op-dbus` with more calls than go out at a time, and nobody but itself: what
+answers is in here, and so is the clock, which stands where nothing waits for it."""
+
+import asyncio
+import os
+import selectors
+import tempfile
+
+import numpy as np
+from dbus_fast import Message, MessageType, Variant
+
+from op_dbus import AsyncEmbedder, AsyncJob, Properties, errors
+from op_dbus._bus import CALLS_MAX, Bus
+from op_dbus.embeddings import from_reply
+
+INFO = dict.fromkeys(("level", "model", "provider", "device", "precision", "space"), "x")
+INFO |= dict.fromkeys(("tokens", "cached", "queue_us", "compute_us"), 1) | {"truncated": []}
+
+
+class Jumping(selectors.DefaultSelector):
+    """Where nothing happens it goes to the time that is waited for."""
+
+    now = 0.0
+
+    def select(self, timeout=None):
+        found = super().select(0)
+        if not found and timeout:
+            self.now += timeout
+        return found
+
+
+def in_time_of_its_own(work) -> None:
+    selector = Jumping()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(work())
+
+
+class Service:
+    """In the place of a connection: answers each call after so many seconds, without them never."""
+
+    connected = True
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.sent: list[Message] = []
+        self.files: list[tuple[int, int]] = []
+        self.goes_on = asyncio.Event()
+        self._seconds = seconds
+
+    async def call(self, message: Message) -> Message:
+        self.sent.append(message)
+        message.serial = len(self.sent)
+        if self._seconds is None:
+            await self.goes_on.wait()
+        else:
+            await asyncio.sleep(self._seconds)
+        self.files += [inode(descriptor) for descriptor in message.unix_fds]
+        if message.member == "StartEmbedFromFd":
+            return answer(message, "o", ["/job"])
+        types = {str: "s", int: "t", list: "au"}
+        info = {key: Variant(types[type(value)], value) for key, value in INFO.items()}
+        return answer(message, "ayuua{sv}", [bytes(4), 1, 1, info])
+
+
+def answer(message: Message, signature: str, body: list) -> Message:
+    kind = MessageType.METHOD_RETURN
+    return Message(message_type=kind, reply_serial=message.serial, signature=signature, body=body)
+
+
+def client(service: Service) -> AsyncEmbedder:
+    embedder = AsyncEmbedder()
+    embedder._bus = Bus(service)
+    limits = dict.fromkeys(Properties.__dataclass_fields__, 1_000)
+    embedder._limits = Properties(**limits)
+    return embedder
+
+
+def inode(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+async def ended(calls) -> list:
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def a_turn_is_not_the_deadline() -> None:
+    """A service that answers each call in time has time for all, however many wait."""
+    service = Service(seconds=4)
+    embedder = client(service)
+    calls = [embedder.embed(["one"], deadline_ms=1000) for _ in range(10 * CALLS_MAX)]
+    failed = [one for one in await ended(calls) if isinstance(one, Exception)]
+    assert (len(failed), len(service.sent)) == (0, 10 * CALLS_MAX), failed[0]
+
+
+async def calls_that_nobody_waits_for_are_not_sent() -> None:
+    service = Service()
+    embedder = client(service)
+    calls = [embedder.embed(["one"], deadline_ms=1000) for _ in range(3 * CALLS_MAX)]
+    said = [str(one) for one in await ended(calls)]
+    words = "the service did not answer within 6 s, well past deadline_ms: look whether it runs"
+    assert said[:CALLS_MAX] == [words] * CALLS_MAX, said
+    words = "none of 64 calls before this one was answered within 6 s: look whether the service runs"
+    assert said[CALLS_MAX:] == [words] * 2 * CALLS_MAX, said
+    # Cancelled in its turn, before it, and at the moment when its turn comes.
+    late = [asyncio.create_task(embedder.embed(["late"])) for _ in range(3)]
+    await asyncio.sleep(1)
+    late[0].cancel()
+    await asyncio.sleep(1)
+    service.goes_on.set()
+    while embedder._bus._room._waiting:
+        await asyncio.sleep(0)
+    late[1].cancel()
+    kinds = [type(one).__name__ for one in await ended(late)]
+    assert kinds == ["CancelledError", "CancelledError", "Embeddings"], kinds
+    assert len(service.sent) == CALLS_MAX + 1, len(service.sent)
+    sent = []
+
+    async def given_up() -> None:
+        try:
+            await embedder.embed(["given up"])
+        finally:
+            sent.append(len(service.sent))
+
+    for turns in range(1, 8):
+        call = asyncio.create_task(given_up())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        call.cancel()
+        await ended([call])
+        await asyncio.sleep(1)
+        assert len(service.sent) == sent[-1], turns
+    # No place was lost on the way.
+    assert embedder._bus._room._free == CALLS_MAX
+
+
+async def files_are_the_ones_that_were_given() -> None:
+    """Whoever closes them meanwhile, and none stays open."""
+    before = len(os.listdir("/proc/self/fd"))
+    service = Service()
+    embedder = client(service)
+    busy = [asyncio.create_task(embedder.embed(["one"])) for _ in range(CALLS_MAX)]
+    await asyncio.sleep(1)
+    with tempfile.TemporaryFile() as given:
+        wanted = inode(given.fileno())
+        source = os.dup(given.fileno())
+        starting = asyncio.create_task(embedder.start(source))
+        leaving = asyncio.create_task(embedder.start(source))
+        await asyncio.sleep(1)
+        leaving.cancel()
+        await ended([leaving])
+        os.close(source)
+        with tempfile.TemporaryFile() as other:
+            assert other.fileno() == source
+            service.goes_on.set()
+            job = await starting
+    await ended(busy)
+    assert (job.path, service.files) == ("/job", [wanted]), (wanted, service.files)
+    # Those of the tasks are closed when the loop hears of their ends.
+    await asyncio.sleep(0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def a_result_waits_for_who_asks_again() -> None:
+    """Also one that was on its way already."""
+    job = AsyncJob(Bus(Service()), "/job")
+    states, asked, comes = ["running", "done"], [], asyncio.Event()
+
+    async def call(member, *_, **__):
+        asked.append(member)
+        if member == "GetAll":
+            values = {"State": Variant("s", states.pop(0))}
+            values |= dict.fromkeys(("Rows", "BytesRead", "BytesTotal"), Variant("t", 1))
+            return [values], []
+        raise AssertionError(member)
+
+    async def fetch():
+        asked.append("Fetch")
+        await comes.wait()
+        return from_reply(np.zeros((1, 2), dtype=np.float32), INFO)
+
+    job._bus.call, job._fetch = call, fetch
+    first = asyncio.create_task(job.result())
+    await asyncio.sleep(1)
+    first.cancel()
+    await ended([first])
+    assert asked == ["GetAll", "GetAll", "Fetch"], asked
+    comes.set()
+    # A thread may have gone at the moment when it came.
+    kept = await job.fetched()
+    assert await job.result() is kept and len(kept) == 1
+    assert asked == ["GetAll", "GetAll", "Fetch"] and job._fetching is None, asked
+
+
+in_time_of_its_own(a_turn_is_not_the_deadline)
+in_time_of_its_own(calls_that_nobody_waits_for_are_not_sent)
+in_time_of_its_own(files_are_the_ones_that_were_given)
+in_time_of_its_own(a_result_waits_for_who_asks_again)
