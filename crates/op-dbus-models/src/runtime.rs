@@ -135,8 +135,10 @@ impl RuntimeStore {
         // The wheel, which is never larger than what is in it, and the files.
         writer.require_space(build.bytes() * 2)?;
         let stage = writer.stage()?;
-        let files = fetch::fetch(library, build, stage.path(), sources, progress)?;
-        let folder = writer.commit(&files, &library.folder_name())?;
+        let folder = stage.told(
+            fetch::fetch(library, build, &stage, sources, progress)
+                .and_then(|files| writer.commit(&files, &library.folder_name())),
+        )?;
         Ok(folder.join(&library.load))
     }
 

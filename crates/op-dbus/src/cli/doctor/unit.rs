@@ -1,5 +1,7 @@
 //! The installed unit: who the service runs as, and which of its directives block a provider.
 
+mod sandbox;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
@@ -9,6 +11,7 @@ use nix::unistd::{User, geteuid};
 
 use super::check::{Check, UNIT};
 use super::facts::{Blocks, Directive, Facts};
+use sandbox::lies_in;
 
 const NAME: &str = "op-dbus.service";
 const MASKED: &str = "op-dbus.service is masked";
@@ -34,7 +37,7 @@ impl Unit {
         Self::parse(&String::from_utf8_lossy(&output.stdout))
     }
 
-    fn parse(shown: &str) -> Result<Self, String> {
+    pub(super) fn parse(shown: &str) -> Result<Self, String> {
         let pairs = shown.lines().filter_map(|line| line.split_once('='));
         let unit = Self(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect());
         match unit.value("LoadState").as_str() {
@@ -64,7 +67,7 @@ impl Unit {
         ];
         places.iter().any(|(property, place)| {
             let names = self.value(property);
-            names.split_whitespace().any(|name| path.starts_with(Path::new(place).join(name)))
+            names.split_whitespace().any(|name| lies_in(path, &Path::new(place).join(name)))
         })
     }
 
@@ -77,59 +80,6 @@ impl Unit {
             Some((name.into(), value.into()))
         })
         .collect()
-    }
-
-    /// The directive that keeps the service from the folder of a setting, which it reads, or writes and
-    /// makes in `writes`.
-    pub fn bars(&self, name: &'static str, path: &Path, writes: Option<&Path>) -> Option<Check> {
-        let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let listed = |property: &str| {
-            words(&self.value(property)).iter().any(|word| {
-                // `-SOURCE:DESTINATION:OPTIONS`
-                let word = word.trim_start_matches(['-', '+']);
-                real.starts_with(word.split(':').nth(1).unwrap_or(word))
-            })
-        };
-        let within =
-            |folders: &[&'static str]| folders.iter().copied().find(|f| real.starts_with(f));
-        if listed("BindPaths") || writes.is_none() && listed("BindReadOnlyPaths") {
-            return None;
-        }
-        let (home, system) = (self.value("ProtectHome"), self.value("ProtectSystem"));
-        let hidden = [
-            (
-                "ProtectHome",
-                matches!(&*home, "yes" | "tmpfs"),
-                within(&["/home", "/root", "/run/user"]),
-            ),
-            ("PrivateTmp", self.value("PrivateTmp") == "yes", within(&["/tmp", "/var/tmp"])),
-        ];
-        for (property, _, folder) in hidden.iter().filter(|(_, is_set, _)| *is_set) {
-            let Some(folder) = folder else { continue };
-            let value = self.value(property);
-            let found =
-                format!("{}: {property}={value} hides {folder} from the service", path.display());
-            let next = format!("set `{name}` to a place outside of {folder}");
-            return Some(Check::wrong(name, found, next));
-        }
-        let there = writes?;
-        let read_only = match &*system {
-            "strict" => within(&["/dev", "/proc", "/sys"]).is_none(),
-            "full" => within(&["/usr", "/boot", "/efi", "/etc"]).is_some(),
-            "yes" => within(&["/usr", "/boot", "/efi"]).is_some(),
-            _ => false,
-        };
-        if !read_only || listed("ReadWritePaths") || self.makes(&real) {
-            return None;
-        }
-        let found =
-            format!("{}: ProtectSystem={system} lets the service write none of it", path.display());
-        let next = format!(
-            "type `systemctl edit {NAME}`, write `[Service]` and `ReadWritePaths={}` there, and type \
-             `systemctl restart {NAME}`",
-            there.display()
-        );
-        Some(Check::wrong(name, found, next))
     }
 
     fn blocks(&self, directive: &Directive) -> bool {
@@ -304,31 +254,6 @@ mod tests {
         assert_eq!(checked(shown, Provider::Cuda).state, State::Ok);
         let forbidden = format!("{shown}~mbind reboot");
         assert_eq!(checked(&forbidden, Provider::Cuda).state, State::Wrong);
-    }
-
-    #[test]
-    fn folders_that_the_sandbox_keeps_from_the_service_are_told() {
-        let shown = "LoadState=loaded\nProtectSystem=strict\nProtectHome=yes\nPrivateTmp=yes\n\
-                     StateDirectory=op-dbus";
-        let bars = |shown: &str, path: &str, writes: bool| {
-            let path = Path::new(path);
-            let unit = Unit::parse(shown).ok().unwrap();
-            unit.bars("cache_dir", path, writes.then_some(path))
-        };
-        let hidden = bars(shown, "/run/user/7/models", false).unwrap();
-        assert!(hidden.found.contains("ProtectHome=yes hides /run/user"), "{}", hidden.found);
-        assert_eq!(hidden.next.unwrap(), "set `cache_dir` to a place outside of /run/user");
-        assert!(bars(shown, "/tmp/models", false).is_some());
-        let closed = bars(shown, "/srv/cache", true).unwrap();
-        assert!(closed.found.contains("ProtectSystem=strict"), "{}", closed.found);
-        assert!(closed.next.unwrap().contains("`ReadWritePaths=/srv/cache`"));
-        // What is only read, what the unit makes, and what is opened.
-        assert!(bars(shown, "/srv/models", false).is_none());
-        assert!(bars(shown, "/var/lib/op-dbus", true).is_none());
-        let opened = format!("{shown}\nReadWritePaths=-/srv /x\nBindPaths=/a:/run/user/7:rbind");
-        assert!(bars(&opened, "/srv/cache", true).is_none());
-        assert!(bars(&opened, "/run/user/7/cache", true).is_none());
-        assert!(bars("LoadState=loaded\nProtectSystem=full", "/srv/cache", true).is_none());
     }
 
     #[test]

@@ -1,0 +1,142 @@
+//! The folder that a writer works in: nobody else gets in, and nobody leads it elsewhere.
+
+use std::cell::OnceCell;
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::geteuid;
+use tempfile::TempDir;
+
+use super::owner::{by_descriptor, open_dir};
+use crate::Error;
+
+/// Where large files of others' programs lie if `TMPDIR` says nothing: `/tmp` is often in memory.
+const LARGE_TEMPORARY: &str = "/var/tmp";
+
+/// An empty folder on the store's file system. The folder around it is the store's owner's, who may put
+/// another in its place: root goes by descriptor.
+pub(crate) struct Stage {
+    /// Of root, the path by descriptor.
+    path: PathBuf,
+    /// What it is called in messages.
+    shown: PathBuf,
+    children: OnceCell<TempDir>,
+    // The path of it goes through the folder that comes last.
+    made: TempDir,
+    /// The folder, and the one around it.
+    open: Option<(File, File)>,
+}
+
+impl Stage {
+    /// Makes one in the open folder `staging`, which is called `shown` in messages.
+    pub(super) fn make(staging: File, shown: &Path) -> io::Result<Self> {
+        let by_root = geteuid().is_root();
+        let around = if by_root { by_descriptor(&staging) } else { shown.to_owned() };
+        let made = private_in(&around)?;
+        let name = made.path().file_name().unwrap_or_default();
+        let shown = shown.join(name);
+        let children = OnceCell::new();
+        if !by_root {
+            let path = made.path().to_owned();
+            return Ok(Self { path, shown, children, made, open: None });
+        }
+        let dir = open_dir(made.path())?;
+        check(&dir)?;
+        let path = by_descriptor(&dir);
+        Ok(Self { path, shown, children, made, open: Some((dir, staging)) })
+    }
+
+    /// The path to work with.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A folder for programs that resolve the paths they are given, as pip does, and so lose what a path
+    /// by descriptor is good for. Root's lies where nobody else renames folders of root.
+    pub(crate) fn for_children(&self) -> Result<&Path, Error> {
+        if self.open.is_none() {
+            return Ok(&self.path);
+        }
+        if let Some(dir) = self.children.get() {
+            return Ok(dir.path());
+        }
+        let base = match std::env::var_os("TMPDIR").filter(|dir| !dir.is_empty()) {
+            Some(dir) => PathBuf::from(dir),
+            None => [PathBuf::from(LARGE_TEMPORARY), std::env::temp_dir()]
+                .into_iter()
+                .find(|dir| dir.is_dir())
+                .unwrap_or_default(),
+        };
+        let made = private_in(&base).map_err(|error| Error::io("write", &base, error))?;
+        Ok(self.children.get_or_init(|| made).path())
+    }
+
+    /// Has an error tell of the folder by its name.
+    pub(crate) fn told<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        result.map_err(|error| error.renamed(&self.path, &self.shown))
+    }
+
+    /// Leaves it to the next writer to remove.
+    pub(super) fn keep(self) {
+        drop(self.made.keep());
+    }
+}
+
+/// A new folder that nobody else gets into.
+fn private_in(dir: &Path) -> io::Result<TempDir> {
+    let mut private = tempfile::Builder::new();
+    private.permissions(Permissions::from_mode(0o700));
+    private.tempdir_in(dir)
+}
+
+/// Refuses what was put in the place of the folder just made: it is this user's alone, and empty.
+fn check(dir: &File) -> io::Result<()> {
+    let meta = dir.metadata()?;
+    let is_ours = meta.uid() == geteuid().as_raw() && meta.mode() & 0o077 == 0;
+    if is_ours && std::fs::read_dir(by_descriptor(dir))?.next().is_none() {
+        return Ok(());
+    }
+    Err(io::ErrorKind::PermissionDenied.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_others_get_into_is_no_stage() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = open_dir(dir.path()).unwrap();
+        open.set_permissions(Permissions::from_mode(0o700)).unwrap();
+        check(&open).unwrap();
+        open.set_permissions(Permissions::from_mode(0o710)).unwrap();
+        assert!(check(&open).is_err());
+        open.set_permissions(Permissions::from_mode(0o700)).unwrap();
+        std::fs::write(dir.path().join("file"), b"").unwrap();
+        assert!(check(&open).is_err());
+        if geteuid().is_root() {
+            std::fs::remove_file(dir.path().join("file")).unwrap();
+            std::os::unix::fs::chown(dir.path(), Some(4_000_000), None).unwrap();
+            assert!(check(&open).is_err());
+        }
+    }
+
+    #[test]
+    fn other_programs_work_where_the_stores_owner_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let stage = Stage::make(open_dir(dir.path()).unwrap(), dir.path()).unwrap();
+        let children = stage.for_children().unwrap().canonicalize().unwrap();
+        let in_store = children.starts_with(dir.path().canonicalize().unwrap());
+        assert_eq!(in_store, !geteuid().is_root());
+        let (private, same) = (children.metadata().unwrap(), stage.for_children().unwrap());
+        assert_eq!(
+            (private.mode() & 0o777, same.canonicalize().unwrap()),
+            (0o700, children.clone())
+        );
+        drop(stage);
+        assert!(!children.exists());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
