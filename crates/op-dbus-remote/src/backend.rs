@@ -1,8 +1,10 @@
 //! The backend: which endpoint gets a batch, and what it has to show before.
 
+mod load;
+
 use std::time::{Duration, Instant};
 
-use op_dbus_engine::{Backend, BackendError, Batch, Description, LoadErrorKind, Tokenizer};
+use op_dbus_engine::{Backend, BackendError, Batch, Description, Tokenizer};
 
 use crate::Options;
 use crate::endpoint::{Clients, Endpoint, left};
@@ -16,6 +18,10 @@ use crate::trial::Trial;
 const PROVIDER: &str = "remote";
 /// Time that an endpoint has to prove itself after it has failed, while another one serves: a caller waits.
 const PROOF_TIME: Duration = Duration::from_secs(1);
+/// How long servers get no more texts at once than they took; then twice as many are tried.
+const LIMIT_TIME: Duration = Duration::from_secs(60);
+/// How often the journal has what one endpoint makes of batches though it proves itself right.
+const TOLD_TIME: Duration = Duration::from_secs(60);
 
 /// A fleet that computes batches.
 #[derive(Debug)]
@@ -27,66 +33,12 @@ pub struct RemoteBackend {
     /// What token ids become texts with, if those are sent.
     tokenizer: Option<Tokenizer>,
     trial: Trial,
+    /// Texts that servers take at once, and since when that is known; nothing where they refuse none.
+    limit: Option<(usize, Instant)>,
     description: Description,
 }
 
 impl RemoteBackend {
-    /// Finds an endpoint that answers as it should, the first choice first. The model's `tokenizer` is
-    /// asked for where the options say that texts are sent.
-    ///
-    /// # Errors
-    /// [`BackendError::Load`] (`ProviderUnavailable`): there is none; with what each said. Or what
-    /// `tokenizer` failed with.
-    pub fn load(
-        options: Options,
-        tokenizer: impl FnOnce() -> Result<Tokenizer, BackendError>,
-    ) -> Result<Self, BackendError> {
-        let start = Instant::now();
-        let clients = Clients::new(&options).map_err(unavailable)?;
-        let tokenizer = options.texts.then(tokenizer).transpose()?;
-        let trial = match &tokenizer {
-            Some(tokenizer) => Trial::of_texts(tokenizer).map_err(unavailable)?,
-            None => Trial::of_ids(),
-        };
-        let endpoint = |url: &String| Endpoint::new(url, options.protocol);
-        let endpoints: Vec<Endpoint> = options.endpoints.iter().map(endpoint).collect();
-        let names = Names::of(&options.endpoints);
-        let description = Description {
-            provider: PROVIDER.to_owned(),
-            device: device(options.home),
-            devices: endpoints.len(),
-            precision: "f32".to_owned(),
-            engine: options.protocol.name().to_owned(),
-            isa: String::new(),
-            dimensions: options.shape.dimensions,
-            batch_tokens: 0,
-            buckets: None,
-            load_ms: 0,
-            pid: std::process::id(),
-            sandbox: String::new(),
-        };
-        let mut backend =
-            Self { clients, options, endpoints, names, tokenizer, trial, description };
-        let mut reasons = Vec::new();
-        for index in backend.order() {
-            let began = Instant::now();
-            match backend.prove(index, backend.options.request_time) {
-                Ok(()) => {
-                    backend.description.device = device(index);
-                    let load_ms = start.elapsed().as_millis();
-                    backend.description.load_ms = u64::try_from(load_ms).unwrap_or(u64::MAX);
-                    return Ok(backend);
-                }
-                Err(failure) => {
-                    backend.rest(index, &failure, began.elapsed());
-                    reasons
-                        .push(format!("{} can't be used: {failure}", backend.endpoints[index].url));
-                }
-            }
-        }
-        Err(unavailable(reasons.join("; ")))
-    }
-
     /// The endpoints, the first choice first.
     fn order(&self) -> impl Iterator<Item = usize> + use<> {
         let (count, home) = (self.endpoints.len(), self.options.home);
@@ -112,40 +64,63 @@ impl RemoteBackend {
         }
     }
 
-    /// Has an endpoint show what it is: how it is fed, and that its vectors of the trial batch are those
-    /// of the others.
-    fn prove(&mut self, index: usize, time: Duration) -> Result<(), Failure> {
-        let deadline = Instant::now() + time;
+    /// Has an endpoint give its vectors of the trial, within `time` and before `deadline`: whoever has given
+    /// the first of them is there, and has longer for long texts.
+    fn show(
+        &mut self,
+        index: usize,
+        time: Duration,
+        deadline: Instant,
+    ) -> Result<Vec<f32>, Failure> {
         let Self { clients, options, endpoints, trial, .. } = self;
-        let endpoint = &mut endpoints[index];
-        endpoint.learn(clients, options, deadline)?;
-        let (sent, dimensions) = (trial.sent(), options.shape.dimensions);
-        let mut out = vec![f32::NAN; sent.batch.rows() * dimensions];
-        endpoint.compute((clients, options), &sent, &mut out, (left(deadline), Quote::Words))?;
-        trial.judge(&out, dimensions).map_err(Failure::Away)?;
-        endpoint.circuit.prove(Instant::now());
+        let (endpoint, dimensions) = (&mut endpoints[index], options.shape.dimensions);
+        let mut until = deadline.min(Instant::now() + time);
+        endpoint.learn(clients, options, until)?;
+        let mut shown = Vec::new();
+        for sent in trial.sent() {
+            let begin = shown.len();
+            shown.resize(begin + sent.batch.rows() * dimensions, f32::NAN);
+            let bounds = (left(until), Quote::Words);
+            endpoint.compute((clients, options), &sent, &mut shown[begin..], bounds)?;
+            until = deadline.min(Instant::now() + options.request_time);
+        }
+        trial.look(&shown, dimensions).map_err(Failure::Away)?;
+        Ok(shown)
+    }
+
+    /// Has an endpoint show what it is: how it is fed, and that its vectors of the trial are those of the
+    /// others.
+    fn prove(&mut self, index: usize, time: Duration, deadline: Instant) -> Result<(), Failure> {
+        let shown = self.show(index, time, deadline)?;
+        let dimensions = self.options.shape.dimensions;
+        match self.trial.is_new() {
+            true => self.trial.know(&shown, dimensions),
+            false => self.trial.compare(&shown, dimensions).map_err(Failure::Away)?,
+        }
+        self.endpoints[index].circuit.prove(Instant::now());
         Ok(())
     }
 
-    /// One try with one endpoint, which proves itself first if it has to.
+    /// One try with one endpoint, which proves itself first if it has to. What it makes of the batch is
+    /// believed if it has proved itself at `since` or later, and else does so now.
     fn attempt(
         &mut self,
         index: usize,
         sent: &Sent<'_>,
         out: &mut [f32],
-        deadline: Instant,
+        (since, deadline): (Instant, Instant),
     ) -> Result<(), Failure> {
         if !self.endpoints[index].circuit.is_proved(Instant::now()) {
-            self.prove(index, self.proof_time(index, deadline)).map_err(away)?;
+            self.prove(index, self.proof_time(index, deadline), deadline).map_err(away)?;
             tracing::info!(endpoint = self.endpoints[index].url, "an endpoint has proved itself");
         }
         let Self { clients, options, endpoints, .. } = self;
         let bounds = (options.request_time.min(left(deadline)), Quote::Status);
         let result = endpoints[index].compute((clients, options), sent, out, bounds);
         let Err(failure) = result.map_err(Failure::unquoted) else { return Ok(()) };
-        if failure.may_be_the_batch() {
+        if failure.may_be_the_batch() && !endpoints[index].circuit.has_proved(since) {
             // A server that has just lost its model refuses everything: then it isn't this batch.
-            self.prove(index, self.proof_time(index, deadline)).map_err(away)?;
+            self.prove(index, self.proof_time(index, deadline), deadline).map_err(away)?;
         }
         Err(failure)
     }
@@ -162,6 +137,109 @@ impl RemoteBackend {
         }
         tracing::warn!(endpoint = endpoint.url, %why, "an endpoint is not used for now");
     }
+
+    /// Tells of an endpoint that is right and did not compute a batch of so many `rows`.
+    fn tell(&mut self, index: usize, why: &Failure, rows: usize) {
+        let (endpoint, now) = (&mut self.endpoints[index], Instant::now());
+        if endpoint.told.is_some_and(|told| now.saturating_duration_since(told) < TOLD_TIME) {
+            return;
+        }
+        endpoint.told = Some(now);
+        let cure = match rows {
+            1 => "",
+            _ => {
+                "; if that comes again, lower rows_max in [providers.remote] to the texts that it takes \
+                 at once"
+            }
+        };
+        tracing::warn!(
+            endpoint = endpoint.url,
+            %why,
+            rows,
+            "an endpoint proves itself right and does not compute a batch{cure}"
+        );
+    }
+
+    /// An endpoint has computed a batch that others `failed`.
+    fn took(&mut self, index: usize, failed: &[usize]) {
+        self.endpoints[index].circuit.succeed();
+        for other in failed.iter().copied().filter(|other| *other != index) {
+            if self.endpoints[other].circuit.is_outdone() {
+                let why = "it fails batches, one after the other, that another one computes";
+                self.rest(other, &Failure::Away(why.to_owned()), Duration::ZERO);
+            }
+        }
+        if self.description.device != device(index) {
+            self.description.device = device(index);
+        }
+    }
+
+    /// Has some endpoint compute a part of a batch that came at `since`, until `deadline`.
+    fn compute(
+        &mut self,
+        sent: &Sent<'_>,
+        out: &mut [f32],
+        (since, deadline): (Instant, Instant),
+    ) -> Result<(), Stopped> {
+        let (mut last, mut failed) = ("all endpoints rest".to_owned(), Vec::new());
+        while Instant::now() < deadline {
+            let began = Instant::now();
+            let Some(index) = self.pick(began, &failed) else {
+                let wakes = self.endpoints.iter().filter_map(|one| one.circuit.rests_until()).min();
+                let until = wakes.unwrap_or(deadline).min(deadline);
+                std::thread::sleep(until.saturating_duration_since(Instant::now()));
+                continue;
+            };
+            let Err(failure) = self.attempt(index, sent, out, (since, deadline)) else {
+                self.took(index, &failed);
+                return Ok(());
+            };
+            if failure.may_be_the_batch() {
+                self.tell(index, &failure, sent.batch.rows());
+            }
+            match failure {
+                Failure::TooLarge(why) => {
+                    return Err(Stopped::TooMuch(BackendError::OutOfMemory(why)));
+                }
+                Failure::Refused(why) => return Err(Stopped::TooMuch(BackendError::Failed(why))),
+                Failure::Failed(why) => {
+                    failed.push(index);
+                    if failed.len() >= self.options.attempts_max {
+                        return Err(Stopped::ForGood(BackendError::Failed(why)));
+                    }
+                }
+                failure => {
+                    last = format!("{}: {failure}", self.endpoints[index].url);
+                    self.rest(index, &failure, began.elapsed());
+                    if let Some(path) = self.names.replaced() {
+                        return Err(Stopped::ForGood(BackendError::Lost(format!(
+                            "{path} is another file than when the worker was started, and only a new \
+                             worker may read it; {last}"
+                        ))));
+                    }
+                }
+            }
+        }
+        Err(Stopped::TooLate(last))
+    }
+
+    /// Texts that are sent at once `now`.
+    fn rows_most(&mut self, now: Instant) -> usize {
+        let Some((rows, since)) = &mut self.limit else { return usize::MAX };
+        if now.saturating_duration_since(*since) >= LIMIT_TIME {
+            (*rows, *since) = (rows.saturating_mul(2), now);
+        }
+        *rows
+    }
+}
+
+/// Why a part of a batch has no vectors.
+enum Stopped {
+    /// An endpoint that is right refuses it: maybe it takes fewer texts.
+    TooMuch(BackendError),
+    /// Its time is over; with what was last.
+    TooLate(String),
+    ForGood(BackendError),
 }
 
 impl Backend for RemoteBackend {
@@ -178,52 +256,45 @@ impl Backend for RemoteBackend {
         let texts = self.tokenizer.as_ref().map(|tokenizer| texts::rebuilt(batch, tokenizer));
         let texts = texts.transpose()?;
         let sent = Sent { batch: *batch, texts: texts.as_deref() };
-        let deadline = Instant::now() + self.options.batch_time;
-        let (mut last, mut failed) = ("all endpoints rest".to_owned(), Vec::new());
-        while Instant::now() < deadline {
-            let began = Instant::now();
-            let Some(index) = self.pick(began, &failed) else {
-                let wakes = self.endpoints.iter().filter_map(|one| one.circuit.rests_until()).min();
-                let until = wakes.unwrap_or(deadline).min(deadline);
-                std::thread::sleep(until.saturating_duration_since(Instant::now()));
-                continue;
-            };
-            match self.attempt(index, &sent, out, deadline) {
-                Ok(()) => {
-                    if self.description.device != device(index) {
-                        self.description.device = device(index);
-                    }
-                    return Ok(());
+        let since = Instant::now();
+        let times = (since, since + self.options.batch_time);
+        let (rows, dimensions) = (batch.rows(), self.description.dimensions);
+        let known = self.rows_most(since);
+        let (mut most, mut done) = (rows.min(known), 0);
+        while done < rows {
+            let end = rows.min(done + most);
+            let out = &mut out[done * dimensions..end * dimensions];
+            match self.compute(&sent.part(done..end), out, times) {
+                Ok(()) => done = end,
+                Err(Stopped::TooMuch(_)) if end - done > 1 => most = (end - done).div_ceil(2),
+                Err(Stopped::TooLate(last)) => {
+                    let seconds = self.options.batch_time.as_secs();
+                    let why = format!("no endpoint took the batch within {seconds} s; {last}");
+                    // Who took a part takes smaller batches, each in a time of its own.
+                    return Err(match done {
+                        0 => BackendError::Lost(why),
+                        _ => BackendError::OutOfMemory(why),
+                    });
                 }
-                Err(Failure::TooLarge(why)) => return Err(BackendError::OutOfMemory(why)),
-                Err(Failure::Refused(why)) => return Err(BackendError::Failed(why)),
-                Err(Failure::Failed(why)) => {
-                    failed.push(index);
-                    if failed.len() >= self.options.attempts_max {
-                        return Err(BackendError::Failed(why));
-                    }
-                }
-                Err(failure @ (Failure::Away(_) | Failure::Quoted(_) | Failure::Busy(..))) => {
-                    last = format!("{}: {failure}", self.endpoints[index].url);
-                    self.rest(index, &failure, began.elapsed());
-                    if let Some(path) = self.names.replaced() {
-                        return Err(BackendError::Lost(format!(
-                            "{path} is another file than when the worker was started, and only a new \
-                             worker may read it; {last}"
-                        )));
-                    }
-                }
+                Err(Stopped::TooMuch(error) | Stopped::ForGood(error)) => return Err(error),
             }
         }
-        let seconds = self.options.batch_time.as_secs();
-        Err(BackendError::Lost(format!("no endpoint took the batch within {seconds} s; {last}")))
+        if most < rows.min(known) {
+            tracing::warn!(
+                rows = most,
+                "servers get no more texts at once for now, as they refuse more; set rows_max in \
+                 [providers.remote] to what they take"
+            );
+            self.limit = Some((most, Instant::now()));
+        }
+        Ok(())
     }
 }
 
-/// What an endpoint refuses of the trial batch says nothing about a caller's.
+/// What an endpoint refuses of the trial says nothing about a caller's.
 fn away(failure: Failure) -> Failure {
     match failure {
-        busy @ Failure::Busy(..) => busy,
+        own @ (Failure::Busy(..) | Failure::Absent(_)) => own,
         failure => Failure::Away(failure.to_string()),
     }
 }
@@ -231,9 +302,4 @@ fn away(failure: Failure) -> Failure {
 /// How an endpoint is called in replies: by its number in the settings, from 0.
 fn device(index: usize) -> String {
     format!("{PROVIDER}:{index}")
-}
-
-fn unavailable(message: String) -> BackendError {
-    let message = format!("{PROVIDER}: {message}");
-    BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
 }

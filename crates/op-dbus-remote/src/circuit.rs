@@ -8,14 +8,18 @@ const REST: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(30);
 /// How long a proof holds: whatever an endpoint is by then, it shows once more.
 const PROOF_MAX: Duration = Duration::from_secs(60);
+/// Batches in a row that one fails and others take: then it is not the batches.
+const OUTDONE_MAX: u32 = 3;
 
 /// Whether one endpoint may be asked, and has to prove itself first.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Circuit {
-    /// The last rest since it has proved itself; nothing where it has not failed since.
+    /// The last rest since it has computed a caller's batch; nothing where it has not failed since.
     rest: Duration,
     rests_until: Option<Instant>,
     proved: Option<Instant>,
+    /// Batches that it has failed and another one has computed, since it has computed one itself.
+    outdone: u32,
 }
 
 impl Circuit {
@@ -41,19 +45,36 @@ impl Circuit {
 
     /// Whether it has failed since it proved itself.
     pub fn has_failed(&self) -> bool {
-        !self.rest.is_zero()
+        self.proved.is_none() && !self.rest.is_zero()
     }
 
-    /// It has given the trial batch's vectors.
+    /// Whether it has proved itself at `since` or later.
+    pub fn has_proved(&self, since: Instant) -> bool {
+        self.proved.is_some_and(|proved| proved >= since)
+    }
+
+    /// It has given the trial batch's vectors. Its next rest is no shorter for that: the trial asks for
+    /// less than callers do.
     pub fn prove(&mut self, now: Instant) {
-        *self = Self { rest: Duration::ZERO, rests_until: None, proved: Some(now) };
+        (self.rests_until, self.proved) = (None, Some(now));
+    }
+
+    /// It has computed a caller's batch, and nothing is held against it any more.
+    pub fn succeed(&mut self) {
+        (self.rest, self.outdone) = (Duration::ZERO, 0);
     }
 
     /// It failed, which took this long: it rests, and its proof is void. Who is waited for in vain keeps
     /// callers no more than half of the time.
     pub fn fail(&mut self, now: Instant, took: Duration) {
         let rest = self.rest.saturating_mul(2).max(REST).max(took).min(REST_MAX);
-        *self = Self { rest, rests_until: Some(now + rest), proved: None };
+        *self = Self { rest, rests_until: Some(now + rest), proved: None, outdone: 0 };
+    }
+
+    /// Another one has computed a batch that it failed; whether that has come too often.
+    pub fn is_outdone(&mut self) -> bool {
+        self.outdone += 1;
+        self.outdone >= OUTDONE_MAX
     }
 
     /// It asks for a rest, and is what it was. Who asks for none at all is not asked without end.
@@ -80,6 +101,30 @@ mod tests {
         assert!(!circuit.is_proved(start) && !circuit.allows(start));
         assert!(circuit.allows(start + REST) && !circuit.serves(start + REST));
         assert!(circuit.has_failed());
+    }
+
+    /// Who proves itself and fails every batch is asked less and less.
+    #[test]
+    fn a_proof_shortens_no_rest_and_a_batch_ends_them() {
+        let now = Instant::now();
+        let mut circuit = Circuit::default();
+        for doubled in [1, 2, 4, 8] {
+            circuit.fail(now, Duration::ZERO);
+            assert_eq!(circuit.rests_until(), Some(now + doubled * REST));
+            circuit.prove(now);
+            assert!(circuit.serves(now) && !circuit.has_failed() && circuit.has_proved(now));
+        }
+        circuit.succeed();
+        circuit.fail(now, Duration::ZERO);
+        assert_eq!(circuit.rests_until(), Some(now + REST));
+    }
+
+    #[test]
+    fn who_is_outdone_time_and_again_is_told() {
+        let mut circuit = Circuit::default();
+        assert!(!circuit.is_outdone() && !circuit.is_outdone());
+        circuit.succeed();
+        assert!(!circuit.is_outdone() && !circuit.is_outdone() && circuit.is_outdone());
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct Endpoint {
     pub url: String,
     /// Whether it may be asked.
     pub circuit: Circuit,
+    /// When the journal was last told of a batch that it did not compute.
+    pub told: Option<Instant>,
     way: Way,
 }
 
@@ -69,7 +71,7 @@ impl Endpoint {
             Protocol::Oip if is_grpc(url) => Way::Rpc(None),
             Protocol::Oip => Way::Rest(None),
         };
-        Self { url: url.to_owned(), circuit: Circuit::default(), way }
+        Self { url: url.to_owned(), circuit: Circuit::default(), told: None, way }
     }
 
     /// Learns how the endpoint's graph is fed, where that is not the same everywhere.

@@ -9,15 +9,17 @@ const TOLD_CHARS_MAX: usize = 400;
 /// Why there are no vectors.
 #[derive(Debug)]
 pub enum Failure {
-    /// The endpoint can't be used now: it is not there, does not answer in time, refuses us, or answers
-    /// with what makes no sense.
+    /// Nobody has answered, or not in time.
+    Absent(String),
+    /// The endpoint can't be used now: it refuses us, or it is not what it should be.
     Away(String),
     /// The same, in words that may be the endpoint's: of a caller's batch they are not told, as they may
     /// be the text.
     Quoted(String),
     /// It wants to be asked again after this time, and is what it was.
     Busy(String, Duration),
-    /// It failed this batch, or fails everything: with a status of its own, or with what makes no sense.
+    /// It failed this batch, or fails everything: with a status that says neither that it is away nor
+    /// whose fault it is, or with what makes no sense.
     Failed(String),
     /// It refuses this batch; others it may take.
     Refused(String),
@@ -59,7 +61,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = match self {
-            Self::Away(why) | Self::Quoted(why) | Self::Busy(why, _) => why,
+            Self::Absent(why) | Self::Away(why) | Self::Quoted(why) | Self::Busy(why, _) => why,
             Self::Failed(why) | Self::Refused(why) | Self::TooLarge(why) => why,
         };
         let plain = |c: char| if c.is_control() { ' ' } else { c };

@@ -22,7 +22,8 @@ pub const TARGETS: &[Driven] = &[
 ];
 
 const ROWS: usize = 2;
-const SHAPE: Shape = Shape { dimensions: 2, pooling: Pooling::Mean, normalize: true };
+const SHAPE: Shape =
+    Shape { dimensions: 2, pooling: Pooling::Mean, normalize: true, max_input_tokens: 16 };
 const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7], lengths: &[2, 1] };
 const WORDS: &[String] = &[String::new(), String::new()];
 

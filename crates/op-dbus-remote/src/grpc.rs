@@ -103,7 +103,7 @@ impl Client {
         let call = async {
             let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(most);
             let ready = grpc.ready().await;
-            ready.map_err(|error| Failure::Away(with_causes(&error)))?;
+            ready.map_err(|error| Failure::Absent(with_causes(&error)))?;
             let codec = ProstCodec::<Q, A>::default();
             let answer = grpc.unary(request, PathAndQuery::from_static(method), codec).await;
             answer.map(tonic::Response::into_inner).map_err(|status| refusal(&status, quote))
@@ -114,7 +114,7 @@ impl Client {
             Ok(Err(failure)) if began.elapsed() < time => Err(failure),
             _ => {
                 let seconds = time.as_secs_f32();
-                Err(Failure::Away(format!("timeout: it said nothing for {seconds:.1} s")))
+                Err(Failure::Absent(format!("timeout: it said nothing for {seconds:.1} s")))
             }
         }
     }
@@ -123,8 +123,7 @@ impl Client {
 /// What a status means for the batch.
 fn refusal(status: &Status, quote: Quote) -> Failure {
     if let Some(error) = status.source() {
-        // Nobody has answered.
-        return Failure::Away(with_causes(error));
+        return Failure::Absent(with_causes(error));
     }
     let (code, message) = (status.code(), status.message());
     let said = match quote {
@@ -134,8 +133,9 @@ fn refusal(status: &Status, quote: Quote) -> Failure {
     match code {
         Code::InvalidArgument => Failure::Refused(said),
         Code::ResourceExhausted if message.contains(TOO_LARGE) => Failure::TooLarge(said),
-        Code::Internal | Code::Unknown => Failure::Failed(said),
-        _ => Failure::Away(said),
+        Code::Unauthenticated | Code::ResourceExhausted | Code::Unavailable => Failure::Away(said),
+        Code::Cancelled | Code::DeadlineExceeded => Failure::Away(said),
+        _ => Failure::Failed(said),
     }
 }
 
@@ -151,12 +151,15 @@ mod tests {
         let large =
             told(Code::ResourceExhausted, "message larger than max (5 vs. 4)", Quote::Status);
         assert!(matches!(large, Failure::TooLarge(_)));
-        for code in [Code::Internal, Code::Unknown] {
+        for code in [Code::Internal, Code::Unknown, Code::OutOfRange, Code::PermissionDenied] {
             assert!(matches!(told(code, "said words", Quote::Status), Failure::Failed(_)));
         }
-        for code in
-            [Code::ResourceExhausted, Code::Unavailable, Code::NotFound, Code::Unauthenticated]
-        {
+        for code in [
+            Code::ResourceExhausted,
+            Code::Unavailable,
+            Code::DeadlineExceeded,
+            Code::Unauthenticated,
+        ] {
             let away = told(code, "said words", Quote::Words);
             assert!(
                 matches!(away, Failure::Away(said) if said.ends_with("(said words)")),

@@ -125,7 +125,7 @@ fn answered(
     quote: Quote,
 ) -> Result<Message, Failure> {
     let mut answer = answer.map_err(|error| {
-        Failure::Away(match error {
+        Failure::Absent(match error {
             // Without the crate's own word before the system's.
             Error::Io(error) => error.to_string(),
             error => error.to_string(),
@@ -150,23 +150,23 @@ fn answered(
     };
     let mut body = Vec::new();
     let read = answer.body_mut().as_reader().take(most as u64 + 1).read_to_end(&mut body);
-    read.map_err(|error| Failure::Away(format!("its answer broke off ({error})")))?;
+    read.map_err(|error| Failure::Absent(format!("its answer broke off ({error})")))?;
     if body.len() > most {
         return Err(Failure::nonsense(format_args!("it is longer than {most} bytes")));
     }
     Ok(Message { body, json_bytes })
 }
 
-/// What the status means for the batch; `later` is when the server wants to be asked again.
+/// What the status means for the batch; `later` is when the server wants to be asked again. Most statuses
+/// may be for this batch alone, as those of what stands before a server and looks into texts.
 fn refusal(status: http::StatusCode, later: Option<Duration>, words: &str) -> Failure {
     let said = format!("it answers {}{words}", status.as_u16());
     match (status.as_u16(), later) {
         (413, _) => Failure::TooLarge(said),
         (400 | 422, _) => Failure::Refused(said),
         (429 | 503, Some(later)) => Failure::Busy(said, later),
-        (503, None) => Failure::Away(said),
-        (500.., _) => Failure::Failed(said),
-        _ => Failure::Away(said),
+        (401 | 429 | 503, _) => Failure::Away(said),
+        _ => Failure::Failed(said),
     }
 }
 
@@ -180,4 +180,31 @@ fn words(answer: &mut http::Response<Body>) -> String {
     let plain = |c: char| if c.is_control() { ' ' } else { c };
     let said: String = said.trim().chars().map(plain).take(REFUSAL_CHARS_MAX).collect();
     if said.is_empty() { said } else { format!(" ({said})") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_says_whether_it_may_be_the_batch() {
+        let told = |status, later: Option<u64>| {
+            let status = http::StatusCode::from_u16(status).unwrap();
+            refusal(status, later.map(Duration::from_secs), "")
+        };
+        assert!(matches!(told(413, None), Failure::TooLarge(said) if said == "it answers 413"));
+        for status in [400, 422] {
+            assert!(matches!(told(status, None), Failure::Refused(_)), "{status}");
+        }
+        for status in [204, 302, 403, 404, 406, 408, 415, 424, 431, 500, 502, 504] {
+            assert!(matches!(told(status, None), Failure::Failed(_)), "{status}");
+        }
+        for status in [401, 429, 503] {
+            assert!(matches!(told(status, None), Failure::Away(_)), "{status}");
+        }
+        assert!(matches!(told(401, Some(1)), Failure::Away(_)));
+        for status in [429, 503] {
+            assert!(matches!(told(status, Some(1)), Failure::Busy(..)), "{status}");
+        }
+    }
 }

@@ -29,7 +29,7 @@ impl Protocol {
     }
 }
 
-/// The vectors that are wanted.
+/// The vectors that are wanted, and of what.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Length of one vector.
@@ -38,6 +38,8 @@ pub struct Shape {
     pub pooling: Pooling,
     /// Whether vectors are divided by their length.
     pub normalize: bool,
+    /// Tokens that the model reads of a text at most, special tokens included.
+    pub max_input_tokens: usize,
 }
 
 /// A fleet, and what is wanted of it.
@@ -165,7 +167,8 @@ fn token(bytes: &[u8]) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    const SHAPE: Shape = Shape { dimensions: 4, pooling: Pooling::Mean, normalize: true };
+    const SHAPE: Shape =
+        Shape { dimensions: 4, pooling: Pooling::Mean, normalize: true, max_input_tokens: 16 };
 
     fn options(words: &[(&str, &str)], home: usize) -> Result<Options, String> {
         let words: Vec<_> =

@@ -1,5 +1,7 @@
 //! What is sent: a batch, and its texts where servers take nothing else.
 
+use std::ops::Range;
+
 use op_dbus_engine::{BackendError, Batch, Tokenizer};
 
 /// A batch on its way.
@@ -9,6 +11,20 @@ pub struct Sent<'a> {
     pub batch: Batch<'a>,
     /// Its texts, `[rows]`, if those are sent.
     pub texts: Option<&'a [String]>,
+}
+
+impl Sent<'_> {
+    /// These of its rows.
+    pub fn part(&self, rows: Range<usize>) -> Sent<'_> {
+        let lengths = &self.batch.lengths;
+        let tokens = |lengths: &[i32]| {
+            lengths.iter().map(|length| usize::try_from(*length).unwrap_or(0)).sum::<usize>()
+        };
+        let start = tokens(&lengths[..rows.start]);
+        let end = start + tokens(&lengths[rows.clone()]);
+        let batch = Batch { ids: &self.batch.ids[start..end], lengths: &lengths[rows.clone()] };
+        Sent { batch, texts: self.texts.map(|texts| &texts[rows]) }
+    }
 }
 
 /// Texts of which the tokenizer makes exactly the ids of the batch: where a text was cut, they are cut as
@@ -24,4 +40,20 @@ pub fn rebuilt(batch: &Batch<'_>, tokenizer: &Tokenizer) -> Result<Vec<String>, 
                        within a word: cut it at its end (truncate), or send parts of it";
         BackendError::Failed(message.to_owned())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_has_its_own_ids_and_texts() {
+        let texts = ["a", "b", "c"].map(str::to_owned);
+        let batch = Batch { ids: &[1, 2, 3, 4, 5, 6], lengths: &[1, 2, 3] };
+        let sent = Sent { batch, texts: Some(&texts) };
+        let part = sent.part(1..3);
+        assert_eq!((part.batch.ids, part.batch.lengths), (&[2, 3, 4, 5, 6][..], &[2, 3][..]));
+        assert_eq!(part.texts, Some(&texts[1..]));
+        assert_eq!(sent.part(0..1).batch.ids, [1]);
+    }
 }

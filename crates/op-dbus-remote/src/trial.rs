@@ -7,28 +7,57 @@ use crate::texts::Sent;
 /// Ids that every vocabulary has, in rows of unequal length.
 const IDS: [i32; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
 const LENGTHS: [i32; 2] = [8, 4];
+/// Those of them that stand for no end and no padding anywhere, of which rows of any length are made.
+const PLAIN: &[i32] = IDS.split_at(3).1;
 
 /// What texts are tried with: something short, and words of one token each, of which texts of any length
 /// are made.
 const SHORT: &str = "what others compute";
 const WORDS: &str = "one red house stands by the old river and two green boats go to the sea ";
-/// Least distance, as a part of its length, of the vector of a text and that of the same text without its
-/// last word. Where a server cuts both to the same, there is none.
+/// Least distance, as a part of its length, of the vector of a text of up to so many tokens and that of the
+/// same text without its last one. Where a server cuts both to the same, there is none. Of a longer text
+/// the last token is a smaller part.
 const DISTANCE_MIN: f32 = 1e-4;
+const DISTANCE_TOKENS: f32 = 512.0;
 
-/// A batch that nobody has sent, and the vectors that an endpoint gave for it first.
-#[derive(Debug)]
+/// Batches that nobody has sent, and the vectors that an endpoint gave for them first. The last two rows
+/// are as long as the model reads, and that without its last token, if there is such a row.
+#[derive(Clone, Debug)]
 pub struct Trial {
-    ids: Vec<i32>,
-    lengths: Vec<i32>,
-    texts: Option<Vec<String>>,
+    parts: Vec<Part>,
+    is_long: bool,
     known: Vec<Reference>,
 }
 
+/// What is sent together: no more than any server takes.
+#[derive(Clone, Debug)]
+struct Part {
+    ids: Vec<i32>,
+    lengths: Vec<i32>,
+    texts: Option<Vec<String>>,
+}
+
+impl Part {
+    fn of(rows: &[Vec<i32>], texts: Option<Vec<String>>) -> Self {
+        let length = |row: &Vec<i32>| i32::try_from(row.len()).unwrap_or(i32::MAX);
+        Self { ids: rows.concat(), lengths: rows.iter().map(length).collect(), texts }
+    }
+}
+
 impl Trial {
-    /// A trial of endpoints that take token ids.
-    pub fn of_ids() -> Self {
-        Self { ids: IDS.to_vec(), lengths: LENGTHS.to_vec(), texts: None, known: Vec::new() }
+    /// A trial of endpoints that take token ids: short rows, one of as many ids as the model reads, and that
+    /// one without its last id.
+    pub fn of_ids(max_input_tokens: usize) -> Self {
+        let short = Part { ids: IDS.to_vec(), lengths: LENGTHS.to_vec(), texts: None };
+        let whole: Vec<i32> = PLAIN.iter().copied().cycle().take(max_input_tokens).collect();
+        let shorter = whole.split_last().map(|(_, shorter)| shorter.to_vec()).unwrap_or_default();
+        let is_long = !shorter.is_empty();
+        let long = is_long.then(|| Part::of(&[whole, shorter], None));
+        Self {
+            parts: [Some(short), long].into_iter().flatten().collect(),
+            is_long,
+            known: Vec::new(),
+        }
     }
 
     /// A trial of endpoints that take texts: a short one, one of as many tokens as the model reads, and
@@ -43,11 +72,9 @@ impl Trial {
             let (shorter, _) = whole.rsplit_once(' ')?;
             let ids = |text: &str| tokenizer.ids(text).ok();
             let rows = [ids(SHORT)?, ids(&whole)?, ids(shorter)?];
-            let lengths =
-                rows.iter().map(|row| i32::try_from(row.len()).unwrap_or(i32::MAX)).collect();
-            let (ids, known) = (rows.concat(), Vec::new());
             let texts = rows.iter().map(|ids| tokenizer.text(ids)).collect::<Option<_>>()?;
-            Some(Self { ids, lengths, texts: Some(texts), known })
+            let parts = vec![Part::of(&rows, Some(texts))];
+            Some(Self { parts, is_long: true, known: Vec::new() })
         };
         trial().ok_or_else(|| {
             "inputs is texts, and this model's tokenizer can't make texts of token ids; set inputs in \
@@ -56,39 +83,52 @@ impl Trial {
         })
     }
 
-    fn batch(&self) -> Batch<'_> {
-        Batch { ids: &self.ids, lengths: &self.lengths }
+    /// What is sent, one after the other.
+    pub fn sent(&self) -> impl Iterator<Item = Sent<'_>> {
+        self.parts.iter().map(|Part { ids, lengths, texts }| Sent {
+            batch: Batch { ids, lengths },
+            texts: texts.as_deref(),
+        })
     }
 
-    /// What is sent.
-    pub fn sent(&self) -> Sent<'_> {
-        Sent { batch: self.batch(), texts: self.texts.as_deref() }
-    }
-
-    /// Looks at the vectors that an endpoint gave; the first endpoint's are what others' have to be.
+    /// Looks at what an endpoint cuts: `vectors` are those that it gave.
     ///
     /// # Errors
-    /// A clause: they are others, or texts are cut there.
-    pub fn judge(&mut self, vectors: &[f32], dimensions: usize) -> Result<(), String> {
+    /// A clause: it cuts what the model here reads.
+    pub fn look(&self, vectors: &[f32], dimensions: usize) -> Result<(), String> {
         let rows: Vec<&[f32]> = vectors.chunks_exact(dimensions).collect();
-        if let ([_, whole, shorter], Some(_)) = (&rows[..], &self.texts) {
-            let length = |numbers: Vec<f32>| numbers.iter().map(|x| x * x).sum::<f32>().sqrt();
-            let distance = length(whole.iter().zip(*shorter).map(|(a, b)| a - b).collect());
-            if distance < DISTANCE_MIN * length(whole.to_vec()) {
-                let most = self.lengths.iter().max().unwrap_or(&0);
-                return Err(format!(
-                    "it cuts texts before they have {most} tokens, of which no caller would hear; have it \
-                     read as many as the model does here"
-                ));
-            }
+        let ([.., whole, shorter], true) = (&rows[..], self.is_long) else { return Ok(()) };
+        let most = self.parts.iter().flat_map(|part| &part.lengths).max().copied().unwrap_or(0);
+        let length = |numbers: Vec<f32>| numbers.iter().map(|x| x * x).sum::<f32>().sqrt();
+        let distance = length(whole.iter().zip(*shorter).map(|(a, b)| a - b).collect());
+        let part = DISTANCE_MIN * (DISTANCE_TOKENS / most as f32).min(1.0);
+        match distance < part * length(whole.to_vec()) {
+            true => Err(format!(
+                "it cuts texts before they have {most} tokens, of which no caller would hear; have it \
+                 read as many as the model does here"
+            )),
+            false => Ok(()),
         }
-        if self.known.is_empty() {
-            let cosine_min = Reference::F32_COSINE_MIN;
-            let known = |vector: &&[f32]| Reference::new(vector.to_vec(), cosine_min);
-            self.known = rows.iter().map(known).collect();
-            return Ok(());
-        }
-        rows.iter().zip(&self.known).try_for_each(|(vector, known)| known.check(vector))
+    }
+
+    /// Compares the vectors that an endpoint gave with those that are known.
+    ///
+    /// # Errors
+    /// A clause: they are others.
+    pub fn compare(&self, vectors: &[f32], dimensions: usize) -> Result<(), String> {
+        let mut rows = vectors.chunks_exact(dimensions).zip(&self.known);
+        rows.try_for_each(|(vector, known)| known.check(vector))
+    }
+
+    /// Whether nobody has given vectors yet.
+    pub fn is_new(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// Takes an endpoint's vectors for those that others' have to be.
+    pub fn know(&mut self, vectors: &[f32], dimensions: usize) {
+        let known = |row: &[f32]| Reference::new(row.to_vec(), Reference::F32_COSINE_MIN);
+        self.known = vectors.chunks_exact(dimensions).map(known).collect();
     }
 }
 
@@ -98,21 +138,39 @@ mod tests {
 
     #[test]
     fn who_gives_other_vectors_is_told() {
-        let mut trial = Trial::of_ids();
+        let mut trial = Trial::of_ids(16);
+        assert!(trial.is_new());
         let known = [1.0, 0.0, 0.0, 2.0];
-        assert_eq!(trial.judge(&known, 2), Ok(()));
-        assert_eq!(trial.judge(&known, 2), Ok(()));
-        assert!(trial.judge(&[1.0, 0.0, 2.0, 0.0], 2).unwrap_err().contains("the cosine"));
-        assert!(trial.judge(&[1.0, 0.0, 0.0, 4.0], 2).unwrap_err().contains("times as long"));
+        trial.know(&known, 2);
+        assert!(!trial.is_new());
+        assert_eq!(trial.compare(&known, 2), Ok(()));
+        assert!(trial.compare(&[1.0, 0.0, 2.0, 0.0], 2).unwrap_err().contains("the cosine"));
+        assert!(trial.compare(&[1.0, 0.0, 0.0, 4.0], 2).unwrap_err().contains("times as long"));
     }
 
     #[test]
-    fn who_cuts_texts_is_told() {
-        let mut trial = Trial::of_ids();
-        trial.texts = Some(vec![String::new(); 3]);
-        let cut = trial.judge(&[1.0, 0.0, 0.0, 2.0, 0.0, 2.0], 2).unwrap_err();
-        assert!(cut.contains("it cuts texts before they have 8 tokens"), "{cut}");
-        assert_eq!(trial.judge(&[1.0, 0.0, 0.0, 2.0, 0.001, 2.0], 2), Ok(()));
+    fn token_ids_are_tried_as_long_as_the_model_reads() {
+        let trial = Trial::of_ids(16);
+        let [short, long] = &trial.sent().collect::<Vec<_>>()[..] else { unreachable!() };
+        assert_eq!((short.batch.lengths, long.batch.lengths), (&[8, 4][..], &[16, 15][..]));
+        let (whole, shorter) = long.batch.ids.split_at(16);
+        assert_eq!(&whole[..15], shorter);
+        assert!(whole.iter().all(|id| PLAIN.contains(id)) && !PLAIN.contains(&3));
+        // Nothing is left of a single token.
+        assert_eq!(Trial::of_ids(1).sent().count(), 1);
+        assert_eq!(Trial::of_ids(1).look(&[1.0, 0.0, 1.0, 0.0], 2), Ok(()));
+    }
+
+    #[test]
+    fn who_cuts_is_told() {
+        let trial = Trial::of_ids(16);
+        let cut = trial.look(&[1.0, 0.0, 0.0, 2.0, 0.0, 2.0], 2).unwrap_err();
+        assert!(cut.contains("it cuts texts before they have 16 tokens"), "{cut}");
+        assert_eq!(trial.look(&[1.0, 0.0, 0.0, 2.0, 0.001, 2.0], 2), Ok(()));
+        // One token of many is less.
+        let seen = [0.0, 2.0, 0.000_1, 2.0];
+        assert!(trial.look(&seen, 2).is_err());
+        assert_eq!(Trial::of_ids(8192).look(&seen, 2), Ok(()));
     }
 
     /// Its ids have no written form.

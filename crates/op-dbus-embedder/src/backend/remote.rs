@@ -19,6 +19,7 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
         dimensions: model.dimensions,
         pooling: model::foreign_pooling(&model),
         normalize: model.normalize,
+        max_input_tokens: model.max_input_tokens,
     };
     let options = Options::read(&spec.provider_options, spec.device, &model.name, shape);
     let options = options.map_err(|why| failure::unavailable(format!("remote: {why}")))?;

@@ -7,7 +7,8 @@ use prost::Message as _;
 use super::*;
 use crate::http::Message;
 
-const SHAPE: Shape = Shape { dimensions: 2, pooling: Pooling::Mean, normalize: false };
+const SHAPE: Shape =
+    Shape { dimensions: 2, pooling: Pooling::Mean, normalize: false, max_input_tokens: 16 };
 const BATCH: Batch<'_> = Batch { ids: &[1, 2, 3], lengths: &[2, 1] };
 const COMPILED: &str = r#"{"name":"m","platform":"onnxruntime","inputs":[
     {"name":"input_ids","datatype":"INT32","shape":[-1,-1]},

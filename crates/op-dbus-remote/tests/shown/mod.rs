@@ -1,0 +1,103 @@
+//! What endpoints show at the start and later, and batches of which they take no more than a part.
+
+use op_dbus_engine::{Backend, BackendError, Batch};
+use op_dbus_remote::RemoteBackend;
+
+use crate::played::{
+    DIMENSIONS, Endpoint, Mood, PATIENT, SHORT, TOKENS_MAX, TRIAL, backend, device,
+};
+
+#[test]
+fn one_that_cuts_token_ids_is_not_used() {
+    let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Cuts(TOKENS_MAX - 1)));
+    let mut backend = backend(&[&one, &two], SHORT).unwrap();
+    one.set(Mood::All(500));
+    let error = device(&mut backend).unwrap_err();
+    assert!(matches!(error, BackendError::Lost(_)), "{error:?}");
+    assert_eq!(two.asked().1, 0);
+    let error = self::backend(&[&two], SHORT).unwrap_err().to_string();
+    assert!(error.contains("it cuts texts before they have 16 tokens"), "{error}");
+}
+
+#[test]
+fn one_of_three_that_is_another_model_is_outvoted_at_the_start() {
+    let (odd, two, three) =
+        (Endpoint::new(Mood::Otherwise), Endpoint::new(Mood::Well), Endpoint::new(Mood::Well));
+    let mut backend = backend(&[&odd, &two, &three], PATIENT).unwrap();
+    assert_eq!(backend.description().device, "remote:1");
+    assert_eq!(device(&mut backend).unwrap(), "remote:1");
+    assert_eq!(odd.asked().1, 0);
+    odd.set(Mood::Well);
+    while device(&mut backend).unwrap() != "remote:0" {}
+    // The odd one among the others changes nothing, and of two nobody knows which one it is.
+    odd.set(Mood::Otherwise);
+    let mut first = self::backend(&[&two, &odd, &three], PATIENT).unwrap();
+    assert_eq!(device(&mut first).unwrap(), "remote:0");
+    let backend = self::backend(&[&odd, &two], PATIENT).unwrap();
+    assert_eq!(backend.description().device, "remote:0");
+    // Nor where all differ, or nobody else answers.
+    three.set(Mood::Cuts(12));
+    two.set(Mood::All(503));
+    let backend = self::backend(&[&odd, &two, &three], PATIENT).unwrap();
+    assert_eq!(backend.description().device, "remote:0");
+}
+
+/// The batch's ids are of rows of one.
+fn computed(backend: &mut RemoteBackend, ids: &[i32]) -> Result<(), BackendError> {
+    let lengths = vec![1; ids.len()];
+    let mut out = vec![f32::NAN; ids.len() * DIMENSIONS];
+    backend.run(&Batch { ids, lengths: &lengths }, &mut out)?;
+    for (id, vector) in ids.iter().zip(out.chunks(DIMENSIONS)) {
+        assert_eq!(vector.iter().position(|x| *x == 1.0), Some(*id as usize % DIMENSIONS));
+    }
+    Ok(())
+}
+
+#[test]
+fn servers_that_take_fewer_texts_get_fewer() {
+    const IDS: [i32; 7] = [101, 102, 103, 104, 105, 106, 107];
+    for status in [400, 413] {
+        let one = Endpoint::new(Mood::AtMost(2, status));
+        let mut backend = backend(&[&one], PATIENT).unwrap();
+        let before = one.asked();
+        computed(&mut backend, &IDS).unwrap();
+        // Seven and four are refused, after which it proves itself once.
+        assert_eq!(one.asked(), (before.0 + TRIAL, before.1 + 2 + 4), "{status}");
+        computed(&mut backend, &IDS).unwrap();
+        assert_eq!(one.asked(), (before.0 + TRIAL, before.1 + 2 + 4 + 4), "{status}");
+    }
+}
+
+/// Nobody else's batches become smaller for it.
+#[test]
+fn a_text_that_is_refused_does_not_count_as_too_many() {
+    const IDS: [i32; 4] = [101, 102, 103, 104];
+    let one = Endpoint::new(Mood::Well);
+    let mut backend = backend(&[&one], PATIENT).unwrap();
+    for status in [400, 413] {
+        one.set(Mood::Not(103, status));
+        let error = computed(&mut backend, &IDS).unwrap_err();
+        assert_eq!(matches!(error, BackendError::OutOfMemory(_)), status == 413, "{error:?}");
+        one.set(Mood::Well);
+        let before = one.asked().1;
+        computed(&mut backend, &IDS).unwrap();
+        assert_eq!(one.asked().1, before + 1, "{status}");
+    }
+}
+
+#[test]
+fn a_start_waits_a_moment_for_one_that_does_not_answer() {
+    let one = Endpoint::new(Mood::HangsUp { once: true });
+    let mut found = backend(&[&one], PATIENT).unwrap();
+    assert_eq!(device(&mut found).unwrap(), "remote:0");
+    one.set(Mood::HangsUp { once: false });
+    let before = one.asked().0;
+    assert!(backend(&[&one], PATIENT).is_err());
+    assert!(one.asked().0 > before + 1, "{:?}", one.asked());
+    // One that has answered is not asked again.
+    one.set(Mood::All(401));
+    let before = one.asked().0;
+    let error = backend(&[&one], PATIENT).unwrap_err().to_string();
+    assert!(error.contains("it answers 401"), "{error}");
+    assert_eq!(one.asked().0, before + 1);
+}
