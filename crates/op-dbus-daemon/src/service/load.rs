@@ -100,7 +100,7 @@ fn start(
         reserved: reserved(host),
         batch: batch_limits(settings, host),
         reference,
-        holds_device: host.provider != Provider::Cpu,
+        holds_device: !matches!(host.provider, Provider::Cpu | Provider::Remote),
         costs: Vec::new(),
     };
     provider::verify(&host, settings).map_err(Error::Provider)?;
