@@ -26,10 +26,10 @@ fn told(message: &str) -> Outcome<f64> {
 
 /// Of the same dimensions, and with the same vocabulary.
 async fn another_model_is_refused_with_the_cosine() -> Outcome {
-    let far = Far::start("low").await?;
+    let far = Far::start("medium").await?;
     let gateway = far.gateway().await?;
-    let setup = fleet("medium", "openai", &[&gateway.url("")])?;
-    let setup = setup.setting("providers.remote.model", "low");
+    let setup = fleet("low", "openai", &[&gateway.url("")])?;
+    let setup = setup.setting("providers.remote.model", "medium");
     let message = refusal(&setup).await?;
     assert!(told(&message)? < 0.9, "{message}");
     far.daemon.stop().await
@@ -37,11 +37,11 @@ async fn another_model_is_refused_with_the_cosine() -> Outcome {
 
 async fn another_model_in_triton_is_refused_with_the_cosine() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
+    let (folder, graph) = compiled(&bus, "medium").await?;
     let own = folder.path().join("triton");
-    let triton = Server::triton(&own, &graph, "low", Ports::default()).await?;
+    let triton = Server::triton(&own, &graph, "medium", Ports::default()).await?;
     for url in [triton.url(), &triton.grpc_url()] {
-        let setup = fleet("medium", "oip", &[url])?.setting("providers.remote.model", "low");
+        let setup = fleet("low", "oip", &[url])?.setting("providers.remote.model", "medium");
         let message = refusal(&setup).await?;
         assert!(told(&message)? < 0.9, "{message}");
     }
@@ -72,9 +72,9 @@ async fn who_counts_padding_is_refused_with_the_cosine() -> Outcome {
 
 /// A short text is whole.
 async fn who_cuts_token_ids_is_refused() -> Outcome {
-    for parameter in ["ids_max=120", "ids_max=127"] {
+    for parameter in ["ids_max=120", "ids_max=125"] {
         for message in refusals(parameter).await? {
-            assert!(message.contains("it cuts texts before they have 128 tokens"), "{message}");
+            assert!(message.contains("it cuts texts before they have 126 tokens"), "{message}");
         }
     }
     Ok(())

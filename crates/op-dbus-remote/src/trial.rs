@@ -10,6 +10,9 @@ const LENGTHS: [i32; 2] = [8, 4];
 /// Those of them that stand for no end and no padding anywhere, of which rows of any length are made.
 const PLAIN: &[i32] = IDS.split_at(3).1;
 
+/// Special tokens around a text.
+const SPECIALS: usize = 2;
+
 /// What texts are tried with: something short, and words of one token each, of which texts of any length
 /// are made.
 const SHORT: &str = "what others compute";
@@ -45,11 +48,12 @@ impl Part {
 }
 
 impl Trial {
-    /// A trial of endpoints that take token ids: short rows, one of as many ids as the model reads, and that
-    /// one without its last id.
+    /// A trial of endpoints that take token ids: short rows, one of as many ids as the model reads beside
+    /// special tokens, which some servers add where they are missing, and that one without its last id.
     pub fn of_ids(max_input_tokens: usize) -> Self {
         let short = Part { ids: IDS.to_vec(), lengths: LENGTHS.to_vec(), texts: None };
-        let whole: Vec<i32> = PLAIN.iter().copied().cycle().take(max_input_tokens).collect();
+        let most = max_input_tokens.saturating_sub(SPECIALS);
+        let whole: Vec<i32> = PLAIN.iter().copied().cycle().take(most).collect();
         let shorter = whole.split_last().map(|(_, shorter)| shorter.to_vec()).unwrap_or_default();
         let is_long = !shorter.is_empty();
         let long = is_long.then(|| Part::of(&[whole, shorter], None));
@@ -150,20 +154,20 @@ mod tests {
 
     #[test]
     fn token_ids_are_tried_as_long_as_the_model_reads() {
-        let trial = Trial::of_ids(16);
+        let trial = Trial::of_ids(18);
         let [short, long] = &trial.sent().collect::<Vec<_>>()[..] else { unreachable!() };
         assert_eq!((short.batch.lengths, long.batch.lengths), (&[8, 4][..], &[16, 15][..]));
         let (whole, shorter) = long.batch.ids.split_at(16);
         assert_eq!(&whole[..15], shorter);
         assert!(whole.iter().all(|id| PLAIN.contains(id)) && !PLAIN.contains(&3));
         // Nothing is left of a single token.
-        assert_eq!(Trial::of_ids(1).sent().count(), 1);
-        assert_eq!(Trial::of_ids(1).look(&[1.0, 0.0, 1.0, 0.0], 2), Ok(()));
+        assert_eq!(Trial::of_ids(3).sent().count(), 1);
+        assert_eq!(Trial::of_ids(3).look(&[1.0, 0.0, 1.0, 0.0], 2), Ok(()));
     }
 
     #[test]
     fn who_cuts_is_told() {
-        let trial = Trial::of_ids(16);
+        let trial = Trial::of_ids(18);
         let cut = trial.look(&[1.0, 0.0, 0.0, 2.0, 0.0, 2.0], 2).unwrap_err();
         assert!(cut.contains("it cuts texts before they have 16 tokens"), "{cut}");
         assert_eq!(trial.look(&[1.0, 0.0, 0.0, 2.0, 0.001, 2.0], 2), Ok(()));

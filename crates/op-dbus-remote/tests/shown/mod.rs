@@ -9,14 +9,14 @@ use crate::played::{
 
 #[test]
 fn one_that_cuts_token_ids_is_not_used() {
-    let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Cuts(TOKENS_MAX - 1)));
+    let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Cuts(TOKENS_MAX - 3)));
     let mut backend = backend(&[&one, &two], SHORT).unwrap();
     one.set(Mood::All(500));
     let error = device(&mut backend).unwrap_err();
     assert!(matches!(error, BackendError::Lost(_)), "{error:?}");
     assert_eq!(two.asked().1, 0);
     let error = self::backend(&[&two], SHORT).unwrap_err().to_string();
-    assert!(error.contains("it cuts texts before they have 16 tokens"), "{error}");
+    assert!(error.contains("it cuts texts before they have 14 tokens"), "{error}");
 }
 
 #[test]
