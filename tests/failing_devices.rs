@@ -13,7 +13,7 @@ use crate::harness::client::refused;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::cosine;
 use crate::harness::registry::tests;
-use crate::offload::clients;
+use crate::offload::{clients, much};
 use crate::providers::{ggml, movable, provider};
 
 tests! {
@@ -59,7 +59,7 @@ async fn one_that_is_lost_now_and_then_loses_no_call() -> Outcome {
     let setup = with_fallback("die_on_batch=40")?.setting("batch_tokens_max", "128");
     let daemon = setup.ready(&bus).await?;
     let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped).await?;
+    let clients = clients(&bus, &stopped, much()).await?;
     daemon.client().counted("worker_restarts", 3).await?;
     stop.send(true)?;
     let mut calls = 0;

@@ -49,7 +49,7 @@ pub async fn workers(daemon: &Daemon) -> Outcome<Vec<(String, Pid, u64)>> {
 }
 
 /// More than either has done in a moment.
-fn much() -> Vec<String> {
+pub fn much() -> Vec<String> {
     (0..400).map(|n| format!("disk {n} is full and the database refuses to write")).collect()
 }
 
@@ -86,8 +86,8 @@ async fn the_cpu_helps_a_device_with_the_models_vectors() -> Outcome {
 pub async fn clients(
     bus: &PrivateBus,
     stop: &watch::Receiver<bool>,
+    texts: Vec<String>,
 ) -> Outcome<Vec<JoinHandle<Result<usize, String>>>> {
-    let texts = much();
     let mut clients = Vec::new();
     for _ in 0..4 {
         let (client, stop, texts) = (Client::on(bus).await?, stop.clone(), texts.clone());
@@ -112,7 +112,7 @@ async fn calls_outlive_a_device_that_is_killed_and_lost() -> Outcome {
     let setup = setup.setting("offload", "auto");
     let daemon = setup.ready(&bus).await?;
     let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped).await?;
+    let clients = clients(&bus, &stopped, much()).await?;
     // Killed, it is replaced.
     let device = |workers: Vec<(String, Pid, u64)>| {
         workers
@@ -154,7 +154,7 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
     let daemon = setup.ready(&bus).await?;
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped).await?;
+    let clients = clients(&bus, &stopped, much()).await?;
     let embedder = daemon.client().embedder.clone();
     let into_a_file = tokio::spawn(async move {
         let texts = much();

@@ -9,7 +9,6 @@ use nix::sys::signal::Signal;
 use tokio::sync::watch;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::Client;
 use crate::harness::command::in_own_mounts;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, cosine};
@@ -18,7 +17,7 @@ use crate::harness::process::mapped;
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
-use crate::offload::workers;
+use crate::offload::{clients, workers};
 use crate::plateau::{resident, tiny};
 use crate::providers::provider;
 
@@ -145,19 +144,7 @@ async fn webgpu_comes_goes_and_is_killed_under_load() -> Outcome {
     let setup = tiny().await?;
     let daemon = ready(&setup, &bus).await?;
     let (stop, stopped) = watch::channel(false);
-    let mut clients = Vec::new();
-    for _ in 0..4 {
-        let (client, stopped) = (Client::on(&bus).await?, stopped.clone());
-        clients.push(tokio::spawn(async move {
-            let mut calls = 0;
-            while !*stopped.borrow() {
-                let reply = client.packed(&much(), HashMap::new()).await;
-                assert_eq!(reply.map_err(|error| error.to_string())?.vectors.len(), much().len());
-                calls += 1;
-            }
-            Ok::<usize, String>(calls)
-        }));
-    }
+    let clients = clients(&bus, &stopped, much()).await?;
     let manager = &daemon.client().manager;
     for wanted in ["webgpu", "cpu", "webgpu"] {
         manager.set_execution_provider(wanted).await?;
