@@ -172,7 +172,7 @@ prompts = { query = \"query: \", passage = \"passage: \" }   # added to the mode
 library = \"/opt/libonnxruntime_providers_webgpu.so\"   # a plugin that ONNX Runtime loads
 powerPreference = \"high-performance\"   # an option, see below
 options = { enableInt64 = \"1\" }   # what there is no setting for, in the provider's own words
-faults = \"die_on_batch=100\"   # on purpose, to see what becomes of calls: see the manual
+faults = \"die_on_batch=100\"   # on purpose, to see what becomes of calls: see operate.md
 ",
     },
 ];

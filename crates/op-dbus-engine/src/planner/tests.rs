@@ -342,6 +342,10 @@ fn purging_takes_one_users_dead_only() {
     for (uid, alive) in [(1, true), (1, false), (2, false)] {
         queue.push(entry(uid, Bulk, 5, Item { number: 0, alive }));
     }
+    queue.push(entry(1, Interactive, 7, Item { number: 0, alive: true }));
+    assert_eq!((queue.tokens_of(Bulk), queue.tokens_of(Interactive)), (15, 7));
+    assert_eq!(plan(&mut queue, &padded(512), 0, &is_alive).batch.len(), 1);
+    assert_eq!((queue.tokens_of(Bulk), queue.tokens_of(Interactive)), (15, 0));
     assert_eq!(queue.purge(1, &is_alive).len(), 1);
     assert_eq!((queue.texts(), queue.tokens()), (2, 10));
     assert_eq!(queue.clear().len(), 2);
