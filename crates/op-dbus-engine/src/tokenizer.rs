@@ -34,6 +34,8 @@ struct Inner {
     words: Option<Words>,
     /// Where a text may be cut before it is tokenized.
     cuts: Cuts,
+    /// Bytes that the model's normalizer may make of one.
+    growth: usize,
     /// Special tokens before and after each text, as the file's own post-processor puts them.
     prefix: Vec<i32>,
     suffix: Vec<i32>,
@@ -106,18 +108,22 @@ impl Tokenizer {
         if json.len() > FILE_BYTES_MAX {
             return Err(TokenizerError::TooBig { bytes: json.len(), limit: FILE_BYTES_MAX });
         }
-        bounds::check(json)?;
+        let read = || {
+            let growth = bounds::check(json)?;
+            let model = tokenizers::Tokenizer::from_bytes(json).map_err(TokenizerError::Damaged)?;
+            Ok((model, growth))
+        };
         // The parser asserts in places; a hostile file must not end the process.
-        let model = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
-            .map_err(|_| TokenizerError::Damaged("the parser panicked".into()))?
-            .map_err(TokenizerError::Damaged)?;
+        let (model, growth) = catch_unwind(read)
+            .map_err(|_| TokenizerError::Damaged("the parser panicked".into()))??;
         let cuts = Cuts::of(&model);
-        Self::with_model(model, cuts, max_input_tokens)
+        Self::with_model(model, cuts, growth, max_input_tokens)
     }
 
     fn with_model(
         mut model: tokenizers::Tokenizer,
         cuts: Cuts,
+        growth: usize,
         max_input_tokens: usize,
     ) -> Result<Self, TokenizerError> {
         model.with_padding(None);
@@ -136,6 +142,7 @@ impl Tokenizer {
             model,
             words,
             cuts,
+            growth,
             prefix,
             suffix,
             max_input_tokens,
@@ -174,7 +181,7 @@ impl Tokenizer {
         });
         tokenizers::Tokenizer::from_bytes(json.to_string().as_bytes())
             .map_err(TokenizerError::Damaged)
-            .and_then(|model| Self::with_model(model, Cuts::Characters, max_input_tokens))
+            .and_then(|model| Self::with_model(model, Cuts::Characters, 1, max_input_tokens))
             .expect("the byte tokenizer is valid for three tokens and more")
     }
 
@@ -277,11 +284,15 @@ impl Tokenizer {
 
     /// Adds what the model's own tokenizer makes of a text.
     fn model(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
-        match catch_unwind(AssertUnwindSafe(|| self.0.model.encode_fast(text, false))) {
-            Ok(Ok(encoding)) => ids.extend_from_slice(encoding.get_ids()),
-            Ok(Err(error)) => return Err(EncodeError::Failed(error.to_string())),
-            Err(_) => return Err(EncodeError::Failed("the tokenizer panicked".into())),
-        }
+        let model = &self.0.model;
+        let encode = || {
+            bounds::check_text(model.get_normalizer(), self.0.growth, text)?;
+            model.encode_fast(text, false).map_err(|error| error.to_string())
+        };
+        let encoding = catch_unwind(AssertUnwindSafe(encode))
+            .unwrap_or_else(|_| Err("the tokenizer panicked".to_owned()))
+            .map_err(EncodeError::Failed)?;
+        ids.extend_from_slice(encoding.get_ids());
         Ok(())
     }
 

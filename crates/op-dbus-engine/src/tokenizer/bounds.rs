@@ -2,34 +2,39 @@
 //! writes a megabyte for each letter, or looks every beginning of a long word up, would take the
 //! service's memory or its threads with a text of a kilobyte. Such a file is refused when it is read.
 
+mod steps;
+
 use std::borrow::Cow;
 use std::fmt;
 
-use base64::prelude::{BASE64_STANDARD, Engine};
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper};
 
 use super::TokenizerError;
 
-/// Bytes that a file may have one byte of a text become, all of its steps together, each counted as if
-/// it did its worst to all that the one before has made. What SentencePiece compiles into models is
-/// the most that is known: 33 bytes for one ligature, and each expression that is replaced may double
-/// that.
-const GROWTH_MAX: usize = 256;
-/// Normalizers, pre-tokenizers and decoders of a file, those within others included.
-const STEPS_MAX: usize = 64;
 /// Letters of a word that WordPiece splits; models have 100. It takes their cube of steps.
 const WORD_LETTERS_MAX: u64 = 256;
 /// Bytes of one piece of a Unigram vocabulary, beginnings of which are looked up at each letter, and of
 /// what any vocabulary puts in place of a word or beside a letter.
 const PIECE_BYTES_MAX: usize = 256;
-/// Values of a file, each of which the parser takes some 100 to 300 bytes for. A million pieces with their
-/// scores are three millions, and so are as many merges.
-const VALUES_MAX: usize = 4 << 20;
-/// Nodes of the tree that a Unigram vocabulary becomes, of some 400 bytes each. A million pieces of
-/// natural languages have three millions.
-const NODES_MAX: usize = 4 << 20;
+/// Values of a file, each of which the parser takes some 100 to 300 bytes for. Gemma's 262,144 pieces and
+/// 514,906 merges are 1.9 million of them; XLM-R's 250,002 pieces with their scores are 0.8 million.
+const VALUES_MAX: usize = 2_400_000;
+/// Objects among these, each of which may take a kilobyte while it is parsed. Models have one for each added
+/// token, of which there are some thousands.
+const OBJECTS_MAX: usize = 1 << 16;
+/// Nodes of the tree that a Unigram vocabulary becomes, of some 350 bytes each. XLM-R's has less than a million.
+const NODES_MAX: usize = 2 << 20;
+/// Bytes of all added tokens, as the normalizer leaves them, each of which takes some 130 bytes while the
+/// table is made in which they are looked up. A thousand tokens have ten thousand.
+const ADDED_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a text as the normalizer leaves it, each of which takes some 40 bytes until the text has its tokens.
+/// The longest text that is taken has an eighth of that.
+const NORMALIZED_BYTES_MAX: usize = 8 << 20;
+/// A text is measured in pieces of this size, so that measuring takes no memory.
+const MEASURED_BYTES: usize = 4 << 10;
 
 /// What of a `tokenizer.json` decides about what it costs.
 #[derive(Deserialize)]
@@ -52,6 +57,8 @@ struct File<'a> {
 struct Added<'a> {
     #[serde(borrow)]
     content: Cow<'a, str>,
+    #[serde(default)]
+    normalized: bool,
 }
 
 #[derive(Deserialize)]
@@ -75,41 +82,92 @@ struct Model<'a> {
 struct Pieces<'a>(Vec<Cow<'a, str>>);
 
 /// Refuses a file whose texts could cost more than those of any real model, or have another vector
-/// each time.
-pub(super) fn check(json: &[u8]) -> Result<(), TokenizerError> {
+/// each time. Returns how many bytes its normalizer may make of one.
+pub(super) fn check(json: &[u8]) -> Result<usize, TokenizerError> {
     // Those within texts are counted as well, and are few.
-    let values = json.iter().filter(|byte| b",[{".contains(byte)).count();
-    at_most(values, VALUES_MAX, "JSON values")?;
-    let file: File<'_> =
-        serde_json::from_slice(json).map_err(|error| TokenizerError::Damaged(error.into()))?;
-    let (mut growth, mut steps) = (1, 0);
-    for part in [&file.normalizer, &file.pre_tokenizer, &file.decoder] {
-        growth = growth_of(part, &mut steps)?.max(growth);
-    }
-    at_most(growth, GROWTH_MAX, "bytes for one byte of a text")?;
-    at_most(steps, STEPS_MAX, "normalizers, pre-tokenizers and decoders")?;
-    let Model { dropout, max_input_chars_per_word, vocab, .. } = file.model;
+    let count = |of: &[u8]| json.iter().filter(|byte| of.contains(byte)).count();
+    at_most(count(b",[{"), VALUES_MAX, "JSON values")?;
+    at_most(count(b"{"), OBJECTS_MAX, "JSON objects")?;
+    let file: File<'_> = serde_json::from_slice(json).map_err(damaged)?;
+    let growth = steps::check(&file.normalizer, [&file.pre_tokenizer, &file.decoder])?;
+    check_model(&file.model)?;
+    at_most(file.model.vocab.nodes(), NODES_MAX, "nodes in the tree of its vocabulary")?;
+    check_added(&file.added_tokens, file.normalizer)?;
+    Ok(growth)
+}
+
+fn check_model(model: &Model<'_>) -> Result<(), TokenizerError> {
     for (name, text) in [
-        ("unk_token", file.model.unk_token),
-        ("continuing_subword_prefix", file.model.continuing_subword_prefix),
-        ("end_of_word_suffix", file.model.end_of_word_suffix),
+        ("unk_token", &model.unk_token),
+        ("continuing_subword_prefix", &model.continuing_subword_prefix),
+        ("end_of_word_suffix", &model.end_of_word_suffix),
     ] {
         let bytes = text.as_ref().and_then(Value::as_str).map_or(0, str::len);
         at_most(bytes, PIECE_BYTES_MAX, &format!("bytes of {name}"))?;
     }
-    if let Some(dropout) = dropout.filter(|dropout| *dropout != 0.0) {
+    if let Some(dropout) = model.dropout.filter(|dropout| *dropout != 0.0) {
         return Err(TokenizerError::Unsupported(format!(
             "it leaves out merges by chance (dropout {dropout}), so that a text would have another \
              vector each time; set dropout to null in its tokenizer.json"
         )));
     }
-    let longest = file.added_tokens.iter().map(|token| token.content.len()).max();
-    at_most(longest.unwrap_or_default(), PIECE_BYTES_MAX, "bytes of an added token")?;
-    let letters = max_input_chars_per_word.unwrap_or_default();
+    let letters = model.max_input_chars_per_word.unwrap_or_default();
     at_most(letters, WORD_LETTERS_MAX, "letters a word (max_input_chars_per_word)")?;
-    let longest = vocab.0.iter().map(|piece| piece.len()).max().unwrap_or_default();
-    at_most(longest, PIECE_BYTES_MAX, "bytes in one piece of its vocabulary")?;
-    at_most(vocab.nodes(), NODES_MAX, "nodes in the tree of its vocabulary")
+    let longest = model.vocab.0.iter().map(|piece| piece.len()).max().unwrap_or_default();
+    at_most(longest, PIECE_BYTES_MAX, "bytes in one piece of its vocabulary")
+}
+
+/// Bounds the table of the added tokens, in which they stand as the normalizer leaves them.
+fn check_added(tokens: &[Added<'_>], normalizer: Value) -> Result<(), TokenizerError> {
+    let longest = tokens.iter().map(|token| token.content.len()).max().unwrap_or_default();
+    at_most(longest, PIECE_BYTES_MAX, "bytes of an added token")?;
+    let normalizer: Option<NormalizerWrapper> =
+        serde_json::from_value(normalizer).map_err(damaged)?;
+    let mut bytes = 0;
+    for Added { content, normalized } in tokens {
+        bytes += match &normalizer {
+            Some(normalizer) if *normalized => normalized_len(normalizer, content)?,
+            _ => content.len(),
+        };
+        at_most(bytes, ADDED_BYTES_MAX, "bytes of added tokens, as it normalizes them")?;
+    }
+    Ok(())
+}
+
+/// Refuses a text that `normalizer`, which may make `growth` bytes of one, blows up; says so in words.
+pub(super) fn check_text(
+    normalizer: Option<&NormalizerWrapper>,
+    growth: usize,
+    mut text: &str,
+) -> Result<(), String> {
+    let Some(normalizer) = normalizer else { return Ok(()) };
+    if text.len().saturating_mul(growth) <= NORMALIZED_BYTES_MAX {
+        return Ok(());
+    }
+    let (whole, mut bytes) = (text.len(), 0);
+    while !text.is_empty() {
+        let (part, rest) = text.split_at(text.floor_char_boundary(MEASURED_BYTES));
+        bytes += normalized_len(normalizer, part).map_err(|error| error.to_string())?;
+        if bytes > NORMALIZED_BYTES_MAX {
+            return Err(format!(
+                "its {whole} bytes become more than {NORMALIZED_BYTES_MAX} by the normalizer of this \
+                 model; send less of it at a time"
+            ));
+        }
+        text = rest;
+    }
+    Ok(())
+}
+
+/// Bytes that a normalizer makes of a text.
+fn normalized_len(normalizer: &NormalizerWrapper, text: &str) -> Result<usize, TokenizerError> {
+    let mut text = NormalizedString::from(text);
+    normalizer.normalize(&mut text).map_err(TokenizerError::Damaged)?;
+    Ok(text.len())
+}
+
+fn damaged(error: serde_json::Error) -> TokenizerError {
+    TokenizerError::Damaged(error.into())
 }
 
 fn at_most<T: PartialOrd + fmt::Display>(
@@ -125,62 +183,18 @@ fn at_most<T: PartialOrd + fmt::Display>(
     )))
 }
 
-/// Bytes that one byte becomes at most by a step, or by one after another; counts them. Goes by what a
-/// step has, since the parser takes one without its type, too; and a list of what it has, which nobody
-/// writes and which is refused here.
-fn growth_of(step: &Value, steps: &mut usize) -> Result<usize, TokenizerError> {
-    let step = match step {
-        Value::Object(step) => step,
-        Value::Null => return Ok(1),
-        _ => return Err(TokenizerError::Damaged("a step that is no object".into())),
-    };
-    *steps += 1;
-    let mut growth = 1_usize;
-    for key in ["normalizers", "pretokenizers", "decoders"] {
-        for step in step.get(key).and_then(Value::as_array).into_iter().flatten() {
-            growth = growth.saturating_mul(growth_of(step, steps)?);
-        }
-    }
-    let text = |key: &str| step.get(key).and_then(Value::as_str);
-    if let (Some(pattern), Some(content)) = (step.get("pattern"), text("content")) {
-        growth = growth.saturating_mul(match pattern.get("String").and_then(Value::as_str) {
-            Some(pattern) => content.len().div_ceil(pattern.len().max(1)).max(1),
-            // An expression may be found between any two letters.
-            None => content.len() + 1,
-        });
-    }
-    if let Some(prefix) = text("prepend") {
-        growth = growth.saturating_mul(prefix.len() + 1);
-    }
-    if let Some(charsmap) = text("precompiled_charsmap") {
-        growth = growth.saturating_mul(longest_of(charsmap)?.max(1));
-    }
-    Ok(growth)
-}
-
-/// The longest of the strings that a compiled table puts in place of letters: behind the table of
-/// letters, the size of which stands first, one after another with a NUL at the end of each.
-fn longest_of(charsmap: &str) -> Result<usize, TokenizerError> {
-    let damaged = |error: Box<dyn std::error::Error + Send + Sync>| TokenizerError::Damaged(error);
-    let bytes = BASE64_STANDARD.decode(charsmap).map_err(|error| damaged(error.into()))?;
-    let strings = bytes
-        .split_first_chunk()
-        .and_then(|(size, rest)| rest.get(u32::from_le_bytes(*size) as usize..))
-        .ok_or_else(|| damaged("its table of letters is cut off".into()))?;
-    Ok(strings.split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or_default())
-}
-
 impl Pieces<'_> {
     /// Nodes of the tree in which pieces share their beginnings, byte by byte.
-    fn nodes(mut self) -> usize {
-        self.0.sort_unstable();
+    fn nodes(self) -> usize {
+        let mut pieces = self.0;
+        pieces.sort_unstable();
         let mut before: &[u8] = b"";
         let own = |piece| {
             let shared = std::iter::zip(before, piece).take_while(|(a, b)| a == b).count();
             before = piece;
             piece.len() - shared
         };
-        self.0.iter().map(|piece| piece.as_bytes()).map(own).sum()
+        pieces.iter().map(|piece| piece.as_bytes()).map(own).sum()
     }
 }
 
@@ -229,7 +243,7 @@ mod tests {
     use crate::tokenizer::Tokenizer;
 
     /// A tokenizer of a few words, with these parts.
-    fn file(normalizer: &Value, model: &Value) -> Vec<u8> {
+    pub(super) fn file(normalizer: &Value, model: &Value) -> Vec<u8> {
         let words = json!({"type": "WordLevel", "vocab": {"x": 0, "a": 1}, "unk_token": "x"});
         let model = if model.is_null() { &words } else { model };
         serde_json::to_vec(&json!({
@@ -241,7 +255,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn refused(file: &[u8], why: &str) {
+    pub(super) fn refused(file: &[u8], why: &str) {
         match Tokenizer::from_bytes(file, 8) {
             Err(TokenizerError::Unsupported(message)) => {
                 assert!(message.contains(why), "{message}")
@@ -251,52 +265,47 @@ mod tests {
     }
 
     #[test]
-    fn normalizers_that_blow_texts_up_are_refused() {
-        let replace = |with: usize| json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(with)});
-        let sequence = |steps: &[Value]| json!({"type": "Sequence", "normalizers": steps});
-        let growth = "bytes for one byte of a text";
-        refused(&file(&replace(1 << 20), &Value::Null), growth);
-        refused(
-            &file(&sequence(&[replace(16), sequence(&[replace(17)])]), &Value::Null),
-            "272 bytes",
-        );
-        refused(&file(&sequence(&vec![replace(1); 64]), &Value::Null), "66 normalizers");
-        let anywhere =
-            json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "b".repeat(300)});
-        refused(&file(&anywhere, &Value::Null), "301 bytes");
-        // The parser takes it without its name.
-        let nameless = json!({"pattern": {"String": "a"}, "content": "b".repeat(300)});
-        refused(&file(&nameless, &Value::Null), "300 bytes");
-        // As it would a list in place of an object.
-        let list = json!([{"String": "a"}, "b".repeat(300)]);
-        for list in [list.clone(), sequence(&[list])] {
-            let refusal = Tokenizer::from_bytes(&file(&list, &Value::Null), 8);
-            assert!(matches!(refusal, Err(TokenizerError::Damaged(_))));
-        }
-        refused(
-            &file(&json!({"type": "Prepend", "prepend": "b".repeat(300)}), &Value::Null),
-            growth,
-        );
-        let table = |string: usize| {
-            let string = "b".repeat(string);
-            let bytes =
-                [&1024_u32.to_le_bytes()[..], &[0; 1024], string.as_bytes(), b"\0c\0"].concat();
-            let bytes = BASE64_STANDARD.encode(bytes);
-            json!({"type": "Precompiled", "precompiled_charsmap": bytes})
-        };
-        refused(&file(&table(300), &Value::Null), "300 bytes");
-        // As many as these are of use.
-        for normalizer in [Value::Null, replace(3), sequence(&[replace(4), replace(20)]), table(33)]
-        {
-            Tokenizer::from_bytes(&file(&normalizer, &Value::Null), 8).unwrap();
-        }
-    }
-
-    #[test]
     fn a_file_of_too_many_values_is_refused_before_it_is_parsed() {
         let empty = "[],".repeat(VALUES_MAX / 2) + "[]";
         let file = format!(r#"{{"normalizer": {{"type": "Lowercase", "x": [{empty}]}}"#);
         refused(file.as_bytes(), "JSON values");
+        let objects = "{},".repeat(OBJECTS_MAX) + "{}";
+        let file = format!(r#"{{"normalizer": {{"type": "Lowercase", "x": [{objects}]}}"#);
+        refused(file.as_bytes(), "JSON objects");
+    }
+
+    #[test]
+    fn added_tokens_that_blow_up_are_refused() {
+        let grows =
+            json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(200)});
+        let mut words: Value = serde_json::from_slice(&file(&grows, &Value::Null)).unwrap();
+        let mut with = |count: usize, letter: &str, normalized: bool| {
+            let token = |id| {
+                json!({"id": id, "content": format!("{id}{}", letter.repeat(200)),
+                "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": normalized, "special": false})
+            };
+            words["added_tokens"] = (2..count + 2).map(token).collect();
+            serde_json::to_vec(&words).unwrap()
+        };
+        refused(&with(30, "a", true), "bytes of added tokens");
+        refused(&with(10_000, "c", false), "bytes of added tokens");
+        for few in [with(30, "a", false), with(30, "c", true), with(20, "a", true)] {
+            Tokenizer::from_bytes(&few, 8).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_text_that_the_normalizer_blows_up_is_refused() {
+        let grows =
+            json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(200)});
+        let tokenizer = Tokenizer::from_bytes(&file(&grows, &Value::Null), 8).unwrap();
+        let text = |letter: &str| letter.repeat(NORMALIZED_BYTES_MAX / 100);
+        let refusal = tokenizer.count(&text("a")).map_err(|error| format!("{error:?}"));
+        let refusal = refusal.unwrap_err();
+        assert!(refusal.contains("its 83886 bytes become more than 8388608"), "{refusal}");
+        // One that could be blown up and is not has its tokens.
+        assert_eq!(tokenizer.count(&text("é")).unwrap(), 1);
     }
 
     #[test]

@@ -29,16 +29,21 @@ pub const TRIALS: &[Trial] = &[
         number: "T35",
         name: "hostile-tokenizer",
         promise: "a damaged tokenizer is refused, and so is one that would make a text cost without end",
-        bar: "`ModelCorrupt`, no panic; a text becomes 256 times as long at most",
+        bar: "`ModelCorrupt`, no panic; a text becomes 256 times as long at most; 0.8 GiB for a file, and for a \
+              text",
         how: How::Tests(&[
             "tokenizer::tests::damaged_files_are_refused",
-            "tokenizer::bounds::tests::normalizers_that_blow_texts_up_are_refused",
+            "tokenizer::bounds::steps::tests::normalizers_that_blow_texts_up_are_refused",
+            "tokenizer::bounds::steps::tests::patterns_that_blow_up_when_they_are_compiled_are_refused",
             "tokenizer::bounds::tests::vocabularies_that_blow_up_are_refused",
+            "tokenizer::bounds::tests::added_tokens_that_blow_up_are_refused",
             "tokenizer::bounds::tests::a_file_of_too_many_values_is_refused_before_it_is_parsed",
+            "tokenizer::bounds::tests::a_text_that_the_normalizer_blows_up_is_refused",
+            "the_costliest_files_and_texts_stay_within_their_bounds",
             "models::damaged_files_are_named",
         ]),
-        rest: "it is read and used in the daemon, not in a worker: the costliest file that \
-               is known takes 1.4 GiB there",
+        rest: "it is read and used in the daemon, not in a worker; an expression that goes back and forth on \
+               each word takes its time",
     },
     Trial {
         number: "T36",

@@ -1,0 +1,152 @@
+//! What the costliest tokenizer files that are taken cost: they are read in the service itself, and a file is
+//! easily had from a stranger. Each is as large as one of the bounds lets it be. Counted by the allocator, for
+//! the whole process, so that there is one test here.
+
+#![allow(clippy::unwrap_used, reason = "tests, also where clippy sees a helper function")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use op_dbus_engine::Tokenizer;
+
+/// Bytes that reading a file may take beyond the file, and so may a text.
+const BYTES_MAX: usize = 800 << 20;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+fn more(bytes: usize) {
+    let now = NOW.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    PEAK.fetch_max(now, Ordering::Relaxed);
+}
+
+// SAFETY: everything is passed on to the system's allocator; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        more(layout.size());
+        // SAFETY: the caller keeps the contract of `alloc`, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`, which is the same.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // Both may be there for a moment.
+        more(size);
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `realloc`, which is the same.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// What `work` gives, and the bytes that it took at its worst.
+fn measured<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = NOW.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    let done = work();
+    (done, PEAK.load(Ordering::Relaxed) - before)
+}
+
+const WORDS: &str = r#"{"type": "WordLevel", "vocab": {"x": 0}, "unk_token": "x"}"#;
+
+/// A `tokenizer.json` of these parts.
+fn file(normalizer: &str, pre_tokenizer: &str, added: &str, model: &str) -> String {
+    format!(
+        r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [{added}],
+        "normalizer": {normalizer}, "pre_tokenizer": {pre_tokenizer}, "post_processor": null,
+        "decoder": null, "model": {model}}}"#
+    )
+}
+
+fn model(model: &str) -> String {
+    file("null", "null", "", model)
+}
+
+/// `count` parts, with commas between.
+fn list(count: usize, part: impl Fn(&mut String, usize)) -> String {
+    let mut list = String::new();
+    for number in 0..count {
+        list.push_str(if number == 0 { "" } else { "," });
+        part(&mut list, number);
+    }
+    list
+}
+
+fn unigram(count: usize, tail: &str) -> String {
+    let pieces = list(count, |list, n| write!(list, r#"["{n:06x}{tail}",-1]"#).unwrap());
+    model(&format!(r#"{{"type": "Unigram", "unk_id": 0, "vocab": [{pieces}]}}"#))
+}
+
+fn costliest() -> Vec<(&'static str, String)> {
+    let words = |count| list(count, |list, n| write!(list, r#""{n:x}":{n}"#).unwrap());
+    let merges = list(390_000, |list, _| list.push_str(r#"["1","1"]"#));
+    let added = list(4_000, |list, n| {
+        let tail = "abcdefg".repeat(35);
+        write!(
+            list,
+            r#"{{"id": {n}, "content": "{n:x}{tail}", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": false}}"#
+        )
+        .unwrap();
+    });
+    let in_vain = |parts: String| {
+        model(&format!(
+            r#"{{"type": "WordLevel", "vocab": {{"x": 0}}, "unk_token": "x", "y": [{parts}]}}"#
+        ))
+    };
+    let pattern = r"(?=a)\\w".repeat(2_000);
+    let split = format!(
+        r#"{{"type": "Split", "pattern": {{"Regex": "{pattern}"}}, "behavior": "Isolated", "invert": false}}"#
+    );
+    vec![
+        ("long pieces", unigram(8_500, &"a".repeat(240))),
+        ("short pieces", unigram(780_000, "a")),
+        (
+            "words",
+            model(&format!(
+                r#"{{"type": "WordLevel", "vocab": {{{}}}, "unk_token": "1"}}"#,
+                words(2_390_000)
+            )),
+        ),
+        (
+            "merges",
+            model(&format!(
+                r#"{{"type": "BPE", "vocab": {{{}}}, "merges": [{merges}]}}"#,
+                words(1_200_000)
+            )),
+        ),
+        ("values", in_vain(list(1_190_000, |list, _| list.push_str("[0]")))),
+        ("objects", in_vain(list(65_000, |list, _| list.push_str(r#"{"":0}"#)))),
+        ("added tokens", file("null", "null", &added, WORDS)),
+        ("patterns", file("null", &split, "", WORDS)),
+    ]
+}
+
+#[test]
+fn the_costliest_files_and_texts_stay_within_their_bounds() {
+    for (what, json) in costliest() {
+        let (tokenizer, bytes) = measured(|| Tokenizer::from_bytes(json.as_bytes(), 8));
+        println!("{what}: {} MiB for a file of {} MiB", bytes >> 20, json.len() >> 20);
+        tokenizer.unwrap();
+        assert!(bytes <= BYTES_MAX, "{what}: {bytes} bytes");
+    }
+    let grows = r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "BBBBBBBB"}"#;
+    let grows = grows.replace("BBBBBBBB", &"b".repeat(250));
+    let tokenizer = Tokenizer::from_bytes(file(&grows, "null", "", WORDS).as_bytes(), 8).unwrap();
+    for (text, is_taken) in [(1 << 20, false), (33_000, true)] {
+        let (ids, bytes) = measured(|| tokenizer.ids(&"a".repeat(text)));
+        println!("a text of {text} bytes: {} MiB", bytes >> 20);
+        assert_eq!(ids.is_ok(), is_taken, "{text}");
+        assert!(bytes <= BYTES_MAX, "a text of {text} bytes: {bytes} bytes");
+    }
+}
