@@ -98,9 +98,12 @@ impl<T> Queue<T> {
         self.lane_for(&entry).entries.push_back(entry);
     }
 
-    /// Puts an entry back before all of its user's.
+    /// Puts an entry that was taken back before all of its user's. What was charged for it is given back: it
+    /// is charged again when it is taken again.
     pub fn push_front(&mut self, entry: Entry<T>) {
-        self.lane_for(&entry).entries.push_front(entry);
+        let lane = self.lane_for(&entry);
+        lane.served = lane.served.saturating_sub(entry.tokens as u64);
+        lane.entries.push_front(entry);
     }
 
     fn lane_for(&mut self, entry: &Entry<T>) -> &mut Lane<T> {

@@ -303,6 +303,31 @@ fn who_sends_one_long_text_at_a_time_shares_by_tokens_too() {
 }
 
 #[test]
+fn what_is_put_back_is_charged_once() {
+    for layout in [BatchLayout::Padded, BatchLayout::Packed] {
+        let budget = budget(layout, 64);
+        let mut queue = Queue::new(WAIT_US);
+        for uid in [1, 2] {
+            (0..100).for_each(|_| queue.push(simple(uid, Interactive, 8)));
+        }
+        let (mut served, mut fails) = (BTreeMap::<u32, usize>::new(), true);
+        // Every other batch of the first user's fails, and is tried once more.
+        for _ in 0..40 {
+            for mut entry in plan(&mut queue, &budget, 0, &is_alive).batch.into_iter().rev() {
+                fails = !fails;
+                if fails && entry.uid == 1 && entry.failed_on.is_none() {
+                    entry.failed_on = Some(0);
+                    queue.push_front(entry);
+                } else {
+                    *served.entry(entry.uid).or_default() += entry.tokens;
+                }
+            }
+        }
+        assert!(served[&1].abs_diff(served[&2]) <= 64, "{layout:?}: {served:?}");
+    }
+}
+
+#[test]
 fn the_nearest_in_length_join_the_oldest() {
     let mut queue = Queue::new(WAIT_US);
     for (number, tokens) in [30, 500, 31, 8, 29, 30].into_iter().enumerate() {
