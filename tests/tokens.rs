@@ -3,17 +3,18 @@
 use op_dbus_api::ErrorName;
 use zbus::Variant;
 
-use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::Setup;
 use crate::harness::golden::plain_texts;
 use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
 
 tests! {
     ids_have_the_vectors_of_their_texts: [Bus, Medium],
     tokens_say_where_they_stand: [Bus, Medium],
     what_tokens_can_not_be_is_refused: [Bus],
+    nobody_counts_tokens_for_who_has_left: [Bus],
     a_default_prompt_that_the_model_lacks_is_refused_at_the_load: [Bus, Low],
     a_prompt_is_never_left_out_in_silence: [Bus, Low],
 }
@@ -155,5 +156,28 @@ async fn a_prompt_is_never_left_out_in_silence() -> Outcome {
     let none = Options::from([("prompt", Variant::from(""))]);
     let (expected, _, _, _) = client.embedder.embed_packed(&["disk full"], Options::new()).await?;
     assert_eq!(embedded(client, &ids, none).await?, *expected);
+    daemon.stop().await
+}
+
+/// Counting takes as long as the texts are, and keeps nobody else waiting for it.
+async fn nobody_counts_tokens_for_who_has_left() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let daemon = Setup::sim()?.ready(&bus).await?;
+    let long = "x".repeat(1 << 20);
+    let leaving = Client::on(&bus).await?;
+    let texts = vec![long.as_str(); 20];
+    tokio::select! {
+        counts = leaving.embedder.count_tokens(&texts) => {
+            return Err(format!("counted too fast: {counts:?}").into());
+        }
+        counting = daemon.client().counted("in_flight_calls", 1) => counting?,
+    }
+    drop(leaving);
+    within("the end of the call", async {
+        while daemon.client().failures("cancelled").await? == 0 {}
+        Outcome::Ok(())
+    })
+    .await??;
+    assert_eq!(daemon.client().counter("in_flight_calls").await?, 0);
     daemon.stop().await
 }

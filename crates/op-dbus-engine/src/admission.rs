@@ -54,6 +54,13 @@ pub(crate) struct Permit {
     admission: Arc<Admission>,
     uid: u32,
     tokens: usize,
+    /// Whether the model is used.
+    is_use: bool,
+}
+
+/// Tokens that texts of `bytes` count as for the memory that they take.
+pub(crate) fn tokens_of_memory(bytes: usize) -> usize {
+    bytes / BYTES_PER_TOKEN_MAX
 }
 
 /// Tokens that a text of `bytes` may take at most: tokenizers rarely make more than one of a byte.
@@ -66,7 +73,7 @@ pub(crate) fn cost(bytes: usize, truncate: Truncate, specials: usize, input_max:
         }
         Truncate::Error | Truncate::End | Truncate::Start => whole.min(input_max),
     };
-    tokens.max(bytes / BYTES_PER_TOKEN_MAX)
+    tokens.max(tokens_of_memory(bytes))
 }
 
 impl Admission {
@@ -157,7 +164,7 @@ impl Admission {
         let share = state.by_uid.entry(uid).or_default();
         share.calls += 1;
         share.tokens += tokens;
-        Permit { admission: Arc::clone(self), uid, tokens }
+        Permit { admission: Arc::clone(self), uid, tokens, is_use: uid != OWN_UID }
     }
 
     /// Refuses every later call, and those that wait for room.
@@ -206,6 +213,12 @@ impl Admission {
 }
 
 impl Permit {
+    /// The permit of a call that does not need the model, and keeps it loaded no longer.
+    pub fn of_a_look(mut self) -> Self {
+        self.is_use = false;
+        self
+    }
+
     /// Gives some tokens back early, because the texts turned out to be shorter than counted.
     pub fn give_back(&mut self, tokens: usize) {
         let tokens = tokens.min(self.tokens);
@@ -229,7 +242,7 @@ impl Drop for Permit {
         let mut state = self.admission.lock();
         state.release(self.uid, self.tokens);
         state.calls -= 1;
-        if self.uid != OWN_UID {
+        if self.is_use {
             state.last_call = Instant::now();
         }
         if let Some(share) = state.by_uid.get_mut(&self.uid) {

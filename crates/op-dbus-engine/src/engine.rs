@@ -6,18 +6,17 @@ use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
-
 use crate::admission::{Admission, OWN_UID, Permit};
 use crate::backend::BackendError;
 use crate::cache::{Cache, Kept};
 use crate::call::{Call, CancelToken, Inputs, Priority, Reply};
 use crate::config::{EngineConfig, Limits, ModelShape, Pool};
 use crate::dispatch::{BACKOFF, Shared};
+use crate::door::Door;
 use crate::error::{Error, Excess};
 use crate::job::{Job, Lookup, Terms};
 use crate::output::Output;
-use crate::prepare::{Chunk, Input, Preparer, Task, chunks, is_small};
+use crate::prepare::{Chunk, Input, Preparer, chunks, is_small};
 use crate::reference::Reference;
 use crate::roster::Roster;
 use crate::scheduler::Scheduler;
@@ -41,7 +40,7 @@ struct Inner {
     number: u64,
     admission: Arc<Admission>,
     preparer: Preparer,
-    tasks: mpsc::Sender<Task>,
+    door: Door,
     /// Ends the calls that outlast a drain.
     gone: CancelToken,
 }
@@ -74,8 +73,7 @@ impl Engine {
         start_workers(&Arc::new(shared))?;
         let preparer = Preparer { tokenizer, scheduler };
         let threads = tokenizer_threads.max(1);
-        // Two chunks a thread keep it busy; callers wait for room, and admission bounds them.
-        let (tasks, receiver) = mpsc::channel(2 * threads);
+        let (door, receiver) = Door::new(threads);
         let engine = Self(Arc::new(Inner {
             admission: Admission::new(&limits),
             limits,
@@ -85,7 +83,7 @@ impl Engine {
             number: cache.enter(),
             cache,
             preparer: preparer.clone(),
-            tasks,
+            door,
             gone: CancelToken::default(),
         }));
         let receiver = Arc::new(Mutex::new(receiver));
@@ -342,9 +340,9 @@ impl Inner {
             self.preparer.embed(&Chunk { job: Arc::clone(job), first: 0, inputs });
             return Ok(());
         }
+        let line = self.door.line(job.terms.uid);
         for (first, inputs) in chunks(inputs) {
-            let task = T::task(Chunk { job: Arc::clone(job), first, inputs });
-            self.tasks.send(task).await.map_err(|_| Error::ShuttingDown)?;
+            line.send(T::task(Chunk { job: Arc::clone(job), first, inputs })).await?;
         }
         Ok(())
     }

@@ -49,6 +49,7 @@ mod choice;
 mod clock;
 mod config;
 mod dispatch;
+mod door;
 mod engine;
 mod error;
 mod faults;

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 
 use crate::admission::cost;
 use crate::call::Truncate;
+use crate::door::Let;
 use crate::error::Error;
 use crate::job::{Job, Slot};
 use crate::queue;
@@ -188,16 +189,17 @@ impl Preparer {
     }
 
     /// The body of a tokenizer thread; ends when the engine is gone.
-    pub fn serve(&self, tasks: &Mutex<mpsc::Receiver<Task>>) {
+    pub fn serve(&self, tasks: &Mutex<mpsc::Receiver<Let>>) {
         loop {
             // One idle thread waits for a task, the others for the lock.
-            let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
+            let next = tasks.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
+            let Some(Let { task, place }) = next else { return };
             match task {
-                None => return,
-                Some(Task::Texts(chunk)) => self.embed(&chunk),
-                Some(Task::Tokens(chunk)) => self.embed(&chunk),
-                Some(Task::Look(work)) => work(&self.tokenizer),
+                Task::Texts(chunk) => self.embed(&chunk),
+                Task::Tokens(chunk) => self.embed(&chunk),
+                Task::Look(work) => work(&self.tokenizer),
             }
+            drop(place);
         }
     }
 }

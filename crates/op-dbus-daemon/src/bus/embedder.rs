@@ -11,6 +11,8 @@ use zbus::interface;
 use zbus::message::Header;
 use zbus::{Connection, OwnedFd, OwnedObjectPath, Variant};
 
+use super::bulk::while_wanted;
+use super::caller::Caller;
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
 use super::options::{self, Wanted};
@@ -159,10 +161,11 @@ impl Embedder {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Vec<Token>>, Error> {
-        let work = async move |calls: Calls, _caller| {
+        let work = async move |calls: Calls, caller: Caller| {
             let options = options::parse_for_tokens(&options, Instant::now())?;
             let served = calls.service.serving(options.level, options.deadline).await?;
-            tokens(served.tokenize(texts, options.prompt.as_deref()).await?)
+            let work = served.tokenize(caller.uid, texts, options.prompt.as_deref());
+            tokens(while_wanted(&caller, options.deadline, async { Ok(work.await?) }).await?)
         };
         self.calls.run(connection, &header, work).await
     }
@@ -208,9 +211,10 @@ impl Embedder {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<u32>, Error> {
-        let work = async move |calls: Calls, _caller| {
+        let work = async move |calls: Calls, caller: Caller| {
             let served = calls.service.serving(None, None).await?;
-            served.count_tokens(texts).await.map_err(Error::from)
+            let work = served.count_tokens(caller.uid, texts);
+            while_wanted(&caller, None, async { Ok(work.await?) }).await
         };
         self.calls.run(connection, &header, work).await
     }

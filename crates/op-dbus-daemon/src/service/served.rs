@@ -199,7 +199,7 @@ impl Served {
     ///
     /// # Errors
     /// What the engine answers.
-    pub async fn count_tokens(&self, mut texts: Vec<String>) -> Result<Vec<u32>, Error> {
+    pub async fn count_tokens(&self, uid: u32, mut texts: Vec<String>) -> Result<Vec<u32>, Error> {
         let prompt = self.prompt(None)?.unwrap_or_default();
         // As the engine has it: copies of a long prompt must not take memory before they are found
         // too many.
@@ -211,7 +211,7 @@ impl Served {
             return Err(op_dbus_engine::Error::TooLarge { excess, found, limit }.into());
         }
         texts.iter_mut().for_each(|text| text.insert_str(0, prompt));
-        Ok(self.engine.count_tokens(texts).await?)
+        Ok(self.engine.count_tokens(uid, texts).await?)
     }
 
     /// The tokens of each text with its prompt, before truncation, special tokens included.
@@ -220,11 +220,12 @@ impl Served {
     /// `InvalidArgument`, or what the engine answers.
     pub async fn tokenize(
         &self,
+        uid: u32,
         texts: Vec<String>,
         prompt: Option<&str>,
     ) -> Result<Vec<Vec<Piece>>, Error> {
         let prompt = self.prompt(prompt)?.unwrap_or_default();
-        Ok(self.engine.tokenize(texts, prompt).await?)
+        Ok(self.engine.tokenize(uid, texts, prompt).await?)
     }
 
     /// The text of a prompt, or of the default one.

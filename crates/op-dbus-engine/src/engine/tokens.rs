@@ -3,29 +3,32 @@
 use tokio::sync::oneshot;
 
 use super::Engine;
+use crate::admission::tokens_of_memory;
 use crate::error::{Error, Excess};
 use crate::prepare::{Task, chunks, is_small, look};
 use crate::tokenizer::{EncodeError, Piece, Tokenizer};
 
 impl Engine {
-    /// Tokens of each text before truncation, special tokens included.
+    /// Tokens of each text of user `uid` before truncation, special tokens included.
     ///
     /// # Errors
-    /// `TooLarge`, `InvalidArgument` (a text that can't be tokenized), `ShuttingDown`.
-    pub async fn count_tokens(&self, texts: Vec<String>) -> Result<Vec<u32>, Error> {
+    /// `TooLarge`, `InvalidArgument` (a text that can't be tokenized), `QuotaExceeded`, `Overloaded`,
+    /// `ShuttingDown`.
+    pub async fn count_tokens(&self, uid: u32, texts: Vec<String>) -> Result<Vec<u32>, Error> {
         let count = |tokenizer: &Tokenizer, text: &str| {
             tokenizer.count(text).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
         };
-        self.look(texts, count).await
+        self.look(uid, texts, count).await
     }
 
-    /// The tokens of each text with `prefix` before it, before truncation, special tokens included.
+    /// The tokens of each text of user `uid` with `prefix` before it, before truncation, special tokens included.
     ///
     /// # Errors
     /// As [`count_tokens`](Self::count_tokens); `TooLarge` already beyond the size of one text,
     /// because a piece takes many times what its text does.
     pub async fn tokenize(
         &self,
+        uid: u32,
         mut texts: Vec<String>,
         prefix: &str,
     ) -> Result<Vec<Vec<Piece>>, Error> {
@@ -36,12 +39,14 @@ impl Engine {
             return Err(Error::TooLarge { excess: Excess::CallBytes, found, limit });
         }
         texts.iter_mut().for_each(|text| text.insert_str(0, prefix));
-        self.look(texts, Tokenizer::pieces).await
+        self.look(uid, texts, Tokenizer::pieces).await
     }
 
-    /// What `one` makes of each text, without embedding any.
+    /// What `one` makes of each text, without embedding any. Texts that take their time have a permit for the
+    /// memory that they take.
     async fn look<T: Send + 'static>(
         &self,
+        uid: u32,
         texts: Vec<String>,
         one: fn(&Tokenizer, &str) -> Result<T, EncodeError>,
     ) -> Result<Vec<T>, Error> {
@@ -53,6 +58,10 @@ impl Engine {
         if is_small(&texts) {
             return look(&inner.preparer.tokenizer, 0, &texts, one, || true);
         }
+        let tokens = tokens_of_memory(texts.iter().map(String::len).sum());
+        let permit = inner.admission.admit(uid, tokens, self.scheduler().tokens_per_s())?;
+        let _permit = permit.of_a_look();
+        let line = inner.door.line(uid);
         let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());
         for (first, texts) in chunks(texts) {
             let (done, result) = oneshot::channel();
@@ -61,8 +70,7 @@ impl Engine {
                 // The caller may be gone: then nobody wants to know.
                 let _ = done.send(found);
             };
-            let sent = inner.tasks.send(Task::Look(Box::new(task))).await;
-            sent.map_err(|_| Error::ShuttingDown)?;
+            line.send(Task::Look(Box::new(task))).await?;
             results.push(result);
         }
         for result in results {

@@ -151,9 +151,9 @@ async fn normalisation_is_added_but_never_taken_away() {
 async fn tokens_are_counted_before_truncation() {
     let engine = plain();
     let mut texts = vec![String::new(), "ab".into(), "x".repeat(100)];
-    assert_eq!(engine.count_tokens(texts.clone()).await.unwrap(), [2, 4, 102]);
+    assert_eq!(engine.count_tokens(7, texts.clone()).await.unwrap(), [2, 4, 102]);
     texts.resize(500, "y".repeat(50));
-    let counts = engine.count_tokens(texts).await.unwrap();
+    let counts = engine.count_tokens(7, texts).await.unwrap();
     assert_eq!((counts.len(), counts[0], counts[2], counts[499]), (500, 2, 102, 52));
 }
 
@@ -257,11 +257,11 @@ async fn a_text_that_cannot_be_tokenized_is_named_by_its_place_in_the_call() {
     )
     .unwrap();
     let mut texts = vec!["the lazy dog".to_owned(); 300];
-    assert_eq!(engine.count_tokens(texts.clone()).await.unwrap(), [3; 300]);
+    assert_eq!(engine.count_tokens(7, texts.clone()).await.unwrap(), [3; 300]);
     texts[217] = "the cat".into();
     let call = Call { inputs: texts.clone().into(), ..Call::default() };
     for error in
-        [engine.embed(call).await.unwrap_err(), engine.count_tokens(texts).await.unwrap_err()]
+        [engine.embed(call).await.unwrap_err(), engine.count_tokens(7, texts).await.unwrap_err()]
     {
         assert!(error.to_string().starts_with("text 217 can't be tokenized"), "{error}");
     }

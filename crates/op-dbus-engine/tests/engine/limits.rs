@@ -73,10 +73,31 @@ async fn what_can_never_be_accepted_is_too_large() {
     assert_eq!(error, Error::TooLarge { excess: text, found: 51, limit: 50 });
     let error = engine.embed(before(&["a"; 3], 30)).await.unwrap_err();
     assert_eq!(error, Error::TooLarge { excess: Excess::CallBytes, found: 93, limit: 90 });
-    let error = engine.tokenize(vec!["a".to_owned(); 3], &long[..30]).await.unwrap_err();
+    let error = engine.tokenize(7, vec!["a".to_owned(); 3], &long[..30]).await.unwrap_err();
     assert_eq!(error, Error::TooLarge { excess: Excess::CallBytes, found: 93, limit: 50 });
     let message = engine.embed(call(1, &[&long])).await.unwrap_err().to_string();
     assert_eq!(message, "the size of text 0 in bytes is 51, the limit is 50; split the text");
+}
+
+#[tokio::test]
+async fn who_counts_tokens_of_long_texts_has_a_quota_as_well() {
+    let gate = Gate::new(Limits { quota_tokens: 1 << 10, ..Limits::default() });
+    let engine = &gate.engine;
+    let texts = |bytes: usize| vec!["x".repeat(bytes)];
+    let most = 32 << 10;
+    assert_eq!(engine.count_tokens(1, texts(most)).await.unwrap().len(), 1);
+    let error = engine.count_tokens(1, texts(most + 32)).await.unwrap_err();
+    let excess = Excess::QuotaTokens;
+    assert_eq!(error, Error::TooLarge { excess, found: (1 << 10) + 1, limit: 1 << 10 });
+    // Two at once are one too many, and a user's own.
+    let (one, second, other) = tokio::join!(
+        engine.count_tokens(1, texts(most)),
+        engine.tokenize(1, texts(most), ""),
+        engine.count_tokens(2, texts(most)),
+    );
+    assert!(one.is_ok() && other.is_ok());
+    assert!(matches!(second, Err(Error::QuotaExceeded { uid: 1, .. })), "{second:?}");
+    assert_eq!(engine.stats().in_flight_tokens, 0);
 }
 
 #[tokio::test]
@@ -116,7 +137,7 @@ async fn draining_finishes_what_is_queued_and_refuses_the_rest() {
     let engine = gate.engine.clone();
     let refused = async {
         assert_eq!(engine.embed(call(1, &["late"])).await, Err(Error::ShuttingDown));
-        assert_eq!(engine.count_tokens(vec![]).await, Err(Error::ShuttingDown));
+        assert_eq!(engine.count_tokens(7, vec![]).await, Err(Error::ShuttingDown));
         assert_eq!(engine.canary().await, Err(Error::ShuttingDown));
         gate.go();
         gate.go();

@@ -55,7 +55,7 @@ async fn an_unloaded_engine_answers_and_calls_share_one_load() {
     engine.unload().await;
     assert_eq!(engine.presence(), Presence::Unloaded(Absence::Asked));
     assert!(are_all(&engine, WorkerState::Unloaded));
-    assert_eq!(engine.count_tokens(vec!["ab".into()]).await.unwrap(), [4]);
+    assert_eq!(engine.count_tokens(7, vec!["ab".into()]).await.unwrap(), [4]);
     assert_eq!(engine.presence(), Presence::Unloaded(Absence::Asked), "counting needs no worker");
 
     let calls: Vec<_> = (0..16)

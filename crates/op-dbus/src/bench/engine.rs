@@ -39,7 +39,7 @@ impl Local {
 
     /// Tokens of each text before truncation.
     pub async fn count_tokens(&self, texts: &[String]) -> Result<Vec<u32>, Failure> {
-        let counts = self.served.engine.count_tokens(texts.to_vec()).await;
+        let counts = self.served.engine.count_tokens(self.uid, texts.to_vec()).await;
         counts.map_err(|error| Failure::refused(error.to_string()))
     }
 

@@ -25,9 +25,9 @@ pub use budget::{Budget, Place, Work};
 pub use framing::{Framing, Records};
 pub use result::Format;
 pub use source::Source;
-use stream::{silent, while_wanted};
+use stream::silent;
 
-pub use stream::{Bounds, Made, Progress, Stream};
+pub use stream::{Bounds, Made, Progress, Stream, while_wanted};
 
 /// Sealed memfd, rows, dimensions, information.
 pub type Bulk = (zbus::OwnedFd, u32, u32, Dictionary);

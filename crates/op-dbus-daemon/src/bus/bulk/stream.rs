@@ -266,7 +266,7 @@ fn placed(first: u64, error: ServiceError) -> Error {
 }
 
 /// What `work` gives, unless its caller leaves or its deadline comes before.
-pub(super) async fn while_wanted<T>(
+pub async fn while_wanted<T>(
     caller: &Caller,
     deadline: Option<Instant>,
     work: impl Future<Output = Result<T, Error>>,

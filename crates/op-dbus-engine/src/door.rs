@@ -1,0 +1,110 @@
+//! The door to the tokenizer threads: each user has so many pieces of work behind it at a time, so that one
+//! who has much of it keeps the threads busy and others waiting for no more than that.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use crate::error::Error;
+use crate::prepare::Task;
+
+/// Pieces of work of one user behind the door, for each thread: one that is done, and one that waits.
+const OF_USER: usize = 2;
+
+/// A piece of work behind the door. Its user has one more when it is done.
+pub(crate) struct Let {
+    pub task: Task,
+    pub place: OwnedSemaphorePermit,
+}
+
+/// Where work waits to be let in.
+#[derive(Debug)]
+pub(crate) struct Door {
+    tasks: mpsc::Sender<Let>,
+    threads: usize,
+    /// Users who have work.
+    lines: Mutex<HashMap<u32, Weak<Semaphore>>>,
+}
+
+/// The line of one user, in the order of coming.
+pub(crate) struct Line<'a> {
+    door: &'a Door,
+    places: Arc<Semaphore>,
+}
+
+impl Door {
+    /// A door to so many threads, which take what the second value gives.
+    pub fn new(threads: usize) -> (Self, mpsc::Receiver<Let>) {
+        // Users wait before it rather than behind it.
+        let (tasks, receiver) = mpsc::channel(OF_USER * threads);
+        (Self { tasks, threads, lines: Mutex::default() }, receiver)
+    }
+
+    /// The line of a user.
+    pub fn line(&self, uid: u32) -> Line<'_> {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lines.get(&uid).and_then(Weak::upgrade);
+        let places = known.unwrap_or_else(|| {
+            lines.retain(|_, line| line.strong_count() > 0);
+            let places = Arc::new(Semaphore::new(OF_USER * self.threads));
+            lines.insert(uid, Arc::downgrade(&places));
+            places
+        });
+        Line { door: self, places }
+    }
+}
+
+impl Line<'_> {
+    /// Returns once the work is let in.
+    ///
+    /// # Errors
+    /// `ShuttingDown`.
+    pub async fn send(&self, task: Task) -> Result<(), Error> {
+        let place = self.places.clone().acquire_owned().await;
+        let place = place.map_err(|_| Error::ShuttingDown)?;
+        self.door.tasks.send(Let { task, place }).await.map_err(|_| Error::ShuttingDown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work() -> Task {
+        Task::Look(Box::new(|_| ()))
+    }
+
+    async fn is_let_in(line: &Line<'_>) -> bool {
+        tokio::select! {
+            biased;
+            sent = line.send(work()) => sent.is_ok(),
+            () = std::future::ready(()) => false,
+        }
+    }
+
+    async fn let_in(line: &Line<'_>) -> usize {
+        let mut count = 0;
+        while is_let_in(line).await {
+            count += 1;
+        }
+        count
+    }
+
+    #[tokio::test]
+    async fn one_users_work_leaves_room_for_that_of_others() {
+        let (door, mut receiver) = Door::new(3);
+        let (one, other) = (door.line(1), door.line(2));
+        assert_eq!(let_in(&one).await, 6);
+        let taken: Vec<_> = std::iter::from_fn(|| receiver.try_recv().ok()).take(3).collect();
+        assert!(!is_let_in(&one).await, "three are under way, and three wait");
+        assert!(!is_let_in(&door.line(1)).await, "another call of the same user");
+        assert!(is_let_in(&other).await);
+        drop(taken);
+        assert_eq!(let_in(&one).await, 2, "the room that is left");
+        drop((one, other, receiver));
+        drop((door.line(3), door.line(4)));
+        door.line(5);
+        assert_eq!(door.lines.lock().unwrap().len(), 1, "who has no work is forgotten");
+    }
+}
