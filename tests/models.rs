@@ -5,6 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use op_dbus_api::ErrorName;
 use zbus::Variant;
@@ -28,6 +29,7 @@ tests! {
     a_cache_that_cannot_be_written_is_done_without: [Bus, Low],
     a_cache_without_room_is_done_without: [Bus, Low, Root],
     a_read_only_cache_is_read_or_done_without: [Bus, Low, Root],
+    what_nobody_uses_leaves_the_cache_at_a_start: [Bus, Low],
     root_locks_nobody_out_of_his_store: [Low, Root],
 }
 
@@ -181,6 +183,27 @@ async fn damaged_caches_are_made_again(engine: &str) -> Outcome {
         assert_eq!(cached()?, (path, whole), "{damage:?}: not made again");
     }
     Ok(())
+}
+
+/// Also of models that are gone.
+async fn what_nobody_uses_leaves_the_cache_at_a_start() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    setup.ready(&bus).await?.stop().await?;
+    let (in_use, _) = largest(&setup.path("cache"))?;
+    let old = in_use.with_file_name("0123456789abcdef0123456789abcdef.packed");
+    let own = in_use.with_file_name("notes");
+    for path in [&old, &own] {
+        fs::write(path, "x")?;
+        let then = SystemTime::now() - Duration::from_secs(200 * 24 * 60 * 60);
+        let times = fs::FileTimes::new().set_modified(then).set_accessed(then);
+        fs::File::open(path)?.set_times(times)?;
+    }
+    let daemon = setup.ready(&bus).await?;
+    assert!(!old.exists() && own.exists() && in_use.exists());
+    let said = daemon.process.stderr();
+    assert!(said.contains("not used for 180 days"), "{said}");
+    daemon.stop().await
 }
 
 /// The largest file in a folder, with its size.

@@ -10,7 +10,7 @@ use tracing::{debug, error, info, warn};
 use super::fleet::Fleet;
 use super::now::{Now, Phase, wanted};
 use super::served::{Choice, Served};
-use super::{Error, Service, provider};
+use super::{Error, Service, provider, unused};
 use crate::notify;
 use crate::settings::{ChangeError, Loaded, Provider, Settings};
 use crate::telemetry::message_id;
@@ -19,7 +19,8 @@ use crate::telemetry::message_id;
 const READ_AT_START: [&str; 4] = ["bus", "state_file", "config", "core_dumps"];
 
 impl Service {
-    /// Loads the model that the settings ask for. A failure is kept in the phase.
+    /// Loads the model that the settings ask for. A failure is kept in the phase. What nobody uses any
+    /// more is removed from the cache after that, when what is in use was read.
     pub async fn start(&self) {
         let _change = self.0.change.lock().await;
         let now = self.now();
@@ -30,6 +31,9 @@ impl Service {
                 Err(error) => self.fail(error),
             }
         }
+        let cache_dir = now.settings().cache_dir.clone();
+        // One that panics has said so.
+        let _ = blocking(move || unused::remove(&cache_dir)).await;
     }
 
     /// Serves another level from now on, and after a restart.

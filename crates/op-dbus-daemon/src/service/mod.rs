@@ -16,6 +16,7 @@ mod room;
 mod served;
 #[cfg(test)]
 mod tests;
+mod unused;
 mod worker;
 
 use std::sync::Arc;
