@@ -11,6 +11,7 @@ use std::path::Path;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use op_dbus_api::ErrorName;
 use zbus::{Fd, OwnedVariant, Variant};
@@ -33,6 +34,7 @@ tests! {
     a_pipe_that_never_ends_is_ended: [Bus],
     files_without_a_size_are_read_to_their_end: [Bus],
     a_silent_pipe_is_ended: [Bus],
+    who_waits_for_a_pipe_is_told_of_the_end: [Bus],
     a_caller_that_leaves_ends_its_streams: [Bus],
     streams_of_one_user_are_counted: [Bus],
     real_vectors_come_in_every_encoding: [Bus, Low],
@@ -207,6 +209,25 @@ async fn a_silent_pipe_is_ended() -> Outcome {
 }
 
 /// Pipes that never end, from a client that leaves: its places are free again.
+async fn who_waits_for_a_pipe_is_told_of_the_end() -> Outcome {
+    let (_bus, _setup, mut daemon) = daemon().await?;
+    let (source, mut text) = std::io::pipe()?;
+    text.write_all(b"one\n")?;
+    let answer = embed(daemon.client(), &source, Options::new());
+    tokio::select! {
+        answer = answer => {
+            drop(refused(answer, ErrorName::ShuttingDown)?);
+        }
+        never = async {
+            daemon.client().counted("texts", 1).await?;
+            daemon.process.signal(Signal::SIGTERM)?;
+            std::future::pending::<Outcome>().await
+        } => never?,
+    }
+    assert!(daemon.process.ended().await?.success());
+    Ok(())
+}
+
 async fn a_caller_that_leaves_ends_its_streams() -> Outcome {
     let (bus, _setup, daemon) = daemon().await?;
     let (source, mut writer) = std::io::pipe()?;

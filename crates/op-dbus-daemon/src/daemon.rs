@@ -8,7 +8,7 @@ use op_dbus_api::BUS_NAME;
 use op_dbus_engine::{Error as EngineError, WorkerState};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 use zbus::Connection;
@@ -95,20 +95,19 @@ async fn serve(
     worker: WorkerProgram,
     telemetry: Option<Telemetry>,
 ) -> Result<(), Fatal> {
-    let (terminate, interrupt) =
-        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut stop = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let hangup = signal(SignalKind::hangup())?;
     let bus = loaded.settings.bus.clone();
     let devices = Arc::new(Reader::new(worker.exe.clone()));
     let means = Means { spawner: worker.spawner(), devices: Some(devices.clone()) };
     let service = Service::new(loaded, means, telemetry);
     let objects = Objects::new(service.clone(), devices);
-    let connection = connect(&bus, &objects).await?;
-    objects.serve_jobs(&connection).await?;
     let mut tasks = JoinSet::new();
-    tasks.spawn(objects.departures(&connection).await?);
-    let changes = tokio::spawn(objects.changes(&connection));
-    request_name(&connection).await?;
+    let (connection, changes) = tokio::select! {
+        appeared = appear(&bus, &objects, &mut tasks) => appeared?,
+        // A bus that does not answer may be waited for without end.
+        () = told_to_stop(&mut stop) => return Ok(()),
+    };
     let (refuse, refused) = oneshot::channel();
     tasks.spawn(load_and_tell(service.clone(), refuse));
     tasks.spawn(reload_on(hangup, service.clone()));
@@ -127,7 +126,7 @@ async fn serve(
     tokio::select! {
         () = connection.closed() => return Err(Fatal::Lost),
         Ok(error) = refused => return Err(Fatal::Refused(error)),
-        () = told_to_stop(terminate, interrupt) => {}
+        () = told_to_stop(&mut stop) => {}
     }
     info!("stopping: the calls in flight are finished first");
     notify::stopping("Finishing the calls in flight");
@@ -145,6 +144,20 @@ async fn serve(
     }
     info!("stopped");
     Ok(())
+}
+
+/// Puts the objects on the bus, and takes the name. The second value tells of changes.
+async fn appear(
+    bus: &Bus,
+    objects: &Objects,
+    tasks: &mut JoinSet<()>,
+) -> Result<(Connection, JoinHandle<()>), Fatal> {
+    let connection = connect(bus, objects).await?;
+    objects.serve_jobs(&connection).await?;
+    tasks.spawn(objects.departures(&connection).await?);
+    let changes = tokio::spawn(objects.changes(&connection));
+    request_name(&connection).await?;
+    Ok((connection, changes))
 }
 
 async fn connect(bus: &Bus, objects: &Objects) -> Result<Connection, Fatal> {
@@ -166,7 +179,7 @@ async fn request_name(connection: &Connection) -> Result<(), Fatal> {
     }
 }
 
-async fn told_to_stop(mut terminate: Signal, mut interrupt: Signal) {
+async fn told_to_stop((terminate, interrupt): &mut (Signal, Signal)) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}

@@ -18,7 +18,7 @@ use super::caller::{Caller, Callers};
 use super::direct::Direct;
 use super::jobs::Jobs;
 use super::reply::{Embedded, Form};
-use crate::service::{Options, Request, Service};
+use crate::service::{Error as ServiceError, Options, Request, Service};
 use crate::telemetry::message_id;
 
 /// Texts that were cut where no reply says so are told in the log once in this time.
@@ -80,10 +80,11 @@ impl Calls {
     }
 
     /// Runs a method's work for its caller: a panic in there becomes an error reply, where zbus
-    /// alone would leave the caller without any.
+    /// alone would leave the caller without any. So would the end of the service.
     ///
     /// # Errors
-    /// Those of the work; `AccessDenied` for a caller without a user; `Failed` after a panic.
+    /// Those of the work; `AccessDenied` for a caller without a user; `Failed` after a panic;
+    /// `ShuttingDown`.
     pub async fn run<T, F>(
         &self,
         connection: &Connection,
@@ -97,8 +98,16 @@ impl Calls {
         let method = header.member().map(ToString::to_string).unwrap_or_default();
         let uid = caller.uid;
         let span = debug_span!("call", method, uid, sender = caller.sender());
+        let work = work(self.clone(), caller);
+        let work = async {
+            tokio::select! {
+                biased;
+                result = work => result,
+                () = self.service.ended() => Err(ServiceError::ShuttingDown.into()),
+            }
+        };
         // Not in a task of its own: zbus has made one for the message.
-        let work = AssertUnwindSafe(work(self.clone(), caller)).catch_unwind();
+        let work = AssertUnwindSafe(work).catch_unwind();
         let result = work.instrument(span.clone()).await;
         let result = result.unwrap_or_else(|_panic| Err(fault(&method)));
         if let Err(error) = &result {

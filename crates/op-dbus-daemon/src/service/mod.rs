@@ -24,7 +24,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Instant, SystemTime};
 
 use futures_util::future::join_all;
-use op_dbus_engine::{Kept, Limits};
+use op_dbus_engine::{CancelToken, Kept, Limits};
 use op_dbus_models::Level;
 use tokio::sync::{Mutex, watch};
 
@@ -60,6 +60,8 @@ struct Inner {
     /// How often another provider came to run than was asked for.
     fallbacks: AtomicU64,
     failover: failover::Failover,
+    /// Nothing that calls wait for comes any more.
+    ended: CancelToken,
 }
 
 /// What engines are made with.
@@ -85,7 +87,7 @@ impl Service {
         };
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
-        let (change, trimming, given, fallbacks, failover) = Default::default();
+        let (change, trimming, given, fallbacks, failover, ended) = Default::default();
         Self(Arc::new(Inner {
             now,
             change,
@@ -96,6 +98,7 @@ impl Service {
             given,
             fallbacks,
             failover,
+            ended,
         }))
     }
 
@@ -161,6 +164,13 @@ impl Service {
         let engines = self.engines();
         join_all(engines.iter().map(|served| served.engine.drain(deadline))).await;
         before.fleet.close().await;
+        self.0.ended.cancel();
+    }
+
+    /// Returns once [`Service::drain`] is done. What has no answer then, as it waits for a model or for a
+    /// slow source, will have none.
+    pub async fn ended(&self) {
+        self.0.ended.cancelled().await;
     }
 
     /// A fleet under other settings; nothing is loaded yet.
