@@ -25,7 +25,7 @@ tests! {
     garbage_ends_one_connection_alone: [Bus],
     who_never_reads_is_held_back: [Bus],
     a_thousand_leave_nothing: [Bus],
-    a_descriptor_that_hangs_holds_up_no_call_over_the_bus: [Bus],
+    a_descriptor_that_hangs_holds_up_no_other_line: [Bus],
 }
 
 /// What a client says before its first message.
@@ -179,7 +179,7 @@ fn clogged() -> Outcome<(TcpStream, TcpStream)> {
     Ok((socket, peer))
 }
 
-async fn a_descriptor_that_hangs_holds_up_no_call_over_the_bus() -> Outcome {
+async fn a_descriptor_that_hangs_holds_up_no_other_line() -> Outcome {
     let (_bus, _setup, daemon) = daemon().await?;
     let client = daemon.client();
     let embed = call("Embed").build(&"one")?.data().to_vec();
@@ -199,10 +199,12 @@ async fn a_descriptor_that_hangs_holds_up_no_call_over_the_bus() -> Outcome {
         line.write_all(&embed[20..]).await?;
         peers.push(peer);
     }
+    let other = line(client).await?;
     for _ in 0..100 {
         within("an answer over the bus", client.embedder.embed("one")).await??;
+        within("an answer past it", other.embedder.embed("one")).await??;
     }
-    drop((peers, lines));
+    drop((peers, lines, other));
     all_free(client).await?;
     daemon.stop().await
 }

@@ -8,14 +8,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use op_dbus_api::{Error, ErrorName, ROOT_PATH};
-use tokio::runtime::{self, Handle, Runtime};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::runtime;
+use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 use tracing::debug;
 use zbus::connection::Builder;
@@ -32,16 +32,12 @@ use socket::Socket;
 /// How long a client may take to authenticate.
 const AUTHENTICATION_MAX: Duration = Duration::from_secs(30);
 
-/// Threads that read and write direct connections.
-const THREADS: usize = 2;
-
-/// The direct connections of all users.
+/// The direct connections of all users. Each has a thread of its own: a peer may send descriptors whose very
+/// closing hangs, as a socket that lingers or a file system that does not answer has it, and that is to
+/// hold up nobody else. On the bus that is the bus's own to bear.
 #[derive(Debug)]
 pub struct Direct {
-    /// Not that of the bus: a peer may send descriptors whose very closing hangs, as a socket that lingers
-    /// or a file system that does not answer has it. On the bus that is the bus's own to bear.
-    runtime: OnceLock<Runtime>,
-    lines: Mutex<JoinSet<()>>,
+    /// Every connection listens.
     ends: watch::Sender<bool>,
 }
 
@@ -52,20 +48,11 @@ struct Line {
     opener: Caller,
     calls: Calls,
     callers: Arc<Callers>,
-    _place: Place,
 }
 
 impl Default for Direct {
     fn default() -> Self {
-        let (runtime, lines) = Default::default();
-        Self { runtime, lines, ends: watch::Sender::new(false) }
-    }
-}
-
-impl Drop for Direct {
-    fn drop(&mut self) {
-        // Whatever hangs there is not waited for.
-        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
+        Self { ends: watch::Sender::new(false) }
     }
 }
 
@@ -73,33 +60,7 @@ impl Direct {
     /// Ends all connections, each once the calls under way on it have their replies.
     pub async fn end(&self) {
         self.ends.send_replace(true);
-        let mut lines = std::mem::take(&mut *self.lines());
-        while lines.join_next().await.is_some() {}
-    }
-
-    /// Where the connections live; begun with the first of them.
-    fn runtime(&self) -> io::Result<&Handle> {
-        if self.runtime.get().is_none() {
-            let mut threads = runtime::Builder::new_multi_thread();
-            threads.worker_threads(THREADS).thread_name("direct").enable_all();
-            // Another one may have been as fast.
-            if let Err(second) = self.runtime.set(threads.build()?) {
-                second.shutdown_background();
-            }
-        }
-        self.runtime.get().map(Runtime::handle).ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
-    fn open(&self, line: Line, runtime: &Handle) {
-        let ends = self.ends.subscribe();
-        let mut lines = self.lines();
-        // Those that have ended are let go.
-        while lines.try_join_next().is_some() {}
-        lines.spawn_on(line.serve(ends), runtime);
-    }
-
-    fn lines(&self) -> MutexGuard<'_, JoinSet<()>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ends.closed().await;
     }
 }
 
@@ -109,7 +70,7 @@ impl Calls {
     /// # Errors
     /// `QuotaExceeded`, `Overloaded`; `InvalidArgument` on a connection that is direct already;
     /// `ShuttingDown`; `NoSpace` when there are no more file descriptors.
-    pub fn open_direct(&self, caller: Caller) -> Result<OwnedFd, Error> {
+    pub async fn open_direct(&self, caller: Caller) -> Result<OwnedFd, Error> {
         let Some(direct) = &self.direct else {
             let message = "this connection is a direct one; open others over the bus";
             return Err(Error::new(ErrorName::InvalidArgument, message.to_owned()));
@@ -118,21 +79,50 @@ impl Calls {
             return Err(ServiceError::ShuttingDown.into());
         }
         let place = self.budget.place(caller.uid, Work::Direct)?;
-        let made = direct.runtime().and_then(|runtime| {
-            let (ours, theirs) = UnixStream::pair()?;
-            let _of_runtime = runtime.enter();
-            Ok((runtime, Socket::new(ours)?, theirs))
-        });
-        let (runtime, socket, theirs) = made.map_err(|error| {
-            let message = format!("the service can't make a socket ({error}); try again later");
-            Error::new(ErrorName::NoSpace, message)
-        })?;
+        let ends = direct.ends.subscribe();
         let callers = Arc::new(Callers::of_one(&caller));
         let calls = self.on_direct(callers.clone());
         debug!(uid = caller.uid, sender = caller.sender(), "a direct connection is opened");
-        direct.open(Line { socket, opener: caller, calls, callers, _place: place }, runtime);
-        Ok(theirs.into())
+        let line = move |socket| Line { socket, opener: caller, calls, callers };
+        begin(place, |socket| line(socket).serve(ends)).await.map_err(|error| {
+            let message = format!("the service can't make a socket ({error}); try again later");
+            Error::new(ErrorName::NoSpace, message)
+        })
     }
+}
+
+/// Has a new connection served on a thread of its own, which gives the place back when nothing is left of
+/// it. Returns the client's end.
+async fn begin<F: Future<Output = ()>>(
+    place: Place,
+    serve: impl FnOnce(Socket) -> F + Send + 'static,
+) -> io::Result<OwnedFd> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let (begun, beginning) = oneshot::channel();
+    let work = move || {
+        let made = runtime::Builder::new_current_thread().enable_all().build();
+        let made = made.and_then(|runtime| {
+            let socket = {
+                let _of_runtime = runtime.enter();
+                Socket::new(ours)?
+            };
+            Ok((runtime, socket))
+        });
+        // Whoever opens it may have left meanwhile; then it ends at once.
+        match made {
+            Err(error) => drop(begun.send(Err(error))),
+            Ok((runtime, socket)) => {
+                drop(begun.send(Ok(())));
+                runtime.block_on(serve(socket));
+                // Whatever hangs there, such as the look at a file, is not waited for.
+                runtime.shutdown_background();
+            }
+        }
+        drop(place);
+    };
+    thread::Builder::new().name("direct".to_owned()).spawn(work)?;
+    beginning.await.map_err(io::Error::other)??;
+    Ok(theirs.into())
 }
 
 /// Waits until all connections are to end.
