@@ -43,6 +43,13 @@ impl<'a> Tensor<'a> {
         Self { columns: self.columns, bytes: &self.bytes[start..] }
     }
 
+    /// The row `row` as a table of its own; an empty one if there is no such row.
+    #[must_use]
+    pub fn only_row(&self, row: usize) -> Self {
+        let rest = self.skip_rows(row).bytes;
+        Self { columns: self.columns, bytes: &rest[..rest.len().min(self.columns * 4)] }
+    }
+
     /// All values, row after row.
     pub fn values(&self) -> impl Iterator<Item = f32> + use<'a> {
         let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
@@ -51,7 +58,7 @@ impl<'a> Tensor<'a> {
 
     /// The values of one row; none if there is no such row.
     pub fn row(&self, row: usize) -> impl Iterator<Item = f32> + use<'a> {
-        self.skip_rows(row).values().take(self.columns)
+        self.only_row(row).values()
     }
 
     /// The bytes with rows and columns changed over.
@@ -174,6 +181,16 @@ pub struct Dense<'a> {
     pub activation: DenseActivation,
 }
 
+/// The token that batches are padded with in training. Where a text spells it out it is a token like any
+/// other but for its position, and those behind it are counted as if it were not there.
+#[derive(Clone, Copy, Debug)]
+pub struct Padding<'a> {
+    /// Its id.
+    pub id: usize,
+    /// `[hidden]`: the row of the position table that it takes wherever it stands.
+    pub position: Tensor<'a>,
+}
+
 /// A whole encoder: token ids to token vectors, and the modules that a pooled vector goes through.
 ///
 /// All shapes have been checked against the configuration: what a field's comment says of them
@@ -193,6 +210,8 @@ pub struct Encoder<'a> {
     /// `[positions, hidden]`; row 0 is that of a text's first token. A text may have as many tokens
     /// as there are rows.
     pub positions: Tensor<'a>,
+    /// In families that find positions by token ids.
+    pub padding: Option<Padding<'a>>,
     /// `[token types, hidden]`; row 0, that of the only type which a single text has, is added to
     /// every token.
     pub token_type: Option<Tensor<'a>>,

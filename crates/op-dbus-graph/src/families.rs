@@ -7,7 +7,7 @@ mod roberta;
 
 use serde::Deserialize;
 
-use crate::encoder::{Activation, Encoder, Layer, Linear, Norm, Tensor};
+use crate::encoder::{Activation, Encoder, Layer, Linear, Norm, Padding, Tensor};
 use crate::weights::Weights;
 use crate::{Error, Family};
 
@@ -193,14 +193,16 @@ impl<'r, 'a> Reader<'r, 'a> {
         })
     }
 
-    /// An encoder whose texts begin at the row `first_position` of the position table, with this
-    /// many token types and no relative positions.
+    /// An encoder with this many token types and no relative positions. The token `padding`, where the
+    /// family has one, is the number of its own row of the position table as well, and texts begin behind
+    /// that.
     fn encoder(
         &self,
         names: &LayerNames,
-        first_position: usize,
+        padding: Option<usize>,
         token_types: usize,
     ) -> Result<Encoder<'a>, Error> {
+        let first_position = padding.map_or(0, |id| id.saturating_add(1));
         let Config { hidden_size: hidden, max_position_embeddings: positions, .. } = *self.config;
         if first_position >= positions {
             return Err(unsupported(
@@ -221,6 +223,7 @@ impl<'r, 'a> Reader<'r, 'a> {
             activation: self.config.activation()?,
             words,
             positions: positions.skip_rows(first_position),
+            padding: padding.map(|id| Padding { id, position: positions.only_row(id) }),
             token_type,
             embedding_norm: self.norm("embeddings.LayerNorm")?,
             layers: self.layers(names)?,

@@ -31,7 +31,7 @@ pub use encoder::Encoder;
 pub use error::Error;
 
 /// Version of the compiler's output. A cached graph of another version is never loaded.
-pub const COMPILER_VERSION: u32 = 1;
+pub const COMPILER_VERSION: u32 = 2;
 
 /// Encoder architecture of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

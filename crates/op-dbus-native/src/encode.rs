@@ -128,7 +128,8 @@ impl Member<'_> {
         let positions = packed.floats(&plan.positions);
         let mut row = 0;
         for text in self.texts {
-            for (&id, position) in text.ids.iter().zip(positions.chunks_exact(shape.hidden)) {
+            for (word, place) in shape.rows(text.ids) {
+                let position = &positions[place * shape.hidden..][..shape.hidden];
                 // SAFETY: the arena holds all tokens, and `x` is this member's alone.
                 let to = unsafe {
                     std::slice::from_raw_parts_mut(
@@ -136,8 +137,7 @@ impl Member<'_> {
                         shape.hidden,
                     )
                 };
-                let first = usize::try_from(id).unwrap_or(0) * shape.hidden;
-                let words = first..first + shape.hidden;
+                let words = word * shape.hidden..(word + 1) * shape.hidden;
                 if self.model.kernels.layout.weight == Element::F32 {
                     head::add(&packed.floats(&plan.words)[words], position, to);
                 } else {

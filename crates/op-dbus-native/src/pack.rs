@@ -70,7 +70,8 @@ impl Packer<'_> {
             None => vec![0.0; encoder.hidden],
         };
         let to = self.floats(range);
-        copy(encoder.positions.values(), to);
+        let of_padding = encoder.padding.iter().flat_map(|padding| padding.position.values());
+        copy(encoder.positions.values().chain(of_padding), to);
         for row in to.chunks_exact_mut(encoder.hidden) {
             row.iter_mut().zip(&kind).for_each(|(value, kind)| *value += kind);
         }

@@ -25,6 +25,8 @@ pub(crate) struct Shape {
     pub layers: usize,
     pub vocabulary: usize,
     pub positions: usize,
+    /// The token that has a position of its own, behind all others; none if each has that of its place.
+    pub padding: Option<usize>,
     pub epsilon: f32,
     pub activation: Activation,
     /// Distances beyond ± this share a bias; none without a relative position bias.
@@ -55,6 +57,7 @@ impl Shape {
             layers: encoder.layers.len(),
             vocabulary: encoder.words.rows(),
             positions: encoder.positions.rows(),
+            padding: encoder.padding.map(|padding| padding.id),
             epsilon: encoder.epsilon,
             activation: encoder.activation,
             reach: encoder.relative_bias.as_ref().map(|bias| bias.reach),
@@ -65,6 +68,19 @@ impl Shape {
     /// Columns of one attention head.
     pub fn head(&self) -> usize {
         self.hidden / self.heads
+    }
+
+    /// Of each token of a text, which row of the table of words and which of that of positions it takes.
+    pub fn rows(&self, ids: &[i32]) -> impl Iterator<Item = (usize, usize)> {
+        let mut counted = 0;
+        ids.iter().map(move |&id| {
+            let word = usize::try_from(id).unwrap_or(0);
+            if self.padding == Some(word) {
+                return (word, self.positions);
+            }
+            counted += 1;
+            (word, counted - 1)
+        })
     }
 
     /// Length of a vector.
@@ -124,7 +140,7 @@ pub(crate) struct DensePlan {
 pub(crate) struct Plan {
     /// `[vocabulary][hidden]`: f32, or bfloat16 unless the layout is of 32-bit floats.
     pub words: Range<usize>,
-    /// `[positions][hidden]`, f32, the token type added.
+    /// `[positions][hidden]`, f32, the token type added, and a row more for the padding token.
     pub positions: Range<usize>,
     pub embedding_norm: NormPlan,
     pub layers: Vec<LayerPlan>,
@@ -147,7 +163,8 @@ impl Plan {
         let mut cursor = Cursor { at: 0, layout };
         let word = if layout.weight == Element::F32 { 4 } else { 2 };
         let words = cursor.take(shape.vocabulary.checked_mul(hidden)?, word)?;
-        let positions = cursor.take(shape.positions.checked_mul(hidden)?, 4)?;
+        let rows = shape.positions.checked_add(usize::from(shape.padding.is_some()))?;
+        let positions = cursor.take(rows.checked_mul(hidden)?, 4)?;
         let embedding_norm = cursor.norm(hidden)?;
         let mut layers = Vec::new();
         for _ in 0..shape.layers {

@@ -17,9 +17,8 @@ const NAMES: LayerNames = LayerNames {
     output_norm: "output.LayerNorm",
 };
 
-/// Row of the position table that a text's first token takes: one behind the padding's row, which
-/// the architecture fixes at 1.
-const FIRST_POSITION: usize = 2;
+/// Fixed by the architecture, whatever `config.json` says.
+const PAD_TOKEN: usize = 1;
 /// Buckets of the relative position bias; half for keys before the query, half for those behind.
 const BUCKETS: usize = 32;
 /// Distance from which on all keys share the last bucket.
@@ -39,7 +38,7 @@ pub(super) fn read<'a>(config: &Config, weights: &Weights<'a>) -> Result<Encoder
     let reader = Reader::new(config, weights, &["", "mpnet."])?;
     let heads = config.num_attention_heads;
     let bias = reader.table("encoder.relative_attention_bias.weight", BUCKETS, heads)?;
-    let encoder = reader.encoder(&NAMES, FIRST_POSITION, 0)?;
+    let encoder = reader.encoder(&NAMES, Some(PAD_TOKEN), 0)?;
     Ok(Encoder { relative_bias: Some(by_distance(&bias)), ..encoder })
 }
 

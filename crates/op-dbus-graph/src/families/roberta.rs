@@ -12,15 +12,12 @@ const PAD_TOKEN: usize = 1;
 /// Reads a RoBERTa encoder: a BERT encoder whose positions are counted from one behind the number
 /// of the padding token.
 ///
-/// A text that spells the padding token out has a position for it, as for any other token; in
-/// transformers it has none, so that such a text's vector differs from theirs.
-///
 /// # Errors
 /// Another architecture's configuration, or tensors that do not fit.
 pub(super) fn read<'a>(config: &Config, weights: &Weights<'a>) -> Result<Encoder<'a>, Error> {
     config.expect_model_type(&["roberta", "xlm-roberta", "camembert"])?;
-    let first_position = config.pad_token_id.unwrap_or(PAD_TOKEN).saturating_add(1);
+    let padding = config.pad_token_id.unwrap_or(PAD_TOKEN);
     let token_types = config.type_vocab_size.unwrap_or(TOKEN_TYPES);
     // CamemBERT's weights are named after RoBERTa as well.
-    Reader::new(config, weights, &["", "roberta."])?.encoder(&NAMES, first_position, token_types)
+    Reader::new(config, weights, &["", "roberta."])?.encoder(&NAMES, Some(padding), token_types)
 }

@@ -69,8 +69,7 @@ fn constants(graph: &mut GraphWriter, tokens_max: usize) {
     graph.node_with("Shape", &["input_ids"], "sequence", only_columns);
 }
 
-/// Words plus positions, normalised. The token type is the same for every token, so its row is
-/// added to the position table here and now.
+/// Words plus positions, normalised.
 fn embeddings(
     graph: &mut GraphWriter,
     encoder: &Encoder<'_>,
@@ -79,23 +78,43 @@ fn embeddings(
 ) -> String {
     let hidden = encoder.hidden;
     graph.operand("words", &[encoder.words.rows(), hidden], encoder.words.bytes().to_vec());
-    let shared: Vec<f32> = match &encoder.token_type {
-        Some(types) => types.row(0).collect(),
-        None => vec![0.0; hidden],
-    };
-    let positions = encoder.positions.values().take(tokens_max * hidden);
-    let folded = positions.zip(shared.iter().cycle()).map(|(position, shared)| position + shared);
-    let bytes = folded.flat_map(f32::to_le_bytes).collect();
-    graph.floats("positions", &[tokens_max, hidden], bytes);
-
     let word = graph.node("Gather", &["words", "input_ids"], "embeddings.word");
     let word = graph.widen(&word);
-    let position =
-        graph.node("Slice", &["positions", "zero", "sequence", "zero"], "embeddings.position");
+    let position = positions(graph, encoder, tokens_max);
     norm(graph, "embeddings.norm", &encoder.embedding_norm);
     let terms = [&*word, &position];
     let numbers = Norm { name: "embeddings.norm", epsilon: encoder.epsilon };
     operators.sum_norm(graph, "embeddings", &terms, &numbers)
+}
+
+/// The positions of all tokens. The token type is the same for every token, so its row is added to the
+/// position table here and now.
+fn positions(graph: &mut GraphWriter, encoder: &Encoder<'_>, tokens_max: usize) -> String {
+    let hidden = encoder.hidden;
+    let shared: Vec<f32> = match &encoder.token_type {
+        Some(types) => types.row(0).collect(),
+        None => vec![0.0; hidden],
+    };
+    let of_padding = encoder.padding.iter().flat_map(|padding| padding.position.values());
+    let positions = of_padding.chain(encoder.positions.values().take(tokens_max * hidden));
+    let folded = positions.zip(shared.iter().cycle()).map(|(position, shared)| position + shared);
+    let bytes: Vec<u8> = folded.flat_map(f32::to_le_bytes).collect();
+    graph.floats("positions", &[bytes.len() / (4 * hidden), hidden], bytes);
+
+    let name = "embeddings.position";
+    let Some(padding) = &encoder.padding else {
+        return graph.node("Slice", &["positions", "zero", "sequence", "zero"], name);
+    };
+    // Row 0 is the padding token's; no other token counts it.
+    graph.int32s("padding", &[], &[i32::try_from(padding.id).unwrap_or(-1)]);
+    graph.int32s("along.row", &[], &[1]);
+    let is_padding = graph.node("Equal", &["input_ids", "padding"], "is.padding");
+    let is_text = graph.node("Not", &[&is_padding], "is.text");
+    let to_int = vec![integer("to", i64::from(INT32))];
+    let counts = graph.node_with("Cast", &[&is_text], "text.counts", to_int);
+    let before = graph.node("CumSum", &[&counts, "along.row"], "text.before");
+    let row = graph.node("Mul", &[&before, &counts], "position.row");
+    graph.node("Gather", &["positions", &row], name)
 }
 
 /// The bias for the longest row, from which a batch takes its upper left corner.

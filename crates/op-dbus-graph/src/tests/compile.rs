@@ -88,11 +88,11 @@ fn weights_are_turned_and_the_token_type_is_folded_into_the_positions() {
 }
 
 #[test]
-fn mpnet_begins_behind_the_padding_position_and_biases_by_distance() {
+fn mpnet_has_the_padding_position_before_all_others_and_biases_by_distance() {
     let model = Tiny::new(Family::Mpnet);
     let (graph, tensors) = (graph(&model), &model.tensors);
     let (_, positions) = &tensors["embeddings.position_embeddings.weight"];
-    assert_eq!(values(&graph, "positions")[0], positions[2 * HIDDEN]);
+    assert_eq!(values(&graph, "positions"), positions[HIDDEN..7 * HIDDEN]);
 
     let (_, table) = &tensors["encoder.relative_attention_bias.weight"];
     let bias = values(&graph, "relative_bias");

@@ -30,11 +30,29 @@ fn roberta_counts_positions_from_behind_the_padding_token() {
         with_encoder(&model, |encoder| {
             assert_eq!(encoder.positions.rows(), POSITIONS - first);
             assert_eq!(encoder.positions.values().next(), Some(positions[first * HIDDEN]));
+            let padding = encoder.padding.unwrap();
+            assert_eq!(padding.id, first - 1);
+            let row = &positions[(first - 1) * HIDDEN..first * HIDDEN];
+            assert!(padding.position.values().eq(row.iter().copied()));
         });
     }
     for pad in [json!(POSITIONS - 1), json!(u64::MAX)] {
         let message = refusal(Family::Roberta, "pad_token_id", pad);
         assert!(message.contains("max_position_embeddings is 9"), "{message}");
+    }
+}
+
+#[test]
+fn only_the_families_that_count_tokens_have_a_padding_token() {
+    for (family, expected) in tiny::FAMILIES.into_iter().zip([None, Some(1), Some(1), None]) {
+        let mut model = Tiny::new(family);
+        if family != Family::Roberta {
+            // In MPNet it is fixed, and the others have positions by place.
+            model.config["pad_token_id"] = json!(3);
+        }
+        with_encoder(&model, |encoder| {
+            assert_eq!(encoder.padding.map(|padding| padding.id), expected, "{family:?}");
+        });
     }
 }
 

@@ -2,7 +2,7 @@
 
 use op_dbus_graph::Pooling;
 use op_dbus_graph::encoder::{
-    Activation, Dense, DenseActivation, Encoder, Layer, Linear, Norm, RelativeBias, Tensor,
+    Activation, Dense, DenseActivation, Encoder, Layer, Linear, Norm, Padding, RelativeBias, Tensor,
 };
 
 use crate::kernels::kernels;
@@ -23,7 +23,8 @@ pub struct Sizes {
 pub const VOCABULARY: usize = 50;
 pub const POSITIONS: usize = 40;
 
-/// Sizes with tails everywhere; one panel or less; more than a block of inputs; with bias and module.
+/// Sizes with tails everywhere; one panel or less; more than a block of inputs; with bias, a padding token
+/// and a module.
 #[cfg(not(miri))]
 pub const SIZES: [Sizes; 4] = [
     Sizes { hidden: 42, heads: 3, inner: 70, reach: None, dense: None },
@@ -77,7 +78,7 @@ impl Weights {
             tensors.push((columns, random.bytes(rows * columns, scale, middle)));
         };
         table(VOCABULARY, hidden, 1.0, 0.0);
-        table(POSITIONS, hidden, 0.3, 0.0);
+        table(POSITIONS + 1, hidden, 0.3, 0.0);
         table(2, hidden, 0.3, 0.0);
         table(1, hidden, 0.2, 1.0);
         table(1, hidden, 0.2, 0.0);
@@ -129,7 +130,8 @@ impl Weights {
             epsilon: 1e-5,
             activation: Activation::Gelu,
             words,
-            positions,
+            positions: positions.skip_rows(1),
+            padding: self.sizes.reach.map(|_| Padding { id: 1, position: positions.only_row(0) }),
             token_type,
             embedding_norm,
             layers,

@@ -6,9 +6,14 @@ use op_dbus_graph::encoder::{Encoder, Linear, Norm};
 pub fn vector(encoder: &Encoder<'_>, ids: &[i32]) -> Vec<f64> {
     let row = |values: &mut dyn Iterator<Item = f32>| values.map(f64::from).collect::<Vec<f64>>();
     let mut x: Vec<Vec<f64>> = Vec::new();
-    for (position, id) in ids.iter().enumerate() {
-        let mut token = row(&mut encoder.words.row(usize::try_from(*id).unwrap()));
-        add(&mut token, &row(&mut encoder.positions.row(position)));
+    let mut places = 0..;
+    for id in ids.iter().map(|id| usize::try_from(*id).unwrap()) {
+        let mut token = row(&mut encoder.words.row(id));
+        let position = match &encoder.padding {
+            Some(padding) if padding.id == id => row(&mut padding.position.values()),
+            _ => row(&mut encoder.positions.row(places.next().unwrap())),
+        };
+        add(&mut token, &position);
         if let Some(types) = &encoder.token_type {
             add(&mut token, &row(&mut types.row(0)));
         }
