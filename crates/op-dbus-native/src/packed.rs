@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use memmap2::{Mmap, MmapMut};
 use op_dbus_graph::encoder::Encoder;
@@ -23,6 +24,13 @@ const MAGIC: &[u8; 16] = b"op-dbus weights\n";
 
 /// The header ends here and the weights begin; a multiple of every page's cache lines.
 const HEADER_BYTES: usize = 4096;
+
+/// Files of packed weights that are kept, those that were used last: of a model that is imported again and
+/// again, the cache would else hold every version.
+const KEPT_MAX: usize = 12;
+
+/// How the names of files end that are whole.
+const FINISHED: &str = "packed";
 
 /// How the names of files begin that are still being written.
 const UNFINISHED: &str = ".packing-";
@@ -53,7 +61,7 @@ impl Place {
 
     /// The file.
     pub fn path(&self) -> PathBuf {
-        self.folder.join(format!("{}.packed", hex(&self.key)))
+        self.folder.join(format!("{}.{FINISHED}", hex(&self.key)))
     }
 }
 
@@ -118,6 +126,8 @@ impl Packed {
         if digest(weights) != header.sha256 {
             return Err(Miss::Damaged("its checksum is wrong"));
         }
+        // Used last; where that can't be noted, it is as old as it is.
+        let _ = file.set_modified(SystemTime::now());
         Ok(Self { shape: header.shape, plan, bytes: Bytes::File(map) })
     }
 
@@ -166,6 +176,7 @@ impl Packed {
         file.write_all(self.bytes())?;
         file.as_file().sync_all()?;
         file.persist(place.path())?;
+        forget(&place.folder);
         Ok(())
     }
 
@@ -198,10 +209,48 @@ fn sweep(folder: &Path) {
     }
 }
 
+/// Removes those that were not used for the longest. Who has one mapped keeps it.
+fn forget(folder: &Path) {
+    let finished = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
+        let path = entry.path();
+        let whole = path.extension().is_some_and(|extension| extension == FINISHED);
+        whole.then(|| Some((entry.metadata().ok()?.modified().ok()?, path)))?
+    });
+    let mut finished: Vec<_> = finished.collect();
+    finished.sort_unstable();
+    let surplus = finished.len().saturating_sub(KEPT_MAX);
+    for (_, path) in &finished[..surplus] {
+        // What can't be removed stays for the next one.
+        let _ = fs::remove_file(path);
+    }
+}
+
 fn digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn hex(key: &str) -> String {
     digest(key.as_bytes())[..32].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn weights_that_nobody_uses_any_more_are_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for age in 0..KEPT_MAX as u64 + 2 {
+            let file = File::create(path(&format!("{age}.{FINISHED}"))).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(age * 60)).unwrap();
+        }
+        fs::write(path("other"), "").unwrap();
+        forget(folder.path());
+        let is_there = |age: usize| path(&format!("{age}.{FINISHED}")).exists();
+        assert!((0..KEPT_MAX).all(is_there) && path("other").exists());
+        assert!(!is_there(KEPT_MAX) && !is_there(KEPT_MAX + 1));
+    }
 }
