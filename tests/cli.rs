@@ -28,6 +28,7 @@ tests! {
     a_store_that_is_not_there_is_told: [],
     settings_are_shown_with_their_origin: [],
     a_closed_pipe_is_no_error: [Bus],
+    a_full_standard_error_changes_no_exit_code: [Bus],
     every_command_has_its_manual_page: [],
     manual_pages_are_well_formed: [Groff],
 }
@@ -319,6 +320,26 @@ async fn a_closed_pipe_is_no_error() -> Outcome {
     let finished = finish(command, &lines).await?;
     assert_eq!(finished.stdout.len(), 1);
     assert_eq!(finished.stderr, "", "{}", finished.stderr);
+    daemon.stop().await
+}
+
+/// Who can't be told why is told by the exit code.
+async fn a_full_standard_error_changes_no_exit_code() -> Outcome {
+    let (bus, _setup, daemon) = daemon().await?;
+    let long = "x".repeat(1000);
+    for (words, code) in [
+        (&["embed", "--level", "nosuch", "x"][..], 1),
+        (&["embde"], 2),
+        (&["status", "--bus", "unix:path=/nonexistent/bus"], 3),
+        (&["similarity", &long, "x"], 0),
+    ] {
+        let mut command = clean("sh");
+        command.args(["-c", "\"$0\" \"$@\" 2>/dev/full"]).arg(op_dbus()).args(words);
+        command.env("OP_DBUS_BUS", bus.address());
+        let finished = finish(command, "").await?;
+        assert_eq!(finished.code, Some(code), "{words:?}");
+        assert_eq!(finished.stdout.is_empty(), code != 0, "{words:?}");
+    }
     daemon.stop().await
 }
 

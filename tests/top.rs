@@ -15,6 +15,7 @@ tests! {
     top_shows_a_busy_service_and_gives_the_terminal_back: [Bus, Tmux],
     top_survives_a_service_that_goes_and_comes_back: [Bus, Tmux],
     top_prints_one_interval_to_a_pipe: [Bus],
+    top_draws_nothing_on_a_dumb_terminal: [Bus, Tmux],
 }
 
 /// What runs in the terminal: the state of the terminal and the exit code are there to be read when
@@ -77,6 +78,18 @@ async fn top_shows_a_busy_service_and_gives_the_terminal_back() -> Outcome {
     assert!(screen.contains("printed before\nended with 0\n"), "{screen}");
     assert!(!terminal.is_taken().await?);
     load.abort();
+    daemon.stop().await
+}
+
+async fn top_draws_nothing_on_a_dumb_terminal() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let mut command = clean("sh");
+    command.args(["-c", SCRIPT, "sh", "env", "TERM=dumb"]).arg(op_dbus()).args(["top", "--bus"]);
+    let terminal = Terminal::open(command.arg(bus.address())).await?;
+    let screen = terminal.shows("the end", |screen| screen.contains("ended with 0")).await?;
+    assert!(screen.contains("printed before") && screen.contains("Since start"), "{screen}");
     daemon.stop().await
 }
 

@@ -211,13 +211,17 @@ impl Service {
                 _ => refusal.message().to_owned(),
             });
         }
-        if is_absent(error) {
+        if let Some(why) = absence(error) {
+            let why = match why.trim_end_matches('.') {
+                "" => String::new(),
+                why => format!(" ({why})"),
+            };
             let start = match &self.bus {
                 Bus::System => "`systemctl start op-dbus`".to_owned(),
                 bus => format!("`op-dbus daemon --bus {bus}`"),
             };
             return Failure::unreachable(format!(
-                "the service {BUS_NAME} is not on {}: start it with {start}",
+                "the service {BUS_NAME} is not on {}{why}: start it with {start}",
                 place(&self.bus)
             ));
         }
@@ -231,23 +235,25 @@ impl Service {
     }
 }
 
-/// Nobody owns the service's name, and nobody can be started to own it.
-fn is_absent(error: &zbus::Error) -> bool {
+/// Why nobody owns the service's name and nobody is started to own it, if that is so; empty where nobody could
+/// be.
+fn absence(error: &zbus::Error) -> Option<&str> {
     match error {
-        zbus::Error::FDO(error) => matches!(
-            **error,
-            fdo::Error::ServiceUnknown(_)
-                | fdo::Error::NameHasNoOwner(_)
-                | fdo::Error::SpawnExecFailed(_)
-                | fdo::Error::SpawnChildExited(_)
-                | fdo::Error::SpawnChildSignaled(_)
-                | fdo::Error::SpawnFailed(_)
-                | fdo::Error::SpawnServiceNotFound(_)
-        ),
-        zbus::Error::MethodError(name, ..) => {
-            name.as_str().starts_with("org.freedesktop.systemd1.")
+        zbus::Error::FDO(error) => match &**error {
+            fdo::Error::ServiceUnknown(_) => Some(""),
+            fdo::Error::NameHasNoOwner(why)
+            | fdo::Error::SpawnExecFailed(why)
+            | fdo::Error::SpawnChildExited(why)
+            | fdo::Error::SpawnChildSignaled(why)
+            | fdo::Error::SpawnFailed(why)
+            | fdo::Error::SpawnServiceNotFound(why) => Some(why),
+            _ => None,
+        },
+        zbus::Error::MethodError(name, why, _) => {
+            let of_systemd = name.as_str().starts_with("org.freedesktop.systemd1.");
+            of_systemd.then(|| why.as_deref().unwrap_or_default())
         }
-        _ => false,
+        _ => None,
     }
 }
 
@@ -297,7 +303,10 @@ mod tests {
     fn an_absent_service_is_told_from_a_lost_one() {
         let absent = zbus::Error::FDO(Box::new(fdo::Error::ServiceUnknown(String::new())));
         let lost = zbus::Error::FDO(Box::new(fdo::Error::NoReply(String::new())));
-        assert!(is_absent(&absent) && !is_lost(&absent));
-        assert!(is_lost(&lost) && !is_absent(&lost));
+        assert!(absence(&absent) == Some("") && !is_lost(&absent));
+        assert!(is_lost(&lost) && absence(&lost).is_none());
+        let failed = fdo::Error::NameHasNoOwner("activation failed: unit is masked.".to_owned());
+        let failed = zbus::Error::FDO(Box::new(failed));
+        assert_eq!(absence(&failed), Some("activation failed: unit is masked."));
     }
 }

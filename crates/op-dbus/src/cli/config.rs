@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use op_dbus_daemon::settings::{Loaded, Settings, Shown, Sources, config_file, markdown};
 
 use super::terminal::{Colour, colour, paint, printable};
-use super::{Done, EXIT_CODES, Failure};
+use super::{Done, EXIT_CODES, Failure, tell};
 
 /// Show the settings and where they come from, or check them
 #[derive(clap::Args)]
@@ -100,7 +100,7 @@ impl Files {
         }
         let loaded = Settings::load(&sources)?;
         for warning in &loaded.warnings {
-            eprintln!("op-dbus: {warning}");
+            tell(warning);
         }
         Ok(loaded)
     }

@@ -1,6 +1,6 @@
 //! `op-dbus embed`: texts in, vectors out, streamed.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use super::cut::Cut;
 use super::output::{Format, Writer};
 use super::packed::{Caller, Options, Reply, Space};
 use super::texts::{CallLimits, Source, Texts};
-use super::{BusArgs, Done, EXIT_CODES, Failure, connect, terminal};
+use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell, terminal};
 
 /// Calls under way at once: enough that the service always has the next batch at hand.
 const CALLS_IN_FLIGHT: usize = 3;
@@ -119,10 +119,11 @@ async fn embed(args: Args, format: Format) -> Done {
     }
     writer.finish().map_err(|error| Failure::writing(to, &error))?;
     if let Some(warning) = summary.warning() {
-        eprintln!("op-dbus: {warning}");
+        tell(warning);
     }
     if matches!(format, Format::Table { .. }) && summary.texts > 0 {
-        println!("{}", summary.line());
+        let line = summary.line();
+        writeln!(std::io::stdout(), "{line}").map_err(|error| Failure::output(&error))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,7 @@
 //! How a command ends when it does not end well: one sentence and an exit code.
 
-use std::io;
+use std::fmt;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -9,6 +10,12 @@ use op_dbus_daemon::settings::Mistakes;
 /// The exit codes, as every command's help lists them.
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 service not reachable, 6 not configured";
+
+/// Tells a person a sentence. What is told of a command decides nothing about how it ends, and so neither
+/// does a standard error that is full or closed.
+pub fn tell(sentence: impl fmt::Display) {
+    writeln!(io::stderr(), "op-dbus: {sentence}").ok();
+}
 
 /// Why a command did not do what it was asked for.
 #[derive(Debug, PartialEq, Eq)]
@@ -75,7 +82,7 @@ impl Failure {
     /// Prints the sentence, if there is one, and gives the exit code.
     pub fn report(&self) -> ExitCode {
         if !self.message.is_empty() {
-            eprintln!("op-dbus: {}", self.message);
+            tell(&self.message);
         }
         ExitCode::from(self.code)
     }

@@ -37,7 +37,7 @@ use crate::{bench, devices, worker};
 
 pub use bulk::Values;
 pub use client::{Properties, Service, connect};
-pub use failure::{EXIT_CODES, Failure};
+pub use failure::{EXIT_CODES, Failure, tell};
 
 /// How a command ends.
 pub type Done = Result<ExitCode, Failure>;

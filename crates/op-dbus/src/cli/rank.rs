@@ -9,7 +9,7 @@ use futures_util::{StreamExt, stream};
 use super::cut::Cut;
 use super::packed::{Caller, Options, Reply, Space};
 use super::texts::{CallLimits, Source, Texts};
-use super::{BusArgs, Done, EXIT_CODES, Failure, connect, terminal};
+use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell, terminal};
 
 /// Calls under way at once.
 const CALLS_IN_FLIGHT: usize = 3;
@@ -101,10 +101,10 @@ async fn rank(args: Args) -> Done {
     }
     print(&best.candidates, args.json).map_err(|error| Failure::output(&error))?;
     if query_is_cut {
-        eprintln!("op-dbus: the query is longer than the model reads and cut");
+        tell("the query is longer than the model reads and cut");
     }
     if let Some(warning) = cut.warning() {
-        eprintln!("op-dbus: {warning}");
+        tell(warning);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use super::cut::Cut;
 use super::packed::{Caller, Options};
-use super::{BusArgs, Done, EXIT_CODES, Failure, connect};
+use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell};
 
 /// Tell how near two texts are
 #[derive(clap::Args)]
@@ -47,7 +47,7 @@ async fn similarity(args: Args) -> Done {
     let mut cut = Cut::default();
     reply.truncated.iter().for_each(|index| cut.add(u64::from(*index)));
     if let Some(warning) = cut.warning() {
-        eprintln!("op-dbus: {warning}");
+        tell(warning);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,9 +5,14 @@ use std::io::IsTerminal;
 
 /// Whether standard output is a terminal that wants colour.
 pub fn colour() -> bool {
-    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
-        || std::env::var_os("TERM").is_some_and(|value| value == "dumb");
-    std::io::stdout().is_terminal() && !refused
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    can_draw() && !refused
+}
+
+/// Whether standard output is a terminal that understands more than text.
+pub fn can_draw() -> bool {
+    let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+    std::io::stdout().is_terminal() && !dumb
 }
 
 /// A colour of the basic terminal palette.

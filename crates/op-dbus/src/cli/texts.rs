@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use tokio::sync::mpsc;
 
-use super::Failure;
+use super::{Failure, tell};
 
 /// How far the reader may be ahead of the calls. This bounds the memory of a client, whatever the
 /// size of its input.
@@ -33,7 +33,7 @@ impl Source {
             return Self::Files(files);
         }
         if io::stdin().is_terminal() {
-            eprintln!("op-dbus: reading texts from the terminal, one a line; Ctrl-D ends them");
+            tell("reading texts from the terminal, one a line; Ctrl-D ends them");
         }
         Self::Files(vec![PathBuf::from("-")])
     }

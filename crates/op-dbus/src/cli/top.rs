@@ -6,7 +6,7 @@ mod live;
 mod reading;
 mod screen;
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +15,7 @@ use serde_json::json;
 use self::interval::Interval;
 use self::lines::{View, plain};
 use self::reading::{Json, Source};
-use super::{BusArgs, Done, EXIT_CODES, Failure};
+use super::{BusArgs, Done, EXIT_CODES, Failure, terminal};
 
 /// Watch the service live: rates, batches, times of calls, failures, workers
 #[derive(clap::Args)]
@@ -37,7 +37,7 @@ pub struct Args {
     /// Time between two readings
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = period)]
     interval: Duration,
-    /// Print one interval as text and end, as without a terminal
+    /// Print one interval as text and end, as without a terminal that can draw
     #[arg(long, help_heading = "Output")]
     once: bool,
     /// One JSON object of one interval: status, statistics, devices, interval
@@ -61,7 +61,7 @@ pub fn run(args: Args) -> Done {
 
 async fn top(args: Args) -> Done {
     let source = Source::connect(&args.bus.bus).await?;
-    match args.once || args.json || !std::io::stdout().is_terminal() {
+    match args.once || args.json || !terminal::can_draw() {
         true => once(source, &args).await,
         false => live::run(source, args.interval).await,
     }
@@ -84,7 +84,7 @@ async fn once(mut source: Source, args: &Args) -> Done {
         }
         false => {
             let (reading, interval) = (Some(&reading), interval.as_ref());
-            let coloured = super::terminal::colour();
+            let coloured = terminal::colour();
             let now = SystemTime::now();
             plain(&View { reading, interval, absent: None, coloured, now })
         }

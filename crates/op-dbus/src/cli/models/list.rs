@@ -6,6 +6,7 @@ use op_dbus_models::{Error, Level, Model, Store, manifest};
 use serde_json::{Value, json};
 
 use super::super::store::Advice;
+use super::super::tell;
 use super::super::terminal::{Colour, colour, paint};
 use super::{Outcome, megabytes, readable};
 
@@ -27,7 +28,7 @@ const DAMAGED: &str = "damaged";
 pub(super) fn run(store: &Store, advice: &Advice, json: bool) -> Outcome {
     match readable(store) {
         // Before the first model is installed there is no folder, unless its name is mistyped.
-        Err(sentence) if !store.dir().exists() => eprintln!("op-dbus: {sentence}"),
+        Err(sentence) if !store.dir().exists() => tell(sentence),
         looked => looked?,
     }
     let rows = rows(store);
