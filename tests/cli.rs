@@ -261,7 +261,7 @@ async fn a_store_that_is_not_there_is_told() -> Outcome {
     assert_eq!(empty.code, Some(1), "{}", empty.stderr);
     // What is advised is for this store.
     let missing = models(folder.path(), &["verify", "low"]).await?;
-    let advice = format!("`op-dbus models --model-dir {} pull", folder.path().display());
+    let advice = format!("L3-v2 --model-dir {}`", folder.path().display());
     assert!(missing.stderr.contains(&advice), "{}", missing.stderr);
     Ok(())
 }

@@ -8,7 +8,7 @@ use crate::backend::{CPU, CpuEngine, Precision};
 use crate::{Embedder, Error, provider};
 
 /// Where `op-dbus models pull` puts models.
-const MODEL_DIR: &str = "/var/lib/op-dbus/models";
+const MODEL_DIR: &str = op_dbus_models::USUAL_DIR;
 
 /// Options of an [`Embedder`]. Without any it serves level `medium` on the CPU.
 #[derive(Clone, Debug)]

@@ -37,4 +37,4 @@ pub use model::{Family, FileRecord, Level, Model, Pooling};
 pub use progress::Progress;
 pub use pull::{PullOptions, Source};
 pub use runtime::{ProviderPlugin, RuntimeStore};
-pub use store::Store;
+pub use store::{Store, USUAL_DIR, named};

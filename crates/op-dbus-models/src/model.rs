@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, digest, manifest};
+use crate::{Error, digest, manifest, named};
 
 /// The files of the Dense module in `folder`, as a record lists them: its configuration and its
 /// weights.
@@ -337,11 +337,13 @@ impl Model {
 
 /// [`Error::Corrupt`] with the command that repairs this model.
 pub(crate) fn corrupt(name: &str, path: &Path, reason: String) -> Error {
+    let store = path.ancestors().find(|folder| folder.ends_with(name)).and_then(Path::parent);
+    let here = store.map(named).unwrap_or_default();
     let fix = match manifest::find(name) {
-        Some(model) => format!("op-dbus models pull {}", model.name),
+        Some(model) => format!("op-dbus models pull {}{here}", model.name),
         None => format!(
-            "op-dbus models remove {name}` and import it again with `op-dbus models \
-                         import PATH --name {name}"
+            "op-dbus models remove {name}{here}` and import it again with `op-dbus models import \
+             PATH --name {name}{here}"
         ),
     };
     Error::Corrupt { file: path.to_owned(), reason, fix }

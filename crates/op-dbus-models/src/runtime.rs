@@ -9,7 +9,7 @@ use crate::manifest::{self, Library};
 use crate::progress::Progress;
 use crate::pull::Source;
 use crate::staging::Writer;
-use crate::{Error, FileRecord};
+use crate::{Error, FileRecord, named};
 
 /// The provider of the runtime that needs no device.
 const CPU: &str = "cpu";
@@ -75,7 +75,7 @@ impl RuntimeStore {
     /// As [`RuntimeStore::verify`].
     pub fn check(&self, provider: &str) -> Result<PathBuf, Error> {
         let (library, _) = manifest::provider(provider)?;
-        self.check_each(library, |record, dir| record.check_shape(dir, damaged(library)))
+        self.check_each(library, |record, dir| record.check_shape(dir, damaged(library, &self.dir)))
     }
 
     /// Compares every file of a provider's library with its digest; returns the file to load.
@@ -117,7 +117,9 @@ impl RuntimeStore {
     }
 
     pub(crate) fn verify_files(&self, library: &Library) -> Result<PathBuf, Error> {
-        self.check_each(library, |record, dir| record.check_content(dir, damaged(library)))
+        self.check_each(library, |record, dir| {
+            record.check_content(dir, damaged(library, &self.dir))
+        })
     }
 
     pub(crate) fn bring(
@@ -161,7 +163,7 @@ impl RuntimeStore {
         Error::NotInstalled {
             what: format!("the library {} {}", library.package, library.version),
             dir: self.dir.clone(),
-            fix: pull_command(library),
+            fix: pull_command(library, &self.dir),
         }
     }
 
@@ -175,11 +177,16 @@ impl RuntimeStore {
 }
 
 /// [`Error::Corrupt`] with the command that repairs this library.
-fn damaged(library: &Library) -> impl Fn(&Path, String) -> Error + '_ {
-    |path, reason| Error::Corrupt { file: path.to_owned(), reason, fix: pull_command(library) }
+fn damaged<'a>(library: &'a Library, dir: &'a Path) -> impl Fn(&Path, String) -> Error + 'a {
+    move |path, reason| Error::Corrupt {
+        file: path.to_owned(),
+        reason,
+        fix: pull_command(library, dir),
+    }
 }
 
-fn pull_command(library: &Library) -> String {
+fn pull_command(library: &Library, dir: &Path) -> String {
     let provider = library.providers.first().map_or(CPU, |one| one.name.as_str());
-    format!("op-dbus runtime pull --provider {provider}")
+    let here = named(&dir.with_file_name("models"));
+    format!("op-dbus runtime pull --provider {provider}{here}")
 }

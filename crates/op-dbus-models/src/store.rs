@@ -172,15 +172,29 @@ impl Store {
     }
 
     fn not_installed(&self, name: &str, built_in: Option<&BuiltIn>) -> Error {
+        let here = named(&self.dir);
         let fix = match built_in {
-            Some(model) => format!("op-dbus models pull {}", model.name),
+            Some(model) => format!("op-dbus models pull {}{here}", model.name),
             None if check_new_name(name).is_ok() => {
-                format!("op-dbus models import PATH --name {name}")
+                format!("op-dbus models import PATH --name {name}{here}")
             }
             // Nothing can be installed under such a name.
-            None => "op-dbus models list".to_owned(),
+            None => format!("op-dbus models list{here}"),
         };
         Error::NotInstalled { what: name.to_owned(), dir: self.dir.clone(), fix }
+    }
+}
+
+/// The store that a command means which names none, unless the settings do.
+pub const USUAL_DIR: &str = "/var/lib/op-dbus/models";
+
+/// How a command to type ends that is about the store in `dir`, or about the runtime's beside it: whoever
+/// reads it need not have the settings of the program that tells it.
+#[must_use]
+pub fn named(dir: &Path) -> String {
+    match dir == Path::new(USUAL_DIR) {
+        true => String::new(),
+        false => format!(" --model-dir {}", dir.display()),
     }
 }
 

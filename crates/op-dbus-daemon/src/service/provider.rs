@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use op_dbus_models::{RuntimeStore, manifest, runtime};
+use op_dbus_models::{RuntimeStore, manifest, named, runtime};
 
 use super::served::Served;
 use crate::settings::options::{self, Told, fleet};
@@ -92,7 +92,7 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
         let devices = if asked_for || devices.is_empty() { devices } else { vec![0] };
         return remote(loaded, own_graph, devices);
     }
-    let store = store(settings);
+    let (store, here) = (store(settings), named(&settings.model_dir));
     let pulled = store.plugin(&name).map(|plugin| plugin.library);
     let library = own.library.or(pulled);
     // A plugin of the user's own goes with the plain runtime.
@@ -100,14 +100,14 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
     let Some(runtime) = settings.runtime.clone().or_else(|| store.runtime(host)) else {
         return Err(format!(
             "{provider} needs an ONNX Runtime library, which is not installed; type `op-dbus \
-             runtime pull --provider {provider}`, or name one with OP_DBUS_RUNTIME"
+             runtime pull --provider {provider}{here}`, or name one with OP_DBUS_RUNTIME"
         ));
     };
     let is_plugin = known.is_ok_and(|(library, _)| library.plugin.is_some());
     if is_plugin && library.is_none() && settings.runtime.is_none() {
         return Err(format!(
             "{provider} needs its provider library, which is not installed; type `op-dbus runtime \
-             pull --provider {provider}`, or name one in [providers.{provider}]"
+             pull --provider {provider}{here}`, or name one in [providers.{provider}]"
         ));
     }
     let (cpu_engine, options) = (CpuEngine::Ort, options::told(&name, settings));
@@ -158,7 +158,8 @@ fn remote(loaded: &Loaded, own_graph: Option<&str>, devices: Vec<u32>) -> Result
         (Some(model), None) => {
             return Err(format!(
                 "remote is compared with what the CPU computes, for which {model}, an ONNX graph, \
-                 needs the ONNX Runtime library; type `op-dbus runtime pull`"
+                 needs the ONNX Runtime library; type `op-dbus runtime pull{}`",
+                named(&settings.model_dir)
             ));
         }
     };
@@ -186,12 +187,12 @@ fn remote(loaded: &Loaded, own_graph: Option<&str>, devices: Vec<u32>) -> Result
 
 fn cpu(loaded: &Loaded, own_graph: Option<&str>) -> Result<Host, String> {
     let settings = &loaded.settings;
-    let from = origin(loaded, "cpu_engine");
+    let (from, here) = (origin(loaded, "cpu_engine"), named(&settings.model_dir));
     let runtime = match settings.cpu_engine {
         CpuEngine::Native if let Some(model) = own_graph => {
             return Err(format!(
                 "{model} is an ONNX graph, which ONNX Runtime computes, and cpu_engine is native \
-                 ({from}); set OP_DBUS_CPU_ENGINE=ort, and type `op-dbus runtime pull` for the \
+                 ({from}); set OP_DBUS_CPU_ENGINE=ort, and type `op-dbus runtime pull{here}` for the \
                  library"
             ));
         }
@@ -201,7 +202,7 @@ fn cpu(loaded: &Loaded, own_graph: Option<&str>) -> Result<Host, String> {
             runtime.ok_or_else(|| {
                 format!(
                     "cpu_engine is ort ({from}), and the ONNX Runtime library is not installed; \
-                     type `op-dbus runtime pull`, or set cpu_engine to native"
+                     type `op-dbus runtime pull{here}`, or set cpu_engine to native"
                 )
             })?
         }

@@ -138,7 +138,10 @@ fn a_damaged_file_is_named_and_the_next_pull_mends_it() {
         assert!(matches!(&error, Error::Corrupt { file, .. } if *file == beside), "{error:?}");
         let message = error.to_string();
         assert!(message.contains(expected), "{message}");
-        assert!(message.ends_with("type `op-dbus runtime pull --provider cuda`"), "{message}");
+        assert!(
+            message.contains("type `op-dbus runtime pull --provider cuda --model-dir "),
+            "{message}"
+        );
         bench.pull(&library(), &Lines::default()).unwrap();
         assert_eq!(fs::read(&beside).unwrap(), BESIDE);
     }

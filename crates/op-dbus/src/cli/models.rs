@@ -11,12 +11,11 @@ use op_dbus_engine::Tokenizer;
 use op_dbus_graph::inspect::{ElementType, inspect};
 use op_dbus_models::{
     HookError, ImportOptions, Model, OnnxFacts, Pooling, Progress, PullOptions, Source, Store,
-    manifest,
+    manifest, named,
 };
 use serde_json::json;
 
 use super::EXIT_CODES;
-use super::store::Advice;
 
 /// How a command of this module ends.
 pub(crate) type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
@@ -139,10 +138,10 @@ pub struct RemoveArgs {
 
 /// Does what the command says with the store in `model_dir`; results on standard output (as JSON
 /// when `json`), progress on standard error.
-pub fn run(command: ModelsCommand, model_dir: &Path, advice: &Advice, json: bool) -> Outcome {
+pub fn run(command: ModelsCommand, model_dir: &Path, json: bool) -> Outcome {
     let store = Store::open(model_dir);
     match command {
-        ModelsCommand::List => list::run(&store, advice, json),
+        ModelsCommand::List => list::run(&store, json),
         ModelsCommand::Pull(args) => pull(&store, &args, json),
         ModelsCommand::Import(args) => import(&store, &args, json),
         ModelsCommand::Verify(args) => verify(&store, args.names, json),
@@ -257,8 +256,9 @@ fn verify(store: &Store, mut names: Vec<String>, json: bool) -> Outcome {
         names = store.names();
     }
     if names.is_empty() {
-        let dir = store.dir().display();
-        return Err(format!("no model is installed in {dir}; type `op-dbus models list`").into());
+        let (dir, here) = (store.dir(), named(store.dir()));
+        let none = format!("no model is installed in {}", dir.display());
+        return Err(format!("{none}; type `op-dbus models list{here}`").into());
     }
     let mut failures = Vec::new();
     for name in names {

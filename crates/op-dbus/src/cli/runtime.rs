@@ -13,7 +13,6 @@ use serde_json::json;
 
 use super::EXIT_CODES;
 use super::models::{Outcome, SourceArgs};
-use super::store::Advice;
 
 /// Show, fetch, check and remove ONNX Runtime and its provider libraries
 #[derive(Subcommand)]
@@ -67,10 +66,10 @@ pub struct RemoveArgs {
 
 /// Does what the command says with the runtime store beside `model_dir`; results on standard
 /// output (as JSON when `json`), progress on standard error.
-pub fn run(command: RuntimeCommand, model_dir: &Path, advice: &Advice, json: bool) -> Outcome {
+pub fn run(command: RuntimeCommand, model_dir: &Path, json: bool) -> Outcome {
     let store = RuntimeStore::open(beside(model_dir));
     match command {
-        RuntimeCommand::List => list::run(&store, advice, json),
+        RuntimeCommand::List => list::run(&store, json),
         RuntimeCommand::Pull(args) => pull(&store, &args, json),
         RuntimeCommand::Verify(args) => verify(&store, args.providers, json),
         RuntimeCommand::Remove(args) => remove(&store, &args.providers, json),

@@ -41,13 +41,11 @@ pub struct RuntimeArgs {
 }
 
 pub fn run_models(args: ModelsArgs) -> Done {
-    let (dir, advice) = (args.store.model_dir()?, args.store.advice());
-    ended(models::run(args.command, &dir, &advice, args.store.json), &advice)
+    ended(models::run(args.command, &args.store.model_dir()?, args.store.json))
 }
 
 pub fn run_runtime(args: RuntimeArgs) -> Done {
-    let (dir, advice) = (args.store.model_dir()?, args.store.advice());
-    ended(runtime::run(args.command, &dir, &advice, args.store.json), &advice)
+    ended(runtime::run(args.command, &args.store.model_dir()?, args.store.json))
 }
 
 impl StoreArgs {
@@ -58,47 +56,14 @@ impl StoreArgs {
         }
         Ok(Settings::load(&Sources::of_process(BTreeMap::new()))?.settings.model_dir)
     }
-
-    fn advice(&self) -> Advice {
-        Advice(self.model_dir.clone())
-    }
 }
 
-/// What to type, in the sentences of the stores, which know nothing of `--model-dir`.
-pub struct Advice(Option<PathBuf>);
-
-impl Advice {
-    /// The sentence with its commands for the store that was named, if one was.
-    pub fn of(&self, sentence: impl ToString) -> String {
-        let sentence = sentence.to_string();
-        let Some(dir) = &self.0 else { return sentence };
-        ["models", "runtime"].iter().fold(sentence, |sentence, command| {
-            let here = format!("`op-dbus {command} --model-dir {} ", dir.display());
-            sentence.replace(&format!("`op-dbus {command} "), &here)
-        })
-    }
-}
-
-fn ended(outcome: Outcome, advice: &Advice) -> Done {
+fn ended(outcome: Outcome) -> Done {
     match outcome {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => Err(match error.downcast_ref::<io::Error>() {
             Some(error) => Failure::output(error),
-            None => Failure::refused(advice.of(error)),
+            None => Failure::refused(error.to_string()),
         }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn advice_is_for_the_store_that_was_named() {
-        let sentence = "x is damaged; type `op-dbus models pull x`, or `op-dbus runtime list`";
-        assert_eq!(Advice(None).of(sentence), sentence);
-        let expected = "x is damaged; type `op-dbus models --model-dir /s pull x`, or \
-                        `op-dbus runtime --model-dir /s list`";
-        assert_eq!(Advice(Some("/s".into())).of(sentence), expected);
     }
 }

@@ -1,7 +1,7 @@
 //! What every provider needs: the model, the folders, the bus's policy, the CPU.
 
 use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded, Settings};
-use op_dbus_models::{Family, Level, Model, Store};
+use op_dbus_models::{Family, Level, Model, Store, named};
 use op_dbus_native::Isa;
 
 use super::check::Check;
@@ -41,7 +41,7 @@ pub fn model(loaded: &Loaded) -> (Check, Option<String>) {
             let sentence = error.to_string();
             let (found, next) = sentence.split_once("; ").unwrap_or((&sentence, ""));
             let next = match next {
-                "" => format!("type `op-dbus models pull {name}`"),
+                "" => format!("type `op-dbus models pull {name}{}`", named(&settings.model_dir)),
                 next => next.to_owned(),
             };
             // Of a level the line at the end tells; this one is named nowhere else.

@@ -5,7 +5,6 @@ use std::io::Write;
 use op_dbus_models::{Error, Level, Model, Store, manifest};
 use serde_json::{Value, json};
 
-use super::super::store::Advice;
 use super::super::tell;
 use super::super::terminal::{Colour, colour, paint};
 use super::{Outcome, megabytes, readable};
@@ -25,7 +24,7 @@ const INSTALLED: &str = "installed";
 const MISSING: &str = "not installed";
 const DAMAGED: &str = "damaged";
 
-pub(super) fn run(store: &Store, advice: &Advice, json: bool) -> Outcome {
+pub(super) fn run(store: &Store, json: bool) -> Outcome {
     match readable(store) {
         // Before the first model is installed there is no folder, unless its name is mistyped.
         Err(sentence) if !store.dir().exists() => tell(sentence),
@@ -34,7 +33,7 @@ pub(super) fn run(store: &Store, advice: &Advice, json: bool) -> Outcome {
     let rows = rows(store);
     let mut out = std::io::stdout().lock();
     if json {
-        let rows: Vec<_> = rows.iter().map(|row| row.json(advice)).collect();
+        let rows: Vec<_> = rows.iter().map(Row::json).collect();
         writeln!(out, "{}", serde_json::to_string_pretty(&rows)?)?;
         return Ok(());
     }
@@ -64,7 +63,7 @@ pub(super) fn run(store: &Store, advice: &Advice, json: bool) -> Outcome {
         )?;
     }
     for reason in rows.iter().filter_map(|row| row.reason.as_ref()) {
-        writeln!(out, "{}", advice.of(reason))?;
+        writeln!(out, "{reason}")?;
     }
     Ok(())
 }
@@ -112,7 +111,7 @@ fn state(store: &Store, name: &str) -> (&'static str, Option<String>) {
 }
 
 impl Row {
-    fn json(&self, advice: &Advice) -> Value {
+    fn json(&self) -> Value {
         json!({
             "name": self.name,
             "level": self.level,
@@ -120,7 +119,7 @@ impl Row {
             "max_input_tokens": self.max_input_tokens,
             "bytes": self.bytes,
             "state": self.state,
-            "reason": self.reason.as_ref().map(|reason| advice.of(reason)),
+            "reason": self.reason,
         })
     }
 }

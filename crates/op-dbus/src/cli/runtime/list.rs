@@ -8,7 +8,6 @@ use op_dbus_models::{Error, RuntimeStore};
 use serde_json::{Value, json};
 
 use super::super::models::megabytes;
-use super::super::store::Advice;
 use super::super::terminal::{Colour, colour, paint};
 use super::Outcome;
 
@@ -26,11 +25,11 @@ const MISSING: &str = "not installed";
 const DAMAGED: &str = "damaged";
 const NONE: &str = "not for this machine";
 
-pub(super) fn run(store: &RuntimeStore, advice: &Advice, json: bool) -> Outcome {
+pub(super) fn run(store: &RuntimeStore, json: bool) -> Outcome {
     let rows = rows(store);
     let mut out = std::io::stdout().lock();
     if json {
-        let rows: Vec<_> = rows.iter().map(|row| row.json(advice)).collect();
+        let rows: Vec<_> = rows.iter().map(Row::json).collect();
         writeln!(out, "{}", serde_json::to_string_pretty(&rows)?)?;
         return Ok(());
     }
@@ -60,7 +59,7 @@ pub(super) fn run(store: &RuntimeStore, advice: &Advice, json: bool) -> Outcome 
     // Providers that share a library share what is wrong with it.
     reasons.dedup();
     for reason in reasons {
-        writeln!(out, "{}", advice.of(reason))?;
+        writeln!(out, "{reason}")?;
     }
     Ok(())
 }
@@ -87,7 +86,7 @@ impl Row {
         self.library.build().ok().map(manifest::Build::bytes)
     }
 
-    fn json(&self, advice: &Advice) -> Value {
+    fn json(&self) -> Value {
         json!({
             "provider": self.provider.name,
             "library": self.library.package,
@@ -99,7 +98,7 @@ impl Row {
             "bytes": self.bytes(),
             "state": self.state,
             "path": self.path,
-            "reason": self.reason.as_ref().map(|reason| advice.of(reason)),
+            "reason": self.reason,
         })
     }
 }
