@@ -1,5 +1,6 @@
 //! The life of the daemon: bus, objects, name, model; reload; and an end that loses no answer.
 
+use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +25,8 @@ use crate::telemetry::{self, Telemetry, message_id};
 
 pub use crate::service::WorkerProgram;
 
+/// A bus lets us in by then, or not at all.
+const CONNECT_TIME: Duration = Duration::from_secs(60);
 /// Calls in flight get this long to end; the unit's `TimeoutStopSec` is longer.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// The last replies are on their way by then; anything longer is a peer that does not read.
@@ -41,6 +44,8 @@ enum Fatal {
         "the {bus} bus can't be reached ({source}); is it running, and is the setting `bus` right?"
     )]
     Bus { bus: Bus, source: zbus::Error },
+    #[error("the {bus} bus has not let us in for {} s; does it hang?", CONNECT_TIME.as_secs())]
+    Silent { bus: Bus },
     #[error("the name {BUS_NAME} is taken: another op-dbus serves this bus; stop it first")]
     NameTaken,
     #[error(
@@ -95,18 +100,21 @@ async fn serve(
     worker: WorkerProgram,
     telemetry: Option<Telemetry>,
 ) -> Result<(), Fatal> {
-    let mut stop = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (terminate, interrupt) =
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let hangup = signal(SignalKind::hangup())?;
     let bus = loaded.settings.bus.clone();
     let devices = Arc::new(Reader::new(worker.exe.clone()));
     let means = Means { spawner: worker.spawner(), devices: Some(devices.clone()) };
     let service = Service::new(loaded, means, telemetry);
     let objects = Objects::new(service.clone(), devices);
-    let mut tasks = JoinSet::new();
-    let (connection, changes) = tokio::select! {
-        appeared = appear(&bus, &objects, &mut tasks) => appeared?,
-        // A bus that does not answer may be waited for without end.
-        () = told_to_stop(&mut stop) => return Ok(()),
+    let mut stop = pin!(told_to_stop(terminate, interrupt));
+    let (connection, mut tasks, changes) = tokio::select! {
+        there = appear(&bus, &objects) => there?,
+        () = &mut stop => {
+            info!("stopped before the bus had let us in");
+            return Ok(());
+        }
     };
     let (refuse, refused) = oneshot::channel();
     tasks.spawn(load_and_tell(service.clone(), refuse));
@@ -126,7 +134,7 @@ async fn serve(
     tokio::select! {
         () = connection.closed() => return Err(Fatal::Lost),
         Ok(error) = refused => return Err(Fatal::Refused(error)),
-        () = told_to_stop(&mut stop) => {}
+        () = stop => {}
     }
     info!("stopping: the calls in flight are finished first");
     notify::stopping("Finishing the calls in flight");
@@ -146,18 +154,18 @@ async fn serve(
     Ok(())
 }
 
-/// Puts the objects on the bus, and takes the name. The second value tells of changes.
+/// Takes our place on the bus; the tasks look after what happens there.
 async fn appear(
     bus: &Bus,
     objects: &Objects,
-    tasks: &mut JoinSet<()>,
-) -> Result<(Connection, JoinHandle<()>), Fatal> {
+) -> Result<(Connection, JoinSet<()>, JoinHandle<()>), Fatal> {
     let connection = connect(bus, objects).await?;
     objects.serve_jobs(&connection).await?;
+    let mut tasks = JoinSet::new();
     tasks.spawn(objects.departures(&connection).await?);
     let changes = tokio::spawn(objects.changes(&connection));
     request_name(&connection).await?;
-    Ok((connection, changes))
+    Ok((connection, tasks, changes))
 }
 
 async fn connect(bus: &Bus, objects: &Objects) -> Result<Connection, Fatal> {
@@ -166,7 +174,10 @@ async fn connect(bus: &Bus, objects: &Objects) -> Result<Connection, Fatal> {
         Bus::Session => Builder::session(),
         Bus::Address(address) => Builder::address(address.as_str()),
     };
-    objects.serve(builder).build().await.map_err(|source| Fatal::Bus { bus: bus.clone(), source })
+    match timeout(CONNECT_TIME, objects.serve(builder).build()).await {
+        Ok(built) => built.map_err(|source| Fatal::Bus { bus: bus.clone(), source }),
+        Err(_) => Err(Fatal::Silent { bus: bus.clone() }),
+    }
 }
 
 /// Takes the name or fails: no queueing behind another daemon, and no replacing of either.
@@ -179,7 +190,7 @@ async fn request_name(connection: &Connection) -> Result<(), Fatal> {
     }
 }
 
-async fn told_to_stop((terminate, interrupt): &mut (Signal, Signal)) {
+async fn told_to_stop(mut terminate: Signal, mut interrupt: Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
