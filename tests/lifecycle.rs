@@ -1,6 +1,7 @@
 //! Start, reload, stop and restart, and what the bus and the service manager are told meanwhile.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 
 use futures_util::StreamExt;
 use nix::sys::signal::Signal;
@@ -32,6 +33,7 @@ tests! {
     workers_give_way_to_other_programs: [Bus, Low],
     a_bus_that_dies_ends_the_daemon: [Bus],
     a_bus_that_hangs_does_not_keep_the_daemon: [Bus],
+    workers_log_what_the_setting_says: [Bus, Low],
     a_fallback_is_told: [Bus],
     without_a_fallback_it_fails: [Bus],
     other_dimensions_are_refused: [Bus],
@@ -232,6 +234,26 @@ async fn a_bus_that_hangs_does_not_keep_the_daemon() -> Outcome {
         let _connection = within("the daemon's connection", listener.accept()).await??;
         daemon.signal(signal)?;
         assert!(daemon.ended().await?.success(), "{}", daemon.stderr());
+    }
+    Ok(())
+}
+
+/// Where standard error is the journal's, their lines tell it their priorities.
+async fn workers_log_what_the_setting_says() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    for (log, is_told) in [("warn", true), ("error", false)] {
+        let setup = Setup::real("low")?.setting("log", log);
+        let file = setup.path("not-a-folder");
+        let setup = setup.setting("cache_dir", &file.join("cache").display().to_string());
+        fs::write(&file, "")?;
+        let stream = File::create(setup.path("daemon.log"))?.metadata()?;
+        let stream = format!("{}:{}", stream.dev(), stream.ino());
+        let setup = setup.env("JOURNAL_STREAM", &stream);
+        let daemon = setup.ready(&bus).await?;
+        let said = daemon.process.stderr();
+        let warning = "<4>the packed weights can't be cached";
+        assert_eq!(said.lines().any(|line| line.starts_with(warning)), is_told, "{log}: {said}");
+        daemon.stop().await?;
     }
     Ok(())
 }

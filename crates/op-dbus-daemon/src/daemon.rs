@@ -312,7 +312,7 @@ async fn feed_watchdog(service: Service) {
         match timeout(period / 2, alive(&service)).await {
             Ok(Ok(())) => notify::watchdog(),
             _ if waits_for_a_fleet(&service) => notify::watchdog(),
-            Ok(Err(error)) => warn!(%error, "the watchdog is not fed: the check failed"),
+            Ok(Err(error)) => warn!("the watchdog is not fed: the check failed ({error})"),
             Err(_) => warn!("the watchdog is not fed: the check takes too long"),
         }
     }

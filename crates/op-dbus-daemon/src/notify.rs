@@ -18,7 +18,7 @@ pub fn status(status: &str) {
 pub fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => send(&[NotifyState::Reloading, now]),
-        Err(error) => tracing::warn!(%error, "the clock for the service manager failed"),
+        Err(error) => tracing::warn!("the clock for the service manager failed: {error}"),
     }
 }
 
@@ -47,6 +47,6 @@ pub fn watchdog_interval() -> Option<Duration> {
 /// A manager that cannot be told is no reason to stop serving.
 fn send(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "the service manager could not be told");
+        tracing::warn!("the service manager could not be told: {error}");
     }
 }

@@ -37,7 +37,7 @@ trait Logind {
 /// machine sleeps, and workers that lose their device are replaced when that is noticed.
 pub async fn follow(connection: Connection, service: Service) {
     if let Err(error) = try_follow(&connection, &service).await {
-        warn!(%error, "the sleep of the machine can't be followed");
+        warn!("the sleep of the machine can't be followed: {error}");
     }
 }
 
@@ -94,7 +94,7 @@ async fn inhibit(logind: &LogindProxy<'_>) -> Option<OwnedFd> {
     match logind.inhibit("sleep", "op-dbus", why, "delay").await {
         Ok(delay) => Some(delay),
         Err(error) => {
-            warn!(%error, "the machine may sleep before the devices are released");
+            warn!("the machine may sleep before the devices are released: {error}");
             None
         }
     }

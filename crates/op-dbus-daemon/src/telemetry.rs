@@ -4,8 +4,12 @@
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::fmt::FmtContext;
+use tracing_subscriber::fmt::format::{DefaultFields, FormatEvent, FormatFields, Writer};
+use tracing_subscriber::layer::{Layered, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
@@ -113,14 +117,14 @@ impl Telemetry {
 }
 
 /// Starts logging for the whole process, with a filter such as `info` or
-/// `info,op_dbus_engine=debug`.
+/// `info,op_dbus_engine=debug`. The journal shows messages without their fields unless it is asked for
+/// them: what somebody has to know is in the message.
 ///
 /// # Errors
 /// One sentence, when `filter` is not one, or when logging was started before.
 pub fn start(filter: &str) -> Result<Telemetry, String> {
-    let (filter, handle) = reload::Layer::new(parse_filter(filter)?);
     let journal = journal_listens(io::stderr()).then(tracing_journald::layer);
-    let (output, destination) = match journal {
+    match journal {
         Some(Ok(layer)) => {
             // Fields keep their names, so that MESSAGE_ID is the journal's own.
             let layer = layer
@@ -128,22 +132,72 @@ pub fn start(filter: &str) -> Result<Telemetry, String> {
                 .with_custom_fields([("DOCUMENTATION", DOCUMENTATION)])
                 .with_syslog_identifier(SYSLOG_IDENTIFIER.to_owned())
                 .with_priority_mappings(priorities());
-            (layer.boxed(), Destination::Journal)
+            start_with(filter, layer.boxed(), Destination::Journal)
         }
-        Some(Err(_)) | None => {
-            let layer = fmt::layer()
-                .with_writer(io::stderr)
-                .with_ansi(io::stderr().is_terminal())
-                .with_target(false);
-            (layer.boxed(), Destination::Stderr)
-        }
+        Some(Err(_)) | None => start_with(filter, text(), Destination::Stderr),
+    }
+}
+
+/// The same for a process that may reach nobody but who reads its standard error: where that is the
+/// journal, it is told priorities and keeps the time by itself.
+///
+/// # Errors
+/// As of [`start`].
+pub fn start_confined(filter: &str) -> Result<Telemetry, String> {
+    let output = match journal_listens(io::stderr()) {
+        true => lines().with_writer(io::stderr).boxed(),
+        false => text(),
     };
+    start_with(filter, output, Destination::Stderr)
+}
+
+/// What logs are written by.
+type Output = Box<dyn Layer<Filtered> + Send + Sync>;
+type Filtered = Layered<reload::Layer<EnvFilter, Registry>, Registry>;
+
+fn text() -> Output {
+    let layer = fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
+    layer.with_target(false).boxed()
+}
+
+/// Lines for the journal, each with its priority in front.
+fn lines() -> fmt::Layer<Filtered, DefaultFields, WithPriority> {
+    fmt::layer().with_ansi(false).event_format(WithPriority)
+}
+
+struct WithPriority;
+
+impl<S, N> FormatEvent<S, N> for WithPriority
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let priority = match *event.metadata().level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            Level::DEBUG | Level::TRACE => 7,
+        };
+        write!(writer, "<{priority}>")?;
+        context.field_format().format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
+}
+
+fn start_with(filter: &str, output: Output, destination: Destination) -> Result<Telemetry, String> {
+    let (filter, handle) = reload::Layer::new(parse_filter(filter)?);
     let registry = tracing_subscriber::registry().with(filter).with(output);
     registry.try_init().map_err(|error| error.to_string())?;
     std::panic::set_hook(Box::new(|panic| {
         // The place alone: the message of a panic may quote the text that it fell over.
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
-        tracing::error!(place, "a panic was caught, please report it");
+        tracing::error!("a panic was caught at {place}, please report it");
     }));
     Ok(Telemetry { filter: handle, destination })
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::config::{ModelShape, Pool};
-use crate::error::Error;
+use crate::error::{Error, is_same_news};
 use crate::job::{Finished, Ran};
 use crate::planner::Plan;
 use crate::proof::{self, load, run_checked};
@@ -139,7 +139,7 @@ impl Worker {
             worker = self.place.index,
             provider,
             %error,
-            "worker lost, replacing it"
+            "worker lost, replacing it: {error}"
         );
         scheduler.lost(self.place.index, &error);
         self.strikes += 1;
@@ -263,7 +263,7 @@ impl Worker {
     fn replace(&mut self) -> bool {
         // The old one goes first: two copies of a model may not fit the device.
         self.backend = Box::new(Gone(self.backend.description().clone()));
-        let place = self.place.index;
+        let (place, mut told) = (self.place.index, String::new());
         loop {
             let doublings = self.strikes.saturating_sub(2).min(16);
             let backoff = (self.shared.backoff * (1 << doublings)).min(BACKOFF_MAX);
@@ -293,7 +293,13 @@ impl Worker {
                     return true;
                 }
                 Err(error) => {
-                    tracing::error!(worker = place, %error, "worker can't be replaced yet");
+                    let why = error.to_string();
+                    if is_same_news(&why, &told) {
+                        tracing::debug!("worker {place} can't be replaced yet: {why}");
+                    } else {
+                        tracing::error!("worker {place} can't be replaced yet: {why}");
+                        told = why;
+                    }
                     self.shared.scheduler.load_failed(place, &error);
                     self.strikes += 1;
                 }

@@ -259,7 +259,7 @@ impl Engine {
     pub(crate) fn forget(&self) {
         let Kept { vectors, bytes } = self.0.cache.forget(self.0.number);
         if vectors > 0 {
-            tracing::info!(vectors, bytes, "vectors that were kept are forgotten");
+            tracing::info!("{vectors} vectors that were kept are forgotten: {bytes} bytes");
         }
     }
 

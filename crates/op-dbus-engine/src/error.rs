@@ -140,3 +140,24 @@ impl fmt::Display for Excess {
         }
     }
 }
+
+/// Whether two sentences say the same but for numbers, as those about two processes of one fate do: who has told
+/// the first need not tell the second.
+#[must_use]
+pub fn is_same_news(one: &str, other: &str) -> bool {
+    let letters = |text: &str| text.replace(|letter: char| letter.is_ascii_digit(), "");
+    letters(one) == letters(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_process_of_the_same_fate_is_no_news() {
+        let told = |pid: u32, why: &str| format!("it {why}; process {pid} ended with signal: 9");
+        assert!(is_same_news(&told(99, "said nothing"), &told(12345, "said nothing")));
+        assert!(!is_same_news(&told(99, "said nothing"), &told(99, "died")));
+        assert!(!is_same_news(&told(99, "died"), ""));
+    }
+}

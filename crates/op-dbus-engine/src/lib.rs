@@ -88,7 +88,7 @@ pub use call::{Call, CancelToken, Inputs, Priority, Reply, RowSink, Truncate};
 pub use config::{BatchLayout, BatchLimits, EngineConfig, Limits, ModelShape, Pool};
 pub use dispatch::{WORKER_LOST_MESSAGE_ID, WORKER_REPLACED_MESSAGE_ID};
 pub use engine::Engine;
-pub use error::{Error, Excess};
+pub use error::{Error, Excess, is_same_news};
 pub use presence::{Absence, Presence};
 pub use reference::{Reference, Sample};
 pub use routing::BatchCost;

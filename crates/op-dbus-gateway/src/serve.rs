@@ -108,7 +108,7 @@ impl Connections {
                 Ok((_, None)) => return,
                 Err(error) => {
                     // Of a client that left at once, or there are too many files; others may still come.
-                    warn!(%error, "a connection could not be accepted");
+                    warn!("a connection could not be accepted: {error}");
                     tokio::task::yield_now().await;
                 }
             }
@@ -172,7 +172,7 @@ fn impatient<S: Stream>(stream: S, time: Duration) -> Pin<Box<TimeoutStream<S>>>
 /// A manager that can't be told is no reason not to serve.
 fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        warn!(%error, "the service manager could not be told");
+        warn!("the service manager could not be told: {error}");
     }
 }
 

@@ -20,9 +20,8 @@ use op_dbus_engine::sim::{self, Faults, Faulty, SimBackend};
 use op_dbus_engine::{Backend, BackendError};
 use rustix::process::{getpriority_process, setpriority_process};
 
-/// The runtime's own chatter is left out below its errors; the native engine says how it was calibrated,
-/// ONNX Runtime's what it has prepared, and the remote provider which endpoints it uses.
-const LOG_FILTER: &str = "warn,op_dbus_native=info,op_dbus_ort=info,op_dbus_remote=info,ort=error";
+/// The chatter of what others wrote is left out unless the setting `log` names it.
+const LOG_QUIET: &str = "h2=warn,hyper_util=warn,ort=error,tonic=warn,tower=warn";
 /// Counts as half of the machine's memory when the kernel looks for whom to end.
 const OOM_SCORE_ADJ: &str = "500";
 
@@ -93,6 +92,9 @@ pub struct Args {
     /// Bytes of its own that this process may ask for
     #[arg(long)]
     memory_max: Option<u64>,
+    /// What is logged
+    #[arg(long, default_value = "info")]
+    log: String,
     /// Faults to show on purpose
     #[arg(long)]
     faults: Option<Faults>,
@@ -129,7 +131,7 @@ const NAME: &CStr = c"op-dbus-worker";
 
 /// Serves the daemon on standard input until it hangs up.
 pub fn run(args: Args) -> ExitCode {
-    if let Err(error) = telemetry::start(LOG_FILTER) {
+    if let Err(error) = telemetry::start_confined(&format!("{LOG_QUIET},{}", args.log)) {
         eprintln!("op-dbus worker: no log: {error}");
     }
     // The file's name would be that of the daemon's way to it, `exe`.

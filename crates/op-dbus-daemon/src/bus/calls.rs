@@ -117,7 +117,7 @@ impl Calls {
             if error.name() == ErrorName::QuotaExceeded && self.callers.tell_quota() {
                 info!(
                     MESSAGE_ID = message_id::QUOTA,
-                    uid, "a user has too much in flight: {error}"
+                    uid, "user {uid} has too much in flight: {error}"
                 );
             }
         }
@@ -141,11 +141,9 @@ impl Calls {
         debug!(texts = count, cut, tokens, queue_us, compute_us, model = %model, "embedded");
         if cut > 0 && !form.has_info() && self.tell_cut() {
             info!(
-                uid = caller.uid,
-                texts = count,
-                cut,
-                model = %model,
-                "texts of a call were longer than the model reads and were cut; EmbedPacked tells which"
+                "{cut} of {count} texts of a call of user {} were longer than {model} reads and were cut; \
+                 EmbedPacked tells which",
+                caller.uid
             );
         }
         Ok(Embedded { reply, served })
@@ -164,7 +162,7 @@ impl Calls {
 
 /// The panic's own message may quote what it worked on, so it is not passed on.
 fn fault(method: &str) -> Error {
-    error!(method, "a method ended without a result");
+    error!("the method {method} ended without a result");
     let message = format!("an internal fault ended {method}; the service's log has more");
     Error::new(ErrorName::Failed, message)
 }

@@ -27,7 +27,7 @@ pub fn follow(
         while last.state != State::Draining && watch.changed().await.is_ok() {
             let facts = Facts::of(&watch.borrow_and_update());
             if let Err(error) = announce(&connection, &last, &facts, manager).await {
-                tracing::warn!(%error, "a change could not be told on the bus");
+                tracing::warn!("a change could not be told on the bus: {error}");
             }
             last = facts;
         }

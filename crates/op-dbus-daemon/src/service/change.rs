@@ -113,7 +113,7 @@ impl Service {
             Ok(()) => info!(MESSAGE_ID = message_id::CONFIG_RELOADED, "settings read again"),
             // They were, and the journal has what they led to.
             Err(Error::Load(_)) if self.now().served().is_none() => {}
-            Err(error) => error!(error = %error, "the settings could not be applied"),
+            Err(error) => error!("the settings could not be applied: {error}"),
         }
         notify::ready(&self.now().summary());
         result
@@ -226,7 +226,7 @@ impl Service {
     }
 
     pub(super) fn fail(&self, cause: Arc<Error>) {
-        error!(error = %cause, "no model could be loaded");
+        error!("no model could be loaded: {cause}");
         self.enter(Phase::Failed(cause));
     }
 
@@ -253,13 +253,13 @@ impl Service {
             warn!(MESSAGE_ID = warning.message_id, "{warning}");
         }
         for key in READ_AT_START.into_iter().filter(|key| old.value(key) != new.value(key)) {
-            warn!(key, "this setting is read at the start only; restart the service to apply it");
+            warn!("`{key}` is read at the start only; restart the service to apply it");
         }
         if let Some(telemetry) =
             self.0.telemetry.as_ref().filter(|_| old.settings.log != new.settings.log)
             && let Err(reason) = telemetry.set_filter(&new.settings.log)
         {
-            warn!(%reason, "the log filter stays as it was");
+            warn!("the log filter stays as it was: {reason}");
         }
     }
 }
@@ -287,7 +287,9 @@ pub(super) fn tell_loaded(served: &Served) {
         isa = %served.isa,
         precision = %served.precision,
         dimensions = served.dimensions,
-        "model loaded"
+        "model loaded: {} on {}",
+        served.model,
+        served.device
     );
 }
 

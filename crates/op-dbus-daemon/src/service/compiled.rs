@@ -29,7 +29,7 @@ pub(super) fn folder(blueprint: &Blueprint, settings: &Settings) -> PathBuf {
     let folder = settings.cache_dir.join("compiled").join(name);
     if let Err(error) = fs::create_dir_all(&folder) {
         // The worker goes on without, and its provider may say so.
-        tracing::warn!(%error, "no folder for what is compiled: {}", folder.display());
+        tracing::warn!("no folder {} for what is compiled: {error}", folder.display());
     }
     // It is in use, also where the file system does not tell that its files are read. Where this can't be
     // kept, nothing is removed either.

@@ -68,7 +68,7 @@ impl Place {
         };
         read().unwrap_or_else(|error| {
             let place = self.path.display();
-            tracing::warn!(%place, error, "cached costs of batches can't be used; measuring anew");
+            tracing::warn!("measuring anew what batches cost: {place} can't be used ({error})");
             Vec::new()
         })
     }
@@ -89,7 +89,7 @@ impl Place {
         };
         if let Err(error) = write() {
             let place = self.path.display();
-            tracing::warn!(%place, %error, "costs of batches can't be kept for the next start");
+            tracing::warn!("what batches cost can't be kept in {place}: {error}");
         }
     }
 }

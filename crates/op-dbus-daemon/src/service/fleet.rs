@@ -184,7 +184,7 @@ impl Fleet {
             match thread {
                 Ok(_) => receiver.await.map_err(fault).flatten(),
                 Err(error) => {
-                    tracing::error!(%error, "no thread for loading a model");
+                    tracing::error!("no thread for loading a model: {error}");
                     Err(Arc::new(Error::Fault("no thread can be started")))
                 }
             }

@@ -199,7 +199,7 @@ fn known_costs(
     let known = match devices::read_blocking(reader) {
         Ok(known) => known,
         Err(error) => {
-            tracing::warn!(%error, "devices can't be read; what batches cost is not kept");
+            tracing::warn!("devices can't be read ({error}); what batches cost is not kept");
             return Vec::new();
         }
     };

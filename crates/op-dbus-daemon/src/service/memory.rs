@@ -95,7 +95,7 @@ impl Service {
             MESSAGE_ID = message_id::MEMORY_TRIMMED,
             bytes,
             vectors_forgotten = kept.vectors,
-            "memory given back"
+            "memory given back: {bytes} bytes"
         );
         bytes
     }
@@ -180,12 +180,14 @@ impl Service {
                 Presence::Unloaded(why) => {
                     tell_unloaded(&served.model, why, self.now().settings());
                 }
-                Presence::Loading => info!(model = %served.model, "model is loaded again"),
+                Presence::Loading => info!("model is loaded again: {}", served.model),
                 Presence::Loaded => info!(
                     MESSAGE_ID = message_id::MODEL_LOADED,
                     model = %served.model,
                     device = %served.device,
-                    "model loaded again"
+                    "model loaded again: {} on {}",
+                    served.model,
+                    served.device
                 ),
             }
             known = presence;
@@ -202,7 +204,7 @@ fn idle_limit(settings: &Settings) -> Option<Duration> {
 
 fn tell_unloaded(model: &str, why: Absence, settings: &Settings) {
     let (reason, told) = (absence_name(why), told(why, settings));
-    info!(MESSAGE_ID = message_id::MODEL_UNLOADED, model, reason, "model {told}");
+    info!(MESSAGE_ID = message_id::MODEL_UNLOADED, model, reason, "model {model} {told}");
 }
 
 /// Why a model has no workers, for programs.

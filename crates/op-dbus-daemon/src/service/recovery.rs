@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use op_dbus_engine::Presence;
+use op_dbus_engine::{Presence, is_same_news};
 use tokio::sync::MutexGuard;
 use tracing::{debug, warn};
 
@@ -39,7 +39,7 @@ impl Service {
             }
             Ok(_) => {}
             Err(error) => {
-                warn!(%error, "no other provider works either");
+                warn!("no other provider works either: {error}");
                 if let Some(served) = now.served() {
                     served.is_last.store(true, Ordering::Relaxed);
                 }
@@ -82,7 +82,7 @@ impl Service {
         }
         match now.fleet.get_anew(&choice).await {
             Ok(served) => self.moved(Some(served), |_| {}),
-            Err(error) if error.to_string() == cause.to_string() => {
+            Err(error) if is_same_news(&error.to_string(), &cause.to_string()) => {
                 debug!(%error, "still no model can be loaded");
             }
             Err(error) => self.fail(error),

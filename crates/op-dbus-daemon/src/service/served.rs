@@ -135,7 +135,7 @@ impl Served {
             Ok(found) => found != *record,
             Err(error) => {
                 let model = &self.model;
-                warn!(%error, model, "the model serves from memory, and can't be loaded again");
+                warn!("{model} serves from memory, and can't be loaded again: {error}");
                 false
             }
         }

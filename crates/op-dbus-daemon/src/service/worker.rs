@@ -22,7 +22,7 @@ const WORKERS_AUTO_MAX: usize = 8;
 const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What of our environment a worker gets: nothing that changes which code it loads.
-const ENVIRONMENT: [&str; 4] = ["PATH", "HOME", "LANG", "TZ"];
+const ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "JOURNAL_STREAM"];
 
 /// Least memory that a worker of the CPU may have where nobody has set it, on a machine that has as much:
 /// ONNX Runtime needs between 1 and 1.5 GiB to load the largest level, our own kernels less than 1.
@@ -175,7 +175,7 @@ fn command(
     let device = device.to_string();
     let (tokens, rows) =
         (blueprint.region.tokens_max.to_string(), blueprint.region.rows_max.to_string());
-    let options: [(&str, &OsStr); 14] = [
+    let options: [(&str, &OsStr); 15] = [
         ("--model-dir", settings.model_dir.as_ref()),
         ("--model", blueprint.model.as_ref()),
         ("--space", blueprint.space.as_ref()),
@@ -190,6 +190,7 @@ fn command(
         ("--batch-tokens-max", tokens.as_ref()),
         ("--batch-rows-max", rows.as_ref()),
         ("--io-binding", settings.io_binding.as_ref()),
+        ("--log", settings.log.as_ref()),
     ];
     // The program may be named by a link of the kernel's; people look for this name.
     command.arg0("op-dbus").arg("worker");
@@ -283,7 +284,7 @@ fn memory_max(
 /// Bytes of memory that the machine has, as the kernel says without `/proc`, which the unit hides.
 fn machine_memory() -> Option<u64> {
     let told = nix::sys::sysinfo::sysinfo();
-    told.inspect_err(|error| tracing::warn!(%error, "workers have no limit on memory"))
+    told.inspect_err(|error| tracing::warn!("workers have no limit on memory: {error}"))
         .ok()
         .map(|info| info.ram_total())
 }

@@ -369,7 +369,7 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Filter,
         default: "info",
         unit: "",
-        doc: "What is logged. The content of texts never is.",
+        doc: "What is logged. A worker takes a change when it is started. The content of texts never is.",
         group: Group::Life,
         scope: Scope::Any,
     },

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 use super::*;
 
@@ -16,6 +17,64 @@ fn a_stream_is_known_by_device_and_inode() {
     for other in [format!("{device}:{}", inode + 1), format!("{inode}"), String::new(), ":".into()]
     {
         assert!(!same_stream(&file, &other), "{other}");
+    }
+}
+
+/// What was written, for the test that reads it.
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn lines_for_the_journal_begin_with_their_priority() {
+    let written = Written::default();
+    let to = written.clone();
+    let (filter, _handle) = reload::Layer::new(parse_filter("trace").unwrap());
+    let output = lines().with_writer(move || to.clone());
+    let subscriber = tracing_subscriber::registry().with(filter).with(output);
+    tracing::subscriber::with_default(subscriber, || {
+        tracing::error!("lost");
+        tracing::warn!(cpu = 3, "slow");
+        tracing::info!("ready");
+        tracing::debug!("seen");
+    });
+    let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(text, "<3>lost\n<4>slow cpu=3\n<6>ready\n<7>seen\n");
+}
+
+/// Of an entry with fields alone, an administrator would see nothing of why.
+#[test]
+fn what_goes_wrong_is_in_the_message() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut folders: Vec<_> = ["daemon", "engine", "gateway"]
+        .map(|name| crates.join(format!("op-dbus-{name}/src")))
+        .into();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let source = std::fs::read_to_string(&path).unwrap_or_default();
+            for start in ["warn!(", "error!("] {
+                for call in source.split(start).skip(1) {
+                    let fields = call.trim_start();
+                    let hidden = fields.starts_with(['%', '?']) || fields.starts_with("error =");
+                    assert!(!hidden, "{}: {start}{:.60}", path.display(), fields);
+                }
+            }
+        }
     }
 }
 

@@ -45,12 +45,13 @@ impl Scheduler {
         for (worker, is_short) in &changed {
             match is_short {
                 true => tracing::warn!(
-                    worker,
-                    device,
-                    free,
-                    "the device has too little free memory for a full batch; others get those"
+                    "{device} has too little free memory for a full batch of worker {worker}, \
+                     {} bytes; others get those",
+                    free.unwrap_or_default()
                 ),
-                false => tracing::info!(worker, device, free, "the device has enough free memory"),
+                false => {
+                    tracing::info!("{device} has enough free memory again for worker {worker}")
+                }
             }
         }
         if !changed.is_empty() {
