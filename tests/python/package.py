@@ -18,7 +18,7 @@ import numpy as np
 
 import op_dbus
 from op_dbus import AsyncEmbedder, Embedder, Embeddings, OpDbusError, errors
-from op_dbus.embeddings import sealed_view
+from op_dbus.embeddings import from_reply, sealed_view
 
 BUS = sys.argv[1]
 MANY = 18_000
@@ -55,6 +55,7 @@ def many_texts(embedder: Embedder) -> None:
     texts[MANY - 2] = "word " * 1_000
     embeddings = embedder.embed(texts)
     assert embeddings.truncated == (MANY - 2,), embeddings.truncated
+    assert embeddings.truncated_count == 1
     for index in (0, 1, MANY // 2, MANY - 1):
         alone = embedder.embed([texts[index]]).vectors[0]
         assert np.allclose(embeddings.vectors[index], alone, atol=1e-5), index
@@ -272,6 +273,31 @@ def a_fork_has_no_client(embedder: Embedder) -> None:
     assert len(embedder.embed(["one"])) == 1
 
 
+def what_is_cut_is_counted() -> None:
+    """Also where the service lists the first of many."""
+    info = dict.fromkeys(("level", "model", "provider", "device", "precision", "space"), "x")
+    info |= dict.fromkeys(("tokens", "cached", "queue_us", "compute_us"), 1)
+    info |= {"truncated": [1, 2], "truncated_count": 70_000}
+    assert from_reply(np.zeros((3, 2), dtype="<f4"), info).truncated_count == 70_000
+
+
+def a_client_that_nobody_holds_is_closed() -> None:
+    """But not while a job of its own is held."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        embedder = Embedder(BUS)
+        thread = embedder._thread
+        with tempfile.TemporaryFile(buffering=0) as file:
+            file.write(b"one\ntwo\n")
+            job = embedder.start(file)
+        del embedder
+        assert len(job.result()) == 2 and not told
+        del job
+        thread.join(60)
+    assert not thread.is_alive()
+    assert [one.category for one in told] == [ResourceWarning], told
+
+
 def nobody_waits_for_a_client_that_closes() -> None:
     for _ in range(5):
         embedder = Embedder(BUS)
@@ -317,6 +343,8 @@ def main() -> None:
         threads_share_a_client(embedder)
         a_fork_has_no_client(embedder)
     nobody_waits_for_a_client_that_closes()
+    what_is_cut_is_counted()
+    a_client_that_nobody_holds_is_closed()
     with Embedder(BUS, direct=True) as embedder:
         past_the_bus(embedder, embeddings)
     sealed_files()

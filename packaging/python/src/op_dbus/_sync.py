@@ -6,6 +6,8 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+import warnings
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, Unpack
@@ -70,10 +72,13 @@ class Embedder:
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="op-dbus client", daemon=True
+            target=_run, args=[self._loop], name="op-dbus client", daemon=True
         )
         self._thread.start()
         self._client = AsyncEmbedder(bus, direct=direct)
+        # A bus takes so many connections of a user, and the thread would never end.
+        self._lost = weakref.finalize(self, _lost, self._client, self._loop, self._process)
+        self._lost.atexit = False
         try:
             self._wait(self._client.connect())
         except BaseException:
@@ -100,18 +105,9 @@ class Embedder:
             if self._closed:
                 return
             self._closed = True
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._lost.detach()
+        _end(self._client, self._loop).result()
         self._thread.join()
-        self._loop.close()
-
-    async def _end(self) -> None:
-        """Leaves the bus, by which calls under way fail; none is left behind that a thread waits for."""
-        await self._client.close()
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
 
     def embed(self, texts: Sequence[str], **options: Unpack[Options]) -> Embeddings:
         """See :meth:`AsyncEmbedder.embed`."""
@@ -165,3 +161,34 @@ class Embedder:
             # Its error knows this frame, and through it all that the callers hold: vectors, too,
             # which would stay mapped until the next collection of cycles.
             del calling
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """The thread of a client, until its loop is stopped."""
+    loop.run_forever()
+    loop.close()
+
+
+def _end(
+    client: AsyncEmbedder, loop: asyncio.AbstractEventLoop
+) -> concurrent.futures.Future[None]:
+    """Ends a client and then its loop."""
+
+    async def end() -> None:
+        # By this calls under way fail; none is left behind that a thread waits for.
+        await client.close()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+    ended = asyncio.run_coroutine_threadsafe(end(), loop)
+    ended.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+    return ended
+
+
+def _lost(client: AsyncEmbedder, loop: asyncio.AbstractEventLoop, process: int) -> None:
+    """Ends a client that nobody holds any more, on whatever thread that was found."""
+    if os.getpid() == process:
+        _end(client, loop)
+        warnings.warn("an Embedder was not closed: use `with`", ResourceWarning, stacklevel=2)

@@ -41,7 +41,9 @@ class Embeddings:
     tokens: int
     """Tokens of the texts as they were embedded, special tokens included; of cached ones, too."""
     truncated: tuple[int, ...]
-    """Indices of the texts that were longer than the model reads."""
+    """Indices of the texts that were longer than the model reads; of a job's the first 65,536."""
+    truncated_count: int
+    """How many texts these were, also where not all are listed."""
     cached: int
     """Texts answered from a cache."""
     queue_us: int
@@ -73,6 +75,7 @@ def from_reply(vectors: NDArray[np.float32], info: dict[str, Any]) -> Embeddings
             precision=str(info["precision"]),
             tokens=int(info["tokens"]),
             truncated=tuple(info["truncated"]),
+            truncated_count=int(info.get("truncated_count", len(info["truncated"]))),
             cached=int(info["cached"]),
             queue_us=int(info["queue_us"]),
             compute_us=int(info["compute_us"]),
@@ -102,6 +105,7 @@ def joined(parts: Sequence[Embeddings]) -> Embeddings:
         precision=_each_once(part.precision for part in parts),
         tokens=sum(part.tokens for part in parts),
         truncated=tuple(truncated),
+        truncated_count=sum(part.truncated_count for part in parts),
         cached=sum(part.cached for part in parts),
         queue_us=sum(part.queue_us for part in parts),
         compute_us=sum(part.compute_us for part in parts),
