@@ -17,13 +17,14 @@ use crate::harness::{Outcome, within};
 
 tests! {
     what_is_too_large_is_refused: [Bus, Curl],
-    who_sends_too_much_reads_why: [Bus, Curl],
+    who_is_refused_while_still_sending_reads_why: [Bus, Curl],
     a_full_gateway_says_when_to_come_back: [Bus, Curl],
     a_full_service_says_when_to_come_back: [Bus, Curl],
     idle_connections_keep_nobody_out: [Bus, Curl],
     a_client_that_leaves_cancels_its_work: [Bus, Curl],
     requests_in_flight_are_finished: [Bus, Curl],
     without_a_service_it_is_alive_and_not_ready: [Bus, Curl],
+    a_service_that_hangs_is_told: [Bus, Curl],
     nobody_gets_in_without_the_key: [Bus, Curl],
     a_page_of_another_name_gets_nothing: [Bus, Curl],
 }
@@ -44,16 +45,11 @@ async fn what_is_too_large_is_refused() -> Outcome {
     stage.end().await.map(drop)
 }
 
-/// A client that writes all of its request before it reads anything.
-async fn who_sends_too_much_reads_why() -> Outcome {
-    let stage = Stage::sim().await?;
-    let address = stage.gateway.url("");
-    let address = address.trim_start_matches("http://").trim_end_matches('/');
-    let bytes = 64 << 20;
-    let mut stream = TcpStream::connect(address).await?;
+/// What a client is told that writes all of its request before it reads anything.
+async fn said_after(gateway: &Gateway, path: &str, more: &str, bytes: usize) -> Outcome<String> {
+    let mut stream = TcpStream::connect(gateway.url("").trim_start_matches("http://")).await?;
     let head = format!(
-        "POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
-         Content-Length: {bytes}\r\nConnection: close\r\n\r\n"
+        "POST {path} HTTP/1.1\r\n{more}\r\nContent-Length: {bytes}\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await?;
     let piece = vec![b' '; 1 << 20];
@@ -62,7 +58,23 @@ async fn who_sends_too_much_reads_why() -> Outcome {
     }
     let mut said = String::new();
     within("the answer", stream.read_to_string(&mut said)).await??;
-    assert!(said.starts_with("HTTP/1.1 413 ") && said.contains("8388608 bytes"), "{said}");
+    Ok(said)
+}
+
+const JSON: &str = "Host: localhost\r\nContent-Type: application/json";
+
+async fn who_is_refused_while_still_sending_reads_why() -> Outcome {
+    let stage = Stage::sim().await?;
+    for (path, more, bytes, status, words) in [
+        ("/embed", JSON, 64 << 20, 413, "8388608 bytes"),
+        ("/embed", "Host: localhost\r\nContent-Type: text/plain", 32 << 20, 415, "text/plain"),
+        ("/embed", "Host: evil.example", 32 << 20, 403, "wrong_host"),
+        ("/nowhere", JSON, 32 << 20, 404, "no route"),
+        ("/health", JSON, 32 << 20, 405, "does not take POST"),
+    ] {
+        let said = said_after(&stage.gateway, path, more, bytes).await?;
+        assert!(said.starts_with(&format!("HTTP/1.1 {status} ")) && said.contains(words), "{said}");
+    }
     stage.end().await.map(drop)
 }
 
@@ -84,6 +96,8 @@ async fn a_full_gateway_says_when_to_come_back() -> Outcome {
     let refused = stage.gateway.post("/embed", &json!({"inputs": "one more"})).await?;
     assert_eq!(refused.status, 429, "{}", refused.text);
     assert_eq!(refused.headers.get("retry-after").map(String::as_str), Some("1"));
+    let said = said_after(&stage.gateway, "/embed", JSON, 32 << 20).await?;
+    assert!(said.starts_with("HTTP/1.1 429 ") && said.contains("retry-after: 1"), "{said}");
     // What asks for no work is answered all the same.
     assert_eq!(stage.gateway.get("/health").await?.status, 200);
     let metrics = stage.gateway.get("/metrics").await?;
@@ -161,6 +175,9 @@ async fn a_client_that_leaves_cancels_its_work() -> Outcome {
         assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
     }
     assert_eq!(client.failures("cancelled").await?, 1);
+    let metrics = stage.gateway.get("/metrics").await?.text;
+    let left = "op_dbus_http_request_seconds_count{route=\"/embed\",status=\"499\"} 1\n";
+    assert!(metrics.contains(left), "{metrics}");
     stage.end().await.map(drop)
 }
 
@@ -211,6 +228,23 @@ async fn without_a_service_it_is_alive_and_not_ready() -> Outcome {
     assert_eq!((ready.status, &ready.json()?["error_type"]), (503, &json!("disabled")));
     gateway.stop().await?;
     daemon.stop().await
+}
+
+/// In time for who scrapes and who balances, and not when a call would have to be answered.
+async fn a_service_that_hangs_is_told() -> Outcome {
+    let stage = Stage::sim().await?;
+    stage.daemon.process.signal(Signal::SIGSTOP)?;
+    let ask = |path| stage.gateway.curl(path, &["--max-time", "60"], "");
+    let (ready, metrics, status) = tokio::join!(ask("/ready"), ask("/metrics"), ask("/status"));
+    let (ready, metrics, status) = (ready?, metrics?, status?);
+    assert!(metrics.status == 200 && metrics.text.contains("\nop_dbus_up 0\n"), "{}", metrics.text);
+    assert_eq!((ready.status, status.status), (503, 504));
+    for refused in [&ready, &status] {
+        assert!(sentence(refused, "/")?.contains("look whether it hangs"), "{}", refused.text);
+    }
+    stage.daemon.process.signal(Signal::SIGCONT)?;
+    assert_eq!(stage.gateway.get("/ready").await?.status, 200);
+    stage.end().await.map(drop)
 }
 
 async fn nobody_gets_in_without_the_key() -> Outcome {

@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use op_dbus_api::{EmbedderProxy, ManagerProxy, json_object};
 use serde_json::Value;
@@ -62,7 +63,7 @@ impl Bus {
                 Some(connection) => connection,
                 None => timeout(LIMITS.ready_time, (self.0.connect)().build())
                     .await
-                    .map_err(|_| Refusal::late())?
+                    .map_err(|_| Refusal::silent("the bus", LIMITS.ready_time))?
                     .map_err(|error| Refusal::of_call(&error))?,
             };
             return Ok(Lease { bus: self.clone(), connection, at_rest: true });
@@ -92,10 +93,22 @@ impl Lease {
         &mut self,
         call: impl Future<Output = zbus::Result<T>>,
     ) -> Result<T, Refusal> {
-        self.at_rest = false;
         // The service itself answers at the deadline; this is for one that hangs.
-        let late = LIMITS.answer_time + LIMITS.ready_time;
-        let answer = timeout(late, call).await.map_err(|_| Refusal::late())?;
+        self.answer_within(LIMITS.answer_time + LIMITS.ready_time, call).await
+    }
+
+    /// The same for an answer that is of no use later than after `time`.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn answer_within<T>(
+        &mut self,
+        time: Duration,
+        call: impl Future<Output = zbus::Result<T>>,
+    ) -> Result<T, Refusal> {
+        self.at_rest = false;
+        let answer = timeout(time, call).await;
+        let answer = answer.map_err(|_| Refusal::silent("the service", time))?;
         self.at_rest = true;
         answer.map_err(|error| Refusal::of_call(&error))
     }
@@ -104,7 +117,7 @@ impl Lease {
     /// started for it.
     ///
     /// # Errors
-    /// 503 when it does not run.
+    /// 503 when it does not run, 504 when it hangs.
     pub async fn read(&mut self, method: &'static str) -> Result<Value, Refusal> {
         Ok(json_object(&self.told::<Dictionary>(method).await?))
     }
@@ -124,7 +137,7 @@ impl Lease {
     {
         let manager = self.manager().await?;
         let call = manager.inner().call_with_flags(method, MethodFlags::NO_AUTO_START, &());
-        Ok(self.answer(call).await?.unwrap_or_default())
+        Ok(self.answer_within(LIMITS.told_time, call).await?.unwrap_or_default())
     }
 }
 

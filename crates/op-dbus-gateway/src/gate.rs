@@ -12,29 +12,56 @@ use axum::response::{IntoResponse, Response};
 
 use crate::Gateway;
 use crate::refusal::{Refusal, shaped};
+use crate::work::unread;
 
 /// Routes that tell nothing of anybody: they need no key.
 const OPEN: [&str; 4] = ["/", "/health", "/ready", "/openapi.json"];
 
+/// What stands for the status of a request whose client left before it was answered, as with other
+/// servers.
+const CLIENT_LEFT: u16 = 499;
+
 /// Lets a request through or refuses it, and gives refusals of all that is behind their shape.
 pub async fn pass(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
-    let started = Instant::now();
     let path = request.uri().path();
     let openai = path.starts_with("/v1/");
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let route = route.unwrap_or_else(|| "other".to_owned());
+    let mut counted = Counted::new(Arc::clone(&gateway), route);
     let allowed =
         check_host(&gateway, &request).and_then(|()| check_key(&gateway, path, request.headers()));
     let response = match allowed {
         Ok(()) => next.run(request).await,
-        Err(refusal) => refusal.into_response(),
+        Err(refusal) => unread(request, refusal).into_response(),
     };
     let mut response = shaped(response, openai);
     let headers = response.headers_mut();
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    gateway.metrics.answered(route, response.status().as_u16(), started.elapsed());
+    counted.status = response.status().as_u16();
     response
+}
+
+/// A request, which is counted when this is dropped: with its answer or without.
+struct Counted {
+    gateway: Arc<Gateway>,
+    route: String,
+    started: Instant,
+    status: u16,
+}
+
+impl Counted {
+    /// A request that has no answer yet; dropped as it is, its client has left.
+    fn new(gateway: Arc<Gateway>, route: String) -> Self {
+        Self { gateway, route, started: Instant::now(), status: CLIENT_LEFT }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let route = std::mem::take(&mut self.route);
+        self.gateway.metrics.answered(route, self.status, self.started.elapsed());
+    }
 }
 
 /// A page from elsewhere can make a browser send requests here by a name of its own that it has
@@ -91,14 +118,15 @@ fn check_key(gateway: &Gateway, path: &str, headers: &HeaderMap) -> Result<(), R
 pub async fn no_route(request: Request) -> Refusal {
     let path: String = request.uri().path().chars().take(80).collect();
     let message = format!("there is no route {path}; /openapi.json lists them");
-    Refusal::new(StatusCode::NOT_FOUND, "not_found", message)
+    unread(request, Refusal::new(StatusCode::NOT_FOUND, "not_found", message))
 }
 
 /// What is answered where a route has another method.
 pub async fn no_method(request: Request) -> Refusal {
     let method = request.method().as_str().chars().take(20).collect::<String>();
     let message = format!("this route does not take {method}; /openapi.json tells what it takes");
-    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+    let status = StatusCode::METHOD_NOT_ALLOWED;
+    unread(request, Refusal::new(status, "method_not_allowed", message))
 }
 
 /// Says how to bring the key, as HTTP demands of every 401.

@@ -34,8 +34,11 @@ pub struct Limits {
     pub reply_time: Duration,
     /// How long the service may take for a request: the deadline of its calls.
     pub answer_time: Duration,
-    /// How long the service may take to embed the trial text of `/ready`.
+    /// How long the service may take to embed the trial text of `/ready`, and a bus to let the gateway in.
     pub ready_time: Duration,
+    /// How long the service may take to tell what it knows: less than Prometheus waits for a scrape by
+    /// itself, 10 s, and more than the service waits for drivers of devices, 4 s.
+    pub told_time: Duration,
     /// How long after `/ready` was asked it is taken for somebody's watch.
     pub watch_time: Duration,
     /// How long whoever watches has to send requests elsewhere before connections are refused.
@@ -62,6 +65,7 @@ pub const LIMITS: Limits = Limits {
     reply_time: Duration::from_secs(30),
     answer_time: Duration::from_secs(120),
     ready_time: Duration::from_secs(10),
+    told_time: Duration::from_secs(5),
     watch_time: Duration::from_secs(30),
     leave_time: Duration::from_secs(8),
     drain_time: Duration::from_secs(20),

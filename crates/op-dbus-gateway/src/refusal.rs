@@ -1,6 +1,8 @@
 //! Refusals: from the bus contract's error names to HTTP, in one table, and in the shape that each
 //! family of routes has.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
@@ -41,9 +43,10 @@ impl Refusal {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "overloaded", message).retry_after(1)
     }
 
-    /// The service took too long.
-    pub fn late() -> Self {
-        let message = "the service took too long; send less, or try again when it is less busy";
+    /// Nothing came for so long that whoever was asked does not even keep the deadline.
+    pub fn silent(who: &str, time: Duration) -> Self {
+        let message =
+            format!("{who} did not answer within {} s; look whether it hangs", time.as_secs());
         Self::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message)
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderName};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -64,13 +64,16 @@ impl Permit {
 
     /// The same for JSON that is there already.
     pub fn reply_written(self, json: Vec<u8>) -> Response {
+        let length = json.len();
         let body = Full::new(Bytes::from(json)).map_frame(move |frame| {
             let _ = &self.held;
             frame
         });
         let mut response = Response::new(Body::new(body));
-        let json = HeaderValue::from_static("application/json");
-        response.headers_mut().insert(CONTENT_TYPE, json);
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        // So that who reads less of it knows that it is not all.
+        headers.insert(CONTENT_LENGTH, length.into());
         response
     }
 
@@ -113,9 +116,12 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
             Refusal::busy(format!(
                 "the gateway works on {limit} requests, which is its limit; try again in 1 s"
             ))
-        })?;
-        let permit = Permit { gateway: Arc::clone(gateway), held: vec![permit] };
-        check_type(request.headers())?;
+        });
+        let permit = match permit.and_then(|permit| check_type(request.headers()).map(|()| permit))
+        {
+            Ok(permit) => Permit { gateway: Arc::clone(gateway), held: vec![permit] },
+            Err(refusal) => return Err(unread(request, refusal)),
+        };
         let body = read(request).await?;
         let Object(asked) = serde_json::from_slice(&body).map_err(|error| {
             Refusal::invalid(format!("the body is not what this route takes: {error}"))
@@ -154,8 +160,20 @@ async fn read(request: Request) -> Result<Bytes, Refusal> {
     }
 }
 
+/// Refuses a request whose body nobody has read, and takes what a client sends of it all the same.
+pub fn unread(request: Request, refusal: Refusal) -> Refusal {
+    // Who asks whether to send it has nothing on its way.
+    let asks_first = request.headers().contains_key(EXPECT);
+    let body = request.into_body();
+    if !asks_first && !body.is_end_stream() {
+        tokio::spawn(discard(body));
+    }
+    refusal
+}
+
 /// Takes for a while what a client still sends: where a connection ends with bytes that nobody has read,
-/// the client's system may drop the reply before the client has seen it.
+/// the client's system may drop the reply before the client has seen it, and many clients take a
+/// connection that breaks while they send for all that there is to know.
 async fn discard(mut body: Body) {
     let all = async { while let Some(Ok(_)) = body.frame().await {} };
     // Whoever sends for longer is not waited for.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use base64::Engine;
@@ -115,8 +116,10 @@ pub async fn models(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, 
 
 pub async fn model(
     State(gateway): State<Arc<Gateway>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, Refusal> {
+    // What is no text is no name either.
+    let id = id.map(|Path(id)| id).unwrap_or_default();
     let models = offered(&mut gateway.bus.lease().await?).await?;
     match models.iter().find(|model| model.id() == id) {
         Some(model) => Ok(Json(model.json())),

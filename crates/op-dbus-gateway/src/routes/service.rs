@@ -47,8 +47,9 @@ async fn trial(gateway: &Gateway) -> Result<(), Refusal> {
     let text = format!("ready? {}", now.as_nanos());
     let body = (vec![text.as_str()], options);
     let (method, flags) = ("EmbedPacked", MethodFlags::NO_AUTO_START);
-    let reply: Option<Reply> =
-        lease.answer(embedder.inner().call_with_flags(method, flags, &body)).await?;
+    let reply: Option<Reply> = lease
+        .answer_within(LIMITS.ready_time, embedder.inner().call_with_flags(method, flags, &body))
+        .await?;
     let vector = reply.map(|(bytes, ..)| bytes.into_vec()).unwrap_or_default();
     if vector.iter().all(|byte| *byte == 0) {
         let message = "the trial text has no vector; see the service's log";
