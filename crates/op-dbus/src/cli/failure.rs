@@ -64,7 +64,9 @@ impl Failure {
     /// from the start of the call.
     pub fn about_texts_from(mut self, first: u64) -> Self {
         if first > 0 && self.code == 1 {
-            self.message = format!("in the call that begins with text {first}: {}", self.message);
+            self.message = of_the_input(&self.message, first).unwrap_or_else(|| {
+                format!("in the call that begins with text {first}: {}", self.message)
+            });
         }
         self
     }
@@ -88,6 +90,12 @@ impl Failure {
     }
 }
 
+/// A sentence that begins with a text's number in its call, with that of the input.
+fn of_the_input(message: &str, first: u64) -> Option<String> {
+    let (number, rest) = message.strip_prefix("text ")?.split_once(' ')?;
+    Some(format!("text {} {rest}", first.checked_add(number.parse().ok()?)?))
+}
+
 /// Settings that can't be used.
 impl From<Mistakes> for Failure {
     fn from(mistakes: Mistakes) -> Self {
@@ -106,6 +114,15 @@ mod tests {
     fn a_closed_pipe_is_success_and_silent() {
         let failure = Failure::output(&io::Error::from(io::ErrorKind::BrokenPipe));
         assert_eq!(failure, Failure { code: 0, message: String::new() });
+    }
+
+    #[test]
+    fn texts_are_counted_from_the_start_of_the_input() {
+        let said = |sentence| Failure::refused(sentence).about_texts_from(2049).message;
+        assert_eq!(said("text 950 has 602 tokens"), "text 2999 has 602 tokens");
+        let of_all = "in the call that begins with text 2049: the queue is full";
+        assert_eq!(said("the queue is full"), of_all);
+        assert_eq!(Failure::refused("text 3 is").about_texts_from(0).message, "text 3 is");
     }
 
     #[test]

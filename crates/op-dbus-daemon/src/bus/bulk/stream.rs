@@ -13,11 +13,10 @@ use op_dbus_api::{Error, ErrorName, TRUNCATED_LISTED_MAX, info};
 use op_dbus_engine::{Error as EngineError, Inputs, Priority, Reply};
 use tokio::time::{Instant as Clock, sleep_until};
 
-use super::Bulk;
-use super::Records;
 use super::budget::Grant;
 use super::result::ResultFile;
 use super::source::Source;
+use super::{Bulk, Framing, Records};
 use crate::bus::caller::Caller;
 use crate::bus::options::Wanted;
 use crate::bus::reply::{Embedded, wire};
@@ -174,9 +173,10 @@ impl<'a> Stream<'a> {
         let sink = Some(self.result.sink(first));
         let inputs = Inputs::Texts(texts);
         let request = Request { uid, cancel, inputs, options, wait: true, sink };
+        let framing = self.wanted.framing;
         async move {
             let embedded = service.embed(served, request).await;
-            let (reply, served) = embedded.map_err(|error| placed(first, error))?;
+            let (reply, served) = embedded.map_err(|error| placed(first, framing, error))?;
             Ok((first, reply, served))
         }
     }
@@ -253,16 +253,20 @@ impl Waiting {
     }
 }
 
-/// An error of the engine counts texts from the start of their batch.
-fn placed(first: u64, error: ServiceError) -> Error {
-    let error = match error {
-        ServiceError::Engine(EngineError::TooLong { index, tokens, limit }) => {
-            let index = index.saturating_add(usize::try_from(first).unwrap_or(usize::MAX));
-            ServiceError::Engine(EngineError::TooLong { index, tokens, limit })
-        }
-        error => error,
+/// An error of the engine counts texts from the start of their batch, and whoever has lines looks for one.
+fn placed(first: u64, framing: Framing, error: ServiceError) -> Error {
+    let ServiceError::Engine(EngineError::TooLong { index, tokens, limit }) = error else {
+        return error.into();
     };
-    error.into()
+    let index = index.saturating_add(usize::try_from(first).unwrap_or(usize::MAX));
+    let error = Error::from(ServiceError::Engine(EngineError::TooLong { index, tokens, limit }));
+    match framing {
+        Framing::Nul => error,
+        Framing::Lines | Framing::JsonLines => {
+            let line = index.saturating_add(1);
+            Error::new(error.name(), format!("line {line} of the source: {}", error.message()))
+        }
+    }
 }
 
 /// What `work` gives, unless its caller leaves or its deadline comes before.

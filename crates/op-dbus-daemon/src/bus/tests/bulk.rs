@@ -103,7 +103,8 @@ async fn mistakes_are_told_with_their_place() {
     let (name, message) =
         refusal(from_bytes(&embedder, lines(&"x".repeat(600)).as_bytes(), too_long).await);
     assert_eq!(name, ErrorName::TooLong);
-    assert!(message.starts_with("text 3000 has 602 tokens"), "{message}");
+    let place = "line 3001 of the source: text 3000 has 602 tokens";
+    assert!(message.starts_with(place), "{message}");
     let json = Options::from([("framing", Variant::from("json-lines"))]);
     let (name, message) = refusal(from_bytes(&embedder, b"\"a\"\n{}\n", json).await);
     assert_eq!(name, ErrorName::InvalidArgument);
