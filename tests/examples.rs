@@ -45,13 +45,13 @@ impl Gallery {
     }
 
     /// Runs `command` in the folder of the examples, with this gallery's bus as the system bus.
-    async fn finish(&self, mut command: Command, input: &str) -> Outcome<String> {
+    async fn finish(&self, mut command: Command, input: impl AsRef<[u8]>) -> Outcome<String> {
         command.current_dir(folder()).env("DBUS_SYSTEM_BUS_ADDRESS", self.bus.address());
         finish(command, input).await?.success()
     }
 
     /// An example in Python, with the package as it is in the tree.
-    async fn python(&self, words: &[&str], input: &str) -> Outcome<String> {
+    async fn python(&self, words: &[&str], input: impl AsRef<[u8]>) -> Outcome<String> {
         let mut command = clean(needs::python_packages());
         command.args(words).env("PYTHONDONTWRITEBYTECODE", "1");
         command.env("PYTHONPATH", repository().canonicalize()?.join("packaging/python/src"));
@@ -110,6 +110,9 @@ async fn semantic_grep_finds_what_is_meant() -> Outcome {
     let twice = "{\"MESSAGE\":[\"no network\",[99,97,102,233]]}\n";
     let said = gallery.python(&["semantic-grep.py", "no network"], twice).await?;
     assert_eq!(texts(&said), ["no network caf\u{fffd}"]);
+    // Neither are the lines of every log.
+    let said = gallery.python(&["semantic-grep.py", "no network"], b"no network caf\xe9\n").await?;
+    assert_eq!(texts(&said), ["no network caf\u{fffd}"]);
     let words = ["semantic-grep.py", "is the machine too hot?", "input/log.txt", "--count", "3"];
     let said = gallery.python(&words, "").await?;
     let hot = ["temperature", "overheating"];
@@ -131,6 +134,8 @@ async fn dedup_alerts_counts_what_says_the_same() -> Outcome {
     ];
     assert_eq!(said.lines().collect::<Vec<_>>(), expected);
     assert_eq!(gallery.python(&["dedup-alerts.py"], "").await?, "");
+    let odd = gallery.python(&["dedup-alerts.py"], b"Disk full\nDisk full\xff\n").await?;
+    assert_eq!(odd, "  2  Disk full\n");
     gallery.daemon.stop().await
 }
 
@@ -148,6 +153,11 @@ async fn cluster_logs_groups_by_subject() -> Outcome {
         &["emperature", "overheating"],
     ];
     assert_eq!(groups.len(), subjects.len(), "{said}");
+    // Of fewer kinds than groups.
+    assert_eq!(
+        gallery.python(&words, b"\xff\n\xff\n").await?,
+        "# 2 lines\n  \u{fffd}\n  \u{fffd}\n"
+    );
     for group in &groups {
         let about = |words: &&&[&str]| {
             group.iter().all(|line| words.iter().any(|word| line.contains(word)))
@@ -186,7 +196,9 @@ async fn ray_embeds_lines_in_their_order() -> Outcome {
 async fn embeds_on_a_cluster(program: &str, numbers: &[&str]) -> Outcome {
     let gallery = Gallery::open().await?;
     let folder = tempfile::Builder::new().prefix("cluster-").tempdir()?;
-    let lines: Vec<String> = (0..300).map(|n| format!("line {n} of a file")).collect();
+    let mut lines: Vec<String> = (0..300).map(|n| format!("line {n} of a file")).collect();
+    // One line to the service, and three to Python's `splitlines`.
+    lines[7] = "line 7\u{c} of\u{2028} a file".to_owned();
     let (texts, vectors) = (folder.path().join("texts"), folder.path().join("vectors.npy"));
     std::fs::write(&texts, lines.join("\n"))?;
     let own = gallery.daemon.client().vectors(&lines).await?;

@@ -35,6 +35,8 @@ def main() -> None:
     arguments.add_argument("--groups", type=int, default=4)
     asked = arguments.parse_args()
 
+    # Logs are not all UTF-8.
+    sys.stdin.reconfigure(errors="replace")
     lines = [line.strip() for line in sys.stdin if line.strip()]
     if not lines:
         return
@@ -43,6 +45,9 @@ def main() -> None:
         group, cosine = clusters(embedder.embed(lines, normalize=True).vectors, groups)
     for number in range(groups):
         members = np.flatnonzero(group == number)
+        if not len(members):
+            # There are fewer kinds of lines than groups.
+            continue
         print(f"# {len(members)} lines")
         for index in members[np.argsort(-cosine[members], kind="stable")]:
             print(f"  {lines[index]}")

@@ -39,7 +39,11 @@ def main() -> None:
     arguments.add_argument("--lines", type=int, default=1024, help="that are embedded at a time")
     asked = arguments.parse_args()
 
-    lines = asked.texts.read_text().splitlines()
+    # As the service has them: `str.splitlines` ends a line at other signs, too, such as a form feed.
+    with asked.texts.open(encoding="utf-8", newline="\n") as file:
+        lines = [line.removesuffix("\n").removesuffix("\r") for line in file]
+    if not lines:
+        raise SystemExit(f"{asked.texts} is empty")
     parts = [lines[start : start + asked.lines] for start in range(0, len(lines), asked.lines)]
     if asked.scheduler:
         cluster = asked.scheduler

@@ -16,6 +16,8 @@ def main() -> None:
     arguments.add_argument("--least", type=float, default=0.6, help="least cosine of the same")
     asked = arguments.parse_args()
 
+    # Logs are not all UTF-8.
+    sys.stdin.reconfigure(errors="replace")
     alerts = [line.strip() for line in sys.stdin if line.strip()]
     with Embedder() as embedder:
         vectors = embedder.embed(alerts, normalize=True).vectors

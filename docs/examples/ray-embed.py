@@ -38,7 +38,11 @@ def main() -> None:
     arguments.add_argument("--lines", type=int, default=1024, help="that are embedded at a time")
     asked = arguments.parse_args()
 
-    lines = asked.texts.read_text().splitlines()
+    # As the service has them: `str.splitlines` ends a line at other signs, too, such as a form feed.
+    with asked.texts.open(encoding="utf-8", newline="\n") as file:
+        lines = [line.removesuffix("\n").removesuffix("\r") for line in file]
+    if not lines:
+        raise SystemExit(f"{asked.texts} is empty")
     if asked.address:
         ray.init(asked.address)
     else:

@@ -40,6 +40,8 @@ def main() -> None:
     arguments.add_argument("--least", type=float, default=0.3, help="least cosine to print")
     asked = arguments.parse_args()
 
+    # Logs are not all UTF-8.
+    sys.stdin.reconfigure(errors="replace")
     lines = [message(line) for line in asked.file]
     with Embedder() as embedder:
         for index, cosine in embedder.rank(asked.question, lines, asked.count):

@@ -28,12 +28,12 @@ impl Finished {
 }
 
 /// Runs a command to its end with `input` as its standard input.
-pub async fn finish(mut command: Command, input: &str) -> Outcome<Finished> {
+pub async fn finish(mut command: Command, input: impl AsRef<[u8]>) -> Outcome<Finished> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let name = format!("{:?}", command.as_std());
     let mut child = command.spawn().map_err(|e| format!("can't start {name}: {e}"))?;
     let mut stdin = child.stdin.take().ok_or("no standard input")?;
-    let input = input.as_bytes().to_owned();
+    let input = input.as_ref().to_owned();
     // A program may end without reading; that isn't an error.
     let feeder = tokio::spawn(async move { stdin.write_all(&input).await });
     let output = within(&name, child.wait_with_output()).await??;
