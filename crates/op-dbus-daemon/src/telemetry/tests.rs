@@ -140,10 +140,10 @@ fn every_message_id_is_in_the_catalog_and_no_other() {
 #[test]
 fn the_filter_can_be_changed_while_running() {
     let telemetry = start("warn").unwrap();
-    assert!(!tracing::enabled!(tracing::Level::INFO));
+    assert!(!tracing::enabled!(Level::INFO));
     telemetry.set_filter("info").unwrap();
-    assert!(tracing::enabled!(tracing::Level::INFO));
+    assert!(tracing::enabled!(Level::INFO));
     assert!(telemetry.set_filter("info=loud").is_err());
-    assert!(tracing::enabled!(tracing::Level::INFO));
+    assert!(tracing::enabled!(Level::INFO));
     assert!(start("info").is_err(), "logging starts once");
 }
