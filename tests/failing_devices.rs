@@ -4,21 +4,25 @@
 use std::collections::HashMap;
 use std::fs;
 
+use futures_util::future::join_all;
 use op_dbus_api::ErrorName;
 use tokio::sync::watch;
 
-use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::refused;
+use crate::harness::client::{Client, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::cosine;
 use crate::harness::registry::tests;
+use crate::harness::{Outcome, within};
 use crate::offload::{clients, much};
 use crate::providers::{ggml, movable, provider};
 
 tests! {
     one_that_dies_in_its_proof_leaves_it_to_the_next: [Bus, Low, Ggml],
     one_that_is_lost_now_and_then_loses_no_call: [Bus, Low, Ggml],
+    one_that_hangs_once_is_replaced: [Bus, Low, Ggml],
+    one_that_hangs_whenever_it_is_asked_is_left_and_comes_back: [Bus, Low, Ggml],
+    one_that_takes_long_to_refuse_holds_no_change_up: [Bus, Low, Ggml],
     one_without_memory_has_its_batches_halved: [Bus, Low, Ggml],
     one_that_answers_nonsense_is_asked_again: [Bus, Low, Ggml],
     one_that_was_not_there_is_taken_up_by_itself: [Bus, Low, Ggml],
@@ -68,6 +72,75 @@ async fn one_that_is_lost_now_and_then_loses_no_call() -> Outcome {
     }
     println!("{calls} calls, none failed");
     assert!(calls > 0);
+    daemon.stop().await
+}
+
+/// Each worker's third batch: its proof and one call are before it.
+async fn one_that_hangs_once_is_replaced() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = with_fallback("hang_on_batch=3")?.setting("batch_timeout_s", "1");
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    let expected = client.vectors(&["a text"]).await?;
+    let before = daemon.workers().await?;
+    let reply = client.packed(&["a text"], HashMap::new()).await?;
+    assert!(cosine(&reply.vectors[0], &expected[0]) >= 0.9999);
+    assert_eq!(reply.info::<String>("provider")?, "ggml");
+    assert_eq!(
+        (client.counter("worker_restarts").await?, client.counter("retries").await?),
+        (1, 1)
+    );
+    assert_ne!(daemon.workers().await?, before);
+    assert!(daemon.process.stderr().contains("it said nothing for 1 s"));
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+    daemon.stop().await
+}
+
+/// Its workers prove themselves and hang in the first batch of a caller.
+async fn one_that_hangs_whenever_it_is_asked_is_left_and_comes_back() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = with_fallback("hang_on_batch=2")?.setting("batch_timeout_s", "1");
+    let setup = setup.setting("provider_retry_s", "3");
+    let daemon = setup.ready(&bus).await?;
+    let clients: Vec<Client> = vec![Client::on(&bus).await?, Client::on(&bus).await?];
+    // One is computed when the device hangs, the other waits.
+    let texts = much();
+    let calls = clients.iter().map(|client| client.packed(&texts, HashMap::new()));
+    for reply in join_all(calls).await {
+        assert_eq!(reply?.info::<String>("provider")?, "cpu");
+    }
+    let said = daemon.process.stderr();
+    let left = "another provider runs than was asked for: ggml lost 2 batches in a row (the worker was lost: it said nothing";
+    assert!(said.contains(left), "{said}");
+    assert_eq!(daemon.client().counter("worker_restarts").await?, 2);
+    // Nobody has to ask for it.
+    assert_eq!(daemon.state(|state| state == "ready").await?, "ready");
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+    daemon.stop().await
+}
+
+/// The device is there again and hangs in its proof, for longer than anybody waits.
+async fn one_that_takes_long_to_refuse_holds_no_change_up() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, library, away) = movable()?;
+    let setup = setup.setting("providers.ggml.faults", "hang_on_batch=1");
+    let setup = setup.setting("batch_timeout_s", "3600").setting("provider_retry_s", "1");
+    fs::rename(&library, &away)?;
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "degraded");
+    let tries = || daemon.process.stderr().matches("faults on purpose").count();
+    let before = tries();
+    fs::rename(&away, &library)?;
+    let tried = async {
+        while tries() == before {
+            daemon.workers().await?;
+        }
+        Outcome::Ok(())
+    };
+    within("a try of what hangs", tried).await??;
+    let manager = &daemon.client().manager;
+    within("a change", manager.set_vector_level("none")).await??;
+    assert_eq!(daemon.client().embedder.state().await?, "disabled");
     daemon.stop().await
 }
 

@@ -232,7 +232,7 @@ async fn a_batch_larger_than_a_worker_may_be() -> Outcome {
 }
 
 /// Changes the limit of open files of a running daemon.
-async fn limit_descriptors(daemon: &Daemon, files: &str) -> Outcome {
+pub async fn limit_descriptors(daemon: &Daemon, files: &str) -> Outcome {
     limit(daemon.process.pid(), &format!("--nofile={files}")).await
 }
 

@@ -74,6 +74,8 @@ mod providers;
 mod python;
 /// A fleet that others run.
 mod remote;
+/// Which of two kinds of workers a batch goes to.
+mod routing;
 /// What a worker can do to the machine.
 mod sandbox;
 /// Where a caller's text can't be found.
@@ -125,6 +127,7 @@ fn main() -> ExitCode {
         providers::tests(),
         python::tests(),
         remote::all(),
+        routing::tests(),
         sandbox::tests(),
         secrets::tests(),
         settings::tests(),

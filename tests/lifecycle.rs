@@ -10,8 +10,9 @@ use op_dbus_api::{ErrorName, ROOT_PATH};
 use tokio::net::UnixListener;
 use zbus::fdo::PropertiesProxy;
 
+use crate::faults::limit_descriptors;
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::refused;
+use crate::harness::client::{Options, refused};
 use crate::harness::command::finish;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::manager::ServiceManager;
@@ -23,10 +24,12 @@ use crate::native::children;
 tests! {
     the_service_manager_is_told: [Bus],
     the_watchdog_is_fed: [Bus],
-    the_watchdog_is_not_fed_while_a_worker_hangs: [Bus],
+    the_watchdog_is_fed_while_a_worker_hangs: [Bus],
+    the_watchdog_is_not_fed_while_no_worker_can_be_had: [Bus],
     a_reload_takes_new_settings: [Bus],
     a_reload_with_mistakes_changes_nothing: [Bus],
     a_change_of_level_is_told_and_kept: [Bus],
+    the_first_workers_end_with_the_first_change: [Bus],
     a_damaged_state_file_is_moved_aside: [Bus],
     a_second_daemon_gives_way: [Bus],
     workers_go_first_when_memory_runs_out: [Bus],
@@ -82,12 +85,29 @@ async fn the_watchdog_is_fed() -> Outcome {
     daemon.stop().await
 }
 
-/// The daemon itself is well all the while.
-async fn the_watchdog_is_not_fed_while_a_worker_hangs() -> Outcome {
+/// It will be replaced, and its batch be computed by another; a new start of the service would lose calls.
+async fn the_watchdog_is_fed_while_a_worker_hangs() -> Outcome {
     let (_bus, _setup, manager, daemon) = watched().await?;
     daemon.signal_workers(Signal::SIGSTOP).await?;
+    let call = daemon.client().embed_meanwhile("in flight");
+    daemon.client().counted("in_flight_calls", 1).await?;
+    for _ in 0..3 {
+        manager.forget();
+        manager.told("WATCHDOG=1").await?;
+    }
+    assert!(!call.is_finished());
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    within("the call in flight", call).await???;
+    daemon.stop().await
+}
+
+/// The daemon itself is well all the while.
+async fn the_watchdog_is_not_fed_while_no_worker_can_be_had() -> Outcome {
+    let (_bus, _setup, manager, daemon) = watched().await?;
+    limit_descriptors(&daemon, "3:").await?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
     let unfed = || daemon.process.stderr().matches("the watchdog is not fed").count();
-    // The check that a worker was stopped in may have ended well; the one after it can't have.
+    // The check that a worker was killed in may have ended well; the one after it can't have.
     let two_more = async || {
         let before = unfed();
         within("checks that failed, in the log", async {
@@ -102,7 +122,7 @@ async fn the_watchdog_is_not_fed_while_a_worker_hangs() -> Outcome {
     two_more().await?;
     let told = manager.told_by_now().await?;
     assert!(!told.iter().any(|message| message.contains("WATCHDOG=1")), "{told:?}");
-    daemon.signal_workers(Signal::SIGCONT).await?;
+    limit_descriptors(&daemon, "1024:").await?;
     manager.told("WATCHDOG=1").await?;
     daemon.stop().await
 }
@@ -158,6 +178,26 @@ async fn a_change_of_level_is_told_and_kept() -> Outcome {
     let daemon = setup.start(&bus).await?;
     assert_eq!(daemon.settled().await?, "disabled");
     assert_eq!(daemon.client().embedder.vector_level().await?, "none");
+    daemon.stop().await
+}
+
+/// As those of a device do, whose memory others wait for.
+async fn the_first_workers_end_with_the_first_change() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let other = Options::from([("level", "high".into())]);
+    daemon.client().packed(&["x"], other).await?;
+    let first = children(daemon.process.pid())?;
+    assert_eq!(first.len(), 2, "{first:?}");
+    daemon.client().manager.set_devices(&["1"]).await?;
+    within("the end of the first workers", async {
+        while children(daemon.process.pid())?.iter().any(|worker| first.contains(worker)) {
+            tokio::task::yield_now().await;
+        }
+        Outcome::Ok(())
+    })
+    .await??;
     daemon.stop().await
 }
 

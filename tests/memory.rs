@@ -1,6 +1,7 @@
 //! Memory that is given back: unloaded models, trimmed processes, a machine that sleeps.
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::join_all;
@@ -25,6 +26,8 @@ tests! {
     memory_is_given_back_and_counted: [Bus, Low, Medium],
     an_idle_level_is_given_back: [Bus],
     devices_are_released_for_a_sleep: [Bus, Low, Ggml],
+    what_is_loaded_during_a_sleep_waits_for_its_end: [Bus, Low, Medium, Ggml],
+    calls_after_a_sleep_wait_for_no_answer_of_logind: [Bus, Low, Ggml],
 }
 
 async fn status<T>(daemon: &Daemon, key: &str) -> Outcome<T>
@@ -182,11 +185,15 @@ async fn an_idle_level_is_given_back() -> Outcome {
 
 /// logind, as far as it tells of sleep; remembers who delays it.
 #[derive(Clone, Default)]
-struct Logind(Arc<Mutex<Vec<std::io::PipeReader>>>);
+struct Logind {
+    delays: Arc<Mutex<Vec<std::io::PipeReader>>>,
+    /// Whether it answers nobody.
+    is_deaf: Arc<AtomicBool>,
+}
 
 #[zbus::interface(name = "org.freedesktop.login1.Manager")]
 impl Logind {
-    fn inhibit(
+    async fn inhibit(
         &self,
         what: String,
         who: String,
@@ -194,9 +201,12 @@ impl Logind {
         mode: String,
     ) -> zbus::fdo::Result<OwnedFd> {
         assert_eq!((&*what, &*who, &*mode), ("sleep", "op-dbus", "delay"));
+        if self.is_deaf.load(Ordering::SeqCst) {
+            std::future::pending().await
+        }
         let (reader, writer) =
             std::io::pipe().map_err(|error| zbus::fdo::Error::Failed(error.to_string()))?;
-        self.0.lock().expect("no test panics in here").push(reader);
+        self.delays.lock().expect("no test panics in here").push(reader);
         Ok(std::os::fd::OwnedFd::from(writer).into())
     }
 
@@ -217,7 +227,7 @@ impl Logind {
     async fn delayed(&self) -> Outcome<std::io::PipeReader> {
         within("an inhibitor", async {
             loop {
-                if let Some(reader) = self.0.lock().expect("no test panics in here").pop() {
+                if let Some(reader) = self.delays.lock().expect("no test panics in here").pop() {
                     return reader;
                 }
                 tokio::task::yield_now().await;
@@ -235,7 +245,16 @@ async fn closed(mut reader: std::io::PipeReader) -> Outcome {
     Ok(())
 }
 
-async fn devices_are_released_for_a_sleep() -> Outcome {
+/// A machine with logind, and a daemon that computes on a device.
+struct Machine {
+    bus: PrivateBus,
+    logind: Logind,
+    connection: Connection,
+    daemon: Daemon,
+    _setup: Setup,
+}
+
+async fn machine() -> Outcome<Machine> {
     let folder = tempfile::tempdir()?;
     let policy = folder.path().join("login1.conf");
     let owner = nix::unistd::User::from_uid(nix::unistd::Uid::current())?.ok_or("no name")?.name;
@@ -255,6 +274,11 @@ async fn devices_are_released_for_a_sleep() -> Outcome {
     let setup = Setup::real("low")?.setting("execution_provider", "ggml");
     let setup = setup.setting("fallback", "none");
     let daemon = setup.ready(&bus).await?;
+    Ok(Machine { bus, logind, connection, daemon, _setup: setup })
+}
+
+async fn devices_are_released_for_a_sleep() -> Outcome {
+    let Machine { bus, logind, connection, daemon, _setup } = machine().await?;
     let expected = daemon.client().embedder.embed("before and after").await?;
     let delay = logind.delayed().await?;
     let before = daemon.workers().await?;
@@ -277,5 +301,39 @@ async fn devices_are_released_for_a_sleep() -> Outcome {
     assert!(cosine >= 0.9999, "{cosine}");
     loaded(&daemon, true).await?;
     drop(logind.delayed().await?);
+    daemon.stop().await
+}
+
+/// Calls and changes that load a model may come after everybody was told of the sleep.
+async fn what_is_loaded_during_a_sleep_waits_for_its_end() -> Outcome {
+    let Machine { bus: _bus, logind, connection, daemon, _setup } = machine().await?;
+    let delay = logind.delayed().await?;
+    Logind::tell(&connection, true).await?;
+    closed(delay).await?;
+    let embedder = daemon.client().embedder.clone();
+    let call = tokio::spawn(async move {
+        embedder.embed_packed(&["x"], Options::from([("level", "medium".into())])).await
+    });
+    // Nor does the other level have a process any more, once it has been loaded.
+    let let_go = async {
+        while daemon.workers().await?.iter().map(|pid| pid.as_raw()).ne([0, 0]) {
+            assert!(!call.is_finished(), "a device computes while the machine falls asleep");
+        }
+        Outcome::Ok(())
+    };
+    within("the other level to let its device go", let_go).await??;
+    Logind::tell(&connection, false).await?;
+    within("the call that waited", call).await???;
+    daemon.stop().await
+}
+
+async fn calls_after_a_sleep_wait_for_no_answer_of_logind() -> Outcome {
+    let Machine { bus: _bus, logind, connection, daemon, _setup } = machine().await?;
+    let delay = logind.delayed().await?;
+    Logind::tell(&connection, true).await?;
+    closed(delay).await?;
+    logind.is_deaf.store(true, Ordering::SeqCst);
+    Logind::tell(&connection, false).await?;
+    within("a call after the sleep", daemon.client().embedder.embed("x")).await??;
     daemon.stop().await
 }

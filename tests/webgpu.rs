@@ -26,6 +26,7 @@ tests! {
     webgpu_without_a_device_leaves_it_to_the_chain: [Bus, Root, WebGpu],
     webgpu_and_the_cpu_share_the_work: [Bus, Root, WebGpu],
     webgpu_comes_goes_and_is_killed_under_load: [Bus, Root, WebGpu],
+    webgpu_that_hangs_is_left_and_comes_back: [Bus, Root, WebGpu],
     webgpu_memory_is_at_its_plateau_when_it_is_ready: [Bus, Root, WebGpu],
 }
 
@@ -167,6 +168,29 @@ async fn webgpu_comes_goes_and_is_killed_under_load() -> Outcome {
         calls += client.await??;
     }
     println!("{calls} calls, none failed");
+    daemon.stop().await
+}
+
+/// Its workers prove themselves and hang in the first batch of a caller. What its proof may take on a busy
+/// machine is what a batch may take here.
+async fn webgpu_that_hangs_is_left_and_comes_back() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = tiny().await?.setting("execution_provider", "webgpu");
+    let setup = setup.setting("providers.webgpu.faults", "hang_on_batch=2");
+    let setup = setup.setting("batch_timeout_s", "10").setting("provider_retry_s", "5");
+    let daemon = ready(&setup, &bus).await?;
+    let reply = daemon.client().packed(&much(), HashMap::new()).await?;
+    assert_eq!(reply.info::<String>("provider")?, "cpu");
+    assert_eq!(daemon.client().counter("worker_restarts").await?, 2);
+    let said = daemon.process.stderr();
+    assert!(
+        said.contains(
+            "webgpu lost 2 batches in a row (the worker was lost: it said nothing for 10 s"
+        ),
+        "{said}"
+    );
+    assert_eq!(daemon.state(|state| state == "ready").await?, "ready");
+    is_webgpu(&provider(&daemon).await?);
     daemon.stop().await
 }
 

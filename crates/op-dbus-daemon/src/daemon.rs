@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use op_dbus_api::BUS_NAME;
@@ -36,6 +36,9 @@ const FLUSH_TIME: Duration = Duration::from_secs(2);
 const FAILED_RETRY_S: u64 = 30;
 /// Where nothing else works either, the next look for a provider is not sooner than this.
 const PAUSE: Duration = Duration::from_secs(5);
+
+/// A worker that has taken too long is gone by then.
+const REPLACED: Duration = Duration::from_secs(5);
 
 /// Why the daemon ends other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -202,9 +205,12 @@ async fn told_to_stop(mut terminate: Signal, mut interrupt: Signal) {
 /// than the settings demand is told to `refuse` instead: an index must not be filled with them.
 async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Error>>) {
     let mut changes = service.watch();
-    let now = service.now();
-    notify::status(&now.summary());
-    notify::extend_timeout(start_time_max(now.settings()));
+    {
+        // Holds the first engines, and is not to do so for ever.
+        let now = service.now();
+        notify::status(&now.summary());
+        notify::extend_timeout(start_time_max(now.settings()));
+    }
     service.start().await;
     if let Phase::Failed(error) = &service.now().phase
         && matches!(**error, service::Error::Dimensions { .. })
@@ -238,9 +244,14 @@ async fn reload_on(mut hangup: Signal, service: Service) {
 /// again now and then those that are preferred, and sooner what could not be loaded at all.
 async fn look_after(service: Service) {
     let mut changes = service.watch();
-    let mut tried = Instant::now();
+    let (mut tried, mut known) = (Instant::now(), Weak::new());
     loop {
         let now = service.now();
+        // What was moved away from just now is not what to try first.
+        let serving = now.served().map(Arc::downgrade).unwrap_or_default();
+        if !known.ptr_eq(&serving) {
+            (tried, known) = (Instant::now(), serving);
+        }
         let mut retry_s = now.settings().provider_retry_s;
         if matches!(now.phase, Phase::Failed(_)) {
             retry_s = retry_s.min(FAILED_RETRY_S);
@@ -301,7 +312,8 @@ async fn unload_when_idle(service: Service) {
 
 /// Feeds the watchdog only while texts are really embedded, or nothing is there to embed them: no model
 /// serves, or it is unloaded. An unloaded model is not loaded to be looked at. What others' machines do not
-/// compute is no fault of this service, which a new start would not mend.
+/// compute is no fault of this service, which a new start would not mend; and a worker that hangs is replaced
+/// without one, which would cost every call in flight.
 async fn feed_watchdog(service: Service) {
     let Some(period) = notify::watchdog_interval() else { return };
     let mut ticks = interval(period);
@@ -312,6 +324,7 @@ async fn feed_watchdog(service: Service) {
         match timeout(period / 2, alive(&service)).await {
             Ok(Ok(())) => notify::watchdog(),
             _ if waits_for_a_fleet(&service) => notify::watchdog(),
+            Err(_) if computes_in_time(&service) => notify::watchdog(),
             Ok(Err(error)) => warn!("the watchdog is not fed: the check failed ({error})"),
             Err(_) => warn!("the watchdog is not fed: the check takes too long"),
         }
@@ -326,6 +339,14 @@ fn waits_for_a_fleet(service: &Service) -> bool {
     let fleet = Provider::Remote.to_string();
     let workers = served.engine.descriptions();
     workers.iter().any(|one| one.description.provider == fleet && one.state != WorkerState::Idle)
+}
+
+/// Whether workers compute, none of them for longer than it may until it is replaced.
+fn computes_in_time(service: &Service) -> bool {
+    let now = service.now();
+    let Phase::Serving(served) = &now.phase else { return false };
+    let limit = Duration::from_secs(now.settings().batch_timeout_s) + REPLACED;
+    served.engine.busy_for().is_some_and(|busy| busy < limit)
 }
 
 async fn alive(service: &Service) -> Result<(), EngineError> {

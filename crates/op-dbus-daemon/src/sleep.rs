@@ -70,8 +70,9 @@ async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<
                 } else {
                     release.set(None.into());
                     info!("the machine is awake; every worker proves itself again");
-                    delay = inhibit(&logind).await;
+                    // First: calls wait for it, and logind may take its time to answer.
                     service.wake();
+                    delay = inhibit(&logind).await;
                 }
             }
             owner = owners.next() => match owner {

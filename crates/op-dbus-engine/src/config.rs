@@ -206,14 +206,18 @@ pub struct Pool {
     /// What its batches were known to cost; where that is nothing, and there is another pool, it is
     /// measured.
     pub costs: Vec<BatchCost>,
+    /// So many batches lost in a row, and a worker is given up as one that can't be loaded, though it
+    /// can; none where nothing takes its place.
+    pub losses_max: Option<u32>,
 }
 
 impl Pool {
     /// One worker under the default limits.
     pub fn new(factory: BackendFactory) -> Self {
         let batch = BatchLimits::default();
-        let (workers, reserved, reference, holds_device, costs) = (1, 0, None, false, Vec::new());
-        Self { factory, workers, reserved, batch, reference, holds_device, costs }
+        let (workers, reserved, reference, holds_device) = (1, 0, None, false);
+        let (costs, losses_max) = (Vec::new(), None);
+        Self { factory, workers, reserved, batch, reference, holds_device, costs, losses_max }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
@@ -201,6 +201,11 @@ impl Worker {
                 }
                 self.run(&mut rest, halvings + 1)
             }
+            // Another device may have more.
+            error @ BackendError::OutOfMemory(_) if scheduler.has_elsewhere(self.place.index) => {
+                scheduler.try_again(self.place.index, batch, &error);
+                Ok(())
+            }
             error @ BackendError::OutOfMemory(_) => {
                 for entry in batch.drain(..) {
                     entry.item.job.fail(Error::OutOfMemory(error.clone()));
@@ -233,7 +238,7 @@ impl Worker {
         self.out.clear();
         self.out.resize(entries.len() * dimensions, f32::NAN);
         let scheduler = &self.shared.scheduler;
-        let (started, started_us) = (Instant::now(), scheduler.clock.now_us());
+        let started_us = scheduler.clock.now_us();
         let batch = Batch { ids: &self.ids, lengths: &self.lengths };
         let Self { computed, description, .. } = self;
         let mut deliver = || computed.deliver(description);
@@ -251,10 +256,12 @@ impl Worker {
             None => self.shared.pools[self.place.pool].batch.layout.tokens(&batch),
         };
         scheduler.stats.batch(&batch, padded);
-        scheduler.ran(self.place.index, &batch, started.elapsed(), self.backend.memory());
+        let ended_us = scheduler.clock.now_us();
+        let us = ended_us.saturating_sub(started_us);
+        scheduler.ran(self.place.index, &batch, us, self.backend.memory());
         std::mem::swap(&mut computed.entries, entries);
         std::mem::swap(&mut computed.vectors, &mut self.out);
-        (computed.started_us, computed.ended_us) = (started_us, scheduler.clock.now_us());
+        (computed.started_us, computed.ended_us) = (started_us, ended_us);
         Ok(())
     }
 

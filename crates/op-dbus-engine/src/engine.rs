@@ -188,6 +188,22 @@ impl Engine {
         self.scheduler().is_hopeless()
     }
 
+    /// What the workers that were asked for are given up for, if it is that they prove themselves and then
+    /// lose batch after batch ([`Pool::losses_max`]).
+    pub fn losses(&self) -> Option<String> {
+        self.scheduler().losses()
+    }
+
+    /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
+    pub fn keep_trying(&self) {
+        self.scheduler().keep_trying();
+    }
+
+    /// For how long the worker that has computed longest has done so; none where nobody computes.
+    pub fn busy_for(&self) -> Option<Duration> {
+        self.scheduler().busy_for()
+    }
+
     /// What each worker is and does, in the order of their numbers.
     pub fn descriptions(&self) -> Vec<WorkerStatus> {
         self.scheduler().workers()

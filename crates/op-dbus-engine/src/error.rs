@@ -74,7 +74,7 @@ pub enum Error {
     /// The batch failed twice, or no worker can be had.
     #[error("no worker could embed the texts ({0}); see the service's log")]
     WorkerFailed(#[source] BackendError),
-    /// The device has no memory even for an eighth of the batch.
+    /// No device has memory even for an eighth of the batch.
     #[error("the device could not hold the batch ({0}); lower batch_tokens_max or free its memory")]
     OutOfMemory(#[source] BackendError),
     /// An option can't be honoured, or a text can't be tokenized.
@@ -96,6 +96,16 @@ impl Error {
             Self::WorkerFailed(_) => "worker-failed",
             Self::OutOfMemory(_) => "out-of-memory",
             Self::InvalidArgument(_) => "invalid-argument",
+        }
+    }
+}
+
+/// What becomes of rows that a backend has failed for good.
+impl From<BackendError> for Error {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::OutOfMemory(_) => Self::OutOfMemory(error),
+            error => Self::WorkerFailed(error),
         }
     }
 }

@@ -94,6 +94,11 @@ impl Engine {
         self.scheduler().sleep().await;
     }
 
+    /// As [`sleep`](Self::sleep), but returns once the workers are told.
+    pub fn begin_sleep(&self) {
+        self.scheduler().begin_sleep();
+    }
+
     /// Has the workers that held a device load again, and all others compute the engine's own text
     /// once more, before the next batch.
     pub fn wake(&self) {

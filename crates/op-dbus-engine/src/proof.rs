@@ -2,7 +2,6 @@
 //! are the model's, and what its batches cost where there is a choice.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, BackendError, BackendFactory, Description, LoadErrorKind};
 use crate::batch::Batch;
@@ -11,8 +10,8 @@ use crate::dispatch::{Place, Shared};
 use crate::reference::{Known, Reference};
 use crate::routing::BatchCost;
 
-/// No batch is measured any more once this has gone by since the first.
-const MEASURE_MAX: Duration = Duration::from_secs(1);
+/// No batch is measured any more once so many microseconds have gone by since the first.
+const MEASURE_MAX_US: u64 = 1_000_000;
 
 /// Makes a backend and has it embed a short text before anybody relies on it.
 pub(crate) fn load(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
@@ -105,27 +104,26 @@ pub(crate) fn measure(
     place: Place,
     shared: &Shared,
 ) -> Result<Vec<BatchCost>, BackendError> {
-    let began = Instant::now();
-    let mut costs = Vec::new();
+    let clock = shared.scheduler.clock;
+    let (began_us, mut costs) = (clock.now_us(), Vec::new());
     let (pool, probe) = (&shared.pools[place.pool].batch, &shared.probe);
     let rows_max = pool.rows_max.min(pool.tokens_max / probe.len().max(1)).max(1);
     let mut rows = 1;
-    while rows <= rows_max && began.elapsed() < MEASURE_MAX {
+    while rows <= rows_max && clock.now_us() - began_us < MEASURE_MAX_US {
         let lengths = vec![i32::try_from(probe.len()).unwrap_or(i32::MAX); rows];
         let ids = probe.repeat(rows);
         let batch = Batch { ids: &ids, lengths: &lengths };
         let mut out = vec![f32::NAN; rows * shared.model.dimensions];
         // The first of a shape also pays for what a provider prepares for it.
         for counts in [false, true] {
-            let started = Instant::now();
+            let started_us = clock.now_us();
             match run_checked(backend, &batch, &mut out, &mut || ()) {
                 // Larger ones will be halved.
                 Err(BackendError::OutOfMemory(_)) => return Ok(costs),
                 result => result?,
             }
             if counts {
-                let us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-                costs.push(BatchCost { tokens: ids.len(), us });
+                costs.push(BatchCost { tokens: ids.len(), us: clock.now_us() - started_us });
             }
         }
         rows *= 4;

@@ -1,6 +1,7 @@
 //! Who computes: the workers of each pool, what they do, and what batches cost there.
 
 mod costs;
+mod given_up;
 mod orders;
 mod reserve;
 mod room;
@@ -18,8 +19,6 @@ use crate::usage::MemoryUse;
 
 pub(crate) use orders::Order;
 
-/// Failed loads in a row of every worker of a pool after which nobody waits for them.
-const LOAD_FAILURES_MAX: u32 = 3;
 /// A worker that is busy for longer with one batch is not waited for.
 const BUSY_US_MAX: u64 = 1_000_000;
 
@@ -35,6 +34,7 @@ struct Pool {
     batch: BatchLimits,
     reserved: usize,
     holds_device: bool,
+    losses_max: Option<u32>,
     planner: Planner,
     cost: Cost,
     /// Since when its workers leave batches to others because of what theirs are known to cost.
@@ -47,6 +47,8 @@ struct Worker {
     status: WorkerStatus,
     running: Option<Running>,
     load_failures: u32,
+    /// Batches lost since it computed one.
+    losses: u32,
     /// What it is asked for and has not done yet.
     orders: BTreeSet<Order>,
     /// Whether a backend is being made for it now.
@@ -73,11 +75,6 @@ impl Loaded {
 }
 
 impl Worker {
-    /// Whether it has a backend, or soon will again.
-    fn can_be_had(&self) -> bool {
-        self.load_failures < LOAD_FAILURES_MAX
-    }
-
     /// Whether it has a backend now.
     fn is_there(&self) -> bool {
         matches!(self.status.state, WorkerState::Idle | WorkerState::Busy)
@@ -92,8 +89,8 @@ impl Roster {
             let tokens_max = limits.tokens_max.max(model.max_input_tokens);
             let batch = BatchLimits { tokens_max, rows_max: limits.rows_max.max(1), ..limits };
             let (planner, cost) = (Planner::new(batch), Cost::of_known(&pool.costs));
-            let config::Pool { reserved, holds_device, .. } = *pool;
-            Pool { batch, reserved, holds_device, planner, cost, left_us: None }
+            let config::Pool { reserved, holds_device, losses_max, .. } = *pool;
+            Pool { batch, reserved, holds_device, losses_max, planner, cost, left_us: None }
         };
         Self { pools: pools.iter().map(pool).collect(), workers: Vec::new() }
     }
@@ -136,6 +133,7 @@ impl Roster {
             },
             running: None,
             load_failures: 0,
+            losses: 0,
             orders: BTreeSet::new(),
             is_loading: false,
             given_back: Footprint::default(),
@@ -198,6 +196,12 @@ impl Roster {
         Some(Lane { cost, tokens_max, workers: workers.collect() })
     }
 
+    /// For how long the worker that has computed longest has done so; none where nobody computes.
+    pub fn busy_us(&self, now_us: u64) -> Option<u64> {
+        let running = self.ordinary().filter_map(|worker| worker.running);
+        running.map(|running| now_us.saturating_sub(running.started_us)).max()
+    }
+
     /// A worker begins a batch.
     pub fn runs(&mut self, worker: usize, running: Running) {
         if let Some(worker) = self.workers.get_mut(worker) {
@@ -208,11 +212,12 @@ impl Roster {
 
     /// A worker has computed a batch, which took `us`.
     pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64, memory: MemoryUse) {
-        let Some(Worker { pool, status, running, largest, .. }) = self.workers.get_mut(worker)
+        let Some(Worker { pool, status, running, largest, losses, .. }) =
+            self.workers.get_mut(worker)
         else {
             return;
         };
-        *running = None;
+        (*running, *losses) = (None, 0);
         *largest = batch.tokens().max(*largest);
         status.memory = memory;
         status.batches += 1;
@@ -283,7 +288,7 @@ impl Roster {
         self.set(worker, WorkerState::Unloaded);
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.orders.clear();
-            worker.load_failures = 0;
+            (worker.load_failures, worker.losses) = (0, 0);
             worker.status.description.pid = 0;
             worker.status.memory = MemoryUse::default();
         }
@@ -318,8 +323,9 @@ impl Roster {
 
     /// Whether every worker that is to have a backend has one, or is given up.
     pub fn is_settled(&self, wants: impl Fn(usize) -> bool) -> bool {
-        let settled =
-            |worker: &Worker| worker.is_there() || worker.status.reserved || !worker.can_be_had();
+        let settled = |worker: &Worker| {
+            worker.is_there() || worker.status.reserved || !self.can_be_had(worker)
+        };
         let mut workers = self.workers.iter().enumerate();
         workers.all(|(index, worker)| settled(worker) || !wants(index))
     }
@@ -340,18 +346,5 @@ impl Roster {
         let away = |worker: &&Worker| worker.status.reserved && !worker.is_there();
         let told = self.workers.iter().filter(|worker| !away(worker));
         told.map(|worker| worker.status.clone()).collect()
-    }
-
-    /// Whether all workers of the pool that was asked for are given up.
-    pub fn is_hopeless(&self) -> bool {
-        let mut first = self.ordinary().filter(|worker| worker.pool == 0).peekable();
-        first.peek().is_some() && first.all(|worker| !worker.can_be_had())
-    }
-
-    /// Why nobody computes any more, if that is so.
-    pub fn refusal(&self) -> Option<BackendError> {
-        let first = self.workers.first()?;
-        let given_up = self.ordinary().all(|worker| !worker.can_be_had());
-        given_up.then(|| BackendError::Lost(first.status.last_error.clone().unwrap_or_default()))
     }
 }

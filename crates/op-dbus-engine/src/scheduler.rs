@@ -150,9 +150,13 @@ impl Scheduler {
 
     /// Puts rows of a batch that failed on `worker` back, once: the failure may be theirs.
     pub fn try_again(&self, worker: usize, entries: &mut Vec<Entry>, error: &BackendError) {
+        if !matches!(error, BackendError::Failed(_) | BackendError::OutOfMemory(_)) {
+            // Before anybody is told, who asks then whether there is hope.
+            self.lock().roster.lost_batch(worker, error);
+        }
         let (mut again, failed): (Vec<_>, Vec<_>) =
             entries.drain(..).partition(|entry| entry.failed_on.is_none());
-        fail(failed, &Error::WorkerFailed(error.clone()));
+        fail(failed, &error.clone().into());
         self.stats.retried(again.len());
         again.iter_mut().for_each(|entry| entry.failed_on = Some(worker));
         self.put_first(again);

@@ -138,7 +138,7 @@ pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
 }
 
 /// The workers of the pools, one pool after another.
-fn places(pools: &[Pool]) -> Vec<Place> {
+pub(crate) fn places(pools: &[Pool]) -> Vec<Place> {
     let members = |(pool, of): (usize, &Pool)| (0..of.workers.max(1)).map(move |n| (pool, n));
     let members = pools.iter().enumerate().flat_map(members);
     members.enumerate().map(|(index, (pool, number))| Place { index, pool, number }).collect()

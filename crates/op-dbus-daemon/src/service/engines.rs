@@ -2,7 +2,7 @@
 //! until their last call has ended.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use op_dbus_api::ErrorName;
 use op_dbus_engine::{Cache, EngineConfig, MemoryUse, Snapshot, Stats};
@@ -17,9 +17,22 @@ pub(super) struct Engines {
     pub(super) cache: Arc<Cache>,
     /// What they count together, so that nothing is lost with one of them.
     stats: Arc<Stats>,
-    there: Mutex<Vec<Weak<Served>>>,
+    there: Mutex<There>,
     /// Calls that were refused or failed, by kind.
     failures: Mutex<BTreeMap<String, u64>>,
+}
+
+#[derive(Debug, Default)]
+struct There {
+    engines: Vec<Weak<Served>>,
+    /// Whether the machine is about to sleep: what comes lets its devices go at once.
+    asleep: bool,
+}
+
+impl There {
+    fn all(&self) -> Vec<Arc<Served>> {
+        self.engines.iter().filter_map(Weak::upgrade).collect()
+    }
 }
 
 impl Engines {
@@ -38,16 +51,29 @@ impl Engines {
     /// One more is there.
     pub(super) fn enter(&self, served: Served) -> Arc<Served> {
         let served = Arc::new(served);
-        let mut there = self.there.lock().unwrap_or_else(PoisonError::into_inner);
-        there.retain(|one| one.strong_count() > 0);
-        there.push(Arc::downgrade(&served));
+        let mut there = self.there();
+        there.engines.retain(|one| one.strong_count() > 0);
+        there.engines.push(Arc::downgrade(&served));
+        if there.asleep {
+            served.engine.begin_sleep();
+        }
         served
     }
 
     /// Those that are there now.
     pub(super) fn all(&self) -> Vec<Arc<Served>> {
-        let there = self.there.lock().unwrap_or_else(PoisonError::into_inner);
-        there.iter().filter_map(Weak::upgrade).collect()
+        self.there().all()
+    }
+
+    /// Those that are there now; whether the machine is `asleep` holds for those that come as well.
+    pub(super) fn told(&self, asleep: bool) -> Vec<Arc<Served>> {
+        let mut there = self.there();
+        there.asleep = asleep;
+        there.all()
+    }
+
+    fn there(&self) -> MutexGuard<'_, There> {
+        self.there.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

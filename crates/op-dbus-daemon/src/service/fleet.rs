@@ -47,9 +47,29 @@ enum Purpose<'a> {
     /// It is wanted.
     Use,
     /// What served it has failed.
-    Failover,
+    InsteadOf(&'a Served),
     /// A provider that is preferred to the one of this engine may work again.
     BetterThan(&'a Served),
+}
+
+impl Purpose<'_> {
+    fn tries(self, loaded: &Loaded) -> Tries {
+        let mut providers = provider::candidates(&loaded.settings);
+        let (mut refusals, mut are_told) = (Vec::new(), true);
+        match self {
+            // Nobody has asked for what `auto` passes over, but who has lost it is told.
+            Self::Use => are_told = loaded.settings.execution_provider != Provider::Auto,
+            // One that can be loaded and then loses what it computes would be taken again.
+            Self::InsteadOf(failed) => {
+                if let Some(losses) = failed.engine.losses() {
+                    providers.retain(|provider| !failed.is_on(*provider));
+                    refusals.push(format!("{} {losses}", failed.provider));
+                }
+            }
+            Self::BetterThan(fallback) => providers = provider::preferred(providers, fallback),
+        }
+        Tries { providers, refusals, are_told }
+    }
 }
 
 /// Engines by model.
@@ -78,7 +98,7 @@ impl Fleet {
     ) -> Result<Arc<Served>, Arc<Error>> {
         let is_failed = |entry: &Entry| entry.served().is_some_and(|it| Arc::ptr_eq(it, failed));
         let stale = |entry: &Entry| is_failed(entry) || entry.is_stale();
-        self.load(&failed.choice, Purpose::Failover, stale).await
+        self.load(&failed.choice, Purpose::InsteadOf(failed), stale).await
     }
 
     /// As [`Fleet::get`], but tries again after a failure, however recent.
@@ -86,8 +106,7 @@ impl Fleet {
         self.load(choice, Purpose::Use, Entry::failed).await
     }
 
-    /// Loads the model of `fallback` on a provider that is preferred to its own, and has that serve
-    /// instead; not if it was unloaded meanwhile.
+    /// Loads the model of `fallback` on a provider that is preferred to its own, beside it.
     ///
     /// # Errors
     /// Why none of them works.
@@ -95,15 +114,19 @@ impl Fleet {
         &self,
         fallback: &Arc<Served>,
     ) -> Result<Arc<Served>, Arc<Error>> {
-        let choice = &fallback.choice;
-        let started = Instant::now();
-        let load = self.start(choice.clone(), Purpose::BetterThan(fallback));
-        let better = load.clone().await?;
+        self.start(fallback.choice.clone(), Purpose::BetterThan(fallback)).await
+    }
+
+    /// Has `better` serve in the place of `fallback`; false where that does not serve any more.
+    pub(super) fn replace(&self, fallback: &Arc<Served>, better: &Arc<Served>) -> bool {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = entries.get_mut(choice) {
-            *entry = Entry { load, started };
-        }
-        Ok(better)
+        let is_it = |entry: &&mut Entry| entry.served().is_some_and(|it| Arc::ptr_eq(it, fallback));
+        let Some(entry) = entries.get_mut(&fallback.choice).filter(is_it) else { return false };
+        let load: Load = std::future::ready(Ok(better.clone())).boxed().shared();
+        // Peeked at by all others.
+        let _ = load.clone().now_or_never();
+        *entry = Entry { load, started: Instant::now() };
+        true
     }
 
     fn load(
@@ -159,18 +182,7 @@ impl Fleet {
     /// runtime nor the end of the process waits for. Its end is seen also where nobody waits for it any more.
     fn start(&self, choice: Choice, purpose: Purpose<'_>) -> Load {
         let (loaded, means) = (self.loaded.clone(), self.means.clone());
-        let candidates = provider::candidates(&loaded.settings);
-        let tries = match purpose {
-            // Nobody has asked for what `auto` passes over, but who has lost it is told.
-            Purpose::Use => {
-                let is_auto = loaded.settings.execution_provider == Provider::Auto;
-                Tries { providers: candidates, are_told: !is_auto }
-            }
-            Purpose::Failover => Tries { providers: candidates, are_told: true },
-            Purpose::BetterThan(fallback) => {
-                Tries { providers: provider::preferred(candidates, fallback), are_told: true }
-            }
-        };
+        let tries = purpose.tries(&loaded);
         let engines = self.engines.clone();
         let (sender, receiver) = oneshot::channel();
         let work = move || {

@@ -24,12 +24,17 @@ use draft::{Draft, installed, simulated};
 const REFERENCE_PRECISION: Precision = Precision::F32;
 /// Name under which the simulator is seen.
 pub(super) const SIM_MODEL: &str = "sim";
+/// Batches that a device loses in a row, each with a worker that had proved itself there, before the next
+/// provider takes its place: as often as one text is tried.
+const LOSSES_MAX: u32 = 2;
 
 /// Which providers are tried, in this order.
 pub(super) struct Tries {
     /// The first of them that works is taken.
     pub(super) providers: Vec<Provider>,
-    /// Whether the engine tells why those before it do not work.
+    /// Why others are not.
+    pub(super) refusals: Vec<String>,
+    /// Whether the engine tells why those before it, and these others, do not work.
     pub(super) are_told: bool,
 }
 
@@ -50,7 +55,7 @@ pub(super) fn load(
         CpuEngine::Native | CpuEngine::Ort => installed(choice, loaded)?,
     };
     draft.check_dimensions(loaded)?;
-    let mut refusals = Vec::new();
+    let mut refusals = tries.refusals.clone();
     for &provider in &tries.providers {
         let started = match provider::host(provider, loaded, draft.own_graph()) {
             Ok(host) => start(&draft, host, loaded, (means, config.clone())),
@@ -102,6 +107,7 @@ fn start(
         reference,
         holds_device: !matches!(host.provider, Provider::Cpu | Provider::Remote),
         costs: Vec::new(),
+        losses_max: (!provider::is_last(host.provider, settings)).then_some(LOSSES_MAX),
     };
     provider::verify(&host, settings).map_err(Error::Provider)?;
     tell(&host, loaded);
@@ -130,7 +136,8 @@ fn start(
     let mut pools = vec![pool(&host, precision, reference)];
     let mut places = Vec::new();
     if let Some(cpu) = beside {
-        pools.push(Pool { reserved: 0, ..pool(&cpu, REFERENCE_PRECISION, None) });
+        let cpu_pool = pool(&cpu, REFERENCE_PRECISION, None);
+        pools.push(Pool { reserved: 0, losses_max: None, ..cpu_pool });
         let blueprints = [blueprint(&host, precision), blueprint(&cpu, REFERENCE_PRECISION)];
         places = known_costs(&blueprints, &mut pools, settings, means);
     }

@@ -132,13 +132,13 @@ impl Service {
 
     /// Lets all devices beside the CPU go; calls that need them wait until [`wake`](Self::wake).
     pub async fn sleep(&self) {
-        let engines = self.engines();
+        let engines = self.0.engines.told(true);
         join_all(engines.iter().map(|served| served.engine.sleep())).await;
     }
 
     /// Loads the devices again, and has every worker prove itself before its next batch.
     pub fn wake(&self) {
-        for served in self.engines() {
+        for served in self.0.engines.told(false) {
             served.engine.wake();
         }
     }

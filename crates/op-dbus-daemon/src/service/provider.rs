@@ -54,6 +54,11 @@ pub fn candidates(settings: &Settings) -> Vec<Provider> {
     candidates
 }
 
+/// Whether nothing is to be tried once `provider` does not compute any more.
+pub(super) fn is_last(provider: Provider, settings: &Settings) -> bool {
+    candidates(settings).last().is_none_or(|last| *last == provider)
+}
+
 /// What has to be there before a worker can try `provider` for a model; `own_graph` is the model's
 /// name if it is an ONNX file of the user's own.
 ///

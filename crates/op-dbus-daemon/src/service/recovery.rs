@@ -18,7 +18,10 @@ impl Service {
     /// works.
     pub async fn reconsider(&self) {
         let change = self.0.change.lock().await;
-        self.look_for_another(&change).await;
+        // A call may have been first, and what serves by now is not to be left.
+        if self.now().served().is_some_and(|served| served.engine.is_failing()) {
+            self.look_for_another(&change).await;
+        }
     }
 
     /// [`Service::reconsider`] during a change.
@@ -42,6 +45,7 @@ impl Service {
                 warn!("no other provider works either: {error}");
                 if let Some(served) = now.served() {
                     served.is_last.store(true, Ordering::Relaxed);
+                    served.engine.keep_trying();
                 }
             }
         }
@@ -49,8 +53,9 @@ impl Service {
 
     /// Tries the providers again that are preferred to those that compute, for every model that is loaded,
     /// and moves each to the first that works.
+    ///
+    /// A change of settings does not wait for that: a device that hangs takes minutes to refuse.
     pub async fn improve(&self) {
-        let _change = self.0.change.lock().await;
         let Ok(now) = self.staying() else { return };
         // Nobody needs a better one than an unloaded one, and looking would load it.
         let is_worth_it = |served: &Arc<Served>| {
@@ -59,12 +64,22 @@ impl Service {
         };
         for fallback in now.fleet.served().into_iter().filter(is_worth_it) {
             match now.fleet.get_better(&fallback).await {
-                Ok(better) if now.served().is_some_and(|it| Arc::ptr_eq(it, &fallback)) => {
-                    self.moved(Some(better), |_| {});
-                }
-                Ok(better) => tell_loaded(&better),
+                Ok(better) => self.take(better, &fallback).await,
                 Err(error) => debug!(%error, model = fallback.model, "no better provider works"),
             }
+        }
+    }
+
+    /// Has `better` serve in the place of `fallback`, if that serves still.
+    async fn take(&self, better: Arc<Served>, fallback: &Arc<Served>) {
+        let _change = self.0.change.lock().await;
+        let Ok(now) = self.staying() else { return };
+        if !now.fleet.replace(fallback, &better) {
+            return;
+        }
+        match now.served().is_some_and(|it| Arc::ptr_eq(it, fallback)) {
+            true => self.moved(Some(better), |_| {}),
+            false => tell_loaded(&better),
         }
     }
 
@@ -72,7 +87,6 @@ impl Service {
     /// without anybody having told us: a provider. A model that is missing or damaged is waited for until
     /// the next reload.
     pub async fn revive(&self) {
-        let _change = self.0.change.lock().await;
         let Ok(now) = self.staying() else { return };
         let (Phase::Failed(cause), Some(choice)) = (&now.phase, wanted(now.settings())) else {
             return;
@@ -80,7 +94,13 @@ impl Service {
         if !matches!(cause.root(), Error::Provider(_) | Error::Backend(_)) {
             return;
         }
-        match now.fleet.get_anew(&choice).await {
+        // As in `improve`, no change waits for that, and what has changed meanwhile stays so.
+        let end = now.fleet.get_anew(&choice).await;
+        let _change = self.0.change.lock().await;
+        if !matches!(&self.now().phase, Phase::Failed(it) if Arc::ptr_eq(it, cause)) {
+            return;
+        }
+        match end {
             Ok(served) => self.moved(Some(served), |_| {}),
             Err(error) if is_same_news(&error.to_string(), &cause.to_string()) => {
                 debug!(%error, "still no model can be loaded");

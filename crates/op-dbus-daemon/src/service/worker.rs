@@ -18,9 +18,6 @@ use crate::settings::{CpuEngine, Precision, Provider, Settings};
 /// More workers than this only share the memory bandwidth of one machine.
 const WORKERS_AUTO_MAX: usize = 8;
 
-/// A batch is milliseconds of work; a worker that takes this long hangs.
-const RUN_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// What of our environment a worker gets: nothing that changes which code it loads.
 const ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "JOURNAL_STREAM"];
 
@@ -70,9 +67,10 @@ impl WorkerProgram {
         Arc::new(move |blueprint, settings| {
             let region = blueprint.region;
             let commands = self.clone().commands(blueprint, settings);
-            let load = Duration::from_secs(settings.load_timeout_s);
+            let [load, run] = [settings.load_timeout_s, settings.batch_timeout_s];
+            let timeouts =
+                Timeouts { load: Duration::from_secs(load), run: Duration::from_secs(run) };
             Box::new(move |number| {
-                let timeouts = Timeouts { load, run: RUN_TIMEOUT };
                 let child = ChildBackend::spawn(commands(number), region, timeouts)?;
                 Ok::<Box<dyn Backend>, BackendError>(Box::new(child))
             })

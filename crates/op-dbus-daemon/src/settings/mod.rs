@@ -106,6 +106,8 @@ pub struct Settings {
     pub idle_unload_s: u64,
     /// Seconds a worker may take to load a model.
     pub load_timeout_s: u64,
+    /// Seconds a worker may take for a batch.
+    pub batch_timeout_s: u64,
     /// Bytes of its own that a worker may ask for; `None` leaves it to the machine and the provider.
     #[serde(deserialize_with = "types::number_or_word")]
     pub worker_memory_max: Option<usize>,

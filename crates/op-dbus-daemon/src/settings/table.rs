@@ -334,6 +334,17 @@ pub const ROWS: &[Row] = &[
         scope: Scope::Any,
     },
     Row {
+        key: "batch_timeout_s",
+        kind: count(1, 3600),
+        default: "60",
+        unit: "seconds",
+        doc: "How long a worker may take for one batch. One that takes longer hangs: it is ended and \
+              replaced, and its batch is computed again. On a device that is slow by nature batches \
+              may have to be smaller (`batch_tokens_max`).",
+        group: Group::Life,
+        scope: Scope::Any,
+    },
+    Row {
         key: "worker_memory_max",
         kind: Kind::Bytes { min: 16 << 20, word: Some("auto") },
         default: "auto",

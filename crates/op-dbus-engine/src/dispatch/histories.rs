@@ -115,6 +115,9 @@ fn event() {
             if world(|w| w.random.one_in(2)) {
                 begin(async { _ = scheduler().trim().await });
             }
+            if world(|w| w.random.one_in(4)) {
+                scheduler().keep_trying();
+            }
             scheduler().wake();
         }
     }
@@ -229,7 +232,7 @@ fn hear() {
 /// Makes a world with workers that are loaded, and nothing to do.
 fn begin_world(seed: u64, tokenizer: &Tokenizer) {
     MADE_UP_US.set(Some(0));
-    let (world_now, shared) = World::new(seed, tokenizer, Box::new(backend));
+    let (world_now, shared) = World::new(seed, tokenizer, backend);
     // Nothing happens before all workers are there.
     WORLD.set(Some(World { depth: DEPTH_MAX, ..world_now }));
     let workers = workers(&shared);

@@ -24,9 +24,14 @@ impl Scheduler {
         self.lock().roster.measured(pool, costs);
     }
 
-    /// A worker ran a batch.
-    pub fn ran(&self, worker: usize, batch: &Batch<'_>, took: Duration, memory: MemoryUse) {
-        self.lock().roster.ran(worker, batch, micros(took), memory);
+    /// A worker ran a batch, which took `us`.
+    pub fn ran(&self, worker: usize, batch: &Batch<'_>, us: u64, memory: MemoryUse) {
+        self.lock().roster.ran(worker, batch, us, memory);
+    }
+
+    /// For how long the worker that has computed longest has done so; none where nobody computes.
+    pub fn busy_for(&self) -> Option<Duration> {
+        self.lock().roster.busy_us(self.clock.now_us()).map(Duration::from_micros)
     }
 
     /// What became of the memory that all workers together keep for batches.
@@ -37,6 +42,11 @@ impl Scheduler {
     /// What a batch of `tokens` takes on the device of each pool.
     pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
         self.lock().roster.costs(tokens)
+    }
+
+    /// Whether there is a worker on another device, which may have memory for what `worker` has not.
+    pub fn has_elsewhere(&self, worker: usize) -> bool {
+        self.lock().roster.has_elsewhere(worker)
     }
 
     /// Takes note of the bytes that are free on a device.

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Next, Scheduler, State, fail};
+use super::{Entry, Next, Scheduler, State, fail};
 use crate::backend::{BackendError, Footprint};
 use crate::error::Error;
 use crate::presence::{Absence, Presence};
@@ -24,8 +24,10 @@ impl Scheduler {
         self.stats.restarted();
         let mut state = self.lock();
         state.roster.lost(worker, error);
+        let given_up = state.give_up();
         // Others may have left to it what waits.
         self.call_workers(state, false);
+        tell(given_up);
         self.changed.notify_waiters();
     }
 
@@ -33,11 +35,9 @@ impl Scheduler {
     pub fn load_failed(&self, worker: usize, error: &BackendError) {
         let mut state = self.lock();
         state.roster.load_failed(worker, error);
-        if let Some(error) = state.refusal() {
-            let entries = state.queue.clear();
-            drop(state);
-            fail(entries, &error);
-        }
+        let given_up = state.give_up();
+        drop(state);
+        tell(given_up);
         self.changed.notify_waiters();
     }
 
@@ -49,6 +49,16 @@ impl Scheduler {
     /// Whether no worker of the pool that was asked for can be had now.
     pub fn is_hopeless(&self) -> bool {
         self.lock().roster.is_hopeless()
+    }
+
+    /// What the workers that were asked for are given up for, if it is that they lose batches.
+    pub fn losses(&self) -> Option<String> {
+        self.lock().roster.losses()
+    }
+
+    /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
+    pub fn keep_trying(&self) {
+        self.lock().roster.keep_trying();
     }
 
     /// A worker that has no backend makes itself one.
@@ -174,9 +184,14 @@ impl Scheduler {
     /// Has the workers that hold a device let it go until [`wake`](Self::wake), and returns once they
     /// have.
     pub async fn sleep(&self) {
+        self.begin_sleep();
+        self.until(|state| !state.asleep || state.devices_are_free()).await;
+    }
+
+    /// [`sleep`](Self::sleep), without waiting for it.
+    pub fn begin_sleep(&self) {
         self.lock().asleep = true;
         self.call_all();
-        self.until(|state| !state.asleep || state.devices_are_free()).await;
     }
 
     /// Has the workers that held a device load again, and the others make sure that they compute.
@@ -261,6 +276,12 @@ impl State {
         }
     }
 
+    /// Takes out what waits for nobody, if there is none left who computes it, and why.
+    fn give_up(&mut self) -> Option<(Vec<Entry>, Error)> {
+        let error = self.refusal()?;
+        Some((self.queue.clear(), error))
+    }
+
     /// Takes note of what a worker goes to do.
     pub fn sent_to(&mut self, next: Next, worker: usize, now_us: u64) -> Next {
         if matches!(next, Next::Check | Next::Trim) {
@@ -297,5 +318,11 @@ impl State {
             None if self.roster.any_is_coming() => Presence::Loading,
             None => Presence::Loaded,
         }
+    }
+}
+
+fn tell(given_up: Option<(Vec<Entry>, Error)>) {
+    if let Some((entries, error)) = given_up {
+        fail(entries, &error);
     }
 }

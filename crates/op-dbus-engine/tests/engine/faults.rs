@@ -241,6 +241,51 @@ async fn an_engine_tells_when_no_worker_can_be_had() {
     assert!(matches!(refusal, Err(Error::WorkerFailed(_))), "{refusal:?}");
 }
 
+/// Its proof is the first batch of each backend, and passes.
+#[tokio::test]
+async fn a_device_that_proves_itself_and_loses_batches_is_given_up_where_another_takes_its_place() {
+    let pool = Pool {
+        losses_max: Some(2),
+        ..Pool::new(Box::new(|_| sim(Faults { die_on_batch: Some(2), ..Faults::default() })))
+    };
+    let config = config(Limits::default());
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let error = engine.embed(call(1, &["a"])).await.unwrap_err();
+    assert!(matches!(error, Error::WorkerFailed(_)), "{error:?}");
+    // Known by the time that the first call hears of it.
+    assert!(engine.is_failing());
+    engine.failing().await;
+    let losses = engine.losses().unwrap();
+    assert!(losses.starts_with("lost 2 batches in a row (") && losses.contains("die"), "{losses}");
+    let lost = async |times| {
+        while engine.stats().worker_restarts < times {
+            tokio::task::yield_now().await;
+        }
+    };
+    lost(2).await;
+    assert!(matches!(engine.embed(call(1, &["b"])).await, Err(Error::WorkerFailed(_))));
+    assert_eq!(engine.stats().worker_restarts, 2, "nothing is tried there any more");
+
+    engine.keep_trying();
+    assert_eq!((engine.is_failing(), engine.losses()), (false, None));
+    assert!(matches!(engine.embed(call(1, &["c"])).await, Err(Error::WorkerFailed(_))));
+    lost(4).await;
+}
+
+#[tokio::test]
+async fn losses_with_a_batch_in_between_give_nobody_up() {
+    let pool = Pool {
+        losses_max: Some(2),
+        ..Pool::new(Box::new(|_| sim(Faults { die_on_batch: Some(3), ..Faults::default() })))
+    };
+    let config = config(Limits::default());
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    for text in ["a", "b", "c", "d", "e", "f"] {
+        assert_eq!(engine.embed(call(1, &[text])).await.unwrap().vectors, expected(text));
+    }
+    assert!(engine.stats().worker_restarts >= 3 && !engine.is_failing());
+}
+
 #[tokio::test]
 async fn a_worker_that_was_lost_while_idle_is_replaced_before_it_is_needed() {
     let (made, replaced) = std::sync::mpsc::channel();

@@ -137,6 +137,19 @@ async fn a_failed_batch_is_tried_again_on_another_device() {
     }
 }
 
+/// Not an eighth of the batch fits the device.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_fit_a_device_is_computed_by_another() {
+    let faults = Faults { oom_above_rows: Some(1), ..Faults::default() };
+    let device = Pool::new(Box::new(move |_| named("device", 0, faults.clone())));
+    let engine = mixed(vec![device, pool("cpu", 10_000_000)]);
+    let texts: Vec<_> = "abcdefghijklmnopqrstuvwxyz".split_inclusive(|_| true).collect();
+    let reply = engine.embed(call(1, &texts)).await.unwrap();
+    assert_eq!(reply.vectors, texts.iter().flat_map(|text| expected(text)).collect::<Vec<_>>());
+    assert!(reply.provider.contains("cpu"), "{}", reply.provider);
+    assert_eq!(engine.stats().worker_restarts, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_batch_is_tried_again_by_another_kind_of_device() {
     // Each worker on a device of its own, as endpoints of a fleet are.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
-use super::super::{Place, Shared, Worker};
+use super::super::{Shared, Worker};
 use crate::admission::Admission;
-use crate::backend::{Backend, BackendFactory};
+use crate::backend::{Backend, BackendError};
 use crate::batch::Batch;
 use crate::call::{Reply, Truncate};
 use crate::config::{BatchLayout, BatchLimits, Limits, ModelShape, Pool};
@@ -16,9 +16,10 @@ use crate::job::Job;
 use crate::prepare::{Chunk, Preparer};
 use crate::proof::load;
 use crate::roster::{Loaded, Roster};
+use crate::routing::BatchCost;
 use crate::scheduler::Scheduler;
 use crate::sim::{Faults, SimBackend};
-use crate::start::{CANARY, probe, reserved};
+use crate::start::{CANARY, places, probe, reserved};
 use crate::tokenizer::Tokenizer;
 
 pub const DIMENSIONS: usize = 4;
@@ -74,9 +75,9 @@ impl Random {
 
 impl World {
     /// An engine without workers yet, which are made of what is returned.
-    pub fn new(seed: u64, tokenizer: &Tokenizer, factory: BackendFactory) -> (Self, Arc<Shared>) {
+    pub fn new(seed: u64, tokenizer: &Tokenizer, backend: Make) -> (Self, Arc<Shared>) {
         let mut random = Random(seed);
-        let (shared, limits) = shared(&mut random, factory);
+        let (shared, limits) = shared(&mut random, backend);
         let scheduler = Arc::clone(&shared.scheduler);
         let world = Self {
             random,
@@ -140,8 +141,11 @@ fn alone(ids: &[i32]) -> Vec<f32> {
     vector
 }
 
+/// Makes the backend of a worker.
+type Make = fn(usize) -> Result<Box<dyn Backend>, BackendError>;
+
 /// What the workers of a history share, and the bounds on its calls.
-fn shared(random: &mut Random, factory: BackendFactory) -> (Shared, Limits) {
+fn shared(random: &mut Random, backend: Make) -> (Shared, Limits) {
     let limits = Limits {
         queue_tokens_max: random.of(&[300, 3_000]),
         quota_tokens: random.of(&[200, 2_000]),
@@ -149,21 +153,10 @@ fn shared(random: &mut Random, factory: BackendFactory) -> (Shared, Limits) {
         bulk_wait_us_max: random.of(&[0, 100, 10_000]),
         ..Limits::default()
     };
-    let batch = BatchLimits {
-        layout: random.of(&[BatchLayout::Padded, BatchLayout::Packed]),
-        tokens_max: random.of(&[32, 128]),
-        rows_max: random.of(&[2, 8]),
-        ..BatchLimits::default()
-    };
     let (normalized, matryoshka) = (true, Vec::new());
     let max_input_tokens = INPUT_MAX;
     let model = ModelShape { dimensions: DIMENSIONS, max_input_tokens, normalized, matryoshka };
-    let workers = random.of(&[1, 2, 3]);
-    let holds_device = random.one_in(2);
-    // One pool: with two the times that batches really take would choose between them.
-    let reserved = random.of(&[0, 1]);
-    let pool = Pool { workers, reserved, batch, holds_device, ..Pool::new(factory) };
-    let pools = vec![pool];
+    let pools: Vec<Pool> = (0..random.of(&[1, 2])).map(|_| pool(random, backend)).collect();
     let roster = Roster::new(&pools, &model);
     let scheduler =
         Arc::new(Scheduler::new(&limits, Duration::from_secs(3600), roster, Arc::default()));
@@ -171,12 +164,32 @@ fn shared(random: &mut Random, factory: BackendFactory) -> (Shared, Limits) {
     (Shared { scheduler, pools, model, probe, backoff: Duration::ZERO }, limits)
 }
 
+/// Workers of one kind, whose batches are known to cost something or other, or will be.
+fn pool(random: &mut Random, backend: Make) -> Pool {
+    let batch = BatchLimits {
+        layout: random.of(&[BatchLayout::Padded, BatchLayout::Packed]),
+        tokens_max: random.of(&[32, 128]),
+        rows_max: random.of(&[2, 8]),
+        ..BatchLimits::default()
+    };
+    let known = random.of(&[None, Some(10), Some(1_000)]);
+    Pool {
+        workers: random.of(&[1, 2, 3]),
+        reserved: random.of(&[0, 1]),
+        batch,
+        holds_device: random.one_in(2),
+        losses_max: random.of(&[None, Some(2)]),
+        costs: known.map(|us| BatchCost { tokens: 16, us }).into_iter().collect(),
+        ..Pool::new(Box::new(backend))
+    }
+}
+
 /// The workers of an engine, all loaded but those that are reserved.
 pub fn workers(shared: &Arc<Shared>) -> Vec<Worker> {
-    let place = |index| Place { index, pool: 0, number: index };
     let worker = |place| Worker::new(place, Arc::clone(shared), load(place, shared).unwrap());
-    let mut workers: Vec<Worker> = (0..shared.pools[0].workers).map(place).map(worker).collect();
-    let loaded = workers.iter().map(|worker| (0, Loaded::of(worker.backend.as_ref())));
+    let mut workers: Vec<Worker> = places(&shared.pools).into_iter().map(worker).collect();
+    let loaded =
+        workers.iter().map(|worker| (worker.place.pool, Loaded::of(worker.backend.as_ref())));
     shared.scheduler.add_workers(loaded.collect());
     let like = workers[0].description.clone();
     let reserve = |place| Worker::reserved(place, Arc::clone(shared), like.clone());

@@ -89,7 +89,9 @@ fn life(page: &mut Page) {
     page.section("WATCHDOG").paragraph(&format!(
         "The service manager is told that all is well only after a short text was embedded, which \
          takes the way of all others from time to time; or while there is nothing to embed with: the \
-         level is none, or its model is not there, not loaded yet or unloaded. After {} of silence the \
+         level is none, or its model is not there, not loaded yet or unloaded; or while a batch that it \
+         waits for takes no longer than `batch_timeout_s` allows, as a worker that hangs is replaced \
+         then. After {} of silence the \
          service is ended and started again. A start may take {}; the service asks for more by itself, \
          as much as `load_timeout_s` allows each provider that is tried.",
         seconds("WatchdogSec"),

@@ -1,0 +1,57 @@
+//! Which workers are given up: those that can't be loaded, and those that can and lose what they compute.
+
+use super::{Roster, Worker};
+use crate::backend::BackendError;
+
+/// Failed loads in a row of every worker of a pool after which nobody waits for them.
+const LOAD_FAILURES_MAX: u32 = 3;
+
+impl Roster {
+    /// Whether a worker has a backend that computes, or soon will again.
+    pub(super) fn can_be_had(&self, worker: &Worker) -> bool {
+        worker.load_failures < LOAD_FAILURES_MAX && !self.loses(worker)
+    }
+
+    /// Whether a worker has lost so many batches in a row that its proofs count no more.
+    fn loses(&self, worker: &Worker) -> bool {
+        self.pools[worker.pool].losses_max.is_some_and(|max| worker.losses >= max)
+    }
+
+    /// A worker was lost with a batch.
+    pub fn lost_batch(&mut self, worker: usize, error: &BackendError) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.losses += 1;
+            worker.status.last_error = Some(error.to_string());
+        }
+    }
+
+    /// The workers of the pool that was asked for.
+    fn asked_for(&self) -> impl Iterator<Item = &Worker> {
+        self.ordinary().filter(|worker| worker.pool == 0)
+    }
+
+    /// Whether all workers of the pool that was asked for are given up.
+    pub fn is_hopeless(&self) -> bool {
+        let mut first = self.asked_for().peekable();
+        first.peek().is_some() && first.all(|worker| !self.can_be_had(worker))
+    }
+
+    /// What the workers of the pool that was asked for are given up for, if it is that they lose batches.
+    pub fn losses(&self) -> Option<String> {
+        let worker = self.asked_for().find(|worker| self.loses(worker))?;
+        let error = worker.status.last_error.clone().unwrap_or_default();
+        self.is_hopeless().then(|| format!("lost {} batches in a row ({error})", worker.losses))
+    }
+
+    /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
+    pub fn keep_trying(&mut self) {
+        self.pools.iter_mut().for_each(|pool| pool.losses_max = None);
+    }
+
+    /// Why nobody computes any more, if that is so.
+    pub fn refusal(&self) -> Option<BackendError> {
+        let first = self.workers.first()?;
+        let given_up = self.ordinary().all(|worker| !self.can_be_had(worker));
+        given_up.then(|| BackendError::Lost(first.status.last_error.clone().unwrap_or_default()))
+    }
+}
