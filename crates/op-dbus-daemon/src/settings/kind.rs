@@ -74,6 +74,16 @@ pub enum Kind {
     },
 }
 
+/// A whole number.
+pub const fn count(min: u64, max: u64) -> Kind {
+    Kind::Count { min, max, word: None }
+}
+
+/// The same, or a word.
+pub const fn count_or(word: &'static str, min: u64, max: u64) -> Kind {
+    Kind::Count { min, max, word: Some(word) }
+}
+
 impl Kind {
     /// What is accepted, for people; Markdown code marks around what can be typed.
     pub fn accepted(&self) -> String {

@@ -4,20 +4,12 @@
 use super::choices::{
     ARENAS, AUTO_ON_OFF, CPU_ENGINES, CPU_ISAS, FALLBACKS, LEVELS, OFFLOAD, PRECISIONS, PROVIDERS,
 };
-use super::kind::Kind;
+use super::kind::{Kind, count, count_or};
 use super::row::{Group, Row, Scope};
 
 /// The row of a key.
 pub fn row(key: &str) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.key == key)
-}
-
-const fn count(min: u64, max: u64) -> Kind {
-    Kind::Count { min, max, word: None }
-}
-
-const fn count_or(word: &'static str, min: u64, max: u64) -> Kind {
-    Kind::Count { min, max, word: Some(word) }
 }
 
 /// All settings, in the order in which they are shown.
