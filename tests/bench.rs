@@ -5,7 +5,7 @@ use tokio::process::Command;
 
 use crate::harness::Outcome;
 use crate::harness::command::{clean, finish};
-use crate::harness::needs::op_dbus;
+use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::tests;
 
 tests! {
@@ -13,6 +13,7 @@ tests! {
     bench_tells_what_each_way_to_the_engine_costs: [Bus],
     bench_compares_variants_and_their_vectors: [],
     bench_refuses_what_it_cannot_compare: [],
+    bench_tells_a_devices_peak_and_the_times_of_its_clients: [Low, Ggml],
     bench_can_be_driven: [],
 }
 
@@ -48,6 +49,8 @@ async fn bench_tells_every_figure_of_both_places() -> Outcome {
         };
         assert_eq!(of("latency").count(), 2, "15 tokens and the texts: {report}");
         assert_eq!(of("rate").count(), 2, "{report}");
+        let (_, _, figures) = of("clients").next().ok_or("clients are missing")?;
+        assert!(figures.contains(&"p99_us"), "{figures:?}");
         for measure in ["calls", "clients"] {
             let (_, _, figures) = of(measure).next().ok_or("a measurement is missing")?;
             for name in ["texts_per_s", "tokens_per_s", "padding"] {
@@ -93,6 +96,39 @@ async fn bench_compares_variants_and_their_vectors() -> Outcome {
     // The page for people has a line for each variant.
     let page = finish(bench(&words[1..]), "").await?.success()?;
     assert!(page.contains("64 tokens") && page.contains("512 tokens"), "{page}");
+    Ok(())
+}
+
+async fn bench_tells_a_devices_peak_and_the_times_of_its_clients() -> Outcome {
+    let mut command = bench(&["--json", "--peak", "--at", "engine", "--only", "clients"]);
+    command.args([
+        "--clients",
+        "1,8",
+        "--level",
+        "low",
+        "--provider",
+        "ggml",
+        "--precision",
+        "f32",
+    ]);
+    command.env_remove("OP_DBUS_CPU_ENGINE").env("OP_DBUS_MODEL_DIR", store().join("models"));
+    let folder = tempfile::tempdir()?;
+    command.env("OP_DBUS_CACHE_DIR", folder.path());
+    let report: Value = serde_json::from_str(&finish(command, "").await?.success()?)?;
+    assert!(report["peak"]["ggml f32"]["median"].as_f64() > Some(0.0), "{report}");
+    let lines = report["figures"].as_array().ok_or("no figures")?;
+    let clients: Vec<_> = lines.iter().map(|line| line["clients"].as_u64()).collect();
+    assert_eq!(clients, [Some(1), Some(8)]);
+    for line in lines {
+        let figure = |name: &str| line["figures"][name]["median"].as_f64();
+        let share = figure("share_of_peak").ok_or("no share of the peak")?;
+        assert!(share > 0.0, "{line}");
+        assert!(figure("p99_us") >= figure("p50_us"), "{line}");
+    }
+    for wrong in ["0", "65", "many"] {
+        let refused = finish(bench(&["--clients", wrong]), "").await?;
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    }
     Ok(())
 }
 

@@ -15,11 +15,14 @@ const HELP: &str = "\
 Usage: cargo xtask gpu [OPTIONS]
 
 Fetches a provider's library and the models, says what the machine has, and then measures, at each
-level, in f32 and in f16: how near the vectors are to the CPU's, texts per second with texts of 25
-tokens and of mixed lengths, how long one text takes alone and among others, and whether memory
-stays what it is. Where python3 has sentence-transformers and torch sees a GPU, it is measured with
-the same texts, in fp16. Prints a table, and writes all of it as JSON. Changes no setting of a card.
-Settings in the environment (OP_DBUS_…) reach op-dbus.
+level, in f32 and in f16: how near the vectors are to the CPU's, texts and tokens per second with
+texts of 25 tokens and of mixed lengths, what share that is of what the provider does with large
+matrices, how long one text takes with 1, 8 and 64 clients and at 50 % and 80 % of the rate, and
+whether memory stays what it is. Where python3 has sentence-transformers, it is measured with the
+same texts on the same device: in fp16 where torch sees a GPU, else, and for the providers cpu and
+ggml, in f32 on the CPU. Prints a table, and writes all of it as JSON; what can't be had is told
+there and ends nothing else. Changes no setting of a card. Settings in the environment (OP_DBUS_…)
+reach op-dbus.
 
 Options:
   --provider NAME    what is measured [default: cuda]
@@ -189,29 +192,35 @@ impl Bench<'_> {
 
     /// Everything about one level.
     fn level(&self, level: &str, folder: &Path) -> Value {
-        let found = ["f32", "f16"].map(|precision| (precision, self.precision(level, precision)));
+        let found = ["f32", "f16"].map(|precision| {
+            let quality = outcome(self.quality(level, precision));
+            (
+                precision,
+                json!({ "quality": quality, "speed": outcome(self.speed(level, precision)) }),
+            )
+        });
         let peer = self.peer(level);
         let memory =
             memory::plateau(self.measured(level, "f32", false), self.args.memory_s, folder);
         json!({
             "level": level,
-            "op-dbus": BTreeMap::from(found.map(|(name, found)| (name, outcome(found)))),
+            "op-dbus": BTreeMap::from(found),
             "sentence-transformers": outcome(peer),
             "memory": outcome(memory),
         })
     }
 
-    /// Vectors against the CPU's in f32, and speed.
-    fn precision(&self, level: &str, precision: &str) -> Result<Value, String> {
-        let effort = ["--rounds", &self.args.rounds, "--seconds", &self.args.seconds];
-        let quality = shell::read(self.measured(level, precision, true).args(effort))?;
-        let mut speed = self.measured(level, precision, false);
-        speed.args(effort);
-        speed.args(["--only", "calls,clients,latency", "--rate", "50%,80%"]);
-        let speed = shell::read(&mut speed)?;
-        let parsed = |text: &str| serde_json::from_str(text).map_err(|e| e.to_string());
-        let (quality, speed): (Value, Value) = (parsed(&quality)?, parsed(&speed)?);
-        Ok(json!({ "quality": quality["quality"], "figures": speed["figures"] }))
+    /// Vectors against the CPU's in f32.
+    fn quality(&self, level: &str, precision: &str) -> Result<Value, String> {
+        let mut report = answer(&mut self.measured(level, precision, true))?;
+        Ok(report["quality"].take())
+    }
+
+    fn speed(&self, level: &str, precision: &str) -> Result<Value, String> {
+        let mut bench = self.measured(level, precision, false);
+        bench.args(["--rounds", &self.args.rounds, "--seconds", &self.args.seconds, "--peak"]);
+        bench.args(["--only", "calls,clients", "--clients", "1,8,64", "--rate", "50%,80%"]);
+        answer(&mut bench)
     }
 
     /// `op-dbus bench` of a level in one precision; with `compared`, the CPU in f32 beside it, and
@@ -234,14 +243,27 @@ impl Bench<'_> {
         command
     }
 
-    /// sentence-transformers in fp16 on the same card with the same texts.
+    /// sentence-transformers on the same device with the same texts.
     fn peer(&self, level: &str) -> Result<Value, String> {
-        let script = shell::root().join("xtask/src/gpu/peer.py");
+        let on_the_cpu = ["cpu", "ggml"].contains(&&*self.args.provider);
         let mut python = program("python3", &[]);
-        python.arg(script).arg(self.args.store.join("models")).arg(level);
-        python.args(self.corpora.iter().map(|(_, path)| path));
-        serde_json::from_str(&shell::read(&mut python)?).map_err(|e| e.to_string())
+        python.arg(shell::root().join("xtask/src/gpu/peer.py"));
+        python.arg(if on_the_cpu { "cpu" } else { "any" });
+        python.arg(self.args.store.join("models")).arg(level);
+        answer(python.args(self.corpora.iter().map(|(_, path)| path)))
     }
+}
+
+/// The JSON object that a program prints; if it fails, what it said last.
+fn answer(command: &mut std::process::Command) -> Result<Value, String> {
+    let output = command.output().map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    eprint!("{said}");
+    if !output.status.success() {
+        let last = said.lines().rfind(|line| !line.trim().is_empty());
+        return Err(last.map_or_else(|| output.status.to_string(), str::to_owned));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
 }
 
 fn outcome(found: Result<Value, String>) -> Value {

@@ -94,3 +94,13 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
         _ => ort::load(spec),
     }
 }
+
+/// Loads what multiplies matrices of `side` × `side` where and in what the model of `spec` would be
+/// computed by ONNX Runtime, and nothing else: `count` times for a batch of `side` tokens, whose ids are
+/// below 64. Vectors have `side` dimensions.
+///
+/// # Errors
+/// What is to compute it can't be used.
+pub fn products(spec: &Spec, side: usize, count: usize) -> Result<Box<dyn Backend>, BackendError> {
+    ort::products(spec, side, count)
+}

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 pub use encoder::Encoder;
 pub use error::Error;
+pub use lower::products;
 
 /// Version of the compiler's output. A cached graph of another version is never loaded.
 pub const COMPILER_VERSION: u32 = 2;

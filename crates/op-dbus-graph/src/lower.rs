@@ -7,9 +7,12 @@ mod operators;
 mod padded;
 mod plain;
 mod pooling;
+mod products;
 
 use crate::encoder::Encoder;
 use crate::{Dialect, Error, Layout, Recipe};
+
+pub use products::products;
 
 /// Writes `encoder` for the target of `recipe`.
 ///

@@ -169,6 +169,17 @@ pub fn run(args: Args) -> ExitCode {
 /// for measuring what the way to another process costs. Binds the calling thread to its CPUs, and
 /// confines nobody.
 pub fn in_process(command: &Command) -> Result<Box<dyn Backend>, BackendError> {
+    let args = read(command)?;
+    pin(&args.cpu_list);
+    load(&args)
+}
+
+/// What the worker process of this command line would load, of one that computes on a device.
+pub fn spec_of(command: &Command) -> Result<Spec, BackendError> {
+    Ok(spec(&read(command)?, backend::CpuEngine::Ort))
+}
+
+fn read(command: &Command) -> Result<Args, BackendError> {
     /// The options alone.
     #[derive(Parser)]
     struct Line {
@@ -176,9 +187,7 @@ pub fn in_process(command: &Command) -> Result<Box<dyn Backend>, BackendError> {
         args: Args,
     }
     let line = Line::try_parse_from(command.get_args());
-    let Line { args } = line.map_err(|error| BackendError::Failed(error.to_string()))?;
-    pin(&args.cpu_list);
-    load(&args)
+    line.map(|line| line.args).map_err(|error| BackendError::Failed(error.to_string()))
 }
 
 /// Has this thread, and the threads it will start, give way to whoever has little to do: on CPUs that all

@@ -12,22 +12,11 @@ use super::{Precision, Spec, failure, model};
 
 /// Loads the library and a session of the model.
 pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
-    let halves = match spec.precision {
-        None | Some(Precision::F32) => false,
-        Some(Precision::F16) => true,
-        Some(Precision::Bf16 | Precision::Int8) => {
-            let message = "precision is neither f32 nor f16, which is all that ONNX Runtime \
-                           computes in here; set precision to auto, or cpu_engine to native";
-            return Err(failure::unavailable(message.to_owned()));
-        }
-    };
+    let precision = precision(spec)?;
     let model = model::get(spec)?;
     let graph = match model::family(&model) {
-        Some(family) => {
-            let precision = if halves { Computed::F16 } else { Computed::F32 };
-            Graph::Compiled(compiled(&model, (family, precision), spec)?)
-        }
-        None if halves => {
+        Some(family) => Graph::Compiled(compiled(&model, (family, precision), spec)?),
+        None if precision == Computed::F16 => {
             return Err(failure::unavailable(format!(
                 "precision is f16, and {} is an ONNX graph, which is computed as it is; set \
                  precision to auto",
@@ -36,28 +25,62 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
         }
         None => own(&model)?,
     };
+    let buckets = Buckets {
+        tokens_max: spec.batch_tokens_max,
+        attention_max: BatchLimits::default().attention_max,
+        rows_max: spec.batch_rows_max,
+        length_max: model.max_input_tokens,
+    };
+    session(spec, (graph, precision), (buckets, model.dimensions))
+}
+
+/// As [`load`], of a graph that multiplies and does nothing else.
+pub fn products(spec: &Spec, side: usize, count: usize) -> Result<Box<dyn Backend>, BackendError> {
+    let precision = precision(spec)?;
+    let graph = op_dbus_graph::products(side, count, precision);
+    let graph = graph.map_err(|error| BackendError::Failed(error.to_string()))?;
+    // Batches are computed as they are.
+    let buckets = Buckets { tokens_max: 0, attention_max: 0, rows_max: 0, length_max: 0 };
+    session(spec, (Graph::Compiled(graph), precision), (buckets, side))
+}
+
+fn precision(spec: &Spec) -> Result<Computed, BackendError> {
+    match spec.precision {
+        None | Some(Precision::F32) => Ok(Computed::F32),
+        Some(Precision::F16) => Ok(Computed::F16),
+        Some(Precision::Bf16 | Precision::Int8) => {
+            let message = "precision is neither f32 nor f16, which is all that ONNX Runtime \
+                           computes in here; set precision to auto, or cpu_engine to native";
+            Err(failure::unavailable(message.to_owned()))
+        }
+    }
+}
+
+fn session(
+    spec: &Spec,
+    (graph, precision): (Graph, Computed),
+    (buckets, dimensions): (Buckets, usize),
+) -> Result<Box<dyn Backend>, BackendError> {
     let accelerator = (spec.provider != super::CPU).then(|| Accelerator {
         provider: spec.provider.clone(),
         library: spec.provider_library.clone(),
         device: spec.device,
         options: spec.provider_options.clone(),
     });
-    let options = Options {
+    let precision = match precision {
+        Computed::F32 => "f32",
+        Computed::F16 => "f16",
+    };
+    Ok(Box::new(OrtBackend::load(Options {
         runtime: spec.runtime.clone(),
         threads: spec.threads,
         accelerator,
         graph,
-        precision: if halves { "f16" } else { "f32" },
-        buckets: Buckets {
-            tokens_max: spec.batch_tokens_max,
-            attention_max: BatchLimits::default().attention_max,
-            rows_max: spec.batch_rows_max,
-            length_max: model.max_input_tokens,
-        },
+        precision,
+        buckets,
         io_binding: spec.io_binding,
-        dimensions: model.dimensions,
-    };
-    Ok(Box::new(OrtBackend::load(options)?))
+        dimensions,
+    })?))
 }
 
 /// Providers that have kernels for ONNX Runtime's own operators, in the forms that are written.

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::tiny::{self, HIDDEN, POSITIONS, Tiny};
 use crate::onnx::{self, Model};
-use crate::{Dialect, Error, Family, Pooling};
+use crate::{Dialect, Error, Family, Pooling, Precision};
 
 fn graph(model: &Tiny) -> onnx::Graph {
     Model::decode(&*model.compile().unwrap()).unwrap().graph.unwrap()
@@ -69,6 +69,27 @@ fn the_ports_are_the_fixed_ones() {
         assert_eq!(info.outputs[0].shape, Some(vec![None, Some(HIDDEN as u64)]));
         assert!(!info.has_external_data);
     }
+}
+
+#[test]
+fn products_have_the_ports_of_an_encoder_and_nothing_to_do_but_multiply() {
+    for precision in [Precision::F32, Precision::F16] {
+        let onnx = crate::products(128, 3, precision).unwrap();
+        let info = crate::inspect::inspect(&onnx).unwrap();
+        let names: Vec<&str> = info.inputs.iter().map(|input| &*input.name).collect();
+        assert_eq!(names, ["input_ids", "lengths"]);
+        assert_eq!(info.outputs[0].shape, Some(vec![None, Some(128)]));
+        let graph = Model::decode(&*onnx).unwrap().graph.unwrap();
+        let count = |operator| graph.node.iter().filter(|node| node.op_type == operator).count();
+        assert_eq!(count("MatMul"), 3);
+        let weight = graph.initializer.iter().find(|tensor| tensor.name == "weight").unwrap();
+        assert_eq!(weight.dims, [128, 128]);
+    }
+    // A row of the product is about as long as what was multiplied.
+    let graph = Model::decode(&*crate::products(128, 1, Precision::F32).unwrap()).unwrap();
+    let weight = values(&graph.graph.unwrap(), "weight");
+    let square = weight.iter().map(|value| value * value).sum::<f32>() / 128.0;
+    assert!((0.9..1.1).contains(&square), "{square}");
 }
 
 #[test]

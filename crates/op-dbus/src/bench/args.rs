@@ -14,13 +14,14 @@ const ABOUT: &str = "\
 What is measured, on each text collection in turn:
   latency   one text at a time, by one client: a text of 15 tokens, then the collection's own
   calls     as many texts as go through, 1,000 a call, by one client
-  clients   the same, by 64 clients with one text a call each
+  clients   the same, by 64 clients (--clients) with one text a call each, and how long each call takes
   lanes     with --only lanes: 1,024 texts a call by one client, and one text a call by 8 clients, in
             the engine, over the bus and past it, with vectors in the reply and in a memfd: what is
             over the engine's own time, and what of each call's time was not the engine's
   --rate    one text a call, arriving at random at this rate whether or not the last is answered;
             the time counts from when a text was due, so a queue shows
-  --peak    what the CPU can do at most, by loops that never leave its registers
+  --peak    what the CPU can do at most, by loops that never leave its registers; what another
+            provider can, by products of large matrices
   --quality how far each precision's vectors are from those of f32
 
 Everything that is compared is measured in turn, round after round, so that a machine that slows
@@ -58,10 +59,14 @@ pub struct Args {
     /// Measure these alone
     #[arg(long, value_name = "WHAT,…", value_delimiter = ',', help_heading = "Measure")]
     pub only: Vec<What>,
+    /// Clients with one text a call, 64 at most
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [64])]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=64), help_heading = "Measure")]
+    pub clients: Vec<u16>,
     /// Texts per second that arrive, or percent (`80%`) of what the engine does
     #[arg(long, value_name = "RATE,…", value_delimiter = ',', help_heading = "Measure")]
     pub rate: Vec<Rate>,
-    /// Measure the CPU's own peak, and each engine's share of it
+    /// Measure the peak of what computes, and each engine's share of it
     #[arg(long, help_heading = "Measure")]
     pub peak: bool,
     /// Compare vectors with f32; with a file (text, text, score; tabs between) also the order of
@@ -140,7 +145,7 @@ pub enum What {
     Latency,
     /// 1,000 texts a call
     Calls,
-    /// 64 clients with one text a call
+    /// Many clients with one text a call
     Clients,
     /// What each way to the engine costs beside it
     Lanes,

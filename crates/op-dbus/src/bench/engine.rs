@@ -1,11 +1,12 @@
 //! The engine in this process, with the backends that the daemon's workers would have: what there
 //! is to gain, without a service, a bus or another process in the way.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use op_dbus_daemon::service::{self, Spawner, WorkerProgram};
-use op_dbus_daemon::settings::Loaded;
+use op_dbus_daemon::settings::{Loaded, Provider};
+use op_dbus_embedder::backend::Spec;
 
 use super::client::{Client, Tokens};
 use super::variant::{Facts, providers};
@@ -20,21 +21,28 @@ pub struct Local {
     service: service::Service,
     served: Arc<service::Served>,
     uid: u32,
+    device: Arc<OnceLock<Spec>>,
 }
 
 impl Local {
     /// Loads the model and starts the workers.
     pub async fn start(loaded: Loaded) -> Result<Self, Failure> {
-        let means = service::Means { spawner: spawner(), devices: None };
+        let device = Arc::default();
+        let means = service::Means { spawner: spawner(&device), devices: None };
         let service = service::Service::new(loaded, means, None);
         service.start().await;
         let served = service.serving(None, None).await;
         let served = served.map_err(|error| Failure::not_configured(error.to_string()))?;
-        Ok(Self { service, served, uid: nix::unistd::getuid().as_raw() })
+        Ok(Self { service, served, uid: nix::unistd::getuid().as_raw(), device })
     }
 
     pub fn client(&self) -> Client {
         Client::Engine { served: self.served.clone(), uid: self.uid }
+    }
+
+    /// What a worker computes with that does so on a device other than the CPU, if there is one.
+    pub fn device(&self) -> Option<Spec> {
+        self.device.get().cloned()
     }
 
     /// Tokens of each text before truncation.
@@ -74,10 +82,16 @@ impl Local {
     }
 }
 
-/// Backends in this process, each on the thread that owns it.
-fn spawner() -> Spawner {
-    Arc::new(|blueprint, settings| {
+/// Backends in this process, each on the thread that owns it. The first that computes on a device is
+/// kept in `device`.
+fn spawner(device: &Arc<OnceLock<Spec>>) -> Spawner {
+    let device = device.clone();
+    Arc::new(move |blueprint, settings| {
         let commands = WorkerProgram::this().commands(blueprint, settings);
+        if !matches!(blueprint.host.provider, Provider::Cpu | Provider::Remote) {
+            // What can't be read is told when it is loaded.
+            worker::spec_of(&commands(0)).into_iter().for_each(|spec| drop(device.set(spec)));
+        }
         Box::new(move |number| worker::in_process(&commands(number)))
     })
 }

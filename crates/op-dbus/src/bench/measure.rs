@@ -39,24 +39,29 @@ pub async fn latency(
     Ok(times)
 }
 
-/// How long `calls` calls of `size` texts take altogether, shared by the clients.
+/// How long `calls` calls of `size` texts take altogether, shared by the clients, and how long each took:
+/// the latter in microseconds, ascending.
 pub async fn throughput(
     clients: &[Client],
     corpus: &Corpus,
     (size, calls): (usize, usize),
-) -> Result<Duration, Failure> {
-    let next = Cell::new(0);
+) -> Result<(Duration, Vec<f64>), Failure> {
+    let (next, times) = (Cell::new(0), RefCell::new(Vec::with_capacity(calls)));
     let start = Instant::now();
     try_join_all(clients.iter().map(|client| async {
         while let Some(call) = take(&next, calls) {
             let texts: Vec<&str> =
                 corpus.call(call, size).map(|index| corpus.texts[index].as_str()).collect();
+            let sent = Instant::now();
             client.embed(&texts).await?;
+            times.borrow_mut().push(sent.elapsed().as_secs_f64() * 1e6);
         }
         Ok::<_, Failure>(())
     }))
     .await?;
-    Ok(start.elapsed())
+    let (took, mut times) = (start.elapsed(), times.into_inner());
+    times.sort_by(f64::total_cmp);
+    Ok((took, times))
 }
 
 /// Times of `calls` calls of `size` texts, shared by the clients, and what of each was not the

@@ -1,8 +1,10 @@
-//! What the CPU can do at most, and what a model has to do for a text.
+//! What the CPU and other devices can do at most, and what a model has to do for a text.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use op_dbus_embedder::backend::{self, Spec};
+use op_dbus_engine::{Backend, BackendError, Batch};
 use op_dbus_native::{Isa, Precision, peak};
 use serde_json::Value;
 
@@ -16,6 +18,65 @@ pub fn measure(precision: &str) -> Option<f64> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let precision = precision.parse::<Precision>().ok()?;
     Some(peak::measure(Isa::best(), precision, threads, TIME))
+}
+
+/// Matrices that a device multiplies: as large as it does so fast, at most of the larger size.
+const SIDES: (usize, usize) = (512, 8192);
+/// Products of one batch: so many that its way to the device and back does not count.
+const PRODUCTS: usize = 16;
+/// A batch that takes this long keeps a device busy.
+const BUSY: Duration = Duration::from_millis(20);
+/// Tokens of one row.
+const ROW: usize = 128;
+/// Batches of one measurement.
+const BATCHES: usize = 5;
+
+/// Large products on a device, by the same provider with the same options as a worker's model.
+pub struct Products {
+    backend: Box<dyn Backend>,
+    side: usize,
+}
+
+impl Products {
+    /// As large as keep the device of `spec` busy; `None`, with a word on standard error, where it fails.
+    pub fn on(spec: &Spec) -> Option<Self> {
+        let made = Self::busy(spec);
+        made.inspect_err(|error| eprintln!("op-dbus bench: no peak of {}: {error}", spec.provider))
+            .ok()
+    }
+
+    fn busy(spec: &Spec) -> Result<Self, BackendError> {
+        let (mut side, most) = SIDES;
+        loop {
+            let backend = backend::products(spec, side, PRODUCTS)?;
+            let mut products = Self { backend, side };
+            // The first batch prepares what later ones find.
+            products.once()?;
+            if products.once()? >= BUSY || side == most {
+                return Ok(products);
+            }
+            side *= 2;
+        }
+    }
+
+    /// Operations per second, two for each multiplication with addition: the median of some batches.
+    pub fn measure(&mut self) -> Option<f64> {
+        let times: Result<Vec<_>, _> = (0..BATCHES).map(|_| self.once()).collect();
+        let mut times = times.inspect_err(|error| eprintln!("op-dbus bench: {error}")).ok()?;
+        times.sort_unstable();
+        let side = self.side as f64;
+        Some(2.0 * side.powi(3) * PRODUCTS as f64 / times[BATCHES / 2].as_secs_f64())
+    }
+
+    /// How long one batch takes.
+    fn once(&mut self) -> Result<Duration, BackendError> {
+        let ids: Vec<i32> = (1..64).cycle().take(self.side).collect();
+        let lengths = vec![ROW as i32; self.side / ROW];
+        let mut out = vec![0.0; lengths.len() * self.side];
+        let start = Instant::now();
+        self.backend.run(&Batch { ids: &ids, lengths: &lengths }, &mut out)?;
+        Ok(start.elapsed())
+    }
 }
 
 /// What a model computes for a text.

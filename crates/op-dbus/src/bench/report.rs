@@ -22,7 +22,8 @@ pub struct Report {
     pub rounds: u32,
     pub seconds: f64,
     pub collections: Vec<Texts>,
-    /// Operations per second that the CPU can do, by precision.
+    /// Operations per second that the CPU can do, by precision, and another provider, by its name and the
+    /// precision.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub peak: BTreeMap<String, Spread>,
     pub figures: Vec<Line>,
@@ -51,6 +52,9 @@ pub struct Line {
     /// The rate that was asked for, as it was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<String>,
+    /// Clients of the measurement `clients`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clients: Option<usize>,
     pub place: Place,
     /// A few words for the variant.
     pub label: String,
@@ -77,7 +81,7 @@ impl Measure {
             Self::Ping => "ping",
             Self::Latency => "latency",
             Self::Calls => "calls",
-            Self::Clients => "clients",
+            Self::Clients(_) => "clients",
             Self::LaneCalls => "lane calls",
             Self::LaneClients => "lane clients",
             Self::Rate(_) => "rate",
@@ -88,6 +92,13 @@ impl Measure {
         match self {
             Self::Rate(Rate::Texts(rate)) => Some(format!("{rate}")),
             Self::Rate(Rate::Percent(percent)) => Some(format!("{percent}%")),
+            _ => None,
+        }
+    }
+
+    const fn clients(self) -> Option<usize> {
+        match self {
+            Self::Clients(clients) => Some(clients),
             _ => None,
         }
     }
@@ -187,6 +198,7 @@ fn line(row: &Row, results: &Results, stage: &Stage, facts: &[&Facts]) -> Line {
         collection: results.collections[row.collection].corpus.name.clone(),
         measure: row.measure.name(),
         rate: row.measure.rate(),
+        clients: row.measure.clients(),
         place: target.place,
         label: target.facts.label(facts),
         facts: target.facts.clone(),

@@ -10,10 +10,10 @@ use super::collection::{Collection, collections};
 use super::corpus::Corpus;
 use super::measure::{Probe, beside, latency, throughput};
 use super::open;
-use super::peak;
+use super::peak::{self, Products};
 use super::spread::percentile;
-use super::stage::{CLIENTS, Stage, Target};
-use super::variant::Place;
+use super::stage::{Stage, Target};
+use super::variant::{Facts, Place};
 use crate::cli::Failure;
 
 /// Texts of one call when as many are to go through as can.
@@ -25,7 +25,7 @@ const LANE_TEXTS: usize = 1024;
 const LANE_CLIENTS: usize = 8;
 /// Calls of such a measurement at least.
 const LANE_CALLS_MIN: usize = 5;
-/// Texts of each client at least when there are many.
+/// Texts of each client at least.
 const CLIENT_TEXTS_MIN: usize = 2;
 
 /// One thing that is measured.
@@ -37,8 +37,8 @@ pub enum Measure {
     Latency,
     /// Many texts a call.
     Calls,
-    /// Many clients with one text a call.
-    Clients,
+    /// So many clients with one text a call.
+    Clients(usize),
     /// Large calls, and what each way to the engine costs beside it.
     LaneCalls,
     /// The same of a few clients with one text a call.
@@ -70,7 +70,8 @@ pub struct Row {
 pub struct Results {
     pub collections: Vec<Collection>,
     pub rows: Vec<Row>,
-    /// Operations per second that the CPU can do, by precision, one beside each throughput.
+    /// Operations per second that the CPU, or another provider, can do, by precision, one beside each
+    /// throughput.
     pub peaks: BTreeMap<String, Vec<f64>>,
 }
 
@@ -108,7 +109,8 @@ pub async fn run(
     }
     progress.set_length(rows.len() as u64 * u64::from(plan.rounds));
     let peaks = args.peak.then(BTreeMap::new);
-    let mut bench = Bench { stage, collections: &collections, plan, rows, peaks };
+    let products = BTreeMap::new();
+    let mut bench = Bench { stage, collections: &collections, plan, rows, peaks, products };
     for round in 0..plan.rounds {
         for number in bench.order(round) {
             progress.inc(1);
@@ -133,12 +135,10 @@ async fn rows_of(
             [Measure::Ping, Measure::Latency].into_iter().filter(|_| wanted(What::Latency)),
         );
     } else {
-        let all = [
-            (Measure::Latency, What::Latency),
-            (Measure::Calls, What::Calls),
-            (Measure::Clients, What::Clients),
-        ];
+        let all = [(Measure::Latency, What::Latency), (Measure::Calls, What::Calls)];
         measures.extend(all.into_iter().filter_map(|(m, what)| wanted(what).then_some(m)));
+        let clients = args.clients.iter().map(|clients| Measure::Clients(usize::from(*clients)));
+        measures.extend(clients.filter(|_| wanted(What::Clients)));
         if args.only.contains(&What::Lanes) {
             measures.extend([Measure::LaneCalls, Measure::LaneClients]);
         }
@@ -192,7 +192,7 @@ impl Speed {
         let enough = plan.target.as_secs_f64() / 5.0;
         let mut size = 8;
         loop {
-            let took = throughput(client, corpus, (size, 1)).await?.as_secs_f64();
+            let took = throughput(client, corpus, (size, 1)).await?.0.as_secs_f64();
             if took >= enough || size >= CALL_TEXTS {
                 return Ok(Self { texts_per_s: size as f64 / took, call_s });
             }
@@ -212,7 +212,11 @@ impl Speed {
                 let size = texts.clamp(1, CALL_TEXTS);
                 (size, texts.div_ceil(size).max(1))
             }
-            Measure::Clients => (1, texts.max(CLIENT_TEXTS_MIN * CLIENTS)),
+            Measure::Clients(clients) => {
+                // Few clients wait for their answers, and many for each other.
+                let texts = texts.min((clients as f64 * time / self.call_s).ceil() as usize);
+                (1, texts.max(CLIENT_TEXTS_MIN * clients).max(least))
+            }
             Measure::LaneCalls => (LANE_TEXTS, (texts / LANE_TEXTS).max(LANE_CALLS_MIN)),
             Measure::LaneClients => (1, texts.max(LANE_CALLS_MIN * LANE_CLIENTS)),
             Measure::Rate(_) => (1, 0),
@@ -228,6 +232,8 @@ struct Bench<'a> {
     rows: Vec<Row>,
     /// `None` when nobody asked for them.
     peaks: Option<BTreeMap<String, Vec<f64>>>,
+    /// What measures the peak of a target's device; nothing where that failed.
+    products: BTreeMap<usize, Option<Products>>,
 }
 
 impl Bench<'_> {
@@ -248,24 +254,28 @@ impl Bench<'_> {
     }
 
     async fn row(&mut self, number: usize, round: u32) -> Result<(), Failure> {
+        let before = self.peak(number);
         let row = &self.rows[number];
         let target = &self.stage.targets[row.target];
-        let before = self.peak(row);
         let mut figures = match row.measure {
             Measure::Ping => self.latency(row, target, Probe::Ping).await?,
             Measure::Latency => self.latency(row, target, Probe::Text).await?,
             Measure::Calls => self.throughput(row, target, 1).await?,
-            Measure::Clients => self.throughput(row, target, CLIENTS).await?,
+            Measure::Clients(clients) => self.throughput(row, target, clients).await?,
             Measure::LaneCalls => self.lane(row, target, 1).await?,
             Measure::LaneClients => self.lane(row, target, LANE_CLIENTS).await?,
             Measure::Rate(rate) => self.open(row, target, (rate, round)).await?,
         };
-        let around = before.and_then(|before| Some((before + self.peak(row)?) / 2.0));
+        let around = before.and_then(|before| Some((before + self.peak(number)?) / 2.0));
         let operations = figures.get("operations_per_s").copied();
         if let Some((peak, operations)) = around.zip(operations) {
             figures.insert("share_of_peak", operations / peak);
-            let precision = target.facts.precision.clone();
-            self.peaks.get_or_insert_default().entry(precision).or_default().push(peak);
+            let Facts { provider, precision, .. } = &target.facts;
+            let of = match &target.device {
+                Some(_) => format!("{provider} {precision}"),
+                None => precision.clone(),
+            };
+            self.peaks.get_or_insert_default().entry(of).or_default().push(peak);
         }
         self.rows[number].rounds.push(figures);
         Ok(())
@@ -273,12 +283,16 @@ impl Bench<'_> {
 
     /// The peak now, where `row` can have a share of it. It is measured before and after each
     /// throughput: neighbours on the same hardware change within seconds what there is to reach.
-    fn peak(&self, row: &Row) -> Option<f64> {
+    fn peak(&mut self, row: usize) -> Option<f64> {
         self.peaks.as_ref()?;
-        let target = &self.stage.targets[row.target];
-        let throughput = matches!(row.measure, Measure::Calls | Measure::Clients);
-        let of_its_work = throughput && target.work.is_some();
-        of_its_work.then(|| peak::measure(&target.facts.precision)).flatten()
+        let Row { target: number, measure, .. } = self.rows[row];
+        let target = &self.stage.targets[number];
+        if target.work.is_none() || !matches!(measure, Measure::Calls | Measure::Clients(_)) {
+            return None;
+        }
+        let Some(device) = &target.device else { return peak::measure(&target.facts.precision) };
+        let products = self.products.entry(number).or_insert_with(|| Products::on(device));
+        products.as_mut()?.measure()
     }
 
     async fn latency(&self, row: &Row, target: &Target, probe: Probe) -> Result<Figures, Failure> {
@@ -295,9 +309,10 @@ impl Bench<'_> {
     ) -> Result<Figures, Failure> {
         let collection = &self.collections[row.collection];
         let before = target.tokens().await?;
-        let took =
-            throughput(&target.clients[..clients], &collection.corpus, (row.size, row.calls));
-        let took = took.await?.as_secs_f64();
+        let calls = (row.size, row.calls);
+        let (took, times_us) =
+            throughput(&target.clients[..clients], &collection.corpus, calls).await?;
+        let took = took.as_secs_f64();
         let padding = target.tokens().await?.padding_since(before);
         let texts = row.size * row.calls;
         let all = &collection.lengths(&target.facts.model).tokens;
@@ -307,6 +322,9 @@ impl Bench<'_> {
             ("tokens_per_s", tokens().sum::<usize>() as f64 / took),
         ]);
         figures.extend(padding.map(|padding| ("padding", padding)));
+        if matches!(row.measure, Measure::Clients(_)) {
+            figures.extend(percentiles(&times_us));
+        }
         if let Some(work) = target.work {
             figures.insert("operations_per_s", work.operations(tokens()) / took);
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use op_dbus_daemon::settings::{Bus, Loaded, Origin, Settings, Sources};
+use op_dbus_embedder::backend::Spec;
 use op_dbus_models::Store;
 
 use super::args::{Args, What};
@@ -17,7 +18,7 @@ use crate::cli::{Failure, connect};
 /// How long a service may be loading when we come.
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
 /// Clients that one target needs at most.
-pub const CLIENTS: usize = 64;
+const CLIENTS: usize = 64;
 /// Texts in one call that asks for token counts.
 const COUNT_CALL_TEXTS: usize = 256;
 
@@ -35,6 +36,8 @@ pub struct Target {
     pub facts: Facts,
     /// What the model computes; `None` where that is not known.
     pub work: Option<Work>,
+    /// What a worker computes with, if that is no CPU and the engine is here.
+    pub device: Option<Spec>,
     pub clients: Vec<Client>,
     host: Host,
 }
@@ -142,6 +145,7 @@ impl Stage {
             place: Place::Engine,
             variant,
             work: work(&model_dir, &facts.model),
+            device: local.device(),
             facts,
             clients: (0..CLIENTS).map(|_| local.client()).collect(),
             host: Host::Engine(Box::new(local)),
@@ -163,6 +167,7 @@ impl Stage {
                 place: *place,
                 variant,
                 work: work(&model_dir, &facts.model),
+                device: None,
                 facts: facts.clone(),
                 clients: remote.clients(*place, CLIENTS).await?,
                 host: Host::Daemon(remote.clone()),

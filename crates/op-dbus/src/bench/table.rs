@@ -22,6 +22,8 @@ const RATES: &[Column] = &[
     ("% of peak", "share_of_peak", 100.0, 1),
     ("of the engine", "over_engine", 1.0, 3),
     ("of the first", "over_first", 1.0, 3),
+    ("p50 ms", "p50_us", 1e-3, 2),
+    ("p99 ms", "p99_us", 1e-3, 2),
 ];
 const ARRIVALS: &[Column] = &[
     ("offered/s", "offered_per_s", 1.0, 1),
@@ -48,7 +50,9 @@ pub fn page(report: &Report) -> String {
             continue;
         }
         out.push_str(&heading(texts));
-        for group in lines.chunk_by(|a, b| (a.measure, &a.rate) == (b.measure, &b.rate)) {
+        for group in lines
+            .chunk_by(|a, b| (a.measure, &a.rate, a.clients) == (b.measure, &b.rate, b.clients))
+        {
             out.push_str(&block(group));
         }
     }
@@ -77,7 +81,9 @@ fn block(lines: &[&Line]) -> String {
         "calls" => ("many texts a call, 1 client".to_owned(), RATES),
         "lane calls" => ("1,024 texts a call, 1 client".to_owned(), LANES),
         "lane clients" => ("1 text a call, 8 clients".to_owned(), LANES),
-        "clients" => ("1 text a call, 64 clients".to_owned(), RATES),
+        "clients" => {
+            (format!("1 text a call, {} clients", first.clients.unwrap_or_default()), RATES)
+        }
         _ => (format!("arriving at {}", first.rate.as_deref().unwrap_or_default()), ARRIVALS),
     };
     let columns: Vec<&Column> = columns
