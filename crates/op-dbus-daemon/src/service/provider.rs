@@ -115,6 +115,16 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
              pull --provider {provider}{here}`, or name one in [providers.{provider}]"
         ));
     }
+    if provider == Provider::OpenVino
+        && library.is_some()
+        && let Some(key) = own.checked.keys().next()
+    {
+        // It would say so in a log and compute as ever, in another precision than the one that is named.
+        return Err(format!(
+            "openvino's plugin library ignores {key} in [providers.openvino]; write it in OpenVINO's \
+             words as options.load_config there (gpu_device chooses the device)"
+        ));
+    }
     let (cpu_engine, options) = (CpuEngine::Ort, options::told(&name, settings));
     Ok(Host { provider, cpu_engine, runtime, library, options, devices, calibrate: false })
 }
@@ -353,6 +363,26 @@ mod tests {
         sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
         let loaded = Settings::load(&sources).unwrap();
         without_effect(&host(Provider::Cpu, &loaded, None).unwrap(), &loaded)
+    }
+
+    #[test]
+    fn openvinos_plugin_is_not_told_what_it_ignores() {
+        let mut loaded = Settings::load(&Sources::under("/nowhere")).unwrap();
+        loaded.settings.runtime = Some("/own.so".into());
+        let own = loaded.settings.providers.entry("openvino".to_owned()).or_default();
+        own.checked.insert("precision".to_owned(), "FP16".to_owned());
+        let host = |loaded: &Loaded| host(Provider::OpenVino, loaded, None);
+        let built_in = host(&loaded).unwrap();
+        assert_eq!(built_in.options.len(), 1, "{built_in:?}");
+        let own = loaded.settings.providers.get_mut("openvino").unwrap();
+        own.library = Some("/plugin.so".into());
+        let refused = host(&loaded).unwrap_err();
+        assert!(
+            refused.contains("ignores precision") && refused.contains("load_config"),
+            "{refused}"
+        );
+        loaded.settings.providers.get_mut("openvino").unwrap().checked.clear();
+        assert!(host(&loaded).is_ok());
     }
 
     #[test]

@@ -154,9 +154,9 @@ pub const OPTIONS: &[ProviderOption] = &[
         TENSORRT,
         "trt_max_workspace_size",
         BYTES,
-        Theirs("1GiB"),
+        Theirs("0"),
         "Bytes that one operation may take \
-        beside its inputs and outputs.",
+        beside its inputs and outputs; with 0 as many as the device has.",
     ),
     plain(
         TENSORRT,

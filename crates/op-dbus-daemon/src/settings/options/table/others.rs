@@ -93,7 +93,16 @@ pub const OPTIONS: &[ProviderOption] = &[
         "How much of what the \
         provider asks of the driver is checked.",
     ),
-    plain(OPENVINO, "device_type", OPENVINO_DEVICE, Theirs("CPU"), "What OpenVINO computes on."),
+    plain(
+        OPENVINO,
+        "device_type",
+        OPENVINO_DEVICE,
+        Theirs("CPU"),
+        "What OpenVINO computes on. This and what follows is for an ONNX Runtime that has OpenVINO built \
+        in. The plugin library, which `op-dbus runtime pull` brings, ignores all of it, and is therefore \
+        not used with any of it: it computes on what `gpu_device` says, and takes the rest in OpenVINO's \
+        words as `load_config` in `[providers.openvino.options]`.",
+    ),
     plain(
         OPENVINO,
         "precision",
