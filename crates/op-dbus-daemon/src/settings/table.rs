@@ -182,9 +182,8 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Path { optional: false },
         default: "/var/cache/op-dbus",
         unit: "",
-        doc: "Files that can be made again: packed weights, of which the dozen used last is kept, and \
-              compiled graphs. It may be emptied at any time, and at a start what was not used for 180 \
-              days is removed. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
+        doc: "Files that can be made again; at a start what was not used for 180 days goes, and of packed weights \
+              the dozen used last is kept. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
         group: Group::Places,
         scope: Scope::Any,
     },
