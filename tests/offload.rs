@@ -375,7 +375,7 @@ async fn what_batches_cost_is_measured_once() -> Outcome {
     }
     let daemon = setup.ready(&bus).await?;
     let said = daemon.process.stderr();
-    assert!(said.contains("cached costs of batches can't be used"), "{said}");
+    assert!(said.contains("measuring anew what batches cost"), "{said}");
     for (path, text) in records(&setup)? {
         let json: serde_json::Value = serde_json::from_str(&text)?;
         assert!(json["costs"].as_array().is_some_and(|costs| costs.len() > 2), "{path:?}: {text}");
