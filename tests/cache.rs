@@ -152,7 +152,10 @@ async fn kept_vectors_go_with_their_model() -> Outcome {
     assert_eq!(status(&daemon, "cache_bytes").await?, 0);
     assert!(bytes > 5000 * VECTOR_BYTES / 2, "{bytes} bytes were given back");
     let log = daemon.process.stderr();
-    assert!(log.contains("vectors_forgotten=5000") && log.contains("5000 vectors that were kept"), "{log}");
+    assert!(
+        log.contains("vectors_forgotten=5000") && log.contains("5000 vectors that were kept"),
+        "{log}"
+    );
     daemon.stop().await
 }
 

@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn patterns_that_blow_up_when_they_are_compiled_are_refused() {
-        let replace = |pattern: String| json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": "x"});
+        let replace = |pattern: String| json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": ""});
         let patterns = "bytes of patterns";
         // A thousand of these take 60 MB.
         refused(&file(&replace(r"(?=a)\w".repeat(10_000)), &Value::Null), patterns);
@@ -159,6 +159,7 @@ mod tests {
         refused(&file(&json!({"type": "Sequence", "normalizers": steps}), &Value::Null), patterns);
         // What GPT-4 splits by.
         let real = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-        Tokenizer::from_bytes(&file(&replace(real.to_owned()), &Value::Null), 8).unwrap();
+        let real = json!({"type": "Replace", "pattern": {"Regex": real}, "content": "a"});
+        Tokenizer::from_bytes(&file(&real, &Value::Null), 8).unwrap();
     }
 }
