@@ -3,29 +3,35 @@
 use std::fs;
 use std::io::{IoSlice, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::libc::linger;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use nix::unistd::Uid;
-use op_dbus_api::{EMBEDDER_INTERFACE, ROOT_PATH};
+use op_dbus_api::{EMBEDDER_INTERFACE, ErrorName, ROOT_PATH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use zbus::Message;
+use zbus::connection::Builder;
 use zbus::message::Flags;
 
-use super::{all_free, daemon, ended, line, silent};
-use crate::harness::client::Client;
+use super::{MOST, all_free, daemon, ended, line, silent, stream};
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::{Client, refused};
+use crate::harness::daemon::Setup;
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
+use crate::harness::users::{OTHER, Users};
 use crate::harness::{Outcome, within};
 
 tests! {
     garbage_ends_one_connection_alone: [Bus],
     who_never_reads_is_held_back: [Bus],
     a_thousand_leave_nothing: [Bus],
-    a_descriptor_that_hangs_holds_up_no_other_line: [Bus],
+    a_descriptor_that_hangs_holds_up_no_call_over_the_bus: [Bus],
+    a_descriptor_that_hangs_holds_up_no_other_user: [Bus, Root],
+    who_hangs_its_lines_gets_no_more_threads: [Bus],
 }
 
 /// What a client says before its first message.
@@ -179,32 +185,86 @@ fn clogged() -> Outcome<(TcpStream, TcpStream)> {
     Ok((socket, peer))
 }
 
-async fn a_descriptor_that_hangs_holds_up_no_other_line() -> Outcome {
+/// Sends a call with a descriptor whose closing hangs until the peer that this returns is closed.
+async fn hang(line: &mut UnixStream) -> Outcome<TcpStream> {
+    let embed = call("Embed").build(&"one")?.data().to_vec();
+    let (socket, peer) = clogged()?;
+    let descriptors = [socket.as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&descriptors)];
+    let first = [IoSlice::new(&embed[..20])];
+    sendmsg::<()>(line.as_raw_fd(), &first, &rights, MsgFlags::empty(), None)?;
+    // The service has the last copy from here on.
+    drop(socket);
+    line.write_all(&embed[20..]).await?;
+    Ok(peer)
+}
+
+async fn a_descriptor_that_hangs_holds_up_no_call_over_the_bus() -> Outcome {
     let (_bus, _setup, daemon) = daemon().await?;
     let client = daemon.client();
-    let embed = call("Embed").build(&"one")?.data().to_vec();
-    let mut lines = Vec::new();
+    let (mut lines, mut peers) = (Vec::new(), Vec::new());
     for _ in 0..4 {
-        lines.push(open(client).await?);
+        let mut line = open(client).await?;
+        peers.push(hang(&mut line).await?);
+        lines.push(line);
     }
-    let mut peers = Vec::new();
-    for line in &mut lines {
-        let (socket, peer) = clogged()?;
-        let descriptors = [socket.as_raw_fd()];
-        let rights = [ControlMessage::ScmRights(&descriptors)];
-        let first = [IoSlice::new(&embed[..20])];
-        sendmsg::<()>(line.as_raw_fd(), &first, &rights, MsgFlags::empty(), None)?;
-        // The service has the last copy from here on.
-        drop(socket);
-        line.write_all(&embed[20..]).await?;
-        peers.push(peer);
-    }
-    let other = line(client).await?;
     for _ in 0..100 {
         within("an answer over the bus", client.embedder.embed("one")).await??;
-        within("an answer past it", other.embedder.embed("one")).await??;
     }
-    drop((peers, lines, other));
+    drop((peers, lines));
+    all_free(client).await?;
+    daemon.stop().await
+}
+
+async fn a_descriptor_that_hangs_holds_up_no_other_user() -> Outcome {
+    let users = Users::new()?;
+    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let other = Client::new(bus.connect_as(OTHER.id).await?).await?;
+    let (mut lines, mut peers) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        let mut line = open(daemon.client()).await?;
+        peers.push(hang(&mut line).await?);
+        lines.push(line);
+    }
+    let socket = OwnedFd::from(other.embedder.open_direct().await?);
+    let others = Builder::unix_stream(std::os::unix::net::UnixStream::from(socket));
+    let others = others.p2p().user_id(OTHER.id).build();
+    let others = Client::new(within("another user's line", others).await??).await?;
+    for _ in 0..100 {
+        within("another user's answer", others.embedder.embed("one")).await??;
+    }
+    drop((peers, lines, others));
+    all_free(daemon.client()).await?;
+    daemon.stop().await
+}
+
+async fn who_hangs_its_lines_gets_no_more_threads() -> Outcome {
+    let (_bus, _setup, daemon) = daemon().await?;
+    let client = daemon.client();
+    let threads =
+        || Outcome::Ok(fs::read_dir(format!("/proc/{}/task", daemon.process.pid()))?.count());
+    let before = threads()?;
+    let mut peers = Vec::new();
+    // Each line is left at once, and what hangs on it keeps its place.
+    let refusal = loop {
+        match client.embedder.open_direct().await {
+            Ok(socket) => {
+                let mut line = stream(socket)?;
+                line.write_all(authentication().as_bytes()).await?;
+                peers.push(hang(&mut line).await?);
+                assert!(peers.len() < 1000, "a thousand lines hang");
+            }
+            Err(error) => break error,
+        }
+    };
+    refused::<()>(Err(refusal), ErrorName::QuotaExceeded)?;
+    // Two that work and one that waits for them, for each.
+    let now = threads()?;
+    assert!(now <= before + 3 * MOST, "{now} threads, {before} before");
+    within("an answer over the bus", client.embedder.embed("one")).await??;
+    drop(peers);
     all_free(client).await?;
     daemon.stop().await
 }

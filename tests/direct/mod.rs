@@ -50,8 +50,12 @@ async fn line(client: &Client) -> Outcome<Client> {
 
 /// The socket of a direct connection on which nothing has been said.
 async fn silent(client: &Client) -> Outcome<UnixStream> {
-    let socket = OwnedFd::from(client.embedder.open_direct().await?);
-    let socket = std::os::unix::net::UnixStream::from(socket);
+    stream(client.embedder.open_direct().await?)
+}
+
+/// The client's end of a direct connection.
+fn stream(socket: zbus::OwnedFd) -> Outcome<UnixStream> {
+    let socket = std::os::unix::net::UnixStream::from(OwnedFd::from(socket));
     socket.set_nonblocking(true)?;
     Ok(UnixStream::from_std(socket)?)
 }

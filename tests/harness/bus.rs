@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
 
-use nix::unistd::{Uid, User};
+use nix::unistd::{Uid, User, seteuid};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
@@ -60,6 +61,25 @@ impl PrivateBus {
     /// A new connection, as a client of its own.
     pub async fn connect(&self) -> Outcome<Connection> {
         Ok(zbus::connection::Builder::address(self.address()).build().await?)
+    }
+
+    /// A connection as a user, which takes a process of root. The bus asks the kernel who connects, so that
+    /// the whole process is that user for this moment.
+    pub async fn connect_as(&self, uid: u32) -> Outcome<Connection> {
+        let own = Uid::effective();
+        if own.as_raw() == uid {
+            return self.connect().await;
+        }
+        seteuid(Uid::from_raw(uid))?;
+        let stream = UnixStream::connect(self.socket()?);
+        seteuid(own)?;
+        Ok(zbus::connection::Builder::unix_stream(stream?).user_id(uid).build().await?)
+    }
+
+    /// The path of its socket.
+    pub fn socket(&self) -> Outcome<&str> {
+        let path = self.address.split_once("path=").ok_or("the bus has no socket")?.1;
+        Ok(path.split(',').next().unwrap_or(path))
     }
 
     /// Ends the bus as a crash would.

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 use tokio::task::JoinHandle;
 
-use super::pipeline::{Pipeline, Reply, connect_as, embed_packed};
+use super::pipeline::{Pipeline, Reply, embed_packed};
 use super::{Outcome, Size, figure};
 use crate::harness::bus::PrivateBus;
 use crate::harness::daemon::Setup;
@@ -37,7 +37,7 @@ pub async fn crowd(size: Size) -> Outcome {
     daemon.signal_workers(Signal::SIGSTOP).await?;
     let mut clients = Vec::new();
     for number in 0..CLIENTS {
-        let mut pipeline = Pipeline::new(connect_as(&bus, UIDS[number % UIDS.len()]).await?);
+        let mut pipeline = Pipeline::new(bus.connect_as(UIDS[number % UIDS.len()]).await?);
         clients.push(async move {
             let mut sent = Crowded::default();
             while sent.answered < calls_each {
@@ -137,7 +137,7 @@ pub async fn fair_share(size: Size) -> Outcome {
     let mut clients: Vec<JoinHandle<Result<(), String>>> = Vec::new();
     for (user, uid) in UIDS.into_iter().enumerate() {
         for _ in 0..if user == 0 { FLOOD } else { 1 } {
-            let mut pipeline = Pipeline::new(connect_as(&bus, uid).await?);
+            let mut pipeline = Pipeline::new(bus.connect_as(uid).await?);
             let (text, answered, stop) = (text.clone(), Arc::clone(&answered), Arc::clone(&stop));
             let endless = async move {
                 while !stop.load(Ordering::Relaxed) {

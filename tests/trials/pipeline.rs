@@ -2,16 +2,13 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use nix::unistd::{Uid, seteuid};
 use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ROOT_PATH};
 use zbus::message::Type;
 use zbus::{Connection, Message, MessageStream, Variant};
 
-use crate::harness::bus::PrivateBus;
 use crate::harness::{Outcome, within};
 
 /// A connection, and the calls on it that wait for a reply.
@@ -35,26 +32,6 @@ pub enum Reply {
     Vectors(Vec<u8>),
     /// Name and sentence.
     Refused(String, String),
-}
-
-/// A connection to the bus as a user. The bus asks the kernel who connects, so that the whole process
-/// is that user for this moment.
-pub async fn connect_as(bus: &PrivateBus, uid: u32) -> Outcome<Connection> {
-    let own = Uid::effective();
-    if own.as_raw() == uid {
-        return bus.connect().await;
-    }
-    seteuid(Uid::from_raw(uid))?;
-    let stream = UnixStream::connect(socket(bus)?);
-    seteuid(own)?;
-    let stream = stream?;
-    Ok(zbus::connection::Builder::unix_stream(stream).user_id(uid).build().await?)
-}
-
-/// The path of the bus's socket.
-pub fn socket(bus: &PrivateBus) -> Outcome<&str> {
-    let path = bus.address().split_once("path=").ok_or("the bus has no socket")?.1;
-    Ok(path.split(',').next().unwrap_or(path))
 }
 
 /// A call of `EmbedPacked` without options but the priority, if there is one.

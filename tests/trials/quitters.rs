@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use zbus::Message;
 
-use super::pipeline::{call, embed_packed, socket};
+use super::pipeline::{call, embed_packed};
 use super::watch::{descriptors, growth_mib, ms, p99, resident};
 use super::{Outcome, Size, figure};
 use crate::harness::bus::PrivateBus;
@@ -17,7 +17,7 @@ use crate::harness::within;
 
 /// A connection that speaks no more of D-Bus than it takes to send a call.
 fn connect_bare(bus: &PrivateBus) -> Outcome<UnixStream> {
-    let mut stream = UnixStream::connect(socket(bus)?)?;
+    let mut stream = UnixStream::connect(bus.socket()?)?;
     let uid = nix::unistd::Uid::effective().to_string();
     let hex: String = uid.bytes().map(|byte| format!("{byte:02x}")).collect();
     stream.write_all(format!("\0AUTH EXTERNAL {hex}\r\n").as_bytes())?;

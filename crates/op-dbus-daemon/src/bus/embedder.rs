@@ -132,7 +132,7 @@ impl Embedder {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<OwnedFd, Error> {
-        let work = async move |calls: Calls, caller| Ok(calls.open_direct(caller).await?.into());
+        let work = async move |calls: Calls, caller| Ok(calls.open_direct(caller)?.into());
         self.calls.run(connection, &header, work).await
     }
 

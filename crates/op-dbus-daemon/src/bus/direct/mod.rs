@@ -3,40 +3,38 @@
 
 mod gate;
 mod socket;
+mod threads;
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use op_dbus_api::{Error, ErrorName, ROOT_PATH};
-use tokio::runtime;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::debug;
 use zbus::connection::Builder;
 use zbus::{Connection, Guid};
 
-use super::bulk::{Place, Work};
+use super::bulk::Work;
 use super::caller::{Caller, Callers};
 use super::calls::Calls;
 use super::changes;
 use super::embedder::Embedder;
 use crate::service::{Error as ServiceError, Phase};
 use socket::Socket;
+use threads::Threads;
 
 /// How long a client may take to authenticate.
 const AUTHENTICATION_MAX: Duration = Duration::from_secs(30);
 
-/// The direct connections of all users. Each has a thread of its own: a peer may send descriptors whose very
-/// closing hangs, as a socket that lingers or a file system that does not answer has it, and that is to
-/// hold up nobody else. On the bus that is the bus's own to bear.
+/// The direct connections of all users.
 #[derive(Debug)]
 pub struct Direct {
+    threads: Threads,
     /// Every connection listens.
     ends: watch::Sender<bool>,
 }
@@ -52,7 +50,7 @@ struct Line {
 
 impl Default for Direct {
     fn default() -> Self {
-        Self { ends: watch::Sender::new(false) }
+        Self { threads: Threads::default(), ends: watch::Sender::new(false) }
     }
 }
 
@@ -70,7 +68,7 @@ impl Calls {
     /// # Errors
     /// `QuotaExceeded`, `Overloaded`; `InvalidArgument` on a connection that is direct already;
     /// `ShuttingDown`; `NoSpace` when there are no more file descriptors.
-    pub async fn open_direct(&self, caller: Caller) -> Result<OwnedFd, Error> {
+    pub fn open_direct(&self, caller: Caller) -> Result<OwnedFd, Error> {
         let Some(direct) = &self.direct else {
             let message = "this connection is a direct one; open others over the bus";
             return Err(Error::new(ErrorName::InvalidArgument, message.to_owned()));
@@ -79,50 +77,22 @@ impl Calls {
             return Err(ServiceError::ShuttingDown.into());
         }
         let place = self.budget.place(caller.uid, Work::Direct)?;
+        let made = direct.threads.of(caller.uid, place).and_then(|seat| {
+            let (ours, theirs) = UnixStream::pair()?;
+            let _of_runtime = seat.runtime().enter();
+            Ok((Socket::new(ours)?, theirs, seat))
+        });
+        let (socket, theirs, seat) = made.map_err(|error| {
+            let message = format!("the service can't make a socket ({error}); try again later");
+            Error::new(ErrorName::NoSpace, message)
+        })?;
         let ends = direct.ends.subscribe();
         let callers = Arc::new(Callers::of_one(&caller));
         let calls = self.on_direct(callers.clone());
         debug!(uid = caller.uid, sender = caller.sender(), "a direct connection is opened");
-        let line = move |socket| Line { socket, opener: caller, calls, callers };
-        begin(place, |socket| line(socket).serve(ends)).await.map_err(|error| {
-            let message = format!("the service can't make a socket ({error}); try again later");
-            Error::new(ErrorName::NoSpace, message)
-        })
+        seat.serve(Line { socket, opener: caller, calls, callers }.serve(ends));
+        Ok(theirs.into())
     }
-}
-
-/// Has a new connection served on a thread of its own, which gives the place back when nothing is left of
-/// it. Returns the client's end.
-async fn begin<F: Future<Output = ()>>(
-    place: Place,
-    serve: impl FnOnce(Socket) -> F + Send + 'static,
-) -> io::Result<OwnedFd> {
-    let (ours, theirs) = UnixStream::pair()?;
-    let (begun, beginning) = oneshot::channel();
-    let work = move || {
-        let made = runtime::Builder::new_current_thread().enable_all().build();
-        let made = made.and_then(|runtime| {
-            let socket = {
-                let _of_runtime = runtime.enter();
-                Socket::new(ours)?
-            };
-            Ok((runtime, socket))
-        });
-        // Whoever opens it may have left meanwhile; then it ends at once.
-        match made {
-            Err(error) => drop(begun.send(Err(error))),
-            Ok((runtime, socket)) => {
-                drop(begun.send(Ok(())));
-                runtime.block_on(serve(socket));
-                // Whatever hangs there, such as the look at a file, is not waited for.
-                runtime.shutdown_background();
-            }
-        }
-        drop(place);
-    };
-    thread::Builder::new().name("direct".to_owned()).spawn(work)?;
-    beginning.await.map_err(io::Error::other)??;
-    Ok(theirs.into())
 }
 
 /// Waits until all connections are to end.
