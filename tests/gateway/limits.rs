@@ -21,6 +21,7 @@ tests! {
     a_full_gateway_says_when_to_come_back: [Bus, Curl],
     a_full_service_says_when_to_come_back: [Bus, Curl],
     idle_connections_keep_nobody_out: [Bus, Curl],
+    heads_without_bodies_keep_nobody_out: [Bus, Curl],
     a_client_that_leaves_cancels_its_work: [Bus, Curl],
     requests_in_flight_are_finished: [Bus, Curl],
     without_a_service_it_is_alive_and_not_ready: [Bus, Curl],
@@ -137,6 +138,31 @@ async fn idle_connections_keep_nobody_out() -> Outcome {
 
 async fn a_full_service_says_when_to_come_back() -> Outcome {
     let setup = Setup::sim()?;
+async fn heads_without_bodies_keep_nobody_out() -> Outcome {
+    let stage = Stage::sim().await?;
+    let address = stage.gateway.url("").replace("http://", "");
+    let head = format!("POST /embed HTTP/1.1\r\n{JSON}\r\nContent-Length: 17\r\n\r\n");
+    let mut slow = Vec::new();
+    // As many as are worked on at once, then more than the gateway has connections for.
+    for count in [64, 600] {
+        while slow.len() < count {
+            let mut stream = TcpStream::connect(&address).await?;
+            stream.write_all(head.as_bytes()).await?;
+            slow.push(stream);
+        }
+        // Before any of them is refused for its age, which would be after 30 s.
+        let body = r#"{"inputs": "one"}"#;
+        stage.gateway.curl("/embed", &["--max-time", "20"], body).await?.ok()?;
+    }
+    // Who gets on with its request is answered, however many others don't.
+    let last = slow.last_mut().ok_or("no connection")?;
+    last.write_all(br#"{"inputs": "one"}"#).await?;
+    let mut said = [0; 12];
+    within("the answer", last.read_exact(&mut said)).await??;
+    assert_eq!(&said, b"HTTP/1.1 200");
+    stage.end().await.map(drop)
+}
+
     let setup = setup.setting("queue_tokens_max", "200").setting("quota_tokens", "200");
     let stage = Stage::of(setup).await?;
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;

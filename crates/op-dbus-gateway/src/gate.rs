@@ -11,8 +11,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::Gateway;
+use crate::body::unread;
 use crate::refusal::{Refusal, shaped};
-use crate::work::unread;
 
 /// Routes that tell nothing of anybody: they need no key.
 const OPEN: [&str; 4] = ["/", "/health", "/ready", "/openapi.json"];

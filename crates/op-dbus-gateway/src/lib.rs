@@ -3,6 +3,7 @@
 //! Every request becomes calls on `org.opdbus.Embedding1`; nothing is computed or kept here. What
 //! the program is started with is a [`Config`], and [`run`] serves until it is told to end.
 
+mod body;
 mod bus;
 mod embed;
 #[cfg(any(test, fuzzing))]
@@ -64,9 +65,11 @@ struct Gateway {
     key: Option<Key>,
     /// Whether the names that browsers may ask for are restricted.
     checks_host: bool,
-    /// One permit for each request that asks for work.
+    /// One permit for each request that asks for work, once all of it is there.
     requests: Arc<Semaphore>,
     /// One permit for each text in such a request.
+    /// One permit for each byte of bodies that are read.
+    bodies: Arc<Semaphore>,
     texts: Arc<Semaphore>,
     metrics: Metrics,
     leaving: Arc<Leaving>,
@@ -90,6 +93,7 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
         checks_host,
         requests: Arc::new(Semaphore::new(LIMITS.requests)),
         texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
+        bodies: Arc::new(Semaphore::new(LIMITS.bodies_bytes)),
         metrics: Metrics::default(),
         leaving: Arc::clone(&leaving),
     };
