@@ -318,3 +318,5 @@ async fn a_page_of_another_name_gets_nothing() -> Outcome {
     assert!(!preflight.headers.keys().any(|name| name.starts_with("access-control")));
     stage.end().await.map(drop)
 }
+    // What is open to read is not to work.
+    assert_eq!(gateway.post("/", &json!({"inputs": "one"})).await?.status, 401);

@@ -9,6 +9,7 @@ mod embed;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod gate;
+mod input;
 mod key;
 mod leaving;
 mod limits;
@@ -67,9 +68,9 @@ struct Gateway {
     checks_host: bool,
     /// One permit for each request that asks for work, once all of it is there.
     requests: Arc<Semaphore>,
-    /// One permit for each text in such a request.
     /// One permit for each byte of bodies that are read.
     bodies: Arc<Semaphore>,
+    /// One permit for each text in such a request.
     texts: Arc<Semaphore>,
     metrics: Metrics,
     leaving: Arc<Leaving>,
@@ -92,8 +93,8 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
         key,
         checks_host,
         requests: Arc::new(Semaphore::new(LIMITS.requests)),
-        texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         bodies: Arc::new(Semaphore::new(LIMITS.bodies_bytes)),
+        texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Metrics::default(),
         leaving: Arc::clone(&leaving),
     };
