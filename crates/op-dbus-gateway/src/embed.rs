@@ -71,17 +71,20 @@ pub async fn embed(
     let mut all = Embedded::default();
     let texts = inputs.texts.chunks(LIMITS.texts_per_call);
     let lists = inputs.lists.chunks(LIMITS.texts_per_call);
+    let mut pace = Pace { left: inputs.len(), deadline, sent: None };
     for texts in texts {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let call = embedder.embed_packed(&texts, options(wanted, deadline, &all.space));
         let reply = lease.answer(call).await.map_err(|refusal| named(refusal, wanted))?;
         all.add(&reply);
+        pace.check(Instant::now(), texts.len())?;
     }
     for lists in lists {
         let lists: Vec<&[u32]> = lists.iter().map(Vec::as_slice).collect();
         let call = embedder.embed_tokens(&lists, options(wanted, deadline, &all.space));
         let reply = lease.answer(call).await.map_err(|refusal| named(refusal, wanted))?;
         all.add(&reply);
+        pace.check(Instant::now(), lists.len())?;
     }
     all.place(&inputs.places);
     match &wanted.model {
@@ -90,6 +93,36 @@ pub async fn embed(
             all.model
         ))),
         _ => Ok(all),
+    }
+}
+
+/// How fast the calls of a request are answered: where the rest would take longer than there is time for,
+/// its client is told that rather than to wait for nothing.
+struct Pace {
+    /// Texts that no call has been answered for.
+    left: usize,
+    deadline: Instant,
+    /// When the call that is on its way was sent; none for the first, which may have had a model loaded.
+    sent: Option<Instant>,
+}
+
+impl Pace {
+    /// A call of `texts` texts was answered at `now`.
+    fn check(&mut self, now: Instant, texts: usize) -> Result<(), Refusal> {
+        self.left = self.left.saturating_sub(texts);
+        let took = self.sent.replace(now).map(|sent| now - sent).unwrap_or_default();
+        let rest = took.mul_f64(self.left as f64 / texts.max(1) as f64);
+        let time = self.deadline.saturating_duration_since(now);
+        let Some(late) = rest.checked_sub(time).filter(|late| !late.is_zero()) else {
+            return Ok(());
+        };
+        let (rest, time) = (rest.as_secs(), time.as_secs());
+        let seconds = late.as_secs().clamp(1, 60);
+        Err(Refusal::busy(format!(
+            "the rest of the request would take {rest} s more and has {time} s; send fewer texts in a \
+             request, or try again in {seconds} s"
+        ))
+        .retry_after(seconds))
     }
 }
 
@@ -178,6 +211,8 @@ impl Embedded {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -208,5 +243,19 @@ mod tests {
         assert_eq!(all.truncated, [1, 2]);
         all.place(&[1, 2, 0]);
         assert_eq!((all.bytes[0], all.truncated), (2, vec![0, 2]));
+    }
+
+    #[test]
+    fn a_request_whose_rest_takes_too_long_ends_before_its_time() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let mut pace = Pace { left: 48, deadline: at(100), sent: None };
+        // A model was loaded.
+        assert!(pace.check(at(40), 10).is_ok());
+        assert!(pace.check(at(50), 10).is_ok(), "28 more take until 78");
+        let refusal = pace.check(at(76), 10).unwrap_err();
+        assert!(refusal.message().contains("would take 46 s more and has 24 s"), "{refusal:?}");
+        let mut pace = Pace { left: 1, deadline: at(100), sent: None };
+        assert!(pace.check(at(101), 1).is_ok(), "all of it is there");
     }
 }
