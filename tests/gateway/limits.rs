@@ -21,6 +21,8 @@ tests! {
     a_full_gateway_says_when_to_come_back: [Bus, Curl],
     a_full_service_says_when_to_come_back: [Bus, Curl],
     idle_connections_keep_nobody_out: [Bus, Curl],
+    heads_without_bodies_keep_nobody_out: [Bus, Curl],
+    what_is_not_done_in_time_is_refused_at_once: [Bus, Curl],
     a_client_that_leaves_cancels_its_work: [Bus, Curl],
     requests_in_flight_are_finished: [Bus, Curl],
     without_a_service_it_is_alive_and_not_ready: [Bus, Curl],
@@ -135,6 +137,31 @@ async fn idle_connections_keep_nobody_out() -> Outcome {
     stage.end().await.map(drop)
 }
 
+async fn heads_without_bodies_keep_nobody_out() -> Outcome {
+    let stage = Stage::sim().await?;
+    let address = stage.gateway.url("").replace("http://", "");
+    let head = format!("POST /embed HTTP/1.1\r\n{JSON}\r\nContent-Length: 17\r\n\r\n");
+    let mut slow = Vec::new();
+    // As many as are worked on at once, then more than the gateway has connections for.
+    for count in [64, 600] {
+        while slow.len() < count {
+            let mut stream = TcpStream::connect(&address).await?;
+            stream.write_all(head.as_bytes()).await?;
+            slow.push(stream);
+        }
+        // Before any of them is refused for its age, which would be after 30 s.
+        let body = r#"{"inputs": "one"}"#;
+        stage.gateway.curl("/embed", &["--max-time", "20"], body).await?.ok()?;
+    }
+    // Who gets on with its request is answered, however many others don't.
+    let last = slow.last_mut().ok_or("no connection")?;
+    last.write_all(br#"{"inputs": "one"}"#).await?;
+    let mut said = [0; 12];
+    within("the answer", last.read_exact(&mut said)).await??;
+    assert_eq!(&said, b"HTTP/1.1 200");
+    stage.end().await.map(drop)
+}
+
 async fn a_full_service_says_when_to_come_back() -> Outcome {
     let setup = Setup::sim()?;
     let setup = setup.setting("queue_tokens_max", "200").setting("quota_tokens", "200");
@@ -149,6 +176,42 @@ async fn a_full_service_says_when_to_come_back() -> Outcome {
     assert!(["overloaded", "quota_exceeded"].iter().any(|word| refused.text.contains(word)));
     stage.daemon.signal_workers(Signal::SIGCONT).await?;
     within("the call that was there first", waiting).await???;
+    stage.end().await.map(drop)
+}
+
+async fn what_is_not_done_in_time_is_refused_at_once() -> Outcome {
+    let stage = Stage::of(Setup::sim()?.setting("batch_tokens_max", "256")).await?;
+    let gateway = &stage.gateway;
+    let embed = |texts: usize| {
+        let mut command = curl();
+        let body = json!({"inputs": vec!["x".repeat(100); texts]});
+        command.args(["--json", &body.to_string()]).arg(gateway.url("/embed"));
+        command.stderr(Stdio::null()).kill_on_drop(true).spawn()
+    };
+    let client = stage.daemon.client();
+    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
+    let mut waiting = vec![embed(2)?];
+    client.counted("in_flight_calls", 1).await?;
+    // For the 10 s until this gives up, so that the service has seen some 20 tokens a second.
+    assert_eq!(gateway.get("/ready").await?.status, 503);
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
+    client.counted("in_flight_calls", 0).await?;
+    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
+    waiting.push(embed(12)?);
+    client.counted("in_flight_calls", 1).await?;
+    // 102 tokens a text, of which at most 18 are within three quarters of 120 s.
+    let refused = gateway.post("/embed", &json!({"inputs": vec!["x".repeat(100); 12]})).await?;
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    assert!(sentence(&refused, "/")?.contains("tokens come before"), "{}", refused.text);
+    let seconds: u64 = refused.headers.get("retry-after").ok_or("no Retry-After")?.parse()?;
+    assert!((2..=60).contains(&seconds), "{seconds}");
+    waiting.push(embed(1)?);
+    client.counted("in_flight_calls", 2).await?;
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
+    for request in waiting {
+        let output = within("an answer", request.wait_with_output()).await??;
+        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
+    }
     stage.end().await.map(drop)
 }
 
@@ -266,6 +329,8 @@ async fn nobody_gets_in_without_the_key() -> Outcome {
     for path in ["/", "/health", "/ready", "/openapi.json"] {
         assert_eq!(gateway.get(path).await?.status, 200, "{path}");
     }
+    // What is open to read is not to work.
+    assert_eq!(gateway.post("/", &json!({"inputs": "one"})).await?.status, 401);
     let words = ["-H", "Authorization: Bearer a-long-secret", "-H", "Host: embed.example"];
     gateway.curl("/v1/embeddings", &words, body).await?.ok()?;
     let log = gateway.stop().await?;

@@ -34,6 +34,7 @@ pub fn all() -> Vec<Test> {
 tests! {
     embeddings_are_those_of_the_bus: [Bus, Curl],
     tokens_are_embedded: [Bus, Curl],
+    texts_and_tokens_are_embedded_together: [Bus, Curl],
     models_are_found_by_their_names: [Bus, Curl],
     cut_texts_are_told: [Bus, Curl],
     a_large_request_is_split: [Bus, Curl],
@@ -109,6 +110,25 @@ async fn embeddings_are_those_of_the_bus() -> Outcome {
     let encoded = body["data"][0]["embedding"].as_str().ok_or("no text")?;
     // 384 numbers of 4 bytes.
     assert_eq!(encoded.len(), 2048);
+    stage.end().await.map(drop)
+}
+
+async fn texts_and_tokens_are_embedded_together() -> Outcome {
+    let stage = Stage::sim().await?;
+    let gateway = &stage.gateway;
+    let long = "x".repeat(1000);
+    let expected = stage.daemon.client().vectors(&["one", "o", &long, "two"]).await?;
+    let input = json!([[111, 110, 101], "o", long, [116, 119, 111]]);
+    let body = gateway.post("/v1/embeddings", &json!({"input": input})).await?.ok()?;
+    assert_eq!(vectors(&body)?, expected);
+    assert_eq!(body["op_dbus"]["truncated"], json!([2]));
+    for path in ["/embed", "/"] {
+        let rows = gateway.post(path, &json!({"inputs": input})).await?.ok()?;
+        let rows: Vec<_> = rows.as_array().ok_or("no list")?.iter().filter_map(floats).collect();
+        assert_eq!(rows, expected, "{path}");
+    }
+    let zero = gateway.post("/embed", &json!({"inputs": [[111], "o", "t\0wo"]})).await?;
+    assert!(zero.status == 400 && zero.text.contains("text 2 has the character"), "{}", zero.text);
     stage.end().await.map(drop)
 }
 

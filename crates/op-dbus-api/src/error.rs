@@ -30,7 +30,7 @@ error_names! {
     TooLarge = "org.opdbus.Embedding1.Error.TooLarge",
     /// A text has more tokens than the model reads, and `truncate` is `error`.
     TooLong = "org.opdbus.Embedding1.Error.TooLong",
-    /// The queue is full; the message says when to come back.
+    /// The queue is full, or leaves no time before the deadline; the message says when to come back.
     Overloaded = "org.opdbus.Embedding1.Error.Overloaded",
     /// The caller's user has its share of the queue already.
     QuotaExceeded = "org.opdbus.Embedding1.Error.QuotaExceeded",

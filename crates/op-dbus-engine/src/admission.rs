@@ -1,14 +1,19 @@
 //! Admission: permits for all texts of a call before any work, from a global and a per-user budget.
 
+mod turn;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use crate::call::Truncate;
+use crate::call::{Priority, Truncate};
 use crate::config::Limits;
 use crate::error::{Error, Excess};
+
+pub(crate) use turn::{Claim, Time};
+use turn::{Made, Share};
 
 /// What a text costs at least: one token per this many bytes, so that the budget of tokens bounds
 /// the memory of texts that are cut to a few tokens later.
@@ -38,14 +43,9 @@ struct State {
     calls: usize,
     tokens: usize,
     by_uid: HashMap<u32, Share>,
+    made: Made,
     /// When the last call of a user has ended, or the engine was started.
     last_call: Instant,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Share {
-    calls: usize,
-    tokens: usize,
 }
 
 /// The right to have a number of tokens in flight; given back when dropped.
@@ -54,6 +54,7 @@ pub(crate) struct Permit {
     admission: Arc<Admission>,
     uid: u32,
     tokens: usize,
+    class: Priority,
     /// Whether the model is used.
     is_use: bool,
 }
@@ -86,6 +87,7 @@ impl Admission {
                 calls: 0,
                 tokens: 0,
                 by_uid: HashMap::new(),
+                made: Made::default(),
                 last_call: Instant::now(),
             }),
             idle: Notify::new(),
@@ -94,12 +96,8 @@ impl Admission {
     }
 
     /// Admits a call or refuses it at once. `tokens_per_s` is the measured rate, for the hint.
-    pub fn admit(
-        self: &Arc<Self>,
-        uid: u32,
-        tokens: usize,
-        tokens_per_s: f64,
-    ) -> Result<Permit, Error> {
+    pub fn admit(self: &Arc<Self>, claim: Claim, tokens_per_s: f64) -> Result<Permit, Error> {
+        let Claim { uid, tokens, .. } = claim;
         let too_large = |excess, limit| Err(Error::TooLarge { excess, found: tokens, limit });
         if tokens > self.queue_tokens_max {
             return too_large(Excess::QueueTokens, self.queue_tokens_max);
@@ -112,12 +110,13 @@ impl Admission {
             return Err(Error::ShuttingDown);
         }
         let share = state.by_uid.get(&uid).copied().unwrap_or_default();
-        if share.tokens + tokens > self.quota_tokens {
-            let excess = share.tokens + tokens - self.quota_tokens;
+        let in_flight = share.tokens();
+        if in_flight + tokens > self.quota_tokens {
+            let excess = in_flight + tokens - self.quota_tokens;
             return Err(Error::QuotaExceeded {
                 uid,
                 needed: tokens,
-                in_flight: share.tokens,
+                in_flight,
                 limit: self.quota_tokens,
                 retry_after_ms: retry_after_ms(excess, tokens_per_s),
             });
@@ -131,21 +130,18 @@ impl Admission {
                 retry_after_ms: retry_after_ms(excess, tokens_per_s),
             });
         }
-        Ok(self.grant(&mut state, uid, tokens))
+        claim.check_time(&state.by_uid, state.made)?;
+        Ok(self.grant(&mut state, claim))
     }
 
     /// Admits a call as soon as there is room for it; refuses only what never fits.
-    pub async fn admit_when_free(
-        self: &Arc<Self>,
-        uid: u32,
-        tokens: usize,
-    ) -> Result<Permit, Error> {
+    pub async fn admit_when_free(self: &Arc<Self>, claim: Claim) -> Result<Permit, Error> {
         loop {
             let freed = self.freed.notified();
             tokio::pin!(freed);
             // Registered before the budgets are read: what is given back between is not missed.
             freed.as_mut().enable();
-            match self.admit(uid, tokens, f64::INFINITY) {
+            match self.admit(claim, f64::INFINITY) {
                 Err(Error::QuotaExceeded { .. } | Error::Overloaded { .. }) => freed.await,
                 result => return result,
             }
@@ -155,16 +151,18 @@ impl Admission {
     /// Admits a call of the engine's own, whatever is in flight.
     pub fn admit_own(self: &Arc<Self>) -> Result<Permit, Error> {
         let mut state = self.lock();
-        if state.closed { Err(Error::ShuttingDown) } else { Ok(self.grant(&mut state, OWN_UID, 0)) }
+        let claim = Claim::new(OWN_UID, 0, Priority::Interactive);
+        if state.closed { Err(Error::ShuttingDown) } else { Ok(self.grant(&mut state, claim)) }
     }
 
-    fn grant(self: &Arc<Self>, state: &mut State, uid: u32, tokens: usize) -> Permit {
+    fn grant(self: &Arc<Self>, state: &mut State, claim: Claim) -> Permit {
+        let Claim { uid, tokens, class, .. } = claim;
         state.calls += 1;
         state.tokens += tokens;
         let share = state.by_uid.entry(uid).or_default();
         share.calls += 1;
-        share.tokens += tokens;
-        Permit { admission: Arc::clone(self), uid, tokens, is_use: uid != OWN_UID }
+        *share.of(class) += tokens;
+        Permit { admission: Arc::clone(self), uid, tokens, class, is_use: uid != OWN_UID }
     }
 
     /// Refuses every later call, and those that wait for room.
@@ -219,20 +217,23 @@ impl Permit {
         self
     }
 
-    /// Gives some tokens back early, because the texts turned out to be shorter than counted.
-    pub fn give_back(&mut self, tokens: usize) {
-        let tokens = tokens.min(self.tokens);
+    /// Some texts that were counted as so many tokens have `real` ones: gives the others back early.
+    pub fn settle(&mut self, counted: usize, real: usize) {
+        let tokens = counted.saturating_sub(real).min(self.tokens);
         self.tokens -= tokens;
-        self.admission.lock().release(self.uid, tokens);
+        let mut state = self.admission.lock();
+        state.made.note(counted, real);
+        state.release(self.uid, self.class, tokens);
+        drop(state);
         self.admission.freed.notify_waiters();
     }
 }
 
 impl State {
-    fn release(&mut self, uid: u32, tokens: usize) {
+    fn release(&mut self, uid: u32, class: Priority, tokens: usize) {
         self.tokens -= tokens;
         if let Some(share) = self.by_uid.get_mut(&uid) {
-            share.tokens -= tokens;
+            *share.of(class) -= tokens;
         }
     }
 }
@@ -240,7 +241,7 @@ impl State {
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut state = self.admission.lock();
-        state.release(self.uid, self.tokens);
+        state.release(self.uid, self.class, self.tokens);
         state.calls -= 1;
         if self.is_use {
             state.last_call = Instant::now();
@@ -273,28 +274,32 @@ mod tests {
         Admission::new(&Limits { queue_tokens_max, quota_tokens, ..Limits::default() })
     }
 
+    fn claim(uid: u32, tokens: usize) -> Claim {
+        Claim::new(uid, tokens, Priority::Interactive)
+    }
+
     #[test]
     fn a_full_queue_refuses_until_a_permit_is_dropped() {
         let admission = admission(100, 60);
-        let first = admission.admit(1, 60, 1000.0).unwrap();
-        let error = admission.admit(2, 50, 1000.0).unwrap_err();
+        let first = admission.admit(claim(1, 60), 1000.0).unwrap();
+        let error = admission.admit(claim(2, 50), 1000.0).unwrap_err();
         let expected =
             Error::Overloaded { needed: 50, in_flight: 60, limit: 100, retry_after_ms: 10 };
         assert_eq!(error, expected);
         drop(first);
         assert_eq!(admission.in_flight(), (0, 0));
-        admission.admit(2, 50, 1000.0).unwrap();
+        admission.admit(claim(2, 50), 1000.0).unwrap();
     }
 
     #[test]
     fn a_user_at_its_quota_does_not_stop_others() {
         let admission = admission(100, 60);
-        let mut permit = admission.admit(1, 60, 10.0).unwrap();
-        let error = admission.admit(1, 5, 10.0).unwrap_err();
+        let mut permit = admission.admit(claim(1, 60), 10.0).unwrap();
+        let error = admission.admit(claim(1, 5), 10.0).unwrap_err();
         assert!(matches!(error, Error::QuotaExceeded { uid: 1, retry_after_ms: 500, .. }));
-        let _other = admission.admit(2, 40, 10.0).unwrap();
-        permit.give_back(5);
-        let _more = admission.admit(1, 5, 10.0).unwrap();
+        let _other = admission.admit(claim(2, 40), 10.0).unwrap();
+        permit.settle(6, 1);
+        let _more = admission.admit(claim(1, 5), 10.0).unwrap();
         assert_eq!(admission.in_flight(), (3, 100));
     }
 
@@ -302,26 +307,26 @@ mod tests {
     fn what_can_never_fit_is_too_large() {
         let admission = admission(100, 60);
         for tokens in [61, 101, usize::MAX] {
-            assert!(matches!(admission.admit(1, tokens, 1.0), Err(Error::TooLarge { .. })));
+            assert!(matches!(admission.admit(claim(1, tokens), 1.0), Err(Error::TooLarge { .. })));
         }
     }
 
     #[tokio::test]
     async fn who_waits_is_admitted_once_there_is_room() {
         let admission = admission(100, 60);
-        let first = admission.admit(1, 60, 1.0).unwrap();
+        let first = admission.admit(claim(1, 60), 1.0).unwrap();
         let waiting = tokio::spawn({
             let admission = Arc::clone(&admission);
-            async move { admission.admit_when_free(1, 50).await }
+            async move { admission.admit_when_free(claim(1, 50)).await }
         });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
         drop(first);
         let _second = waiting.await.unwrap().unwrap();
         assert_eq!(admission.in_flight(), (1, 50));
-        let never = admission.admit_when_free(1, 61).await;
+        let never = admission.admit_when_free(claim(1, 61)).await;
         assert!(matches!(never, Err(Error::TooLarge { .. })));
-        let refused = admission.admit_when_free(1, 50);
+        let refused = admission.admit_when_free(claim(1, 50));
         let close = async { admission.close() };
         let (refused, ()) = tokio::join!(refused, close);
         assert_eq!(refused.unwrap_err(), Error::ShuttingDown);
@@ -331,7 +336,7 @@ mod tests {
     fn closed_means_shutting_down() {
         let admission = admission(100, 60);
         admission.close();
-        assert_eq!(admission.admit(1, 1, 1.0).unwrap_err(), Error::ShuttingDown);
+        assert_eq!(admission.admit(claim(1, 1), 1.0).unwrap_err(), Error::ShuttingDown);
         assert_eq!(admission.admit_own().unwrap_err(), Error::ShuttingDown);
     }
 

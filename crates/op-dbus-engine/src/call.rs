@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
+use crate::config::Limits;
+
 /// One call: texts of one user that are embedded together.
 #[derive(Debug, Default)]
 pub struct Call {
@@ -33,6 +35,15 @@ pub struct Call {
     pub wait: bool,
     /// Takes the vectors, each as soon as it is there; the reply has none then.
     pub sink: Option<RowSink>,
+}
+
+impl Call {
+    /// Its class in the queue.
+    pub(crate) fn class(&self, limits: &Limits) -> Priority {
+        let large = self.inputs.len() >= limits.bulk_texts_min;
+        let asked = self.priority.unwrap_or(Priority::Interactive);
+        if large { Priority::Bulk } else { asked }
+    }
 }
 
 /// Takes each vector of a call once: the index of a text, and the vectors of it and of those that follow,

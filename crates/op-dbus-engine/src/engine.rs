@@ -6,10 +6,10 @@ use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::admission::{Admission, OWN_UID, Permit};
+use crate::admission::{Admission, Claim, OWN_UID, Permit, Time};
 use crate::backend::BackendError;
 use crate::cache::{Cache, Kept};
-use crate::call::{Call, CancelToken, Inputs, Priority, Reply};
+use crate::call::{Call, CancelToken, Inputs, Reply};
 use crate::config::{EngineConfig, Limits, ModelShape, Pool};
 use crate::dispatch::{BACKOFF, Shared};
 use crate::door::Door;
@@ -124,8 +124,9 @@ impl Engine {
         if call.inputs.is_empty() {
             return Ok(self.empty_reply(output.dimensions));
         }
+        let claim = Claim::new(call.uid, tokens, call.class(&inner.limits));
         let permit = if call.wait {
-            let permit = inner.admission.admit_when_free(call.uid, tokens);
+            let permit = inner.admission.admit_when_free(claim);
             tokio::select! {
                 biased;
                 () = call.cancel.cancelled() => return Err(Error::Cancelled),
@@ -133,7 +134,10 @@ impl Engine {
                 () = until(call.deadline) => return Err(Error::DeadlineExceeded),
             }
         } else {
-            inner.admission.admit(call.uid, tokens, self.scheduler().tokens_per_s())?
+            let scheduler = self.scheduler();
+            let time = |at| Time::until(at, scheduler.tokens_per_s_seen());
+            let claim = Claim { time: call.deadline.and_then(time), ..claim };
+            inner.admission.admit(claim, scheduler.tokens_per_s())?
         };
         self.run(call, output, permit, lookup).await
     }
@@ -147,11 +151,9 @@ impl Engine {
     ) -> Result<Reply, Error> {
         let inner = &*self.0;
         let clock = self.scheduler().clock;
-        let large = call.inputs.len() >= inner.limits.bulk_texts_min;
-        let asked = call.priority.unwrap_or(Priority::Interactive);
         let terms = Terms {
             uid: call.uid,
-            class: if large { Priority::Bulk } else { asked },
+            class: call.class(&inner.limits),
             truncate: call.truncate,
             output,
             arrived_us: clock.now_us(),

@@ -22,6 +22,23 @@ pub enum Error {
         /// When enough of the queue is expected to be done, at the measured rate.
         retry_after_ms: u64,
     },
+    /// What is in flight leaves no time for the call before its deadline.
+    #[error(
+        "{before} tokens come before the {needed} of this call, at {tokens_per_s} tokens a second, \
+         which is not done in the {left_ms} ms that it allows; try again in {retry_after_ms} ms"
+    )]
+    Late {
+        /// Tokens that this call is expected to have, as others had by what they were counted as.
+        needed: usize,
+        /// Tokens that are computed before it is done, of this user and of others.
+        before: usize,
+        /// What all workers together were seen to do.
+        tokens_per_s: u64,
+        /// The time until the call's deadline.
+        left_ms: u64,
+        /// When enough is expected to be done.
+        retry_after_ms: u64,
+    },
     /// This user has too much in flight; the call may succeed once earlier ones are done.
     #[error(
         "user {uid} has {in_flight} of {limit} tokens in flight and this call needs {needed}; \
@@ -86,7 +103,7 @@ impl Error {
     /// Stable lower-case name of the variant, the key of [`Snapshot::failures`](crate::Snapshot).
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Overloaded { .. } => "overloaded",
+            Self::Overloaded { .. } | Self::Late { .. } => "overloaded",
             Self::QuotaExceeded { .. } => "quota-exceeded",
             Self::TooLarge { .. } => "too-large",
             Self::TooLong { .. } => "too-long",

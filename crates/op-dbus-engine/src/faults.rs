@@ -1,6 +1,7 @@
-//! Faults on purpose: a backend that fails, runs out of memory, lies, hangs or is lost.
+//! Faults on purpose: a backend that fails, runs out of memory, lies, is slow, hangs or is lost.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
@@ -21,18 +22,21 @@ pub struct Faults {
     pub fail_on_batch: Option<u64>,
     /// Report `OutOfMemory` for batches with more rows than this.
     pub oom_above_rows: Option<usize>,
+    /// Take this many microseconds for each token.
+    pub us_per_token: Option<u64>,
     /// Report `Lost` on every batch that holds this token id: a text that kills its worker.
     pub die_on_token: Option<i32>,
 }
 
 impl Faults {
     /// The names of all, as [`FromStr`] reads them.
-    pub const NAMES: [&str; 6] = [
+    pub const NAMES: [&str; 7] = [
         "die_on_batch",
         "hang_on_batch",
         "nan_on_batch",
         "fail_on_batch",
         "oom_above_rows",
+        "us_per_token",
         "die_on_token",
     ];
 
@@ -50,6 +54,9 @@ impl Faults {
         if let Some(limit) = self.oom_above_rows.filter(|limit| batch.rows() > *limit) {
             let rows = batch.rows();
             return Err(BackendError::OutOfMemory(format!("{rows} rows, {limit} fit")));
+        }
+        if let Some(us) = self.us_per_token {
+            std::thread::sleep(Duration::from_micros(us.saturating_mul(batch.ids.len() as u64)));
         }
         while self.hang_on_batch == Some(n) {
             std::thread::park();
@@ -86,6 +93,7 @@ impl FromStr for Faults {
                 "nan_on_batch" => faults.nan_on_batch = parsed(word, number)?,
                 "fail_on_batch" => faults.fail_on_batch = parsed(word, number)?,
                 "oom_above_rows" => faults.oom_above_rows = parsed(word, number)?,
+                "us_per_token" => faults.us_per_token = parsed(word, number)?,
                 "die_on_token" => faults.die_on_token = parsed(word, number)?,
                 other => return Err(format!("{other:?} is no fault; write {}", known())),
             }

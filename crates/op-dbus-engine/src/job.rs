@@ -183,10 +183,10 @@ impl Job {
         }
     }
 
-    /// Gives tokens of the permit back: the texts were shorter than they might have been.
-    pub fn give_back(&self, tokens: usize) {
+    /// Some of the texts that the permit has `counted` tokens for have `real` ones.
+    pub fn settle(&self, counted: usize, real: usize) {
         if let Some(permit) = self.lock().permit.as_mut() {
-            permit.give_back(tokens);
+            permit.settle(counted, real);
         }
     }
 

@@ -146,7 +146,7 @@ impl Preparer {
         let truncate = job.terms.truncate;
         let mut entries = Vec::with_capacity(inputs.len());
         let mut finished = None;
-        let mut saved = 0;
+        let (mut counted, mut real) = (0, 0);
         for (input, index) in inputs.iter().zip(*first..) {
             let now_us = clock.now_us();
             if !job.is_alive(now_us) {
@@ -161,7 +161,9 @@ impl Preparer {
                 Err(error) => return job.fail(error.of_text(index as usize)),
             };
             let tokens: usize = encoded.windows.iter().map(|w| w.ids.len()).sum();
-            saved += input.cost(truncate, &self.tokenizer).saturating_sub(tokens);
+            let cost = input.cost(truncate, &self.tokenizer);
+            counted += cost;
+            real += tokens.min(cost);
             job.tokenized(index, &encoded.windows, encoded.truncated);
             for (window, at) in encoded.windows.into_iter().zip(0..) {
                 entries.push(queue::Entry {
@@ -178,7 +180,7 @@ impl Preparer {
                 });
             }
         }
-        job.give_back(saved);
+        job.settle(counted, real);
         // A push has unloaded workers load again, which nothing needs.
         if !entries.is_empty() {
             self.scheduler.push(entries);

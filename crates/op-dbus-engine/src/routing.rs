@@ -85,6 +85,11 @@ impl Cost {
         Some(us.max(0.0) as u64)
     }
 
+    /// Tokens of the largest batches that are known.
+    pub fn largest(&self) -> usize {
+        self.0.iter().flatten().last().map_or(0, |point| point.tokens.round() as usize)
+    }
+
     /// Tokens per second in batches of `tokens`.
     pub fn rate(&self, tokens: usize) -> Option<f64> {
         self.of(tokens).map(|us| tokens as f64 * 1e6 / us.max(1) as f64)

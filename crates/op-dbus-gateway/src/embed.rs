@@ -4,92 +4,13 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use op_dbus_api::{cosine, info, json_object, option};
-use serde::Deserialize;
 use serde_json::Value;
 use zbus::{OwnedVariant, Variant};
 
 use crate::Gateway;
+use crate::input::Inputs;
 use crate::limits::LIMITS;
 use crate::refusal::Refusal;
-
-/// What may stand in a request to be embedded.
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "the input must be a text, a list of texts, a list of token ids, or a list of such lists"
-)]
-pub enum Input {
-    /// One text.
-    Text(String),
-    /// Several.
-    Texts(Vec<String>),
-    /// One text as token ids of the model that serves.
-    Tokens(Vec<u32>),
-    /// Several.
-    TokenLists(Vec<Vec<u32>>),
-}
-
-/// What is embedded: a vector for each text or list.
-pub enum Inputs {
-    /// Texts.
-    Texts(Vec<String>),
-    /// Token ids of the model that serves.
-    Tokens(Vec<Vec<u32>>),
-}
-
-impl TryFrom<Input> for Inputs {
-    type Error = Refusal;
-
-    fn try_from(input: Input) -> Result<Self, Refusal> {
-        let inputs = match input {
-            Input::Text(text) => Self::texts(vec![text])?,
-            Input::Texts(texts) => Self::texts(texts)?,
-            Input::Tokens(ids) => Self::Tokens(vec![ids]),
-            Input::TokenLists(lists) => Self::Tokens(lists),
-        };
-        if inputs.len() == 0 {
-            return Err(Refusal::invalid("the input is an empty list; send at least one text"));
-        }
-        Ok(inputs)
-    }
-}
-
-impl Inputs {
-    /// Texts that can travel on the bus.
-    ///
-    /// # Errors
-    /// As [`check_texts`].
-    pub fn texts(texts: Vec<String>) -> Result<Self, Refusal> {
-        check_texts(&texts)?;
-        Ok(Self::Texts(texts))
-    }
-
-    /// How many vectors there will be.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Texts(texts) => texts.len(),
-            Self::Tokens(lists) => lists.len(),
-        }
-    }
-}
-
-/// Refuses a text that can't travel on the bus.
-///
-/// # Errors
-/// It has a character that ends strings there.
-pub fn check_texts(texts: &[String]) -> Result<(), Refusal> {
-    match texts.iter().position(|text| text.contains('\0')) {
-        Some(index) => Err(no_zero(&format!("text {index}"))),
-        None => Ok(()),
-    }
-}
-
-/// Strings on the bus end at a zero.
-pub fn no_zero(what: &str) -> Refusal {
-    Refusal::invalid(format!(
-        "{what} has the character U+0000, which the bus can't carry; leave it out"
-    ))
-}
 
 /// How it is embedded.
 #[derive(Default)]
@@ -108,11 +29,17 @@ pub struct Wanted {
     pub prompt: Option<String>,
 }
 
+/// What a call on the bus is answered with: the vectors' bytes, how many there are, how long each is, and
+/// how they came to be.
+type Packed = (serde_bytes::ByteBuf, u32, u32, HashMap<String, OwnedVariant>);
+
 /// Vectors, and how they came to be.
 #[derive(Default)]
 pub struct Embedded {
     /// Little-endian 32-bit floating point numbers, row-major.
     pub bytes: Vec<u8>,
+    /// How many vectors there are.
+    rows: usize,
     /// Length of one vector.
     pub dimensions: usize,
     /// Tokens that were embedded, special tokens included.
@@ -142,29 +69,60 @@ pub async fn embed(
     let mut lease = gateway.bus.lease().await?;
     let embedder = lease.embedder().await?;
     let mut all = Embedded::default();
-    let count = inputs.len();
-    for start in (0..count).step_by(LIMITS.texts_per_call) {
-        let options = options(wanted, deadline, &all.space);
-        let range = start..count.min(start + LIMITS.texts_per_call);
-        let reply = match inputs {
-            Inputs::Texts(texts) => {
-                let texts: Vec<&str> = texts[range].iter().map(String::as_str).collect();
-                lease.answer(embedder.embed_packed(&texts, options)).await
-            }
-            Inputs::Tokens(lists) => {
-                let lists: Vec<&[u32]> = lists[range].iter().map(Vec::as_slice).collect();
-                lease.answer(embedder.embed_tokens(&lists, options)).await
-            }
-        };
-        let (bytes, _, dimensions, info) = reply.map_err(|refusal| named(refusal, wanted))?;
-        all.add(start, &bytes, dimensions as usize, &info);
+    let texts = inputs.texts.chunks(LIMITS.texts_per_call);
+    let lists = inputs.lists.chunks(LIMITS.texts_per_call);
+    let mut pace = Pace { left: inputs.len(), deadline, sent: None };
+    for texts in texts {
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let call = embedder.embed_packed(&texts, options(wanted, deadline, &all.space));
+        let reply = lease.answer(call).await.map_err(|refusal| named(refusal, wanted))?;
+        all.add(&reply);
+        pace.check(Instant::now(), texts.len())?;
     }
+    for lists in lists {
+        let lists: Vec<&[u32]> = lists.iter().map(Vec::as_slice).collect();
+        let call = embedder.embed_tokens(&lists, options(wanted, deadline, &all.space));
+        let reply = lease.answer(call).await.map_err(|refusal| named(refusal, wanted))?;
+        all.add(&reply);
+        pace.check(Instant::now(), lists.len())?;
+    }
+    all.place(&inputs.places);
     match &wanted.model {
         Some(model) if *model != all.model => Err(Refusal::no_model(format!(
             "{model} was asked for and {} has taken its place meanwhile; ask for one of /v1/models",
             all.model
         ))),
         _ => Ok(all),
+    }
+}
+
+/// How fast the calls of a request are answered: where the rest would take longer than there is time for,
+/// its client is told that rather than to wait for nothing.
+struct Pace {
+    /// Texts that no call has been answered for.
+    left: usize,
+    deadline: Instant,
+    /// When the call that is on its way was sent; none for the first, which may have had a model loaded.
+    sent: Option<Instant>,
+}
+
+impl Pace {
+    /// A call of `texts` texts was answered at `now`.
+    fn check(&mut self, now: Instant, texts: usize) -> Result<(), Refusal> {
+        self.left = self.left.saturating_sub(texts);
+        let took = self.sent.replace(now).map(|sent| now - sent).unwrap_or_default();
+        let rest = took.mul_f64(self.left as f64 / texts.max(1) as f64);
+        let time = self.deadline.saturating_duration_since(now);
+        let Some(late) = rest.checked_sub(time).filter(|late| !late.is_zero()) else {
+            return Ok(());
+        };
+        let (rest, time) = (rest.as_secs(), time.as_secs());
+        let seconds = late.as_secs().clamp(1, 60);
+        Err(Refusal::busy(format!(
+            "the rest of the request would take {rest} s more and has {time} s; send fewer texts in a \
+             request, or try again in {seconds} s"
+        ))
+        .retry_after(seconds))
     }
 }
 
@@ -220,17 +178,13 @@ impl Embedded {
         rows.map(|row| cosine(&first, &row)).collect()
     }
 
-    fn add(
-        &mut self,
-        start: usize,
-        bytes: &[u8],
-        dimensions: usize,
-        told: &HashMap<String, OwnedVariant>,
-    ) {
+    fn add(&mut self, (bytes, rows, dimensions, told): &Packed) {
         let told = json_object(told);
         let text = |key: &str| told[key].as_str().unwrap_or_default().to_owned();
+        let start = self.rows;
         self.bytes.extend_from_slice(bytes);
-        self.dimensions = dimensions;
+        self.rows += *rows as usize;
+        self.dimensions = *dimensions as usize;
         self.tokens += told[info::TOKENS].as_u64().unwrap_or_default();
         self.cached += told[info::CACHED].as_u64().unwrap_or_default();
         let truncated = told[info::TRUNCATED].as_array().into_iter().flatten();
@@ -240,10 +194,25 @@ impl Embedded {
         self.space = text(info::SPACE);
         self.provider = text(info::PROVIDER);
     }
+
+    /// Puts each vector to its place, where they did not come in the order of the request.
+    fn place(&mut self, places: &[usize]) {
+        if places.is_empty() {
+            return;
+        }
+        let mut rows: Vec<(usize, &[u8])> = places.iter().copied().zip(self.row_bytes()).collect();
+        rows.sort_unstable_by_key(|(place, _)| *place);
+        self.bytes = rows.into_iter().flat_map(|(_, row)| row).copied().collect();
+        let place = |index: &usize| places.get(*index).copied();
+        self.truncated = self.truncated.iter().filter_map(place).collect();
+        self.truncated.sort_unstable();
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -261,9 +230,32 @@ mod tests {
             told.map(owned).into_iter().collect()
         };
         let mut all = Embedded::default();
-        all.add(0, &[0; 8], 1, &told(7, vec![1], 2));
-        all.add(2, &[0; 4], 1, &told(5, vec![0], 1));
-        assert_eq!((all.tokens, all.truncated, all.cached), (12, vec![1, 2], 3));
+        let bytes = |bytes: &[u8]| serde_bytes::ByteBuf::from(bytes);
+        all.add(&(bytes(&[1, 1, 1, 1, 2, 2, 2, 2]), 2, 1, told(7, vec![1], 2)));
+        all.add(&(bytes(&[3; 4]), 1, 1, told(5, vec![0], 1)));
+        assert_eq!((all.tokens, &all.truncated, all.cached), (12, &vec![1, 2], 3));
         assert_eq!((all.bytes.len(), all.space.as_str()), (12, "space"));
+        all.place(&[]);
+        assert_eq!(all.bytes[0], 1);
+        // Two texts that stood around a list of token ids.
+        all.place(&[0, 2, 1]);
+        assert_eq!(all.bytes, [1, 1, 1, 1, 3, 3, 3, 3, 2, 2, 2, 2]);
+        assert_eq!(all.truncated, [1, 2]);
+        all.place(&[1, 2, 0]);
+        assert_eq!((all.bytes[0], all.truncated), (2, vec![0, 2]));
+    }
+
+    #[test]
+    fn a_request_whose_rest_takes_too_long_ends_before_its_time() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let mut pace = Pace { left: 48, deadline: at(100), sent: None };
+        // A model was loaded.
+        assert!(pace.check(at(40), 10).is_ok());
+        assert!(pace.check(at(50), 10).is_ok(), "28 more take until 78");
+        let refusal = pace.check(at(76), 10).unwrap_err();
+        assert!(refusal.message().contains("would take 46 s more and has 24 s"), "{refusal:?}");
+        let mut pace = Pace { left: 1, deadline: at(100), sent: None };
+        assert!(pace.check(at(101), 1).is_ok(), "all of it is there");
     }
 }

@@ -47,6 +47,7 @@ pub fn said_to(bytes: &[u8]) -> String {
         key: None,
         checks_host: true,
         requests: Arc::new(Semaphore::new(LIMITS.requests)),
+        bodies: Arc::new(Semaphore::new(LIMITS.bodies_bytes)),
         texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Default::default(),
         leaving: Arc::default(),
@@ -68,6 +69,7 @@ pub fn said_to(bytes: &[u8]) -> String {
         tokio::join!(connection, client).1
     });
     assert_eq!(gateway.requests.available_permits(), LIMITS.requests);
+    assert_eq!(gateway.bodies.available_permits(), LIMITS.bodies_bytes);
     assert_eq!(gateway.texts.available_permits(), LIMITS.texts_in_flight);
     String::from_utf8_lossy(&said).into_owned()
 }

@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{CACHE_CONTROL, HOST, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::Gateway;
+use crate::body::unread;
 use crate::refusal::{Refusal, shaped};
-use crate::work::unread;
 
-/// Routes that tell nothing of anybody: they need no key.
+/// Routes that tell nothing of anybody: who only reads them needs no key.
 const OPEN: [&str; 4] = ["/", "/health", "/ready", "/openapi.json"];
 
 /// What stands for the status of a request whose client left before it was answered, as with other
@@ -28,8 +28,7 @@ pub async fn pass(State(gateway): State<Arc<Gateway>>, request: Request, next: N
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let route = route.unwrap_or_else(|| "other".to_owned());
     let mut counted = Counted::new(Arc::clone(&gateway), route);
-    let allowed =
-        check_host(&gateway, &request).and_then(|()| check_key(&gateway, path, request.headers()));
+    let allowed = check_host(&gateway, &request).and_then(|()| check_key(&gateway, &request));
     let response = match allowed {
         Ok(()) => next.run(request).await,
         Err(refusal) => unread(request, refusal).into_response(),
@@ -103,9 +102,11 @@ fn is_local(host: &str) -> bool {
         && (name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok())
 }
 
-fn check_key(gateway: &Gateway, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_key(gateway: &Gateway, request: &Request) -> Result<(), Refusal> {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    let is_open = reads && OPEN.contains(&request.uri().path());
     match &gateway.key {
-        Some(key) if !OPEN.contains(&path) && !key.is_in(headers) => Err(Refusal::new(
+        Some(key) if !is_open && !key.is_in(request.headers()) => Err(Refusal::new(
             StatusCode::UNAUTHORIZED,
             "invalid_api_key",
             "the API key is missing or wrong; send the header `Authorization: Bearer KEY`",

@@ -3,11 +3,13 @@
 //! Every request becomes calls on `org.opdbus.Embedding1`; nothing is computed or kept here. What
 //! the program is started with is a [`Config`], and [`run`] serves until it is told to end.
 
+mod body;
 mod bus;
 mod embed;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod gate;
+mod input;
 mod key;
 mod leaving;
 mod limits;
@@ -64,8 +66,10 @@ struct Gateway {
     key: Option<Key>,
     /// Whether the names that browsers may ask for are restricted.
     checks_host: bool,
-    /// One permit for each request that asks for work.
+    /// One permit for each request that asks for work, once all of it is there.
     requests: Arc<Semaphore>,
+    /// One permit for each byte of bodies that are read.
+    bodies: Arc<Semaphore>,
     /// One permit for each text in such a request.
     texts: Arc<Semaphore>,
     metrics: Metrics,
@@ -89,6 +93,7 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
         key,
         checks_host,
         requests: Arc::new(Semaphore::new(LIMITS.requests)),
+        bodies: Arc::new(Semaphore::new(LIMITS.bodies_bytes)),
         texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Metrics::default(),
         leaving: Arc::clone(&leaving),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// The bounds.
 pub struct Limits {
-    /// Connections at once. For a further one the one that has been idle for longest is closed, or it
-    /// waits while all have requests.
+    /// Connections at once. For a further one the one that has been idle for longest is closed, or whose
+    /// client has sent half of a request for longest; it waits while all have whole ones.
     pub connections: usize,
     /// Requests that ask for work at once.
     pub requests: usize,
@@ -24,10 +24,14 @@ pub struct Limits {
     pub tokenized_bytes_per_text: usize,
     /// Bytes of a request's body.
     pub body_bytes: usize,
+    /// Bytes of all bodies together that are read at once.
+    pub bodies_bytes: usize,
     /// How long a client may take to send a request's head.
     pub head_time: Duration,
     /// How long a client may take to send a request's body.
     pub body_time: Duration,
+    /// How long it may take where half of `bodies_bytes` is taken.
+    pub slow_time: Duration,
     /// How long what is too large is taken from a client after its refusal, for it to read that.
     pub discard_time: Duration,
     /// How long a client may read nothing of a reply that it is sent.
@@ -59,8 +63,10 @@ pub const LIMITS: Limits = Limits {
     tokenized_bytes_per_call: 256 << 10,
     tokenized_bytes_per_text: 512,
     body_bytes: 8 << 20,
+    bodies_bytes: 512 << 20,
     head_time: Duration::from_secs(30),
     body_time: Duration::from_secs(30),
+    slow_time: Duration::from_secs(2),
     discard_time: Duration::from_secs(5),
     reply_time: Duration::from_secs(30),
     answer_time: Duration::from_secs(120),

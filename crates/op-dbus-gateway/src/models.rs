@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use crate::bus::{Bus, Lease};
-use crate::embed::{Wanted, no_zero};
+use crate::embed::Wanted;
+use crate::input::no_zero;
 use crate::refusal::Refusal;
 
 /// The name for whatever is in force.

@@ -1,5 +1,6 @@
 //! Places for connections, of which there is a bounded number. When all are taken, the connection that
-//! has been idle for longest makes room: else whoever only connects would keep everybody else out.
+//! has been idle for longest makes room: else whoever only connects would keep everybody else out. One
+//! whose client does not get on with its request is as idle as one without any.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +17,7 @@ pub struct Seats {
 
 #[derive(Default)]
 struct State {
-    /// Connections without a request, by when they became so.
+    /// Connections without a whole request, by when they became so, or a request began.
     idle: BTreeMap<u64, Arc<Notify>>,
     /// Counts up with each.
     now: u64,
@@ -25,7 +26,7 @@ struct State {
 /// The place of one connection; given back when dropped.
 pub struct Seat {
     seats: Arc<Seats>,
-    /// When it became idle, unless it has a request.
+    /// When it became idle, or a request began; none while it has one.
     since: Mutex<Option<u64>>,
     leave: Arc<Notify>,
     _place: OwnedSemaphorePermit,
@@ -33,6 +34,13 @@ pub struct Seat {
 
 /// A request, from its head to the end of its reply.
 pub struct Busy(Arc<Seat>);
+
+/// A request of which only the head is there.
+pub struct Hearing {
+    seat: Arc<Seat>,
+    /// The place in the order of the idle that it has meanwhile.
+    since: u64,
+}
 
 impl Seats {
     /// So many places.
@@ -82,13 +90,15 @@ impl Seat {
         self.leave.notified().await;
     }
 
-    /// The connection has a request.
-    pub fn busy(self: &Arc<Self>) -> Busy {
-        self.stir();
-        Busy(Arc::clone(self))
+    /// The connection has the head of a request.
+    pub fn hear(self: &Arc<Self>) -> (Busy, Hearing) {
+        let since = self.rest();
+        (Busy(Arc::clone(self)), Hearing { seat: Arc::clone(self), since })
     }
 
-    fn rest(&self) {
+    /// Is idle as from now.
+    fn rest(&self) -> u64 {
+        self.stir();
         let mut state = self.seats.lock();
         state.now += 1;
         let now = state.now;
@@ -96,6 +106,7 @@ impl Seat {
         drop(state);
         *self.since() = Some(now);
         self.seats.idles.notify_waiters();
+        now
     }
 
     fn stir(&self) {
@@ -106,6 +117,16 @@ impl Seat {
 
     fn since(&self) -> MutexGuard<'_, Option<u64>> {
         self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Hearing {
+    /// The rest of the request is there as well.
+    pub fn end(self) {
+        // It may have been answered meanwhile, for its head alone.
+        if *self.seat.since() == Some(self.since) {
+            self.seat.stir();
+        }
     }
 }
 
@@ -135,11 +156,17 @@ mod tests {
         seat.asked_to_leave().now_or_never().is_some()
     }
 
+    fn busy(seat: &Arc<Seat>) -> Busy {
+        let (busy, hearing) = seat.hear();
+        hearing.end();
+        busy
+    }
+
     #[tokio::test]
     async fn who_has_been_idle_for_longest_makes_room_and_who_has_a_request_stays() {
         let seats = Seats::new(3);
         let all: Vec<_> = (0..3).filter_map(|_| take(&seats)).collect();
-        let request = all[0].busy();
+        let request = busy(&all[0]);
         let mut next = Box::pin(seats.take());
         assert!(next.as_mut().now_or_never().is_none(), "nobody has left yet");
         let asked: Vec<bool> = all.iter().map(|seat| is_asked(seat)).collect();
@@ -158,7 +185,7 @@ mod tests {
     async fn while_all_have_requests_the_next_waits_for_the_first_that_is_answered() {
         let seats = Seats::new(1);
         let only = take(&seats).unwrap();
-        let request = only.busy();
+        let request = busy(&only);
         let mut next = Box::pin(seats.take());
         assert!(next.as_mut().now_or_never().is_none() && !is_asked(&only));
         drop(request);
@@ -166,5 +193,24 @@ mod tests {
         assert!(is_asked(&only));
         drop(only);
         assert!(next.await.is_some());
+    }
+
+    #[tokio::test]
+    async fn half_a_request_does_not_keep_a_place_and_comes_behind_those_that_are_idle() {
+        let seats = Seats::new(2);
+        let [first, second] = [0; 2].map(|_| take(&seats).unwrap());
+        let (request, hearing) = first.hear();
+        let mut next = Box::pin(seats.take());
+        assert!(next.as_mut().now_or_never().is_none());
+        assert!(is_asked(&second) && !is_asked(&first));
+        assert!(next.as_mut().now_or_never().is_none());
+        drop(next);
+        let mut next = Box::pin(seats.take());
+        assert!(next.as_mut().now_or_never().is_none());
+        assert!(is_asked(&first));
+        // What comes after the reply does not make a connection busy that has nothing to do.
+        drop(request);
+        hearing.end();
+        assert!(first.since().is_some());
     }
 }

@@ -26,6 +26,7 @@ use tokio_io_timeout::TimeoutStream;
 use tracing::{debug, info, warn};
 
 use crate::Fatal;
+use crate::body::Heard;
 use crate::leaving::Leaving;
 use crate::limits::LIMITS;
 use crate::listen::{Listener, Stream};
@@ -136,15 +137,16 @@ impl Connections {
     }
 }
 
-/// The service for one connection, whose seat is busy from a request's head to the end of its reply. Once
-/// the gateway is leaving, the connection ends with that.
+/// The service for one connection, whose seat is busy from when all of a request is there to the end of
+/// its reply. Once the gateway is leaving, the connection ends with that.
 fn seated(
     service: TowerToHyperService<Router>,
     seat: Arc<Seat>,
     leaving: Arc<Leaving>,
 ) -> impl Fn(Request<Incoming>) -> Reply {
     move |request| {
-        let (busy, reply) = (seat.busy(), service.call(request));
+        let (busy, hearing) = seat.hear();
+        let reply = service.call(request.map(|body| Body::new(Heard::new(body, hearing))));
         let leaving = Arc::clone(&leaving);
         Box::pin(async move {
             let mut reply = reply.await?;

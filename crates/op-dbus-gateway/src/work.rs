@@ -1,21 +1,20 @@
-//! Requests that ask for work: admitted before their body is read, bounded until their reply is
-//! sent.
+//! Requests that ask for work: admitted once all of them is there, bounded until their reply is sent.
 
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::{Body as _, Bytes};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::timeout;
 
 use crate::Gateway;
+use crate::body::{read, unread};
 use crate::embed::Embedded;
 use crate::limits::LIMITS;
 use crate::object::Object;
@@ -111,73 +110,27 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, gateway: &Arc<Gateway>) -> Result<Self, Refusal> {
-        let permit = Arc::clone(&gateway.requests).try_acquire_owned().map_err(|_| {
-            let limit = LIMITS.requests;
-            Refusal::busy(format!(
-                "the gateway works on {limit} requests, which is its limit; try again in 1 s"
-            ))
-        });
-        let permit = match permit.and_then(|permit| check_type(request.headers()).map(|()| permit))
-        {
-            Ok(permit) => Permit { gateway: Arc::clone(gateway), held: vec![permit] },
-            Err(refusal) => return Err(unread(request, refusal)),
-        };
-        let body = read(request).await?;
-        let Object(asked) = serde_json::from_slice(&body).map_err(|error| {
+        // Whoever can be told before the body is on its way is.
+        let is_free = gateway.requests.available_permits() > 0;
+        let free = is_free.then_some(()).ok_or_else(full);
+        if let Err(refusal) = free.and_then(|()| check_type(request.headers())) {
+            return Err(unread(request, refusal));
+        }
+        let read = read(request, &gateway.bodies).await?;
+        let permit = Arc::clone(&gateway.requests).try_acquire_owned().map_err(|_| full())?;
+        let permit = Permit { gateway: Arc::clone(gateway), held: vec![permit] };
+        let Object(asked) = serde_json::from_slice(&read.bytes).map_err(|error| {
             Refusal::invalid(format!("the body is not what this route takes: {error}"))
         })?;
         Ok(Self { asked, permit })
     }
 }
 
-/// The body of a request, within its bounds.
-async fn read(request: Request) -> Result<Bytes, Refusal> {
-    let asks_first = request.headers().contains_key(EXPECT);
-    let mut body = request.into_body();
-    let too_large = || {
-        let limit = LIMITS.body_bytes;
-        Refusal::too_large(format!(
-            "the body is larger than {limit} bytes; send the texts in several requests"
-        ))
-    };
-    // Who asks whether to send it has nothing on its way.
-    if asks_first && body.size_hint().lower() > LIMITS.body_bytes as u64 {
-        return Err(too_large());
-    }
-    let limited = Limited::new(&mut body, LIMITS.body_bytes).collect();
-    let read = timeout(LIMITS.body_time, limited).await.map_err(|_| {
-        let seconds = LIMITS.body_time.as_secs();
-        let message = format!("the body did not come within {seconds} s");
-        Refusal::new(StatusCode::REQUEST_TIMEOUT, "timeout", message)
-    })?;
-    match read {
-        Ok(read) => Ok(read.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => {
-            tokio::spawn(discard(body));
-            Err(too_large())
-        }
-        Err(error) => Err(Refusal::invalid(format!("the body could not be read ({error})"))),
-    }
-}
-
-/// Refuses a request whose body nobody has read, and takes what a client sends of it all the same.
-pub fn unread(request: Request, refusal: Refusal) -> Refusal {
-    // Who asks whether to send it has nothing on its way.
-    let asks_first = request.headers().contains_key(EXPECT);
-    let body = request.into_body();
-    if !asks_first && !body.is_end_stream() {
-        tokio::spawn(discard(body));
-    }
-    refusal
-}
-
-/// Takes for a while what a client still sends: where a connection ends with bytes that nobody has read,
-/// the client's system may drop the reply before the client has seen it, and many clients take a
-/// connection that breaks while they send for all that there is to know.
-async fn discard(mut body: Body) {
-    let all = async { while let Some(Ok(_)) = body.frame().await {} };
-    // Whoever sends for longer is not waited for.
-    let _ = timeout(LIMITS.discard_time, all).await;
+fn full() -> Refusal {
+    let limit = LIMITS.requests;
+    Refusal::busy(format!(
+        "the gateway works on {limit} requests, which is its limit; try again in 1 s"
+    ))
 }
 
 /// A browser sends JSON to another origin only if that allows it, which the gateway never does; any

@@ -35,7 +35,7 @@ fn name(error: &Error) -> ErrorName {
 
 fn engine(error: &EngineError) -> ErrorName {
     match error {
-        EngineError::Overloaded { .. } => ErrorName::Overloaded,
+        EngineError::Overloaded { .. } | EngineError::Late { .. } => ErrorName::Overloaded,
         EngineError::QuotaExceeded { .. } => ErrorName::QuotaExceeded,
         EngineError::TooLarge { .. } => ErrorName::TooLarge,
         EngineError::TooLong { .. } => ErrorName::TooLong,

@@ -10,6 +10,7 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 
 use super::*;
+use crate::admission::Claim;
 use crate::call::{Priority, Truncate};
 use crate::clock::MADE_UP_US;
 use crate::job::{Job, Terms};
@@ -141,12 +142,14 @@ fn arrive() {
         let truncate = w.random.of(&[Truncate::End, Truncate::Start, Truncate::Mean]);
         let cost = texts.iter().map(|t| t.cost(truncate, &w.preparer.tokenizer)).sum();
         let uid = w.random.below(3) as u32;
-        let Ok(permit) = w.admission.admit(uid, cost, 1e4) else { return };
+        let class = w.random.of(&[Priority::Interactive, Priority::Bulk]);
+        let claim = Claim::new(uid, cost, class);
+        let Ok(permit) = w.admission.admit(claim, 1e4) else { return };
         let deadline_us = w.random.one_in(4).then(|| w.now_us + w.random.below(300));
         let (full, dimensions) = (DIMENSIONS, DIMENSIONS);
         let terms = Terms {
             uid,
-            class: w.random.of(&[Priority::Interactive, Priority::Bulk]),
+            class,
             truncate,
             output: Output { full, dimensions, normalise: true, normalise_all: false },
             arrived_us: w.now_us,

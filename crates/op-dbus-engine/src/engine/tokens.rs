@@ -3,7 +3,8 @@
 use tokio::sync::oneshot;
 
 use super::Engine;
-use crate::admission::tokens_of_memory;
+use crate::admission::{Claim, tokens_of_memory};
+use crate::call::Priority;
 use crate::error::{Error, Excess};
 use crate::prepare::{Task, chunks, is_small, look};
 use crate::tokenizer::{EncodeError, Piece, Tokenizer};
@@ -59,7 +60,8 @@ impl Engine {
             return look(&inner.preparer.tokenizer, 0, &texts, one, || true);
         }
         let tokens = tokens_of_memory(texts.iter().map(String::len).sum());
-        let permit = inner.admission.admit(uid, tokens, self.scheduler().tokens_per_s())?;
+        let claim = Claim::new(uid, tokens, Priority::Bulk);
+        let permit = inner.admission.admit(claim, self.scheduler().tokens_per_s())?;
         let _permit = permit.of_a_look();
         let line = inner.door.line(uid);
         let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());

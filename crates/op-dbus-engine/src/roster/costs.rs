@@ -55,10 +55,23 @@ impl Roster {
 
     /// Tokens that all workers together compute in a second, as far as it was measured.
     pub fn tokens_per_s(&self) -> f64 {
-        let rate = |worker: &Worker| {
-            let pool = self.pools.get(worker.pool)?;
-            pool.cost.rate(pool.planner.tokens_max())
+        let rate = |worker| self.rate(worker).unwrap_or(TOKENS_PER_S_ASSUMED);
+        self.ordinary().map(rate).sum()
+    }
+
+    /// The same of those workers alone that were seen at it; none where there are none. What small batches
+    /// take tells little of it: a large one may take no longer.
+    pub fn tokens_per_s_seen(&self) -> Option<f64> {
+        let is_seen = |worker: &&Worker| {
+            let pool = self.pools.get(worker.pool);
+            pool.is_some_and(|pool| 2 * pool.cost.largest() >= pool.planner.tokens_max())
         };
-        self.ordinary().map(|worker| rate(worker).unwrap_or(TOKENS_PER_S_ASSUMED)).sum()
+        let rates = self.ordinary().filter(is_seen).filter_map(|worker| self.rate(worker));
+        rates.reduce(|all, rate| all + rate)
+    }
+
+    fn rate(&self, worker: &Worker) -> Option<f64> {
+        let pool = self.pools.get(worker.pool)?;
+        pool.cost.rate(pool.planner.tokens_max())
     }
 }

@@ -83,4 +83,9 @@ impl Scheduler {
     pub fn tokens_per_s(&self) -> f64 {
         self.lock().roster.tokens_per_s()
     }
+
+    /// The same where it was seen, not assumed.
+    pub fn tokens_per_s_seen(&self) -> Option<f64> {
+        self.lock().roster.tokens_per_s_seen()
+    }
 }

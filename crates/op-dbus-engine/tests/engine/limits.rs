@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use op_dbus_engine::{Call, Error, Excess, Limits, WorkerState};
+use op_dbus_engine::sim::Faults;
+use op_dbus_engine::{BackendFactory, BatchLimits, Call, Error, Excess, Limits, WorkerState};
 
 use crate::support::*;
 
@@ -185,4 +186,36 @@ async fn an_idle_worker_waits_for_more_if_told_to() {
     assert_eq!(gate.next_batch(), ["only"]);
     gate.go();
     assert!(only.await.unwrap().unwrap().queue_us >= 2_000);
+}
+
+#[tokio::test]
+async fn what_is_not_done_by_its_deadline_is_refused_at_once_and_the_rest_is_done() {
+    // A thousand tokens a second, of which a batch has 40.
+    let slow = Faults { us_per_token: Some(1000), ..Faults::default() };
+    let batch = BatchLimits { tokens_max: 40, ..BatchLimits::default() };
+    let factory: BackendFactory = Box::new(move |_| sim(slow.clone()));
+    let engine = batched(factory, Limits::default(), batch, 1);
+    let embed = |texts: usize, ms: u64| {
+        let deadline = Some(Instant::now() + Duration::from_millis(ms));
+        let (engine, call) = (engine.clone(), Call { deadline, ..call(1, &vec![TEN; texts]) });
+        tokio::spawn(async move { engine.embed(call).await })
+    };
+    // Until a full batch was seen nobody is refused for it.
+    let (first, second) = (embed(10, 60_000), embed(10, 60_000));
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+    // 12 tokens a text: some 0.6 s together.
+    let (before, behind) = (embed(40, 60_000), embed(10, 60_000));
+    while engine.stats().in_flight_calls < 2 {
+        tokio::task::yield_now().await;
+    }
+    let error = embed(10, 500).await.unwrap().unwrap_err();
+    let Error::Late { needed: 120, before: 600, retry_after_ms, .. } = error else {
+        panic!("{error:?}");
+    };
+    assert!(retry_after_ms > 0);
+    assert_eq!(engine.stats().failures["overloaded"], 1);
+    assert_eq!(engine.stats().in_flight_calls, 2, "it did not wait for the others");
+    before.await.unwrap().unwrap();
+    behind.await.unwrap().unwrap();
 }

@@ -16,7 +16,8 @@ use crate::{Gateway, gate, page};
 pub fn router(gateway: Arc<Gateway>) -> Router {
     let gate = middleware::from_fn_with_state(Arc::clone(&gateway), gate::pass);
     Router::new()
-        .route("/", get(page::page))
+        // What text-embeddings-inference answers there for a model of this kind.
+        .route("/", get(page::page).post(tei::embed))
         .route("/health", get(service::health))
         .route("/ready", get(service::ready))
         .route("/status", get(service::status))

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::Gateway;
-use crate::embed::{Embedded, Input, Inputs, Wanted, embed};
+use crate::embed::{Embedded, Wanted, embed};
+use crate::input::{Input, Inputs};
 use crate::models::offered;
 use crate::refusal::Refusal;
 use crate::work::Work;

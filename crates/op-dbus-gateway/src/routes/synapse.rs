@@ -7,7 +7,8 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use crate::Gateway;
-use crate::embed::{Inputs, Wanted, embed};
+use crate::embed::{Wanted, embed};
+use crate::input::Inputs;
 use crate::refusal::Refusal;
 use crate::work::Work;
 

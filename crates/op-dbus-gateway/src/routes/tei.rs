@@ -9,7 +9,8 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use crate::Gateway;
-use crate::embed::{Input, Inputs, Wanted, check_texts, embed as embed_inputs, no_zero, options};
+use crate::embed::{Wanted, embed as embed_inputs, options};
+use crate::input::{Input, Inputs, check_texts, no_zero};
 use crate::limits::LIMITS;
 use crate::object::Object;
 use crate::refusal::Refusal;
@@ -146,9 +147,9 @@ pub async fn rerank(
     let inputs = Inputs::texts(texts)?;
     let wanted = Wanted { truncate, ..Wanted::default() };
     let embedded = embed_inputs(&gateway, &inputs, &wanted).await?;
-    let text = |index: usize| match &inputs {
-        Inputs::Texts(texts) if asked.return_text => texts.get(index + 1).map(String::as_str),
-        _ => None,
+    let text = |index: usize| {
+        let text = inputs.texts.get(index + 1).filter(|_| asked.return_text);
+        text.map(String::as_str)
     };
     let cosines = embedded.cosines().into_iter().enumerate();
     let mut ranks: Vec<Rank<'_>> =

@@ -65,7 +65,7 @@ class TooLong(OpDbusError):
 
 
 class Overloaded(OpDbusError):
-    """The queue is full; the message says when to come back."""
+    """The queue is full, or leaves no time before ``deadline_ms``; the message says when to come back."""
 
     dbus_name = _OURS + "Overloaded"
 

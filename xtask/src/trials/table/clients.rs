@@ -123,6 +123,7 @@ pub const TRIALS: &[Trial] = &[
             "gateway::limits::a_page_of_another_name_gets_nothing",
             "gateway::limits::a_client_that_leaves_cancels_its_work",
             "gateway::limits::idle_connections_keep_nobody_out",
+            "gateway::limits::heads_without_bodies_keep_nobody_out",
         ]),
         rest: "10,000 idle connections: 600 are tried, which is more than are kept",
     },

@@ -1,0 +1,196 @@
+//! When a call's turn would be over, as far as it can be told from what is in flight before it: what can't
+//! be done in its time is refused at once, so that what is admitted is done.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::retry_after_ms;
+use crate::call::Priority;
+use crate::error::Error;
+
+/// The part of a call's time that may be planned: batches take longer at times than those before did.
+const PLANNED: f64 = 0.75;
+
+/// What a call asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub uid: u32,
+    pub tokens: usize,
+    pub class: Priority,
+    /// Until its deadline, if it has one and how fast its turn comes is known.
+    pub time: Option<Time>,
+}
+
+/// The time that a call has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Time {
+    pub left: Duration,
+    /// What all workers together were seen to do.
+    pub tokens_per_s: f64,
+}
+
+impl Time {
+    /// The time until `deadline`, where it is known what can be done in it.
+    pub fn until(deadline: Instant, tokens_per_s: Option<f64>) -> Option<Self> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        Some(Self { left, tokens_per_s: tokens_per_s? })
+    }
+}
+
+/// What texts were counted as before they were tokenized, and what they turned out to have: most have far
+/// fewer tokens than bytes, which is what is known of a call that comes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Made {
+    counted: usize,
+    real: usize,
+}
+
+impl Made {
+    /// Of so many tokens at least each counts for half as much once as many more are there.
+    const MEMORY: usize = 1 << 18;
+
+    pub fn note(&mut self, counted: usize, real: usize) {
+        self.counted += counted;
+        self.real += real;
+        if self.counted > 2 * Self::MEMORY {
+            (self.counted, self.real) = (self.counted / 2, self.real / 2);
+        }
+    }
+
+    /// What is to be expected of `counted` tokens.
+    fn expected(self, counted: usize) -> usize {
+        match self.counted {
+            0 => counted,
+            all => (counted as f64 * self.real as f64 / all as f64) as usize,
+        }
+    }
+}
+
+/// What a user has in flight.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Share {
+    pub calls: usize,
+    pub interactive: usize,
+    pub bulk: usize,
+}
+
+impl Share {
+    pub fn tokens(&self) -> usize {
+        self.interactive + self.bulk
+    }
+
+    pub fn of(&mut self, class: Priority) -> &mut usize {
+        match class {
+            Priority::Interactive => &mut self.interactive,
+            Priority::Bulk => &mut self.bulk,
+        }
+    }
+
+    fn tokens_of(mut self, class: Priority) -> usize {
+        *self.of(class)
+    }
+}
+
+impl Claim {
+    /// A claim on room alone.
+    pub fn new(uid: u32, tokens: usize, class: Priority) -> Self {
+        Self { uid, tokens, class, time: None }
+    }
+
+    /// Refuses what would not be done in its time behind what is in flight. What is alone is always tried:
+    /// there is nothing that it could wait for.
+    pub(super) fn check_time(&self, by_uid: &HashMap<u32, Share>, made: Made) -> Result<(), Error> {
+        let needed = made.expected(self.tokens);
+        let before = self.before(by_uid, needed);
+        let Some(Time { left, tokens_per_s }) = self.time.filter(|time| !time.left.is_zero())
+        else {
+            return Ok(());
+        };
+        let planned = left.as_secs_f64() * PLANNED * tokens_per_s;
+        let excess = (before + needed) as f64 - planned;
+        if before == 0 || excess <= 0.0 {
+            return Ok(());
+        }
+        Err(Error::Late {
+            needed,
+            before,
+            tokens_per_s: tokens_per_s as u64,
+            left_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+            retry_after_ms: retry_after_ms(excess as usize, tokens_per_s),
+        })
+    }
+
+    /// Tokens that are computed before the last of the `needed` of this call is: users take turns by tokens, so another
+    /// one has as many as this user at most until then; and bulk waits for what is interactive.
+    fn before(&self, by_uid: &HashMap<u32, Share>, needed: usize) -> usize {
+        let own = by_uid.get(&self.uid).copied().unwrap_or_default().tokens_of(self.class);
+        let until = own.saturating_add(needed);
+        let others = by_uid.iter().filter(|(uid, _)| **uid != self.uid);
+        let others: usize = others.map(|(_, share)| share.tokens_of(self.class).min(until)).sum();
+        let first: usize = match self.class {
+            Priority::Interactive => 0,
+            Priority::Bulk => by_uid.values().map(|share| share.interactive).sum(),
+        };
+        own + others + first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIME: Time = Time { left: Duration::from_secs(10), tokens_per_s: 100.0 };
+
+    fn refused(tokens: usize, class: Priority, in_flight: &[(u32, usize, usize)]) -> bool {
+        let share = |(uid, interactive, bulk)| (uid, Share { calls: 1, interactive, bulk });
+        let by_uid = in_flight.iter().copied().map(share).collect();
+        let claim = Claim { time: Some(TIME), ..Claim::new(1, tokens, class) };
+        let error = claim.check_time(&by_uid, Made::default()).err();
+        assert!(Claim { time: None, ..claim }.check_time(&by_uid, Made::default()).is_ok());
+        assert!(error.as_ref().is_none_or(|error| matches!(error, Error::Late { .. })));
+        error.is_some()
+    }
+
+    #[test]
+    fn what_is_not_done_in_its_time_is_refused() {
+        use Priority::{Bulk, Interactive};
+        // 1000 tokens in 10 s, of which 750 are planned with.
+        assert!(!refused(100, Interactive, &[(1, 650, 0)]));
+        assert!(refused(101, Interactive, &[(1, 650, 0)]));
+        // A user who floods leaves the others their turns.
+        assert!(!refused(100, Interactive, &[(2, 9000, 9000)]));
+        assert!(refused(400, Interactive, &[(2, 9000, 0)]));
+        // Bulk waits for all that is interactive, which does not wait for it.
+        assert!(!refused(100, Interactive, &[(1, 0, 9000)]));
+        assert!(refused(100, Bulk, &[(2, 700, 0)]));
+        // What is alone is tried, however long it takes.
+        assert!(!refused(9000, Bulk, &[]));
+    }
+
+    #[test]
+    fn what_calls_were_counted_as_is_set_right() {
+        let mut made = Made::default();
+        assert_eq!(made.expected(100), 100);
+        made.note(100, 25);
+        assert_eq!(made.expected(100), 25);
+        let by_uid = HashMap::from([(1, Share { calls: 1, interactive: 700, bulk: 0 })]);
+        let claim =
+            |tokens| Claim { time: Some(TIME), ..Claim::new(1, tokens, Priority::Interactive) };
+        assert!(claim(200).check_time(&by_uid, made).is_ok());
+        // 51 of them.
+        assert!(claim(205).check_time(&by_uid, made).is_err());
+        (0..100).for_each(|_| made.note(Made::MEMORY, Made::MEMORY));
+        assert!(made.expected(100) >= 99 && made.counted <= 2 * Made::MEMORY);
+    }
+
+    #[test]
+    fn who_is_refused_is_told_when_to_come_back() {
+        let by_uid = HashMap::from([(1, Share { calls: 1, interactive: 900, bulk: 0 })]);
+        let claim = Claim { time: Some(TIME), ..Claim::new(1, 50, Priority::Interactive) };
+        assert_eq!(
+            claim.check_time(&by_uid, Made::default()).unwrap_err().to_string(),
+            "900 tokens come before the 50 of this call, at 100 tokens a second, which is not done in \
+             the 10000 ms that it allows; try again in 2000 ms"
+        );
+    }
+}

@@ -1,0 +1,164 @@
+//! Bodies of requests: read within their bounds, and what is on its way of those that nobody wants.
+//!
+//! A body that is read keeps none of the places for work, so that whoever sends a head and nothing more
+//! keeps nobody out; what bodies take together is bounded in bytes.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::http::header::EXPECT;
+use http_body_util::BodyExt;
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::limits::LIMITS;
+use crate::refusal::Refusal;
+use crate::seats::Hearing;
+
+/// A body that is there, with what it takes of the room for all.
+pub struct Read {
+    /// The body.
+    pub bytes: Vec<u8>,
+    room: Option<OwnedSemaphorePermit>,
+}
+
+/// Reads a body into the `room` that all of them share, of [`LIMITS.bodies_bytes`](LIMITS).
+///
+/// # Errors
+/// 413 for one that is too large, 408 for one that is too slow, 429 where there is no room, 400 for one
+/// that breaks off.
+pub async fn read(request: Request, room: &Arc<Semaphore>) -> Result<Read, Refusal> {
+    let too_large = || {
+        let limit = LIMITS.body_bytes;
+        Refusal::too_large(format!(
+            "the body is larger than {limit} bytes; send the texts in several requests"
+        ))
+    };
+    if request.body().size_hint().lower() > LIMITS.body_bytes as u64 {
+        return Err(unread(request, too_large()));
+    }
+    let mut body = request.into_body();
+    let mut read = Read { bytes: Vec::new(), room: None };
+    let began = Instant::now();
+    let mut patience = began + LIMITS.slow_time;
+    loop {
+        let Ok(frame) = timeout_at(patience, body.frame()).await else {
+            check_pace(began, room)?;
+            patience += LIMITS.slow_time;
+            continue;
+        };
+        let Some(frame) = frame else { return Ok(read) };
+        let frame = frame
+            .map_err(|error| Refusal::invalid(format!("the body could not be read ({error})")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        let taken = if read.bytes.len() + data.len() > LIMITS.body_bytes {
+            Err(too_large())
+        } else {
+            read.take(&data, room)
+        };
+        if let Err(refusal) = taken {
+            tokio::spawn(discard(body));
+            return Err(refusal);
+        }
+    }
+}
+
+impl Read {
+    fn take(&mut self, data: &[u8], room: &Arc<Semaphore>) -> Result<(), Refusal> {
+        let bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let room = Arc::clone(room).try_acquire_many_owned(bytes).map_err(|_| {
+            let message = "the gateway reads as many bytes of bodies as it takes; try again in 1 s";
+            Refusal::busy(message)
+        })?;
+        match &mut self.room {
+            Some(held) => held.merge(room),
+            none => *none = Some(room),
+        }
+        self.bytes.extend_from_slice(data);
+        Ok(())
+    }
+}
+
+/// Whether a body that is slow may go on.
+fn check_pace(began: Instant, room: &Semaphore) -> Result<(), Refusal> {
+    let elapsed = began.elapsed();
+    // Else those who send slowly on purpose would have all of the room for as long as they may.
+    let is_short = room.available_permits() < LIMITS.bodies_bytes / 2;
+    if elapsed < LIMITS.body_time && !is_short {
+        return Ok(());
+    }
+    let message = format!("the body did not come within {} s; send it at once", elapsed.as_secs());
+    Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "timeout", message))
+}
+
+/// Refuses a request whose body nobody has read, and takes what a client sends of it all the same.
+pub fn unread(request: Request, refusal: Refusal) -> Refusal {
+    // Who asks whether to send it has nothing on its way.
+    let asks_first = request.headers().contains_key(EXPECT);
+    let body = request.into_body();
+    if !asks_first && !body.is_end_stream() {
+        tokio::spawn(discard(body));
+    }
+    refusal
+}
+
+/// Takes for a while what a client still sends: where a connection ends with bytes that nobody has read,
+/// the client's system may drop the reply before the client has seen it, and many clients take a
+/// connection that breaks while they send for all that there is to know.
+async fn discard(mut body: Body) {
+    let all = async { while let Some(Ok(_)) = body.frame().await {} };
+    // Whoever sends for longer is not waited for.
+    let _ = timeout(LIMITS.discard_time, all).await;
+}
+
+/// A body whose connection is told when all of it is there.
+pub struct Heard {
+    body: Incoming,
+    hearing: Option<Hearing>,
+}
+
+impl Heard {
+    /// The body of a request whose head is there.
+    pub fn new(body: Incoming, hearing: Hearing) -> Self {
+        let mut heard = Self { body, hearing: Some(hearing) };
+        if heard.body.is_end_stream() {
+            heard.end();
+        }
+        heard
+    }
+
+    fn end(&mut self) {
+        if let Some(hearing) = self.hearing.take() {
+            hearing.end();
+        }
+    }
+}
+
+impl HttpBody for Heard {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(frame, Poll::Ready(None)) {
+            self.end();
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
