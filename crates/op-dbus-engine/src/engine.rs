@@ -188,6 +188,11 @@ impl Engine {
         self.scheduler().is_hopeless()
     }
 
+    /// Why calls are refused, if no worker at all can be had now ([`Presence::Lost`](crate::Presence)).
+    pub fn refusal(&self) -> Option<BackendError> {
+        self.scheduler().refusal()
+    }
+
     /// What the workers that were asked for are given up for, if it is that they prove themselves and then
     /// lose batch after batch ([`Pool::losses_max`]).
     pub fn losses(&self) -> Option<String> {

@@ -8,7 +8,7 @@ use op_dbus_engine::{CancelToken, Error as EngineError, Reply};
 use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
 
 use super::served::{Request, Served};
-use super::{Error, Service, provider};
+use super::{Error, Service};
 
 /// KiB of inputs that wait for another provider, of all calls together: no queue counts them
 /// meanwhile. A call beyond is told at once that its provider has failed.
@@ -38,7 +38,7 @@ impl Service {
         served: Arc<Served>,
         request: Request,
     ) -> Result<(Reply, Arc<Served>), Error> {
-        let again = self.may_have_successor(&served).then(|| request.clone());
+        let again = self.now().may_have_successor(&served).then(|| request.clone());
         let error = match served.embed(request).await {
             Ok(reply) => return Ok((reply, served)),
             Err(error) => error,
@@ -65,13 +65,6 @@ impl Service {
         let in_force = now.served().filter(|in_force| same(in_force)).cloned();
         let there = || now.fleet.served().into_iter().find(same);
         in_force.or_else(there).unwrap_or_else(|| served.clone())
-    }
-
-    /// Whether the settings name a provider to come after that of `served`.
-    fn may_have_successor(&self, served: &Served) -> bool {
-        let candidates = provider::candidates(self.now().settings());
-        !served.is_last.load(Ordering::Relaxed)
-            && candidates.last().is_some_and(|last| !served.is_on(*last))
     }
 
     /// Room for the inputs of a call that waits, if there is some.

@@ -46,6 +46,8 @@ impl Service {
                 if let Some(served) = now.served() {
                     served.is_last.store(true, Ordering::Relaxed);
                     served.engine.keep_trying();
+                    // The same as before, and nobody to take over.
+                    self.replace(|_| {});
                 }
             }
         }
