@@ -56,6 +56,11 @@ impl Scheduler {
         self.lock().roster.losses()
     }
 
+    /// What a worker has to prove itself for by more than the engine's own text.
+    pub fn doubts(&self, worker: usize) -> Option<String> {
+        self.lock().roster.doubts(worker)
+    }
+
     /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
     pub fn keep_trying(&self) {
         self.lock().roster.keep_trying();
