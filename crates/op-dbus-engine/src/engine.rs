@@ -199,6 +199,11 @@ impl Engine {
         self.scheduler().losses()
     }
 
+    /// What the workers lost batches with was no fault of theirs: a text that kills other workers as well.
+    pub fn acquit(&self) {
+        self.scheduler().acquit();
+    }
+
     /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
     pub fn keep_trying(&self) {
         self.scheduler().keep_trying();

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use op_dbus_engine::{CancelToken, Error as EngineError, Reply};
 use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
+use tracing::info;
 
 use super::served::{Request, Served};
 use super::{Error, Service};
@@ -43,7 +44,7 @@ impl Service {
             Ok(reply) => return Ok((reply, served)),
             Err(error) => error,
         };
-        let failed = matches!(error, Error::Engine(EngineError::WorkerFailed(_)));
+        let failed = is_worker_failed(&error);
         let Some(request) = again.filter(|_| failed && served.engine.is_failing()) else {
             return Err(error);
         };
@@ -52,8 +53,35 @@ impl Service {
         let Some(next) = self.successor(&served, cancel, deadline).await? else {
             return Err(error);
         };
-        drop(served);
-        Ok((next.embed(request).await?, next))
+        // Let go as soon as nothing can acquit it.
+        let suspect = served.engine.losses().is_some().then_some(served);
+        match next.embed(request).await {
+            Ok(reply) => Ok((reply, next)),
+            Err(error) => {
+                if let Some(suspect) = suspect.filter(|_| is_lost_with(&error, &next)) {
+                    self.acquit(suspect, next);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Has `suspect` serve again, whose workers were lost with a call that those of `next` are lost with as
+    /// well: what that call has is to blame, and everybody else is better off where they were.
+    fn acquit(&self, suspect: Arc<Served>, next: Arc<Served>) {
+        info!(
+            model = suspect.model,
+            "{} is taken back: a call that its workers were lost with loses those of {}, too",
+            suspect.provider,
+            next.provider
+        );
+        let service = self.clone();
+        tokio::spawn(async move {
+            suspect.engine.acquit();
+            if suspect.engine.load().await.is_ok() && !suspect.engine.is_failing() {
+                service.take(suspect, &next).await;
+            }
+        });
     }
 
     /// What a call that began on `served` goes on with: what serves the same model now, if it makes the same
@@ -118,4 +146,13 @@ impl Service {
             }
         }
     }
+}
+
+fn is_worker_failed(error: &Error) -> bool {
+    matches!(error, Error::Engine(EngineError::WorkerFailed(_)))
+}
+
+/// Whether a call has failed on `next` because its workers were lost with it, and not because there are none.
+fn is_lost_with(error: &Error, next: &Served) -> bool {
+    is_worker_failed(error) && (!next.engine.is_failing() || next.engine.losses().is_some())
 }

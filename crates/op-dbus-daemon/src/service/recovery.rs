@@ -73,7 +73,7 @@ impl Service {
     }
 
     /// Has `better` serve in the place of `fallback`, if that serves still.
-    async fn take(&self, better: Arc<Served>, fallback: &Arc<Served>) {
+    pub(super) async fn take(&self, better: Arc<Served>, fallback: &Arc<Served>) {
         let _change = self.0.change.lock().await;
         let Ok(now) = self.staying() else { return };
         if !now.fleet.replace(fallback, &better) {

@@ -1,5 +1,7 @@
 //! The service without a bus: shared loads, warm switches, retries after a failure, provider choice.
 
+mod guilt;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

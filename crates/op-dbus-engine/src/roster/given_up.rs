@@ -55,6 +55,11 @@ impl Roster {
         self.is_hopeless().then(|| format!("lost {} batches in a row ({error})", worker.losses))
     }
 
+    /// What the workers were lost with was no fault of theirs.
+    pub fn acquit(&mut self) {
+        self.workers.iter_mut().for_each(|worker| worker.losses = 0);
+    }
+
     /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
     pub fn keep_trying(&mut self) {
         self.pools.iter_mut().for_each(|pool| pool.losses_max = None);

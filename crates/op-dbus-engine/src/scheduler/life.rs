@@ -61,6 +61,12 @@ impl Scheduler {
         self.lock().roster.doubts(worker)
     }
 
+    /// What the workers were lost with was no fault of theirs.
+    pub fn acquit(&self) {
+        self.lock().roster.acquit();
+        self.changed.notify_waiters();
+    }
+
     /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
     pub fn keep_trying(&self) {
         self.lock().roster.keep_trying();
