@@ -44,8 +44,8 @@ impl Service {
     pub async fn set_level(&self, level: Level) -> Result<(), Error> {
         let _change = self.0.change.lock().await;
         let now = self.staying()?;
-        refuse_pinned(&now.loaded)?;
-        let choice = (level != Level::None).then_some(Choice::Level(level));
+        refuse_pinned(&now.loaded, level)?;
+        let choice = wanted(&now.loaded.with("vector_level", level.as_str())?.settings);
         let served = self.load(&now, &now.fleet, choice.as_ref()).await?;
         let mut loaded = Loaded::clone(&now.loaded);
         let kept = blocking(move || loaded.set("vector_level", level.as_str()).map(|()| loaded));
@@ -293,12 +293,16 @@ pub(super) fn tell_loaded(served: &Served) {
     );
 }
 
-/// Refuses a change of level where it would have no effect.
-fn refuse_pinned(loaded: &Loaded) -> Result<(), Error> {
+/// Refuses a change of level where it would have no effect. The setting `model` is served in place of every
+/// level but none.
+fn refuse_pinned(loaded: &Loaded, level: Level) -> Result<(), Error> {
     if let Some(by) = loaded.pinned_by("vector_level") {
         return Err(ChangeError::Pinned { key: "vector_level".to_owned(), by }.into());
     }
     let Some(model) = &loaded.settings.model else { return Ok(()) };
+    if level == Level::None || loaded.settings.vector_level == Level::None {
+        return Ok(());
+    }
     let origin = loaded.origins.get("model").map(ToString::to_string).unwrap_or_default();
     Err(Error::Pinned(format!(
         "`model` is {model} ({origin}) and is served in place of a level's; unset it there first"
