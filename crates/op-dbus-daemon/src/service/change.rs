@@ -90,7 +90,7 @@ impl Service {
                     next.loaded = Arc::new(loaded);
                     next.fleet = fleet.clone();
                 });
-                bring_along(&now.fleet, &fleet, choice.as_ref());
+                self.bring_along(&now.fleet, &fleet, choice.as_ref());
                 Ok(())
             }
             Err(error) => {
@@ -236,6 +236,23 @@ impl Service {
         if matches!(now.phase, Phase::Draining(_)) { Err(Error::ShuttingDown) } else { Ok(now) }
     }
 
+    /// Loads what `old` has beside `in_force` in `new`, too, for the calls and jobs that name another level.
+    fn bring_along(&self, old: &Fleet, new: &Arc<Fleet>, in_force: Option<&Choice>) {
+        for other in old.served().into_iter().filter(|other| Some(&other.choice) != in_force) {
+            let (service, choice, new) = (self.clone(), other.choice.clone(), new.clone());
+            tokio::spawn(async move {
+                match new.get(&choice).await {
+                    Ok(served) => {
+                        tell_loaded(&served);
+                        service.tell_fallback(&served, service.now().settings());
+                    }
+                    // The next call that names it tries again, and is told.
+                    Err(error) => debug!(%error, model = choice.model(), "not loaded anew"),
+                }
+            });
+        }
+    }
+
     fn restore(&self, before: &Now) {
         self.enter(before.phase.clone());
     }
@@ -261,20 +278,6 @@ impl Service {
         {
             warn!("the log filter stays as it was: {reason}");
         }
-    }
-}
-
-/// Loads what `old` has beside `in_force` in `new`, too, for the calls and jobs that name another level.
-fn bring_along(old: &Fleet, new: &Arc<Fleet>, in_force: Option<&Choice>) {
-    for other in old.served().into_iter().filter(|other| Some(&other.choice) != in_force) {
-        let (choice, new) = (other.choice.clone(), new.clone());
-        tokio::spawn(async move {
-            match new.get(&choice).await {
-                Ok(served) => tell_loaded(&served),
-                // The next call that names it tries again, and is told.
-                Err(error) => debug!(%error, model = choice.model(), "not loaded anew"),
-            }
-        });
     }
 }
 

@@ -81,7 +81,10 @@ impl Service {
         }
         match now.served().is_some_and(|it| Arc::ptr_eq(it, fallback)) {
             true => self.moved(Some(better), |_| {}),
-            false => tell_loaded(&better),
+            false => {
+                tell_loaded(&better);
+                self.tell_fallback(&better, now.settings());
+            }
         }
     }
 

@@ -170,6 +170,19 @@ async fn a_level_that_does_not_load_leaves_the_old_one() {
 }
 
 #[tokio::test]
+async fn a_level_beside_the_one_in_force_tells_of_its_provider_once() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let flags = [("execution_provider", "coreml")];
+    let service = Service::new(loaded(&root, &flags), backends.means(), None);
+    service.start().await;
+    assert_eq!(service.fallbacks(), 1);
+    for _ in 0..2 {
+        embed(&service, Some(Level::High)).await.unwrap();
+        assert_eq!(service.fallbacks(), 2);
+    }
+}
+
+#[tokio::test]
 async fn draining_is_final() {
     let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
     let service = Service::new(loaded(&root, &[]), backends.means(), None);
