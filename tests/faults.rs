@@ -173,10 +173,14 @@ async fn no_worker_can_be_had() -> Outcome {
     limit_descriptors(&daemon, "3:").await?;
     daemon.signal_workers(Signal::SIGKILL).await?;
     refused(within("the failed call", waiting).await??, ErrorName::WorkerFailed)?;
-    daemon.client().manager.get_status().await?;
+    assert_eq!(daemon.state(|state| state != "ready").await?, "failed");
+    let status = daemon.client().manager.get_status().await?;
+    let told = <&str>::try_from(&status["status"])?;
+    assert!(told.starts_with("Not embedding: "), "{told}");
     // Once it can, the service recovers by itself.
     limit_descriptors(&daemon, "1024:").await?;
     assert_eq!(embedded_again(&daemon).await?, expected);
+    assert_eq!(daemon.state(|state| state != "failed").await?, "ready");
     daemon.stop().await
 }
 

@@ -10,7 +10,7 @@ use crate::config::{ModelShape, Pool};
 use crate::error::{Error, is_same_news};
 use crate::job::{Finished, Ran};
 use crate::planner::Plan;
-use crate::proof::{self, load, run_checked};
+use crate::proof::{self, load, load_again, run_checked};
 use crate::roster::{Loaded, Order};
 use crate::scheduler::{Entry, Next, Row, Scheduler};
 
@@ -283,7 +283,7 @@ impl Worker {
                 return true;
             }
             self.shared.scheduler.replacing(place);
-            match load(self.place, &self.shared) {
+            match load_again(self.place, &self.shared) {
                 Ok(backend) => {
                     let loaded = Loaded::of(backend.as_ref());
                     self.description = loaded.description.clone();

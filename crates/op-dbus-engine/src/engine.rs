@@ -1,5 +1,6 @@
 //! The engine as its users see it: calls in, replies out, and the life of it all.
 
+mod losses;
 mod tokens;
 
 use std::future::pending;
@@ -177,28 +178,6 @@ impl Engine {
         };
         in_flight.answered = result.is_ok();
         result
-    }
-
-    /// Waits until no worker of the pool that was asked for can be had; without another pool calls are
-    /// refused from then on. The workers are still tried again.
-    pub async fn failing(&self) {
-        self.scheduler().hopeless().await;
-    }
-
-    /// Whether no worker of the pool that was asked for can be had now.
-    pub fn is_failing(&self) -> bool {
-        self.scheduler().is_hopeless()
-    }
-
-    /// What the workers that were asked for are given up for, if it is that they prove themselves and then
-    /// lose batch after batch ([`Pool::losses_max`]).
-    pub fn losses(&self) -> Option<String> {
-        self.scheduler().losses()
-    }
-
-    /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
-    pub fn keep_trying(&self) {
-        self.scheduler().keep_trying();
     }
 
     /// For how long the worker that has computed longest has done so; none where nobody computes.

@@ -40,6 +40,7 @@
 //! ```
 
 mod admission;
+mod anteroom;
 mod backend;
 mod batch;
 mod buckets;
@@ -78,6 +79,7 @@ mod usage;
 mod vector;
 pub mod worker;
 
+pub use anteroom::{Anteroom, Seat};
 pub use backend::{
     Backend, BackendError, BackendFactory, Description, Footprint, LoadErrorKind, with_causes,
 };

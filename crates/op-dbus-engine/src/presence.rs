@@ -14,6 +14,8 @@ pub enum Presence {
     Loaded,
     /// They had none, and load again.
     Loading,
+    /// All were lost and none can be had: calls are refused, and each is still tried again.
+    Lost,
     /// They have none; calls are answered all the same.
     Unloaded(Absence),
 }

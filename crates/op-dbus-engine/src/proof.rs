@@ -131,6 +131,18 @@ pub(crate) fn measure(
     Ok(costs)
 }
 
+/// As [`load`], in place of a worker that may be doubted: then the backend has to compute batches as large as
+/// callers' before it gets any of those.
+pub(crate) fn load_again(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
+    let mut backend = load(place, shared)?;
+    if let Some(doubts) = shared.scheduler.doubts(place.index) {
+        measure(backend.as_mut(), place, shared).map_err(|error| {
+            wrong(format!("{doubts}, and has to prove itself before it gets others: {error}"))
+        })?;
+    }
+    Ok(backend)
+}
+
 /// A backend of which nothing is known yet but the dimensions.
 pub(crate) fn made(
     factory: &BackendFactory,

@@ -17,6 +17,7 @@ use crate::routing::{self, Cost, Lane, Running, Waiting};
 use crate::status::{WorkerState, WorkerStatus};
 use crate::usage::MemoryUse;
 
+pub(crate) use costs::TOKENS_PER_S_ASSUMED;
 pub(crate) use orders::Order;
 
 /// A worker that is busy for longer with one batch is not waited for.

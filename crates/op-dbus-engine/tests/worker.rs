@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests, also where clippy sees a helper function")]
 
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::process::Command;
 use std::time::Duration;
 
@@ -17,6 +19,8 @@ use op_dbus_engine::{
 };
 
 const ROLE: &str = "OP_DBUS_TEST_WORKER";
+/// Names a file with a byte for each start of a worker.
+const STARTS: &str = "OP_DBUS_TEST_STARTS";
 const SHAPE: RegionShape = RegionShape { tokens_max: 512, rows_max: 512, dimensions: 16 };
 const PATIENT: Timeouts = Timeouts { load: Duration::from_secs(60), run: Duration::from_secs(60) };
 const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7, 8], lengths: &[2, 2] };
@@ -87,6 +91,15 @@ fn worker_process() {
         "in-place" => {
             let sim = SimBackend::new(SHAPE.dimensions, faults);
             Ok(Box::new(InPlace(sim)) as Box<dyn Backend>)
+        }
+        // As the kernel does that runs out of memory, or an administrator.
+        "killed-1" | "killed-2" => {
+            let starts = OpenOptions::new().append(true).open(std::env::var(STARTS).unwrap());
+            starts.as_ref().unwrap().write_all(b".").unwrap();
+            if starts.unwrap().metadata().unwrap().len() <= role[7..].parse().unwrap() {
+                kill(Pid::this(), Signal::SIGKILL).unwrap();
+            }
+            Ok(Box::new(SimBackend::new(SHAPE.dimensions, faults)) as Box<dyn Backend>)
         }
         "never-loads" => loop {
             std::thread::park();
@@ -200,6 +213,24 @@ fn a_process_that_does_not_load_says_why() {
     let stranger = Command::new("true");
     let (_, message) = load_error(ChildBackend::spawn(stranger, SHAPE, PATIENT));
     assert!(message.contains("closed its socket"), "{message}");
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_loads_is_started_once_more() {
+    let spawn = |role| {
+        let path = format!("{}/{role}.{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+        File::create(&path).unwrap();
+        let mut command = command(role);
+        command.env(STARTS, &path);
+        let result = ChildBackend::spawn(command, SHAPE, PATIENT);
+        std::fs::remove_file(path).unwrap();
+        result
+    };
+    let mut child = spawn("killed-1").unwrap();
+    child.run(&BATCH, &mut [0.0; 32]).unwrap();
+    let (kind, message) = load_error(spawn("killed-2"));
+    assert_eq!(kind, LoadErrorKind::Other);
+    assert!(message.contains("SIGKILL"), "{message}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

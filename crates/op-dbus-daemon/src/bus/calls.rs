@@ -9,16 +9,17 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_engine::{CancelToken, Inputs};
+use op_dbus_models::Level;
 use tracing::{Instrument, debug, debug_span, error, info};
 use zbus::Connection;
 use zbus::message::Header;
 
-use super::bulk::Budget;
+use super::bulk::{Budget, while_wanted};
 use super::caller::{Caller, Callers};
 use super::direct::Direct;
 use super::jobs::Jobs;
 use super::reply::{Embedded, Form};
-use crate::service::{Error as ServiceError, Options, Request, Service};
+use crate::service::{Error as ServiceError, Options, Request, Served, Service};
 use crate::telemetry::message_id;
 
 /// Texts that were cut where no reply says so are told in the log once in this time.
@@ -130,7 +131,8 @@ impl Calls {
     /// `TooLarge` before anything is computed; else what the service answers.
     pub async fn embed(&self, caller: &Caller, asked: Asked) -> Result<Embedded, Error> {
         let Asked { inputs, options, form } = asked;
-        let served = self.service.serving(options.level, options.deadline).await?;
+        let size = (inputs.len(), inputs.bytes());
+        let served = self.serving(caller, size, options.level, options.deadline).await?;
         form.check(inputs.len(), options.dimensions.unwrap_or(served.dimensions))?;
         let count = inputs.len();
         let cancel: CancelToken = caller.cancel.clone();
@@ -147,6 +149,21 @@ impl Calls {
             );
         }
         Ok(Embedded { reply, served })
+    }
+
+    /// The model that answers a call of so many texts and bytes, which waits for it as long as its caller does.
+    ///
+    /// # Errors
+    /// As [`Service::serving_to`]; `Cancelled`.
+    pub async fn serving(
+        &self,
+        caller: &Caller,
+        size: (usize, usize),
+        level: Option<Level>,
+        deadline: Option<Instant>,
+    ) -> Result<Arc<Served>, Error> {
+        let serving = self.service.serving_to(caller.uid, size, level, deadline);
+        while_wanted(caller, None, async { Ok(serving.await?) }).await
     }
 
     /// Whether texts that were cut are to be told in the log, and have not just been.

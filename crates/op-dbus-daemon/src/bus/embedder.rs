@@ -163,7 +163,8 @@ impl Embedder {
     ) -> Result<Vec<Vec<Token>>, Error> {
         let work = async move |calls: Calls, caller: Caller| {
             let options = options::parse_for_tokens(&options, Instant::now())?;
-            let served = calls.service.serving(options.level, options.deadline).await?;
+            let size = (texts.len(), texts.iter().map(String::len).sum());
+            let served = calls.serving(&caller, size, options.level, options.deadline).await?;
             let work = served.tokenize(caller.uid, texts, options.prompt.as_deref());
             tokens(while_wanted(&caller, options.deadline, async { Ok(work.await?) }).await?)
         };

@@ -42,6 +42,7 @@ impl Facts {
         let state = match now.phase {
             Phase::Disabled => State::Disabled,
             Phase::Loading => State::Loading,
+            Phase::Serving(_) if now.refusal().is_some() => State::Failed,
             Phase::Serving(_) if fallback_reason.is_empty() => State::Ready,
             Phase::Serving(_) => State::Degraded,
             Phase::Failed(_) => State::Failed,

@@ -44,8 +44,8 @@ impl Service {
     pub async fn set_level(&self, level: Level) -> Result<(), Error> {
         let _change = self.0.change.lock().await;
         let now = self.staying()?;
-        refuse_pinned(&now.loaded)?;
-        let choice = (level != Level::None).then_some(Choice::Level(level));
+        refuse_pinned(&now.loaded, level)?;
+        let choice = wanted(&now.loaded.with("vector_level", level.as_str())?.settings);
         let served = self.load(&now, &now.fleet, choice.as_ref()).await?;
         let mut loaded = Loaded::clone(&now.loaded);
         let kept = blocking(move || loaded.set("vector_level", level.as_str()).map(|()| loaded));
@@ -90,7 +90,7 @@ impl Service {
                     next.loaded = Arc::new(loaded);
                     next.fleet = fleet.clone();
                 });
-                bring_along(&now.fleet, &fleet, choice.as_ref());
+                self.bring_along(&now.fleet, &fleet, choice.as_ref());
                 Ok(())
             }
             Err(error) => {
@@ -236,6 +236,23 @@ impl Service {
         if matches!(now.phase, Phase::Draining(_)) { Err(Error::ShuttingDown) } else { Ok(now) }
     }
 
+    /// Loads what `old` has beside `in_force` in `new`, too, for the calls and jobs that name another level.
+    fn bring_along(&self, old: &Fleet, new: &Arc<Fleet>, in_force: Option<&Choice>) {
+        for other in old.served().into_iter().filter(|other| Some(&other.choice) != in_force) {
+            let (service, choice, new) = (self.clone(), other.choice.clone(), new.clone());
+            tokio::spawn(async move {
+                match new.get(&choice).await {
+                    Ok(served) => {
+                        tell_loaded(&served);
+                        service.tell_fallback(&served, service.now().settings());
+                    }
+                    // The next call that names it tries again, and is told.
+                    Err(error) => debug!(%error, model = choice.model(), "not loaded anew"),
+                }
+            });
+        }
+    }
+
     fn restore(&self, before: &Now) {
         self.enter(before.phase.clone());
     }
@@ -264,20 +281,6 @@ impl Service {
     }
 }
 
-/// Loads what `old` has beside `in_force` in `new`, too, for the calls and jobs that name another level.
-fn bring_along(old: &Fleet, new: &Arc<Fleet>, in_force: Option<&Choice>) {
-    for other in old.served().into_iter().filter(|other| Some(&other.choice) != in_force) {
-        let (choice, new) = (other.choice.clone(), new.clone());
-        tokio::spawn(async move {
-            match new.get(&choice).await {
-                Ok(served) => tell_loaded(&served),
-                // The next call that names it tries again, and is told.
-                Err(error) => debug!(%error, model = choice.model(), "not loaded anew"),
-            }
-        });
-    }
-}
-
 pub(super) fn tell_loaded(served: &Served) {
     info!(
         MESSAGE_ID = message_id::MODEL_LOADED,
@@ -293,12 +296,16 @@ pub(super) fn tell_loaded(served: &Served) {
     );
 }
 
-/// Refuses a change of level where it would have no effect.
-fn refuse_pinned(loaded: &Loaded) -> Result<(), Error> {
+/// Refuses a change of level where it would have no effect. The setting `model` is served in place of every
+/// level but none.
+fn refuse_pinned(loaded: &Loaded, level: Level) -> Result<(), Error> {
     if let Some(by) = loaded.pinned_by("vector_level") {
         return Err(ChangeError::Pinned { key: "vector_level".to_owned(), by }.into());
     }
     let Some(model) = &loaded.settings.model else { return Ok(()) };
+    if level == Level::None || loaded.settings.vector_level == Level::None {
+        return Ok(());
+    }
     let origin = loaded.origins.get("model").map(ToString::to_string).unwrap_or_default();
     Err(Error::Pinned(format!(
         "`model` is {model} ({origin}) and is served in place of a level's; unset it there first"

@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use op_dbus_engine::{CancelToken, Error as EngineError, Reply};
 use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
+use tracing::info;
 
 use super::served::{Request, Served};
-use super::{Error, Service, provider};
+use super::{Error, Service};
 
 /// KiB of inputs that wait for another provider, of all calls together: no queue counts them
 /// meanwhile. A call beyond is told at once that its provider has failed.
@@ -38,12 +39,12 @@ impl Service {
         served: Arc<Served>,
         request: Request,
     ) -> Result<(Reply, Arc<Served>), Error> {
-        let again = self.may_have_successor(&served).then(|| request.clone());
+        let again = self.now().may_have_successor(&served).then(|| request.clone());
         let error = match served.embed(request).await {
             Ok(reply) => return Ok((reply, served)),
             Err(error) => error,
         };
-        let failed = matches!(error, Error::Engine(EngineError::WorkerFailed(_)));
+        let failed = is_worker_failed(&error);
         let Some(request) = again.filter(|_| failed && served.engine.is_failing()) else {
             return Err(error);
         };
@@ -52,8 +53,35 @@ impl Service {
         let Some(next) = self.successor(&served, cancel, deadline).await? else {
             return Err(error);
         };
-        drop(served);
-        Ok((next.embed(request).await?, next))
+        // Let go as soon as nothing can acquit it.
+        let suspect = served.engine.losses().is_some().then_some(served);
+        match next.embed(request).await {
+            Ok(reply) => Ok((reply, next)),
+            Err(error) => {
+                if let Some(suspect) = suspect.filter(|_| is_lost_with(&error, &next)) {
+                    self.acquit(suspect, next);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Has `suspect` serve again, whose workers were lost with a call that those of `next` are lost with as
+    /// well: what that call has is to blame, and everybody else is better off where they were.
+    fn acquit(&self, suspect: Arc<Served>, next: Arc<Served>) {
+        info!(
+            model = suspect.model,
+            "{} is taken back: a call that its workers were lost with loses those of {}, too",
+            suspect.provider,
+            next.provider
+        );
+        let service = self.clone();
+        tokio::spawn(async move {
+            suspect.engine.acquit();
+            if suspect.engine.load().await.is_ok() && !suspect.engine.is_failing() {
+                service.take(suspect, &next).await;
+            }
+        });
     }
 
     /// What a call that began on `served` goes on with: what serves the same model now, if it makes the same
@@ -65,13 +93,6 @@ impl Service {
         let in_force = now.served().filter(|in_force| same(in_force)).cloned();
         let there = || now.fleet.served().into_iter().find(same);
         in_force.or_else(there).unwrap_or_else(|| served.clone())
-    }
-
-    /// Whether the settings name a provider to come after that of `served`.
-    fn may_have_successor(&self, served: &Served) -> bool {
-        let candidates = provider::candidates(self.now().settings());
-        !served.is_last.load(Ordering::Relaxed)
-            && candidates.last().is_some_and(|last| !served.is_on(*last))
     }
 
     /// Room for the inputs of a call that waits, if there is some.
@@ -125,4 +146,13 @@ impl Service {
             }
         }
     }
+}
+
+fn is_worker_failed(error: &Error) -> bool {
+    matches!(error, Error::Engine(EngineError::WorkerFailed(_)))
+}
+
+/// Whether a call has failed on `next` because its workers were lost with it, and not because there are none.
+fn is_lost_with(error: &Error, next: &Served) -> bool {
+    is_worker_failed(error) && (!next.engine.is_failing() || next.engine.losses().is_some())
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt, Shared};
+use op_dbus_engine::Anteroom;
 use tokio::sync::oneshot;
 
 use super::engines::Engines;
@@ -77,13 +78,16 @@ pub(super) struct Fleet {
     loaded: Arc<Loaded>,
     means: Means,
     engines: Arc<Engines>,
+    /// What waits for a model beside the one in force.
+    pub(super) anteroom: Anteroom,
     entries: Mutex<HashMap<Choice, Entry>>,
 }
 
 impl Fleet {
     /// An empty fleet; nothing is loaded yet.
     pub(super) fn new(loaded: Arc<Loaded>, means: Means, engines: Arc<Engines>) -> Arc<Self> {
-        Arc::new(Self { loaded, means, engines, entries: Mutex::default() })
+        let anteroom = Anteroom::new(&load::limits(&loaded.settings));
+        Arc::new(Self { loaded, means, engines, anteroom, entries: Mutex::default() })
     }
 
     /// The model, loaded now if it is not yet. A recent failure is answered again.

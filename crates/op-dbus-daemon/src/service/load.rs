@@ -269,7 +269,7 @@ fn served(
 }
 
 /// The bounds that the settings leave to the engine.
-fn limits(settings: &Settings) -> Limits {
+pub(super) fn limits(settings: &Settings) -> Limits {
     Limits {
         batch_delay_us_max: settings.batch_delay_us_max,
         queue_tokens_max: settings.queue_tokens_max,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use op_dbus_engine::{Absence, Footprint, Presence, memory};
 use tokio::time::{Instant, timeout, timeout_at};
-use tracing::info;
+use tracing::{error, info};
 
 use super::now::{Now, wanted};
 use super::served::Served;
@@ -181,6 +181,9 @@ impl Service {
                     tell_unloaded(&served.model, why, self.now().settings());
                 }
                 Presence::Loading => info!("model is loaded again: {}", served.model),
+                Presence::Lost => {
+                    error!("no worker of {} can be had now; each is tried again", served.model);
+                }
                 Presence::Loaded => info!(
                     MESSAGE_ID = message_id::MODEL_LOADED,
                     model = %served.model,
@@ -250,7 +253,7 @@ impl Now {
     pub fn absence(&self) -> Option<Absence> {
         match self.served()?.engine.presence() {
             Presence::Unloaded(why) => Some(why),
-            Presence::Loaded | Presence::Loading => None,
+            Presence::Loaded | Presence::Loading | Presence::Lost => None,
         }
     }
 }

@@ -19,10 +19,12 @@ mod tests;
 mod unused;
 mod worker;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Instant, SystemTime};
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use op_dbus_engine::{CancelToken, Kept, Limits};
 use op_dbus_models::Level;
@@ -155,6 +157,27 @@ impl Service {
             }
         };
         served.inspect(|served| self.tell_fallback(served, now.settings())).map_err(Error::Load)
+    }
+
+    /// As [`Service::serving`] for so many texts of a user. While they wait for a load they count against that
+    /// user's quota, and against what all may have in the queue: no engine counts them yet.
+    ///
+    /// # Errors
+    /// As [`Service::serving`]; `QuotaExceeded`, `Overloaded`, `TooLarge`.
+    pub async fn serving_to(
+        &self,
+        uid: u32,
+        (texts, bytes): (usize, usize),
+        level: Option<Level>,
+        deadline: Option<Instant>,
+    ) -> Result<Arc<Served>, Error> {
+        let mut serving = pin!(self.serving(level, deadline));
+        if let Some(end) = serving.as_mut().now_or_never() {
+            return end;
+        }
+        let now = self.now();
+        let _seat = now.fleet.anteroom.enter(uid, texts, bytes)?;
+        serving.await
     }
 
     /// Refuses new calls, finishes those in flight until `deadline`, then stops the workers.

@@ -1,14 +1,16 @@
 //! What the service is at one moment. Properties, status lines and refusals all follow from it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
+use op_dbus_engine::BackendError;
 use op_dbus_models::Level;
 
-use super::Error;
 use super::fleet::Fleet;
 use super::memory::told;
 use super::served::{Choice, Served};
+use super::{Error, provider};
 use crate::settings::{CpuEngine, Loaded, Settings};
 
 /// Where the service is in its life.
@@ -76,6 +78,21 @@ impl Now {
         self.served().map(|served| served.fallback_reason.clone()).unwrap_or_default()
     }
 
+    /// Whether the settings name a provider to come after that of `served`.
+    pub(super) fn may_have_successor(&self, served: &Served) -> bool {
+        let candidates = provider::candidates(self.settings());
+        !served.is_last.load(Ordering::Relaxed)
+            && candidates.last().is_some_and(|last| !served.is_on(*last))
+    }
+
+    /// Why calls are refused though a model is loaded: its workers are lost, none can be had, and no other
+    /// provider is about to take over.
+    pub fn refusal(&self) -> Option<BackendError> {
+        let Phase::Serving(served) = &self.phase else { return None };
+        let refusal = served.engine.refusal()?;
+        (!self.may_have_successor(served)).then_some(refusal)
+    }
+
     /// One line for people.
     pub fn summary(&self) -> String {
         match &self.phase {
@@ -83,6 +100,9 @@ impl Now {
             Phase::Loading => format!("Loading {}", self.wanted_model()),
             Phase::Serving(served) if let Some(why) = self.absence() => {
                 format!("Serving {}, {}", served.model, told(why, self.settings()))
+            }
+            Phase::Serving(served) if let Some(why) = self.refusal() => {
+                format!("Not embedding: no worker of {} can be had: {why}", served.model)
             }
             Phase::Serving(served) => {
                 let reason = self.fallback_reason();

@@ -46,6 +46,8 @@ impl Service {
                 if let Some(served) = now.served() {
                     served.is_last.store(true, Ordering::Relaxed);
                     served.engine.keep_trying();
+                    // The same as before, and nobody to take over.
+                    self.replace(|_| {});
                 }
             }
         }
@@ -71,7 +73,7 @@ impl Service {
     }
 
     /// Has `better` serve in the place of `fallback`, if that serves still.
-    async fn take(&self, better: Arc<Served>, fallback: &Arc<Served>) {
+    pub(super) async fn take(&self, better: Arc<Served>, fallback: &Arc<Served>) {
         let _change = self.0.change.lock().await;
         let Ok(now) = self.staying() else { return };
         if !now.fleet.replace(fallback, &better) {
@@ -79,7 +81,10 @@ impl Service {
         }
         match now.served().is_some_and(|it| Arc::ptr_eq(it, fallback)) {
             true => self.moved(Some(better), |_| {}),
-            false => tell_loaded(&better),
+            false => {
+                tell_loaded(&better);
+                self.tell_fallback(&better, now.settings());
+            }
         }
     }
 

@@ -1,7 +1,10 @@
 //! The service without a bus: shared loads, warm switches, retries after a failure, provider choice.
 
-use std::sync::Arc;
+mod guilt;
+
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -31,6 +34,8 @@ fn loaded(root: &tempfile::TempDir, flags: &[(&str, &str)]) -> Loaded {
 struct Backends {
     made: Arc<AtomicUsize>,
     broken: Arc<AtomicBool>,
+    /// None is made while somebody has this.
+    held: Arc<Mutex<()>>,
 }
 
 impl Backends {
@@ -48,6 +53,7 @@ impl Backends {
 
     fn make(&self, dimensions: usize) -> Result<Box<dyn Backend>, BackendError> {
         self.made.fetch_add(1, Ordering::SeqCst);
+        drop(self.held.lock());
         if self.broken.load(Ordering::SeqCst) {
             let message = "broken on purpose".to_owned();
             return Err(BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message });
@@ -165,6 +171,52 @@ async fn a_level_that_does_not_load_leaves_the_old_one() {
     service.set_level(Level::High).await.unwrap_err();
     assert_eq!(service.now().level(), Some(Level::Medium));
     assert_eq!(embed(&service, None).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_level_beside_the_one_in_force_tells_of_its_provider_once() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let flags = [("execution_provider", "coreml")];
+    let service = Service::new(loaded(&root, &flags), backends.means(), None);
+    service.start().await;
+    assert_eq!(service.fallbacks(), 1);
+    for _ in 0..2 {
+        embed(&service, Some(Level::High)).await.unwrap();
+        assert_eq!(service.fallbacks(), 2);
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_a_level_counts_against_its_users_quota() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let flags = [("quota_tokens", "100"), ("queue_tokens_max", "180")];
+    let service = Service::new(loaded(&root, &flags), backends.means(), None);
+    service.start().await;
+    let held = backends.held.clone();
+    let held = held.lock().unwrap();
+    let call = |uid, size| service.serving_to(uid, size, Some(Level::High), None);
+    let mut first = pin!(call(1, (60, 0)));
+    assert!(first.as_mut().now_or_never().is_none(), "it waits");
+    let refused = |uid, size| match call(uid, size).now_or_never() {
+        Some(Err(Error::Engine(error))) => error,
+        Some(_) => panic!("what is not loaded has answered"),
+        None => panic!("user {uid} waits, too"),
+    };
+    // 32 bytes are a token at least.
+    assert!(matches!(refused(1, (1, 60 * 32)), EngineError::QuotaExceeded { .. }));
+    assert!(matches!(refused(2, (101, 0)), EngineError::TooLarge { .. }));
+    {
+        let mut other = pin!(call(2, (100, 0)));
+        assert!(other.as_mut().now_or_never().is_none(), "another user's is its own");
+        assert!(matches!(refused(3, (30, 0)), EngineError::Overloaded { .. }));
+    }
+    assert!(call(3, (30, 0)).now_or_never().is_none(), "who has left waits no more");
+    // What serves makes nobody wait.
+    let in_force = service.serving_to(1, (90, 0), None, None);
+    assert!(in_force.now_or_never().is_some_and(|end| end.is_ok()));
+    drop(held);
+    first.await.unwrap();
+    call(1, (60, 0)).await.unwrap();
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use super::{Pool, Roster, Worker};
 use crate::routing::{BatchCost, Cost};
 
 /// Rate that is assumed until the first batch has been measured.
-const TOKENS_PER_S_ASSUMED: f64 = 5_000.0;
+pub(crate) const TOKENS_PER_S_ASSUMED: f64 = 5_000.0;
 
 impl Roster {
     /// Takes note of what a batch costs in a pool.

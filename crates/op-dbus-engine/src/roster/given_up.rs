@@ -5,6 +5,9 @@ use crate::backend::BackendError;
 
 /// Failed loads in a row of every worker of a pool after which nobody waits for them.
 const LOAD_FAILURES_MAX: u32 = 3;
+/// Batches that a worker loses in a row before its short proof is not enough any more: as often as one text
+/// is tried.
+const LOSSES_TRUSTED: u32 = 2;
 
 impl Roster {
     /// Whether a worker has a backend that computes, or soon will again.
@@ -15,6 +18,15 @@ impl Roster {
     /// Whether a worker has lost so many batches in a row that its proofs count no more.
     fn loses(&self, worker: &Worker) -> bool {
         self.pools[worker.pool].losses_max.is_some_and(|max| worker.losses >= max)
+    }
+
+    /// What a worker is doubted for, whose short proofs passed and whose batches were lost: it has to compute
+    /// larger ones before callers' come to it, as long as another one computes those.
+    pub fn doubts(&self, worker: usize) -> Option<String> {
+        let own = self.workers.get(worker).filter(|own| own.losses >= LOSSES_TRUSTED)?;
+        let others = self.ordinary().any(|other| !std::ptr::eq(own, other) && other.is_there());
+        let device = &own.status.description.device;
+        others.then(|| format!("{device} lost {} batches in a row", own.losses))
     }
 
     /// A worker was lost with a batch.
@@ -41,6 +53,11 @@ impl Roster {
         let worker = self.asked_for().find(|worker| self.loses(worker))?;
         let error = worker.status.last_error.clone().unwrap_or_default();
         self.is_hopeless().then(|| format!("lost {} batches in a row ({error})", worker.losses))
+    }
+
+    /// What the workers were lost with was no fault of theirs.
+    pub fn acquit(&mut self) {
+        self.workers.iter_mut().for_each(|worker| worker.losses = 0);
     }
 
     /// Nothing takes the place of workers that lose batches: they are not given up for that any more.

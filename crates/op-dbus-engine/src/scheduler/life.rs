@@ -56,9 +56,26 @@ impl Scheduler {
         self.lock().roster.losses()
     }
 
+    /// What a worker has to prove itself for by more than the engine's own text.
+    pub fn doubts(&self, worker: usize) -> Option<String> {
+        self.lock().roster.doubts(worker)
+    }
+
+    /// What the workers were lost with was no fault of theirs.
+    pub fn acquit(&self) {
+        self.lock().roster.acquit();
+        self.changed.notify_waiters();
+    }
+
     /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
     pub fn keep_trying(&self) {
         self.lock().roster.keep_trying();
+        self.changed.notify_waiters();
+    }
+
+    /// Why calls are refused, if no worker can be had now.
+    pub fn refusal(&self) -> Option<BackendError> {
+        self.lock().roster.refusal()
     }
 
     /// A worker that has no backend makes itself one.
@@ -315,6 +332,7 @@ impl State {
                     Presence::Loaded
                 }
             }
+            None if self.roster.refusal().is_some() => Presence::Lost,
             None if self.roster.any_is_coming() => Presence::Loading,
             None => Presence::Loaded,
         }

@@ -36,6 +36,8 @@ impl ChildBackend {
     /// Its standard input becomes the control socket, its output is discarded, its errors go where
     /// ours go. `shape` bounds the batches that can be run.
     ///
+    /// A process that somebody kills meanwhile is started once more: what waits for it need not end with it.
+    ///
     /// # Errors
     /// `Load`, of the kind that the worker gave, or `Other` if it could not be started, ended,
     /// exceeded its time or made no sense. The process is gone then.
@@ -44,6 +46,21 @@ impl ChildBackend {
         shape: RegionShape,
         timeouts: Timeouts,
     ) -> Result<Self, BackendError> {
+        match Self::start(&mut command, shape, timeouts) {
+            Err(Refusal { was_killed: true, error }) => {
+                tracing::warn!("a worker is started once more: {error}");
+                Self::start(&mut command, shape, timeouts)
+            }
+            result => result,
+        }
+        .map_err(|refusal| refusal.error)
+    }
+
+    fn start(
+        command: &mut Command,
+        shape: RegionShape,
+        timeouts: Timeouts,
+    ) -> Result<Self, Refusal> {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .map_err(|errno| cannot("make the worker's socket", &errno.into()))?;
@@ -55,19 +72,39 @@ impl ChildBackend {
         let id = child.id();
         let mut process = Process(Some(child));
         // It keeps the worker's end open otherwise, and the end of the worker would go unseen.
-        drop(command);
+        command.stdin(Stdio::null());
         match link.wait_loaded(id, timeouts) {
             Ok(description) => {
                 let memory = MemoryUse::default();
                 Ok(Self { link, process, description, memory, lost: None })
             }
-            Err(BackendError::Load { kind: LoadErrorKind::Other, message }) => {
-                let end = process.end();
-                let message = format!("{message}; {end}");
-                Err(BackendError::Load { kind: LoadErrorKind::Other, message })
+            Err(error) => {
+                // One that says nothing is killed by us.
+                let has_left = matches!(error, BackendError::Lost(_));
+                let (BackendError::Load { kind: LoadErrorKind::Other, message }
+                | BackendError::Lost(message)) = error
+                else {
+                    return Err(error.into());
+                };
+                let End { told, killed } = process.end();
+                let message = format!("{message}; {told}");
+                let error = BackendError::Load { kind: LoadErrorKind::Other, message };
+                Err(Refusal { error, was_killed: has_left && killed })
             }
-            Err(error) => Err(error),
         }
+    }
+}
+
+/// Why there is no backend.
+struct Refusal {
+    error: BackendError,
+    /// Whether somebody else has ended the process.
+    was_killed: bool,
+}
+
+impl From<BackendError> for Refusal {
+    fn from(error: BackendError) -> Self {
+        Self { error, was_killed: false }
     }
 }
 
@@ -116,7 +153,7 @@ impl ChildBackend {
         }
         let result = ask(&mut self.link);
         let Err(BackendError::Lost(reason)) = result else { return result };
-        let reason = format!("{reason}; {}", self.process.end());
+        let reason = format!("{reason}; {}", self.process.end().told);
         self.lost = Some(reason.clone());
         Err(BackendError::Lost(reason))
     }
@@ -126,29 +163,44 @@ impl ChildBackend {
 #[derive(Debug)]
 struct Process(Option<Child>);
 
+/// How a process has ended.
+struct End {
+    told: String,
+    /// By a signal that asks a process to end, ours included.
+    killed: bool,
+}
+
 impl Process {
     /// Ends the process; says how it had ended, if it had by itself. One that the kernel does not let go,
     /// as a driver that hangs has it, is not waited for: the worker's batch is somebody else's by then.
-    fn end(&mut self) -> String {
-        let Some(mut child) = self.0.take() else { return "its process has ended".to_owned() };
+    fn end(&mut self) -> End {
+        let unknown = |told| End { told, killed: false };
+        let Some(mut child) = self.0.take() else { return unknown("its process has ended".into()) };
         let id = child.id();
         // Fails only if it has ended and been waited for.
         let _ = child.kill();
         let (sender, ended) = mpsc::sync_channel(1);
         let reap = move || drop(sender.send(child.wait()));
         if let Err(error) = thread::Builder::new().name("reap".to_owned()).spawn(reap) {
-            return format!("process {id} can't be waited for ({error})");
+            return unknown(format!("process {id} can't be waited for ({error})"));
         }
-        match ended.recv_timeout(END_TIME) {
+        let status = match ended.recv_timeout(END_TIME) {
+            Ok(Ok(status)) => status,
+            Ok(Err(error)) => {
+                return unknown(format!("process {id} can't be waited for ({error})"));
+            }
+            Err(_) => return unknown(format!("process {id} is killed, and has not ended yet")),
+        };
+        let is = |signal: Signal| status.signal() == Some(signal as i32);
+        let told = match is(Signal::SIGABRT) {
             // What a process does that is refused memory.
-            Ok(Ok(status)) if status.signal() == Some(Signal::SIGABRT as i32) => format!(
+            true => format!(
                 "process {id} gave up ({status}), see its last message; if that is about memory, \
                  worker_memory_max is too small for the model or the batch"
             ),
-            Ok(Ok(status)) => format!("process {id} ended with {status}"),
-            Ok(Err(error)) => format!("process {id} can't be waited for ({error})"),
-            Err(_) => format!("process {id} is killed, and has not ended yet"),
-        }
+            false => format!("process {id} ended with {status}"),
+        };
+        End { told, killed: is(Signal::SIGKILL) || is(Signal::SIGTERM) }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::protocol::{
-    Answer, MESSAGE_BYTES_MAX, Request, VERSION, receive_message, send_message, write,
+    Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, receive_message, send_message, write,
 };
 use super::region::Region;
 use super::{RegionShape, Timeouts};
@@ -40,7 +40,7 @@ impl Link {
     }
 
     /// Waits until the worker has loaded. It is believed what provider it has; how long it took and
-    /// what process it is the engine knows better.
+    /// what process it is the engine knows better. `Lost` is one that has left.
     pub fn wait_loaded(&self, pid: u32, timeouts: Timeouts) -> Result<Description, BackendError> {
         let start = Instant::now();
         let other = |message| BackendError::Load { kind: LoadErrorKind::Other, message };
@@ -62,7 +62,13 @@ impl Link {
             Ok(Answer::Done { .. } | Answer::Trimmed { .. } | Answer::Failed { .. }) => {
                 Err(other("the worker answered before it was asked; see its messages above".into()))
             }
-            Err(error) => Err(other(format!("the worker did not load: {}", with_causes(&error)))),
+            Err(error) => {
+                let message = format!("the worker did not load: {}", with_causes(&error));
+                match error {
+                    ReceiveError::Closed => Err(BackendError::Lost(message)),
+                    _ => Err(other(message)),
+                }
+            }
         }
     }
 

@@ -259,34 +259,33 @@ fn vectors_that_were_not_written_are_not_those_of_the_batch_before() {
     worker.join().unwrap();
 }
 
-fn load_with(answer: impl FnOnce(&OwnedFd) + Send + 'static) -> (LoadErrorKind, String) {
+fn load_with(answer: impl FnOnce(&OwnedFd) + Send + 'static) -> BackendError {
     let (link, worker) = link(PATIENT, move |socket| {
         let _: Request = receive_message(&socket, None).unwrap();
         answer(&socket);
     });
     worker.join().unwrap();
-    match link.unwrap_err() {
-        BackendError::Load { kind, message } => (kind, message),
-        error => panic!("{error:?}"),
-    }
+    link.unwrap_err()
 }
 
 #[test]
 fn a_worker_that_does_not_load_says_why_or_is_told_so() {
-    let (kind, message) = load_with(|socket| {
-        let error = BackendError::Load {
-            kind: LoadErrorKind::ModelCorrupt,
-            message: "the weights are damaged".into(),
-        };
-        send_message(socket, &Answer::unloadable(&error)).unwrap();
-    });
-    assert_eq!((kind, message.as_str()), (LoadErrorKind::ModelCorrupt, "the weights are damaged"));
-    let (kind, message) = load_with(|_| ());
-    assert!(kind == LoadErrorKind::Other && message.contains("closed its socket"), "{message}");
-    let (_, message) = load_with(|socket| send_raw(socket, b"hello"));
-    assert!(message.contains("can't be read"), "{message}");
-    let (_, message) = load_with(|socket| send_message(socket, &done(0)).unwrap());
-    assert!(message.contains("before it was asked"), "{message}");
+    let damaged = BackendError::Load {
+        kind: LoadErrorKind::ModelCorrupt,
+        message: "the weights are damaged".into(),
+    };
+    let told = Answer::unloadable(&damaged);
+    assert_eq!(load_with(move |socket| send_message(socket, &told).unwrap()), damaged);
+    let left = load_with(|_| ());
+    let BackendError::Lost(message) = &left else { panic!("{left:?}") };
+    assert!(message.contains("closed its socket"), "{message}");
+    let nonsense = |answer: fn(&OwnedFd), part: &str| {
+        let error = load_with(answer);
+        let BackendError::Load { kind, message } = &error else { panic!("{error:?}") };
+        assert!(*kind == LoadErrorKind::Other && message.contains(part), "{message}");
+    };
+    nonsense(|socket| send_raw(socket, b"hello"), "can't be read");
+    nonsense(|socket| send_message(socket, &done(0)).unwrap(), "before it was asked");
 }
 
 #[test]

@@ -176,3 +176,35 @@ async fn a_failed_batch_is_tried_again_by_another_worker_of_the_device() {
         assert_eq!(reply.vectors, expected("!"));
     }
 }
+
+/// Each worker of it passes the short proof and is lost with the first batch of a caller.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_that_loses_batches_in_a_row_has_to_compute_larger_ones_first() {
+    let (mended, made) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (is_mended, count) = (Arc::clone(&mended), Arc::clone(&made));
+    let mut pool = Pool::new(Box::new(move |worker| {
+        let is_bad = worker == 0 && !is_mended.load(Ordering::Relaxed);
+        count.fetch_add(usize::from(worker == 0), Ordering::Relaxed);
+        let faults = Faults { die_on_batch: is_bad.then_some(2), ..Faults::default() };
+        named(["bad", "good"][worker], 0, faults)
+    }));
+    pool.workers = 2;
+    let engine = mixed(vec![pool]);
+    let calls = async || {
+        let one = async |text| {
+            assert_eq!(engine.embed(call(1, &[text])).await.unwrap().vectors, expected(text));
+        };
+        tokio::join!(one("a"), one("b"), one("c"), one("d"));
+    };
+    while made.load(Ordering::Relaxed) < 6 {
+        calls().await;
+    }
+    let bad = engine.descriptions().remove(0);
+    assert_eq!((bad.restarts, bad.state, bad.batches), (2, WorkerState::Restarting, 0));
+    let why = bad.last_error.unwrap();
+    assert!(why.starts_with("bad:0 lost 2 batches in a row"), "{why}");
+    mended.store(true, Ordering::Relaxed);
+    while engine.descriptions()[0].batches == 0 {
+        calls().await;
+    }
+}

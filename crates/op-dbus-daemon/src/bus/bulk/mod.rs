@@ -45,7 +45,8 @@ impl Calls {
         wanted: Wanted,
     ) -> Result<Bulk, Error> {
         let Wanted { options, encoding, format, .. } = wanted;
-        let served = self.service.serving(options.level, options.deadline).await?;
+        let size = (texts.len(), texts.iter().map(String::len).sum());
+        let served = self.serving(caller, size, options.level, options.deadline).await?;
         let (rows, dimensions) = (texts.len(), options.dimensions.unwrap_or(served.dimensions));
         let mut grant = self.budget.grant(caller.uid);
         let result = ResultFile::new(encoding, dimensions, format)?;

@@ -20,7 +20,7 @@ use super::{Bulk, Framing, Records};
 use crate::bus::caller::Caller;
 use crate::bus::options::Wanted;
 use crate::bus::reply::{Embedded, wire};
-use crate::service::{Error as ServiceError, Request, Served, Service};
+use crate::service::{Error as ServiceError, Options, Request, Served, Service};
 
 /// Batches in the engine at once: one is computed, one waits, and two are on their way.
 const BATCHES_MAX: usize = 4;
@@ -86,7 +86,9 @@ impl<'a> Stream<'a> {
         mut wanted: Wanted,
         progress: Arc<Progress>,
     ) -> Result<Self, Error> {
-        let served = service.serving(wanted.options.level, wanted.options.deadline).await?;
+        let Options { level, deadline, .. } = wanted.options;
+        let serving = async { Ok(service.serving(level, deadline).await?) };
+        let served = while_wanted(caller, None, serving).await?;
         wanted.options.priority.get_or_insert(Priority::Bulk);
         let (uid, cancel) = (caller.uid, caller.cancel.clone());
         let options = wanted.options.clone();

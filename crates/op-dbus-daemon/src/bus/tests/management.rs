@@ -71,6 +71,23 @@ async fn a_pinned_level_names_what_pins_it() {
     assert_eq!(name, ErrorName::InvalidArgument);
 }
 
+/// The model is served in place of every level but none, which switches it off.
+#[tokio::test]
+async fn a_model_of_the_settings_can_be_switched_off_and_on() {
+    let pair = ready(&[("model", "own")]).await;
+    let (embedder, manager) = (pair.embedder().await, pair.manager().await);
+    let (name, message) = refusal(manager.set_vector_level("high").await);
+    assert_eq!(name, ErrorName::Pinned);
+    assert!(message.contains("`model` is own"), "{message}");
+    manager.set_vector_level("none").await.unwrap();
+    assert_eq!(embedder.state().await.unwrap(), "disabled");
+    manager.set_vector_level("none").await.unwrap();
+    manager.set_vector_level("medium").await.unwrap();
+    assert_eq!(embedder.state().await.unwrap(), "ready");
+    assert_eq!(embedder.vector_level().await.unwrap(), "", "that of an imported model");
+    assert!(embedder.embed("x").await.is_ok());
+}
+
 #[tokio::test]
 async fn a_level_that_cannot_be_kept_is_not_taken() {
     let pair = ready(&[("state_file", "/proc/op-dbus/state.json")]).await;

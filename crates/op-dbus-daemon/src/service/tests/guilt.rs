@@ -1,0 +1,113 @@
+//! Whose fault it is that workers are lost with a call: the device's, or that of what the call has.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::{Backend, BackendError, Batch, CancelToken, Description};
+use op_dbus_models::{ImportOptions, OnnxFacts, Progress, Store};
+
+use super::loaded;
+use crate::service::{Error, Means, Options, Request, Service, Spawner};
+use crate::settings::Provider;
+
+/// The id of "!" in the model that is imported here.
+const DEADLY: i32 = 52;
+
+/// A simulator under the name of a provider.
+struct Named(SimBackend, Description);
+
+impl Backend for Named {
+    fn description(&self) -> &Description {
+        &self.1
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.0.run(batch, out)
+    }
+}
+
+/// Workers that are lost with "!" on ggml and, if it is `deadly` there as well, on the CPU.
+fn spawner(deadly_on_cpu: bool) -> Spawner {
+    Arc::new(move |blueprint, _| {
+        let (provider, dimensions) = (blueprint.host.provider, blueprint.dimensions);
+        let deadly = provider == Provider::Ggml || deadly_on_cpu;
+        Box::new(move |_| {
+            let die_on_token = deadly.then_some(DEADLY);
+            let sim = SimBackend::new(dimensions, Faults { die_on_token, ..Faults::default() });
+            let provider = provider.to_string();
+            let description = Description { provider, ..sim.description().clone() };
+            Ok(Box::new(Named(sim, description)) as Box<dyn Backend>)
+        })
+    })
+}
+
+/// A service of the tiny model on ggml, which falls back to the CPU for a day.
+fn service(root: &tempfile::TempDir, spawner: Spawner) -> Service {
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny-bert");
+    let models = root.path().join("models");
+    let options = ImportOptions {
+        inspect: &|_| Ok(OnnxFacts { dimensions: None, pooled: true, external_data: false }),
+        tokenizer: &|_, _| Ok(()),
+        progress: &Progress::silent(),
+        pooling: None,
+        dimensions: None,
+        max_input_tokens: None,
+    };
+    Store::open(&models).import(&tiny, "tiny", &options).unwrap();
+    let library = root.path().join("ggml.so").display().to_string();
+    let file = root.path().join("etc/op-dbus/config.toml");
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, format!("[providers.ggml]\nlibrary = \"{library}\"\n")).unwrap();
+    let flags = [
+        ("cpu_engine", "native"),
+        ("model", "tiny"),
+        ("model_dir", &*models.display().to_string()),
+        ("cache_dir", &*root.path().join("cache").display().to_string()),
+        ("execution_provider", "ggml"),
+        ("fallback", "cpu"),
+        ("provider_retry_s", "86400"),
+        ("runtime", &*library),
+    ];
+    let means = Means { spawner, devices: None };
+    Service::new(loaded(root, &flags), means, None)
+}
+
+/// The provider that computed a text.
+async fn embed(service: &Service, text: &str) -> Result<String, Error> {
+    let served = service.serving(None, None).await?;
+    let request = Request {
+        uid: 0,
+        cancel: CancelToken::default(),
+        inputs: vec![text.to_owned()].into(),
+        options: Options::default(),
+        wait: false,
+        sink: None,
+    };
+    Ok(service.embed(served, request).await?.0.provider)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_text_that_is_deadly_on_the_next_provider_as_well_takes_no_device_out() {
+    let root = tempfile::tempdir().unwrap();
+    let service = service(&root, spawner(true));
+    service.start().await;
+    let mut changes = service.watch();
+    for fallbacks in [1, 2] {
+        assert_eq!(embed(&service, "a").await.unwrap(), "ggml");
+        embed(&service, "boom!").await.unwrap_err();
+        assert_eq!(service.fallbacks(), fallbacks, "it was tried there");
+        let is_back = |now: &Arc<crate::service::Now>| now.fallback_reason().is_empty();
+        changes.wait_for(is_back).await.unwrap();
+    }
+    assert_eq!(embed(&service, "a").await.unwrap(), "ggml");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_alone_is_lost_with_a_text_is_left() {
+    let root = tempfile::tempdir().unwrap();
+    let service = service(&root, spawner(false));
+    service.start().await;
+    assert_eq!(embed(&service, "boom!").await.unwrap(), "cpu");
+    assert_eq!(embed(&service, "a").await.unwrap(), "cpu");
+}

@@ -1,0 +1,38 @@
+//! What an engine tells of workers that are lost, and is told about them.
+
+use super::Engine;
+use crate::backend::BackendError;
+
+impl Engine {
+    /// Waits until no worker of the pool that was asked for can be had; without another pool calls are
+    /// refused from then on. The workers are still tried again.
+    pub async fn failing(&self) {
+        self.scheduler().hopeless().await;
+    }
+
+    /// Whether no worker of the pool that was asked for can be had now.
+    pub fn is_failing(&self) -> bool {
+        self.scheduler().is_hopeless()
+    }
+
+    /// Why calls are refused, if no worker at all can be had now ([`Presence::Lost`](crate::Presence)).
+    pub fn refusal(&self) -> Option<BackendError> {
+        self.scheduler().refusal()
+    }
+
+    /// What the workers that were asked for are given up for, if it is that they prove themselves and then
+    /// lose batch after batch ([`Pool::losses_max`](crate::Pool::losses_max)).
+    pub fn losses(&self) -> Option<String> {
+        self.scheduler().losses()
+    }
+
+    /// What the workers lost batches with was no fault of theirs: a text that kills other workers as well.
+    pub fn acquit(&self) {
+        self.scheduler().acquit();
+    }
+
+    /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
+    pub fn keep_trying(&self) {
+        self.scheduler().keep_trying();
+    }
+}
