@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::admission::{Admission, Permit, tokens_of_memory};
+use crate::admission::{Admission, Claim, Permit, tokens_of_memory};
+use crate::call::Priority;
 use crate::config::Limits;
 use crate::error::Error;
 use crate::roster::TOKENS_PER_S_ASSUMED;
@@ -30,6 +31,7 @@ impl Anteroom {
     /// `TooLarge`, `QuotaExceeded`, `Overloaded`.
     pub fn enter(&self, uid: u32, texts: usize, bytes: usize) -> Result<Seat, Error> {
         let tokens = tokens_of_memory(bytes).max(texts);
-        self.0.admit(uid, tokens, TOKENS_PER_S_ASSUMED).map(|permit| Seat { _permit: permit })
+        let claim = Claim::new(uid, tokens, Priority::Interactive);
+        self.0.admit(claim, TOKENS_PER_S_ASSUMED).map(|permit| Seat { _permit: permit })
     }
 }
