@@ -40,7 +40,7 @@ pub async fn tiny() -> Outcome<Setup> {
 }
 
 /// A number of `GetStatistics`, if it is told.
-async fn told<T: TryFrom<OwnedVariant>>(client: &Client, key: &str) -> Outcome<Option<T>> {
+pub async fn told<T: TryFrom<OwnedVariant>>(client: &Client, key: &str) -> Outcome<Option<T>> {
     let mut statistics: HashMap<String, OwnedVariant> = client.manager.get_statistics().await?;
     statistics.remove(key).map(|value| value.try_into().map_err(|_| key.into())).transpose()
 }

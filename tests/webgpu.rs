@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use std::time::Instant;
 
 use nix::sys::signal::Signal;
 use tokio::sync::watch;
@@ -18,7 +19,7 @@ use crate::harness::random::Random;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
 use crate::offload::{clients, workers};
-use crate::plateau::{resident, tiny};
+use crate::plateau::{resident, tiny, told};
 use crate::providers::provider;
 
 tests! {
@@ -28,6 +29,7 @@ tests! {
     webgpu_comes_goes_and_is_killed_under_load: [Bus, Root, WebGpu],
     webgpu_that_hangs_is_left_and_comes_back: [Bus, Root, WebGpu],
     webgpu_memory_is_at_its_plateau_when_it_is_ready: [Bus, Root, WebGpu],
+    webgpu_replays_what_it_recorded: [Bus, Root, WebGpu],
 }
 
 /// A card of AMD's, and `device` as the driver of it.
@@ -213,4 +215,41 @@ async fn webgpu_memory_is_at_its_plateau_when_it_is_ready() -> Outcome {
     println!("{after:?} bytes after {CALLS} calls and twice as many");
     assert!(after[1] <= after[0] + GROWTH_MAX, "{after:?}");
     daemon.stop().await
+}
+
+/// Batches of one short text, which are of the smallest shape: that is recorded before all others. Vectors are
+/// those of runs that were not recorded, and of longer batches among them.
+async fn webgpu_replays_what_it_recorded() -> Outcome {
+    let texts: Vec<String> = (0..30).map(|n| format!("disk {n}")).collect();
+    let mut vectors = Vec::new();
+    for record in ["false", "true"] {
+        let bus = PrivateBus::start().await?;
+        let setup = strict().await?.setting("providers.webgpu.enableGraphCapture", record);
+        let daemon = ready(&setup, &bus).await?;
+        is_webgpu(&provider(&daemon).await?);
+        let client = daemon.client();
+        let before = told::<u64>(client, "graph_replays").await?;
+        let (mut found, mut began) = (Vec::new(), Instant::now());
+        for (number, text) in texts.iter().enumerate() {
+            found.extend(client.vectors(&[text]).await?);
+            if number == texts.len() / 2 {
+                println!("record = {record}: {} us a call", began.elapsed().as_micros() / 16);
+                found.extend(client.vectors(&much()).await?);
+                client.manager.trim_memory().await?;
+                began = Instant::now();
+            }
+        }
+        let after = told::<u64>(client, "graph_replays").await?;
+        println!("record = {record}: {before:?} batches were replayed, then {after:?}");
+        match record {
+            "false" => assert_eq!(after, None),
+            _ => assert!(after >= before.map(|before| before + texts.len() as u64), "{after:?}"),
+        }
+        vectors.push(found);
+        daemon.stop().await?;
+    }
+    for (expected, found) in vectors[0].iter().zip(&vectors[1]) {
+        assert!(expected.iter().zip(found).all(|(a, b)| (a - b).abs() <= 1e-6), "{found:?}");
+    }
+    Ok(())
 }

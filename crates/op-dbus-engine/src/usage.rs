@@ -15,6 +15,9 @@ pub struct MemoryUse {
     /// The arena that what is computed in between lies in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arena: Option<ArenaUse>,
+    /// Batches for which the device was given a recording of the shape; none where nothing is recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replays: Option<u64>,
 }
 
 /// Batches by whether there were buffers of their shape.
@@ -70,6 +73,7 @@ impl MemoryUse {
                 hits: a.hits.saturating_add(b.hits),
                 misses: a.misses.saturating_add(b.misses),
             }),
+            replays: both(self.replays, other.replays, u64::saturating_add),
         }
     }
 }
@@ -116,12 +120,14 @@ mod tests {
             buffers: Some(BufferUse { found: 3, made: 1 }),
             transfers: Some(TransferUse { in_place: 10, copied: 30 }),
             arena: None,
+            replays: Some(3),
         };
         assert_eq!(some.and(MemoryUse::default()), some);
         let both = MemoryUse::default().and(some).and(some);
         assert_eq!(both.buffers, Some(BufferUse { found: 6, made: 2 }));
         assert_eq!(both.buffers.and_then(BufferUse::reuse_ratio), Some(0.75));
         assert_eq!(both.transfers.and_then(TransferUse::zero_copy_ratio), Some(0.25));
+        assert_eq!(both.replays, Some(6));
         assert_eq!((both.arena, BufferUse::default().reuse_ratio()), (None, None));
     }
 }

@@ -32,7 +32,7 @@ pub use error::Error;
 pub use lower::products;
 
 /// Version of the compiler's output. A cached graph of another version is never loaded.
-pub const COMPILER_VERSION: u32 = 2;
+pub const COMPILER_VERSION: u32 = 3;
 
 /// Encoder architecture of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

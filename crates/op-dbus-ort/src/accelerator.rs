@@ -2,6 +2,7 @@
 //! silently replaced.
 
 use std::collections::BTreeMap;
+use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -59,6 +60,9 @@ impl Memory {
     }
 }
 
+/// Options by which a provider records the runs of a session, to replay them.
+const RECORDING: [&str; 2] = ["enable_cuda_graph", "enableGraphCapture"];
+
 /// Options by which a provider computes a graph in something coarser, and what that is.
 const COARSER: [(&str, &str, &str); 4] = [
     ("trt_fp16_enable", "1", "f16"),
@@ -89,27 +93,7 @@ impl Accelerator {
         environment: &Environment,
         library: &Path,
     ) -> Result<(SessionBuilder, String, usize), BackendError> {
-        let shown = library.display();
-        // ONNX Runtime looks for a relative path beside itself.
-        let path = library.canonicalize().map_err(|error| {
-            self.unavailable(format!("its library {shown} can't be read ({error})"))
-        })?;
-        let named = |device: &Device<'_>| device.ep().unwrap_or_default().to_owned();
-        let names = || environment.devices().map(|device| named(&device));
-        let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = match registered.get(&path) {
-            Some(own) => own.clone(),
-            None => {
-                let before: Vec<String> = names().collect();
-                environment.register_ep_library(self.provider.clone(), &path).map_err(|error| {
-                    self.unavailable(format!("ONNX Runtime can't use its library {shown}: {error}"))
-                })?;
-                let own: Vec<String> = names().filter(|name| !before.contains(name)).collect();
-                registered.insert(path, own.clone());
-                own
-            }
-        };
-        drop(registered);
+        let own = self.registered(environment, library)?;
         let its = |device: &Device<'_>| own.contains(&named(device));
         let devices: Vec<Device<'_>> = environment.devices().filter(its).collect();
         let count = devices.len();
@@ -123,6 +107,32 @@ impl Accelerator {
             .and_then(|builder| Ok(builder.with_devices([device], Some(&options))?))
             .map_err(|error| self.unavailable(error.to_string()))?;
         Ok((builder, name, count))
+    }
+
+    /// Has the runtime load a library of the provider, if it has not yet, and returns the names of the
+    /// providers that came with it.
+    fn registered(
+        &self,
+        environment: &Environment,
+        library: &Path,
+    ) -> Result<Vec<String>, BackendError> {
+        let shown = library.display();
+        // ONNX Runtime looks for a relative path beside itself.
+        let path = library.canonicalize().map_err(|error| {
+            self.unavailable(format!("its library {shown} can't be read ({error})"))
+        })?;
+        let names = || environment.devices().map(|device| named(&device));
+        let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = registered.get(&path) {
+            return Ok(own.clone());
+        }
+        let before: Vec<String> = names().collect();
+        environment.register_ep_library(self.provider.clone(), &path).map_err(|error| {
+            self.unavailable(format!("ONNX Runtime can't use its library {shown}: {error}"))
+        })?;
+        let own: Vec<String> = names().filter(|name| !before.contains(name)).collect();
+        registered.insert(path, own.clone());
+        Ok(own)
     }
 
     fn no_device(&self, count: usize) -> BackendError {
@@ -192,6 +202,45 @@ impl Accelerator {
         }
     }
 
+    /// Whether the provider is told to record.
+    pub(crate) fn records(&self) -> bool {
+        self.options.iter().any(|(key, value)| RECORDING.contains(&key.as_str()) && value == "1")
+    }
+
+    /// The same without what tells it to record.
+    pub(crate) fn without_recording(mut self) -> Self {
+        self.options.retain(|(key, _)| !RECORDING.contains(&key.as_str()));
+        self
+    }
+
+    /// The memory of the device itself, once the runtime is able to copy to it and back outside of a run.
+    /// `name` is the provider's in ONNX Runtime's words, and `runtime` the runtime's library.
+    ///
+    /// # Errors
+    /// A provider that does not tell of its memory, or whose library does not bring what copies.
+    pub(crate) fn reached(
+        &self,
+        environment: &Environment,
+        (name, runtime): (&str, &Path),
+    ) -> Result<Place, BackendError> {
+        let untold = || self.unavailable("it tells of no memory of its own".to_owned());
+        if self.library.is_some() {
+            let mut devices = environment.devices().filter(|device| named(device) == name);
+            let device = devices.nth(self.device).ok_or_else(untold)?;
+            let memory = device.memory_info(false);
+            let kind = AllocationDevice::new(memory.allocation_device().as_str());
+            return Ok((kind, memory.device_id()));
+        }
+        if self.provider == "cuda" {
+            // What a session is given of it copies within runs alone.
+            let file = format!("{DLL_PREFIX}onnxruntime_providers_cuda{DLL_SUFFIX}");
+            let runtime = runtime.canonicalize().unwrap_or_else(|_| runtime.to_owned());
+            self.registered(environment, &runtime.with_file_name(file))?;
+            return self.places().1.ok_or_else(untold);
+        }
+        Err(untold())
+    }
+
     /// The arenas of a session on the device, in ONNX Runtime's words. What plugin libraries have of
     /// the kind is theirs.
     pub(crate) fn arenas(&self) -> String {
@@ -213,6 +262,10 @@ impl Accelerator {
         let message = format!("{} does not work here: {why}", self.provider);
         BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
     }
+}
+
+fn named(device: &Device<'_>) -> String {
+    device.ep().unwrap_or_default().to_owned()
 }
 
 /// Asks for a provider with its own settings; returns its name in ONNX Runtime's words.
@@ -263,4 +316,26 @@ fn plain<P: ExecutionProvider>(
         Err(ort::Error::new(format!("it takes no options, and not {key}; leave it out")))
     };
     (options.first().map_or_else(|| provider.register(builder), refused), P::NAME)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(provider: &str, options: &[(&str, &str)]) -> Accelerator {
+        let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        let options = options.iter().map(own).collect();
+        Accelerator { provider: provider.to_owned(), library: None, device: 1, options }
+    }
+
+    #[test]
+    fn a_provider_records_where_its_own_option_says_so() {
+        let cuda = told("cuda", &[("use_tf32", "0"), ("enable_cuda_graph", "1")]);
+        assert!(cuda.records());
+        assert!(told("webgpu", &[("enableGraphCapture", "1")]).records());
+        assert!(!told("cuda", &[("enable_cuda_graph", "0")]).records());
+        let cuda = cuda.without_recording();
+        assert!(!cuda.records());
+        assert_eq!(cuda.options, [("use_tf32".to_owned(), "0".to_owned())]);
+    }
 }

@@ -7,6 +7,7 @@ use op_dbus_engine::foreign::Padded;
 use op_dbus_engine::{
     Backend, BackendError, Batch, Buckets, Description, Footprint, MemoryUse, TransferUse, memory,
 };
+use ort::environment::Environment;
 use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
 use ort::session::{RunOptions, Session};
@@ -16,6 +17,7 @@ use crate::arena::Arena;
 use crate::binding::Buffers;
 use crate::feed::{Feed, Transfer};
 use crate::placement::Placement;
+use crate::recording::{self, Recorder};
 use crate::{Graph, Options, failure, library, session};
 
 /// A model computed by ONNX Runtime, on the CPU or on an accelerator.
@@ -57,6 +59,7 @@ impl OrtBackend {
             let places = (None, Some((AllocationDevice::CPU, 0)));
             return Ok(backend.placed(Memory::Same, places, (options.io_binding, options.buckets)));
         };
+        let accelerator = recording_or_not(accelerator, &graph, options.io_binding);
         let (builder, name, devices) = accelerator.builder(&environment)?;
         let fault = |error: io::Error| {
             accelerator.unavailable(format!("no place to look for what it ran ({error})"))
@@ -80,9 +83,21 @@ impl OrtBackend {
             })?;
         let (memory, places) = (accelerator.memory(), accelerator.places());
         backend = backend.placed(memory, places, (options.io_binding, options.buckets));
-        backend.shrink = session::shrinking(&accelerator.arenas()).map(Some).map_err(refused)?;
+        if accelerator.records() {
+            // Recordings point into the arenas, which are left as they are.
+            recording::skip(&mut backend.run).map_err(refused)?;
+        } else {
+            backend.shrink =
+                session::shrinking(&accelerator.arenas()).map(Some).map_err(refused)?;
+        }
         backend.prove(&accelerator, &name)?;
         backend.warm_up().map_err(|error| accelerator.unavailable(error.to_string()))?;
+        if accelerator.records() {
+            match accelerator.reached(&environment, (&name, &runtime)) {
+                Ok(place) => backend.record(environment, place),
+                Err(error) => tracing::warn!(%error, "no batch is recorded"),
+            }
+        }
         backend.description.load_ms = milliseconds(start);
         Ok(backend)
     }
@@ -184,13 +199,65 @@ impl OrtBackend {
                 }
             }
         }
+        self.start_counting();
+        let (shapes, warm_up_ms) = (shapes.len(), milliseconds(began));
+        tracing::info!(shapes, ready, warm_up_ms, "shapes of batches are ready");
+        Ok(())
+    }
+
+    /// Has the provider record batches of the small shapes, the smallest first, of which the least time
+    /// goes into computing: as many as there is time for.
+    fn record(&mut self, environment: Environment, place: Place) {
+        let Feed::Bound(buffers) = &mut self.feed else { return };
+        match Recorder::new(environment, &self.session, place) {
+            Ok(recorder) => buffers.record_with(recorder),
+            Err(error) => return tracing::warn!(%error, "no batch is recorded"),
+        }
+        let shapes = self.description.buckets.map(|buckets| buckets.shapes()).unwrap_or_default();
+        let is_small = |[rows, length]: &[usize; 2]| rows * length <= recording::TOKENS_MAX;
+        let (began, mut recorded) = (Instant::now(), 0);
+        for [rows, length] in shapes.into_iter().rev().filter(is_small) {
+            if began.elapsed() > WARM_UP_MAX {
+                break;
+            }
+            if let Err(error) = self.record_shape([rows, length]) {
+                tracing::warn!(%error, rows, length, "batches of this shape are not replayed");
+                break;
+            }
+            recorded += 1;
+        }
+        self.start_counting();
+        tracing::info!(recorded, record_ms = milliseconds(began), "shapes of batches are recorded");
+    }
+
+    /// Records a shape, with one batch, and compares what is replayed of another with what an ordinary run
+    /// makes of it.
+    fn record_shape(&mut self, shape @ [rows, length]: [usize; 2]) -> Result<(), BackendError> {
+        let lengths: Vec<i32> = (0..rows)
+            .map(|row| i32::try_from(length.saturating_sub(row % 3).max(1)).unwrap_or(1))
+            .collect();
+        let tokens = lengths.iter().map(|&length| length as usize).sum();
+        let ids: Vec<i32> = (1..=12).cycle().take(tokens).collect();
+        let batch = Batch { ids: &ids, lengths: &lengths };
+        let mut expected = vec![0.0; rows * self.description.dimensions];
+        let mut found = expected.clone();
+        self.compute(&batch, &mut expected, false)?;
+        let Feed::Bound(buffers) = &mut self.feed else { return Ok(()) };
+        let recorded = buffers.record(&mut self.session, shape).map_err(failure::run);
+        let replayed = recorded.and_then(|()| self.compute(&batch, &mut found, false));
+        let result = replayed.and_then(|()| recording::compare(&expected, &found));
+        if let (Err(_), Feed::Bound(buffers)) = (&result, &mut self.feed) {
+            buffers.forget(shape);
+        }
+        result
+    }
+
+    /// Counts what becomes of batches from here on.
+    fn start_counting(&mut self) {
         self.transfers = TransferUse::default();
         if let Feed::Bound(buffers) = &mut self.feed {
             buffers.start_counting();
         }
-        let (shapes, warm_up_ms) = (shapes.len(), milliseconds(began));
-        tracing::info!(shapes, ready, warm_up_ms, "shapes of batches are ready");
-        Ok(())
     }
 
     /// Computes a batch of this shape without padding.
@@ -228,6 +295,22 @@ impl OrtBackend {
         }
         Ok(())
     }
+}
+
+/// The accelerator, which records only where batches have buffers of their own.
+fn recording_or_not(
+    accelerator: Accelerator,
+    graph: &Graph,
+    io_binding: Option<bool>,
+) -> Accelerator {
+    let bound = matches!(graph, Graph::Compiled(_)) && io_binding != Some(false);
+    if bound || !accelerator.records() {
+        return accelerator;
+    }
+    tracing::warn!(
+        "no batch is recorded: an ONNX graph of your own is not, nor anything without io_binding"
+    );
+    accelerator.without_recording()
 }
 
 /// The runtime has no room for what says how a batch is run.
@@ -292,11 +375,13 @@ impl Backend for OrtBackend {
     }
 
     fn memory(&self) -> MemoryUse {
+        let buffers = match &self.feed {
+            Feed::Bound(buffers) => Some(buffers),
+            Feed::Compiled | Feed::Own(_) => None,
+        };
         MemoryUse {
-            buffers: match &self.feed {
-                Feed::Bound(buffers) => Some(buffers.counts()),
-                Feed::Compiled | Feed::Own(_) => None,
-            },
+            buffers: buffers.map(Buffers::counts),
+            replays: buffers.and_then(Buffers::replays),
             transfers: self.in_place.map(|_| self.transfers),
             arena: self.arena.as_ref().and_then(Arena::read),
         }

@@ -12,6 +12,7 @@ use ort::value::Tensor;
 
 use crate::accelerator::{Memory, Place};
 use crate::feed::Transfer;
+use crate::recording::{Recorder, Recording};
 
 /// Shapes whose buffers are kept; beyond them those go that were not used for longest.
 const SHAPES_MAX: usize = 128;
@@ -25,15 +26,20 @@ pub(crate) struct Buffers {
     memory: Memory,
     dimensions: usize,
     counts: BufferUse,
+    /// Where the provider records.
+    recorder: Option<Recorder>,
+    /// Batches that were replayed.
+    replays: u64,
 }
 
-/// The buffers of one shape, all of them in the host's memory.
+/// The buffers of one shape, in the host's memory, and what was recorded of it.
 struct Bound {
     shape: [usize; 2],
     binding: IoBinding,
     ids: Tensor<i32>,
     lengths: Tensor<i32>,
     vectors: Tensor<f32>,
+    recording: Option<Recording>,
 }
 
 impl Buffers {
@@ -58,7 +64,37 @@ impl Buffers {
             None => (Allocator::default(), memory),
         };
         let counts = BufferUse::default();
-        Self { bound: Vec::new(), allocator, memory, dimensions, counts }
+        let (bound, recorder) = (Vec::new(), None);
+        Self { bound, allocator, memory, dimensions, counts, recorder, replays: 0 }
+    }
+
+    /// Makes recordings with `recorder` from here on.
+    pub fn record_with(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
+    /// Has the provider record a run of this shape, which others of the shape then replay. Without a
+    /// recorder nothing happens.
+    ///
+    /// # Errors
+    /// Whatever ONNX Runtime says; then nothing is replayed.
+    pub fn record(&mut self, session: &mut Session, shape: [usize; 2]) -> ort::Result<()> {
+        let Some(recorder) = &mut self.recorder else { return Ok(()) };
+        let mut recording = recorder.prepare(session, shape, self.dimensions)?;
+        let Bound { ids, lengths, vectors, recording: recorded, .. } = self.of(session, shape)?;
+        let [_, length] = shape;
+        ids.extract_tensor_mut().1.fill(1);
+        lengths.extract_tensor_mut().1.fill(i32::try_from(length).unwrap_or(i32::MAX));
+        recording.run(session, (ids, lengths), vectors)?;
+        *recorded = Some(recording);
+        Ok(())
+    }
+
+    /// Runs of this shape are not replayed any more.
+    pub fn forget(&mut self, shape: [usize; 2]) {
+        for bound in self.bound.iter_mut().filter(|bound| bound.shape == shape) {
+            bound.recording = None;
+        }
     }
 
     /// Computes a batch, of which the caller wants the first rows: as many as `out` has room for. Tells
@@ -74,18 +110,30 @@ impl Buffers {
     ) -> ort::Result<Transfer> {
         let separate = self.memory.is_separate();
         let bound = self.of(session, padded.shape())?;
-        let Bound { binding, ids, lengths, vectors, .. } = bound;
+        let Bound { binding, ids, lengths, vectors, recording, .. } = bound;
         ids.extract_tensor_mut().1.copy_from_slice(&padded.ids);
         lengths.extract_tensor_mut().1.copy_from_slice(&padded.lengths);
-        if separate {
-            binding.bind_input("input_ids", ids)?;
-            binding.bind_input("lengths", lengths)?;
+        if let Some(recording) = recording {
+            recording.run(session, (ids, lengths), vectors)?;
+        } else {
+            if separate {
+                binding.bind_input("input_ids", ids)?;
+                binding.bind_input("lengths", lengths)?;
+            }
+            drop(session.run_binding_with_options(binding, options)?);
         }
-        drop(session.run_binding_with_options(binding, options)?);
+        let replayed = recording.is_some();
         let (_, vectors) = vectors.extract_tensor();
         out.copy_from_slice(&vectors[..out.len()]);
         let inputs = size_of_val(&padded.ids[..]) + size_of_val(&padded.lengths[..]);
-        Ok(Transfer { inputs, results: size_of_val(vectors) })
+        let results = size_of_val(vectors);
+        self.replays += u64::from(replayed);
+        Ok(Transfer { inputs, results })
+    }
+
+    /// Batches that were replayed; none where nothing is recorded.
+    pub fn replays(&self) -> Option<u64> {
+        self.recorder.as_ref().map(|_| self.replays)
     }
 
     /// Batches by whether there were buffers of their shape.
@@ -96,6 +144,7 @@ impl Buffers {
     /// Counts from here on.
     pub fn start_counting(&mut self) {
         self.counts = BufferUse::default();
+        self.replays = 0;
     }
 
     /// Whether the device itself reads inputs and writes results where they lie here; none where that is
@@ -108,9 +157,10 @@ impl Buffers {
         }
     }
 
-    /// Gives the buffers back.
+    /// Gives the buffers back, but for those of shapes that are recorded: what the provider keeps for a
+    /// recording would be made a second time.
     pub fn clear(&mut self) {
-        self.bound.clear();
+        self.bound.retain(|bound| bound.recording.is_some());
     }
 
     /// The buffers of a shape.
@@ -122,8 +172,9 @@ impl Buffers {
             }
             None => {
                 self.counts.made += 1;
-                if self.bound.len() == SHAPES_MAX {
-                    self.bound.remove(0);
+                if self.bound.len() >= SHAPES_MAX {
+                    let oldest = self.bound.iter().position(|bound| bound.recording.is_none());
+                    self.bound.remove(oldest.unwrap_or(0));
                 }
                 self.bind(session, shape)?
             }
@@ -144,6 +195,6 @@ impl Buffers {
             binding.bind_input("lengths", &lengths)?;
         }
         binding.bind_output("embedding", &mut vectors)?;
-        Ok(Bound { shape, binding, ids, lengths, vectors })
+        Ok(Bound { shape, binding, ids, lengths, vectors, recording: None })
     }
 }

@@ -14,6 +14,7 @@ mod feed;
 mod library;
 mod own;
 mod placement;
+mod recording;
 mod session;
 
 use std::path::PathBuf;

@@ -215,7 +215,7 @@ fn worker(model: &str, worker: &WorkerStatus) -> Dictionary {
 
 /// What is known of the memory that is kept for batches.
 fn memory(memory: MemoryUse) -> Dictionary {
-    let MemoryUse { buffers, transfers, arena } = memory;
+    let MemoryUse { buffers, transfers, arena, replays } = memory;
     let ratios = [
         ("buffer_reuse_ratio", buffers.and_then(BufferUse::reuse_ratio)),
         ("zero_copy_ratio", transfers.and_then(TransferUse::zero_copy_ratio)),
@@ -226,6 +226,7 @@ fn memory(memory: MemoryUse) -> Dictionary {
         ("arena_bytes_in_use_max", arena.map(|arena| arena.in_use_max)),
         ("arena_hits", arena.map(|arena| arena.hits)),
         ("arena_misses", arena.map(|arena| arena.misses)),
+        ("graph_replays", replays),
     ];
     let ratios = ratios.into_iter().filter_map(|(key, value)| Some((key, value?.into())));
     ratios.chain(counts.into_iter().filter_map(|(key, value)| Some((key, value?.into())))).collect()

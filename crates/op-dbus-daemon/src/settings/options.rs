@@ -81,7 +81,7 @@ const NO_SETTINGS: [(&[&str], &str); 4] = [
         "what is compiled is kept in a folder below `cache_dir`, the one place that workers write to",
     ),
     (
-        &["enable_cuda_graph", "trt_cuda_graph_enable", "enableGraphCapture"],
+        &["trt_cuda_graph_enable"],
         "a recorded graph is of one shape of batch, and nearly every batch has a shape of its own",
     ),
     (

@@ -63,8 +63,10 @@ fn weights_bytes(encoder: &Encoder<'_>) -> usize {
 fn constants(graph: &mut GraphWriter, tokens_max: usize) {
     graph.int64s("zero", &[0]);
     graph.int64s("one", &[1]);
-    let indices: Vec<i32> = (0..).take(tokens_max).collect();
-    graph.int32s("indices", &[tokens_max], &indices);
+    // As floats, which are exact so far: WebGPU cuts no integers, and one operator on the CPU would be
+    // enough to forbid recording the others.
+    let indices = (0..tokens_max).flat_map(|index| (index as f32).to_le_bytes());
+    graph.floats("indices", &[tokens_max], indices.collect());
     let only_columns = vec![integer("start", 1), integer("end", 2)];
     graph.node_with("Shape", &["input_ids"], "sequence", only_columns);
 }
@@ -145,10 +147,11 @@ fn relative_bias(
         }
     }
     graph.operand("relative_bias", &[1, heads, tokens_max, tokens_max], bytes);
-    graph.int64s("corner", &[0, 0]);
-    graph.int64s("corner.axes", &[2, 3]);
-    let last = [integer("axis", 0)].to_vec();
-    graph.node_with("Concat", &["sequence", "sequence"], "corner.end", last);
-    let inputs = ["relative_bias", "corner", "corner.end", "corner.axes"];
-    Ok(graph.node("Slice", &inputs, "attention_bias"))
+    // One side after the other: their two ends in one would be numbers that WebGPU computes and the CPU
+    // cuts by, with a copy in between.
+    graph.int64s("queries", &[2]);
+    graph.int64s("keys", &[3]);
+    let rows = ["relative_bias", "zero", "sequence", "queries"];
+    let rows = graph.node("Slice", &rows, "attention_bias.rows");
+    Ok(graph.node("Slice", &[&rows, "zero", "sequence", "keys"], "attention_bias"))
 }

@@ -19,8 +19,7 @@ pub(super) fn pool(graph: &mut GraphWriter, pooling: Pooling, hidden: &str) -> S
         }
         Pooling::Mean => {
             let shares = graph.node_with("Cast", &["mask"], "mask.float", to_float());
-            let counts = graph.node_with("Cast", &["lengths.column"], "counts", to_float());
-            let shares = graph.node("Div", &[&shares, &counts], "shares");
+            let shares = graph.node("Div", &[&shares, "counts"], "shares");
             let shares = graph.node("Unsqueeze", &[&shares, "one"], "shares.row");
             let sum = graph.node("MatMul", &[&shares, hidden], "pooled.row");
             graph.node("Squeeze", &[&sum, "one"], "pooled")
@@ -36,12 +35,14 @@ pub(super) fn pool(graph: &mut GraphWriter, pooling: Pooling, hidden: &str) -> S
     }
 }
 
-/// Writes `mask`, `[batch, sequence]`: whether a token is the row's own.
+/// Writes `mask`, `[batch, sequence]`: whether a token is the row's own; and `counts`, `[batch, 1]`: its
+/// tokens as floats.
 pub(super) fn mask(graph: &mut GraphWriter) {
     let inputs = ["indices", "zero", "sequence", "zero"];
     let indices = graph.node("Slice", &inputs, "indices.batch");
     let lengths = graph.node("Unsqueeze", &["lengths", "one"], "lengths.column");
-    graph.node("Less", &[&indices, &lengths], "mask");
+    let counts = graph.node_with("Cast", &[&lengths], "counts", to_float());
+    graph.node("Less", &[&indices, &counts], "mask");
 }
 
 pub(super) fn to_float() -> Vec<Attribute> {
@@ -56,6 +57,9 @@ pub(super) fn finish(graph: &mut GraphWriter, normalize: Option<&dyn Operators>,
         let length = graph.node("Max", &[&length, "length.min"], "length.divisor");
         graph.node("Div", &[pooled, &length], "embedding");
     } else {
-        graph.node("Identity", &[pooled], "embedding");
+        // Something that is computed, and leaves the bits as they are: a provider that replays a batch
+        // lacks what is copied alone.
+        let negated = graph.node("Neg", &[pooled], "pooled.negated");
+        graph.node("Neg", &[&negated], "embedding");
     }
 }

@@ -227,6 +227,9 @@ impl Report<'_> {
         if let Some(ratio) = told("buffer_reuse_ratio") {
             parts.push(format!("buffers found for {:.1} % of batches", ratio * 100.0));
         }
+        if let Some(batches) = told("graph_replays") {
+            parts.push(format!("{} replayed", counted(batches as u64, "batch", "batches")));
+        }
         if let Some(ratio) = told("zero_copy_ratio") {
             parts.push(format!("{:.1} % of bytes in place", ratio * 100.0));
         }

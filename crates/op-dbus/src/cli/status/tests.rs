@@ -27,7 +27,7 @@ fn a_busy_service_is_told_in_full() {
             "padded_over_tokens": 1.05, "failures": { "overloaded": 4, "too-large": 1 },
             "queue_us_p50": 1500, "queue_us_p95": 2000, "queue_us_p99": 3000,
             "compute_us_p50": 4000, "compute_us_p95": 5000, "compute_us_p99": 6000,
-            "buffer_reuse_ratio": 0.96, "zero_copy_ratio": 1.0,
+            "buffer_reuse_ratio": 0.96, "zero_copy_ratio": 1.0, "graph_replays": 12,
             "arena_bytes": 268_435_456, "arena_hits": 997, "arena_misses": 3,
         },
     });
@@ -43,7 +43,7 @@ Queue     1 call in flight (2,048 tokens, 512 of them waiting)
 Done      2 calls, 1,000 texts, 15,000 tokens in 30 batches; padding 5.0 %; 1 text cut
 Cache     2,500 vectors in 5.0 MiB; 1 text answered from it
 Times     queue 1.5 / 2.0 / 3.0, compute 4.0 / 5.0 / 6.0 ms (p50 / p95 / p99)
-Memory    buffers found for 96.0 % of batches; 100.0 % of bytes in place; arena of 256 MiB, 99.7 % of requests served from it
+Memory    buffers found for 96.0 % of batches; 12 batches replayed; 100.0 % of bytes in place; arena of 256 MiB, 99.7 % of requests served from it
 Refused   overloaded 4, too-large 1
 Worker    cpu:0, process 7, busy, 3 batches; replaced 1 time, last because killed; confined by landlock 7, seccomp
 Worker    cpu:0, process 8, idle, 1 batch; of another

@@ -86,6 +86,14 @@ pub const OPTIONS: &[ProviderOption] = &[
         they are first used.",
     ),
     plain(
+        CUDA,
+        "enable_cuda_graph",
+        Kind::Bool,
+        Theirs("false"),
+        "Whether batches of up to 256 tokens are \
+        recorded as CUDA graphs, one for each shape, and replayed. Not run on a GPU by us.",
+    ),
+    plain(
         TENSORRT,
         "trt_fp16_enable",
         Kind::Bool,

@@ -94,6 +94,14 @@ pub const OPTIONS: &[ProviderOption] = &[
         provider asks of the driver is checked.",
     ),
     plain(
+        WEBGPU,
+        "enableGraphCapture",
+        Kind::Bool,
+        Theirs("false"),
+        "Whether batches of up to 256 tokens are \
+        recorded, one of each shape, and replayed.",
+    ),
+    plain(
         OPENVINO,
         "device_type",
         OPENVINO_DEVICE,
