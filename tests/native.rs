@@ -365,10 +365,20 @@ async fn a_worker_killed_while_it_packs_leaves_nothing() -> Outcome {
             }
         })
         .await?;
-        for worker in children(daemon.process.pid())? {
-            kill(worker, Signal::SIGKILL)?;
+        // The one that is started in its place as well.
+        let killing = async {
+            loop {
+                for worker in children(daemon.process.pid())? {
+                    // It may have left by itself.
+                    let _ = kill(worker, Signal::SIGKILL);
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            settled = daemon.settled() => settled?,
+            ended = killing => return ended,
         }
-        daemon.settled().await?;
         if !cached(&setup, ".packing-").is_empty() {
             break daemon;
         }

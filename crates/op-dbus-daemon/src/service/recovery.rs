@@ -42,9 +42,12 @@ impl Service {
             }
             Ok(_) => {}
             Err(error) => {
-                warn!("no other provider works either: {error}");
+                // It is looked for every few seconds for as long as none works, which may be days.
+                match now.served().map(|served| served.is_last.swap(true, Ordering::Relaxed)) {
+                    Some(true) => debug!(%error, "still no other provider works"),
+                    _ => warn!("no other provider works either: {error}"),
+                }
                 if let Some(served) = now.served() {
-                    served.is_last.store(true, Ordering::Relaxed);
                     served.engine.keep_trying();
                     // The same as before, and nobody to take over.
                     self.replace(|_| {});
