@@ -199,15 +199,22 @@ async fn hang(line: &mut UnixStream) -> Outcome<TcpStream> {
     Ok(peer)
 }
 
+/// As many lines as hold up all threads of their user. They are open before the first one hangs.
+async fn hang_four(client: &Client) -> Outcome<(Vec<UnixStream>, Vec<TcpStream>)> {
+    let (mut lines, mut peers) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        lines.push(open(client).await?);
+    }
+    for line in &mut lines {
+        peers.push(hang(line).await?);
+    }
+    Ok((lines, peers))
+}
+
 async fn a_descriptor_that_hangs_holds_up_no_call_over_the_bus() -> Outcome {
     let (_bus, _setup, daemon) = daemon().await?;
     let client = daemon.client();
-    let (mut lines, mut peers) = (Vec::new(), Vec::new());
-    for _ in 0..4 {
-        let mut line = open(client).await?;
-        peers.push(hang(&mut line).await?);
-        lines.push(line);
-    }
+    let (lines, peers) = hang_four(client).await?;
     for _ in 0..100 {
         within("an answer over the bus", client.embedder.embed("one")).await??;
     }
@@ -222,12 +229,7 @@ async fn a_descriptor_that_hangs_holds_up_no_other_user() -> Outcome {
     let setup = Setup::sim()?;
     let daemon = setup.ready(&bus).await?;
     let other = Client::new(bus.connect_as(OTHER.id).await?).await?;
-    let (mut lines, mut peers) = (Vec::new(), Vec::new());
-    for _ in 0..4 {
-        let mut line = open(daemon.client()).await?;
-        peers.push(hang(&mut line).await?);
-        lines.push(line);
-    }
+    let (lines, peers) = hang_four(daemon.client()).await?;
     let socket = OwnedFd::from(other.embedder.open_direct().await?);
     let others = Builder::unix_stream(std::os::unix::net::UnixStream::from(socket));
     let others = others.p2p().user_id(OTHER.id).build();
