@@ -16,10 +16,9 @@ use crate::harness::client::{Options, refused};
 use crate::harness::command::finish;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::manager::ServiceManager;
-use crate::harness::process::Process;
+use crate::harness::process::{Process, children};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
-use crate::native::children;
 
 tests! {
     the_service_manager_is_told: [Bus],

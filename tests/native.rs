@@ -16,7 +16,7 @@ use crate::harness::command::{clean, cli, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, cosine, distance};
 use crate::harness::needs::{self, op_dbus};
-use crate::harness::process::mapped;
+use crate::harness::process::{children, mapped};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, within};
 use crate::trials::watch::resident;
@@ -337,21 +337,6 @@ fn cached(setup: &Setup, start: &str) -> Vec<PathBuf> {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     let named = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(start);
     entries.filter(named).map(|entry| entry.path()).collect()
-}
-
-/// The children of a process.
-pub fn children(parent: Pid) -> Outcome<Vec<Pid>> {
-    let mut children = Vec::new();
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
-        // Whoever has ended meanwhile is nobody's child.
-        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let mut fields = stat.rsplit_once(") ").unwrap_or_default().1.split(' ').skip(1);
-        if fields.next() == Some(parent.to_string().as_str()) {
-            children.push(Pid::from_raw(pid));
-        }
-    }
-    Ok(children)
 }
 
 async fn a_worker_killed_while_it_packs_leaves_nothing() -> Outcome {

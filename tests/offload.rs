@@ -19,9 +19,9 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, cosine};
+use crate::harness::process::children;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
-use crate::native::children;
 use crate::providers::{movable, provider};
 
 tests! {

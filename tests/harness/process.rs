@@ -81,6 +81,21 @@ pub fn mapped(process: Pid) -> Outcome<Option<String>> {
     }
 }
 
+/// The children of a process.
+pub fn children(parent: Pid) -> Outcome<Vec<Pid>> {
+    let mut children = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
+        // Whoever has ended meanwhile is nobody's child.
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let mut fields = stat.rsplit_once(") ").unwrap_or_default().1.split(' ').skip(1);
+        if fields.next() == Some(parent.to_string().as_str()) {
+            children.push(Pid::from_raw(pid));
+        }
+    }
+    Ok(children)
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         // The kernel takes a moment to end a killed process, and nothing of it may be left when
