@@ -12,6 +12,9 @@ use crate::call::Priority;
 
 /// Weight of the newest batch in what is known of its size.
 const WEIGHT: f32 = 0.2;
+/// A batch that took longer than so many times what was known counts as that: a moment that another program took
+/// away is no reason to leave a pool, and one that has become slower shows it by several.
+const OUTLIER: f32 = 4.0;
 /// Sizes are told apart by powers of two; a batch of a million tokens belongs to the last.
 const OCTAVES: usize = 20;
 /// However cheap a batch is, the question is not put again sooner than this.
@@ -62,7 +65,7 @@ impl Cost {
         let octave = tokens.max(1).ilog2() as usize;
         let point = self.0[octave.min(OCTAVES - 1)].get_or_insert(new);
         point.tokens += WEIGHT * (new.tokens - point.tokens);
-        point.us += WEIGHT * (new.us - point.us);
+        point.us += WEIGHT * (new.us.min(OUTLIER * point.us.max(1.0)) - point.us);
     }
 
     /// What a batch of `tokens` will take, in microseconds: on the line between the nearest sizes

@@ -69,6 +69,23 @@ fn without_anybody_else_or_any_knowledge_the_batch_is_taken() {
     assert_eq!(leave(&untried, &[lane(&known, 512, &[None])], TEXT, 0), None);
 }
 
+#[test]
+fn a_bad_moment_moves_nothing_and_several_do() {
+    let (mut cpu, device) = (cost(1_300, 0), cost(4_400, 0));
+    let stays = |cpu: &Cost| {
+        let others = [lane(&device, 8192, &[None])];
+        leave(&lane(cpu, 512, &[None]), &others, TEXT, 0).is_none()
+    };
+    cpu.learn(TEXT.tokens, 500_000);
+    assert!(stays(&cpu), "{:?}", cpu.of(TEXT.tokens));
+    (0..3).for_each(|_| cpu.learn(TEXT.tokens, 500_000));
+    assert!(!stays(&cpu), "{:?}", cpu.of(TEXT.tokens));
+    // What cost nothing so far is no bound for what comes.
+    let mut free = cost(0, 0);
+    (0..40).for_each(|_| free.learn(TEXT.tokens, 1_000));
+    assert!(free.of(TEXT.tokens).is_some_and(|us| us > 900));
+}
+
 proptest! {
     #[test]
     fn costs_are_near_a_line_that_was_seen(fixed in 0u64..100_000, each in 1u64..1000, tokens in 8usize..20_000) {
