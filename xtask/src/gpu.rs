@@ -15,14 +15,14 @@ const HELP: &str = "\
 Usage: cargo xtask gpu [OPTIONS]
 
 Fetches a provider's library and the models, says what the machine has, and then measures, at each
-level, in f32 and in f16: how near the vectors are to the CPU's, texts and tokens per second with
-texts of 25 tokens and of mixed lengths, what share that is of what the provider does with large
-matrices, how long one text takes with 1, 8 and 64 clients and at 50 % and 80 % of the rate, and
-whether memory stays what it is. Where python3 has sentence-transformers, it is measured with the
-same texts on the same device: in fp16 where torch sees a GPU, else, and for the providers cpu and
-ggml, in f32 on the CPU. Prints a table, and writes all of it as JSON; what can't be had is told
-there and ends nothing else. Changes no setting of a card. Settings in the environment (OP_DBUS_…)
-reach op-dbus.
+level, in f32, in f16, and in f16 with small batches that are recorded and replayed (cuda and
+webgpu): how near the vectors are to the CPU's, texts and tokens per second with texts of 25
+tokens and of mixed lengths, what share that is of what the provider does with large matrices, how
+long one text takes with 1, 8 and 64 clients and at 50 % and 80 % of the rate, and whether memory
+stays what it is. Where python3 has sentence-transformers, it is measured with the same texts on
+the same device: in fp16 where torch sees a GPU, else, and for the providers cpu and ggml, in f32
+on the CPU. Prints a table, and writes all of it as JSON; what can't be had is told there and ends
+nothing else. Changes no setting of a card. Settings in the environment (OP_DBUS_…) reach op-dbus.
 
 Options:
   --provider NAME    what is measured [default: cuda]
@@ -110,7 +110,8 @@ pub fn run(words: impl Iterator<Item = String>) -> Outcome {
             shell::root().join("target/release/op-dbus")
         }
     };
-    let bench = Bench { exe, corpora: corpora(&folder)?, args: &args };
+    let recorded = recorded(&args.provider, &folder)?;
+    let bench = Bench { exe, corpora: corpora(&folder)?, recorded, args: &args };
     bench.fetch();
     let mut levels = Vec::new();
     for level in &args.levels {
@@ -156,7 +157,35 @@ fn corpora(folder: &Path) -> Result<[(&'static str, PathBuf); 2], String> {
 struct Bench<'a> {
     exe: PathBuf,
     corpora: [(&'static str, PathBuf); 2],
+    /// Settings by which the provider records batches; none for one that can't.
+    recorded: Option<PathBuf>,
     args: &'a Args,
+}
+
+/// How a level is measured.
+struct Way {
+    name: &'static str,
+    precision: &'static str,
+    /// Whether small batches are recorded and replayed.
+    recorded: bool,
+}
+
+const WAYS: [Way; 3] = [
+    Way { name: "f32", precision: "f32", recorded: false },
+    Way { name: "f16", precision: "f16", recorded: false },
+    Way { name: "f16 rec.", precision: "f16", recorded: true },
+];
+
+/// A file of settings by which a provider records batches.
+fn recorded(provider: &str, folder: &Path) -> Result<Option<PathBuf>, String> {
+    let option = match provider {
+        "cuda" | "gpu" => "cuda]\nenable_cuda_graph",
+        "webgpu" | "wgpu" => "webgpu]\nenableGraphCapture",
+        _ => return Ok(None),
+    };
+    let path = folder.join("recorded.toml");
+    let written = fs::write(&path, format!("[providers.{option} = true\n"));
+    written.map_err(|e| format!("can't write {}: {e}", path.display())).map(|()| Some(path))
 }
 
 impl Bench<'_> {
@@ -192,41 +221,40 @@ impl Bench<'_> {
 
     /// Everything about one level.
     fn level(&self, level: &str, folder: &Path) -> Value {
-        let found = ["f32", "f16"].map(|precision| {
-            let quality = outcome(self.quality(level, precision));
-            (
-                precision,
-                json!({ "quality": quality, "speed": outcome(self.speed(level, precision)) }),
-            )
-        });
+        let mut found = BTreeMap::new();
+        for way in WAYS.iter().filter(|way| !way.recorded || self.recorded.is_some()) {
+            let quality = outcome(self.quality(level, way));
+            let speed = outcome(self.speed(level, way));
+            found.insert(way.name, json!({ "quality": quality, "speed": speed }));
+        }
         let peer = self.peer(level);
         let memory =
-            memory::plateau(self.measured(level, "f32", false), self.args.memory_s, folder);
+            memory::plateau(self.measured(level, &WAYS[0], false), self.args.memory_s, folder);
         json!({
             "level": level,
-            "op-dbus": BTreeMap::from(found),
+            "op-dbus": found,
             "sentence-transformers": outcome(peer),
             "memory": outcome(memory),
         })
     }
 
     /// Vectors against the CPU's in f32.
-    fn quality(&self, level: &str, precision: &str) -> Result<Value, String> {
-        let mut report = answer(&mut self.measured(level, precision, true))?;
+    fn quality(&self, level: &str, way: &Way) -> Result<Value, String> {
+        let mut report = answer(&mut self.measured(level, way, true))?;
         Ok(report["quality"].take())
     }
 
-    fn speed(&self, level: &str, precision: &str) -> Result<Value, String> {
-        let mut bench = self.measured(level, precision, false);
+    fn speed(&self, level: &str, way: &Way) -> Result<Value, String> {
+        let mut bench = self.measured(level, way, false);
         bench.args(["--rounds", &self.args.rounds, "--seconds", &self.args.seconds, "--peak"]);
         bench.args(["--only", "calls,clients", "--clients", "1,8,64", "--rate", "50%,80%"]);
         answer(&mut bench)
     }
 
-    /// `op-dbus bench` of a level in one precision; with `compared`, the CPU in f32 beside it, and
+    /// `op-dbus bench` of a level in one way; with `compared`, the CPU in f32 beside it, and
     /// nothing but the vectors.
-    fn measured(&self, level: &str, precision: &str, compared: bool) -> std::process::Command {
-        let args = self.args;
+    fn measured(&self, level: &str, way: &Way, compared: bool) -> std::process::Command {
+        let (args, precision) = (self.args, way.precision);
         let mut command = self.op_dbus(&["bench", "--json", "--at", "engine", "--level", level]);
         for (name, path) in &self.corpora {
             command.arg("--corpus").arg(format!("{name}={}", path.display()));
@@ -237,6 +265,9 @@ impl Bench<'_> {
         };
         let precisions = if compared { format!("f32,{precision}") } else { precision.to_owned() };
         command.args(["--provider", &providers, "--precision", &precisions]);
+        if let Some(config) = self.recorded.as_ref().filter(|_| way.recorded) {
+            command.env("OP_DBUS_CONFIG", config);
+        }
         if compared {
             command.args(["--only", "none", "--quality"]).args(&args.pairs);
         }

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use super::{WAYS, Way};
+
 /// The collections, as op-dbus and the peer call them.
 const TEXTS: [(&str, &str); 2] = [("25 tokens", "25-tokens"), ("mixed", "mixed")];
 const CLIENTS: [u64; 3] = [1, 8, 64];
@@ -28,13 +30,16 @@ pub fn of(report: &Value) -> String {
             }
             None => true,
         };
-        for precision in ["f32", "f16"] {
-            let found = &level["op-dbus"][precision];
-            if sound(precision, &found["speed"]) {
-                speed.push_str(&ours(name, precision, &found["speed"]));
+        for way in &WAYS {
+            let found = &level["op-dbus"][way.name];
+            if found.is_null() {
+                continue;
             }
-            if sound(&format!("{precision} vectors"), &found["quality"]) {
-                rest.push_str(&vectors(name, precision, &found["quality"], report));
+            if sound(way.name, &found["speed"]) {
+                speed.push_str(&ours(name, way.name, &found["speed"]));
+            }
+            if sound(&format!("{} vectors", way.name), &found["quality"]) {
+                rest.push_str(&vectors(name, way, &found["quality"], report));
             }
         }
         let peer = &level["sentence-transformers"];
@@ -68,7 +73,7 @@ fn figure(
     found.map_or(Value::Null, |line| line["figures"][name]["median"].clone())
 }
 
-fn ours(level: &str, precision: &str, speed: &Value) -> String {
+fn ours(level: &str, way: &str, speed: &Value) -> String {
     let mut out = String::new();
     for (texts, _) in TEXTS {
         let calls = |name| figure(speed, ("calls", None), texts, name);
@@ -78,7 +83,7 @@ fn ours(level: &str, precision: &str, speed: &Value) -> String {
             format!("{} / {}", ms("p50_us"), ms("p99_us"))
         });
         out.push_str(&format!(
-            "{level:<7} {precision:<9} {texts:<9} {:>9} {:>10} {:>9}  {}\n",
+            "{level:<7} {way:<9} {texts:<9} {:>9} {:>10} {:>9}  {}\n",
             number(&calls("texts_per_s"), 1.0, 0),
             number(&calls("tokens_per_s"), 1.0, 0),
             number(&calls("share_of_peak"), 100.0, 1),
@@ -87,7 +92,7 @@ fn ours(level: &str, precision: &str, speed: &Value) -> String {
     }
     for (of, peak) in speed["peak"].as_object().into_iter().flatten() {
         let peak = number(&peak["median"], 1e-12, 2);
-        out.push_str(&format!("{level:<7} {precision:<9} peak: {of} {peak} × 10¹² operations/s\n"));
+        out.push_str(&format!("{level:<7} {way:<9} peak: {of} {peak} × 10¹² operations/s\n"));
     }
     out
 }
@@ -120,9 +125,10 @@ fn theirs(level: &str, peer: &Value, ours: &Value) -> String {
     out + &format!("{level:<7} {by:<9} peak: torch {peak} × 10¹² operations/s\n")
 }
 
-fn vectors(level: &str, precision: &str, quality: &Value, report: &Value) -> String {
-    let is_ours =
-        |entry: &&Value| entry["provider"] == report["provider"] && entry["precision"] == precision;
+fn vectors(level: &str, way: &Way, quality: &Value, report: &Value) -> String {
+    let is_ours = |entry: &&Value| {
+        entry["provider"] == report["provider"] && entry["precision"] == way.precision
+    };
     let found = quality.as_array().into_iter().flatten().find(is_ours).unwrap_or(&Value::Null);
     let least = |key: &str| {
         let values = found["cosine"].as_array().into_iter().flatten();
@@ -130,7 +136,8 @@ fn vectors(level: &str, precision: &str, quality: &Value, report: &Value) -> Str
         number(&least.into(), 1.0, 6)
     };
     format!(
-        "{level:<7} {precision:<9} cosine with the CPU's f32: mean {}, least {}; pairs in order × 100: {}\n",
+        "{level:<7} {:<9} cosine with the CPU's f32: mean {}, least {}; pairs in order × 100: {}\n",
+        way.name,
         least("mean"),
         least("min"),
         number(&found["spearman"], 1.0, 2),
