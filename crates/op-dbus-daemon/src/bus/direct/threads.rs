@@ -13,8 +13,8 @@ use tokio::runtime::{self, Handle, Runtime};
 
 use super::super::bulk::Place;
 
-/// Threads of one user. A connection of its own for each would cost a call half as much again: most of its time
-/// is waking whoever waits.
+/// Threads of one user. One for each connection would cost a call a fifth more, as more of them are woken for
+/// it (docs/performance.md).
 const THREADS_OF_USER: usize = 2;
 
 /// The threads of all users, which last as long as there is a connection on them.
