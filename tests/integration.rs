@@ -64,6 +64,8 @@ mod models;
 mod native;
 /// The CPU and an accelerator at once.
 mod offload;
+/// OpenVINO, which any x86-64 CPU is a device of.
+mod openvino;
 /// Memory that stays what it is.
 mod plateau;
 /// Half precision.
@@ -122,6 +124,7 @@ fn main() -> ExitCode {
         models::tests(),
         native::tests(),
         offload::tests(),
+        openvino::tests(),
         plateau::tests(),
         precision::tests(),
         providers::tests(),

@@ -194,8 +194,13 @@ pub fn find(folder: &Path, name: &str) -> Option<PathBuf> {
 }
 
 async fn a_worker_lost_on_the_device_is_replaced_there() -> Outcome {
+    replaced_there("ggml").await
+}
+
+/// A worker of this provider that is killed is replaced on it.
+pub async fn replaced_there(name: &str) -> Outcome {
     let bus = PrivateBus::start().await?;
-    let setup = ggml()?;
+    let setup = Setup::real("low")?.setting("execution_provider", name).setting("fallback", "none");
     let daemon = setup.ready(&bus).await?;
     let expected = daemon.client().vectors(&["before and after"]).await?;
     let lost = daemon.workers().await?;
@@ -203,7 +208,7 @@ async fn a_worker_lost_on_the_device_is_replaced_there() -> Outcome {
     let found = daemon.client().vectors(&["before and after"]).await?;
     assert!(cosine(&found[0], &expected[0]) >= 0.9999);
     assert_ne!(daemon.workers().await?, lost);
-    assert_eq!(provider(&daemon).await?.0, "ggml");
+    assert_eq!(provider(&daemon).await?.0, name);
     daemon.stop().await
 }
 
@@ -244,6 +249,11 @@ async fn a_device_that_stays_bad_is_left_and_comes_back() -> Outcome {
 }
 
 async fn the_provider_changes_under_load_without_a_failed_call() -> Outcome {
+    changes_under_load(["ggml", "cpu", "ggml"]).await
+}
+
+/// To each of these in turn, from the CPU.
+pub async fn changes_under_load(all: [&str; 3]) -> Outcome {
     const CLIENTS: usize = 8;
     let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?;
@@ -267,7 +277,7 @@ async fn the_provider_changes_under_load_without_a_failed_call() -> Outcome {
         }));
     }
     let manager = &daemon.client().manager;
-    for wanted in ["ggml", "cpu", "ggml"] {
+    for wanted in all {
         manager.set_execution_provider(wanted).await?;
         assert_eq!(provider(&daemon).await?, (wanted.to_owned(), String::new()));
         // Somebody has been served by it before it goes on.
@@ -281,12 +291,12 @@ async fn the_provider_changes_under_load_without_a_failed_call() -> Outcome {
         seen.extend(providers);
         calls += answered;
     }
-    println!("{calls} calls, none failed, over {} changes", 3);
-    assert!(seen.contains("ggml") && seen.contains("cpu"), "{seen:?}");
+    println!("{calls} calls, none failed, over {} changes", all.len());
+    assert!(all.iter().all(|one| seen.contains(*one)), "{seen:?}");
     daemon.stop().await?;
     // It is what it was after a restart.
     let daemon = setup.ready(&bus).await?;
-    assert_eq!(provider(&daemon).await?.0, "ggml");
+    assert_eq!(provider(&daemon).await?.0, all[2]);
     daemon.stop().await
 }
 

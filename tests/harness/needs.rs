@@ -20,6 +20,8 @@ pub enum Need {
     Runtime,
     /// The ggml provider's library, and the runtime that loads it.
     Ggml,
+    /// The ONNX Runtime library that has OpenVINO in itself.
+    OpenVino,
     /// WebGPU's library, the runtime that loads it, and Chromium's Vulkan device, which is the CPU.
     WebGpu,
     /// The model of level `low`.
@@ -138,6 +140,7 @@ impl Need {
             }
             Self::Runtime => library("onnxruntime-1."),
             Self::Ggml => library("onnxruntime-ggml"),
+            Self::OpenVino => library("onnxruntime-openvino"),
             Self::WebGpu => library("onnxruntime-ep-webgpu").or_else(|| {
                 let vulkan = [VULKAN_DEVICE, "/etc/vulkan/icd.d"];
                 let missing = vulkan.iter().find(|path| !Path::new(path).exists())?;

@@ -96,15 +96,16 @@ fn step(name: &str) {
     println!("\n── {name}");
 }
 
-/// Fills the store that the tests read: the three levels, ONNX Runtime to compare with, a provider that
-/// needs no device, and one whose device the CPU plays.
+/// Fills the store that the tests read: the three levels, ONNX Runtime to compare with, two providers that
+/// need no device, and one whose device the CPU plays.
 ///
 /// Where the sources can't be reached, the tests that need them are skipped and say so.
 pub fn fetch_store() -> Result<PathBuf, String> {
     let store = shell::root().join("target/test-store");
     let program_path = shell::root().join("target/debug/op-dbus");
-    let [ggml, webgpu] = ["ggml", "webgpu"].map(|name| ["runtime", "pull", "--provider", name]);
-    for words in [&["models", "pull", "all"][..], &["runtime", "pull"], &ggml, &webgpu] {
+    let library = |name| ["runtime", "pull", "--provider", name];
+    let [ggml, openvino, webgpu] = ["ggml", "openvino", "webgpu"].map(library);
+    for words in [&["models", "pull", "all"][..], &["runtime", "pull"], &ggml, &openvino, &webgpu] {
         let mut pull = program(&program_path, words);
         pull.arg("--model-dir").arg(store.join("models"));
         if let Err(message) = shell::run(&mut pull) {

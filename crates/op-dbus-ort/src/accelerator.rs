@@ -14,7 +14,7 @@ use ort::ep::{ArbitrarilyConfigurableExecutionProvider, ExecutionProvider};
 use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
 
-use crate::session;
+use crate::{openvino, session};
 
 /// Threads of the CPU: what a provider leaves to it are shapes and lengths.
 const THREADS: usize = 1;
@@ -64,12 +64,14 @@ impl Memory {
 const RECORDING: [&str; 2] = ["enable_cuda_graph", "enableGraphCapture"];
 
 /// Options by which a provider computes a graph in something coarser, and what that is.
-const COARSER: [(&str, &str, &str); 4] = [
+const COARSER: [(&str, &str, &str); 3] = [
     ("trt_fp16_enable", "1", "f16"),
-    ("trt_bf16_enable", "1", "bf16"),
+    (TENSORRT_BF16, "1", "bf16"),
     ("migraphx_fp16_enable", "1", "f16"),
-    ("precision", "FP16", "f16"),
 ];
+
+/// The one for TensorRT's bfloat16.
+const TENSORRT_BF16: &str = "trt_bf16_enable";
 
 impl Accelerator {
     /// Prepares a session on the device. Returns the name of the provider in ONNX Runtime's words
@@ -170,6 +172,28 @@ impl Accelerator {
             self.unavailable(format!("the ONNX Runtime library does not bring it up: {error}"))
         })?;
         Ok((builder, name.to_owned(), 0))
+    }
+
+    /// The same, told to compute in `precision` where the provider does not take that from the graph.
+    ///
+    /// # Errors
+    /// `ProviderUnavailable`: it does not compute in that.
+    pub(crate) fn computing_in(mut self, precision: &'static str) -> Result<Self, BackendError> {
+        match (self.provider.as_str(), precision) {
+            ("openvino", _) => {
+                self.options = openvino::told(&self, precision).map_err(|e| self.unavailable(e))?;
+            }
+            ("tensorrt", "bf16") => {
+                self.options.retain(|(key, _)| key != TENSORRT_BF16);
+                self.options.push((TENSORRT_BF16.to_owned(), "1".to_owned()));
+            }
+            (_, "bf16") => {
+                let why = "it computes in f32 and f16; set precision to one of them, or to auto";
+                return Err(self.unavailable(why.to_owned()));
+            }
+            _ => {}
+        }
+        Ok(self)
     }
 
     /// What the provider computes a graph of this precision in.
@@ -326,6 +350,19 @@ mod tests {
         let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
         let options = options.iter().map(own).collect();
         Accelerator { provider: provider.to_owned(), library: None, device: 1, options }
+    }
+
+    #[test]
+    fn bf16_is_for_those_who_have_it() {
+        let tensorrt = told("tensorrt", &[("trt_bf16_enable", "0")]).computing_in("bf16").unwrap();
+        assert_eq!(tensorrt.options, [("trt_bf16_enable".to_owned(), "1".to_owned())]);
+        assert_eq!(tensorrt.precision("bf16"), "bf16");
+        let refusal = told("cuda", &[]).computing_in("bf16").unwrap_err().to_string();
+        assert!(
+            refusal.contains("cuda does not work here: it computes in f32 and f16"),
+            "{refusal}"
+        );
+        assert_eq!(told("cuda", &[]).computing_in("f16").unwrap().options, []);
     }
 
     #[test]

@@ -60,6 +60,7 @@ impl OrtBackend {
             return Ok(backend.placed(Memory::Same, places, (options.io_binding, options.buckets)));
         };
         let accelerator = recording_or_not(accelerator, &graph, options.io_binding);
+        let accelerator = accelerator.computing_in(precision)?;
         let (builder, name, devices) = accelerator.builder(&environment)?;
         let fault = |error: io::Error| {
             accelerator.unavailable(format!("no place to look for what it ran ({error})"))

@@ -12,6 +12,7 @@ mod elf;
 mod failure;
 mod feed;
 mod library;
+mod openvino;
 mod own;
 mod placement;
 mod recording;
@@ -36,7 +37,8 @@ pub struct Options {
     pub accelerator: Option<Accelerator>,
     /// What to run.
     pub graph: Graph,
-    /// Precision of what the graph multiplies, by its public name.
+    /// What is to be computed in, by its public name: that of what the graph multiplies, or a coarser one
+    /// that the accelerator is told.
     pub precision: &'static str,
     /// The shapes of batches, where they are rounded up to few.
     pub buckets: Buckets,

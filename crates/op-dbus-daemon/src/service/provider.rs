@@ -370,14 +370,14 @@ mod tests {
         let mut loaded = Settings::load(&Sources::under("/nowhere")).unwrap();
         loaded.settings.runtime = Some("/own.so".into());
         let own = loaded.settings.providers.entry("openvino".to_owned()).or_default();
-        own.checked.insert("precision".to_owned(), "FP16".to_owned());
+        own.checked.insert("num_streams".to_owned(), "2".to_owned());
         let host = |loaded: &Loaded| host(Provider::OpenVino, loaded, None);
         let built_in = host(&loaded).unwrap();
         assert_eq!(built_in.options.len(), 1, "{built_in:?}");
         let own = loaded.settings.providers.get_mut("openvino").unwrap();
         own.library = Some("/plugin.so".into());
         let refused = host(&loaded).unwrap_err();
-        assert!(refused.contains("ignores precision"), "{refused}");
+        assert!(refused.contains("ignores num_streams"), "{refused}");
         loaded.settings.providers.get_mut("openvino").unwrap().checked.clear();
         assert!(host(&loaded).is_ok());
     }

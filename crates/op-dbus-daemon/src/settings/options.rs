@@ -66,11 +66,12 @@ pub enum Told {
 }
 
 /// Options that are no settings, each with why.
-const NO_SETTINGS: [(&[&str], &str); 4] = [
+const NO_SETTINGS: [(&[&str], &str); 5] = [
     (
         &["device_id", "deviceId", "adapterIndex"],
         "the setting `gpu_device` names the devices, each of which gets a worker",
     ),
+    (&["precision"], "the setting `precision` says what is computed in, on every provider"),
     (
         &[
             "trt_engine_cache_path",

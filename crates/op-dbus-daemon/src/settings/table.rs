@@ -94,8 +94,8 @@ pub const ROWS: &[Row] = &[
               in it, else `f32`. `int8` is the fastest and coarsest, and only taken when it is \
               named. The native engine has `f32`, `bf16` and `int8` on every CPU, but those \
               without hardware for it are slow. ONNX Runtime, and so every accelerator, has `f32` \
-              and `f16`; with `f16` the native engine computes as with `auto`, and the log says \
-              so.",
+              and `f16`; `openvino`, on a CPU that has it, and `tensorrt` have `bf16` as well. With \
+              `f16` the native engine computes as with `auto`, and the log says so.",
         group: Group::Provider,
         scope: Scope::Any,
     },

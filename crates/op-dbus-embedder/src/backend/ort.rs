@@ -12,11 +12,11 @@ use super::{Precision, Spec, failure, model};
 
 /// Loads the library and a session of the model.
 pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
-    let precision = precision(spec)?;
+    let (computed, precision) = precision(spec)?;
     let model = model::get(spec)?;
     let graph = match model::family(&model) {
-        Some(family) => Graph::Compiled(compiled(&model, (family, precision), spec)?),
-        None if precision == Computed::F16 => {
+        Some(family) => Graph::Compiled(compiled(&model, (family, computed), spec)?),
+        None if computed == Computed::F16 => {
             return Err(failure::unavailable(format!(
                 "precision is f16, and {} is an ONNX graph, which is computed as it is; set \
                  precision to auto",
@@ -36,18 +36,21 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
 
 /// As [`load`], of a graph that multiplies and does nothing else.
 pub fn products(spec: &Spec, side: usize, count: usize) -> Result<Box<dyn Backend>, BackendError> {
-    let precision = precision(spec)?;
-    let graph = op_dbus_graph::products(side, count, precision);
+    let (computed, precision) = precision(spec)?;
+    let graph = op_dbus_graph::products(side, count, computed);
     let graph = graph.map_err(|error| BackendError::Failed(error.to_string()))?;
     // Batches are computed as they are.
     let buckets = Buckets { tokens_max: 0, attention_max: 0, rows_max: 0, length_max: 0 };
     session(spec, (Graph::Compiled(graph), precision), (buckets, side))
 }
 
-fn precision(spec: &Spec) -> Result<Computed, BackendError> {
+/// What the graph is written in, and what is computed in.
+fn precision(spec: &Spec) -> Result<(Computed, &'static str), BackendError> {
     match spec.precision {
-        None | Some(Precision::F32) => Ok(Computed::F32),
-        Some(Precision::F16) => Ok(Computed::F16),
+        None | Some(Precision::F32) => Ok((Computed::F32, "f32")),
+        Some(Precision::F16) => Ok((Computed::F16, "f16")),
+        // Where a provider has it, it rounds by itself.
+        Some(Precision::Bf16) if spec.provider != super::CPU => Ok((Computed::F32, "bf16")),
         Some(Precision::Bf16 | Precision::Int8) => {
             let message = "precision is neither f32 nor f16, which is all that ONNX Runtime \
                            computes in here; set precision to auto, or cpu_engine to native";
@@ -58,7 +61,7 @@ fn precision(spec: &Spec) -> Result<Computed, BackendError> {
 
 fn session(
     spec: &Spec,
-    (graph, precision): (Graph, Computed),
+    (graph, precision): (Graph, &'static str),
     (buckets, dimensions): (Buckets, usize),
 ) -> Result<Box<dyn Backend>, BackendError> {
     let accelerator = (spec.provider != super::CPU).then(|| Accelerator {
@@ -67,10 +70,6 @@ fn session(
         device: spec.device,
         options: spec.provider_options.clone(),
     });
-    let precision = match precision {
-        Computed::F32 => "f32",
-        Computed::F16 => "f16",
-    };
     Ok(Box::new(OrtBackend::load(Options {
         runtime: spec.runtime.clone(),
         threads: spec.threads,

@@ -57,6 +57,9 @@ pub fn typed(flag: &str) -> String {
 /// What computes with ONNX Runtime, on instruction sets of its own choice, in these precisions.
 const OF_ONNX_RUNTIME: [&str; 3] = ["auto", "f32", "f16"];
 
+/// Providers that compute in `bf16` as well.
+const WITH_BF16: [&str; 2] = ["openvino", "tensorrt"];
+
 /// The settings of every variant, in the order of the lists. What an engine has no choice of does
 /// not multiply it.
 pub fn product(compared: &Compared) -> Result<Vec<Flags>, Failure> {
@@ -95,6 +98,7 @@ pub fn product(compared: &Compared) -> Result<Vec<Flags>, Failure> {
         let device = !matches!(value("execution_provider"), "" | "cpu" | "auto");
         let engine = if device { "ort" } else { value("cpu_engine") }.to_owned();
         let has = |precision: &str| match &*engine {
+            "ort" if precision == "bf16" => WITH_BF16.contains(&value("execution_provider")),
             "ort" => OF_ONNX_RUNTIME.contains(&precision),
             "sim" => ["auto", "f32"].contains(&precision),
             _ => precision != "f16",
@@ -214,6 +218,12 @@ mod tests {
         assert_eq!((of("native"), of("ort"), of("sim")), (4, 2, 1));
         let none = Compared { engine: list("ort"), precision: list("bf16"), ..Compared::default() };
         assert!(product(&none).is_err());
+        let devices = Compared {
+            provider: list("openvino ggml"),
+            precision: list("f32 bf16"),
+            ..Compared::default()
+        };
+        assert_eq!(product(&devices).unwrap().len(), 3);
     }
 
     #[test]

@@ -28,8 +28,8 @@ pub enum RuntimeCommand {
 /// Fetch the library of a provider, verified by digest
 ///
 /// It comes out of a Python package of a pinned version, fetched with your own pip or found in the
-/// folder of --from. webgpu, openvino and ggml are plugins: the CPU's library, which loads them, is
-/// fetched with them. What a provider needs besides its library is printed.
+/// folder of --from. webgpu and ggml are plugins: the CPU's library, which loads them, is fetched
+/// with them. What a provider needs besides its library is printed.
 #[derive(Args)]
 #[command(after_help = format!("\
 Examples:

@@ -240,6 +240,7 @@ pub const FACTS: &[Facts] = &[
     Facts { provider: Provider::Ggml, directives: ON_CPU, profile: "onnx-runtime", ..PLAIN },
     Facts {
         provider: Provider::OpenVino,
+        beside: Some("libonnxruntime_providers_openvino.so"),
         nodes: &[
             Node { path: "/dev/dri/renderD#", needed: false, next: RENDER },
             Node { path: "/dev/accel/accel#", needed: false, next: RENDER },

@@ -14,7 +14,6 @@ const LAYOUTS: &[Choice] = &[name("NCHW"), name("NHWC")];
 const BACKENDS: &[Choice] = &[name("Vulkan"), name("D3D12")];
 const BUFFERS: &[Choice] = &[name("disabled"), name("lazyRelease"), name("simple"), name("bucket")];
 const VALIDATIONS: &[Choice] = &[name("disabled"), name("wgpuOnly"), name("basic"), name("full")];
-const PRECISIONS: &[Choice] = &[name("FP32"), name("FP16"), name("ACCURACY")];
 const OPENVINO_DEVICE: Kind = Kind::Text {
     accepted: "`CPU`, `GPU`, `GPU.0`, `NPU`, or `AUTO:`, `HETERO:` or `MULTI:` and such a list",
     is_right: is_openvino_device,
@@ -106,19 +105,11 @@ pub const OPTIONS: &[ProviderOption] = &[
         "device_type",
         OPENVINO_DEVICE,
         Theirs("CPU"),
-        "What OpenVINO computes on. This and what follows is for an ONNX Runtime that has OpenVINO built \
-        in. The plugin library, which `op-dbus runtime pull` brings, ignores all of it, and is therefore \
-        not used with any of it: it computes on what `gpu_device` says, and takes the rest in OpenVINO's \
-        words as `load_config` in `[providers.openvino.options]`.",
-    ),
-    plain(
-        OPENVINO,
-        "precision",
-        Kind::Choice(PRECISIONS),
-        Theirs(""),
-        "What OpenVINO computes in: \
-        `ACCURACY` is as the graph says. By itself it takes `FP32` on a CPU, else `FP16`. With `FP16` \
-        the vector space says `f16`.",
+        "What OpenVINO computes on: `GPU` with `gpu_device` for one or several of that kind. This and what \
+        follows is for an ONNX Runtime that has OpenVINO built in, as `op-dbus runtime pull` brings it. A \
+        plugin library ignores all of it, and is therefore not used with any of it: it computes on what \
+        `gpu_device` says, and takes the rest in OpenVINO's words as `load_config`, JSON, in \
+        `[providers.openvino.options]`.",
     ),
     plain(OPENVINO, "num_of_threads", count(1, 1024), Theirs("8"), "Threads of the CPU."),
     plain(
