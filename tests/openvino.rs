@@ -16,7 +16,7 @@ use crate::providers::{changes_under_load, provider, replaced_there};
 
 tests! {
     openvino_serves_in_each_precision: [Bus, Low, OpenVino],
-    openvino_computes_in_nothing_but_what_it_says: [Bus, Low, OpenVino],
+    openvino_computes_in_nothing_but_what_it_says: [Bus, Low, OpenVino, NoGraphics],
     openvino_changes_with_others_under_load: [Bus, Low, OpenVino, Ggml],
     a_worker_lost_on_openvino_is_replaced_there: [Bus, Low, OpenVino],
 }
@@ -83,6 +83,7 @@ async fn openvino_computes_in_nothing_but_what_it_says() -> Outcome {
         (CONFIG, hint, "INFERENCE_PRECISION_HINT for CPU, which the setting precision decides"),
         (CONFIG, "/etc/openvino.json", "load_config is no object in JSON"),
         ("gpu_device", "1", "device_type CPU has one device, 0, and not 1"),
+        ("providers.openvino.device_type", "GPU", "not bring it up with device_type GPU"),
         ("providers.openvino.device_type", "NPU", "NPU computes in f16; set precision to that"),
     ];
     for (key, value, part) in cases {

@@ -169,7 +169,13 @@ impl Accelerator {
             }
         };
         registered.map_err(|error| {
-            self.unavailable(format!("the ONNX Runtime library does not bring it up: {error}"))
+            // Of a device that is not there OpenVINO says nothing but in a log.
+            let device = self.options.iter().find(|(key, _)| key == "device_type");
+            let device =
+                device.map_or(String::new(), |(key, device)| format!(" with {key} {device}"));
+            self.unavailable(format!(
+                "the ONNX Runtime library does not bring it up{device}: {error}"
+            ))
         })?;
         Ok((builder, name.to_owned(), 0))
     }

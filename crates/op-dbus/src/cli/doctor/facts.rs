@@ -334,6 +334,12 @@ const REASONS: &[(&str, &str)] = &[
         "remote: ",
         "mend the table [providers.remote], or what answers at its endpoints; `curl` shows what that says",
     ),
+    (
+        "device_type",
+        "name a device that is there as device_type in [providers.openvino], and its number as gpu_device, or install its driver",
+    ),
+    ("load_config", SETTINGS),
+    ("set precision to", "set precision as the proof says"),
     ("said nothing for", "raise load_timeout_s, as a first load compiles for the device"),
 ];
 const MEMORY: &str = "end what else uses the device's memory, take a lower vector_level, or set batch_tokens_max lower";
@@ -356,6 +362,7 @@ mod tests {
         let cuda = |reason: &str| cure(Provider::Cuda, reason);
         assert!(cuda("CUDA failure 2: out of memory").contains("vector_level"));
         assert!(cure(Provider::WebGpu, "Failed to get a WebGPU adapter").contains("Vulkan"));
+        assert!(cure(Provider::OpenVino, "with device_type GPU: it failed").contains("driver"));
         assert_eq!(cuda("who knows"), NO_DEVICE);
         // It is the provider that works everywhere.
         assert_eq!(cure(Provider::Cpu, "who knows"), SETTINGS);
