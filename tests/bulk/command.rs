@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +24,7 @@ use crate::harness::{Outcome, within};
 tests! {
     the_command_holds_neither_texts_nor_vectors: [Bus],
     the_command_goes_on_where_streams_are_taken: [Bus],
+    the_command_writes_every_encoding: [Bus],
     the_command_knows_older_services: [Bus],
 }
 
@@ -80,6 +83,43 @@ async fn the_command_goes_on_where_streams_are_taken() -> Outcome {
     drop(writer);
     for call in rest {
         assert_eq!(call.await?.1, 0);
+    }
+    daemon.stop().await
+}
+
+/// What the service writes into a memfd of that kind, header and all, by calls of both ways; and numbers
+/// of that kind as text.
+async fn the_command_writes_every_encoding() -> Outcome {
+    let (bus, setup, daemon) = daemon().await?;
+    let path = setup.path("lines");
+    std::fs::write(&path, (0..3000).map(|n| format!("line {n}\n")).collect::<String>())?;
+    let (lines, output) = (path.display().to_string(), setup.path("out").display().to_string());
+    for encoding in ["f32", "f16", "i8", "b1"] {
+        let options = Options::from([("encoding", encoding.into()), ("format", "npy".into())]);
+        let (memfd, ..) = embed(daemon.client(), File::open(&path)?, options).await?;
+        let mut expected = Vec::new();
+        File::from(OwnedFd::from(memfd)).read_to_end(&mut expected)?;
+        let command = ["embed", "--encoding", encoding, "--file", &lines, "--output", &output];
+        cli(&bus, &[&command[..], &["--npy"]].concat()).await?.success()?;
+        assert_eq!(std::fs::read(&output)?, expected, "{encoding}");
+        cli(&bus, &[&command[..], &["--csv"]].concat()).await?.success()?;
+        let written = std::fs::read_to_string(&output)?;
+        assert_eq!(written.lines().count(), 3000);
+        let bytes: Option<Vec<u8>> = match encoding {
+            "i8" => Some(expected[128..][..384].to_vec()),
+            "b1" => Some(expected[128..][..48].to_vec()),
+            _ => None,
+        };
+        if let Some(bytes) = bytes {
+            let read = written.lines().next().unwrap_or_default().split(',');
+            let read = read.map(|number| Ok(number.parse::<i16>()?.to_le_bytes()[0]));
+            assert_eq!(read.collect::<Outcome<Vec<u8>>>()?, bytes, "{encoding}");
+        }
+        let none = ["embed", "--npy", "--encoding", encoding, "--file", "/dev/null"];
+        cli(&bus, &[&none[..], &["--output", &output]].concat()).await?.success()?;
+        let header = String::from_utf8_lossy(&std::fs::read(&output)?).into_owned();
+        let columns = if encoding == "b1" { 48 } else { 384 };
+        assert!(header.contains(&format!("'shape': (0, {columns})")), "{header}");
     }
     daemon.stop().await
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Stage, vectors};
 use crate::harness::client::{Options, refused};
-use crate::harness::command::{clean, finish};
+use crate::harness::command::{clean, cli, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
@@ -105,6 +105,12 @@ async fn shorter_vectors_are_had_in_every_way() -> Outcome {
     let asked = json!({"input": TEXTS, "dimensions": SHORT});
     let body = stage.gateway.post("/v1/embeddings", &asked).await?.ok()?;
     assert_eq!(vectors(&body)?, packed);
+
+    // Four of eight bits stand in each byte.
+    let command = ["embed", "--csv", "--encoding", "b1", "--dimensions", "4"];
+    let bits = cli(&stage.bus, &[&command[..], &TEXTS].concat()).await?.success()?;
+    let sign = |vector: &Vec<f32>| (0..4).map(|n| u8::from(vector[n] > 0.0) << (7 - n)).sum::<u8>();
+    assert_eq!(bits, full.iter().map(|vector| format!("{}\n", sign(vector))).collect::<String>());
 
     let other = Options::from([("dimensions", 7_u32.into())]);
     let message =

@@ -49,7 +49,7 @@ tests! {
 /// A bus, a daemon and a gateway.
 pub struct Stage {
     // Kept until the others have ended.
-    _bus: PrivateBus,
+    pub bus: PrivateBus,
     pub setup: Setup,
     pub daemon: Daemon,
     pub gateway: Gateway,
@@ -66,7 +66,7 @@ impl Stage {
         let bus = PrivateBus::start().await?;
         let daemon = setup.ready(&bus).await?;
         let gateway = Gateway::start(&bus, &setup).await?;
-        Ok(Self { _bus: bus, setup, daemon, gateway })
+        Ok(Self { bus, setup, daemon, gateway })
     }
 
     /// Ends gateway and daemon, which must end well.

@@ -164,7 +164,7 @@ async def files_are_the_ones_that_were_given() -> None:
 
 async def a_result_waits_for_who_asks_again() -> None:
     """Also one that was on its way already."""
-    job = AsyncJob(Bus(Service()), "/job")
+    job = AsyncJob(Bus(Service()), "/job", "f32")
     states, asked, comes = ["running", "done"], [], asyncio.Event()
 
     async def call(member, *_, **__):
@@ -178,7 +178,7 @@ async def a_result_waits_for_who_asks_again() -> None:
     async def fetch():
         asked.append("Fetch")
         await comes.wait()
-        return from_reply(np.zeros((1, 2), dtype=np.float32), INFO)
+        return from_reply(np.zeros((1, 2), dtype=np.float32), 2, INFO)
 
     job._bus.call, job._fetch = call, fetch
     first = asyncio.create_task(job.result())

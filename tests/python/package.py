@@ -18,7 +18,7 @@ import numpy as np
 
 import op_dbus
 from op_dbus import AsyncEmbedder, Embedder, Embeddings, OpDbusError, errors
-from op_dbus.embeddings import from_reply, sealed_view
+from op_dbus.embeddings import Layout, from_reply, sealed_view
 
 BUS = sys.argv[1]
 MANY = 18_000
@@ -46,6 +46,36 @@ def vectors_of_two(embedder: Embedder) -> Embeddings:
     assert embeddings.model == properties.model and embeddings.tokens > 0
     assert embedder.embed([]).vectors.shape[0] == 0
     return embeddings
+
+
+def every_encoding(embedder: Embedder) -> None:
+    """In messages, in memfds, in several calls and from a job: what numpy makes of the floats."""
+    texts = [f"line {number}" for number in range(MANY)]
+    exact = embedder.embed(texts).vectors
+    bytes_of = np.rint(exact * (127 / np.abs(exact).max(axis=1, keepdims=True)))
+    kinds = {"f32": exact, "f16": exact.astype(np.float16), "i8": bytes_of.astype(np.int8)}
+    kinds["b1"] = np.packbits(exact > 0, axis=1)
+    for encoding, expected in kinds.items():
+        for count in (0, 2, 2000, MANY):
+            found = embedder.embed(texts[:count], encoding=encoding)
+            assert found.vectors.dtype == expected.dtype and not found.vectors.flags.writeable
+            assert found.dimensions == exact.shape[1]
+            # Sums may end in another last bit in another batch, and a half or a byte then beside it.
+            apart = np.abs(found.vectors.astype(float) - expected[:count])
+            assert apart.shape == expected[:count].shape, (encoding, apart.shape)
+            if encoding == "b1":
+                assert np.count_nonzero(apart) <= apart.size / 1000
+            else:
+                assert np.all(apart <= (1 if encoding == "i8" else 1e-3)), encoding
+        with tempfile.TemporaryFile(buffering=0) as file:
+            file.write("\n".join(texts[:100]).encode())
+            result = embedder.start(file, encoding=encoding).result()
+        assert result.vectors.dtype == expected.dtype and result.dimensions == exact.shape[1]
+        assert result.vectors.shape == expected[:100].shape
+    bits = embedder.embed(["one"], encoding="b1")
+    signs = np.unpackbits(bits.vectors, axis=1, count=bits.dimensions)
+    assert np.array_equal(signs, embedder.embed(["one"]).vectors > 0)
+    refused(errors.InvalidArgument, "encoding", lambda: embedder.embed(["one"], encoding="f64"))
 
 
 def many_texts(embedder: Embedder) -> None:
@@ -108,16 +138,20 @@ def sealed_files() -> None:
     numbers = np.arange(6, dtype="<f4")
     bulk = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
     sealed = memfd(numbers.tobytes(), bulk | fcntl.F_SEAL_SEAL)
-    view = sealed_view(sealed, 2, 3)
-    refused(errors.UnexpectedReply, "24 bytes", lambda: sealed_view(sealed, 3, 3))
+    floats = Layout(2, 3, "f32")
+    view = sealed_view(sealed, floats)
+    refused(errors.UnexpectedReply, "24 bytes", lambda: sealed_view(sealed, Layout(3, 3, "f32")))
+    # A bit for each of 25 dimensions needs four bytes.
+    assert sealed_view(sealed, Layout(6, 25, "b1")).shape == (6, 4)
+    refused(errors.UnexpectedReply, "older than the encoding", lambda: Layout(2, 3, "f64"))
     os.close(sealed)
     assert np.array_equal(view.ravel(), numbers) and not view.flags.writeable
     for seals in (0, bulk, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE):
         open_to_others = memfd(numbers.tobytes(), seals)
-        refused(errors.UnexpectedReply, "seals", lambda: sealed_view(open_to_others, 2, 3))
+        refused(errors.UnexpectedReply, "seals", lambda: sealed_view(open_to_others, floats))
         os.close(open_to_others)
     with tempfile.TemporaryFile() as file:
-        refused(errors.UnexpectedReply, "memfd", lambda: sealed_view(file.fileno(), 0, 3))
+        refused(errors.UnexpectedReply, "memfd", lambda: sealed_view(file.fileno(), floats))
 
 
 def jobs(embedder: Embedder) -> None:
@@ -278,7 +312,7 @@ def what_is_cut_is_counted() -> None:
     info = dict.fromkeys(("level", "model", "provider", "device", "precision", "space"), "x")
     info |= dict.fromkeys(("tokens", "cached", "queue_us", "compute_us"), 1)
     info |= {"truncated": [1, 2], "truncated_count": 70_000}
-    assert from_reply(np.zeros((3, 2), dtype="<f4"), info).truncated_count == 70_000
+    assert from_reply(np.zeros((3, 2), dtype="<f4"), 2, info).truncated_count == 70_000
 
 
 def a_client_that_nobody_holds_is_closed() -> None:
@@ -338,6 +372,7 @@ def main() -> None:
     with Embedder(BUS) as embedder:
         embeddings = vectors_of_two(embedder)
         many_texts(embedder)
+        every_encoding(embedder)
         refusals(embedder)
         jobs(embedder)
         threads_share_a_client(embedder)

@@ -64,7 +64,7 @@ def calls_of_two_precisions() -> None:
     said |= dict.fromkeys(("tokens", "cached", "queue_us", "compute_us"), 1)
     row = np.zeros((1, 2), dtype=np.float32)
     parts = [
-        from_reply(row, said | {"truncated": [], "precision": name, "space": f"ab-{name}"})
+        from_reply(row, row.shape[1], said | {"truncated": [], "precision": name, "space": f"ab-{name}"})
         for name in ("f32", "bf16", "f32")
     ]
     assert (joined(parts).precision, joined(parts).space) == ("f32,bf16", "ab-f32")

@@ -26,6 +26,11 @@ pub const NAMES: [(&str, Encoding); 4] =
     [("f32", Encoding::F32), ("f16", Encoding::F16), ("i8", Encoding::I8), ("b1", Encoding::B1)];
 
 impl Encoding {
+    /// The name that options have for it.
+    pub fn name(self) -> &'static str {
+        NAMES.into_iter().find(|(_, encoding)| *encoding == self).map_or("", |(name, _)| name)
+    }
+
     /// Bytes of one vector.
     pub const fn row_bytes(self, dimensions: usize) -> usize {
         match self {

@@ -7,7 +7,7 @@ mod calls;
 mod changes;
 mod direct;
 mod embedder;
-mod encoding;
+pub mod encoding;
 mod errors;
 mod facts;
 #[cfg(any(test, fuzzing))]

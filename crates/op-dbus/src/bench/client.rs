@@ -11,13 +11,13 @@ use op_dbus_daemon::settings::Bus;
 use op_dbus_engine::CancelToken;
 
 use super::variant::{Facts, Place};
-use crate::cli::{Failure, Properties, Service, Values, connect};
+use crate::cli::{Bytes, Failure, Properties, Service, connect, floats};
 
 /// Direct connections of one place; more clients share them. A user may have 16, and two places have some.
 const DIRECT_MAX: usize = 8;
 
-/// Numbers in the smallest page that there is.
-const PAGE_VALUES: usize = 4096 / size_of::<f32>();
+/// The smallest page that there is.
+const PAGE_BYTES: usize = 4096;
 
 /// Tokens that batches had, and how many of them were real.
 #[derive(Clone, Copy, Debug, Default)]
@@ -114,9 +114,24 @@ pub enum Client {
 
 /// Vectors, row-major, and what the engine says of the call.
 pub struct Answer {
-    pub vectors: Values,
+    pub vectors: Vectors,
     /// Microseconds from the call's arrival in the engine to the end of its last batch.
     pub engine_us: u64,
+}
+
+/// Where they are.
+pub enum Vectors {
+    Mapped(Bytes),
+    Own(Vec<f32>),
+}
+
+impl Vectors {
+    pub fn into_numbers(self) -> Vec<f32> {
+        match self {
+            Self::Mapped(bytes) => floats(&bytes).collect(),
+            Self::Own(numbers) => numbers,
+        }
+    }
 }
 
 impl Client {
@@ -138,16 +153,15 @@ impl Client {
         let (vectors, told) = if memfd {
             let reply = embedder.embed_to_fd(texts, Default::default()).await;
             let (fd, _, _, told) = reply.map_err(failure)?;
-            let vectors = Values::of(&File::from(OwnedFd::from(fd)));
+            let vectors = Bytes::of(&File::from(OwnedFd::from(fd)));
             let vectors = vectors.map_err(|error| Failure::refused(format!("a memfd: {error}")))?;
             // A page is mapped when it is read first, which a client does.
-            black_box(vectors.iter().step_by(PAGE_VALUES).sum::<f32>());
-            (vectors, told)
+            black_box(vectors.iter().step_by(PAGE_BYTES).fold(0, |sum, byte| sum ^ byte));
+            (Vectors::Mapped(vectors), told)
         } else {
             let reply = embedder.embed_packed(texts, Default::default()).await;
             let (bytes, _, _, told) = reply.map_err(failure)?;
-            let vectors = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
-            (vectors.collect::<Vec<f32>>().into(), told)
+            (Vectors::Own(floats(&bytes).collect()), told)
         };
         let told = Properties(told);
         let number = |key| told.number(key).unwrap_or(0) as u64;
@@ -162,5 +176,6 @@ async fn embed_here(served: &Served, uid: u32, texts: &[&str]) -> Result<Answer,
     let request = Request { uid, cancel, inputs, options, wait: false, sink: None };
     let reply = served.embed(request).await;
     let reply = reply.map_err(|error| Failure::refused(format!("the engine: {error}")))?;
-    Ok(Answer { vectors: reply.vectors.into(), engine_us: reply.queue_us + reply.compute_us })
+    let vectors = Vectors::Own(reply.vectors);
+    Ok(Answer { vectors, engine_us: reply.queue_us + reply.compute_us })
 }

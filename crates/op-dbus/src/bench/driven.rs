@@ -90,7 +90,7 @@ async fn done(stage: &Stage, request: Request) -> Result<Value, Failure> {
         Request::Vectors { texts, to } => {
             let texts = lines(&texts)?;
             let all: Vec<&str> = texts.iter().map(String::as_str).collect();
-            let vectors = client.embed(&all).await?.vectors;
+            let vectors = client.embed(&all).await?.vectors.into_numbers();
             let bytes: Vec<u8> = vectors.iter().flat_map(|value| value.to_le_bytes()).collect();
             write(&to, &bytes)?;
             Ok(json!({ "rows": all.len(), "dimensions": vectors.len() / all.len().max(1) }))

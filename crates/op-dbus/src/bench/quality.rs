@@ -152,7 +152,7 @@ async fn vectors_of(target: &Target, texts: &[String]) -> Result<Vec<f32>, Failu
     let mut vectors = Vec::new();
     for texts in texts.chunks(CALL_TEXTS) {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        vectors.extend_from_slice(&target.clients[0].embed(&texts).await?.vectors);
+        vectors.extend(target.clients[0].embed(&texts).await?.vectors.into_numbers());
     }
     Ok(vectors)
 }

@@ -23,8 +23,8 @@ pub enum Error {
     Memfd(io::Error),
 }
 
-/// Values, row-major, with the number of rows and their dimensions; and information.
-pub type Reply = (Values, (u32, u32), Info);
+/// Vectors, row-major, with the number of rows and their dimensions; and information.
+pub type Reply = (Bytes, (u32, u32), Info);
 
 /// The vectors of `texts`, none of which may hold a NUL.
 ///
@@ -39,8 +39,8 @@ pub async fn embed(
     let source = sealed(texts).map_err(Error::Memfd)?;
     let reply = embedder.embed_from_fd(Fd::from(source.as_fd()), options).await;
     let (vectors, rows, dimensions, info) = reply.map_err(Error::Call)?;
-    let values = Values::of(&File::from(OwnedFd::from(vectors))).map_err(Error::Memfd)?;
-    Ok((values, (rows, dimensions), info))
+    let vectors = Bytes::of(&File::from(OwnedFd::from(vectors))).map_err(Error::Memfd)?;
+    Ok((vectors, (rows, dimensions), info))
 }
 
 /// The texts with a NUL after each, as nobody can change them any more.
@@ -55,55 +55,49 @@ fn sealed(texts: &[String]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Numbers: in the memfd that they came in, mapped, or in memory of ours.
+/// Vectors: in the memfd that they came in, mapped, or in memory of ours.
 #[derive(Debug)]
-pub struct Values(Held);
+pub struct Bytes(Held);
 
 #[derive(Debug)]
 enum Held {
     Mapped(Mmap),
-    Own(Vec<f32>),
+    Own(Vec<u8>),
 }
 
-impl Values {
-    /// The numbers in a sealed memfd, without a copy.
+impl Bytes {
+    /// What is in a sealed memfd, without a copy.
     ///
     /// # Errors
     /// When it can't be mapped, or somebody could change it.
     pub fn of(memfd: &File) -> io::Result<Self> {
         let seals = SealFlag::from_bits_truncate(fcntl(memfd, FcntlArg::F_GET_SEALS)?);
         let bytes = usize::try_from(memfd.metadata()?.len()).map_err(io::Error::other)?;
-        let sealed = seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE);
-        if !sealed || !bytes.is_multiple_of(size_of::<f32>()) {
-            return Err(io::Error::other("it is not sealed, or does not hold whole numbers"));
+        if !seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE) {
+            return Err(io::Error::other("it is not sealed"));
         }
         if bytes == 0 {
             return Ok(Vec::new().into());
         }
         // SAFETY: nobody can write to it any more, nor make it shorter, as its seals say.
         let map = unsafe { MmapOptions::new().len(bytes).map_copy_read_only(memfd)? };
-        if cfg!(target_endian = "little") {
-            return Ok(Self(Held::Mapped(map)));
-        }
-        let values = map.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
-        Ok(values.collect::<Vec<f32>>().into())
+        Ok(Self(Held::Mapped(map)))
     }
 }
 
-impl From<Vec<f32>> for Values {
-    fn from(values: Vec<f32>) -> Self {
-        Self(Held::Own(values))
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Held::Own(bytes))
     }
 }
 
-impl Deref for Values {
-    type Target = [f32];
+impl Deref for Bytes {
+    type Target = [u8];
 
-    fn deref(&self) -> &[f32] {
+    fn deref(&self) -> &[u8] {
         match &self.0 {
-            // Whole numbers from the start of a page on.
-            Held::Mapped(map) => bytemuck::cast_slice(map),
-            Held::Own(values) => values,
+            Held::Mapped(map) => map,
+            Held::Own(bytes) => bytes,
         }
     }
 }
@@ -127,20 +121,18 @@ mod tests {
     }
 
     #[test]
-    fn values_are_little_endian_and_not_copied() {
+    fn vectors_are_not_copied() {
         let mut file = memfd::create(c"values").unwrap();
-        file.write_all(&[1.5_f32, -0.25].map(f32::to_le_bytes).concat()).unwrap();
-        assert!(Values::of(&file).is_err(), "who has not sealed it may change it");
+        file.write_all(&[1, 2, 3]).unwrap();
+        assert!(Bytes::of(&file).is_err(), "who has not sealed it may change it");
         memfd::seal(&file).unwrap();
-        let values = Values::of(&file).unwrap();
-        assert_eq!(*values, [1.5, -0.25]);
-        assert!(matches!(values.0, Held::Mapped(_)) || cfg!(target_endian = "big"));
+        let bytes = Bytes::of(&file).unwrap();
+        assert_eq!(*bytes, [1, 2, 3]);
+        assert!(matches!(bytes.0, Held::Mapped(_)));
     }
 
     #[test]
-    fn half_a_number_is_refused_and_none_is_none() {
-        // The end of an empty text is a byte.
-        assert!(Values::of(&sealed(&[String::new()]).unwrap()).is_err());
-        assert!(Values::of(&sealed(&[]).unwrap()).unwrap().is_empty());
+    fn none_is_none() {
+        assert!(Bytes::of(&sealed(&[]).unwrap()).unwrap().is_empty());
     }
 }

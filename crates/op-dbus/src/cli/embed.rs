@@ -28,6 +28,7 @@ text is streamed in constant memory.
 Examples:
   op-dbus embed 'the disk is full' 'no space left on device'
   op-dbus embed --npy --output logs.npy --file /var/log/syslog
+  op-dbus embed --npy --encoding i8 --output small.npy < titles.txt
   op-dbus embed --json --prompt query < questions.txt
 
 {EXIT_CODES}"))]
@@ -42,7 +43,7 @@ pub struct Args {
     /// One JSON object a line: index, truncated, space, vector
     #[arg(long, help_heading = "Output")]
     json: bool,
-    /// One NumPy matrix (npy 1.0, 32-bit floats)
+    /// One NumPy matrix (npy 1.0)
     #[arg(long, help_heading = "Output")]
     npy: bool,
     /// One vector a line, values with a comma between

@@ -13,6 +13,7 @@ mod flags;
 mod gateway;
 mod manual;
 mod models;
+mod numbers;
 mod output;
 mod packed;
 mod providers;
@@ -35,9 +36,10 @@ use op_dbus_daemon::settings::Bus;
 
 use crate::{bench, devices, worker};
 
-pub use bulk::Values;
+pub use bulk::Bytes;
 pub use client::{Properties, Service, connect};
 pub use failure::{EXIT_CODES, Failure, tell};
+pub use numbers::floats;
 
 /// How a command ends.
 pub type Done = Result<ExitCode, Failure>;

@@ -5,8 +5,10 @@ use std::io::{self, BufWriter, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use op_dbus_daemon::bus::encoding::Encoding;
 use op_dbus_daemon::npy;
 
+use super::numbers::Number;
 use super::terminal::{Colour, paint, printable};
 use super::unnamed::{self, Unnamed};
 
@@ -26,7 +28,7 @@ pub enum Format {
     Csv,
     /// An object a line.
     Json,
-    /// One NumPy matrix of 32-bit floats.
+    /// One NumPy matrix.
     Npy,
 }
 
@@ -37,7 +39,8 @@ pub struct Vectors<'a> {
     pub first: u64,
     pub texts: &'a [String],
     /// Row-major, a row for each text.
-    pub values: &'a [f32],
+    pub bytes: &'a [u8],
+    pub encoding: Encoding,
     pub dimensions: usize,
     /// Positions in this call of the texts that were cut, ascending.
     pub truncated: &'a [u32],
@@ -60,6 +63,7 @@ pub struct Writer {
     /// Where the output is until it is whole.
     unnamed: Option<Unnamed>,
     rows: u64,
+    encoding: Encoding,
     dimensions: usize,
 }
 
@@ -87,7 +91,8 @@ impl Writer {
             _ => None,
         };
         let out = BufWriter::new(out);
-        Ok(Self { format, out, matrix, unnamed: None, rows: 0, dimensions: 0 })
+        let encoding = Encoding::default();
+        Ok(Self { format, out, matrix, unnamed: None, rows: 0, encoding, dimensions: 0 })
     }
 
     /// Writes the vectors of one call and hands them on.
@@ -99,6 +104,7 @@ impl Writer {
             writeln!(self.out, "{}", paint(heading, Colour::Faint, colour))?;
         }
         self.dimensions = vectors.dimensions;
+        self.encoding = vectors.encoding;
         for position in 0..vectors.texts.len() {
             self.row(vectors, position)?;
             self.rows += 1;
@@ -110,36 +116,36 @@ impl Writer {
     }
 
     fn row(&mut self, vectors: &Vectors<'_>, position: usize) -> io::Result<()> {
-        let start = position * vectors.dimensions;
-        let row = &vectors.values[start..start + vectors.dimensions];
+        let encoding = vectors.encoding;
+        let length = encoding.row_bytes(vectors.dimensions);
+        let row = &vectors.bytes[position * length..(position + 1) * length];
+        let numbers = || Number::of(row, encoding);
         let index = vectors.first + position as u64;
         let truncated = vectors.truncated.binary_search(&(position as u32)).is_ok();
         match self.format {
             Format::Table { colour } => {
                 let text = &vectors.texts[position];
-                writeln!(self.out, "{}", table_row(index, row, text, truncated, colour))
+                writeln!(self.out, "{}", table_row(index, &numbers(), text, truncated, colour))
             }
-            Format::Plain => separated(&mut self.out, row, " "),
-            Format::Csv => separated(&mut self.out, row, ","),
+            Format::Plain => separated(&mut self.out, &numbers(), " "),
+            Format::Csv => separated(&mut self.out, &numbers(), ","),
             Format::Json => {
-                let line = JsonLine { index, truncated, space: vectors.space, vector: row };
+                let line = JsonLine { index, truncated, space: vectors.space, vector: numbers() };
                 serde_json::to_writer(&mut self.out, &line)?;
                 self.out.write_all(b"\n")
             }
-            Format::Npy => {
-                let Some(matrix) = &mut self.matrix else { return Ok(()) };
-                if cfg!(target_endian = "little") {
-                    return matrix.values.write_all(bytemuck::cast_slice(row));
-                }
-                row.iter().try_for_each(|value| matrix.values.write_all(&value.to_le_bytes()))
-            }
+            Format::Npy => match &mut self.matrix {
+                Some(matrix) => matrix.values.write_all(row),
+                None => Ok(()),
+            },
         }
     }
 
     /// Writes what can only be written at the end.
     pub fn finish(mut self) -> io::Result<()> {
         if let Some(matrix) = self.matrix.take() {
-            let header = npy::header("<f4", self.rows, self.dimensions);
+            let (element, columns) = self.encoding.numpy(self.dimensions);
+            let header = npy::header(element, self.rows, columns);
             matrix.finish(&header, &mut self.out)?;
         }
         self.out.flush()?;
@@ -178,10 +184,10 @@ struct JsonLine<'a> {
     index: u64,
     truncated: bool,
     space: &'a str,
-    vector: &'a [f32],
+    vector: Vec<Number>,
 }
 
-fn separated(out: &mut impl Write, row: &[f32], separator: &str) -> io::Result<()> {
+fn separated(out: &mut impl Write, row: &[Number], separator: &str) -> io::Result<()> {
     for (position, value) in row.iter().enumerate() {
         if position > 0 {
             out.write_all(separator.as_bytes())?;
@@ -191,8 +197,15 @@ fn separated(out: &mut impl Write, row: &[f32], separator: &str) -> io::Result<(
     out.write_all(b"\n")
 }
 
-fn table_row(index: u64, row: &[f32], text: &str, truncated: bool, colour: bool) -> String {
-    let norm = row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+fn table_row(index: u64, row: &[Number], text: &str, truncated: bool, colour: bool) -> String {
+    // Bytes have a length that means nothing.
+    let squares = row.iter().map(|number| match number {
+        Number::Float(value) => Some(f64::from(*value).powi(2)),
+        Number::Byte(_) => None,
+    });
+    let norm = squares
+        .sum::<Option<f64>>()
+        .map_or_else(|| "-".to_owned(), |sum| format!("{:.4}", sum.sqrt()));
     let mut values: String =
         row.iter().take(TABLE_VALUES).map(|value| format!("{value:>8.4} ")).collect();
     if row.len() > TABLE_VALUES {
@@ -200,7 +213,7 @@ fn table_row(index: u64, row: &[f32], text: &str, truncated: bool, colour: bool)
     }
     let text = printable(text, TABLE_TEXT_CHARS);
     let mark = if truncated { paint("  (cut)", Colour::Doubtful, colour) } else { String::new() };
-    format!("{index:>6}  {norm:>6.4}  {values:<38}  {text}{mark}")
+    format!("{index:>6}  {norm:>6}  {values:<38}  {text}{mark}")
 }
 
 #[cfg(test)]
@@ -229,7 +242,8 @@ mod tests {
             let vectors = Vectors {
                 first,
                 texts: &["one".to_owned(), "t\x1bwo".to_owned()],
-                values: &[0.6, 0.8, -1.0, 1e-7],
+                bytes: &[0.6_f32, 0.8, -1.0, 1e-7].map(f32::to_le_bytes).concat(),
+                encoding: Encoding::F32,
                 dimensions: 2,
                 truncated: &[1],
                 space: "ab-f32",

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use op_dbus_api::{EmbedderProxy, ErrorName, cosine, info, option};
+use op_dbus_daemon::bus::encoding::Encoding;
 use zbus::Variant;
 
-use super::bulk::{self, Values};
+use super::bulk::{self, Bytes};
+use super::numbers::{encodings, floats};
 use super::output::Vectors;
 use super::texts::CallLimits;
 use super::{Failure, Service};
@@ -42,6 +44,10 @@ pub struct Options {
     /// Shorten the vectors, for models trained for it
     #[arg(long, value_name = "N")]
     dimensions: Option<u32>,
+    /// What vectors are made of: floats of 32 or 16 bits, bytes (each vector scaled by itself to
+    /// -127 … 127), or signs as bits, eight in a byte
+    #[arg(long, value_parser = encodings(), default_value = "f32")]
+    encoding: Encoding,
     /// Give a call up after this many milliseconds
     #[arg(long, value_name = "MS")]
     deadline_ms: Option<u32>,
@@ -88,7 +94,10 @@ impl Options {
     }
 
     fn to_dict(&self) -> HashMap<&'static str, Variant<'_>> {
+        // One that nobody asked for is not named: a service may be older than the option.
+        let encoding = Some(self.encoding).filter(|encoding| *encoding != Encoding::default());
         let texts = [
+            (option::ENCODING, encoding.map(|encoding| encoding.name().to_owned())),
             (option::LEVEL, self.level.clone()),
             (option::PROMPT, self.prompt.clone()),
             (option::TRUNCATE, self.truncate.map(name_of)),
@@ -137,7 +146,9 @@ pub struct Reply {
     /// Number of the first text over all calls.
     pub first: u64,
     pub texts: Vec<String>,
-    pub values: Values,
+    /// Row-major, in the encoding.
+    pub bytes: Bytes,
+    pub encoding: Encoding,
     pub dimensions: usize,
     pub truncated: Vec<u32>,
     pub space: String,
@@ -183,8 +194,9 @@ impl Caller {
     pub async fn call(&self, first: u64, texts: Vec<String>) -> Result<Vec<Reply>, Failure> {
         if texts.len() > self.inline_texts_max && !self.inline_alone.load(Ordering::Relaxed) {
             match bulk::embed(&self.embedder, &texts, self.options.to_dict()).await {
-                Ok((values, shape, info)) => {
-                    return Ok(vec![Reply::new((first, texts), values, shape, &info)?]);
+                Ok((bytes, shape, info)) => {
+                    let vectors = (bytes, self.options.encoding);
+                    return Ok(vec![Reply::new((first, texts), vectors, shape, &info)?]);
                 }
                 // Others of this user may have all streams: there is still the queue. And a provider
                 // that has failed is replaced in the midst of these calls alone.
@@ -218,9 +230,8 @@ impl Caller {
             let call = self.embedder.embed_packed(&borrowed, self.options.to_dict());
             match self.answer(call).await? {
                 Ok((bytes, rows, dimensions, info)) => {
-                    let values = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
-                    let values = values.collect::<Vec<f32>>().into();
-                    return Reply::new((first, texts), values, (rows, dimensions), &info);
+                    let vectors = (bytes.into_vec().into(), self.options.encoding);
+                    return Reply::new((first, texts), vectors, (rows, dimensions), &info);
                 }
                 // Our own earlier calls may be what fills the queue: wait for them.
                 Err(error) if is_full(&error) && !last_try => tokio::time::sleep(pause).await,
@@ -270,17 +281,19 @@ pub type Info = HashMap<String, zbus::OwnedVariant>;
 impl Reply {
     fn new(
         (first, texts): (u64, Vec<String>),
-        values: Values,
+        (bytes, encoding): (Bytes, Encoding),
         (rows, dimensions): (u32, u32),
         info: &Info,
     ) -> Result<Self, Failure> {
         let (rows, dimensions) = (rows as usize, dimensions as usize);
-        if rows != texts.len() || values.len() != rows.saturating_mul(dimensions) {
+        if rows != texts.len() || bytes.len() != rows.saturating_mul(encoding.row_bytes(dimensions))
+        {
             return Err(Failure::refused(format!(
-                "the service answered {} texts with {rows} rows of {dimensions} values, and {} \
-                 values came",
+                "the service answered {} texts with {rows} rows of {dimensions} dimensions as {}, and \
+                 {} bytes came",
                 texts.len(),
-                values.len()
+                encoding.name(),
+                bytes.len()
             )));
         }
         let text = |key: &str| match info.get(key).map(|value| &**value) {
@@ -292,7 +305,8 @@ impl Reply {
         Ok(Self {
             first,
             texts,
-            values,
+            bytes,
+            encoding,
             dimensions,
             truncated: truncated.and_then(|v| Vec::try_from(v).ok()).unwrap_or_default(),
             space: text(info::SPACE),
@@ -302,9 +316,10 @@ impl Reply {
         })
     }
 
-    /// How alike each vector is to the last one.
+    /// How alike each vector, in single precision, is to the last one.
     pub fn cosines_with_last(&self) -> Vec<f64> {
-        let mut rows = self.values.chunks_exact(self.dimensions.max(1));
+        let values: Vec<f32> = floats(&self.bytes).collect();
+        let mut rows = values.chunks_exact(self.dimensions.max(1));
         let last = rows.next_back().unwrap_or_default();
         rows.map(|row| cosine(row, last)).collect()
     }
@@ -314,7 +329,8 @@ impl Reply {
         Vectors {
             first: self.first,
             texts: &self.texts,
-            values: &self.values,
+            bytes: &self.bytes,
+            encoding: self.encoding,
             dimensions: self.dimensions,
             truncated: &self.truncated,
             space: &self.space,
@@ -334,15 +350,16 @@ pub mod tests {
             (info::TOKENS.to_owned(), value(7_u64.into())),
             (info::TRUNCATED.to_owned(), value(truncated.to_vec().into())),
         ]);
-        let values = vec![1.5; texts * 2];
-        Reply::new((0, vec![String::new(); texts]), values.into(), (texts as u32, 2), &info)
+        let bytes = 1.5_f32.to_le_bytes().repeat(texts * 2);
+        let vectors = (bytes.into(), Encoding::F32);
+        Reply::new((0, vec![String::new(); texts]), vectors, (texts as u32, 2), &info)
             .expect("it fits")
     }
 
     #[test]
     fn a_reply_is_read_whole() {
         let reply = reply(2, "ab-f32", &[1]);
-        assert_eq!(*reply.values, [1.5; 4]);
+        assert_eq!(floats(&reply.bytes).collect::<Vec<f32>>(), [1.5; 4]);
         assert_eq!((reply.tokens, reply.space.as_str()), (7, "ab-f32"));
         assert_eq!(reply.truncated, [1]);
     }
@@ -352,16 +369,22 @@ pub mod tests {
         let reply = reply(3, "s", &[]);
         assert_eq!(reply.cosines_with_last().len(), 2);
         assert!(reply.cosines_with_last().iter().all(|cosine| (cosine - 1.0).abs() < 1e-12));
-        assert!(Reply { values: Vec::new().into(), ..reply }.cosines_with_last().is_empty());
+        assert!(Reply { bytes: Vec::new().into(), ..reply }.cosines_with_last().is_empty());
     }
 
     #[test]
     fn a_reply_of_another_size_is_refused() {
         let info = HashMap::new();
-        for (values, shape) in [(2, (2, 1)), (2, (1, 3)), (0, (1, u32::MAX))] {
-            let reply =
-                Reply::new((0, vec![String::new()]), vec![0.0; values].into(), shape, &info);
-            assert!(reply.is_err(), "{values} values of {shape:?}");
+        for (bytes, shape, encoding) in [
+            (8, (2, 1), Encoding::F32),
+            (8, (1, 3), Encoding::F32),
+            (0, (1, u32::MAX), Encoding::F32),
+            (8, (1, 2), Encoding::F16),
+            (2, (1, 8), Encoding::B1),
+        ] {
+            let vectors = (vec![0; bytes].into(), encoding);
+            let reply = Reply::new((0, vec![String::new()]), vectors, shape, &info);
+            assert!(reply.is_err(), "{bytes} bytes of {shape:?} as {}", encoding.name());
         }
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, Unpack
 
@@ -21,8 +21,8 @@ _CALL_BYTES_MAX = 8 * 1024 * 1024
 """Texts in one call, in bytes: dbus-daemon disconnects who sends more than 32 MiB in a message."""
 _IN_MESSAGE_BYTES_MAX = 64 * 1024
 """Replies up to this many bytes come in the message: a memfd and its mapping would cost more."""
-_UNKNOWN_DIMENSIONS = 4096
-"""How long the vectors of a level are taken for until the first of them is here."""
+_UNKNOWN_ROW_BYTES = 4096 * 4
+"""How many bytes a vector of a kind is taken for until the first of them is here."""
 _LATE_S = 5.0
 """Seconds past ``deadline_ms`` until the service, which keeps it by itself, is waited for no more."""
 
@@ -47,7 +47,7 @@ class AsyncEmbedder:
         self._bus: Bus | None = None
         self._line: Bus | None = None
         self._limits: Properties | None = None
-        self._dimensions: dict[str, int] = {}
+        self._row_bytes: dict[tuple[Any, ...], int] = {}
         self._has_descriptors = True
 
     async def __aenter__(self) -> Self:
@@ -97,11 +97,13 @@ class AsyncEmbedder:
         wanted: dict[str, Any] = dict(options)
         seconds = _patience(wanted)
         texts = await self._checked(texts, seconds)
+        kind = tuple(wanted.get(key) for key in ("level", "dimensions", "encoding"))
         parts: list[Embeddings] = []
         start = 0
         while start < len(texts) or not parts:
-            end = await self._end_of_call(texts, start, self._expected(wanted), seconds)
-            bytes_expected = (end - start) * self._expected(wanted) * 4
+            row_bytes = self._row_bytes.get(kind, _UNKNOWN_ROW_BYTES)
+            end = await self._end_of_call(texts, start, row_bytes, seconds)
+            bytes_expected = (end - start) * row_bytes
             by_descriptor = self._has_descriptors and bytes_expected > _IN_MESSAGE_BYTES_MAX
             try:
                 parts.append(await self._embed(texts[start:end], wanted, by_descriptor))
@@ -111,7 +113,8 @@ class AsyncEmbedder:
                 # Once: from now on replies come in messages, whose size is limited.
                 self._has_descriptors = False
                 continue
-            self._dimensions[wanted.get("level", "")] = parts[0].vectors.shape[1]
+            vectors = parts[0].vectors
+            self._row_bytes[kind] = vectors.shape[1] * vectors.itemsize
             wanted.setdefault("expect_space", parts[0].space)
             start = end
         return embeddings.joined(parts)
@@ -137,7 +140,7 @@ class AsyncEmbedder:
             )
         except UnknownMethod:
             raise errors.Failed("this service is older than jobs: embed the texts") from None
-        return AsyncJob(bus, str(body[0]))
+        return AsyncJob(bus, str(body[0]), _encoding(options))
 
     async def similarity(self, first: str, second: str) -> float:
         """Cosine of the vectors of two texts, from -1 to 1."""
@@ -234,18 +237,14 @@ class AsyncEmbedder:
                 raise errors.TooLarge(f"{sentence}: split it, or raise text_bytes_max")
         return checked
 
-    def _expected(self, wanted: dict[str, Any]) -> int:
-        """How many numbers a vector of this call will have."""
-        return self._dimensions.get(wanted.get("level", ""), _UNKNOWN_DIMENSIONS)
-
     async def _end_of_call(
-        self, texts: list[str], start: int, dimensions: int = 0, seconds: float | None = None
+        self, texts: list[str], start: int, row_bytes: int = 0, seconds: float | None = None
     ) -> int:
         """How far from ``start`` on the texts fit one call, for the service and for the bus."""
         limits = await self._constant(seconds)
         rows_max = limits.texts_per_call_max
-        if dimensions and not self._has_descriptors:
-            rows_max = min(rows_max, limits.inline_reply_bytes_max // (4 * dimensions))
+        if row_bytes and not self._has_descriptors:
+            rows_max = min(rows_max, limits.inline_reply_bytes_max // row_bytes)
         size = 0
         for end in range(start, len(texts)):
             # Each travels with its length and up to four bytes of padding.
@@ -260,7 +259,8 @@ class AsyncEmbedder:
         """One call. Raises ``UnknownMethod`` where the service does not have this one."""
         method = self._embed_to_descriptor if by_descriptor else self._embed_packed
         try:
-            answer = await method([texts, options.variants(wanted)], _patience(wanted))
+            asked = [texts, options.variants(wanted)]
+            answer = await method(asked, _encoding(wanted), _patience(wanted))
         except errors.TooLarge:
             # Another service may run by now, with other limits.
             self._limits = None
@@ -269,17 +269,27 @@ class AsyncEmbedder:
             raise errors.UnexpectedReply(f"{len(answer)} vectors came for {len(texts)} texts")
         return answer
 
-    async def _embed_packed(self, asked: list[Any], seconds: float | None) -> Embeddings:
+    async def _embed_packed(
+        self, asked: list[Any], encoding: str, seconds: float | None
+    ) -> Embeddings:
         line = self._connected()
         call = line.call("EmbedPacked", "asa{sv}", asked, "ayuua{sv}", seconds=seconds)
         (packed, rows, dimensions, info), _ = await call
-        return embeddings.from_reply(embeddings.packed_view(packed, rows, dimensions), plain(info))
+        layout = embeddings.Layout(rows, dimensions, encoding)
+        vectors = embeddings.packed_view(packed, layout)
+        return embeddings.from_reply(vectors, dimensions, plain(info))
 
-    async def _embed_to_descriptor(self, asked: list[Any], seconds: float | None) -> Embeddings:
+    async def _embed_to_descriptor(
+        self, asked: list[Any], encoding: str, seconds: float | None
+    ) -> Embeddings:
         line = self._connected()
         call = line.call("EmbedToFd", "asa{sv}", asked, "huua{sv}", seconds=seconds)
-        (handle, rows, dimensions, info), descriptors = await call
-        return embeddings.from_descriptors(descriptors, handle, rows, dimensions, plain(info))
+        (*shape, info), descriptors = await call
+        return embeddings.from_descriptors(descriptors, [*shape, plain(info)], encoding)
+
+
+def _encoding(wanted: Mapping[str, Any]) -> str:
+    return str(wanted.get("encoding", "f32"))
 
 
 def _patience(wanted: dict[str, Any]) -> float | None:

@@ -45,8 +45,9 @@ class Progress:
 class AsyncJob:
     """A job of :meth:`AsyncEmbedder.start`, in the hands of the client that started it."""
 
-    def __init__(self, bus: Bus, path: str) -> None:
+    def __init__(self, bus: Bus, path: str, encoding: str) -> None:
         self._bus = bus
+        self._encoding = encoding
         self.path = path
         """The job's object on the bus."""
         self._fetching: asyncio.Task[Embeddings] | None = None
@@ -103,8 +104,8 @@ class AsyncJob:
 
     async def _fetch(self) -> Embeddings:
         call = self._bus.call("Fetch", "", [], "huua{sv}", JOB, path=self.path)
-        (handle, rows, dimensions, info), descriptors = await call
-        return embeddings.from_descriptors(descriptors, handle, rows, dimensions, plain(info))
+        (*shape, info), descriptors = await call
+        return embeddings.from_descriptors(descriptors, [*shape, plain(info)], self._encoding)
 
     async def cancel(self) -> None:
         """Ends the job, whatever it does."""

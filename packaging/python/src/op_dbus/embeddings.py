@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from .errors import UnexpectedReply
 
+_ELEMENTS = {"f32": "<f4", "f16": "<f2", "i8": "i1", "b1": "u1"}
+"""What numpy calls the elements of an encoding."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -21,11 +23,15 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 class Embeddings:
     """Vectors of texts, in the order of the texts, with what the service says about them.
 
-    Works as an array of shape ``[texts, dimensions]`` wherever numpy takes one.
+    Works as the array ``vectors`` wherever numpy takes one.
     """
 
-    vectors: NDArray[np.float32]
-    """Shape ``[texts, dimensions]``, read-only: the very bytes that the service sent."""
+    vectors: NDArray[Any]
+    """Shape ``[texts, dimensions]``, read-only: the very bytes that the service sent. They are float32, or
+    what ``encoding`` asked for: float16, int8, or uint8 of eight bits each, as ``numpy.packbits`` has them,
+    of which a row has an eighth of ``dimensions``, rounded up."""
+    dimensions: int
+    """Components of a vector."""
     space: str
     """Vector space, with the precision of the first call behind the dash. Keep it with every index."""
     level: str
@@ -62,11 +68,12 @@ class Embeddings:
         return self.vectors.astype(dtype or self.vectors.dtype, copy=bool(copy))
 
 
-def from_reply(vectors: NDArray[np.float32], info: dict[str, Any]) -> Embeddings:
+def from_reply(vectors: NDArray[Any], dimensions: int, info: dict[str, Any]) -> Embeddings:
     """What one call answered."""
     try:
         return Embeddings(
             vectors=vectors,
+            dimensions=dimensions,
             space=str(info["space"]),
             level=str(info["level"]),
             model=str(info["model"]),
@@ -97,6 +104,7 @@ def joined(parts: Sequence[Embeddings]) -> Embeddings:
     vectors.flags.writeable = False
     return Embeddings(
         vectors=vectors,
+        dimensions=parts[0].dimensions,
         space=parts[0].space,
         level=parts[0].level,
         model=parts[0].model,
@@ -116,29 +124,51 @@ def _each_once(lists: Any) -> str:
     return ",".join(dict.fromkeys(name for names in lists for name in names.split(",")))
 
 
-def packed_view(packed: bytes, rows: int, dimensions: int) -> NDArray[np.float32]:
+class Layout:
+    """How vectors lie in what the service sends."""
+
+    def __init__(self, rows: int, dimensions: int, encoding: str) -> None:
+        element = _ELEMENTS.get(encoding)
+        if element is None:
+            raise UnexpectedReply(f"this package is older than the encoding {encoding!r}")
+        self._element = np.dtype(element)
+        self._shape = (rows, -(-dimensions // 8) if encoding == "b1" else dimensions)
+        self._dimensions = dimensions
+
+    def check(self, size: int) -> None:
+        """Refuses another number of bytes."""
+        rows, columns = self._shape
+        if size != rows * columns * self._element.itemsize:
+            sentence = f"{size} bytes are not {rows} vectors of {self._dimensions} dimensions"
+            raise UnexpectedReply(f"{sentence} as {self._element}")
+
+    def view(self, content: bytes | mmap.mmap) -> NDArray[Any]:
+        """The vectors in bytes of the right number, without a copy."""
+        return np.frombuffer(content, dtype=self._element).reshape(self._shape)
+
+
+def packed_view(packed: bytes, layout: Layout) -> NDArray[Any]:
     """The vectors in the bytes of a message, without a copy."""
-    if len(packed) != rows * dimensions * 4:
-        size = len(packed)
-        raise UnexpectedReply(f"{size} bytes are not {rows} vectors of {dimensions} numbers")
-    return np.frombuffer(packed, dtype="<f4").reshape(rows, dimensions)
+    layout.check(len(packed))
+    return layout.view(packed)
 
 
 def from_descriptors(
-    descriptors: Sequence[int], handle: int, rows: int, dimensions: int, info: dict[str, Any]
+    descriptors: Sequence[int], body: Sequence[Any], encoding: str
 ) -> Embeddings:
     """What a call answered with its vectors in a descriptor; all that came are closed."""
+    handle, rows, dimensions, info = body
     try:
         if handle >= len(descriptors):
             raise UnexpectedReply("the reply came without its file descriptor")
-        vectors = sealed_view(descriptors[handle], rows, dimensions)
+        vectors = sealed_view(descriptors[handle], Layout(rows, dimensions, encoding))
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return from_reply(vectors, info)
+    return from_reply(vectors, dimensions, info)
 
 
-def sealed_view(descriptor: int, rows: int, dimensions: int) -> NDArray[np.float32]:
+def sealed_view(descriptor: int, layout: Layout) -> NDArray[Any]:
     """The vectors in a sealed memfd, without a copy; the mapping ends with the last view of it.
 
     A file that somebody can still shrink would end this process when it is read, and one that
@@ -151,10 +181,9 @@ def sealed_view(descriptor: int, rows: int, dimensions: int) -> NDArray[np.float
     if seals & _SEALS != _SEALS:
         raise UnexpectedReply(f"the reply's memfd has the seals {seals:#x}, not {_SEALS:#x}")
     size = os.fstat(descriptor).st_size
-    if size != rows * dimensions * 4:
-        raise UnexpectedReply(f"{size} bytes are not {rows} vectors of {dimensions} numbers")
+    layout.check(size)
     if size == 0:
-        return np.empty((rows, dimensions), dtype="<f4")
+        return layout.view(b"")
     # Private, because kernels before 6.7 refuse a shared mapping of what is sealed against writing.
     mapping = mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-    return np.frombuffer(mapping, dtype="<f4").reshape(rows, dimensions)
+    return layout.view(mapping)

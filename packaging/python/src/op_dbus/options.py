@@ -21,6 +21,9 @@ class Options(TypedDict, total=False):
     """Name of a prompt of the model, put before each text."""
     truncate: Literal["end", "start", "mean", "error"]
     """What happens to texts that are longer than the model reads."""
+    encoding: Literal["f32", "f16", "i8", "b1"]
+    """What vectors are made of: float32, float16, int8 scaled in each vector by itself, or signs as
+    bits that eight are packed of into a uint8."""
     priority: Literal["interactive", "bulk"]
     """Large calls are bulk whatever they ask for."""
     deadline_ms: int
@@ -37,6 +40,7 @@ _SIGNATURES = {
     "normalize": "b",
     "prompt": "s",
     "truncate": "s",
+    "encoding": "s",
     "priority": "s",
     "deadline_ms": "u",
     "expect_space": "s",
