@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use zbus::{OwnedVariant, Variant};
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, cli, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::needs::{fake_nvml, op_dbus, store};
+use crate::harness::needs::{fake_nvml, op_dbus, runtime};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
 use crate::providers::movable;
@@ -151,24 +151,12 @@ async fn of_workers<T: TryFrom<OwnedVariant>>(daemon: &Daemon, key: &str) -> Out
     workers.into_iter().map(one).collect()
 }
 
-/// The ONNX Runtime library that was pulled, whatever its version.
-fn pulled_runtime() -> Option<PathBuf> {
-    let runtime = fs::read_dir(store().join("runtime")).ok()?.flatten().map(|entry| entry.path());
-    let libraries = runtime.filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
-    let mut libraries = libraries.map(|entry| entry.path());
-    let library = |path: &PathBuf| {
-        path.file_name()
-            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"libonnxruntime.so"))
-    };
-    libraries.find(library)?.canonicalize().ok()
-}
-
 /// TensorRT's name on ggml's library: a device of NVIDIA's that any machine has.
 async fn a_device_without_free_memory_is_passed_over() -> Outcome {
     let bus = PrivateBus::start().await?;
     let (setup, library, _) = movable()?;
     // Its own runtime is not there; any loads a plugin.
-    let runtime = pulled_runtime().ok_or("no runtime")?;
+    let runtime = runtime().ok_or("no runtime")?;
     let setup = setup.setting("execution_provider", "tensorrt").setting("fallback", "none");
     let setup = setup.setting("providers.tensorrt.library", &library.display().to_string());
     let setup = setup.setting("runtime", &runtime.display().to_string());

@@ -15,7 +15,7 @@ use crate::harness::golden::cosine;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
 use crate::offload::{clients, much};
-use crate::providers::{ggml, movable, provider};
+use crate::providers::{beside, fallbacks, ggml, movable, provider};
 
 tests! {
     one_that_dies_in_its_proof_leaves_it_to_the_next: [Bus, Low, Ggml],
@@ -26,6 +26,8 @@ tests! {
     one_without_memory_has_its_batches_halved: [Bus, Low, Ggml],
     one_that_answers_nonsense_is_asked_again: [Bus, Low, Ggml],
     one_that_was_not_there_is_taken_up_by_itself: [Bus, Low, Ggml],
+    one_that_fails_another_level_after_a_change_is_told: [Bus, Low, High, Ggml],
+    one_that_is_better_and_not_what_was_asked_for_is_told: [Bus, Low, Medium, Ggml],
     faults_that_are_none_are_named: [Bus],
 }
 
@@ -189,6 +191,47 @@ async fn one_that_was_not_there_is_taken_up_by_itself() -> Outcome {
     assert_eq!(daemon.state(|state| state != "failed").await?, "ready");
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+/// Waits until so many fallbacks are told, and no more.
+async fn told(daemon: &Daemon, wanted: usize) -> Outcome {
+    within("fallbacks in the log", async {
+        while fallbacks(daemon).await?.1 < wanted {}
+        Outcome::Ok(())
+    })
+    .await??;
+    assert_eq!(fallbacks(daemon).await?, (wanted as u64, wanted));
+    Ok(())
+}
+
+/// It computes what is in force, and nobody calls the other level meanwhile.
+async fn one_that_fails_another_level_after_a_change_is_told() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    // `high` ends each text with it, and `low` none.
+    let setup = with_fallback("die_on_token=2")?.setting("execution_provider", "cpu");
+    let daemon = setup.ready(&bus).await?;
+    beside(&daemon, "high").await?;
+    daemon.client().manager.set_execution_provider("ggml").await?;
+    told(&daemon, 1).await?;
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+    daemon.stop().await
+}
+
+/// Both levels move from the last provider to the one before it, of three.
+async fn one_that_is_better_and_not_what_was_asked_for_is_told() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, library, away) = movable()?;
+    let setup = setup.setting("execution_provider", "coreml").setting("provider_retry_s", "1");
+    let setup = setup.env("OP_DBUS_FALLBACK", "ggml,cpu");
+    fs::rename(&library, &away)?;
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "degraded");
+    beside(&daemon, "medium").await?;
+    told(&daemon, 2).await?;
+    fs::rename(&away, &library)?;
+    told(&daemon, 4).await?;
+    assert_eq!(provider(&daemon).await?.0, "ggml");
     daemon.stop().await
 }
 

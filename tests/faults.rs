@@ -1,8 +1,10 @@
 //! Killed workers and daemons, callers that leave: nobody else may notice.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use op_dbus_api::ErrorName;
 
 use crate::harness::bus::PrivateBus;
@@ -10,6 +12,7 @@ use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, distance};
+use crate::harness::process::children;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, needs, within};
 
@@ -21,6 +24,7 @@ tests! {
     an_idle_worker_killed: [Bus],
     workers_end_with_their_daemon: [Bus],
     a_caller_that_leaves: [Bus],
+    a_caller_that_leaves_while_its_level_loads: [Bus, Low, Medium, Runtime],
     a_message_that_the_bus_refuses: [Bus],
     no_worker_can_be_had: [Bus],
     a_model_larger_than_a_worker_may_be: [Bus, Low],
@@ -121,6 +125,15 @@ async fn workers_end_with_their_daemon() -> Outcome {
     .await
 }
 
+/// Waits until a call has ended since its caller has left.
+async fn cancelled(daemon: &Daemon) -> Outcome {
+    within("the end of the call", async {
+        while daemon.client().failures("cancelled").await? == 0 {}
+        Ok(())
+    })
+    .await?
+}
+
 async fn a_caller_that_leaves() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
@@ -134,17 +147,41 @@ async fn a_caller_that_leaves() -> Outcome {
         queued = daemon.client().counted("in_flight_calls", 1) => queued?,
     }
     drop(client);
-    within("the end of the call", async {
-        while daemon.client().failures("cancelled").await? == 0 {}
-        Outcome::Ok(())
-    })
-    .await??;
+    cancelled(&daemon).await?;
     daemon.signal_workers(Signal::SIGCONT).await?;
     daemon.client().embedder.embed("somebody else").await?;
     assert_eq!(daemon.client().counter("texts").await?, 1);
     // Of the 1,000 texts only the batch that the worker had been given already was computed.
     let tokens = daemon.client().counter("tokens").await?;
     assert!(tokens < 1000, "{tokens} tokens were computed for a caller that had left");
+    daemon.stop().await
+}
+
+/// A library that nobody writes is loaded for ever.
+async fn a_caller_that_leaves_while_its_level_loads() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?.setting("cpu_engine", "ort").setting("workers_per_device", "1");
+    let library = setup.path("library.so");
+    symlink(needs::runtime().ok_or("no runtime")?, &library)?;
+    let setup = setup.setting("runtime", &library.display().to_string());
+    let daemon = setup.ready(&bus).await?;
+    std::fs::remove_file(&library)?;
+    mkfifo(&library, Mode::S_IRWXU)?;
+    let client = Client::on(&bus).await?;
+    let call = client.packed(&["x"], Options::from([("level", "medium".into())]));
+    let loads = async {
+        while children(daemon.process.pid())?.len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        Outcome::Ok(())
+    };
+    tokio::select! {
+        reply = call => panic!("a level that is not there answered: {}", reply.is_ok()),
+        loads = within("a worker of the level", loads) => loads??,
+    }
+    drop(client);
+    cancelled(&daemon).await?;
+    daemon.client().embedder.embed("somebody else").await?;
     daemon.stop().await
 }
 

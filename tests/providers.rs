@@ -86,22 +86,29 @@ async fn the_first_that_works_serves_and_says_why() -> Outcome {
     daemon.stop().await
 }
 
+/// How often another provider came to run than was asked for: as it is counted, and in the log.
+pub async fn fallbacks(daemon: &Daemon) -> Outcome<(u64, usize)> {
+    let status = daemon.client().manager.get_status().await?;
+    let said = daemon.process.stderr().matches("another provider runs").count();
+    Ok((status["provider_fallbacks"].clone().try_into()?, said))
+}
+
+/// Has another level loaded beside the one in force.
+pub async fn beside(daemon: &Daemon, level: &str) -> Outcome {
+    let other = HashMap::from([("level", level.into())]);
+    Ok(daemon.client().packed(&["x"], other).await.map(drop)?)
+}
+
 /// The simulator in place of what was asked for, for the model in force and for one that a call names.
 async fn each_fallback_is_told_and_counted_once() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?.setting("execution_provider", "coreml");
     let daemon = setup.start(&bus).await?;
     assert_eq!(daemon.settled().await?, "degraded");
-    let told = async || -> Outcome<(u64, usize)> {
-        let status = daemon.client().manager.get_status().await?;
-        let said = daemon.process.stderr().matches("another provider runs").count();
-        Ok((status["provider_fallbacks"].clone().try_into()?, said))
-    };
-    assert_eq!(told().await?, (1, 1));
+    assert_eq!(fallbacks(&daemon).await?, (1, 1));
     for _ in 0..3 {
-        let other = HashMap::from([("level", "high".into())]);
-        daemon.client().packed(&["x"], other).await?;
-        assert_eq!(told().await?, (2, 2));
+        beside(&daemon, "high").await?;
+        assert_eq!(fallbacks(&daemon).await?, (2, 2));
     }
     daemon.stop().await
 }

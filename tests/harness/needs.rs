@@ -1,6 +1,7 @@
 //! What a test needs of the machine. A test without it is skipped, visibly, and the reason said.
 
 use std::env;
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -286,12 +287,20 @@ fn examples(names: &[&str]) -> Option<String> {
 }
 
 fn library(prefix: &str) -> Option<String> {
-    let store = store();
-    let named = |entry: std::io::Result<std::fs::DirEntry>| {
-        entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
-    };
-    let found = store.join("runtime").read_dir().is_ok_and(|mut entries| entries.any(named));
-    unless(found, &format!("no {prefix}… in {}", store.display()))
+    let found = first_in(&store().join("runtime"), prefix).is_some();
+    unless(found, &format!("no {prefix}… in {}", store().display()))
+}
+
+/// ONNX Runtime's library as it was pulled for the CPU.
+pub fn runtime() -> Option<PathBuf> {
+    let folder = first_in(&store().join("runtime"), "onnxruntime-1.")?;
+    first_in(&folder, "libonnxruntime.so")?.canonicalize().ok()
+}
+
+fn first_in(folder: &Path, prefix: &str) -> Option<PathBuf> {
+    let mut entries = folder.read_dir().ok()?.flatten();
+    let named = |entry: &DirEntry| entry.file_name().to_string_lossy().starts_with(prefix);
+    entries.find(named).map(|entry| entry.path())
 }
 
 fn stored(model: &str) -> Option<String> {

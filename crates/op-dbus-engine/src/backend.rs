@@ -43,6 +43,9 @@ pub enum BackendError {
     /// retried.
     #[error("the worker was lost: {0}")]
     Lost(String),
+    /// As [`Lost`](Self::Lost), to somebody else who has ended its process.
+    #[error("the worker was killed: {0}")]
+    Killed(String),
     /// The device has no memory for a batch of this size; the backend lives on.
     #[error("out of memory: {0}")]
     OutOfMemory(String),
@@ -94,7 +97,7 @@ pub trait Backend: Send {
     /// `[rows, dimensions]`.
     ///
     /// # Errors
-    /// Anything but [`BackendError::Lost`] leaves the backend usable.
+    /// Anything but [`BackendError::Lost`] and [`BackendError::Killed`] leaves the backend usable.
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError>;
 
     /// As [`run`](Self::run), and calls `meanwhile` once at most. A backend that only waits for

@@ -217,7 +217,9 @@ impl Worker {
                 scheduler.try_again(self.place.index, batch, &error);
                 Ok(())
             }
-            error @ (BackendError::Lost(_) | BackendError::Load { .. }) => {
+            error @ (BackendError::Lost(_)
+            | BackendError::Killed(_)
+            | BackendError::Load { .. }) => {
                 scheduler.try_again(self.place.index, batch, &error);
                 Err(error)
             }

@@ -92,6 +92,7 @@ pub use dispatch::{WORKER_LOST_MESSAGE_ID, WORKER_REPLACED_MESSAGE_ID};
 pub use engine::Engine;
 pub use error::{Error, Excess, is_same_news};
 pub use presence::{Absence, Presence};
+pub use proof::once_more;
 pub use reference::{Reference, Sample};
 pub use routing::BatchCost;
 pub use start::{reference, reference_with_sample};

@@ -13,8 +13,27 @@ use crate::routing::BatchCost;
 /// No batch is measured any more once so many microseconds have gone by since the first.
 const MEASURE_MAX_US: u64 = 1_000_000;
 
+/// Does what a new backend is needed for, and once more if somebody kills that meanwhile: what waits for it need
+/// not end with it.
+///
+/// # Errors
+/// Those of the work.
+pub fn once_more<T>(work: impl Fn() -> Result<T, BackendError>) -> Result<T, BackendError> {
+    match work() {
+        Err(error @ BackendError::Killed(_)) => {
+            tracing::warn!("a worker is started once more: {error}");
+            work()
+        }
+        result => result,
+    }
+}
+
 /// Makes a backend and has it embed a short text before anybody relies on it.
 pub(crate) fn load(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
+    once_more(|| proved(place, shared))
+}
+
+fn proved(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
     let pool = &shared.pools[place.pool];
     let mut backend = made(&pool.factory, place.number, &shared.model)?;
     let vector = probe(backend.as_mut(), &shared.model, &shared.probe)?;

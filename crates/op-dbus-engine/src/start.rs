@@ -76,6 +76,7 @@ fn computed(
         let mut backend = proof::made(factory, 0, model)?;
         texts.iter().map(|ids| proof::probe(backend.as_mut(), model, ids)).collect()
     };
+    let compute = || proof::once_more(compute);
     // On a thread of its own, which the backend may bind to a CPU.
     let computed = std::thread::scope(|scope| scope.spawn(compute).join());
     computed.unwrap_or_else(|_| Err(BackendError::Lost("it panicked".into())))

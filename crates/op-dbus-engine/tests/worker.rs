@@ -4,6 +4,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -69,6 +70,30 @@ impl Backend for InPlace {
     }
 }
 
+/// Is killed in its first batch, if it is one of the first so many workers.
+struct Doomed(SimBackend, u64);
+
+impl Backend for Doomed {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        kill_the_first(self.1);
+        self.0.run(batch, out)
+    }
+}
+
+/// Kills this process if it is one of the first so many workers, as the kernel does that runs out of memory, or
+/// an administrator.
+fn kill_the_first(workers: u64) {
+    let mut starts = OpenOptions::new().append(true).open(std::env::var(STARTS).unwrap()).unwrap();
+    starts.write_all(b".").unwrap();
+    if starts.metadata().unwrap().len() <= workers {
+        kill(Pid::this(), Signal::SIGKILL).unwrap();
+    }
+}
+
 /// Not a test of its own: the worker that the tests start.
 #[test]
 fn worker_process() {
@@ -92,14 +117,13 @@ fn worker_process() {
             let sim = SimBackend::new(SHAPE.dimensions, faults);
             Ok(Box::new(InPlace(sim)) as Box<dyn Backend>)
         }
-        // As the kernel does that runs out of memory, or an administrator.
-        "killed-1" | "killed-2" => {
-            let starts = OpenOptions::new().append(true).open(std::env::var(STARTS).unwrap());
-            starts.as_ref().unwrap().write_all(b".").unwrap();
-            if starts.unwrap().metadata().unwrap().len() <= role[7..].parse().unwrap() {
-                kill(Pid::this(), Signal::SIGKILL).unwrap();
-            }
+        "killed-loading-1" | "killed-loading-2" => {
+            kill_the_first(role[15..].parse().unwrap());
             Ok(Box::new(SimBackend::new(SHAPE.dimensions, faults)) as Box<dyn Backend>)
+        }
+        "killed-proving-1" | "killed-proving-2" => {
+            let sim = SimBackend::new(SHAPE.dimensions, faults);
+            Ok(Box::new(Doomed(sim, role[15..].parse().unwrap())) as Box<dyn Backend>)
         }
         "never-loads" => loop {
             std::thread::park();
@@ -215,39 +239,47 @@ fn a_process_that_does_not_load_says_why() {
     assert!(message.contains("closed its socket"), "{message}");
 }
 
-#[test]
-fn a_process_that_is_killed_while_it_loads_is_started_once_more() {
-    let spawn = |role| {
-        let path = format!("{}/{role}.{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
-        File::create(&path).unwrap();
-        let mut command = command(role);
-        command.env(STARTS, &path);
-        let result = ChildBackend::spawn(command, SHAPE, PATIENT);
-        std::fs::remove_file(path).unwrap();
-        result
-    };
-    let mut child = spawn("killed-1").unwrap();
-    child.run(&BATCH, &mut [0.0; 32]).unwrap();
-    let (kind, message) = load_error(spawn("killed-2"));
-    assert_eq!(kind, LoadErrorKind::Other);
-    assert!(message.contains("SIGKILL"), "{message}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_engine_outlives_its_worker_process() {
+/// An engine with one worker, a process in this `role` that counts its starts in `starts`.
+fn engine(role: &'static str, starts: &Path) -> Result<Engine, BackendError> {
     let model = ModelShape {
         dimensions: SHAPE.dimensions,
         max_input_tokens: 64,
         normalized: true,
         matryoshka: vec![],
     };
-    let config = EngineConfig::default();
-    let shape = BatchLimits::default().region(&model);
+    let (shape, starts) = (BatchLimits::default().region(&model), starts.to_owned());
     let pool = Pool::new(Box::new(move |_| {
-        let child = ChildBackend::spawn(command("plain"), shape, PATIENT)?;
+        let mut command = command(role);
+        command.env(STARTS, &starts);
+        let child = ChildBackend::spawn(command, shape, PATIENT)?;
         Ok(Box::new(child) as Box<dyn Backend>)
     }));
-    let engine = Engine::start(Tokenizer::bytes(64), model, vec![pool], config).unwrap();
+    Engine::start(Tokenizer::bytes(64), model, vec![pool], EngineConfig::default())
+}
+
+#[test]
+fn a_process_that_is_killed_before_it_is_trusted_is_started_once_more() {
+    let start = |role| {
+        let name = format!("{role}.{}", std::process::id());
+        let starts = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        File::create(&starts).unwrap();
+        let engine = engine(role, &starts);
+        std::fs::remove_file(starts).unwrap();
+        engine
+    };
+    for (once, twice) in
+        [("killed-loading-1", "killed-loading-2"), ("killed-proving-1", "killed-proving-2")]
+    {
+        start(once).unwrap();
+        let error = start(twice).unwrap_err();
+        assert!(matches!(error, BackendError::Killed(_)), "{error:?}");
+        assert!(error.to_string().contains("SIGKILL"), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_outlives_its_worker_process() {
+    let engine = engine("plain", Path::new("/dev/null")).unwrap();
     let call = || Call { inputs: vec!["text".to_owned()].into(), ..Call::default() };
     let before = engine.embed(call()).await.unwrap();
     let pid = engine.descriptions()[0].description.pid;

@@ -56,7 +56,9 @@ fn backend(error: &BackendError) -> ErrorName {
             LoadErrorKind::ProviderUnavailable => ErrorName::ProviderUnavailable,
             LoadErrorKind::Other => ErrorName::WorkerFailed,
         },
-        BackendError::Lost(_) | BackendError::Failed(_) => ErrorName::WorkerFailed,
+        BackendError::Lost(_) | BackendError::Killed(_) | BackendError::Failed(_) => {
+            ErrorName::WorkerFailed
+        }
         BackendError::OutOfMemory(_) => ErrorName::OutOfMemory,
     }
 }

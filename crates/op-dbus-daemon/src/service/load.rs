@@ -128,8 +128,8 @@ fn start(
     if host.devices.is_empty() {
         // All: the first one knows how many there are.
         let first = Host { devices: vec![0], ..host.clone() };
-        let backend = spawner(&blueprint(&first, precision), settings)(0);
-        let backend = backend.map_err(explained)?;
+        let factory = spawner(&blueprint(&first, precision), settings);
+        let backend = op_dbus_engine::once_more(|| factory(0)).map_err(explained)?;
         let count = backend.description().devices.max(1);
         host.devices = (0..u32::try_from(count).unwrap_or(u32::MAX)).collect();
     }

@@ -27,8 +27,8 @@ pub struct ChildBackend {
     description: Description,
     /// As it was told last.
     memory: MemoryUse,
-    /// Why the process was ended, once it was.
-    lost: Option<String>,
+    /// Why there is no process any more, once that is so.
+    lost: Option<BackendError>,
 }
 
 impl ChildBackend {
@@ -36,31 +36,14 @@ impl ChildBackend {
     /// Its standard input becomes the control socket, its output is discarded, its errors go where
     /// ours go. `shape` bounds the batches that can be run.
     ///
-    /// A process that somebody kills meanwhile is started once more: what waits for it need not end with it.
-    ///
     /// # Errors
     /// `Load`, of the kind that the worker gave, or `Other` if it could not be started, ended,
-    /// exceeded its time or made no sense. The process is gone then.
+    /// exceeded its time or made no sense; `Killed`. The process is gone then.
     pub fn spawn(
         mut command: Command,
         shape: RegionShape,
         timeouts: Timeouts,
     ) -> Result<Self, BackendError> {
-        match Self::start(&mut command, shape, timeouts) {
-            Err(Refusal { was_killed: true, error }) => {
-                tracing::warn!("a worker is started once more: {error}");
-                Self::start(&mut command, shape, timeouts)
-            }
-            result => result,
-        }
-        .map_err(|refusal| refusal.error)
-    }
-
-    fn start(
-        command: &mut Command,
-        shape: RegionShape,
-        timeouts: Timeouts,
-    ) -> Result<Self, Refusal> {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .map_err(|errno| cannot("make the worker's socket", &errno.into()))?;
@@ -71,40 +54,19 @@ impl ChildBackend {
         let child = command.spawn().map_err(|error| cannot("start the worker", &error))?;
         let id = child.id();
         let mut process = Process(Some(child));
-        // It keeps the worker's end open otherwise, and the end of the worker would go unseen.
-        command.stdin(Stdio::null());
+        // It keeps the worker's end open, and the end of the worker would go unseen.
+        drop(command);
         match link.wait_loaded(id, timeouts) {
             Ok(description) => {
                 let memory = MemoryUse::default();
                 Ok(Self { link, process, description, memory, lost: None })
             }
-            Err(error) => {
-                // One that says nothing is killed by us.
-                let has_left = matches!(error, BackendError::Lost(_));
-                let (BackendError::Load { kind: LoadErrorKind::Other, message }
-                | BackendError::Lost(message)) = error
-                else {
-                    return Err(error.into());
-                };
-                let End { told, killed } = process.end();
-                let message = format!("{message}; {told}");
-                let error = BackendError::Load { kind: LoadErrorKind::Other, message };
-                Err(Refusal { error, was_killed: has_left && killed })
+            Err(BackendError::Load { kind: kind @ LoadErrorKind::Other, message }) => {
+                let load = |message| BackendError::Load { kind, message };
+                Err(process.end(&link, message, load))
             }
+            Err(error) => Err(error),
         }
-    }
-}
-
-/// Why there is no backend.
-struct Refusal {
-    error: BackendError,
-    /// Whether somebody else has ended the process.
-    was_killed: bool,
-}
-
-impl From<BackendError> for Refusal {
-    fn from(error: BackendError) -> Self {
-        Self { error, was_killed: false }
     }
 }
 
@@ -148,14 +110,14 @@ impl ChildBackend {
         &mut self,
         ask: impl FnOnce(&mut Link) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        if let Some(reason) = &self.lost {
-            return Err(BackendError::Lost(reason.clone()));
+        if let Some(error) = &self.lost {
+            return Err(error.clone());
         }
         let result = ask(&mut self.link);
-        let Err(BackendError::Lost(reason)) = result else { return result };
-        let reason = format!("{reason}; {}", self.process.end().told);
-        self.lost = Some(reason.clone());
-        Err(BackendError::Lost(reason))
+        let Err(BackendError::Lost(why)) = result else { return result };
+        let error = self.process.end(&self.link, why, BackendError::Lost);
+        self.lost = Some(error.clone());
+        Err(error)
     }
 }
 
@@ -163,50 +125,60 @@ impl ChildBackend {
 #[derive(Debug)]
 struct Process(Option<Child>);
 
-/// How a process has ended.
-struct End {
-    told: String,
-    /// By a signal that asks a process to end, ours included.
-    killed: bool,
-}
-
 impl Process {
-    /// Ends the process; says how it had ended, if it had by itself. One that the kernel does not let go,
-    /// as a driver that hangs has it, is not waited for: the worker's batch is somebody else's by then.
-    fn end(&mut self) -> End {
-        let unknown = |told| End { told, killed: false };
-        let Some(mut child) = self.0.take() else { return unknown("its process has ended".into()) };
+    /// Ends the process of `link` for this reason, and tells what it is `otherwise` if nobody else has ended it
+    /// before.
+    fn end(
+        &mut self,
+        link: &Link,
+        why: String,
+        otherwise: impl FnOnce(String) -> BackendError,
+    ) -> BackendError {
+        // One that says nothing is killed by us.
+        let has_left = link.has_left();
+        let (told, signal) = self.kill();
+        let why = format!("{why}; {told}");
+        match signal {
+            Some(Signal::SIGKILL | Signal::SIGTERM) if has_left => BackendError::Killed(why),
+            _ => otherwise(why),
+        }
+    }
+
+    /// Kills the process and says how it has ended, which it may have by itself, and by which signal. One that
+    /// the kernel does not let go, as a driver that hangs has it, is not waited for: the worker's batch is
+    /// somebody else's by then.
+    fn kill(&mut self) -> (String, Option<Signal>) {
+        let Some(mut child) = self.0.take() else { return ("its process has ended".into(), None) };
         let id = child.id();
         // Fails only if it has ended and been waited for.
         let _ = child.kill();
         let (sender, ended) = mpsc::sync_channel(1);
         let reap = move || drop(sender.send(child.wait()));
-        if let Err(error) = thread::Builder::new().name("reap".to_owned()).spawn(reap) {
-            return unknown(format!("process {id} can't be waited for ({error})"));
-        }
-        let status = match ended.recv_timeout(END_TIME) {
-            Ok(Ok(status)) => status,
-            Ok(Err(error)) => {
-                return unknown(format!("process {id} can't be waited for ({error})"));
+        let reaper = thread::Builder::new().name("reap".to_owned()).spawn(reap);
+        let ended = reaper.map(|_| ended.recv_timeout(END_TIME));
+        let status = match ended {
+            Ok(Ok(Ok(status))) => status,
+            Ok(Err(_)) => return (format!("process {id} is killed, and has not ended yet"), None),
+            Err(error) | Ok(Ok(Err(error))) => {
+                return (format!("process {id} can't be waited for ({error})"), None);
             }
-            Err(_) => return unknown(format!("process {id} is killed, and has not ended yet")),
         };
-        let is = |signal: Signal| status.signal() == Some(signal as i32);
-        let told = match is(Signal::SIGABRT) {
+        let signal = status.signal().and_then(|signal| Signal::try_from(signal).ok());
+        let told = match signal {
             // What a process does that is refused memory.
-            true => format!(
+            Some(Signal::SIGABRT) => format!(
                 "process {id} gave up ({status}), see its last message; if that is about memory, \
                  worker_memory_max is too small for the model or the batch"
             ),
-            false => format!("process {id} ended with {status}"),
+            _ => format!("process {id} ended with {status}"),
         };
-        End { told, killed: is(Signal::SIGKILL) || is(Signal::SIGTERM) }
+        (told, signal)
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.end();
+        self.kill();
     }
 }
 

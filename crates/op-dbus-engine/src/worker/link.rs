@@ -1,13 +1,14 @@
 //! The engine's end of a worker: what is asked, and everything that is checked in the answers.
 
 use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::protocol::{
-    Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, receive_message, send_message, write,
+    Answer, MESSAGE_BYTES_MAX, Request, VERSION, receive_message, send_message, write,
 };
 use super::region::Region;
 use super::{RegionShape, Timeouts};
@@ -40,7 +41,7 @@ impl Link {
     }
 
     /// Waits until the worker has loaded. It is believed what provider it has; how long it took and
-    /// what process it is the engine knows better. `Lost` is one that has left.
+    /// what process it is the engine knows better.
     pub fn wait_loaded(&self, pid: u32, timeouts: Timeouts) -> Result<Description, BackendError> {
         let start = Instant::now();
         let other = |message| BackendError::Load { kind: LoadErrorKind::Other, message };
@@ -62,14 +63,16 @@ impl Link {
             Ok(Answer::Done { .. } | Answer::Trimmed { .. } | Answer::Failed { .. }) => {
                 Err(other("the worker answered before it was asked; see its messages above".into()))
             }
-            Err(error) => {
-                let message = format!("the worker did not load: {}", with_causes(&error));
-                match error {
-                    ReceiveError::Closed => Err(BackendError::Lost(message)),
-                    _ => Err(other(message)),
-                }
-            }
+            Err(error) => Err(other(format!("the worker did not load: {}", with_causes(&error)))),
         }
+    }
+
+    /// Whether the worker has closed its end.
+    pub fn has_left(&self) -> bool {
+        let mut end = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
+        // What can't be asked is there still.
+        let _ = poll(&mut end, PollTimeout::ZERO);
+        end[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
     }
 
     /// Has the worker compute one batch, and calls `meanwhile` while it does. Tells the device that

@@ -88,9 +88,9 @@ impl Answer {
         let (failure, message) = match error {
             BackendError::OutOfMemory(message) => (Failure::OutOfMemory, message),
             BackendError::Failed(message) => (Failure::Failed, message),
-            BackendError::Lost(message) | BackendError::Load { message, .. } => {
-                (Failure::Lost, message)
-            }
+            BackendError::Lost(message)
+            | BackendError::Killed(message)
+            | BackendError::Load { message, .. } => (Failure::Lost, message),
         };
         Self::Failed { number, failure, message: bounded(&message) }
     }
