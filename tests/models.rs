@@ -17,7 +17,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
 use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, needs};
+use crate::harness::{Outcome, needs, within};
 
 tests! {
     damaged_files_are_named: [Bus, Low],
@@ -200,9 +200,14 @@ async fn what_nobody_uses_leaves_the_cache_at_a_start() -> Outcome {
         fs::File::open(path)?.set_times(times)?;
     }
     let daemon = setup.ready(&bus).await?;
+    // It is removed beside what is served by then.
+    within("the removal", async {
+        while !daemon.process.stderr().contains("not used for 180 days") {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await?;
     assert!(!old.exists() && own.exists() && in_use.exists());
-    let said = daemon.process.stderr();
-    assert!(said.contains("not used for 180 days"), "{said}");
     daemon.stop().await
 }
 
