@@ -4,20 +4,22 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::chown;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, MANAGER_INTERFACE, ROOT_PATH};
+use tokio::sync::Notify;
 use zbus::OwnedVariant;
 use zbus::message::Header;
 
 use crate::harness::bus::PrivateBus;
+use crate::harness::client::Client;
 use crate::harness::command::{Finished, clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::polkit::{self, Polkit};
 use crate::harness::registry::tests;
 use crate::harness::users::{MEMBER, OTHER, REFUSED, SERVICE, User, Users};
-use crate::harness::{Outcome, needs, repository};
+use crate::harness::{Outcome, needs, repository, within};
 
 tests! {
     the_service_alone_owns_the_name: [Bus, Root, Busctl],
@@ -26,6 +28,7 @@ tests! {
     polkit_lets_through_and_refuses: [Bus, Root, Busctl, Polkit],
     without_polkit_nothing_is_let_through: [Bus, Root, Busctl],
     polkit_is_asked_about_the_caller: [Bus, Root, Busctl],
+    polkit_that_allows_late_allows_nothing: [Bus, Root],
 }
 
 /// `busctl call` as somebody.
@@ -172,6 +175,20 @@ async fn without_polkit_nothing_is_let_through() -> Outcome {
     daemon.stop().await
 }
 
+/// The policy of a bus on which root may be polkit, below `folder`.
+fn may_be_polkit(folder: &Path) -> Outcome<PathBuf> {
+    let policy = folder.join("polkit.conf");
+    fs::write(
+        &policy,
+        format!(
+            "<busconfig><policy user=\"root\"><allow own=\"{0}\"/></policy>\
+             <policy context=\"default\"><allow send_destination=\"{0}\"/></policy></busconfig>",
+            polkit::NAME
+        ),
+    )?;
+    Ok(policy)
+}
+
 /// Remembers what it is asked, and says yes.
 #[derive(Clone, Default)]
 struct Yes(Arc<Mutex<Vec<Question>>>);
@@ -210,15 +227,7 @@ impl Yes {
 
 async fn polkit_is_asked_about_the_caller() -> Outcome {
     let folder = tempfile::tempdir()?;
-    let policy = folder.path().join("polkit.conf");
-    fs::write(
-        &policy,
-        format!(
-            "<busconfig><policy user=\"root\"><allow own=\"{0}\"/></policy>\
-             <policy context=\"default\"><allow send_destination=\"{0}\"/></policy></busconfig>",
-            polkit::NAME
-        ),
-    )?;
+    let policy = may_be_polkit(folder.path())?;
     let (_users, bus, _setup, daemon) = served(&[&policy]).await?;
     let yes = Yes::default();
     let authority = bus.connect().await?;
@@ -240,5 +249,55 @@ async fn polkit_is_asked_about_the_caller() -> Outcome {
     };
     let asked = std::mem::take(&mut *yes.0.lock().expect("no test panics in there"));
     assert_eq!(asked, [question("configure", false), question("configure", true)]);
+    daemon.stop().await
+}
+
+/// Says when it is asked, and yes when it is let.
+#[derive(Clone, Default)]
+struct Late(Arc<(Notify, Notify)>);
+
+#[zbus::interface(name = "org.freedesktop.PolicyKit1.Authority")]
+impl Late {
+    #[expect(clippy::too_many_arguments, reason = "they are polkit's")]
+    async fn check_authorization(
+        &self,
+        _subject: (String, HashMap<String, OwnedVariant>),
+        _action: String,
+        _details: HashMap<String, String>,
+        _flags: u32,
+        _cancellation: String,
+    ) -> (bool, bool, HashMap<String, String>) {
+        self.0.0.notify_one();
+        self.0.1.notified().await;
+        (true, false, HashMap::new())
+    }
+}
+
+async fn polkit_that_allows_late_allows_nothing() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let policy = may_be_polkit(folder.path())?;
+    let (_users, bus, _setup, daemon) = served(&[&policy]).await?;
+    let late = Late::default();
+    let authority = bus.connect().await?;
+    authority.object_server().at("/org/freedesktop/PolicyKit1/Authority", late.clone()).await?;
+    authority.request_name(polkit::NAME).await?;
+
+    let caller = Client::new(bus.connect_as(OTHER.id).await?).await?;
+    let manager = caller.manager.clone();
+    let call = tokio::spawn(async move { manager.set_vector_level("none").await });
+    within("the question", late.0.0.notified()).await?;
+    // Somebody who is tired of waiting.
+    call.abort();
+    caller.connection().clone().close().await?;
+    drop(caller);
+    within("the end of the call", async {
+        while !daemon.process.stderr().contains("Error.Cancelled") {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await?;
+    late.0.1.notify_one();
+    daemon.client().embedder.embed("x").await?;
+    assert_eq!(daemon.client().embedder.vector_level().await?, "low");
     daemon.stop().await
 }

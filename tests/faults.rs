@@ -1,6 +1,6 @@
 //! Killed workers and daemons, callers that leave: nobody else may notice.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
@@ -12,8 +12,10 @@ use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, distance};
+use crate::harness::manager::ServiceManager;
 use crate::harness::process::children;
 use crate::harness::registry::tests;
+use crate::harness::users::{SERVICE, Users};
 use crate::harness::{Outcome, needs, within};
 
 tests! {
@@ -32,6 +34,7 @@ tests! {
     a_program_that_was_replaced: [Bus],
     a_state_without_a_folder: [Bus],
     a_state_that_cannot_be_kept: [Bus, Root],
+    too_few_threads: [Bus, Root],
 }
 
 async fn a_worker_killed_in_a_batch() -> Outcome {
@@ -344,4 +347,45 @@ async fn a_state_that_cannot_be_kept() -> Outcome {
         daemon.stop().await?;
     }
     Ok(())
+}
+
+/// However few threads there may be, the daemon says that it is there, or ends; and it has not forgotten how to
+/// reload when there may be more.
+async fn too_few_threads() -> Outcome {
+    let users = Users::new()?;
+    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
+    let setup = Setup::sim()?.setting("vector_level", "none");
+    let program = setup.path("op-dbus");
+    std::fs::copy(needs::op_dbus(), &program)?;
+    let setup = setup.program(program);
+    chown(setup.path("state"), Some(SERVICE.id), Some(SERVICE.id))?;
+    let path = setup.path("notify");
+    let manager = ServiceManager::listen(&path)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777))?;
+    let setup = setup.env("NOTIFY_SOCKET", &path.display().to_string());
+    let mut few = 0;
+    let daemon = loop {
+        few += 1;
+        let limit = format!("prlimit --pid=$$ --nproc={few}:;");
+        let command = users.known_to(&SERVICE.runs(&setup.command(&bus)?), &limit);
+        match setup.start_command(command, &bus).await {
+            Ok(daemon) => break daemon,
+            Err(error) => assert!(error.to_string().contains("ended at once"), "{error}"),
+        }
+    };
+    manager.told("READY=1").await?;
+    let process = format!("--pid={}", daemon.process.pid());
+    for (threads, told) in
+        [("1:", "a thread could not be started"), ("500:", "settings read again")]
+    {
+        let mut limit = clean("prlimit");
+        limit.arg(&process).arg(format!("--nproc={threads}"));
+        finish(SERVICE.runs(&limit), "").await?.success()?;
+        let before = daemon.process.stderr().matches(told).count();
+        daemon.process.signal(Signal::SIGHUP)?;
+        manager.told("RELOADING=1").await?;
+        manager.told("READY=1").await?;
+        assert!(daemon.process.stderr().matches(told).count() > before, "not told: {told}");
+    }
+    daemon.stop().await
 }

@@ -10,6 +10,7 @@ use zbus_polkit::policykit1::{
     AuthorityProxy, AuthorizationResult, CheckAuthorizationFlags, Subject,
 };
 
+use super::bulk::while_wanted;
 use super::caller::Caller;
 
 /// A change, and what polkit is asked about it; `dbus-policy/org.opdbus.embedding1.policy` declares
@@ -76,13 +77,14 @@ enum Refusal {
 /// # Errors
 /// `InteractiveAuthorizationRequired` where the same call with `ALLOW_INTERACTIVE_AUTHORIZATION` would
 /// have had polkit ask for a password; else `AccessDenied`, also when polkit can't be asked: nobody gains
-/// a right by its absence.
+/// a right by its absence. `Cancelled` where the caller leaves first: an answer that comes later is to nobody.
 pub async fn authorize(header: &Header<'_>, caller: &Caller, action: Action) -> Result<(), Error> {
     let own = nix::unistd::geteuid().as_raw();
     if caller.uid == 0 || caller.uid == own {
         return Ok(());
     }
-    let Err(refusal) = check(&caller.connection, header, action).await else { return Ok(()) };
+    let answer = async { Ok(check(&caller.connection, header, action).await) };
+    let Err(refusal) = while_wanted(caller, None, answer).await? else { return Ok(()) };
     let (id, deed) = (action.id(), action.deed());
     let name = match refusal {
         Refusal::NotInteractive => ErrorName::InteractiveAuthorizationRequired,

@@ -10,7 +10,7 @@ use tracing::{debug, error, info, warn};
 use super::fleet::Fleet;
 use super::now::{Now, Phase, wanted};
 use super::served::{Choice, Served};
-use super::{Error, Service, provider, unused};
+use super::{Error, Service, blocking, provider, unused};
 use crate::notify;
 use crate::settings::{ChangeError, Loaded, Provider, Settings};
 use crate::telemetry::message_id;
@@ -33,7 +33,7 @@ impl Service {
         }
         let cache_dir = now.settings().cache_dir.clone();
         // One that panics has said so.
-        let _ = blocking(move || unused::remove(&cache_dir)).await;
+        let _ = blocking("disk", move || unused::remove(&cache_dir)).await;
     }
 
     /// Serves another level from now on, and after a restart.
@@ -48,7 +48,8 @@ impl Service {
         let choice = wanted(&now.loaded.with("vector_level", level.as_str())?.settings);
         let served = self.load(&now, &now.fleet, choice.as_ref()).await?;
         let mut loaded = Loaded::clone(&now.loaded);
-        let kept = blocking(move || loaded.set("vector_level", level.as_str()).map(|()| loaded));
+        let kept =
+            blocking("disk", move || loaded.set("vector_level", level.as_str()).map(|()| loaded));
         match kept.await? {
             Ok(loaded) => {
                 self.moved(served, |next| next.loaded = Arc::new(loaded));
@@ -84,7 +85,7 @@ impl Service {
             return Err(Error::Provider(reason.clone()));
         }
         let mut keep = Loaded::clone(&now.loaded);
-        match blocking(move || keep.set(key, &value).map(|()| keep)).await? {
+        match blocking("disk", move || keep.set(key, &value).map(|()| keep)).await? {
             Ok(loaded) => {
                 self.moved(served, |next| {
                     next.loaded = Arc::new(loaded);
@@ -122,7 +123,7 @@ impl Service {
     async fn apply(&self) -> Result<(), Error> {
         let now = self.staying()?;
         let old = now.loaded.clone();
-        let loaded = blocking(move || old.reload()).await?.map_err(Error::Settings)?;
+        let loaded = blocking("disk", move || old.reload()).await?.map_err(Error::Settings)?;
         self.report(&now.loaded, &loaded);
         let loaded = Arc::new(loaded);
         // A provider that did not work is tried again, as a model is that could not be loaded.
@@ -316,7 +317,7 @@ fn refuse_pinned(loaded: &Loaded, level: Level) -> Result<(), Error> {
 async fn is_replaced(now: &Now, loaded: &Arc<Loaded>) -> Result<bool, Error> {
     let Some(served) = now.served().cloned() else { return Ok(false) };
     let loaded = loaded.clone();
-    blocking(move || served.is_replaced(&loaded.settings.model_dir)).await
+    blocking("disk", move || served.is_replaced(&loaded.settings.model_dir)).await
 }
 
 /// Whether engines made under `old` do for `new` as well.
@@ -333,14 +334,6 @@ fn same_engines(old: &Settings, new: &Settings) -> bool {
     like_new.state_file.clone_from(&new.state_file);
     like_new.config.clone_from(&new.config);
     like_new == *new
-}
-
-/// Runs work that waits for the disk.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Error> {
-    let fault = |_| Error::Fault("a task that waits for the disk ended early");
-    tokio::task::spawn_blocking(work).await.map_err(fault)
 }
 
 impl From<ChangeError> for Error {

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt, Shared};
 use op_dbus_engine::Anteroom;
-use tokio::sync::oneshot;
 
 use super::engines::Engines;
 use super::load::Tries;
 use super::served::{Choice, Served};
-use super::{Error, Means, load, provider};
+use super::{Error, Means, blocking, load, provider};
 use crate::settings::{Loaded, Provider};
 
 /// A failed load is answered from memory for this long: otherwise every call of an impatient client
@@ -178,35 +177,22 @@ impl Fleet {
         let loaded: Vec<Arc<Served>> =
             entries.values().filter_map(Entry::served).cloned().collect();
         let keep = move || loaded.iter().for_each(|served| served.keep_costs());
-        // One that panics has said so.
-        let _ = tokio::task::spawn_blocking(keep).await;
+        // What kept it from being done was said.
+        let _ = blocking("disk", keep).await;
     }
 
-    /// Loading blocks for seconds, and a hanging worker for minutes: it gets a thread that neither the
-    /// runtime nor the end of the process waits for. Its end is seen also where nobody waits for it any more.
+    /// Loading blocks for seconds, and a hanging worker for minutes. Its end is seen also where nobody waits
+    /// for it any more.
     fn start(&self, choice: Choice, purpose: Purpose<'_>) -> Load {
         let (loaded, means) = (self.loaded.clone(), self.means.clone());
         let tries = purpose.tries(&loaded);
         let engines = self.engines.clone();
-        let (sender, receiver) = oneshot::channel();
         let work = move || {
             let end = load::load(&choice, &tries, &loaded, (&means, engines.config()));
-            // The service may have ended; then the engine ends here.
-            drop(sender.send(end.map(|served| engines.enter(served)).map_err(Arc::new)));
+            end.map(|served| engines.enter(served)).map_err(Arc::new)
         };
-        let thread = std::thread::Builder::new().name("load".to_owned()).spawn(work);
-        let load = async move {
-            let fault = |_| Arc::new(Error::Fault("the thread that loads the model ended early"));
-            match thread {
-                Ok(_) => receiver.await.map_err(fault).flatten(),
-                Err(error) => {
-                    tracing::error!("no thread for loading a model: {error}");
-                    Err(Arc::new(Error::Fault("no thread can be started")))
-                }
-            }
-        }
-        .boxed()
-        .shared();
+        let load = async { blocking("load", work).await.map_err(Arc::new).flatten() };
+        let load = load.boxed().shared();
         tokio::spawn(load.clone());
         load
     }

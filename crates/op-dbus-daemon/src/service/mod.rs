@@ -22,13 +22,14 @@ mod worker;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::thread;
 use std::time::{Instant, SystemTime};
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use op_dbus_engine::{CancelToken, Kept, Limits};
 use op_dbus_models::Level;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::devices::Reader;
 use crate::settings::Loaded;
@@ -220,4 +221,20 @@ impl Service {
             true
         });
     }
+}
+
+/// Runs work that waits, on a thread of its own, for which neither the runtime nor the end of the process
+/// waits. The runtime's own would panic where the system has no thread left, and so end the task that asked.
+async fn blocking<T: Send + 'static>(
+    name: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let (sender, end) = oneshot::channel();
+    // Where nobody waits for it any more it ends here.
+    let work = move || drop(sender.send(work()));
+    if let Err(error) = thread::Builder::new().name(name.to_owned()).spawn(work) {
+        tracing::error!("a thread could not be started ({error}); raise the limit of tasks");
+        return Err(Error::Fault("no thread can be started"));
+    }
+    end.await.map_err(|_| Error::Fault("a thread ended early"))
 }

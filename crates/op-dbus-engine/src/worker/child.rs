@@ -3,9 +3,8 @@
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -18,6 +17,8 @@ use crate::usage::MemoryUse;
 
 /// What is killed has ended by then, unless the kernel keeps it.
 const END_TIME: Duration = Duration::from_secs(1);
+/// How often it is looked for. Not by a thread: a worker may be lost because there are none left.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// A backend in a child process. Dropping it kills the process and reaps it.
 #[derive(Debug)]
@@ -51,7 +52,9 @@ impl ChildBackend {
         let link = Link::open(ours, shape, timeouts.run)
             .map_err(|error| cannot("share memory with a worker", &error))?;
         command.stdin(theirs).stdout(Stdio::null()).stderr(Stdio::inherit());
-        let child = command.spawn().map_err(|error| cannot("start the worker", &error))?;
+        let child = command.spawn().map_err(|error| {
+            cannot(&format!("start the worker {}", command.get_program().display()), &error)
+        })?;
         let id = child.id();
         let mut process = Process(Some(child));
         // It keeps the worker's end open, and the end of the worker would go unseen.
@@ -152,15 +155,18 @@ impl Process {
         let id = child.id();
         // Fails only if it has ended and been waited for.
         let _ = child.kill();
-        let (sender, ended) = mpsc::sync_channel(1);
-        let reap = move || drop(sender.send(child.wait()));
-        let reaper = thread::Builder::new().name("reap".to_owned()).spawn(reap);
-        let ended = reaper.map(|_| ended.recv_timeout(END_TIME));
-        let status = match ended {
-            Ok(Ok(Ok(status))) => status,
-            Ok(Err(_)) => return (format!("process {id} is killed, and has not ended yet"), None),
-            Err(error) | Ok(Ok(Err(error))) => {
-                return (format!("process {id} can't be waited for ({error})"), None);
+        let deadline = Instant::now() + END_TIME;
+        let status = loop {
+            match child.try_wait() {
+                Ok(Some(status)) => break status,
+                Ok(None) if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
+                Ok(None) => {
+                    let reap = move || drop(child.wait());
+                    // Without a thread it is there until we end, and counts against the limit of tasks.
+                    let _ = thread::Builder::new().name("reap".to_owned()).spawn(reap);
+                    return (format!("process {id} is killed, and has not ended yet"), None);
+                }
+                Err(error) => return (format!("process {id} can't be waited for ({error})"), None),
             }
         };
         let signal = status.signal().and_then(|signal| Signal::try_from(signal).ok());

@@ -6,7 +6,7 @@ use clap::{ArgMatches, Command};
 use op_dbus_daemon::daemon::{self, WorkerProgram};
 use op_dbus_daemon::settings::{Group, ROWS, Row, Settings, Sources};
 
-use super::{Done, EXIT_CODES, Failure, flags};
+use super::{Done, EXIT_CODES, flags};
 use crate::dumps;
 
 const ABOUT: &str = "Run the service";
@@ -65,10 +65,5 @@ pub fn run(args: Args) -> Done {
     // reads nobody's call while it tokenizes another's.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.div_ceil(2).max(cores.min(2));
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(threads)
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::refused(format!("can't start threads: {error}")))?;
-    Ok(runtime.block_on(daemon::run(loaded, WorkerProgram::this())))
+    Ok(super::threaded(threads)?.block_on(daemon::run(loaded, WorkerProgram::this())))
 }

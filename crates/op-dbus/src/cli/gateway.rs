@@ -81,13 +81,8 @@ pub fn run(args: Args) -> Done {
         credentials: std::env::var_os("CREDENTIALS_DIRECTORY").map(Into::into),
         connect: Arc::new(move || builder(&bus)),
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        // It hands bytes on, and leaves the CPUs to whoever computes.
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::refused(format!("can't start threads: {error}")))?;
-    match runtime.block_on(op_dbus_gateway::run(config)) {
+    // It hands bytes on, and leaves the CPUs to whoever computes.
+    match super::threaded(2)?.block_on(op_dbus_gateway::run(config)) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(Fatal::NotConfigured(message)) => Err(Failure::not_configured(message)),
         Err(Fatal::Failed(message)) => Err(Failure::refused(message)),

@@ -30,9 +30,11 @@ mod unnamed;
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
+use std::{panic, process};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use op_dbus_daemon::settings::Bus;
+use tokio::runtime::{Builder, Runtime};
 
 use crate::{bench, devices, worker};
 
@@ -181,9 +183,22 @@ fn command() -> clap::Command {
     plain.help_template(template)
 }
 
+/// The runtime of a service, with so many threads.
+fn threaded(threads: usize) -> Result<Runtime, Failure> {
+    // It panics where it can't have all of them, and on its way out waits for ever for those that it has.
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {
+        tell("can't start threads; raise the limit of tasks");
+        process::exit(1);
+    }));
+    let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    panic::set_hook(hook);
+    runtime.map_err(|error| Failure::refused(format!("can't start threads: {error}")))
+}
+
 /// The runtime of a client command: one thread is enough to talk to a bus.
 fn block_on<F: Future<Output = Done>>(command: F) -> Done {
-    tokio::runtime::Builder::new_current_thread()
+    Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::refused(format!("can't start: {error}")))?

@@ -9,8 +9,12 @@ use crate::shell::{self, Outcome};
 /// What forbids packages to start anything, on images and where an administrator decides himself.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 const IS_ACTIVE: &[&str] = &["systemctl", "is-active", "op-dbus"];
+/// Where the package keeps models.
+const STORED: &str = "/var/lib/op-dbus/models";
 /// There once the upgrade is done.
 const UPGRADED: &str = "/run/upgraded";
+/// There once the removal is done.
+const REMOVED: &str = "/run/removed";
 
 /// The service was never started; it can be, by hand.
 pub fn held_back(container: &mut Container) -> Outcome {
@@ -76,7 +80,8 @@ fn pull(container: &mut Container) -> Outcome {
     container.script("systemctl stop index; rm /etc/pip.conf").map(drop)
 }
 
-/// Somebody calls all the while: whoever calls in the moment of the restart waits for it.
+/// Somebody calls all the while: whoever calls in the moment of the restart waits for it. The models lie where
+/// they can only be read.
 pub fn upgrade(container: &mut Container) -> Outcome {
     let before = (main_pid(container)?, version(container)?);
     let call = format!("dbus-send --system --print-reply --reply-timeout=30000 --dest={NAME}");
@@ -87,8 +92,12 @@ pub fn upgrade(container: &mut Container) -> Outcome {
              {call} {OBJECT} {EMBEDDER}.Embed string:{TEXT} 2>&1 | head -n 1; done"
         ),
     )?;
+    let read_only = format!("mount --bind {STORED} {STORED}; mount -o remount,bind,ro {STORED}");
+    container.script(&read_only)?;
     container.run(&["dpkg", "--install", SUCCESSOR])?;
     embeds(container)?;
+    // What is open in there need not be waited for.
+    container.run(&["umount", "--lazy", STORED])?;
     container.run(&["touch", UPGRADED])?;
     let said = caller.wait_with_output().map_err(|e| format!("the caller was lost: {e}"))?;
     answered(&String::from_utf8_lossy(&said.stdout))?;
@@ -126,11 +135,42 @@ fn answered(said: &str) -> Outcome {
     }
 }
 
+/// Removed as it is called, and as a model is fetched from a source that says nothing; purged with a folder
+/// of somebody else's mounted below its own.
 pub fn purge(container: &mut Container) -> Outcome {
+    container.script(
+        "mkdir -p /run/systemd/system/op-dbus-models@.service.d; \
+         printf '[Service]\\nEnvironment=HF_ENDPOINT=http://127.0.0.1:8001\\n' > \
+             /run/systemd/system/op-dbus-models@.service.d/silent.conf; systemctl daemon-reload; \
+         systemd-run --quiet --unit=silent python3 -c \
+             'import socket; s = socket.create_server((\"127.0.0.1\", 8001)); first = s.accept(); \
+              open(\"/run/fetching\", \"x\"); list(iter(s.accept, None))'; \
+         systemctl start --no-block op-dbus-models@high",
+    )?;
+    container.until_says(&["ls", "/run"], "fetching")?;
+    let caller = container.begin(
+        "nobody",
+        &format!(
+            "until test -e {REMOVED}; do busctl get-property {NAME} {OBJECT} {EMBEDDER} State; done"
+        ),
+    )?;
     container.run(&["dpkg", "--remove", "op-dbus"])?;
+    container.run(&["touch", REMOVED])?;
+    caller.wait_with_output().map_err(|e| format!("the caller was lost: {e}"))?;
+    container.refused("root", &["pgrep", "-l", "-u", "op-dbus"])?;
+    container.script("test -z \"$(systemctl --failed --no-legend 'op-dbus*')\"")?;
+    container
+        .script("systemctl stop silent; rm -r /run/systemd/system/op-dbus-models@.service.d")?;
     says(&container.run(&["ls", "/var/lib/op-dbus", "/etc/op-dbus"])?, "state.json")?;
     container.refused("nobody", &property("State"))?;
+    container.script(
+        "mkdir -p /srv/kept /var/lib/op-dbus/models/kept; touch /srv/kept/file; \
+         mount --bind /srv/kept /var/lib/op-dbus/models/kept",
+    )?;
     container.run(&["dpkg", "--purge", "op-dbus"])?;
+    container.script(
+        "test -e /srv/kept/file; umount /var/lib/op-dbus/models/kept; rm -r /var/lib/op-dbus",
+    )?;
     let left = container.script(
         "find / -xdev '(' -path /proc -o -path /sys -o -path /mnt ')' -prune -o \
          '(' -name '*op-dbus*' -o -name '*opdbus*' ')' -print; \
