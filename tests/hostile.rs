@@ -21,6 +21,7 @@ use crate::harness::{Outcome, within};
 tests! {
     awkward_texts_have_a_vector_or_a_refusal: [Bus, Low],
     every_member_answers_arguments_of_every_type: [Bus],
+    a_refusal_does_not_grow_with_what_was_asked: [Bus],
 }
 
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
@@ -75,6 +76,27 @@ async fn awkward_texts_have_a_vector_or_a_refusal() -> Outcome {
         assert!(message.starts_with(place), "{what}, without its place: {message}");
     }
     println!("figure: {} texts with a vector, {} refused", texts.len(), bytes.len());
+    daemon.stop().await
+}
+
+/// dbus-daemon ends the connection of a service that answers with more than 32 MiB, for all its callers.
+async fn a_refusal_does_not_grow_with_what_was_asked() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    // Five times as long where it is written as Rust writes it.
+    let long = "\u{1}".repeat(10 << 20);
+    for key in ["level", "prompt", "device", "expect_space", "truncate"] {
+        let options = Options::from([(key, long.as_str().into())]);
+        let answer = within("a refusal", client.embedder.embed_packed(&["one"], options)).await?;
+        let name = match key {
+            "expect_space" => ErrorName::WrongSpace,
+            _ => ErrorName::InvalidArgument,
+        };
+        let message = refused(answer, name)?;
+        assert!(message.contains(key) && message.len() < 1000, "{key}: {} bytes", message.len());
+    }
     daemon.stop().await
 }
 

@@ -71,6 +71,10 @@ error_names! {
     Failed = "org.freedesktop.DBus.Error.Failed",
 }
 
+/// Bytes of a sentence as it is sent. There may be something of the caller's in it, and a bus ends the
+/// connection of whoever answers with more than it carries.
+const SENT_BYTES_MAX: usize = 16 * 1024;
+
 /// A refusal or failure, ready to be sent or as it was received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
@@ -124,7 +128,8 @@ impl std::error::Error for Error {}
 
 impl zbus::DBusError for Error {
     fn create_reply(&self, call: &Header<'_>) -> zbus::Result<Message> {
-        Message::error(call, zbus::DBusError::name(self)).build(&(&self.message,))
+        let sent = &self.message[..self.message.floor_char_boundary(SENT_BYTES_MAX)];
+        Message::error(call, zbus::DBusError::name(self)).build(&(sent,))
     }
 
     fn name(&self) -> names::ErrorName<'_> {

@@ -230,8 +230,7 @@ fn check(calls: &Calls, key: &str, value: &str) -> Result<(), Error> {
 fn parse_level(text: &str) -> Result<Level, Error> {
     text.parse().map_err(|_| {
         let names = Level::ALL.map(Level::as_str).join(", ");
-        let start: String = text.chars().take(40).collect();
-        let message = format!("{start:?} is not a vector level; accepted: {names}");
+        let message = format!("{} is not a vector level; accepted: {names}", service::shown(text));
         Error::new(ErrorName::InvalidArgument, message)
     })
 }

@@ -10,7 +10,7 @@ use zbus::Variant;
 
 use super::bulk::{Format, Framing};
 use super::encoding::{self, Encoding};
-use crate::service::Options;
+use crate::service::{Options, shown};
 
 /// What a caller wants of the vectors, and how they travel.
 #[derive(Debug, Default, PartialEq)]
@@ -144,13 +144,6 @@ impl<'a> Found<'a> {
 fn unknown(key: &str, accepted: &[&str]) -> Error {
     let known = accepted.join(", ");
     invalid(format!("there is no option {}; accepted: {known}", shown(key)))
-}
-
-/// What a caller wrote may be long, and need not be fit to print.
-fn shown(text: &str) -> String {
-    const CHARACTERS_MAX: usize = 40;
-    let start: String = text.chars().take(CHARACTERS_MAX).collect();
-    if start.len() < text.len() { format!("{start:?}…") } else { format!("{start:?}") }
 }
 
 fn invalid(message: String) -> Error {

@@ -46,7 +46,7 @@ pub enum Error {
          serve the model that it was made with"
     )]
     WrongSpace {
-        /// What the caller named.
+        /// What the caller named, as it is shown.
         expected: String,
         /// What serves.
         found: String,
@@ -111,4 +111,11 @@ impl Error {
             other => other,
         }
     }
+}
+
+/// What a caller wrote may be long, and need not be fit to print.
+pub fn shown(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 40;
+    let start: String = text.chars().take(CHARACTERS_MAX).collect();
+    if start.len() < text.len() { format!("{start:?}…") } else { format!("{start:?}") }
 }

@@ -38,6 +38,7 @@ use engines::Engines;
 use fleet::Fleet;
 
 pub use error::Error;
+pub(crate) use error::shown;
 pub use memory::{GivenBack, absence_name};
 pub use now::{Now, Phase};
 pub use provider::{Host, candidates, host, unavailable, verify};

@@ -12,8 +12,8 @@ use op_dbus_engine::{
 use op_dbus_models::{Level, Model, Store};
 use tracing::warn;
 
-use super::Error;
 use super::costs::{self, Place};
+use super::{Error, shown};
 use crate::settings::Provider;
 
 /// Which model is meant.
@@ -237,7 +237,8 @@ impl Served {
         match self.prompts.get(name) {
             Some(text) => Ok(Some(text)),
             None => Err(Error::InvalidArgument(format!(
-                "option prompt is {name:?}, which {} does not have; it has {}",
+                "option prompt is {}, which {} does not have; it has {}",
+                shown(name),
                 self.model,
                 listed(self.prompts.keys().map(String::as_str)),
             ))),
@@ -251,14 +252,15 @@ impl Served {
             return Ok(());
         }
         let found = self.vector_space();
-        Err(Error::WrongSpace { expected: expected.to_owned(), found })
+        Err(Error::WrongSpace { expected: shown(expected), found })
     }
 
     fn check_device(&self, wanted: Option<&str>) -> Result<(), Error> {
         let Some(wanted) = wanted.filter(|wanted| *wanted != self.device) else { return Ok(()) };
         Err(Error::InvalidArgument(format!(
-            "option device is {wanted:?}, and the service computes on {} and decides itself where; \
+            "option device is {}, and the service computes on {} and decides itself where; \
              leave the option out",
+            shown(wanted),
             self.device
         )))
     }
