@@ -3,16 +3,13 @@
 
 use std::collections::HashMap;
 
-use op_dbus_api::ErrorName;
-
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::refused;
 use crate::harness::daemon::Setup;
 use crate::harness::golden::{self, cosine};
 use crate::harness::process::mapped;
 use crate::harness::registry::tests;
-use crate::providers::{changes_under_load, provider, replaced_there};
+use crate::providers::{changes_under_load, provider, refusal, replaced_there};
 
 tests! {
     openvino_serves_in_each_precision: [Bus, Low, OpenVino],
@@ -23,17 +20,6 @@ tests! {
 
 fn strict(setup: Setup) -> Setup {
     setup.setting("execution_provider", "openvino").setting("fallback", "none")
-}
-
-/// Why the service does not serve with these settings.
-async fn refusal(setup: Setup) -> Outcome<String> {
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let refusal = daemon.client().embedder.embed("x").await;
-    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
-    daemon.stop().await?;
-    Ok(message)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -52,7 +38,7 @@ async fn openvino_serves_in_each_precision() -> Outcome {
     for (precision, least, most) in cases {
         let setup = strict(Setup::real("low")?).setting("precision", precision);
         if precision == "bf16" && !has_bf16() {
-            let why = refusal(setup).await?;
+            let why = refusal(&setup).await?;
             assert!(why.contains("this CPU does not compute in bf16"), "{why}");
             continue;
         }
@@ -87,7 +73,7 @@ async fn openvino_computes_in_nothing_but_what_it_says() -> Outcome {
         ("providers.openvino.device_type", "NPU", "NPU computes in f16; set precision to that"),
     ];
     for (key, value, part) in cases {
-        let why = refusal(strict(Setup::real("low")?).setting(key, value)).await?;
+        let why = refusal(&strict(Setup::real("low")?).setting(key, value)).await?;
         assert!(why.contains("openvino does not work here") && why.contains(part), "{why}");
     }
     Ok(())

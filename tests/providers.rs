@@ -46,6 +46,17 @@ pub async fn provider(daemon: &Daemon) -> Outcome<(String, String)> {
     Ok((embedder.execution_provider().await?, embedder.fallback_reason().await?))
 }
 
+/// Why the service does not serve with these settings.
+pub async fn refusal(setup: &Setup) -> Outcome<String> {
+    let bus = PrivateBus::start().await?;
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "failed");
+    let refusal = daemon.client().embedder.embed("x").await;
+    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    daemon.stop().await?;
+    Ok(message)
+}
+
 async fn a_plugin_serves_with_the_models_vectors() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = ggml()?;

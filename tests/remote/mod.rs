@@ -18,7 +18,7 @@ use crate::harness::golden::{self, cosine};
 use crate::harness::manager::ServiceManager;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
-use crate::providers::provider;
+use crate::providers::{provider, refusal};
 
 /// Beside and behind other providers.
 mod chain;
@@ -255,17 +255,6 @@ async fn the_cpu_goes_on_when_the_fleet_is_gone() -> Outcome {
     assert_eq!(devices, ["remote:0", "cpu:0"].map(str::to_owned).into());
     daemon.stop().await?;
     far.daemon.stop().await
-}
-
-/// What the daemon of `setup` says of the provider that is all it has.
-async fn refusal(setup: &Setup) -> Outcome<String> {
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let refusal = daemon.client().embedder.embed("x").await;
-    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
-    daemon.stop().await?;
-    Ok(message)
 }
 
 /// The daemon serves with the fleet, which wants a token, and its log does not have it.
