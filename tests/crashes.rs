@@ -190,7 +190,8 @@ async fn attach(
     command.arg(format!("--trace={name}"));
     command.arg(format!("--inject={name}:{fault}:when={number}"));
     let mut process = Process::start_piped("strace", command)?;
-    let stderr = process.child().stderr.take().ok_or("strace has no standard error")?;
+    // Left open: it also says which threads are new, and would end with nobody to read that.
+    let stderr = process.child().stderr.as_mut().ok_or("strace has no standard error")?;
     let mut line = String::new();
     within("strace to attach", BufReader::new(stderr).read_line(&mut line)).await??;
     assert!(line.contains("attached"), "strace said: {line}");
