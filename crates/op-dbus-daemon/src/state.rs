@@ -60,17 +60,6 @@ pub enum StateError {
     },
 }
 
-/// A step of a write that has been done; a crash may come after each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    FolderMade,
-    Created,
-    Written,
-    Synced,
-    Renamed,
-    FolderSynced,
-}
-
 /// The file as it is on disk.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -133,7 +122,7 @@ impl StateFile {
     /// When this fails the file on disk is the old one, whole; or the new one, if all that failed
     /// was to make sure of the folder.
     pub fn save(&self) -> Result<(), StateError> {
-        self.save_in_steps(&mut |_| ()).map_err(|source| self.error(source))
+        self.write().map_err(|source| self.error(source))
     }
 
     fn error(&self, source: io::Error) -> StateError {
@@ -149,7 +138,7 @@ impl StateFile {
         }
     }
 
-    fn save_in_steps(&self, done: &mut dyn FnMut(Step)) -> io::Result<()> {
+    fn write(&self) -> io::Result<()> {
         let folder = folder(&self.path);
         let prefix = prefix(&self.path);
         let mut builder = tempfile::Builder::new();
@@ -157,22 +146,15 @@ impl StateFile {
         let mut file = match temporary.tempfile_in(folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 make(folder)?;
-                done(Step::FolderMade);
                 temporary.tempfile_in(folder)?
             }
             file => file?,
         };
-        done(Step::Created);
         file.write_all(self.document()?.as_bytes())?;
         file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
-        done(Step::Written);
         file.as_file().sync_all()?;
-        done(Step::Synced);
         file.persist(&self.path)?;
-        done(Step::Renamed);
-        File::open(folder)?.sync_all()?;
-        done(Step::FolderSynced);
-        Ok(())
+        File::open(folder)?.sync_all()
     }
 
     /// The file's content.

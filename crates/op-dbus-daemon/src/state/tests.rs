@@ -1,8 +1,6 @@
 //! State files through damage, crashes and full disks.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
 
 use super::*;
 
@@ -175,72 +173,4 @@ fn a_write_that_fails_says_what_to_do() {
     for place in ["/proc/state.json", "/proc/no/such/folder/state.json"] {
         assert!(StateFile::empty(Path::new(place)).save().is_err(), "{place}");
     }
-}
-
-const CRASH_FOLDER: &str = "STATE_TEST_FOLDER";
-const CRASH_STEP: &str = "STATE_TEST_STEP";
-
-/// A process that kills itself after each step of a write leaves the old state or the new one,
-/// and the next start cleans up.
-#[test]
-fn a_crash_at_any_step_leaves_the_old_state_or_the_new_one() {
-    let steps = [Step::Created, Step::Written, Step::Synced, Step::Renamed, Step::FolderSynced];
-    for (index, step) in steps.iter().enumerate() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("state.json");
-        let mut old = StateFile::empty(&path);
-        old.set("vector_level", Value::from("high"));
-        old.save().unwrap();
-        crash(folder.path(), index);
-        let (found, warnings) = StateFile::open(&path);
-        assert!(warnings.is_empty(), "{step:?}: {warnings:?}");
-        let renamed = matches!(step, Step::Renamed | Step::FolderSynced);
-        assert_eq!(found, if renamed { sample(&path) } else { old }, "{step:?}");
-        assert_eq!(names(folder.path()), ["state.json"], "{step:?}");
-    }
-}
-
-/// As above, where the first write makes the folder.
-#[test]
-fn a_crash_at_any_step_of_the_first_write_leaves_no_state_or_the_new_one() {
-    let written = [Step::Created, Step::Written, Step::Synced, Step::Renamed, Step::FolderSynced];
-    for (index, step) in [Step::FolderMade].iter().chain(&written).enumerate() {
-        let above = tempfile::tempdir().unwrap();
-        let folder = above.path().join("state");
-        let path = folder.join("state.json");
-        crash(&folder, index);
-        let (found, warnings) = StateFile::open(&path);
-        assert!(warnings.is_empty(), "{step:?}: {warnings:?}");
-        let renamed = matches!(step, Step::Renamed | Step::FolderSynced);
-        let expected = if renamed { sample(&path) } else { StateFile::empty(&path) };
-        assert_eq!(found, expected, "{step:?}");
-        assert_eq!(names(&folder).len(), usize::from(renamed), "{step:?}");
-        sample(&path).save().unwrap();
-    }
-}
-
-/// Has a process write the sample to `folder`, which kills itself after the step of that number.
-fn crash(folder: &Path, step: usize) {
-    let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "state::tests::the_process_that_crashes"])
-        .env(CRASH_FOLDER, folder)
-        .env(CRASH_STEP, step.to_string())
-        .status()
-        .unwrap();
-    assert_eq!(status.signal(), Some(nix::libc::SIGKILL), "{step}");
-}
-
-/// The other half of the tests above; does nothing by itself.
-#[test]
-fn the_process_that_crashes() {
-    let (Ok(folder), Ok(step)) = (std::env::var(CRASH_FOLDER), std::env::var(CRASH_STEP)) else {
-        return;
-    };
-    let mut left: usize = step.parse().unwrap();
-    let state = sample(&Path::new(&folder).join("state.json"));
-    let crash = &mut |_| match left.checked_sub(1) {
-        Some(rest) => left = rest,
-        None => nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL).unwrap(),
-    };
-    state.save_in_steps(crash).unwrap();
 }
