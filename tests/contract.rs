@@ -270,6 +270,10 @@ async fn every_reading_method_says_what_it_must() -> Outcome {
     for key in ["name", "aliases", "available", "reason", "devices"] {
         assert!(cpu.contains_key(key), "{key}");
     }
+    let cuda = providers.iter().find(|p| text(p, "name").as_deref() == Some("cuda"));
+    let cuda = cuda.ok_or("no provider cuda")?;
+    assert_eq!(bool::try_from(&cuda["available"]), Ok(false));
+    assert_eq!(Vec::<String>::try_from(cuda["aliases"].clone())?, ["gpu"]);
     let settings = manager.get_settings().await?;
     let level = settings.iter().find(|s| text(s, "key").as_deref() == Some("vector_level"));
     let level = level.ok_or("no setting vector_level")?;
@@ -280,6 +284,7 @@ async fn every_reading_method_says_what_it_must() -> Outcome {
     assert_eq!(text(&status, "state").as_deref(), Some("ready"));
     assert_eq!(text(&status, "engine").as_deref(), Some("sim"));
     assert_eq!(text(&status, "isa").as_deref(), Some(""));
+    assert_eq!(u32::try_from(&status["pid"]), Ok(daemon.process.pid().as_raw().cast_unsigned()));
     for counter in ["calls", "texts", "tokens", "batches", "truncated", "worker_restarts"] {
         daemon.client().counter(counter).await?;
     }

@@ -64,6 +64,7 @@ async fn wrong_options() -> Outcome {
     // The model was not trained to be cut.
     refused(with(&daemon, "dimensions", 100_u32).await, InvalidArgument)?;
     refused(with(&daemon, "dimensions", 0_u32).await, InvalidArgument)?;
+    with(&daemon, "device", "sim:0").await?;
     daemon.stop().await
 }
 
@@ -132,6 +133,8 @@ async fn level_none_is_disabled() -> Outcome {
     let client = daemon.client();
     refused(client.embedder.embed("x").await, Disabled)?;
     refused(client.embedder.similarity("x", "y").await, Disabled)?;
+    refused(client.embedder.count_tokens(&["x"]).await, Disabled)?;
+    assert_eq!(client.failures("disabled").await?, 3);
     // Everything but embedding answers.
     assert_eq!(client.embedder.vector_level().await?, "none");
     client.manager.get_status().await?;
@@ -167,6 +170,8 @@ async fn models_that_are_not_there() -> Outcome {
     // Another level is no better, and says so of itself.
     let message = refused(with(&daemon, "level", "high").await, ModelNotInstalled)?;
     assert!(message.contains("mpnet"), "{message}");
+    let levels = daemon.client().manager.list_levels().await?;
+    assert_eq!(bool::try_from(&levels[2]["installed"]), Ok(false));
     daemon.stop().await
 }
 
@@ -198,6 +203,7 @@ async fn another_vector_space() -> Outcome {
     // The suffix after the fingerprint tells the precision, and precisions may be compared.
     let fingerprint = space.split('-').next().unwrap_or_default();
     with(&daemon, "expect_space", fingerprint).await?;
+    with(&daemon, "expect_space", format!("{fingerprint}-f16")).await?;
     let other = "0".repeat(64);
     let message = refused(with(&daemon, "expect_space", other.as_str()).await, WrongSpace)?;
     assert!(message.contains(fingerprint), "{message}");
@@ -212,6 +218,7 @@ async fn pinned_settings() -> Outcome {
         let daemon = setup.ready(&bus).await?;
         let message = refused(daemon.client().manager.set_vector_level("medium").await, Pinned)?;
         assert!(message.contains(name), "{message}");
+        refused(daemon.client().manager.set_vector_level("hgih").await, InvalidArgument)?;
         assert_eq!(daemon.client().embedder.vector_level().await?, "low");
         daemon.stop().await?;
     }

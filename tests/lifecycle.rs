@@ -171,7 +171,8 @@ async fn a_change_of_level_is_told_and_kept() -> Outcome {
     let change = change.args()?;
     assert_eq!(change.interface_name.as_str(), op_dbus_api::EMBEDDER_INTERFACE);
     let changed = |name: &str| change.changed_properties.contains_key(name);
-    assert!(changed("VectorLevel") && changed("State") && !changed("Version"), "{change:?}");
+    assert!(changed("VectorLevel") && changed("State") && changed("Dimensions"), "{change:?}");
+    assert!(!changed("RequestedExecutionProvider") && !changed("Version"), "{change:?}");
     daemon.stop().await?;
 
     let daemon = setup.start(&bus).await?;

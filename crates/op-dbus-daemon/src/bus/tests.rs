@@ -1,9 +1,7 @@
 //! The bus objects over a socket pair: no bus daemon, simulated vectors computed in-process.
 
 mod bulk;
-mod contract;
 mod embedding;
-mod management;
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -23,7 +21,7 @@ use crate::settings::{Settings, Sources};
 struct Pair {
     client: Connection,
     service: Service,
-    root: tempfile::TempDir,
+    _root: tempfile::TempDir,
     _server: Connection,
 }
 
@@ -55,18 +53,10 @@ pub(super) async fn peers() -> (Connection, Connection) {
     tokio::try_join!(far.build(), Builder::unix_stream(near).p2p().build()).unwrap()
 }
 
-/// Serves simulated vectors under these settings, which count as flags. Nothing is loaded yet.
-async fn pair(flags: &[(&str, &str)]) -> Pair {
-    pair_under(flags, &[]).await
-}
-
-/// As [`pair`], with environment variables as well.
-async fn pair_under(flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Pair {
+/// Serves simulated vectors under these settings, which count as flags, with the model loaded.
+async fn ready(flags: &[(&str, &str)]) -> Pair {
     let root = tempfile::tempdir().unwrap();
     let mut sources = Sources::under(root.path());
-    for (name, value) in variables {
-        sources.env.insert((*name).into(), (*value).into());
-    }
     let state = root.path().join("state.json").display().to_string();
     for (key, value) in [("cpu_engine", "sim"), ("state_file", &state)].iter().chain(flags) {
         sources.flags.insert((*key).to_owned(), (*value).to_owned());
@@ -82,14 +72,8 @@ async fn pair_under(flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Pair 
         tokio::join!(objects.serve(far).build(), Builder::unix_stream(near).p2p().build(),);
     let (server, client) = (server.unwrap(), client.unwrap());
     tokio::spawn(objects.changes(&server));
-    Pair { client, service, root, _server: server }
-}
-
-/// Serves with the model loaded.
-async fn ready(flags: &[(&str, &str)]) -> Pair {
-    let pair = pair(flags).await;
-    pair.service.start().await;
-    pair
+    service.start().await;
+    Pair { client, service, _root: root, _server: server }
 }
 
 /// The error of ours that a call was answered with.

@@ -119,22 +119,6 @@ async fn mistakes_are_told_with_their_place() {
     assert_eq!(Vec::<u32>::try_from(info["truncated"].try_clone().unwrap()).unwrap(), [3000]);
 }
 
-#[tokio::test]
-async fn a_pipe_that_never_ends_ends_with_the_deadline() {
-    let pair = ready(&[]).await;
-    let embedder = pair.embedder().await;
-    let (source, mut writer) = std::io::pipe().unwrap();
-    writer.write_all(b"one\ntwo\nthr").unwrap();
-    let deadline = Options::from([("deadline_ms", Variant::from(200_u32))]);
-    let call = embedder.embed_from_fd(Fd::from(source.as_fd()), deadline).await;
-    assert_eq!(refusal(call).0, ErrorName::DeadlineExceeded);
-    let call = embedder.embed_from_fd(Fd::from(source.as_fd()), Options::new());
-    let write = async { drop(writer) };
-    let (reply, ()) = tokio::join!(call, write);
-    // What the first call took from the pipe is gone.
-    assert_eq!(reply.unwrap().1, 0);
-}
-
 /// A socket that keeps whoever closes it last for a minute, as a file system that does not answer
 /// would; or until its peer goes.
 fn clogged() -> (std::os::fd::OwnedFd, TcpStream) {

@@ -1,40 +1,14 @@
-//! The embedder: vectors in every form, options, refusals, callers that leave.
+//! The embedder: vectors in every form, options, refusals, callers that leave, a model of the settings.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use op_dbus_api::{ErrorName, ROOT_PATH};
-use zbus::Variant;
 use zbus::message::Message;
 
-use super::{pair, ready, refusal};
+use super::{ready, refusal};
 use crate::bus::caller::Callers;
 use crate::bus::calls::Calls;
-
-#[tokio::test]
-async fn every_form_has_the_same_vectors() {
-    let pair = ready(&[]).await;
-    let embedder = pair.embedder().await;
-    let one = embedder.embed("disk full").await.unwrap();
-    let many = embedder.embed_batch(&["disk full", "fan stopped"]).await.unwrap();
-    let (bytes, rows, dimensions, info) =
-        embedder.embed_packed(&["disk full", "fan stopped"], HashMap::new()).await.unwrap();
-
-    assert_eq!((one.len(), many.len(), rows, dimensions), (384, 2, 2, 384));
-    assert_eq!(one, many[0]);
-    let packed: Vec<f64> = bytes
-        .chunks_exact(4)
-        .map(|x| f64::from(f32::from_le_bytes(x.try_into().unwrap())))
-        .collect();
-    assert_eq!(packed, many.concat());
-    assert_eq!(info.len(), 12);
-    assert_eq!(<&str>::try_from(&info["provider"]).unwrap(), "sim");
-    assert_eq!(<&str>::try_from(&info["level"]).unwrap(), "medium");
-    assert_eq!(
-        <&str>::try_from(&info["space"]).unwrap(),
-        embedder.vector_space().await.unwrap().as_str()
-    );
-}
 
 #[tokio::test]
 async fn no_texts_give_no_vectors() {
@@ -74,56 +48,6 @@ async fn a_reply_beyond_the_limit_is_refused_before_any_work() {
     assert_eq!(served.engine.stats().texts, 0);
 }
 
-#[tokio::test]
-async fn options_are_honoured_or_refused() {
-    let pair = ready(&[]).await;
-    let embedder = pair.embedder().await;
-    let space = embedder.vector_space().await.unwrap();
-    let other_precision = format!("{}-f16", space.split('-').next().unwrap());
-    let accepted = [
-        ("level", Variant::from("high")),
-        ("expect_space", Variant::from(other_precision)),
-        ("device", Variant::from("sim:0")),
-        ("truncate", Variant::from("mean")),
-        ("deadline_ms", Variant::from(60_000_u32)),
-    ];
-    for option in accepted {
-        let shown = format!("{option:?}");
-        let reply = embedder.embed_packed(&["x"], HashMap::from([option])).await;
-        assert!(reply.is_ok(), "{shown}: {reply:?}");
-    }
-    let refused = [
-        ("level", Variant::from("none"), ErrorName::InvalidArgument),
-        ("expect_space", Variant::from("0123-f32"), ErrorName::WrongSpace),
-        ("device", Variant::from("cuda:0"), ErrorName::InvalidArgument),
-        ("prompt", Variant::from("query"), ErrorName::InvalidArgument),
-        ("encoding", Variant::from("i4"), ErrorName::InvalidArgument),
-        ("deadline_ms", Variant::from(0_u32), ErrorName::DeadlineExceeded),
-        ("dimensions", Variant::from(64_u32), ErrorName::InvalidArgument),
-        ("level", Variant::from(1_u32), ErrorName::InvalidArgument),
-        ("colour", Variant::from("red"), ErrorName::InvalidArgument),
-    ];
-    for (key, value, expected) in refused {
-        let options = HashMap::from([(key, value)]);
-        let (name, message) = refusal(embedder.embed_packed(&["x"], options).await);
-        assert_eq!(name, expected, "{key}: {message}");
-    }
-}
-
-#[tokio::test]
-async fn a_long_text_is_reported_or_refused() {
-    let pair = ready(&[]).await;
-    let embedder = pair.embedder().await;
-    let long = "x".repeat(1000);
-    let texts = ["short", &long];
-    let (.., info) = embedder.embed_packed(&texts, HashMap::new()).await.unwrap();
-    let truncated = Vec::<u32>::try_from(info["truncated"].try_clone().unwrap()).unwrap();
-    assert_eq!(truncated, [1]);
-    let options = HashMap::from([("truncate", Variant::from("error"))]);
-    let (name, _) = refusal(embedder.embed_packed(&texts, options).await);
-    assert_eq!(name, ErrorName::TooLong);
-}
-
 /// The replies of these methods have no place for it.
 #[tokio::test]
 async fn a_text_that_is_cut_without_a_word_to_its_caller_is_told_in_the_log() {
@@ -159,17 +83,6 @@ async fn a_text_that_is_cut_without_a_word_to_its_caller_is_told_in_the_log() {
 }
 
 #[tokio::test]
-async fn calls_are_answered_before_during_and_after() {
-    let pair = pair(&[]).await;
-    let embedder = pair.embedder().await;
-    assert_eq!(refusal(embedder.embed("x").await).0, ErrorName::NotReady);
-    pair.service.start().await;
-    assert!(embedder.embed("x").await.is_ok());
-    pair.service.drain(std::time::Instant::now()).await;
-    assert_eq!(refusal(embedder.embed("x").await).0, ErrorName::ShuttingDown);
-}
-
-#[tokio::test]
 async fn a_panic_is_answered() {
     let pair = ready(&[]).await;
     let calls = Calls::new(pair.service.clone(), Arc::default(), Arc::default(), Arc::default());
@@ -196,4 +109,21 @@ async fn a_caller_that_leaves_cancels_its_calls() {
     assert!(!second.cancel.is_cancelled());
     drop((first, second));
     assert!(callers.idle(), "calls that have ended are forgotten");
+}
+
+/// The model is served in place of every level but none, which switches it off.
+#[tokio::test]
+async fn a_model_of_the_settings_can_be_switched_off_and_on() {
+    let pair = ready(&[("model", "own")]).await;
+    let (embedder, manager) = (pair.embedder().await, pair.manager().await);
+    let (name, message) = refusal(manager.set_vector_level("high").await);
+    assert_eq!(name, ErrorName::Pinned);
+    assert!(message.contains("`model` is own"), "{message}");
+    manager.set_vector_level("none").await.unwrap();
+    assert_eq!(embedder.state().await.unwrap(), "disabled");
+    manager.set_vector_level("none").await.unwrap();
+    manager.set_vector_level("medium").await.unwrap();
+    assert_eq!(embedder.state().await.unwrap(), "ready");
+    assert_eq!(embedder.vector_level().await.unwrap(), "", "that of an imported model");
+    assert!(embedder.embed("x").await.is_ok());
 }
