@@ -9,9 +9,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 use op_dbus_api::ErrorName;
 use zbus::{Fd, OwnedVariant, Variant};
@@ -20,6 +21,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::cli;
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::golden::cosine;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
 
@@ -96,15 +98,22 @@ async fn hostile_descriptors_are_refused() -> Outcome {
     endless.set_len(1 << 32)?;
     let (_reader, write_end) = std::io::pipe()?;
     let open = |path: &Path| -> Outcome<OwnedFd> { Ok(File::open(path)?.into()) };
-    let hostile: [(&str, OwnedFd, ErrorName); 9] = [
+    let path_only = nix::fcntl::open("/etc/passwd", OFlag::O_PATH, Mode::empty())?;
+    let hostile: [(&str, OwnedFd, ErrorName); 11] = [
         ("unsealed", memfd(b"x\n", SealFlag::empty())?.into(), ErrorName::InvalidArgument),
         ("may shrink", memfd(b"x\n", SealFlag::F_SEAL_WRITE)?.into(), ErrorName::InvalidArgument),
+        (
+            "may be written",
+            memfd(b"x\n", SealFlag::F_SEAL_SHRINK)?.into(),
+            ErrorName::InvalidArgument,
+        ),
         ("directory", open(Path::new("/"))?, ErrorName::InvalidArgument),
         ("socket", socket.into(), ErrorName::InvalidArgument),
         ("/dev/zero", open(Path::new("/dev/zero"))?, ErrorName::InvalidArgument),
         ("terabyte", open(&setup.path("sparse"))?, ErrorName::TooLarge),
         ("endless line", open(&setup.path("endless"))?, ErrorName::TooLarge),
         ("write end", write_end.into(), ErrorName::InvalidArgument),
+        ("path alone", path_only, ErrorName::InvalidArgument),
         ("directory of the kernel", open(Path::new("/proc/self"))?, ErrorName::InvalidArgument),
     ];
     for (what, fd, expected) in hostile {
@@ -299,9 +308,6 @@ async fn real_vectors_come_in_every_encoding() -> Outcome {
         let options = Options::from([("encoding", Variant::from(encoding))]);
         content(embed(client, File::open(&file)?, options).await?.0)
     };
-    let norm = |v: &[f32]| v.iter().map(|x| x * x).sum::<f32>().sqrt();
-    let cosine =
-        |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>() / norm(a) / norm(b);
     let bytes = embedded("i8").await?;
     for (row, exact) in bytes.chunks(384).zip(&exact) {
         let row: Vec<f32> = row.iter().map(|byte| f32::from(byte.cast_signed())).collect();

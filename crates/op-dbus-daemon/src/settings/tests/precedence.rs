@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use super::{MAIN, STATE, Tree};
-use crate::settings::{ChangeError, Devices, Mistakes, Origin, Provider};
+use crate::settings::{ChangeError, Devices, Origin, Provider};
 use op_dbus_models::Level;
 
 #[test]
@@ -89,14 +89,6 @@ twice; write `0`, a list such as `0,1`, or `all`
 `bf16`, `int8`";
     assert_eq!(tree.mistakes(), expected);
     assert_eq!(tree.load().unwrap_err().exit_code(), 6);
-}
-
-#[test]
-fn wrong_flags_alone_are_wrong_usage() {
-    let code = |tree: Tree| tree.load().unwrap_err().exit_code();
-    assert_eq!(code(Tree::new(&[]).flag("threads", "0")), 2);
-    assert_eq!(code(Tree::new(&[]).env("OP_DBUS_THREADS", "0")), 6);
-    assert_eq!(code(Tree::new(&[]).env("OP_DBUS_THREADS", "0").flag("threads", "0")), 6);
 }
 
 #[test]
@@ -296,14 +288,4 @@ fn what_cannot_be_changed_says_why_and_changes_nothing() {
     tree.write("var", b"no folder");
     assert!(refuse(loaded.set("gpu_device", "all")).contains("could not be written"));
     assert_eq!(loaded.show(), before);
-}
-
-#[test]
-fn a_reload_finds_new_mistakes_and_leaves_the_old_settings() {
-    let tree = Tree::new(&[(MAIN, "vector_level = \"low\"")]);
-    let loaded = tree.loaded();
-    tree.write(MAIN, b"vector_level = 3");
-    let mistakes: Mistakes = loaded.reload().unwrap_err();
-    assert_eq!(mistakes.0.len(), 1);
-    assert_eq!(loaded.settings.vector_level, Level::Low);
 }

@@ -181,25 +181,6 @@ fn an_instruction_set_is_one_that_some_processor_has() {
 }
 
 #[test]
-fn what_onnx_runtime_does_not_have_is_refused_with_both_settings() {
-    let tree = Tree::new(&[(MAIN, "cpu_engine = \"ort\"\nprecision = \"int8\"\n")]);
-    assert_eq!(
-        tree.mistakes(),
-        "there is a mistake in the settings:\n  /etc/op-dbus/config.toml, line 2: precision is \
-         int8, but cpu_engine is ort (/etc/op-dbus/config.toml, line 1), which computes in f32 \
-         and f16 alone; set cpu_engine to native, or precision to auto, f32 or f16"
-    );
-    let both = tree.flag("precision", "bf16").env("OP_DBUS_CPU_ISA", "avx2");
-    let text = both.mistakes();
-    assert!(text.contains("\n  flag --precision: precision is bf16, but"), "{text}");
-    assert!(text.contains("\n  environment variable OP_DBUS_CPU_ISA: cpu_isa is avx2, but"));
-    for precision in ["auto", "f32", "f16"] {
-        Tree::new(&[]).flag("cpu_engine", "ort").flag("precision", precision).loaded();
-    }
-    Tree::new(&[]).flag("cpu_engine", "native").flag("precision", "int8").loaded();
-}
-
-#[test]
 fn a_models_table_says_how_it_is_used() {
     let tree = Tree::new(&[
         (MAIN, "[models.a]\ndefault_prompt = \"q\"\n[models.a.prompts]\nq = \"query: \"\n"),

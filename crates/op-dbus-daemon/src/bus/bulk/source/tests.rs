@@ -3,10 +3,6 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use nix::fcntl::open;
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::stat::Mode;
-
 use super::*;
 use crate::bus::bulk::{Budget, Work};
 
@@ -31,13 +27,6 @@ async fn refusal(fd: impl Into<OwnedFd>) -> (ErrorName, String) {
     (error.name(), error.message().to_owned())
 }
 
-fn memfd(seals: SealFlag) -> File {
-    let mut file = File::from(memfd_create(c"test", MFdFlags::MFD_ALLOW_SEALING).unwrap());
-    file.write_all(b"text\n").unwrap();
-    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
-    file
-}
-
 #[tokio::test]
 async fn files_are_read_from_their_start_and_keep_their_position() {
     let mut named = tempfile::NamedTempFile::new().unwrap();
@@ -45,57 +34,6 @@ async fn files_are_read_from_their_start_and_keep_their_position() {
     named.write_all(&bytes).unwrap();
     assert_eq!(read_whole(named.as_file().try_clone().unwrap()).await, bytes);
     assert_eq!(io::Seek::stream_position(named.as_file_mut()).unwrap(), 200_000);
-}
-
-#[tokio::test]
-async fn a_memfd_has_to_be_sealed() {
-    let sealed = memfd(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE);
-    assert_eq!(read_whole(sealed).await, b"text\n");
-    for seals in [SealFlag::empty(), SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_WRITE] {
-        let (name, message) = refusal(memfd(seals)).await;
-        assert_eq!(name, ErrorName::InvalidArgument);
-        assert!(message.contains("F_SEAL_SHRINK"), "{message}");
-    }
-}
-
-/// It has seals, but none that anybody can set.
-#[tokio::test]
-async fn a_file_of_a_tmpfs_needs_no_name() {
-    let mut unlinked = tempfile::tempfile_in("/dev/shm").unwrap();
-    unlinked.write_all(b"text\n").unwrap();
-    assert_eq!(read_whole(unlinked).await, b"text\n");
-}
-
-/// They have no size, or that of a page.
-#[tokio::test]
-async fn files_of_the_kernel_are_read_to_their_end() {
-    for path in ["/proc/version", "/proc/filesystems", "/sys/devices/system/cpu/online"] {
-        let content = std::fs::read(path).unwrap();
-        assert!(!content.is_empty(), "{path}");
-        assert_eq!(read_whole(File::open(path).unwrap()).await, content, "{path}");
-    }
-    let empty = tempfile::tempfile().unwrap();
-    assert_eq!(read_whole(empty).await, b"");
-}
-
-#[tokio::test]
-async fn what_is_neither_file_nor_pipe_is_refused() {
-    let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-    let (read_end, write_end) = io::pipe().unwrap();
-    let path_only = open("/etc/passwd", OFlag::O_PATH, Mode::empty()).unwrap();
-    let refused: [(OwnedFd, &str); 5] = [
-        (socket.into(), "is a socket"),
-        (File::open("/").unwrap().into(), "is a directory"),
-        (File::open("/dev/zero").unwrap().into(), "is a character device"),
-        (write_end.into(), "is not open for reading"),
-        (path_only, "is not open for reading"),
-    ];
-    for (fd, expected) in refused {
-        let (name, message) = refusal(fd).await;
-        assert_eq!(name, ErrorName::InvalidArgument);
-        assert!(message.contains(expected), "{message}");
-    }
-    drop(read_end);
 }
 
 #[tokio::test]
