@@ -85,20 +85,10 @@ pub mod message_id {
     ];
 }
 
-/// Where the logs go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Destination {
-    /// The journal, with fields.
-    Journal,
-    /// Standard error, as text.
-    Stderr,
-}
-
 /// Changes the filter while the program runs.
 #[derive(Clone, Debug)]
 pub struct Telemetry {
     filter: reload::Handle<EnvFilter, Registry>,
-    destination: Destination,
 }
 
 impl Telemetry {
@@ -108,11 +98,6 @@ impl Telemetry {
     /// One sentence, when `filter` is not one; the old filter stays.
     pub fn set_filter(&self, filter: &str) -> Result<(), String> {
         self.filter.reload(parse_filter(filter)?).map_err(|error| error.to_string())
-    }
-
-    /// Where the logs go.
-    pub fn destination(&self) -> Destination {
-        self.destination
     }
 }
 
@@ -132,9 +117,9 @@ pub fn start(filter: &str) -> Result<Telemetry, String> {
                 .with_custom_fields([("DOCUMENTATION", DOCUMENTATION)])
                 .with_syslog_identifier(SYSLOG_IDENTIFIER.to_owned())
                 .with_priority_mappings(priorities());
-            start_with(filter, layer.boxed(), Destination::Journal)
+            start_with(filter, layer.boxed())
         }
-        Some(Err(_)) | None => start_with(filter, text(), Destination::Stderr),
+        Some(Err(_)) | None => start_with(filter, text()),
     }
 }
 
@@ -148,7 +133,7 @@ pub fn start_confined(filter: &str) -> Result<Telemetry, String> {
         true => lines().with_writer(io::stderr).boxed(),
         false => text(),
     };
-    start_with(filter, output, Destination::Stderr)
+    start_with(filter, output)
 }
 
 /// What logs are written by.
@@ -190,7 +175,7 @@ where
     }
 }
 
-fn start_with(filter: &str, output: Output, destination: Destination) -> Result<Telemetry, String> {
+fn start_with(filter: &str, output: Output) -> Result<Telemetry, String> {
     let (filter, handle) = reload::Layer::new(parse_filter(filter)?);
     let registry = tracing_subscriber::registry().with(filter).with(output);
     registry.try_init().map_err(|error| error.to_string())?;
@@ -199,7 +184,7 @@ fn start_with(filter: &str, output: Output, destination: Destination) -> Result<
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         tracing::error!("a panic was caught at {place}, please report it");
     }));
-    Ok(Telemetry { filter: handle, destination })
+    Ok(Telemetry { filter: handle })
 }
 
 /// Checks a log filter.
