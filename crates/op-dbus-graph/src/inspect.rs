@@ -40,8 +40,6 @@ pub struct GraphInfo {
     pub inputs: Vec<Port>,
     /// Outputs, in graph order.
     pub outputs: Vec<Port>,
-    /// Version of the standard ONNX operator set.
-    pub opset: i64,
     /// Whether some tensor's data lies in a file beside the graph.
     pub has_external_data: bool,
 }
@@ -54,9 +52,10 @@ pub struct GraphInfo {
 /// folder.
 pub fn inspect(onnx: &[u8]) -> Result<GraphInfo, Error> {
     let model = Model::decode(onnx)?;
-    let standard = |set: &&onnx::OperatorSet| matches!(&*set.domain, "" | "ai.onnx");
-    let opset = model.opset_import.iter().find(standard).map(|set| set.version);
-    let opset = opset.ok_or_else(|| Error::Onnx("it names no operator set".to_owned()))?;
+    let standard = |set: &onnx::OperatorSet| matches!(&*set.domain, "" | "ai.onnx");
+    if !model.opset_import.iter().any(standard) {
+        return Err(Error::Onnx("it names no operator set".to_owned()));
+    }
     let graph = model.graph.ok_or_else(|| Error::Onnx("it has no graph".to_owned()))?;
 
     let mut tensors = Vec::new();
@@ -76,7 +75,6 @@ pub fn inspect(onnx: &[u8]) -> Result<GraphInfo, Error> {
     Ok(GraphInfo {
         inputs: inputs.collect(),
         outputs: graph.output.iter().map(port).collect(),
-        opset,
         has_external_data,
     })
 }
