@@ -3,6 +3,8 @@
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::LevelFilter;
@@ -83,6 +85,22 @@ pub mod message_id {
         ("config reloaded", CONFIG_RELOADED),
         ("quota", QUOTA),
     ];
+}
+
+/// What is told in the log once in a minute, not thousands of times a second. Clones share the minute.
+#[derive(Clone, Default)]
+pub struct OncePerMinute(Arc<Mutex<Option<Instant>>>);
+
+impl OncePerMinute {
+    /// Whether it is to be told now; then it is not for a minute.
+    pub fn is_due(&self) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|told| told.elapsed() >= Duration::from_secs(60));
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        is_due
+    }
 }
 
 /// Changes the filter while the program runs.

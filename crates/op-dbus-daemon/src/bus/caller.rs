@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use op_dbus_api::{Error, ErrorName};
@@ -11,14 +10,13 @@ use op_dbus_engine::CancelToken;
 use zbus::message::{Header, Type};
 use zbus::{Connection, MatchRule, MessageStream};
 
+use crate::telemetry::OncePerMinute;
+
 const BUS: &str = "org.freedesktop.DBus";
 
 /// Users are remembered for this many connections; a bus allows a user a few hundred. When it is
 /// full it starts anew, which costs each caller one more question to the bus.
 const USERS_MAX: usize = 4096;
-
-/// Refusals for quota are told in the log once in this time, not thousands of times a second.
-const QUOTA_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// Everyone who has called on one connection.
 #[derive(Default)]
@@ -26,7 +24,8 @@ pub struct Callers {
     known: Mutex<Known>,
     /// Whose all calls are, where nobody else can call, whatever their messages say.
     only: Option<(String, u32)>,
-    quota_told: Arc<Mutex<Option<Instant>>>,
+    /// Refusals for quota.
+    pub quota_told: OncePerMinute,
 }
 
 #[derive(Default)]
@@ -180,16 +179,6 @@ impl Callers {
                 }
             }
         })
-    }
-
-    /// Whether a refusal for quota is to be told in the log, and has not just been.
-    pub fn tell_quota(&self) -> bool {
-        let mut last = self.quota_told.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = last.is_none_or(|told| told.elapsed() >= QUOTA_TOLD_EVERY);
-        if due {
-            *last = Some(Instant::now());
-        }
-        due
     }
 
     /// Whether no call is on the list.

@@ -3,8 +3,8 @@
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use futures_util::FutureExt;
 use op_dbus_api::{Error, ErrorName};
@@ -20,10 +20,7 @@ use super::direct::Direct;
 use super::jobs::Jobs;
 use super::reply::{Embedded, Form};
 use crate::service::{Error as ServiceError, Options, Request, Served, Service};
-use crate::telemetry::message_id;
-
-/// Texts that were cut where no reply says so are told in the log once in this time.
-const CUT_TOLD_EVERY: Duration = Duration::from_secs(60);
+use crate::telemetry::{OncePerMinute, message_id};
 
 /// What the interfaces have in common. Cheap to clone.
 #[derive(Clone)]
@@ -37,7 +34,8 @@ pub struct Calls {
     /// The jobs of callers; none on a direct connection.
     pub jobs: Option<Arc<Jobs>>,
     callers: Arc<Callers>,
-    cut_told: Arc<Mutex<Option<Instant>>>,
+    /// Texts that were cut where no reply says so.
+    cut_told: OncePerMinute,
 }
 
 /// What is to be embedded, and how.
@@ -115,7 +113,7 @@ impl Calls {
             let _entered = span.enter();
             debug!(error = error.name().as_str(), "refused: {error}");
             self.service.call_failed(error.name());
-            if error.name() == ErrorName::QuotaExceeded && self.callers.tell_quota() {
+            if error.name() == ErrorName::QuotaExceeded && self.callers.quota_told.is_due() {
                 info!(
                     MESSAGE_ID = message_id::QUOTA,
                     uid, "user {uid} has too much in flight: {error}"
@@ -141,7 +139,7 @@ impl Calls {
         let (tokens, queue_us, compute_us) = (reply.tokens, reply.queue_us, reply.compute_us);
         let (cut, model) = (reply.truncated.len(), &served.model);
         debug!(texts = count, cut, tokens, queue_us, compute_us, model = %model, "embedded");
-        if cut > 0 && !form.has_info() && self.tell_cut() {
+        if cut > 0 && !form.has_info() && self.cut_told.is_due() {
             info!(
                 "{cut} of {count} texts of a call of user {} were longer than {model} reads and were cut; \
                  EmbedPacked tells which",
@@ -164,16 +162,6 @@ impl Calls {
     ) -> Result<Arc<Served>, Error> {
         let serving = self.service.serving_to(caller.uid, size, level, deadline);
         while_wanted(caller, None, async { Ok(serving.await?) }).await
-    }
-
-    /// Whether texts that were cut are to be told in the log, and have not just been.
-    fn tell_cut(&self) -> bool {
-        let mut last = self.cut_told.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = last.is_none_or(|told| told.elapsed() >= CUT_TOLD_EVERY);
-        if due {
-            *last = Some(Instant::now());
-        }
-        due
     }
 }
 
