@@ -1,12 +1,11 @@
 //! `op-dbus daemon`: the service. Its flags are made from the table of settings.
 
-use std::collections::BTreeMap;
-
-use clap::{ArgMatches, Command};
+use clap::Command;
 use op_dbus_daemon::daemon::{self, WorkerProgram};
 use op_dbus_daemon::settings::{Group, ROWS, Row, Settings, Sources};
 
-use super::{Done, EXIT_CODES, flags};
+use super::flags::{self, Given};
+use super::{Done, EXIT_CODES};
 use crate::dumps;
 
 const ABOUT: &str = "Run the service";
@@ -16,47 +15,28 @@ Examples:
   op-dbus daemon --state-file /var/lib/op-dbus/state.json
   op-dbus daemon --bus session --cpu-engine sim --vector-level low";
 
-/// Values given on the command line, by the setting's key.
-pub struct Args {
-    flags: BTreeMap<String, String>,
-}
+/// The flags of the service: its own settings.
+pub enum Flags {}
 
-impl clap::Args for Args {
-    fn augment_args(command: Command) -> Command {
-        let command = command
+impl flags::Program for Flags {
+    fn rows() -> impl Iterator<Item = &'static Row> {
+        ROWS.iter().filter(|row| row.group != Group::Gateway)
+    }
+
+    fn about(command: Command) -> Command {
+        command
             .about(ABOUT)
             .long_about(
                 "Run the service: embeddings on D-Bus.\n\nEvery setting can also be set in \
                  /etc/op-dbus/config.toml and by OP_DBUS_<SETTING>; a flag wins over both. \
                  `op-dbus config show` tells what is in force.",
             )
-            .after_help(format!("{EXAMPLES}\n\n{EXIT_CODES}"));
-        flags::add(command, rows())
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
+            .after_help(format!("{EXAMPLES}\n\n{EXIT_CODES}"))
     }
 }
 
-impl clap::FromArgMatches for Args {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self { flags: flags::given(matches, rows()) })
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-/// The settings of the service itself.
-fn rows() -> impl Iterator<Item = &'static Row> {
-    ROWS.iter().filter(|row| row.group != Group::Gateway)
-}
-
-pub fn run(args: Args) -> Done {
-    let sources = Sources { repair_state: true, ..Sources::of_process(args.flags) };
+pub fn run(args: Given<Flags>) -> Done {
+    let sources = Sources { repair_state: true, ..Sources::of_process(args.values) };
     let loaded = Settings::load(&sources)?;
     if !loaded.settings.core_dumps {
         dumps::refuse();

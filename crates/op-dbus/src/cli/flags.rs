@@ -1,25 +1,50 @@
 //! Flags that are made from the table of settings.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use op_dbus_daemon::settings::{Kind, Row};
 
-/// Gives a command the flags of these settings.
-pub fn add(command: Command, rows: impl Iterator<Item = &'static Row>) -> Command {
-    rows.fold(command, |command, row| command.arg(flag(row)))
+/// A subcommand whose flags are settings.
+pub trait Program {
+    /// The settings that it takes.
+    fn rows() -> impl Iterator<Item = &'static Row>;
+
+    /// Tells of it in its help.
+    fn about(command: Command) -> Command;
 }
 
-/// What was given of them, by the setting's key.
-pub fn given(
-    matches: &ArgMatches,
-    rows: impl Iterator<Item = &'static Row>,
-) -> BTreeMap<String, String> {
-    let given = |row: &Row| {
-        let value = matches.get_one::<String>(row.key)?;
-        Some((row.key.to_owned(), value.clone()))
-    };
-    rows.filter_map(given).collect()
+/// What was given of its flags.
+pub struct Given<P> {
+    /// By the setting's key.
+    pub values: BTreeMap<String, String>,
+    program: PhantomData<P>,
+}
+
+impl<P: Program> clap::Args for Given<P> {
+    fn augment_args(command: Command) -> Command {
+        P::rows().fold(P::about(command), |command, row| command.arg(flag(row)))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<P: Program> FromArgMatches for Given<P> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = |row: &Row| {
+            let value = matches.get_one::<String>(row.key)?;
+            Some((row.key.to_owned(), value.clone()))
+        };
+        Ok(Self { values: P::rows().filter_map(given).collect(), program: PhantomData })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// The flag of a setting. Values are checked with those of all other sources, not here, so that

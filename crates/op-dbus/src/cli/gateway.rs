@@ -1,16 +1,16 @@
 //! `op-dbus gateway`: HTTP in front of the service. Its flags are made from the table of settings.
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{ArgMatches, Command};
+use clap::Command;
 use op_dbus_daemon::settings::{Group, Listen, ROWS, Row, Settings, Sources};
 use op_dbus_daemon::telemetry;
 use op_dbus_gateway::{Address, Config, Fatal};
 
 use super::client::builder;
-use super::{Done, EXIT_CODES, Failure, flags};
+use super::flags::{self, Given};
+use super::{Done, EXIT_CODES, Failure};
 use crate::dumps;
 
 const EXAMPLES: &str = "\
@@ -20,21 +20,18 @@ Examples:
   curl http://127.0.0.1:8080/v1/embeddings -H 'Content-Type: application/json' \\
     -d '{\"input\": \"disk full\", \"model\": \"default\"}'";
 
-/// Values given on the command line, by the setting's key.
-pub struct Args {
-    flags: BTreeMap<String, String>,
-}
+/// The flags of the gateway: the settings that it reads.
+pub enum Flags {}
 
-/// The settings that the gateway reads.
-fn rows() -> impl Iterator<Item = &'static Row> {
-    ROWS.iter().filter(|row| {
-        row.group == Group::Gateway || ["bus", "config", "log", "core_dumps"].contains(&row.key)
-    })
-}
+impl flags::Program for Flags {
+    fn rows() -> impl Iterator<Item = &'static Row> {
+        ROWS.iter().filter(|row| {
+            row.group == Group::Gateway || ["bus", "config", "log", "core_dumps"].contains(&row.key)
+        })
+    }
 
-impl clap::Args for Args {
-    fn augment_args(command: Command) -> Command {
-        let command = command
+    fn about(command: Command) -> Command {
+        command
             .about("Answer HTTP for the service: OpenAI's routes and others")
             .long_about(
                 "Answer HTTP for the service: embeddings as OpenAI's and \
@@ -43,28 +40,12 @@ impl clap::Args for Args {
                  that systemd hands over is used in place of --http-listen. The API key, if there \
                  is to be one, is the credential `api-key` of the unit.",
             )
-            .after_help(format!("{EXAMPLES}\n\n{EXIT_CODES}"));
-        flags::add(command, rows())
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
+            .after_help(format!("{EXAMPLES}\n\n{EXIT_CODES}"))
     }
 }
 
-impl clap::FromArgMatches for Args {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self { flags: flags::given(matches, rows()) })
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-pub fn run(args: Args) -> Done {
-    let settings = Settings::load(&Sources::of_process(args.flags))?.settings;
+pub fn run(args: Given<Flags>) -> Done {
+    let settings = Settings::load(&Sources::of_process(args.values))?.settings;
     // Warnings are about the state file, which keeps nothing that the gateway reads.
     telemetry::start(&settings.log).map_err(Failure::refused)?;
     if !settings.core_dumps {
