@@ -17,13 +17,12 @@ use nix::unistd::Pid;
 use op_dbus_api::ErrorName;
 use zbus::{Fd, OwnedVariant, Variant};
 
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::cli;
-use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::daemon::Setup;
 use crate::harness::golden::cosine;
 use crate::harness::registry::{Test, tests};
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually, within};
 
 /// The tests of both modules.
 pub fn all() -> Vec<Test> {
@@ -46,13 +45,6 @@ tests! {
 /// What `EmbedFromFd` answers.
 type Reply = (zbus::OwnedFd, u32, u32, HashMap<String, OwnedVariant>);
 
-async fn daemon() -> Outcome<(PrivateBus, Setup, Daemon)> {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
-    Ok((bus, setup, daemon))
-}
-
 async fn embed(client: &Client, fd: impl AsFd, options: Options<'_>) -> zbus::Result<Reply> {
     client.embedder.embed_from_fd(Fd::from(fd.as_fd()), options).await
 }
@@ -71,7 +63,7 @@ fn memfd(bytes: &[u8], seals: SealFlag) -> Outcome<File> {
 }
 
 async fn a_sealed_memfd_is_read_and_answered_in_one() -> Outcome {
-    let (_bus, _setup, daemon) = daemon().await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let source = memfd(b"one\ntwo", SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE)?;
     let (fd, rows, dimensions, _) = embed(client, &source, Options::new()).await?;
@@ -89,7 +81,7 @@ async fn a_sealed_memfd_is_read_and_answered_in_one() -> Outcome {
 
 /// Each is refused with a sentence, at once, and the service goes on.
 async fn hostile_descriptors_are_refused() -> Outcome {
-    let (_bus, setup, daemon) = daemon().await?;
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
     let (socket, _other) = UnixStream::pair()?;
     let sparse = File::create_new(setup.path("sparse"))?;
     sparse.set_len(1 << 40)?;
@@ -141,7 +133,7 @@ async fn hostile_descriptors_are_refused() -> Outcome {
 
 /// Pipes whose writer never stops: one line, and one line after the other.
 async fn a_pipe_that_never_ends_is_ended() -> Outcome {
-    let (_bus, _setup, daemon) = daemon().await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let deadline = || Options::from([("deadline_ms", Variant::from(300_u32))]);
     for (piece, options, expected) in [
         ([b'x'; 4096].as_slice(), Options::new(), ErrorName::TooLarge),
@@ -170,7 +162,7 @@ async fn a_pipe_that_never_ends_is_ended() -> Outcome {
 
 /// Those that the kernel writes while they are read, and one that is in no directory any more.
 async fn files_without_a_size_are_read_to_their_end() -> Outcome {
-    let (_bus, _setup, daemon) = daemon().await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let mut unlinked = tempfile::tempfile_in("/dev/shm")?;
     unlinked.write_all(b"one\ntwo\n")?;
     assert_eq!(embed(daemon.client(), &unlinked, Options::new()).await?.1, 2);
@@ -185,9 +177,7 @@ async fn files_without_a_size_are_read_to_their_end() -> Outcome {
 
 /// Its writer is there and says nothing: neither the call nor the job waits for ever.
 async fn a_silent_pipe_is_ended() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?.setting("source_silence_s", "1");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.setting("source_silence_s", "1").alone().await?;
     let client = daemon.client();
     // One that has never said anything, and one that stops in the middle of a line.
     for said in [&b""[..], b"one\ntw"] {
@@ -200,11 +190,7 @@ async fn a_silent_pipe_is_ended() -> Outcome {
         let job = client.embedder.start_embed_from_fd(source, Options::new()).await?;
         let job = op_dbus_api::JobProxy::builder(client.connection()).path(job);
         let job = job.cache_properties(zbus::proxy::CacheProperties::No).build().await?;
-        within("the end of its job", async {
-            while job.state().await? == "running" {}
-            zbus::Result::Ok(())
-        })
-        .await??;
+        eventually("the end of its job", async || Ok(job.state().await? != "running")).await?;
         assert_eq!(job.error_name().await?, ErrorName::DeadlineExceeded.as_str());
         drop(writer);
     }
@@ -219,7 +205,7 @@ async fn a_silent_pipe_is_ended() -> Outcome {
 
 /// Pipes that never end, from a client that leaves: its places are free again.
 async fn who_waits_for_a_pipe_is_told_of_the_end() -> Outcome {
-    let (_bus, _setup, mut daemon) = daemon().await?;
+    let (_bus, _setup, mut daemon) = Setup::sim()?.alone().await?;
     let (source, mut text) = std::io::pipe()?;
     text.write_all(b"one\n")?;
     let answer = embed(daemon.client(), &source, Options::new());
@@ -238,7 +224,7 @@ async fn who_waits_for_a_pipe_is_told_of_the_end() -> Outcome {
 }
 
 async fn a_caller_that_leaves_ends_its_streams() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let (source, mut writer) = std::io::pipe()?;
     writer.write_all(b"one\ntwo\n")?;
     let leaving = Client::on(&bus).await?;
@@ -261,17 +247,9 @@ async fn a_caller_that_leaves_ends_its_streams() -> Outcome {
         Ok(_) => Ok(false),
         full => refused(full, ErrorName::QuotaExceeded).map(|_| true),
     };
-    within("four streams", async {
-        while !is_full().await? {}
-        Outcome::Ok(())
-    })
-    .await??;
+    eventually("four streams", async || is_full().await).await?;
     leaving.connection().clone().close().await?;
-    within("the places of a caller that left", async {
-        while is_full().await? {}
-        Outcome::Ok(())
-    })
-    .await??;
+    eventually("the places of a caller that left", async || Ok(!is_full().await?)).await?;
     for stream in streams {
         assert!(stream.await?.is_err());
     }
@@ -279,7 +257,7 @@ async fn a_caller_that_leaves_ends_its_streams() -> Outcome {
 }
 
 async fn streams_of_one_user_are_counted() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = Client::on(&bus).await?;
     let (source, writer) = std::io::pipe()?;
     let mut calls: Vec<_> =
@@ -296,9 +274,7 @@ async fn streams_of_one_user_are_counted() -> Outcome {
 }
 
 async fn real_vectors_come_in_every_encoding() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, setup, daemon) = Setup::real("low")?.alone().await?;
     let client = daemon.client();
     let texts = ["the disk is full", "no space left on device", "a cat sat on the mat"];
     let exact = client.vectors(&texts).await?;
@@ -336,7 +312,7 @@ async fn memory_does_not_grow_with_the_texts() -> Outcome {
     const WARM: usize = 50_000;
     // Holding what is more than that would take 230,000 KiB for vectors, and 11,000 for texts.
     const GROWTH_MAX_KIB: u64 = 8 << 10;
-    let (bus, setup, daemon) = daemon().await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let (short, path) = (setup.path("short"), setup.path("lines"));
     for (path, lines) in [(&short, WARM), (&path, LINES)] {
         let line = |line| {

@@ -15,7 +15,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden;
 use crate::harness::registry::tests;
 use crate::harness::users::{OTHER, User, Users};
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually};
 
 tests! {
     what_comes_again_is_not_computed_again: [Bus, Low],
@@ -40,9 +40,8 @@ fn read(fd: zbus::OwnedFd) -> Outcome<Vec<u8>> {
 
 /// The same bits by every way in, and not one token computed for them.
 async fn what_comes_again_is_not_computed_again() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("cache_bytes", "10000000");
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = setup.alone().await?;
     let client = daemon.client();
     let mut texts = golden::plain_texts()?;
     // One that is cut, which has to be told each time.
@@ -122,9 +121,7 @@ async fn another_user_finds_nothing() -> Outcome {
 }
 
 async fn kept_vectors_go_with_their_model() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?.setting("cache_bytes", "100000000");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.setting("cache_bytes", "100000000").alone().await?;
     let (client, manager) = (daemon.client(), &daemon.client().manager);
     let texts: Vec<String> = (0..5000).map(|n| format!("text number {n}")).collect();
     let fill = async || {
@@ -134,11 +131,8 @@ async fn kept_vectors_go_with_their_model() -> Outcome {
         Outcome::Ok(())
     };
     let none_is_left = async || {
-        within("an empty cache", async {
-            while status(&daemon, "cache_vectors").await? > 0 {}
-            Outcome::Ok(())
-        })
-        .await?
+        eventually("an empty cache", async || Ok(status(&daemon, "cache_vectors").await? == 0))
+            .await
     };
     fill().await?;
     assert_eq!(status(&daemon, "cache_bytes").await?, 5000 * VECTOR_BYTES);

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{Finished, clean, cli, cli_with_input, finish};
-use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::daemon::Setup;
 use crate::harness::golden::floats;
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::tests;
@@ -33,19 +33,12 @@ tests! {
     manual_pages_are_well_formed: [Groff],
 }
 
-async fn daemon() -> Outcome<(PrivateBus, Setup, Daemon)> {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
-    Ok((bus, setup, daemon))
-}
-
 fn json_lines(text: &str) -> Outcome<Vec<Value>> {
     Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
 }
 
 async fn embed_prints_vectors() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let expected = daemon.client().vectors(&["one", "two"]).await?;
     let out = cli(&bus, &["embed", "--json", "one", "two"]).await?.success()?;
     let lines = json_lines(&out)?;
@@ -64,7 +57,7 @@ async fn embed_prints_vectors() -> Outcome {
 }
 
 async fn embed_reads_files_and_standard_input() -> Outcome {
-    let (bus, setup, daemon) = daemon().await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let expected = daemon.client().vectors(&["first line", "second line"]).await?;
     let vectors = |out: &str| -> Outcome<Vec<Vec<f32>>> {
         Ok(json_lines(out)?.iter().filter_map(|line| floats(&line["vector"])).collect())
@@ -93,7 +86,7 @@ async fn embed_reads_files_and_standard_input() -> Outcome {
 }
 
 async fn embed_keeps_an_old_file_until_there_is_another() -> Outcome {
-    let (bus, setup, daemon) = daemon().await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let file = setup.path("old");
     let name = file.display().to_string();
     std::fs::write(&file, "one\ntwo\n")?;
@@ -115,14 +108,14 @@ async fn embed_keeps_an_old_file_until_there_is_another() -> Outcome {
 }
 
 async fn a_matrix_without_rows_has_its_columns() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let out = cli(&bus, &["embed", "--npy"]).await?.success()?;
     assert!(out.contains("'shape': (0, 384)"), "{out:?}");
     daemon.stop().await
 }
 
 async fn texts_that_are_cut_are_told() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let long = "x".repeat(1000);
     let two = "2 texts are longer than the model reads and cut (indices";
     let similarity = cli(&bus, &["similarity", &long, &long]).await?;
@@ -149,9 +142,7 @@ const LINES: [&str; 4] = [
 ];
 
 async fn rank_orders_texts() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("medium")?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::real("medium")?.alone().await?;
     let question = "which hard drive is full?";
     let words = [&["rank", "--json", "--top", "2", question], &LINES[..]].concat();
     let ranked = json_lines(&cli(&bus, &words).await?.success()?)?;
@@ -169,9 +160,7 @@ async fn rank_orders_texts() -> Outcome {
 }
 
 async fn similarity_prints_a_number() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::real("low")?.alone().await?;
     let number = async |first: &str, second: &str| -> Outcome<f64> {
         Ok(cli(&bus, &["similarity", first, second]).await?.success()?.trim().parse()?)
     };
@@ -185,7 +174,7 @@ async fn similarity_prints_a_number() -> Outcome {
 }
 
 async fn status_tells_people_and_programs() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let text = cli(&bus, &["status"]).await?.success()?;
     assert!(text.contains("ready") && text.contains("low") && text.contains("sim"), "{text}");
     assert!(!text.contains('\u{1b}'), "{text:?}");
@@ -312,7 +301,7 @@ async fn settings_are_shown_with_their_origin() -> Outcome {
 
 /// `op-dbus … | head -1` ends quietly.
 async fn a_closed_pipe_is_no_error() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let mut command = clean("sh");
     command.args(["-c", "\"$0\" embed --csv --bus \"$1\" | head -c 1"]);
     command.arg(op_dbus()).arg(bus.address());
@@ -325,7 +314,7 @@ async fn a_closed_pipe_is_no_error() -> Outcome {
 
 /// Who can't be told why is told by the exit code.
 async fn a_full_standard_error_changes_no_exit_code() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let long = "x".repeat(1000);
     for (words, code) in [
         (&["embed", "--level", "nosuch", "x"][..], 1),

@@ -13,7 +13,7 @@ use zbus::fdo::IntrospectableProxy;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Options, refused};
 use crate::harness::command::{clean, finish};
-use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::daemon::Setup;
 use crate::harness::golden::floats;
 use crate::harness::introspection::members;
 use crate::harness::registry::tests;
@@ -63,15 +63,8 @@ const MANAGER_METHODS: [(&str, &str); 11] = [
     ("GetSettings", "aa{sv}"),
 ];
 
-async fn daemon() -> Outcome<(PrivateBus, Setup, Daemon)> {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
-    Ok((bus, setup, daemon))
-}
-
 async fn introspection_equals_the_interface_files() -> Outcome {
-    let (_bus, _setup, daemon) = daemon().await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let connection = daemon.client().connection();
     let proxy = IntrospectableProxy::builder(connection).destination(BUS_NAME).path(ROOT_PATH);
     let live = proxy.build().await?.introspect().await?;
@@ -123,7 +116,7 @@ const EMBEDDER_CALLS: [(&[&str], &str); 10] = [
 ];
 
 async fn busctl_can_use_every_member() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let mut replies = Vec::new();
     for (words, signature) in EMBEDDER_CALLS {
         let target = ["call", BUS_NAME, ROOT_PATH, EMBEDDER_INTERFACE];
@@ -166,7 +159,7 @@ async fn gdbus(bus: &PrivateBus, method: &str, arguments: &[&str]) -> Outcome<St
 }
 
 async fn gdbus_can_use_every_member() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let embedder = async |method: &str, arguments: &[&str]| {
         gdbus(&bus, &format!("{EMBEDDER_INTERFACE}.{method}"), arguments).await
     };
@@ -198,7 +191,7 @@ async fn gdbus_can_use_every_member() -> Outcome {
 }
 
 async fn python_can_use_every_member() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let vector = daemon.client().vectors(&["one"]).await?.pop();
     let mut command = clean("python3");
     command.arg(fixture("python/client.py")).arg(bus.address());
@@ -222,7 +215,7 @@ async fn python_can_use_every_member() -> Outcome {
 }
 
 async fn options_are_honoured() -> Outcome {
-    let (_bus, _setup, daemon) = daemon().await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let texts = ["one", "two"];
     let options = Options::from([
@@ -255,7 +248,7 @@ async fn options_are_honoured() -> Outcome {
 }
 
 async fn every_reading_method_says_what_it_must() -> Outcome {
-    let (_bus, setup, daemon) = daemon().await?;
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
     let manager = &daemon.client().manager;
     let text = |dictionary: &std::collections::HashMap<String, zbus::OwnedVariant>, key: &str| {
         dictionary.get(key).and_then(|value| String::try_from(value.clone()).ok())
@@ -293,7 +286,7 @@ async fn every_reading_method_says_what_it_must() -> Outcome {
 
 /// In threads that have no event loop, which share a proxy.
 async fn blocking_proxies_say_the_same() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let expected = daemon.client().embedder.embed("one").await?;
     let address = bus.address().to_owned();
     let blocking = move || -> zbus::Result<()> {
@@ -325,7 +318,7 @@ async fn blocking_proxies_say_the_same() -> Outcome {
 }
 
 async fn what_is_not_in_the_contract_is_refused() -> Outcome {
-    let (_bus, _setup, daemon) = daemon().await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let connection = daemon.client().connection();
     let refusal = async |interface: &str, method: &str, path: &str| -> Outcome<String> {
         let body = vec!["one"];

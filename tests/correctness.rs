@@ -149,9 +149,7 @@ async fn high_is_near_the_references_in_f16() -> Outcome {
 }
 
 async fn matches_the_references(level: &str, computed: &Computed) -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = computed.setup(level)?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = computed.setup(level)?.alone().await?;
     let embedder = &daemon.client().embedder;
     assert_eq!(embedder.precision().await?, computed.precision);
     assert!(embedder.vector_space().await?.ends_with(&format!("-{}", computed.precision)));
@@ -216,9 +214,7 @@ async fn does_not_depend_on_its_batch(
     computed: &Computed,
     distance_max: f32,
 ) -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = computed.setup(level)?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = computed.setup(level)?.alone().await?;
     let texts = various()?;
     let alone = one_by_one(daemon.client(), &texts).await?;
     let mut random = Random::new(50);
@@ -256,9 +252,7 @@ async fn a_vector_does_not_depend_on_the_number_of_threads() -> Outcome {
 }
 
 async fn each_of_64_clients_gets_its_own() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::real("low")?.alone().await?;
     let marked = |client: usize| -> Vec<String> {
         (0..6).map(|n| format!("client {client} asks {n} {}", "and waits ".repeat(n))).collect()
     };
@@ -278,9 +272,7 @@ async fn each_of_64_clients_gets_its_own() -> Outcome {
 }
 
 async fn truncation_cuts_what_it_says() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::real("low")?.alone().await?;
     let client = daemon.client();
     // Words of one token each, and as many of them as fit with the two special tokens.
     let fit = client.embedder.max_input_tokens().await? as usize - 2;
@@ -303,9 +295,7 @@ async fn truncation_cuts_what_it_says() -> Outcome {
 }
 
 async fn vectors_are_normalised_on_demand() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::real("low")?.alone().await?;
     let length = |vector: &[f32]| vector.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
     let raw = daemon.client().vectors(&["a text"]).await?;
     let options = Options::from([("normalize", true.into())]);
@@ -320,9 +310,7 @@ async fn vectors_are_normalised_on_demand() -> Outcome {
 }
 
 async fn texts_of_the_largest_size() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::real("low")?.alone().await?;
     let bytes = daemon.client().embedder.text_bytes_max().await? as usize;
     let fill = |part: &str| part.repeat(bytes / part.len());
     let texts =

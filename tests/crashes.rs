@@ -9,8 +9,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use crate::harness::bus::PrivateBus;
-use crate::harness::command::{clean, finish};
+use crate::harness::command::{clean, finish, started_by};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::op_dbus;
 use crate::harness::process::Process;
@@ -29,9 +28,7 @@ const SYSTEM_CALLS: [&str; 5] = ["openat", "write", "fchmod", "fsync", "/^rename
 const CALLS_MAX: usize = 40;
 
 async fn the_state_survives_a_kill_at_every_system_call() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let mut daemon = setup.ready(&bus).await?;
+    let (bus, setup, mut daemon) = Setup::sim()?.alone().await?;
     let mut hit = BTreeSet::new();
     for name in SYSTEM_CALLS {
         for number in 1..=CALLS_MAX {
@@ -79,9 +76,7 @@ async fn the_state_survives_a_kill_at_every_system_call() -> Outcome {
 const ERRORS: [&str; 3] = ["ENOSPC", "EIO", "EROFS"];
 
 async fn the_state_survives_an_error_at_every_system_call() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
     let folder = setup.path("state").display().to_string();
     let mut points = 0;
     for error in ERRORS {
@@ -146,9 +141,7 @@ async fn an_import_survives_an_error_at_every_system_call() -> Outcome {
                 let mut traced = clean("strace");
                 traced.args(["-f", "-qq", "-y", "-o"]).arg(&log).arg(format!("--trace={name}"));
                 traced.arg(format!("--inject={name}:error={error}:when={number}"));
-                let command = import.as_std();
-                traced.arg(command.get_program()).args(command.get_args());
-                let finished = finish(traced, "").await?;
+                let finished = finish(started_by(traced, &import), "").await?;
                 let what = format!("{error} at {name} {number}");
                 let log = fs::read_to_string(&log)?;
                 let injected = log.lines().any(|line| line.contains("(INJECTED)"));

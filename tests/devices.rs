@@ -13,7 +13,7 @@ use crate::harness::command::{clean, cli, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::{fake_nvml, op_dbus, runtime};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually};
 use crate::providers::movable;
 
 tests! {
@@ -75,9 +75,7 @@ fn text<'a>(device: &'a HashMap<String, OwnedVariant>, key: &str) -> &'a str {
 }
 
 async fn the_cpu_is_listed_and_in_use_only_while_it_computes() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let devices = daemon.client().manager.list_devices().await?;
     let cpu = devices.iter().find(|one| text(one, "name") == "cpu:0").ok_or("no CPU")?;
     assert_eq!(*cpu["in_use"], Variant::from(false), "the simulator is no CPU");
@@ -166,25 +164,21 @@ async fn a_device_without_free_memory_is_passed_over() -> Outcome {
     let texts: Vec<String> = (0..400).map(|n| format!("disk {n} is full")).collect();
     // Where there is a choice, the device gets something once the CPU has more to do than it likes.
     let device_computes = async || {
-        within("a batch on the device", async {
-            let before = of_workers::<u64>(&daemon, "batches").await?[0];
-            while of_workers::<u64>(&daemon, "batches").await?[0] == before {
-                let calls = (0..8).map(|_| daemon.client().vectors(&texts));
-                join_all(calls).await.into_iter().collect::<Outcome<Vec<_>>>()?;
-            }
-            Ok::<_, Box<dyn std::error::Error>>(())
+        let before = of_workers::<u64>(&daemon, "batches").await?[0];
+        eventually("a batch on the device", async || {
+            let calls = (0..8).map(|_| daemon.client().vectors(&texts));
+            join_all(calls).await.into_iter().collect::<Outcome<Vec<_>>>()?;
+            Ok(of_workers::<u64>(&daemon, "batches").await?[0] != before)
         })
-        .await?
+        .await
     };
     // The driver is asked while calls come.
     let told = async |short: bool| {
-        within("a new reading of the driver", async {
-            while of_workers::<bool>(&daemon, "short_of_memory").await?[0] != short {
-                daemon.client().embedder.embed("x").await?;
-            }
-            Ok::<_, Box<dyn std::error::Error>>(())
+        eventually("a new reading of the driver", async || {
+            daemon.client().embedder.embed("x").await?;
+            Ok(of_workers::<bool>(&daemon, "short_of_memory").await?[0] == short)
         })
-        .await?
+        .await
     };
     device_computes().await?;
     fs::write(setup.path("driver").join("used"), "80")?;

@@ -36,14 +36,8 @@ async fn with(daemon: &Daemon, key: &str, value: impl Into<Variant<'_>>) -> zbus
     daemon.client().packed(&["one", "two"], options).await.map(drop)
 }
 
-async fn sim(setup: Setup) -> Outcome<(PrivateBus, Setup, Daemon)> {
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.ready(&bus).await?;
-    Ok((bus, setup, daemon))
-}
-
 async fn wrong_options() -> Outcome {
-    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let message = refused(with(&daemon, "truncat", "end").await, InvalidArgument)?;
     assert!(message.contains("truncat") && message.contains("truncate"), "{message}");
     let message = refused(with(&daemon, "prompt", "nosuch").await, InvalidArgument)?;
@@ -69,7 +63,7 @@ async fn wrong_options() -> Outcome {
 }
 
 async fn too_large() -> Outcome {
-    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let text = "x".repeat(client.embedder.text_bytes_max().await? as usize + 1);
     let message = refused(client.embedder.embed(&text).await, TooLarge)?;
@@ -84,7 +78,7 @@ async fn too_large() -> Outcome {
 
 async fn inline_replies_have_a_cap() -> Outcome {
     // One token each, so that the queue has room for all of them.
-    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let vector_bytes = 8 * client.embedder.dimensions().await? as usize;
     let rows = client.embedder.inline_reply_bytes_max().await? as usize / vector_bytes + 1;
@@ -97,7 +91,7 @@ async fn inline_replies_have_a_cap() -> Outcome {
 }
 
 async fn too_long() -> Outcome {
-    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let limit = client.embedder.max_input_tokens().await?;
     let long = "x".repeat(2 * limit as usize);
@@ -114,7 +108,7 @@ async fn too_long() -> Outcome {
 }
 
 async fn deadlines() -> Outcome {
-    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     refused(with(&daemon, "deadline_ms", 0_u32).await, DeadlineExceeded)?;
     // With its worker stopped, the service must answer by itself.
     daemon.signal_workers(Signal::SIGSTOP).await?;
@@ -197,7 +191,7 @@ async fn runtimes_that_are_not_there() -> Outcome {
 }
 
 async fn another_vector_space() -> Outcome {
-    let (_bus, _setup, daemon) = sim(Setup::sim()?).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let space = daemon.client().embedder.vector_space().await?;
     with(&daemon, "expect_space", space.as_str()).await?;
     // The suffix after the fingerprint tells the precision, and precisions may be compared.
@@ -245,7 +239,7 @@ async fn nobody_else_may_own_the_name() -> Outcome {
 }
 
 async fn only_root_may_change() -> Outcome {
-    let (bus, setup, daemon) = sim(Setup::sim()?).await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let nobody = async |interface: &str, arguments: &[&str]| {
         let target = [op_dbus_api::BUS_NAME, op_dbus_api::ROOT_PATH, interface];
         call_as_nobody(&bus, &[&target, arguments].concat()).await
@@ -274,7 +268,7 @@ async fn used_up_quota() -> Outcome {
 
 /// With the worker stopped, one call fills the limit and the next is refused, not queued.
 async fn refuses_when_full(limit: &str, expected: ErrorName) -> Outcome {
-    let (bus, _setup, daemon) = sim(Setup::sim()?.setting(limit, "300")).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.setting(limit, "300").alone().await?;
     daemon.signal_workers(Signal::SIGSTOP).await?;
     let first = Client::on(&bus).await?;
     let text = "x".repeat(200);
@@ -289,7 +283,7 @@ async fn refuses_when_full(limit: &str, expected: ErrorName) -> Outcome {
 }
 
 async fn shutting_down() -> Outcome {
-    let (bus, _setup, mut daemon) = sim(Setup::sim()?).await?;
+    let (bus, _setup, mut daemon) = Setup::sim()?.alone().await?;
     let client = Client::on(&bus).await?;
     daemon.signal_workers(Signal::SIGSTOP).await?;
     let workers = daemon.workers().await?;

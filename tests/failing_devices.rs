@@ -13,7 +13,7 @@ use crate::harness::client::{Client, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::cosine;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually, within};
 use crate::offload::{clients, much};
 use crate::providers::{beside, fallbacks, ggml, movable, provider};
 
@@ -79,9 +79,8 @@ async fn one_that_is_lost_now_and_then_loses_no_call() -> Outcome {
 
 /// Each worker's third batch: its proof and one call are before it.
 async fn one_that_hangs_once_is_replaced() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = with_fallback("hang_on_batch=3")?.setting("batch_timeout_s", "1");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let client = daemon.client();
     let expected = client.vectors(&["a text"]).await?;
     let before = daemon.workers().await?;
@@ -100,10 +99,8 @@ async fn one_that_hangs_once_is_replaced() -> Outcome {
 
 /// Its workers prove themselves and hang in the first batch of a caller.
 async fn one_that_hangs_whenever_it_is_asked_is_left_and_comes_back() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = with_fallback("hang_on_batch=2")?.setting("batch_timeout_s", "1");
-    let setup = setup.setting("provider_retry_s", "3");
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = setup.setting("provider_retry_s", "3").alone().await?;
     let clients: Vec<Client> = vec![Client::on(&bus).await?, Client::on(&bus).await?];
     // One is computed when the device hangs, the other waits.
     let texts = much();
@@ -133,13 +130,7 @@ async fn one_that_takes_long_to_refuse_holds_no_change_up() -> Outcome {
     let tries = || daemon.process.stderr().matches("faults on purpose").count();
     let before = tries();
     fs::rename(&away, &library)?;
-    let tried = async {
-        while tries() == before {
-            daemon.workers().await?;
-        }
-        Outcome::Ok(())
-    };
-    within("a try of what hangs", tried).await??;
+    eventually("a try of what hangs", async || Ok(tries() > before)).await?;
     let manager = &daemon.client().manager;
     within("a change", manager.set_vector_level("none")).await??;
     assert_eq!(daemon.client().embedder.state().await?, "disabled");
@@ -147,9 +138,8 @@ async fn one_that_takes_long_to_refuse_holds_no_change_up() -> Outcome {
 }
 
 async fn one_without_memory_has_its_batches_halved() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = ggml()?.setting("providers.ggml.faults", "oom_above_rows=3");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let texts: Vec<String> = (0..20).map(|n| format!("disk {n} is full")).collect();
     let reply = daemon.client().packed(&texts, HashMap::new()).await?;
     assert_eq!((reply.vectors.len(), reply.info::<String>("provider")?), (20, "ggml".to_owned()));
@@ -196,11 +186,7 @@ async fn one_that_was_not_there_is_taken_up_by_itself() -> Outcome {
 
 /// Waits until so many fallbacks are told, and no more.
 async fn told(daemon: &Daemon, wanted: usize) -> Outcome {
-    within("fallbacks in the log", async {
-        while fallbacks(daemon).await?.1 < wanted {}
-        Outcome::Ok(())
-    })
-    .await??;
+    eventually("fallbacks in the log", async || Ok(fallbacks(daemon).await?.1 >= wanted)).await?;
     assert_eq!(fallbacks(daemon).await?, (wanted as u64, wanted));
     Ok(())
 }

@@ -16,7 +16,7 @@ use crate::harness::manager::ServiceManager;
 use crate::harness::process::children;
 use crate::harness::registry::tests;
 use crate::harness::users::{SERVICE, Users};
-use crate::harness::{Outcome, needs, within};
+use crate::harness::{Outcome, eventually, needs, within};
 
 tests! {
     a_worker_killed_in_a_batch: [Bus],
@@ -46,8 +46,7 @@ async fn a_stopped_real_worker_killed_in_a_batch() -> Outcome {
 }
 
 async fn stopped_and_killed_in_a_batch(setup: Setup) -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let expected = daemon.client().embedder.embed("in flight").await?;
     // A stopped worker can't finish the batch before it's killed.
     daemon.signal_workers(Signal::SIGSTOP).await?;
@@ -70,9 +69,7 @@ async fn an_onnx_runtime_worker_killed_in_a_batch() -> Outcome {
 }
 
 async fn killed_in_a_batch(engine: &str, distance_max: f32) -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?.setting("cpu_engine", engine);
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::real("low")?.setting("cpu_engine", engine).alone().await?;
     let texts = golden::plain_texts()?;
     let expected = daemon.client().vectors(&texts).await?;
     let before = daemon.client().counter("batches").await?;
@@ -94,9 +91,7 @@ async fn killed_in_a_batch(engine: &str, distance_max: f32) -> Outcome {
 }
 
 async fn an_idle_worker_killed() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?.setting("workers_per_device", "2");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.setting("workers_per_device", "2").alone().await?;
     let expected = daemon.client().embedder.embed("x").await?;
     let before = daemon.workers().await?;
     assert_eq!(before.len(), 2);
@@ -108,9 +103,8 @@ async fn an_idle_worker_killed() -> Outcome {
 }
 
 async fn workers_end_with_their_daemon() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?.setting("workers_per_device", "2");
-    let mut daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, mut daemon) = setup.alone().await?;
     let workers = daemon.workers().await?;
     daemon.process.signal(Signal::SIGKILL)?;
     daemon.process.ended().await?;
@@ -130,17 +124,15 @@ async fn workers_end_with_their_daemon() -> Outcome {
 
 /// Waits until a call has ended since its caller has left.
 async fn cancelled(daemon: &Daemon) -> Outcome {
-    within("the end of the call", async {
-        while daemon.client().failures("cancelled").await? == 0 {}
-        Ok(())
-    })
-    .await?
+    eventually(
+        "the end of the call",
+        async || Ok(daemon.client().failures("cancelled").await? != 0),
+    )
+    .await
 }
 
 async fn a_caller_that_leaves() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     daemon.signal_workers(Signal::SIGSTOP).await?;
     let client = Client::on(&bus).await?;
     let texts = vec!["never to be embedded"; 1000];
@@ -172,15 +164,10 @@ async fn a_caller_that_leaves_while_its_level_loads() -> Outcome {
     mkfifo(&library, Mode::S_IRWXU)?;
     let client = Client::on(&bus).await?;
     let call = client.packed(&["x"], Options::from([("level", "medium".into())]));
-    let loads = async {
-        while children(daemon.process.pid())?.len() < 2 {
-            tokio::task::yield_now().await;
-        }
-        Outcome::Ok(())
-    };
+    let loads = async || Outcome::Ok(children(daemon.process.pid())?.len() >= 2);
     tokio::select! {
         reply = call => panic!("a level that is not there answered: {}", reply.is_ok()),
-        loads = within("a worker of the level", loads) => loads??,
+        loads = eventually("a worker of the level", loads) => loads?,
     }
     drop(client);
     cancelled(&daemon).await?;
@@ -190,9 +177,7 @@ async fn a_caller_that_leaves_while_its_level_loads() -> Outcome {
 
 /// A message beyond the bus's own limit costs its sender the connection, and nobody else anything.
 async fn a_message_that_the_bus_refuses() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let greedy = Client::on(&bus).await?;
     let texts = vec!["x".repeat(1 << 20); 40];
     let sent = within("the end of the call", greedy.packed(&texts, Options::new())).await?;
@@ -202,9 +187,7 @@ async fn a_message_that_the_bus_refuses() -> Outcome {
 }
 
 async fn no_worker_can_be_had() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let expected = daemon.client().embedder.embed("in flight").await?;
     daemon.signal_workers(Signal::SIGSTOP).await?;
     let waiting = daemon.client().embed_meanwhile("in flight");
@@ -253,10 +236,9 @@ async fn a_model_larger_than_a_worker_may_be() -> Outcome {
 }
 
 async fn a_batch_larger_than_a_worker_may_be() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("cpu_engine", "ort");
     let setup = setup.setting("workers_per_device", "1").setting("batch_tokens_max", "16384");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let expected = daemon.client().embedder.embed("x").await?;
     // Not a byte more than it has taken for texts of a few tokens.
     let worker = daemon.workers().await?[0];

@@ -11,7 +11,6 @@ use op_dbus_api::{BUS_NAME, ErrorName, JOB_INTERFACE, JOBS_PATH, ROOT_PATH};
 use zbus::fdo::IntrospectableProxy;
 use zbus::{Connection, Fd, Structure, Variant};
 
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::Setup;
 use crate::harness::introspection::members;
@@ -38,9 +37,7 @@ async fn refusal_of(client: &Client, bytes: &[u8], framing: &str) -> Outcome<Str
 }
 
 async fn awkward_texts_have_a_vector_or_a_refusal() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::real("low")?.alone().await?;
     let client = daemon.client();
     let texts = [
         String::new(),
@@ -81,9 +78,7 @@ async fn awkward_texts_have_a_vector_or_a_refusal() -> Outcome {
 
 /// dbus-daemon ends the connection of a service that answers with more than 32 MiB, for all its callers.
 async fn a_refusal_does_not_grow_with_what_was_asked() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     // Five times as long where it is written as Rust writes it.
     let long = "\u{1}".repeat(10 << 20);
@@ -245,9 +240,7 @@ async fn refuses(
 }
 
 async fn every_member_answers_arguments_of_every_type() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let source = setup.path("source");
     std::fs::write(&source, "a text\n")?;
     let (mut members, mut calls, mut refusals, mut jobs) = (0, 0, 0, 0);

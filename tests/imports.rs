@@ -117,9 +117,7 @@ fn edit(path: &Path, change: impl FnOnce(&mut Value)) -> Outcome {
 
 /// The vectors that a model served under `name` must have.
 async fn serves(setup: Setup, name: &str, reference: &str) -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = setup.env("OP_DBUS_MODEL", name);
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.env("OP_DBUS_MODEL", name).alone().await?;
     assert_eq!(daemon.client().embedder.model().await?, name);
     let all: Value = serde_json::from_str(&fs::read_to_string(fixture("golden/tiny.json"))?)?;
     let references = all[reference].as_array().ok_or("no such reference")?;

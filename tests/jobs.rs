@@ -16,10 +16,10 @@ use zbus::{Connection, Fd, MatchRule, MessageStream, OwnedObjectPath};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, finish};
-use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::daemon::Setup;
 use crate::harness::registry::tests;
 use crate::harness::users::{OTHER, Users};
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually, within};
 
 tests! {
     a_job_is_told_of_and_fetched_once: [Bus],
@@ -30,13 +30,6 @@ tests! {
     a_change_of_level_leaves_a_job_alone: [Bus],
     a_job_that_fails_says_why: [Bus],
     a_job_ends_with_the_service: [Bus],
-}
-
-async fn daemon() -> Outcome<(PrivateBus, Setup, Daemon)> {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
-    Ok((bus, setup, daemon))
 }
 
 async fn start(client: &Client, fd: impl AsFd) -> zbus::Result<OwnedObjectPath> {
@@ -63,11 +56,7 @@ fn content(fd: zbus::OwnedFd) -> Outcome<Vec<u8>> {
 
 /// Asks until the job is in this state: who asks is no owner, to whom it would be told.
 async fn settled(job: &JobProxy<'_>, wanted: &str) -> Outcome {
-    within(&format!("a job that is {wanted}"), async {
-        while job.state().await? != wanted {}
-        Outcome::Ok(())
-    })
-    .await?
+    eventually(&format!("a job that is {wanted}"), async || Ok(job.state().await? == wanted)).await
 }
 
 /// The job must not be there any more.
@@ -109,7 +98,7 @@ async fn until(stream: &mut MessageStream, member: &str) -> Outcome<Vec<zbus::Me
 }
 
 async fn a_job_is_told_of_and_fetched_once() -> Outcome {
-    let (_bus, setup, daemon) = daemon().await?;
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let mut told = signals(client.connection()).await?;
     let source = lines(&setup, 5000)?;
@@ -200,7 +189,7 @@ async fn nobody_else_learns_of_a_job() -> Outcome {
 }
 
 async fn jobs_end_with_their_owner() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let leaving = Client::on(&bus).await?;
     let (source, mut writer) = std::io::pipe()?;
     writer.write_all(b"one\ntwo\n")?;
@@ -211,11 +200,7 @@ async fn jobs_end_with_their_owner() -> Outcome {
     let paths = listed(watching).await?;
     assert_eq!(paths.len(), 4, "another connection of the user sees them");
     leaving.connection().clone().close().await?;
-    within("the end of the jobs", async {
-        while !listed(watching).await?.is_empty() {}
-        Outcome::Ok(())
-    })
-    .await??;
+    eventually("the end of the jobs", async || Ok(listed(watching).await?.is_empty())).await?;
     // Their places are free again.
     let again = Client::on(&bus).await?;
     for _ in 0..4 {
@@ -234,15 +219,11 @@ async fn jobs_end_with_their_owner() -> Outcome {
 }
 
 async fn a_job_is_cancelled_while_it_computes() -> Outcome {
-    let (bus, setup, daemon) = daemon().await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let client = Client::on(&bus).await?;
     let path = start(&client, lines(&setup, 400_000)?).await?;
     let running = job(client.connection(), &path).await?;
-    within("the first rows", async {
-        while running.rows().await? == 0 {}
-        Outcome::Ok(())
-    })
-    .await??;
+    eventually("the first rows", async || Ok(running.rows().await? != 0)).await?;
     let waits = running.clone();
     let fetching = tokio::spawn(async move { waits.fetch().await });
     // The call is there before it is cancelled: what one connection sends is taken in its order.
@@ -253,17 +234,17 @@ async fn a_job_is_cancelled_while_it_computes() -> Outcome {
     let name = error.ok_or("an error of the contract")?.name();
     assert!([ErrorName::Cancelled, ErrorName::UnknownObject].contains(&name), "{name:?}");
     gone(running.cancel().await)?;
-    within("the end of its batches", async {
-        while client.counter("in_flight_calls").await? > 0 {}
-        Outcome::Ok(())
-    })
-    .await??;
+    eventually(
+        "the end of its batches",
+        async || Ok(client.counter("in_flight_calls").await? == 0),
+    )
+    .await?;
     client.embedder.embed("still there").await?;
     daemon.stop().await
 }
 
 async fn hundreds_of_jobs_are_bounded() -> Outcome {
-    let (_bus, setup, daemon) = daemon().await?;
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let source = lines(&setup, 10)?;
     let mut paths = Vec::new();
@@ -300,17 +281,13 @@ async fn hundreds_of_jobs_are_bounded() -> Outcome {
 }
 
 async fn a_change_of_level_leaves_a_job_alone() -> Outcome {
-    let (_bus, _setup, daemon) = daemon().await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let (source, mut writer) = std::io::pipe()?;
     writer.write_all(b"before\n")?;
     let path = start(client, &source).await?;
     let job = job(client.connection(), &path).await?;
-    within("the first row", async {
-        while job.rows().await? == 0 {}
-        Outcome::Ok(())
-    })
-    .await??;
+    eventually("the first row", async || Ok(job.rows().await? != 0)).await?;
     client.manager.set_vector_level("high").await?;
     writer.write_all(b"after\n")?;
     drop(writer);
@@ -322,7 +299,7 @@ async fn a_change_of_level_leaves_a_job_alone() -> Outcome {
 }
 
 async fn a_job_that_fails_says_why() -> Outcome {
-    let (_bus, setup, daemon) = daemon().await?;
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let file = setup.path("broken");
     std::fs::write(&file, b"good\nb\xffd\n")?;
@@ -360,7 +337,7 @@ async fn a_job_that_fails_says_why() -> Outcome {
 }
 
 async fn a_job_ends_with_the_service() -> Outcome {
-    let (_bus, _setup, daemon) = daemon().await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let mut told = signals(client.connection()).await?;
     let (source, mut writer) = std::io::pipe()?;

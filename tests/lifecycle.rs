@@ -18,7 +18,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::manager::ServiceManager;
 use crate::harness::process::{Process, children};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually, within};
 
 tests! {
     the_service_manager_is_told: [Bus],
@@ -109,12 +109,7 @@ async fn the_watchdog_is_not_fed_while_no_worker_can_be_had() -> Outcome {
     // The check that a worker was killed in may have ended well; the one after it can't have.
     let two_more = async || {
         let before = unfed();
-        within("checks that failed, in the log", async {
-            while unfed() < before + 2 {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await
+        eventually("checks that failed, in the log", async || Ok(unfed() >= before + 2)).await
     };
     two_more().await?;
     manager.told_by_now().await?;
@@ -127,9 +122,7 @@ async fn the_watchdog_is_not_fed_while_no_worker_can_be_had() -> Outcome {
 }
 
 async fn a_reload_takes_new_settings() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
     let setup = setup.setting("vector_level", "high");
     setup.write_config()?;
     daemon.process.signal(Signal::SIGHUP)?;
@@ -143,9 +136,7 @@ async fn a_reload_takes_new_settings() -> Outcome {
 }
 
 async fn a_reload_with_mistakes_changes_nothing() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
     fs::write(setup.config_file(), "vector_level = \"hgih\"\ncpu_engien = \"sim\"\n")?;
     let refusal = daemon.client().manager.reload().await;
     let message = refused(refusal, ErrorName::InvalidArgument)?;
@@ -156,9 +147,7 @@ async fn a_reload_with_mistakes_changes_nothing() -> Outcome {
 }
 
 async fn a_change_of_level_is_told_and_kept() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let properties = PropertiesProxy::builder(client.connection())
         .destination(op_dbus_api::BUS_NAME)
@@ -183,21 +172,16 @@ async fn a_change_of_level_is_told_and_kept() -> Outcome {
 
 /// As those of a device do, whose memory others wait for.
 async fn the_first_workers_end_with_the_first_change() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let other = Options::from([("level", "high".into())]);
     daemon.client().packed(&["x"], other).await?;
     let first = children(daemon.process.pid())?;
     assert_eq!(first.len(), 2, "{first:?}");
     daemon.client().manager.set_devices(&["1"]).await?;
-    within("the end of the first workers", async {
-        while children(daemon.process.pid())?.iter().any(|worker| first.contains(worker)) {
-            tokio::task::yield_now().await;
-        }
-        Outcome::Ok(())
+    eventually("the end of the first workers", async || {
+        Ok(!children(daemon.process.pid())?.iter().any(|worker| first.contains(worker)))
     })
-    .await??;
+    .await?;
     daemon.stop().await
 }
 
@@ -224,9 +208,7 @@ async fn a_damaged_state_file_is_moved_aside() -> Outcome {
 }
 
 async fn a_second_daemon_gives_way() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let second = Setup::sim()?;
     let second = finish(second.command(&bus)?, "").await?;
     assert_ne!(second.code, Some(0));
@@ -236,9 +218,7 @@ async fn a_second_daemon_gives_way() -> Outcome {
 }
 
 async fn workers_go_first_when_memory_runs_out() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let adjusted = |pid: Pid| -> Outcome<i32> {
         Ok(fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?.trim().parse()?)
     };
@@ -373,9 +353,7 @@ async fn other_dimensions_are_refused() -> Outcome {
 /// At the most talkative filter that there is, for a text that is embedded and one that is refused.
 async fn texts_stay_out_of_the_log() -> Outcome {
     const SECRET: &str = "xyzzy-planted-secret";
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?.setting("log", "trace");
-    let mut daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, mut daemon) = Setup::sim()?.setting("log", "trace").alone().await?;
     daemon.client().embedder.embed(SECRET).await?;
     let long = SECRET.repeat(100_000);
     refused(daemon.client().embedder.embed(&long).await, ErrorName::TooLarge)?;

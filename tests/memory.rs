@@ -16,7 +16,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden;
 use crate::harness::manager::ServiceManager;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually, within};
 
 tests! {
     a_model_that_nobody_calls_is_unloaded: [Bus],
@@ -41,11 +41,10 @@ where
 
 /// Asks until the model is loaded, or not.
 async fn loaded(daemon: &Daemon, wanted: bool) -> Outcome {
-    within(&format!("loaded to become {wanted}"), async {
-        while status::<bool>(daemon, "loaded").await? != wanted {}
-        Ok(())
+    eventually(&format!("loaded to become {wanted}"), async || {
+        Ok(status::<bool>(daemon, "loaded").await? == wanted)
     })
-    .await?
+    .await
 }
 
 /// Whether a process is there; what its parent has not reaped yet is not.
@@ -78,9 +77,7 @@ async fn a_model_that_nobody_calls_is_unloaded() -> Outcome {
 }
 
 async fn calls_share_the_load_of_an_unloaded_model() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::real("low")?.alone().await?;
     let texts = golden::plain_texts()?;
     let expected = daemon.client().vectors(&texts).await?;
     daemon.client().manager.unload().await?;
@@ -96,9 +93,8 @@ async fn calls_share_the_load_of_an_unloaded_model() -> Outcome {
 }
 
 async fn an_unloaded_model_leaves_no_worker() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("workers_per_device", "2");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let manager = &daemon.client().manager;
     let before = daemon.workers().await?;
     assert!(before.len() == 2 && before.iter().all(|worker| runs(*worker)), "{before:?}");
@@ -137,9 +133,7 @@ async fn the_watchdog_loads_nothing() -> Outcome {
 }
 
 async fn memory_is_given_back_and_counted() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::real("low")?.alone().await?;
     let texts = vec!["word ".repeat(120); 256];
     let expected = daemon.client().vectors(&texts).await?;
     // Of another level, with workers of its own.
@@ -172,9 +166,7 @@ async fn memory_is_given_back_and_counted() -> Outcome {
 }
 
 async fn an_idle_level_is_given_back() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?.setting("idle_unload_s", "1");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.setting("idle_unload_s", "1").alone().await?;
     let other = Options::from([("level", "high".into())]);
     daemon.client().packed(&["x"], other.clone()).await?;
     loaded(&daemon, false).await?;

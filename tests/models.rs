@@ -17,7 +17,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
 use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, needs, within};
+use crate::harness::{Outcome, needs};
 
 tests! {
     damaged_files_are_named: [Bus, Low],
@@ -162,9 +162,7 @@ async fn damaged_graphs_in_the_cache_are_built_again() -> Outcome {
 }
 
 async fn damaged_caches_are_made_again(engine: &str) -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?.setting("cpu_engine", engine);
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = Setup::real("low")?.setting("cpu_engine", engine).alone().await?;
     let expected = daemon.client().vectors(&["the same as before"]).await?;
     daemon.stop().await?;
     let cached = || largest(&setup.path("cache"));
@@ -201,12 +199,7 @@ async fn what_nobody_uses_leaves_the_cache_at_a_start() -> Outcome {
     }
     let daemon = setup.ready(&bus).await?;
     // It is removed beside what is served by then.
-    within("the removal", async {
-        while !daemon.process.stderr().contains("not used for 180 days") {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await?;
+    daemon.process.says("not used for 180 days").await?;
     assert!(!old.exists() && own.exists() && in_use.exists());
     daemon.stop().await
 }

@@ -18,7 +18,7 @@ use crate::harness::golden::{self, cosine, distance};
 use crate::harness::needs::{self, op_dbus};
 use crate::harness::process::{children, mapped};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, fixture, within};
+use crate::harness::{Outcome, eventually, fixture, within};
 use crate::trials::watch::resident;
 
 tests! {
@@ -64,9 +64,8 @@ async fn workers(daemon: &Daemon) -> Outcome<Vec<HashMap<String, OwnedVariant>>>
 }
 
 async fn a_worker_in_reserve_computes_what_bulk_keeps_waiting() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("workers_per_device", "1");
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = setup.alone().await?;
     let text = "somebody waits for this";
     let alone = daemon.client().vectors(&[text]).await?;
     assert_eq!(workers(&daemon).await?.len(), 1);
@@ -105,9 +104,8 @@ async fn a_worker_in_reserve_computes_what_bulk_keeps_waiting() -> Outcome {
 }
 
 async fn its_calibration_is_kept() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("batch_tokens_max", "auto");
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = setup.alone().await?;
     let measured = |daemon: &Daemon| daemon.process.stderr().contains("calibrated how");
     assert!(measured(&daemon), "{}", daemon.process.stderr());
     let tokens: u64 =
@@ -145,9 +143,7 @@ fn without_library(setup: Setup) -> Outcome<Setup> {
 }
 
 async fn it_serves_without_any_library() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = without_library(Setup::real("low")?)?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = without_library(Setup::real("low")?)?.alone().await?;
     assert_eq!(daemon.client().embedder.execution_provider().await?, "cpu");
     assert_eq!(status(&daemon, "engine").await?, "native");
     daemon.client().embedder.embed("out of the box").await?;
@@ -241,9 +237,8 @@ async fn a_graph_of_the_users_own_needs_the_other_engine() -> Outcome {
 }
 
 async fn a_graph_of_the_users_own_is_served_by_the_other_engine() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = with_own_graph().await?.env("OP_DBUS_CPU_ENGINE", "ort");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     assert_eq!(status(&daemon, "engine").await?, "ort");
     assert_eq!(daemon.client().vectors(&["x"]).await?[0].len(), 24);
     daemon.stop().await
@@ -264,22 +259,18 @@ fn asleep(process: Pid) -> Outcome<bool> {
 
 async fn its_threads_sleep_when_there_is_nothing_to_do() -> Outcome {
     const LOOKS: usize = 10_000;
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::real("low")?.alone().await?;
     daemon.client().vectors(&golden::plain_texts()?).await?;
     let worker = daemon.workers().await?[0];
     let name = fs::read_to_string(format!("/proc/{worker}/comm"))?;
     assert_eq!(name.trim_end(), "op-dbus-worker", "what `top` shows");
     // A thread that spins, or wakes up by itself to look around, is seen running now and then.
-    within("the worker's sleep", async {
-        let mut looks = 0;
-        while looks < LOOKS {
-            looks = if asleep(worker)? { looks + 1 } else { 0 };
-        }
-        Outcome::Ok(())
+    let mut looks = 0;
+    eventually("the worker's sleep", async || {
+        looks = if asleep(worker)? { looks + 1 } else { 0 };
+        Ok(looks == LOOKS)
     })
-    .await??;
+    .await?;
     daemon.stop().await
 }
 
@@ -324,10 +315,7 @@ async fn a_model_that_was_replaced_is_not_served_under_the_old_name() -> Outcome
     daemon.signal_workers(Signal::SIGKILL).await?;
     let refusal = daemon.client().embedder.embed("x").await;
     refused(refusal, ErrorName::WorkerFailed)?;
-    within("the reason in the log", async {
-        while !daemon.process.stderr().contains("is another model than") {}
-    })
-    .await?;
+    daemon.process.says("is another model than").await?;
     daemon.stop().await
 }
 
@@ -344,12 +332,7 @@ async fn a_worker_killed_while_it_packs_leaves_nothing() -> Outcome {
     let setup = Setup::real("low")?;
     let daemon = loop {
         let daemon = setup.start(&bus).await?;
-        within("the beginning of packing", async {
-            while cached(&setup, "").is_empty() {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await?;
+        eventually("the beginning of packing", async || Ok(!cached(&setup, "").is_empty())).await?;
         // The one that is started in its place as well.
         let killing = async {
             loop {

@@ -21,7 +21,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, cosine};
 use crate::harness::process::children;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually, within};
 use crate::providers::{movable, provider};
 
 tests! {
@@ -254,14 +254,9 @@ async fn a_job_of_another_level_goes_there_too() -> Outcome {
     writer.write_all(b"before\n")?;
     embedded(&job, 1).await?;
     client.manager.set_execution_provider("cpu").await?;
-    let loaded = async {
-        let is_it = |line: &str| line.contains("model loaded") && line.contains("all-MiniLM-L6-v2");
-        while !daemon.process.stderr().lines().any(is_it) {
-            daemon.workers().await?;
-        }
-        Outcome::Ok(())
-    };
-    within("the model on the other provider", loaded).await??;
+    let is_it = |line: &str| line.contains("model loaded") && line.contains("all-MiniLM-L6-v2");
+    let is_loaded = async || Outcome::Ok(daemon.process.stderr().lines().any(is_it));
+    eventually("the model on the other provider", is_loaded).await?;
     writer.write_all(b"after\n")?;
     drop(writer);
     let (_, rows, _, info) = within("the job", job.fetch()).await??;
@@ -320,20 +315,11 @@ async fn what_fell_back_comes_back_by_itself() -> Outcome {
     assert_eq!(both().await?, ["cpu", "cpu"]);
     let in_vain = || daemon.process.stderr().matches("no better provider works").count();
     // Twice for each of the two levels.
-    let tried = async {
-        while in_vain() < 4 {
-            daemon.workers().await?;
-        }
-        Outcome::Ok(())
-    };
-    within("tries of what is away", tried).await??;
+    eventually("tries of what is away", async || Ok(in_vain() >= 4)).await?;
     assert_eq!(both().await?, ["cpu", "cpu"], "while it is away");
     fs::rename(&away, &library)?;
-    let back = async {
-        while both().await? != ["ggml", "ggml"] {}
-        Outcome::Ok(())
-    };
-    within("what is back computes", back).await??;
+    let is_back = async || Outcome::Ok(both().await? == ["ggml", "ggml"]);
+    eventually("what is back computes", is_back).await?;
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     daemon.stop().await
 }

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 
 use crate::harness::Outcome;
-use crate::harness::bus::PrivateBus;
 use crate::harness::daemon::Setup;
 use crate::harness::golden::{self, cosine};
 use crate::harness::process::mapped;
@@ -42,8 +41,7 @@ async fn openvino_serves_in_each_precision() -> Outcome {
             assert!(why.contains("this CPU does not compute in bf16"), "{why}");
             continue;
         }
-        let bus = PrivateBus::start().await?;
-        let daemon = setup.ready(&bus).await?;
+        let (_bus, _setup, daemon) = setup.alone().await?;
         assert_eq!(provider(&daemon).await?, ("openvino".to_owned(), String::new()));
         let embedder = &daemon.client().embedder;
         assert!(embedder.vector_space().await?.ends_with(&format!("-{precision}")));

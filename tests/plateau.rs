@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use zbus::OwnedVariant;
 
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
@@ -73,8 +72,7 @@ const GROWTH_MAX: u64 = 2 << 20;
 async fn plateau(setup: Setup) -> Outcome {
     const BATCHES: u64 = 10_000;
     const WARM: u64 = 2_000;
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let mut random = Random::new(20_817);
     batches(daemon.client(), &mut random, WARM).await?;
     let warm = resident(&daemon).await?;
@@ -111,9 +109,7 @@ async fn on_a_device() -> Outcome<Setup> {
 /// Buffers of all shapes, and an arena that has seen the largest.
 async fn memory_is_at_its_plateau_when_a_device_is_ready() -> Outcome {
     const BATCHES: u64 = 10_000;
-    let bus = PrivateBus::start().await?;
-    let setup = on_a_device().await?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = on_a_device().await?.alone().await?;
     let client = daemon.client();
     let ready = resident(&daemon).await?;
     batches(client, &mut Random::new(20_817), BATCHES).await?;
@@ -128,9 +124,7 @@ async fn memory_is_at_its_plateau_when_a_device_is_ready() -> Outcome {
 }
 
 async fn memory_of_batches_is_told() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = tiny().await?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = tiny().await?.alone().await?;
     for key in ["buffer_reuse_ratio", "zero_copy_ratio"] {
         assert_eq!(
             told::<f64>(daemon.client(), key).await?,

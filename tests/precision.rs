@@ -54,9 +54,7 @@ async fn a_device_computes_in_halves() -> Outcome {
 
 /// The CPU's own engine has none, and whoever asked for them is told.
 async fn halves_are_for_devices() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?.setting("precision", "f16");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::real("low")?.setting("precision", "f16").alone().await?;
     let computed = daemon.client().embedder.precision().await?;
     assert!(["f32", "bf16"].contains(&&*computed), "{computed}");
     let said = daemon.process.stderr();
@@ -125,9 +123,7 @@ async fn bound_buffers_serve_a_device() -> Outcome {
 }
 
 async fn bound_buffers_are_for_onnx_runtime() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?.setting("io_binding", "on");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::real("low")?.setting("io_binding", "on").alone().await?;
     let said = daemon.process.stderr();
     assert!(said.contains("io_binding is on") && said.contains("has no effect"), "{said}");
     daemon.stop().await

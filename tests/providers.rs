@@ -58,9 +58,7 @@ pub async fn refusal(setup: &Setup) -> Outcome<String> {
 }
 
 async fn a_plugin_serves_with_the_models_vectors() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = ggml()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = ggml()?.alone().await?;
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     let texts = golden::plain_texts()?;
     let reply = daemon.client().packed(&texts, HashMap::new()).await?;
@@ -217,9 +215,8 @@ async fn a_worker_lost_on_the_device_is_replaced_there() -> Outcome {
 
 /// A worker of this provider that is killed is replaced on it.
 pub async fn replaced_there(name: &str) -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("execution_provider", name).setting("fallback", "none");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let expected = daemon.client().vectors(&["before and after"]).await?;
     let lost = daemon.workers().await?;
     daemon.signal_workers(Signal::SIGKILL).await?;
@@ -273,9 +270,7 @@ async fn the_provider_changes_under_load_without_a_failed_call() -> Outcome {
 /// To each of these in turn, from the CPU.
 pub async fn changes_under_load(all: [&str; 3]) -> Outcome {
     const CLIENTS: usize = 8;
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = Setup::real("low")?.alone().await?;
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
@@ -319,9 +314,7 @@ pub async fn changes_under_load(all: [&str; 3]) -> Outcome {
 }
 
 async fn a_change_to_what_does_not_work_changes_nothing() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, setup, daemon) = Setup::real("low")?.alone().await?;
     let manager = &daemon.client().manager;
     let refusal = manager.set_execution_provider("cuda").await;
     let message = refused(refusal, ErrorName::ProviderUnavailable)?;
@@ -338,9 +331,8 @@ async fn a_change_to_what_does_not_work_changes_nothing() -> Outcome {
 }
 
 async fn every_device_has_a_worker() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = ggml()?.setting("gpu_device", "all").setting("workers_per_device", "2");
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = setup.alone().await?;
     // It has one device, the CPU.
     assert_eq!(daemon.workers().await?.len(), 2);
     daemon.stop().await?;
@@ -355,9 +347,8 @@ async fn every_device_has_a_worker() -> Outcome {
 
 /// `auto` on a machine without the libraries of a GPU.
 async fn the_best_that_works_is_no_fallback() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("execution_provider", "auto");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     assert_eq!(provider(&daemon).await?, ("cpu".to_owned(), String::new()));
     assert_eq!(daemon.client().embedder.requested_execution_provider().await?, "auto");
     daemon.stop().await
@@ -375,9 +366,7 @@ fn resident(process: nix::unistd::Pid) -> Outcome<u64> {
 async fn memory_reaches_a_plateau() -> Outcome {
     const BATCHES: usize = 80;
     const GROWTH_MAX: u64 = 12 << 20;
-    let bus = PrivateBus::start().await?;
-    let setup = ggml()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = ggml()?.alone().await?;
     let worker = daemon.workers().await?[0];
     daemon.client().vectors(&vec!["word ".repeat(120); 8]).await?;
     let mut after = Vec::new();

@@ -7,7 +7,6 @@ use op_dbus_api::ErrorName;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::golden::floats;
@@ -76,9 +75,7 @@ async fn site_of(python: &Path) -> Outcome<PathBuf> {
 
 async fn the_wheel_works_where_it_is_installed() -> Outcome {
     let installed = Installed::new().await?;
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let said = installed.run(&["-Werror"], &fixture("python/package.py"), bus.address()).await?;
     installed.run(&["-Werror"], &fixture("python/unanswered.py"), bus.address()).await?;
     installed.run(&["-Werror"], &fixture("python/overlap.py"), "").await?;

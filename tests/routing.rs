@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use crate::harness::Outcome;
-use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::needs::{op_dbus, store};
@@ -24,10 +23,8 @@ fn smallest(record: &str) -> Outcome<u64> {
 }
 
 async fn small_work_goes_where_it_is_done_first_and_bulk_to_both() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("execution_provider", "ggml");
-    let setup = setup.setting("offload", "auto");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, setup, daemon) = setup.setting("offload", "auto").alone().await?;
     // In the order of their names: that of the CPU first.
     let known = records(&setup)?;
     let [(_, cpu), (_, ggml)] = &known[..] else { return Err("not two records".into()) };

@@ -99,10 +99,8 @@ async fn plant(client: &Client, daemon: &Daemon, setup: &Setup) -> Outcome<Vec<S
 }
 
 async fn a_planted_secret_is_found_nowhere() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("log", "trace").setting("workers_per_device", "1");
-    let setup = setup.setting("cache_bytes", "1000000");
-    let mut daemon = setup.ready(&bus).await?;
+    let (bus, setup, mut daemon) = setup.setting("cache_bytes", "1000000").alone().await?;
     let client = Client::on(&bus).await?;
     let refusals = plant(&client, &daemon, &setup).await?;
     assert!(!refusals.iter().any(|sentence| holds(sentence.as_bytes())), "{refusals:?}");

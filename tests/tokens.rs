@@ -8,7 +8,7 @@ use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::Setup;
 use crate::harness::golden::plain_texts;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually};
 
 tests! {
     ids_have_the_vectors_of_their_texts: [Bus, Medium],
@@ -38,9 +38,7 @@ async fn embedded(
 }
 
 async fn ids_have_the_vectors_of_their_texts() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("medium")?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::real("medium")?.alone().await?;
     let client = daemon.client();
     let texts = plain_texts()?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
@@ -61,9 +59,7 @@ async fn ids_have_the_vectors_of_their_texts() -> Outcome {
 }
 
 async fn tokens_say_where_they_stand() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("medium")?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::real("medium")?.alone().await?;
     let texts = ["Überlauf: disk full"];
     let tokens = daemon.client().embedder.tokenize(&texts, Options::new()).await?;
     let told: Vec<(&str, bool, &str)> = tokens[0]
@@ -80,9 +76,7 @@ async fn tokens_say_where_they_stand() -> Outcome {
 }
 
 async fn what_tokens_can_not_be_is_refused() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let foreign = embedded(client, &[vec![1], vec![1, 100_257]], Options::new()).await;
     let message = refused(foreign, ErrorName::InvalidArgument)?;
@@ -173,11 +167,10 @@ async fn nobody_counts_tokens_for_who_has_left() -> Outcome {
         counting = daemon.client().counted("in_flight_calls", 1) => counting?,
     }
     drop(leaving);
-    within("the end of the call", async {
-        while daemon.client().failures("cancelled").await? == 0 {}
-        Outcome::Ok(())
+    eventually("the end of the call", async || {
+        Ok(daemon.client().failures("cancelled").await? != 0)
     })
-    .await??;
+    .await?;
     assert_eq!(daemon.client().counter("in_flight_calls").await?, 0);
     daemon.stop().await
 }

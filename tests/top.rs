@@ -49,9 +49,7 @@ fn number(screen: &str, name: &str) -> Option<f64> {
 }
 
 async fn top_shows_a_busy_service_and_gives_the_terminal_back() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let load = load(&daemon);
     let terminal = open(&bus).await?;
     let busy = |screen: &str| number(screen, "texts/s").is_some_and(|rate| rate > 0.0);
@@ -82,9 +80,7 @@ async fn top_shows_a_busy_service_and_gives_the_terminal_back() -> Outcome {
 }
 
 async fn top_draws_nothing_on_a_dumb_terminal() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let mut command = clean("sh");
     command.args(["-c", SCRIPT, "sh", "env", "TERM=dumb"]).arg(op_dbus()).args(["top", "--bus"]);
     let terminal = Terminal::open(command.arg(bus.address())).await?;

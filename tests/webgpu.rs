@@ -17,7 +17,7 @@ use crate::harness::needs::VULKAN_DEVICE;
 use crate::harness::process::mapped;
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually};
 use crate::offload::{clients, workers};
 use crate::plateau::{resident, tiny, told};
 use crate::providers::provider;
@@ -156,13 +156,11 @@ async fn webgpu_comes_goes_and_is_killed_under_load() -> Outcome {
     }
     let lost = daemon.workers().await?;
     daemon.signal_workers(Signal::SIGKILL).await?;
-    let replaced = async {
-        while daemon.workers().await?.iter().any(|pid| lost.contains(pid)) {
-            daemon.client().packed(&["after"], HashMap::new()).await?;
-        }
-        Ok::<_, Box<dyn std::error::Error>>(())
-    };
-    within("another worker", replaced).await??;
+    eventually("another worker", async || {
+        daemon.client().packed(&["after"], HashMap::new()).await?;
+        Ok(!daemon.workers().await?.iter().any(|pid| lost.contains(pid)))
+    })
+    .await?;
     is_webgpu(&provider(&daemon).await?);
     stop.send(true)?;
     let mut calls = 0;

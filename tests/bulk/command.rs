@@ -13,10 +13,11 @@ use op_dbus_api::ErrorName;
 use tokio::io::AsyncWriteExt;
 use zbus::OwnedVariant;
 
-use super::{daemon, embed, peak_kib};
+use super::{embed, peak_kib};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, cli, cli_with_input};
+use crate::harness::daemon::Setup;
 use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
@@ -33,7 +34,7 @@ async fn the_command_holds_neither_texts_nor_vectors() -> Outcome {
     const LINES: usize = 100_000;
     // The program itself takes some 20 MiB; the vectors would be 150 MiB.
     const PEAK_MAX_KIB: u64 = 48 << 10;
-    let (bus, setup, daemon) = daemon().await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let output = setup.path("vectors.npy");
     let mut command = clean(op_dbus());
     command.args(["embed", "--npy", "--bus", bus.address(), "--output"]).arg(&output);
@@ -68,7 +69,7 @@ async fn the_command_holds_neither_texts_nor_vectors() -> Outcome {
 
 /// The user has no place for a stream left: the command's texts go the way of all others.
 async fn the_command_goes_on_where_streams_are_taken() -> Outcome {
-    let (bus, setup, daemon) = daemon().await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let client = Client::on(&bus).await?;
     let (source, writer) = std::io::pipe()?;
     let path = setup.path("lines");
@@ -90,7 +91,7 @@ async fn the_command_goes_on_where_streams_are_taken() -> Outcome {
 /// What the service writes into a memfd of that kind, header and all, by calls of both ways; and numbers
 /// of that kind as text.
 async fn the_command_writes_every_encoding() -> Outcome {
-    let (bus, setup, daemon) = daemon().await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let path = setup.path("lines");
     std::fs::write(&path, (0..3000).map(|n| format!("line {n}\n")).collect::<String>())?;
     let (lines, output) = (path.display().to_string(), setup.path("out").display().to_string());

@@ -12,9 +12,8 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use zbus::Fd;
 
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
-use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::daemon::Setup;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
 
@@ -35,13 +34,6 @@ tests! {
 
 /// Direct connections that one user may have.
 const MOST: usize = 16;
-
-async fn daemon() -> Outcome<(PrivateBus, Setup, Daemon)> {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
-    Ok((bus, setup, daemon))
-}
 
 /// A direct connection as a client of its own.
 async fn line(client: &Client) -> Outcome<Client> {
@@ -83,7 +75,7 @@ async fn all_free(client: &Client) -> Outcome {
 }
 
 async fn it_has_the_same_vectors() -> Outcome {
-    let (_bus, setup, daemon) = daemon().await?;
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
     let direct = line(daemon.client()).await?;
     let texts = ["one", "two"];
     let expected = daemon.client().vectors(&texts).await?;
@@ -112,7 +104,7 @@ async fn it_has_the_same_vectors() -> Outcome {
 }
 
 async fn it_is_the_embedder_alone() -> Outcome {
-    let (_bus, _setup, daemon) = daemon().await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let direct = line(daemon.client()).await?;
     let status = direct.manager.get_status().await;
     assert!(
@@ -135,7 +127,7 @@ async fn it_is_the_embedder_alone() -> Outcome {
 
 /// All connections of a user share what that user may have.
 async fn it_has_the_same_quota() -> Outcome {
-    let (_bus, _setup, daemon) = daemon().await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let (first, second) = (line(daemon.client()).await?, line(daemon.client()).await?);
     let (source, writer) = std::io::pipe()?;
     let stream = |client: &Client| {
@@ -168,7 +160,7 @@ async fn it_has_the_same_quota() -> Outcome {
 }
 
 async fn it_tells_what_changes() -> Outcome {
-    let (_bus, _setup, daemon) = daemon().await?;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let direct = line(daemon.client()).await?;
     let properties = zbus::fdo::PropertiesProxy::builder(direct.connection());
     let properties = properties.destination(op_dbus_api::BUS_NAME).path(ROOT_PATH).build().await?;
@@ -183,7 +175,7 @@ async fn it_tells_what_changes() -> Outcome {
 
 /// Also when somebody else keeps the socket, and a call is under way.
 async fn it_ends_with_its_opener() -> Outcome {
-    let (bus, _setup, daemon) = daemon().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let leaving = Client::on(&bus).await?;
     let (direct, idle) = (line(&leaving).await?, silent(&leaving).await?);
     let (source, _writer) = std::io::pipe()?;
@@ -204,7 +196,7 @@ async fn it_ends_with_its_opener() -> Outcome {
 
 /// The places of its streams are free when it is closed.
 async fn its_calls_end_with_it() -> Outcome {
-    let (_bus, setup, daemon) = daemon().await?;
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
     let direct = line(daemon.client()).await?;
     let (source, _writer) = std::io::pipe()?;
     let stream =
@@ -233,7 +225,7 @@ async fn its_calls_end_with_it() -> Outcome {
 }
 
 async fn it_answers_before_the_service_stops() -> Outcome {
-    let (_bus, _setup, mut daemon) = daemon().await?;
+    let (_bus, _setup, mut daemon) = Setup::sim()?.alone().await?;
     let direct = line(daemon.client()).await?;
     let expected = direct.embedder.embed("in flight").await?;
     let workers = daemon.workers().await?;

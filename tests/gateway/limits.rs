@@ -13,7 +13,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::daemon::Setup;
 use crate::harness::gateway::{Gateway, answer, curl};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually, within};
 
 tests! {
     what_is_too_large_is_refused: [Bus, Curl],
@@ -227,11 +227,7 @@ async fn a_client_that_leaves_cancels_its_work() -> Outcome {
     for request in &mut leaving {
         request.kill().await?;
     }
-    within("the cancelled call", async {
-        while client.failures("cancelled").await? < 1 {}
-        Ok::<_, Box<dyn std::error::Error>>(())
-    })
-    .await??;
+    eventually("the cancelled call", async || Ok(client.failures("cancelled").await? >= 1)).await?;
     stage.daemon.signal_workers(Signal::SIGCONT).await?;
     for request in staying {
         let output = within("the other answer", request.wait_with_output()).await??;
@@ -311,9 +307,7 @@ async fn a_service_that_hangs_is_told() -> Outcome {
 }
 
 async fn nobody_gets_in_without_the_key() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     fs::write(setup.path("api-key"), "a-long-secret\n")?;
     let gateway = Gateway::with_key(&bus, &setup, &setup.path("")).await?;
     let body = r#"{"input": "one"}"#;

@@ -63,8 +63,7 @@ impl Stage {
 
     /// With these settings.
     pub async fn of(setup: Setup) -> Outcome<Self> {
-        let bus = PrivateBus::start().await?;
-        let daemon = setup.ready(&bus).await?;
+        let (bus, setup, daemon) = setup.alone().await?;
         let gateway = Gateway::start(&bus, &setup).await?;
         Ok(Self { bus, setup, daemon, gateway })
     }
@@ -378,10 +377,8 @@ pub fn sentence(answer: &Answer, path: &str) -> Outcome<String> {
 }
 
 async fn texts_stay_out_of_the_log() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
-    let setup = setup.setting("log", "trace");
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = setup.setting("log", "trace").alone().await?;
     let gateway = Gateway::start(&bus, &setup).await?;
     let secret = "xyzzy-plugh";
     gateway.post("/v1/embeddings", &json!({"input": secret})).await?.ok()?;

@@ -5,13 +5,13 @@ use std::fs;
 use serde_json::json;
 use tokio::net::UnixStream;
 
-use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::gateway::{Gateway, command};
 use crate::harness::manager::ServiceManager;
 use crate::harness::registry::tests;
+use crate::harness::{Outcome, eventually};
 
 tests! {
     a_unix_socket_is_listened_on: [Bus, Curl],
@@ -21,9 +21,7 @@ tests! {
 }
 
 async fn a_unix_socket_is_listened_on() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let listen = format!("unix:{}", setup.path("http.sock").display());
     let gateway = Gateway::start_command(command(&bus, &setup, &listen)?).await?;
     assert_eq!(gateway.url(""), listen);
@@ -42,22 +40,16 @@ async fn a_unix_socket_is_listened_on() -> Outcome {
 }
 
 async fn systemds_socket_is_used() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let socket = setup.path("handed.sock");
     let own = command(&bus, &setup, "")?;
     let mut activate = clean("systemd-socket-activate");
     activate.arg("--listen").arg(&socket);
     activate.arg(own.as_std().get_program()).args(own.as_std().get_args());
     // It starts the gateway when somebody connects.
-    let first = async {
-        while UnixStream::connect(&socket).await.is_err() {
-            tokio::task::yield_now().await;
-        }
-    };
-    let (gateway, ()) = tokio::join!(Gateway::start_command(activate), first);
-    let gateway = gateway?;
+    let first = async || Outcome::Ok(UnixStream::connect(&socket).await.is_ok());
+    let first = eventually("systemd's socket", first);
+    let (gateway, ()) = tokio::try_join!(Gateway::start_command(activate), first)?;
     assert_eq!(gateway.url(""), format!("unix:{}", socket.display()));
     gateway.post("/embed", &json!({"inputs": "one"})).await?.ok()?;
     gateway.stop().await?;

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use super::command::clean;
 use super::network::Machine;
 use super::process::Process;
-use super::{Outcome, repository, within};
+use super::{Outcome, eventually, repository, within};
 
 /// Where the shipped configuration answers.
 pub const PORT: u16 = 8080;
@@ -56,12 +56,8 @@ impl Balancer {
             }
         });
         let balancer = Self { process, said, admin };
-        within("haproxy", async {
-            while UnixStream::connect(&balancer.admin).await.is_err() {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await?;
+        eventually("haproxy", async || Ok(UnixStream::connect(&balancer.admin).await.is_ok()))
+            .await?;
         Ok(balancer)
     }
 

@@ -9,7 +9,7 @@ use zbus::proxy::CacheProperties;
 use zbus::{Connection, OwnedVariant, Variant};
 
 use super::bus::PrivateBus;
-use super::{Outcome, within};
+use super::{Outcome, eventually};
 
 /// Typed proxies without a cache: what a test reads is what the service says now.
 pub struct Client {
@@ -102,11 +102,10 @@ impl Client {
     /// Asks for a counter until it's at least `least`: work inside the service has no signal of
     /// its own.
     pub async fn counted(&self, name: &str, least: u64) -> Outcome {
-        within(&format!("{name} to become {least}"), async {
-            while self.counter(name).await? < least {}
-            Ok(())
+        eventually(&format!("{name} to become {least}"), async || {
+            Ok(self.counter(name).await? >= least)
         })
-        .await?
+        .await
     }
 
     /// Process ids of the workers, from `GetStatus`.

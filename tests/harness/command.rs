@@ -57,12 +57,17 @@ pub fn clean(program: impl AsRef<OsStr>) -> Command {
 /// The same command, started by `script`, in which `"$@"` stands for it, in a mount namespace of
 /// its own.
 pub fn in_own_mounts(script: &str, command: &Command) -> Command {
+    let mut unshare = clean("unshare");
+    unshare.args(["--mount", "sh", "-ec", script, "sh"]);
+    started_by(unshare, command)
+}
+
+/// `starter` with `command` as what it is to start, and with its environment.
+pub fn started_by(mut starter: Command, command: &Command) -> Command {
     let command = command.as_std();
-    let mut wrapped = clean("unshare");
-    wrapped.args(["--mount", "sh", "-ec", script, "sh"]);
-    wrapped.arg(command.get_program()).args(command.get_args());
-    wrapped.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    wrapped
+    starter.arg(command.get_program()).args(command.get_args());
+    starter.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    starter
 }
 
 /// Runs `op-dbus` as a client of `bus`.

@@ -145,6 +145,13 @@ impl Setup {
         assert_eq!(state, "ready", "the daemon wrote:\n{}", daemon.process.stderr());
         Ok(daemon)
     }
+
+    /// The same on a bus of its own.
+    pub async fn alone(self) -> Outcome<(PrivateBus, Self, Daemon)> {
+        let bus = PrivateBus::start().await?;
+        let daemon = self.ready(&bus).await?;
+        Ok((bus, self, daemon))
+    }
 }
 
 /// A running daemon and a client of it.

@@ -40,6 +40,17 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> Outcome<T
     }
 }
 
+/// Asks until `is_so`, about what has no signal of its own; `what` names it in the failure.
+pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> Outcome<bool>) -> Outcome {
+    within(what, async {
+        while !is_so().await? {
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    })
+    .await?
+}
+
 /// The root of the repository.
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use super::command::{clean, finish};
+use super::command::{clean, finish, started_by};
 use super::process::Process;
 use super::{Outcome, within};
 
@@ -44,12 +44,9 @@ impl Machine {
 
     /// The command as it is run on this machine.
     pub fn runs(&self, command: &Command) -> Command {
-        let command = command.as_std();
         let mut there = clean("nsenter");
         there.arg(format!("--net=/proc/{}/ns/net", self.holder.pid()));
-        there.arg(command.get_program()).args(command.get_args());
-        there.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        there
+        started_by(there, command)
     }
 
     async fn ip(&self, words: &[&str]) -> Outcome {

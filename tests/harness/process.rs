@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use tokio::process::{Child, Command};
 
-use super::{Outcome, journal, within};
+use super::{Outcome, eventually, journal, within};
 
 /// A running program whose standard error goes to a file.
 pub struct Process {
@@ -66,6 +66,11 @@ impl Process {
     pub fn stderr(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(log.get(self.log_start..).unwrap_or_default()).into_owned()
+    }
+
+    /// Waits until it has written `text` to standard error.
+    pub async fn says(&self, text: &str) -> Outcome {
+        eventually(text, async || Ok(self.stderr().contains(text))).await
     }
 }
 

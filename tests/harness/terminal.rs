@@ -5,7 +5,7 @@ use std::process::Stdio;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use super::command::{clean, finish};
+use super::command::{clean, finish, started_by};
 use super::{Outcome, within};
 
 /// A tmux server of a test's own with one window of 80 columns and 24 lines.
@@ -17,12 +17,10 @@ impl Terminal {
     /// Opens the terminal on `command`, which is the last thing that runs in it.
     pub async fn open(command: &Command) -> Outcome<Self> {
         let terminal = Self { folder: tempfile::Builder::new().prefix("terminal-").tempdir()? };
-        let command = command.as_std();
         let mut tmux = terminal.tmux(&["-f", "/dev/null", "new-session", "-d"]);
-        tmux.args(["-x", "80", "-y", "24"]).arg(command.get_program()).args(command.get_args());
+        tmux.args(["-x", "80", "-y", "24"]);
         // The server hands on what it was started with.
-        tmux.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        finish(tmux, "").await?.success()?;
+        finish(started_by(tmux, command), "").await?.success()?;
         Ok(terminal)
     }
 

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 
 use super::Outcome;
-use super::command::{clean, in_own_mounts};
+use super::command::{clean, in_own_mounts, started_by};
 
 /// A user that [`Users`] makes known, with a group of the same number.
 #[derive(Clone, Copy)]
@@ -67,15 +67,12 @@ fn without_ours(file: &str) -> Outcome<String> {
 impl User {
     /// The command as this user runs it, who needs no account for that.
     pub fn runs(self, command: &Command) -> Command {
-        let command = command.as_std();
         let mut wrapped = clean("setpriv");
         wrapped.args([format!("--reuid={}", self.id), format!("--regid={}", self.id)]);
         wrapped.arg(match self.id {
             id if id == MEMBER.id => format!("--groups={}", SERVICE.id),
             _ => "--clear-groups".to_owned(),
         });
-        wrapped.arg(command.get_program()).args(command.get_args());
-        wrapped.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        wrapped
+        started_by(wrapped, command)
     }
 }

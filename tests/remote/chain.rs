@@ -13,7 +13,7 @@ use crate::harness::client::refused;
 use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::gateway::Gateway;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually, within};
 use crate::providers::{movable, provider};
 
 tests! {
@@ -134,9 +134,7 @@ async fn the_cpu_computes_beside_triton() -> Outcome {
 async fn a_reload_moves_to_other_endpoints_without_a_lost_call() -> Outcome {
     let far = Far::start("low").await?;
     let (one, two) = (far.gateway().await?, far.gateway().await?);
-    let bus = PrivateBus::start().await?;
-    let setup = fleet("low", "openai", &[&one.url("")])?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = fleet("low", "openai", &[&one.url("")])?.alone().await?;
     let (stop, stopped) = watch::channel(false);
     let clients = clients(&bus, &stopped, 2).await?;
     some_more(&daemon).await?;
@@ -145,11 +143,7 @@ async fn a_reload_moves_to_other_endpoints_without_a_lost_call() -> Outcome {
     // As systemd asks for it.
     let before = daemon.workers().await?;
     daemon.process.signal(Signal::SIGHUP)?;
-    let moved = async {
-        while daemon.workers().await? == before {}
-        Outcome::Ok(())
-    };
-    within("other workers", moved).await??;
+    eventually("other workers", async || Ok(daemon.workers().await? != before)).await?;
     some_more(&daemon).await?;
     // Nobody asks there any more.
     one.process.signal(Signal::SIGKILL)?;
@@ -166,9 +160,7 @@ async fn a_reload_moves_to_other_endpoints_without_a_lost_call() -> Outcome {
 async fn a_reload_that_fails_changes_nothing() -> Outcome {
     let far = Far::start("low").await?;
     let gateway = far.gateway().await?;
-    let bus = PrivateBus::start().await?;
-    let setup = fleet("low", "openai", &[&gateway.url("")])?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, setup, daemon) = fleet("low", "openai", &[&gateway.url("")])?.alone().await?;
     let worker = daemon.workers().await?;
     let mut setup = setup;
     let (nowhere, absent) = (nowhere()?, "can't be used: Connection refused");
@@ -197,10 +189,9 @@ async fn a_reload_reads_the_token_again() -> Outcome {
     let folder = tempfile::tempdir()?;
     let token = folder.path().join("token");
     fs::write(&token, "the-first")?;
-    let bus = PrivateBus::start().await?;
     let setup = fleet("low", "openai", &[&gateway.url("")])?;
     let setup = setup.setting("providers.remote.token_file", &token.display().to_string());
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let manager = &daemon.client().manager;
     // A wrong one is told, and the one that is right goes on.
     fs::write(&token, "the-second")?;

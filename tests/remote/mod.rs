@@ -206,9 +206,8 @@ async fn llama_cpp_computes_our_model() -> Outcome {
 async fn a_gateway_computes_and_another_takes_over() -> Outcome {
     let far = Far::start("low").await?;
     let (one, two) = (far.gateway().await?, far.gateway().await?);
-    let bus = PrivateBus::start().await?;
     let setup = fleet("low", "openai", &[&one.url(""), &two.url("")])?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = setup.alone().await?;
     serves(&daemon, "low").await?;
     let (stop, stopped) = watch::channel(false);
     let clients = clients(&bus, &stopped, 2).await?;
@@ -234,12 +233,11 @@ async fn a_gateway_computes_and_another_takes_over() -> Outcome {
 async fn the_cpu_goes_on_when_the_fleet_is_gone() -> Outcome {
     let far = Far::start("low").await?;
     let gateway = far.gateway().await?;
-    let bus = PrivateBus::start().await?;
     let setup = fleet("low", "openai", &[&gateway.url("")])?;
     let setup = setup.setting("fallback", "cpu").setting("offload", "auto");
     let setup = setup.setting("providers.remote.batch_timeout_s", "2");
     let setup = setup.setting("providers.remote.request_timeout_s", "1");
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = setup.alone().await?;
     assert_eq!(provider(&daemon).await?.0, "remote");
     // More at once than either does in a moment, so that both compute.
     let (stop, stopped) = watch::channel(false);
@@ -291,8 +289,7 @@ async fn a_certificate_has_to_be_trusted() -> Outcome {
     assert!(message.contains(tls.url()) && message.contains("certificate"), "{message}");
     let certificate = folder.path().join("certificate.pem").display().to_string();
     let setup = setup.setting("providers.remote.ca_file", &certificate);
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     serves(&daemon, "low").await?;
     daemon.stop().await?;
     far.daemon.stop().await

@@ -50,8 +50,7 @@ async fn triton_takes_texts_over_http_and_grpc() -> Outcome {
     let triton = Server::triton_of_texts(&own, &graph, LOW, 128).await?;
     for url in [triton.url(), &triton.grpc_url()] {
         let setup = fleet("low", "oip", &[url])?.setting("providers.remote.inputs", "texts");
-        let bus = PrivateBus::start().await?;
-        let daemon = setup.ready(&bus).await?;
+        let (_bus, _setup, daemon) = setup.alone().await?;
         serves(&daemon, "low").await?;
         agrees(&daemon, "low").await?;
         let said = daemon.process.stderr();
@@ -90,17 +89,15 @@ async fn a_text_that_was_cut_within_a_word_is_left_to_the_cpu() -> Outcome {
     // Three pieces each, of which 254 are no whole number of words.
     let texts = ["unembeddable ".repeat(200)];
     let start = || Options::from([("truncate", "start".into())]);
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, setup, daemon) = setup.alone().await?;
     let refusal = daemon.client().packed(&texts, start()).await;
     let message = refused(refusal, ErrorName::WorkerFailed)?;
     assert!(message.contains("one that was cut within a word"), "{message}");
     assert!(!message.contains("unembed"), "{message}");
     daemon.client().embedder.embed("the next").await?;
     daemon.stop().await?;
-    let bus = PrivateBus::start().await?;
     let setup = setup.setting("offload", "auto").setting("fallback", "cpu");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let reply = daemon.client().packed(&texts, start()).await?;
     assert_eq!(reply.info::<String>("device")?, "cpu:0");
     daemon.stop().await

@@ -11,7 +11,6 @@ use zbus::{Fd, Variant};
 use super::pipeline::{Pipeline, Reply, call};
 use super::watch::{descriptors, growth_mib, peak};
 use super::{Outcome, Size, figure};
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
@@ -24,9 +23,7 @@ pub async fn descriptor_flood(size: Size) -> Outcome {
     const DEPTH: usize = 8;
     const OPEN_MAX: usize = 512;
     let messages = size.of(2_000, 10_000);
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let process = daemon.process.pid();
     let mut pipeline = Pipeline::new(bus.connect().await?);
     let null = File::open("/dev/null")?;
@@ -72,9 +69,7 @@ pub async fn descriptor_flood(size: Size) -> Outcome {
 pub async fn huge_requests(_: Size) -> Outcome {
     const BYTES: u64 = 1 << 30;
     const GROWTH_MAX_MIB: f64 = 24.0;
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let gateway = Gateway::start(&bus, &setup).await?;
     daemon.client().embedder.embed("warm").await?;
     let (process, front) = (daemon.process.pid(), gateway.process.pid());

@@ -13,7 +13,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
 use crate::harness::daemon::Setup;
 use crate::harness::golden::distance;
-use crate::harness::within;
+use crate::harness::eventually;
 
 /// Clients that keep calling.
 const CLIENTS: usize = 4;
@@ -22,9 +22,7 @@ const CLIENTS: usize = 4;
 pub async fn worker_killed(size: Size) -> Outcome {
     const BACK_MAX: Duration = Duration::from_secs(5);
     let kills = size.of(10, 200);
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::real("low")?.alone().await?;
     let text = "a text that outlives the worker that has it in hand";
     let expected = daemon.client().vectors(&[text]).await?.remove(0);
     let stop = Arc::new(AtomicBool::new(false));
@@ -110,12 +108,8 @@ pub async fn daemon_killed(size: Size) -> Outcome {
         kept = if kill % 2 == 0 { "medium" } else { "low" };
         daemon.client().manager.set_vector_level(kept).await?;
         let before = answered.load(Ordering::Relaxed);
-        within("calls of others", async {
-            while answered.load(Ordering::Relaxed) < before + 20 {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await?;
+        eventually("calls of others", async || Ok(answered.load(Ordering::Relaxed) >= before + 20))
+            .await?;
         daemon.process.signal(Signal::SIGKILL)?;
         daemon.process.ended().await?;
         let state = setup.state_file();

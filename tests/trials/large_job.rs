@@ -13,7 +13,6 @@ use nix::unistd::Pid;
 
 use super::watch::{peak, resident};
 use super::{Outcome, Size, figure};
-use crate::harness::bus::PrivateBus;
 use crate::harness::command::clean;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::op_dbus;
@@ -40,9 +39,7 @@ struct Taken {
 
 pub async fn large_job(size: Size) -> Outcome {
     let lines = size.of(100_000, 1_000_000);
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let (input, output) = (setup.path("lines"), setup.path("vectors.npy"));
     let mut file = BufWriter::new(File::create(&input)?);
     for number in 0..lines {

@@ -13,7 +13,7 @@ use super::{Outcome, Size, figure};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::Options;
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::within;
+use crate::harness::{eventually, within};
 
 /// A connection that speaks no more of D-Bus than it takes to send a call.
 fn connect_bare(bus: &PrivateBus) -> Outcome<UnixStream> {
@@ -42,9 +42,7 @@ pub async fn quitters(size: Size) -> Outcome {
     /// So many are there at once, while the worker stands still.
     const TOGETHER: usize = 50;
     let rounds = size.of(20, 200);
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let process = daemon.process.pid();
     let texts = vec!["nobody will ever read what becomes of this text"; 64];
     let packed = embed_packed(&texts, None)?;
@@ -61,11 +59,10 @@ pub async fn quitters(size: Size) -> Outcome {
         daemon.client().counted("in_flight_calls", TOGETHER as u64).await?;
         drop(streams);
         left += TOGETHER as u64;
-        within("the end of their calls", async {
-            while daemon.client().failures("cancelled").await? < left {}
-            Outcome::Ok(())
+        eventually("the end of their calls", async || {
+            Ok(daemon.client().failures("cancelled").await? >= left)
         })
-        .await??;
+        .await?;
         daemon.signal_workers(Signal::SIGCONT).await?;
         quiet(&daemon).await?;
         if round == 1 {
@@ -115,9 +112,7 @@ pub async fn deaf_client(size: Size) -> Outcome {
     const GROWTH_MAX_MIB: f64 = 16.0;
     const P99_MAX: f64 = 1.2;
     let calls = size.of(1_000, 10_000);
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     times(&daemon, calls).await?;
     let before = resident(daemon.process.pid())?;
 

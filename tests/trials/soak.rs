@@ -9,7 +9,6 @@ use tokio::task::JoinHandle;
 use super::pipeline::{Pipeline, Reply, embed_packed};
 use super::watch::{descriptors, growth_mib, resident};
 use super::{Outcome, Size, figure};
-use crate::harness::bus::PrivateBus;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::random::Random;
 
@@ -22,9 +21,7 @@ pub async fn soak(size: Size) -> Outcome {
     let asked = asked.map(|seconds| seconds.parse::<u64>()).transpose()?;
     let seconds = asked.unwrap_or(size.of(60, 25_000));
     let warm = if seconds < 1800 { seconds / 3 } else { 600 };
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::real("low")?.alone().await?;
     let stop = Arc::new(AtomicBool::new(false));
     let counts: Arc<[AtomicU64; 2]> = Arc::default();
     let mut clients: Vec<JoinHandle<Result<(), String>>> = Vec::new();

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::pipeline::{Pipeline, Reply, embed_packed};
 use super::watch::{growth_mib, resident};
 use super::{Outcome, Size, figure};
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
 use crate::harness::daemon::Setup;
 
@@ -40,9 +39,7 @@ impl Seen {
 
 pub async fn tiny_calls(size: Size) -> Outcome {
     let calls = size.of(100_000, 1_000_000);
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let daemon = setup.ready(&bus).await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let texts: Vec<String> = (0..TEXTS).map(|number| format!("tiny {number}")).collect();
     // What each text has when it is asked for alone.
     let client = Client::on(&bus).await?;
