@@ -1,7 +1,6 @@
 //! Vectors that are kept for texts that come again.
 
 use std::fs::File;
-use std::io::Read;
 use std::os::fd::OwnedFd;
 
 use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ROOT_PATH};
@@ -11,7 +10,8 @@ use zbus::{Fd, Variant};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options};
 use crate::harness::command::{clean, cli, finish};
-use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::daemon::Setup;
+use crate::harness::files::content;
 use crate::harness::golden;
 use crate::harness::registry::tests;
 use crate::harness::users::{OTHER, User, Users};
@@ -26,17 +26,6 @@ tests! {
 
 /// A vector of the simulator in the cache: 384 numbers, and what belongs to them.
 const VECTOR_BYTES: u64 = 384 * 4 + 256;
-
-async fn status(daemon: &Daemon, key: &str) -> Outcome<u64> {
-    let status = daemon.client().manager.get_status().await?;
-    Ok(status.get(key).ok_or(format!("the status has no {key}"))?.clone().try_into()?)
-}
-
-fn read(fd: zbus::OwnedFd) -> Outcome<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::from(OwnedFd::from(fd)).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
 
 /// The same bits by every way in, and not one token computed for them.
 async fn what_comes_again_is_not_computed_again() -> Outcome {
@@ -68,13 +57,13 @@ async fn what_comes_again_is_not_computed_again() -> Outcome {
         again.vectors.concat().iter().flat_map(|number| number.to_le_bytes()).collect();
     let all: Vec<&str> = texts.iter().map(String::as_str).collect();
     let (fd, ..) = client.embedder.embed_to_fd(&all, Options::new()).await?;
-    assert_eq!(read(fd)?, bytes);
+    assert_eq!(content(fd)?, bytes);
     let file = setup.path("texts");
     std::fs::write(&file, texts.iter().map(|text| format!("{text}\0")).collect::<String>())?;
     let nul = Options::from([("framing", Variant::from("nul"))]);
     let fd = Fd::from(OwnedFd::from(File::open(&file)?));
     let (fd, _, _, info) = client.embedder.embed_from_fd(fd, nul).await?;
-    assert_eq!(read(fd)?, bytes);
+    assert_eq!(content(fd)?, bytes);
     assert_eq!(u32::try_from(info["cached"].clone())? as usize, texts.len());
     let doubles: Vec<f64> = again.vectors[1].iter().map(|x| f64::from(*x)).collect();
     assert_eq!(client.embedder.embed(all[1]).await?, doubles);
@@ -127,15 +116,17 @@ async fn kept_vectors_go_with_their_model() -> Outcome {
     let fill = async || {
         let reply = client.packed(&texts, Options::new()).await?;
         assert_eq!(reply.info::<u32>("cached")?, 0);
-        assert_eq!(status(&daemon, "cache_vectors").await?, 5000);
+        assert_eq!(daemon.client().status::<u64>("cache_vectors").await?, 5000);
         Outcome::Ok(())
     };
     let none_is_left = async || {
-        eventually("an empty cache", async || Ok(status(&daemon, "cache_vectors").await? == 0))
-            .await
+        eventually("an empty cache", async || {
+            Ok(daemon.client().status::<u64>("cache_vectors").await? == 0)
+        })
+        .await
     };
     fill().await?;
-    assert_eq!(status(&daemon, "cache_bytes").await?, 5000 * VECTOR_BYTES);
+    assert_eq!(daemon.client().status::<u64>("cache_bytes").await?, 5000 * VECTOR_BYTES);
     manager.set_vector_level("high").await?;
     none_is_left().await?;
     fill().await?;
@@ -143,7 +134,7 @@ async fn kept_vectors_go_with_their_model() -> Outcome {
     none_is_left().await?;
     fill().await?;
     let bytes = manager.trim_memory().await?;
-    assert_eq!(status(&daemon, "cache_bytes").await?, 0);
+    assert_eq!(daemon.client().status::<u64>("cache_bytes").await?, 0);
     assert!(bytes > 5000 * VECTOR_BYTES / 2, "{bytes} bytes were given back");
     let log = daemon.process.stderr();
     assert!(
@@ -162,16 +153,16 @@ async fn the_room_holds_and_follows_a_reload() -> Outcome {
     let texts: Vec<String> = (0..1000).map(|n| format!("text number {n}")).collect();
     for _ in 0..3 {
         client.vectors(&texts).await?;
-        assert_eq!(status(&daemon, "cache_bytes").await?, room);
+        assert_eq!(daemon.client().status::<u64>("cache_bytes").await?, room);
     }
     let workers = daemon.workers().await?;
     let setup = setup.setting("cache_bytes", "0");
     setup.write_config()?;
     client.manager.reload().await?;
-    assert_eq!(status(&daemon, "cache_vectors").await?, 0);
+    assert_eq!(daemon.client().status::<u64>("cache_vectors").await?, 0);
     let reply = client.packed(&texts[..1], Options::new()).await?;
     assert_eq!(reply.info::<u32>("cached")?, 0);
-    assert_eq!(status(&daemon, "cache_vectors").await?, 0);
+    assert_eq!(daemon.client().status::<u64>("cache_vectors").await?, 0);
     assert_eq!(daemon.workers().await?, workers, "workers were replaced for it");
     daemon.stop().await
 }

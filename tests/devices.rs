@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use zbus::{OwnedVariant, Variant};
 
 use crate::harness::bus::PrivateBus;
+use crate::harness::client::value;
 use crate::harness::command::{clean, cli, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::{fake_nvml, op_dbus, runtime};
@@ -139,14 +140,11 @@ async fn a_damaged_library_of_the_driver_takes_nobody_along() -> Outcome {
 }
 
 /// A number or truth of each worker of `GetStatus`.
-async fn of_workers<T: TryFrom<OwnedVariant>>(daemon: &Daemon, key: &str) -> Outcome<Vec<T>> {
-    let status = daemon.client().manager.get_status().await?;
-    let workers: Vec<HashMap<String, OwnedVariant>> = status["workers"].clone().try_into()?;
-    let one = |mut worker: HashMap<String, OwnedVariant>| -> Outcome<T> {
-        let value = worker.remove(key).ok_or_else(|| format!("a worker without {key}"))?;
-        value.try_into().map_err(|_| format!("{key} is something else").into())
-    };
-    workers.into_iter().map(one).collect()
+async fn of_workers<T>(daemon: &Daemon, key: &str) -> Outcome<Vec<T>>
+where
+    T: TryFrom<OwnedVariant, Error: std::error::Error + 'static>,
+{
+    daemon.client().workers().await?.iter().map(|worker| value(worker, key)).collect()
 }
 
 /// TensorRT's name on ggml's library: a device of NVIDIA's that any machine has.

@@ -197,8 +197,7 @@ async fn no_worker_can_be_had() -> Outcome {
     daemon.signal_workers(Signal::SIGKILL).await?;
     refused(within("the failed call", waiting).await??, ErrorName::WorkerFailed)?;
     assert_eq!(daemon.state(|state| state != "ready").await?, "failed");
-    let status = daemon.client().manager.get_status().await?;
-    let told = <&str>::try_from(&status["status"])?;
+    let told: String = daemon.client().status("status").await?;
     assert!(told.starts_with("Not embedding: "), "{told}");
     // Once it can, the service recovers by itself.
     limit_descriptors(&daemon, "1024:").await?;

@@ -1,8 +1,8 @@
 //! Jobs: done, told to their owner alone, and gone when nobody wants them any more.
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::Write;
+use std::os::fd::AsFd;
 
 use futures_util::StreamExt;
 use op_dbus_api::{
@@ -17,6 +17,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
+use crate::harness::files::content;
 use crate::harness::registry::tests;
 use crate::harness::users::{OTHER, Users};
 use crate::harness::{Outcome, eventually, within};
@@ -46,12 +47,6 @@ fn lines(setup: &Setup, count: usize) -> Outcome<File> {
     let path = setup.path(&format!("lines-{count}"));
     std::fs::write(&path, (0..count).map(|n| format!("line {n}\n")).collect::<String>())?;
     Ok(File::open(path)?)
-}
-
-fn content(fd: zbus::OwnedFd) -> Outcome<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::from(OwnedFd::from(fd)).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Asks until the job is in this state: who asks is no owner, to whom it would be told.

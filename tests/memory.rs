@@ -15,6 +15,7 @@ use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden;
 use crate::harness::manager::ServiceManager;
+use crate::harness::process::anonymous;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
 
@@ -30,19 +31,10 @@ tests! {
     calls_after_a_sleep_wait_for_no_answer_of_logind: [Bus, Low, Ggml],
 }
 
-async fn status<T>(daemon: &Daemon, key: &str) -> Outcome<T>
-where
-    T: TryFrom<zbus::OwnedVariant>,
-    T::Error: std::error::Error + 'static,
-{
-    let status = daemon.client().manager.get_status().await?;
-    Ok(status.get(key).ok_or(format!("the status has no {key}"))?.clone().try_into()?)
-}
-
 /// Asks until the model is loaded, or not.
 async fn loaded(daemon: &Daemon, wanted: bool) -> Outcome {
     eventually(&format!("loaded to become {wanted}"), async || {
-        Ok(status::<bool>(daemon, "loaded").await? == wanted)
+        Ok(daemon.client().status::<bool>("loaded").await? == wanted)
     })
     .await
 }
@@ -63,13 +55,13 @@ async fn a_model_that_nobody_calls_is_unloaded() -> Outcome {
     let space = daemon.client().embedder.vector_space().await?;
     let told = manager.told("STATUS=Serving sim, unloaded after 1 s without a call").await?;
     assert!(told.contains("the next call loads it"), "{told}");
-    assert_eq!(status::<String>(&daemon, "unloaded").await?, "idle");
+    assert_eq!(daemon.client().status::<String>("unloaded").await?, "idle");
     let embedder = &daemon.client().embedder;
     assert_eq!(embedder.state().await?, "ready");
     assert_eq!(embedder.vector_space().await?, space);
     assert_eq!(embedder.execution_provider().await?, "sim");
     assert_eq!(embedder.count_tokens(&["x"]).await?.len(), 1);
-    assert!(!status::<bool>(&daemon, "loaded").await?, "counting tokens needs no worker");
+    assert!(!daemon.client().status::<bool>("loaded").await?, "counting tokens needs no worker");
     assert_eq!(embedder.embed("x").await?, expected);
     let log = daemon.process.stderr();
     assert!(log.contains(" unloaded after 1 s without a call"), "{log}");
@@ -100,11 +92,11 @@ async fn an_unloaded_model_leaves_no_worker() -> Outcome {
     assert!(before.len() == 2 && before.iter().all(|worker| runs(*worker)), "{before:?}");
     manager.unload().await?;
     assert!(!before.iter().any(|worker| runs(*worker)), "a worker is still there");
-    assert_eq!(status::<String>(&daemon, "unloaded").await?, "asked");
+    assert_eq!(daemon.client().status::<String>("unloaded").await?, "asked");
     // Again is no mistake.
     manager.unload().await?;
     manager.warm_up().await?;
-    assert!(status::<bool>(&daemon, "loaded").await?);
+    assert!(daemon.client().status::<bool>("loaded").await?);
     let after = daemon.workers().await?;
     assert!(after.len() == 2 && after.iter().all(|worker| runs(*worker)), "{after:?}");
     daemon.client().embedder.embed("x").await?;
@@ -128,7 +120,7 @@ async fn the_watchdog_loads_nothing() -> Outcome {
     for _ in 0..5 {
         manager.told("WATCHDOG=1").await?;
     }
-    assert!(!status::<bool>(&daemon, "loaded").await?);
+    assert!(!daemon.client().status::<bool>("loaded").await?);
     daemon.stop().await
 }
 
@@ -139,16 +131,10 @@ async fn memory_is_given_back_and_counted() -> Outcome {
     // Of another level, with workers of its own.
     let medium = Options::from([("level", "medium".into())]);
     daemon.client().packed(&texts[..4], medium).await?;
-    let resident = |of: Pid| -> Outcome<u64> {
-        let status = fs::read_to_string(format!("/proc/{of}/status"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no RssAnon")?;
-        Ok(kib.parse::<u64>()? << 10)
-    };
     let worker = daemon.workers().await?[0];
-    let (daemon_before, worker_before) = (resident(daemon.process.pid())?, resident(worker)?);
+    let (daemon_before, worker_before) = (anonymous(daemon.process.pid())?, anonymous(worker)?);
     let bytes = daemon.client().manager.trim_memory().await?;
-    let (daemon_after, worker_after) = (resident(daemon.process.pid())?, resident(worker)?);
+    let (daemon_after, worker_after) = (anonymous(daemon.process.pid())?, anonymous(worker)?);
     println!(
         "{bytes} bytes; {daemon_before} and {worker_before}, then {daemon_after} and {worker_after}"
     );
@@ -158,8 +144,8 @@ async fn memory_is_given_back_and_counted() -> Outcome {
     // two looks at the same moment may differ a little.
     const BATCHED: u64 = 2 << 20;
     assert!(bytes + BATCHED > worker_before - worker_after, "the worker's part is counted");
-    assert_eq!(status::<u64>(&daemon, "memory_given_back").await?, bytes);
-    assert_eq!(status::<u64>(&daemon, "memory_trims").await?, 1);
+    assert_eq!(daemon.client().status::<u64>("memory_given_back").await?, bytes);
+    assert_eq!(daemon.client().status::<u64>("memory_trims").await?, 1);
     assert_eq!(daemon.workers().await?, [worker], "the model in force stays loaded");
     assert_eq!(daemon.client().vectors(&texts).await?, expected);
     daemon.stop().await
@@ -171,7 +157,7 @@ async fn an_idle_level_is_given_back() -> Outcome {
     daemon.client().packed(&["x"], other.clone()).await?;
     loaded(&daemon, false).await?;
     daemon.client().packed(&["x"], other).await?;
-    assert!(!status::<bool>(&daemon, "loaded").await?, "another level was asked for");
+    assert!(!daemon.client().status::<bool>("loaded").await?, "another level was asked for");
     daemon.stop().await
 }
 
@@ -284,7 +270,7 @@ async fn devices_are_released_for_a_sleep() -> Outcome {
     Logind::tell(&connection, true).await?;
     closed(delay).await?;
     assert!(!before.iter().any(|worker| runs(*worker)), "a device is still held");
-    assert_eq!(status::<String>(&daemon, "unloaded").await?, "sleep");
+    assert_eq!(daemon.client().status::<String>("unloaded").await?, "sleep");
     let waiting = daemon.client().embed_meanwhile("before and after");
     daemon.client().counted("in_flight_calls", 1).await?;
     Logind::tell(&connection, false).await?;

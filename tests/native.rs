@@ -8,18 +8,16 @@ use std::path::PathBuf;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use op_dbus_api::ErrorName;
-use zbus::OwnedVariant;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::{Client, refused};
+use crate::harness::client::{Client, Told, refused, value};
 use crate::harness::command::{clean, cli, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, cosine, distance};
 use crate::harness::needs::{self, op_dbus};
-use crate::harness::process::{children, mapped};
+use crate::harness::process::{children, mapped, resident};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, fixture, within};
-use crate::trials::watch::resident;
 
 tests! {
     it_serves_without_any_library: [Bus, Low],
@@ -50,25 +48,12 @@ const ISAS: [&str; 11] = [
     "neon-bf16",
 ];
 
-/// A text of `GetStatus`.
-async fn status(daemon: &Daemon, key: &str) -> Outcome<String> {
-    let status: HashMap<String, OwnedVariant> = daemon.client().manager.get_status().await?;
-    let value = status.get(key).ok_or_else(|| format!("the status has no {key}"))?;
-    Ok(value.clone().try_into()?)
-}
-
-/// The workers of `GetStatus`.
-async fn workers(daemon: &Daemon) -> Outcome<Vec<HashMap<String, OwnedVariant>>> {
-    let status = daemon.client().manager.get_status().await?;
-    Ok(status.get("workers").ok_or("no workers")?.clone().try_into()?)
-}
-
 async fn a_worker_in_reserve_computes_what_bulk_keeps_waiting() -> Outcome {
     let setup = Setup::real("low")?.setting("workers_per_device", "1");
     let (bus, _setup, daemon) = setup.alone().await?;
     let text = "somebody waits for this";
     let alone = daemon.client().vectors(&[text]).await?;
-    assert_eq!(workers(&daemon).await?.len(), 1);
+    assert_eq!(daemon.client().workers().await?.len(), 1);
 
     let bulk = Client::on(&bus).await?;
     let flood = tokio::spawn(async move {
@@ -84,18 +69,18 @@ async fn a_worker_in_reserve_computes_what_bulk_keeps_waiting() -> Outcome {
     let reserve = within("a worker in reserve", async {
         loop {
             assert_eq!(daemon.client().vectors(&[text]).await?, alone);
-            let used = |worker: &HashMap<String, OwnedVariant>| {
-                let batches = worker["batches"].try_clone().ok()?.try_into().unwrap_or(0_u64);
-                Some(bool::try_from(worker["reserved"].try_clone().ok()?).ok()? && batches > 0)
+            let used = |worker: &Told| {
+                value(worker, "reserved").unwrap_or(false)
+                    && value::<u64>(worker, "batches").unwrap_or(0) > 0
             };
-            let found = workers(&daemon).await?.into_iter().find(|one| used(one) == Some(true));
+            let found = daemon.client().workers().await?.into_iter().find(used);
             if let Some(reserve) = found {
                 return Outcome::Ok(reserve);
             }
         }
     })
     .await??;
-    let sandbox: String = reserve.get("sandbox").ok_or("no sandbox")?.clone().try_into()?;
+    let sandbox: String = value(&reserve, "sandbox")?;
     assert!(sandbox.contains("seccomp"), "{sandbox}");
     let told = cli(&bus, &["status"]).await?.success()?;
     assert!(told.contains("for interactive calls beside bulk"), "{told}");
@@ -108,8 +93,11 @@ async fn its_calibration_is_kept() -> Outcome {
     let (bus, setup, daemon) = setup.alone().await?;
     let measured = |daemon: &Daemon| daemon.process.stderr().contains("calibrated how");
     assert!(measured(&daemon), "{}", daemon.process.stderr());
-    let tokens: u64 =
-        workers(&daemon).await?[0].get("batch_tokens").ok_or("no figure")?.clone().try_into()?;
+    let tokens: u64 = daemon.client().workers().await?[0]
+        .get("batch_tokens")
+        .ok_or("no figure")?
+        .clone()
+        .try_into()?;
     assert!(tokens >= 128, "{tokens}");
     let expected = daemon.client().vectors(&["as good as ever"]).await?;
     daemon.stop().await?;
@@ -145,7 +133,7 @@ fn without_library(setup: Setup) -> Outcome<Setup> {
 async fn it_serves_without_any_library() -> Outcome {
     let (_bus, _setup, daemon) = without_library(Setup::real("low")?)?.alone().await?;
     assert_eq!(daemon.client().embedder.execution_provider().await?, "cpu");
-    assert_eq!(status(&daemon, "engine").await?, "native");
+    assert_eq!(daemon.client().status::<String>("engine").await?, "native");
     daemon.client().embedder.embed("out of the box").await?;
     let workers = daemon.workers().await?;
     assert_eq!(workers.len(), 1, "one worker has all the threads");
@@ -164,7 +152,7 @@ async fn every_instruction_set_works_or_is_refused() -> Outcome {
         let setup = Setup::real("low")?.env("OP_DBUS_CPU_ISA", isa).setting("precision", "f32");
         let daemon = setup.start(&bus).await?;
         if daemon.settled().await? == "ready" {
-            assert_eq!(status(&daemon, "isa").await?, isa);
+            assert_eq!(daemon.client().status::<String>("isa").await?, isa);
             let found = daemon.client().vectors(&texts).await?;
             for (found, reference) in found.iter().zip(&references) {
                 assert!(cosine(found, reference) >= 0.99999, "{isa}");
@@ -191,7 +179,7 @@ async fn every_instruction_set_works_or_is_refused() -> Outcome {
     // What is chosen by itself is one of them.
     let setup = Setup::real("low")?;
     let daemon = setup.ready(&bus).await?;
-    let best = status(&daemon, "isa").await?;
+    let best: String = daemon.client().status("isa").await?;
     assert!(ran.contains(&best.as_str()), "{best}");
     // Without a word about precision it is bf16 where the CPU computes in that.
     let has_bf16 = ["avx512-bf16", "amx", "neon-bf16"].contains(&best.as_str());
@@ -239,7 +227,7 @@ async fn a_graph_of_the_users_own_needs_the_other_engine() -> Outcome {
 async fn a_graph_of_the_users_own_is_served_by_the_other_engine() -> Outcome {
     let setup = with_own_graph().await?.env("OP_DBUS_CPU_ENGINE", "ort");
     let (_bus, _setup, daemon) = setup.alone().await?;
-    assert_eq!(status(&daemon, "engine").await?, "ort");
+    assert_eq!(daemon.client().status::<String>("engine").await?, "ort");
     assert_eq!(daemon.client().vectors(&["x"]).await?[0].len(), 24);
     daemon.stop().await
 }

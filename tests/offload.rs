@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::io::{PipeWriter, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{PipeWriter, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use nix::sys::signal::{Signal, kill};
@@ -13,11 +13,12 @@ use op_dbus_api::JobProxy;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use zbus::proxy::CacheProperties;
-use zbus::{Fd, OwnedVariant, Variant};
+use zbus::{Fd, Variant};
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::Client;
+use crate::harness::client::{Client, Told, pid, value};
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::files::content;
 use crate::harness::golden::{self, cosine};
 use crate::harness::process::children;
 use crate::harness::registry::tests;
@@ -37,15 +38,10 @@ tests! {
 
 /// Device, process and batches of each worker.
 pub async fn workers(daemon: &Daemon) -> Outcome<Vec<(String, Pid, u64)>> {
-    let status = daemon.client().manager.get_status().await?;
-    let workers: Vec<HashMap<String, OwnedVariant>> = status["workers"].clone().try_into()?;
-    let about = |mut worker: HashMap<String, OwnedVariant>| -> Outcome<(String, Pid, u64)> {
-        let mut take = |key: &str| worker.remove(key).ok_or(format!("a worker without {key}"));
-        let pid = u32::try_from(take("pid")?)?;
-        let pid = Pid::from_raw(pid.try_into()?);
-        Ok((take("device")?.try_into()?, pid, take("batches")?.try_into()?))
+    let about = |worker: &Told| -> Outcome<(String, Pid, u64)> {
+        Ok((value(worker, "device")?, pid(worker)?, value(worker, "batches")?))
     };
-    workers.into_iter().map(about).collect()
+    daemon.client().workers().await?.iter().map(about).collect()
 }
 
 /// More than either has done in a moment.
@@ -173,8 +169,7 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
         assert!(client.await?? > 0, "a call that was in flight is answered");
     }
     let (file, rows, dimensions, _) = into_a_file.await??;
-    let mut bytes = Vec::new();
-    fs::File::from(OwnedFd::from(file)).read_to_end(&mut bytes)?;
+    let bytes = content(file)?;
     let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|n| f32::from_le_bytes(*n)).collect();
     assert_eq!(
         (rows as usize, bytes.len()),
@@ -234,8 +229,7 @@ async fn a_job_goes_where_the_provider_goes() -> Outcome {
     let in_force = client.embedder.vector_space().await?;
     let fingerprint = in_force.split('-').next().unwrap_or_default();
     assert_eq!(told("space")?, format!("{fingerprint}-{}", told("precision")?));
-    let mut bytes = Vec::new();
-    fs::File::from(OwnedFd::from(file)).read_to_end(&mut bytes)?;
+    let bytes = content(file)?;
     let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|n| f32::from_le_bytes(*n)).collect();
     for (found, expected) in numbers.chunks_exact(dimensions as usize).zip(&expected) {
         let cosine = cosine(found, expected);

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 
 use zbus::OwnedVariant;
 
-use crate::harness::client::Client;
+use crate::harness::client::{Client, value};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::{self, op_dbus};
+use crate::harness::process;
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture};
@@ -47,10 +48,7 @@ pub async fn told<T: TryFrom<OwnedVariant>>(client: &Client, key: &str) -> Outco
 /// Bytes that the first worker has in memory.
 pub async fn resident(daemon: &Daemon) -> Outcome<u64> {
     let worker = daemon.workers().await?[0];
-    let status = fs::read_to_string(format!("/proc/{worker}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no VmRSS")?;
-    Ok(kib.parse::<u64>()? << 10)
+    process::resident(worker)
 }
 
 /// Computes batches of random numbers of texts of random lengths until there were `count` more.
@@ -144,9 +142,8 @@ async fn memory_of_batches_is_told() -> Outcome {
     assert_eq!(told(client, "buffer_reuse_ratio").await?, Some(2.0 / 5.0));
     assert_eq!(told(client, "zero_copy_ratio").await?, Some(1.0));
     assert_eq!(told::<u64>(client, "arena_bytes").await?, None, "the CPU has no arena");
-    let status = client.manager.get_status().await?;
-    let workers: Vec<HashMap<String, OwnedVariant>> = status["workers"].clone().try_into()?;
-    assert_eq!(f64::try_from(workers[0]["buffer_reuse_ratio"].clone())?, 2.0 / 5.0);
+    let worker = client.workers().await?.remove(0);
+    assert_eq!(value::<f64>(&worker, "buffer_reuse_ratio")?, 2.0 / 5.0);
     daemon.stop().await?;
 
     let setup = setup.setting("io_binding", "off");

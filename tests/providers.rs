@@ -13,7 +13,7 @@ use crate::harness::client::{Client, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
 use crate::harness::golden::{self, cosine};
-use crate::harness::process::mapped;
+use crate::harness::process::{mapped, resident};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, needs};
 use crate::native::with_graph;
@@ -97,9 +97,8 @@ async fn the_first_that_works_serves_and_says_why() -> Outcome {
 
 /// How often another provider came to run than was asked for: as it is counted, and in the log.
 pub async fn fallbacks(daemon: &Daemon) -> Outcome<(u64, usize)> {
-    let status = daemon.client().manager.get_status().await?;
-    let said = daemon.process.stderr().matches("another provider runs").count();
-    Ok((status["provider_fallbacks"].clone().try_into()?, said))
+    let counted = daemon.client().status("provider_fallbacks").await?;
+    Ok((counted, daemon.process.stderr().matches("another provider runs").count()))
 }
 
 /// Has another level loaded beside the one in force.
@@ -355,13 +354,6 @@ async fn the_best_that_works_is_no_fallback() -> Outcome {
 }
 
 /// Bytes that a process has in memory.
-fn resident(process: nix::unistd::Pid) -> Outcome<u64> {
-    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no VmRSS")?;
-    Ok(kib.parse::<u64>()? << 10)
-}
-
 /// Batches of ever new shapes, after the largest.
 async fn memory_reaches_a_plateau() -> Outcome {
     const BATCHES: usize = 80;

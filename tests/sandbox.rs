@@ -10,7 +10,8 @@ use nix::unistd::Pid;
 use tokio::process::Command;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::command::{clean, cli, finish};
+use crate::harness::client::value;
+use crate::harness::command::{clean, cli, finish, started_by};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, cosine};
 use crate::harness::needs::{intruder, op_dbus};
@@ -126,10 +127,7 @@ async fn what_computes_in_process_is_not_confined() -> Outcome {
 
 /// What the status tells of the confinement of the only worker.
 async fn told(daemon: &Daemon) -> Outcome<String> {
-    let status = daemon.client().manager.get_status().await?;
-    let workers: Vec<std::collections::HashMap<String, zbus::OwnedVariant>> =
-        status.get("workers").ok_or("no workers")?.clone().try_into()?;
-    Ok(workers[0].get("sandbox").ok_or("nothing is told")?.clone().try_into()?)
+    value(&daemon.client().workers().await?[0], "sandbox")
 }
 
 async fn every_engine_computes_confined() -> Outcome {
@@ -185,14 +183,11 @@ async fn a_daemon_leaves_a_core_dump_only_where_it_is_asked_for() -> Outcome {
 
 /// A command with all of its processes under `strace`, which is told so much and writes to `log`.
 fn traced(command: &Command, log: &Path, told: &[&str]) -> Command {
-    let command = command.as_std();
     // The tracer is beside the daemon, so that it is the daemon which is stopped.
     let mut traced = clean("strace");
     traced.args(["-D", "-f", "-qq", "-o"]).arg(log);
     traced.args(told.iter().flat_map(|words| ["-e", words]));
-    traced.arg(command.get_program()).args(command.get_args());
-    traced.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    traced
+    started_by(traced, command)
 }
 
 async fn no_socket_leads_off_the_machine() -> Outcome {

@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Read;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,12 +11,14 @@ use op_dbus_api::ErrorName;
 use tokio::io::AsyncWriteExt;
 use zbus::OwnedVariant;
 
-use super::{embed, peak_kib};
+use super::embed;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, cli, cli_with_input};
 use crate::harness::daemon::Setup;
+use crate::harness::files::content;
 use crate::harness::needs::op_dbus;
+use crate::harness::process::peak;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
 
@@ -33,7 +33,7 @@ tests! {
 async fn the_command_holds_neither_texts_nor_vectors() -> Outcome {
     const LINES: usize = 100_000;
     // The program itself takes some 20 MiB; the vectors would be 150 MiB.
-    const PEAK_MAX_KIB: u64 = 48 << 10;
+    const PEAK_MAX: u64 = 48 << 20;
     let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let output = setup.path("vectors.npy");
     let mut command = clean(op_dbus());
@@ -46,11 +46,11 @@ async fn the_command_holds_neither_texts_nor_vectors() -> Outcome {
     stdin.write_all(lines.as_bytes()).await?;
     // It waits for more meanwhile, so its memory can be looked at.
     daemon.client().counted("texts", LINES as u64).await?;
-    let peak = peak_kib(pid)?;
+    let peak = peak(pid)?;
     drop(stdin);
     assert!(within("the end of the command", child.wait()).await??.success());
-    println!("{peak} KiB for {LINES} lines");
-    assert!(peak < PEAK_MAX_KIB, "{peak} KiB");
+    println!("{peak} bytes for {LINES} lines");
+    assert!(peak < PEAK_MAX, "{peak} bytes");
     let written = File::open(&output)?;
     assert_eq!(written.metadata()?.len(), 128 + (LINES * 384 * 4) as u64);
     for line in [0, LINES / 2, LINES - 1] {
@@ -98,8 +98,7 @@ async fn the_command_writes_every_encoding() -> Outcome {
     for encoding in ["f32", "f16", "i8", "b1"] {
         let options = Options::from([("encoding", encoding.into()), ("format", "npy".into())]);
         let (memfd, ..) = embed(daemon.client(), File::open(&path)?, options).await?;
-        let mut expected = Vec::new();
-        File::from(OwnedFd::from(memfd)).read_to_end(&mut expected)?;
+        let expected = content(memfd)?;
         let command = ["embed", "--encoding", encoding, "--file", &lines, "--output", &output];
         cli(&bus, &[&command[..], &["--npy"]].concat()).await?.success()?;
         assert_eq!(std::fs::read(&output)?, expected, "{encoding}");

@@ -14,6 +14,7 @@ use zbus::Fd;
 
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::Setup;
+use crate::harness::files::content;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
 
@@ -88,10 +89,7 @@ async fn it_has_the_same_vectors() -> Outcome {
     let (from_fd, rows, ..) = direct.embedder.embed_from_fd(source, Options::new()).await?;
     assert_eq!(rows, 2);
     for fd in [to_fd, from_fd] {
-        let mut file = fs::File::from(OwnedFd::from(fd));
-        let mut content = Vec::new();
-        std::io::Read::read_to_end(&mut file, &mut content)?;
-        assert_eq!(content, bytes);
+        assert_eq!(content(fd)?, bytes);
     }
     assert_eq!(
         direct.embedder.vector_space().await?,

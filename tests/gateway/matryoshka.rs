@@ -1,8 +1,6 @@
 //! A model that was trained for vectors of several lengths, asked for shorter ones in every way.
 
-use std::fs::{self, File};
-use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::fs::{self};
 use std::path::Path;
 
 use op_dbus_api::ErrorName;
@@ -12,6 +10,7 @@ use super::{Stage, vectors};
 use crate::harness::client::{Options, refused};
 use crate::harness::command::{clean, cli, finish};
 use crate::harness::daemon::Setup;
+use crate::harness::files::content;
 use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture};
@@ -95,8 +94,7 @@ async fn shorter_vectors_are_had_in_every_way() -> Outcome {
     into.extend([("encoding", "f16".into()), ("format", "npy".into())]);
     let (fd, rows, dimensions, _) = client.embedder.embed_to_fd(&TEXTS, into).await?;
     assert_eq!((rows, dimensions), (3, short));
-    let mut bytes = Vec::new();
-    File::from(OwnedFd::from(fd)).read_to_end(&mut bytes)?;
+    let bytes = content(fd)?;
     let header = String::from_utf8_lossy(&bytes[..128]);
     assert!(header.contains("'<f2'") && header.contains("(3, 8)"), "{header}");
     let halves: Vec<f32> = bytes[128..].chunks_exact(2).map(half).collect();

@@ -34,9 +34,21 @@ impl Packed {
         T: TryFrom<OwnedVariant>,
         T::Error: std::error::Error + 'static,
     {
-        let value = self.info.get(key).ok_or_else(|| format!("the reply has no {key}"))?;
-        Ok(value.clone().try_into()?)
+        value(&self.info, key)
     }
+}
+
+/// What the service tells of one thing, such as a worker.
+pub type Told = HashMap<String, OwnedVariant>;
+
+/// One value of what is told.
+pub fn value<T>(told: &Told, key: &str) -> Outcome<T>
+where
+    T: TryFrom<OwnedVariant>,
+    T::Error: std::error::Error + 'static,
+{
+    let value = told.get(key).ok_or_else(|| format!("nothing tells {key}"))?;
+    Ok(value.clone().try_into()?)
 }
 
 impl Client {
@@ -86,16 +98,13 @@ impl Client {
 
     /// A counter of `GetStatistics`.
     pub async fn counter(&self, name: &str) -> Outcome<u64> {
-        let statistics = self.manager.get_statistics().await?;
-        let value = statistics.get(name).ok_or_else(|| format!("no statistic {name}"))?;
-        Ok(value.clone().try_into()?)
+        value(&self.manager.get_statistics().await?, name)
     }
 
     /// How many calls failed in the way `kind`, from `GetStatistics`.
     pub async fn failures(&self, kind: &str) -> Outcome<u64> {
-        let statistics = self.manager.get_statistics().await?;
-        let failures = statistics.get("failures").ok_or("no statistic failures")?.clone();
-        let failures: HashMap<String, u64> = failures.try_into()?;
+        let failures: HashMap<String, u64> =
+            value(&self.manager.get_statistics().await?, "failures")?;
         Ok(failures.get(kind).copied().unwrap_or_default())
     }
 
@@ -108,17 +117,29 @@ impl Client {
         .await
     }
 
-    /// Process ids of the workers, from `GetStatus`.
-    pub async fn worker_pids(&self) -> Outcome<Vec<Pid>> {
-        let status = self.manager.get_status().await?;
-        let workers = status.get("workers").ok_or("the status names no workers")?.clone();
-        let workers: Vec<HashMap<String, OwnedVariant>> = workers.try_into()?;
-        let pid = |worker: &HashMap<String, OwnedVariant>| -> Outcome<Pid> {
-            let pid: u32 = worker.get("pid").ok_or("a worker without pid")?.clone().try_into()?;
-            Ok(Pid::from_raw(i32::try_from(pid)?))
-        };
-        workers.iter().map(pid).collect()
+    /// A value of `GetStatus`.
+    pub async fn status<T>(&self, key: &str) -> Outcome<T>
+    where
+        T: TryFrom<OwnedVariant>,
+        T::Error: std::error::Error + 'static,
+    {
+        value(&self.manager.get_status().await?, key)
     }
+
+    /// The workers of `GetStatus`.
+    pub async fn workers(&self) -> Outcome<Vec<Told>> {
+        self.status("workers").await
+    }
+
+    /// Process ids of the workers.
+    pub async fn worker_pids(&self) -> Outcome<Vec<Pid>> {
+        self.workers().await?.iter().map(pid).collect()
+    }
+}
+
+/// The process of a worker.
+pub fn pid(worker: &Told) -> Outcome<Pid> {
+    Ok(Pid::from_raw(i32::try_from(value::<u32>(worker, "pid")?)?))
 }
 
 /// The refusal that a call must have ended with: its name is `expected`, and its message, which is

@@ -1,6 +1,8 @@
-//! Copying folders.
+//! Copying folders, and reading what comes as a descriptor.
 
 use std::fs;
+use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use super::Outcome;
@@ -18,4 +20,11 @@ pub fn copy_folder(from: &Path, to: &Path) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// What is in the file of a descriptor, from where it stands.
+pub fn content(fd: zbus::OwnedFd) -> Outcome<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::from(OwnedFd::from(fd)).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

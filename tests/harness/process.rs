@@ -86,6 +86,28 @@ pub fn mapped(process: Pid) -> Outcome<Option<String>> {
     }
 }
 
+/// Resident memory in bytes.
+pub fn resident(process: Pid) -> Outcome<u64> {
+    status_bytes(process, "VmRSS:")
+}
+
+/// Resident memory that is no file's, in bytes.
+pub fn anonymous(process: Pid) -> Outcome<u64> {
+    status_bytes(process, "RssAnon:")
+}
+
+/// The most resident memory so far, in bytes.
+pub fn peak(process: Pid) -> Outcome<u64> {
+    status_bytes(process, "VmHWM:")
+}
+
+fn status_bytes(process: Pid, key: &str) -> Outcome<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no such line")?;
+    Ok(kib.parse::<u64>()? << 10)
+}
+
 /// The children of a process.
 pub fn children(parent: Pid) -> Outcome<Vec<Pid>> {
     let mut children = Vec::new();

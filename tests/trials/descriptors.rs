@@ -9,12 +9,13 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use zbus::{Fd, Variant};
 
 use super::pipeline::{Pipeline, Reply, call};
-use super::watch::{descriptors, growth_mib, peak};
+use super::watch::{descriptors, growth_mib};
 use super::{Outcome, Size, figure};
 use crate::harness::client::{Client, Options};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::gateway::Gateway;
+use crate::harness::process::peak;
 use crate::harness::within;
 
 /// Messages with as many descriptors as the bus lets through, to methods that want none or one.

@@ -12,8 +12,8 @@ use super::{Outcome, Size, figure};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
 use crate::harness::daemon::Setup;
-use crate::harness::golden::distance;
 use crate::harness::eventually;
+use crate::harness::golden::distance;
 
 /// Clients that keep calling.
 const CLIENTS: usize = 4;

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use nix::unistd::Pid;
 
-use super::watch::{peak, resident};
 use super::{Outcome, Size, figure};
 use crate::harness::command::clean;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::op_dbus;
+use crate::harness::process::{peak, resident};
 
 const TAKEN_MAX: u64 = 200_000_000;
 const MB: f64 = 1e6;

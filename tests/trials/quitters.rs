@@ -8,11 +8,12 @@ use nix::sys::signal::Signal;
 use zbus::Message;
 
 use super::pipeline::{call, embed_packed};
-use super::watch::{descriptors, growth_mib, ms, p99, resident};
+use super::watch::{descriptors, growth_mib, ms, p99};
 use super::{Outcome, Size, figure};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::Options;
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::process::resident;
 use crate::harness::{eventually, within};
 
 /// A connection that speaks no more of D-Bus than it takes to send a call.

@@ -7,9 +7,10 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::pipeline::{Pipeline, Reply, embed_packed};
-use super::watch::{descriptors, growth_mib, resident};
+use super::watch::{descriptors, growth_mib};
 use super::{Outcome, Size, figure};
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::process::resident;
 use crate::harness::random::Random;
 
 const CLIENTS: usize = 4;

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::pipeline::{Pipeline, Reply, embed_packed};
-use super::watch::{growth_mib, resident};
+use super::watch::growth_mib;
 use super::{Outcome, Size, figure};
 use crate::harness::client::Client;
 use crate::harness::daemon::Setup;
+use crate::harness::process::resident;
 
 const CLIENTS: usize = 32;
 /// Calls of one client that wait for their replies.

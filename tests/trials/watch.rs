@@ -10,23 +10,6 @@ use crate::harness::Outcome;
 /// Bytes of a MiB.
 pub const MIB: u64 = 1 << 20;
 
-fn status_bytes(process: Pid, key: &str) -> Outcome<u64> {
-    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix(key));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no such line")?;
-    Ok(kib.parse::<u64>()? << 10)
-}
-
-/// Resident memory in bytes.
-pub fn resident(process: Pid) -> Outcome<u64> {
-    status_bytes(process, "VmRSS:")
-}
-
-/// The most resident memory so far, in bytes.
-pub fn peak(process: Pid) -> Outcome<u64> {
-    status_bytes(process, "VmHWM:")
-}
-
 /// Open descriptors.
 pub fn descriptors(process: Pid) -> Outcome<usize> {
     Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count())
