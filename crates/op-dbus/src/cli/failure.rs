@@ -111,12 +111,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_pipe_is_success_and_silent() {
-        let failure = Failure::output(&io::Error::from(io::ErrorKind::BrokenPipe));
-        assert_eq!(failure, Failure { code: 0, message: String::new() });
-    }
-
-    #[test]
     fn texts_are_counted_from_the_start_of_the_input() {
         let said = |sentence| Failure::refused(sentence).about_texts_from(2049).message;
         assert_eq!(said("text 950 has 602 tokens"), "text 2999 has 602 tokens");

@@ -357,14 +357,6 @@ pub mod tests {
     }
 
     #[test]
-    fn a_reply_is_read_whole() {
-        let reply = reply(2, "ab-f32", &[1]);
-        assert_eq!(floats(&reply.bytes).collect::<Vec<f32>>(), [1.5; 4]);
-        assert_eq!((reply.tokens, reply.space.as_str()), (7, "ab-f32"));
-        assert_eq!(reply.truncated, [1]);
-    }
-
-    #[test]
     fn each_vector_is_compared_with_the_last() {
         let reply = reply(3, "s", &[]);
         assert_eq!(reply.cosines_with_last().len(), 2);

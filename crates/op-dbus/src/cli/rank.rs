@@ -192,10 +192,4 @@ mod tests {
         let scored = scored(vec![3, 5], reply(3, "s", &[]));
         assert_eq!(scored.iter().map(|scored| scored.index).collect::<Vec<_>>(), [3, 5]);
     }
-
-    #[test]
-    fn blank_candidates_are_passed_over() {
-        assert!(worth_it(&(0, "x".to_owned())));
-        assert!(!worth_it(&(0, " \t".to_owned())));
-    }
 }

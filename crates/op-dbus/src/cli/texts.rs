@@ -301,15 +301,4 @@ mod tests {
         }
         assert_eq!(read, 10);
     }
-
-    #[tokio::test]
-    async fn arguments_come_in_order() {
-        let source = Source::Arguments(vec!["x".into(), "y".into()]);
-        let mut texts = Texts::read(source, LIMITS);
-        let mut all = Vec::new();
-        while let Some(call) = texts.next_call().await {
-            all.extend(call.unwrap());
-        }
-        assert_eq!(all, ["x", "y"]);
-    }
 }
