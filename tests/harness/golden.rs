@@ -2,6 +2,7 @@
 
 use std::fs;
 
+pub use op_dbus_api::cosine;
 use serde_json::Value;
 
 use super::{Outcome, fixture};
@@ -43,14 +44,6 @@ pub fn floats(numbers: &Value) -> Option<Vec<f32>> {
 
 fn path(name: &str) -> std::path::PathBuf {
     fixture(&format!("golden/{name}.json"))
-}
-
-/// Cosine of the angle between two vectors.
-pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
-    };
-    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
 /// Largest difference of two components; infinite when the lengths differ.

@@ -13,6 +13,7 @@ mod open;
 mod peak;
 mod quality;
 mod random;
+mod ranks;
 mod report;
 mod rounds;
 mod spawn;
