@@ -160,10 +160,7 @@ async fn tokens_are_counted_before_truncation() {
 #[tokio::test]
 async fn batches_form_while_the_worker_is_busy() {
     let gate = Gate::new(Limits::default());
-    let embed = |text: &'static str| {
-        let engine = gate.engine.clone();
-        tokio::spawn(async move { engine.embed(call(1, &[text])).await })
-    };
+    let embed = |text: &str| gate.begin(call(1, &[text]));
     let first = embed("first");
     tokio::task::yield_now().await;
     assert_eq!(gate.next_batch(), ["first"]);
@@ -196,13 +193,12 @@ async fn a_packed_layout_counts_no_padding() {
 async fn interactive_calls_overtake_a_bulk_job() {
     let limits = Limits { bulk_wait_us_max: u64::MAX, ..Limits::default() };
     let gate = Gate::batched(limits, BatchLimits { tokens_max: 32, ..BatchLimits::default() });
-    let (engine, texts) = (gate.engine.clone(), vec!["x".repeat(30); 6]);
+    let texts = vec!["x".repeat(30); 6];
     let bulk = Call { inputs: texts.into(), priority: Some(Priority::Bulk), ..Call::default() };
-    let bulk = tokio::spawn(async move { engine.embed(bulk).await });
+    let bulk = gate.begin(bulk);
     tokio::task::yield_now().await;
     gate.next_batch();
-    let engine = gate.engine.clone();
-    let quick = tokio::spawn(async move { engine.embed(call(0, &["quick"])).await });
+    let quick = gate.begin(call(0, &["quick"]));
     tokio::task::yield_now().await;
     gate.go();
     assert_eq!(gate.next_batch(), ["quick"]);
@@ -215,23 +211,20 @@ async fn interactive_calls_overtake_a_bulk_job() {
 #[tokio::test]
 async fn a_cancelled_call_leaves_the_queue() {
     let gate = Gate::new(Limits::default());
-    let (engine, cancel) = (gate.engine.clone(), CancelToken::default());
-    let running = tokio::spawn(async move { engine.embed(call(1, &["running"])).await });
+    let cancel = CancelToken::default();
+    let running = gate.begin(call(1, &["running"]));
     tokio::task::yield_now().await;
     gate.next_batch();
-    let engine = gate.engine.clone();
     let queued = Call { cancel: cancel.clone(), ..call(1, &["cancelled"]) };
-    let queued = tokio::spawn(async move { engine.embed(queued).await });
-    let engine = gate.engine.clone();
-    let dropped = tokio::spawn(async move { engine.embed(call(1, &["dropped"])).await });
+    let queued = gate.begin(queued);
+    let dropped = gate.begin(call(1, &["dropped"]));
     tokio::task::yield_now().await;
     assert_eq!(gate.engine.stats().queue_texts, 2);
     cancel.cancel();
     dropped.abort();
     assert_eq!(queued.await.unwrap(), Err(Error::Cancelled));
     assert!(dropped.await.unwrap_err().is_cancelled());
-    let engine = gate.engine.clone();
-    let last = tokio::spawn(async move { engine.embed(call(1, &["last"])).await });
+    let last = gate.begin(call(1, &["last"]));
     tokio::task::yield_now().await;
     gate.go();
     assert_eq!(gate.next_batch(), ["last"]);

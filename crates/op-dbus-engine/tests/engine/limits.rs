@@ -17,10 +17,7 @@ const TEN: &str = "ten bytes.";
 #[tokio::test]
 async fn a_full_queue_and_a_full_quota_refuse_at_once() {
     let gate = Gate::new(tight());
-    let embed = |uid, texts: &'static [&'static str]| {
-        let engine = gate.engine.clone();
-        tokio::spawn(async move { engine.embed(call(uid, texts)).await })
-    };
+    let embed = |uid, texts: &'static [&'static str]| gate.begin(call(uid, texts));
     let first = embed(1, &[TEN, TEN]);
     tokio::task::yield_now().await;
     gate.next_batch();
@@ -104,8 +101,7 @@ async fn who_counts_tokens_of_long_texts_has_a_quota_as_well() {
 #[tokio::test]
 async fn a_deadline_ends_the_wait() {
     let gate = Gate::new(Limits::default());
-    let engine = gate.engine.clone();
-    let running = tokio::spawn(async move { engine.embed(call(1, &["running"])).await });
+    let running = gate.begin(call(1, &["running"]));
     tokio::task::yield_now().await;
     gate.next_batch();
     let soon = Call { deadline: Some(Instant::now()), ..call(1, &["too late"]) };
@@ -115,8 +111,7 @@ async fn a_deadline_ends_the_wait() {
     assert_eq!(gate.engine.embed(queued).await, Err(Error::DeadlineExceeded));
     gate.go();
     running.await.unwrap().unwrap();
-    let engine = gate.engine.clone();
-    let next = tokio::spawn(async move { engine.embed(call(1, &["next"])).await });
+    let next = gate.begin(call(1, &["next"]));
     tokio::task::yield_now().await;
     assert_eq!(gate.next_batch(), ["next"]);
     gate.go();
@@ -126,10 +121,7 @@ async fn a_deadline_ends_the_wait() {
 #[tokio::test]
 async fn draining_finishes_what_is_queued_and_refuses_the_rest() {
     let gate = Gate::new(Limits::default());
-    let embed = |text: &'static str| {
-        let engine = gate.engine.clone();
-        tokio::spawn(async move { engine.embed(call(1, &[text])).await })
-    };
+    let embed = |text: &str| gate.begin(call(1, &[text]));
     let running = embed("running");
     tokio::task::yield_now().await;
     gate.next_batch();
@@ -152,10 +144,7 @@ async fn draining_finishes_what_is_queued_and_refuses_the_rest() {
 #[tokio::test]
 async fn draining_gives_up_at_its_deadline() {
     let gate = Gate::new(Limits::default());
-    let embed = |text: &'static str| {
-        let engine = gate.engine.clone();
-        tokio::spawn(async move { engine.embed(call(1, &[text])).await })
-    };
+    let embed = |text: &str| gate.begin(call(1, &[text]));
     let running = embed("running");
     tokio::task::yield_now().await;
     gate.next_batch();
@@ -180,8 +169,7 @@ async fn the_canary_needs_no_quota() {
 async fn an_idle_worker_waits_for_more_if_told_to() {
     let limits = Limits { batch_delay_us_max: 2_000, ..Limits::default() };
     let gate = Gate::new(limits);
-    let engine = gate.engine.clone();
-    let only = tokio::spawn(async move { engine.embed(call(1, &["only"])).await });
+    let only = gate.begin(call(1, &["only"]));
     tokio::task::yield_now().await;
     assert_eq!(gate.next_batch(), ["only"]);
     gate.go();

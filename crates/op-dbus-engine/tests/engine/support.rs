@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{
     Backend, BackendError, BackendFactory, Batch, BatchLimits, Call, Description, Engine,
-    EngineConfig, Limits, ModelShape, Pool, Tokenizer,
+    EngineConfig, Error, Limits, ModelShape, Pool, Reply, Tokenizer,
 };
+use tokio::task::JoinHandle;
 
 pub const DIMENSIONS: usize = 8;
 pub const INPUT_MAX: usize = 32;
@@ -113,6 +114,12 @@ impl Gate {
             Ok(Box::new(Gated { sim, shown, wait, checked: false }))
         });
         Self { engine: engine(factory), batches, go }
+    }
+
+    /// Makes a call and goes on without its reply.
+    pub fn begin(&self, call: Call) -> JoinHandle<Result<Reply, Error>> {
+        let engine = self.engine.clone();
+        tokio::spawn(async move { engine.embed(call).await })
     }
 
     /// Waits until a batch is about to run; its texts in alphabetical order.
