@@ -19,7 +19,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Told, pid, value};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::content;
-use crate::harness::golden::{self, cosine};
+use crate::harness::golden::{self, assert_near, cosine};
 use crate::harness::process::children;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
@@ -57,10 +57,7 @@ async fn the_cpu_helps_a_device_with_the_models_vectors() -> Outcome {
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     let texts = golden::plain_texts()?;
     let found = daemon.client().vectors(&texts).await?;
-    for (found, reference) in found.iter().zip(golden::vectors("low")?) {
-        let cosine = cosine(found, &reference);
-        assert!(cosine >= 0.9999, "{cosine}");
-    }
+    assert_near(&found, golden::vectors("low")?, 0.9999);
     let texts = much();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let reply = daemon.client().packed(&texts, HashMap::new()).await?;
@@ -176,10 +173,7 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
         (much().len(), much().len() * dimensions as usize * 4)
     );
     let vectors = daemon.client().vectors(&much()).await?;
-    for (found, expected) in numbers.chunks(dimensions as usize).zip(vectors) {
-        let cosine = cosine(found, &expected);
-        assert!(cosine >= 0.999, "{cosine}");
-    }
+    assert_near(numbers.chunks(dimensions as usize), vectors, 0.999);
     daemon.stop().await
 }
 
@@ -231,10 +225,7 @@ async fn a_job_goes_where_the_provider_goes() -> Outcome {
     assert_eq!(told("space")?, format!("{fingerprint}-{}", told("precision")?));
     let bytes = content(file)?;
     let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|n| f32::from_le_bytes(*n)).collect();
-    for (found, expected) in numbers.chunks_exact(dimensions as usize).zip(&expected) {
-        let cosine = cosine(found, expected);
-        assert!(cosine >= 0.999, "{cosine}");
-    }
+    assert_near(numbers.chunks(dimensions as usize), &expected, 0.999);
     daemon.stop().await
 }
 

@@ -12,7 +12,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
-use crate::harness::golden::{self, cosine};
+use crate::harness::golden::{self, assert_near, cosine};
 use crate::harness::process::{mapped, resident};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, needs};
@@ -65,10 +65,7 @@ async fn a_plugin_serves_with_the_models_vectors() -> Outcome {
     assert_eq!(reply.info::<String>("provider")?, "ggml");
     assert_eq!(reply.info::<String>("device")?, "ggml:0");
     let found = daemon.client().vectors(&texts).await?;
-    for (found, reference) in found.iter().zip(golden::vectors("low")?) {
-        let cosine = cosine(found, &reference);
-        assert!(cosine >= 0.9999, "{cosine}");
-    }
+    assert_near(&found, golden::vectors("low")?, 0.9999);
     // The library is in the worker and nowhere else.
     if let Some(mapped) = mapped(daemon.workers().await?[0])? {
         assert!(mapped.contains("onnxruntime_ggml"));

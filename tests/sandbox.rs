@@ -13,7 +13,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::value;
 use crate::harness::command::{clean, cli, finish, started_by};
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::golden::{self, cosine};
+use crate::harness::golden::{self, assert_near};
 use crate::harness::needs::{intruder, op_dbus};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture};
@@ -139,10 +139,7 @@ async fn every_engine_computes_confined() -> Outcome {
         let setup = setup.setting("execution_provider", provider).setting("cpu_engine", engine);
         let setup = setup.setting("workers_per_device", "1");
         let daemon = setup.ready(&bus).await?;
-        for (found, reference) in daemon.client().vectors(&texts).await?.iter().zip(&references) {
-            let cosine = cosine(found, reference);
-            assert!(cosine >= 0.999, "{provider}, {engine}: {cosine}");
-        }
+        assert_near(daemon.client().vectors(&texts).await?, &references, 0.999);
         let told = told(&daemon).await?;
         let version = told.strip_prefix("landlock ").and_then(|t| t.strip_suffix(", seccomp"));
         assert!(version.is_some_and(|v| v.parse::<u32>().is_ok()), "{provider}: {told}");

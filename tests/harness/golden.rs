@@ -46,6 +46,22 @@ fn path(name: &str) -> std::path::PathBuf {
     fixture(&format!("golden/{name}.json"))
 }
 
+/// Each vector is what is expected of it: their cosine is `least` at least.
+#[track_caller]
+pub fn assert_near<V: AsRef<[f32]>, W: AsRef<[f32]>>(
+    found: impl IntoIterator<Item = V>,
+    expected: impl IntoIterator<Item = W>,
+    least: f64,
+) {
+    let (found, expected): (Vec<V>, Vec<W>) =
+        (found.into_iter().collect(), expected.into_iter().collect());
+    assert_eq!(found.len(), expected.len());
+    for (row, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let cosine = cosine(found.as_ref(), expected.as_ref());
+        assert!(cosine >= least, "vector {row}: {cosine}");
+    }
+}
+
 /// Largest difference of two components; infinite when the lengths differ.
 pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     if a.len() != b.len() {

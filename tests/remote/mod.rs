@@ -14,7 +14,7 @@ use crate::harness::client::{Client, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::gateway::Gateway;
-use crate::harness::golden::{self, cosine};
+use crate::harness::golden::{self, assert_near};
 use crate::harness::manager::ServiceManager;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
@@ -88,10 +88,7 @@ async fn serves(daemon: &Daemon, level: &str) -> Outcome {
     assert_eq!(reply.info::<String>("provider")?, "remote");
     assert_eq!(reply.info::<String>("device")?, "remote:0");
     assert!(reply.info::<String>("space")?.ends_with("-f32"));
-    for (found, reference) in reply.vectors.iter().zip(golden::vectors(level)?) {
-        let cosine = cosine(found, &reference);
-        assert!(cosine >= 0.9999, "{cosine}");
-    }
+    assert_near(&reply.vectors, golden::vectors(level)?, 0.9999);
     Ok(())
 }
 
