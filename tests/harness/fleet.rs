@@ -9,14 +9,13 @@ use std::process::Stdio;
 
 use nix::sys::signal::{Signal, killpg};
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{ChildStdin, Command};
 
 use super::bus::PrivateBus;
 use super::command::{clean, finish};
 use super::daemon::Setup;
-use super::process::Process;
+use super::process::{Process, said_until};
 use super::{Outcome, fixture, needs, within};
 
 /// A server, with the processes that it starts itself: Triton's do not end with it when it is killed.
@@ -110,16 +109,14 @@ impl Server {
         let child = process.child();
         let stdin = child.stdin.take();
         let stderr = child.stderr.take().ok_or("no standard error")?;
-        let (said, is_ready) = until(stderr, ready).await?;
-        match is_ready {
-            true => {
-                let told =
-                    said.trim_end().rsplit_once("answered at ").map(|(_, url)| url.to_owned());
-                let url = told.unwrap_or_else(|| format!("http://127.0.0.1:{}", ports[0]));
-                Ok(Self { process, ports, url, _stdin: stdin })
-            }
-            false => Err(format!("{name} ended at once: {said}").into()),
+        let (said, mut lines) = said_until(stderr, ready).await?;
+        if !said.contains(ready) {
+            return Err(format!("{name} ended at once: {said}").into());
         }
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        let told = said.trim_end().rsplit_once("answered at ").map(|(_, url)| url.to_owned());
+        let url = told.unwrap_or_else(|| format!("http://127.0.0.1:{}", ports[0]));
+        Ok(Self { process, ports, url, _stdin: stdin })
     }
 
     /// Where it answers.
@@ -145,28 +142,6 @@ impl Drop for Server {
         // Nobody is left of it, or all that are end now.
         let _ = killpg(self.process.pid(), Signal::SIGKILL);
     }
-}
-
-/// Reads lines until one has `word`; what follows is read and forgotten.
-async fn until(
-    stderr: impl AsyncRead + Unpin + Send + 'static,
-    word: &str,
-) -> Outcome<(String, bool)> {
-    let mut lines = BufReader::new(stderr).lines();
-    let mut said = String::new();
-    let found = within(word, async {
-        while let Some(line) = lines.next_line().await? {
-            said.push_str(&line);
-            said.push('\n');
-            if line.contains(word) {
-                return Ok::<_, std::io::Error>(true);
-            }
-        }
-        Ok(false)
-    })
-    .await??;
-    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-    Ok((said, found))
 }
 
 /// A script of the tests, with the packages of the fleet.

@@ -6,7 +6,6 @@ use std::process::Stdio;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tokio::task::JoinHandle;
 
@@ -14,7 +13,7 @@ use super::bus::PrivateBus;
 use super::command::{clean, finish};
 use super::daemon::Setup;
 use super::needs::op_dbus;
-use super::process::Process;
+use super::process::{Process, said_until};
 use super::{Outcome, journal, within};
 
 /// A running gateway.
@@ -75,21 +74,9 @@ impl Gateway {
     pub async fn start_command(command: Command) -> Outcome<Self> {
         let mut process = Process::start_piped("op-dbus gateway", command)?;
         let stderr = process.child().stderr.take().ok_or("no standard error")?;
-        let mut lines = BufReader::new(stderr).lines();
-        let mut said = String::new();
-        let address = within("the gateway's address", async {
-            while let Some(line) = lines.next_line().await? {
-                said.push_str(&line);
-                said.push('\n');
-                if let Some((_, address)) = line.split_once("answered at ") {
-                    return Ok::<_, std::io::Error>(Some(address.to_owned()));
-                }
-            }
-            Ok(None)
-        });
-        let Some(address) = address.await?? else {
-            return Err(format!("the gateway ended at once: {said}").into());
-        };
+        let (mut said, mut lines) = said_until(stderr, "answered at ").await?;
+        let address = said.trim_end().rsplit_once("answered at ").map(|(_, url)| url.to_owned());
+        let address = address.ok_or_else(|| format!("the gateway ended at once: {said}"))?;
         let log = tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
                 said.push_str(&line);

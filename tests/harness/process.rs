@@ -7,6 +7,7 @@ use std::process::{ExitStatus, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader, Lines};
 use tokio::process::{Child, Command};
 
 use super::{Outcome, eventually, journal, within};
@@ -72,6 +73,26 @@ impl Process {
     pub async fn says(&self, text: &str) -> Outcome {
         eventually(text, async || Ok(self.stderr().contains(text))).await
     }
+}
+
+/// Reads lines until one has `word`, or to the end: what was said up to there, and what follows.
+pub async fn said_until<R: AsyncRead + Unpin>(
+    output: R,
+    word: &str,
+) -> Outcome<(String, Lines<BufReader<R>>)> {
+    let (mut said, mut lines) = (String::new(), BufReader::new(output).lines());
+    within(word, async {
+        while let Some(line) = lines.next_line().await? {
+            said.push_str(&line);
+            said.push('\n');
+            if line.contains(word) {
+                break;
+            }
+        }
+        Outcome::Ok(())
+    })
+    .await??;
+    Ok((said, lines))
 }
 
 /// What a process has mapped; nothing where we may not see it, because a worker lets root alone look.
