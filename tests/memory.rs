@@ -177,6 +177,10 @@ async fn an_idle_level_is_given_back() -> Outcome {
     let daemon = setup.ready(&bus).await?;
     let other = Options::from([("level", "high".into())]);
     daemon.client().packed(&["x"], other.clone()).await?;
+    daemon.client().packed(&["y"], other.clone()).await?;
+    let told = daemon.process.stderr();
+    // At the start, and of this level once.
+    assert_eq!(told.matches("model loaded: sim on sim:0").count(), 2, "{told}");
     loaded(&daemon, false).await?;
     daemon.client().packed(&["x"], other).await?;
     assert!(!status::<bool>(&daemon, "loaded").await?, "another level was asked for");

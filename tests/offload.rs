@@ -255,7 +255,7 @@ async fn a_job_of_another_level_goes_there_too() -> Outcome {
     embedded(&job, 1).await?;
     client.manager.set_execution_provider("cpu").await?;
     let loaded = async {
-        let is_it = |line: &str| line.contains("model loaded") && line.contains("all-MiniLM-L6-v2");
+        let is_it = |line: &str| line.contains("model loaded: all-MiniLM-L6-v2 on cpu");
         while !daemon.process.stderr().lines().any(is_it) {
             daemon.workers().await?;
         }

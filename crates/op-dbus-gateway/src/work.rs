@@ -120,10 +120,24 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
         let permit = Arc::clone(&gateway.requests).try_acquire_owned().map_err(|_| full())?;
         let permit = Permit { gateway: Arc::clone(gateway), held: vec![permit] };
         let Object(asked) = serde_json::from_slice(&read.bytes).map_err(|error| {
+            let error = shortened(&error.to_string());
             Refusal::invalid(format!("the body is not what this route takes: {error}"))
         })?;
         Ok(Self { asked, permit })
     }
+}
+
+/// A sentence of serde's, which repeats a name or value of the client's however long it is: how it begins,
+/// with 40 letters of that, and how it ends, with what would be right and where it is.
+fn shortened(sentence: &str) -> String {
+    const BEGIN: usize = "unknown variant `".len() + 40;
+    const END: usize = 240;
+    let middle = sentence.chars().count().saturating_sub(BEGIN + END);
+    if middle <= 1 {
+        return sentence.to_owned();
+    }
+    let begin = sentence.chars().take(BEGIN);
+    begin.chain(['…']).chain(sentence.chars().skip(BEGIN + middle)).collect()
 }
 
 fn full() -> Refusal {
@@ -162,6 +176,22 @@ fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
 #[cfg(test)]
 mod tests {
     use crate::fuzz::said_to_post;
+
+    #[test]
+    fn a_refusal_repeats_a_little_of_a_long_name() {
+        let long = "é".repeat(10_000);
+        let forty = "é".repeat(40);
+        let unknown = format!(r#"{{"{long}": 1}}"#);
+        let said = said_to_post("/embed", "", &unknown);
+        let (before, after) = said.split_once(&format!("unknown field `{forty}")).expect("named");
+        assert!(before.contains("the body is not what this route takes: "), "{said}");
+        assert!(after.contains("`, expected one of `inputs`, `normalize`, "), "{said}");
+        assert!(after.contains(" at line 1 column 20003"), "{said}");
+        assert!(after.chars().count() < 400, "{said}");
+
+        let value = said_to_post("/add", "", &format!(r#"{{"text": "a", "model": ["{long}"]}}"#));
+        assert!(value.chars().count() < 800, "{value}");
+    }
 
     #[test]
     fn a_packed_body_is_refused_as_one() {
