@@ -156,7 +156,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
     };
     let mut encodings = headers.get_all(CONTENT_ENCODING).iter().map(HeaderValue::as_bytes);
     if let Some(found) = encodings.find(|name| !name.eq_ignore_ascii_case(b"identity")) {
-        let found = String::from_utf8_lossy(found);
+        let found = start(found);
         return unsupported(format!(
             "the body's encoding is {found:?}; bodies are taken as they are: send it unpacked, \
              without the header `Content-Encoding`"
@@ -167,10 +167,15 @@ fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
     if name.eq_ignore_ascii_case(b"application/json") {
         return Ok(());
     }
-    let found = String::from_utf8_lossy(name);
+    let found = start(name);
     unsupported(format!(
         "the body's type is {found:?}; send the header `Content-Type: application/json`"
     ))
+}
+
+/// What a header begins with.
+fn start(header: &[u8]) -> String {
+    String::from_utf8_lossy(header).chars().take(40).collect()
 }
 
 #[cfg(test)]
@@ -191,6 +196,9 @@ mod tests {
 
         let value = said_to_post("/add", "", &format!(r#"{{"text": "a", "model": ["{long}"]}}"#));
         assert!(value.chars().count() < 800, "{value}");
+        let header = format!("Content-Encoding: {}\r\n", "z".repeat(10_000));
+        let packed = said_to_post("/add", &header, "{}");
+        assert!(packed.starts_with("HTTP/1.1 415 ") && packed.len() < 800, "{packed}");
     }
 
     #[test]
