@@ -108,9 +108,15 @@ async fn embed_keeps_an_old_file_until_there_is_another() -> Outcome {
 }
 
 async fn a_matrix_without_rows_has_its_columns() -> Outcome {
-    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let out = cli(&bus, &["embed", "--npy"]).await?.success()?;
     assert!(out.contains("'shape': (0, 384)"), "{out:?}");
+    let nowhere = setup.path("nowhere").display().to_string();
+    let mut command = clean(op_dbus());
+    command.args(["embed", "--npy", "--bus", bus.address()]).env("TMPDIR", &nowhere);
+    let refused = finish(command, "x").await?;
+    let said = format!("no temporary file can be made in {nowhere}");
+    assert!(refused.code == Some(1) && refused.stderr.contains(&said), "{}", refused.stderr);
     daemon.stop().await
 }
 

@@ -113,6 +113,9 @@ async fn semantic_grep_finds_what_is_meant() -> Outcome {
     // Neither are the lines of every log.
     let said = gallery.python(&["semantic-grep.py", "no network"], b"no network caf\xe9\n").await?;
     assert_eq!(texts(&said), ["no network caf\u{fffd}"]);
+    let all = ["semantic-grep.py", "no network", "--least=-1"];
+    let said = gallery.python(&all, "\nno network\n  \n{\"MESSAGE\":null}\n").await?;
+    assert_eq!(texts(&said), ["no network"]);
     let words = ["semantic-grep.py", "is the machine too hot?", "input/log.txt", "--count", "3"];
     let said = gallery.python(&words, "").await?;
     let hot = ["temperature", "overheating"];

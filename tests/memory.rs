@@ -155,6 +155,10 @@ async fn an_idle_level_is_given_back() -> Outcome {
     let (_bus, _setup, daemon) = Setup::sim()?.setting("idle_unload_s", "1").alone().await?;
     let other = Options::from([("level", "high".into())]);
     daemon.client().packed(&["x"], other.clone()).await?;
+    daemon.client().packed(&["y"], other.clone()).await?;
+    let told = daemon.process.stderr();
+    // At the start, and of this level once.
+    assert_eq!(told.matches("model loaded: sim on sim:0").count(), 2, "{told}");
     loaded(&daemon, false).await?;
     daemon.client().packed(&["x"], other).await?;
     assert!(!daemon.client().status::<bool>("loaded").await?, "another level was asked for");

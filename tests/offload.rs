@@ -239,7 +239,7 @@ async fn a_job_of_another_level_goes_there_too() -> Outcome {
     writer.write_all(b"before\n")?;
     embedded(&job, 1).await?;
     client.manager.set_execution_provider("cpu").await?;
-    let is_it = |line: &str| line.contains("model loaded") && line.contains("all-MiniLM-L6-v2");
+    let is_it = |line: &str| line.contains("model loaded: all-MiniLM-L6-v2 on cpu");
     let is_loaded = async || Outcome::Ok(daemon.process.stderr().lines().any(is_it));
     eventually("the model on the other provider", is_loaded).await?;
     writer.write_all(b"after\n")?;

@@ -42,7 +42,7 @@ def main() -> None:
 
     # Logs are not all UTF-8.
     sys.stdin.reconfigure(errors="replace")
-    lines = [message(line) for line in asked.file]
+    lines = [line for line in map(message, asked.file) if line.strip()]
     with Embedder() as embedder:
         for index, cosine in embedder.rank(asked.question, lines, asked.count):
             if cosine >= asked.least:

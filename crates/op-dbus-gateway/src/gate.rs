@@ -76,9 +76,10 @@ fn check_host(gateway: &Gateway, request: &Request) -> Result<(), Refusal> {
         return Ok(());
     }
     // Whoever asks for a whole address means that one, whatever the header says.
-    let host = match request.uri().authority() {
-        Some(authority) => authority.as_str(),
-        None => host.and_then(|host| host.to_str().ok()).unwrap_or_default(),
+    let host = match (request.uri().authority(), host) {
+        (Some(authority), _) => authority.as_str(),
+        (None, Some(host)) => host.to_str().unwrap_or_default(),
+        (None, None) => return Err(Refusal::invalid("the request has no header Host; send one")),
     };
     if is_local(host) {
         return Ok(());
@@ -150,6 +151,9 @@ mod tests {
             ("/health", &["localhost"][..], 200),
             ("/health", &["localhost", "evil.example"], 400),
             ("/health", &["localhost", "localhost"], 400),
+            ("/health", &[], 400),
+            ("/health", &[""], 403),
+            ("http://127.0.0.1/health", &[], 200),
             ("http://evil.example/health", &["localhost"], 403),
             ("http://localhost@evil.example/health", &["localhost"], 403),
             ("http://127.0.0.1/health", &["evil.example"], 200),

@@ -120,10 +120,24 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
         let permit = Arc::clone(&gateway.requests).try_acquire_owned().map_err(|_| full())?;
         let permit = Permit { gateway: Arc::clone(gateway), held: vec![permit] };
         let Object(asked) = serde_json::from_slice(&read.bytes).map_err(|error| {
+            let error = shortened(&error.to_string());
             Refusal::invalid(format!("the body is not what this route takes: {error}"))
         })?;
         Ok(Self { asked, permit })
     }
+}
+
+/// A sentence of serde's, which repeats a name or value of the client's however long it is: how it begins,
+/// with 40 letters of that, and how it ends, with what would be right and where it is.
+fn shortened(sentence: &str) -> String {
+    const BEGIN: usize = "unknown variant `".len() + 40;
+    const END: usize = 240;
+    let middle = sentence.chars().count().saturating_sub(BEGIN + END);
+    if middle <= 1 {
+        return sentence.to_owned();
+    }
+    let begin = sentence.chars().take(BEGIN);
+    begin.chain(['…']).chain(sentence.chars().skip(BEGIN + middle)).collect()
 }
 
 fn full() -> Refusal {
@@ -142,7 +156,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
     };
     let mut encodings = headers.get_all(CONTENT_ENCODING).iter().map(HeaderValue::as_bytes);
     if let Some(found) = encodings.find(|name| !name.eq_ignore_ascii_case(b"identity")) {
-        let found = String::from_utf8_lossy(found);
+        let found = start(found);
         return unsupported(format!(
             "the body's encoding is {found:?}; bodies are taken as they are: send it unpacked, \
              without the header `Content-Encoding`"
@@ -153,15 +167,39 @@ fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
     if name.eq_ignore_ascii_case(b"application/json") {
         return Ok(());
     }
-    let found = String::from_utf8_lossy(name);
+    let found = start(name);
     unsupported(format!(
         "the body's type is {found:?}; send the header `Content-Type: application/json`"
     ))
 }
 
+/// What a header begins with.
+fn start(header: &[u8]) -> String {
+    String::from_utf8_lossy(header).chars().take(40).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use crate::fuzz::said_to_post;
+
+    #[test]
+    fn a_refusal_repeats_a_little_of_a_long_name() {
+        let long = "é".repeat(10_000);
+        let forty = "é".repeat(40);
+        let unknown = format!(r#"{{"{long}": 1}}"#);
+        let said = said_to_post("/embed", "", &unknown);
+        let (before, after) = said.split_once(&format!("unknown field `{forty}")).expect("named");
+        assert!(before.contains("the body is not what this route takes: "), "{said}");
+        assert!(after.contains("`, expected one of `inputs`, `normalize`, "), "{said}");
+        assert!(after.contains(" at line 1 column 20003"), "{said}");
+        assert!(after.chars().count() < 400, "{said}");
+
+        let value = said_to_post("/add", "", &format!(r#"{{"text": "a", "model": ["{long}"]}}"#));
+        assert!(value.chars().count() < 800, "{value}");
+        let header = format!("Content-Encoding: {}\r\n", "z".repeat(10_000));
+        let packed = said_to_post("/add", &header, "{}");
+        assert!(packed.starts_with("HTTP/1.1 415 ") && packed.len() < 800, "{packed}");
+    }
 
     #[test]
     fn a_packed_body_is_refused_as_one() {

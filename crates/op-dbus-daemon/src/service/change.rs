@@ -204,6 +204,15 @@ impl Service {
         });
     }
 
+    /// Tells the journal of a model that a call has named: once that it is loaded, and where it computes if
+    /// that is elsewhere than was asked for.
+    pub(super) fn tell_named(&self, served: &Served, settings: &Settings) {
+        if !served.load_is_told.load(Ordering::Relaxed) {
+            tell_loaded(served);
+        }
+        self.tell_fallback(served, settings);
+    }
+
     /// Tells the journal, and counts, that another provider runs than was asked for, if that is so; once
     /// for each engine.
     pub(super) fn tell_fallback(&self, served: &Served, settings: &Settings) {
@@ -283,6 +292,7 @@ impl Service {
 }
 
 pub(super) fn tell_loaded(served: &Served) {
+    served.load_is_told.store(true, Ordering::Relaxed);
     info!(
         MESSAGE_ID = message_id::MODEL_LOADED,
         model = %served.model,

@@ -141,7 +141,7 @@ impl Service {
             // It serves those who ask for its level, beside the one in force; or did so until now.
             None => {
                 let next = now.fleet.get_instead_of(failed).await.ok()?;
-                self.tell_fallback(&next, now.settings());
+                self.tell_named(&next, now.settings());
                 Some(next)
             }
         }

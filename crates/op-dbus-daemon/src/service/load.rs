@@ -256,6 +256,7 @@ fn served(
         default_prompt: draft.default_prompt,
         record: draft.record,
         fallback_reason,
+        load_is_told: AtomicBool::new(false),
         fallback_is_told: AtomicBool::new(false),
         provider: first.provider,
         device,

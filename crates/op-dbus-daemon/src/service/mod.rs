@@ -158,7 +158,7 @@ impl Service {
                 tokio::time::timeout_at(deadline.into(), load).await.map_err(late)?
             }
         };
-        served.inspect(|served| self.tell_fallback(served, now.settings())).map_err(Error::Load)
+        served.inspect(|served| self.tell_named(served, now.settings())).map_err(Error::Load)
     }
 
     /// As [`Service::serving`] for so many texts of a user. While they wait for a load they count against that

@@ -61,6 +61,8 @@ pub struct Served {
     pub default_prompt: Option<String>,
     /// What the store said of it; nothing of the simulator, which is in none.
     pub(super) record: Option<Model>,
+    /// Set once the journal was told that it is loaded.
+    pub(super) load_is_told: AtomicBool,
     /// Why it is not the provider that was asked for; empty where it is.
     pub fallback_reason: String,
     /// Set once that was told.

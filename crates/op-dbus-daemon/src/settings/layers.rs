@@ -159,6 +159,20 @@ pub(super) fn environment(sources: &Sources, mistakes: &mut Vec<Mistake>) -> Lay
     Layer::new(Place::Environment, entries)
 }
 
+/// What is said of variables that would be a setting's but for how their names are written, and are none:
+/// `OPDBUS_THREADS`.
+pub(super) fn misspelt(sources: &Sources) -> Vec<String> {
+    let plain = |name: &str| name.replace('_', "").to_ascii_uppercase();
+    let sentence = |(variable, value): (&OsString, &OsString)| {
+        let name = variable.to_str().filter(|name| !name.starts_with(PREFIX))?;
+        let mut settings = ROWS.iter().map(|row| Place::Environment.spell(row.key));
+        let meant = settings.find(|setting| plain(setting) == plain(name))?;
+        let told = format!("environment variable {name} has no effect; did you mean `{meant}`?");
+        (!value.is_empty()).then_some(told)
+    };
+    sources.env.iter().filter_map(sentence).collect()
+}
+
 /// The command line. A relative path is meant from the current folder there.
 pub(super) fn flags(sources: &Sources) -> Layer {
     let entries = sources.flags.iter().map(|(key, value)| {

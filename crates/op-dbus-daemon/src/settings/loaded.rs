@@ -199,7 +199,8 @@ pub(super) fn load(sources: &Sources, in_use: Option<&Path>) -> Result<Loaded, M
     let warnings = of_state.into_iter().map(|text| Warning { message_id, text });
     let told = |text| Warning { message_id: None, text };
     layers.extend(outer);
-    let warnings = warnings.chain(overruled(&layers, of_files).into_iter().map(told)).collect();
+    let in_vain = overruled(&layers, of_files).into_iter().chain(layers::misspelt(sources));
+    let warnings = warnings.chain(in_vain.map(told)).collect();
 
     mistakes.extend(outer_mistakes);
     if !mistakes.is_empty() {

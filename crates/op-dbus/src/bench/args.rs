@@ -14,10 +14,11 @@ const ABOUT: &str = "\
 What is measured, on each text collection in turn:
   latency   one text at a time, by one client: a text of 15 tokens, then the collection's own
   calls     as many texts as go through, 1,000 a call, by one client
-  clients   the same, by 64 clients (--clients) with one text a call each, and how long each call takes
-  lanes     with --only lanes: 1,024 texts a call by one client, and one text a call by 8 clients, in
-            the engine, over the bus and past it, with vectors in the reply and in a memfd: what is
-            over the engine's own time, and what of each call's time was not the engine's
+  clients   the same, by 64 clients (--clients) with one text a call each, and how long each
+            call takes
+  lanes     with --only lanes: 1,024 texts a call by one client, and one text a call by 8 clients,
+            in the engine, over the bus and past it, with vectors in the reply and in a memfd: what
+            is over the engine's own time, and what of each call's time was not the engine's
   --rate    one text a call, arriving at random at this rate whether or not the last is answered;
             the time counts from when a text was due, so a queue shows
   --peak    what the CPU can do at most, by loops that never leave its registers; what another

@@ -159,7 +159,7 @@ impl Matrix {
         let is_output = output.is_some();
         let file = match output {
             Some(file) => file,
-            None => unnamed::file(&std::env::temp_dir(), 0o600)?,
+            None => unnamed::temporary()?,
         };
         let mut values = BufWriter::new(file);
         // Not a header yet: an output that was broken off is nothing that NumPy would read.

@@ -46,7 +46,7 @@ impl Unnamed {
             }
             (Ok(file), None) => file,
             // The folder is another's, or of a file system that can't: there is still the old file.
-            (Err(_), Some(_)) => file(&std::env::temp_dir(), 0o600)?,
+            (Err(_), Some(_)) => temporary()?,
             (Err(_), None) => return Ok(None),
         };
         Ok(Some(Self { file, place }))
@@ -89,6 +89,25 @@ impl Unnamed {
 pub fn file(folder: &Path, mode: u32) -> io::Result<File> {
     let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
     Ok(File::from(open(folder, flags, Mode::from_bits_truncate(mode))?))
+}
+
+/// The same in the folder for temporary files.
+///
+/// # Errors
+/// One sentence with that folder, which nobody has named on the command line.
+pub fn temporary() -> io::Result<File> {
+    let folder = std::env::temp_dir();
+    file(&folder, 0o600).map_err(|error| {
+        let kind = error.kind();
+        let folder = folder.display();
+        io::Error::new(
+            kind,
+            format!(
+                "no temporary file can be made in {folder}, where it is kept until it is whole \
+                 ({error}); set TMPDIR to another folder"
+            ),
+        )
+    })
 }
 
 #[cfg(test)]

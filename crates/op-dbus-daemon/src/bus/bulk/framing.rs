@@ -149,6 +149,9 @@ fn json(record: &[u8]) -> Result<String, String> {
     let text = match start {
         Some(b'"') => serde_json::from_slice::<String>(record),
         Some(b'{') => serde_json::from_slice(record).map(|object: Object| object.text),
+        _ if record.starts_with(b"\xef\xbb\xbf") => {
+            return Err("begins with a byte order mark; save the source without one".to_owned());
+        }
         _ => return Err("is neither a JSON string nor an object with \"text\"".to_owned()),
     };
     text.map_err(|error| match error.classify() {
@@ -194,6 +197,9 @@ mod tests {
         let without = "line 1 of the source has no string \"text\"; give it one, once";
         assert_eq!(refusal(Framing::JsonLines, b"{\"txt\": \"a\"}"), without);
         assert_eq!(refusal(Framing::JsonLines, b"{\"text\": \"a\", \"text\": \"b\"}"), without);
+        let mark =
+            "line 1 of the source begins with a byte order mark; save the source without one";
+        assert_eq!(refusal(Framing::JsonLines, b"\xef\xbb\xbf\"a\"\n"), mark);
         let secret = refusal(Framing::JsonLines, b"{\"text\": \"secret");
         assert!(secret.contains("is not JSON") && !secret.contains("secret"), "{secret}");
     }

@@ -228,6 +228,27 @@ fn what_a_file_says_in_vain_is_told() {
 }
 
 #[test]
+fn a_variable_that_is_nearly_a_settings_is_told() {
+    let tree = Tree::new(&[])
+        .env("OPDBUS_VECTOR_LEVEL", "high")
+        .env("op_dbus_threads", "2")
+        .env("OPDBUS_LOG", "")
+        .env("OPDBUS_HOME", "/opt/opdbus")
+        .env("OP_DBUS_LOG", "debug");
+    let loaded = tree.loaded();
+    let told: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "environment variable OPDBUS_VECTOR_LEVEL has no effect; did you mean \
+             `OP_DBUS_VECTOR_LEVEL`?",
+            "environment variable op_dbus_threads has no effect; did you mean `OP_DBUS_THREADS`?",
+        ]
+    );
+    assert_eq!(loaded.settings.vector_level, Level::Medium);
+}
+
+#[test]
 fn what_is_wrong_in_the_state_is_told_ignored_and_kept() {
     let state = r#"{"version":1,"settings":
         {"vector_level":"huge","novelty":{"a":[1]},"log":"debug","gpu_device":"0,1"}}"#;
