@@ -115,7 +115,7 @@ impl Connections {
                     } else {
                         // There are too many files, and would be at once again.
                         self.seats.make_room();
-                        tokio::time::sleep(LIMITS.accept_pause).await;
+                        sleep(LIMITS.accept_pause).await;
                     }
                 }
             }
