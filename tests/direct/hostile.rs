@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{IoSlice, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::chown;
 
 use nix::libc::linger;
 use nix::sys::signal::Signal;
@@ -19,10 +20,12 @@ use zbus::message::Flags;
 use super::{MOST, all_free, ended, line, silent, stream};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, refused};
+use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
+use crate::harness::needs;
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
-use crate::harness::users::{OTHER, Users};
+use crate::harness::users::{OTHER, SERVICE, Users};
 use crate::harness::{Outcome, eventually, within};
 
 tests! {
@@ -32,6 +35,7 @@ tests! {
     a_descriptor_that_hangs_holds_up_no_call_over_the_bus: [Bus],
     a_descriptor_that_hangs_holds_up_no_other_user: [Bus, Root],
     who_hangs_its_lines_gets_no_more_threads: [Bus],
+    where_threads_are_short_none_is_left_behind: [Bus, Root],
 }
 
 /// What a client says before its first message.
@@ -262,12 +266,52 @@ async fn who_hangs_its_lines_gets_no_more_threads() -> Outcome {
         }
     };
     refused::<()>(Err(refusal), ErrorName::QuotaExceeded)?;
-    // Two that work and one that waits for them, for each.
+    // Two for each that was the only one when it was left.
     let now = threads()?;
-    assert!(now <= before + 3 * MOST, "{now} threads, {before} before");
+    assert!(now <= before + 2 * MOST, "{now} threads, {before} before");
     within("an answer over the bus", client.embedder.embed("one")).await??;
     drop(peers);
     all_free(client).await?;
+    daemon.stop().await
+}
+
+/// At one of these limits the first of two threads can be had, and the second can't.
+async fn where_threads_are_short_none_is_left_behind() -> Outcome {
+    let users = Users::new()?;
+    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
+    let setup = Setup::sim()?;
+    let program = setup.path("op-dbus");
+    fs::copy(needs::op_dbus(), &program)?;
+    let setup = setup.program(program);
+    chown(setup.path("state"), Some(SERVICE.id), Some(SERVICE.id))?;
+    let command = users.known_to(&SERVICE.runs(&setup.command(&bus)?), "");
+    let daemon = setup.start_command(command, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    let process = daemon.process.pid();
+    let named = || -> Outcome<usize> {
+        let mut count = 0;
+        for task in fs::read_dir(format!("/proc/{process}/task"))? {
+            // One that ends meanwhile is none.
+            let name = fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
+            count += usize::from(name == "direct\n");
+        }
+        Ok(count)
+    };
+    let mut limit = 1;
+    let line = loop {
+        let mut limited = clean("prlimit");
+        limited.arg(format!("--pid={process}")).arg(format!("--nproc={limit}:"));
+        finish(SERVICE.runs(&limited), "").await?.success()?;
+        match daemon.client().embedder.open_direct().await {
+            Ok(line) => break line,
+            Err(error) => refused::<()>(Err(error), ErrorName::NoSpace).map(drop)?,
+        }
+        limit += 1;
+        assert!(limit < 500, "{} threads were left behind", named()?);
+    };
+    eventually("no more threads than two", async || Outcome::Ok(named()? <= 2)).await?;
+    drop(line);
+    all_free(daemon.client()).await?;
     daemon.stop().await
 }
 

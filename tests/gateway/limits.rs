@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 
 use super::{Stage, sentence};
 use crate::harness::bus::PrivateBus;
+use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::gateway::{Gateway, answer, curl};
 use crate::harness::registry::tests;
@@ -21,6 +22,7 @@ tests! {
     a_full_gateway_says_when_to_come_back: [Bus, Curl],
     a_full_service_says_when_to_come_back: [Bus, Curl],
     idle_connections_keep_nobody_out: [Bus, Curl],
+    idle_connections_keep_nobody_out_where_files_are_few: [Bus, Curl],
     heads_without_bodies_keep_nobody_out: [Bus, Curl],
     what_is_not_done_in_time_is_refused_at_once: [Bus, Curl],
     a_client_that_leaves_cancels_its_work: [Bus, Curl],
@@ -135,6 +137,27 @@ async fn idle_connections_keep_nobody_out() -> Outcome {
     let mut byte = [0];
     assert_eq!(within("the end of a connection", idle[0].read(&mut byte)).await??, 0);
     stage.end().await.map(drop)
+}
+
+async fn idle_connections_keep_nobody_out_where_files_are_few() -> Outcome {
+    let stage = Stage::sim().await?;
+    let pid = stage.gateway.process.pid();
+    let open = fs::read_dir(format!("/proc/{pid}/fd"))?.count();
+    let mut limit = clean("prlimit");
+    limit.arg(format!("--pid={pid}")).arg(format!("--nofile={}:", open + 10));
+    finish(limit, "").await?.success()?;
+    let address = stage.gateway.url("").replace("http://", "");
+    let mut idle = Vec::new();
+    for _ in 0..30 {
+        idle.push(TcpStream::connect(&address).await?);
+    }
+    // Before any of them is closed for its age.
+    let soon = stage.gateway.curl("/health", &["--max-time", "20"], "").await?;
+    assert_eq!(soon.status, 200);
+    let log = stage.end().await?;
+    let told = log.matches("could not be accepted").count();
+    assert!((1..1000).contains(&told), "told {told} times");
+    Ok(())
 }
 
 async fn heads_without_bodies_keep_nobody_out() -> Outcome {

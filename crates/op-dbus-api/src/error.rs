@@ -83,9 +83,13 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error with its one sentence: what, the limit, what was found, what to do.
+    /// An error with its one sentence: what, the limit, what was found, what to do. D-Bus can't carry the
+    /// character U+0000, which ends the connection; U+FFFD takes its place.
     pub fn new(name: ErrorName, message: impl Into<String>) -> Self {
-        Self { name, message: message.into() }
+        let message = message.into();
+        let message =
+            if message.contains('\0') { message.replace('\0', "\u{fffd}") } else { message };
+        Self { name, message }
     }
 
     /// Which error it is.
@@ -152,5 +156,11 @@ mod tests {
             names::ErrorName::try_from(name.as_str()).expect("a valid D-Bus error name");
             assert!(seen.insert(name.as_str()), "{} stands twice", name.as_str());
         }
+    }
+
+    #[test]
+    fn a_message_is_one_that_d_bus_carries() {
+        let error = Error::new(ErrorName::ModelCorrupt, "no tensor a\0b");
+        assert_eq!(error.message(), "no tensor a\u{fffd}b");
     }
 }

@@ -7,6 +7,8 @@ pub struct Limits {
     /// Connections at once. For a further one the one that has been idle for longest is closed, or whose
     /// client has sent half of a request for longest; it waits while all have whole ones.
     pub connections: usize,
+    /// How long none is accepted after the system had no room for one.
+    pub accept_pause: Duration,
     /// Requests that ask for work at once.
     pub requests: usize,
     /// Texts of these requests together, until their replies are sent.
@@ -56,6 +58,7 @@ pub struct Limits {
 /// The bounds in force.
 pub const LIMITS: Limits = Limits {
     connections: 512,
+    accept_pause: Duration::from_millis(100),
     requests: 64,
     texts_in_flight: 32_768,
     texts: 16_384,

@@ -59,9 +59,7 @@ impl Seats {
             tokio::pin!(idles);
             // Registered before the idle ones are looked at, so that none is missed.
             idles.as_mut().enable();
-            if let Some((_, leave)) = self.lock().idle.pop_first() {
-                leave.notify_one();
-            }
+            self.make_room();
             tokio::select! {
                 biased;
                 place = Arc::clone(&self.free).acquire_owned() => {
@@ -69,6 +67,13 @@ impl Seats {
                 }
                 () = idles => {}
             }
+        }
+    }
+
+    /// Has the connection leave that has been idle for longest.
+    pub fn make_room(&self) {
+        if let Some((_, leave)) = self.lock().idle.pop_first() {
+            leave.notify_one();
         }
     }
 

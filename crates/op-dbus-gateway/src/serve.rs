@@ -108,9 +108,15 @@ impl Connections {
                 // The places are never closed.
                 Ok((_, None)) => return,
                 Err(error) => {
-                    // Of a client that left at once, or there are too many files; others may still come.
                     warn!("a connection could not be accepted: {error}");
-                    tokio::task::yield_now().await;
+                    // Of a client that left at once; others may still come.
+                    if error.kind() == io::ErrorKind::ConnectionAborted {
+                        tokio::task::yield_now().await;
+                    } else {
+                        // There are too many files, and would be at once again.
+                        self.seats.make_room();
+                        sleep(LIMITS.accept_pause).await;
+                    }
                 }
             }
         }

@@ -330,6 +330,12 @@ pub(crate) fn read_prompts(place: &mut Place, dimensions: usize) -> Result<Promp
             ),
         ));
     }
+    if prompts.prompts.keys().any(|name| name.contains('\0')) {
+        return Err(refuse(
+            format!("{PROMPTS} with the character U+0000 in the name of a prompt"),
+            "names that D-Bus can carry",
+        ));
+    }
     match &prompts.default_prompt_name {
         Some(name) if !prompts.prompts.contains_key(name) => Err(refuse(
             format!("{PROMPTS} with the default prompt `{name}`, which is not among its prompts"),

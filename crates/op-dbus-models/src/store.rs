@@ -321,6 +321,10 @@ fn mistake(name: &str, model: &Model) -> Option<&'static str> {
         Some("it lists a file outside the model's folder, or a digest that is none")
     } else if model.default_prompt.as_ref().is_some_and(|name| !model.prompts.contains_key(name)) {
         Some("its default prompt is not among its prompts")
+    } else if model.prompts.keys().chain([&model.source, &model.revision]).any(|t| t.contains('\0'))
+    {
+        // They are told over D-Bus, where it would end the connection.
+        Some("a prompt's name, its source or its revision has the character U+0000")
     } else {
         None
     }

@@ -16,6 +16,9 @@ use crate::backend::{BackendError, Description, Footprint, LoadErrorKind, with_c
 use crate::batch::Batch;
 use crate::usage::MemoryUse;
 
+/// No process has more, whatever it says. They are added up.
+const PROCESS_BYTES_MAX: u64 = 1 << 48;
+
 /// A worker that has not said yet that it is loaded, or has.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -114,6 +117,8 @@ impl Link {
         let number = self.number;
         match self.ask(&Request::Trim { number }, &mut || ())? {
             Answer::Trimmed { number: n, given_back, resident, memory } if n == number => {
+                let told = |bytes: u64| bytes.min(PROCESS_BYTES_MAX);
+                let (given_back, resident) = (told(given_back), told(resident));
                 Ok((Footprint { given_back, resident }, memory))
             }
             other => Err(self.unexpected(other)),

@@ -133,6 +133,23 @@ fn device_and_memory_of_a_batch_are_told() {
 }
 
 #[test]
+fn no_worker_gives_back_more_than_a_process_has() {
+    let (link, worker) = link(PATIENT, |socket| {
+        let _: Request = receive_message(&socket, None).unwrap();
+        send_message(&socket, &ready()).unwrap();
+        let _: Request = receive_message(&socket, None).unwrap();
+        let (given_back, resident) = (u64::MAX, u64::MAX);
+        let memory = MemoryUse::default();
+        send_message(&socket, &Answer::Trimmed { number: 1, given_back, resident, memory })
+    });
+    let (told, _) = link.unwrap().0.trim().unwrap();
+    let workers = 1024;
+    assert!(told.given_back.checked_mul(workers).is_some(), "{}", told.given_back);
+    assert!(told.resident.checked_mul(workers).is_some(), "{}", told.resident);
+    worker.join().unwrap().unwrap();
+}
+
+#[test]
 fn errors_of_a_batch_leave_the_worker_in_use() {
     let faults = Faults { fail_on_batch: Some(1), oom_above_rows: Some(1), ..Faults::default() };
     let (link, worker) = link(PATIENT, |socket| {
@@ -166,6 +183,14 @@ fn a_batch_beyond_the_region_never_leaves_the_engine() {
 fn garbage_is_a_lost_worker() {
     let error = run_with(PATIENT, |socket| send_raw(socket, b"\xff{\"done\""));
     lost_because(&error, "can't be read");
+}
+
+#[test]
+fn what_d_bus_cannot_carry_is_a_lost_worker() {
+    let device = Some("cpu\0".to_owned());
+    let answer = Answer::Done { number: 1, device, memory: MemoryUse::default() };
+    let error = run_with(PATIENT, move |socket| send_message(socket, &answer).unwrap());
+    lost_because(&error, "U+0000");
 }
 
 #[test]

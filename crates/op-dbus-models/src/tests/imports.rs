@@ -129,6 +129,7 @@ fn kinds_that_are_not_supported_are_named() {
         ("tokenizer.json", json!([1]), "cannot be understood"),
         ("config_sentence_transformers.json", json!({ "default_prompt_name": "q" }), "`q`"),
         ("config_sentence_transformers.json", json!({ "truncate_dim": 3 }), "truncate_dim 3"),
+        ("config_sentence_transformers.json", json!({ "prompts": { "q\0": "q: " } }), "U+0000"),
         ("config_sentence_transformers.json", json!({ "truncate_dim": 4 }), ""),
         ("config_sentence_transformers.json", json!({ "truncate_dim": null }), ""),
         ("adapter_config.json", json!({}), "adapter"),

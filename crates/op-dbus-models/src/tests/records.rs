@@ -105,6 +105,7 @@ fn a_damaged_record_is_named() {
         ("dimensions", json!(0), "are 0"),
         ("dimensions", json!(-1), "invalid value"),
         ("default_prompt", json!("q"), "default prompt"),
+        ("prompts", json!({ "q\0": "q: " }), "U+0000"),
         ("files", json!([]), "no weights"),
         ("family", json!("deberta"), "unknown variant"),
         ("dense", json!(["2_Dense"]), "weights of a Dense module"),

@@ -67,7 +67,7 @@ impl Calls {
     ///
     /// # Errors
     /// `QuotaExceeded`, `Overloaded`; `InvalidArgument` on a connection that is direct already;
-    /// `ShuttingDown`; `NoSpace` when there are no more file descriptors.
+    /// `ShuttingDown`; `NoSpace` when there are no more file descriptors or threads.
     pub fn open_direct(&self, caller: Caller) -> Result<OwnedFd, Error> {
         let Some(direct) = &self.direct else {
             let message = "this connection is a direct one; open others over the bus";
@@ -83,7 +83,7 @@ impl Calls {
             Ok((Socket::new(ours)?, theirs, seat))
         });
         let (socket, theirs, seat) = made.map_err(|error| {
-            let message = format!("the service can't make a socket ({error}); try again later");
+            let message = format!("no direct connection can be had ({error}); try again later");
             Error::new(ErrorName::NoSpace, message)
         })?;
         let ends = direct.ends.subscribe();

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use tokio::runtime::{self, Handle, Runtime};
+use tokio::sync::oneshot;
 
 use super::super::bulk::Place;
 
@@ -20,13 +21,18 @@ const THREADS_OF_USER: usize = 2;
 /// The threads of all users, which last as long as there is a connection on them.
 #[derive(Clone, Debug, Default)]
 pub struct Threads {
-    users: Arc<Mutex<HashMap<u32, User>>>,
+    users: Arc<Mutex<HashMap<u32, Vec<Thread>>>>,
 }
 
+/// One thread of a user, which is not one of a runtime with several: that one panics where the system has no
+/// thread left, and keeps those that it has started by then.
 #[derive(Debug)]
-struct User {
-    threads: Ended,
+struct Thread {
+    runtime: Handle,
     connections: usize,
+    /// Ends it. The place of the last connection is free once all threads of the user have ended, or who leaves
+    /// them hanging could do so again and again.
+    end: oneshot::Sender<Arc<Place>>,
 }
 
 /// A runtime that may be dropped anywhere: then what hangs on it is not waited for.
@@ -39,6 +45,8 @@ pub struct Seat {
     threads: Threads,
     runtime: Handle,
     uid: u32,
+    /// Of the user's threads.
+    number: usize,
     place: Option<Place>,
 }
 
@@ -49,22 +57,40 @@ impl Threads {
     /// When the system has no more threads or descriptors.
     pub fn of(&self, uid: u32, place: Place) -> io::Result<Seat> {
         let mut users = self.users();
-        let user = match users.entry(uid) {
+        let threads = match users.entry(uid) {
             Entry::Occupied(user) => user.into_mut(),
             Entry::Vacant(none) => {
-                let mut threads = runtime::Builder::new_multi_thread();
-                threads.worker_threads(THREADS_OF_USER).thread_name("direct").enable_all();
-                none.insert(User { threads: Ended(Some(threads.build()?)), connections: 0 })
+                let threads = (0..THREADS_OF_USER).map(|_| Thread::start());
+                none.insert(threads.collect::<io::Result<_>>()?)
             }
         };
-        let running = user.threads.0.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let runtime = running.handle().clone();
-        user.connections += 1;
-        Ok(Seat { threads: self.clone(), runtime, uid, place: Some(place) })
+        let threads = threads.iter_mut().enumerate();
+        let (number, thread) =
+            threads.min_by_key(|(_, thread)| thread.connections).ok_or(io::ErrorKind::NotFound)?;
+        thread.connections += 1;
+        let runtime = thread.runtime.clone();
+        Ok(Seat { threads: self.clone(), runtime, uid, number, place: Some(place) })
     }
 
-    fn users(&self) -> MutexGuard<'_, HashMap<u32, User>> {
+    fn users(&self) -> MutexGuard<'_, HashMap<u32, Vec<Thread>>> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Thread {
+    fn start() -> io::Result<Self> {
+        let made = runtime::Builder::new_current_thread().enable_all().build()?;
+        let (runtime, (end, ended)) = (made.handle().clone(), oneshot::channel());
+        let mut made = Ended(Some(made));
+        let work = move || {
+            let Some(runtime) = made.0.take() else { return };
+            let place = runtime.block_on(ended);
+            // Waits for whatever hangs there.
+            drop(runtime);
+            drop(place);
+        };
+        thread::Builder::new().name("direct".to_owned()).spawn(work)?;
+        Ok(Self { runtime, connections: 0, end })
     }
 }
 
@@ -88,21 +114,15 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let mut users = self.threads.users();
         let Entry::Occupied(mut user) = users.entry(self.uid) else { return };
-        user.get_mut().connections -= 1;
-        if user.get().connections > 0 {
+        user.get_mut()[self.number].connections -= 1;
+        if user.get().iter().any(|thread| thread.connections > 0) {
             return;
         }
-        let (mut threads, place) = (user.remove().threads, self.place.take());
-        // The last place is free once its threads have ended, or who leaves them hanging could do so again and
-        // again.
-        let ending = move || {
-            drop(threads.0.take());
-            drop(place);
-        };
-        if let Err(error) = thread::Builder::new().name("direct-end".to_owned()).spawn(ending) {
-            tracing::warn!(
-                "the threads of a user's direct connections are not waited for: {error}"
-            );
+        let (threads, Some(place)) = (user.remove(), self.place.take()) else { return };
+        let place = Arc::new(place);
+        for thread in threads {
+            // One that has ended already holds nothing.
+            let _ = thread.end.send(place.clone());
         }
     }
 }
