@@ -207,7 +207,8 @@ impl Service {
     /// Tells the journal of a model that a call has named: once that it is loaded, and where it computes if
     /// that is elsewhere than was asked for.
     pub(super) fn tell_named(&self, served: &Served, settings: &Settings) {
-        if !served.load_is_told.load(Ordering::Relaxed) {
+        // Many calls may have waited for it.
+        if !served.load_is_told.swap(true, Ordering::Relaxed) {
             tell_loaded(served);
         }
         self.tell_fallback(served, settings);

@@ -46,7 +46,8 @@ impl flags::Program for Flags {
 
 pub fn run(args: Given<Flags>) -> Done {
     let settings = Settings::load(&Sources::of_process(args.values))?.settings;
-    // Warnings are about the state file, which keeps nothing that the gateway reads.
+    // Warnings are about the state file, which keeps nothing that the gateway reads, and about names of variables,
+    // of which `op-dbus config check` tells.
     telemetry::start(&settings.log).map_err(Failure::refused)?;
     if !settings.core_dumps {
         dumps::refuse();
