@@ -19,6 +19,7 @@ use crate::providers::{beside, fallbacks, ggml, movable, provider};
 
 tests! {
     one_that_dies_in_its_proof_leaves_it_to_the_next: [Bus, Low, Ggml],
+    one_that_is_wrong_for_more_than_one_short_text_is_not_trusted: [Bus, Low, Ggml],
     one_that_is_lost_now_and_then_loses_no_call: [Bus, Low, Ggml],
     one_that_hangs_once_is_replaced: [Bus, Low, Ggml],
     one_that_hangs_whenever_it_is_asked_is_left_and_comes_back: [Bus, Low, Ggml],
@@ -59,10 +60,24 @@ async fn one_that_dies_in_its_proof_leaves_it_to_the_next() -> Outcome {
     daemon.stop().await
 }
 
+/// Its proof is a short text first, and then texts of other lengths.
+async fn one_that_is_wrong_for_more_than_one_short_text_is_not_trusted() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = with_fallback("wrong_above_tokens=16")?;
+    let daemon = setup.start(&bus).await?;
+    assert_eq!(daemon.settled().await?, "degraded", "{}", daemon.process.stderr());
+    let reason = fell_back(&daemon).await?;
+    assert!(
+        reason.contains("ggml can't be trusted on") && reason.contains("one of 3 in a batch"),
+        "{reason}"
+    );
+    daemon.stop().await
+}
+
 async fn one_that_is_lost_now_and_then_loses_no_call() -> Outcome {
     let bus = PrivateBus::start().await?;
     // Fewer rows than batches until it is lost again: each is tried again alone, and once.
-    let setup = with_fallback("die_on_batch=40")?.setting("batch_tokens_max", "128");
+    let setup = with_fallback("die_on_batch=44")?.setting("batch_tokens_max", "128");
     let daemon = setup.ready(&bus).await?;
     let (stop, stopped) = watch::channel(false);
     let clients = clients(&bus, &stopped, much()).await?;
@@ -77,9 +92,9 @@ async fn one_that_is_lost_now_and_then_loses_no_call() -> Outcome {
     daemon.stop().await
 }
 
-/// Each worker's third batch: its proof and one call are before it.
+/// Each worker's fifth batch: those of its proof and one call are before it.
 async fn one_that_hangs_once_is_replaced() -> Outcome {
-    let setup = with_fallback("hang_on_batch=3")?.setting("batch_timeout_s", "1");
+    let setup = with_fallback("hang_on_batch=5")?.setting("batch_timeout_s", "1");
     let (_bus, _setup, daemon) = setup.alone().await?;
     let client = daemon.client();
     let expected = client.vectors(&["a text"]).await?;
@@ -99,7 +114,7 @@ async fn one_that_hangs_once_is_replaced() -> Outcome {
 
 /// Its workers prove themselves and hang in the first batch of a caller.
 async fn one_that_hangs_whenever_it_is_asked_is_left_and_comes_back() -> Outcome {
-    let setup = with_fallback("hang_on_batch=2")?.setting("batch_timeout_s", "1");
+    let setup = with_fallback("hang_on_batch=4")?.setting("batch_timeout_s", "1");
     let (bus, _setup, daemon) = setup.setting("provider_retry_s", "3").alone().await?;
     let clients: Vec<Client> = vec![Client::on(&bus).await?, Client::on(&bus).await?];
     // One is computed when the device hangs, the other waits.
@@ -157,9 +172,9 @@ async fn one_that_answers_nonsense_is_asked_again() -> Outcome {
     let sound = setup.ready(&bus).await?;
     let expected = sound.client().vectors(&["a text"]).await?;
     sound.stop().await?;
-    let setup = setup.setting("providers.ggml.faults", "nan_on_batch=6");
+    let setup = setup.setting("providers.ggml.faults", "nan_on_batch=8");
     let daemon = setup.ready(&bus).await?;
-    // The sixth of its batches is among these.
+    // The eighth of its batches is among these.
     for _ in 0..8 {
         let found = daemon.client().vectors(&["a text"]).await?;
         assert!(cosine(&found[0], &expected[0]) >= 0.9999);

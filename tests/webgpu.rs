@@ -171,7 +171,7 @@ async fn webgpu_comes_goes_and_is_killed_under_load() -> Outcome {
 async fn webgpu_that_hangs_is_left_and_comes_back() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = tiny().await?.setting("execution_provider", "webgpu");
-    let setup = setup.setting("providers.webgpu.faults", "hang_on_batch=2");
+    let setup = setup.setting("providers.webgpu.faults", "hang_on_batch=4");
     let setup = setup.setting("batch_timeout_s", "10").setting("provider_retry_s", "5");
     let daemon = ready(&setup, &bus).await?;
     let reply = daemon.client().packed(&much(), HashMap::new()).await?;

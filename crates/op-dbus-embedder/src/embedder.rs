@@ -181,12 +181,13 @@ impl Loading<'_> {
             (CPU, CpuEngine::Ort) => (BatchLimits::padded(tokens_max), None),
             _ => {
                 let cpu = factory(self.reference(&spec));
-                let vector = op_dbus_engine::reference(&self.tokenizer, &shape, &cpu)?;
                 let cosine_min = match spec.precision {
                     Some(Precision::F16) => Reference::F16_COSINE_MIN,
                     _ => Reference::F32_COSINE_MIN,
                 };
-                (BatchLimits::accelerator(tokens_max), Some(Reference::new(vector, cosine_min)))
+                let reference =
+                    op_dbus_engine::reference(&self.tokenizer, &shape, &cpu, cosine_min)?;
+                (BatchLimits::accelerator(tokens_max), Some(reference))
             }
         };
         let workers = builder.workers.unwrap_or(1);

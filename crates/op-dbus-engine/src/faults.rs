@@ -22,6 +22,8 @@ pub struct Faults {
     pub fail_on_batch: Option<u64>,
     /// Report `OutOfMemory` for batches with more rows than this.
     pub oom_above_rows: Option<usize>,
+    /// Answer with other vectors for batches with more tokens than this.
+    pub wrong_above_tokens: Option<usize>,
     /// Take this many microseconds for each token.
     pub us_per_token: Option<u64>,
     /// Report `Lost` on every batch that holds this token id: a text that kills its worker.
@@ -30,12 +32,13 @@ pub struct Faults {
 
 impl Faults {
     /// The names of all, as [`FromStr`] reads them.
-    pub const NAMES: [&str; 7] = [
+    pub const NAMES: [&str; 8] = [
         "die_on_batch",
         "hang_on_batch",
         "nan_on_batch",
         "fail_on_batch",
         "oom_above_rows",
+        "wrong_above_tokens",
         "us_per_token",
         "die_on_token",
     ];
@@ -65,9 +68,12 @@ impl Faults {
     }
 
     /// What becomes of the vectors of batch number `n`.
-    pub(crate) fn after(&self, n: u64, out: &mut [f32]) {
+    pub(crate) fn after(&self, n: u64, batch: &Batch<'_>, out: &mut [f32]) {
         if self.nan_on_batch == Some(n) {
             out.fill(f32::NAN);
+        }
+        if self.wrong_above_tokens.is_some_and(|limit| batch.ids.len() > limit) {
+            out.reverse();
         }
     }
 }
@@ -93,6 +99,7 @@ impl FromStr for Faults {
                 "nan_on_batch" => faults.nan_on_batch = parsed(word, number)?,
                 "fail_on_batch" => faults.fail_on_batch = parsed(word, number)?,
                 "oom_above_rows" => faults.oom_above_rows = parsed(word, number)?,
+                "wrong_above_tokens" => faults.wrong_above_tokens = parsed(word, number)?,
                 "us_per_token" => faults.us_per_token = parsed(word, number)?,
                 "die_on_token" => faults.die_on_token = parsed(word, number)?,
                 other => return Err(format!("{other:?} is no fault; write {}", known())),
@@ -134,7 +141,7 @@ impl Backend for Faulty {
         self.batches += 1;
         self.faults.before(self.batches, batch)?;
         self.inner.run_while(batch, out, meanwhile)?;
-        self.faults.after(self.batches, out);
+        self.faults.after(self.batches, batch, out);
         Ok(())
     }
 

@@ -95,7 +95,7 @@ pub use presence::{Absence, Presence};
 pub use proof::once_more;
 pub use reference::{Reference, Sample};
 pub use routing::BatchCost;
-pub use start::{reference, reference_with_sample};
+pub use start::reference;
 pub use stats::{Snapshot, Stats, Times};
 pub use status::{WorkerState, WorkerStatus};
 pub use tokenizer::{Piece, Tokenizer, TokenizerError};

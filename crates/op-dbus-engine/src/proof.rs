@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::backend::{Backend, BackendError, BackendFactory, Description, LoadErrorKind};
 use crate::batch::Batch;
-use crate::config::{ModelShape, Pool};
+use crate::config::{BatchLimits, ModelShape, Pool};
 use crate::dispatch::{Place, Shared};
 use crate::reference::{Known, Reference};
 use crate::routing::BatchCost;
@@ -65,32 +65,29 @@ fn untrusted(Description { provider, device, .. }: &Description, why: &str) -> B
 
 /// Has a backend compute the sample of its pool, if that has one: together as far as it takes that.
 fn sample(backend: &mut dyn Backend, pool: &Pool, model: &ModelShape) -> Result<(), BackendError> {
-    let Some((reference, sample)) =
-        pool.reference.as_ref().and_then(|known| Some((known, known.sample.as_ref()?)))
-    else {
-        return Ok(());
+    let Some(reference) = &pool.reference else { return Ok(()) };
+    let mut compute = |limits: &BatchLimits| {
+        let mut batches = reference.sample.batches(limits);
+        batches.try_for_each(|batch| compare(backend, reference, batch, model))
     };
-    let mut compute = |together| {
-        sample.0.chunks(together).try_for_each(|part| compare(backend, reference, part, model))
-    };
-    match compute(sample.rows_together(&pool.batch)) {
+    match compute(&pool.batch) {
         // Larger ones will be halved.
-        Err(BackendError::OutOfMemory(_)) => compute(1),
+        Err(BackendError::OutOfMemory(_)) => compute(&BatchLimits { rows_max: 1, ..pool.batch }),
         result => result,
     }
 }
 
-/// Compares what a backend makes of a part of the sample with what it has to be.
+/// Compares what a backend makes of a batch of the sample with what it has to be.
 fn compare(
     backend: &mut dyn Backend,
     reference: &Reference,
-    part: &[Known],
+    texts: &[Known],
     model: &ModelShape,
 ) -> Result<(), BackendError> {
-    let ids: Vec<i32> = part.iter().flat_map(|known| known.ids.iter().copied()).collect();
+    let ids: Vec<i32> = texts.iter().flat_map(|known| known.ids.iter().copied()).collect();
     let lengths: Vec<i32> =
-        part.iter().map(|known| i32::try_from(known.ids.len()).unwrap_or(i32::MAX)).collect();
-    let mut out = vec![f32::NAN; part.len() * model.dimensions];
+        texts.iter().map(|known| i32::try_from(known.ids.len()).unwrap_or(i32::MAX)).collect();
+    let mut out = vec![f32::NAN; texts.len() * model.dimensions];
     let batch = Batch { ids: &ids, lengths: &lengths };
     run_checked(backend, &batch, &mut out, &mut || ()).map_err(|error| match error {
         BackendError::Failed(why) => {
@@ -100,12 +97,12 @@ fn compare(
         }
         error => error,
     })?;
-    for (known, vector) in part.iter().zip(out.chunks_exact(model.dimensions.max(1))) {
+    for (known, vector) in texts.iter().zip(out.chunks_exact(model.dimensions.max(1))) {
         reference.compare(&known.vector, vector).map_err(|difference| {
-            let (tokens, rows) = (known.ids.len(), part.len());
+            let (tokens, rows) = (known.ids.len(), texts.len());
             let why = format!(
-                "{difference}; it was a text of {tokens} tokens, one of {rows} in a batch: see whether \
-                 padding counts there, and whether texts are cut"
+                "{difference}; it was a text of {tokens} tokens, one of {rows} in a batch: padding counts \
+                 there, texts are cut, or such shapes are computed wrong"
             );
             untrusted(backend.description(), &why)
         })?;

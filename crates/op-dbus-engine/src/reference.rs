@@ -8,16 +8,17 @@ use crate::config::BatchLimits;
 pub struct Reference {
     /// The vector, of the model's dimensions.
     pub vector: Vec<f32>,
-    /// What is asked of a backend besides before it is trusted; none where the text is enough.
-    pub sample: Option<Sample>,
+    /// What is asked of a backend besides before it gets any caller's text.
+    pub sample: Sample,
     /// The least cosine with each of them.
     pub cosine_min: f32,
 }
 
-/// Texts of unequal length, one of them as long as the model reads, and the vector of each as a backend
-/// that is trusted has computed it alone. One that counts padding, or cuts what it is sent, gives others.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sample(pub(crate) Vec<Known>);
+/// Batches of texts, one of unequal lengths and one of a text as long as the model reads, with the vector of each
+/// as a backend that is trusted has computed it alone. One that counts padding, cuts what it is sent, or computes
+/// other shapes wrong than that of a short text, gives others.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample(pub(crate) Vec<Vec<Known>>);
 
 /// One text of a sample.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,14 +28,14 @@ pub(crate) struct Known {
 }
 
 impl Sample {
-    /// How many rows of it may be in one batch: all, or else one.
-    pub(crate) fn rows_together(&self, limits: &BatchLimits) -> usize {
-        let rows = self.0.len();
-        let longest = self.0.iter().map(|known| known.ids.len()).max().unwrap_or(0);
-        match rows <= limits.rows_max && rows * longest <= limits.tokens_max {
-            true => rows.max(1),
-            false => 1,
-        }
+    /// Its batches under these limits: what is too large for them is computed row by row.
+    pub(crate) fn batches(&self, limits: &BatchLimits) -> impl Iterator<Item = &[Known]> {
+        self.0.iter().flat_map(|batch| {
+            let rows = batch.len();
+            let longest = batch.iter().map(|known| known.ids.len()).max().unwrap_or(0);
+            let fits = rows <= limits.rows_max && rows * longest <= limits.tokens_max;
+            batch.chunks(if fits { rows.max(1) } else { 1 })
+        })
     }
 }
 
@@ -48,9 +49,9 @@ impl Reference {
     /// shows in the first digits.
     pub const F16_COSINE_MIN: f32 = 0.999;
 
-    /// A vector that is enough by itself.
+    /// A vector, to compare others with alone.
     pub fn new(vector: Vec<f32>, cosine_min: f32) -> Self {
-        Self { vector, sample: None, cosine_min }
+        Self { vector, sample: Sample::default(), cosine_min }
     }
 
     /// Compares a vector with this one, in direction and in length.

@@ -48,7 +48,7 @@ impl Backend for SimBackend {
         self.faults.before(self.batches, batch)?;
         let vectors = out.chunks_mut(self.description.dimensions.max(1));
         batch.texts().zip(vectors).for_each(|(ids, vector)| fill(ids, vector));
-        self.faults.after(self.batches, out);
+        self.faults.after(self.batches, batch, out);
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use crate::call::Truncate;
 use crate::config::{ModelShape, Pool};
 use crate::dispatch::{self, Place, Shared};
 use crate::proof;
-use crate::reference::{Known, Sample};
+use crate::reference::{Known, Reference, Sample};
 use crate::tokenizer::Tokenizer;
 
 /// What health checks embed.
@@ -33,8 +33,8 @@ pub(crate) fn probe(tokenizer: &Tokenizer, text: &str) -> Result<Box<[i32]>, Bac
     })
 }
 
-/// The vector that a backend of `factory` makes of the engine's own text: what other backends of the
-/// same model are compared with. The backend is gone afterwards.
+/// What a backend of `factory`, which is gone afterwards, makes of the engine's own texts: other backends of the
+/// same model come near it to `cosine_min`, or are not trusted.
 ///
 /// # Errors
 /// The backend could not be loaded or failed.
@@ -42,31 +42,23 @@ pub fn reference(
     tokenizer: &Tokenizer,
     model: &ModelShape,
     factory: &BackendFactory,
-) -> Result<Vec<f32>, BackendError> {
-    computed(model, factory, &[probe(tokenizer, CANARY)?]).map(|mut vectors| vectors.remove(0))
-}
-
-/// As [`reference`], and what is asked besides of a backend of which nobody knows how it pads and cuts.
-///
-/// # Errors
-/// As [`reference`].
-pub fn reference_with_sample(
-    tokenizer: &Tokenizer,
-    model: &ModelShape,
-    factory: &BackendFactory,
-) -> Result<(Vec<f32>, Sample), BackendError> {
+    cosine_min: f32,
+) -> Result<Reference, BackendError> {
     let tokens_max = tokenizer.max_input_tokens();
     let words = WORDS.split_whitespace().count();
     let long = WORDS.repeat(tokens_max * 3 / 4 / words) + &LAST_WORD.repeat(tokens_max);
-    let texts = [CANARY, "music", &long].map(|text| probe(tokenizer, text));
+    let texts = [CANARY, LAST_WORD, &WORDS.repeat(4), &long].map(|text| probe(tokenizer, text));
     let texts: Vec<Box<[i32]>> = texts.into_iter().collect::<Result<_, _>>()?;
     let vectors = computed(model, factory, &texts)?;
-    let canary = vectors.first().cloned().unwrap_or_default();
+    let vector = vectors.first().cloned().unwrap_or_default();
     let known = texts.into_iter().zip(vectors).map(|(ids, vector)| Known { ids, vector });
-    Ok((canary, Sample(known.collect())))
+    let mut known: Vec<Known> = known.collect();
+    // Alone: beside it the others would be padded to its length, which takes a slow device seconds.
+    let longest = known.split_off(known.len() - 1);
+    Ok(Reference { vector, sample: Sample(vec![known, longest]), cosine_min })
 }
 
-/// The vectors of some texts, of which there is at least one, each computed alone.
+/// The vectors of some texts, each computed alone.
 fn computed(
     model: &ModelShape,
     factory: &BackendFactory,

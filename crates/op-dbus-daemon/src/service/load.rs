@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use op_dbus_engine::{
     BackendError, BackendFactory, BatchLimits, Engine, EngineConfig, Limits, LoadErrorKind, Pool,
-    Reference, reference_with_sample,
+    Reference,
 };
 
 use super::costs::{self, Place};
@@ -118,7 +118,7 @@ fn start(
     if host.provider != Provider::Cpu {
         let own_graph = draft.own_graph();
         let cpu = spawner(&blueprint(&host.reference(own_graph), REFERENCE_PRECISION), settings);
-        reference = Some(compared_with(draft, &host, precision, &cpu)?);
+        reference = Some(compared_with(draft, precision, &cpu)?);
         if settings.offload == Offload::Auto {
             let cpu = provider::host(Provider::Cpu, loaded, own_graph);
             let cpu = cpu.unwrap_or_else(|_| host.reference(own_graph));
@@ -153,27 +153,17 @@ fn start(
     Ok(Started { engine, costs: places })
 }
 
-/// What the workers of `host` are compared with, as `cpu` computes it.
+/// What workers that compute in `precision` are compared with, as `cpu` computes it.
 fn compared_with(
     draft: &Draft,
-    host: &Host,
     precision: Precision,
     cpu: &BackendFactory,
 ) -> Result<Reference, BackendError> {
-    let (tokenizer, shape) = (&draft.tokenizer, &draft.shape);
-    let (vector, sample) = match host.provider {
-        // Who runs it there pads, cuts and pools as they please.
-        Provider::Remote => {
-            let (vector, sample) = reference_with_sample(tokenizer, shape, cpu)?;
-            (vector, Some(sample))
-        }
-        _ => (op_dbus_engine::reference(tokenizer, shape, cpu)?, None),
-    };
     let cosine_min = match precision {
         Precision::F16 => Reference::F16_COSINE_MIN,
         _ => Reference::F32_COSINE_MIN,
     };
-    Ok(Reference { vector, sample, cosine_min })
+    op_dbus_engine::reference(&draft.tokenizer, &draft.shape, cpu, cosine_min)
 }
 
 /// Tells the log what there is to know of a host before it computes.

@@ -153,9 +153,10 @@ async fn another_worker_takes_over_while_one_cannot_be_replaced() {
 async fn a_backend_with_other_vectors_is_not_trusted() {
     let healthy = || -> BackendFactory { Box::new(|_| sim(Faults::default())) };
     let tokenizer = || Tokenizer::bytes(INPUT_MAX);
-    let vector = op_dbus_engine::reference(&tokenizer(), &model(), &healthy()).unwrap();
+    let known = op_dbus_engine::reference(&tokenizer(), &model(), &healthy(), 0.9999).unwrap();
+    let vector = known.vector.clone();
     let started = |vector: Vec<f32>| {
-        let reference = Some(Reference::new(vector, 0.9999));
+        let reference = Some(Reference { vector, ..known.clone() });
         let pool = Pool { reference, ..Pool::new(healthy()) };
         Engine::start(tokenizer(), model(), vec![pool], config(Limits::default()))
     };
@@ -202,13 +203,11 @@ fn honest(batch: &Batch<'_>) -> Vec<Vec<i32>> {
 async fn a_backend_that_counts_padding_or_cuts_is_not_trusted() {
     let tokenizer = || Tokenizer::bytes(INPUT_MAX);
     let healthy: BackendFactory = Box::new(|_| sim(Faults::default()));
-    let (vector, sample) =
-        op_dbus_engine::reference_with_sample(&tokenizer(), &model(), &healthy).unwrap();
+    let reference = op_dbus_engine::reference(&tokenizer(), &model(), &healthy, 0.9999).unwrap();
     let started = |does: fn(&Batch<'_>) -> Vec<Vec<i32>>, faults: Faults, rows_max| {
         let factory: BackendFactory =
             Box::new(move |_| Ok(Box::new(Odd(sim(faults.clone())?, does))));
-        let (vector, sample) = (vector.clone(), Some(sample.clone()));
-        let reference = Some(Reference { vector, sample, cosine_min: 0.9999 });
+        let reference = Some(reference.clone());
         let batch = BatchLimits { rows_max, ..BatchLimits::default() };
         let pool = Pool { reference, batch, ..Pool::new(factory) };
         Engine::start(tokenizer(), model(), vec![pool], config(Limits::default()))
