@@ -25,8 +25,8 @@ tests! {
     pinned_settings: [Bus],
     only_root_may_change: [Bus, Root, Busctl],
     nobody_else_may_own_the_name: [Bus, Root, Busctl],
-    full_queue: [Bus],
-    used_up_quota: [Bus],
+    full_queue: [Bus] => refuses_when_full("queue_tokens_max", Overloaded),
+    used_up_quota: [Bus] => refuses_when_full("quota_tokens", QuotaExceeded),
     shutting_down: [Bus],
 }
 
@@ -256,14 +256,6 @@ async fn only_root_may_change() -> Outcome {
     nobody(manager, &["GetStatus"]).await?.success()?;
     nobody(op_dbus_api::EMBEDDER_INTERFACE, &["Embed", "s", "x"]).await?.success()?;
     daemon.stop().await
-}
-
-async fn full_queue() -> Outcome {
-    refuses_when_full("queue_tokens_max", Overloaded).await
-}
-
-async fn used_up_quota() -> Outcome {
-    refuses_when_full("quota_tokens", QuotaExceeded).await
 }
 
 /// With the worker stopped, one call fills the limit and the next is refused, not queued.

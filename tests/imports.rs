@@ -17,12 +17,12 @@ use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture};
 
 tests! {
-    bert_folders_match_their_references: [Bus, Runtime],
-    mpnet_folders_match_their_references: [Bus, Runtime],
+    bert_folders_match_their_references: [Bus, Runtime] => folders_match("bert"),
+    mpnet_folders_match_their_references: [Bus, Runtime] => folders_match("mpnet"),
     folders_of_version_6_match_their_references: [Bus, Runtime],
-    roberta_folders_match_their_references: [Bus, Runtime],
-    xlm_roberta_folders_match_their_references: [Bus, Runtime],
-    distilbert_folders_match_their_references: [Bus, Runtime],
+    roberta_folders_match_their_references: [Bus, Runtime] => family_matches("roberta"),
+    xlm_roberta_folders_match_their_references: [Bus, Runtime] => family_matches("xlm-roberta"),
+    distilbert_folders_match_their_references: [Bus, Runtime] => family_matches("distilbert"),
     dense_modules_match_their_references: [Bus, Runtime],
     activations_of_dense_modules_match_their_references: [Bus, Runtime],
     an_own_graph_matches_its_references: [Bus, Runtime],
@@ -145,14 +145,6 @@ async fn folders_match(family: &str) -> Outcome {
     Ok(())
 }
 
-async fn bert_folders_match_their_references() -> Outcome {
-    folders_match("bert").await
-}
-
-async fn mpnet_folders_match_their_references() -> Outcome {
-    folders_match("mpnet").await
-}
-
 async fn folders_of_version_6_match_their_references() -> Outcome {
     for pooling in POOLINGS {
         let setup = store()?;
@@ -172,18 +164,6 @@ async fn family_matches(family: &str) -> Outcome {
         serves(setup, "own", &format!("{family}-{pooling}")).await?;
     }
     Ok(())
-}
-
-async fn roberta_folders_match_their_references() -> Outcome {
-    family_matches("roberta").await
-}
-
-async fn xlm_roberta_folders_match_their_references() -> Outcome {
-    family_matches("xlm-roberta").await
-}
-
-async fn distilbert_folders_match_their_references() -> Outcome {
-    family_matches("distilbert").await
 }
 
 async fn dense_modules_match_their_references() -> Outcome {

@@ -17,9 +17,11 @@ use crate::harness::{Outcome, fixture};
 use crate::providers::find;
 
 tests! {
-    native_memory_reaches_a_plateau: [Bus],
-    onnx_runtime_memory_reaches_a_plateau: [Bus, Runtime],
-    bound_memory_reaches_a_plateau: [Bus, Runtime],
+    native_memory_reaches_a_plateau: [Bus] => plateau(tiny().await?),
+    onnx_runtime_memory_reaches_a_plateau: [Bus, Runtime] =>
+        plateau(tiny().await?.setting("cpu_engine", "ort")),
+    bound_memory_reaches_a_plateau: [Bus, Runtime] =>
+        plateau(tiny().await?.setting("cpu_engine", "ort").setting("io_binding", "on")),
     memory_is_at_its_plateau_when_a_device_is_ready: [Bus, Ggml],
     memory_of_batches_is_told: [Bus, Runtime],
 }
@@ -79,18 +81,6 @@ async fn plateau(setup: Setup) -> Outcome {
     println!("{warm} bytes after {WARM} batches, {end} after {BATCHES}");
     assert!(end <= warm + GROWTH_MAX, "{warm} and then {end}");
     daemon.stop().await
-}
-
-async fn native_memory_reaches_a_plateau() -> Outcome {
-    plateau(tiny().await?).await
-}
-
-async fn onnx_runtime_memory_reaches_a_plateau() -> Outcome {
-    plateau(tiny().await?.setting("cpu_engine", "ort")).await
-}
-
-async fn bound_memory_reaches_a_plateau() -> Outcome {
-    plateau(tiny().await?.setting("cpu_engine", "ort").setting("io_binding", "on")).await
 }
 
 /// WebGPU's name on ggml's library: batches go the way of a device with memory of its own.

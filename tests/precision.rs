@@ -21,8 +21,9 @@ tests! {
     a_device_computes_in_halves: [Bus, Low, Ggml],
     halves_are_for_devices: [Bus, Low],
     a_graph_of_the_users_own_is_computed_as_it_is: [Bus, Runtime],
-    bound_buffers_give_the_same_vectors: [Bus, Low, Runtime],
-    bound_buffers_serve_a_device: [Bus, Low, Ggml],
+    bound_buffers_give_the_same_vectors: [Bus, Low, Runtime] =>
+        same_bound(|| Ok(Setup::real("low")?.setting("cpu_engine", "ort"))),
+    bound_buffers_serve_a_device: [Bus, Low, Ggml] => same_bound(ggml),
     bound_buffers_are_for_onnx_runtime: [Bus, Low],
 }
 
@@ -109,14 +110,6 @@ async fn same_bound(setup: impl Fn() -> Outcome<Setup>) -> Outcome {
         assert!(distance <= 1e-5, "{distance}");
     }
     Ok(())
-}
-
-async fn bound_buffers_give_the_same_vectors() -> Outcome {
-    same_bound(|| Ok(Setup::real("low")?.setting("cpu_engine", "ort"))).await
-}
-
-async fn bound_buffers_serve_a_device() -> Outcome {
-    same_bound(ggml).await
 }
 
 async fn bound_buffers_are_for_onnx_runtime() -> Outcome {

@@ -26,8 +26,9 @@ tests! {
     a_provider_that_cannot_begin_is_refused_in_its_own_words: [Bus, Low, Ggml],
     a_library_that_is_none_is_refused: [Bus, Low, Runtime],
     a_damaged_library_is_not_loaded: [Bus, Low, Ggml],
-    a_worker_lost_on_the_device_is_replaced_there: [Bus, Low, Ggml],
-    the_provider_changes_under_load_without_a_failed_call: [Bus, Low, Ggml],
+    a_worker_lost_on_the_device_is_replaced_there: [Bus, Low, Ggml] => replaced_there("ggml"),
+    the_provider_changes_under_load_without_a_failed_call: [Bus, Low, Ggml] =>
+        changes_under_load(["ggml", "cpu", "ggml"]),
     a_change_to_what_does_not_work_changes_nothing: [Bus, Low, Runtime],
     every_device_has_a_worker: [Bus, Low, Ggml],
     a_device_that_stays_bad_is_left_and_comes_back: [Bus, Low, Ggml],
@@ -205,10 +206,6 @@ pub fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     })
 }
 
-async fn a_worker_lost_on_the_device_is_replaced_there() -> Outcome {
-    replaced_there("ggml").await
-}
-
 /// A worker of this provider that is killed is replaced on it.
 pub async fn replaced_there(name: &str) -> Outcome {
     let setup = Setup::real("low")?.setting("execution_provider", name).setting("fallback", "none");
@@ -257,10 +254,6 @@ async fn a_device_that_stays_bad_is_left_and_comes_back() -> Outcome {
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     daemon.client().embedder.embed("as before").await?;
     daemon.stop().await
-}
-
-async fn the_provider_changes_under_load_without_a_failed_call() -> Outcome {
-    changes_under_load(["ggml", "cpu", "ggml"]).await
 }
 
 /// To each of these in turn, from the CPU.

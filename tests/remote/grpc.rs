@@ -10,7 +10,8 @@ use crate::harness::registry::tests;
 
 tests! {
     triton_computes_our_graph_over_grpc: [Bus, Low, Runtime, Triton],
-    triton_is_killed_and_comes_back_over_grpc: [Bus, Low, Runtime, Triton],
+    triton_is_killed_and_comes_back_over_grpc: [Bus, Low, Runtime, Triton] =>
+        killed_and_back(Server::grpc_url),
     a_model_that_is_not_there_is_told: [Bus, Low, Runtime, Triton],
     a_token_and_a_certificate_hold_for_grpc_as_well: [Bus, Low, Runtime, Triton, OpenSsl],
     who_speaks_http_alone_is_told: [Bus, Low],
@@ -30,10 +31,6 @@ async fn triton_computes_our_graph_over_grpc() -> Outcome {
     let status = fs::read_to_string(format!("/proc/{worker}/status"))?;
     assert!(status.lines().any(|line| line == "Seccomp:\t2"), "{status}");
     daemon.stop().await
-}
-
-async fn triton_is_killed_and_comes_back_over_grpc() -> Outcome {
-    killed_and_back(Server::grpc_url).await
 }
 
 async fn a_model_that_is_not_there_is_told() -> Outcome {
