@@ -1,15 +1,13 @@
 //! Memory that stays what it is, however long the service runs and whatever shapes its batches have.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::PathBuf;
 
 use zbus::OwnedVariant;
 
 use crate::harness::client::{Client, value};
-use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::needs::{self, op_dbus};
+use crate::harness::needs;
 use crate::harness::process;
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
@@ -28,15 +26,8 @@ tests! {
 
 /// A daemon with a tiny model, of which a batch costs next to nothing.
 pub async fn tiny() -> Outcome<Setup> {
-    let setup = Setup::real("low")?;
-    let models = setup.path("models");
-    fs::create_dir(&models)?;
-    std::os::unix::fs::symlink(needs::store().join("runtime"), setup.path("runtime"))?;
-    let mut import = clean(op_dbus());
-    import.arg("models").arg("--model-dir").arg(&models);
-    import.arg("import").arg(fixture("golden/tiny-bert")).args(["--name", "tiny"]);
-    finish(import, "").await?.success()?;
-    let setup = setup.setting("model_dir", &models.display().to_string());
+    let setup = Setup::with_store()?;
+    setup.import(fixture("golden/tiny-bert"), &["--name", "tiny"]).await?.success()?;
     let setup = setup.setting("model", "tiny").setting("workers_per_device", "1");
     Ok(setup.setting("batch_tokens_max", "256"))
 }

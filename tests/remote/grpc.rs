@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{Far, fleet, killed_and_back, refusal, serves};
+use super::{Far, fleet, killed_and_back, refusal, serves, serves_and_tells_no_token};
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::fleet::{Ports, Server, compiled};
@@ -61,11 +61,7 @@ async fn a_token_and_a_certificate_hold_for_grpc_as_well() -> Outcome {
     let token = folder.path().join("token");
     fs::write(&token, "open-sesame\n")?;
     let setup = setup.setting("providers.remote.token_file", &token.display().to_string());
-    let daemon = setup.ready(&bus).await?;
-    serves(&daemon, "low").await?;
-    let said = daemon.process.stderr();
-    assert!(!said.contains("sesame"), "{said}");
-    daemon.stop().await
+    serves_and_tells_no_token(&setup).await
 }
 
 async fn who_speaks_http_alone_is_told() -> Outcome {
