@@ -7,8 +7,8 @@ use crate::harness::registry::tests;
 
 tests! {
     bash_reads_them_and_offers_what_follows: [Bash],
-    zsh_reads_them: [Zsh],
-    fish_reads_them: [Fish],
+    zsh_reads_them: [Zsh] => are_read_by("zsh"),
+    fish_reads_them: [Fish] => are_read_by("fish"),
 }
 
 /// The shell reads the script as its own, and runs nothing of it.
@@ -45,12 +45,4 @@ async fn bash_reads_them_and_offers_what_follows() -> Outcome {
         assert_eq!(offered.trim(), expected, "{words:?}");
     }
     Ok(())
-}
-
-async fn zsh_reads_them() -> Outcome {
-    are_read_by("zsh").await
-}
-
-async fn fish_reads_them() -> Outcome {
-    are_read_by("fish").await
 }

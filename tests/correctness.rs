@@ -11,25 +11,34 @@ use crate::harness::random::Random;
 use crate::harness::registry::tests;
 
 tests! {
-    low_matches_the_references: [Bus, Low],
-    medium_matches_the_references: [Bus, Medium],
-    high_matches_the_references: [Bus, High],
-    low_is_near_the_references_in_bf16: [Bus, Low],
-    medium_is_near_the_references_in_bf16: [Bus, Medium],
-    high_is_near_the_references_in_bf16: [Bus, High],
-    low_is_near_the_references_in_int8: [Bus, Low],
-    medium_is_near_the_references_in_int8: [Bus, Medium],
-    high_is_near_the_references_in_int8: [Bus, High],
-    low_matches_the_references_through_onnx_runtime: [Bus, Low, Runtime],
-    medium_matches_the_references_through_onnx_runtime: [Bus, Medium, Runtime],
-    high_matches_the_references_through_onnx_runtime: [Bus, High, Runtime],
-    low_is_near_the_references_in_f16: [Bus, Low, Runtime],
-    medium_is_near_the_references_in_f16: [Bus, Medium, Runtime],
-    high_is_near_the_references_in_f16: [Bus, High, Runtime],
-    a_vector_does_not_depend_on_its_batch: [Bus, Medium],
-    a_vector_does_not_depend_on_its_batch_in_bf16: [Bus, Low],
-    a_vector_does_not_depend_on_its_batch_in_int8: [Bus, Low],
-    a_vector_does_not_depend_on_its_batch_through_onnx_runtime: [Bus, Low, Runtime],
+    low_matches_the_references: [Bus, Low] => matches_the_references("low", &F32),
+    medium_matches_the_references: [Bus, Medium] => matches_the_references("medium", &F32),
+    high_matches_the_references: [Bus, High] => matches_the_references("high", &F32),
+    low_is_near_the_references_in_bf16: [Bus, Low] => matches_the_references("low", &BF16),
+    medium_is_near_the_references_in_bf16: [Bus, Medium] => matches_the_references("medium", &BF16),
+    high_is_near_the_references_in_bf16: [Bus, High] => matches_the_references("high", &BF16),
+    low_is_near_the_references_in_int8: [Bus, Low] => matches_the_references("low", &INT8),
+    medium_is_near_the_references_in_int8: [Bus, Medium] => matches_the_references("medium", &INT8),
+    high_is_near_the_references_in_int8: [Bus, High] => matches_the_references("high", &INT8),
+    low_matches_the_references_through_onnx_runtime: [Bus, Low, Runtime] =>
+        matches_the_references("low", &ORT),
+    medium_matches_the_references_through_onnx_runtime: [Bus, Medium, Runtime] =>
+        matches_the_references("medium", &ORT),
+    high_matches_the_references_through_onnx_runtime: [Bus, High, Runtime] =>
+        matches_the_references("high", &ORT),
+    low_is_near_the_references_in_f16: [Bus, Low, Runtime] => matches_the_references("low", &F16),
+    medium_is_near_the_references_in_f16: [Bus, Medium, Runtime] =>
+        matches_the_references("medium", &F16),
+    high_is_near_the_references_in_f16: [Bus, High, Runtime] =>
+        matches_the_references("high", &F16),
+    a_vector_does_not_depend_on_its_batch: [Bus, Medium] =>
+        does_not_depend_on_its_batch("medium", &F32, 0.0),
+    a_vector_does_not_depend_on_its_batch_in_bf16: [Bus, Low] =>
+        does_not_depend_on_its_batch("low", &BF16, 0.0),
+    a_vector_does_not_depend_on_its_batch_in_int8: [Bus, Low] =>
+        does_not_depend_on_its_batch("low", &INT8, 0.0),
+    a_vector_does_not_depend_on_its_batch_through_onnx_runtime: [Bus, Low, Runtime] =>
+        does_not_depend_on_its_batch("low", &ORT, BATCH_DISTANCE_MAX),
     a_vector_does_not_depend_on_the_number_of_threads: [Bus, Low],
     each_of_64_clients_gets_its_own: [Bus, Low],
     truncation_cuts_what_it_says: [Bus, Low],
@@ -88,66 +97,6 @@ impl Computed {
     }
 }
 
-async fn low_matches_the_references() -> Outcome {
-    matches_the_references("low", &F32).await
-}
-
-async fn medium_matches_the_references() -> Outcome {
-    matches_the_references("medium", &F32).await
-}
-
-async fn high_matches_the_references() -> Outcome {
-    matches_the_references("high", &F32).await
-}
-
-async fn low_is_near_the_references_in_bf16() -> Outcome {
-    matches_the_references("low", &BF16).await
-}
-
-async fn medium_is_near_the_references_in_bf16() -> Outcome {
-    matches_the_references("medium", &BF16).await
-}
-
-async fn high_is_near_the_references_in_bf16() -> Outcome {
-    matches_the_references("high", &BF16).await
-}
-
-async fn low_is_near_the_references_in_int8() -> Outcome {
-    matches_the_references("low", &INT8).await
-}
-
-async fn medium_is_near_the_references_in_int8() -> Outcome {
-    matches_the_references("medium", &INT8).await
-}
-
-async fn high_is_near_the_references_in_int8() -> Outcome {
-    matches_the_references("high", &INT8).await
-}
-
-async fn low_matches_the_references_through_onnx_runtime() -> Outcome {
-    matches_the_references("low", &ORT).await
-}
-
-async fn medium_matches_the_references_through_onnx_runtime() -> Outcome {
-    matches_the_references("medium", &ORT).await
-}
-
-async fn high_matches_the_references_through_onnx_runtime() -> Outcome {
-    matches_the_references("high", &ORT).await
-}
-
-async fn low_is_near_the_references_in_f16() -> Outcome {
-    matches_the_references("low", &F16).await
-}
-
-async fn medium_is_near_the_references_in_f16() -> Outcome {
-    matches_the_references("medium", &F16).await
-}
-
-async fn high_is_near_the_references_in_f16() -> Outcome {
-    matches_the_references("high", &F16).await
-}
-
 async fn matches_the_references(level: &str, computed: &Computed) -> Outcome {
     let (_bus, _setup, daemon) = computed.setup(level)?.alone().await?;
     let embedder = &daemon.client().embedder;
@@ -177,22 +126,6 @@ async fn matches_the_references(level: &str, computed: &Computed) -> Outcome {
 /// What a vector of ONNX Runtime may differ from itself in another batch. One of the native engine
 /// may not differ in a bit.
 const BATCH_DISTANCE_MAX: f32 = 1e-5;
-
-async fn a_vector_does_not_depend_on_its_batch() -> Outcome {
-    does_not_depend_on_its_batch("medium", &F32, 0.0).await
-}
-
-async fn a_vector_does_not_depend_on_its_batch_in_bf16() -> Outcome {
-    does_not_depend_on_its_batch("low", &BF16, 0.0).await
-}
-
-async fn a_vector_does_not_depend_on_its_batch_in_int8() -> Outcome {
-    does_not_depend_on_its_batch("low", &INT8, 0.0).await
-}
-
-async fn a_vector_does_not_depend_on_its_batch_through_onnx_runtime() -> Outcome {
-    does_not_depend_on_its_batch("low", &ORT, BATCH_DISTANCE_MAX).await
-}
 
 /// Texts of many lengths: the golden ones and some more.
 fn various() -> Outcome<Vec<String>> {

@@ -25,8 +25,8 @@ tests! {
     pinned_settings: [Bus],
     only_root_may_change: [Bus, Root, Busctl],
     nobody_else_may_own_the_name: [Bus, Root, Busctl],
-    full_queue: [Bus],
-    used_up_quota: [Bus],
+    full_queue: [Bus] => refuses_when_full("queue_tokens_max", Overloaded),
+    used_up_quota: [Bus] => refuses_when_full("quota_tokens", QuotaExceeded),
     shutting_down: [Bus],
 }
 
@@ -170,7 +170,6 @@ async fn models_that_are_not_there() -> Outcome {
 }
 
 async fn runtimes_that_are_not_there() -> Outcome {
-    let bus = PrivateBus::start().await?;
     for (library, text) in [("missing.so", None), ("text.so", Some("not a library"))] {
         let setup = Setup::real("low")?;
         let path = setup.path(library);
@@ -179,13 +178,9 @@ async fn runtimes_that_are_not_there() -> Outcome {
         }
         let setup = setup.setting("cpu_engine", "ort");
         let setup = setup.setting("runtime", &path.display().to_string());
-        let daemon = setup.start(&bus).await?;
-        assert_eq!(daemon.settled().await?, "failed");
-        let refusal = daemon.client().embedder.embed("x").await;
-        let message = refused(refusal, ProviderUnavailable)?;
+        let message = setup.refusal(ProviderUnavailable).await?;
         assert!(message.contains(library), "{message}");
         assert!(message.contains("op-dbus runtime pull"), "{message}");
-        daemon.stop().await?;
     }
     Ok(())
 }
@@ -256,14 +251,6 @@ async fn only_root_may_change() -> Outcome {
     nobody(manager, &["GetStatus"]).await?.success()?;
     nobody(op_dbus_api::EMBEDDER_INTERFACE, &["Embed", "s", "x"]).await?.success()?;
     daemon.stop().await
-}
-
-async fn full_queue() -> Outcome {
-    refuses_when_full("queue_tokens_max", Overloaded).await
-}
-
-async fn used_up_quota() -> Outcome {
-    refuses_when_full("quota_tokens", QuotaExceeded).await
 }
 
 /// With the worker stopped, one call fills the limit and the next is refused, not queued.

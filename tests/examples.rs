@@ -18,8 +18,10 @@ tests! {
     dedup_alerts_counts_what_says_the_same: [Bus, Low, PythonPackages],
     cluster_logs_groups_by_subject: [Bus, Low, PythonPackages],
     embed_py_finds_the_nearest: [Bus, Low, PythonPackages],
-    dask_embeds_lines_in_their_order: [Bus, Low, PythonPackages, Cluster],
-    ray_embeds_lines_in_their_order: [Bus, Low, PythonPackages, Cluster],
+    dask_embeds_lines_in_their_order: [Bus, Low, PythonPackages, Cluster] =>
+        embeds_on_a_cluster("dask-embed.py", &["1", "2", "4"]),
+    ray_embeds_lines_in_their_order: [Bus, Low, PythonPackages, Cluster] =>
+        embeds_on_a_cluster("ray-embed.py", &["1", "2", "4"]),
     rank_man_pages_answers_a_question: [Bus, Low],
     loop_sh_compares_each_line: [Bus, Low, Busctl],
     gdbus_sh_and_embed_c_agree: [Bus, Low, Gdbus, SdBus],
@@ -184,14 +186,6 @@ async fn embed_py_finds_the_nearest() -> Outcome {
     let said = gallery.python(&["embed.py", "alone"], "").await?;
     assert!(said.starts_with("1 vectors") && said.lines().count() == 1, "{said}");
     gallery.daemon.stop().await
-}
-
-async fn dask_embeds_lines_in_their_order() -> Outcome {
-    embeds_on_a_cluster("dask-embed.py", &["1", "2", "4"]).await
-}
-
-async fn ray_embeds_lines_in_their_order() -> Outcome {
-    embeds_on_a_cluster("ray-embed.py", &["1", "2", "4"]).await
 }
 
 /// A program embeds lines with so many processes: the vectors are those of the bus, in the order of the

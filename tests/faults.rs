@@ -19,10 +19,11 @@ use crate::harness::users::{SERVICE, Users};
 use crate::harness::{Outcome, eventually, needs, within};
 
 tests! {
-    a_worker_killed_in_a_batch: [Bus],
-    a_real_worker_killed_in_a_batch: [Bus, Low],
-    an_onnx_runtime_worker_killed_in_a_batch: [Bus, Low, Runtime],
-    a_stopped_real_worker_killed_in_a_batch: [Bus, Low],
+    a_worker_killed_in_a_batch: [Bus] => stopped_and_killed_in_a_batch(Setup::sim()?),
+    a_real_worker_killed_in_a_batch: [Bus, Low] => killed_in_a_batch("native", 0.0),
+    an_onnx_runtime_worker_killed_in_a_batch: [Bus, Low, Runtime] => killed_in_a_batch("ort", 1e-5),
+    a_stopped_real_worker_killed_in_a_batch: [Bus, Low] =>
+        stopped_and_killed_in_a_batch(Setup::real("low")?.setting("workers_per_device", "1")),
     an_idle_worker_killed: [Bus],
     workers_end_with_their_daemon: [Bus],
     a_caller_that_leaves: [Bus],
@@ -35,14 +36,6 @@ tests! {
     a_state_without_a_folder: [Bus],
     a_state_that_cannot_be_kept: [Bus, Root],
     too_few_threads: [Bus, Root],
-}
-
-async fn a_worker_killed_in_a_batch() -> Outcome {
-    stopped_and_killed_in_a_batch(Setup::sim()?).await
-}
-
-async fn a_stopped_real_worker_killed_in_a_batch() -> Outcome {
-    stopped_and_killed_in_a_batch(Setup::real("low")?.setting("workers_per_device", "1")).await
 }
 
 async fn stopped_and_killed_in_a_batch(setup: Setup) -> Outcome {
@@ -58,14 +51,6 @@ async fn stopped_and_killed_in_a_batch(setup: Setup) -> Outcome {
     assert_eq!(daemon.client().counter("worker_restarts").await?, 1);
     assert_eq!(daemon.client().embedder.state().await?, "ready");
     daemon.stop().await
-}
-
-async fn a_real_worker_killed_in_a_batch() -> Outcome {
-    killed_in_a_batch("native", 0.0).await
-}
-
-async fn an_onnx_runtime_worker_killed_in_a_batch() -> Outcome {
-    killed_in_a_batch("ort", 1e-5).await
 }
 
 async fn killed_in_a_batch(engine: &str, distance_max: f32) -> Outcome {

@@ -8,21 +8,19 @@ use serde_json::{Value, json};
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::refused;
-use crate::harness::command::{Finished, clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::files::copy_folder;
 use crate::harness::golden::{self, cosine, distance, floats};
-use crate::harness::needs::{self, op_dbus};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture};
 
 tests! {
-    bert_folders_match_their_references: [Bus, Runtime],
-    mpnet_folders_match_their_references: [Bus, Runtime],
+    bert_folders_match_their_references: [Bus, Runtime] => folders_match("bert"),
+    mpnet_folders_match_their_references: [Bus, Runtime] => folders_match("mpnet"),
     folders_of_version_6_match_their_references: [Bus, Runtime],
-    roberta_folders_match_their_references: [Bus, Runtime],
-    xlm_roberta_folders_match_their_references: [Bus, Runtime],
-    distilbert_folders_match_their_references: [Bus, Runtime],
+    roberta_folders_match_their_references: [Bus, Runtime] => family_matches("roberta"),
+    xlm_roberta_folders_match_their_references: [Bus, Runtime] => family_matches("xlm-roberta"),
+    distilbert_folders_match_their_references: [Bus, Runtime] => family_matches("distilbert"),
     dense_modules_match_their_references: [Bus, Runtime],
     activations_of_dense_modules_match_their_references: [Bus, Runtime],
     an_own_graph_matches_its_references: [Bus, Runtime],
@@ -34,22 +32,9 @@ tests! {
 
 const POOLINGS: [&str; 3] = ["mean", "cls", "max"];
 
-/// A store of a test's own, with the library beside it, and a daemon's settings for it. The graphs
-/// that the library computes are what these tests are about.
+/// A store of a test's own; the graphs that the library computes are what these tests are about.
 fn store() -> Outcome<Setup> {
-    let setup = Setup::real("low")?;
-    let models = setup.path("models");
-    fs::create_dir(&models)?;
-    std::os::unix::fs::symlink(needs::store().join("runtime"), setup.path("runtime"))?;
-    let setup = setup.setting("model_dir", &models.display().to_string());
-    Ok(setup.env("OP_DBUS_CPU_ENGINE", "ort"))
-}
-
-async fn import(setup: &Setup, source: &Path, arguments: &[&str]) -> Outcome<Finished> {
-    let mut command = clean(op_dbus());
-    command.arg("models").arg("--model-dir").arg(setup.path("models"));
-    command.arg("import").arg(source).args(arguments);
-    finish(command, "").await
+    Ok(Setup::with_store()?.env("OP_DBUS_CPU_ENGINE", "ort"))
 }
 
 /// How sentence-transformers wrote a folder: since version 6 with other names in the same files.
@@ -138,26 +123,18 @@ async fn folders_match(family: &str) -> Outcome {
             if !suffix.is_empty() {
                 normalise(&folder)?;
             }
-            import(&setup, &folder, &["--name", "own"]).await?.success()?;
+            setup.import(&folder, &["--name", "own"]).await?.success()?;
             serves(setup, "own", &format!("{family}-{pooling}{suffix}")).await?;
         }
     }
     Ok(())
 }
 
-async fn bert_folders_match_their_references() -> Outcome {
-    folders_match("bert").await
-}
-
-async fn mpnet_folders_match_their_references() -> Outcome {
-    folders_match("mpnet").await
-}
-
 async fn folders_of_version_6_match_their_references() -> Outcome {
     for pooling in POOLINGS {
         let setup = store()?;
         let folder = tiny(&setup, "bert", pooling, Format::Version6)?;
-        import(&setup, &folder, &["--name", "own"]).await?.success()?;
+        setup.import(&folder, &["--name", "own"]).await?.success()?;
         serves(setup, "own", &format!("bert-{pooling}")).await?;
     }
     Ok(())
@@ -168,29 +145,17 @@ async fn family_matches(family: &str) -> Outcome {
     for (pooling, format) in [("mean", Format::Version5), ("cls", Format::Version6)] {
         let setup = store()?;
         let folder = tiny(&setup, family, pooling, format)?;
-        import(&setup, &folder, &["--name", "own"]).await?.success()?;
+        setup.import(&folder, &["--name", "own"]).await?.success()?;
         serves(setup, "own", &format!("{family}-{pooling}")).await?;
     }
     Ok(())
-}
-
-async fn roberta_folders_match_their_references() -> Outcome {
-    family_matches("roberta").await
-}
-
-async fn xlm_roberta_folders_match_their_references() -> Outcome {
-    family_matches("xlm-roberta").await
-}
-
-async fn distilbert_folders_match_their_references() -> Outcome {
-    family_matches("distilbert").await
 }
 
 async fn dense_modules_match_their_references() -> Outcome {
     for format in [Format::Version5, Format::Version6] {
         let setup = store()?.setting("expect_dimensions", "16");
         let folder = tiny(&setup, "dense", "mean", format)?;
-        import(&setup, &folder, &["--name", "own"]).await?.success()?;
+        setup.import(&folder, &["--name", "own"]).await?.success()?;
         serves(setup, "own", "dense-normalised").await?;
     }
     Ok(())
@@ -206,7 +171,7 @@ async fn activations_of_dense_modules_match_their_references() -> Outcome {
         edit(&folder.join("3_Dense/config.json"), |config| {
             config["activation_function"] = json!(format!("torch.nn.modules.activation.{class}"));
         })?;
-        import(&setup, &folder, &["--name", "own"]).await?.success()?;
+        setup.import(&folder, &["--name", "own"]).await?.success()?;
         serves(setup, "own", &format!("dense-{class}")).await?;
     }
     Ok(())
@@ -221,7 +186,7 @@ async fn an_own_graph_matches_its_references() -> Outcome {
         fs::copy(fixture("golden/tiny-bert/onnx/model.onnx"), folder.join("model.onnx"))?;
         fs::copy(fixture("golden/tiny-bert/tokenizer.json"), folder.join("tokenizer.json"))?;
         let arguments = ["--name", "own", "--pooling", pooling, "--max-input-tokens", "48"];
-        import(&setup, &folder.join("model.onnx"), &arguments).await?.success()?;
+        setup.import(&folder.join("model.onnx"), &arguments).await?.success()?;
         serves(setup, "own", &format!("bert-{pooling}")).await?;
     }
     Ok(())
@@ -234,7 +199,7 @@ async fn an_imported_model_is_told_of() -> Outcome {
     edit(&folder.join("config_sentence_transformers.json"), |config| {
         config["prompts"] = json!({ "query": "query: ", "document": "" });
     })?;
-    import(&setup, &folder, &["--name", "own"]).await?.success()?;
+    setup.import(&folder, &["--name", "own"]).await?.success()?;
     let setup = setup.setting("model", "own").setting("expect_dimensions", "24");
     let daemon = setup.ready(&bus).await?;
     let (embedder, manager) = (&daemon.client().embedder, &daemon.client().manager);
@@ -256,7 +221,7 @@ async fn an_imported_model_is_told_of() -> Outcome {
     edit(&folder.join("config_sentence_transformers.json"), |config| {
         config["default_prompt_name"] = json!("query");
     })?;
-    import(&setup, &folder, &["--name", "asks"]).await?.success()?;
+    setup.import(&folder, &["--name", "asks"]).await?.success()?;
     let setup = setup.setting("model", "asks");
     let daemon = setup.ready(&bus).await?;
     let embedder = &daemon.client().embedder;
@@ -272,7 +237,7 @@ async fn a_reload_takes_up_what_the_store_has_by_now() -> Outcome {
     let setup = Setup::sim()?.setting("cpu_engine", "native").setting("batch_tokens_max", "512");
     let setup = setup.setting("model", "own");
     let tiny = |pooling| tiny(&setup, "bert", pooling, Format::Version5);
-    import(&setup, &tiny("mean")?, &["--name", "own"]).await?.success()?;
+    setup.import(&tiny("mean")?, &["--name", "own"]).await?.success()?;
     let daemon = setup.ready(&bus).await?;
     let client = daemon.client();
     let (mean, pids) = (client.vectors(&["a text"]).await?, daemon.workers().await?);
@@ -280,7 +245,7 @@ async fn a_reload_takes_up_what_the_store_has_by_now() -> Outcome {
     assert_eq!(daemon.workers().await?, pids, "nothing has changed");
 
     fs::remove_dir_all(setup.path("models/own"))?;
-    import(&setup, &tiny("cls")?, &["--name", "own"]).await?.success()?;
+    setup.import(&tiny("cls")?, &["--name", "own"]).await?.success()?;
     client.manager.reload().await?;
     let first = client.vectors(&["a text"]).await?;
     assert_ne!(first, mean);
@@ -296,14 +261,14 @@ async fn a_reload_takes_up_what_the_store_has_by_now() -> Outcome {
 async fn what_is_not_supported_is_refused() -> Outcome {
     let setup = Setup::sim()?;
     let folder = tiny(&setup, "bert", "mean_sqrt_len_tokens", Format::Version5)?;
-    let refusal = import(&setup, &folder, &["--name", "own"]).await?;
+    let refusal = setup.import(&folder, &["--name", "own"]).await?;
     assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
     assert!(refusal.stderr.contains("mean_sqrt_len"), "{}", refusal.stderr);
     assert!(refusal.stderr.contains("mean, cls and max"), "{}", refusal.stderr);
 
     let folder = tiny(&setup, "mpnet", "cls", Format::Version5)?;
     edit(&folder.join("config.json"), |config| config["model_type"] = json!("deberta-v2"))?;
-    let refusal = import(&setup, &folder, &["--name", "own"]).await?;
+    let refusal = setup.import(&folder, &["--name", "own"]).await?;
     assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
     assert!(refusal.stderr.contains("deberta-v2") && refusal.stderr.contains("mpnet"));
 
@@ -312,7 +277,7 @@ async fn what_is_not_supported_is_refused() -> Outcome {
     let endless =
         json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(1 << 20)});
     edit(&folder.join("tokenizer.json"), |tokenizer| tokenizer["normalizer"] = endless)?;
-    let refusal = import(&setup, &folder, &["--name", "own"]).await?;
+    let refusal = setup.import(&folder, &["--name", "own"]).await?;
     assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
     let why = "its tokenizer.json can't be used: it asks for 1048576 bytes for one byte of a text";
     assert!(refusal.stderr.contains(why), "{}", refusal.stderr);
@@ -324,12 +289,8 @@ async fn what_is_not_supported_is_refused() -> Outcome {
 }
 
 async fn a_model_that_was_never_imported() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?.setting("cpu_engine", "ort").env("OP_DBUS_MODEL", "nosuch");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let refusal = daemon.client().embedder.embed("x").await;
-    let message = refused(refusal, ErrorName::ModelNotInstalled)?;
+    let message = setup.refusal(ErrorName::ModelNotInstalled).await?;
     assert!(message.contains("nosuch") && message.contains("import"), "{message}");
-    daemon.stop().await
+    Ok(())
 }

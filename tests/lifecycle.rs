@@ -298,14 +298,10 @@ async fn a_fallback_is_told() -> Outcome {
 }
 
 async fn without_a_fallback_it_fails() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?.setting("execution_provider", "cuda").setting("fallback", "none");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let refusal = daemon.client().embedder.embed("x").await;
-    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     assert!(message.contains("cuda"), "{message}");
-    daemon.stop().await
+    Ok(())
 }
 
 /// The nice value of each thread of a process.

@@ -24,8 +24,10 @@ tests! {
     a_damaged_record_is_named: [Bus, Low],
     another_level_still_serves: [Bus, Low, Medium],
     a_repaired_model_is_served_after_a_reload: [Bus, Low],
-    damaged_weights_in_the_cache_are_packed_again: [Bus, Low],
-    damaged_graphs_in_the_cache_are_built_again: [Bus, Low, Runtime],
+    damaged_weights_in_the_cache_are_packed_again: [Bus, Low] =>
+        damaged_caches_are_made_again("native"),
+    damaged_graphs_in_the_cache_are_built_again: [Bus, Low, Runtime] =>
+        damaged_caches_are_made_again("ort"),
     a_cache_that_cannot_be_written_is_done_without: [Bus, Low],
     a_cache_without_room_is_done_without: [Bus, Low, Root],
     a_read_only_cache_is_read_or_done_without: [Bus, Low, Root],
@@ -151,14 +153,6 @@ async fn a_repaired_model_is_served_after_a_reload() -> Outcome {
     assert_eq!(daemon.settled().await?, "ready");
     daemon.client().embedder.embed("x").await?;
     daemon.stop().await
-}
-
-async fn damaged_weights_in_the_cache_are_packed_again() -> Outcome {
-    damaged_caches_are_made_again("native").await
-}
-
-async fn damaged_graphs_in_the_cache_are_built_again() -> Outcome {
-    damaged_caches_are_made_again("ort").await
 }
 
 async fn damaged_caches_are_made_again(engine: &str) -> Outcome {

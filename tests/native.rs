@@ -11,10 +11,10 @@ use op_dbus_api::ErrorName;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Told, refused, value};
-use crate::harness::command::{clean, cli, finish};
+use crate::harness::command::cli;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, cosine, distance};
-use crate::harness::needs::{self, op_dbus};
+use crate::harness::needs;
 use crate::harness::process::{children, mapped, resident};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, fixture, within};
@@ -201,27 +201,20 @@ pub async fn with_graph(graph: &[u8]) -> Outcome<Setup> {
     fs::create_dir(&folder)?;
     fs::write(folder.join("model.onnx"), graph)?;
     fs::copy(fixture("golden/tiny-bert/tokenizer.json"), folder.join("tokenizer.json"))?;
-    let mut import = clean(op_dbus());
-    import.arg("models").arg("--model-dir").arg(setup.path("models"));
-    import.arg("import").arg(folder.join("model.onnx"));
-    import.args(["--name", "own", "--pooling", "mean", "--max-input-tokens", "48"]);
-    finish(import, "").await?.success()?;
+    let words = ["--name", "own", "--pooling", "mean", "--max-input-tokens", "48"];
+    setup.import(folder.join("model.onnx"), &words).await?.success()?;
     let setup = setup.setting("model", "own").setting("cpu_engine", "native");
     std::os::unix::fs::symlink(needs::store().join("runtime"), setup.path("runtime"))?;
     Ok(setup)
 }
 
 async fn a_graph_of_the_users_own_needs_the_other_engine() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = with_own_graph().await?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let message =
-        refused(daemon.client().embedder.embed("x").await, ErrorName::ProviderUnavailable)?;
+    let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     for part in ["own is an ONNX graph", "config.toml", "OP_DBUS_CPU_ENGINE=ort", "runtime pull"] {
         assert!(message.contains(part), "{part}: {message}");
     }
-    daemon.stop().await
+    Ok(())
 }
 
 async fn a_graph_of_the_users_own_is_served_by_the_other_engine() -> Outcome {
@@ -290,10 +283,7 @@ async fn a_model_that_was_replaced_is_not_served_under_the_old_name() -> Outcome
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?.setting("cpu_engine", "native").setting("model", "own");
     let import = async |tiny: &str| {
-        let mut import = clean(op_dbus());
-        import.arg("models").arg("--model-dir").arg(setup.path("models"));
-        import.arg("import").arg(fixture(&format!("golden/{tiny}"))).args(["--name", "own"]);
-        finish(import, "").await?.success()
+        setup.import(fixture(&format!("golden/{tiny}")), &["--name", "own"]).await?.success()
     };
     import("tiny-bert").await?;
     let daemon = setup.ready(&bus).await?;
@@ -353,14 +343,10 @@ async fn a_worker_killed_while_it_packs_leaves_nothing() -> Outcome {
 }
 
 async fn an_engine_that_needs_a_library_says_so() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = without_library(Setup::real("low")?)?.env("OP_DBUS_CPU_ENGINE", "ort");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let message =
-        refused(daemon.client().embedder.embed("x").await, ErrorName::ProviderUnavailable)?;
+    let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     for part in ["cpu_engine is ort (", "OP_DBUS_CPU_ENGINE", "runtime pull", "to native"] {
         assert!(message.contains(part), "{part}: {message}");
     }
-    daemon.stop().await
+    Ok(())
 }

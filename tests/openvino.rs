@@ -13,8 +13,9 @@ use crate::providers::{changes_under_load, provider, refusal, replaced_there};
 tests! {
     openvino_serves_in_each_precision: [Bus, Low, OpenVino],
     openvino_computes_in_nothing_but_what_it_says: [Bus, Low, OpenVino, NoGraphics],
-    openvino_changes_with_others_under_load: [Bus, Low, OpenVino, Ggml],
-    a_worker_lost_on_openvino_is_replaced_there: [Bus, Low, OpenVino],
+    openvino_changes_with_others_under_load: [Bus, Low, OpenVino, Ggml] =>
+        changes_under_load(["openvino", "ggml", "cpu"]),
+    a_worker_lost_on_openvino_is_replaced_there: [Bus, Low, OpenVino] => replaced_there("openvino"),
 }
 
 fn strict(setup: Setup) -> Setup {
@@ -75,12 +76,4 @@ async fn openvino_computes_in_nothing_but_what_it_says() -> Outcome {
         assert!(why.contains("openvino does not work here") && why.contains(part), "{why}");
     }
     Ok(())
-}
-
-async fn openvino_changes_with_others_under_load() -> Outcome {
-    changes_under_load(["openvino", "ggml", "cpu"]).await
-}
-
-async fn a_worker_lost_on_openvino_is_replaced_there() -> Outcome {
-    replaced_there("openvino").await
 }

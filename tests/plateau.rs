@@ -1,15 +1,13 @@
 //! Memory that stays what it is, however long the service runs and whatever shapes its batches have.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::PathBuf;
 
 use zbus::OwnedVariant;
 
 use crate::harness::client::{Client, value};
-use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::needs::{self, op_dbus};
+use crate::harness::needs;
 use crate::harness::process;
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
@@ -17,24 +15,19 @@ use crate::harness::{Outcome, fixture};
 use crate::providers::find;
 
 tests! {
-    native_memory_reaches_a_plateau: [Bus],
-    onnx_runtime_memory_reaches_a_plateau: [Bus, Runtime],
-    bound_memory_reaches_a_plateau: [Bus, Runtime],
+    native_memory_reaches_a_plateau: [Bus] => plateau(tiny().await?),
+    onnx_runtime_memory_reaches_a_plateau: [Bus, Runtime] =>
+        plateau(tiny().await?.setting("cpu_engine", "ort")),
+    bound_memory_reaches_a_plateau: [Bus, Runtime] =>
+        plateau(tiny().await?.setting("cpu_engine", "ort").setting("io_binding", "on")),
     memory_is_at_its_plateau_when_a_device_is_ready: [Bus, Ggml],
     memory_of_batches_is_told: [Bus, Runtime],
 }
 
 /// A daemon with a tiny model, of which a batch costs next to nothing.
 pub async fn tiny() -> Outcome<Setup> {
-    let setup = Setup::real("low")?;
-    let models = setup.path("models");
-    fs::create_dir(&models)?;
-    std::os::unix::fs::symlink(needs::store().join("runtime"), setup.path("runtime"))?;
-    let mut import = clean(op_dbus());
-    import.arg("models").arg("--model-dir").arg(&models);
-    import.arg("import").arg(fixture("golden/tiny-bert")).args(["--name", "tiny"]);
-    finish(import, "").await?.success()?;
-    let setup = setup.setting("model_dir", &models.display().to_string());
+    let setup = Setup::with_store()?;
+    setup.import(fixture("golden/tiny-bert"), &["--name", "tiny"]).await?.success()?;
     let setup = setup.setting("model", "tiny").setting("workers_per_device", "1");
     Ok(setup.setting("batch_tokens_max", "256"))
 }
@@ -79,18 +72,6 @@ async fn plateau(setup: Setup) -> Outcome {
     println!("{warm} bytes after {WARM} batches, {end} after {BATCHES}");
     assert!(end <= warm + GROWTH_MAX, "{warm} and then {end}");
     daemon.stop().await
-}
-
-async fn native_memory_reaches_a_plateau() -> Outcome {
-    plateau(tiny().await?).await
-}
-
-async fn onnx_runtime_memory_reaches_a_plateau() -> Outcome {
-    plateau(tiny().await?.setting("cpu_engine", "ort")).await
-}
-
-async fn bound_memory_reaches_a_plateau() -> Outcome {
-    plateau(tiny().await?.setting("cpu_engine", "ort").setting("io_binding", "on")).await
 }
 
 /// WebGPU's name on ggml's library: batches go the way of a device with memory of its own.

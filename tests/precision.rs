@@ -9,7 +9,6 @@ use op_dbus_api::ErrorName;
 
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::refused;
 use crate::harness::daemon::Setup;
 use crate::harness::fixture;
 use crate::harness::golden::{self, assert_near};
@@ -21,8 +20,9 @@ tests! {
     a_device_computes_in_halves: [Bus, Low, Ggml],
     halves_are_for_devices: [Bus, Low],
     a_graph_of_the_users_own_is_computed_as_it_is: [Bus, Runtime],
-    bound_buffers_give_the_same_vectors: [Bus, Low, Runtime],
-    bound_buffers_serve_a_device: [Bus, Low, Ggml],
+    bound_buffers_give_the_same_vectors: [Bus, Low, Runtime] =>
+        same_bound(|| Ok(Setup::real("low")?.setting("cpu_engine", "ort"))),
+    bound_buffers_serve_a_device: [Bus, Low, Ggml] => same_bound(ggml),
     bound_buffers_are_for_onnx_runtime: [Bus, Low],
 }
 
@@ -61,15 +61,11 @@ async fn halves_are_for_devices() -> Outcome {
 }
 
 async fn a_graph_of_the_users_own_is_computed_as_it_is() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = with_graph(&fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?).await?;
     let setup = setup.setting("cpu_engine", "ort").setting("precision", "f16");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let refusal = daemon.client().embedder.embed("x").await;
-    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     assert!(message.contains("computed as it is; set precision to auto"), "{message}");
-    daemon.stop().await
+    Ok(())
 }
 
 /// The first file whose name ends so, however deep.
@@ -109,14 +105,6 @@ async fn same_bound(setup: impl Fn() -> Outcome<Setup>) -> Outcome {
         assert!(distance <= 1e-5, "{distance}");
     }
     Ok(())
-}
-
-async fn bound_buffers_give_the_same_vectors() -> Outcome {
-    same_bound(|| Ok(Setup::real("low")?.setting("cpu_engine", "ort"))).await
-}
-
-async fn bound_buffers_serve_a_device() -> Outcome {
-    same_bound(ggml).await
 }
 
 async fn bound_buffers_are_for_onnx_runtime() -> Outcome {

@@ -26,8 +26,9 @@ tests! {
     a_provider_that_cannot_begin_is_refused_in_its_own_words: [Bus, Low, Ggml],
     a_library_that_is_none_is_refused: [Bus, Low, Runtime],
     a_damaged_library_is_not_loaded: [Bus, Low, Ggml],
-    a_worker_lost_on_the_device_is_replaced_there: [Bus, Low, Ggml],
-    the_provider_changes_under_load_without_a_failed_call: [Bus, Low, Ggml],
+    a_worker_lost_on_the_device_is_replaced_there: [Bus, Low, Ggml] => replaced_there("ggml"),
+    the_provider_changes_under_load_without_a_failed_call: [Bus, Low, Ggml] =>
+        changes_under_load(["ggml", "cpu", "ggml"]),
     a_change_to_what_does_not_work_changes_nothing: [Bus, Low, Runtime],
     every_device_has_a_worker: [Bus, Low, Ggml],
     a_device_that_stays_bad_is_left_and_comes_back: [Bus, Low, Ggml],
@@ -46,15 +47,9 @@ pub async fn provider(daemon: &Daemon) -> Outcome<(String, String)> {
     Ok((embedder.execution_provider().await?, embedder.fallback_reason().await?))
 }
 
-/// Why the service does not serve with these settings.
+/// Why no provider serves with these settings.
 pub async fn refusal(setup: &Setup) -> Outcome<String> {
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let refusal = daemon.client().embedder.embed("x").await;
-    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
-    daemon.stop().await?;
-    Ok(message)
+    setup.refusal(ErrorName::ProviderUnavailable).await
 }
 
 async fn a_plugin_serves_with_the_models_vectors() -> Outcome {
@@ -121,7 +116,6 @@ async fn each_fallback_is_told_and_counted_once() -> Outcome {
 /// ggml takes nothing of a graph with an operator that it lacks; ONNX Runtime would compute it all on
 /// the CPU and not say so.
 async fn a_provider_that_leaves_the_work_to_the_cpu_is_refused() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let graph = fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?;
     let (has, lacks) = (b"Softmax", b"Hardmax");
     let mut edited = graph.clone();
@@ -133,28 +127,21 @@ async fn a_provider_that_leaves_the_work_to_the_cpu_is_refused() -> Outcome {
     assert_ne!(edited, graph);
     let setup = with_graph(&edited).await?.setting("execution_provider", "ggml");
     let setup = setup.setting("cpu_engine", "ort").setting("fallback", "none");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let refusal = daemon.client().embedder.embed("x").await;
-    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     for part in ["ggml does not work here", "MatMul", "fallback is none"] {
         assert!(message.contains(part), "{part}: {message}");
     }
-    daemon.stop().await
+    Ok(())
 }
 
 async fn a_provider_that_cannot_begin_is_refused_in_its_own_words() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = ggml()?.setting("providers.ggml.options.device", "gpu");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let refusal = daemon.client().embedder.embed("x").await;
-    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     assert!(
         message.starts_with("ggml does not work here: ggml: device=gpu requested"),
         "{message}"
     );
-    daemon.stop().await
+    Ok(())
 }
 
 async fn a_library_that_is_none_is_refused() -> Outcome {
@@ -174,7 +161,6 @@ async fn a_library_that_is_none_is_refused() -> Outcome {
 
 /// A store of libraries that is a copy, with one byte of the plugin changed.
 async fn a_damaged_library_is_not_loaded() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = ggml()?;
     std::os::unix::fs::symlink(
         needs::store().join("models").canonicalize()?,
@@ -188,13 +174,10 @@ async fn a_damaged_library_is_not_loaded() -> Outcome {
     bytes[middle] ^= 1;
     fs::write(&library, bytes)?;
     let setup = setup.setting("model_dir", &models);
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let refusal = daemon.client().embedder.embed("x").await;
-    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     assert!(message.contains("libonnxruntime_ggml.so"), "{message}");
     assert!(message.contains("runtime pull --provider ggml"), "{message}");
-    daemon.stop().await
+    Ok(())
 }
 
 /// The file of that name, however deep.
@@ -203,10 +186,6 @@ pub fn find(folder: &Path, name: &str) -> Option<PathBuf> {
         let path = entry.path();
         if path.is_dir() { find(&path, name) } else { path.ends_with(name).then_some(path) }
     })
-}
-
-async fn a_worker_lost_on_the_device_is_replaced_there() -> Outcome {
-    replaced_there("ggml").await
 }
 
 /// A worker of this provider that is killed is replaced on it.
@@ -257,10 +236,6 @@ async fn a_device_that_stays_bad_is_left_and_comes_back() -> Outcome {
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     daemon.client().embedder.embed("as before").await?;
     daemon.stop().await
-}
-
-async fn the_provider_changes_under_load_without_a_failed_call() -> Outcome {
-    changes_under_load(["ggml", "cpu", "ggml"]).await
 }
 
 /// To each of these in turn, from the CPU.
@@ -328,17 +303,14 @@ async fn a_change_to_what_does_not_work_changes_nothing() -> Outcome {
 
 async fn every_device_has_a_worker() -> Outcome {
     let setup = ggml()?.setting("gpu_device", "all").setting("workers_per_device", "2");
-    let (bus, setup, daemon) = setup.alone().await?;
+    let (_bus, setup, daemon) = setup.alone().await?;
     // It has one device, the CPU.
     assert_eq!(daemon.workers().await?.len(), 2);
     daemon.stop().await?;
     let setup = setup.setting("gpu_device", "7");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
-    let refusal = daemon.client().embedder.embed("x").await;
-    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     assert!(message.contains("ggml has one device here, 0, and not 7"), "{message}");
-    daemon.stop().await
+    Ok(())
 }
 
 /// `auto` on a machine without the libraries of a GPU.

@@ -24,8 +24,9 @@ tests! {
     what_computes_in_process_is_not_confined: [],
     every_engine_computes_confined: [Bus, Low, Runtime, Ggml, Landlock],
     a_daemon_leaves_a_core_dump_only_where_it_is_asked_for: [Bus],
-    no_socket_leads_off_the_machine: [Bus, Low, Strace],
-    no_socket_of_onnx_runtime_leads_off_the_machine: [Bus, Low, Runtime, Strace],
+    no_socket_leads_off_the_machine: [Bus, Low, Strace] => sockets_are_local("native"),
+    no_socket_of_onnx_runtime_leads_off_the_machine: [Bus, Low, Runtime, Strace] =>
+        sockets_are_local("ort"),
     a_kernel_without_landlock_is_told: [Bus, Strace],
 }
 
@@ -185,14 +186,6 @@ fn traced(command: &Command, log: &Path, told: &[&str]) -> Command {
     traced.args(["-D", "-f", "-qq", "-o"]).arg(log);
     traced.args(told.iter().flat_map(|words| ["-e", words]));
     started_by(traced, command)
-}
-
-async fn no_socket_leads_off_the_machine() -> Outcome {
-    sockets_are_local("native").await
-}
-
-async fn no_socket_of_onnx_runtime_leads_off_the_machine() -> Outcome {
-    sockets_are_local("ort").await
 }
 
 /// Those of the daemon and its workers, from their start to their end.

@@ -1,15 +1,14 @@
-//! The cases of `tests/fuzz/corpus`, run by the tests of the crate that includes this.
+//! The cases of `tests/fuzz/corpus`, run by the tests of each crate that includes this in its module `fuzz`.
 
 use std::fs;
 use std::path::Path;
 
-/// Hands every case that is kept for a target to it.
-///
-/// # Panics
-/// One does harm, or there are none.
-pub fn replay<F: Fn(&[u8])>(targets: &[(&str, F)]) {
+/// Every case that is kept for a target does none, and there is one for each.
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes; the fuzzer runs them under AddressSanitizer")]
+fn kept_cases_do_no_harm() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus");
-    for (name, target) in targets {
+    for (name, target) in super::TARGETS {
         let cases = fs::read_dir(corpus.join(name)).expect("a folder of cases for each target");
         let mut count = 0;
         for case in cases {

@@ -92,6 +92,16 @@ fn requests(gateway: &Gateway, count: usize) -> Outcome<Vec<tokio::process::Chil
     (0..count).map(start).collect()
 }
 
+/// Lets the workers go on, and all who wait have their answers.
+async fn all_answered(stage: &Stage, waiting: Vec<tokio::process::Child>) -> Outcome {
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
+    for request in waiting {
+        let output = within("an answer", request.wait_with_output()).await??;
+        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
+    }
+    Ok(())
+}
+
 async fn a_full_gateway_says_when_to_come_back() -> Outcome {
     let stage = Stage::sim().await?;
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;
@@ -106,11 +116,7 @@ async fn a_full_gateway_says_when_to_come_back() -> Outcome {
     assert_eq!(stage.gateway.get("/health").await?.status, 200);
     let metrics = stage.gateway.get("/metrics").await?;
     assert!(metrics.text.contains("op_dbus_http_requests_in_flight 64\n"), "{}", metrics.text);
-    stage.daemon.signal_workers(Signal::SIGCONT).await?;
-    for request in waiting {
-        let output = within("an answer", request.wait_with_output()).await??;
-        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
-    }
+    all_answered(&stage, waiting).await?;
     stage.end().await.map(drop)
 }
 
@@ -128,11 +134,7 @@ async fn idle_connections_keep_nobody_out() -> Outcome {
     // Before any of them is closed for its age, which would be after 30 s.
     let soon = stage.gateway.curl("/health", &["--max-time", "20"], "").await?;
     assert_eq!(soon.status, 200);
-    stage.daemon.signal_workers(Signal::SIGCONT).await?;
-    for request in waiting {
-        let output = within("an answer", request.wait_with_output()).await??;
-        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
-    }
+    all_answered(&stage, waiting).await?;
     // The first that came is the first that went.
     let mut byte = [0];
     assert_eq!(within("the end of a connection", idle[0].read(&mut byte)).await??, 0);
@@ -230,11 +232,7 @@ async fn what_is_not_done_in_time_is_refused_at_once() -> Outcome {
     assert!((2..=60).contains(&seconds), "{seconds}");
     waiting.push(embed(1)?);
     client.counted("in_flight_calls", 2).await?;
-    stage.daemon.signal_workers(Signal::SIGCONT).await?;
-    for request in waiting {
-        let output = within("an answer", request.wait_with_output()).await??;
-        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
-    }
+    all_answered(&stage, waiting).await?;
     stage.end().await.map(drop)
 }
 
@@ -251,11 +249,7 @@ async fn a_client_that_leaves_cancels_its_work() -> Outcome {
         request.kill().await?;
     }
     eventually("the cancelled call", async || Ok(client.failures("cancelled").await? >= 1)).await?;
-    stage.daemon.signal_workers(Signal::SIGCONT).await?;
-    for request in staying {
-        let output = within("the other answer", request.wait_with_output()).await??;
-        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
-    }
+    all_answered(&stage, staying).await?;
     assert_eq!(client.failures("cancelled").await?, 1);
     let metrics = stage.gateway.get("/metrics").await?.text;
     let left = "op_dbus_http_request_seconds_count{route=\"/embed\",status=\"499\"} 1\n";
@@ -280,11 +274,7 @@ async fn requests_in_flight_are_finished() -> Outcome {
         }
     })
     .await??;
-    stage.daemon.signal_workers(Signal::SIGCONT).await?;
-    for request in waiting {
-        let output = within("an answer", request.wait_with_output()).await??;
-        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
-    }
+    all_answered(&stage, waiting).await?;
     stage.end().await.map(drop)
 }
 

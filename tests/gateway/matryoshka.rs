@@ -1,17 +1,16 @@
 //! A model that was trained for vectors of several lengths, asked for shorter ones in every way.
 
-use std::fs::{self};
-use std::path::Path;
+use std::fs;
 
+use half::f16;
 use op_dbus_api::ErrorName;
 use serde_json::{Value, json};
 
 use super::{Stage, vectors};
 use crate::harness::client::{Options, refused};
-use crate::harness::command::{clean, cli, finish};
+use crate::harness::command::cli;
 use crate::harness::daemon::Setup;
-use crate::harness::files::content;
-use crate::harness::needs::op_dbus;
+use crate::harness::files::{content, copy_folder};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture};
 
@@ -26,33 +25,15 @@ const SHORT: usize = 8;
 
 /// A daemon with the tiny model, as if it had been trained for shorter vectors.
 async fn trained() -> Outcome<Setup> {
-    let setup = Setup::real("low")?;
-    let (models, folder) = (setup.path("models"), setup.path("trained"));
-    fs::create_dir(&models)?;
-    copy(&fixture("golden/tiny-bert"), &folder)?;
+    let setup = Setup::with_store()?;
+    let folder = setup.path("trained");
+    copy_folder(&fixture("golden/tiny-bert"), &folder)?;
     let config = folder.join("config.json");
     let mut said: Value = serde_json::from_slice(&fs::read(&config)?)?;
     said["matryoshka_dimensions"] = json!([FULL, SHORT, 4]);
     fs::write(&config, said.to_string())?;
-    let mut import = clean(op_dbus());
-    import.arg("models").arg("--model-dir").arg(&models).arg("import").arg(&folder);
-    import.args(["--name", "tiny"]);
-    finish(import, "").await?.success()?;
-    Ok(setup.setting("model_dir", &models.display().to_string()).setting("model", "tiny"))
-}
-
-fn copy(from: &Path, to: &Path) -> Outcome {
-    fs::create_dir(to)?;
-    for entry in from.read_dir()? {
-        let entry = entry?;
-        let to = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &to)?;
-        } else {
-            fs::copy(entry.path(), to)?;
-        }
-    }
-    Ok(())
+    setup.import(folder, &["--name", "tiny"]).await?.success()?;
+    Ok(setup.setting("model", "tiny"))
 }
 
 /// The start of a vector, of length one again.
@@ -65,16 +46,6 @@ fn cut(vector: &[f32]) -> Vec<f32> {
 fn near(found: &[f32], expected: &[f32], most: f32) -> bool {
     found.len() == expected.len()
         && found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() <= most)
-}
-
-fn half(bytes: &[u8]) -> f32 {
-    let bits = u16::from_le_bytes([bytes[0], bytes[1]]);
-    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
-    let value = match exponent {
-        0 => fraction * 2_f32.powi(-24),
-        _ => (1.0 + fraction / 1024.0) * 2_f32.powi(exponent - 15),
-    };
-    if bits >> 15 == 1 { -value } else { value }
 }
 
 async fn shorter_vectors_are_had_in_every_way() -> Outcome {
@@ -97,7 +68,8 @@ async fn shorter_vectors_are_had_in_every_way() -> Outcome {
     let bytes = content(fd)?;
     let header = String::from_utf8_lossy(&bytes[..128]);
     assert!(header.contains("'<f2'") && header.contains("(3, 8)"), "{header}");
-    let halves: Vec<f32> = bytes[128..].chunks_exact(2).map(half).collect();
+    let halves = bytes[128..].as_chunks().0.iter().map(|half| f16::from_le_bytes(*half).to_f32());
+    let halves: Vec<f32> = halves.collect();
     assert!(near(&halves, &packed.concat(), 1e-3), "{halves:?} {packed:?}");
 
     let asked = json!({"input": TEXTS, "dimensions": SHORT});

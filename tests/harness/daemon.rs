@@ -1,12 +1,12 @@
 //! The daemon as a process, with files and settings of a test's own.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
 
 use futures_util::StreamExt;
 use nix::sys::signal::Signal;
-use op_dbus_api::{BUS_NAME, ROOT_PATH};
+use op_dbus_api::{BUS_NAME, ErrorName, ROOT_PATH};
 use tempfile::TempDir;
 use tokio::process::Command;
 use zbus::fdo::DBusProxy;
@@ -14,8 +14,8 @@ use zbus::message::Type;
 use zbus::{Connection, MatchRule, MessageStream};
 
 use super::bus::PrivateBus;
-use super::client::Client;
-use super::command::clean;
+use super::client::{Client, refused};
+use super::command::{Finished, clean, finish};
 use super::needs;
 use super::process::Process;
 use super::{Outcome, within};
@@ -48,6 +48,33 @@ impl Setup {
         let models = needs::store().join("models").display().to_string();
         let setup = Self::empty()?.setting("vector_level", level).setting("model_dir", &models);
         Ok(setup.setting("batch_tokens_max", "512"))
+    }
+
+    /// The same with level `low` and a store of a test's own, which has the library beside it.
+    pub fn with_store() -> Outcome<Self> {
+        let setup = Self::real("low")?;
+        let models = setup.path("models");
+        fs::create_dir(&models)?;
+        symlink(needs::store().join("runtime"), setup.path("runtime"))?;
+        Ok(setup.setting("model_dir", &models.display().to_string()))
+    }
+
+    /// `op-dbus models import` into the folder `models` of this setup.
+    pub async fn import(&self, source: impl AsRef<Path>, arguments: &[&str]) -> Outcome<Finished> {
+        let mut command = clean(needs::op_dbus());
+        command.arg("models").arg("--model-dir").arg(self.path("models"));
+        command.arg("import").arg(source.as_ref()).args(arguments);
+        finish(command, "").await
+    }
+
+    /// What a daemon refuses to embed with that does not become ready.
+    pub async fn refusal(&self, name: ErrorName) -> Outcome<String> {
+        let bus = PrivateBus::start().await?;
+        let daemon = self.start(&bus).await?;
+        assert_eq!(daemon.settled().await?, "failed");
+        let message = refused(daemon.client().embedder.embed("x").await, name)?;
+        daemon.stop().await?;
+        Ok(message)
     }
 
     fn empty() -> Outcome<Self> {

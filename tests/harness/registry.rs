@@ -69,16 +69,19 @@ fn run(body: Box<dyn FnOnce() -> Outcome + Send>) -> Result<(), Failed> {
     Err(format!("{failure}\n{}", journal::take()).into())
 }
 
-/// Makes `tests()`: each asynchronous function named, with what it needs.
+/// Makes `tests()`: each asynchronous function named, with what it needs; or, behind an arrow, what is to
+/// come to its end.
 macro_rules! tests {
-    ($($name:ident: [$($need:ident),*]),+ $(,)?) => {
+    (@body $name:ident) => { $name };
+    (@body $name:ident $body:expr) => { || async { $body.await } };
+    ($($name:ident: [$($need:ident),*] $(=> $body:expr)?),+ $(,)?) => {
         /// The tests of this module.
         pub fn tests() -> Vec<$crate::harness::registry::Test> {
             vec![$(
                 $crate::harness::registry::Test::new(
                     concat!(module_path!(), "::", stringify!($name)),
                     &[$($crate::harness::needs::Need::$need),*],
-                    $name,
+                    $crate::harness::registry::tests!(@body $name $($body)?),
                 )
             ),+]
         }

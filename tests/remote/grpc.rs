@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{Far, fleet, killed_and_back, refusal, serves};
+use super::{Far, fleet, killed_and_back, refusal, serves, serves_and_tells_no_token};
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::fleet::{Ports, Server, compiled};
@@ -10,7 +10,8 @@ use crate::harness::registry::tests;
 
 tests! {
     triton_computes_our_graph_over_grpc: [Bus, Low, Runtime, Triton],
-    triton_is_killed_and_comes_back_over_grpc: [Bus, Low, Runtime, Triton],
+    triton_is_killed_and_comes_back_over_grpc: [Bus, Low, Runtime, Triton] =>
+        killed_and_back(Server::grpc_url),
     a_model_that_is_not_there_is_told: [Bus, Low, Runtime, Triton],
     a_token_and_a_certificate_hold_for_grpc_as_well: [Bus, Low, Runtime, Triton, OpenSsl],
     who_speaks_http_alone_is_told: [Bus, Low],
@@ -30,10 +31,6 @@ async fn triton_computes_our_graph_over_grpc() -> Outcome {
     let status = fs::read_to_string(format!("/proc/{worker}/status"))?;
     assert!(status.lines().any(|line| line == "Seccomp:\t2"), "{status}");
     daemon.stop().await
-}
-
-async fn triton_is_killed_and_comes_back_over_grpc() -> Outcome {
-    killed_and_back(Server::grpc_url).await
 }
 
 async fn a_model_that_is_not_there_is_told() -> Outcome {
@@ -64,11 +61,7 @@ async fn a_token_and_a_certificate_hold_for_grpc_as_well() -> Outcome {
     let token = folder.path().join("token");
     fs::write(&token, "open-sesame\n")?;
     let setup = setup.setting("providers.remote.token_file", &token.display().to_string());
-    let daemon = setup.ready(&bus).await?;
-    serves(&daemon, "low").await?;
-    let said = daemon.process.stderr();
-    assert!(!said.contains("sesame"), "{said}");
-    daemon.stop().await
+    serves_and_tells_no_token(&setup).await
 }
 
 async fn who_speaks_http_alone_is_told() -> Outcome {

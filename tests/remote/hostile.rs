@@ -86,7 +86,7 @@ async fn wrong_answers_are_told() -> Outcome {
     for (answer, word) in [
         (http("200 OK", "no JSON"), "makes no sense"),
         (http("200 OK", &vectors(383).to_string()), "a vector of 383 dimensions"),
-        (http("200 OK", &vectors(385).to_string()), "more than 384 numbers"),
+        (http("200 OK", &vectors(385).to_string()), "a vector of 385 dimensions"),
         (http("200 OK", &one_row.to_string()), "no vector for row 1"),
         (http("200 OK", &nan.to_string()), "not finite numbers"),
         (http("302 Found\r\nLocation: http://elsewhere.example/", ""), "it answers 302"),

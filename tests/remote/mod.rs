@@ -42,7 +42,8 @@ pub fn all() -> Vec<Test> {
 
 tests! {
     triton_computes_our_graph: [Bus, Low, Runtime, Triton],
-    triton_is_killed_and_comes_back_without_a_lost_call: [Bus, Low, Runtime, Triton],
+    triton_is_killed_and_comes_back_without_a_lost_call: [Bus, Low, Runtime, Triton] =>
+        killed_and_back(|triton| triton.url().to_owned()),
     llama_cpp_computes_our_model: [Bus, Medium, Fleet],
     a_gateway_computes_and_another_takes_over: [Bus, Low],
     the_cpu_goes_on_when_the_fleet_is_gone: [Bus, Low],
@@ -155,10 +156,6 @@ async fn answered(clients: Vec<Embedding>) -> Outcome<HashSet<String>> {
 async fn some_more(daemon: &Daemon) -> Outcome {
     let answered = daemon.client().counter("calls").await?;
     daemon.client().counted("calls", answered + 16).await
-}
-
-async fn triton_is_killed_and_comes_back_without_a_lost_call() -> Outcome {
-    killed_and_back(|triton| triton.url().to_owned()).await
 }
 
 /// Kills Triton under load, which answers at `url`, and starts it again.

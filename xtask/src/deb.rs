@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use crate::dist;
+use crate::dist::{self, Program};
 use crate::packages::{self, Need};
 use crate::shell::{self, Outcome, cargo, program};
 
@@ -18,9 +18,9 @@ pub struct Packages {
 }
 
 /// Builds the packages, compares them with the tree, and has lintian look at them.
-pub fn run(words: &[String]) -> Outcome {
+pub fn run(op_dbus: &Program) -> Outcome {
     packages::ensure(&[NEEDS])?;
-    let Packages { service, gateway } = build(&dist::program(words)?)?;
+    let Packages { service, gateway } = build(&op_dbus.path()?)?;
     let root = dist::emptied("target/debian/root")?;
     for package in [&service, &gateway] {
         shell::run(program("dpkg-deb", &["--extract"]).arg(package).arg(&root))?;

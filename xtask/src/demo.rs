@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -41,7 +40,7 @@ pub fn run() -> Outcome {
     })?;
     let demo = Demo { exe: shell::root().join("target/release/op-dbus"), data };
     times.step("fetch the model (level medium)", || {
-        shell::run(demo.op_dbus(&["models", "pull", "medium"]).as_mut())
+        shell::run(&mut demo.op_dbus(&["models", "pull", "medium"]))
     })?;
 
     let folder = tempfile::tempdir().map_err(|e| format!("no temporary folder: {e}"))?;
@@ -62,7 +61,7 @@ pub fn run() -> Outcome {
     print!("{ranked}");
 
     println!("\n$ op-dbus status");
-    shell::run(demo.client(&bus, &["status"]).as_mut())?;
+    shell::run(&mut demo.client(&bus, &["status"]))?;
     times.step("stop", || daemon.stop())?;
     times.print();
     Ok(())
@@ -75,35 +74,37 @@ struct Demo {
 }
 
 impl Demo {
-    fn op_dbus(&self, words: &[&str]) -> Box<Command> {
+    fn op_dbus(&self, words: &[&str]) -> Command {
         let mut command = program(&self.exe, words);
         command.arg("--model-dir").arg(self.data.join("models"));
-        Box::new(command)
+        command
     }
 
-    fn client(&self, bus: &Bus, words: &[&str]) -> Box<Command> {
+    fn client(&self, bus: &Bus, words: &[&str]) -> Command {
         let mut command = program(&self.exe, words);
         command.args(["--bus", bus.address()]);
-        Box::new(command)
+        command
     }
 
     fn start_daemon(&self, bus: &Bus, folder: &Path) -> Result<Daemon, String> {
-        let socket = folder.join("notify");
-        let notify = UnixDatagram::bind(&socket).map_err(|e| format!("no notify socket: {e}"))?;
-        let child = self
-            .op_dbus(&["daemon", "--vector-level", "medium"])
-            .args(["--bus", bus.address()])
-            .arg("--cache-dir")
-            .arg(self.data.join("cache"))
-            .arg("--state-file")
-            .arg(folder.join("state.json"))
-            .env("NOTIFY_SOCKET", &socket)
-            .stdin(Stdio::null())
-            .spawn()
-            .map_err(|e| format!("can't start the daemon: {e}"))?;
-        let mut daemon = Daemon { child, notify };
-        daemon.wait_until_ready()?;
-        Ok(daemon)
+        let mut command = self.op_dbus(&["daemon", "--vector-level", "medium"]);
+        command.args(["--bus", bus.address()]).arg("--cache-dir").arg(self.data.join("cache"));
+        command.arg("--state-file").arg(folder.join("state.json")).stdin(Stdio::null());
+        let mut daemon = Daemon(started(&mut command)?);
+        let wait = format!("--wait={READY_S_MAX}");
+        let mut ready = started(&mut self.client(bus, &["status", &wait]))?;
+        loop {
+            if let Some(exit) = ready.try_wait().map_err(|e| e.to_string())? {
+                let late = || format!("the daemon was not ready within {READY_S_MAX} s ({exit})");
+                return if exit.success() { Ok(daemon) } else { Err(late()) };
+            }
+            if let Some(exit) = daemon.0.try_wait().map_err(|e| e.to_string())? {
+                // It waits for nobody now.
+                let _ = ready.kill();
+                return Err(format!("the daemon ended ({exit})"));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     fn rank(&self, bus: &Bus) -> Result<String, String> {
@@ -124,42 +125,18 @@ impl Demo {
     }
 }
 
-/// The running service; killed when dropped, stopped in order by `stop`.
-struct Daemon {
-    child: Child,
-    /// Open for as long as the daemon lives: it has something to say when it stops, too.
-    notify: UnixDatagram,
+fn started(command: &mut Command) -> Result<Child, String> {
+    command.spawn().map_err(|e| format!("can't start op-dbus: {e}"))
 }
 
-impl Daemon {
-    fn wait_until_ready(&mut self) -> Outcome {
-        let deadline = Instant::now() + Duration::from_secs(READY_S_MAX);
-        let mut datagram = [0; 4096];
-        let mut status = String::new();
-        while Instant::now() < deadline {
-            if let Some(exit) = self.child.try_wait().map_err(|e| e.to_string())? {
-                return Err(format!("the daemon ended ({exit})"));
-            }
-            // Woken now and then, to see a daemon that has died.
-            let pause = Some(Duration::from_secs(1));
-            self.notify.set_read_timeout(pause).map_err(|e| e.to_string())?;
-            let Ok(length) = self.notify.recv(&mut datagram) else { continue };
-            let message = String::from_utf8_lossy(&datagram[..length]).into_owned();
-            if let Some(text) = message.lines().find_map(|line| line.strip_prefix("STATUS=")) {
-                status = text.to_owned();
-            }
-            if message.lines().any(|line| line == "READY=1") {
-                println!("daemon: {status}");
-                return Ok(());
-            }
-        }
-        Err(format!("the daemon was not ready within {READY_S_MAX} s; it said {status:?}"))
-    }
+/// The running service; killed when dropped, stopped in order by `stop`.
+struct Daemon(Child);
 
+impl Daemon {
     fn stop(mut self) -> Outcome {
-        let pid = i32::try_from(self.child.id()).map_err(|e| e.to_string())?;
+        let pid = i32::try_from(self.0.id()).map_err(|e| e.to_string())?;
         kill(Pid::from_raw(pid), Signal::SIGTERM).map_err(|e| format!("can't stop: {e}"))?;
-        let exit = self.child.wait().map_err(|e| e.to_string())?;
+        let exit = self.0.wait().map_err(|e| e.to_string())?;
         if exit.success() { Ok(()) } else { Err(format!("the daemon ended with {exit}")) }
     }
 }
@@ -167,8 +144,8 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         // Both fail only if it is gone already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -69,32 +69,47 @@ const PAPERS: &[&str] = &[
     "usr/share/lintian/",
 ];
 
-/// Lays the tree out in the folder that `words` names.
-pub fn run(words: &[String]) -> Outcome {
-    let Some((destination, words)) = words.split_first() else {
-        return Err("name the folder to lay the tree out in: cargo xtask dist DESTDIR".to_owned());
-    };
-    let program = program(words)?;
-    let destination = from_here(destination)?;
-    lay_out(&program, &destination)?;
-    println!("{}", destination.display());
+/// Lay out an installed op-dbus in a folder
+#[derive(clap::Args)]
+pub struct Args {
+    /// Where the tree goes
+    #[arg(value_name = "DESTDIR", value_parser = shell::path)]
+    destination: PathBuf,
+    #[command(flatten)]
+    program: Program,
+}
+
+/// The program that goes into a tree.
+#[derive(clap::Args)]
+pub struct Program {
+    /// Build it in this profile
+    #[arg(long, default_value = "dist", conflicts_with = "program")]
+    profile: String,
+    /// Take this one, which is built already
+    #[arg(long, value_name = "PATH", value_parser = shell::path)]
+    program: Option<PathBuf>,
+}
+
+/// Lays the tree out.
+pub fn run(args: &Args) -> Outcome {
+    lay_out(&args.program.path()?, &args.destination)?;
+    println!("{}", args.destination.display());
     Ok(())
 }
 
-/// The program that goes into a tree, as the words behind a task say: built in the profile `dist`, in
-/// another one, or there already.
-pub fn program(words: &[String]) -> Result<PathBuf, String> {
-    match words {
-        [] => build("dist"),
-        [flag, profile] if flag == "--profile" => build(profile),
-        [flag, path] if flag == "--program" => from_here(path),
-        _ => Err("which program? [--profile PROFILE | --program PATH]".to_owned()),
+impl Program {
+    /// One that is there.
+    pub fn at(path: PathBuf) -> Self {
+        Self { profile: String::new(), program: Some(path) }
     }
-}
 
-/// A path as the caller means it, who need not be in the root of the repository.
-fn from_here(path: &str) -> Result<PathBuf, String> {
-    std::path::absolute(path).map_err(|e| format!("{path}: {e}"))
+    /// Where it is, built first if it has to be.
+    pub fn path(&self) -> Result<PathBuf, String> {
+        match &self.program {
+            Some(path) => Ok(path.clone()),
+            None => build(&self.profile),
+        }
+    }
 }
 
 /// Lays the tree out anew in `target/dist-tree`, with a program without symbols, for a package to be

@@ -21,27 +21,23 @@ const FOLDER: &str = "target/fuzz";
 const SECONDS_MAX: &str = "-timeout=10";
 /// Memory that no input of some kilobytes is worth.
 const MEMORY_MIB_MAX: &str = "-rss_limit_mb=2048";
-/// Seconds for each target where nothing else is said.
-const SECONDS: u64 = 60;
-const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [TARGET…]";
 
-/// Drives targets, all where none is named.
+/// Drive everything that is read by a fuzzer under a sanitizer
+#[derive(clap::Args)]
+pub struct Args {
+    /// Seconds for each target
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    seconds: u64,
+    /// Without one, all are driven
+    #[arg(value_name = "TARGET")]
+    names: Vec<String>,
+}
+
+/// Drives targets.
 ///
 /// # Errors
 /// What an input did, with the file that holds it.
-pub fn run(words: &[String]) -> Outcome {
-    let (mut seconds, mut names) = (SECONDS, Vec::new());
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        match word.as_str() {
-            "--seconds" => {
-                let number = words.next().and_then(|number| number.parse().ok());
-                seconds = number.ok_or("--seconds needs a number")?;
-            }
-            flag if flag.starts_with('-') => return Err(USAGE.to_owned()),
-            name => names.push(name.to_owned()),
-        }
-    }
+pub fn run(Args { seconds, names }: &Args) -> Outcome {
     let targets = targets()?;
     if let Some(name) = names.iter().find(|name| !targets.contains(name)) {
         return Err(format!("there is no target {name:?}; there are {}", targets.join(", ")));
@@ -49,7 +45,7 @@ pub fn run(words: &[String]) -> Outcome {
     let fuzzer = build()?;
     let mut found = Vec::new();
     for target in targets.iter().filter(|name| names.is_empty() || names.contains(name)) {
-        match drive(&fuzzer, target, seconds)? {
+        match drive(&fuzzer, target, *seconds)? {
             Figure::Missed(text) => {
                 println!("missed: {text}");
                 found.push(target.as_str());

@@ -9,32 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::shell::{self, Outcome, cargo, program};
-
-const HELP: &str = "\
-Usage: cargo xtask gpu [OPTIONS]
-
-Fetches a provider's library and the models, says what the machine has, and then measures, at each
-level, in f32, in f16, and in f16 with small batches that are recorded and replayed (cuda and
-webgpu): how near the vectors are to the CPU's, texts and tokens per second with texts of 25
-tokens and of mixed lengths, what share that is of what the provider does with large matrices, how
-long one text takes with 1, 8 and 64 clients and at 50 % and 80 % of the rate, and whether memory
-stays what it is. Where python3 has sentence-transformers, it is measured with the same texts on
-the same device: in fp16 where torch sees a GPU, else, and for the providers cpu and ggml, in f32
-on the CPU. Prints a table, and writes all of it as JSON; what can't be had is told there and ends
-nothing else. Changes no setting of a card. Settings in the environment (OP_DBUS_…) reach op-dbus.
-
-Options:
-  --provider NAME    what is measured [default: cuda]
-  --levels LEVEL,…   [default: low,medium,high]
-  --store DIR        models and libraries [default: target/gpu/store, filled if it is not]
-  --pairs FILE       text, text and score with tabs between: how well each keeps their order
-  --exe FILE         measure this op-dbus [default: a release build of the checkout]
-  --rounds N         [default: 5]
-  --seconds S        seconds of one measurement, about [default: 2]
-  --memory-s S       seconds of the look at memory, about [default: 120]
-  --out FILE         [default: target/gpu/report.json]
-";
+use crate::shell::{self, Outcome, cargo, path, program};
 
 /// Words of one token each with the tokenizers of all levels.
 const WORDS: [&str; 24] = [
@@ -42,65 +17,51 @@ const WORDS: [&str; 24] = [
     "roof", "while", "two", "men", "looked", "for", "their", "old", "tools", "by", "night", "fall",
 ];
 
-/// What is asked for.
+/// On a machine with an accelerator: correctness, speed and memory
+///
+/// Fetches a provider's library and the models, says what the machine has, and then measures, at each level,
+/// in f32, in f16, and in f16 with small batches that are recorded and replayed (cuda and webgpu): how near
+/// the vectors are to the CPU's, texts and tokens per second with texts of 25 tokens and of mixed lengths,
+/// what share that is of what the provider does with large matrices, how long one text takes with 1, 8 and
+/// 64 clients and at 50 % and 80 % of the rate, and whether memory stays what it is. Where python3 has
+/// sentence-transformers, it is measured with the same texts on the same device: in fp16 where torch sees a
+/// GPU, else, and for the providers cpu and ggml, in f32 on the CPU. Prints a table, and writes all of it as
+/// JSON; what can't be had is told there and ends nothing else. Changes no setting of a card. Settings in
+/// the environment (OP_DBUS_…) reach op-dbus.
+#[derive(clap::Args)]
 pub struct Args {
+    /// What is measured
+    #[arg(long, value_name = "NAME", default_value = "cuda")]
     provider: String,
+    #[arg(long, value_name = "LEVEL,…", value_delimiter = ',', default_value = "low,medium,high")]
     levels: Vec<String>,
+    /// Models and libraries, filled if it is not
+    #[arg(long, value_name = "DIR", value_parser = path, default_value_os_t = folder().join("store"))]
     store: PathBuf,
+    /// Text, text and score with tabs between: how well each keeps their order
+    #[arg(long, value_name = "FILE", value_parser = path)]
     pairs: Option<PathBuf>,
+    /// Measure this op-dbus [default: a release build of the checkout]
+    #[arg(long, value_name = "FILE", value_parser = path)]
     exe: Option<PathBuf>,
+    #[arg(long, value_name = "N", default_value = "5")]
     rounds: String,
+    /// Seconds of one measurement, about
+    #[arg(long, value_name = "S", default_value = "2")]
     seconds: String,
+    /// Seconds of the look at memory, about
+    #[arg(long, value_name = "S", default_value_t = 120)]
     memory_s: u64,
+    #[arg(long, value_name = "FILE", value_parser = path, default_value_os_t = folder().join("report.json"))]
     out: PathBuf,
 }
 
-impl Args {
-    /// Reads the words after the task's name; `None` when help was asked for.
-    fn read(mut words: impl Iterator<Item = String>) -> Result<Option<Self>, String> {
-        let folder = shell::root().join("target/gpu");
-        let mut args = Self {
-            provider: "cuda".to_owned(),
-            levels: ["low", "medium", "high"].map(str::to_owned).to_vec(),
-            store: folder.join("store"),
-            pairs: None,
-            exe: None,
-            rounds: "5".to_owned(),
-            seconds: "2".to_owned(),
-            memory_s: 120,
-            out: folder.join("report.json"),
-        };
-        while let Some(word) = words.next() {
-            let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
-            let path = |value: String| std::path::absolute(value).map_err(|e| e.to_string());
-            match word.as_str() {
-                "--help" | "-h" => return Ok(None),
-                "--provider" => args.provider = value()?,
-                "--levels" => args.levels = value()?.split(',').map(str::to_owned).collect(),
-                "--store" => args.store = path(value()?)?,
-                "--pairs" => args.pairs = Some(path(value()?)?),
-                "--exe" => args.exe = Some(path(value()?)?),
-                "--rounds" => args.rounds = value()?,
-                "--seconds" => args.seconds = value()?,
-                "--memory-s" => {
-                    let value = value()?;
-                    args.memory_s =
-                        value.parse().map_err(|_| format!("--memory-s {value}: write a number"))?;
-                }
-                "--out" => args.out = path(value()?)?,
-                _ => return Err(format!("{word} is not an option of gpu")),
-            }
-        }
-        Ok(Some(args))
-    }
+fn folder() -> PathBuf {
+    shell::root().join("target/gpu")
 }
 
 /// Runs all steps; what fails is told in the report and ends nothing but its own step.
-pub fn run(words: impl Iterator<Item = String>) -> Outcome {
-    let Some(args) = Args::read(words)? else {
-        print!("{HELP}");
-        return Ok(());
-    };
+pub fn run(args: &Args) -> Outcome {
     let folder = args.out.parent().ok_or("--out has no folder")?.to_owned();
     fs::create_dir_all(&folder).map_err(|e| format!("can't make {}: {e}", folder.display()))?;
     let exe = match &args.exe {
@@ -111,7 +72,7 @@ pub fn run(words: impl Iterator<Item = String>) -> Outcome {
         }
     };
     let recorded = recorded(&args.provider, &folder)?;
-    let bench = Bench { exe, corpora: corpora(&folder)?, recorded, args: &args };
+    let bench = Bench { exe, corpora: corpora(&folder)?, recorded, args };
     bench.fetch();
     let mut levels = Vec::new();
     for level in &args.levels {

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use crate::dist;
+use crate::dist::{self, Program};
 use crate::packages::{self, Need};
 use crate::shell::{self, Outcome, program};
 
@@ -32,12 +32,12 @@ const FOLDERS: [&str; 4] =
 const ENTRYPOINT: &str = "usr/libexec/op-dbus/container";
 
 /// Builds the image, runs it as a cluster would, and embeds a text in it.
-pub fn run(words: &[String]) -> Outcome {
+pub fn run(op_dbus: &Program) -> Outcome {
     if !nix::unistd::geteuid().is_root() {
         return Err("an image can be built and run by root alone; use sudo".to_owned());
     }
     packages::ensure(&[NEEDS, packages::PIP])?;
-    let image = build(&dist::program(words)?)?;
+    let image = build(&op_dbus.path()?)?;
     let container = Container::start(&image)?;
     let vector = container.read(&["/usr/bin/op-dbus", "embed", "hello"])?;
     let dimensions = vector.split_whitespace().count();

@@ -10,13 +10,13 @@ use crate::trials::{Conditions, Figure, Size};
 /// Two folders below `target` that no file should tell apart: neither the names nor their length.
 const FOLDERS: [&str; 2] = ["target/reproducible/one", "target/reproducible/another-one"];
 
-/// Builds twice and compares; `words` are those of `cargo xtask dist` behind the folder.
+/// Builds twice in `profile` and compares.
 ///
 /// # Errors
 /// A build fails, or the files differ.
-pub fn run(words: &[String]) -> Outcome {
+pub fn run(profile: &str) -> Outcome {
     let mut differ = false;
-    for figure in compare(words)? {
+    for figure in compare(profile)? {
         match figure {
             Figure::Held(text) | Figure::Skipped(text) => println!("held: {text}"),
             Figure::Missed(text) => {
@@ -36,10 +36,10 @@ pub fn try_out(conditions: &Conditions) -> Result<Vec<Figure>, String> {
     if conditions.size == Size::Quick {
         return Ok(vec![Figure::Skipped("it takes two whole builds: --full".to_owned())]);
     }
-    compare(&[])
+    compare("dist")
 }
 
-fn compare(words: &[String]) -> Result<Vec<Figure>, String> {
+fn compare(profile: &str) -> Result<Vec<Figure>, String> {
     let mut sums = Vec::new();
     // Both before the first build, so that they are the same whatever is edited meanwhile.
     let sources = FOLDERS.map(|folder| {
@@ -51,7 +51,7 @@ fn compare(words: &[String]) -> Result<Vec<Figure>, String> {
         let source = source?;
         let mut build = cargo(&["run", "--quiet", "--locked", "--package", "xtask", "--", "dist"]);
         // Its own folder for what is built, whatever the caller's is.
-        build.arg(source.join("tree")).args(words);
+        build.arg(source.join("tree")).args(["--profile", profile]);
         build.current_dir(&source).env_remove("CARGO_TARGET_DIR");
         shell::run(&mut build)?;
         sums.push(digests(&source.join("tree"))?);

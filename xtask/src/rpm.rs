@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::dist;
+use crate::dist::{self, Program};
 use crate::packages::{self, Need};
 use crate::shell::{self, Outcome, program};
 
@@ -15,9 +15,9 @@ pub const NEEDS: &[Need] = &[
 const SYSTEMD_MACROS: &str = "packaging/rpm/macros.systemd";
 
 /// Builds the packages, has rpmlint look at them, installs them into a folder and runs them there.
-pub fn run(words: &[String]) -> Outcome {
+pub fn run(op_dbus: &Program) -> Outcome {
     packages::ensure(&[NEEDS])?;
-    let packages = build(&dist::program(words)?)?;
+    let packages = build(&op_dbus.path()?)?;
     let lint = ["--strict", "--config", "packaging/rpm/rpmlint.toml", "packaging/rpm/op-dbus.spec"];
     shell::run(program("rpmlint", &lint).args(&packages))?;
     try_out(&packages)?;

@@ -28,6 +28,11 @@ pub fn root() -> PathBuf {
     manifest.parent().unwrap_or(manifest).to_owned()
 }
 
+/// A path as the caller means it: commands run in the root of the checkout, wherever we were started.
+pub fn path(path: &str) -> std::io::Result<PathBuf> {
+    std::path::absolute(path)
+}
+
 /// A program, to be run in the root of the checkout.
 pub fn program(name: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> Command {
     let mut command = Command::new(name);

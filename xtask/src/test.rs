@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
 
+use crate::dist::Program;
 use crate::shell::{self, Outcome, cargo, program};
 use crate::{arch, boot, deb, emulate, kubernetes, packages, rpm, supply, tidy, trials};
 
@@ -81,7 +82,7 @@ pub fn run() -> Outcome {
     step("a system that boots");
     boot::run_if_possible(&shell::root().join("target/debug/op-dbus"))?;
     step("kernels on every instruction set");
-    emulate::run(&[])?;
+    emulate::run(&emulate::Args::default())?;
     step("what was skipped");
     let mut skips = cargo(&["test", "--quiet", "--package", "op-dbus-tests"]);
     skips.args(["--test", "integration", "--", "--skips"]).envs(settings);
@@ -117,13 +118,12 @@ pub fn fetch_store() -> Result<PathBuf, String> {
 
 /// Builds the packages that are built fast, of the program that the tests ran, and checks the manifests.
 fn check_packages() -> Outcome {
-    let program = shell::root().join("target/debug/op-dbus").display().to_string();
-    let words = ["--program".to_owned(), program];
-    let deb: (_, _, fn(&[String]) -> Outcome) = ("deb", deb::NEEDS, deb::run);
+    let program = Program::at(shell::root().join("target/debug/op-dbus"));
+    let deb: (_, _, fn(&Program) -> Outcome) = ("deb", deb::NEEDS, deb::run);
     let others = [("rpm", rpm::NEEDS, rpm::run as _), ("arch", arch::NEEDS, arch::run as _)];
     for (name, needs, check) in std::iter::once(deb).chain(others) {
         match packages::ensure(&[needs]) {
-            Ok(()) => check(&words)?,
+            Ok(()) => check(&program)?,
             Err(message) => shell::skip(&format!("cargo xtask {name}"), &message),
         }
     }

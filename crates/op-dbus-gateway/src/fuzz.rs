@@ -90,8 +90,3 @@ pub fn said_to_post(path: &str, more: &str, body: &str) -> String {
 #[cfg(test)]
 #[path = "../../../tests/fuzz/replay.rs"]
 mod replay;
-
-#[test]
-fn kept_cases_do_no_harm() {
-    replay::replay(TARGETS);
-}

@@ -61,8 +61,3 @@ fn graph(bytes: &[u8]) {
 #[cfg(test)]
 #[path = "../../../tests/fuzz/replay.rs"]
 mod replay;
-
-#[test]
-fn kept_cases_do_no_harm() {
-    replay::replay(TARGETS);
-}

@@ -66,9 +66,3 @@ fn computed(bytes: &[u8]) {
 #[cfg(test)]
 #[path = "../../../tests/fuzz/replay.rs"]
 mod replay;
-
-#[test]
-#[cfg_attr(miri, ignore = "takes minutes; the fuzzer runs them under AddressSanitizer")]
-fn kept_cases_do_no_harm() {
-    replay::replay(TARGETS);
-}

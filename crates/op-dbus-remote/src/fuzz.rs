@@ -85,8 +85,3 @@ fn tell(result: Result<(), Failure>) {
 #[cfg(test)]
 #[path = "../../../tests/fuzz/replay.rs"]
 mod replay;
-
-#[test]
-fn kept_cases_do_no_harm() {
-    replay::replay(TARGETS);
-}

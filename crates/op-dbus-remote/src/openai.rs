@@ -4,7 +4,7 @@ use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::{Serialize, SerializeSeq, Serializer};
 
 use crate::failure::Failure;
@@ -52,11 +52,26 @@ impl Serialize for Rows<'_> {
 /// # Errors
 /// It is not the answer to a request of so many rows.
 pub fn answer(body: &[u8], dimensions: usize, out: &mut [f32]) -> Result<(), Failure> {
+    let answer: Answer = serde_json::from_slice(body).map_err(Failure::unreadable)?;
     let rows = out.len() / dimensions;
-    let mut read = Answer { dimensions, out, there: vec![false; rows] };
-    let mut json = serde_json::Deserializer::from_slice(body);
-    (&mut read).deserialize(&mut json).map_err(Failure::unreadable)?;
-    match read.there.iter().position(|there| !there) {
+    let mut there = vec![false; rows];
+    for (position, Datum { index, embedding: Vector(vector) }) in answer.data.iter().enumerate() {
+        let row = index.unwrap_or(position);
+        let Some(there) = there.get_mut(row) else {
+            return Err(Failure::nonsense(format_args!("it has a vector for row {row}")));
+        };
+        if std::mem::replace(there, true) {
+            return Err(Failure::nonsense(format_args!("it has two vectors for row {row}")));
+        }
+        if vector.len() != dimensions {
+            return Err(Failure::nonsense(format_args!(
+                "it has a vector of {} dimensions, and the model's have {dimensions}",
+                vector.len()
+            )));
+        }
+        out[row * dimensions..][..dimensions].copy_from_slice(vector);
+    }
+    match there.iter().position(|there| !there) {
         Some(row) => {
             Err(Failure::nonsense(format_args!("it has no vector for row {row} of {rows}")))
         }
@@ -64,151 +79,50 @@ pub fn answer(body: &[u8], dimensions: usize, out: &mut [f32]) -> Result<(), Fai
     }
 }
 
-/// An answer while it is read; of each object the keys that matter.
-struct Answer<'a> {
-    dimensions: usize,
-    out: &'a mut [f32],
-    there: Vec<bool>,
-}
-
-impl<'de> DeserializeSeed<'de> for &mut Answer<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for &mut Answer<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with `data`")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(key) = map.next_key::<String>()? {
-            match key.as_str() {
-                "data" => map.next_value_seed(Data(&mut *self))?,
-                _ => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The list of vectors.
-struct Data<'a, 'b>(&'a mut Answer<'b>);
-
-impl<'de> DeserializeSeed<'de> for Data<'_, '_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Data<'_, '_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of vectors")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        let (mut position, dimensions) = (0, self.0.dimensions);
-        while let Some((index, vector)) = list.next_element_seed(Datum { dimensions })? {
-            let row = index.unwrap_or(position);
-            let place = self.0.out.chunks_exact_mut(dimensions).nth(row);
-            let (Some(place), Some(there)) = (place, self.0.there.get_mut(row)) else {
-                return Err(A::Error::custom(format_args!("it has a vector for row {row}")));
-            };
-            if std::mem::replace(there, true) {
-                return Err(A::Error::custom(format_args!("it has two vectors for row {row}")));
-            }
-            place.copy_from_slice(&vector);
-            position += 1;
-        }
-        Ok(())
-    }
+/// An answer, of which the length bounds what is in it.
+#[derive(serde::Deserialize)]
+struct Answer {
+    #[serde(default)]
+    data: Vec<Datum>,
 }
 
 /// One vector, with the row that it is for, if that is said.
+#[derive(serde::Deserialize)]
 struct Datum {
-    dimensions: usize,
-}
-
-impl<'de> DeserializeSeed<'de> for Datum {
-    type Value = (Option<usize>, Vec<f32>);
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Datum {
-    type Value = (Option<usize>, Vec<f32>);
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with `index` and `embedding`")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let (mut index, mut vector) = (None, Vec::with_capacity(self.dimensions));
-        while let Some(key) = map.next_key::<String>()? {
-            match key.as_str() {
-                "index" => index = Some(map.next_value()?),
-                "embedding" => {
-                    vector.clear();
-                    map.next_value_seed(Vector { into: &mut vector, most: self.dimensions })?;
-                }
-                _ => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        match vector.len() == self.dimensions {
-            true => Ok((index, vector)),
-            false => Err(A::Error::custom(format_args!(
-                "it has a vector of {} dimensions, and the model's have {}",
-                vector.len(),
-                self.dimensions
-            ))),
-        }
-    }
+    index: Option<usize>,
+    embedding: Vector,
 }
 
 /// A vector as numbers, or as the bytes of 32-bit floats in base64.
-struct Vector<'a> {
-    into: &'a mut Vec<f32>,
-    most: usize,
-}
+struct Vector(Vec<f32>);
 
-impl<'de> DeserializeSeed<'de> for Vector<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
+impl<'de> Deserialize<'de> for Vector {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Either).map(Self)
     }
 }
 
-impl<'de> Visitor<'de> for Vector<'_> {
-    type Value = ();
+struct Either;
+
+impl<'de> Visitor<'de> for Either {
+    type Value = Vec<f32>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of numbers or base64")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
-        let bytes =
-            STANDARD.decode(text).map_err(|_| E::custom("it has a vector that is no base64"))?;
-        if bytes.len() / 4 > self.most || bytes.len() % 4 != 0 {
-            return Err(E::custom(format_args!("it has a vector of {} bytes", bytes.len())));
+    fn visit_str<E: Error>(self, text: &str) -> Result<Vec<f32>, E> {
+        match STANDARD.decode(text) {
+            Ok(bytes) if bytes.len() % 4 == 0 => Ok(floats(&bytes).collect()),
+            Ok(bytes) => Err(E::custom(format_args!("it has a vector of {} bytes", bytes.len()))),
+            Err(_) => Err(E::custom("it has a vector that is no base64")),
         }
-        self.into.extend(floats(&bytes));
-        Ok(())
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<(), A::Error> {
-        Numbers::new(self.into, self.most).visit_seq(list)
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<f32>, A::Error> {
+        let mut numbers = Vec::new();
+        Numbers::new(&mut numbers).visit_seq(list)?;
+        Ok(numbers)
     }
 }
 
@@ -255,13 +169,14 @@ mod tests {
             (r#"{"data":[{"index":0,"embedding":[1,2]}]}"#, "no vector for row 1"),
             (r#"{"data":[{"index":7,"embedding":[1,2]}]}"#, "a vector for row 7"),
             (r#"{"data":[{"index":0,"embedding":[1,2]},{"index":0,"embedding":[1,2]}]}"#, "two"),
-            (r#"{"data":[{"index":0,"embedding":[1,2,3]}]}"#, "more than 2 numbers"),
+            (r#"{"data":[{"index":0,"embedding":[1,2,3]}]}"#, "3 dimensions"),
             (r#"{"data":[{"index":0,"embedding":[1]}]}"#, "1 dimensions"),
             (r#"{"data":[{"index":0,"embedding":"AACAPw"}]}"#, "base64"),
-            (r#"{"data":[{"index":0,"embedding":"AACAPwAAAEAAAABA"}]}"#, "12 bytes"),
+            (r#"{"data":[{"index":0,"embedding":"AACAPwAAAEAAAABA"}]}"#, "3 dimensions"),
+            (r#"{"data":[{"index":0,"embedding":"AACAPwAA"}]}"#, "6 bytes"),
             (r#"{"data":[{"index":0,"embedding":null}]}"#, "null"),
-            (r#"{"data":[{"index":0}]}"#, "0 dimensions"),
-            ("[]", "expected"),
+            (r#"{"data":[{"index":0}]}"#, "`embedding`"),
+            ("7", "expected"),
             ("{}", "no vector"),
             ("", "EOF"),
         ] {

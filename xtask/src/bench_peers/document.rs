@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::competitor::Entry;
 use super::ours::Line;
-use super::statistics::Spread;
+use super::statistics::{Spread, with_range};
 use super::texts::Sample;
 use super::{Figures, plots};
 use crate::shell::Outcome;
@@ -111,7 +111,7 @@ fn peers(figures: &Figures) -> String {
     for competitor in &figures.field.competitors {
         let entry = competitor.entry;
         let Some(rates) = figures.rates.figures.get(&entry.key()) else { continue };
-        let cells = rates.iter().map(|rounds| Spread::of(rounds.clone()).show(0));
+        let cells = rates.iter().map(|rounds| with_range(&Spread::of(rounds.clone()), 0));
         let cells: Vec<String> = cells.map(|cell| format!(" {cell} |")).collect();
         let quality = figures.quality.get(&entry.key());
         let cosine = quality.map_or("–".to_owned(), |quality| {
@@ -153,7 +153,7 @@ fn beside(figures: &Figures, rates: &[Vec<f64>]) -> String {
         let logarithms = rates.iter().zip(base).map(|(a, b)| (a[round] / b[round]).ln());
         (logarithms.sum::<f64>() / rates.len().max(1) as f64).exp()
     };
-    Spread::of((0..rounds).map(ratio).collect()).show(2)
+    with_range(&Spread::of((0..rounds).map(ratio).collect()), 2)
 }
 
 /// Percent of the peak in its precision, by collection: medians of the rounds.
@@ -276,7 +276,7 @@ fn latency(figures: &Figures) -> String {
 fn shown(line: &Line, name: &str, factor: f64, digits: usize) -> String {
     let Some(Spread { median, min, max }) = line.figure(name) else { return "–".to_owned() };
     let scaled = Spread { median: median * factor, min: min * factor, max: max * factor };
-    scaled.show(digits)
+    with_range(&scaled, digits)
 }
 
 #[cfg(test)]

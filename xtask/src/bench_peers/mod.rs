@@ -11,13 +11,13 @@ mod plots;
 mod statistics;
 mod texts;
 
+pub use args::Args;
 pub use lineup::cpu_has_bf16;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use args::Args;
 use competitor::{Competitor, Entry};
 use environment::Environment;
 use field::{By, Field, Quality, Rates};
@@ -82,11 +82,7 @@ const QUICK: Amount = Amount {
 ///
 /// # Errors
 /// What stands in the way of measuring ourselves; a peer that fails is left out with its reason.
-pub fn run(words: impl Iterator<Item = String>) -> Outcome {
-    let Some(args) = Args::read(words)? else {
-        print!("{}", args::HELP);
-        return Ok(());
-    };
+pub fn run(args: &Args) -> Outcome {
     let folder = shell::root().join("target/peers");
     fs::create_dir_all(&folder).map_err(|e| format!("can't make {}: {e}", folder.display()))?;
     step("build and install");
@@ -97,14 +93,14 @@ pub fn run(words: impl Iterator<Item = String>) -> Outcome {
             shell::root().join("target/release/op-dbus")
         }
     };
-    let models = models(&args, &exe)?;
+    let models = models(args, &exe)?;
     let libraries: Vec<&str> = lineup::ENTRIES
         .iter()
-        .filter(|entry| !entry.ours() && asked_for(&args, entry))
+        .filter(|entry| !entry.ours() && asked_for(args, entry))
         .map(|entry| entry.library)
         .collect();
     let environment = Environment::make(&folder, &libraries)?;
-    let model = model(&args, &exe, &models)?;
+    let model = model(args, &exe, &models)?;
     let work = folder.join("work").join(model.file_name().unwrap_or_default());
     let samples = folder.join("samples.txt");
     let places = Places {
@@ -116,7 +112,7 @@ pub fn run(words: impl Iterator<Item = String>) -> Outcome {
         folder: &folder,
         samples: &samples,
     };
-    let figures = measure(&args, &environment, &places)?;
+    let figures = measure(args, &environment, &places)?;
     let out = args.out.clone().unwrap_or_else(|| shell::root().join("docs"));
     document::write(&figures, &out)?;
     println!("\nwrote {}; measured for {:.0} s", out.display(), figures.took_s);

@@ -7,37 +7,18 @@ mod cosine;
 #[path = "../../../crates/op-dbus/src/bench/ranks.rs"]
 mod ranks;
 
+// As it does.
+#[path = "../../../crates/op-dbus/src/bench/spread.rs"]
+mod spread;
+
 pub use cosine::cosine;
 pub use ranks::spearman;
+pub use spread::Spread;
 
-/// A figure over all rounds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Spread {
-    pub median: f64,
-    pub min: f64,
-    pub max: f64,
-}
-
-impl Spread {
-    /// The spread of one figure per round; zeros for no rounds.
-    pub fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
-        let (Some(min), Some(max)) = (values.first(), values.last()) else {
-            return Self::default();
-        };
-        let middle = values.len() / 2;
-        let median = match values.len().is_multiple_of(2) {
-            true => f64::midpoint(values[middle - 1], values[middle]),
-            false => values[middle],
-        };
-        Self { median, min: *min, max: *max }
-    }
-
-    /// `median (least–most)` with so many digits after the point.
-    pub fn show(&self, digits: usize) -> String {
-        let Self { median, min, max } = self;
-        format!("{median:.digits$} ({min:.digits$}–{max:.digits$})")
-    }
+/// `median (least–most)` with so many digits after the point.
+pub fn with_range(spread: &Spread, digits: usize) -> String {
+    let Spread { median, min, max } = spread;
+    format!("{median:.digits$} ({min:.digits$}–{max:.digits$})")
 }
 
 /// Mean and least cosine of rows with rows.
@@ -50,14 +31,6 @@ pub fn cosines(one: &[Vec<f32>], other: &[Vec<f32>]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn medians_lie_between_the_extremes() {
-        let spread = Spread::of(vec![3.0, 1.0, 2.0]);
-        assert_eq!((spread.median, spread.min, spread.max), (2.0, 1.0, 3.0));
-        assert_eq!(spread.show(1), "2.0 (1.0–3.0)");
-        assert_eq!(Spread::of(vec![4.0, 1.0]).median, 2.5);
-    }
 
     #[test]
     fn rows_are_compared_with_rows() {

@@ -19,7 +19,17 @@ const KERNELS: &str = "crates/op-dbus-native/tests/kernels/main.rs";
 const PROBE: &str = "tests/emulator/probe.rs";
 /// How the test program says that the CPU lacks the instruction set.
 const LACKING: i32 = 77;
-const USAGE: &str = "Usage: cargo xtask emulate [--arch x86_64|aarch64] [--isa NAME]";
+
+/// Run the kernel tests for CPUs that this machine is not
+#[derive(Default, clap::Args)]
+pub struct Args {
+    /// The instruction sets of this architecture alone: x86_64 or aarch64
+    #[arg(long)]
+    arch: Option<String>,
+    /// This instruction set alone, always emulated
+    #[arg(long)]
+    isa: Option<String>,
+}
 
 /// An architecture whose kernels can be tested here.
 trait Emulator: Sync {
@@ -44,17 +54,8 @@ enum Verdict {
 }
 
 /// Runs what the arguments ask for, prints a line for each instruction set, and fails if one failed.
-pub fn run(arguments: &[String]) -> Outcome {
-    let (mut arch, mut isa) = (None, None);
-    let mut rest = arguments.iter();
-    while let Some(argument) = rest.next() {
-        let value = rest.next().ok_or_else(|| USAGE.to_owned())?;
-        match argument.as_str() {
-            "--arch" => arch = Some(value.as_str()),
-            "--isa" => isa = Some(value.as_str()),
-            _ => return Err(USAGE.to_owned()),
-        }
-    }
+pub fn run(args: &Args) -> Outcome {
+    let (arch, isa) = (args.arch.as_deref(), args.isa.as_deref());
     let mut emulators: [Box<dyn Emulator>; 2] =
         [Box::new(x86_64::Bochs), Box::new(aarch64::Qemu::default())];
     let mut failed = Vec::new();
@@ -70,7 +71,7 @@ pub fn run(arguments: &[String]) -> Outcome {
         failed.extend(run_arch(emulator.as_mut(), &cpus, isa.is_some())?);
     }
     match (known, failed.as_slice()) {
-        (false, _) => Err(format!("no such instruction set or architecture\n{USAGE}")),
+        (false, _) => Err("no such instruction set or architecture".to_owned()),
         (true, []) => Ok(()),
         (true, failed) => Err(format!("the kernels failed on {}", failed.join(", "))),
     }

@@ -8,7 +8,7 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -19,109 +19,67 @@ use calibration::Calibration;
 use random::Random;
 use simulation::{Balance, Figures, Fleet, Load, Node, Outage, simulate};
 
-const HELP: &str = "\
-Usage: cargo xtask simulate-fleet CALIBRATION [OPTIONS]
-       cargo xtask simulate-fleet --check [target/fleet-cut-off.json]
-
-Simulates gateways behind a balancer. Requests arrive at random; an idle worker of a node takes what waits
-there up to a token budget; a batch takes a time of its own and one for each token. CALIBRATION is a report
-of `op-dbus bench --json --only latency,calls`, which both are fitted to.
-
-Options:
-  --label LABEL        the report's variant [default: the first]
-  --nodes N,…          how many nodes [default: 1,2,4,8]
-  --load PERCENT,…     of what the nodes can do [default: 30,50,70,80,90,95,120]
-  --workers N          batches at once on a node that share what was measured [default: 1]
-  --tokens N           tokens of a text [default: 25]
-  --texts-max N        a request has 1 to so many texts [default: 16]
-  --queue-tokens N     tokens in flight on a node, beyond which requests are refused [default: 32768]
-  --balance HOW        least-connections or round-robin [default: least-connections]
-  --outage             the first node is gone for a tenth of the time
-  --requests N         how many are simulated [default: 50000]
-  --seed N             of the arrivals and the sizes [default: 1]
-  --svg FILE           draws p99 by load
-
---check simulates what the trial `fleet-cut-off` did, and fails where the p50 of a phase is not within a factor
-of 1.25 of what was measured, or the p99 not within 2.5.
-";
-
-/// What is asked for.
-struct Args {
-    calibration: String,
+/// Simulate how long requests take with more nodes and more load
+///
+/// There are gateways behind a balancer. Requests arrive at random; an idle worker of a node takes what waits
+/// there up to a token budget; a batch takes a time of its own and one for each token. CALIBRATION is a report
+/// of `op-dbus bench --json --only latency,calls`, which both are fitted to.
+#[derive(clap::Args)]
+pub struct Args {
+    #[arg(required_unless_present = "check", value_parser = shell::path)]
+    calibration: Option<PathBuf>,
+    /// The report's variant [default: the first]
+    #[arg(long)]
     label: Option<String>,
+    /// How many nodes
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8")]
     nodes: Vec<usize>,
+    /// Percent of what the nodes can do
+    #[arg(long, value_name = "PERCENT,…", value_delimiter = ',')]
+    #[arg(default_value = "30,50,70,80,90,95,120")]
     load: Vec<f64>,
+    /// Batches at once on a node that share what was measured
+    #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
+    /// Tokens of a text
+    #[arg(long, value_name = "N", default_value_t = 25)]
     tokens: u64,
+    /// A request has 1 to so many texts
+    #[arg(long, value_name = "N", default_value_t = 16)]
     texts_max: u64,
+    /// Tokens in flight on a node, beyond which requests are refused
+    #[arg(long, value_name = "N", default_value_t = 32_768)]
     queue_tokens: u64,
+    #[arg(long, value_enum, default_value_t = Balance::LeastConnections)]
     balance: Balance,
+    /// The first node is gone for a tenth of the time
+    #[arg(long)]
     outage: bool,
+    /// How many are simulated
+    #[arg(long, value_name = "N", default_value_t = 50_000)]
     requests: usize,
+    /// Of the arrivals and the sizes
+    #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    svg: Option<String>,
+    /// Draw p99 by load
+    #[arg(long, value_name = "FILE", value_parser = shell::path)]
+    svg: Option<PathBuf>,
+    /// Simulate what the trial `fleet-cut-off` did, and fail where the p50 of a phase is not within a factor
+    /// of 1.25 of what was measured, or the p99 not within 2.5 [FILE: target/fleet-cut-off.json]
+    #[arg(long, value_name = "FILE", value_parser = shell::path, exclusive = true)]
+    check: Option<Option<PathBuf>>,
 }
 
 /// Runs the task.
-pub fn run(words: &[String]) -> Outcome {
-    match words {
-        [] => Err(format!("name a calibration\n{HELP}")),
-        [flag] if ["--help", "-h"].contains(&flag.as_str()) => {
-            print!("{HELP}");
-            Ok(())
-        }
-        [flag] if flag == "--check" => {
-            check_report(&shell::root().join("target/fleet-cut-off.json"))
-        }
-        [flag, path] if flag == "--check" => check_report(Path::new(path)),
-        _ => table(&Args::read(words)?),
+pub fn run(args: &Args) -> Outcome {
+    match (&args.check, &args.calibration) {
+        (Some(Some(path)), _) => check_report(path),
+        (Some(None), _) => check_report(&shell::root().join("target/fleet-cut-off.json")),
+        (None, calibration) => table(args, calibration.as_deref().unwrap_or(Path::new(""))),
     }
 }
 
 impl Args {
-    fn read(words: &[String]) -> Result<Self, String> {
-        let mut args = Self {
-            calibration: String::new(),
-            label: None,
-            nodes: vec![1, 2, 4, 8],
-            load: vec![30.0, 50.0, 70.0, 80.0, 90.0, 95.0, 120.0],
-            workers: 1,
-            tokens: 25,
-            texts_max: 16,
-            queue_tokens: 32_768,
-            balance: Balance::LeastConnections,
-            outage: false,
-            requests: 50_000,
-            seed: 1,
-            svg: None,
-        };
-        let mut words = words.iter();
-        while let Some(word) = words.next() {
-            let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
-            match word.as_str() {
-                "--label" => args.label = Some(value()?.clone()),
-                "--nodes" => args.nodes = list(word, value()?)?,
-                "--load" => args.load = list(word, value()?)?,
-                "--workers" => args.workers = number(word, value()?)?,
-                "--tokens" => args.tokens = number(word, value()?)?,
-                "--texts-max" => args.texts_max = number(word, value()?)?,
-                "--queue-tokens" => args.queue_tokens = number(word, value()?)?,
-                "--balance" => args.balance = balance(value()?)?,
-                "--outage" => args.outage = true,
-                "--requests" => args.requests = number(word, value()?)?,
-                "--seed" => args.seed = number(word, value()?)?,
-                "--svg" => args.svg = Some(value()?.clone()),
-                _ if word.starts_with('-') => return Err(format!("{word} is no option\n{HELP}")),
-                _ => args.calibration.clone_from(word),
-            }
-        }
-        let zero = args.nodes.contains(&0) || args.load.iter().any(|percent| *percent <= 0.0);
-        if zero || [args.tokens, args.texts_max].contains(&0) || args.workers * args.requests == 0 {
-            return Err("nodes, load, workers, tokens, texts and requests are 1 or more".to_owned());
-        }
-        Ok(args)
-    }
-
     fn fleet(&self, nodes: usize, node: Node, span_s: f64) -> Fleet {
         let outage = Outage {
             from_s: 0.4 * span_s,
@@ -131,22 +89,6 @@ impl Args {
             retry_s: 10.0,
         };
         Fleet { nodes, node, balance: self.balance, outage: self.outage.then_some(outage) }
-    }
-}
-
-fn number<T: std::str::FromStr>(word: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("{word} {value}: not a number"))
-}
-
-fn list<T: std::str::FromStr>(word: &str, value: &str) -> Result<Vec<T>, String> {
-    value.split(',').map(|part| number(word, part)).collect()
-}
-
-fn balance(value: &str) -> Result<Balance, String> {
-    match value {
-        "least-connections" => Ok(Balance::LeastConnections),
-        "round-robin" => Ok(Balance::RoundRobin),
-        _ => Err(format!("--balance {value}: least-connections or round-robin is right")),
     }
 }
 
@@ -164,8 +106,12 @@ fn read(path: &Path) -> Result<Value, String> {
 }
 
 /// Prints a line for each number of nodes and load.
-fn table(args: &Args) -> Outcome {
-    let report = read(Path::new(&args.calibration))?;
+fn table(args: &Args, calibration: &Path) -> Outcome {
+    let zero = args.nodes.contains(&0) || args.load.iter().any(|percent| *percent <= 0.0);
+    if zero || [args.tokens, args.texts_max].contains(&0) || args.workers * args.requests == 0 {
+        return Err("nodes, load, workers, tokens, texts and requests are 1 or more".to_owned());
+    }
+    let report = read(calibration)?;
     let calibration = Calibration::of(&report, args.label.as_deref())?;
     let one = node(&calibration);
     let workers = args.workers as f64;
@@ -207,7 +153,9 @@ fn table(args: &Args) -> Outcome {
         series.push(Series { name, colour, dashed: false, points });
     }
     match &args.svg {
-        Some(path) => std::fs::write(path, plot(&series)).map_err(|e| format!("{path}: {e}")),
+        Some(path) => {
+            std::fs::write(path, plot(&series)).map_err(|e| format!("{}: {e}", path.display()))
+        }
         None => Ok(()),
     }
 }

@@ -24,7 +24,7 @@ pub struct Node {
 }
 
 /// How the balancer chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Balance {
     /// Who has the fewest requests, in turn where several have.
     LeastConnections,

@@ -62,34 +62,35 @@ impl Size {
     }
 }
 
-const USAGE: &str = "\
-usage: cargo xtask trials [--quick | --full] [--pairs FILE] [NAME…]
-       cargo xtask trials --list
-
-NAME is the number or the name of a trial; without one all are run. What was measured is written to
-docs/trials.md, where trials that were not run keep what they have. FILE is what the trial of quality
-compares with: text, text and score, tabs between, one pair a line.";
+/// Try load, faults and attacks, with figures
+///
+/// What was measured is written to docs/trials.md, where trials that were not run keep what they have.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Each as short as it makes sense, which is the default
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// As long as the promises say
+    #[arg(long)]
+    full: bool,
+    /// Tell which trials there are
+    #[arg(long)]
+    list: bool,
+    /// What the trial of quality compares with: text, text and score, tabs between, one pair a line
+    #[arg(long, value_name = "FILE", value_parser = shell::path)]
+    pairs: Option<PathBuf>,
+    /// Number or name of a trial; without one all are run
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+}
 
 /// Runs trials, prints the table, and writes the document.
-pub fn run(words: &[String]) -> Outcome {
-    if words == ["--list"] {
+pub fn run(Args { full, list, pairs, names, .. }: Args) -> Outcome {
+    if list {
         table::all().for_each(|trial| println!("{}", listed(trial)));
         return Ok(());
     }
-    let (mut size, mut pairs, mut names) = (Size::Quick, None, Vec::new());
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        match word.as_str() {
-            "--quick" => size = Size::Quick,
-            "--full" => size = Size::Full,
-            "--pairs" => {
-                let file = words.next().ok_or("--pairs needs a file")?;
-                pairs = Some(std::path::absolute(file).map_err(|e| format!("{file}: {e}"))?);
-            }
-            flag if flag.starts_with('-') => return Err(USAGE.to_owned()),
-            _ => names.push(word),
-        }
-    }
+    let size = if full { Size::Full } else { Size::Quick };
     let trials = chosen(&names)?;
     let settings = match trials.iter().all(|trial| matches!(trial.how, How::Task(_))) {
         // They see to what they need themselves.
@@ -132,11 +133,11 @@ fn missed(verdicts: &BTreeMap<&str, Verdict>) -> Outcome {
     }
 }
 
-fn chosen(names: &[&String]) -> std::result::Result<Vec<&'static Trial>, String> {
+fn chosen(names: &[String]) -> std::result::Result<Vec<&'static Trial>, String> {
     if names.is_empty() {
         return Ok(table::all().collect());
     }
-    let found = |name: &&String| {
+    let found = |name: &String| {
         let is = |trial: &&Trial| trial.name == name.as_str() || trial.number == name.as_str();
         table::all().find(is).ok_or_else(|| format!("there is no trial {name:?}; --list has them"))
     };

@@ -179,7 +179,7 @@ struct Flat(Vec<f32>);
 impl<'de> Deserialize<'de> for Flat {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut numbers = Vec::new();
-        Numbers::new(&mut numbers, usize::MAX).deserialize(deserializer)?;
+        Numbers::new(&mut numbers).deserialize(deserializer)?;
         Ok(Self(numbers))
     }
 }

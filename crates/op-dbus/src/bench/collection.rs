@@ -3,7 +3,6 @@
 use serde::Serialize;
 
 use super::corpus::{Corpus, candidates};
-use super::spread::percentile;
 use super::stage::Stage;
 use crate::cli::Failure;
 
@@ -107,6 +106,12 @@ async fn short(stage: &Stage) -> Result<Corpus, Failure> {
     })
 }
 
+/// The smallest value that `percent` of the values do not pass (nearest rank); zero for no values.
+pub fn percentile(sorted: &[f64], percent: f64) -> f64 {
+    let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).or(sorted.last()).copied().unwrap_or(0.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,5 +121,15 @@ mod tests {
         let lengths = Lengths { model: "m".into(), tokens: vec![1, 2, 3, 10], truncated: 1 };
         let Distribution { mean, p50, p95, max, .. } = lengths.distribution();
         assert_eq!((mean, p50, p95, max), (4.0, 2.0, 10.0, 10.0));
+    }
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let values: Vec<f64> = (1..=200).map(f64::from).collect();
+        assert_eq!(percentile(&values, 50.0), 100.0);
+        assert_eq!(percentile(&values, 99.0), 198.0);
+        assert_eq!(percentile(&values, 100.0), 200.0);
+        assert_eq!(percentile(&[7.0], 50.0), 7.0);
+        assert_eq!(percentile(&[], 50.0), 0.0);
     }
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::corpus::Corpus;
 use super::ranks::spearman;
 use super::stage::{Stage, Target};
+use super::variant::Facts;
 use crate::cli::Failure;
 
 /// Texts of each collection whose vectors are compared, and their tokens: the slowest model takes
@@ -57,9 +58,10 @@ impl Pairs {
 /// How good the vectors of one variant are.
 #[derive(Serialize)]
 pub struct Quality {
-    /// Number of the target in the stage.
-    #[serde(skip)]
-    pub target: usize,
+    /// A few words for the variant.
+    pub label: String,
+    #[serde(flatten)]
+    pub facts: Facts,
     /// By collection.
     pub cosine: Vec<Cosine>,
     /// Rank correlation (Spearman) of cosines with the scores of the pairs, times 100.
@@ -85,6 +87,7 @@ pub async fn measure(
     corpora: &[Corpus],
     pairs: Option<&Pairs>,
 ) -> Result<Vec<Quality>, Failure> {
+    let facts: Vec<&Facts> = stage.targets.iter().map(|target| &target.facts).collect();
     let mut found = Vec::new();
     let mut references: BTreeMap<&str, Vec<Vec<f32>>> = BTreeMap::new();
     for (number, target) in stage.targets.iter().enumerate() {
@@ -117,7 +120,8 @@ pub async fn measure(
             }
             None => None,
         };
-        found.push(Quality { target: number, cosine, spearman });
+        let label = target.facts.label(&facts);
+        found.push(Quality { label, facts: target.facts.clone(), cosine, spearman });
     }
     Ok(found)
 }

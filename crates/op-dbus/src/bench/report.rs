@@ -8,7 +8,7 @@ use super::args::Rate;
 use super::collection::{Collection, Distribution};
 use super::crossover::Crossover;
 use super::machine::Machine;
-use super::quality::{Cosine, Quality};
+use super::quality::Quality;
 use super::rounds::{Measure, Plan, Results, Row};
 use super::spread::Spread;
 use super::stage::Stage;
@@ -30,7 +30,7 @@ pub struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub crossovers: Vec<Crossover>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub quality: Vec<QualityLine>,
+    pub quality: Vec<Quality>,
 }
 
 /// One collection.
@@ -62,17 +62,6 @@ pub struct Line {
     pub facts: Facts,
     pub texts_per_call: usize,
     pub figures: BTreeMap<&'static str, Spread>,
-}
-
-/// How good the vectors of one variant are.
-#[derive(Serialize)]
-pub struct QualityLine {
-    pub label: String,
-    #[serde(flatten)]
-    pub facts: Facts,
-    pub cosine: Vec<Cosine>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub spearman: Option<f64>,
 }
 
 impl Measure {
@@ -113,12 +102,6 @@ impl Report {
         (results, quality): (&Results, Vec<Quality>),
     ) -> Self {
         let facts: Vec<&Facts> = stage.targets.iter().map(|target| &target.facts).collect();
-        let quality = quality.into_iter().map(|Quality { target, cosine, spearman }| QualityLine {
-            label: facts[target].label(&facts),
-            facts: facts[target].clone(),
-            cosine,
-            spearman,
-        });
         Self {
             version: env!("CARGO_PKG_VERSION"),
             machine,
@@ -132,7 +115,7 @@ impl Report {
                 .collect(),
             figures: results.rows.iter().map(|row| line(row, results, stage, &facts)).collect(),
             crossovers: Crossover::of(stage),
-            quality: quality.collect(),
+            quality,
         }
     }
 

@@ -6,12 +6,11 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 
 use super::args::{Args, Rate, What};
-use super::collection::{Collection, collections};
+use super::collection::{Collection, collections, percentile};
 use super::corpus::Corpus;
 use super::measure::{Probe, beside, latency, throughput};
 use super::open;
 use super::peak::{self, Products};
-use super::spread::percentile;
 use super::stage::{Stage, Target};
 use super::variant::{Facts, Place};
 use crate::cli::Failure;

@@ -1,4 +1,4 @@
-//! Percentiles of one round, and the median of the rounds with what lies around it.
+//! The median of the rounds with what lies around it.
 
 use serde::Serialize;
 
@@ -26,12 +26,6 @@ impl Spread {
     }
 }
 
-/// The smallest value that `percent` of the values do not pass (nearest rank); zero for no values.
-pub fn percentile(sorted: &[f64], percent: f64) -> f64 {
-    let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).or(sorted.last()).copied().unwrap_or(0.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,15 +36,5 @@ mod tests {
         assert_eq!(spread, Spread { median: 2.0, min: 1.0, max: 3.0 });
         assert_eq!(Spread::of(vec![4.0, 1.0]).median, 2.5);
         assert_eq!(Spread::of(Vec::new()), Spread::default());
-    }
-
-    #[test]
-    fn percentiles_are_values_that_occurred() {
-        let values: Vec<f64> = (1..=200).map(f64::from).collect();
-        assert_eq!(percentile(&values, 50.0), 100.0);
-        assert_eq!(percentile(&values, 99.0), 198.0);
-        assert_eq!(percentile(&values, 100.0), 200.0);
-        assert_eq!(percentile(&[7.0], 50.0), 7.0);
-        assert_eq!(percentile(&[], 50.0), 0.0);
     }
 }

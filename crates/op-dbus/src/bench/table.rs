@@ -1,7 +1,8 @@
 //! The figures as a page for people.
 
 use super::crossover::Crossover;
-use super::report::{Line, QualityLine, Report, Texts};
+use super::quality::Quality;
+use super::report::{Line, Report, Texts};
 use super::spread::Spread;
 
 /// A column: its title, the figure, what it is multiplied by, digits after the point.
@@ -118,7 +119,7 @@ fn crossover(of: &Crossover) -> String {
     format!("\ncrossover of {}: {}\n\n{}", of.label, of.sentence(), aligned(&rows))
 }
 
-fn quality(lines: &[QualityLine]) -> String {
+fn quality(lines: &[Quality]) -> String {
     if lines.is_empty() {
         return String::new();
     }

@@ -45,137 +45,99 @@ class OpDbusError(Exception):
     dbus_name: ClassVar[str] = ""
     """The error's name on the bus; empty for what did not come from there."""
 
+    def __init_subclass__(cls, /, prefix: str = "", **more: object) -> None:
+        """``prefix`` comes before the class's own name in the name on the bus."""
+        super().__init_subclass__(**more)
+        if prefix:
+            cls.dbus_name = prefix + cls.__name__
 
-class InvalidArgument(OpDbusError):
+
+class InvalidArgument(OpDbusError, prefix=_OURS):
     """An argument or an option is wrong: mend the call."""
 
-    dbus_name = _OURS + "InvalidArgument"
 
-
-class TooLarge(OpDbusError):
+class TooLarge(OpDbusError, prefix=_OURS):
     """A text, a call or its reply is beyond a limit; the limits are properties."""
 
-    dbus_name = _OURS + "TooLarge"
 
-
-class TooLong(OpDbusError):
+class TooLong(OpDbusError, prefix=_OURS):
     """A text has more tokens than the model reads, and ``truncate`` is ``error``."""
 
-    dbus_name = _OURS + "TooLong"
 
-
-class Overloaded(OpDbusError):
+class Overloaded(OpDbusError, prefix=_OURS):
     """The queue is full, or leaves no time before ``deadline_ms``; the message says when to come back."""
 
-    dbus_name = _OURS + "Overloaded"
 
-
-class QuotaExceeded(OpDbusError):
+class QuotaExceeded(OpDbusError, prefix=_OURS):
     """This user has its share of the queue already: wait for its earlier calls."""
 
-    dbus_name = _OURS + "QuotaExceeded"
 
-
-class DeadlineExceeded(OpDbusError):
+class DeadlineExceeded(OpDbusError, prefix=_OURS):
     """``deadline_ms`` passed before the vectors were there."""
 
-    dbus_name = _OURS + "DeadlineExceeded"
 
-
-class Cancelled(OpDbusError):
+class Cancelled(OpDbusError, prefix=_OURS):
     """The call was taken back."""
 
-    dbus_name = _OURS + "Cancelled"
 
-
-class Disabled(OpDbusError):
+class Disabled(OpDbusError, prefix=_OURS):
     """The administrator has set the vector level to ``none``."""
 
-    dbus_name = _OURS + "Disabled"
 
-
-class NotReady(OpDbusError):
+class NotReady(OpDbusError, prefix=_OURS):
     """The first model is still being loaded: wait until the state is ``ready``."""
 
-    dbus_name = _OURS + "NotReady"
 
-
-class ModelNotInstalled(OpDbusError):
+class ModelNotInstalled(OpDbusError, prefix=_OURS):
     """The model is not in the store; the message says what the administrator types."""
 
-    dbus_name = _OURS + "ModelNotInstalled"
 
-
-class ModelCorrupt(OpDbusError):
+class ModelCorrupt(OpDbusError, prefix=_OURS):
     """A file of the model is damaged."""
 
-    dbus_name = _OURS + "ModelCorrupt"
 
-
-class ProviderUnavailable(OpDbusError):
+class ProviderUnavailable(OpDbusError, prefix=_OURS):
     """The execution provider or its library can't be used."""
 
-    dbus_name = _OURS + "ProviderUnavailable"
 
-
-class OutOfMemory(OpDbusError):
+class OutOfMemory(OpDbusError, prefix=_OURS):
     """The device has no memory for the smallest batch."""
 
-    dbus_name = _OURS + "OutOfMemory"
 
-
-class WorkerFailed(OpDbusError):
+class WorkerFailed(OpDbusError, prefix=_OURS):
     """The worker died twice on the same text; the service lives on."""
 
-    dbus_name = _OURS + "WorkerFailed"
 
-
-class WrongSpace(OpDbusError):
+class WrongSpace(OpDbusError, prefix=_OURS):
     """The index of ``expect_space`` is in another vector space: embed it again."""
 
-    dbus_name = _OURS + "WrongSpace"
 
-
-class Pinned(OpDbusError):
+class Pinned(OpDbusError, prefix=_OURS):
     """The environment or a flag of the service holds this setting."""
 
-    dbus_name = _OURS + "Pinned"
 
-
-class NoSpace(OpDbusError):
+class NoSpace(OpDbusError, prefix=_OURS):
     """The service's disk is full or can't be written."""
 
-    dbus_name = _OURS + "NoSpace"
 
-
-class ShuttingDown(OpDbusError):
+class ShuttingDown(OpDbusError, prefix=_OURS):
     """The service is on its way out: call again, the bus starts it anew."""
 
-    dbus_name = _OURS + "ShuttingDown"
 
-
-class AccessDenied(OpDbusError):
+class AccessDenied(OpDbusError, prefix=_STANDARD):
     """This user may not do this."""
 
-    dbus_name = _STANDARD + "AccessDenied"
 
-
-class InteractiveAuthorizationRequired(OpDbusError):
+class InteractiveAuthorizationRequired(OpDbusError, prefix=_STANDARD):
     """This user may do this once a password was given, which the call did not allow to ask for."""
 
-    dbus_name = _STANDARD + "InteractiveAuthorizationRequired"
 
-
-class UnknownObject(OpDbusError):
+class UnknownObject(OpDbusError, prefix=_STANDARD):
     """There is no such job any more, or not for this user."""
 
-    dbus_name = _STANDARD + "UnknownObject"
 
-
-class Failed(OpDbusError):
+class Failed(OpDbusError, prefix=_STANDARD):
     """A fault of the service itself, or an error that has no name of its own here."""
-
-    dbus_name = _STANDARD + "Failed"
 
 
 class NotReachable(OpDbusError):
