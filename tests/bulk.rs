@@ -9,12 +9,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use futures_util::StreamExt;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
-use op_dbus_api::ErrorName;
-use zbus::{Fd, OwnedVariant, Variant};
+use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ErrorName, ROOT_PATH};
+use zbus::message::Flags;
+use zbus::{Fd, Message, MessageStream, OwnedVariant, Variant};
 
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::cli;
@@ -33,6 +35,7 @@ pub fn all() -> Vec<Test> {
 tests! {
     a_sealed_memfd_is_read_and_answered_in_one: [Bus],
     hostile_descriptors_are_refused: [Bus],
+    what_nothing_takes_is_refused: [Bus],
     a_pipe_that_never_ends_is_ended: [Bus],
     files_without_a_size_are_read_to_their_end: [Bus],
     a_silent_pipe_is_ended: [Bus],
@@ -123,6 +126,59 @@ async fn hostile_descriptors_are_refused() -> Outcome {
     let message = refused(answer?, ErrorName::InvalidArgument)?;
     assert!(message.contains("ends at byte"), "{message}");
     daemon.client().embedder.embed("still there").await?;
+    daemon.stop().await
+}
+
+fn call(method: &'static str) -> zbus::message::Builder<'static> {
+    let call = Message::method_call(ROOT_PATH, method).interface(EMBEDDER_INTERFACE);
+    call.destination(BUS_NAME)
+}
+
+/// The answer to a method's call with the body of `like`, as of this signature and with these descriptors.
+async fn answer(
+    client: &Client,
+    method: &'static str,
+    like: &Message,
+    (signature, descriptors): (&str, Vec<zbus::OwnedFd>),
+) -> Outcome<zbus::Error> {
+    // SAFETY: the bytes are of a body that is laid out by the signature.
+    let call = unsafe { call(method).build_raw_body(like.body().data(), signature, descriptors)? };
+    let mut said = MessageStream::from(client.connection());
+    client.connection().send(&call).await?;
+    within("the answer", async {
+        let serial = Some(call.primary_header().serial_num());
+        while let Some(message) = said.next().await.transpose()? {
+            if message.header().reply_serial() == serial {
+                return Outcome::Ok(message.into());
+            }
+        }
+        Err("no answer".into())
+    })
+    .await?
+}
+
+/// It would be held for as long as the call waits, beside all that is counted.
+async fn what_nothing_takes_is_refused() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let client = daemon.client();
+    let (source, _writer) = std::io::pipe()?;
+    let options = Options::from([("level", Fd::from(source.as_fd()).into())]);
+    let told = refused(embed(client, &source, options).await, ErrorName::InvalidArgument)?;
+    assert!(told.contains("has 2 file descriptors"), "{told}");
+    let descriptors = vec![OwnedFd::from(source).into()];
+    let error = answer(client, "Embed", &call("Embed").build(&"one")?, ("s", descriptors)).await?;
+    refused::<()>(Err(error), ErrorName::InvalidArgument)?;
+    // Entries of a dictionary are laid out as structures.
+    let twice = vec![("level", Variant::from("low")), ("level", Variant::from("low"))];
+    let twice = call("EmbedPacked").build(&(vec!["one"], twice))?;
+    let error = answer(client, "EmbedPacked", &twice, ("asa{sv}", Vec::new())).await?;
+    assert!(error.to_string().contains("an option is given twice"), "{error}");
+    for _ in 0..100 {
+        let silent = call("Embed").with_flags(Flags::NO_REPLY_EXPECTED).build(&"one")?;
+        client.connection().send(&silent).await?;
+    }
+    client.embedder.embed("two").await?;
+    assert_eq!(client.counter("texts").await?, 1, "of calls that want no reply");
     daemon.stop().await
 }
 

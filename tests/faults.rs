@@ -30,6 +30,7 @@ tests! {
     a_caller_that_leaves_while_its_level_loads: [Bus, Low, Medium, Runtime],
     a_message_that_the_bus_refuses: [Bus],
     no_worker_can_be_had: [Bus],
+    files_that_may_not_be_large: [Bus],
     a_model_larger_than_a_worker_may_be: [Bus, Low],
     a_batch_larger_than_a_worker_may_be: [Bus, Low, Runtime],
     a_program_that_was_replaced: [Bus],
@@ -238,6 +239,22 @@ async fn a_batch_larger_than_a_worker_may_be() -> Outcome {
     println!("{message}");
     assert_eq!(daemon.client().embedder.state().await?, "ready");
     assert_eq!(daemon.client().embedder.embed("x").await?, expected);
+    daemon.stop().await
+}
+
+/// What the kernel ends a process for by itself: here it is an error of who writes too much, shared memory
+/// included.
+async fn files_that_may_not_be_large() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let expected = daemon.client().embedder.embed("in flight").await?;
+    limit(daemon.process.pid(), "--fsize=4096:").await?;
+    let result = daemon.client().embedder.embed_to_fd(&["x"; 16], Options::new()).await;
+    refused(result, ErrorName::NoSpace)?;
+    assert_eq!(daemon.client().embedder.embed("in flight").await?, expected);
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    refused(daemon.client().embedder.embed("in flight").await, ErrorName::WorkerFailed)?;
+    limit(daemon.process.pid(), "--fsize=unlimited:").await?;
+    assert_eq!(embedded_again(&daemon).await?, expected);
     daemon.stop().await
 }
 

@@ -13,6 +13,7 @@ use zbus::message::Type;
 use zbus::proxy::CacheProperties;
 use zbus::{Connection, Fd, MatchRule, MessageStream, OwnedObjectPath};
 
+use crate::faults::limit_descriptors;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, finish};
@@ -24,6 +25,7 @@ use crate::harness::{Outcome, eventually, within};
 
 tests! {
     a_job_is_told_of_and_fetched_once: [Bus],
+    a_result_stays_where_descriptors_are_short: [Bus],
     nobody_else_learns_of_a_job: [Bus, Root, Busctl],
     jobs_end_with_their_owner: [Bus],
     a_job_is_cancelled_while_it_computes: [Bus],
@@ -90,6 +92,19 @@ async fn until(stream: &mut MessageStream, member: &str) -> Outcome<Vec<zbus::Me
         Err("the bus is gone".into())
     })
     .await?
+}
+
+/// It is fetched once, and not by a reply that can't be made.
+async fn a_result_stays_where_descriptors_are_short() -> Outcome {
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
+    let path = start(daemon.client(), &lines(&setup, 10)?).await?;
+    let job = job(daemon.client().connection(), &path).await?;
+    settled(&job, "done").await?;
+    limit_descriptors(&daemon, "3:").await?;
+    refused(job.fetch().await, ErrorName::NoSpace)?;
+    limit_descriptors(&daemon, "1024:").await?;
+    job.fetch().await?;
+    daemon.stop().await
 }
 
 async fn a_job_is_told_of_and_fetched_once() -> Outcome {

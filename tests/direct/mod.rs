@@ -12,6 +12,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use zbus::Fd;
 
+use crate::faults::limit_descriptors;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::Setup;
 use crate::harness::files::content;
@@ -31,6 +32,7 @@ tests! {
     it_ends_with_its_opener: [Bus],
     its_calls_end_with_it: [Bus],
     it_answers_before_the_service_stops: [Bus],
+    where_descriptors_are_short_it_is_refused: [Bus],
 }
 
 /// Direct connections that one user may have.
@@ -241,4 +243,17 @@ async fn it_answers_before_the_service_stops() -> Outcome {
     within("the end of the connection", direct.connection().closed()).await?;
     assert!(daemon.process.ended().await?.success());
     Ok(())
+}
+
+/// One more at a time: the last that is missing is the reply's own.
+async fn where_descriptors_are_short_it_is_refused() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    for files in 3..1000 {
+        limit_descriptors(&daemon, &format!("{files}:")).await?;
+        match daemon.client().embedder.open_direct().await {
+            Ok(_line) => return daemon.stop().await,
+            Err(error) => refused::<()>(Err(error), ErrorName::NoSpace).map(drop)?,
+        }
+    }
+    Err("it was always refused".into())
 }

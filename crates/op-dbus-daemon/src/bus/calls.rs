@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::FutureExt;
-use op_dbus_api::{Error, ErrorName};
+use op_dbus_api::{EMBEDDER_INTERFACE, Error, ErrorName};
 use op_dbus_engine::{CancelToken, Inputs};
 use op_dbus_models::Level;
 use tracing::{Instrument, debug, debug_span, error, info};
 use zbus::Connection;
-use zbus::message::Header;
+use zbus::message::{Flags, Header};
 
 use super::bulk::{Budget, while_wanted};
 use super::caller::{Caller, Callers};
@@ -82,8 +82,9 @@ impl Calls {
     /// alone would leave the caller without any. So would the end of the service.
     ///
     /// # Errors
-    /// Those of the work; `AccessDenied` for a caller without a user; `Failed` after a panic;
-    /// `ShuttingDown`.
+    /// Those of the work; `InvalidArgument` for a call that nobody wants, and for
+    /// descriptors that nothing takes; `AccessDenied` for a
+    /// caller without a user; `Failed` after a panic; `ShuttingDown`.
     pub async fn run<T, F>(
         &self,
         connection: &Connection,
@@ -93,6 +94,7 @@ impl Calls {
     where
         F: Future<Output = Result<T, Error>>,
     {
+        check_message(header)?;
         let caller = self.caller(connection, header).await?;
         let method = header.member().map(ToString::to_string).unwrap_or_default();
         let uid = caller.uid;
@@ -163,6 +165,28 @@ impl Calls {
         let serving = self.service.serving_to(caller.uid, size, level, deadline);
         while_wanted(caller, None, async { Ok(serving.await?) }).await
     }
+}
+
+/// What a call may not have, as it would be held for as long as the call waits and nobody counts it.
+fn check_message(header: &Header<'_>) -> Result<(), Error> {
+    let is_texts = header.interface().is_some_and(|of| of.as_str() == EMBEDDER_INTERFACE);
+    if is_texts && header.primary().flags().contains(Flags::NO_REPLY_EXPECTED) {
+        // A bus bounds the calls that wait for a reply; these would be any number.
+        let message =
+            "the call wants no reply, and nothing else would come of it; ask for the reply";
+        return Err(Error::new(ErrorName::InvalidArgument, message));
+    }
+    // Descriptors live as long as the message that they came with. When the service has all that it may have,
+    // the next message with one costs it the bus. No method takes more than one, which is its first argument.
+    let sent = header.unix_fds().unwrap_or_default();
+    let taken = || header.signature().to_string_no_parens().starts_with('h');
+    if sent == 0 || (sent == 1 && taken()) {
+        return Ok(());
+    }
+    let message = format!(
+        "the call has {sent} file descriptors and an argument for one at most; send none beside"
+    );
+    Err(Error::new(ErrorName::InvalidArgument, message))
 }
 
 /// The panic's own message may quote what it worked on, so it is not passed on.

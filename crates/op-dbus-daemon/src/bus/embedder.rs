@@ -1,7 +1,6 @@
 //! `org.opdbus.Embedding1.Embedder`: texts in, vectors out. Its documentation for callers is in
 //! `dbus-policy/interfaces/`.
 
-use std::collections::HashMap;
 use std::time::Instant;
 
 use op_dbus_api::{Error, INLINE_REPLY_BYTES_MAX, option};
@@ -9,13 +8,13 @@ use op_dbus_engine::Inputs;
 use serde_bytes::ByteBuf;
 use zbus::interface;
 use zbus::message::Header;
-use zbus::{Connection, OwnedFd, OwnedObjectPath, Variant};
+use zbus::{Connection, OwnedFd, OwnedObjectPath};
 
 use super::bulk::while_wanted;
 use super::caller::Caller;
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
-use super::options::{self, Wanted};
+use super::options::{self, Given, Wanted};
 use super::reply::{Dictionary, Form, Token, best, tokens, wire};
 use crate::service::Options;
 
@@ -69,12 +68,12 @@ impl Embedder {
     async fn embed_packed(
         &self,
         texts: Vec<String>,
-        options: HashMap<String, Variant<'_>>,
+        options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
         let work = async move |calls: Calls, caller| {
-            let Wanted { options, encoding, .. } = options::parse(&options, &[], Instant::now())?;
+            let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
             let asked = Asked { inputs: texts.into(), options, form: Form::Packed(encoding) };
             Ok(calls.embed(&caller, asked).await?.packed(encoding))
         };
@@ -85,12 +84,12 @@ impl Embedder {
     async fn embed_to_fd(
         &self,
         texts: Vec<String>,
-        options: HashMap<String, Variant<'_>>,
+        options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
         let work = async move |calls: Calls, caller| {
-            let wanted = options::parse(&options, &[option::FORMAT], Instant::now())?;
+            let wanted = options::parse(&options.0, &[option::FORMAT], Instant::now())?;
             calls.embed_to_fd(&caller, texts, wanted).await
         };
         self.calls.run(connection, &header, work).await
@@ -100,12 +99,12 @@ impl Embedder {
     async fn embed_from_fd(
         &self,
         source: OwnedFd,
-        options: HashMap<String, Variant<'_>>,
+        options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
         let work = async move |calls: Calls, caller| {
-            let wanted = options::parse(&options, option::OF_FDS, Instant::now())?;
+            let wanted = options::parse(&options.0, option::OF_FDS, Instant::now())?;
             calls.embed_from_fd(&caller, source.into(), wanted).await
         };
         self.calls.run(connection, &header, work).await
@@ -115,12 +114,12 @@ impl Embedder {
     async fn start_embed_from_fd(
         &self,
         source: OwnedFd,
-        options: HashMap<String, Variant<'_>>,
+        options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<OwnedObjectPath, Error> {
         let work = async move |calls: Calls, caller| {
-            let wanted = options::parse(&options, option::OF_FDS, Instant::now())?;
+            let wanted = options::parse(&options.0, option::OF_FDS, Instant::now())?;
             calls.start_embed_from_fd(caller, source.into(), wanted).await
         };
         self.calls.run(connection, &header, work).await
@@ -140,12 +139,12 @@ impl Embedder {
     async fn embed_tokens(
         &self,
         tokens: Vec<Vec<u32>>,
-        options: HashMap<String, Variant<'_>>,
+        options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
         let work = async move |calls: Calls, caller| {
-            let Wanted { options, encoding, .. } = options::parse(&options, &[], Instant::now())?;
+            let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
             let (inputs, form) = (Inputs::Tokens(tokens), Form::Packed(encoding));
             let asked = Asked { inputs, options, form };
             Ok(calls.embed(&caller, asked).await?.packed(encoding))
@@ -157,12 +156,12 @@ impl Embedder {
     async fn tokenize(
         &self,
         texts: Vec<String>,
-        options: HashMap<String, Variant<'_>>,
+        options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Vec<Token>>, Error> {
         let work = async move |calls: Calls, caller: Caller| {
-            let options = options::parse_for_tokens(&options, Instant::now())?;
+            let options = options::parse_for_tokens(&options.0, Instant::now())?;
             let size = (texts.len(), texts.iter().map(String::len).sum());
             let served = calls.serving(&caller, size, options.level, options.deadline).await?;
             let work = served.tokenize(caller.uid, texts, options.prompt.as_deref());

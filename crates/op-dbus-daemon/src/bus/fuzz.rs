@@ -1,18 +1,16 @@
 //! What callers send over the bus: a dictionary of options, and texts behind a descriptor.
 
-use std::collections::HashMap;
 use std::io::Write;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use op_dbus_api::{Error, ErrorName, option};
 use tokio::runtime::{Builder, Runtime};
-use zbus::Variant;
 use zbus::wire::LE;
 use zbus::wire::serialized::{Context, Data};
 
 use super::bulk::{Budget, Framing, Records, Source, Work};
-use super::options;
+use super::options::{self, Given};
 use crate::memfd;
 
 const TEXT_BYTES_MAX: usize = 16;
@@ -23,7 +21,7 @@ static RUNTIME: LazyLock<Runtime> =
 /// The options of a method, as they come over the bus: `a{sv}`.
 pub(crate) fn options(bytes: &[u8]) {
     let data = Data::new(bytes, Context::new(LE, 0));
-    let Ok((given, _)) = data.deserialize::<HashMap<String, Variant<'_>>>() else { return };
+    let Ok((Given(given), _)) = data.deserialize::<Given<'_>>() else { return };
     let now = Instant::now();
     let refusals = [
         options::parse(&given, &[], now).err(),

@@ -1,12 +1,14 @@
 //! The options dictionary of the packed methods: every key known, every value of its type.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use op_dbus_api::{Error, ErrorName, option};
 use op_dbus_engine::{Priority, Truncate};
 use op_dbus_models::Level;
-use zbus::Variant;
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use zbus::{Signature, Type, Variant};
 
 use super::bulk::{Format, Framing};
 use super::encoding::{self, Encoding};
@@ -23,6 +25,42 @@ pub struct Wanted {
     pub format: Format,
     /// How texts follow one another in a file descriptor.
     pub framing: Framing,
+}
+
+/// The options of a call, each once: said again and again they would be any number of bytes that are held with
+/// the call and counted to nobody.
+#[derive(Debug)]
+pub struct Given<'m>(pub HashMap<String, Variant<'m>>);
+
+impl Type for Given<'_> {
+    const SIGNATURE: &'static Signature = <HashMap<String, Variant<'_>> as Type>::SIGNATURE;
+}
+
+impl<'de: 'm, 'm> Deserialize<'de> for Given<'m> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Once).map(Self)
+    }
+}
+
+/// Reads options of which none comes twice.
+struct Once;
+
+impl<'de> Visitor<'de> for Once {
+    type Value = HashMap<String, Variant<'de>>;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("options")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<Self::Value, A::Error> {
+        let mut options = HashMap::new();
+        while let Some((key, value)) = all.next_entry()? {
+            if options.insert(key, value).is_some() {
+                return Err(de::Error::custom("an option is given twice"));
+            }
+        }
+        Ok(options)
+    }
 }
 
 /// Reads the options of a method that knows `more` keys than those of all; a deadline counts from

@@ -172,6 +172,10 @@ impl Kind {
     }
 
     fn parse_text(&self, text: &str, raw: &Value) -> Result<String, String> {
+        // Settings are told over D-Bus, where it would end the connection, and go to workers as arguments.
+        if text.contains('\0') {
+            return Err(self.refuse(raw));
+        }
         match self {
             Kind::Choice(choices) => {
                 choose(choices, text).map(str::to_owned).ok_or_else(|| self.refuse(raw))
@@ -183,11 +187,7 @@ impl Kind {
             }
             Kind::Path { optional } => {
                 let fits = if text.is_empty() { *optional } else { Path::new(text).is_absolute() };
-                if fits && !text.contains('\0') {
-                    Ok(text.to_owned())
-                } else {
-                    Err(self.refuse(raw))
-                }
+                if fits { Ok(text.to_owned()) } else { Err(self.refuse(raw)) }
             }
             Kind::Bus => match text.parse::<Bus>() {
                 Ok(bus) => Ok(bus.to_string()),

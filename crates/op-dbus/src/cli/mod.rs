@@ -33,6 +33,7 @@ use std::process::ExitCode;
 use std::{panic, process};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use nix::sys::signal::{SigSet, Signal};
 use op_dbus_daemon::settings::Bus;
 use tokio::runtime::{Builder, Runtime};
 
@@ -120,6 +121,11 @@ fn with_source(message: &str, args: impl IntoIterator<Item = OsString>) -> Strin
 
 /// Reads the command line and does what it says.
 pub fn main() -> ExitCode {
+    // A file larger than it may be (`LimitFSIZE=`, which holds for memory that is shared as well) is an error
+    // of who writes it; by itself the kernel ends the whole process.
+    if let Err(error) = SigSet::from(Signal::SIGXFSZ).thread_block() {
+        tell(format!("a limit of file sizes would end this process: {error}"));
+    }
     let matches = command().try_get_matches();
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => run(cli.command).unwrap_or_else(|failure| failure.report()),

@@ -79,6 +79,8 @@ impl Calls {
         let place = self.budget.place(caller.uid, Work::Direct)?;
         let made = direct.threads.of(caller.uid, place).and_then(|seat| {
             let (ours, theirs) = UnixStream::pair()?;
+            // Who sends a descriptor makes another one of it; a reply that can't be made is no refusal.
+            drop(theirs.try_clone()?);
             let _of_runtime = seat.runtime().enter();
             Ok((Socket::new(ours)?, theirs, seat))
         });

@@ -1,6 +1,8 @@
 //! `org.opdbus.Embedding1.Job`: one job, as its user sees it. Its documentation for callers is in
 //! `dbus-policy/interfaces/`.
 
+use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -109,9 +111,17 @@ impl Job {
     }
 
     /// The result, once it is there, for whoever asks first.
+    ///
+    /// # Errors
+    /// `NoSpace` when it can't be sent now; those of the work; why the job is not there any more.
     async fn fetch(&self) -> Result<Bulk, Error> {
         let mut phase = self.phase.subscribe();
-        let _ = phase.wait_for(|phase| !matches!(phase, Phase::Running)).await;
+        if let Ok(Phase::Done(made)) =
+            phase.wait_for(|phase| !matches!(phase, Phase::Running)).await.as_deref()
+        {
+            // The reply has a descriptor of its own. One that can't be made would take the result with it.
+            drop(made.bulk.0.as_fd().try_clone_to_owned().map_err(|error| unsendable(&error))?);
+        }
         match self.leave(gone()) {
             Phase::Done(made) => Ok(made.bulk),
             Phase::Failed(error) | Phase::Over(error) => Err(error),
@@ -125,6 +135,11 @@ impl Job {
             _ => ("", String::new()),
         }
     }
+}
+
+fn unsendable(error: &io::Error) -> Error {
+    let message = format!("the result can't be sent now ({error}); it stays, fetch it later");
+    Error::new(ErrorName::NoSpace, message)
 }
 
 /// Why the result of a job is not there, where it is not the service that ends.

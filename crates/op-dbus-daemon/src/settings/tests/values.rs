@@ -139,6 +139,17 @@ fn a_model_is_a_name_and_not_a_path() {
     }
 }
 
+/// Settings are told over D-Bus, which ends the connection of who sends it.
+#[test]
+fn no_setting_has_the_character_zero() {
+    let paths = ["model_dir", "cache_dir", "runtime", "state_file"].map(|key| (key, "/x\0"));
+    let others = [("log", "info,[a{b=\0}]=debug"), ("bus", "unix:path=/x,y=\0"), ("model", "x\0")];
+    for (key, text) in paths.into_iter().chain(others) {
+        assert!(parsed(key, &text.replace('\0', "z")).is_some(), "{key}");
+        assert_eq!(parsed(key, text), None, "{key}");
+    }
+}
+
 #[test]
 fn a_log_filter_is_checked() {
     assert!(parsed("log", "info,op_dbus_engine=debug").is_some());
