@@ -4,6 +4,7 @@ use serde_json::Value;
 use tokio::process::Command;
 
 use crate::harness::Outcome;
+use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::tests;
@@ -12,7 +13,7 @@ tests! {
     bench_tells_every_figure_of_both_places: [Bus],
     bench_tells_what_each_way_to_the_engine_costs: [Bus],
     bench_compares_variants_and_their_vectors: [],
-    bench_refuses_what_it_cannot_compare: [],
+    bench_refuses_what_it_cannot_compare: [Bus],
     bench_tells_a_devices_peak_and_the_times_of_its_clients: [Low, Ggml],
     bench_can_be_driven: [],
 }
@@ -137,11 +138,19 @@ async fn bench_refuses_what_it_cannot_compare() -> Outcome {
     let beside = finish(bench(&["--bus", address, "--precision", "f32,int8"]), "").await?;
     assert_eq!(beside.code, Some(2), "{}", beside.stderr);
     assert!(beside.stderr.contains("--spawn"), "{}", beside.stderr);
-    for flag in ["--level", "--engine", "--provider", "--isa", "--precision"] {
+    for level in ["huge", "none"] {
+        let wrong = finish(bench(&["--level", level]), "").await?;
+        assert_eq!(wrong.code, Some(2), "{}", wrong.stderr);
+        assert!(wrong.stderr.contains("low, medium, high]"), "{}", wrong.stderr);
+    }
+    for flag in ["--engine", "--provider", "--isa", "--precision"] {
         let wrong = finish(bench(&[flag, "huge"]), "").await?;
         assert_eq!(wrong.code, Some(2), "{}", wrong.stderr);
         assert!(wrong.stderr.contains(&format!("flag {flag}: ")), "{}", wrong.stderr);
     }
+    let bus = PrivateBus::start().await?;
+    let absent = finish(bench(&["--bus", bus.address()]), "").await?;
+    assert_eq!(absent.code, Some(3), "{}", absent.stderr);
     let none = finish(bench(&["--engine", "sim", "--precision", "int8"]), "").await?;
     assert_eq!(none.code, Some(2), "{}", none.stderr);
     let rate = finish(bench(&["--rate", "fast"]), "").await?;

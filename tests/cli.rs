@@ -29,8 +29,6 @@ tests! {
     settings_are_shown_with_their_origin: [],
     a_closed_pipe_is_no_error: [Bus],
     a_full_standard_error_changes_no_exit_code: [Bus],
-    every_command_has_its_manual_page: [],
-    manual_pages_are_well_formed: [Groff],
 }
 
 fn json_lines(text: &str) -> Outcome<Vec<Value>> {
@@ -274,6 +272,7 @@ async fn models_are_listed_and_verified() -> Outcome {
     let missing = models(&["verify", "nosuch"]).await?;
     assert_eq!(missing.code, Some(1));
     assert!(missing.stderr.contains("nosuch"), "{}", missing.stderr);
+    assert_eq!(models(&["verify", ""]).await?.code, Some(2));
     Ok(())
 }
 
@@ -315,6 +314,17 @@ async fn a_closed_pipe_is_no_error() -> Outcome {
     let finished = finish(command, &lines).await?;
     assert_eq!(finished.stdout.len(), 1);
     assert_eq!(finished.stderr, "", "{}", finished.stderr);
+    // But one that nobody can read from is.
+    for (to, word) in [(">&-", "standard output is closed"), (">/dev/full", "No space left")] {
+        for words in ["embed text", "config show", "--version"] {
+            let mut command = clean("sh");
+            command.args(["-c", &format!("exec \"$0\" {words} {to}")]);
+            command.arg(op_dbus()).env("OP_DBUS_BUS", bus.address());
+            let finished = finish(command, "").await?;
+            assert_eq!(finished.code, Some(1), "{words} {to}: {}", finished.stderr);
+            assert!(finished.stderr.contains(word), "{words} {to}: {}", finished.stderr);
+        }
+    }
     daemon.stop().await
 }
 
@@ -336,53 +346,4 @@ async fn a_full_standard_error_changes_no_exit_code() -> Outcome {
         assert_eq!(finished.stdout.is_empty(), code != 0, "{words:?}");
     }
     daemon.stop().await
-}
-
-async fn every_command_has_its_manual_page() -> Outcome {
-    let folder = manual().await?;
-    let pages = folder.path().join("man1");
-    let overview = std::fs::read_to_string(pages.join("op-dbus.1"))?;
-    for name in ["embed", "daemon", "models", "config"] {
-        assert!(
-            overview.contains(&format!("op\\-dbus\\-{name}(1)")),
-            "{name} is not in: {overview}"
-        );
-        let page = std::fs::read_to_string(pages.join(format!("op-dbus-{name}.1")))?;
-        assert!(page.contains(".SH SYNOPSIS"), "{page}");
-    }
-    // What people do not call has none.
-    assert!(!pages.join("op-dbus-worker.1").exists());
-    Ok(())
-}
-
-/// The manual pages, as a package has them.
-async fn manual() -> Outcome<tempfile::TempDir> {
-    let folder = tempfile::tempdir()?;
-    let mut command = clean(op_dbus());
-    command.arg("manual").arg(folder.path());
-    finish(command, "").await?.success()?;
-    Ok(folder)
-}
-
-/// groff has nothing to say about any of them, and the names that they refer to exist.
-async fn manual_pages_are_well_formed() -> Outcome {
-    let folder = manual().await?;
-    for page in ["man1/op-dbus.1", "man5/op-dbus.toml.5", "man8/op-dbus.service.8"] {
-        assert!(folder.path().join(page).is_file(), "{page}");
-    }
-    for section in folder.path().read_dir()? {
-        for page in section?.path().read_dir()? {
-            let mut groff = clean("groff");
-            groff.args(["-K", "utf8", "-man", "-Tutf8", "-ww", "-z"]).arg(page?.path());
-            let finished = finish(groff, "").await?;
-            assert_eq!((finished.code, finished.stderr.as_str()), (Some(0), ""));
-        }
-    }
-    let mut groff = clean("groff");
-    groff
-        .args(["-man", "-Tascii", "-P-cbou"])
-        .arg(folder.path().join("man5/org.opdbus.Embedding1.5"));
-    let text = finish(groff, "").await?.success()?;
-    assert!(text.contains("EmbedPacked") && text.contains("op-dbus.toml"), "{text}");
-    Ok(())
 }

@@ -18,6 +18,7 @@ tests! {
     dedup_alerts_counts_what_says_the_same: [Bus, Low, PythonPackages],
     cluster_logs_groups_by_subject: [Bus, Low, PythonPackages],
     embed_py_finds_the_nearest: [Bus, Low, PythonPackages],
+    a_reader_that_has_seen_enough_ends_them_quietly: [Bus, Low, PythonPackages],
     dask_embeds_lines_in_their_order: [Bus, Low, PythonPackages, Cluster] =>
         embeds_on_a_cluster("dask-embed.py", &["1", "2", "4"]),
     ray_embeds_lines_in_their_order: [Bus, Low, PythonPackages, Cluster] =>
@@ -52,11 +53,10 @@ impl Gallery {
         finish(command, input).await?.success()
     }
 
-    /// An example in Python, with the package as it is in the tree.
+    /// An example in Python.
     async fn python(&self, words: &[&str], input: impl AsRef<[u8]>) -> Outcome<String> {
-        let mut command = clean(needs::python_packages());
-        command.args(words).env("PYTHONDONTWRITEBYTECODE", "1");
-        command.env("PYTHONPATH", repository().canonicalize()?.join("packaging/python/src"));
+        let mut command = packaged(clean(needs::python_packages()))?;
+        command.args(words);
         self.finish(command, input).await
     }
 
@@ -70,6 +70,13 @@ impl Gallery {
         command.args(words).env("PATH", path);
         self.finish(command, input).await
     }
+}
+
+/// Has Python find the package as it is in the tree.
+fn packaged(mut command: Command) -> Outcome<Command> {
+    command.env("PYTHONDONTWRITEBYTECODE", "1");
+    command.env("PYTHONPATH", repository().canonicalize()?.join("packaging/python/src"));
+    Ok(command)
 }
 
 fn folder() -> PathBuf {
@@ -185,6 +192,23 @@ async fn embed_py_finds_the_nearest() -> Outcome {
     assert!(said.contains("longer than the model reads: 'word word"), "{said}");
     let said = gallery.python(&["embed.py", "alone"], "").await?;
     assert!(said.starts_with("1 vectors") && said.lines().count() == 1, "{said}");
+    gallery.daemon.stop().await
+}
+
+async fn a_reader_that_has_seen_enough_ends_them_quietly() -> Outcome {
+    let gallery = Gallery::open().await?;
+    for words in [
+        &["semantic-grep.py", "the disk is full"][..],
+        &["dedup-alerts.py"],
+        &["cluster-logs.py"],
+        &["embed.py", "one", "two"],
+    ] {
+        let mut command = packaged(clean("sh"))?;
+        command.args(["-c", "\"$0\" \"$@\" | :"]).arg(needs::python_packages()).args(words);
+        command.current_dir(folder()).env("DBUS_SYSTEM_BUS_ADDRESS", gallery.bus.address());
+        let ended = finish(command, &input("log.txt")?).await?;
+        assert_eq!(ended.stderr, "", "{words:?}");
+    }
     gallery.daemon.stop().await
 }
 

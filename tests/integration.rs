@@ -56,6 +56,8 @@ mod jobs;
 mod library;
 /// Start, reload, stop, and what the service manager is told.
 mod lifecycle;
+/// What `man` shows.
+mod manual;
 /// Memory that is given back.
 mod memory;
 /// Damaged files of a model and of the cache.
@@ -120,6 +122,7 @@ fn main() -> ExitCode {
         jobs::tests(),
         library::tests(),
         lifecycle::tests(),
+        manual::tests(),
         memory::tests(),
         models::tests(),
         native::tests(),

@@ -5,6 +5,7 @@
 """
 
 import argparse
+import signal
 import sys
 
 import numpy as np
@@ -43,6 +44,8 @@ def main() -> None:
     groups = max(1, min(asked.groups, len(lines)))
     with Embedder() as embedder:
         group, cosine = clusters(embedder.embed(lines, normalize=True).vectors, groups)
+    # Ends quietly when its reader has seen enough, as in `| head`.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for number in range(groups):
         members = np.flatnonzero(group == number)
         if not len(members):

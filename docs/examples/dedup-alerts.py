@@ -5,6 +5,7 @@
 """
 
 import argparse
+import signal
 import sys
 
 import numpy as np
@@ -32,6 +33,8 @@ def main() -> None:
         else:
             first_of_kind.append(index)
             times[index] = 1
+    # Ends quietly when its reader has seen enough, as in `| head`.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for index in first_of_kind:
         print(f"{times[index]:3}  {alerts[index]}")
 

@@ -4,6 +4,7 @@
     embed.py "disk full" "no space left on device" "user logged in"
 """
 
+import signal
 import sys
 
 import numpy as np
@@ -15,6 +16,8 @@ if not texts:
 with Embedder() as embedder:
     embeddings = embedder.embed(texts, normalize=True)
 
+# Ends quietly when its reader has seen enough, as in `| head`.
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 rows, dimensions = embeddings.vectors.shape
 print(f"{rows} vectors of {dimensions} numbers, made by {embeddings.model} on {embeddings.device}")
 if rows > 1:

@@ -7,6 +7,7 @@
 
 import argparse
 import json
+import signal
 import sys
 
 from op_dbus import Embedder
@@ -44,9 +45,12 @@ def main() -> None:
     sys.stdin.reconfigure(errors="replace")
     lines = [line for line in map(message, asked.file) if line.strip()]
     with Embedder() as embedder:
-        for index, cosine in embedder.rank(asked.question, lines, asked.count):
-            if cosine >= asked.least:
-                print(f"{cosine:.2f}  {lines[index]}")
+        nearest = embedder.rank(asked.question, lines, asked.count)
+    # Ends quietly when its reader has seen enough, as in `| head`.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for index, cosine in nearest:
+        if cosine >= asked.least:
+            print(f"{cosine:.2f}  {lines[index]}")
 
 
 main()

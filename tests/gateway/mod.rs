@@ -343,6 +343,7 @@ async fn mistakes_have_a_status_and_one_sentence() -> Outcome {
         ("/v1/embeddings", r#"{"input": "one", "modle": "low"}"#, 400, "modle"),
         ("/v1/embeddings", r#"{"input": "one", "dimensions": 100}"#, 400, "dimensions is 100"),
         ("/v1/embeddings", zero.as_str(), 400, "text 1 has the character U+0000"),
+        ("/v1/embeddings", "\u{feff}{}", 400, "byte order mark"),
         ("/v1/nothing", "{}", 404, "no route"),
         ("/health", "{}", 405, "does not take POST"),
         ("/embed", r#"{"inputs": "one", "prompt_name": "nope"}"#, 400, "option prompt"),

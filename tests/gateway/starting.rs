@@ -34,8 +34,10 @@ async fn a_unix_socket_is_listened_on() -> Outcome {
     assert_eq!(second.code, Some(1), "{}", second.stderr);
     gateway.stop().await?;
     // Nobody does any more, and the file is still there.
-    let gateway = Gateway::start_command(command(&bus, &setup, &listen)?).await?;
-    gateway.stop().await?;
+    let mut again = command(&bus, &setup, &listen)?;
+    again.env("OPDBUS_HTTP_LISTEN", "127.0.0.1:0");
+    let log = Gateway::start_command(again).await?.stop().await?;
+    assert!(log.contains("did you mean `OP_DBUS_HTTP_LISTEN`"), "{log}");
     daemon.stop().await
 }
 

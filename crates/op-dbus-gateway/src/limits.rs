@@ -9,6 +9,8 @@ pub struct Limits {
     pub connections: usize,
     /// How long none is accepted after the system had no room for one.
     pub accept_pause: Duration,
+    /// How long nothing more is told in the log of connections that could not be accepted.
+    pub told_pause: Duration,
     /// Requests that ask for work at once.
     pub requests: usize,
     /// Texts of these requests together, until their replies are sent.
@@ -59,6 +61,7 @@ pub struct Limits {
 pub const LIMITS: Limits = Limits {
     connections: 512,
     accept_pause: Duration::from_millis(100),
+    told_pause: Duration::from_secs(60),
     requests: 64,
     texts_in_flight: 32_768,
     texts: 16_384,

@@ -21,7 +21,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 use tracing::{debug, info, warn};
 
@@ -98,6 +98,7 @@ impl Connections {
 
     /// Takes connections for as long as there are places for them, which is for ever.
     async fn accept(&self, listener: &Listener) {
+        let mut told: Option<Instant> = None;
         loop {
             let accepted = async {
                 let stream = listener.accept().await?;
@@ -107,16 +108,19 @@ impl Connections {
                 Ok((stream, Some(seat))) => self.serve(stream, seat),
                 // The places are never closed.
                 Ok((_, None)) => return,
+                // Of a client that left at once; others may still come.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
+                    debug!("a connection was gone before it was accepted");
+                    tokio::task::yield_now().await;
+                }
                 Err(error) => {
-                    warn!("a connection could not be accepted: {error}");
-                    // Of a client that left at once; others may still come.
-                    if error.kind() == io::ErrorKind::ConnectionAborted {
-                        tokio::task::yield_now().await;
-                    } else {
-                        // There are too many files, and would be at once again.
-                        self.seats.make_room();
-                        sleep(LIMITS.accept_pause).await;
+                    if told.is_none_or(|told| told.elapsed() >= LIMITS.told_pause) {
+                        warn!("a connection could not be accepted: {error}");
+                        told = Some(Instant::now());
                     }
+                    // There are too many files, and would be at once again.
+                    self.seats.make_room();
+                    sleep(LIMITS.accept_pause).await;
                 }
             }
         }

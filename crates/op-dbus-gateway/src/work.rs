@@ -106,6 +106,9 @@ const TRUNCATED: HeaderName = HeaderName::from_static("op-dbus-truncated");
 /// Number of texts that were answered from the service's cache.
 const CACHED: HeaderName = HeaderName::from_static("op-dbus-cached");
 
+/// Byte order marks: of UTF-8, and of UTF-16 in either order.
+const MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
+
 impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
     type Rejection = Refusal;
 
@@ -119,6 +122,12 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
         let read = read(request, &gateway.bodies).await?;
         let permit = Arc::clone(&gateway.requests).try_acquire_owned().map_err(|_| full())?;
         let permit = Permit { gateway: Arc::clone(gateway), held: vec![permit] };
+        // PowerShell and Windows' editors write one, and JSON has no place for it.
+        if MARKS.iter().any(|mark| read.bytes.starts_with(mark)) {
+            return Err(Refusal::invalid(
+                "the body begins with a byte order mark (BOM); send JSON in UTF-8 without one",
+            ));
+        }
         let Object(asked) = serde_json::from_slice(&read.bytes).map_err(|error| {
             let error = shortened(&error.to_string());
             Refusal::invalid(format!("the body is not what this route takes: {error}"))

@@ -98,6 +98,18 @@ pub enum Error {
         /// The file or folder.
         path: PathBuf,
     },
+    /// Somebody else may change the store, and this user may not.
+    #[error(
+        "cannot {action} {}: this user may not; be root or the owner of the store (`sudo`), or name \
+         another store with --model-dir",
+        path.display()
+    )]
+    Denied {
+        /// `write`, `remove`, …
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+    },
     /// One source could not deliver; the next is tried.
     #[error("{source_name}: {reason}")]
     Source {
@@ -151,6 +163,11 @@ impl Error {
                 dir: path.parent().unwrap_or(path).to_owned(),
                 found: source.to_string(),
             },
+            std::io::ErrorKind::PermissionDenied
+                if ["write", "remove", "lock"].contains(&action) =>
+            {
+                Self::Denied { action, path: path.to_owned() }
+            }
             std::io::ErrorKind::PermissionDenied => Self::Permission {
                 path: path.to_owned(),
                 reason: format!("this user may not {action} it"),
@@ -174,6 +191,7 @@ impl Error {
             }
             Self::NoSpace { dir, found } => Self::NoSpace { dir: moved(dir), found },
             Self::ReadOnly { action, path } => Self::ReadOnly { action, path: moved(path) },
+            Self::Denied { action, path } => Self::Denied { action, path: moved(path) },
             Self::Io { action, path, source } => Self::Io { action, path: moved(path), source },
             Self::Unsupported { found, supported } => {
                 Self::Unsupported { found: told(found), supported }
@@ -213,6 +231,16 @@ mod tests {
                 assert!(said.contains("/srv/models/files") && !said.contains("/proc"), "{said}");
             }
         }
+    }
+
+    #[test]
+    fn who_may_not_write_a_store_is_told_what_to_do() {
+        let said = |action, path| {
+            let denied = std::io::ErrorKind::PermissionDenied.into();
+            Error::io(action, Path::new(path), denied).to_string()
+        };
+        assert!(said("write", "/srv/models").contains("--model-dir"));
+        assert!(said("read", "/srv/models").contains("`ls -ld /srv/models`"));
     }
 
     #[test]

@@ -180,7 +180,7 @@ fn tell(host: &Host, loaded: &Loaded) {
         let settings = &loaded.settings;
         let count = fleet::endpoints(settings).len();
         let what = if fleet::sends_texts(settings) { "texts" } else { "token ids of texts" };
-        tracing::info!("{what} leave this machine, for {count} endpoints of the remote provider");
+        tracing::info!("{what} leave this machine; endpoints of the remote provider: {count}");
     }
 }
 

@@ -71,6 +71,11 @@ impl Loaded {
         }
     }
 
+    /// What is said of environment variables that are nearly a setting's; `warnings` has it as well.
+    pub fn misspelt(&self) -> Vec<String> {
+        layers::misspelt(&self.sources)
+    }
+
     /// Changes a setting while the service runs and keeps it in the state file. Waits for the
     /// disk.
     ///

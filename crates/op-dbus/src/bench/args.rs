@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
+use op_dbus_models::Level;
 use serde::Serialize;
 
 use super::corpus::Named;
@@ -67,7 +69,7 @@ pub struct Args {
     /// Texts per second that arrive, or percent (`80%`) of what the engine does
     #[arg(long, value_name = "RATE,…", value_delimiter = ',', help_heading = "Measure")]
     pub rate: Vec<Rate>,
-    /// Measure the peak of what computes, and each engine's share of it
+    /// Measure the peak of what computes beside `calls` and `clients`, which are told as shares of it
     #[arg(long, help_heading = "Measure")]
     pub peak: bool,
     /// Compare vectors with f32; with a file (text, text, score; tabs between) also the order of
@@ -104,6 +106,8 @@ pub struct Args {
 pub struct Compared {
     /// Levels: `low`, `medium`, `high`
     #[arg(long, value_name = "LEVEL,…", value_delimiter = ',', help_heading = "Compare")]
+    #[arg(value_parser = PossibleValuesParser::new(levels()))]
+    #[arg(hide_possible_values = true)]
     pub level: Vec<String>,
     /// CPU engines: `native`, `ort`, `sim`
     #[arg(long, value_name = "ENGINE,…", value_delimiter = ',', help_heading = "Compare")]
@@ -177,6 +181,11 @@ impl FromStr for Rate {
             _ => Err("not a number of texts per second, nor a percentage such as 80%".to_owned()),
         }
     }
+}
+
+/// The levels that embed.
+fn levels() -> impl Iterator<Item = &'static str> {
+    Level::ALL.into_iter().filter(|level| *level != Level::None).map(Level::as_str)
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

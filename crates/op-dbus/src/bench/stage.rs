@@ -90,6 +90,8 @@ impl Stage {
             .parse::<Bus>()
             .map_err(|reason| Failure::usage(format!("--bus or OP_DBUS_BUS is wrong: {reason}")))?;
         let service = connect(&address).await?;
+        // One that is not there is not waited for.
+        service.ping().await?;
         service.wait(READY_TIMEOUT).await?;
         let remote = Remote::new(address, service);
         let served = remote.facts().await?;

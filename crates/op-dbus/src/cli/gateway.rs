@@ -45,10 +45,14 @@ impl flags::Program for Flags {
 }
 
 pub fn run(args: Given<Flags>) -> Done {
-    let settings = Settings::load(&Sources::of_process(args.values))?.settings;
-    // Warnings are about the state file, which keeps nothing that the gateway reads, and about names of variables,
-    // of which `op-dbus config check` tells.
+    let loaded = Settings::load(&Sources::of_process(args.values))?;
+    // The other warnings are about models and the state file, of which the gateway reads nothing.
+    let misspelt = loaded.misspelt();
+    let settings = loaded.settings;
     telemetry::start(&settings.log).map_err(Failure::refused)?;
+    for variable in misspelt {
+        tracing::warn!("{variable}");
+    }
     if !settings.core_dumps {
         dumps::refuse();
     }

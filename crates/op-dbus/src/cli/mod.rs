@@ -50,7 +50,7 @@ pub type Done = Result<ExitCode, Failure>;
 /// Text embeddings as a Linux system service.
 #[derive(Parser)]
 #[command(name = "op-dbus", version, max_term_width = 100)]
-#[command(disable_help_subcommand = true)]
+#[command(disable_help_subcommand = true, after_help = format!("{OVERVIEW_END}\n\n{EXIT_CODES}"))]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -184,7 +184,7 @@ fn command() -> clap::Command {
     }
     let template = format!(
         "{{about}}\n\n{{usage-heading}} {{usage}}\n{listing}\n\
-         {header}Options:{header:#}\n{{options}}\n\n{OVERVIEW_END}\n\n{EXIT_CODES}\n"
+         {header}Options:{header:#}\n{{options}}{{after-help}}\n"
     );
     plain.help_template(template)
 }

