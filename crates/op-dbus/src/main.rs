@@ -4,10 +4,8 @@ mod bench;
 mod cli;
 mod devices;
 mod dumps;
-mod stdout;
 mod worker;
 
 fn main() -> std::process::ExitCode {
-    stdout::refuse_if_closed();
     cli::main()
 }

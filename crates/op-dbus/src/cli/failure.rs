@@ -7,8 +7,6 @@ use std::process::ExitCode;
 
 use op_dbus_daemon::settings::Mistakes;
 
-use crate::stdout;
-
 /// The exit codes, as every command's help lists them.
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 service not reachable, 6 not configured";
@@ -57,9 +55,6 @@ impl Failure {
     pub fn writing(file: Option<&Path>, error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self { code: 0, message: String::new() };
-        }
-        if file.is_none() && stdout::was_closed() {
-            return Self::refused("can't write the output: standard output is closed");
         }
         let file = file.map(|file| format!(" to {}", file.display())).unwrap_or_default();
         Self::refused(format!("can't write the output{file}: {error}"))
