@@ -7,13 +7,16 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, MANAGER_INTERFACE, ROOT_PATH};
+use op_dbus_api::{
+    BUS_NAME, EMBEDDER_INTERFACE, ErrorName, MANAGER_INTERFACE, ManagerProxy, ROOT_PATH,
+};
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use zbus::OwnedVariant;
 use zbus::message::Header;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::Client;
+use crate::harness::client::{Client, refused};
 use crate::harness::command::{Finished, clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::polkit::{self, Polkit};
@@ -284,10 +287,16 @@ async fn polkit_that_allows_late_allows_nothing() -> Outcome {
 
     let caller = Client::new(bus.connect_as(OTHER.id).await?).await?;
     let manager = caller.manager.clone();
-    let call = tokio::spawn(async move { manager.set_vector_level("none").await });
+    let ask =
+        |manager: ManagerProxy<'static>| async move { manager.set_vector_level("none").await };
+    let calls: Vec<_> = (0..8).map(|_| tokio::spawn(ask(manager.clone()))).collect();
     within("the question", late.0.0.notified()).await?;
+    // Nobody keeps polkit from answering others.
+    let refusal = within("a refusal", ask(manager)).await?;
+    let message = refused(refusal, ErrorName::QuotaExceeded)?;
+    assert!(message.contains("8 of 8 questions of polkit"), "{message}");
     // Somebody who is tired of waiting.
-    call.abort();
+    calls.iter().for_each(JoinHandle::abort);
     caller.connection().clone().close().await?;
     drop(caller);
     daemon.process.says("Error.Cancelled").await?;

@@ -308,7 +308,8 @@ async fn without_a_fallback_it_fails() -> Outcome {
 fn nice_values(process: Pid) -> Outcome<Vec<i32>> {
     let mut values = Vec::new();
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
-        let stat = fs::read_to_string(thread?.path().join("stat"))?;
+        // One that has ended meanwhile has none.
+        let Ok(stat) = fs::read_to_string(thread?.path().join("stat")) else { continue };
         let (_, behind_the_name) = stat.rsplit_once(") ").ok_or("no name")?;
         values.push(behind_the_name.split(' ').nth(16).ok_or("too short")?.parse()?);
     }

@@ -1,6 +1,7 @@
 //! Who may change the service: root and our own user always, everybody else as polkit decides.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use op_dbus_api::{Error, ErrorName};
 use zbus::message::{Flags, Header};
@@ -10,7 +11,7 @@ use zbus_polkit::policykit1::{
     AuthorityProxy, AuthorizationResult, CheckAuthorizationFlags, Subject,
 };
 
-use super::bulk::while_wanted;
+use super::bulk::{Budget, Work, while_wanted};
 use super::caller::Caller;
 
 /// A change, and what polkit is asked about it; `dbus-policy/org.opdbus.embedding1.policy` declares
@@ -78,11 +79,18 @@ enum Refusal {
 /// `InteractiveAuthorizationRequired` where the same call with `ALLOW_INTERACTIVE_AUTHORIZATION` would
 /// have had polkit ask for a password; else `AccessDenied`, also when polkit can't be asked: nobody gains
 /// a right by its absence. `Cancelled` where the caller leaves first: an answer that comes later is to nobody.
-pub async fn authorize(header: &Header<'_>, caller: &Caller, action: Action) -> Result<(), Error> {
+/// `QuotaExceeded` and `Overloaded` where polkit has not answered what it was asked before.
+pub async fn authorize(
+    budget: &Arc<Budget>,
+    header: &Header<'_>,
+    caller: &Caller,
+    action: Action,
+) -> Result<(), Error> {
     let own = nix::unistd::geteuid().as_raw();
     if caller.uid == 0 || caller.uid == own {
         return Ok(());
     }
+    let _question = budget.place(caller.uid, Work::Question)?;
     let answer = async { Ok(check(&caller.connection, header, action).await) };
     let Err(refusal) = while_wanted(caller, None, answer).await? else { return Ok(()) };
     let (id, deed) = (action.id(), action.deed());

@@ -41,7 +41,7 @@ impl Manager {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             let level = parse_level(&level)?;
-            authorize(header, &caller, Action::SetVectorLevel).await?;
+            authorize(&calls.budget, header, &caller, Action::SetVectorLevel).await?;
             calls.service.set_level(level).await.map_err(Error::from)
         };
         self.calls.run(connection, header, work).await
@@ -56,7 +56,7 @@ impl Manager {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             check(&calls, "execution_provider", &provider)?;
-            authorize(header, &caller, Action::SetExecutionProvider).await?;
+            authorize(&calls.budget, header, &caller, Action::SetExecutionProvider).await?;
             let change = calls.service.change("execution_provider", provider);
             change.await.map_err(Error::from)
         };
@@ -73,7 +73,7 @@ impl Manager {
         let work = async move |calls: Calls, caller| {
             let devices = devices.join(",");
             check(&calls, "gpu_device", &devices)?;
-            authorize(header, &caller, Action::SetDevices).await?;
+            authorize(&calls.budget, header, &caller, Action::SetDevices).await?;
             calls.service.change("gpu_device", devices).await.map_err(Error::from)
         };
         self.calls.run(connection, header, work).await
@@ -86,7 +86,7 @@ impl Manager {
     ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            authorize(header, &caller, Action::Reload).await?;
+            authorize(&calls.budget, header, &caller, Action::Reload).await?;
             calls.service.reload().await.map_err(Error::from)
         };
         self.calls.run(connection, header, work).await
@@ -99,7 +99,7 @@ impl Manager {
     ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            authorize(header, &caller, Action::WarmUp).await?;
+            authorize(&calls.budget, header, &caller, Action::WarmUp).await?;
             calls.service.warm_up().await.map_err(Error::from)
         };
         self.calls.run(connection, header, work).await
@@ -112,7 +112,7 @@ impl Manager {
     ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            authorize(header, &caller, Action::Unload).await?;
+            authorize(&calls.budget, header, &caller, Action::Unload).await?;
             calls.service.unload().await.map_err(Error::from)
         };
         self.calls.run(connection, header, work).await
@@ -126,7 +126,7 @@ impl Manager {
     ) -> Result<u64, Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            authorize(header, &caller, Action::TrimMemory).await?;
+            authorize(&calls.budget, header, &caller, Action::TrimMemory).await?;
             Ok(calls.service.trim().await)
         };
         self.calls.run(connection, header, work).await

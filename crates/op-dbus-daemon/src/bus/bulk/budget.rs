@@ -1,5 +1,5 @@
-//! How much a user may have open and in the making: streams, jobs, direct connections, and bytes of
-//! results.
+//! How much a user may have open and in the making: streams, jobs, direct connections, questions to polkit, and
+//! bytes of results.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +15,9 @@ pub enum Work {
     Job,
     /// A direct connection. It may hold a call of [`op_dbus_api::DIRECT_CALL_BYTES_MAX`].
     Direct,
+    /// What polkit is asked about a call, until somebody has given a password. A bus lets the service wait for 128
+    /// answers.
+    Question,
 }
 
 impl Work {
@@ -23,6 +26,7 @@ impl Work {
         match self {
             Self::Stream => (4, 64),
             Self::Job | Self::Direct => (16, 64),
+            Self::Question => (8, 112),
         }
     }
 
@@ -32,6 +36,7 @@ impl Work {
             Self::Stream => ("streams under way", "wait for one of them"),
             Self::Job => ("jobs", "fetch the result of one of them, or cancel one"),
             Self::Direct => ("direct connections open", "close one of them"),
+            Self::Question => ("questions of polkit to answer", "answer one of them"),
         }
     }
 }
@@ -45,6 +50,7 @@ struct Share {
     streams: usize,
     jobs: usize,
     direct: usize,
+    questions: usize,
     bytes: u64,
 }
 
@@ -54,6 +60,7 @@ impl Share {
             Work::Stream => &mut self.streams,
             Work::Job => &mut self.jobs,
             Work::Direct => &mut self.direct,
+            Work::Question => &mut self.questions,
         }
     }
 }
