@@ -13,7 +13,7 @@ use zbus::fdo::PropertiesProxy;
 use crate::faults::limit_descriptors;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Options, refused};
-use crate::harness::command::finish;
+use crate::harness::command::{clean, finish, started_by};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::manager::ServiceManager;
 use crate::harness::process::{Process, children};
@@ -32,6 +32,7 @@ tests! {
     a_damaged_state_file_is_moved_aside: [Bus],
     a_second_daemon_gives_way: [Bus],
     workers_go_first_when_memory_runs_out: [Bus],
+    more_files_than_a_shell_leaves_it: [Bus],
     workers_give_way_to_other_programs: [Bus, Low],
     a_bus_that_dies_ends_the_daemon: [Bus],
     a_bus_that_hangs_does_not_keep_the_daemon: [Bus],
@@ -302,6 +303,19 @@ async fn without_a_fallback_it_fails() -> Outcome {
     let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     assert!(message.contains("cuda"), "{message}");
     Ok(())
+}
+
+async fn more_files_than_a_shell_leaves_it() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let mut shell = clean("prlimit");
+    shell.arg("--nofile=64:4000");
+    let daemon = setup.start_command(started_by(shell, &setup.command(&bus)?), &bus).await?;
+    let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.process.pid()))?;
+    let files = limits.lines().find(|line| line.starts_with("Max open files"));
+    let values: Vec<&str> = files.ok_or("no such limit")?.split_whitespace().skip(3).collect();
+    assert_eq!(values, ["4000", "4000", "files"]);
+    daemon.stop().await
 }
 
 /// The nice value of each thread of a process.

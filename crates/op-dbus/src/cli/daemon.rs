@@ -1,6 +1,7 @@
 //! `op-dbus daemon`: the service. Its flags are made from the table of settings.
 
 use clap::Command;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use op_dbus_daemon::daemon::{self, WorkerProgram};
 use op_dbus_daemon::settings::{Group, ROWS, Row, Settings, Sources};
 
@@ -40,6 +41,12 @@ pub fn run(args: Given<Flags>) -> Done {
     let loaded = Settings::load(&sources)?;
     if !loaded.settings.core_dumps {
         dumps::refuse();
+    }
+    // A shell leaves a program 1,024 descriptors, as more would be too many for select(2). Without a free one, a
+    // message that has one costs the service its bus.
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // Nobody is refused what the hard limit allows.
+        setrlimit(Resource::RLIMIT_NOFILE, most, most).ok();
     }
     // Computing is done elsewhere, and every further thread is woken in vain now and then. But one alone
     // reads nobody's call while it tokenizes another's.
