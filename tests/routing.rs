@@ -29,15 +29,19 @@ async fn small_work_goes_where_it_is_done_first_and_bulk_to_both() -> Outcome {
     let known = records(&setup)?;
     let [(_, cpu), (_, ggml)] = &known[..] else { return Err("not two records".into()) };
     let costs = [("cpu", smallest(cpu)?), ("ggml", smallest(ggml)?)];
-    let [(first, _), _] = if costs[0].1 <= costs[1].1 { costs } else { [costs[1], costs[0]] };
+    let [(first, least), (_, most)] =
+        if costs[0].1 <= costs[1].1 { costs } else { [costs[1], costs[0]] };
     let mut computed: HashMap<String, usize> = HashMap::new();
     for _ in 0..30 {
         let reply = daemon.client().packed(&["a short text"], HashMap::new()).await?;
         *computed.entry(reply.info("provider")?).or_default() += 1;
     }
     println!("{costs:?} us; {computed:?}");
-    // What another program takes away for a moment may send a few to the other one.
-    assert!(computed.get(first).is_some_and(|texts| *texts > 15), "{costs:?}: {computed:?}");
+    // What another program takes away for a moment may send a few to the other one. Where it took so much from
+    // what was measured that the two are near each other, the batches show which is first.
+    let is_clear = most > least + least / 2;
+    let is_kept_to = computed.get(first).is_some_and(|texts| *texts > 15);
+    assert!(!is_clear || is_kept_to, "{costs:?}: {computed:?}");
     let reply = daemon.client().packed(&much(), HashMap::new()).await?;
     let provider: String = reply.info("provider")?;
     assert!(provider.contains("cpu") && provider.contains("ggml"), "{provider}");
