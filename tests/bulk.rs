@@ -179,6 +179,8 @@ async fn what_nothing_takes_is_refused() -> Outcome {
     }
     client.embedder.embed("two").await?;
     assert_eq!(client.counter("texts").await?, 1, "of calls that want no reply");
+    // With the two calls that had descriptors.
+    assert_eq!(client.failures("invalid-argument").await?, 102);
     daemon.stop().await
 }
 

@@ -18,8 +18,10 @@ use crate::offload::{clients, much};
 use crate::providers::{beside, fallbacks, ggml, movable, provider};
 
 tests! {
-    one_that_dies_in_its_proof_leaves_it_to_the_next: [Bus, Low, Ggml],
-    one_that_is_wrong_for_more_than_one_short_text_is_not_trusted: [Bus, Low, Ggml],
+    one_that_dies_in_its_proof_leaves_it_to_the_next: [Bus, Low, Ggml] =>
+        leaves_it_to_the_next("die_on_batch=1", &["ggml does not work here", "die on batch 1"]),
+    one_that_is_wrong_for_more_than_one_short_text_is_not_trusted: [Bus, Low, Ggml] =>
+        leaves_it_to_the_next("wrong_above_tokens=16", &["can't be trusted on", "one of 3 in a batch"]),
     one_that_is_lost_now_and_then_loses_no_call: [Bus, Low, Ggml],
     one_that_hangs_once_is_replaced: [Bus, Low, Ggml],
     one_that_hangs_whenever_it_is_asked_is_left_and_comes_back: [Bus, Low, Ggml],
@@ -46,31 +48,15 @@ async fn fell_back(daemon: &Daemon) -> Outcome<String> {
     Ok(reason)
 }
 
-async fn one_that_dies_in_its_proof_leaves_it_to_the_next() -> Outcome {
+/// One with `faults` is left for the next, for these reasons.
+async fn leaves_it_to_the_next(faults: &str, reasons: &[&str]) -> Outcome {
     let bus = PrivateBus::start().await?;
-    let setup = with_fallback("die_on_batch=1")?;
+    let setup = with_fallback(faults)?;
     let daemon = setup.start(&bus).await?;
     assert_eq!(daemon.settled().await?, "degraded", "{}", daemon.process.stderr());
     let reason = fell_back(&daemon).await?;
-    assert!(
-        reason.contains("ggml does not work here") && reason.contains("die on batch 1"),
-        "{reason}"
-    );
+    assert!(reasons.iter().all(|part| reason.contains(part)), "{reason}");
     assert!(daemon.process.stderr().contains("faults on purpose"), "{}", daemon.process.stderr());
-    daemon.stop().await
-}
-
-/// Its proof is a short text first, and then texts of other lengths.
-async fn one_that_is_wrong_for_more_than_one_short_text_is_not_trusted() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = with_fallback("wrong_above_tokens=16")?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "degraded", "{}", daemon.process.stderr());
-    let reason = fell_back(&daemon).await?;
-    assert!(
-        reason.contains("ggml can't be trusted on") && reason.contains("one of 3 in a batch"),
-        "{reason}"
-    );
     daemon.stop().await
 }
 

@@ -82,9 +82,8 @@ impl Calls {
     /// alone would leave the caller without any. So would the end of the service.
     ///
     /// # Errors
-    /// Those of the work; `InvalidArgument` for a call that nobody wants, and for
-    /// descriptors that nothing takes; `AccessDenied` for a
-    /// caller without a user; `Failed` after a panic; `ShuttingDown`.
+    /// Those of the work; `InvalidArgument` for a call that nobody wants an answer to, and for descriptors that
+    /// nothing takes; `AccessDenied` for a caller without a user; `Failed` after a panic; `ShuttingDown`.
     pub async fn run<T, F>(
         &self,
         connection: &Connection,
@@ -94,7 +93,7 @@ impl Calls {
     where
         F: Future<Output = Result<T, Error>>,
     {
-        check_message(header)?;
+        check_message(header).inspect_err(|error| self.service.call_failed(error.name()))?;
         let caller = self.caller(connection, header).await?;
         let method = header.member().map(ToString::to_string).unwrap_or_default();
         let uid = caller.uid;
