@@ -2,11 +2,13 @@
 //!
 //! Instructions are written as assembly: `std::arch` has no stable functions for them. Weights lie as
 //! for the dot products of AVX-512, so that half a panel over 16 steps is a tile as it is. Four tiles
-//! of sums, two below two, take four loads for four products.
+//! of sums, two below two, take four loads for four products: half the time of these if what is loaded
+//! lies in the first level cache, and more than that if it has to be brought there.
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but instructions under one contract")]
 
 mod attention;
+mod left;
 mod product;
 
 use std::arch::asm;
@@ -81,6 +83,24 @@ impl Sums {
         }
     }
 
+    /// Begins with what rows that are `stride` bytes apart hold; with 0, all with the same.
+    #[inline(always)]
+    unsafe fn load(self, from: *const u8, stride: usize) {
+        asm!(
+            "tileloadd tmm0, [{from} + {stride}*1]",
+            "tileloadd tmm1, [{from} + {stride}*1 + 64]",
+            from = in(reg) from, stride = in(reg) stride, options(nostack, readonly)
+        );
+        if self.rows > ROWS {
+            asm!(
+                "tileloadd tmm2, [{from} + {stride}*1]",
+                "tileloadd tmm3, [{from} + {stride}*1 + 64]",
+                from = in(reg) from.add(ROWS * stride), stride = in(reg) stride,
+                options(nostack, readonly)
+            );
+        }
+    }
+
     /// Stores them to rows that are `stride` bytes apart.
     #[inline(always)]
     unsafe fn store(self, to: *mut u8, stride: usize) {
@@ -101,18 +121,19 @@ impl Sums {
 
 /// Sums that products are added to by one instruction.
 macro_rules! products {
-    ($name:ident, $instruction:literal) => {
+    ($(#[$doc:meta])* $name:ident, $instruction:literal, $load:literal) => {
         /// Adds the products of one tile of inputs, whose rows are `stride` bytes apart, with a panel.
+        $(#[$doc])*
         #[inline(always)]
         unsafe fn $name(sums: Sums, input: *const u8, stride: usize, panel: *const u8) {
             if sums.rows > ROWS {
                 asm!(
                     "tileloadd tmm6, [{panel} + {step}*1]",
-                    "tileloadd tmm4, [{upper} + {stride}*1]",
+                    concat!($load, " tmm4, [{upper} + {stride}*1]"),
                     concat!($instruction, " tmm0, tmm4, tmm6"),
                     "tileloadd tmm7, [{panel} + {step}*1 + 64]",
                     concat!($instruction, " tmm1, tmm4, tmm7"),
-                    "tileloadd tmm5, [{lower} + {stride}*1]",
+                    concat!($load, " tmm5, [{lower} + {stride}*1]"),
                     concat!($instruction, " tmm2, tmm5, tmm6"),
                     concat!($instruction, " tmm3, tmm5, tmm7"),
                     panel = in(reg) panel,
@@ -125,7 +146,7 @@ macro_rules! products {
             } else {
                 asm!(
                     "tileloadd tmm6, [{panel} + {step}*1]",
-                    "tileloadd tmm4, [{upper} + {stride}*1]",
+                    concat!($load, " tmm4, [{upper} + {stride}*1]"),
                     concat!($instruction, " tmm0, tmm4, tmm6"),
                     "tileloadd tmm7, [{panel} + {step}*1 + 64]",
                     concat!($instruction, " tmm1, tmm4, tmm7"),
@@ -140,8 +161,16 @@ macro_rules! products {
     };
 }
 
-products!(add_bf16, "tdpbf16ps");
-products!(add_int8, "tdpbusd");
+products!(add_bf16, "tdpbf16ps", "tileloadd");
+products!(add_int8, "tdpbusd", "tileloadd");
+products!(
+    /// The inputs pass by the first level cache, where the panel stays.
+    pass_bf16, "tdpbf16ps", "tileloaddt1"
+);
+products!(
+    /// As [`pass_bf16`].
+    pass_int8, "tdpbusd", "tileloaddt1"
+);
 
 /// Whether the operating system lets this process use the tiles; it has to be asked.
 pub(crate) fn is_permitted() -> bool {

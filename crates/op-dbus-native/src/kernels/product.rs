@@ -271,7 +271,7 @@ pub(crate) struct Values<A> {
 
 impl<A: Activate> Values<A> {
     #[inline(always)]
-    fn new(from: *const f32, length: usize, smooth: *const f32) -> Self {
+    pub fn new(from: *const f32, length: usize, smooth: *const f32) -> Self {
         Self { from, length, smooth, activation: PhantomData }
     }
 

@@ -210,7 +210,8 @@ fn odd_sizes(subject: &Subject) {
 /// What else is in the batch, and how the columns are shared out, must not change a bit.
 fn apart(subject: &Subject) {
     let mut random = Random::new(5);
-    let (rows, inputs, columns) = (23, 150, 280);
+    // More rows than a tile has, and more inputs than are multiplied at a time.
+    let (rows, inputs, columns) = (47, 1100, 160);
     let all = Inputs::new(rows, inputs, &mut random);
     let right = Right::new(subject, inputs, columns, &mut random);
     let padded = right.padded;
@@ -252,7 +253,7 @@ fn same(a: &[f32], b: &[f32]) -> bool {
 
 fn residual(subject: &Subject) {
     let mut random = Random::new(6);
-    for (rows, inputs, columns) in [(1, 64, 64), (13, 100, 384), (4, 33, 50)] {
+    for (rows, inputs, columns) in [(1, 64, 64), (13, 100, 384), (4, 33, 50), (67, 1100, 64)] {
         let mut left = Inputs::new(rows, inputs, &mut random).prepare(subject);
         let right = Right::new(subject, inputs, columns, &mut random);
         let before = Guarded::from_fn(rows * right.padded, |_| random.value());
@@ -288,7 +289,7 @@ fn residual(subject: &Subject) {
 fn activations(subject: &Subject) {
     let mut random = Random::new(7);
     for activation in [Activation::Gelu, Activation::GeluTanh, Activation::Relu] {
-        for (rows, inputs, columns) in [(1, 40, 192), (14, 96, 300), (3, 200, 384)] {
+        for (rows, inputs, columns) in [(1, 40, 192), (14, 96, 300), (3, 200, 384), (40, 1100, 128)] {
             let mut left = Inputs::new(rows, inputs, &mut random).prepare(subject);
             let right = Right::new(subject, inputs, columns, &mut random);
             let mut next = Left::new(subject, rows, right.padded);

@@ -72,6 +72,8 @@ fn every_shape(subject: &Subject) {
 fn strip(subject: &Subject) {
     check(subject, 96, 130, 3 * subject.kernels.layout.panel, 41);
     check(subject, 95, 64, 130, 42);
+    // Rows that don't go into tiles, inputs that are not multiplied all at once.
+    check(subject, 97, 1100, 2 * subject.kernels.layout.panel, 43);
 }
 
 /// Activated outputs touch no more of the operand than they fill: the rest of a row belongs to
