@@ -92,7 +92,9 @@ impl Demo {
         command.arg("--state-file").arg(folder.join("state.json")).stdin(Stdio::null());
         let mut daemon = Daemon(started(&mut command)?);
         let wait = format!("--wait={READY_S_MAX}");
-        let mut ready = started(&mut self.client(bus, &["status", &wait]))?;
+        // What the status is comes at the end.
+        let mut ready = self.client(bus, &["status", &wait]);
+        let mut ready = started(ready.stdout(Stdio::null()))?;
         loop {
             if let Some(exit) = ready.try_wait().map_err(|e| e.to_string())? {
                 let late = || format!("the daemon was not ready within {READY_S_MAX} s ({exit})");
