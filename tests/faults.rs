@@ -51,6 +51,8 @@ async fn stopped_and_killed_in_a_batch(setup: Setup) -> Outcome {
     daemon.client().counted("worker_restarts", 1).await?;
     assert_eq!(daemon.client().counter("worker_restarts").await?, 1);
     assert_eq!(daemon.client().embedder.state().await?, "ready");
+    let said = daemon.process.stderr();
+    assert!(said.contains("(SIGKILL), as the kernel has it where memory runs out"), "{said}");
     daemon.stop().await
 }
 

@@ -142,7 +142,10 @@ impl Process {
         let (told, signal) = self.kill();
         let why = format!("{why}; {told}");
         match signal {
-            Some(Signal::SIGKILL | Signal::SIGTERM) if has_left => BackendError::Killed(why),
+            Some(Signal::SIGKILL) if has_left => BackendError::Killed(format!(
+                "{why}, as the kernel has it where memory runs out (`journalctl -k` tells)"
+            )),
+            Some(Signal::SIGTERM) if has_left => BackendError::Killed(why),
             _ => otherwise(why),
         }
     }

@@ -321,6 +321,10 @@ const REASONS: &[(&str, &str)] = &[
     ("quota in tokens", "raise quota_tokens"),
     ("queue in tokens", "raise queue_tokens_max"),
     ("worker_memory_max", "raise worker_memory_max, or take a lower vector_level"),
+    (
+        "where memory runs out",
+        "raise the unit's or the container's limit of memory, or take a lower vector_level",
+    ),
     ("out of memory", MEMORY),
     ("OutOfMemory", MEMORY),
     ("failed to allocate", MEMORY),
