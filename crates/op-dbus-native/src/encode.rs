@@ -175,36 +175,34 @@ impl Member<'_> {
     unsafe fn heads(&self, group: &Group<'_>) {
         let shape = &self.model.packed.shape;
         let (size, positions) = (shape.head(), shape.positions);
+        let shared = self.shared;
+        let share = |member: usize| shape.heads * member / self.barrier.members();
+        let (head, end) = (share(self.member), share(self.member + 1));
         let mut first = 0;
-        for (index, text) in group.texts.iter().enumerate() {
+        for text in group.texts {
             let length = text.ids.len();
-            for head in 0..shape.heads {
-                if (index * shape.heads + head) % self.barrier.members() != self.member {
-                    continue;
-                }
-                let bias = match self.model.bias.get(head * 2 * positions..) {
-                    Some(bias) if !bias.is_empty() => bias[positions - length..].as_ptr(),
-                    _ => std::ptr::null(),
-                };
-                let shared = self.shared;
-                // SAFETY: the contract; texts and heads are within the arena.
-                unsafe {
-                    let queries =
-                        shared.attention.add(first * shared.attention_stride + head * size);
-                    (self.model.kernels.attend)(&Attention {
-                        queries,
-                        keys: queries.add(shape.hidden),
-                        values: queries.add(2 * shape.hidden),
-                        stride: shared.attention_stride,
-                        length,
-                        size,
-                        scale: 1.0 / (size as f32).sqrt(),
-                        bias,
-                        to: shared.context.add(first * shared.stride + head * size),
-                        to_stride: shared.stride,
-                        scratch: self.own.scratch,
-                    });
-                }
+            let bias = match self.model.bias.get(head * 2 * positions..) {
+                Some(bias) if !bias.is_empty() => bias[positions - length..].as_ptr(),
+                _ => std::ptr::null(),
+            };
+            // SAFETY: the contract; texts and heads are within the arena.
+            unsafe {
+                let queries = shared.attention.add(first * shared.attention_stride + head * size);
+                (self.model.kernels.attend)(&Attention {
+                    heads: end - head,
+                    queries,
+                    keys: queries.add(shape.hidden),
+                    values: queries.add(2 * shape.hidden),
+                    stride: shared.attention_stride,
+                    length,
+                    size,
+                    scale: 1.0 / (size as f32).sqrt(),
+                    bias,
+                    bias_stride: 2 * positions,
+                    to: shared.context.add(first * shared.stride + head * size),
+                    to_stride: shared.stride,
+                    scratch: self.own.scratch,
+                });
             }
             first += length;
         }

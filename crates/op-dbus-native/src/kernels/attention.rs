@@ -1,4 +1,4 @@
-//! Attention of one head over one text: scores, softmax, and the weighted mean of the values.
+//! Attention over one text, head by head: scores, softmax, and the weighted mean of the values.
 //!
 //! Keys and values are packed into panels like weights, then a few rows of queries at a time go
 //! through all of it, so that nothing grows with the square of the length.
@@ -14,10 +14,12 @@ use super::simd::{Simd, coarse_exp2, each, exp2};
 use super::step::PairStep;
 use super::tiles::by_rows;
 
-/// One head of one text.
+/// Some heads of one text, side by side.
 #[derive(Clone, Copy)]
 pub(crate) struct Attention {
-    /// Query, key and value of the text's first token at this head's first column.
+    /// How many heads.
+    pub heads: usize,
+    /// Query, key and value of the text's first token at the first head's first column.
     pub queries: *const f32,
     /// See `queries`.
     pub keys: *const f32,
@@ -27,19 +29,39 @@ pub(crate) struct Attention {
     pub stride: usize,
     /// Tokens.
     pub length: usize,
-    /// Columns of the head.
+    /// Columns of a head.
     pub size: usize,
     /// Factor of the scores.
     pub scale: f32,
-    /// Null, or where the bias of the text's last query and first key lies: the bias of key `j`
-    /// for query `i` is `bias[length - 1 - i + j]`.
+    /// Null, or where the first head's bias of the text's last query and first key lies: the bias of key
+    /// `j` for query `i` is `bias[length - 1 - i + j]`.
     pub bias: *const f32,
-    /// The first token's result at this head's first column.
+    /// Floats from one head's bias to the next.
+    pub bias_stride: usize,
+    /// The first token's result at the first head's first column.
     pub to: *mut f32,
     /// Floats from one token's result to the next.
     pub to_stride: usize,
     /// Memory of this thread alone, [`scratch_floats`] long.
     pub scratch: *mut f32,
+}
+
+impl Attention {
+    /// One head by itself.
+    #[inline(always)]
+    pub fn head(&self, head: usize) -> Self {
+        let column = head * self.size;
+        let bias = self.bias.wrapping_add(head * self.bias_stride);
+        Self {
+            heads: 1,
+            queries: self.queries.wrapping_add(column),
+            keys: self.keys.wrapping_add(column),
+            values: self.values.wrapping_add(column),
+            bias: if self.bias.is_null() { self.bias } else { bias },
+            to: self.to.wrapping_add(column),
+            ..*self
+        }
+    }
 }
 
 /// Rows and columns are rounded up to this many.
@@ -122,21 +144,24 @@ impl<P: PairStep> Parts<P> {
     }
 }
 
-/// Computes one head of one text with `ROWS` rows of queries at a time.
+/// Computes heads with `ROWS` rows of queries at a time.
 ///
 /// # Safety
 /// The CPU has the instruction set; the pointers are valid for what the sizes say, a vector beyond
 /// included; inputs are finite; no other thread touches the columns of the result.
 #[inline(always)]
 pub(crate) unsafe fn attend<P: PairStep, const ROWS: usize>(job: &Attention) {
-    let parts = Parts::<P>::of(job);
-    pack_keys(job, &parts, job.size.div_ceil(P::K));
-    pack_values(job, &parts, job.length.div_ceil(P::K));
-    let mut first = 0;
-    while first < job.length {
-        let rows = ROWS.min(job.length - first);
-        by_rows!(rows, ROWS, M => block::<P, M>(job, &parts, first));
-        first += rows;
+    for head in 0..job.heads {
+        let job = &job.head(head);
+        let parts = Parts::<P>::of(job);
+        pack_keys(job, &parts, job.size.div_ceil(P::K));
+        pack_values(job, &parts, job.length.div_ceil(P::K));
+        let mut first = 0;
+        while first < job.length {
+            let rows = ROWS.min(job.length - first);
+            by_rows!(rows, ROWS, M => block::<P, M>(job, &parts, first));
+            first += rows;
+        }
     }
 }
 

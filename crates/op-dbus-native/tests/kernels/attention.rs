@@ -1,4 +1,4 @@
-//! Attention of one head over one text.
+//! Attention over one text.
 
 use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
@@ -15,6 +15,7 @@ pub const TESTS: &[Test] = &[
     ("attention_with_relative_bias", relative_bias),
     ("attention_of_512_tokens", longest),
     ("attention_of_scores_of_any_size", any_scores),
+    ("attention_of_several_heads", several_heads),
 ];
 
 /// Queries that are compared with the reference in one text; all of them in short ones.
@@ -57,6 +58,7 @@ impl Text {
         let mut scratch = Guarded::new(scratch_floats(self.length, self.size));
         let queries = self.rows.as_ptr();
         let job = Attention {
+            heads: 1,
             queries,
             keys: queries.wrapping_add(self.size),
             values: queries.wrapping_add(2 * self.size),
@@ -65,6 +67,7 @@ impl Text {
             size: self.size,
             scale: self.scale,
             bias: self.bias.as_ref().map_or(std::ptr::null(), |bias| bias.as_ptr()),
+            bias_stride: 0,
             to: found[before..].as_mut_ptr(),
             to_stride: stride,
             scratch: scratch.as_mut_ptr(),
@@ -177,6 +180,46 @@ fn any_scores(subject: &Subject) {
             let bias = |_| offset + spread * random.value();
             text.bias = Some(Guarded::from_fn(2 * length - 1 + LANES_MAX, bias));
             compare(subject, &text);
+        }
+    }
+}
+
+/// Heads side by side are what each is alone.
+fn several_heads(subject: &Subject) {
+    const HEADS: usize = 3;
+    let mut random = Random::new(35);
+    for (length, size) in [(5, 32), (33, 26), (70, 64)] {
+        let (columns, bias_stride) = (HEADS * size, 2 * length + LANES_MAX);
+        let rows = Guarded::from_fn(length * 3 * columns + LANES_MAX, |_| random.value() * 0.7);
+        let bias = Guarded::from_fn(HEADS * bias_stride, |_| random.value() * 0.5);
+        let mut scratch = Guarded::new(scratch_floats(length, size));
+        let mut run = |bias: *const f32, each: usize| {
+            let mut found = Guarded::<f32>::new(length * columns);
+            for head in (0..HEADS).step_by(each) {
+                let queries = rows.as_ptr().wrapping_add(head * size);
+                let bias_of_head = bias.wrapping_add(head * bias_stride);
+                let job = Attention {
+                    heads: each,
+                    queries,
+                    keys: queries.wrapping_add(columns),
+                    values: queries.wrapping_add(2 * columns),
+                    stride: 3 * columns,
+                    length,
+                    size,
+                    scale: 1.0 / (size as f32).sqrt(),
+                    bias: if bias.is_null() { bias } else { bias_of_head },
+                    bias_stride,
+                    to: found[head * size..].as_mut_ptr(),
+                    to_stride: columns,
+                    scratch: scratch.as_mut_ptr(),
+                };
+                // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
+                unsafe { (subject.kernels.attend)(&job) };
+            }
+            found.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+        };
+        for bias in [bias.as_ptr(), std::ptr::null()] {
+            assert!(run(bias, HEADS) == run(bias, 1), "{length} tokens, heads of {size}");
         }
     }
 }

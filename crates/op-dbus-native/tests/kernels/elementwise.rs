@@ -124,6 +124,7 @@ fn exponential(subject: &Subject) {
         let mut found = Guarded::<f32>::new(KEYS * KEYS);
         let mut scratch = Guarded::<f32>::new(scratch_floats(KEYS, KEYS));
         let job = Attention {
+            heads: 1,
             queries: rows.as_ptr(),
             keys: rows[KEYS..].as_ptr(),
             values: rows[2 * KEYS..].as_ptr(),
@@ -132,6 +133,7 @@ fn exponential(subject: &Subject) {
             size: KEYS,
             scale: 1.0,
             bias: bias.as_ptr(),
+            bias_stride: 0,
             to: found.as_mut_ptr(),
             to_stride: KEYS,
             scratch: scratch.as_mut_ptr(),

@@ -1,4 +1,4 @@
-//! Attention of one head over one text, its products by tiles.
+//! Attention over one text, its products by tiles.
 //!
 //! As [`crate::kernels::attention`] has it, but scores go through memory: the CPU can't compute with
 //! tiles. Those of one panel of keys become weights while the tiles are busy with the next.
@@ -29,7 +29,7 @@ const INPUTS: usize = STEPS * Bf16::K;
 #[repr(C, align(64))]
 struct Block(MaybeUninit<[[f32; PANEL]; QUERIES]>);
 
-/// Computes one head of one text.
+/// Computes heads.
 ///
 /// # Safety
 /// As [`attend`](crate::kernels::attention::attend) of the others.
@@ -38,19 +38,23 @@ pub(crate) unsafe fn attend(job: &Attention) {
     // Whole tiles: of the head's columns, and of the text's tokens.
     let (columns, length) =
         (job.size.next_multiple_of(INPUTS), job.length.next_multiple_of(INPUTS));
-    let head = Head { job, parts: Parts::of(job), columns, length };
-    pack_keys(job, &head.parts, columns / Bf16::K);
-    pack_values(job, &head.parts, length / Bf16::K);
+    // Telling the tiles costs as much as a fifth of a short text's head.
     let mut ready = 0;
-    let mut first = 0;
-    while first < job.length {
-        let rows = QUERIES.min(job.length - first);
-        if rows != ready {
-            configure(rows);
-            ready = rows;
+    for head in 0..job.heads {
+        let job = &job.head(head);
+        let head = Head { job, parts: Parts::of(job), columns, length };
+        pack_keys(job, &head.parts, columns / Bf16::K);
+        pack_values(job, &head.parts, length / Bf16::K);
+        let mut first = 0;
+        while first < job.length {
+            let rows = QUERIES.min(job.length - first);
+            if rows != ready {
+                configure(rows);
+                ready = rows;
+            }
+            head.queries(first, Sums { rows });
+            first += rows;
         }
-        head.queries(first, Sums { rows });
-        first += rows;
     }
     release();
 }
