@@ -32,14 +32,9 @@ const HEIGHT: usize = 2 * ROWS;
 const STRIPS: usize = STRIP_MAX.div_ceil(HEIGHT);
 
 /// Most tiles of inputs whose piece of a panel the rows go past together: 32 KiB of the 48 KiB of the
-/// first level cache. Cycles for each tile of a product of 192 rows by 1,536 inputs by 384 columns, all in
-/// the second level cache: 21 with 12 tiles, 20 with 16, 30 with 24.
+/// first level cache. Four products of tiles take 108 cycles with 12, 104 with 16 and 136 with 24 of them,
+/// with 192 rows, 1,536 inputs and 384 columns, all in the second level cache (medians of 3 runs).
 const DEPTH: usize = 16;
-
-/// Tiles of weights that are asked for ahead of a single strip, which is faster than they come. Tokens a
-/// second of 24 rows through layers of 384 and 768 columns: 24,900 and 1,780 with those of the next
-/// panel, 25,500 and 1,990 with 4 tiles, 25,900 and 1,500 with none.
-const NEAR: usize = 4;
 
 /// Bytes that a cache fetches at once.
 const LINE: usize = 64;
@@ -57,8 +52,8 @@ struct Rest<L> {
     end: usize,
 }
 
-/// The weights that are asked for while others are multiplied with: of several strips those of the next
-/// piece, of one those [a few tiles](NEAR) on. They come from far away, and are there when it is their turn.
+/// The weights that are asked for while others are multiplied with: the next piece. They come from far
+/// away, and are there when it is their turn.
 struct Ahead {
     next: *const u8,
     /// Lines of the cache, for each tile of inputs.
@@ -177,7 +172,7 @@ unsafe fn pass<L: Left, const SEVERAL: bool>(product: &Product, stride: usize) {
             let mut first = 0;
             while first < weights.steps {
                 let end = weights.steps.min(first + depth);
-                way.ahead.next = way.panel(column, if SEVERAL { end } else { NEAR * STEPS });
+                way.ahead.next = way.panel(column, end);
                 for strip in 0..strips {
                     let row = (strip * height).min(product.rows - height);
                     let (to, stride) = match *finish {
