@@ -22,8 +22,8 @@ use crate::kernels::tiles::BlockScales;
 /// # Safety
 /// As [`crate::kernels::product::multiply`].
 pub(super) trait Left {
-    /// Whether sums leave the tiles after each block of [`GROUP`](crate::kernels::product::GROUP) inputs, to be scaled; else they are
-    /// those of all inputs.
+    /// Whether sums leave the tiles after each block of
+    /// [`GROUP`](crate::kernels::product::GROUP) inputs, to be scaled; else they are those of all inputs.
     const BY_BLOCKS: bool;
     /// Whether they may leave the tiles for where they belong, and nothing is left to do.
     const AS_THEY_ARE: bool;
