@@ -3,8 +3,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
+use crate::faults::limit_descriptors;
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{Finished, clean, finish};
@@ -220,6 +222,14 @@ async fn the_running_service_is_told_beside() -> Outcome {
     let service = check(&found["general"], "service", "ok")?;
     assert!(text(&service["found"]).contains("answers, ready"), "{service}");
     check(&found["providers"][0]["checks"], "proof", "ok")?;
+    // One that has failed is not well, though it would work if it were started now.
+    limit_descriptors(&daemon, "3:").await?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    assert_eq!(daemon.state(|state| state != "ready").await?, "failed");
+    let page = on(&setup, bus.address(), &["cpu"]).await?.success()?;
+    let next = page.lines().last().unwrap_or_default();
+    assert!(next.contains("What to do next") && next.contains("systemctl restart"), "{page}");
+    limit_descriptors(&daemon, "1024:").await?;
     daemon.stop().await
 }
 

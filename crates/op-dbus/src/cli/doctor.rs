@@ -211,7 +211,7 @@ impl Examination {
         if !self.named.is_empty() {
             nexts.reverse();
         }
-        let next = nexts.into_iter().flatten().next();
+        let next = nexts.into_iter().flatten().next().or_else(|| general[0].next.clone());
         Findings {
             works,
             next,

@@ -350,9 +350,13 @@ const MEMORY: &str = "end what else uses the device's memory, take a lower vecto
 
 /// What to do about a provider that was started and failed.
 pub fn cure(provider: Provider, reason: &str) -> String {
-    let known = REASONS.iter().find(|(words, _)| reason.contains(words));
     let other = if provider == Provider::Cpu { SETTINGS } else { NO_DEVICE };
-    known.map_or(other, |(_, next)| next).to_owned()
+    known(reason).unwrap_or(other).to_owned()
+}
+
+/// What to do about a reason, if it is one of those that are known.
+pub fn known(reason: &str) -> Option<&'static str> {
+    REASONS.iter().find(|(words, _)| reason.contains(words)).map(|(_, next)| *next)
 }
 
 #[cfg(test)]
@@ -370,6 +374,8 @@ mod tests {
         assert_eq!(cuda("who knows"), NO_DEVICE);
         // It is the provider that works everywhere.
         assert_eq!(cure(Provider::Cpu, "who knows"), SETTINGS);
+        let killed = "(SIGKILL), as the kernel has it where memory runs out";
+        assert!(cure(Provider::Cpu, killed).contains("limit of memory"));
         for setting in ["expect_dimensions", "default_prompt", "worker_memory_max"] {
             assert!(cuda(&format!("it is not what {setting} demands")).contains(setting));
         }

@@ -4,6 +4,7 @@ use op_dbus_daemon::settings::Bus;
 
 use super::super::client::{Properties, connect};
 use super::check::Check;
+use super::facts;
 
 const NAME: &str = "service";
 
@@ -33,8 +34,8 @@ fn told(status: &Properties) -> Check {
     let found = format!("answers, {state}: {summary}");
     match state {
         "failed" | "degraded" => {
-            let next = "mend what is said below, then type `systemctl restart op-dbus`";
-            Check::wrong(NAME, found, next)
+            let mend = facts::known(summary).unwrap_or("mend what else is said here");
+            Check::wrong(NAME, found, format!("{mend}, then type `systemctl restart op-dbus`"))
         }
         _ => Check::ok(NAME, found),
     }
