@@ -45,7 +45,7 @@ fn fed(name: &str, dtype: &ValueType) -> Result<Input, String> {
 pub(crate) fn output(session: &Session, dimensions: usize) -> Result<Output, String> {
     let outputs = session.outputs().iter();
     let ports: Vec<Port<'_>> = outputs.map(|output| port(output.name(), output.dtype())).collect();
-    choose(&ports, dimensions)
+    choose(&ports, Some(dimensions))
 }
 
 fn port<'a>(name: &'a str, dtype: &'a ValueType) -> Port<'a> {

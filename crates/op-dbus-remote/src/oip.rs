@@ -67,7 +67,7 @@ impl Feed {
             false => integer_inputs(metadata.inputs)?,
         };
         let ports: Vec<Port<'_>> = metadata.outputs.iter().map(port).collect();
-        let output = foreign::choose(&ports, dimensions).map_err(Failure::Quoted)?;
+        let output = foreign::choose(&ports, Some(dimensions)).map_err(Failure::Quoted)?;
         if texts && output.per_token {
             let why = "the model there takes texts and gives vectors of tokens, of which only it knows \
                        how many are padding; have it pool them";

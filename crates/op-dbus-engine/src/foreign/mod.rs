@@ -70,14 +70,14 @@ const TOKEN_NAMES: [&str; 3] = ["last_hidden_state", "token_embeddings", "hidden
 /// BERT's own classifier head: a vector per row that is not an embedding.
 const NOT_EMBEDDINGS: &str = "pooler_output";
 
-/// The output that holds vectors of `dimensions`.
+/// The output that holds vectors of `dimensions`, or of any where they are not known yet.
 ///
 /// The first output is not always it: some exports echo an input there. What counts is the type
 /// and the rank, then the name; a choice that would be a guess is refused.
 ///
 /// # Errors
 /// A sentence listing the outputs, if none or more than one could be it.
-pub fn choose(outputs: &[Port<'_>], dimensions: usize) -> Result<Output, String> {
+pub fn choose(outputs: &[Port<'_>], dimensions: Option<usize>) -> Result<Output, String> {
     let fitting = |rank: usize| -> Vec<&str> {
         let fits = |port: &&Port<'_>| fits(port, rank, dimensions);
         let names = outputs.iter().filter(fits).map(|port| port.name);
@@ -99,19 +99,20 @@ pub fn choose(outputs: &[Port<'_>], dimensions: usize) -> Result<Output, String>
         _ => {
             let found: Vec<String> =
                 outputs.iter().map(|port| format!("{} ({})", port.name, port.shown)).collect();
+            let of = dimensions.map_or_else(String::new, |width| format!("{width} "));
             Err(format!(
-                "none of the graph's outputs is clearly the embedding of {dimensions} f32 \
-                 dimensions; found: {}",
+                "none of the graph's outputs is clearly the embedding of {of}f32 dimensions; \
+                 found: {}",
                 found.join(", ")
             ))
         }
     }
 }
 
-fn fits(port: &Port<'_>, rank: usize, dimensions: usize) -> bool {
+fn fits(port: &Port<'_>, rank: usize, dimensions: Option<usize>) -> bool {
     let Some(shape) = port.floats.filter(|shape| shape.len() == rank) else { return false };
     let last = shape.last().copied().unwrap_or(0);
-    last == -1 || usize::try_from(last) == Ok(dimensions)
+    last == -1 || dimensions.is_none_or(|dimensions| usize::try_from(last) == Ok(dimensions))
 }
 
 #[cfg(test)]
@@ -130,8 +131,8 @@ mod tests {
             port("461", Some(&[-1, 384])),
         ];
         let chosen = Output { name: "461".into(), per_token: false };
-        assert_eq!(choose(&outputs, 384), Ok(chosen));
-        assert!(choose(&outputs[..1], 384).unwrap_err().contains("output (shown)"));
+        assert_eq!(choose(&outputs, Some(384)), Ok(chosen));
+        assert!(choose(&outputs[..1], Some(384)).unwrap_err().contains("output (shown)"));
     }
 
     #[test]
@@ -141,15 +142,15 @@ mod tests {
             port("pooler_output", Some(&[-1, 384])),
         ];
         let chosen = Output { name: "last_hidden_state".into(), per_token: true };
-        assert_eq!(choose(&outputs, 384), Ok(chosen));
-        assert!(choose(&outputs[1..], 384).is_err());
+        assert_eq!(choose(&outputs, Some(384)), Ok(chosen));
+        assert!(choose(&outputs[1..], Some(384)).is_err());
     }
 
     #[test]
     fn a_choice_between_equals_is_refused() {
         let outputs = [port("a", Some(&[-1, 8])), port("b", Some(&[-1, 8]))];
-        assert!(choose(&outputs, 8).is_err());
-        assert!(choose(&outputs[..1], 8).is_ok());
-        assert!(choose(&outputs[..1], 9).is_err());
+        assert!(choose(&outputs, Some(8)).is_err());
+        assert!(choose(&outputs[..1], Some(8)).is_ok());
+        assert!(choose(&outputs[..1], Some(9)).is_err());
     }
 }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand, ValueEnum};
-use op_dbus_engine::Tokenizer;
-use op_dbus_graph::inspect::{ElementType, inspect};
+use op_dbus_engine::{Tokenizer, foreign};
+use op_dbus_graph::inspect::{ElementType, Port, inspect};
 use op_dbus_models::{
     HookError, ImportOptions, Model, OnnxFacts, Pooling, Progress, PullOptions, Source, Store,
     manifest, named,
@@ -223,32 +223,37 @@ fn name_from(path: &Path) -> Result<String, Box<dyn Error + Send + Sync>> {
     name.ok_or_else(|| format!("{} has no name to use; add --name", path.display()).into())
 }
 
-/// What the import wants to know of a graph. The output is chosen as the backend chooses it: by its
-/// usual name, then one vector per text before one per token; never BERT's classifier head.
+/// What the import wants to know of a graph. Where the output that the backend will take is not clear
+/// without a width, the import asks for it.
 fn facts(onnx: &[u8]) -> Result<OnnxFacts, op_dbus_graph::Error> {
-    const PER_TEXT: [&str; 5] =
-        ["sentence_embedding", "sentence_embeddings", "embedding", "embeddings", "text_embeds"];
-    const PER_TOKEN: [&str; 3] = ["last_hidden_state", "token_embeddings", "hidden_states"];
     let info = inspect(onnx)?;
-    let of_rank = |rank: usize, names: &[&str]| {
-        info.outputs.iter().find(|port| {
-            port.element_type == ElementType::F32
-                && port.shape.as_ref().is_some_and(|shape| shape.len() == rank)
-                && port.name != "pooler_output"
-                && (names.is_empty() || names.contains(&port.name.as_str()))
+    let shapes: Vec<Option<Vec<i64>>> = info.outputs.iter().map(float_shape).collect();
+    let ports: Vec<foreign::Port<'_>> = info
+        .outputs
+        .iter()
+        .zip(&shapes)
+        .map(|(port, floats)| foreign::Port {
+            name: &port.name,
+            floats: floats.as_deref(),
+            shown: String::new(),
         })
-    };
-    let output = of_rank(2, &PER_TEXT)
-        .or_else(|| of_rank(3, &PER_TOKEN))
-        .or_else(|| of_rank(2, &[]))
-        .or_else(|| of_rank(3, &[]));
-    let shape = output.and_then(|port| port.shape.as_deref()).unwrap_or_default();
-    let width = shape.last().copied().flatten();
+        .collect();
+    let output = foreign::choose(&ports, None).ok();
+    let port =
+        output.as_ref().and_then(|output| ports.iter().find(|port| port.name == output.name));
+    let width = port.and_then(|port| port.floats?.last().copied());
     Ok(OnnxFacts {
         dimensions: width.and_then(|width| usize::try_from(width).ok()),
-        pooled: shape.len() == 2,
+        pooled: output.is_some_and(|output| !output.per_token),
         external_data: info.has_external_data,
     })
+}
+
+/// The sides of a port of 32-bit floats, -1 where they vary.
+fn float_shape(port: &Port) -> Option<Vec<i64>> {
+    let shape = port.shape.as_ref().filter(|_| port.element_type == ElementType::F32)?;
+    let side = |side: &Option<u64>| side.and_then(|side| i64::try_from(side).ok()).unwrap_or(-1);
+    Some(shape.iter().map(side).collect())
 }
 
 fn verify(store: &Store, mut names: Vec<String>, json: bool) -> Outcome {
