@@ -344,6 +344,8 @@ fn same_engines(old: &Settings, new: &Settings) -> bool {
     like_new.bus = new.bus.clone();
     like_new.state_file.clone_from(&new.state_file);
     like_new.config.clone_from(&new.config);
+    like_new.core_dumps = new.core_dumps;
+    like_new.http_listen.clone_from(&new.http_listen);
     like_new == *new
 }
 

@@ -113,7 +113,6 @@ pub const TRIALS: &[Trial] = &[
             "jobs::nobody_else_learns_of_a_job",
             "sandbox::no_socket_leads_off_the_machine",
             "sandbox::no_socket_of_onnx_runtime_leads_off_the_machine",
-            "lifecycle::texts_stay_out_of_the_log",
             "gateway::texts_stay_out_of_the_log",
         ]),
         rest: "memory of the daemon and its workers after a call; a remote provider, which is there to \
