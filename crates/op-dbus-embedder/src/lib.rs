@@ -42,9 +42,9 @@ pub use builder::Builder;
 pub use embedder::Embedder;
 pub use error::Error;
 pub use op_dbus_engine::{
-    ArenaUse, BackendError, BufferUse, Call, CancelToken, Description, Error as CallError, Excess,
-    Inputs, LoadErrorKind, MemoryUse, Priority, Reply, RowSink, Snapshot, Times, TokenizerError,
-    TransferUse, Truncate, WorkerState, WorkerStatus,
+    ArenaUse, BackendError, BufferUse, Call, CancellationToken, Description, Error as CallError,
+    Excess, Inputs, LoadErrorKind, MemoryUse, Priority, Reply, RowSink, Snapshot, Times,
+    TokenizerError, TransferUse, Truncate, WorkerState, WorkerStatus,
 };
 pub use op_dbus_models::manifest::provider_names;
 pub use op_dbus_models::{Error as ModelError, Level};

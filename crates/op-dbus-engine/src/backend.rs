@@ -1,7 +1,5 @@
 //! The one door between the engine and whatever computes: a batch of token ids in, vectors out.
 
-use std::fmt;
-
 use crate::batch::Batch;
 use crate::buckets::Buckets;
 use crate::usage::MemoryUse;
@@ -74,17 +72,6 @@ pub enum LoadErrorKind {
     ProviderUnavailable,
     /// Anything else.
     Other,
-}
-
-impl fmt::Display for LoadErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ModelNotInstalled => "model-not-installed",
-            Self::ModelCorrupt => "model-corrupt",
-            Self::ProviderUnavailable => "provider-unavailable",
-            Self::Other => "other",
-        })
-    }
 }
 
 /// A loaded model on one device. One thread owns it; all calls block.

@@ -1,11 +1,9 @@
 //! What a caller hands in and gets back.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use crate::config::Limits;
 
@@ -29,7 +27,7 @@ pub struct Call {
     /// Cut vectors to this length; only sizes that the model was trained for.
     pub dimensions: Option<usize>,
     /// Cancels the call from elsewhere.
-    pub cancel: CancelToken,
+    pub cancel: CancellationToken,
     /// Waits until there is room in the queue and in the user's quota, instead of being refused. A
     /// stream of calls that has nobody to tell when to come back.
     pub wait: bool,
@@ -199,41 +197,5 @@ pub(crate) fn note(list: &mut String, names: &str) {
             list.push(',');
         }
         list.push_str(name);
-    }
-}
-
-/// Cancels a call from elsewhere: keep a clone and call [`cancel`](Self::cancel). One token may
-/// serve many calls, for instance all calls of one connection.
-#[derive(Clone, Debug, Default)]
-pub struct CancelToken(Arc<Cancel>);
-
-#[derive(Debug, Default)]
-struct Cancel {
-    cancelled: AtomicBool,
-    notify: Notify,
-}
-
-impl CancelToken {
-    /// Cancels; calls that wait return [`Error::Cancelled`](crate::Error::Cancelled) at once and
-    /// what they have queued is dropped.
-    pub fn cancel(&self) {
-        self.0.cancelled.store(true, Ordering::Release);
-        self.0.notify.notify_waiters();
-    }
-
-    /// Whether [`cancel`](Self::cancel) was called.
-    pub fn is_cancelled(&self) -> bool {
-        self.0.cancelled.load(Ordering::Acquire)
-    }
-
-    /// Returns once the token is cancelled.
-    pub async fn cancelled(&self) {
-        let notified = self.0.notify.notified();
-        tokio::pin!(notified);
-        // Registered before the flag is read: a cancel between the two is not missed.
-        notified.as_mut().enable();
-        if !self.is_cancelled() {
-            notified.await;
-        }
     }
 }

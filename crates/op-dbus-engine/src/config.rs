@@ -164,9 +164,6 @@ pub struct EngineConfig {
     /// A worker that has been idle for this long embeds the engine's own text, so that one that was
     /// lost meanwhile, or is not what it was, is replaced before anybody needs it.
     pub idle_check: Duration,
-    /// How long [`Engine::canary`](crate::Engine::canary) waits before it gives up. Backends that
-    /// can be killed bound a single batch themselves.
-    pub run_timeout: Duration,
     /// Vectors of texts that come again; off by default. Engines may share one.
     pub cache: Arc<Cache>,
     /// What is counted of calls, batches and workers. Engines may count together: what is told outlives
@@ -180,7 +177,6 @@ impl Default for EngineConfig {
             limits: Limits::default(),
             tokenizer_threads: 1,
             idle_check: Duration::from_secs(60),
-            run_timeout: Duration::from_secs(60),
             cache: Arc::new(Cache::new(0)),
             stats: Arc::default(),
         }

@@ -7,10 +7,12 @@ use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tokio_util::sync::CancellationToken;
+
 use crate::admission::{Admission, Claim, OWN_UID, Permit, Time};
 use crate::backend::BackendError;
 use crate::cache::{Cache, Kept};
-use crate::call::{Call, CancelToken, Inputs, Reply};
+use crate::call::{Call, Inputs, Reply};
 use crate::config::{EngineConfig, Limits, ModelShape, Pool};
 use crate::dispatch::{BACKOFF, Shared};
 use crate::door::Door;
@@ -26,6 +28,9 @@ use crate::stats::Snapshot;
 use crate::status::WorkerStatus;
 use crate::tokenizer::Tokenizer;
 
+/// How long [`Engine::canary`] waits. Backends that can be killed bound a single batch themselves.
+const CANARY_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// The engine. Cheap to clone; the workers stop when the last clone is gone.
 #[derive(Clone, Debug)]
 pub struct Engine(Arc<Inner>);
@@ -34,7 +39,6 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     limits: Limits,
     model: ModelShape,
-    canary_timeout: Duration,
     reference: Option<Reference>,
     /// Vectors that come again, and the number under which those of this engine are there.
     cache: Arc<Cache>,
@@ -43,7 +47,7 @@ struct Inner {
     preparer: Preparer,
     door: Door,
     /// Ends the calls that outlast a drain.
-    gone: CancelToken,
+    gone: CancellationToken,
 }
 
 impl Engine {
@@ -58,8 +62,7 @@ impl Engine {
         pools: Vec<Pool>,
         config: EngineConfig,
     ) -> Result<Self, BackendError> {
-        let EngineConfig { limits, tokenizer_threads, idle_check, run_timeout, cache, stats } =
-            config;
+        let EngineConfig { limits, tokenizer_threads, idle_check, cache, stats } = config;
         let roster = Roster::new(&pools, &model);
         let scheduler = Arc::new(Scheduler::new(&limits, idle_check, roster, stats));
         let reference = pools.first().and_then(|pool| pool.reference.clone());
@@ -79,13 +82,12 @@ impl Engine {
             admission: Admission::new(&limits),
             limits,
             model,
-            canary_timeout: run_timeout,
             reference,
             number: cache.enter(),
             cache,
             preparer: preparer.clone(),
             door,
-            gone: CancelToken::default(),
+            gone: CancellationToken::default(),
         }));
         let receiver = Arc::new(Mutex::new(receiver));
         for n in 0..threads {
@@ -224,7 +226,7 @@ impl Engine {
     /// is embedded. Needs tokio's timer.
     ///
     /// # Errors
-    /// As [`embed`](Self::embed); `DeadlineExceeded` after `EngineConfig::run_timeout`.
+    /// As [`embed`](Self::embed); `DeadlineExceeded` after a minute.
     pub async fn canary(&self) -> Result<(), Error> {
         let permit = self.0.admission.admit_own()?;
         // Asked behind the permit, with which nobody unloads.
@@ -234,7 +236,7 @@ impl Engine {
         let call = Call {
             uid: OWN_UID,
             inputs: vec![CANARY.to_owned()].into(),
-            deadline: Some(Instant::now() + self.0.canary_timeout),
+            deadline: Some(Instant::now() + CANARY_TIME_MAX),
             ..Call::default()
         };
         let output = self.0.output(None, None)?;

@@ -10,9 +10,10 @@
 //! Call → admission → tokenizing → queue ← idle worker plans a batch → backend → Reply
 //! ```
 //!
-//! Batches form while all workers are busy: an idle worker takes what is there at once. Whatever a
-//! caller sends and whatever a worker does, every queue, buffer and wait here is bounded, a worker
-//! that dies, lies or hangs is replaced, and its batch is run once more.
+//! Batches form while all workers are busy: an idle worker takes what is there at once, unless it is
+//! told to wait a little ([`Limits::batch_delay_us_max`]). Whatever a caller sends and whatever a worker does,
+//! every queue, buffer and wait here is bounded, a worker that dies, lies or hangs is replaced, and
+//! its batch is run once more.
 //!
 //! ```
 //! use op_dbus_engine::sim::{Faults, SimBackend};
@@ -86,7 +87,7 @@ pub use backend::{
 pub use batch::Batch;
 pub use buckets::Buckets;
 pub use cache::{Cache, Kept};
-pub use call::{Call, CancelToken, Inputs, Priority, Reply, RowSink, Truncate};
+pub use call::{Call, Inputs, Priority, Reply, RowSink, Truncate};
 pub use config::{BatchLayout, BatchLimits, EngineConfig, Limits, ModelShape, Pool};
 pub use dispatch::{WORKER_LOST_MESSAGE_ID, WORKER_REPLACED_MESSAGE_ID};
 pub use engine::Engine;
@@ -99,4 +100,5 @@ pub use start::reference;
 pub use stats::{Snapshot, Stats, Times};
 pub use status::{WorkerState, WorkerStatus};
 pub use tokenizer::{Piece, Tokenizer, TokenizerError};
+pub use tokio_util::sync::CancellationToken;
 pub use usage::{ArenaUse, BufferUse, MemoryUse, TransferUse};

@@ -34,10 +34,15 @@ pub async fn pass(State(gateway): State<Arc<Gateway>>, request: Request, next: N
         Err(refusal) => unread(request, refusal).into_response(),
     };
     let mut response = shaped(response, openai);
+    let status = response.status();
     let headers = response.headers_mut();
+    if status == StatusCode::UNAUTHORIZED {
+        // HTTP demands that a 401 says how to bring the key.
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    counted.status = response.status().as_u16();
+    counted.status = status.as_u16();
     response
 }
 
@@ -129,15 +134,6 @@ pub async fn no_method(request: Request) -> Refusal {
     let message = format!("this route does not take {method}; /openapi.json tells what it takes");
     let status = StatusCode::METHOD_NOT_ALLOWED;
     unread(request, Refusal::new(status, "method_not_allowed", message))
-}
-
-/// Says how to bring the key, as HTTP demands of every 401.
-pub async fn challenge(request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
-    if response.status() == StatusCode::UNAUTHORIZED {
-        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    }
-    response
 }
 
 #[cfg(test)]

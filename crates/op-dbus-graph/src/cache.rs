@@ -42,10 +42,8 @@ pub struct CacheKey {
     pub normalize: bool,
     /// Longest row, in tokens.
     pub max_input_tokens: usize,
-    /// Precision, layout and dialect.
+    /// Precision and dialect.
     pub target: Target,
-    /// Execution provider that the graph was written for (`cpu`, …).
-    pub provider: String,
 }
 
 impl CacheKey {

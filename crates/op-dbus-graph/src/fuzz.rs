@@ -2,9 +2,7 @@
 
 use crate::export::onnx_to_safetensors;
 use crate::inspect::inspect;
-use crate::{
-    Dialect, Family, Layout, ModelFiles, Pooling, Precision, Recipe, Target, compile, read,
-};
+use crate::{Dialect, Family, ModelFiles, Pooling, Precision, Recipe, Target, compile, read};
 
 /// A name, and what has to survive any bytes.
 pub type Driven = (&'static str, fn(&[u8]));
@@ -13,8 +11,6 @@ pub type Driven = (&'static str, fn(&[u8]));
 pub const TARGETS: &[Driven] = &[("weights", weights), ("graph", graph)];
 
 const FAMILIES: [Family; 4] = [Family::Bert, Family::Mpnet, Family::Roberta, Family::Distilbert];
-const TARGET: Target =
-    Target { precision: Precision::F32, layout: Layout::Padded, dialect: Dialect::Onnx };
 
 /// A `config.json`, a NUL, and a safetensors file: of each family, in each form that is compiled.
 fn weights(bytes: &[u8]) {
@@ -27,7 +23,7 @@ fn weights(bytes: &[u8]) {
         assert!(encoder.hidden > 0 && encoder.words.rows() > 0, "{family:?}");
         for precision in [Precision::F32, Precision::F16] {
             for dialect in [Dialect::OnnxRuntime, Dialect::Onnx] {
-                compiled(&files, Target { precision, dialect, ..TARGET });
+                compiled(&files, Target { precision, dialect });
             }
         }
     }

@@ -2,10 +2,10 @@
 //! written for what will run it out.
 //!
 //! The way of a model: a [family](Family) reads `config.json` and the tensors into one description
-//! of the [encoder] that knows nothing of layouts and precisions ([`read`], which is also what an
+//! of the [encoder] that knows nothing of operators and precisions ([`read`], which is also what an
 //! engine with kernels of its own begins with); a lowering writes that description for a
 //! [`Target`], with pooling and normalisation inside the graph ([`compile`]). A new family adds a
-//! reader, a new layout, precision or provider adds a lowering, and neither sees the other.
+//! reader, a new precision or set of operators adds to the lowering, and neither sees the other.
 //!
 //! No runtime is linked: bytes in, bytes out. Every byte of the input may be hostile; whatever is
 //! wrong with it comes back as an [`Error`] that names the tensor or the key.
@@ -72,14 +72,6 @@ pub enum Precision {
     F16,
 }
 
-/// How a batch lies in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Layout {
-    /// Every row has the length of the longest one.
-    Padded,
-}
-
 /// Operators that the graph may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -90,13 +82,11 @@ pub enum Dialect {
     Onnx,
 }
 
-/// What will run the graph.
+/// What will run the graph. Every row of a batch has the length of its longest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     /// Precision of the arithmetic.
     pub precision: Precision,
-    /// How a batch lies in memory.
-    pub layout: Layout,
     /// Operators that the graph may use.
     pub dialect: Dialect,
 }

@@ -10,7 +10,7 @@ mod pooling;
 mod products;
 
 use crate::encoder::Encoder;
-use crate::{Dialect, Error, Layout, Recipe};
+use crate::{Dialect, Error, Recipe};
 
 pub use products::products;
 
@@ -31,7 +31,5 @@ pub(crate) fn lower(encoder: &Encoder<'_>, recipe: &Recipe) -> Result<Vec<u8>, E
         Dialect::OnnxRuntime => &fused::Fused,
         Dialect::Onnx => &plain::Plain,
     };
-    match recipe.target.layout {
-        Layout::Padded => padded::lower(encoder, recipe, operators),
-    }
+    padded::lower(encoder, recipe, operators)
 }

@@ -10,11 +10,6 @@ use crate::Error;
 
 const BLOCK: usize = 1 << 18;
 
-/// Lower-case hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// The SHA-256 of a whole file.
 pub(crate) fn of_file(path: &Path) -> Result<String, Error> {
     let mut file = File::open(path).map_err(|error| Error::io("read", path, error))?;
@@ -25,7 +20,7 @@ pub(crate) fn of_file(path: &Path) -> Result<String, Error> {
 
 /// The SHA-256 of bytes in memory.
 pub(crate) fn of_bytes(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+    format!("{:x}", Sha256::digest(bytes))
 }
 
 /// Copies at most `bytes_max` + 1 bytes and returns how many came and their SHA-256: a count over
@@ -54,5 +49,5 @@ pub(crate) fn copy(
         to.write_all(&block[..read])?;
         advance(read as u64);
     }
-    Ok((total, hex(&hasher.finalize())))
+    Ok((total, format!("{:x}", hasher.finalize())))
 }

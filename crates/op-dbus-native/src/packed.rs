@@ -226,7 +226,7 @@ fn forget(folder: &Path) {
 }
 
 fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:x}", Sha256::digest(bytes))
 }
 
 fn hex(key: &str) -> String {

@@ -109,9 +109,8 @@ struct Record {
 pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     let Options { isa, precision, threads, .. } = options;
     let key = format!("{} {isa} {precision} threads={threads} cpu={}", options.key, cpu());
-    let digest = Sha256::digest(&key);
-    let name: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    let place = options.cache_dir.join("tuning").join(name + ".json");
+    let digest = format!("{:x}", Sha256::digest(&key));
+    let place = options.cache_dir.join("tuning").join(format!("{}.json", &digest[..32]));
     let earlier = match read(&place, &key) {
         Ok(Some(Record { tuning, disturbed: 0 | MEASUREMENTS.., .. })) => {
             return backend.set_tuning(tuning);

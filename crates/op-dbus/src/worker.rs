@@ -14,6 +14,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use op_dbus_daemon::settings::{CpuEngine, Precision};
 use op_dbus_daemon::telemetry;
 use op_dbus_embedder::backend::{self, CPU, REMOTE, Spec};
 use op_dbus_engine::sim::{self, Faults, Faulty, SimBackend};
@@ -101,22 +102,6 @@ pub struct Args {
     /// What is added to this process's nice value
     #[arg(long, default_value_t = 0)]
     nice: u8,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum CpuEngine {
-    Native,
-    Ort,
-    Sim,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Precision {
-    Auto,
-    F32,
-    F16,
-    Bf16,
-    Int8,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]

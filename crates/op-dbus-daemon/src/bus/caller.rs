@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::StreamExt;
 use op_dbus_api::{Error, ErrorName};
-use op_dbus_engine::CancelToken;
+use op_dbus_engine::CancellationToken;
 use zbus::message::{Header, Type};
 use zbus::{Connection, MatchRule, MessageStream};
 
@@ -31,7 +31,7 @@ pub struct Callers {
 #[derive(Default)]
 struct Known {
     users: HashMap<String, u32>,
-    calls: HashMap<String, HashMap<u64, CancelToken>>,
+    calls: HashMap<String, HashMap<u64, CancellationToken>>,
     next: u64,
     /// Nobody calls any more; what still comes is cancelled.
     ended: bool,
@@ -42,7 +42,7 @@ pub struct Caller {
     /// The user, as the bus tells it.
     pub uid: u32,
     /// Cancelled when the caller leaves the bus.
-    pub cancel: CancelToken,
+    pub cancel: CancellationToken,
     /// The connection that the call came on.
     pub connection: Connection,
     ticket: Ticket,
@@ -111,8 +111,8 @@ impl Callers {
     }
 
     /// Registered before the bus is asked: a caller that leaves meanwhile is not missed.
-    fn register(self: &Arc<Self>, sender: String) -> (Ticket, CancelToken) {
-        let cancel = CancelToken::default();
+    fn register(self: &Arc<Self>, sender: String) -> (Ticket, CancellationToken) {
+        let cancel = CancellationToken::default();
         let mut known = self.known();
         if known.ended {
             cancel.cancel();

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use futures_util::FutureExt;
 use op_dbus_api::{EMBEDDER_INTERFACE, Error, ErrorName};
-use op_dbus_engine::{CancelToken, Inputs};
+use op_dbus_engine::{CancellationToken, Inputs};
 use op_dbus_models::Level;
 use tracing::{Instrument, debug, debug_span, error, info};
 use zbus::Connection;
@@ -134,7 +134,7 @@ impl Calls {
         let served = self.serving(caller, size, options.level, options.deadline).await?;
         form.check(inputs.len(), options.dimensions.unwrap_or(served.dimensions))?;
         let count = inputs.len();
-        let cancel: CancelToken = caller.cancel.clone();
+        let cancel: CancellationToken = caller.cancel.clone();
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink: None };
         let (reply, served) = self.service.embed(served, request).await?;
         let (tokens, queue_us, compute_us) = (reply.tokens, reply.queue_us, reply.compute_us);

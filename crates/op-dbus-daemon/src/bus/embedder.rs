@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use op_dbus_api::{Error, INLINE_REPLY_BYTES_MAX, option};
-use op_dbus_engine::Inputs;
+use op_dbus_engine::{Inputs, Limits};
 use serde_bytes::ByteBuf;
 use zbus::interface;
 use zbus::message::Header;
@@ -276,12 +276,12 @@ impl Embedder {
 
     #[zbus(property(emits_changed_signal = "const"))]
     fn texts_per_call_max(&self) -> u32 {
-        wire(self.calls.service.limits().texts_per_call_max)
+        wire(Limits::default().texts_per_call_max)
     }
 
     #[zbus(property(emits_changed_signal = "const"))]
     fn text_bytes_max(&self) -> u32 {
-        wire(self.calls.service.limits().text_bytes_max)
+        wire(Limits::default().text_bytes_max)
     }
 
     #[zbus(property(emits_changed_signal = "const"))]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use op_dbus_engine::{CancelToken, Error as EngineError, Reply};
+use op_dbus_engine::{CancellationToken, Error as EngineError, Reply};
 use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
 use tracing::info;
 
@@ -105,7 +105,7 @@ impl Service {
     async fn successor(
         &self,
         failed: &Arc<Served>,
-        cancel: CancelToken,
+        cancel: CancellationToken,
         deadline: Option<Instant>,
     ) -> Result<Option<Arc<Served>>, Error> {
         let late = async {

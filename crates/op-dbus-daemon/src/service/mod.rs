@@ -27,7 +27,7 @@ use std::time::{Instant, SystemTime};
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use op_dbus_engine::{CancelToken, Kept, Limits};
+use op_dbus_engine::{CancellationToken, Kept};
 use op_dbus_models::Level;
 use tokio::sync::{Mutex, oneshot, watch};
 
@@ -65,7 +65,7 @@ struct Inner {
     fallbacks: AtomicU64,
     failover: failover::Failover,
     /// Nothing that calls wait for comes any more.
-    ended: CancelToken,
+    ended: CancellationToken,
 }
 
 /// What engines are made with.
@@ -114,11 +114,6 @@ impl Service {
     /// Tells of every change of [`Service::now`].
     pub fn watch(&self) -> watch::Receiver<Arc<Now>> {
         self.0.now.subscribe()
-    }
-
-    /// The bounds on calls, which hold for every model.
-    pub fn limits(&self) -> Limits {
-        Limits::default()
     }
 
     /// The vectors that are kept for texts that come again.

@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use op_dbus_engine::{
-    Call, CancelToken, Engine, Excess, Inputs, Limits, Piece, Priority, Reply, RowSink, Truncate,
+    Call, CancellationToken, Engine, Excess, Inputs, Limits, Piece, Priority, Reply, RowSink,
+    Truncate,
 };
 use op_dbus_models::{Level, Model, Store};
 use tracing::warn;
@@ -114,7 +115,7 @@ pub struct Request {
     /// The caller's user.
     pub uid: u32,
     /// Cancels the request.
-    pub cancel: CancelToken,
+    pub cancel: CancellationToken,
     /// The texts, or their token ids.
     pub inputs: Inputs,
     /// What is wanted.

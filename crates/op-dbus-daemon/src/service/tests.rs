@@ -11,7 +11,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{
-    Backend, BackendError, Call, CancelToken, Error as EngineError, LoadErrorKind,
+    Backend, BackendError, Call, CancellationToken, Error as EngineError, LoadErrorKind,
 };
 use op_dbus_models::Level;
 
@@ -66,7 +66,7 @@ async fn embed(service: &Service, level: Option<Level>) -> Result<usize, Error> 
     let served = service.serving(level, None).await?;
     let request = Request {
         uid: 0,
-        cancel: CancelToken::default(),
+        cancel: CancellationToken::default(),
         inputs: vec!["text".to_owned()].into(),
         options: Options::default(),
         wait: false,

@@ -7,6 +7,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts};
 use op_dbus_engine::{Backend, BackendError, BackendFactory};
 
@@ -289,33 +291,14 @@ fn machine_memory() -> Option<u64> {
 
 /// The CPUs that we may run on; empty when the kernel does not say.
 fn allowed_cpus() -> Vec<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    line.and_then(parse_cpu_list).unwrap_or_default()
-}
-
-/// Reads `0-2,5`; `None` when it is something else.
-fn parse_cpu_list(list: &str) -> Option<Vec<usize>> {
-    let mut cpus = Vec::new();
-    for part in list.trim().split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        cpus.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
-    }
-    Some(cpus)
+    let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else { return Vec::new() };
+    (0..CpuSet::count()).filter(|&cpu| set.is_set(cpu) == Ok(true)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::settings::Sources;
-
-    #[test]
-    fn cpu_lists_are_read() {
-        assert_eq!(parse_cpu_list("\t0-2,5\n"), Some(vec![0, 1, 2, 5]));
-        assert_eq!(parse_cpu_list("7"), Some(vec![7]));
-        assert_eq!(parse_cpu_list(""), None);
-        assert_eq!(parse_cpu_list("0-x"), None);
-    }
 
     fn crew(flags: &[(&str, &str)], cpus: &[usize]) -> Crew {
         let settings = settings(flags);

@@ -163,8 +163,8 @@ pub const ROWS: &[Row] = &[
         doc: "Whether ONNX Runtime keeps buffers for inputs and outputs, one set for each shape of \
               batch, in memory that the device reads by itself where the provider has such. `auto` \
               does where the device has memory of its own: `cuda`, `tensorrt`, `migraphx`, \
-              `webgpu`, `directml`. Batches are padded to few shapes there, all computed once at \
-              the load. It has no effect on the native engine and on graphs of your own.",
+              `webgpu`. Batches are padded to few shapes there, all computed once at the load. It \
+              has no effect on the native engine and on graphs of your own.",
         group: Group::Provider,
         scope: Scope::Any,
     },
@@ -342,7 +342,7 @@ pub const ROWS: &[Row] = &[
         unit: "bytes",
         doc: "The most memory, not counting mapped files, that a worker may ask for; beyond it the \
               worker ends, and its batch is computed again. `auto` is no limit for accelerators, and \
-              on the CPU an equal share of 3/4 of the machine's memory, 2 GiB at least.",
+              on the CPU an equal share of 3/4 of the machine's memory, 2 GiB at least if they are that.",
         group: Group::Life,
         scope: Scope::Any,
     },

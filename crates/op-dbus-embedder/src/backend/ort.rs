@@ -3,7 +3,7 @@
 use op_dbus_engine::{Backend, BackendError, BatchLimits, Buckets};
 use op_dbus_graph::cache::{CacheKey, GraphCache, Origin};
 use op_dbus_graph::{
-    DenseFiles, Dialect, Family, Layout, ModelFiles, Precision as Computed, Recipe, Target,
+    DenseFiles, Dialect, Family, ModelFiles, Precision as Computed, Recipe, Target,
 };
 use op_dbus_models::Model;
 use op_dbus_ort::{Accelerator, Graph, Options, OrtBackend};
@@ -93,7 +93,7 @@ fn compiled(
 ) -> Result<Vec<u8>, BackendError> {
     let fused = FUSED.contains(&spec.provider.as_str());
     let dialect = if fused { Dialect::OnnxRuntime } else { Dialect::Onnx };
-    let target = Target { precision, layout: Layout::Padded, dialect };
+    let target = Target { precision, dialect };
     let pooling = model::pooling(model);
     let (weights, config) = (model.weights(), model.config());
     let key = CacheKey {
@@ -105,8 +105,6 @@ fn compiled(
         normalize: model.normalize,
         max_input_tokens: model.max_input_tokens,
         target,
-        // Decided by the dialect, which is part of the target.
-        provider: "any".to_owned(),
     };
     let build = || {
         let recipe = Recipe {

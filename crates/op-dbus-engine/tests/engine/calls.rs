@@ -2,8 +2,8 @@
 
 use op_dbus_engine::sim::SimBackend;
 use op_dbus_engine::{
-    BatchLayout, BatchLimits, Call, CancelToken, Engine, EngineConfig, Error, Limits, ModelShape,
-    Priority, Tokenizer, Truncate,
+    BatchLayout, BatchLimits, Call, CancellationToken, Engine, EngineConfig, Error, Limits,
+    ModelShape, Priority, Tokenizer, Truncate,
 };
 
 use crate::support::*;
@@ -211,7 +211,7 @@ async fn interactive_calls_overtake_a_bulk_job() {
 #[tokio::test]
 async fn a_cancelled_call_leaves_the_queue() {
     let gate = Gate::new(Limits::default());
-    let cancel = CancelToken::default();
+    let cancel = CancellationToken::default();
     let running = gate.begin(call(1, &["running"]));
     tokio::task::yield_now().await;
     gate.next_batch();

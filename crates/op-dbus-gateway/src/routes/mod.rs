@@ -34,6 +34,5 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .fallback(gate::no_route)
         .method_not_allowed_fallback(gate::no_method)
         .layer(gate)
-        .layer(middleware::from_fn(gate::challenge))
         .with_state(gateway)
 }

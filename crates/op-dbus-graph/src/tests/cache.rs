@@ -20,7 +20,6 @@ fn key() -> CacheKey {
         normalize: recipe.normalize,
         max_input_tokens: recipe.max_input_tokens,
         target: recipe.target,
-        provider: "cpu".to_owned(),
     }
 }
 
@@ -57,7 +56,6 @@ fn whatever_decides_the_graph_is_part_of_the_key() {
         CacheKey { pooling: crate::Pooling::Max, ..key() },
         CacheKey { normalize: false, ..key() },
         CacheKey { max_input_tokens: 6, ..key() },
-        CacheKey { provider: "cuda".to_owned(), ..key() },
         CacheKey { target: crate::Target { precision: crate::Precision::F16, ..target }, ..key() },
     ];
     for other in others {

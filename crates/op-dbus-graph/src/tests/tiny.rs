@@ -6,9 +6,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-use crate::{
-    DenseFiles, Dialect, Error, Family, Layout, ModelFiles, Pooling, Precision, Recipe, Target,
-};
+use crate::{DenseFiles, Dialect, Error, Family, ModelFiles, Pooling, Precision, Recipe, Target};
 
 pub const HIDDEN: usize = 8;
 pub const HEADS: usize = 2;
@@ -155,11 +153,7 @@ pub fn recipe() -> Recipe {
         pooling: Pooling::Mean,
         normalize: true,
         max_input_tokens: 5,
-        target: Target {
-            precision: Precision::F32,
-            layout: Layout::Padded,
-            dialect: Dialect::OnnxRuntime,
-        },
+        target: Target { precision: Precision::F32, dialect: Dialect::OnnxRuntime },
     }
 }
 

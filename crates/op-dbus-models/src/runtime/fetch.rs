@@ -2,26 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-
 use crate::manifest::{Build, Library, Wheel};
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::pull::Source;
 use crate::staging::Stage;
 use crate::wheels::Wheels;
-use crate::{Error, FileRecord, staging, store};
-
-/// What is known of an installed library; for people, nothing reads it.
-#[derive(Serialize)]
-struct Record<'a> {
-    version: u32,
-    library: &'a str,
-    library_version: &'a str,
-    arch: &'a str,
-    files: &'a [FileRecord],
-    source: &'a str,
-}
+use crate::{Error, FileRecord};
 
 /// Brings every file of a library into a folder below `stage`, verified; returns the folder.
 pub(super) fn fetch(
@@ -43,18 +30,15 @@ pub(super) fn fetch(
                 continue;
             }
         };
-        let taken = open(library, build, &wheels, progress).and_then(|(mut place, from)| {
+        let taken = open(library, build, &wheels, progress).and_then(|mut place| {
             for record in &build.files {
                 let step = format!("{name}: {}", record.path);
                 take(&mut place, record, &files, wheels.source_name(), (progress, step))?;
             }
-            Ok(from)
+            Ok(())
         });
         match taken {
-            Ok(from) => {
-                write_record(&files, library, build, &from)?;
-                return Ok(files);
-            }
+            Ok(()) => return Ok(files),
             Err(error @ Error::NoSpace { .. }) => return Err(error),
             Err(error) => {
                 progress.say(format_args!("{name}: {error}"));
@@ -71,25 +55,23 @@ pub(super) fn fetch(
     })
 }
 
-/// Opens the folder that has the library's files, and says in words which it is: a local folder
-/// with the files themselves, or a wheel.
+/// Opens the folder that has the library's files: a local folder with the files themselves, or a wheel.
 fn open(
     library: &Library,
     build: &Build,
     wheels: &Wheels<'_>,
     progress: &Progress,
-) -> Result<(Place, String), Error> {
+) -> Result<Place, Error> {
     if let Wheels::Local(path) = wheels {
         let folders = [path.join(library.folder_name()), path.to_path_buf()];
         if let Some(folder) = folders.iter().find(|folder| folder.join(&library.load).is_file()) {
-            return Ok((Place::folder(folder)?, format!("folder: {}", folder.display())));
+            return Place::folder(folder);
         }
     }
     let (name, version) = (library.package.clone(), library.version.clone());
-    let from = format!("{}: {name} {version}", wheels.source_name());
     let wheel = Wheel { name, version, slice: None };
     let path = wheels.locate(&wheel, Some(&build.platform), progress)?;
-    Ok((Place::zip(&path, &library.folder)?, from))
+    Place::zip(&path, &library.folder)
 }
 
 /// Copies one file, which counts only when it is what it should be.
@@ -113,19 +95,4 @@ fn take(
     };
     std::fs::remove_file(&path).ok();
     Err(Error::Source { source_name, reason })
-}
-
-fn write_record(dir: &Path, library: &Library, build: &Build, source: &str) -> Result<(), Error> {
-    let record = Record {
-        version: 1,
-        library: &library.package,
-        library_version: &library.version,
-        arch: &build.arch,
-        files: &build.files,
-        source,
-    };
-    let path = dir.join(store::RECORD);
-    let text = serde_json::to_vec_pretty(&record)
-        .map_err(|error| Error::io("write", &path, error.into()))?;
-    staging::write(&path, &text)
 }

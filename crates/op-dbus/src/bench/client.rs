@@ -8,7 +8,7 @@ use std::sync::Arc;
 use op_dbus_api::{EmbedderProxy, info};
 use op_dbus_daemon::service::{Options, Request, Served};
 use op_dbus_daemon::settings::Bus;
-use op_dbus_engine::CancelToken;
+use op_dbus_engine::CancellationToken;
 
 use super::variant::{Facts, Place};
 use crate::cli::{Bytes, Failure, Properties, Service, connect, floats};
@@ -171,7 +171,7 @@ impl Client {
 
 async fn embed_here(served: &Served, uid: u32, texts: &[&str]) -> Result<Answer, Failure> {
     let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
-    let (cancel, options) = (CancelToken::default(), Options::default());
+    let (cancel, options) = (CancellationToken::default(), Options::default());
     let inputs = texts.into();
     let request = Request { uid, cancel, inputs, options, wait: false, sink: None };
     let reply = served.embed(request).await;

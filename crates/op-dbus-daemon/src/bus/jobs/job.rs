@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use op_dbus_api::{Error, ErrorName, JOBS_PATH};
-use op_dbus_engine::CancelToken;
+use op_dbus_engine::CancellationToken;
 use tokio::sync::watch;
 use zbus::message::Header;
 use zbus::{Connection, OwnedFd, OwnedObjectPath, interface};
@@ -29,7 +29,7 @@ pub struct Job {
     pub progress: Arc<Progress>,
     uid: u32,
     bytes_total: u64,
-    cancel: CancelToken,
+    cancel: CancellationToken,
     phase: watch::Sender<Phase>,
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use op_dbus_engine::sim::{Faults, SimBackend};
-use op_dbus_engine::{Backend, BackendError, Batch, CancelToken, Description};
+use op_dbus_engine::{Backend, BackendError, Batch, CancellationToken, Description};
 use op_dbus_models::{ImportOptions, OnnxFacts, Progress, Store};
 
 use super::loaded;
@@ -78,7 +78,7 @@ async fn embed(service: &Service, text: &str) -> Result<String, Error> {
     let served = service.serving(None, None).await?;
     let request = Request {
         uid: 0,
-        cancel: CancelToken::default(),
+        cancel: CancellationToken::default(),
         inputs: vec![text.to_owned()].into(),
         options: Options::default(),
         wait: false,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::geteuid;
 use op_dbus_daemon::service::{Error, Means, Options, Request, Served, Service, WorkerProgram};
 use op_dbus_daemon::settings::{Loaded, Provider};
-use op_dbus_engine::CancelToken;
+use op_dbus_engine::CancellationToken;
 
 use super::check::{Check, PROOF};
 use super::facts;
@@ -57,7 +57,7 @@ pub async fn check(loaded: &Loaded, provider: Provider) -> Check {
 async fn call(served: &Served) -> Result<(), Error> {
     let request = Request {
         uid: geteuid().as_raw(),
-        cancel: CancelToken::default(),
+        cancel: CancellationToken::default(),
         inputs: vec!["a text".to_owned()].into(),
         options: Options::default(),
         wait: false,
