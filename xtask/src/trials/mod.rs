@@ -35,6 +35,24 @@ impl Figure {
     }
 }
 
+/// Prints figures, a line each.
+///
+/// # Errors
+/// One of them is missed.
+pub fn tell(figures: &[Figure]) -> Outcome {
+    let mut missed = 0;
+    for figure in figures {
+        let (word, text) = match figure {
+            Figure::Held(text) => ("held", text),
+            Figure::Missed(text) => ("missed", text),
+            Figure::Skipped(text) => ("skipped", text),
+        };
+        missed += usize::from(word == "missed");
+        println!("{word}: {text}");
+    }
+    if missed == 0 { Ok(()) } else { Err(format!("{missed} of {} figures missed", figures.len())) }
+}
+
 /// What a task is given.
 pub struct Conditions {
     /// How long it may take.
