@@ -86,6 +86,8 @@ def many_texts(embedder: Embedder) -> None:
     embeddings = embedder.embed(texts)
     assert embeddings.truncated == (MANY - 2,), embeddings.truncated
     assert embeddings.truncated_count == 1
+    whole = {"truncate": "error"}
+    refused(errors.TooLong, f"text {MANY - 2} has", lambda: embedder.embed(texts, **whole))
     for index in (0, 1, MANY // 2, MANY - 1):
         alone = embedder.embed([texts[index]]).vectors[0]
         assert np.allclose(embeddings.vectors[index], alone, atol=1e-5), index

@@ -72,17 +72,21 @@ pub async fn embed(
     let texts = inputs.texts.chunks(LIMITS.texts_per_call);
     let lists = inputs.lists.chunks(LIMITS.texts_per_call);
     let mut pace = Pace { left: inputs.len(), deadline, sent: None };
+    // The service counts from the start of its call, and the client's list may be another.
+    let told = |refusal, first: usize| {
+        named(refusal, wanted).about_texts(|number| inputs.name(first + number))
+    };
     for texts in texts {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let call = embedder.embed_packed(&texts, options(wanted, deadline, &all.space));
-        let reply = lease.answer(call).await.map_err(|refusal| named(refusal, wanted))?;
+        let reply = lease.answer(call).await.map_err(|refusal| told(refusal, all.rows))?;
         all.add(&reply);
         pace.check(Instant::now(), texts.len())?;
     }
     for lists in lists {
         let lists: Vec<&[u32]> = lists.iter().map(Vec::as_slice).collect();
         let call = embedder.embed_tokens(&lists, options(wanted, deadline, &all.space));
-        let reply = lease.answer(call).await.map_err(|refusal| named(refusal, wanted))?;
+        let reply = lease.answer(call).await.map_err(|refusal| told(refusal, all.rows))?;
         all.add(&reply);
         pace.check(Instant::now(), lists.len())?;
     }
