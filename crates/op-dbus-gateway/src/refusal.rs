@@ -55,6 +55,12 @@ impl Refusal {
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message)
     }
 
+    /// The calls of a request would be of several models.
+    pub fn changed() -> Self {
+        let message = "the model was changed between two calls of this request; send it again";
+        Self::new(StatusCode::CONFLICT, "wrong_space", message)
+    }
+
     /// The client is to come back after this many seconds.
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_s = Some(seconds);

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
@@ -241,8 +240,7 @@ pub async fn tokenize(
     }
     json.push(b']');
     if space.is_some() && space != Some(lease.answer(embedder.vector_space()).await?) {
-        let message = "the model was changed between two calls of this request; send it again";
-        return Err(Refusal::new(StatusCode::CONFLICT, "wrong_space", message));
+        return Err(Refusal::changed());
     }
     Ok(permit.reply_written(json))
 }

@@ -113,6 +113,12 @@ class AsyncEmbedder:
                 # Once: from now on replies come in messages, whose size is limited.
                 self._has_descriptors = False
                 continue
+            except errors.WrongSpace:
+                if "expect_space" in options:
+                    raise
+                # It is asked for here alone: the caller has no index to embed again.
+                sentence = "the model was changed between two calls for these texts"
+                raise errors.WrongSpace(f"{sentence}: embed them again") from None
             except errors.OpDbusError as reason:
                 raise errors.about_texts_from(start, reason) from None
             vectors = parts[0].vectors
