@@ -25,6 +25,7 @@ tests! {
         embeds_on_a_cluster("ray-embed.py", &["1", "2", "4"]),
     rank_man_pages_answers_a_question: [Bus, Low],
     loop_sh_compares_each_line: [Bus, Low, Busctl],
+    loop_sh_compares_where_numbers_have_commas: [Bus, Low, Busctl, Bash, Locales],
     gdbus_sh_and_embed_c_agree: [Bus, Low, Gdbus, SdBus],
     rust_examples_find_what_is_meant: [Bus, Low, RustExamples],
     every_example_has_its_line: [],
@@ -264,6 +265,22 @@ async fn loop_sh_compares_each_line() -> Outcome {
     let expected =
         ["The disk /dev/sda1 is almost full, 98% used", "Disk quota exceeded for user carol"];
     assert_eq!(texts(&said), expected, "{said}");
+    gallery.daemon.stop().await
+}
+
+async fn loop_sh_compares_where_numbers_have_commas() -> Outcome {
+    let gallery = Gallery::open().await?;
+    let locales = tempfile::tempdir()?;
+    let mut german = clean("localedef");
+    german.args(["-i", "de_DE", "-f", "UTF-8"]).arg(locales.path().join("de_DE.UTF-8"));
+    finish(german, "").await?.success()?;
+    // As `sh` is on many systems: its printf reads numbers as the locale has them.
+    let mut bash = clean("bash");
+    bash.args(["loop.sh", "the disk is full"]);
+    bash.env("LOCPATH", locales.path()).env("LC_ALL", "de_DE.UTF-8");
+    let said = gallery.finish(bash, input("log.txt")?).await?;
+    assert_eq!(texts(&said).len(), 2, "{said}");
+    assert!(said.lines().all(|line| line.starts_with("0.")), "{said}");
     gallery.daemon.stop().await
 }
 

@@ -5,6 +5,8 @@
 #
 # One call for each line: fine for a screenful. For more, see semantic-grep.py.
 set -eu
+# Numbers have a point here, also where the user's language writes a comma.
+export LC_ALL=C
 while IFS= read -r line || [ -n "$line" ]; do
     # Answers `d 0.527535`.
     cosine=$(busctl --system call org.opdbus.Embedding1 /org/opdbus/Embedding1 \

@@ -13,6 +13,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::gateway::{Gateway, answer, curl};
+use crate::harness::process::anonymous;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
 
@@ -26,6 +27,7 @@ tests! {
     heads_without_bodies_keep_nobody_out: [Bus, Curl],
     what_is_not_done_in_time_is_refused_at_once: [Bus, Curl],
     a_client_that_leaves_cancels_its_work: [Bus, Curl],
+    what_large_requests_took_is_given_back: [Bus, Curl],
     requests_in_flight_are_finished: [Bus, Curl],
     without_a_service_it_is_alive_and_not_ready: [Bus, Curl],
     a_service_that_hangs_is_told: [Bus, Curl],
@@ -253,6 +255,19 @@ async fn a_client_that_leaves_cancels_its_work() -> Outcome {
     let metrics = stage.gateway.get("/metrics").await?.text;
     let left = "op_dbus_http_request_seconds_count{route=\"/embed\",status=\"499\"} 1\n";
     assert!(metrics.contains(left), "{metrics}");
+    stage.end().await.map(drop)
+}
+
+async fn what_large_requests_took_is_given_back() -> Outcome {
+    let stage = Stage::sim().await?;
+    let gateway = stage.gateway.process.pid();
+    let before = anonymous(gateway)?;
+    let body = json!({"inputs": vec!["x".repeat(16_000); 450]});
+    let burst = (0..24).map(|_| stage.gateway.post("/embed", &body));
+    futures_util::future::try_join_all(burst).await?;
+    // Freed in small pieces, it stayed with the C library, some 200 MB of it.
+    let most = before + (32 << 20);
+    eventually("memory to be given back", async || Ok(anonymous(gateway)? < most)).await?;
     stage.end().await.map(drop)
 }
 

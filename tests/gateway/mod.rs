@@ -4,6 +4,7 @@ mod clients;
 mod leaving;
 mod limits;
 mod matryoshka;
+mod refusals;
 mod starting;
 
 use std::fs;
@@ -26,6 +27,7 @@ pub fn all() -> Vec<Test> {
         leaving::tests(),
         limits::tests(),
         matryoshka::tests(),
+        refusals::tests(),
         starting::tests(),
     ];
     modules.into_iter().flatten().collect()

@@ -1,6 +1,9 @@
 //! Where the gateway listens, and where it refuses to.
 
 use std::fs;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::process::Stdio;
 
 use serde_json::json;
 use tokio::net::UnixStream;
@@ -11,11 +14,12 @@ use crate::harness::daemon::Setup;
 use crate::harness::gateway::{Gateway, command};
 use crate::harness::manager::ServiceManager;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, eventually};
+use crate::harness::{Outcome, eventually, within};
 
 tests! {
     a_unix_socket_is_listened_on: [Bus, Curl],
     systemds_socket_is_used: [Bus, Curl, SystemdAnalyze],
+    a_handed_socket_that_others_reach_wants_a_key: [Bus],
     the_service_manager_hears_of_the_gateway: [Bus],
     it_does_not_start_where_it_should_not: [Bus],
 }
@@ -56,6 +60,23 @@ async fn systemds_socket_is_used() -> Outcome {
     gateway.post("/embed", &json!({"inputs": "one"})).await?.ok()?;
     gateway.stop().await?;
     daemon.stop().await
+}
+
+async fn a_handed_socket_that_others_reach_wants_a_key() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?;
+    let own = command(&bus, &setup, "")?;
+    let mut handed = clean("sh");
+    handed.args(["-c", "export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\" 3<&0", "sh"]);
+    handed.arg(own.as_std().get_program()).args(own.as_std().get_args());
+    handed.stdin(OwnedFd::from(TcpListener::bind("0.0.0.0:0")?)).stdout(Stdio::null());
+    let ended = within("the refusal", handed.output()).await??;
+    assert_eq!(ended.status.code(), Some(6));
+    let said = String::from_utf8(ended.stderr)?;
+    // No setting names that address.
+    assert!(said.starts_with("op-dbus: systemd's socket is 0.0.0.0:"), "{said}");
+    assert!(said.contains("there is no API key"), "{said}");
+    Ok(())
 }
 
 async fn the_service_manager_hears_of_the_gateway() -> Outcome {

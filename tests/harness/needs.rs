@@ -45,6 +45,8 @@ pub enum Need {
     RustExamples,
     /// Those of `op-dbus-embedder` and `op-dbus-engine`.
     LibraryExamples,
+    /// `localedef`, and what it makes the German locale of.
+    Locales,
     /// A C compiler, `pkg-config`, and the headers of sd-bus.
     SdBus,
     /// `curl`.
@@ -130,6 +132,10 @@ impl Need {
             Self::LibraryExamples => {
                 examples(&["bulk", "gpu_demo", "gpu_optimization", "round_trip"])
             }
+            Self::Locales => program("localedef").or_else(|| {
+                let source = Path::new("/usr/share/i18n/locales/de_DE");
+                unless(source.is_file(), &format!("{} is not installed", source.display()))
+            }),
             Self::SdBus => program("cc").or_else(|| program("pkg-config")).or_else(|| {
                 let header = Path::new("/usr/include/systemd/sd-bus.h");
                 unless(header.is_file(), &format!("{} is not installed", header.display()))

@@ -86,6 +86,8 @@ def many_texts(embedder: Embedder) -> None:
     embeddings = embedder.embed(texts)
     assert embeddings.truncated == (MANY - 2,), embeddings.truncated
     assert embeddings.truncated_count == 1
+    whole = {"truncate": "error"}
+    refused(errors.TooLong, f"text {MANY - 2} has", lambda: embedder.embed(texts, **whole))
     for index in (0, 1, MANY // 2, MANY - 1):
         alone = embedder.embed([texts[index]]).vectors[0]
         assert np.allclose(embeddings.vectors[index], alone, atol=1e-5), index
@@ -291,6 +293,23 @@ async def calls_overlap(direct: bool) -> None:
         assert isinstance(ended, errors.NotReachable), ended
 
 
+async def a_model_changes_between_two_calls() -> None:
+    class Changing(AsyncEmbedder):
+        async def _embed(self, texts, wanted, *asked):
+            if "expect_space" in wanted:
+                # As if the vectors of the first call had been of another model.
+                wanted["expect_space"] = "0" * 64 + "-f32"
+            return await super()._embed(texts, wanted, *asked)
+
+    async with Changing(BUS) as client:
+        try:
+            await client.embed(["one"] * MANY)
+        except errors.WrongSpace as error:
+            assert "embed them again" in str(error), error
+        else:
+            raise AssertionError("vectors of two models")
+
+
 def a_fork_has_no_client(embedder: Embedder) -> None:
     with warnings.catch_warnings():
         # Python warns of threads, which is what this is about.
@@ -385,6 +404,7 @@ def main() -> None:
     sealed_files()
     asyncio.run(calls_overlap(direct=False))
     asyncio.run(calls_overlap(direct=True))
+    asyncio.run(a_model_changes_between_two_calls())
     complaints: list[str] = []
     asyncio.run(a_connection_ends(complaints))
     assert descriptors() == before, (descriptors(), before)

@@ -72,17 +72,21 @@ pub async fn embed(
     let texts = inputs.texts.chunks(LIMITS.texts_per_call);
     let lists = inputs.lists.chunks(LIMITS.texts_per_call);
     let mut pace = Pace { left: inputs.len(), deadline, sent: None };
+    // The service counts from the start of its call, and the client's list may be another.
+    let refused = |refusal, first: usize| {
+        told(refusal, wanted).about_texts(|number| inputs.name(first + number))
+    };
     for texts in texts {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let call = embedder.embed_packed(&texts, options(wanted, deadline, &all.space));
-        let reply = lease.answer(call).await.map_err(|refusal| named(refusal, wanted))?;
+        let reply = lease.answer(call).await.map_err(|refusal| refused(refusal, all.rows))?;
         all.add(&reply);
         pace.check(Instant::now(), texts.len())?;
     }
     for lists in lists {
         let lists: Vec<&[u32]> = lists.iter().map(Vec::as_slice).collect();
         let call = embedder.embed_tokens(&lists, options(wanted, deadline, &all.space));
-        let reply = lease.answer(call).await.map_err(|refusal| named(refusal, wanted))?;
+        let reply = lease.answer(call).await.map_err(|refusal| refused(refusal, all.rows))?;
         all.add(&reply);
         pace.check(Instant::now(), lists.len())?;
     }
@@ -126,10 +130,13 @@ impl Pace {
     }
 }
 
-/// A model that was named and is not there is the request's mistake, else it is the service's.
-fn named(refusal: Refusal, wanted: &Wanted) -> Refusal {
+/// What the service refused, as the request has to be told: a model that was named and is not there is the
+/// request's mistake, else it is the service's; and a vector space is asked for here alone, of the calls after
+/// the first.
+fn told(refusal: Refusal, wanted: &Wanted) -> Refusal {
     match refusal.code() {
         "model_not_installed" if wanted.level.is_some() => Refusal::no_model(refusal.message()),
+        "wrong_space" => Refusal::changed(),
         _ => refusal,
     }
 }

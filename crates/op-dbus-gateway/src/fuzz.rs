@@ -51,6 +51,7 @@ pub fn said_to(bytes: &[u8]) -> String {
         texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Default::default(),
         leaving: Arc::default(),
+        large: Arc::default(),
     };
     let gateway = Arc::new(gateway);
     let service = TowerToHyperService::new(routes::router(Arc::clone(&gateway)));

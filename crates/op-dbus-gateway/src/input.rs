@@ -42,6 +42,8 @@ pub struct Inputs {
     pub lists: Vec<Vec<u32>>,
     /// The place of each in the request, first of the texts, then of the lists, where there are both.
     pub places: Vec<usize>,
+    /// What the request calls the first text, where that stands beside the list of the others.
+    beside: Option<&'static str>,
 }
 
 impl TryFrom<Input> for Inputs {
@@ -70,6 +72,33 @@ impl Inputs {
     pub fn texts(texts: Vec<String>) -> Result<Self, Refusal> {
         check_texts(&texts)?;
         Ok(Self { texts, ..Self::default() })
+    }
+
+    /// A text that the request calls `name`, and the `texts` that it is compared with.
+    ///
+    /// # Errors
+    /// As [`check_texts`].
+    pub fn compared(
+        name: &'static str,
+        first: String,
+        texts: Vec<String>,
+    ) -> Result<Self, Refusal> {
+        if first.contains('\0') {
+            return Err(no_zero(name));
+        }
+        check_texts(&texts)?;
+        let texts = std::iter::once(first).chain(texts).collect();
+        Ok(Self { texts, beside: Some(name), ..Self::default() })
+    }
+
+    /// What the request calls an input, by its number in the calls: first come the texts, then the lists.
+    pub fn name(&self, number: usize) -> String {
+        let place = self.places.get(number).copied().unwrap_or(number);
+        match (self.beside, place.checked_sub(1)) {
+            (None, _) => format!("text {place}"),
+            (Some(name), None) => name.to_owned(),
+            (Some(_), Some(place)) => format!("text {place}"),
+        }
     }
 
     /// No call on the bus takes both kinds.

@@ -23,12 +23,13 @@ mod refusal;
 mod routes;
 mod seats;
 mod serve;
+mod spare;
 mod work;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 pub use bus::Connect;
 pub use listen::Address;
@@ -48,6 +49,8 @@ pub struct Config {
     pub credentials: Option<PathBuf>,
     /// The way to the bus that the service is on.
     pub connect: Connect,
+    /// Gives memory that was freed back to the system.
+    pub trim: fn(),
 }
 
 /// Why the gateway does not serve, in one sentence.
@@ -74,6 +77,8 @@ struct Gateway {
     texts: Arc<Semaphore>,
     metrics: Metrics,
     leaving: Arc<Leaving>,
+    /// Notified when a large request is done.
+    large: Arc<Notify>,
 }
 
 /// Serves until SIGTERM or SIGINT, then finishes the requests that are in flight.
@@ -81,12 +86,14 @@ struct Gateway {
 /// # Errors
 /// Why it can't serve.
 pub async fn run(config: Config) -> Result<(), Fatal> {
-    let Config { address, credentials, connect } = config;
+    let Config { address, credentials, connect, trim } = config;
     let key = Key::read(credentials.as_deref())?;
     let listener = listen::Listener::open(address, key.is_some())?;
     // A page of another origin can't know the key, and nothing but programs comes by a Unix socket.
     let checks_host = key.is_none() && listener.is_tcp();
     let leaving = Arc::new(Leaving::default());
+    let large = Arc::new(Notify::new());
+    tokio::spawn(spare::give_back(Arc::clone(&large), trim));
     let gateway = Gateway {
         bus: Bus::new(connect),
         models: Models::default(),
@@ -97,6 +104,7 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
         texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Metrics::default(),
         leaving: Arc::clone(&leaving),
+        large,
     };
     serve::serve(listener, routes::router(Arc::new(gateway)), &leaving).await
 }

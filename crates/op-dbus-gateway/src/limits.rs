@@ -53,6 +53,10 @@ pub struct Limits {
     pub leave_time: Duration,
     /// How long requests in flight get to end when the gateway is told to.
     pub drain_time: Duration,
+    /// Bytes of a body or a reply from which on its memory is given back to the system.
+    pub large_bytes: usize,
+    /// How long after such a request, so that the next one may use it again.
+    pub spare_time: Duration,
     /// Bytes of the API key.
     pub key_bytes: usize,
 }
@@ -81,6 +85,8 @@ pub const LIMITS: Limits = Limits {
     watch_time: Duration::from_secs(30),
     leave_time: Duration::from_secs(8),
     drain_time: Duration::from_secs(20),
+    large_bytes: 1 << 20,
+    spare_time: Duration::from_secs(5),
     key_bytes: 4096,
 };
 

@@ -58,6 +58,7 @@ impl Listener {
                  socket that listens, and the only one"
             ))
         })?;
+        let whose = if handed.is_some() { "systemd's socket" } else { "http_listen" };
         let listener = match (handed, address) {
             (Some(handed), address) => {
                 if let Some(address) = address {
@@ -79,7 +80,7 @@ impl Listener {
             && !address.ip().to_canonical().is_loopback()
         {
             return Err(Fatal::NotConfigured(format!(
-                "http_listen is {address}, which other machines reach, and there is no API key: \
+                "{whose} is {address}, which other machines reach, and there is no API key: \
                  add LoadCredential=api-key:FILE to the unit, or listen on 127.0.0.1"
             )));
         }

@@ -55,9 +55,23 @@ impl Refusal {
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message)
     }
 
+    /// The calls of a request would be of several models.
+    pub fn changed() -> Self {
+        let message = "the model was changed between two calls of this request; send it again";
+        Self::new(StatusCode::CONFLICT, "wrong_space", message)
+    }
+
     /// The client is to come back after this many seconds.
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_s = Some(seconds);
+        self
+    }
+
+    /// The same, where it is about one text, with what `name` calls that by its number in the call.
+    pub fn about_texts(mut self, name: impl Fn(usize) -> String) -> Self {
+        if let Some(message) = renamed(&self.message, name) {
+            self.message = message;
+        }
         self
     }
 
@@ -175,6 +189,15 @@ pub fn shaped(mut response: Response, openai: bool) -> Response {
     response
 }
 
+/// A sentence of the service's that begins with a text's number, or with the size of that text.
+fn renamed(message: &str, name: impl Fn(usize) -> String) -> Option<String> {
+    let (before, rest) = ["text ", "the size of text "]
+        .into_iter()
+        .find_map(|begin| Some((begin.strip_suffix("text ")?, message.strip_prefix(begin)?)))?;
+    let (number, rest) = rest.split_once(' ')?;
+    Some(format!("{before}{} {rest}", name(number.parse().ok()?)))
+}
+
 /// The service's hint when to come back, `… in 120 ms`, in whole seconds.
 fn seconds(message: &str) -> u64 {
     let words: Vec<&str> = message.split_whitespace().collect();
@@ -191,6 +214,19 @@ mod tests {
         assert_eq!(seconds("the queue is full: 7 of 8 tokens; try again in 2001 ms"), 3);
         assert_eq!(seconds("wait for earlier calls, or try again in 10 ms"), 1);
         assert_eq!(seconds("no hint"), 1);
+    }
+
+    #[test]
+    fn a_text_is_named_as_the_request_has_it() {
+        let said = |sentence| Refusal::invalid(sentence).about_texts(|n| format!("text {}", n + 7));
+        for (sentence, right) in [
+            ("text 3 has 602 tokens", "text 10 has 602 tokens"),
+            ("the size of text 0 in bytes is 2", "the size of text 7 in bytes is 2"),
+            ("text can't be read", "text can't be read"),
+            ("the queue is full", "the queue is full"),
+        ] {
+            assert_eq!(said(sentence).message(), right);
+        }
     }
 
     #[test]

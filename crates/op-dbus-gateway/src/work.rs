@@ -32,6 +32,16 @@ pub struct Work<T> {
 pub struct Permit {
     gateway: Arc<Gateway>,
     held: Vec<OwnedSemaphorePermit>,
+    /// Bytes of the body or the reply, whichever has more.
+    bytes: usize,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if self.bytes >= LIMITS.large_bytes {
+            self.gateway.large.notify_one();
+        }
+    }
 }
 
 impl Permit {
@@ -62,10 +72,11 @@ impl Permit {
     }
 
     /// The same for JSON that is there already.
-    pub fn reply_written(self, json: Vec<u8>) -> Response {
+    pub fn reply_written(mut self, json: Vec<u8>) -> Response {
         let length = json.len();
+        self.bytes = self.bytes.max(length);
         let body = Full::new(Bytes::from(json)).map_frame(move |frame| {
-            let _ = &self.held;
+            let _held = &self;
             frame
         });
         let mut response = Response::new(Body::new(body));
@@ -121,7 +132,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
         }
         let read = read(request, &gateway.bodies).await?;
         let permit = Arc::clone(&gateway.requests).try_acquire_owned().map_err(|_| full())?;
-        let permit = Permit { gateway: Arc::clone(gateway), held: vec![permit] };
+        let (gateway, bytes) = (Arc::clone(gateway), read.bytes.len());
+        let permit = Permit { gateway, held: vec![permit], bytes };
         // PowerShell and Windows' editors write one, and JSON has no place for it.
         if MARKS.iter().any(|mark| read.bytes.starts_with(mark)) {
             return Err(Refusal::invalid(

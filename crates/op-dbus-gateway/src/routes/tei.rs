@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
@@ -100,14 +99,14 @@ pub async fn similarity(
     if sentences.is_empty() {
         return Err(Refusal::invalid("sentences is an empty list; send at least one text"));
     }
-    let texts = std::iter::once(source_sentence).chain(sentences).collect::<Vec<_>>();
-    permit.for_texts(texts.len())?;
+    let inputs = Inputs::compared("source_sentence", source_sentence, sentences)?;
+    permit.for_texts(inputs.len())?;
     let wanted = Wanted {
         truncate: Some(parameters.truncation_direction.truncate(parameters.truncate)),
         prompt: checked(parameters.prompt_name)?,
         ..Wanted::default()
     };
-    let embedded = embed_inputs(&gateway, &Inputs::texts(texts)?, &wanted).await?;
+    let embedded = embed_inputs(&gateway, &inputs, &wanted).await?;
     permit.reply_with(&embedded.cosines(), &embedded)
 }
 
@@ -141,10 +140,9 @@ pub async fn rerank(
     if asked.texts.is_empty() {
         return Err(Refusal::invalid("texts is an empty list; send at least one"));
     }
-    let texts = std::iter::once(asked.query).chain(asked.texts).collect::<Vec<_>>();
-    permit.for_texts(texts.len())?;
+    let inputs = Inputs::compared("query", asked.query, asked.texts)?;
+    permit.for_texts(inputs.len())?;
     let truncate = Some(asked.truncation_direction.truncate(asked.truncate));
-    let inputs = Inputs::texts(texts)?;
     let wanted = Wanted { truncate, ..Wanted::default() };
     let embedded = embed_inputs(&gateway, &inputs, &wanted).await?;
     let text = |index: usize| {
@@ -214,7 +212,9 @@ pub async fn tokenize(
             false => Err(Refusal::too_large("")),
         };
         let tokens = match answer {
-            Err(refusal) if refusal.code() != "too_large" => return Err(refusal),
+            Err(refusal) if refusal.code() != "too_large" => {
+                return Err(refusal.about_texts(|number| format!("text {}", done + number)));
+            }
             // With a prompt before each text the service takes fewer texts in a call.
             Err(_) if part.len() > 1 => {
                 if space.is_none() {
@@ -240,8 +240,7 @@ pub async fn tokenize(
     }
     json.push(b']');
     if space.is_some() && space != Some(lease.answer(embedder.vector_space()).await?) {
-        let message = "the model was changed between two calls of this request; send it again";
-        return Err(Refusal::new(StatusCode::CONFLICT, "wrong_space", message));
+        return Err(Refusal::changed());
     }
     Ok(permit.reply_written(json))
 }

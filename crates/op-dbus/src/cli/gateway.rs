@@ -66,6 +66,7 @@ pub fn run(args: Given<Flags>) -> Done {
         address,
         credentials: std::env::var_os("CREDENTIALS_DIRECTORY").map(Into::into),
         connect: Arc::new(move || builder(&bus)),
+        trim: op_dbus_engine::memory::trim,
     };
     // It hands bytes on, and leaves the CPUs to whoever computes.
     match super::threaded(2)?.block_on(op_dbus_gateway::run(config)) {

@@ -113,6 +113,14 @@ class AsyncEmbedder:
                 # Once: from now on replies come in messages, whose size is limited.
                 self._has_descriptors = False
                 continue
+            except errors.WrongSpace:
+                if "expect_space" in options:
+                    raise
+                # It is asked for here alone: the caller has no index to embed again.
+                sentence = "the model was changed between two calls for these texts"
+                raise errors.WrongSpace(f"{sentence}: embed them again") from None
+            except errors.OpDbusError as reason:
+                raise errors.about_texts_from(start, reason) from None
             vectors = parts[0].vectors
             self._row_bytes[kind] = vectors.shape[1] * vectors.itemsize
             wanted.setdefault("expect_space", parts[0].space)
@@ -233,8 +241,8 @@ class AsyncEmbedder:
             except UnicodeEncodeError as reason:
                 raise errors.InvalidArgument(f"text {index} is not Unicode: {reason}") from None
             if size > bytes_max:
-                sentence = f"text {index} has {size} bytes; the most is {bytes_max}"
-                raise errors.TooLarge(f"{sentence}: split it, or raise text_bytes_max")
+                sentence = f"text {index} has {size} bytes, and text_bytes_max is {bytes_max}"
+                raise errors.TooLarge(f"{sentence}: split it")
         return checked
 
     async def _end_of_call(

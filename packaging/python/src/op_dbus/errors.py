@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 __all__ = [
@@ -173,3 +174,12 @@ def from_reply(name: str, sentence: str) -> OpDbusError:
     if name in _NOT_REACHABLE or name.startswith(_NOT_STARTED):
         return NotReachable(sentence)
     return Failed(f"{name}: {sentence}")
+
+
+def about_texts_from(first: int, error: OpDbusError) -> OpDbusError:
+    """The error of a call whose texts begin at number ``first``: the service counts from there."""
+    about = re.match(r"((?:the size of )?text )(\d+)( .*)", str(error), re.DOTALL)
+    if not first or not about:
+        return error
+    begin, number, rest = about.groups()
+    return type(error)(f"{begin}{first + int(number)}{rest}")
