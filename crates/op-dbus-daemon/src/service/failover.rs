@@ -102,7 +102,7 @@ impl Service {
     }
 
     /// What serves instead of `failed`, once that is decided.
-    async fn successor(
+    pub(super) async fn successor(
         &self,
         failed: &Arc<Served>,
         cancel: CancelToken,

@@ -162,3 +162,17 @@ async fn a_call_is_answered_by_its_own_device_where_that_is_back_before_another_
     assert_eq!(service.fallbacks(), 0);
     assert!(Arc::ptr_eq(&served, &service.serving(None, None).await.unwrap()), "it serves on");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_an_unloaded_model_warmed_up_gets_the_next_provider_as_a_call_would() {
+    let (root, away) = (tempfile::tempdir().unwrap(), Arc::new(AtomicBool::new(false)));
+    let service = service(&root, coming_back(away.clone()));
+    service.start().await;
+    assert_eq!(service.now().served().unwrap().provider, "ggml");
+    service.unload().await.unwrap();
+    away.store(true, Ordering::SeqCst);
+    service.warm_up().await.unwrap();
+    assert_eq!(service.now().served().unwrap().provider, "cpu");
+    assert!(service.is_loaded());
+    assert_eq!(service.fallbacks(), 1);
+}
