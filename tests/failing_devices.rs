@@ -5,17 +5,18 @@ use std::collections::HashMap;
 use std::fs;
 
 use futures_util::future::join_all;
+use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 use tokio::sync::watch;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::{Client, refused};
+use crate::harness::client::{Client, refused, value};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::cosine;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
 use crate::offload::{clients, much};
-use crate::providers::{beside, fallbacks, ggml, movable, provider};
+use crate::providers::{beside, fallbacks, ggml, movable, provider, told_of};
 
 tests! {
     one_that_dies_in_its_proof_leaves_it_to_the_next: [Bus, Low, Ggml] =>
@@ -29,6 +30,7 @@ tests! {
     one_without_memory_has_its_batches_halved: [Bus, Low, Ggml],
     one_that_answers_nonsense_is_asked_again: [Bus, Low, Ggml],
     one_that_was_not_there_is_taken_up_by_itself: [Bus, Low, Ggml],
+    one_that_is_lost_for_good_computes_nowhere: [Bus, Low, Ggml],
     one_that_fails_another_level_after_a_change_is_told: [Bus, Low, High, Ggml],
     one_that_is_better_and_not_what_was_asked_for_is_told: [Bus, Low, Medium, Ggml],
     faults_that_are_none_are_named: [Bus],
@@ -231,4 +233,22 @@ async fn faults_that_are_none_are_named() -> Outcome {
         assert!(said.contains(part), "{part}: {said}");
     }
     Ok(())
+}
+
+/// And the list of providers says what keeps it from that.
+async fn one_that_is_lost_for_good_computes_nowhere() -> Outcome {
+    let (setup, library, away) = movable()?;
+    let (_bus, _setup, daemon) = setup.setting("fallback", "none").alone().await?;
+    let told = told_of(&daemon, "ggml").await?;
+    assert_eq!(value::<Vec<String>>(&told, "devices")?, ["ggml:0"]);
+    fs::rename(&library, &away)?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    refused(daemon.client().embedder.embed("x").await, ErrorName::WorkerFailed)?;
+    assert_eq!(daemon.state(|state| state != "ready").await?, "failed");
+    let told = told_of(&daemon, "ggml").await?;
+    assert!(value::<Vec<String>>(&told, "devices")?.is_empty(), "{told:?}");
+    assert!(!value::<bool>(&told, "available")?);
+    let reason: String = value(&told, "reason")?;
+    assert!(reason.contains("its library"), "{reason}");
+    daemon.stop().await
 }

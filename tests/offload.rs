@@ -23,7 +23,7 @@ use crate::harness::golden::{self, assert_near, cosine};
 use crate::harness::process::children;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
-use crate::providers::{movable, provider};
+use crate::providers::{movable, provider, told_of};
 
 tests! {
     the_cpu_helps_a_device_with_the_models_vectors: [Bus, Low, Ggml],
@@ -71,6 +71,10 @@ async fn the_cpu_helps_a_device_with_the_models_vectors() -> Outcome {
     let devices: Vec<_> = workers.iter().map(|(device, ..)| device.as_str()).collect();
     assert_eq!(devices, ["ggml:0", "cpu:0"]);
     assert!(workers.iter().all(|(.., batches)| *batches > 0), "{workers:?}");
+    for (provider, device) in [("ggml", "ggml:0"), ("cpu", "cpu:0")] {
+        let told = told_of(&daemon, provider).await?;
+        assert_eq!(value::<Vec<String>>(&told, "devices")?, [device]);
+    }
     daemon.stop().await
 }
 

@@ -19,6 +19,7 @@ use crate::providers::{ggml, provider};
 tests! {
     a_device_computes_in_halves: [Bus, Low, Ggml],
     halves_are_for_devices: [Bus, Low],
+    integers_are_for_the_cpu: [Bus, Low, Ggml],
     a_graph_of_the_users_own_is_computed_as_it_is: [Bus, Runtime],
     bound_buffers_give_the_same_vectors: [Bus, Low, Runtime] =>
         same_bound(|| Ok(Setup::real("low")?.setting("cpu_engine", "ort"))),
@@ -58,6 +59,18 @@ async fn halves_are_for_devices() -> Outcome {
     assert!(said.contains("precision is f16") && said.contains("has no effect"), "{said}");
     daemon.client().embedder.embed("x").await?;
     daemon.stop().await
+}
+
+/// No device has them, whatever computes on the CPU, and the sentence says which was asked.
+async fn integers_are_for_the_cpu() -> Outcome {
+    let setup = ggml()?.setting("precision", "int8");
+    let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
+    assert!(
+        message.starts_with("ggml does not work here: it does not compute in int8"),
+        "{message}"
+    );
+    assert!(!message.contains("cpu_engine"), "{message}");
+    Ok(())
 }
 
 async fn a_graph_of_the_users_own_is_computed_as_it_is() -> Outcome {

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::{Client, refused};
+use crate::harness::client::{Client, Told, refused, value};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
 use crate::harness::golden::{self, assert_near, cosine};
@@ -85,6 +85,16 @@ async fn the_first_that_works_serves_and_says_why() -> Outcome {
     assert!(said.contains("WARN") && said.contains("coreml needs macOS"), "{said}");
     daemon.client().embedder.embed("x").await?;
     daemon.stop().await
+}
+
+/// What `ListProviders` tells of one.
+pub async fn told_of(daemon: &Daemon, name: &str) -> Outcome<Told> {
+    for told in daemon.client().manager.list_providers().await? {
+        if value::<String>(&told, "name")? == name {
+            return Ok(told);
+        }
+    }
+    Err(format!("no provider {name}").into())
 }
 
 /// How often another provider came to run than was asked for: as it is counted, and in the log.

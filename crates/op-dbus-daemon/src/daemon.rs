@@ -353,6 +353,6 @@ async fn alive(service: &Service) -> Result<(), EngineError> {
     let now = service.now();
     match &now.phase {
         Phase::Serving(served) => served.engine.canary().await,
-        Phase::Disabled | Phase::Loading | Phase::Failed(_) | Phase::Draining(_) => Ok(()),
+        Phase::Disabled | Phase::Loading(_) | Phase::Failed(_) | Phase::Draining(_) => Ok(()),
     }
 }

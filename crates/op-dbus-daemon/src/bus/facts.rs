@@ -41,7 +41,7 @@ impl Facts {
         let fallback_reason = now.fallback_reason();
         let state = match now.phase {
             Phase::Disabled => State::Disabled,
-            Phase::Loading => State::Loading,
+            Phase::Loading(_) => State::Loading,
             Phase::Serving(_) if now.refusal().is_some() => State::Failed,
             Phase::Serving(_) if fallback_reason.is_empty() => State::Ready,
             Phase::Serving(_) => State::Degraded,

@@ -160,8 +160,8 @@ impl Manager {
     ) -> Result<Vec<Dictionary>, Error> {
         let work = async |calls: Calls, _caller| {
             // It looks for libraries, which waits for the disk.
-            let now = calls.service.now();
-            let view = tokio::task::spawn_blocking(move || views::providers(&now)).await;
+            let service = calls.service.clone();
+            let view = tokio::task::spawn_blocking(move || views::providers(&service)).await;
             view.map_err(|_| Error::new(ErrorName::Failed, "looking for libraries ended early"))
         };
         self.calls.run(connection, &header, work).await

@@ -12,7 +12,7 @@ use super::calls::Calls;
 use super::facts::Facts;
 use super::reply::{Dictionary, wire};
 use crate::devices::{Device, with_use};
-use crate::service::{Now, Service, absence_name, unavailable};
+use crate::service::{Service, absence_name, unavailable};
 use crate::settings::{Kind, Loaded, Provider, row};
 
 /// Runs a view that reads the model store, which waits for the disk.
@@ -74,17 +74,27 @@ fn damaged(error: op_dbus_models::Error) -> Dictionary {
     HashMap::from([("name", "".into()), ("error", error.to_string().into())])
 }
 
-/// The execution providers and whether each can be used here.
-pub fn providers(now: &Now) -> Vec<Dictionary> {
+/// The execution providers, whether each can be used here, and the devices on which it computes now: also
+/// beside another one, and for a model beside the one in force.
+pub fn providers(service: &Service) -> Vec<Dictionary> {
+    let (now, loaded) = (service.now(), service.loaded());
+    let (lost, there): (Vec<_>, Vec<_>) =
+        loaded.into_iter().partition(|served| served.engine.refusal().is_some());
+    let workers = there.iter().flat_map(|served| served.engine.descriptions());
+    let workers: Vec<_> = workers.map(|worker| worker.description).collect();
     let describe = |(provider, name): &(Provider, &'static str)| {
-        let serving = now.served().filter(|served| served.provider == *name);
-        let reason = unavailable(*provider, &now.loaded, serving.map(|_| *provider));
-        let workers = serving.map(|served| served.engine.descriptions()).unwrap_or_default();
-        // The CPU may help beside it.
-        let workers = workers.into_iter().map(|worker| worker.description);
-        let workers = workers.filter(|worker| worker.provider == *name);
-        let mut devices: Vec<String> = workers.map(|worker| worker.device).collect();
-        devices.dedup();
+        let mut devices = Vec::new();
+        for worker in workers.iter().filter(|worker| worker.provider == *name) {
+            if !devices.contains(&worker.device) {
+                devices.push(worker.device.clone());
+            }
+        }
+        let active = (!devices.is_empty()).then_some(*provider);
+        let lost = lost.iter().find(|served| active.is_none() && served.provider == *name);
+        let reason = match lost.and_then(|served| served.engine.refusal()) {
+            Some(why) => Some(why.to_string()),
+            None => unavailable(*provider, &now.loaded, active),
+        };
         HashMap::from([
             ("name", (*name).into()),
             ("aliases", aliases(name).to_vec().into()),

@@ -25,7 +25,7 @@ impl Service {
         let _change = self.0.change.lock().await;
         let now = self.now();
         if let Some(choice) = wanted(now.settings()) {
-            self.enter(Phase::Loading);
+            self.enter(now.fleet.loading(&choice));
             match now.fleet.get_anew(&choice).await {
                 Ok(served) => self.moved(Some(served), |_| {}),
                 Err(error) => self.fail(error),
@@ -170,7 +170,7 @@ impl Service {
     ) -> Result<Option<Arc<Served>>, Error> {
         let Some(choice) = choice else { return Ok(None) };
         if now.served().is_none() {
-            self.enter(Phase::Loading);
+            self.enter(fleet.loading(choice));
         }
         match fleet.get_anew(choice).await {
             Ok(served) => Ok(Some(served)),

@@ -102,7 +102,7 @@ impl Service {
     }
 
     /// What serves instead of `failed`, once that is decided.
-    async fn successor(
+    pub(super) async fn successor(
         &self,
         failed: &Arc<Served>,
         cancel: CancellationToken,
@@ -120,9 +120,10 @@ impl Service {
             next = self.replace_failed(failed) => next,
             () = late => return Err(EngineError::DeadlineExceeded.into()),
         };
-        let takes_over =
-            |next: &Arc<Served>| !Arc::ptr_eq(next, failed) && next.space == failed.space;
-        Ok(next.filter(takes_over))
+        // Its own workers may be there again by then.
+        let computes =
+            |next: &Arc<Served>| !Arc::ptr_eq(next, failed) || !failed.engine.is_failing();
+        Ok(next.filter(|next| computes(next) && next.space == failed.space))
     }
 
     /// Looks for another provider of the same model, unless somebody else has done so since `failed` had
@@ -131,7 +132,8 @@ impl Service {
         let change = self.0.change.lock().await;
         let now = self.now();
         let in_force = now.served().is_some_and(|in_force| Arc::ptr_eq(in_force, failed));
-        if in_force && !failed.is_last.load(Ordering::Relaxed) {
+        let is_given_up = || failed.engine.is_failing() && !failed.is_last.load(Ordering::Relaxed);
+        if in_force && is_given_up() {
             self.look_for_another(&change).await;
         }
         drop(change);

@@ -10,6 +10,7 @@ use op_dbus_engine::Anteroom;
 
 use super::engines::Engines;
 use super::load::Tries;
+use super::now::{Phase, loading};
 use super::served::{Choice, Served};
 use super::{Error, Means, blocking, load, provider};
 use crate::settings::{Loaded, Provider};
@@ -87,6 +88,11 @@ impl Fleet {
     pub(super) fn new(loaded: Arc<Loaded>, means: Means, engines: Arc<Engines>) -> Arc<Self> {
         let anteroom = Anteroom::new(&load::limits(&loaded.settings));
         Arc::new(Self { loaded, means, engines, anteroom, entries: Mutex::default() })
+    }
+
+    /// That the model is being loaded here.
+    pub(super) fn loading(&self, choice: &Choice) -> Phase {
+        loading(choice, &self.loaded.settings)
     }
 
     /// The model, loaded now if it is not yet. A recent failure is answered again.

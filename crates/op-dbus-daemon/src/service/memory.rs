@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use op_dbus_engine::{Absence, Footprint, Presence, memory};
+use op_dbus_engine::{Absence, CancellationToken, Footprint, Presence, memory};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{error, info};
 
@@ -38,7 +38,8 @@ pub struct GivenBack {
 }
 
 impl Service {
-    /// Loads the model in force if it is unloaded, and returns once its workers have proved themselves.
+    /// Loads the model in force if it is unloaded, and returns once its workers have proved themselves, or
+    /// those of the provider that takes the place of its own.
     ///
     /// # Errors
     /// Why none can serve.
@@ -46,7 +47,15 @@ impl Service {
         // The first load, or a change, may be under way.
         drop(self.0.change.lock().await);
         let served = self.serving(None, None).await?;
-        Ok(served.engine.load().await?)
+        let Err(error) = served.engine.load().await else { return Ok(()) };
+        let next = match self.now().may_have_successor(&served) {
+            true => self.successor(&served, CancellationToken::default(), None).await?,
+            false => None,
+        };
+        match next {
+            Some(next) => Ok(next.engine.load().await?),
+            None => Err(error.into()),
+        }
     }
 
     /// Ends all workers once the calls in flight are answered. The next call loads the model again.

@@ -86,7 +86,7 @@ impl Service {
         let engines = Arc::new(Engines::new(loaded.settings.cache_bytes));
         let fleet = Fleet::new(loaded.clone(), means.clone(), engines.clone());
         let phase = match now::wanted(&loaded.settings) {
-            Some(_) => Phase::Loading,
+            Some(choice) => now::loading(&choice, &loaded.settings),
             None => Phase::Disabled,
         };
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
@@ -136,7 +136,7 @@ impl Service {
         match &now.phase {
             Phase::Draining(_) => return Err(Error::ShuttingDown),
             Phase::Disabled => return Err(Error::Disabled),
-            Phase::Loading => return Err(Error::NotReady { model: now.wanted_model() }),
+            Phase::Loading(model) => return Err(Error::NotReady { model: model.clone() }),
             Phase::Serving(served) if in_force => return Ok(served.clone()),
             Phase::Failed(error) if in_force => return Err(Error::Load(error.clone())),
             Phase::Serving(_) | Phase::Failed(_) => {}

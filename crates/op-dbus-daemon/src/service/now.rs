@@ -18,8 +18,8 @@ use crate::settings::{CpuEngine, Loaded, Settings};
 pub enum Phase {
     /// Vector level `none`.
     Disabled,
-    /// A model is being loaded and none serves.
-    Loading,
+    /// A model, of this name, is being loaded and none serves.
+    Loading(String),
     /// A model answers calls.
     Serving(Arc<Served>),
     /// No model could be loaded.
@@ -61,7 +61,7 @@ impl Now {
         match &self.phase {
             Phase::Serving(served) => Some(served),
             Phase::Draining(served) => served.as_ref(),
-            Phase::Disabled | Phase::Loading | Phase::Failed(_) => None,
+            Phase::Disabled | Phase::Loading(_) | Phase::Failed(_) => None,
         }
     }
 
@@ -97,7 +97,7 @@ impl Now {
     pub fn summary(&self) -> String {
         match &self.phase {
             Phase::Disabled => "Embedding is off (vector level none)".to_owned(),
-            Phase::Loading => format!("Loading {}", self.wanted_model()),
+            Phase::Loading(model) => format!("Loading {model}"),
             Phase::Serving(served) if let Some(why) = self.absence() => {
                 format!("Serving {}, {}", served.model, told(why, self.settings()))
             }
@@ -113,15 +113,6 @@ impl Now {
             Phase::Draining(_) => "Finishing the calls in flight".to_owned(),
         }
     }
-
-    /// Name of the model that the settings want; empty for none.
-    pub fn wanted_model(&self) -> String {
-        match (wanted(self.settings()), self.settings().cpu_engine) {
-            (None, _) => String::new(),
-            (Some(_), CpuEngine::Sim) => super::load::SIM_MODEL.to_owned(),
-            (Some(choice), CpuEngine::Native | CpuEngine::Ort) => choice.model().to_owned(),
-        }
-    }
 }
 
 /// The model that the settings ask for; `None` for level `none`.
@@ -131,4 +122,13 @@ pub(super) fn wanted(settings: &Settings) -> Option<Choice> {
         (_, Some(name)) => Some(Choice::Imported(name.clone())),
         (level, None) => Some(Choice::Level(level)),
     }
+}
+
+/// That the model of `choice` is being loaded under these settings, which may not be in force yet.
+pub(super) fn loading(choice: &Choice, settings: &Settings) -> Phase {
+    let model = match settings.cpu_engine {
+        CpuEngine::Sim => super::load::SIM_MODEL,
+        CpuEngine::Native | CpuEngine::Ort => choice.model(),
+    };
+    Phase::Loading(model.to_owned())
 }

@@ -174,6 +174,27 @@ async fn a_level_that_does_not_load_leaves_the_old_one() {
 }
 
 #[tokio::test]
+async fn who_calls_too_soon_is_told_what_is_being_loaded() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let folder = root.path().join("etc/op-dbus");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("config.toml"), "vector_level = \"none\"\n").unwrap();
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
+    service.start().await;
+    assert!(matches!(embed(&service, None).await, Err(Error::Disabled)));
+    let held = backends.held.clone();
+    let held = held.lock().unwrap();
+    let mut change = pin!(service.set_level(Level::Low));
+    assert!(change.as_mut().now_or_never().is_none(), "it loads");
+    let early = embed(&service, None).now_or_never().unwrap().unwrap_err();
+    assert!(early.to_string().starts_with("sim is being loaded"), "{early}");
+    assert_eq!(service.now().summary(), "Loading sim");
+    drop(held);
+    change.await.unwrap();
+    assert_eq!(embed(&service, None).await.unwrap(), 1);
+}
+
+#[tokio::test]
 async fn a_level_beside_the_one_in_force_tells_of_its_provider_once() {
     let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
     let flags = [("execution_provider", "coreml")];

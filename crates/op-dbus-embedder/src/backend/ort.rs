@@ -52,9 +52,17 @@ fn precision(spec: &Spec) -> Result<(Computed, &'static str), BackendError> {
         // Where a provider has it, it rounds by itself.
         Some(Precision::Bf16) if spec.provider != super::CPU => Ok((Computed::F32, "bf16")),
         Some(Precision::Bf16 | Precision::Int8) => {
-            let message = "precision is neither f32 nor f16, which is all that ONNX Runtime \
-                           computes in here; set precision to auto, or cpu_engine to native";
-            Err(failure::unavailable(message.to_owned()))
+            let message = match spec.provider.as_str() {
+                super::CPU => "precision is neither f32 nor f16, which is all that ONNX Runtime \
+                               computes in here; set precision to auto, or cpu_engine to native"
+                    .to_owned(),
+                // Whatever `cpu_engine` says.
+                provider => format!(
+                    "{provider} does not work here: it does not compute in int8; set precision to auto, \
+                     f32 or f16"
+                ),
+            };
+            Err(failure::unavailable(message))
         }
     }
 }

@@ -2,9 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use op_dbus_engine::sim::{Faults, SimBackend};
-use op_dbus_engine::{Backend, BackendError, Batch, CancellationToken, Description};
+use op_dbus_engine::{
+    Backend, BackendError, Batch, CancellationToken, Description, LoadErrorKind,
+};
 use op_dbus_models::{ImportOptions, OnnxFacts, Progress, Store};
 
 use super::loaded;
@@ -110,4 +114,67 @@ async fn a_device_that_alone_is_lost_with_a_text_is_left() {
     service.start().await;
     assert_eq!(embed(&service, "boom!").await.unwrap(), "cpu");
     assert_eq!(embed(&service, "a").await.unwrap(), "cpu");
+}
+
+/// Workers of which the first on ggml is lost with "!", and none can be had there while it is `away`.
+fn coming_back(away: Arc<AtomicBool>) -> Spawner {
+    let made = Arc::new(AtomicUsize::new(0));
+    Arc::new(move |blueprint, settings| {
+        let (away, made) = (away.clone(), made.clone());
+        let deadly = spawner(false)(blueprint, settings);
+        let harmless = {
+            let mut elsewhere = blueprint.clone();
+            elsewhere.host.provider = Provider::Cpu;
+            spawner(false)(&elsewhere, settings)
+        };
+        let is_device = blueprint.host.provider == Provider::Ggml;
+        Box::new(move |number| {
+            if is_device && away.load(Ordering::SeqCst) {
+                let (kind, message) = (LoadErrorKind::ProviderUnavailable, "away".to_owned());
+                return Err(BackendError::Load { kind, message });
+            }
+            let is_first = is_device && made.fetch_add(1, Ordering::SeqCst) == 0;
+            if is_first { deadly(number) } else { harmless(number) }
+        })
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_is_answered_by_its_own_device_where_that_is_back_before_another_is_found() {
+    let (root, away) = (tempfile::tempdir().unwrap(), Arc::new(AtomicBool::new(false)));
+    let service = service(&root, coming_back(away.clone()));
+    service.start().await;
+    away.store(true, Ordering::SeqCst);
+    // Whoever looks for another waits for this.
+    let change = service.0.change.lock().await;
+    let call = tokio::spawn({
+        let service = service.clone();
+        async move { embed(&service, "boom!").await }
+    });
+    let served = service.serving(None, None).await.unwrap();
+    served.engine.failing().await;
+    // The call has its error by then.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    away.store(false, Ordering::SeqCst);
+    while served.engine.is_failing() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    drop(change);
+    call.await.unwrap().unwrap();
+    assert_eq!(service.fallbacks(), 0);
+    assert!(Arc::ptr_eq(&served, &service.serving(None, None).await.unwrap()), "it serves on");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_an_unloaded_model_warmed_up_gets_the_next_provider_as_a_call_would() {
+    let (root, away) = (tempfile::tempdir().unwrap(), Arc::new(AtomicBool::new(false)));
+    let service = service(&root, coming_back(away.clone()));
+    service.start().await;
+    assert_eq!(service.now().served().unwrap().provider, "ggml");
+    service.unload().await.unwrap();
+    away.store(true, Ordering::SeqCst);
+    service.warm_up().await.unwrap();
+    assert_eq!(service.now().served().unwrap().provider, "cpu");
+    assert!(service.is_loaded());
+    assert_eq!(service.fallbacks(), 1);
 }
