@@ -281,6 +281,14 @@ async fn what_is_not_supported_is_refused() -> Outcome {
     assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
     let why = "its tokenizer.json can't be used: it asks for 1048576 bytes for one byte of a text";
     assert!(refusal.stderr.contains(why), "{}", refusal.stderr);
+    // So it is of the weights.
+    let folder = tiny(&setup, "distilbert", "mean", Format::Version5)?;
+    edit(&folder.join("config.json"), |config| config["hidden_dim"] = json!(33))?;
+    let refusal = setup.import(&folder, &["--name", "own"]).await?;
+    assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
+    let why =
+        "the service could not load it: tensor transformer.layer.0.ffn.lin1.weight has the shape";
+    assert!(refusal.stderr.contains(why), "{}", refusal.stderr);
     // A refused import leaves nothing behind.
     let kept: Vec<_> = setup.path("models").read_dir().into_iter().flatten().flatten().collect();
     let visible = |entry: &&fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");

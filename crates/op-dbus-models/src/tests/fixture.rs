@@ -142,6 +142,7 @@ impl Bench {
         let options = ImportOptions {
             inspect: &|_| Ok(facts),
             tokenizer: &|_, _| Ok(()),
+            model: &|_| Ok(()),
             progress: &Progress::silent(),
             pooling,
             dimensions,

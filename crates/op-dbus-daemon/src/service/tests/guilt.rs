@@ -49,6 +49,7 @@ fn service(root: &tempfile::TempDir, spawner: Spawner) -> Service {
     let options = ImportOptions {
         inspect: &|_| Ok(OnnxFacts { dimensions: None, pooled: true, external_data: false }),
         tokenizer: &|_, _| Ok(()),
+        model: &|_| Ok(()),
         progress: &Progress::silent(),
         pooling: None,
         dimensions: None,
