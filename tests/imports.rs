@@ -273,13 +273,21 @@ async fn what_is_not_supported_is_refused() -> Outcome {
     assert!(refusal.stderr.contains("deberta-v2") && refusal.stderr.contains("mpnet"));
 
     // What the service would refuse of a tokenizer is said here already.
-    let folder = tiny(&setup, "roberta", "mean", Format::Version5)?;
+    let folder = tiny(&setup, "xlm-roberta", "mean", Format::Version5)?;
     let endless =
         json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(1 << 20)});
     edit(&folder.join("tokenizer.json"), |tokenizer| tokenizer["normalizer"] = endless)?;
     let refusal = setup.import(&folder, &["--name", "own"]).await?;
     assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
     let why = "its tokenizer.json can't be used: it asks for 1048576 bytes for one byte of a text";
+    assert!(refusal.stderr.contains(why), "{}", refusal.stderr);
+    // So it is of the weights.
+    let folder = tiny(&setup, "distilbert", "mean", Format::Version5)?;
+    edit(&folder.join("config.json"), |config| config["hidden_dim"] = json!(33))?;
+    let refusal = setup.import(&folder, &["--name", "own"]).await?;
+    assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
+    let why =
+        "the service could not load it: tensor transformer.layer.0.ffn.lin1.weight has the shape";
     assert!(refusal.stderr.contains(why), "{}", refusal.stderr);
     // A refused import leaves nothing behind.
     let kept: Vec<_> = setup.path("models").read_dir().into_iter().flatten().flatten().collect();

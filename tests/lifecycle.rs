@@ -134,7 +134,8 @@ async fn a_reload_takes_new_settings() -> Outcome {
     daemon.client().embedder.embed("x").await?;
     // Nothing is loaded anew for what no engine looks at.
     let workers = daemon.workers().await?;
-    let setup = setup.setting("http_listen", "unix:/run/op-dbus/http").setting("core_dumps", "true");
+    let setup =
+        setup.setting("http_listen", "unix:/run/op-dbus/http").setting("core_dumps", "true");
     setup.write_config()?;
     daemon.client().manager.reload().await?;
     assert_eq!(daemon.workers().await?, workers);

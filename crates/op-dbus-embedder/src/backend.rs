@@ -12,6 +12,8 @@ use std::path::PathBuf;
 
 use op_dbus_engine::{Backend, BackendError};
 
+pub use model::check;
+
 /// The provider that needs no accelerator.
 pub const CPU: &str = "cpu";
 /// The provider that computes on other machines.

@@ -72,12 +72,18 @@ fn epsilon() -> f32 {
 struct Keys {
     hidden: &'static str,
     heads: &'static str,
+    layers: &'static str,
     activation: &'static str,
 }
 
 impl Default for Keys {
     fn default() -> Self {
-        Self { hidden: "hidden_size", heads: "num_attention_heads", activation: "hidden_act" }
+        Self {
+            hidden: "hidden_size",
+            heads: "num_attention_heads",
+            layers: "num_hidden_layers",
+            activation: "hidden_act",
+        }
     }
 }
 
@@ -91,6 +97,9 @@ impl Config {
                 &format!("{heads} with a {hidden_key} of {hidden}"),
                 &format!("a number that divides {hidden_key}"),
             ));
+        }
+        if self.num_hidden_layers == 0 {
+            return Err(unsupported(self.keys.layers, "0", "at least 1"));
         }
         if self.is_decoder {
             return Err(unsupported("is_decoder", "true", "false"));

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::place::Place;
 use crate::tokenizer::{self, TokenizerConfig};
-use crate::{Error, Family, Pooling};
+use crate::{Error, Family, Pooling, transformer};
 
 const JSON_BYTES_MAX: u64 = 16 << 20;
 const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
@@ -17,9 +17,8 @@ pub(crate) const WEIGHTS_BYTES_MAX: u64 = 20 << 30;
 /// Above this a stated limit means "none".
 pub(crate) const INPUT_TOKENS_MAX: usize = 1 << 20;
 
-const LENGTHS: &str = "sentence_bert_config.json";
 const PROMPTS: &str = "config_sentence_transformers.json";
-pub(crate) const OPTIONAL: &[&str] = &[LENGTHS, PROMPTS, tokenizer::SETTINGS];
+pub(crate) const OPTIONAL: &[&str] = &[transformer::FILE, PROMPTS, tokenizer::SETTINGS];
 
 #[derive(Deserialize)]
 pub(crate) struct Config {
@@ -133,13 +132,6 @@ impl Config {
 const ACTIVATIONS: &str = "gelu, gelu_python, gelu_new, gelu_pytorch_tanh, relu";
 /// The epsilon of a `config.json` that states none.
 const EPSILON: f32 = 1e-12;
-
-#[derive(Deserialize, Default)]
-pub(crate) struct Lengths {
-    pub(crate) max_seq_length: Option<usize>,
-    #[serde(default)]
-    pub(crate) do_lower_case: bool,
-}
 
 #[derive(Deserialize, Default)]
 pub(crate) struct Prompts {
@@ -259,19 +251,6 @@ fn modes(pooling: &PoolingConfig) -> Vec<&str> {
             on.filter_map(|(name, _)| name.strip_prefix("pooling_mode_")).collect()
         }
     }
-}
-
-/// Reads the lengths, and the tokenizer with them: both decide on the case of letters.
-pub(crate) fn read_lengths(place: &mut Place) -> Result<Lengths, Error> {
-    let lowers = tokenizer::check(place)?;
-    let lengths: Lengths = read(place, LENGTHS)?.unwrap_or_default();
-    if lengths.do_lower_case && !lowers {
-        return Err(refuse(
-            format!("{LENGTHS} with do_lower_case, and a tokenizer.json that keeps the case"),
-            "a tokenizer.json that itself does all that is done to the text",
-        ));
-    }
-    Ok(lengths)
 }
 
 pub(crate) fn read_tokenizer_limit(place: &mut Place) -> Result<Option<usize>, Error> {

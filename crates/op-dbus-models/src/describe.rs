@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 
 use crate::config_files::{
     Config, INPUT_TOKENS_MAX, OPTIONAL, PoolingConfig, Prompts, cuts, input_tokens, read,
-    read_family, read_lengths, read_pooling, read_prompts, read_tokenizer_limit, refuse, require,
+    read_family, read_pooling, read_prompts, read_tokenizer_limit, refuse, require,
     require_weights,
 };
 use crate::import::{ImportOptions, OnnxFacts};
 use crate::model::dense_paths;
 use crate::modules::{Dense, Module, read_dense, read_modules};
 use crate::place::Place;
-use crate::{Error, Family, Pooling};
+use crate::{Error, Family, Pooling, transformer};
 
 /// Everything of a model but its weights and its name.
 #[derive(Debug)]
@@ -54,8 +54,9 @@ pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Er
     let pooling = read_pooling(&require(place, &pooling_file)?, &pooling_file, width)?;
     let dense = read_dense(place, &modules.dense, width)?;
     let dimensions = dense.last().map_or(width, |last| last.outputs);
-    let lengths = read_lengths(place)?;
-    let max_input_tokens = input_tokens(place, &config, family, lengths.max_seq_length)?;
+    let settings = transformer::read_settings(place)?;
+    settings.check()?;
+    let max_input_tokens = input_tokens(place, &config, family, settings.max_seq_length)?;
     let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions)?;
     let mut files = vec!["tokenizer.json".to_owned(), "config.json".to_owned()];
     files.extend(["modules.json".to_owned(), pooling_file]);
@@ -169,7 +170,8 @@ fn graph_limit(
     config: Option<&Config>,
     options: &ImportOptions<'_>,
 ) -> Result<usize, Error> {
-    let stated = match (options.max_input_tokens, read_lengths(place)?.max_seq_length) {
+    let stated = match (options.max_input_tokens, transformer::read_settings(place)?.max_seq_length)
+    {
         (Some(given), _) => Some(given),
         (None, Some(stated)) => Some(stated),
         (None, None) => match read_tokenizer_limit(place)? {

@@ -76,6 +76,7 @@ fn describe_both(path: &Path) {
     let options = ImportOptions {
         inspect: &|_| Err("nobody asks".into()),
         tokenizer: &|_, _| Err("nobody asks".into()),
+        model: &|_| Err("nobody asks".into()),
         progress: &progress,
         pooling: None,
         dimensions: None,

@@ -36,12 +36,17 @@ pub type Inspect<'a> = dyn Fn(&[u8]) -> Result<OnnxFacts, HookError> + 'a;
 /// service could use it.
 pub type TryTokenizer<'a> = dyn Fn(&[u8], usize) -> Result<(), HookError> + 'a;
 
+/// Reads a model of a family as an engine does that is to compute it: whether all its tensors are there.
+pub type TryModel<'a> = dyn Fn(&Model) -> Result<(), HookError> + 'a;
+
 /// What an import needs besides the folder.
 pub struct ImportOptions<'a> {
     /// The inspector for a user's own ONNX graph.
     pub inspect: &'a Inspect<'a>,
     /// Tries the tokenizer before the model is installed.
     pub tokenizer: &'a TryTokenizer<'a>,
+    /// Tries the model itself before it is installed, unless it is a graph.
+    pub model: &'a TryModel<'a>,
     /// Where the steps are told.
     pub progress: &'a Progress,
     /// Pooling of an ONNX graph that ends in token vectors and has no `1_Pooling` beside it.
@@ -86,7 +91,12 @@ pub(crate) fn bring(
     }
     description.dense.iter().try_for_each(|module| check_dense(to.1, module))?;
     import.try_tokenizer(description.max_input_tokens)?;
-    Ok(model(name, source, description, files))
+    let staged = Model { dir: to.1.to_owned(), ..model(name, source, description, files) };
+    if staged.family != Family::Onnx {
+        let what = "the service could not load it".to_owned();
+        (options.model)(&staged).map_err(|source| Error::Hook { what, source })?;
+    }
+    Ok(Model { dir: PathBuf::new(), ..staged })
 }
 
 fn model(name: &str, source: &Path, from: Description, files: Vec<FileRecord>) -> Model {

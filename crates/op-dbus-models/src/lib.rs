@@ -28,6 +28,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
+mod transformer;
 mod weights;
 mod wheels;
 

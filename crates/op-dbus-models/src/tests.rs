@@ -11,3 +11,4 @@ mod pulls;
 mod records;
 mod runtimes;
 mod tokenizers;
+mod transformer;

@@ -86,8 +86,8 @@ fn class<'a>(told: &'a TokenizerConfig, config: Option<&'a Config>) -> Option<&'
     Some(class.strip_suffix("Fast").unwrap_or(class))
 }
 
-/// Compares what decides on the tokens with what the class makes of it. Other classes take
-/// `tokenizer.json` as it is, and these do too where its parts are of another kind.
+/// Compares what decides on the tokens with what the class makes of it. Others take `tokenizer.json` as
+/// it is.
 fn check_pieces(
     file: &TokenizerFile,
     told: &TokenizerConfig,
@@ -96,9 +96,9 @@ fn check_pieces(
     let Some(class) = class else { return Ok(()) };
     let (normalizer, splitter) = (&file.normalizer, &file.pre_tokenizer);
     let compared = match class {
-        "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | "MPNetTokenizer"
-            if normalizer["type"] == "BertNormalizer" =>
-        {
+        "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | "MPNetTokenizer" => {
+            check_kind(class, "normalizer", normalizer, "BertNormalizer")?;
+            check_kind(class, "pre_tokenizer", splitter, "BertPreTokenizer")?;
             let own = |key: &str| normalizer[key].as_bool();
             let (lowers, has_lower) = (told.do_lower_case.unwrap_or(true), own("lowercase"));
             let has_lower = has_lower.unwrap_or(true);
@@ -122,7 +122,11 @@ fn check_pieces(
                 ),
             ]
         }
-        "RobertaTokenizer" if splitter["type"] == "ByteLevel" => {
+        "RobertaTokenizer" => {
+            check_kind(class, "pre_tokenizer", splitter, "ByteLevel")?;
+            if !normalizer.is_null() {
+                return Err(rebuilt(class, "normalizer", normalizer, "none"));
+            }
             let has = splitter["add_prefix_space"].as_bool().unwrap_or(true);
             let wanted = told.add_prefix_space.unwrap_or(false);
             vec![("add_prefix_space", told.add_prefix_space, wanted, "add_prefix_space", has)]
@@ -143,6 +147,22 @@ fn check_pieces(
         ));
     }
     Ok(())
+}
+
+/// Refuses a part of another kind than the class makes anew, whatever the file has; transformers before
+/// version 5 took such a part as it is.
+fn check_kind(class: &str, part: &str, found: &Value, kind: &str) -> Result<(), Error> {
+    if found["type"] == kind { Ok(()) } else { Err(rebuilt(class, part, found, kind)) }
+}
+
+fn rebuilt(class: &str, part: &str, found: &Value, kind: &str) -> Error {
+    let found = found["type"].as_str().unwrap_or("none");
+    refuse(
+        format!("a {FILE} with the {part} {found}, in place of which a {class} puts {kind}"),
+        format!(
+            "{kind}, or the tokenizer_class PreTrainedTokenizerFast in {SETTINGS}, which takes it as it is"
+        ),
+    )
 }
 
 fn lowers(normalizer: &Value) -> bool {

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use op_dbus_engine::{BackendError, LoadErrorKind, foreign};
-use op_dbus_graph::{Family, Pooling};
-use op_dbus_models::{Model, Store};
+use op_dbus_engine::{BackendError, LoadErrorKind, foreign, with_causes};
+use op_dbus_graph::{DenseFiles, Family, ModelFiles, Pooling};
+use op_dbus_models::{HookError, Model, Store};
 use serde_json::Value;
 
 use super::{Spec, failure};
@@ -42,6 +42,19 @@ pub fn dense(model: &Model) -> Result<Vec<(Value, Vec<u8>)>, BackendError> {
     let module =
         |[config, weights]: [PathBuf; 2]| Ok((read_json(model, &config)?, read(model, &weights)?));
     model.dense_files().map(module).collect()
+}
+
+/// Reads a model of a family as its engines do, without computing anything.
+///
+/// # Errors
+/// A file that can't be read, or tensors that are not what its configuration asks for.
+pub fn check(model: &Model) -> Result<(), HookError> {
+    let Some(family) = family(model) else { return Ok(()) };
+    let (config, weights) = (read_json(model, &model.config())?, read(model, &model.weights())?);
+    let dense = dense(model)?;
+    let dense = dense.iter().map(|(config, weights)| DenseFiles { config, weights }).collect();
+    let files = ModelFiles { family, config: &config, weights: &weights, dense };
+    Ok(op_dbus_graph::read(&files).map(drop).map_err(|error| with_causes(&error))?)
 }
 
 /// SHA-256 of configuration and weights of each Dense module.

@@ -58,11 +58,15 @@ impl Tokenizer {
 
     /// The tokens of `text` before truncation, special tokens included.
     pub(crate) fn pieces(&self, text: &str) -> Result<Vec<Piece>, EncodeError> {
-        let encoding = match catch_unwind(AssertUnwindSafe(|| self.0.model.encode(text, true))) {
+        // By characters: the library trims spaces by their number, which is not that of their bytes.
+        let encode = || self.0.model.encode_char_offsets(text, true);
+        let encoding = match catch_unwind(AssertUnwindSafe(encode)) {
             Ok(Ok(encoding)) => encoding,
             Ok(Err(error)) => return Err(EncodeError::Failed(error.to_string())),
             Err(_) => return Err(EncodeError::Failed("the tokenizer panicked".into())),
         };
+        let bytes: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+        let byte = |character: usize| bytes.get(character).copied().unwrap_or(text.len());
         let specials = encoding.get_special_tokens_mask();
         let names = encoding.get_ids().iter().zip(encoding.get_tokens());
         let pieces = names.zip(specials).zip(encoding.get_offsets());
@@ -71,8 +75,8 @@ impl Tokenizer {
                 id: *id,
                 piece: piece.clone(),
                 special: *special == 1,
-                start: *start,
-                end: *end,
+                start: byte(*start),
+                end: byte(*end),
             };
         Ok(pieces.map(piece).collect())
     }
@@ -80,6 +84,8 @@ impl Tokenizer {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn rows(encoded: Encoded) -> Vec<Vec<i32>> {
@@ -133,5 +139,26 @@ mod tests {
         let places: Vec<_> = pieces.iter().map(|p| (p.special, p.start, p.end)).collect();
         let expected = [(true, 0, 0), (false, 0, 1), (false, 1, 3), (false, 1, 3), (true, 0, 0)];
         assert_eq!(places, expected);
+    }
+
+    #[test]
+    fn no_piece_begins_within_a_character() {
+        let mask = json!({"id": 3, "content": "<mask>", "single_word": false, "lstrip": true,
+            "rstrip": false, "normalized": false, "special": true});
+        let file = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [mask],
+            "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "decoder": null,
+            "post_processor": {"type": "RobertaProcessing", "sep": ["</s>", 1], "cls": ["<s>", 0],
+                "trim_offsets": true, "add_prefix_space": false},
+            "model": {"type": "WordLevel", "unk_token": "a",
+                "vocab": {"<s>": 0, "</s>": 1, "a": 2, "<mask>": 3}},
+        });
+        let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes(), 8).unwrap();
+        let text = "a\u{3000}\u{3000}<mask>";
+        let pieces = tokenizer.pieces(text).unwrap();
+        assert_eq!(
+            pieces[1..3].iter().map(|p| &text[p.start..p.end]).collect::<Vec<_>>(),
+            ["a", "<mask>"]
+        );
     }
 }

@@ -58,7 +58,12 @@ pub(super) fn config(config: &Value) -> Result<Config, serde_json::Error> {
         is_decoder: false,
         relative_attention_num_buckets: None,
         pad_token_id: None,
-        keys: Keys { hidden: "dim", heads: "n_heads", activation: "activation" },
+        keys: Keys {
+            hidden: "dim",
+            heads: "n_heads",
+            layers: "n_layers",
+            activation: "activation",
+        },
     })
 }
 

@@ -208,6 +208,7 @@ fn configurations_that_can_not_be_served_say_why() {
         ("num_attention_heads", json!(3), "num_attention_heads"),
         ("num_attention_heads", json!(0), "num_attention_heads"),
         ("hidden_size", json!(0), "num_attention_heads"),
+        ("num_hidden_layers", json!(0), "num_hidden_layers is 0"),
         ("is_decoder", json!(true), "is_decoder"),
         ("position_embedding_type", json!("relative_key"), "relative_key"),
         ("model_type", json!("roberta"), "roberta"),

@@ -32,10 +32,22 @@ pub(super) fn model(model_type: &str) -> Files {
     set(&mut files, "1_Pooling/config.json", &pooling(&["pooling_mode_mean_tokens"]));
     let lengths = json!({ "max_seq_length": 32, "do_lower_case": false });
     set(&mut files, "sentence_bert_config.json", &lengths);
-    let tokenizer = json!({ "normalizer": null, "model": { "type": "WordPiece" } });
-    set(&mut files, "tokenizer.json", &tokenizer);
+    set(&mut files, "tokenizer.json", &tokenizer(model_type));
     files.insert("model.safetensors".into(), weights(WORDS, WIDTH));
     files
+}
+
+/// The usual parts of a tokenizer of the type, and no vocabulary.
+fn tokenizer(model_type: &str) -> Value {
+    let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false });
+    match model_type {
+        "roberta" => json!({ "pre_tokenizer": bytes, "model": {} }),
+        _ => json!({
+            "normalizer": { "type": "BertNormalizer" },
+            "pre_tokenizer": { "type": "BertPreTokenizer" },
+            "model": {},
+        }),
+    }
 }
 
 pub(super) fn set(files: &mut Files, path: &str, value: &Value) {
@@ -142,6 +154,7 @@ impl Bench {
         let options = ImportOptions {
             inspect: &|_| Ok(facts),
             tokenizer: &|_, _| Ok(()),
+            model: &|_| Ok(()),
             progress: &Progress::silent(),
             pooling,
             dimensions,

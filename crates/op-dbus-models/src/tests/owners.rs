@@ -25,6 +25,7 @@ fn import(bench: &Bench, meanwhile: impl Fn()) -> Result<Model, Error> {
             meanwhile();
             Ok(())
         },
+        model: &|_| Ok(()),
         progress: &Progress::silent(),
         pooling: None,
         dimensions: None,

@@ -5,10 +5,11 @@ use serde_json::{Value, json};
 use super::fixture::{self, Bench, Files, refusal, set};
 
 fn bert_normalizer(lowercase: bool, strip_accents: Option<bool>, chinese: bool) -> Value {
-    json!({ "normalizer": {
+    let normalizer = json!({
         "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": chinese,
         "strip_accents": strip_accents, "lowercase": lowercase,
-    } })
+    });
+    json!({ "normalizer": normalizer, "pre_tokenizer": { "type": "BertPreTokenizer" } })
 }
 
 fn bytes(add_prefix_space: bool) -> Value {
@@ -36,7 +37,8 @@ fn what_agrees_with_tokenizer_json_is_taken() {
     });
     let other = json!({ "tokenizer_class": "XLMRobertaTokenizer", "do_lower_case": true });
     let sequence = json!({ "normalizer": { "type": "Sequence", "normalizers": [] } });
-    let right = json!({ "truncation": { "direction": "Left" } });
+    let mut right = uncased.clone();
+    right["truncation"] = json!({ "direction": "Left" });
     let cases = [
         ("bert", &uncased, json!(null)),
         ("mpnet", &uncased, json!({ "tokenizer_class": "MPNetTokenizer", "strip_accents": true })),
@@ -46,7 +48,7 @@ fn what_agrees_with_tokenizer_json_is_taken() {
         ("distilbert", &cased, json!({ "do_lower_case": false, "tokenize_chinese_chars": true })),
         ("bert", &cased, generic.clone()),
         ("bert", &cased, other),
-        ("bert", &sequence, json!({ "do_lower_case": true })),
+        ("bert", &sequence, generic.clone()),
         ("roberta", &bytes(false), json!(null)),
         ("roberta", &bytes(true), json!({ "add_prefix_space": true })),
         ("roberta", &bytes(true), generic),
@@ -70,7 +72,25 @@ fn what_would_overrule_tokenizer_json_is_refused() {
     let (cased, uncased) = (bert_normalizer(false, None, true), bert_normalizer(true, None, true));
     let lower = "no do_lower_case in tokenizer_config.json, which for a BertTokenizer means true, and a \
                  tokenizer.json with lowercase false; supported: a tokenizer.json with lowercase true";
+    let mut left = uncased.clone();
+    left["truncation"] = json!({ "direction": "Left" });
+    let (mut sequence, mut words) = (uncased.clone(), uncased.clone());
+    sequence["normalizer"] = json!({ "type": "Sequence", "normalizers": [] });
+    words["pre_tokenizer"] = json!({ "type": "Whitespace" });
+    let mut folded = bytes(false);
+    folded["normalizer"] = json!({ "type": "NFKC" });
     let cases = [
+        (
+            "bert",
+            &sequence,
+            json!({ "do_lower_case": true }),
+            "a tokenizer.json with the normalizer Sequence, in place of which a BertTokenizer puts \
+             BertNormalizer; supported: BertNormalizer, or the tokenizer_class PreTrainedTokenizerFast",
+        ),
+        ("mpnet", &words, json!(null), "the pre_tokenizer Whitespace, in place of which a MPNet"),
+        ("distilbert", &bytes(false), json!(null), "the normalizer none, in place of which"),
+        ("roberta", &folded, json!(null), "the normalizer NFKC, in place of which a Roberta"),
+        ("roberta", &uncased, json!(null), "the pre_tokenizer BertPreTokenizer, in place of"),
         ("bert", &cased, json!(null), lower),
         ("distilbert", &cased, json!({ "tokenizer_class": "BertTokenizerFast" }), lower),
         ("mpnet", &cased, json!({}), "for a MPNetTokenizer means true"),
@@ -92,7 +112,7 @@ fn what_would_overrule_tokenizer_json_is_refused() {
         ("roberta", &bytes(true), json!({}), "no add_prefix_space in tokenizer_config.json"),
         ("roberta", &bytes(false), json!({ "add_prefix_space": true }), "add_prefix_space false"),
         ("bert", &uncased, json!({ "truncation_side": "left" }), "with truncation_side left"),
-        ("bert", &json!({ "truncation": { "direction": "Left" } }), json!(null), "direction Left"),
+        ("bert", &left, json!(null), "direction Left"),
         ("bert", &uncased, json!({ "split_special_tokens": true }), "split_special_tokens true"),
     ];
     for (model_type, tokenizer, told, expected) in cases {

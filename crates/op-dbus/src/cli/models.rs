@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand, ValueEnum};
-use op_dbus_engine::{Tokenizer, foreign};
+use op_dbus_embedder::backend;
+use op_dbus_engine::{Tokenizer, foreign, with_causes};
 use op_dbus_graph::inspect::{ElementType, Port, inspect};
 use op_dbus_models::{
     HookError, ImportOptions, Model, OnnxFacts, Pooling, Progress, PullOptions, Source, Store,
@@ -201,7 +202,11 @@ fn import(store: &Store, args: &ImportArgs, json: bool) -> Outcome {
     let progress = Progress::stderr();
     let options = ImportOptions {
         inspect: &|onnx| Ok(facts(onnx)?),
-        tokenizer: &|json, tokens| Ok(Tokenizer::from_bytes(json, tokens).map(drop)?),
+        tokenizer: &|json, tokens| {
+            let tokenizer = Tokenizer::from_bytes(json, tokens).map(drop);
+            Ok(tokenizer.map_err(|error| with_causes(&error))?)
+        },
+        model: &backend::check,
         progress: &progress,
         pooling: args.pooling.map(|pooling| match pooling {
             PoolingName::Mean => Pooling::Mean,

@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use op_dbus_engine::sim::{Faults, SimBackend};
-use op_dbus_engine::{
-    Backend, BackendError, Batch, CancellationToken, Description, LoadErrorKind,
-};
+use op_dbus_engine::{Backend, BackendError, Batch, CancellationToken, Description, LoadErrorKind};
 use op_dbus_models::{ImportOptions, OnnxFacts, Progress, Store};
 
 use super::loaded;
@@ -53,6 +51,7 @@ fn service(root: &tempfile::TempDir, spawner: Spawner) -> Service {
     let options = ImportOptions {
         inspect: &|_| Ok(OnnxFacts { dimensions: None, pooled: true, external_data: false }),
         tokenizer: &|_, _| Ok(()),
+        model: &|_| Ok(()),
         progress: &Progress::silent(),
         pooling: None,
         dimensions: None,

@@ -1,0 +1,50 @@
+//! `sentence_bert_config.json`: what of it would give other vectors than the rest of the model.
+
+use serde_json::{Value, json};
+
+use super::fixture::{self, Bench, refusal, set};
+
+#[test]
+fn what_else_would_be_computed_is_refused() {
+    let usual = json!({
+        "transformer_task": "feature-extraction",
+        "modality_config": { "text": {
+            "method": "forward", "method_output_name": "last_hidden_state",
+        } },
+        "module_output_name": "token_embeddings", "unpad_inputs": false, "processing_kwargs": {},
+        "model_args": { "attn_implementation": "sdpa" }, "config_args": { "trust_remote_code": true },
+    });
+    let with = |key: &str, value: Value| {
+        let mut settings = usual.clone();
+        settings[key] = value;
+        settings
+    };
+    let output = json!({ "text": { "method": "forward", "method_output_name": "pooler_output" } });
+    let cases = [
+        (usual.clone(), ""),
+        (json!({ "modality_config": null, "tokenizer_args": {} }), ""),
+        (with("transformer_task", json!("fill-mask")), "transformer_task \"fill-mask\""),
+        (with("modality_config", output), "\"pooler_output\"}; supported: {\"method\":\"forward\""),
+        (with("module_output_name", json!("sentence_embedding")), "module_output_name \"sent"),
+        (
+            with("processing_kwargs", json!({ "text": { "max_length": 4 } })),
+            "text {\"max_length\":4}",
+        ),
+        (with("config_args", json!({ "layer_norm_eps": 0.5 })), "layer_norm_eps in config_args"),
+        (
+            json!({ "processor_kwargs": { "do_lower_case": true } }),
+            "do_lower_case in tokenizer_args",
+        ),
+    ];
+    for (settings, expected) in cases {
+        let mut files = fixture::model("bert");
+        set(&mut files, "sentence_bert_config.json", &settings);
+        if expected.is_empty() {
+            Bench::new().import_files(&files).unwrap();
+            continue;
+        }
+        let message = refusal(&files);
+        assert!(message.contains("sentence_bert_config.json with "), "{message}");
+        assert!(message.contains(expected), "{settings}: {message}");
+    }
+}
