@@ -134,6 +134,10 @@ async fn serve(
         let service = service.clone();
         async move { service.follow_memory().await }
     });
+    tasks.spawn({
+        let service = service.clone();
+        async move { service.give_spare_back().await }
+    });
     tokio::select! {
         () = connection.closed() => return Err(Fatal::Lost),
         Ok(error) = refused => return Err(Fatal::Refused(error)),

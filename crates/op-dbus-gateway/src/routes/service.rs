@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -11,6 +11,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use op_dbus_api::option;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 use zbus::proxy::MethodFlags;
 use zbus::{OwnedVariant, Variant};
 
@@ -32,7 +33,7 @@ pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, R
         let message = "the gateway is about to end; send requests to another one";
         return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message));
     }
-    trial(&gateway).await.map_err(Refusal::not_ready)?;
+    in_time(LIMITS.ready_time, trial(&gateway)).await.map_err(Refusal::not_ready)?;
     Ok(Json(json!({"status": "ready"})))
 }
 
@@ -71,12 +72,23 @@ pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
 }
 
 async fn told(gateway: &Gateway) -> Result<Told, Refusal> {
-    let mut lease = gateway.bus.lease().await?;
-    Ok(Told {
-        status: lease.read("GetStatus").await?,
-        statistics: lease.read("GetStatistics").await?,
-        devices: lease.devices().await?,
+    in_time(LIMITS.told_time, async {
+        let mut lease = gateway.bus.lease().await?;
+        Ok(Told {
+            status: lease.read("GetStatus").await?,
+            statistics: lease.read("GetStatistics").await?,
+            devices: lease.devices().await?,
+        })
     })
+    .await
+}
+
+/// What takes several steps, of which each may take as long.
+async fn in_time<T>(
+    time: Duration,
+    steps: impl Future<Output = Result<T, Refusal>>,
+) -> Result<T, Refusal> {
+    timeout(time, steps).await.unwrap_or_else(|_| Err(Refusal::silent("the service", time)))
 }
 
 /// The routes, for programs.
