@@ -12,6 +12,9 @@ use super::simd::{Simd, exp};
 /// # Safety
 /// As [`Simd`].
 pub(crate) trait Activate {
+    /// Whether it leaves everything as it is.
+    const IDENTITY: bool = false;
+
     /// The function of each lane.
     unsafe fn activate<S: Simd>(x: S::F) -> S::F;
 }
@@ -20,6 +23,8 @@ pub(crate) trait Activate {
 pub(crate) struct Identity;
 
 impl Activate for Identity {
+    const IDENTITY: bool = true;
+
     #[inline(always)]
     unsafe fn activate<S: Simd>(x: S::F) -> S::F {
         x

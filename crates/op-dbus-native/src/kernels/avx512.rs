@@ -12,6 +12,7 @@ use super::simd::Simd;
 use super::step::{FloatStep, IntStep, PairStep};
 
 /// 512-bit vectors.
+#[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
 impl Simd for Avx512 {

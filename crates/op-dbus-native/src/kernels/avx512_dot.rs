@@ -19,6 +19,7 @@ impl IntStep for Int8 {
     type Acc = __m512i;
     type A = __m512i;
     const K: usize = 4;
+    const ROUNDS: bool = true;
 
     #[inline(always)]
     unsafe fn zero() -> __m512i {

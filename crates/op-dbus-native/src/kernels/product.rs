@@ -235,7 +235,7 @@ pub(crate) unsafe fn multiply<T: Tiles>(product: &Product) {
 
 /// Makes rows of complete sums in the scratch block an operand, if that is what they are for.
 #[inline(always)]
-pub(super) unsafe fn finish<T: Tiles>(
+unsafe fn finish<T: Tiles>(
     product: &Product,
     scratch: &mut Scratch,
     (first, rows): (usize, usize),
@@ -275,11 +275,23 @@ impl<A: Activate> Values<A> {
         Self { from, length, smooth, activation: PhantomData }
     }
 
+    /// Where they are, if nothing is to be done to them.
+    #[inline(always)]
+    pub fn as_they_are(&self) -> Option<*const f32> {
+        (A::IDENTITY && self.smooth.is_null()).then_some(self.from)
+    }
+
     /// The vector that begins with value `at`.
     #[inline(always)]
     pub unsafe fn load<S: Simd>(&self, at: usize) -> S::F {
-        let value = A::activate::<S>(S::load(self.from.add(at)));
-        if self.smooth.is_null() { value } else { S::mul(value, S::load(self.smooth.add(at))) }
+        Self::of::<S>(S::load(self.from.add(at)), self.smooth, at)
+    }
+
+    /// The vector that begins with value `at`, of what it is made of.
+    #[inline(always)]
+    pub unsafe fn of<S: Simd>(from: S::F, smooth: *const f32, at: usize) -> S::F {
+        let value = A::activate::<S>(from);
+        if smooth.is_null() { value } else { S::mul(value, S::load(smooth.add(at))) }
     }
 }
 

@@ -132,6 +132,9 @@ pub(crate) trait IntStep {
     const K: usize;
     /// What is subtracted from each input on its way to memory, where the CPU wants signed ones.
     const SHIFT: f32 = 0.0;
+    /// Whether [`store`](Self::store) rounds to the nearest, ties to even, and takes a little more than 255
+    /// for 255.
+    const ROUNDS: bool = false;
 
     /// Sums of nothing.
     unsafe fn zero() -> Self::Acc;

@@ -135,14 +135,34 @@ impl<P: IntStep, const ROWS: usize> IntTiles<P, ROWS> {
             let scales = BlockScales::<P::S>::of(product, tile, block);
             for (row, sums) in sums.into_iter().enumerate() {
                 let sums = [P::to_float(sums[0]), P::to_float(sums[1])];
-                scales.add(product, tile, [row, block], sums);
+                let total = before::<P::S>(product, tile, row, block);
+                let total = scales.add(product, [tile.row + row, block], sums, total);
+                let to = tile.to.add(row * tile.stride);
+                P::S::store(to, total[0]);
+                P::S::store(to.add(P::S::LANES), total[1]);
             }
         }
     }
 }
 
+/// What a row's sums are before a block of inputs.
+#[inline(always)]
+pub(crate) unsafe fn before<S: Simd>(
+    product: &Product,
+    tile: Tile,
+    row: usize,
+    block: usize,
+) -> [S::F; 2] {
+    if block == 0 {
+        return start::<S>(product, tile.row + row, tile.column);
+    }
+    let to = tile.to.add(row * tile.stride);
+    [S::load(to), S::load(to.add(S::LANES))]
+}
+
 /// What the weights of one block and panel are scaled by. Read once for all rows: the compiler has to
 /// take it that a row's sums are stored on top of it.
+#[derive(Clone, Copy)]
 pub(crate) struct BlockScales<S: Simd> {
     scales: [S::F; 2],
     /// Scale times the sum of the weights.
@@ -160,29 +180,24 @@ impl<S: Simd> BlockScales<S> {
         Self { scales: pair(at), sums: pair(at.add(panel)) }
     }
 
-    /// Adds what one block of inputs contributes to one row, summed as integers, to the row's sums.
+    /// Adds what one block of inputs contributes to one row, summed as integers, to the row's total.
     #[inline(always)]
     pub unsafe fn add(
         &self,
         product: &Product,
-        tile: Tile,
         [row, block]: [usize; 2],
         sums: [S::F; 2],
-    ) {
+        mut total: [S::F; 2],
+    ) -> [S::F; 2] {
         let Product { input, .. } = product;
-        let of_row = input.scales.add(2 * ((tile.row + row) * input.blocks + block));
+        let of_row = input.scales.add(2 * (row * input.blocks + block));
         let (scale, least) = (S::splat(*of_row), S::splat(*of_row.add(1)));
-        let to = tile.to.add(row * tile.stride);
-        let before = if block == 0 {
-            start::<S>(product, tile.row + row, tile.column)
-        } else {
-            [S::load(to), S::load(to.add(S::LANES))]
-        };
         for half in 0..2 {
             let scaled = S::mul(sums[half], self.scales[half]);
-            let sum = S::fma(least, self.sums[half], before[half]);
-            S::store(to.add(half * S::LANES), S::fma(scale, scaled, sum));
+            let sum = S::fma(least, self.sums[half], total[half]);
+            total[half] = S::fma(scale, scaled, sum);
         }
+        total
     }
 }
 
@@ -223,13 +238,17 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
     unsafe fn store<A: Activate>(to: &Operand, row: usize, column: usize, values: &Values<A>) {
         let mut ready = MaybeUninit::<[f32; GROUP]>::uninit();
         let ready = ready.as_mut_ptr().cast::<f32>();
+        let as_they_are = values.as_they_are();
         let (mut least, mut most) = (P::S::splat(f32::MAX), P::S::splat(f32::MIN));
         each!(P::S, at in values.length, {
             let value = values.load::<P::S>(at);
-            P::S::store(ready.add(at), value);
+            if as_they_are.is_none() {
+                P::S::store(ready.add(at), value);
+            }
             least = P::S::min(least, value);
             most = P::S::max(most, value);
         });
+        let ready = as_they_are.unwrap_or(ready);
         let (least, most) = (P::S::least(least), P::S::greatest(most));
         let scale = (most - least) / 255.0;
         // A block of equal values has no steps; one of nearly equal ones must not overflow.
@@ -240,8 +259,10 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         let to = to.values.cast::<P::Input>().add(row * to.stride + column);
         each!(P::S, at in values.length, {
             let above = P::S::sub(P::S::load(ready.add(at)), P::S::splat(least));
-            let steps = P::S::round(P::S::mul(above, P::S::splat(inverse)));
-            let steps = P::S::min(steps, P::S::splat(255.0));
+            let mut steps = P::S::mul(above, P::S::splat(inverse));
+            if !P::ROUNDS {
+                steps = P::S::min(P::S::round(steps), P::S::splat(255.0));
+            }
             P::store(to.add(at), P::S::sub(steps, P::S::splat(P::SHIFT)));
         });
     }

@@ -289,8 +289,15 @@ fn residual(subject: &Subject) {
 fn activations(subject: &Subject) {
     let mut random = Random::new(7);
     for activation in [Activation::Gelu, Activation::GeluTanh, Activation::Relu] {
-        for (rows, inputs, columns) in [(1, 40, 192), (14, 96, 300), (3, 200, 384), (40, 1100, 128)]
-        {
+        for (rows, inputs, columns) in [
+            (1, 40, 192),
+            (14, 96, 300),
+            (3, 200, 384),
+            (40, 1100, 128),
+            // Several groups of columns, of which one is rounded while the next is multiplied.
+            (67, 384, 384),
+            (97, 520, 300),
+        ] {
             let mut left = Inputs::new(rows, inputs, &mut random).prepare(subject);
             let right = Right::new(subject, inputs, columns, &mut random);
             let mut next = Left::new(subject, rows, right.padded);

@@ -4,6 +4,9 @@
 //! for each tile of inputs: the CPU has units of its own for both, but does not look far enough ahead
 //! to keep both busy by itself.
 //!
+//! Integers have to leave the tiles after each block of inputs. What vectors do to a few blocks of them they do
+//! in one go, after the first tile of inputs of the next blocks: a few rows for each tile took longer.
+//!
 //! Of many rows, all go past a piece of a panel that stays in the first level cache, before the next
 //! piece: they are loaded from the second one by an instruction that leaves the first as it is. Loaded in
 //! the ordinary way they would push the piece out, and themselves, long before they come up again.
@@ -17,16 +20,14 @@ use std::ops::Range;
 
 use super::left::{Activated, Added, Left, Scaled, Stored};
 use super::{BYTES, PANEL, PANEL_BYTES, ROWS, STEP_BYTES, STEPS, Sums, configure, release};
-use crate::kernels::activation::{CoarseGelu, GeluTanh, Relu};
+use crate::kernels::activation::{CoarseGelu, GeluTanh, Identity, Relu};
 use crate::kernels::avx512_dot::{Bf16, Int8};
-use crate::kernels::product::{
-    Activation, Finish, GROUP, Product, STRIP_MAX, Scratch, Tile, finish as activate,
-};
+use crate::kernels::product::{Activation, Finish, GROUP, Product, STRIP_MAX, Scratch, Tile};
 use crate::kernels::step::{FloatStep, IntStep};
-use crate::kernels::tiles::{IntTiles, SPIN_ROWS};
+use crate::kernels::tiles::SPIN_ROWS;
 
 /// Most rows that are computed together.
-const HEIGHT: usize = 2 * ROWS;
+pub(super) const HEIGHT: usize = 2 * ROWS;
 
 /// Most strips of so many rows.
 const STRIPS: usize = STRIP_MAX.div_ceil(HEIGHT);
@@ -35,6 +36,9 @@ const STRIPS: usize = STRIP_MAX.div_ceil(HEIGHT);
 /// first level cache. Four products of tiles take 108 cycles with 12, 104 with 16 and 136 with 24 of them,
 /// with 192 rows, 1,536 inputs and 384 columns, all in the second level cache (medians of 3 runs).
 const DEPTH: usize = 16;
+
+/// Most blocks of integers whose sums leave the tiles before vectors scale and add them all, row by row.
+pub(super) const TOGETHER: usize = 4;
 
 /// Bytes that a cache fetches at once.
 const LINE: usize = 64;
@@ -120,7 +124,15 @@ pub(crate) unsafe fn multiply_bf16(product: &Product) {
 /// As [`multiply_bf16`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")]
 pub(crate) unsafe fn multiply_int8(product: &Product) {
-    multiply::<Scaled>(product, product.input.stride);
+    let stride = product.input.stride;
+    match product.finish {
+        Finish::Store { .. } | Finish::Add { .. } => multiply::<Scaled<Identity>>(product, stride),
+        Finish::Activate { activation, .. } => match activation {
+            Activation::Gelu => multiply::<Scaled<CoarseGelu>>(product, stride),
+            Activation::GeluTanh => multiply::<Scaled<GeluTanh>>(product, stride),
+            Activation::Relu => multiply::<Scaled<Relu>>(product, stride),
+        },
+    }
 }
 
 /// `stride` is that of the inputs in bytes.
@@ -141,8 +153,8 @@ unsafe fn multiply<L: Left>(product: &Product, stride: usize) {
 unsafe fn pass<L: Left, const SEVERAL: bool>(product: &Product, stride: usize) {
     let Product { weights, finish, .. } = product;
     let mut scratch = Scratch::new();
-    let mut blocks = [const { Block(MaybeUninit::uninit()) }; 2];
-    let blocks = blocks.each_mut().map(|block| block.0.as_mut_ptr().cast::<u32>());
+    let mut blocks = [const { [const { Block(MaybeUninit::uninit()) }; TOGETHER] }; 2];
+    let blocks = blocks.each_mut().map(|blocks| blocks.as_mut_ptr().cast::<u32>());
     let mut partial = [const { Block(MaybeUninit::uninit()) }; STRIPS];
     // All strips are of one height, for which the tiles are told once. The last may begin with rows that
     // the one before it ended with; they are not finished again.
@@ -191,8 +203,7 @@ unsafe fn pass<L: Left, const SEVERAL: bool>(product: &Product, stride: usize) {
         }
         if L::BY_BLOCKS && matches!(finish, Finish::Activate { .. }) {
             way.finish(HEIGHT);
-            let columns = (group, group_end - group);
-            activate::<IntTiles<Int8, 8>>(product, &mut scratch, (0, product.rows), columns);
+            L::round(product, scratch.at(0, 0), group..group_end);
         }
         group = group_end;
     }
@@ -231,12 +242,21 @@ impl<L: Left, const SEVERAL: bool> Way<'_, L, SEVERAL> {
         // Rows that the strip before has as well.
         let skip = strip * tile.rows - tile.row;
         if L::BY_BLOCKS {
+            let per_block = GROUP / Int8::K;
+            let blocks = steps.len().div_ceil(per_block);
+            let together = per_block * blocks.div_ceil(blocks.div_ceil(TOGETHER));
             let mut first = steps.start;
             while first < steps.end {
-                let end = steps.end.min(first + GROUP / Int8::K);
-                L::begin(product, tile.column, sums);
-                self.add(&tile, first..end);
-                self.leave(Tile { block: first * Int8::K / GROUP, ..tile }, skip);
+                let end = steps.end.min(first + together);
+                let blocks = (end - first).div_ceil(per_block);
+                for next in 0..blocks {
+                    let first = first + next * per_block;
+                    L::begin(product, tile.column, sums);
+                    self.add(&tile, first..end.min(first + per_block), HEIGHT);
+                    let block = self.blocks[0].add(next * HEIGHT * PANEL);
+                    sums.store(block.cast(), 4 * PANEL);
+                }
+                self.leave(Tile { block: first / per_block, blocks, ..tile }, skip);
                 first = end;
             }
             return;
@@ -248,24 +268,26 @@ impl<L: Left, const SEVERAL: bool> Way<'_, L, SEVERAL> {
             sums.load(partial, 4 * PANEL);
         }
         let end = steps.end;
-        self.add(&tile, steps);
+        let share = tile.rows.div_ceil((steps.len() / STEPS).max(1));
+        self.add(&tile, steps, share);
         if end < product.weights.steps {
             sums.store(partial, 4 * PANEL);
         } else if L::AS_THEY_ARE {
             sums.store(tile.to.cast(), 4 * tile.stride);
         } else {
+            sums.store(self.blocks[0].cast(), 4 * PANEL);
             self.leave(tile, skip);
         }
     }
 
-    /// Adds the products of some steps, and meanwhile finishes the tile before.
+    /// Adds the products of some steps, and meanwhile finishes the tile before, `share` rows with each
+    /// tile of inputs.
     #[inline(always)]
-    unsafe fn add(&mut self, tile: &Tile, steps: Range<usize>) {
+    unsafe fn add(&mut self, tile: &Tile, steps: Range<usize>, share: usize) {
         let Self { product, stride, sums, .. } = *self;
         let input = product.input.values.add(tile.row * stride + 4 * steps.start).cast_const();
         let panel = self.panel(tile.column, steps.start);
         let (whole, odd) = (steps.len() / STEPS, steps.len() % STEPS);
-        let share = tile.rows.div_ceil(whole.max(1));
         for place in 0..whole {
             let (input, panel) = (input.add(BYTES * place), panel.add(PANEL_BYTES * place));
             L::add::<SEVERAL>(sums, input, stride, panel);
@@ -280,14 +302,12 @@ impl<L: Left, const SEVERAL: bool> Way<'_, L, SEVERAL> {
         }
     }
 
-    /// Takes the sums out of the tiles, and leaves the rest for later.
+    /// Leaves what is left to do of the sums that were stored for later.
     #[inline(always)]
     unsafe fn leave(&mut self, tile: Tile, skip: usize) {
         self.finish(HEIGHT);
-        let block = self.blocks[0];
-        self.sums.store(block.cast(), 4 * PANEL);
-        let end = tile.rows;
-        self.rest = Some(Rest { left: L::new(self.product, tile, block), next: skip, end });
+        let left = L::new(self.product, tile, self.blocks[0]);
+        self.rest = Some(Rest { left, next: skip, end: tile.rows });
         self.blocks.swap(0, 1);
     }
 
@@ -295,11 +315,11 @@ impl<L: Left, const SEVERAL: bool> Way<'_, L, SEVERAL> {
     #[inline(always)]
     unsafe fn finish(&mut self, rows: usize) {
         let Some(rest) = &mut self.rest else { return };
-        let end = rest.end.min(rest.next + rows);
-        for row in rest.next..end {
-            rest.left.finish(self.product, row);
+        let rows = rest.next..rest.end.min(rest.next + rows);
+        rest.next = rows.end;
+        if !rows.is_empty() {
+            rest.left.finish(self.product, rows);
         }
-        rest.next = end;
     }
 }
 
