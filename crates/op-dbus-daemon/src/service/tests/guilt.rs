@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{Backend, BackendError, Batch, CancellationToken, Description, LoadErrorKind};
@@ -152,11 +151,12 @@ async fn a_call_is_answered_by_its_own_device_where_that_is_back_before_another_
     });
     let served = service.serving(None, None).await.unwrap();
     served.engine.failing().await;
-    // The call has its error by then.
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    while served.engine.stats().failures.is_empty() {
+        tokio::task::yield_now().await;
+    }
     away.store(false, Ordering::SeqCst);
     while served.engine.is_failing() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::task::yield_now().await;
     }
     drop(change);
     call.await.unwrap().unwrap();
