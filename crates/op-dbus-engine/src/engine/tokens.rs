@@ -34,11 +34,14 @@ impl Engine {
         prefix: &str,
     ) -> Result<Vec<Vec<Piece>>, Error> {
         let limit = self.0.limits.text_bytes_max;
+        let check = |excess, found| {
+            if found <= limit { Ok(()) } else { Err(Error::TooLarge { excess, found, limit }) }
+        };
         let sizes = texts.iter().map(|text| text.len().saturating_add(prefix.len()));
-        let found = sizes.fold(0, usize::saturating_add);
-        if found > limit {
-            return Err(Error::TooLarge { excess: Excess::CallBytes, found, limit });
+        for (index, size) in sizes.clone().enumerate() {
+            check(Excess::TextBytes { index }, size)?;
         }
+        check(Excess::CallBytes, sizes.fold(0, usize::saturating_add))?;
         texts.iter_mut().for_each(|text| text.insert_str(0, prefix));
         self.look(uid, texts, Tokenizer::pieces).await
     }

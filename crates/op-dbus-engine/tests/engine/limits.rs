@@ -73,6 +73,8 @@ async fn what_can_never_be_accepted_is_too_large() {
     assert_eq!(error, Error::TooLarge { excess: Excess::CallBytes, found: 93, limit: 90 });
     let error = engine.tokenize(7, vec!["a".to_owned(); 3], &long[..30]).await.unwrap_err();
     assert_eq!(error, Error::TooLarge { excess: Excess::CallBytes, found: 93, limit: 50 });
+    let error = engine.tokenize(7, vec![long.clone()], "").await.unwrap_err();
+    assert!(error.to_string().ends_with("split the text"), "{error}");
     let message = engine.embed(call(1, &[&long])).await.unwrap_err().to_string();
     assert_eq!(message, "the size of text 0 in bytes is 51, the limit is 50; split the text");
 }

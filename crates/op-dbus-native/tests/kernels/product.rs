@@ -294,7 +294,7 @@ fn activations(subject: &Subject) {
             (14, 96, 300),
             (3, 200, 384),
             (40, 1100, 128),
-            // Several groups of columns, of which one is rounded while the next is multiplied.
+            // Several groups of columns, and strips that overlap.
             (67, 384, 384),
             (97, 520, 300),
         ] {
