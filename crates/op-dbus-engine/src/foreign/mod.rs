@@ -99,10 +99,9 @@ pub fn choose(outputs: &[Port<'_>], dimensions: Option<usize>) -> Result<Output,
         _ => {
             let found: Vec<String> =
                 outputs.iter().map(|port| format!("{} ({})", port.name, port.shown)).collect();
-            let of = dimensions.map_or_else(String::new, |width| format!("{width} "));
+            let of = dimensions.map_or_else(String::new, |width| format!(" of {width} dimensions"));
             Err(format!(
-                "none of the graph's outputs is clearly the embedding of {of}f32 dimensions; \
-                 found: {}",
+                "none of the graph's outputs is clearly the embedding{of} in f32; found: {}",
                 found.join(", ")
             ))
         }

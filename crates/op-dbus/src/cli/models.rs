@@ -201,7 +201,7 @@ fn import(store: &Store, args: &ImportArgs, json: bool) -> Outcome {
     };
     let progress = Progress::stderr();
     let options = ImportOptions {
-        inspect: &|onnx| Ok(facts(onnx)?),
+        inspect: &|onnx| facts(onnx, args.dimensions),
         tokenizer: &|json, tokens| {
             let tokenizer = Tokenizer::from_bytes(json, tokens).map(drop);
             Ok(tokenizer.map_err(|error| with_causes(&error))?)
@@ -228,22 +228,22 @@ fn name_from(path: &Path) -> Result<String, Box<dyn Error + Send + Sync>> {
     name.ok_or_else(|| format!("{} has no name to use; add --name", path.display()).into())
 }
 
-/// What the import wants to know of a graph. Where the output that the backend will take is not clear
-/// without a width, the import asks for it.
-fn facts(onnx: &[u8]) -> Result<OnnxFacts, op_dbus_graph::Error> {
+/// What the import wants to know of a graph, of which the user may have said how wide its vectors are.
+fn facts(onnx: &[u8], dimensions: Option<usize>) -> Result<OnnxFacts, HookError> {
     let info = inspect(onnx)?;
     let shapes: Vec<Option<Vec<i64>>> = info.outputs.iter().map(float_shape).collect();
-    let ports: Vec<foreign::Port<'_>> = info
-        .outputs
-        .iter()
-        .zip(&shapes)
-        .map(|(port, floats)| foreign::Port {
-            name: &port.name,
-            floats: floats.as_deref(),
-            shown: String::new(),
-        })
-        .collect();
-    let output = foreign::choose(&ports, None).ok();
+    let ports = info.outputs.iter().zip(&shapes).map(|(port, floats)| foreign::Port {
+        name: &port.name,
+        floats: floats.as_deref(),
+        shown: floats.as_ref().map_or("not f32".to_owned(), |floats| format!("{floats:?}")),
+    });
+    let ports: Vec<foreign::Port<'_>> = ports.collect();
+    let output = match foreign::choose(&ports, dimensions) {
+        Ok(output) => Some(output),
+        // Sides that the file does not state are worked out by who runs it.
+        Err(_) if info.outputs.iter().any(|port| port.shape.is_none()) => None,
+        Err(why) => return Err(format!("{why}; say with --dimensions which it is").into()),
+    };
     let port =
         output.as_ref().and_then(|output| ports.iter().find(|port| port.name == output.name));
     let width = port.and_then(|port| port.floats?.last().copied());
