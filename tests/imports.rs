@@ -227,6 +227,9 @@ async fn which_output_of_an_own_graph_it_is_can_be_said() -> Outcome {
     for part in ["one ([-1, 8])", "two ([-1, 4])", other, "say with --dimensions which it is"] {
         assert!(refused.contains(part), "{part}: {refused}");
     }
+    let refused = import(&["--dimensions", "9"]).await?.stderr;
+    assert!(refused.contains("the embedding of 9 dimensions in f32; found: "), "{refused}");
+    assert!(!refused.contains("--dimensions"), "{refused}");
     import(&["--dimensions", "8"]).await?.success()?;
     Ok(())
 }

@@ -99,8 +99,8 @@ pub struct ImportArgs {
     /// where the model says another
     #[arg(long, value_enum)]
     pooling: Option<PoolingName>,
-    /// Numbers in one vector, for an ONNX graph without anything that says it; refused where the
-    /// model says another
+    /// Numbers in one vector, for an ONNX graph without anything that says it or with several outputs
+    /// that it could be; refused where the model says another
     #[arg(long, value_name = "NUMBERS")]
     dimensions: Option<usize>,
     /// Most tokens of one text, for an ONNX graph: before what its files say; refused for other
@@ -242,6 +242,7 @@ fn facts(onnx: &[u8], dimensions: Option<usize>) -> Result<OnnxFacts, HookError>
         Ok(output) => Some(output),
         // Sides that the file does not state are worked out by who runs it.
         Err(_) if info.outputs.iter().any(|port| port.shape.is_none()) => None,
+        Err(why) if dimensions.is_some() => return Err(why.into()),
         Err(why) => return Err(format!("{why}; say with --dimensions which it is").into()),
     };
     let port =
