@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use op_dbus_api::{
     BUS_NAME, EMBEDDER_INTERFACE, ErrorName, MANAGER_INTERFACE, ManagerProxy, ROOT_PATH,
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 use zbus::OwnedVariant;
 use zbus::message::Header;
@@ -255,9 +255,12 @@ async fn polkit_is_asked_about_the_caller() -> Outcome {
     daemon.stop().await
 }
 
-/// Says when it is asked, and yes when it is let.
-#[derive(Clone, Default)]
-struct Late(Arc<(Notify, Notify)>);
+/// Tells each question that it is asked, and says yes to all of them when it is let.
+#[derive(Clone)]
+struct Late {
+    asked: Arc<Semaphore>,
+    answers: Arc<Notify>,
+}
 
 #[zbus::interface(name = "org.freedesktop.PolicyKit1.Authority")]
 impl Late {
@@ -270,8 +273,9 @@ impl Late {
         _flags: u32,
         _cancellation: String,
     ) -> (bool, bool, HashMap<String, String>) {
-        self.0.0.notify_one();
-        self.0.1.notified().await;
+        let answers = self.answers.notified();
+        self.asked.add_permits(1);
+        answers.await;
         (true, false, HashMap::new())
     }
 }
@@ -280,7 +284,7 @@ async fn polkit_that_allows_late_allows_nothing() -> Outcome {
     let folder = tempfile::tempdir()?;
     let policy = may_be_polkit(folder.path())?;
     let (_users, bus, _setup, daemon) = served(&[&policy]).await?;
-    let late = Late::default();
+    let late = Late { asked: Arc::new(Semaphore::new(0)), answers: Arc::default() };
     let authority = bus.connect().await?;
     authority.object_server().at("/org/freedesktop/PolicyKit1/Authority", late.clone()).await?;
     authority.request_name(polkit::NAME).await?;
@@ -290,7 +294,8 @@ async fn polkit_that_allows_late_allows_nothing() -> Outcome {
     let ask =
         |manager: ManagerProxy<'static>| async move { manager.set_vector_level("none").await };
     let calls: Vec<_> = (0..8).map(|_| tokio::spawn(ask(manager.clone()))).collect();
-    within("the question", late.0.0.notified()).await?;
+    // All eight of them: whichever comes ninth is refused.
+    within("the questions", late.asked.acquire_many(8)).await??.forget();
     // Nobody keeps polkit from answering others.
     let refusal = within("a refusal", ask(manager)).await?;
     let message = refused(refusal, ErrorName::QuotaExceeded)?;
@@ -300,7 +305,7 @@ async fn polkit_that_allows_late_allows_nothing() -> Outcome {
     caller.connection().clone().close().await?;
     drop(caller);
     daemon.process.says("Error.Cancelled").await?;
-    late.0.1.notify_one();
+    late.answers.notify_waiters();
     daemon.client().embedder.embed("x").await?;
     assert_eq!(daemon.client().embedder.vector_level().await?, "low");
     daemon.stop().await

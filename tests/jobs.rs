@@ -234,12 +234,14 @@ async fn a_job_is_cancelled_while_it_computes() -> Outcome {
     let path = start(&client, lines(&setup, 400_000)?).await?;
     let running = job(client.connection(), &path).await?;
     eventually("the first rows", async || Ok(running.rows().await? != 0)).await?;
-    let waits = running.clone();
-    let fetching = tokio::spawn(async move { waits.fetch().await });
     // The call is there before it is cancelled: what one connection sends is taken in its order.
-    running.state().await?;
-    running.cancel().await?;
-    let answer = within("the call that waits for the result", fetching).await??;
+    let cancelled = async {
+        running.state().await?;
+        running.cancel().await
+    };
+    let both = async { tokio::join!(running.fetch(), cancelled) };
+    let (answer, cancelled) = within("the call that waits for the result", both).await?;
+    cancelled?;
     let error = op_dbus_api::Error::from_reply(&answer.expect_err("cancelled"));
     let name = error.ok_or("an error of the contract")?.name();
     assert!([ErrorName::Cancelled, ErrorName::UnknownObject].contains(&name), "{name:?}");
@@ -355,13 +357,13 @@ async fn a_job_ends_with_the_service() -> Outcome {
     let path = start(client, &source).await?;
     until(&mut told, "InterfacesAdded").await?;
     let waits = job(client.connection(), &path).await?;
-    let fetching = tokio::spawn({
-        let waits = waits.clone();
-        async move { waits.fetch().await }
-    });
     // The call is there before the service ends: what one connection sends is taken in its order.
-    waits.state().await?;
-    daemon.stop().await?;
-    let answer = within("the call that waits for the result", fetching).await??;
+    let ended = async {
+        waits.state().await?;
+        daemon.stop().await
+    };
+    let both = async { tokio::join!(waits.fetch(), ended) };
+    let (answer, ended) = within("the call that waits for the result", both).await?;
+    ended?;
     refused(answer, ErrorName::ShuttingDown).map(drop)
 }
