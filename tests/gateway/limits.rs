@@ -216,14 +216,13 @@ async fn what_is_not_done_in_time_is_refused_at_once() -> Outcome {
     };
     let client = stage.daemon.client();
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;
-    let mut waiting = vec![embed(2)?];
+    let slow = embed(2)?;
     client.counted("in_flight_calls", 1).await?;
     // For the 10 s until this gives up, so that the service has seen some 20 tokens a second.
     assert_eq!(gateway.get("/ready").await?.status, 503);
-    stage.daemon.signal_workers(Signal::SIGCONT).await?;
-    client.counted("in_flight_calls", 0).await?;
+    all_answered(&stage, vec![slow]).await?;
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;
-    waiting.push(embed(12)?);
+    let mut waiting = vec![embed(12)?];
     client.counted("in_flight_calls", 1).await?;
     // 102 tokens a text, of which at most 18 are within three quarters of 120 s.
     let refused = gateway.post("/embed", &json!({"inputs": vec!["x".repeat(100); 12]})).await?;

@@ -111,6 +111,7 @@ impl Client {
     /// Asks for a counter until it's at least `least`: work inside the service has no signal of
     /// its own.
     pub async fn counted(&self, name: &str, least: u64) -> Outcome {
+        assert_ne!(least, 0, "there is nothing to wait for");
         eventually(&format!("{name} to become {least}"), async || {
             Ok(self.counter(name).await? >= least)
         })
