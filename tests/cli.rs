@@ -213,7 +213,8 @@ async fn exit_codes() -> Outcome {
     let refused = cli(&bus, &["embed", "--truncate", "error", &"x".repeat(1000)]).await?;
     assert_eq!(refused.code, Some(1), "{}", refused.stderr);
     assert!(refused.stderr.contains("tokens") && refused.stdout.is_empty(), "{}", refused.stderr);
-    for wrong in [&["embde", "x"][..], &["embed", "--nosuch"], &["rank"]] {
+    let wrong = [&["embde", "x"][..], &["embed", "--nosuch"], &["rank"], &["status", "--wait=0"]];
+    for wrong in wrong {
         assert_eq!(cli(&bus, wrong).await?.code, Some(2), "{wrong:?}");
     }
     assert_eq!(cli(&bus, &["embed", "x"]).await?.code, Some(0));
