@@ -26,6 +26,7 @@ tests! {
     a_wrong_bus_in_the_environment_is_named: [],
     models_are_listed_and_verified: [Low],
     a_store_that_is_not_there_is_told: [],
+    a_name_beside_all_is_not_passed_over: [],
     settings_are_shown_with_their_origin: [],
     a_closed_pipe_is_no_error: [Bus],
     a_full_standard_error_changes_no_exit_code: [Bus],
@@ -213,7 +214,8 @@ async fn exit_codes() -> Outcome {
     let refused = cli(&bus, &["embed", "--truncate", "error", &"x".repeat(1000)]).await?;
     assert_eq!(refused.code, Some(1), "{}", refused.stderr);
     assert!(refused.stderr.contains("tokens") && refused.stdout.is_empty(), "{}", refused.stderr);
-    for wrong in [&["embde", "x"][..], &["embed", "--nosuch"], &["rank"]] {
+    let wrong = [&["embde", "x"][..], &["embed", "--nosuch"], &["rank"], &["status", "--wait=0"]];
+    for wrong in wrong {
         assert_eq!(cli(&bus, wrong).await?.code, Some(2), "{wrong:?}");
     }
     assert_eq!(cli(&bus, &["embed", "x"]).await?.code, Some(0));
@@ -236,6 +238,17 @@ async fn models(folder: &Path, arguments: &[&str]) -> Outcome<Finished> {
     let mut command = clean(op_dbus());
     command.arg("models").arg("--model-dir").arg(folder).args(arguments);
     finish(command, "").await
+}
+
+async fn a_name_beside_all_is_not_passed_over() -> Outcome {
+    let nothing = tempfile::tempdir()?;
+    let mut command = clean(op_dbus());
+    command.args(["models", "pull", "mini", "all", "--source", "folder", "--from"]);
+    command.arg(nothing.path()).arg("--model-dir").arg(nothing.path());
+    let refused = finish(command, "").await?;
+    let said = "`mini` is not a level or a built-in model";
+    assert!(refused.code == Some(1) && refused.stderr.contains(said), "{}", refused.stderr);
+    Ok(())
 }
 
 async fn a_store_that_is_not_there_is_told() -> Outcome {

@@ -19,6 +19,7 @@ use crate::providers::find;
 tests! {
     a_provider_that_works_is_proved: [Low, Ggml],
     the_cpu_is_proved_for_auto: [Low],
+    a_proof_measures_nothing_for_the_service: [Low],
     cuda_says_what_is_missing_and_what_to_do_next: [Low, NoNvidia],
     webgpu_finds_no_device: [Low, NoGraphics],
     a_provider_of_another_system_says_so: [Low],
@@ -92,6 +93,16 @@ async fn the_cpu_is_proved_for_auto() -> Outcome {
         assert!(page.contains(part), "{part}: {page}");
     }
     assert!(!page.contains('\u{1b}'), "{page:?}");
+    Ok(())
+}
+
+async fn a_proof_measures_nothing_for_the_service() -> Outcome {
+    let setup = Setup::real("low")?.setting("batch_tokens_max", "auto");
+    // Its user's own, in which what is packed may stay.
+    fs::create_dir(setup.path("cache"))?;
+    findings(&setup, 0, &[]).await?;
+    assert!(setup.path("cache/weights").exists());
+    assert!(!setup.path("cache/tuning").exists());
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use crate::harness::registry::tests;
 tests! {
     gpu_demo_compares_what_computes_here: [Low, LibraryExamples],
     gpu_optimization_tells_what_the_workers_did: [Low, LibraryExamples],
+    onnx_runtime_tells_nobody_that_it_runs: [Low, Runtime, LibraryExamples],
     round_trip_tells_what_a_worker_process_costs: [LibraryExamples],
     bulk_writes_the_vectors_of_the_references: [Low, LibraryExamples],
     the_library_refuses_in_one_sentence: [LibraryExamples],
@@ -89,6 +90,20 @@ async fn gpu_optimization_tells_what_the_workers_did() -> Outcome {
     assert!(ratio(on[1])? > 90.0, "{said}");
     // The CPU has no arena.
     assert_eq!([off[3], on[3]], ["–"; 2], "{said}");
+    Ok(())
+}
+
+async fn onnx_runtime_tells_nobody_that_it_runs() -> Outcome {
+    let home = TempDir::new()?;
+    let mut command = clean(needs::example("gpu_optimization"));
+    command.arg(needs::store().join("models")).arg("low");
+    command.env("HOME", home.path()).env("TMPDIR", home.path());
+    let said = finish(command, "").await?.success()?;
+    assert!(!said.contains("not here"), "{said}");
+    // Where its telemetry keeps an identifier of the machine and what is to be sent, and where a session.
+    for kept in [".cache/Microsoft", ".ses"] {
+        assert!(!home.path().join(kept).exists(), "{kept}");
+    }
     Ok(())
 }
 

@@ -155,6 +155,8 @@ async fn every_engine_computes_confined() -> Outcome {
         let shown = cli(&bus, &["status"]).await?.success()?;
         assert!(shown.contains(&format!("confined by {told}")), "{shown}");
         daemon.stop().await?;
+        // ONNX Runtime was told to tell nobody.
+        assert!(!setup.path("cache/.ses").exists(), "{provider}, {engine}");
     }
     Ok(())
 }

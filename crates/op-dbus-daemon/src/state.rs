@@ -50,6 +50,15 @@ pub enum StateError {
         /// What the system said.
         source: io::Error,
     },
+    /// A device, a folder or the like has its name, which is somebody else's.
+    #[error(
+        "the state file {path} could not be written: it is not a regular file; choose another with \
+         --state-file"
+    )]
+    NoFile {
+        /// What should be the state file.
+        path: PathBuf,
+    },
     /// Anything else.
     #[error("the state file {path} could not be written: {source}")]
     Io {
@@ -81,8 +90,9 @@ impl StateFile {
     }
 
     /// Reads the file for the service that owns it: temporary files left by a crash are removed,
-    /// and a file that cannot be used is moved aside to `<name>.corrupt-<unix time>`. The second
-    /// value holds one sentence for each thing that the administrator should know.
+    /// and a file that cannot be used is moved aside to `<name>.corrupt-<unix time>`; what is no file,
+    /// such as /dev/null, stays. The second value holds one sentence for each thing that the
+    /// administrator should know.
     pub fn open(path: &Path) -> (StateFile, Vec<String>) {
         let mut warnings = remove_leftovers(path);
         let state = read(path).unwrap_or_else(|unusable| {
@@ -122,6 +132,9 @@ impl StateFile {
     /// When this fails the file on disk is the old one, whole; or the new one, if all that failed
     /// was to make sure of the folder.
     pub fn save(&self) -> Result<(), StateError> {
+        if fs::metadata(&self.path).is_ok_and(|there| !there.is_file()) {
+            return Err(StateError::NoFile { path: self.path.clone() });
+        }
         self.write().map_err(|source| self.error(source))
     }
 

@@ -13,7 +13,7 @@ pub(crate) const BYTES_MAX: u64 = 1 << 20;
 pub(crate) enum Unusable {
     /// Its content is wrong, and will be at the next start too.
     Damaged(String),
-    /// It could not be read at all; nothing is known about its content.
+    /// It could not be read at all, or is no file; nothing is known about its content.
     Unreadable(String),
 }
 
@@ -48,13 +48,13 @@ fn open_regular(path: &Path) -> Result<Option<File>, Unusable> {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) if error.raw_os_error() == Some(nix::libc::ENXIO) => {
-            return Err(Unusable::Damaged("it is a socket, not a file".to_owned()));
+            return Err(Unusable::Unreadable("it is a socket, not a file".to_owned()));
         }
         Err(error) => return Err(Unusable::Unreadable(error.to_string())),
     };
     match file.metadata() {
         Ok(metadata) if metadata.is_file() => Ok(Some(file)),
-        Ok(_) => Err(Unusable::Damaged("it is not a regular file".to_owned())),
+        Ok(_) => Err(Unusable::Unreadable("it is not a regular file".to_owned())),
         Err(error) => Err(Unusable::Unreadable(error.to_string())),
     }
 }

@@ -30,6 +30,10 @@
 //!
 //! Models are fetched by `op-dbus models pull`, libraries of other providers by `op-dbus runtime pull`.
 //! Both are compared with their digests before they are loaded.
+//!
+//! ONNX Runtime's telemetry is off: `ORT_DISABLE_TELEMETRY=1` is put into the environment of your process before
+//! that library is loaded, unless it is there. A program with threads of C code that read the environment
+//! should be started with it.
 
 pub mod backend;
 mod builder;

@@ -50,6 +50,9 @@ pub(crate) fn fetch(
     writer.require_space(model.bytes() * 3)?;
     let mut fetch = Fetch::new(model, stage.path(), options)?;
     fetch.try_store(writer.root());
+    if fetch.missing.is_empty() {
+        return Ok("store".to_owned());
+    }
     let mut reasons = Vec::new();
     for source in &options.sources {
         if fetch.missing.is_empty() {

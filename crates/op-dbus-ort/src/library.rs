@@ -13,6 +13,9 @@ use crate::elf;
 /// What every message about an unusable library ends in.
 const REMEDY: &str = "run `op-dbus runtime pull`, or set `runtime` to another library";
 
+/// Has ONNX Runtime tell nobody that it runs, when it is `1` before the library starts.
+const QUIET: &str = "ORT_DISABLE_TELEMETRY";
+
 /// The library of this process: ONNX Runtime allows one environment, once.
 static LOADED: Mutex<Option<(PathBuf, Environment)>> = Mutex::new(None);
 
@@ -35,6 +38,7 @@ pub(crate) fn environment(path: &Path) -> Result<Environment, BackendError> {
         )));
     }
     check_file(&path)?;
+    keep_quiet();
     let builder = ort::init_from(&path).map_err(|error| not_loaded(&path, &error))?;
     let environment =
         builder.with_name("op-dbus").with_telemetry(false).build().map_err(|error| {
@@ -42,6 +46,18 @@ pub(crate) fn environment(path: &Path) -> Result<Environment, BackendError> {
         })?;
     *loaded = Some((path, environment.clone()));
     Ok(environment)
+}
+
+/// Microsoft's builds of ONNX Runtime make an identifier of the machine, keep it in the user's home, and tell
+/// Microsoft that they were started. `with_telemetry` comes too late for that.
+fn keep_quiet() {
+    if std::env::var_os(QUIET).is_none_or(|value| value != "1") {
+        // SAFETY: Rust's readers and writers of the environment wait for each other. C code of another thread
+        // that reads it at this very moment is in danger only where the environment was changed before, and
+        // once in a process, as this is under the lock of `LOADED`. Workers get the variable from who starts
+        // them and never come here; nor does a program that sets it itself, as the library's page advises.
+        unsafe { std::env::set_var(QUIET, "1") };
+    }
 }
 
 fn unusable(message: String) -> BackendError {

@@ -15,9 +15,6 @@ use crate::notify;
 use crate::settings::{ChangeError, Loaded, Provider, Settings};
 use crate::telemetry::message_id;
 
-/// Settings that are read once, at the start.
-const READ_AT_START: [&str; 4] = ["bus", "state_file", "config", "core_dumps"];
-
 impl Service {
     /// Loads the model that the settings ask for. A failure is kept in the phase. What nobody uses any
     /// more is removed from the cache after that, when what is in use was read.
@@ -280,9 +277,6 @@ impl Service {
         for warning in &new.warnings {
             warn!(MESSAGE_ID = warning.message_id, "{warning}");
         }
-        for key in READ_AT_START.into_iter().filter(|key| old.value(key) != new.value(key)) {
-            warn!("`{key}` is read at the start only; restart the service to apply it");
-        }
         if let Some(telemetry) =
             self.0.telemetry.as_ref().filter(|_| old.settings.log != new.settings.log)
             && let Err(reason) = telemetry.set_filter(&new.settings.log)
@@ -341,10 +335,6 @@ fn same_engines(old: &Settings, new: &Settings) -> bool {
     like_new.provider_retry_s = new.provider_retry_s;
     like_new.source_silence_s = new.source_silence_s;
     like_new.cache_bytes = new.cache_bytes;
-    like_new.bus = new.bus.clone();
-    like_new.state_file.clone_from(&new.state_file);
-    like_new.config.clone_from(&new.config);
-    like_new.core_dumps = new.core_dumps;
     like_new.http_listen.clone_from(&new.http_listen);
     like_new == *new
 }

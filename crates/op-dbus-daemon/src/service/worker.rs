@@ -237,6 +237,8 @@ fn environment(provider: Provider, settings: &Settings, command: &mut Command) {
     }
     // The one folder that a worker may write in.
     command.env("TMPDIR", &settings.cache_dir);
+    // ONNX Runtime would keep what it tells Microsoft there, and make a thread that tries to.
+    command.env("ORT_DISABLE_TELEMETRY", "1");
     if provider == Provider::Ggml {
         // It would tell each step of its compilation.
         command.env("ORT_GGML_LOG", "warn");

@@ -299,8 +299,9 @@ pub(super) fn show(raw: &Value) -> String {
         }
         Value::String(_, text) => format!("{text:?}"),
         Value::Bool(_, value) => value.to_string(),
-        Value::Num(_, Num::F32(number)) => number.to_string(),
-        Value::Num(_, Num::F64(number)) => number.to_string(),
+        // With the point or the exponent for which it is refused.
+        Value::Num(_, Num::F32(number)) => format!("{number:?}"),
+        Value::Num(_, Num::F64(number)) => format!("{number:?}"),
         Value::Array(_, values) => {
             let values: Vec<String> = values.iter().take(8).map(show).collect();
             format!("[{}]", values.join(", "))

@@ -252,8 +252,12 @@ fn file(path: &Path) -> Result<Option<Layer>, (Option<usize>, String)> {
     let ends: Vec<usize> = text.match_indices('\n').map(|(byte, _)| byte).collect();
     let line = |byte: usize| 1 + ends.partition_point(|end| *end < byte);
     let refuse = |error: toml::de::Error| {
-        let message = error.message().replace('\n', ", ");
-        (error.span().map(|span| line(span.start)), format!("it is not TOML: {message}"))
+        let (message, span) = (error.message().replace('\n', ", "), error.span());
+        let twice = span.clone().filter(|_| message == "duplicate key");
+        let key = twice.and_then(|span| text.get(span)).map_or(String::new(), |key| {
+            format!(" `{}`", key.chars().take(60).collect::<String>())
+        });
+        (span.map(|span| line(span.start)), format!("it is not TOML: {message}{key}"))
     };
     let table = DeTable::parse(&text).map_err(refuse)?;
     let mut lines = Lines::new();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use figment::{Figment, Provider as _};
 use op_dbus_models::{Store, manifest};
@@ -16,6 +17,9 @@ use super::{Row, Settings, options, together};
 use crate::state::{StateError, StateFile};
 use crate::telemetry::message_id;
 
+/// Settings that are read once, at the start.
+const READ_AT_START: [&str; 3] = ["bus", "state_file", "core_dumps"];
+
 /// Settings that were read and checked.
 #[derive(Clone, Debug)]
 pub struct Loaded {
@@ -29,6 +33,8 @@ pub struct Loaded {
     layers: Vec<Checked>,
     state: StateFile,
     sources: Sources,
+    /// What was read at the start, once it was read again.
+    start: Option<Arc<Loaded>>,
 }
 
 /// One setting as it is shown.
@@ -107,17 +113,43 @@ impl Loaded {
             false => layer.clone(),
         });
         let (sources, warnings) = (self.sources.clone(), self.warnings.clone());
-        assemble(replaced.collect(), Parts { state, warnings, sources })
-            .map_err(|mistakes| ChangeError::Invalid(mistakes.to_string()))
+        let mut with = assemble(replaced.collect(), Parts { state, warnings, sources })
+            .map_err(|mistakes| ChangeError::Invalid(mistakes.to_string()))?;
+        with.hold(self.start.clone());
+        Ok(with)
     }
 
-    /// Reads the same sources again, and the state file that has been in use: which one that is counts
-    /// from the start on.
+    /// Reads the same sources again, and the state file that has been in use: that, as all that is read at
+    /// the start, stays what it was, and the warnings tell what waits for a restart.
     ///
     /// # Errors
     /// All mistakes in all sources; the settings in `self` still hold.
     pub fn reload(&self) -> Result<Loaded, Mistakes> {
-        load(&self.sources, Some(self.state.path()))
+        let start = self.start.clone().unwrap_or_else(|| Arc::new(self.clone()));
+        load(&self.sources, Some(start))
+    }
+
+    /// Puts what counts since the start in the place of what was read since; one sentence for each that is
+    /// another.
+    fn hold(&mut self, start: Option<Arc<Loaded>>) -> Vec<String> {
+        let Some(first) = start.as_deref() else { return Vec::new() };
+        let mut waiting = Vec::new();
+        for key in READ_AT_START {
+            let (value, origin) = (first.values[key].clone(), first.origins[key].clone());
+            let read = self.values.insert(key, value).filter(|read| *read != first.values[key]);
+            let from = self.origins.insert(key, origin).unwrap_or(Origin::Default);
+            waiting.extend(read.map(|read| {
+                format!(
+                    "{key} is {read} by now ({from}), and is read at the start only; restart the \
+                     service to apply it"
+                )
+            }));
+        }
+        self.settings.bus.clone_from(&first.settings.bus);
+        self.settings.state_file.clone_from(&first.settings.state_file);
+        self.settings.core_dumps = first.settings.core_dumps;
+        self.start = start;
+        waiting
     }
 
     /// A setting's value in the form that a flag has.
@@ -176,9 +208,9 @@ impl Loaded {
     }
 }
 
-/// Reads, checks and puts together; see [`Settings::load`]. A state file that is in use is read in place of
-/// the one that the settings name.
-pub(super) fn load(sources: &Sources, in_use: Option<&Path>) -> Result<Loaded, Mistakes> {
+/// Reads, checks and puts together; see [`Settings::load`]. Of a service that runs the state file that is in
+/// use is read in place of the one that the settings name.
+pub(super) fn load(sources: &Sources, start: Option<Arc<Loaded>>) -> Result<Loaded, Mistakes> {
     let (mut mistakes, mut outer_mistakes) = (Vec::new(), Vec::new());
     let environment = layers::environment(sources, &mut outer_mistakes);
     let outer =
@@ -194,6 +226,7 @@ pub(super) fn load(sources: &Sources, in_use: Option<&Path>) -> Result<Loaded, M
 
     let state_file = last(&outer, "state_file").or_else(|| last(&layers, "state_file"));
     let named = state_file.and_then(|layer| layer.value("state_file")?.as_str());
+    let in_use = start.as_ref().map(|start| start.state.path());
     let path = in_use.unwrap_or(Path::new(named.unwrap_or_default()));
     let (state, mut of_state) = read_state(sources, path);
     let mut ignored = Vec::new();
@@ -212,8 +245,9 @@ pub(super) fn load(sources: &Sources, in_use: Option<&Path>) -> Result<Loaded, M
         return Err(Mistakes(mistakes));
     }
     let mut loaded = assemble(layers, Parts { state, warnings, sources: sources.clone() })?;
+    let waiting = loaded.hold(start);
     let missing = missing_models(&loaded);
-    loaded.warnings.extend(missing.into_iter().map(told));
+    loaded.warnings.extend(waiting.into_iter().chain(missing).map(told));
     Ok(loaded)
 }
 
@@ -316,7 +350,7 @@ fn assemble(layers: Vec<Checked>, parts: Parts) -> Result<Loaded, Mistakes> {
         return Err(Mistakes(contradictions));
     }
     let Parts { state, warnings, sources } = parts;
-    Ok(Loaded { settings, origins, warnings, values, layers, state, sources })
+    Ok(Loaded { settings, origins, warnings, values, layers, state, sources, start: None })
 }
 
 fn disagreement(error: &figment::Error) -> Mistake {

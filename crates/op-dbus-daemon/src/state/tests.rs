@@ -1,6 +1,6 @@
 //! State files through damage, crashes and full disks.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use super::*;
 
@@ -115,21 +115,25 @@ fn what_cannot_be_used_is_moved_aside() {
     }
 }
 
+/// Of all the system there is one /dev/null.
 #[test]
-fn something_else_in_its_place_is_moved_aside_too() {
+fn something_else_in_its_place_stays() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state.json");
     let make: [&dyn Fn(); 3] = [
         &|| fs::create_dir(&path).unwrap(),
         &|| nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
-        &|| symlink("/dev/zero", &path).unwrap(),
+        &|| symlink("/dev/null", &path).unwrap(),
     ];
     for make in make {
         make();
+        let before = fs::symlink_metadata(&path).unwrap();
         let (state, warnings) = StateFile::open(&path);
-        assert!(warnings[0].contains("it is not a regular file"), "{warnings:?}");
-        state.save().unwrap();
-        assert_eq!(StateFile::read(&path), (state, None));
+        assert!(warnings[0].ends_with("is not used: it is not a regular file"), "{warnings:?}");
+        let refused = state.save();
+        assert!(matches!(refused, Err(StateError::NoFile { .. })), "{refused:?}");
+        assert_eq!(names(folder.path()), ["state.json"]);
+        assert_eq!(fs::symlink_metadata(&path).unwrap().ino(), before.ino());
         fs::remove_dir_all(folder.path()).unwrap();
         fs::create_dir(folder.path()).unwrap();
     }

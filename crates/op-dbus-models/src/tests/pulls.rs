@@ -194,7 +194,9 @@ fn a_file_that_another_built_in_model_has_is_taken_from_the_store() {
     quiet(&bench, &model, &bench.path("gone")).unwrap_err();
     let good = shared.content.clone().unwrap().into_bytes();
     fixture::write_folder(&dir, &[(path.clone(), good)].into());
-    quiet(&bench, &model, &bench.path("gone")).unwrap().check_files().unwrap();
+    let model = quiet(&bench, &model, &bench.path("gone")).unwrap();
+    model.check_files().unwrap();
+    assert_eq!(model.source, "store");
 }
 
 #[test]

@@ -36,7 +36,8 @@ use unit::Unit;
 /// Files and environment are read as `op-dbus daemon` would read them if you started it now, with the
 /// environment that the installed unit sets, unless `--config` or another bus is given; the service
 /// need not run, and is not started. Each provider that is asked for is proved: workers are
-/// started as the service starts them, compute, and answer a call. Nothing is changed.
+/// started as the service starts them, compute, and answer a call. Nothing is changed; what is packed or
+/// compiled for that stays only in a cache of the user who runs it.
 #[derive(clap::Args)]
 #[command(after_help = format!("\
 Examples:

@@ -181,12 +181,11 @@ fn pull(store: &Store, args: &PullArgs, json: bool) -> Outcome {
     };
     let sources = args.sources.sources()?;
     let options = PullOptions { sources, convert: &convert, progress: &progress };
-    let names: Vec<&str> = if args.names.iter().any(|name| name == "all") {
+    let names = args.names.iter().flat_map(|name| match name.as_str() {
         // Highest first: `low` then finds the tokenizer that it shares with `medium` in the store.
-        manifest::models().iter().rev().map(|model| model.name.as_str()).collect()
-    } else {
-        args.names.iter().map(String::as_str).collect()
-    };
+        "all" => manifest::models().iter().rev().map(|model| model.name.as_str()).collect(),
+        name => vec![name],
+    });
     for name in names {
         let model = store.pull(name, &options)?;
         tell(&model, &format!("installed from {}", model.source), json)?;

@@ -23,7 +23,7 @@ Examples:
 pub struct Args {
     /// Wait until the service is there and has loaded its model, this many seconds at most (120)
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "120", value_parser = clap::value_parser!(u32))]
+    #[arg(default_missing_value = "120", value_parser = clap::value_parser!(u32).range(1..))]
     wait: Option<u32>,
     /// One JSON object: properties, status, statistics, devices
     #[arg(long, help_heading = "Output")]

@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use super::{MAIN, STATE, Tree};
-use crate::settings::{ChangeError, Devices, Origin, Provider};
+use crate::settings::{ChangeError, Devices, Loaded, Origin, Provider};
 use op_dbus_models::Level;
 
 #[test]
@@ -192,19 +192,38 @@ fn the_state_file_may_be_named_anywhere_but_in_itself() {
 }
 
 #[test]
-fn a_reload_stays_with_the_state_file_of_the_start() {
+fn a_reload_stays_with_what_is_read_at_the_start() {
     let state = |level: &str| format!(r#"{{"version":1,"settings":{{"vector_level":{level:?}}}}}"#);
     let tree = Tree::new(&[(STATE, &state("low")), ("other.json", &state("high"))]);
     let loaded = tree.loaded();
     let other = tree.path().join("other.json");
-    tree.write(MAIN, format!("state_file = {:?}", other.to_str().unwrap()).as_bytes());
-    let mut again = loaded.reload().unwrap();
-    assert_eq!(again.settings.vector_level, Level::Low);
-    assert_ne!(again.value("state_file"), loaded.value("state_file"), "the difference is told");
-    again.set("vector_level", "none").unwrap();
+    let text = format!("state_file = {:?}\nbus = \"session\"\n", other.to_str().unwrap());
+    tree.write(MAIN, text.as_bytes());
+    let again = loaded.reload().unwrap();
+    let told = |loaded: &Loaded| {
+        let told: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+        told.join("\n").replace(&tree.path().display().to_string(), "")
+    };
+    let waiting = "\
+bus is session by now (/etc/op-dbus/config.toml, line 2), and is read at the start only; restart the service \
+to apply it
+state_file is /other.json by now (/etc/op-dbus/config.toml, line 1), and is read at the start only; restart \
+the service to apply it";
+    assert_eq!(told(&again), waiting);
+    assert_eq!(told(&again.reload().unwrap()), waiting, "for as long as it is so");
+    // What is told is what the service runs with, also after a change.
+    let mut changed = again;
+    changed.set("vector_level", "none").unwrap();
+    for key in ["state_file", "bus", "core_dumps"] {
+        assert_eq!(changed.value(key), loaded.value(key));
+        assert_eq!(changed.origins[key], loaded.origins[key]);
+    }
+    assert_eq!(changed.settings.bus, loaded.settings.bus);
     assert_eq!(std::fs::read_to_string(other).unwrap(), state("high"));
-    assert_eq!(again.reload().unwrap().settings.vector_level, Level::None);
+    assert_eq!(changed.reload().unwrap().settings.vector_level, Level::None);
     assert_eq!(tree.loaded().settings.vector_level, Level::High, "a restart");
+    tree.write(MAIN, b"");
+    assert_eq!(told(&changed.reload().unwrap()), "", "as at the start");
 }
 
 #[test]

@@ -102,6 +102,21 @@ fn a_worker_has_some_memory_at_least() {
 }
 
 #[test]
+fn what_is_wrong_is_told_as_it_is_written() {
+    let told = |toml: &str| {
+        let mistakes = Tree::new(&[(MAIN, toml)]).mistakes();
+        mistakes.rsplit_once("config.toml, ").unwrap().1.to_owned()
+    };
+    let count = "is not accepted; write `auto`, or 1 to 1024";
+    assert_eq!(told("threads = 2.0"), format!("line 1: threads = 2.0 {count}"));
+    let size = "is not accepted; write a size such as `536870912`, `512MiB` or `1GiB`";
+    assert_eq!(told("cache_bytes = 1e9"), format!("line 1: cache_bytes = 1000000000.0 {size}"));
+    let twice = "it is not TOML: duplicate key";
+    assert_eq!(told("threads = 2\n\nthreads = 3"), format!("line 3: {twice} `threads`"));
+    assert_eq!(told("models.a = {b = 1, b = 2}"), format!("line 1: {twice} `b`"));
+}
+
+#[test]
 fn a_boolean_has_four_forms() {
     for (text, value) in [("true", "true"), ("1", "true"), ("false", "false"), ("0", "false")] {
         assert_eq!(parsed("core_dumps", text).as_deref(), Some(value));

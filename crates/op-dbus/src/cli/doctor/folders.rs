@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io::ErrorKind::NotFound;
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -76,7 +76,12 @@ pub fn checks(
         if missing && unit.is_some_and(|unit| unit.makes(path)) {
             return Check::ok(name, format!("systemd makes {} at the start", path.display()));
         }
-        let own = check(name, path, purpose, who);
+        let own = match name {
+            "state_file" if is_no_file(&settings.state_file) => {
+                no(name, "regular file", &settings.state_file)
+            }
+            _ => check(name, path, purpose, who),
+        };
         let barred = || sandbox?.bars(name, path, (purpose == Use::Writes).then_some(&there));
         match barred() {
             Some(bar) if !(own.failed() && bar.failed()) => bar,
@@ -99,6 +104,9 @@ fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {
     let Ok(meta) = fs::metadata(&there) else {
         return Check::unchecked(name, format!("{} can't be looked at", there.display()));
     };
+    if !meta.is_dir() {
+        return no(name, "folder", &there);
+    }
     if missing && purpose == Use::Reads {
         // Whether a model is missed is another check's business.
         return Check::unchecked(name, format!("{} is not there", path.display()));
@@ -138,6 +146,17 @@ fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {
     Check::wrong(name, found, next)
 }
 
+/// Whether something else has the name of a file.
+fn is_no_file(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| !meta.is_file())
+}
+
+/// Something else than what is wanted there. It is another's, and stays what it is.
+fn no(name: &'static str, wanted: &str, there: &Path) -> Check {
+    let found = format!("{} is no {wanted}", shown(there));
+    Check::wrong(name, found, format!("set `{name}` to another place"))
+}
+
 /// A folder that its user gets to; others may not write it, as what is in it is trusted.
 fn fit(name: &'static str, path: &Path, missing: bool, meta: &fs::Metadata) -> Check {
     const STICKY: u32 = 0o1000;
@@ -154,7 +173,9 @@ fn fit(name: &'static str, path: &Path, missing: bool, meta: &fs::Metadata) -> C
 /// The folder itself, or the deepest one above it that is there; and whether it is another.
 fn deepest(path: &Path) -> (PathBuf, bool) {
     // What can't be looked at is there, as far as anybody can tell.
-    let is_there = |one: &&Path| !fs::metadata(one).is_err_and(|error| error.kind() == NotFound);
+    let is_there = |one: &&Path| {
+        !fs::metadata(one).is_err_and(|error| matches!(error.kind(), NotFound | NotADirectory))
+    };
     let there = path.ancestors().find(is_there).unwrap_or(Path::new("/"));
     (there.to_owned(), there != path)
 }
@@ -199,6 +220,24 @@ mod tests {
         assert!(check.found.contains("mode 0700"), "{}", check.found);
         let check = super::check("model_dir", &path, Use::Reads, &stranger());
         assert!(check.next.unwrap().starts_with("type `chmod a+rx "));
+    }
+
+    #[test]
+    fn what_is_no_folder_is_left_as_it_is() {
+        let root_user = Who { uid: 0, ..stranger() };
+        let (root, folder) = folder(0o755);
+        let file = root.path().join("file");
+        fs::write(&file, "").unwrap();
+        for there in [file.as_path(), Path::new("/dev/null")] {
+            for path in [there.to_owned(), there.join("below")] {
+                for (name, purpose) in [("cache_dir", Use::Writes), ("model_dir", Use::Reads)] {
+                    let check = check(name, &path, purpose, &root_user);
+                    let next = format!("set `{name}` to another place");
+                    assert_eq!(check.next, Some(next), "{}", check.found);
+                }
+            }
+        }
+        assert!(is_no_file(&folder) && is_no_file(Path::new("/dev/null")) && !is_no_file(&file));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
 use op_dbus_daemon::service::{Error, Means, Options, Request, Served, Service, WorkerProgram};
-use op_dbus_daemon::settings::{Loaded, Provider};
+use op_dbus_daemon::settings::{Loaded, Offload, Provider};
 use op_dbus_engine::CancellationToken;
 
 use super::check::{Check, PROOF};
@@ -16,12 +16,21 @@ use super::facts;
 /// How long the workers may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Tokens of a batch where the service would measure how many are best.
+const BATCH_TOKENS: usize = 512;
+
 /// Computes on the provider and on no other.
 pub async fn check(loaded: &Loaded, provider: Provider) -> Check {
     let mut loaded = loaded.clone();
     loaded.settings.execution_provider = provider;
     // Itself: no other is tried, and no advice about the setting is added.
     loaded.settings.fallback = vec![provider];
+    loaded.settings.offload = Offload::Off;
+    if provider == Provider::Cpu {
+        // What the CPU does best is not measured anew beside a service that may have it: the measurement
+        // would be kept in the cache, and only some are made.
+        loaded.settings.batch_tokens_max.get_or_insert(BATCH_TOKENS);
+    }
     // What is packed or compiled here must not end up in the service's cache as another user's.
     let own = match is_own(&loaded.settings.cache_dir) {
         true => None,
