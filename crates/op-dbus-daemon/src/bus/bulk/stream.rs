@@ -204,19 +204,16 @@ impl Sum {
     /// Adds a batch, of which the first is row number `first`.
     fn add(&mut self, first: u64, reply: Reply) {
         let sum = &mut self.reply;
+        let since = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         if self.rows == 0 {
-            // Until now it said what would compute.
-            *sum = Reply {
-                dimensions: reply.dimensions,
-                queue_us: reply.queue_us,
-                ..Reply::default()
-            };
+            // Until now it said what would compute, and the call may have waited for its source.
+            let queue_us = since.saturating_sub(reply.compute_us);
+            *sum = Reply { dimensions: reply.dimensions, queue_us, ..Reply::default() };
         }
         sum.also_computed_by(&reply);
         self.rows += reply.rows as u64;
         sum.tokens += reply.tokens;
         sum.cached += reply.cached;
-        let since = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         sum.compute_us = since.saturating_sub(sum.queue_us);
         self.truncated += reply.truncated.len() as u64;
         let room = TRUNCATED_LISTED_MAX.saturating_sub(sum.truncated.len());
@@ -335,6 +332,15 @@ mod tests {
         assert_eq!((waiting.bytes, waiting.batch(true, all)), (0, None));
         (0..3).for_each(|_| waiting.push("x".repeat(BATCH_BYTES - 1)));
         assert_eq!(waiting.batch(false, all).map(|batch| batch.len()), Some(2));
+    }
+
+    #[test]
+    fn who_waits_for_the_source_does_not_compute() {
+        let started = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
+        let mut sum = Sum { started, rows: 0, reply: Reply::default(), truncated: 0 };
+        sum.add(0, Reply { rows: 1, queue_us: 50, compute_us: 700, ..Reply::default() });
+        assert_eq!(sum.reply.compute_us, 700);
+        assert!(sum.reply.queue_us >= 2_999_000, "{}", sum.reply.queue_us);
     }
 
     #[test]
