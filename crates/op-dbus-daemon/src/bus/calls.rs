@@ -132,7 +132,7 @@ impl Calls {
         let Asked { inputs, options, form } = asked;
         let size = (inputs.len(), inputs.bytes());
         let served = self.serving(caller, size, options.level, options.deadline).await?;
-        form.check(inputs.len(), options.dimensions.unwrap_or(served.dimensions))?;
+        form.check(inputs.len(), served.length(&options))?;
         let count = inputs.len();
         let cancel: CancellationToken = caller.cancel.clone();
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink: None };

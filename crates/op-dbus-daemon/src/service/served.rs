@@ -210,6 +210,12 @@ impl Served {
         self.engine.fitting(texts, (prompt.len(), options.truncate), requests)
     }
 
+    /// Length of the vectors under these options. One that the model does not have is told by the request,
+    /// and not by what their size would be.
+    pub fn length(&self, options: &Options) -> usize {
+        options.dimensions.map_or(self.dimensions, |cut| cut.min(self.dimensions))
+    }
+
     /// Tokens of each text with the default prompt, before truncation, special tokens included.
     ///
     /// # Errors
