@@ -42,6 +42,7 @@ tests! {
     who_waits_for_a_pipe_is_told_of_the_end: [Bus],
     a_caller_that_leaves_ends_its_streams: [Bus],
     streams_of_one_user_are_counted: [Bus],
+    a_small_queue_takes_any_number_of_texts: [Bus],
     real_vectors_come_in_every_encoding: [Bus, Low],
     memory_does_not_grow_with_the_texts: [Bus],
 }
@@ -323,6 +324,18 @@ async fn streams_of_one_user_are_counted() -> Outcome {
     for call in rest {
         assert_eq!(call.await?.1, 0);
     }
+    daemon.stop().await
+}
+
+async fn a_small_queue_takes_any_number_of_texts() -> Outcome {
+    let setup = Setup::sim()?.setting("queue_tokens_max", "500").setting("quota_tokens", "400");
+    let (_bus, _setup, daemon) = setup.alone().await?;
+    let sealed = |texts: &str| memfd(texts.as_bytes(), SealFlag::all());
+    let many = sealed(&"some words\n".repeat(3000))?;
+    assert_eq!(embed(daemon.client(), &many, Options::new()).await?.1, 3000);
+    let long = sealed(&("one\n".to_owned() + &"x".repeat(20_000)))?;
+    let told = refused(embed(daemon.client(), &long, Options::new()).await, ErrorName::TooLarge)?;
+    assert!(told.starts_with("line 2 of the source: "), "{told}");
     daemon.stop().await
 }
 

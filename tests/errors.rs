@@ -58,6 +58,10 @@ async fn wrong_options() -> Outcome {
     // The model was not trained to be cut.
     refused(with(&daemon, "dimensions", 100_u32).await, InvalidArgument)?;
     refused(with(&daemon, "dimensions", 0_u32).await, InvalidArgument)?;
+    // Nor to be made longer, which would be too large as well.
+    let longer = Options::from([("dimensions", u32::MAX.into())]);
+    refused(with(&daemon, "dimensions", u32::MAX).await, InvalidArgument)?;
+    refused(daemon.client().embedder.embed_to_fd(&["one"], longer).await, InvalidArgument)?;
     with(&daemon, "device", "sim:0").await?;
     daemon.stop().await
 }

@@ -6,12 +6,13 @@ use std::os::fd::AsFd;
 
 use futures_util::StreamExt;
 use op_dbus_api::{
-    BUS_NAME, EMBEDDER_INTERFACE, ErrorName, JOB_INTERFACE, JOBS_PATH, JobProxy, ROOT_PATH,
+    BUS_NAME, EMBEDDER_INTERFACE, ErrorName, JOB_INTERFACE, JOBS_PATH, JobProxy, MANAGER_INTERFACE,
+    ROOT_PATH,
 };
 use zbus::fdo::{IntrospectableProxy, ObjectManagerProxy};
-use zbus::message::Type;
+use zbus::message::{Flags, Type};
 use zbus::proxy::CacheProperties;
-use zbus::{Connection, Fd, MatchRule, MessageStream, OwnedObjectPath};
+use zbus::{Connection, Fd, MatchRule, Message, MessageStream, OwnedObjectPath};
 
 use crate::faults::limit_descriptors;
 use crate::harness::bus::PrivateBus;
@@ -33,6 +34,7 @@ tests! {
     a_change_of_level_leaves_a_job_alone: [Bus],
     a_job_that_fails_says_why: [Bus],
     a_job_ends_with_the_service: [Bus],
+    who_wants_no_reply_takes_no_result: [Bus],
 }
 
 async fn start(client: &Client, fd: impl AsFd) -> zbus::Result<OwnedObjectPath> {
@@ -78,7 +80,7 @@ async fn signals(connection: &Connection) -> Outcome<MessageStream> {
 }
 
 /// Waits for a signal, and returns those that came before it.
-async fn until(stream: &mut MessageStream, member: &str) -> Outcome<Vec<zbus::Message>> {
+async fn until(stream: &mut MessageStream, member: &str) -> Outcome<Vec<Message>> {
     within(member, async {
         let mut seen = Vec::new();
         while let Some(message) = stream.next().await {
@@ -366,4 +368,30 @@ async fn a_job_ends_with_the_service() -> Outcome {
     let (answer, ended) = within("the call that waits for the result", both).await?;
     ended?;
     refused(answer, ErrorName::ShuttingDown).map(drop)
+}
+
+/// A bus bounds the calls that wait for a reply. These were any number, held until the job had ended, and
+/// the first of them had the result.
+async fn who_wants_no_reply_takes_no_result() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let client = daemon.client();
+    let (source, mut writer) = std::io::pipe()?;
+    let path = start(client, &source).await?;
+    for (path, interface, method) in
+        [(path.as_str(), JOB_INTERFACE, "Fetch"), (ROOT_PATH, MANAGER_INTERFACE, "ListDevices")]
+    {
+        let silent = Message::method_call(path, method)
+            .destination(BUS_NAME)
+            .interface(interface)
+            .with_flags(Flags::NO_REPLY_EXPECTED)
+            .build(&())?;
+        client.connection().send(&silent).await?;
+    }
+    writer.write_all(b"one\ntwo\n")?;
+    drop(writer);
+    let job = job(client.connection(), &path).await?;
+    settled(&job, "done").await?;
+    assert_eq!(job.fetch().await?.1, 2);
+    assert_eq!(client.failures("invalid-argument").await?, 2);
+    daemon.stop().await
 }

@@ -6,13 +6,15 @@ use std::os::unix::fs::MetadataExt;
 use futures_util::StreamExt;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use op_dbus_api::{ErrorName, ROOT_PATH};
+use op_dbus_api::{BUS_NAME, ErrorName, MANAGER_INTERFACE, ROOT_PATH};
 use tokio::net::UnixListener;
 use zbus::fdo::PropertiesProxy;
+use zbus::message::Type;
+use zbus::{MatchRule, Message, MessageStream};
 
 use crate::faults::limit_descriptors;
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::{Options, refused};
+use crate::harness::client::{Options, Told, refused};
 use crate::harness::command::{clean, finish, started_by};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::manager::ServiceManager;
@@ -28,6 +30,7 @@ tests! {
     a_reload_takes_new_settings: [Bus],
     a_reload_with_mistakes_changes_nothing: [Bus],
     a_change_of_level_is_told_and_kept: [Bus],
+    a_change_is_told_before_its_reply: [Bus],
     the_first_workers_end_with_the_first_change: [Bus],
     a_damaged_state_file_is_moved_aside: [Bus],
     a_second_daemon_gives_way: [Bus],
@@ -174,6 +177,29 @@ async fn a_change_of_level_is_told_and_kept() -> Outcome {
     let daemon = setup.start(&bus).await?;
     assert_eq!(daemon.settled().await?, "disabled");
     assert_eq!(daemon.client().embedder.vector_level().await?, "none");
+    daemon.stop().await
+}
+
+/// Libraries keep properties as signals tell them: behind the reply they would have the old ones.
+async fn a_change_is_told_before_its_reply() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let client = daemon.client();
+    let rule = MatchRule::builder().msg_type(Type::Signal).path(ROOT_PATH).build()?;
+    let _sent = MessageStream::for_match_rule(rule, client.connection(), None).await?;
+    for level in ["none", "low"].repeat(10) {
+        let call = Message::method_call(ROOT_PATH, "SetVectorLevel").destination(BUS_NAME);
+        let call = call.interface(MANAGER_INTERFACE).build(&level)?;
+        let (mut said, mut told) = (MessageStream::from(client.connection()), false);
+        client.connection().send(&call).await?;
+        let serial = Some(call.primary_header().serial_num());
+        while let Some(message) = within("the reply", said.next()).await?.transpose()?
+            && message.header().reply_serial() != serial
+        {
+            let changed = message.body().deserialize::<(String, Told, Vec<String>)>();
+            told |= changed.is_ok_and(|(_, changed, _)| changed.contains_key("VectorLevel"));
+        }
+        assert!(told, "{level}");
+    }
     daemon.stop().await
 }
 

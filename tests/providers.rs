@@ -166,6 +166,7 @@ async fn a_library_that_is_none_is_refused() -> Outcome {
     let (active, reason) = provider(&daemon).await?;
     assert_eq!(active, "cpu");
     assert!(reason.contains("webgpu does not work here") && reason.contains(&shown), "{reason}");
+    assert_eq!(value::<String>(&told_of(&daemon, "webgpu").await?, "reason")?, reason);
     daemon.stop().await
 }
 

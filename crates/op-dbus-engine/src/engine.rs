@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::{Admission, Claim, OWN_UID, Permit, Time};
+use crate::admission::{Admission, Claim, OWN_UID, Permit, Time, cost};
 use crate::backend::BackendError;
 use crate::cache::{Cache, Kept};
-use crate::call::{Call, Inputs, Reply};
+use crate::call::{Call, Inputs, Reply, Truncate};
 use crate::config::{EngineConfig, Limits, ModelShape, Pool};
 use crate::dispatch::{BACKOFF, Shared};
 use crate::door::Door;
@@ -180,6 +180,25 @@ impl Engine {
         };
         in_flight.answered = result.is_ok();
         result
+    }
+
+    /// How many of `texts`, from the first on, one of `calls` that are in flight together may have, for the
+    /// queue and the user's quota to hold them all, with `prefix` bytes before each text. The first is one of
+    /// them in any case: the call is told where that never fits.
+    pub fn fitting<'a>(
+        &self,
+        texts: impl IntoIterator<Item = &'a String>,
+        (prefix, truncate): (usize, Truncate),
+        calls: usize,
+    ) -> usize {
+        let Inner { limits, preparer: Preparer { tokenizer, .. }, .. } = &*self.0;
+        let (specials, input_max) = (tokenizer.specials(), tokenizer.max_input_tokens());
+        let mut left = limits.queue_tokens_max.min(limits.quota_tokens) / calls.max(1);
+        let fits = |text: &&String| {
+            let tokens = cost(text.len().saturating_add(prefix), truncate, specials, input_max);
+            left.checked_sub(tokens).map(|rest| left = rest).is_some()
+        };
+        texts.into_iter().take_while(fits).count().max(1)
     }
 
     /// For how long the worker that has computed longest has done so; none where nobody computes.

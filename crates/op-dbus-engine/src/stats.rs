@@ -17,7 +17,7 @@ use crate::usage::MemoryUse;
 /// The counters at one moment. Counts run from the start of the first engine that counts there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Snapshot {
-    /// Calls that were answered with vectors.
+    /// Calls that were answered with vectors; each of a [stream](crate::Call::wait), too.
     pub calls: u64,
     /// Texts that were answered with vectors.
     pub texts: u64,

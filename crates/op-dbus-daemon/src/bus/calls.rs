@@ -132,7 +132,7 @@ impl Calls {
         let Asked { inputs, options, form } = asked;
         let size = (inputs.len(), inputs.bytes());
         let served = self.serving(caller, size, options.level, options.deadline).await?;
-        form.check(inputs.len(), options.dimensions.unwrap_or(served.dimensions))?;
+        form.check(inputs.len(), served.length(&options))?;
         let count = inputs.len();
         let cancel: CancellationToken = caller.cancel.clone();
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink: None };
@@ -168,8 +168,8 @@ impl Calls {
 
 /// What a call may not have, as it would be held for as long as the call waits and nobody counts it.
 fn check_message(header: &Header<'_>) -> Result<(), Error> {
-    let is_texts = header.interface().is_some_and(|of| of.as_str() == EMBEDDER_INTERFACE);
-    if is_texts && header.primary().flags().contains(Flags::NO_REPLY_EXPECTED) {
+    let wants_none = header.primary().flags().contains(Flags::NO_REPLY_EXPECTED);
+    if wants_none && is_for_its_reply(header) {
         // A bus bounds the calls that wait for a reply; these would be any number.
         let message =
             "the call wants no reply, and nothing else would come of it; ask for the reply";
@@ -186,6 +186,13 @@ fn check_message(header: &Header<'_>) -> Result<(), Error> {
         "the call has {sent} file descriptors and an argument for one at most; send none beside"
     );
     Err(Error::new(ErrorName::InvalidArgument, message))
+}
+
+/// Whether a call changes nothing, or takes away a result that would be nobody's then.
+fn is_for_its_reply(header: &Header<'_>) -> bool {
+    let member = header.member().map_or("", |member| member.as_str());
+    header.interface().is_some_and(|of| of.as_str() == EMBEDDER_INTERFACE)
+        || ["Fetch", "Get", "List"].iter().any(|start| member.starts_with(start))
 }
 
 /// The panic's own message may quote what it worked on, so it is not passed on.

@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 use std::future::Future;
+use std::sync::Arc;
 
 use op_dbus_api::{EMBEDDER_INTERFACE, ROOT_PATH, State};
+use tokio::sync::Mutex;
 use zbus::Connection;
 use zbus::fdo;
 use zbus::names::InterfaceName;
@@ -13,24 +15,41 @@ use super::facts::Facts;
 use super::manager::Manager;
 use crate::service::Service;
 
-/// Tells `connection` of every change of the embedder's properties and, where the `manager` is on it,
-/// of a provider that runs in place of another; until the service drains, after which nothing changes
-/// any more.
+/// What one connection was told last of the embedder's properties.
+#[derive(Debug)]
+pub struct Told(Mutex<Facts>);
+
+impl Told {
+    /// What there is when nobody has asked yet.
+    pub fn new(service: &Service) -> Self {
+        Self(Mutex::new(Facts::of(&service.now())))
+    }
+
+    /// Tells `connection` of what is not as it was told and, where the `manager` is on it, of a provider that
+    /// runs in place of another. What is sent there after this comes behind it.
+    pub async fn tell(&self, service: &Service, connection: &Connection, manager: bool) -> State {
+        let mut last = self.0.lock().await;
+        let facts = Facts::of(&service.now());
+        if let Err(error) = announce(connection, &last, &facts, manager).await {
+            tracing::warn!("a change could not be told on the bus: {error}");
+        }
+        *last = facts;
+        last.state
+    }
+}
+
+/// Tells `connection` of every change, until the service drains, after which nothing changes any more.
 pub fn follow(
     service: Service,
     connection: Connection,
+    told: Arc<Told>,
     manager: bool,
 ) -> impl Future<Output = ()> + Send + 'static + use<> {
     let mut watch = service.watch();
-    let mut last = Facts::of(&watch.borrow_and_update());
     async move {
-        while last.state != State::Draining && watch.changed().await.is_ok() {
-            let facts = Facts::of(&watch.borrow_and_update());
-            if let Err(error) = announce(&connection, &last, &facts, manager).await {
-                tracing::warn!("a change could not be told on the bus: {error}");
-            }
-            last = facts;
-        }
+        while told.tell(&service, &connection, manager).await != State::Draining
+            && watch.changed().await.is_ok()
+        {}
     }
 }
 

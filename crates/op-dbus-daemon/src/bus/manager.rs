@@ -12,6 +12,7 @@ use zbus::object_server::SignalEmitter;
 
 use super::authority::{Action, authorize};
 use super::calls::Calls;
+use super::changes::Told;
 use super::reply::Dictionary;
 use super::views;
 use crate::devices::Reader;
@@ -21,12 +22,26 @@ use crate::service;
 pub struct Manager {
     calls: Calls,
     devices: Arc<Reader>,
+    told: Arc<Told>,
 }
 
 impl Manager {
-    /// An object that answers from `calls`, and about devices from `devices`.
-    pub fn new(calls: Calls, devices: Arc<Reader>) -> Self {
-        Self { calls, devices }
+    /// An object that answers from `calls`, and about devices from `devices`, on the connection that was
+    /// `told`.
+    pub fn new(calls: Calls, devices: Arc<Reader>, told: Arc<Told>) -> Self {
+        Self { calls, devices, told }
+    }
+
+    /// Makes a change, and tells of it before the reply: whoever keeps properties as signals tell them has
+    /// the new ones then.
+    async fn change(
+        &self,
+        connection: &Connection,
+        change: impl Future<Output = Result<(), service::Error>>,
+    ) -> Result<(), Error> {
+        let result = change.await;
+        self.told.tell(&self.calls.service, connection, true).await;
+        result.map_err(Error::from)
     }
 }
 
@@ -42,7 +57,7 @@ impl Manager {
         let work = async move |calls: Calls, caller| {
             let level = parse_level(&level)?;
             authorize(&calls.budget, header, &caller, Action::SetVectorLevel).await?;
-            calls.service.set_level(level).await.map_err(Error::from)
+            self.change(connection, calls.service.set_level(level)).await
         };
         self.calls.run(connection, header, work).await
     }
@@ -58,7 +73,7 @@ impl Manager {
             check(&calls, "execution_provider", &provider)?;
             authorize(&calls.budget, header, &caller, Action::SetExecutionProvider).await?;
             let change = calls.service.change("execution_provider", provider);
-            change.await.map_err(Error::from)
+            self.change(connection, change).await
         };
         self.calls.run(connection, header, work).await
     }
@@ -74,7 +89,7 @@ impl Manager {
             let devices = devices.join(",");
             check(&calls, "gpu_device", &devices)?;
             authorize(&calls.budget, header, &caller, Action::SetDevices).await?;
-            calls.service.change("gpu_device", devices).await.map_err(Error::from)
+            self.change(connection, calls.service.change("gpu_device", devices)).await
         };
         self.calls.run(connection, header, work).await
     }
@@ -87,7 +102,7 @@ impl Manager {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             authorize(&calls.budget, header, &caller, Action::Reload).await?;
-            calls.service.reload().await.map_err(Error::from)
+            self.change(connection, calls.service.reload()).await
         };
         self.calls.run(connection, header, work).await
     }

@@ -31,6 +31,7 @@ use crate::devices::Reader;
 use crate::service::Service;
 use caller::Callers;
 use calls::Calls;
+use changes::Told;
 use direct::Direct;
 use embedder::Embedder;
 use jobs::Jobs;
@@ -46,14 +47,16 @@ pub struct Objects {
     callers: Arc<Callers>,
     direct: Arc<Direct>,
     jobs: Arc<Jobs>,
+    told: Arc<Told>,
 }
 
 impl Objects {
     /// The objects of `service`, on no connection yet; `devices` reads those of the machine.
     pub fn new(service: Service, devices: Arc<Reader>) -> Self {
         let (callers, direct, jobs): (Arc<Callers>, Arc<Direct>, Arc<Jobs>) = Default::default();
+        let told = Arc::new(Told::new(&service));
         let calls = Calls::new(service, callers.clone(), direct.clone(), jobs.clone());
-        Self { calls, devices, callers, direct, jobs }
+        Self { calls, devices, callers, direct, jobs, told }
     }
 
     /// Puts the objects on the connection that `builder` makes, which then listens for calls before
@@ -61,7 +64,8 @@ impl Objects {
     /// time later, and a call that comes before is never answered.
     pub fn serve<'a>(&self, builder: Builder<'a>) -> Builder<'a> {
         let builder = builder.serve_at(ROOT_PATH, Embedder::new(self.calls.clone()));
-        builder.serve_at(ROOT_PATH, Manager::new(self.calls.clone(), self.devices.clone()))
+        let (calls, devices, told) = (self.calls.clone(), self.devices.clone(), self.told.clone());
+        builder.serve_at(ROOT_PATH, Manager::new(calls, devices, told))
     }
 
     /// Puts what leads to jobs on the connection that was made.
@@ -90,7 +94,8 @@ impl Objects {
         &self,
         connection: &Connection,
     ) -> impl Future<Output = ()> + Send + 'static + use<> {
-        changes::follow(self.calls.service.clone(), connection.clone(), true)
+        let (service, told) = (self.calls.service.clone(), self.told.clone());
+        changes::follow(service, connection.clone(), told, true)
     }
 
     /// Ends the jobs, and the direct connections, each once the calls under way on it have their

@@ -78,6 +78,7 @@ fn damaged(error: op_dbus_models::Error) -> Dictionary {
 /// beside another one, and for a model beside the one in force.
 pub fn providers(service: &Service) -> Vec<Dictionary> {
     let (now, loaded) = (service.now(), service.loaded());
+    let (asked, passed_over) = (now.settings().execution_provider, now.fallback_reason());
     let (lost, there): (Vec<_>, Vec<_>) =
         loaded.into_iter().partition(|served| served.engine.refusal().is_some());
     let workers = there.iter().flat_map(|served| served.engine.descriptions());
@@ -93,6 +94,10 @@ pub fn providers(service: &Service) -> Vec<Dictionary> {
         let lost = lost.iter().find(|served| active.is_none() && served.provider == *name);
         let reason = match lost.and_then(|served| served.engine.refusal()) {
             Some(why) => Some(why.to_string()),
+            // It was tried, and is not to be told as one that was not.
+            None if active.is_none() && *provider == asked && !passed_over.is_empty() => {
+                Some(passed_over.clone())
+            }
             None => unavailable(*provider, &now.loaded, active),
         };
         HashMap::from([

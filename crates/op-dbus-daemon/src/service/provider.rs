@@ -347,8 +347,8 @@ pub fn unavailable(
     if active == Some(provider) || provider == Provider::Cpu {
         return None;
     }
-    let untried = || format!("{provider} has not been tried; set execution_provider to {provider}");
-    Some(host(provider, loaded, None).map_or_else(|missing| missing, |_| untried()))
+    let idle = || format!("{provider} does not compute now; set execution_provider to {provider}");
+    Some(host(provider, loaded, None).map_or_else(|missing| missing, |_| idle()))
 }
 
 #[cfg(test)]

@@ -198,6 +198,24 @@ impl Served {
         Ok(self.engine.embed(call).await?)
     }
 
+    /// How many of `texts`, from the first on, one of so many requests with these options may have.
+    pub fn fitting<'a>(
+        &self,
+        texts: impl IntoIterator<Item = &'a String>,
+        options: &Options,
+        requests: usize,
+    ) -> usize {
+        // A prompt that there is none of is told by the request.
+        let prompt = self.prompt(options.prompt.as_deref()).ok().flatten().unwrap_or_default();
+        self.engine.fitting(texts, (prompt.len(), options.truncate), requests)
+    }
+
+    /// Length of the vectors under these options. One that the model does not have is told by the request,
+    /// and not by what their size would be.
+    pub fn length(&self, options: &Options) -> usize {
+        options.dimensions.map_or(self.dimensions, |cut| cut.min(self.dimensions))
+    }
+
     /// Tokens of each text with the default prompt, before truncation, special tokens included.
     ///
     /// # Errors

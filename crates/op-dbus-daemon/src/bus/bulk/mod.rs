@@ -48,7 +48,7 @@ impl Calls {
         let Wanted { options, encoding, format, .. } = wanted;
         let size = (texts.len(), texts.iter().map(String::len).sum());
         let served = self.serving(caller, size, options.level, options.deadline).await?;
-        let (rows, dimensions) = (texts.len(), options.dimensions.unwrap_or(served.dimensions));
+        let (rows, dimensions) = (texts.len(), served.length(&options));
         let mut grant = self.budget.grant(caller.uid);
         let result = ResultFile::new(encoding, dimensions, format)?;
         grant.more(result.bytes(rows as u64))?;

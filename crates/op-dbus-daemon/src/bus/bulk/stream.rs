@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use op_dbus_api::{Error, ErrorName, TRUNCATED_LISTED_MAX, info};
-use op_dbus_engine::{Error as EngineError, Inputs, Priority, Reply};
+use op_dbus_engine::{Error as EngineError, Excess, Inputs, Priority, Reply};
 use tokio::time::{Instant as Clock, sleep_until};
 
 use super::budget::Grant;
@@ -122,13 +122,18 @@ impl<'a> Stream<'a> {
         let mut silence = pin!(sleep_until(Clock::now() + silence_max));
         let mut next = 0;
         loop {
+            let served = self.service.instead_of(&self.served);
+            let fitting = |texts: &VecDeque<String>| {
+                let texts = texts.iter().take(BATCH_TEXTS);
+                served.fitting(texts, &self.wanted.options, BATCHES_MAX)
+            };
             // An idle engine gets what there is, a busy one full batches.
             while batches.len() < BATCHES_MAX
-                && let Some(texts) = waiting.batch(batches.is_empty() || records.is_none())
+                && let Some(texts) = waiting.batch(batches.is_empty() || records.is_none(), fitting)
             {
                 let rows = texts.len() as u64;
                 self.grant.more(rows.saturating_mul(self.result.row_bytes()))?;
-                batches.push_back(self.batch(next, texts));
+                batches.push_back(self.batch(next, texts, served.clone()));
                 next += rows;
             }
             let hungry = records.is_some() && !waiting.is_enough();
@@ -168,9 +173,9 @@ impl<'a> Stream<'a> {
         &self,
         first: u64,
         texts: Vec<String>,
+        served: Arc<Served>,
     ) -> impl Future<Output = Result<(u64, Reply, Arc<Served>), Error>> + use<'a> {
         let (service, options) = (self.service, self.wanted.options.clone());
-        let served = service.instead_of(&self.served);
         let (uid, cancel) = (self.caller.uid, self.caller.cancel.clone());
         let sink = Some(self.result.sink(first));
         let inputs = Inputs::Texts(texts);
@@ -199,19 +204,16 @@ impl Sum {
     /// Adds a batch, of which the first is row number `first`.
     fn add(&mut self, first: u64, reply: Reply) {
         let sum = &mut self.reply;
+        let since = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         if self.rows == 0 {
-            // Until now it said what would compute.
-            *sum = Reply {
-                dimensions: reply.dimensions,
-                queue_us: reply.queue_us,
-                ..Reply::default()
-            };
+            // Until now it said what would compute, and the call may have waited for its source.
+            let queue_us = since.saturating_sub(reply.compute_us);
+            *sum = Reply { dimensions: reply.dimensions, queue_us, ..Reply::default() };
         }
         sum.also_computed_by(&reply);
         self.rows += reply.rows as u64;
         sum.tokens += reply.tokens;
         sum.cached += reply.cached;
-        let since = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         sum.compute_us = since.saturating_sub(sum.queue_us);
         self.truncated += reply.truncated.len() as u64;
         let room = TRUNCATED_LISTED_MAX.saturating_sub(sum.truncated.len());
@@ -237,13 +239,18 @@ impl Waiting {
         self.texts.len() >= BATCH_TEXTS || self.bytes >= BATCH_BYTES
     }
 
-    /// A full batch, or one of what there is if `any` will do.
-    fn batch(&mut self, any: bool) -> Option<Vec<String>> {
+    /// A full batch, or one of what there is if `any` will do; of the texts that are `fitting` together.
+    fn batch(
+        &mut self,
+        any: bool,
+        fitting: impl FnOnce(&VecDeque<String>) -> usize,
+    ) -> Option<Vec<String>> {
         if self.texts.is_empty() || !(any || self.is_enough()) {
             return None;
         }
         let (mut batch, mut bytes) = (Vec::new(), 0);
-        while batch.len() < BATCH_TEXTS
+        let texts_max = fitting(&self.texts).min(BATCH_TEXTS);
+        while batch.len() < texts_max
             && bytes < BATCH_BYTES
             && let Some(text) = self.texts.pop_front()
         {
@@ -256,12 +263,21 @@ impl Waiting {
 }
 
 /// An error of the engine counts texts from the start of their batch, and whoever has lines looks for one.
-fn placed(first: u64, framing: Framing, error: ServiceError) -> Error {
-    let ServiceError::Engine(EngineError::TooLong { index, tokens, limit }) = error else {
-        return error.into();
+fn placed(first: u64, framing: Framing, mut error: ServiceError) -> Error {
+    let first = usize::try_from(first).unwrap_or(usize::MAX);
+    let index = match &mut error {
+        ServiceError::Engine(EngineError::TooLong { index, .. }) => {
+            *index = index.saturating_add(first);
+            *index
+        }
+        // A text that never fits is a batch by itself.
+        ServiceError::Engine(EngineError::TooLarge {
+            excess: Excess::QueueTokens | Excess::QuotaTokens,
+            ..
+        }) => first,
+        _ => return error.into(),
     };
-    let index = index.saturating_add(usize::try_from(first).unwrap_or(usize::MAX));
-    let error = Error::from(ServiceError::Engine(EngineError::TooLong { index, tokens, limit }));
+    let error = Error::from(error);
     match framing {
         Framing::Nul => error,
         Framing::Lines | Framing::JsonLines => {
@@ -306,15 +322,25 @@ mod tests {
 
     #[test]
     fn batches_are_bounded_and_lose_nothing() {
-        let mut waiting = Waiting::default();
+        let (mut waiting, all) = (Waiting::default(), VecDeque::len);
         (0..2500).for_each(|n| waiting.push(n.to_string()));
         let mut sizes: Vec<_> =
-            std::iter::from_fn(|| waiting.batch(false)).map(|batch| batch.len()).collect();
-        sizes.extend(waiting.batch(true).map(|batch| batch.len()));
-        assert_eq!(sizes, [1024, 1024, 452]);
-        assert_eq!((waiting.bytes, waiting.batch(true)), (0, None));
+            std::iter::from_fn(|| waiting.batch(false, all)).map(|batch| batch.len()).collect();
+        sizes.extend(waiting.batch(true, |_| 400).map(|batch| batch.len()));
+        sizes.extend(waiting.batch(true, all).map(|batch| batch.len()));
+        assert_eq!(sizes, [1024, 1024, 400, 52]);
+        assert_eq!((waiting.bytes, waiting.batch(true, all)), (0, None));
         (0..3).for_each(|_| waiting.push("x".repeat(BATCH_BYTES - 1)));
-        assert_eq!(waiting.batch(false).map(|batch| batch.len()), Some(2));
+        assert_eq!(waiting.batch(false, all).map(|batch| batch.len()), Some(2));
+    }
+
+    #[test]
+    fn who_waits_for_the_source_does_not_compute() {
+        let started = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
+        let mut sum = Sum { started, rows: 0, reply: Reply::default(), truncated: 0 };
+        sum.add(0, Reply { rows: 1, queue_us: 50, compute_us: 700, ..Reply::default() });
+        assert_eq!(sum.reply.compute_us, 700);
+        assert!(sum.reply.queue_us >= 2_999_000, "{}", sum.reply.queue_us);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use zbus::{Connection, Guid};
 use super::bulk::Work;
 use super::caller::{Caller, Callers};
 use super::calls::Calls;
-use super::changes;
+use super::changes::{self, Told};
 use super::embedder::Embedder;
 use crate::service::{Error as ServiceError, Phase};
 use socket::Socket;
@@ -119,7 +119,9 @@ impl Line {
             () = told(&mut ends) => None,
         };
         if let Some(connection) = connection {
-            let changes = changes::follow(self.calls.service.clone(), connection.clone(), false);
+            let service = self.calls.service.clone();
+            let nothing = Arc::new(Told::new(&service));
+            let changes = changes::follow(service, connection.clone(), nothing, false);
             let drains = tokio::select! {
                 () = connection.closed() => false,
                 () = &mut over => false,
