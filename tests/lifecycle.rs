@@ -160,7 +160,7 @@ async fn a_change_of_level_is_told_and_kept() -> Outcome {
     let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
     let properties = PropertiesProxy::builder(client.connection())
-        .destination(op_dbus_api::BUS_NAME)
+        .destination(BUS_NAME)
         .path(ROOT_PATH)
         .build()
         .await?;
@@ -245,7 +245,7 @@ async fn a_second_daemon_gives_way() -> Outcome {
     let second = Setup::sim()?;
     let second = finish(second.command(&bus)?, "").await?;
     assert_ne!(second.code, Some(0));
-    assert!(second.stderr.contains(op_dbus_api::BUS_NAME), "{}", second.stderr);
+    assert!(second.stderr.contains(BUS_NAME), "{}", second.stderr);
     daemon.client().embedder.embed("x").await?;
     daemon.stop().await
 }
