@@ -38,6 +38,16 @@ pub enum Error {
     /// The provider has no library for this machine; the sentence says where, or what to do instead.
     #[error("{0}")]
     NoLibrary(String),
+    /// A folder in the store's that is not to be removed as one.
+    #[error(
+        "{} is no model: it has neither op-dbus.json nor tokenizer.json; look whether `model_dir` or \
+         --model-dir is right, or remove the folder yourself",
+        dir.display()
+    )]
+    NoModel {
+        /// The folder.
+        dir: PathBuf,
+    },
     /// The name cannot be used for an import.
     #[error("the name `{name}` cannot be used: {reason}; choose another with --name")]
     Name {

@@ -13,6 +13,8 @@ use crate::{Error, Family, Level, Model};
 
 /// Our record in each model's folder.
 pub(crate) const RECORD: &str = "op-dbus.json";
+/// Every model has one.
+const TOKENIZER: &str = "tokenizer.json";
 /// The version of a record without Dense modules, and that of one with them, which programs that
 /// do not know of such modules must not take for a model without.
 const RECORD_VERSIONS: [u32; 2] = [1, 2];
@@ -95,12 +97,17 @@ impl Store {
     /// Takes a model out of the store, damaged or not.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`], [`Error::Busy`], or what the file system says.
+    /// [`Error::NotInstalled`], [`Error::NoModel`], [`Error::Busy`], or what the file system says.
     pub fn remove(&self, name: &str) -> Result<(), Error> {
         let built_in = manifest::find(name);
         let name = built_in.map_or(name, |model| model.name.as_str());
-        if !is_name(name) || !self.dir.join(name).is_dir() {
+        let dir = self.dir.join(name);
+        if !is_name(name) || !dir.is_dir() {
             return Err(self.not_installed(name, built_in));
+        }
+        // Whoever has named another folder as the store's loses nothing in it.
+        if built_in.is_none() && ![RECORD, TOKENIZER].iter().any(|file| dir.join(file).is_file()) {
+            return Err(Error::NoModel { dir });
         }
         Writer::begin(&self.dir)?.discard(name)
     }

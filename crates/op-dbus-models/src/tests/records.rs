@@ -131,6 +131,17 @@ fn a_damaged_record_is_named() {
 }
 
 #[test]
+fn what_is_no_model_is_not_removed() {
+    let bench = imported();
+    let folder = bench.store.dir().join("letters");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("to-her"), "").unwrap();
+    let refused = bench.store.remove("letters").unwrap_err();
+    assert!(matches!(&refused, Error::NoModel { dir } if *dir == folder), "{refused}");
+    assert!(folder.join("to-her").is_file());
+}
+
+#[test]
 fn built_in_models_are_held_to_the_manifest() {
     let bench = imported();
     let built_in = manifest::find("medium").unwrap();
