@@ -208,6 +208,22 @@ async fn exit_codes() -> Outcome {
     let mut command = clean(op_dbus());
     command.args(["embed", "x", "--bus", "unix:path=/nonexistent/bus"]);
     assert_eq!(finish(command, "").await?.code, Some(3));
+    for (kind, address, named) in [
+        ("system", "junk", "DBUS_SYSTEM_BUS_ADDRESS, which is junk"),
+        (
+            "session",
+            "unix:path=/nonexistent",
+            "DBUS_SESSION_BUS_ADDRESS, which is unix:path=/nonexistent",
+        ),
+    ] {
+        for word in ["status", "daemon"] {
+            let mut command = clean(op_dbus());
+            command.args([word, "--bus", kind]);
+            command.env(format!("DBUS_{}_BUS_ADDRESS", kind.to_uppercase()), address);
+            let ended = finish(command, "").await?;
+            assert!(ended.code != Some(0) && ended.stderr.contains(named), "{}", ended.stderr);
+        }
+    }
 
     let setup = Setup::sim()?;
     let daemon = setup.ready(&bus).await?;

@@ -43,9 +43,7 @@ const REPLACED: Duration = Duration::from_secs(5);
 /// Why the daemon ends other than by being told to.
 #[derive(Debug, thiserror::Error)]
 enum Fatal {
-    #[error(
-        "the {bus} bus can't be reached ({source}); is it running, and is the setting `bus` right?"
-    )]
+    #[error("the {bus} bus can't be reached ({source}); {}", bus.remedy())]
     Bus { bus: Bus, source: zbus::Error },
     #[error("the {bus} bus has not let us in for {} s; does it hang?", CONNECT_TIME.as_secs())]
     Silent { bus: Bus },

@@ -89,7 +89,10 @@ impl Listener {
 
     fn bind(address: Address) -> Result<Self, Fatal> {
         let failed = |error: io::Error| {
-            Fatal::Failed(format!("http_listen is {address}, which can't be listened on ({error})"))
+            Fatal::Failed(format!(
+                "http_listen is {address}, which can't be listened on ({error}); set another, or make \
+                 this one free"
+            ))
         };
         match &address {
             Address::Tcp(at) => StdTcp::bind(at).and_then(Self::tcp).map_err(failed),

@@ -198,6 +198,27 @@ pub enum Bus {
     Address(String),
 }
 
+impl Bus {
+    /// What to look at where it can't be reached.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        let (variable, unset) = match self {
+            Bus::System => (
+                "DBUS_SYSTEM_BUS_ADDRESS",
+                "is a system bus running? `--bus` or OP_DBUS_BUS names another",
+            ),
+            Bus::Session => (
+                "DBUS_SESSION_BUS_ADDRESS",
+                "is there a session, and DBUS_SESSION_BUS_ADDRESS set?",
+            ),
+            Bus::Address(_) => return "is the address right, and that bus running?".to_owned(),
+        };
+        std::env::var_os(variable).map_or(unset.to_owned(), |address| {
+            format!("is {variable}, which is {}, right, and that bus running?", address.display())
+        })
+    }
+}
+
 impl fmt::Display for Bus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

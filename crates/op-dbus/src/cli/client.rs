@@ -45,12 +45,7 @@ pub fn builder(bus: &Bus) -> zbus::connection::Builder<'static> {
 /// Exit code 3 when there is no such bus or it does not let us in.
 pub async fn connect(bus: &Bus) -> Result<Service, Failure> {
     let unreachable = |reason: String| {
-        let hint = match bus {
-            Bus::System => "is a system bus running? `--bus` names another",
-            Bus::Session => "is there a session, and DBUS_SESSION_BUS_ADDRESS set?",
-            Bus::Address(_) => "is the address right, and that bus running?",
-        };
-        Failure::unreachable(format!("can't reach {} ({reason}): {hint}", place(bus)))
+        Failure::unreachable(format!("can't reach {} ({reason}): {}", place(bus), bus.remedy()))
     };
     match tokio::time::timeout(CONNECT_TIMEOUT, builder(bus).build()).await {
         Ok(Ok(connection)) => Ok(Service { connection, bus: bus.clone() }),
