@@ -233,6 +233,12 @@ async fn files_without_a_size_are_read_to_their_end() -> Outcome {
 async fn a_silent_pipe_is_ended() -> Outcome {
     let (_bus, _setup, daemon) = Setup::sim()?.setting("source_silence_s", "1").alone().await?;
     let client = daemon.client();
+    // Nor beyond a deadline that comes sooner.
+    let (source, _writer) = std::io::pipe()?;
+    let deadline = Options::from([("deadline_ms", Variant::from(200_u32))]);
+    let answer = within("a silent pipe", embed(client, &source, deadline)).await?;
+    let message = refused(answer, ErrorName::DeadlineExceeded)?;
+    assert!(!message.contains("source_silence_s"), "{message}");
     // One that has never said anything, and one that stops in the middle of a line.
     for said in [&b""[..], b"one\ntw"] {
         let (source, mut writer) = std::io::pipe()?;

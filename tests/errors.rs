@@ -270,6 +270,9 @@ async fn refuses_when_full(limit: &str, expected: ErrorName) -> Outcome {
     daemon.signal_workers(Signal::SIGCONT).await?;
     waiting.await??;
     daemon.client().embedder.embed(&text).await?;
+    // The journal has who it was, where it was one user.
+    let told = format!("user {} has too much in flight", nix::unistd::geteuid());
+    assert_eq!(daemon.process.stderr().contains(&told), expected == QuotaExceeded);
     daemon.stop().await
 }
 

@@ -99,6 +99,9 @@ async fn what_tokens_can_not_be_is_refused() -> Outcome {
     let message =
         refused(client.embedder.tokenize(&[&text], Options::new()).await, ErrorName::TooLarge)?;
     assert!(message.contains("16777216"), "{message}");
+    let at_once = Options::from([("deadline_ms", Variant::from(0_u32))]);
+    let late = client.embedder.tokenize(&[&text], at_once).await;
+    refused(late, ErrorName::DeadlineExceeded)?;
     daemon.stop().await
 }
 

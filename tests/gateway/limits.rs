@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::process::Child;
 
 use super::{Stage, sentence};
 use crate::harness::bus::PrivateBus;
@@ -21,6 +22,7 @@ tests! {
     what_is_too_large_is_refused: [Bus, Curl],
     who_is_refused_while_still_sending_reads_why: [Bus, Curl],
     a_full_gateway_says_when_to_come_back: [Bus, Curl],
+    texts_in_flight_are_bounded_as_well: [Bus, Curl],
     a_full_service_says_when_to_come_back: [Bus, Curl],
     idle_connections_keep_nobody_out: [Bus, Curl],
     idle_connections_keep_nobody_out_where_files_are_few: [Bus, Curl],
@@ -85,17 +87,18 @@ async fn who_is_refused_while_still_sending_reads_why() -> Outcome {
 }
 
 /// curl on its way to `/embed`, as many times as wanted.
-fn requests(gateway: &Gateway, count: usize) -> Outcome<Vec<tokio::process::Child>> {
+fn requests(gateway: &Gateway, count: usize, texts: &[&str]) -> Outcome<Vec<Child>> {
+    let body = json!({"inputs": texts}).to_string();
     let start = |_| {
         let mut command = curl();
-        command.args(["--json", r#"{"inputs": "in flight"}"#]).arg(gateway.url("/embed"));
+        command.args(["--json", &body]).arg(gateway.url("/embed"));
         Ok(command.stderr(Stdio::null()).kill_on_drop(true).spawn()?)
     };
     (0..count).map(start).collect()
 }
 
 /// Lets the workers go on, and all who wait have their answers.
-async fn all_answered(stage: &Stage, waiting: Vec<tokio::process::Child>) -> Outcome {
+async fn all_answered(stage: &Stage, waiting: Vec<Child>) -> Outcome {
     stage.daemon.signal_workers(Signal::SIGCONT).await?;
     for request in waiting {
         let output = within("an answer", request.wait_with_output()).await??;
@@ -107,7 +110,7 @@ async fn all_answered(stage: &Stage, waiting: Vec<tokio::process::Child>) -> Out
 async fn a_full_gateway_says_when_to_come_back() -> Outcome {
     let stage = Stage::sim().await?;
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;
-    let waiting = requests(&stage.gateway, 64)?;
+    let waiting = requests(&stage.gateway, 64, &["in flight"])?;
     stage.daemon.client().counted("in_flight_calls", 64).await?;
     let refused = stage.gateway.post("/embed", &json!({"inputs": "one more"})).await?;
     assert_eq!(refused.status, 429, "{}", refused.text);
@@ -122,10 +125,25 @@ async fn a_full_gateway_says_when_to_come_back() -> Outcome {
     stage.end().await.map(drop)
 }
 
+async fn texts_in_flight_are_bounded_as_well() -> Outcome {
+    let stage = Stage::sim().await?;
+    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
+    let waiting = requests(&stage.gateway, 2, &["x"; 16_384])?;
+    stage.daemon.client().counted("in_flight_calls", 2).await?;
+    let refused = stage.gateway.post("/embed", &json!({"inputs": "one more"})).await?;
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    assert!(refused.text.contains("as many texts in flight as it takes"), "{}", refused.text);
+    drop(waiting);
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
+    stage.daemon.client().counted("in_flight_calls", 0).await?;
+    assert_eq!(stage.gateway.post("/embed", &json!({"inputs": "one"})).await?.status, 200);
+    stage.end().await.map(drop)
+}
+
 async fn idle_connections_keep_nobody_out() -> Outcome {
     let stage = Stage::sim().await?;
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;
-    let waiting = requests(&stage.gateway, 2)?;
+    let waiting = requests(&stage.gateway, 2, &["in flight"])?;
     stage.daemon.client().counted("in_flight_calls", 2).await?;
     let address = stage.gateway.url("").replace("http://", "");
     let mut idle = Vec::new();
@@ -240,10 +258,10 @@ async fn a_client_that_leaves_cancels_its_work() -> Outcome {
     let stage = Stage::sim().await?;
     let client = stage.daemon.client();
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;
-    let mut leaving = requests(&stage.gateway, 1)?;
+    let mut leaving = requests(&stage.gateway, 1, &["in flight"])?;
     client.counted("in_flight_calls", 1).await?;
     // The one before is in the worker's hands already, and this one waits behind it.
-    let staying = requests(&stage.gateway, 1)?;
+    let staying = requests(&stage.gateway, 1, &["in flight"])?;
     client.counted("in_flight_calls", 2).await?;
     for request in &mut leaving {
         request.kill().await?;
@@ -275,7 +293,7 @@ async fn what_large_requests_took_is_given_back() -> Outcome {
 async fn requests_in_flight_are_finished() -> Outcome {
     let stage = Stage::sim().await?;
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;
-    let waiting = requests(&stage.gateway, 3)?;
+    let waiting = requests(&stage.gateway, 3, &["in flight"])?;
     stage.daemon.client().counted("in_flight_calls", 3).await?;
     stage.gateway.process.signal(Signal::SIGTERM)?;
     // It takes no more connections from then on.

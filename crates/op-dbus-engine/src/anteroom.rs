@@ -35,3 +35,25 @@ impl Anteroom {
         self.0.admit(claim, TOKENS_PER_S_ASSUMED).map(|permit| Seat { _permit: permit })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_has_the_bounds_of_who_is_served() {
+        let limits = Limits { queue_tokens_max: 16, quota_tokens: 10, ..Limits::default() };
+        let anteroom = Anteroom::new(&limits);
+        // By texts, and by the memory that these take.
+        for (texts, bytes) in [(11, 0), (1, 11 * 32)] {
+            let refused = anteroom.enter(1, texts, bytes).unwrap_err();
+            assert!(matches!(refused, Error::TooLarge { .. }), "{refused}");
+        }
+        let seat = anteroom.enter(1, 1, 8 * 32).unwrap();
+        assert!(matches!(anteroom.enter(1, 3, 0), Err(Error::QuotaExceeded { uid: 1, .. })));
+        let _other = anteroom.enter(2, 8, 0).unwrap();
+        assert!(matches!(anteroom.enter(3, 1, 0), Err(Error::Overloaded { .. })));
+        drop(seat);
+        anteroom.enter(1, 3, 0).unwrap();
+    }
+}

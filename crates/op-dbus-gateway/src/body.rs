@@ -162,3 +162,23 @@ impl HttpBody for Heard {
         self.body.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_slow_body_has_its_time_and_less_where_room_is_short() {
+        let pace = |seconds, taken| {
+            let began = Instant::now() - Duration::from_secs(seconds);
+            check_pace(began, &Semaphore::new(LIMITS.bodies_bytes - taken))
+                .map_err(|why| why.message().to_owned())
+        };
+        let half = LIMITS.bodies_bytes / 2;
+        assert_eq!(pace(29, half), Ok(()));
+        assert!(pace(30, 0).unwrap_err().contains("did not come within 30 s"));
+        assert!(pace(2, half + 1).unwrap_err().contains("did not come within 2 s"));
+    }
+}

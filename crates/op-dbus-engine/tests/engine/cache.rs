@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use op_dbus_engine::sim::Faults;
 use op_dbus_engine::{
-    Cache, Call, Engine, EngineConfig, Error, Inputs, Limits, RowSink, Tokenizer, Truncate,
+    Cache, Call, Engine, EngineConfig, Error, Excess, Inputs, Limits, RowSink, Tokenizer, Truncate,
 };
 
 use crate::support::{INPUT_MAX, call, config, expected, model, pools, sim};
@@ -35,6 +35,15 @@ async fn what_was_computed_is_not_computed_again() {
     assert_eq!((after.cached, after.calls, after.texts), (2, 2, 4));
     assert_eq!(after.compute_us.count(), 1, "no time is told of a call without a batch");
     assert_eq!(cache.kept().vectors, 2);
+}
+
+#[tokio::test]
+async fn what_is_kept_counts_against_the_quota_as_well() {
+    let (engine, _cache) = caching(Limits { quota_tokens: 8, ..Limits::default() });
+    engine.embed(call(1, &["text"])).await.unwrap();
+    assert_eq!(engine.embed(call(1, &["text"; 8])).await.unwrap().cached, 8);
+    let error = engine.embed(call(1, &["text"; 9])).await.unwrap_err();
+    assert_eq!(error, Error::TooLarge { excess: Excess::QuotaTokens, found: 9, limit: 8 });
 }
 
 #[tokio::test]

@@ -1,12 +1,12 @@
 //! Backends that fail, die, lie or never come.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{
     Backend, BackendError, BackendFactory, Batch, BatchLimits, Description, Engine, EngineConfig,
-    Error, Limits, LoadErrorKind, Pool, Reference, Tokenizer, WorkerState,
+    Error, Limits, LoadErrorKind, ModelShape, Pool, Reference, Tokenizer, WorkerState,
 };
 
 use crate::support::*;
@@ -226,6 +226,73 @@ async fn a_backend_that_counts_padding_or_cuts_is_not_trusted() {
         failing.contains("sim can't be trusted on sim:0: it fails texts of up to"),
         "{failing}"
     );
+}
+
+/// A simulator with vectors twice as long as they should be.
+struct Long(Box<dyn Backend>);
+
+impl Backend for Long {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.0.run(batch, out)?;
+        out.iter_mut().for_each(|value| *value *= 2.0);
+        Ok(())
+    }
+}
+
+/// Also where there is nothing to compare it with.
+#[tokio::test]
+async fn a_backend_that_does_not_normalise_is_refused() {
+    let factory =
+        || -> BackendFactory { Box::new(|_| Ok(Box::new(Long(sim(Faults::default())?)))) };
+    let started = |model| {
+        let pools = pools(factory(), 1);
+        Engine::start(Tokenizer::bytes(INPUT_MAX), model, pools, config(Limits::default()))
+    };
+    let message = started(model()).unwrap_err().to_string();
+    assert!(message.contains("vectors have length 2 where 1 is expected"), "{message}");
+    started(ModelShape { normalized: false, ..model() }).unwrap();
+}
+
+/// Whether a backend that was right has others' vectors by now.
+static STRAYS: AtomicBool = AtomicBool::new(false);
+
+fn straying(batch: &Batch<'_>) -> Vec<Vec<i32>> {
+    let other = i32::from(STRAYS.load(Ordering::Relaxed));
+    batch.texts().map(|row| row.iter().map(|id| id + other).collect()).collect()
+}
+
+#[tokio::test]
+async fn a_backend_that_was_right_and_turns_wrong_is_found() {
+    let tokenizer = || Tokenizer::bytes(INPUT_MAX);
+    let healthy: BackendFactory = Box::new(|_| sim(Faults::default()));
+    let reference = op_dbus_engine::reference(&tokenizer(), &model(), &healthy, 0.9999).unwrap();
+    let started = |idle_check| {
+        let factory: BackendFactory =
+            Box::new(|_| Ok(Box::new(Odd(sim(Faults::default())?, straying))));
+        let pool = Pool { reference: Some(reference.clone()), ..Pool::new(factory) };
+        let config = EngineConfig { idle_check, ..config(Limits::default()) };
+        Engine::start(tokenizer(), model(), vec![pool], config).unwrap()
+    };
+    let woken = started(Duration::from_secs(3600));
+    let (asked, idle) = (started(Duration::from_secs(3600)), started(Duration::from_millis(2)));
+    asked.canary().await.unwrap();
+    STRAYS.store(true, Ordering::Relaxed);
+    // By the text that the watchdog is fed with, by a look at a worker that has nothing to do, and after a
+    // sleep of the machine.
+    let error = asked.canary().await.unwrap_err();
+    assert!(matches!(error, Error::WorkerFailed(_)), "{error}");
+    woken.wake();
+    while idle.stats().worker_restarts == 0 || woken.stats().worker_restarts == 0 {
+        tokio::task::yield_now().await;
+    }
+    STRAYS.store(false, Ordering::Relaxed);
+    assert_eq!(idle.embed(call(1, &["a"])).await.unwrap().vectors, expected("a"));
+    let told = idle.descriptions().remove(0).last_error.unwrap_or_default();
+    assert!(told.contains("can't be trusted"), "{told}");
 }
 
 #[tokio::test]

@@ -136,6 +136,9 @@ async fn a_canary_neither_loads_an_engine_nor_keeps_it() {
     let idle = engine.idle_for().unwrap();
     engine.canary().await.unwrap();
     assert!(engine.idle_for().unwrap() >= idle, "its own text counted as a call");
+    // Neither does who counts tokens, which takes no worker.
+    engine.count_tokens(1, vec!["x".repeat(32 << 10)]).await.unwrap();
+    assert!(engine.idle_for().unwrap() >= idle, "a look counted as a call");
     engine.unload().await;
     engine.canary().await.unwrap();
     assert_eq!(engine.presence(), Presence::Unloaded(Absence::Asked));

@@ -121,6 +121,11 @@ fn kinds_that_are_not_supported_are_named() {
             json!({ "embedding_dimension": 9, "pooling_mode": "cls" }),
             "own 4",
         ),
+        (
+            "1_Pooling/config.json",
+            json!({ "pooling_mode": "cls", "include_prompt": false }),
+            "include_prompt false",
+        ),
         ("1_Pooling/config.json", json!({ "pooling_mode": "cls" }), ""),
         ("1_Pooling/config.json", pooling(&["pooling_mode_max_tokens"]), ""),
         ("sentence_bert_config.json", tokenizer_case, "do_lower_case"),

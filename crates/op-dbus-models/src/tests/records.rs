@@ -234,12 +234,14 @@ fn what_the_configuration_decides_is_part_of_the_vector_space() {
         ("mpnet", "layer_norm_eps", json!(1e-5), None),
         ("roberta", "layer_norm_eps", json!(1e-12), Some("epsilon 1e-12")),
         ("bert", "num_attention_heads", json!(2), Some("heads 2")),
+        ("roberta", "pad_token_id", json!(0), Some("padding 0")),
+        ("bert", "pad_token_id", json!(0), None),
         ("distilbert", "activation", json!("relu"), Some("activation relu")),
         ("distilbert", "hidden_act", json!("relu"), None),
     ];
     for (model_type, key, value, expected) in cases {
         let model = imported(model_type, key, value.clone());
-        assert_eq!(model.unusual.first().map(String::as_str), expected, "{key} {value}");
+        assert_eq!(model.unusual.last().map(String::as_str), expected, "{key} {value}");
         let plain = Model { unusual: Vec::new(), ..model.clone() };
         assert_eq!(plain.vector_space() == model.vector_space(), expected.is_none());
     }

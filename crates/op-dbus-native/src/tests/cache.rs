@@ -1,7 +1,8 @@
 //! Packed weights in the cache: found again, and never believed.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use super::made_up::{SIZES, Weights};
 use crate::kernels::{Layout, kernels};
@@ -54,6 +55,20 @@ fn a_file_with_a_flipped_byte_is_refused() {
     }
     fs::write(&file, whole).unwrap();
     assert!(Packed::open(&place, layout()).is_ok());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps a file, which Miri does not")]
+fn the_cache_keeps_what_was_used_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let (place, file, packed) = saved(folder.path());
+    File::options().write(true).open(&file).unwrap().set_modified(UNIX_EPOCH).unwrap();
+    Packed::open(&place, layout()).unwrap();
+    assert!(fs::metadata(&file).unwrap().modified().unwrap() > UNIX_EPOCH, "used just now");
+    for key in 0..13 {
+        packed.save(&Place::new(folder.path(), &key.to_string(), layout())).unwrap();
+    }
+    assert_eq!(fs::read_dir(folder.path().join("weights")).unwrap().count(), 12);
 }
 
 #[test]

@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn places_are_counted_by_user_and_given_back() {
-        for work in [Work::Stream, Work::Job, Work::Direct] {
+        for work in [Work::Stream, Work::Job, Work::Direct, Work::Question] {
             let budget = Arc::<Budget>::default();
             let (own, all) = work.most();
             let mut places: Vec<_> = (0..own).map(|_| budget.place(1, work).unwrap()).collect();

@@ -344,6 +344,31 @@ mod tests {
     }
 
     #[test]
+    fn a_reply_names_all_that_computed() {
+        let mut sum =
+            Sum { started: Instant::now(), rows: 0, reply: Reply::default(), truncated: 0 };
+        for (provider, device, precision) in
+            [("cuda", "cuda:0", "f16"), ("cpu", "cpu:0", "f32"), ("cuda", "cuda:1", "f16")]
+        {
+            let [provider, device, precision] = [provider, device, precision].map(str::to_owned);
+            let by = Reply {
+                rows: 1,
+                provider,
+                device,
+                precision,
+                cached: 1,
+                tokens: 3,
+                ..Reply::default()
+            };
+            sum.add(sum.rows, by);
+        }
+        let Reply { provider, device, precision, cached, tokens, .. } = sum.reply;
+        assert_eq!((&provider[..], &precision[..]), ("cuda,cpu", "f16,f32"));
+        assert_eq!(device, "cuda:0,cpu:0,cuda:1");
+        assert_eq!((cached, tokens), (3, 9));
+    }
+
+    #[test]
     fn what_was_cut_is_counted_and_listed_up_to_a_bound() {
         let mut sum =
             Sum { started: Instant::now(), rows: 0, reply: Reply::default(), truncated: 0 };

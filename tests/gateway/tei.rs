@@ -1,0 +1,92 @@
+//! What text-embeddings-inference's clients may ask for: each option does what it says.
+
+use serde_json::{Value, json};
+use zbus::Variant;
+
+use super::Stage;
+use crate::harness::Outcome;
+use crate::harness::client::Options;
+use crate::harness::daemon::Setup;
+use crate::harness::golden::{cosine, floats};
+use crate::harness::registry::tests;
+
+tests! {
+    vectors_have_length_one_unless_that_is_not_wanted: [Bus, Curl, Low],
+    the_end_that_is_said_is_cut: [Bus, Curl, Low],
+    similarity_knows_prompts: [Bus, Curl, Low],
+}
+
+/// A daemon whose model does not normalise by itself.
+async fn low() -> Outcome<Stage> {
+    let prompt = "models.paraphrase-MiniLM-L3-v2.prompts.q";
+    Stage::of(Setup::real("low")?.setting(prompt, "query: ")).await
+}
+
+/// The first row of what `/embed` makes of this.
+async fn embedded(stage: &Stage, body: Value) -> Outcome<Vec<f32>> {
+    let rows = stage.gateway.post("/embed", &body).await?.ok()?;
+    Ok(floats(&rows[0]).ok_or("no numbers")?)
+}
+
+async fn vectors_have_length_one_unless_that_is_not_wanted() -> Outcome {
+    let stage = low().await?;
+    let own = stage.daemon.client().vectors(&["disk full"]).await?.remove(0);
+    let length = |vector: &[f32]| vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+    assert!(length(&own) > 2.0, "{}", length(&own));
+    let plain = json!({"inputs": "disk full", "normalize": false});
+    assert_eq!(embedded(&stage, plain).await?, own);
+    for body in [json!({"inputs": "disk full"}), json!({"inputs": "disk full", "normalize": true})]
+    {
+        let unit = embedded(&stage, body).await?;
+        assert!((length(&unit) - 1.0).abs() < 1e-5, "{}", length(&unit));
+    }
+    stage.end().await.map(drop)
+}
+
+async fn the_end_that_is_said_is_cut() -> Outcome {
+    let stage = low().await?;
+    let long = "disk full ".repeat(200) + "the sun shines";
+    let mut kept = Vec::new();
+    for (direction, truncate) in [("Right", "end"), ("Left", "start")] {
+        let options = Options::from([("truncate", Variant::from(truncate))]);
+        let expected = stage.daemon.client().packed(&[&long], options).await?.vectors.remove(0);
+        let body = json!({"inputs": long, "normalize": false, "truncation_direction": direction});
+        assert_eq!(embedded(&stage, body).await?, expected, "{direction}");
+
+        let query = stage.daemon.client().vectors(&["sun"]).await?.remove(0);
+        let near: f64 = cosine(&query, &expected);
+        let pair = json!({"source_sentence": "sun", "sentences": [long]});
+        let body = json!({"inputs": pair, "parameters": {"truncation_direction": direction}});
+        let found = stage.gateway.post("/similarity", &body).await?.ok()?;
+        assert!((found[0].as_f64().ok_or("no cosine")? - near).abs() < 1e-5, "{direction}: {near}");
+        let body = json!({"query": "sun", "texts": [long], "truncation_direction": direction});
+        let found = stage.gateway.post("/rerank", &body).await?.ok()?;
+        assert!((found[0]["score"].as_f64().ok_or("no score")? - near).abs() < 1e-5, "{direction}");
+        kept.push(expected);
+    }
+    assert_ne!(kept[0], kept[1]);
+    let pair = json!({"source_sentence": "sun", "sentences": [long]});
+    for (path, body) in [
+        ("/embed", json!({"inputs": long, "truncate": false})),
+        ("/similarity", json!({"inputs": pair, "parameters": {"truncate": false}})),
+        ("/rerank", json!({"query": "sun", "texts": [long], "truncate": false})),
+    ] {
+        let refused = stage.gateway.post(path, &body).await?;
+        assert_eq!((refused.status, &refused.json()?["error_type"]), (413, &json!("too_long")));
+    }
+    stage.end().await.map(drop)
+}
+
+async fn similarity_knows_prompts() -> Outcome {
+    let stage = low().await?;
+    let asked = async |first: &str, second: &str, parameters: Value| {
+        let inputs = json!({"source_sentence": first, "sentences": [second]});
+        let body = json!({"inputs": inputs, "parameters": parameters});
+        stage.gateway.post("/similarity", &body).await?.ok()
+    };
+    let with = asked("disk full", "the sun shines", json!({"prompt_name": "q"})).await?;
+    let without = asked("disk full", "the sun shines", json!({})).await?;
+    assert_ne!(with, without);
+    assert_eq!(with, asked("query: disk full", "query: the sun shines", json!({})).await?);
+    stage.end().await.map(drop)
+}
