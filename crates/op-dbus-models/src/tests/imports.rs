@@ -88,6 +88,8 @@ fn kinds_that_are_not_supported_are_named() {
         config
     };
     let tokenizer_case = json!({ "max_seq_length": 32, "do_lower_case": true });
+    let wide = json!({ "embedding_dimension": 9, "pooling_mode": "cls" });
+    let unprompted = json!({ "pooling_mode": "cls", "include_prompt": false });
     let cases = [
         ("modules.json", modules(&["Transformer", "Pooling", "LSTM"]), "LSTM"),
         ("modules.json", modules(&["Transformer"]), "Transformer"),
@@ -116,16 +118,8 @@ fn kinds_that_are_not_supported_are_named() {
         ),
         ("1_Pooling/config.json", json!({ "pooling_mode": "lasttoken" }), "lasttoken"),
         ("1_Pooling/config.json", json!({ "pooling_mode": ["cls", "max"] }), "cls and max"),
-        (
-            "1_Pooling/config.json",
-            json!({ "embedding_dimension": 9, "pooling_mode": "cls" }),
-            "own 4",
-        ),
-        (
-            "1_Pooling/config.json",
-            json!({ "pooling_mode": "cls", "include_prompt": false }),
-            "include_prompt false",
-        ),
+        ("1_Pooling/config.json", wide, "own 4"),
+        ("1_Pooling/config.json", unprompted, "include_prompt false"),
         ("1_Pooling/config.json", json!({ "pooling_mode": "cls" }), ""),
         ("1_Pooling/config.json", pooling(&["pooling_mode_max_tokens"]), ""),
         ("sentence_bert_config.json", tokenizer_case, "do_lower_case"),

@@ -36,8 +36,8 @@ pub const TRIALS: &[Trial] = &[
               silent: each ended",
         how: How::Tests(&[
             "bulk::hostile_descriptors_are_refused",
-            "bulk::a_pipe_that_never_ends_is_ended",
-            "bulk::a_silent_pipe_is_ended",
+            "bulk::pipes::a_pipe_that_never_ends_is_ended",
+            "bulk::pipes::a_silent_pipe_is_ended",
         ]),
         rest: "",
     },
