@@ -286,9 +286,12 @@ async fn a_backend_that_was_right_and_turns_wrong_is_found() {
     let error = asked.canary().await.unwrap_err();
     assert!(matches!(error, Error::WorkerFailed(_)), "{error}");
     woken.wake();
-    while idle.stats().worker_restarts == 0 || woken.stats().worker_restarts == 0 {
-        tokio::task::yield_now().await;
-    }
+    let found = async {
+        while idle.stats().worker_restarts == 0 || woken.stats().worker_restarts == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), found).await.unwrap();
     STRAYS.store(false, Ordering::Relaxed);
     assert_eq!(idle.embed(call(1, &["a"])).await.unwrap().vectors, expected("a"));
     let told = idle.descriptions().remove(0).last_error.unwrap_or_default();
