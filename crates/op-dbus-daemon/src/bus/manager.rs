@@ -115,7 +115,7 @@ impl Manager {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             authorize(&calls.budget, header, &caller, Action::WarmUp).await?;
-            calls.service.warm_up().await.map_err(Error::from)
+            self.change(connection, calls.service.warm_up()).await
         };
         self.calls.run(connection, header, work).await
     }
@@ -128,7 +128,7 @@ impl Manager {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             authorize(&calls.budget, header, &caller, Action::Unload).await?;
-            calls.service.unload().await.map_err(Error::from)
+            self.change(connection, calls.service.unload()).await
         };
         self.calls.run(connection, header, work).await
     }
