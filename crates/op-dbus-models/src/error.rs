@@ -38,7 +38,7 @@ pub enum Error {
     /// The provider has no library for this machine; the sentence says where, or what to do instead.
     #[error("{0}")]
     NoLibrary(String),
-    /// A folder in the store's that is not to be removed as one.
+    /// A folder in the store's that nothing in it says to be a model.
     #[error(
         "{} is no model: it has neither op-dbus.json nor tokenizer.json; look whether `model_dir` or \
          --model-dir is right, or remove the folder yourself",

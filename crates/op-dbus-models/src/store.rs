@@ -51,7 +51,7 @@ impl Store {
     /// model is described by the manifest, whatever its record says.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`], or [`Error::Corrupt`] when its record cannot be understood.
+    /// [`Error::NotInstalled`], [`Error::NoModel`], or [`Error::Corrupt`] when its record cannot be understood.
     pub fn get(&self, name: &str) -> Result<Model, Error> {
         let built_in = manifest::find(name);
         let name = built_in.map_or(name, |model| model.name.as_str());
@@ -67,6 +67,7 @@ impl Store {
             }
             _ => return Err(self.not_installed(name, built_in)),
         }
+        check_holds_model(built_in, &dir)?;
         let record = read_record(name, &dir)?;
         let model = match built_in {
             Some(built_in) => described(built_in, record.source),
@@ -106,9 +107,7 @@ impl Store {
             return Err(self.not_installed(name, built_in));
         }
         // Whoever has named another folder as the store's loses nothing in it.
-        if built_in.is_none() && ![RECORD, TOKENIZER].iter().any(|file| dir.join(file).is_file()) {
-            return Err(Error::NoModel { dir });
-        }
+        check_holds_model(built_in, &dir)?;
         Writer::begin(&self.dir)?.discard(name)
     }
 
@@ -271,6 +270,16 @@ fn write_record(dir: &Path, model: &Model) -> Result<(), Error> {
         .map_err(|error| Error::io("write", &path, error.into()))?;
     text.push(b'\n');
     staging::write(&path, &text)
+}
+
+/// Whatever of a model is damaged or lost, one of two files is there; built-in ones are known by their name.
+fn check_holds_model(built_in: Option<&BuiltIn>, dir: &Path) -> Result<(), Error> {
+    // What can't be looked at may be there.
+    let is_gone = |file: &str| dir.join(file).try_exists().is_ok_and(|there| !there);
+    match built_in.is_none() && [RECORD, TOKENIZER].into_iter().all(is_gone) {
+        true => Err(Error::NoModel { dir: dir.to_owned() }),
+        false => Ok(()),
+    }
 }
 
 fn read_record(name: &str, dir: &Path) -> Result<Model, Error> {

@@ -69,7 +69,9 @@ fn model(error: &ModelError) -> ErrorName {
             ErrorName::ModelNotInstalled
         }
         // A file that others may write can't be trusted any more than a damaged one.
-        ModelError::Corrupt { .. } | ModelError::Permission { .. } => ErrorName::ModelCorrupt,
+        ModelError::Corrupt { .. } | ModelError::Permission { .. } | ModelError::NoModel { .. } => {
+            ErrorName::ModelCorrupt
+        }
         ModelError::NoSpace { .. } => ErrorName::NoSpace,
         // The rest comes from installing, which the service does not do.
         _ => ErrorName::Failed,

@@ -138,6 +138,9 @@ fn what_is_no_model_is_not_removed() {
     fs::write(folder.join("to-her"), "").unwrap();
     let refused = bench.store.remove("letters").unwrap_err();
     assert!(matches!(&refused, Error::NoModel { dir } if *dir == folder), "{refused}");
+    // Nor is it advised to.
+    let told = bench.store.get("letters").unwrap_err();
+    assert_eq!(told.to_string(), refused.to_string());
     assert!(folder.join("to-her").is_file());
 }
 
