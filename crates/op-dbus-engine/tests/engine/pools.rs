@@ -1,8 +1,8 @@
 //! Workers of two kinds behind one queue.
 
 use std::hint::black_box;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use op_dbus_engine::sim::{Faults, SimBackend};
@@ -80,11 +80,39 @@ async fn a_pool_that_leaves_all_to_another_is_measured_anew() {
     tokio::time::timeout(Duration::from_secs(60), comes_back).await.unwrap();
 }
 
+/// A backend whose first batch with a "!" ends when that of the other has begun: neither has all of the work,
+/// whatever the engine measured when it started.
+struct Met {
+    named: Box<dyn Backend>,
+    other: Option<Arc<Barrier>>,
+}
+
+impl Backend for Met {
+    fn description(&self) -> &Description {
+        self.named.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        let is_asked = batch.texts().flatten().any(|id| *id == 33);
+        if let Some(other) = self.other.take_if(|_| is_asked) {
+            other.wait();
+        }
+        self.named.run(batch, out)
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn pools_of_one_speed_share_the_work_and_the_reply_names_both() {
-    let work = 2_000_000;
-    let engine = mixed(vec![pool("one", work), pool("other", work)]);
-    let texts: Vec<String> = (0..2000).map(|n| format!("{n}")).collect();
+async fn two_pools_share_the_work_and_the_reply_names_both() {
+    let both = Arc::new(Barrier::new(2));
+    let pools = ["one", "other"].map(|name| {
+        let both = Arc::clone(&both);
+        Pool::new(Box::new(move |_| {
+            let named = named(name, 0, Faults::default())?;
+            Ok(Box::new(Met { named, other: Some(Arc::clone(&both)) }) as Box<dyn Backend>)
+        }))
+    });
+    let engine = mixed(pools.into());
+    let texts: Vec<String> = (0..2000).map(|n| format!("{n}!")).collect();
     let reply =
         engine.embed(Call { inputs: texts.clone().into(), ..Call::default() }).await.unwrap();
     let wanted: Vec<f32> = texts.iter().flat_map(|text| expected(text)).collect();
