@@ -45,6 +45,17 @@ const TARGETS: [&str; 15] = [
     "zbus",
 ];
 
+/// What is shown of what others wrote unless a filter names it: the rest tells an administrator nothing, and
+/// zbus's spans cost each call more than its message.
+const QUIET: [(&str, LevelFilter); 6] = [
+    ("h2", LevelFilter::WARN),
+    ("hyper_util", LevelFilter::WARN),
+    ("ort", LevelFilter::ERROR),
+    ("tonic", LevelFilter::WARN),
+    ("tower", LevelFilter::WARN),
+    ("zbus", LevelFilter::WARN),
+];
+
 /// Ids of the entries that scripts and the journal's catalog may rely on. They go into the field
 /// `MESSAGE_ID`: `info!(MESSAGE_ID = message_id::READY, "…")`.
 pub mod message_id {
@@ -210,21 +221,29 @@ fn start_with(filter: &str, output: Output) -> Result<Telemetry, String> {
 /// # Errors
 /// One clause that says what is wrong with it.
 pub fn parse_filter(filter: &str) -> Result<EnvFilter, String> {
-    let parsed = EnvFilter::builder()
-        .parse(filter)
-        .map_err(|error| format!("`{filter}` is not a log filter ({error})"))?;
+    let parse = |text: &str| {
+        let parsed = EnvFilter::builder().parse(text);
+        parsed.map_err(|error| format!("`{filter}` is not a log filter ({error})"))
+    };
+    parse(filter)?;
     // The parser takes any word for the name of something that logs, and a filter that names nothing
     // else lets nothing through.
     let mut parts = filter.split(',').filter(|part| !part.is_empty()).peekable();
     if parts.peek().is_none() {
         return Err("it names no level".to_owned());
     }
+    let mut quiet = String::new();
     for part in parts {
         let target = part.split(['=', '[']).next().unwrap_or_default();
         let program = target.split("::").next().unwrap_or_default();
         let is_alone = target == part;
-        let is_level = is_alone && target.parse::<LevelFilter>().is_ok();
-        if is_level || target.is_empty() || TARGETS.contains(&program) {
+        if let Some(level) = target.parse::<LevelFilter>().ok().filter(|_| is_alone) {
+            let quiet_at =
+                |(target, most): &(_, LevelFilter)| format!("{target}={},", level.min(*most));
+            quiet = QUIET.iter().map(quiet_at).collect();
+            continue;
+        }
+        if target.is_empty() || TARGETS.contains(&program) {
             continue;
         }
         let levels = LEVELS.into_iter().filter(|_| is_alone);
@@ -235,7 +254,8 @@ pub fn parse_filter(filter: &str) -> Result<EnvFilter, String> {
             false => format!("nothing logs as `{target}`{hint}"),
         });
     }
-    Ok(parsed)
+    // What comes later of one name is what counts.
+    parse(&format!("{quiet}{filter}"))
 }
 
 /// What `info!` says is information to systemd as well, not a notice.

@@ -21,8 +21,6 @@ use op_dbus_engine::sim::{self, Faults, Faulty, SimBackend};
 use op_dbus_engine::{Backend, BackendError};
 use rustix::process::{getpriority_process, setpriority_process};
 
-/// The chatter of what others wrote is left out unless the setting `log` names it.
-const LOG_QUIET: &str = "h2=warn,hyper_util=warn,ort=error,tonic=warn,tower=warn";
 /// Counts as half of the machine's memory when the kernel looks for whom to end.
 const OOM_SCORE_ADJ: &str = "500";
 
@@ -116,7 +114,7 @@ const NAME: &CStr = c"op-dbus-worker";
 
 /// Serves the daemon on standard input until it hangs up.
 pub fn run(args: Args) -> ExitCode {
-    if let Err(error) = telemetry::start_confined(&format!("{LOG_QUIET},{}", args.log)) {
+    if let Err(error) = telemetry::start_confined(&args.log) {
         eprintln!("op-dbus worker: no log: {error}");
     }
     // The file's name would be that of the daemon's way to it, `exe`.

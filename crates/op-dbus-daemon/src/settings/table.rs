@@ -371,7 +371,7 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Filter,
         default: "info",
         unit: "",
-        doc: "What is logged. A worker takes a change when it is started. The content of texts never is.",
+        doc: "What is logged. A worker takes a change when it is started. Of the libraries `h2`, `hyper_util`, `ort`, `tonic`, `tower` and `zbus` no more than warnings, unless it names them. The content of texts never is.",
         group: Group::Life,
         scope: Scope::Any,
     },

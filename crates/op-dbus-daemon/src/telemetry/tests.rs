@@ -107,6 +107,23 @@ fn a_word_that_names_nothing_is_no_filter() {
 }
 
 #[test]
+fn of_libraries_no_more_than_warnings_unless_they_are_named() {
+    for (filter, expected) in [
+        ("info", "zbus=warn"),
+        ("debug,op_dbus_engine=info", "zbus=warn"),
+        ("error", "zbus=error"),
+        ("off", "zbus=off"),
+        ("trace,zbus=trace", "zbus=trace"),
+        ("zbus=info,info", "zbus=info"),
+    ] {
+        let parsed = parse_filter(filter).unwrap().to_string();
+        let of_zbus: Vec<_> = parsed.split(',').filter(|part| part.starts_with("zbus")).collect();
+        assert_eq!(of_zbus, [expected], "{filter}: {parsed}");
+    }
+    assert_eq!(parse_filter("op_dbus=debug").unwrap().to_string(), "op_dbus=debug");
+}
+
+#[test]
 fn every_crate_that_logs_can_be_named() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     for entry in std::fs::read_dir(crates).unwrap() {
@@ -143,6 +160,7 @@ fn the_filter_can_be_changed_while_running() {
     assert!(!tracing::enabled!(Level::INFO));
     telemetry.set_filter("info").unwrap();
     assert!(tracing::enabled!(Level::INFO));
+    assert!(!tracing::enabled!(target: "zbus::object_server", Level::INFO), "a span for each call");
     assert!(telemetry.set_filter("info=loud").is_err());
     assert!(tracing::enabled!(Level::INFO));
     assert!(start("info").is_err(), "logging starts once");
