@@ -6,6 +6,8 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -52,6 +54,7 @@ tests! {
     credentials_of_the_service_stand_for_the_files: [Bus, Low, OpenSsl],
     a_silent_fleet_does_not_starve_the_watchdog: [Bus, Low],
     what_cannot_be_reached_is_told: [Bus, Low],
+    a_fleet_that_is_away_is_told_once: [Bus, Low],
 }
 
 /// A daemon that has nothing but these endpoints.
@@ -343,6 +346,31 @@ async fn a_silent_fleet_does_not_starve_the_watchdog() -> Outcome {
     let read = async { manager.told("STOPPING=1").await };
     tokio::try_join!(daemon.stop(), read)?;
     far.daemon.stop().await
+}
+
+/// However often it is looked for.
+async fn a_fleet_that_is_away_is_told_once() -> Outcome {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let setup = fleet("low", "openai", &[&format!("http://{}", listener.local_addr()?)])?;
+    let setup = setup.setting("provider_retry_s", "1");
+    let bus = PrivateBus::start().await?;
+    let daemon = setup.start(&bus).await?;
+    let looks = async {
+        for _ in 0..4 {
+            let (mut stream, _) = listener.accept().await?;
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request).await?;
+            stream.write_all(b"HTTP/1.1 503 Away\r\nContent-Length: 0\r\n\r\n").await?;
+            // Until the other end hangs up.
+            while stream.read(&mut request).await? > 0 {}
+        }
+        Outcome::Ok(())
+    };
+    within("the looks for it", looks).await??;
+    let said = daemon.process.stderr();
+    let told = ["an endpoint is not used", "leave this machine", "no model could be loaded"];
+    assert_eq!(told.map(|words| said.matches(words).count()), [0, 0, 1], "{said}");
+    daemon.stop().await
 }
 
 async fn what_cannot_be_reached_is_told() -> Outcome {

@@ -57,7 +57,7 @@ struct Worker {
     out: Vec<f32>,
     /// The last batch, until its vectors are delivered.
     computed: Computed,
-    /// Losses and failed loads since the last batch that ran.
+    /// Losses and failed loads since the last batch or check that ran.
     strikes: u32,
 }
 
@@ -160,6 +160,7 @@ impl Worker {
         }
         let did = (Footprint::default(), self.backend.memory());
         shared.scheduler.obeyed(self.place.index, Order::Check, did);
+        self.strikes = 0;
         Ok(())
     }
 

@@ -1,14 +1,18 @@
 //! Compiled graphs on disk: found again by everything that decides their content, verified by
 //! digest on every read, rebuilt when anything is off, and never a reason to fail.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use crate::kept::{Kind, use_now};
 use crate::{COMPILER_VERSION, Family, Pooling, Target};
+
+/// The graphs in the cache.
+const GRAPHS: Kind = Kind { finished: "graph", unfinished: ".building-" };
 
 /// Bytes behind the graph in an entry: the SHA-256 of key and graph.
 const SEAL_BYTES: usize = 32;
@@ -90,27 +94,25 @@ impl GraphCache {
             }
         }
         let graph = compile()?;
-        if let Err(error) = self.write(&path, &digest, &graph) {
+        if let Err(error) = write(&path, &digest, &graph) {
             let path = path.display();
             tracing::warn!(%path, %error, "the compiled graph can't be kept for the next start");
         }
         Ok((graph, Origin::Built))
     }
+}
 
-    /// Writes beside the final name, and takes that name only once every byte is on the disk.
-    fn write(&self, path: &Path, key: &[u8], graph: &[u8]) -> io::Result<()> {
-        fs::create_dir_all(&self.dir)?;
-        let mut file = tempfile::Builder::new().prefix(".building-").tempfile_in(&self.dir)?;
+fn write(path: &Path, key: &[u8], graph: &[u8]) -> io::Result<()> {
+    GRAPHS.make(path, |file| {
         file.write_all(graph)?;
-        file.write_all(&seal(key, graph))?;
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        File::open(&self.dir)?.sync_all()
-    }
+        file.write_all(&seal(key, graph))
+    })
 }
 
 fn read(path: &Path, key: &[u8]) -> io::Result<Vec<u8>> {
-    let mut bytes = fs::read(path)?;
+    let mut file = File::open(path)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
     let damaged = |problem| io::Error::new(io::ErrorKind::InvalidData, problem);
     let graph_bytes = bytes.len().checked_sub(SEAL_BYTES).ok_or_else(|| damaged("cut short"))?;
     let (graph, found) = bytes.split_at(graph_bytes);
@@ -118,6 +120,7 @@ fn read(path: &Path, key: &[u8]) -> io::Result<Vec<u8>> {
         return Err(damaged("its digest is wrong"));
     }
     bytes.truncate(graph_bytes);
+    use_now(&file);
     Ok(bytes)
 }
 

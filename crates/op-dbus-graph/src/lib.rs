@@ -19,6 +19,7 @@ mod families;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod inspect;
+pub mod kept;
 mod lower;
 mod onnx;
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Packed weights: mapped from a cache file, or packed now and left in the cache for the next time.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use memmap2::{Mmap, MmapMut};
 use op_dbus_graph::encoder::Encoder;
+use op_dbus_graph::kept::{Kind, use_now};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -25,15 +25,8 @@ const MAGIC: &[u8; 16] = b"op-dbus weights\n";
 /// The header ends here and the weights begin; a multiple of every page's cache lines.
 const HEADER_BYTES: usize = 4096;
 
-/// Files of packed weights that are kept, those that were used last: of a model that is imported again and
-/// again, the cache would else hold every version.
-const KEPT_MAX: usize = 12;
-
-/// How the names of files end that are whole.
-const FINISHED: &str = "packed";
-
-/// How the names of files begin that are still being written.
-const UNFINISHED: &str = ".packing-";
+/// Packed weights in the cache.
+const WEIGHTS: Kind = Kind { finished: "packed", unfinished: ".packing-" };
 
 /// What the header of a cache file says.
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,7 +54,7 @@ impl Place {
 
     /// The file.
     pub fn path(&self) -> PathBuf {
-        self.folder.join(format!("{}.{FINISHED}", hex(&self.key)))
+        self.folder.join(format!("{}.{}", hex(&self.key), WEIGHTS.finished))
     }
 }
 
@@ -126,8 +119,7 @@ impl Packed {
         if digest(weights) != header.sha256 {
             return Err(Miss::Damaged("its checksum is wrong"));
         }
-        // Used last; where that can't be noted, it is as old as it is.
-        let _ = file.set_modified(SystemTime::now());
+        use_now(&file);
         Ok(Self { shape: header.shape, plan, bytes: Bytes::File(map) })
     }
 
@@ -154,8 +146,6 @@ impl Packed {
     /// # Errors
     /// The folder can't be written, or is full.
     pub fn save(&self, place: &Place) -> io::Result<()> {
-        fs::create_dir_all(&place.folder)?;
-        sweep(&place.folder);
         let header = Header {
             version: VERSION,
             key: place.key.clone(),
@@ -168,16 +158,10 @@ impl Packed {
             return Err(io::Error::other("the header of the packed weights is too long"));
         }
         head.resize(HEADER_BYTES, 0);
-        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&place.folder)?;
-        // Held until the file has its name: by this others know that it is being written. Where
-        // there are no locks, one that packs at the same time may cost us the file.
-        let _ = file.as_file().try_lock();
-        file.write_all(&head)?;
-        file.write_all(self.bytes())?;
-        file.as_file().sync_all()?;
-        file.persist(place.path())?;
-        forget(&place.folder);
-        Ok(())
+        WEIGHTS.make(&place.path(), |file| {
+            file.write_all(&head)?;
+            file.write_all(self.bytes())
+        })
     }
 
     fn bytes(&self) -> &[u8] {
@@ -198,59 +182,10 @@ impl Packed {
     }
 }
 
-/// Removes what writers that were killed have left: files that nobody holds a lock on any more.
-fn sweep(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let unfinished = entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes());
-        if unfinished && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
-            // What can't be removed stays for the next one.
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
-/// Removes those that were not used for the longest. Who has one mapped keeps it.
-fn forget(folder: &Path) {
-    let finished = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
-        let path = entry.path();
-        let whole = path.extension().is_some_and(|extension| extension == FINISHED);
-        whole.then(|| Some((entry.metadata().ok()?.modified().ok()?, path)))?
-    });
-    let mut finished: Vec<_> = finished.collect();
-    finished.sort_unstable();
-    let surplus = finished.len().saturating_sub(KEPT_MAX);
-    for (_, path) in &finished[..surplus] {
-        // What can't be removed stays for the next one.
-        let _ = fs::remove_file(path);
-    }
-}
-
 fn digest(bytes: &[u8]) -> String {
     format!("{:x}", Sha256::digest(bytes))
 }
 
 fn hex(key: &str) -> String {
     digest(key.as_bytes())[..32].to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn weights_that_nobody_uses_any_more_are_forgotten() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
-        for age in 0..KEPT_MAX as u64 + 2 {
-            let file = File::create(path(&format!("{age}.{FINISHED}"))).unwrap();
-            file.set_modified(SystemTime::now() - Duration::from_secs(age * 60)).unwrap();
-        }
-        fs::write(path("other"), "").unwrap();
-        forget(folder.path());
-        let is_there = |age: usize| path(&format!("{age}.{FINISHED}")).exists();
-        assert!((0..KEPT_MAX).all(is_there) && path("other").exists());
-        assert!(!is_there(KEPT_MAX) && !is_there(KEPT_MAX + 1));
-    }
 }

@@ -20,8 +20,6 @@ const PROVIDER: &str = "remote";
 const PROOF_TIME: Duration = Duration::from_secs(1);
 /// How long servers get no more texts at once than they took; then twice as many are tried.
 const LIMIT_TIME: Duration = Duration::from_secs(60);
-/// How often the journal has what one endpoint makes of batches though it proves itself right.
-const TOLD_TIME: Duration = Duration::from_secs(60);
 
 /// A fleet that computes batches.
 #[derive(Debug)]
@@ -112,7 +110,11 @@ impl RemoteBackend {
     ) -> Result<(), Failure> {
         if !self.endpoints[index].circuit.is_proved(Instant::now()) {
             self.prove(index, self.proof_time(index, deadline), deadline).map_err(away)?;
-            tracing::info!(endpoint = self.endpoints[index].url, "an endpoint has proved itself");
+            let Endpoint { url, news, .. } = &mut self.endpoints[index];
+            match news.is_back(Instant::now()) {
+                true => tracing::info!(endpoint = url, "an endpoint has proved itself"),
+                false => tracing::debug!(endpoint = url, "an endpoint has proved itself"),
+            }
         }
         let Self { clients, options, endpoints, .. } = self;
         let bounds = (options.request_time.min(left(deadline)), Quote::Status);
@@ -125,8 +127,14 @@ impl RemoteBackend {
         Err(failure)
     }
 
-    /// An endpoint is not asked for a while, after a try that `took` so long.
+    /// An endpoint is not asked for a while, after a try that `took` so long, which the journal is told.
     fn rest(&mut self, index: usize, why: &Failure, took: Duration) {
+        self.pause(index, why, took);
+        self.tell_away(index, &why.to_string());
+    }
+
+    /// The same, told by whoever asked.
+    fn pause(&mut self, index: usize, why: &Failure, took: Duration) {
         let (endpoint, now) = (&mut self.endpoints[index], Instant::now());
         match why {
             Failure::Busy(_, time) => endpoint.circuit.pause(now, *time),
@@ -135,16 +143,23 @@ impl RemoteBackend {
                 endpoint.forget();
             }
         }
-        tracing::warn!(endpoint = endpoint.url, %why, "an endpoint is not used for now");
+    }
+
+    /// Tells of an endpoint that is not asked for a while.
+    fn tell_away(&mut self, index: usize, why: &str) {
+        let Endpoint { url, news, .. } = &mut self.endpoints[index];
+        match news.is_away(why, Instant::now()) {
+            true => tracing::warn!(endpoint = url, %why, "an endpoint is not used for now"),
+            false => tracing::debug!(endpoint = url, %why, "an endpoint is not used for now"),
+        }
     }
 
     /// Tells of an endpoint that is right and did not compute a batch of so many `rows`.
     fn tell(&mut self, index: usize, why: &Failure, rows: usize) {
-        let (endpoint, now) = (&mut self.endpoints[index], Instant::now());
-        if endpoint.told.is_some_and(|told| now.saturating_duration_since(told) < TOLD_TIME) {
+        let endpoint = &mut self.endpoints[index];
+        if !endpoint.news.has_failed(Instant::now()) {
             return;
         }
-        endpoint.told = Some(now);
         let cure = match rows {
             1 => "",
             _ => {

@@ -8,6 +8,7 @@ use tonic::transport::Channel;
 use crate::circuit::Circuit;
 use crate::failure::Failure;
 use crate::http::{Message, Quote};
+use crate::news::News;
 use crate::oip::{Feed, rest, rpc};
 use crate::texts::Sent;
 use crate::{Options, Protocol, grpc, http, openai};
@@ -48,8 +49,8 @@ pub struct Endpoint {
     pub url: String,
     /// Whether it may be asked.
     pub circuit: Circuit,
-    /// When the journal was last told of a batch that it did not compute.
-    pub told: Option<Instant>,
+    /// What the journal has of it.
+    pub news: News,
     way: Way,
 }
 
@@ -71,7 +72,7 @@ impl Endpoint {
             Protocol::Oip if is_grpc(url) => Way::Rpc(None),
             Protocol::Oip => Way::Rest(None),
         };
-        Self { url: url.to_owned(), circuit: Circuit::default(), told: None, way }
+        Self { url: url.to_owned(), circuit: Circuit::default(), news: News::default(), way }
     }
 
     /// Learns how the endpoint's graph is fed, where that is not the same everywhere.

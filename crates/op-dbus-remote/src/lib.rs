@@ -20,6 +20,7 @@ pub mod fuzz;
 mod grpc;
 mod http;
 mod names;
+mod news;
 mod numbers;
 mod oip;
 mod openai;

@@ -110,8 +110,8 @@ fn start(
         losses_max: (!provider::is_last(host.provider, settings)).then_some(LOSSES_MAX),
     };
     provider::verify(&host, settings).map_err(Error::Provider)?;
-    tell(&host, loaded);
     let provider = host.provider;
+    warn_of_faults(provider, settings);
     let explained = |error| explained(error, provider, loaded);
     let (precision, mut host) = (provider::precision(&host, settings), host);
     let (mut reference, mut beside) = (None, None);
@@ -147,6 +147,7 @@ fn start(
     let config = EngineConfig { limits, tokenizer_threads, ..config };
     let engine = Engine::start(draft.tokenizer.clone(), draft.shape.clone(), pools, config);
     let engine = engine.map_err(explained)?;
+    tell(&host, loaded);
     if measured {
         costs::keep(&places, &engine);
     }
@@ -166,15 +167,20 @@ fn compared_with(
     op_dbus_engine::reference(&draft.tokenizer, &draft.shape, cpu, cosine_min)
 }
 
-/// Tells the log what there is to know of a host before it computes.
+/// Tells the log of faults on purpose, which may be why what follows fails.
+fn warn_of_faults(provider: Provider, settings: &Settings) {
+    let provider = provider.to_string();
+    let own = settings.providers.get(&provider);
+    if let Some(faults) = own.and_then(|own| own.faults.as_ref()) {
+        tracing::warn!(provider, "workers show faults on purpose, as the settings ask: {faults}");
+    }
+}
+
+/// Tells the log what there is to know of a host before it computes for anybody. Not of one that does not
+/// work: it is tried again and again.
 fn tell(host: &Host, loaded: &Loaded) {
     for ignored in provider::without_effect(host, loaded) {
         tracing::warn!("{ignored}");
-    }
-    let provider = host.provider.to_string();
-    let own = loaded.settings.providers.get(&provider);
-    if let Some(faults) = own.and_then(|own| own.faults.as_ref()) {
-        tracing::warn!(provider, "workers show faults on purpose, as the settings ask: {faults}");
     }
     if host.provider == Provider::Remote {
         let settings = &loaded.settings;

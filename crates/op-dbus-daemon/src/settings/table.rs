@@ -183,7 +183,7 @@ pub const ROWS: &[Row] = &[
         default: "/var/cache/op-dbus",
         unit: "",
         doc: "Files that can be made again; at a start what was not used for 180 days goes, and of packed weights \
-              the dozen used last is kept. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
+              and of graphs the dozen used last is kept. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
         group: Group::Places,
         scope: Scope::Any,
     },

@@ -320,3 +320,16 @@ fn every_history_keeps_every_promise() {
     println!("figure: {count} histories with {calls} calls and {faults} faults");
     assert!(calls > 0 && faults > 0, "{calls} calls, {faults} faults");
 }
+
+/// Nobody called in between, and the next loss is no part of that row.
+#[test]
+fn a_check_that_is_passed_ends_the_waiting_for_losses_before() {
+    let well =
+        |_| Ok::<Box<dyn Backend>, _>(Box::new(SimBackend::new(DIMENSIONS, Faults::default())));
+    let (_world, shared) = World::new(1, &Tokenizer::bytes(INPUT_MAX), well);
+    let mut worker = workers(&shared).remove(0);
+    worker.strikes = 9;
+    shared.scheduler.wake();
+    assert!(worker.step(&mut Plan::default(), false));
+    assert_eq!(worker.strikes, 0);
+}

@@ -64,6 +64,19 @@ fn whatever_decides_the_graph_is_part_of_the_key() {
     assert_eq!(load(&cache, &key()), Origin::Hit);
 }
 
+/// Each is as large as its model.
+#[test]
+fn of_a_model_that_comes_again_and_again_the_last_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = GraphCache::new(dir.path());
+    let version = |n: usize| CacheKey { weights_sha256: format!("{n:064}"), ..key() };
+    for n in 0..100 {
+        assert_eq!(load(&cache, &version(n)), Origin::Built);
+    }
+    assert_eq!(entries(dir.path()).len(), 12);
+    assert_eq!(load(&cache, &version(99)), Origin::Hit);
+}
+
 #[test]
 fn damaged_entries_are_built_again_and_replaced() {
     let dir = tempfile::tempdir().unwrap();

@@ -64,7 +64,7 @@ impl RemoteBackend {
     }
 
     /// The first endpoint that proves itself. While nobody answers, those that have rested are asked again
-    /// `until` then.
+    /// `until` then. The journal has why others are passed over; where nobody is left, whoever asked is told.
     fn find(&mut self, until: Instant) -> Result<usize, String> {
         let mut reasons = vec![String::new(); self.endpoints.len()];
         loop {
@@ -75,20 +75,24 @@ impl RemoteBackend {
                     continue;
                 }
                 let time = self.options.request_time;
-                let Err(failure) = self.prove(index, time, began + time) else { return Ok(index) };
+                let Err(failure) = self.prove(index, time, began + time) else {
+                    let others = reasons.iter().enumerate();
+                    let others = others.filter(|(other, why)| *other != index && !why.is_empty());
+                    others.for_each(|(other, why)| self.tell_away(other, why));
+                    return Ok(index);
+                };
                 is_absent &= matches!(failure, Failure::Absent(_));
-                self.rest(index, &failure, began.elapsed());
-                reasons[index] = format!("{} can't be used: {failure}", self.endpoints[index].url);
+                self.pause(index, &failure, began.elapsed());
+                reasons[index] = failure.to_string();
             }
             let wakes = self.endpoints.iter().filter_map(|one| one.circuit.rests_until()).min();
             match wakes.filter(|wakes| is_absent && *wakes <= until) {
                 Some(wakes) => std::thread::sleep(wakes.saturating_duration_since(Instant::now())),
                 None => {
-                    return Err(self
-                        .order()
-                        .map(|index| &reasons[index][..])
-                        .collect::<Vec<_>>()
-                        .join("; "));
+                    let url = |index: usize| &self.endpoints[index].url;
+                    let each = self.order();
+                    let each = each.map(|at| format!("{} can't be used: {}", url(at), reasons[at]));
+                    return Err(each.collect::<Vec<_>>().join("; "));
                 }
             }
         }

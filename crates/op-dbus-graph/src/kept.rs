@@ -1,0 +1,120 @@
+//! Files in the cache that are as large as models, and whole or not there. Of each kind those are kept that
+//! were used last: of a model that is imported again and again, the cache would else hold every version.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// Files of a kind that are kept.
+const KEPT_MAX: usize = 12;
+
+/// A kind of files that lie in one folder, which may have others as well.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// How the names of files end that are whole.
+    pub finished: &'static str,
+    /// How the names of files begin that are still being written.
+    pub unfinished: &'static str,
+}
+
+impl Kind {
+    /// Has `write` make a file, which takes its name only once every byte is on the disk. Then those go that
+    /// were not used for the longest, and what writers have left that were killed.
+    ///
+    /// # Errors
+    /// The folder can't be written, or is full.
+    pub fn make(
+        &self,
+        path: &Path,
+        write: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder)?;
+        self.sweep(folder);
+        let mut file = tempfile::Builder::new().prefix(self.unfinished).tempfile_in(folder)?;
+        // Held until the file has its name: by this others know that it is being written. Where
+        // there are no locks, one that writes at the same time may cost us the file.
+        let _ = file.as_file().try_lock();
+        write(file.as_file_mut())?;
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        self.forget(folder);
+        File::open(folder)?.sync_all()
+    }
+
+    /// Removes what writers that were killed have left: files that nobody holds a lock on any more.
+    fn sweep(&self, folder: &Path) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let unfinished = name.as_encoded_bytes().starts_with(self.unfinished.as_bytes());
+            if unfinished && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+                // What can't be removed stays for the next one.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Removes those that were not used for the longest. Who has one open keeps it.
+    fn forget(&self, folder: &Path) {
+        let finished = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
+            let path = entry.path();
+            let whole = path.extension().is_some_and(|extension| extension == self.finished);
+            whole.then(|| Some((entry.metadata().ok()?.modified().ok()?, path)))?
+        });
+        let mut finished: Vec<_> = finished.collect();
+        finished.sort_unstable();
+        let surplus = finished.len().saturating_sub(KEPT_MAX);
+        for (_, path) in &finished[..surplus] {
+            // What can't be removed stays for the next one.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Notes that a file is used now; where that can't be noted, it is as old as it is.
+pub fn use_now(file: &File) {
+    let _ = file.set_modified(SystemTime::now());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::time::Duration;
+
+    use super::*;
+
+    const KIND: Kind = Kind { finished: "whole", unfinished: ".making-" };
+
+    #[test]
+    fn what_nobody_uses_any_more_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let made = |age: usize| path(&format!("{age}.whole"));
+        for age in 1..=KEPT_MAX + 1 {
+            let file = File::create(made(age)).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(age as u64 * 60)).unwrap();
+        }
+        use_now(&File::open(made(KEPT_MAX + 1)).unwrap());
+        for other in ["other", ".making-killed"] {
+            fs::write(path(other), "").unwrap();
+        }
+        let written = File::create(path(".making-now")).unwrap();
+        written.try_lock().unwrap();
+        KIND.make(&made(0), |file| file.write_all(b"new")).unwrap();
+        assert_eq!(fs::read(made(0)).unwrap(), b"new");
+        let is_there = |age: usize| made(age).exists();
+        assert!((0..KEPT_MAX - 1).all(is_there) && is_there(KEPT_MAX + 1));
+        assert!(!is_there(KEPT_MAX - 1) && !is_there(KEPT_MAX));
+        assert!(path("other").exists() && path(".making-now").exists());
+        assert!(!path(".making-killed").exists());
+    }
+
+    #[test]
+    fn what_is_not_finished_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("one.whole");
+        KIND.make(&path, |_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
