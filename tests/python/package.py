@@ -156,6 +156,24 @@ def sealed_files() -> None:
         refused(errors.UnexpectedReply, "memfd", lambda: sealed_view(file.fileno(), floats))
 
 
+def vectors_that_are_kept(embedder: Embedder) -> None:
+    """They cost no descriptor, of which a program may have 1,024, and their memory goes with them."""
+    before = descriptors()
+    kept = [embedder.embed(["one"] * 100).vectors for _ in range(5)]
+    assert descriptors() == before and mapped() == 5, (descriptors(), mapped())
+    last = kept[-1][99:]
+    kept.clear()
+    assert mapped() == 1 and last.any()
+    refused(ValueError, "WRITEABLE", lambda: last.setflags(write=True))
+    del last
+    assert mapped() == 0
+
+
+def mapped() -> int:
+    with open("/proc/self/maps") as lines:
+        return sum("memfd:" in line for line in lines)
+
+
 def jobs(embedder: Embedder) -> None:
     texts = [f"line {number}" for number in range(3000)]
     with tempfile.NamedTemporaryFile() as file:
@@ -394,6 +412,7 @@ def main() -> None:
         every_encoding(embedder)
         refusals(embedder)
         jobs(embedder)
+        vectors_that_are_kept(embedder)
         threads_share_a_client(embedder)
         a_fork_has_no_client(embedder)
     nobody_waits_for_a_client_that_closes()
