@@ -274,6 +274,15 @@ async def a_connection_ends(complaints: list[str]) -> None:
         assert isinstance(ended, errors.NotReachable), ended
 
 
+async def who_connects_at_once_connects_once() -> None:
+    before = len(descriptors())
+    embedder = AsyncEmbedder(BUS, direct=True)
+    await asyncio.gather(*(embedder.connect() for _ in range(5)))
+    assert embedder._line is not None
+    await embedder.close()
+    assert len(descriptors()) == before, descriptors()
+
+
 async def calls_overlap(direct: bool) -> None:
     async with AsyncEmbedder(BUS, direct=direct) as embedder:
         texts = [f"text {number}" for number in range(30)]
@@ -421,6 +430,7 @@ def main() -> None:
     with Embedder(BUS, direct=True) as embedder:
         past_the_bus(embedder, embeddings)
     sealed_files()
+    asyncio.run(who_connects_at_once_connects_once())
     asyncio.run(calls_overlap(direct=False))
     asyncio.run(calls_overlap(direct=True))
     asyncio.run(a_model_changes_between_two_calls())
