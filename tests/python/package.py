@@ -114,12 +114,19 @@ def refusals(embedder: Embedder) -> None:
     refused(errors.InvalidArgument, "text 0 has a NUL", lambda: embedder.embed(["a\0b"]))
     refused(errors.InvalidArgument, "not Unicode", lambda: embedder.embed(["\ud800"]))
     refused(errors.InvalidArgument, "truncate", lambda: embedder.embed(["one"], truncate="no"))
+    words = "option device has a NUL"
+    refused(errors.InvalidArgument, words, lambda: embedder.embed(["one"], device="a\0b"))
+    words = "option prompt is not Unicode"
+    refused(errors.InvalidArgument, words, lambda: embedder.embed(["one"], prompt="\ud800"))
+    refused(errors.InvalidArgument, "NUL", lambda: embedder.start(0, framing="a\0b"))
+    refused(TypeError, "framing is a int", lambda: embedder.start(0, framing=1))
     refused(errors.TooLarge, "text_bytes_max", lambda: embedder.embed(["x" * 40_000_000]))
     long = "word " * 1_000
     refused(errors.TooLong, "tokens", lambda: embedder.embed([long], truncate="error"))
     wrong = "0" * 64 + "-f32"
     refused(errors.WrongSpace, "space", lambda: embedder.embed(["one"], expect_space=wrong))
     refused(errors.NotReachable, "no connection", lambda: Embedder("unix:path=/nowhere"))
+    refused(errors.NotReachable, "the bus is ''", lambda: Embedder(""))
     refused(TypeError, "count is a str", lambda: embedder.rank("one", ["two"], count="1"))
     assert embedder.rank("one", ["two", "one"], count=np.int64(1))[0][0] == 1
     for name in ("DBus.Error.Spawn.ChildExited", "systemd1.NoSuchUnit", "DBus.Error.TimedOut"):

@@ -237,12 +237,7 @@ class AsyncEmbedder:
         for index, text in enumerate(checked):
             if not isinstance(text, str):
                 raise TypeError(f"text {index} is a {type(text).__name__}; a str is right")
-            if "\0" in text:
-                raise errors.InvalidArgument(f"text {index} has a NUL, which D-Bus can't carry")
-            try:
-                size = len(text.encode())
-            except UnicodeEncodeError as reason:
-                raise errors.InvalidArgument(f"text {index} is not Unicode: {reason}") from None
+            size = len(options.sendable(f"text {index}", text))
             if size > bytes_max:
                 sentence = f"text {index} has {size} bytes, and text_bytes_max is {bytes_max}"
                 raise errors.TooLarge(f"{sentence}: split it")
