@@ -271,7 +271,11 @@ async fn more_is_tokenized_than_one_call_takes() -> Outcome {
     texts[1700] = "e".repeat((1 << 20) + 1);
     let refused = gateway.post("/tokenize", &json!({"inputs": texts})).await?;
     assert_eq!(refused.status, 413);
-    assert!(sentence(&refused, "/")?.starts_with("text 1700: "), "{}", refused.text);
+    assert!(
+        sentence(&refused, "/")?.starts_with("the size of text 1700 in bytes"),
+        "{}",
+        refused.text
+    );
     gateway.stop().await?;
     daemon.stop().await
 }

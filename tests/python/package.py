@@ -114,12 +114,19 @@ def refusals(embedder: Embedder) -> None:
     refused(errors.InvalidArgument, "text 0 has a NUL", lambda: embedder.embed(["a\0b"]))
     refused(errors.InvalidArgument, "not Unicode", lambda: embedder.embed(["\ud800"]))
     refused(errors.InvalidArgument, "truncate", lambda: embedder.embed(["one"], truncate="no"))
+    words = "option device has a NUL"
+    refused(errors.InvalidArgument, words, lambda: embedder.embed(["one"], device="a\0b"))
+    words = "option prompt is not Unicode"
+    refused(errors.InvalidArgument, words, lambda: embedder.embed(["one"], prompt="\ud800"))
+    refused(errors.InvalidArgument, "NUL", lambda: embedder.start(0, framing="a\0b"))
+    refused(TypeError, "framing is a int", lambda: embedder.start(0, framing=1))
     refused(errors.TooLarge, "text_bytes_max", lambda: embedder.embed(["x" * 40_000_000]))
     long = "word " * 1_000
     refused(errors.TooLong, "tokens", lambda: embedder.embed([long], truncate="error"))
     wrong = "0" * 64 + "-f32"
     refused(errors.WrongSpace, "space", lambda: embedder.embed(["one"], expect_space=wrong))
     refused(errors.NotReachable, "no connection", lambda: Embedder("unix:path=/nowhere"))
+    refused(errors.NotReachable, "the bus is ''", lambda: Embedder(""))
     refused(TypeError, "count is a str", lambda: embedder.rank("one", ["two"], count="1"))
     assert embedder.rank("one", ["two", "one"], count=np.int64(1))[0][0] == 1
     for name in ("DBus.Error.Spawn.ChildExited", "systemd1.NoSuchUnit", "DBus.Error.TimedOut"):
@@ -154,6 +161,24 @@ def sealed_files() -> None:
         os.close(open_to_others)
     with tempfile.TemporaryFile() as file:
         refused(errors.UnexpectedReply, "memfd", lambda: sealed_view(file.fileno(), floats))
+
+
+def vectors_that_are_kept(embedder: Embedder) -> None:
+    """They cost no descriptor, of which a program may have 1,024, and their memory goes with them."""
+    before = descriptors()
+    kept = [embedder.embed(["one"] * 100).vectors for _ in range(5)]
+    assert descriptors() == before and mapped() == 5, (descriptors(), mapped())
+    last = kept[-1][99:]
+    kept.clear()
+    assert mapped() == 1 and last.any()
+    refused(ValueError, "WRITEABLE", lambda: last.setflags(write=True))
+    del last
+    assert mapped() == 0
+
+
+def mapped() -> int:
+    with open("/proc/self/maps") as lines:
+        return sum("memfd:" in line for line in lines)
 
 
 def jobs(embedder: Embedder) -> None:
@@ -254,6 +279,15 @@ async def a_connection_ends(complaints: list[str]) -> None:
         embedder._line._connection._sock.shutdown(socket.SHUT_RDWR)
         (ended,) = await asyncio.gather(embedder.embed(["one"]), return_exceptions=True)
         assert isinstance(ended, errors.NotReachable), ended
+
+
+async def who_connects_at_once_connects_once() -> None:
+    before = len(descriptors())
+    embedder = AsyncEmbedder(BUS, direct=True)
+    await asyncio.gather(*(embedder.connect() for _ in range(5)))
+    assert embedder._line is not None
+    await embedder.close()
+    assert len(descriptors()) == before, descriptors()
 
 
 async def calls_overlap(direct: bool) -> None:
@@ -394,6 +428,7 @@ def main() -> None:
         every_encoding(embedder)
         refusals(embedder)
         jobs(embedder)
+        vectors_that_are_kept(embedder)
         threads_share_a_client(embedder)
         a_fork_has_no_client(embedder)
     nobody_waits_for_a_client_that_closes()
@@ -402,6 +437,7 @@ def main() -> None:
     with Embedder(BUS, direct=True) as embedder:
         past_the_bus(embedder, embeddings)
     sealed_files()
+    asyncio.run(who_connects_at_once_connects_once())
     asyncio.run(calls_overlap(direct=False))
     asyncio.run(calls_overlap(direct=True))
     asyncio.run(a_model_changes_between_two_calls())

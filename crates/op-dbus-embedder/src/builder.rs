@@ -253,6 +253,8 @@ mod tests {
         assert!(refused(builder().io_binding(true)).contains("means something to ONNX Runtime"));
         assert!(refused(builder().memory_limit(1 << 30)).contains("to cuda and migraphx alone"));
         assert!(refused(builder().gpu().memory_limit(0)).starts_with("memory_limit is 0"));
+        let limited = builder().provider("rocm").memory_limit(1 << 30).model_dir("/nowhere");
+        assert!(refused(limited).contains("is not installed in /nowhere"));
         assert_eq!(refused(builder().workers(0)), "workers is 0; 1 or more is right");
     }
 

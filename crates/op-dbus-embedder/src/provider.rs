@@ -6,32 +6,30 @@ use op_dbus_models::{Error, RuntimeStore, manifest, runtime};
 
 use crate::backend::{CPU, CpuEngine};
 
-/// The canonical names of the providers to try, in order and each once.
+/// The canonical names of the providers to try, in order and each once. One that there is nothing to pull
+/// of may be in a library of the user's own.
 ///
 /// # Errors
 /// A name that is not a provider's.
-pub fn candidates(asked: &str, fallback: &[String]) -> Result<Vec<String>, Error> {
+pub fn candidates(asked: &str, fallback: &[String]) -> Result<Vec<String>, crate::Error> {
     let asked: Vec<&str> = match asked {
         "auto" => manifest::auto().collect(),
         one => std::iter::once(one).chain(fallback.iter().map(String::as_str)).collect(),
     };
     let mut names: Vec<String> = Vec::new();
     for name in asked {
-        let name = canonical(name)?;
-        if !names.contains(&name) {
-            names.push(name);
+        let canonical = manifest::canonical(name).ok_or_else(|| {
+            let known: Vec<_> = manifest::names().collect();
+            let known = known.join(", ");
+            crate::Error::Option(format!(
+                "{name:?} is no provider of this library; known are {known}"
+            ))
+        })?;
+        if !names.iter().any(|name| name == canonical) {
+            names.push(canonical.to_owned());
         }
     }
     Ok(names)
-}
-
-/// A provider that there is nothing to pull of may be in a library of the user's own.
-fn canonical(name: &str) -> Result<String, Error> {
-    match manifest::provider(name) {
-        Ok((_, provider)) => Ok(provider.name.clone()),
-        Err(Error::NoLibrary(_)) => Ok(name.to_owned()),
-        Err(error) => Err(error),
-    }
 }
 
 /// What a provider calls the bytes of device memory that its arena may take, if it has such an option.
@@ -104,8 +102,12 @@ mod tests {
         assert_eq!(of("gpu", &["cpu", "cuda"]).unwrap(), ["cuda", "cpu"]);
         assert_eq!(of("auto", &[]).unwrap(), ["cuda", "cpu"]);
         assert_eq!(of("cpu", &[]).unwrap(), ["cpu"]);
+        // Also of what there is nothing to pull of.
+        assert_eq!(of("rocm", &["dml", "migraphx"]).unwrap(), ["migraphx", "directml"]);
         let message = of("quantum", &[]).unwrap_err().to_string();
-        assert!(message.contains("quantum") && message.contains("cuda"), "{message}");
+        let known = "cpu, cuda, tensorrt, webgpu, openvino, ggml, migraphx, directml, coreml";
+        let words = format!("\"quantum\" is no provider of this library; known are {known}");
+        assert_eq!(message, words);
     }
 
     #[test]

@@ -75,6 +75,13 @@ impl Refusal {
         self
     }
 
+    /// The same, of a call with one text alone, which is the request's text `number`.
+    pub fn about_text(mut self, number: usize) -> Self {
+        self.message = renamed(&self.message, |_| format!("text {number}"))
+            .unwrap_or_else(|| format!("text {number}: {}", self.message));
+        self
+    }
+
     /// The same as "not ready", for whoever asks for that.
     pub fn not_ready(mut self) -> Self {
         self.status = StatusCode::SERVICE_UNAVAILABLE;
@@ -227,6 +234,13 @@ mod tests {
         ] {
             assert_eq!(said(sentence).message(), right);
         }
+        let alone = |sentence| Refusal::too_large(sentence).about_text(7);
+        let sentence = "the size of text 0 in bytes is 2";
+        assert_eq!(alone(sentence).message(), "the size of text 7 in bytes is 2");
+        assert_eq!(
+            alone("the reply would be 2 bytes").message(),
+            "text 7: the reply would be 2 bytes"
+        );
     }
 
     #[test]

@@ -11,7 +11,8 @@ use serde::Deserialize;
 use crate::{Family, FileRecord, Level, Pooling};
 
 pub use libraries::{
-    Build, DeviceKind, Library, Plugin, Provider, auto, libraries, provider, provider_names,
+    Build, DeviceKind, Library, Plugin, Provider, auto, canonical, libraries, names, provider,
+    provider_names,
 };
 
 /// A model that op-dbus knows by digest.

@@ -224,9 +224,7 @@ pub async fn tokenize(
                 parts.extend([second, first]);
                 continue;
             }
-            Err(refusal) => {
-                return Err(Refusal::too_large(format!("text {done}: {}", refusal.message())));
-            }
+            Err(refusal) => return Err(refusal.about_text(done)),
             Ok(tokens) => tokens,
         };
         for tokens in tokens {

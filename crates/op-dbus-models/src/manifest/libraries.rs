@@ -130,6 +130,26 @@ pub fn provider_names() -> impl Iterator<Item = &'static str> {
     libraries().iter().flat_map(|library| &library.providers).map(|one| one.name.as_str())
 }
 
+/// What a provider is called here, by its name or alias, also where no package has a library of it.
+#[must_use]
+pub fn canonical(name: &str) -> Option<&'static str> {
+    let mut named =
+        with_aliases().filter(|(known, others)| *known == name || others.iter().any(|a| a == name));
+    named.next().map(|(known, _)| known)
+}
+
+/// The names of all providers, also of those that no package has a library of.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    with_aliases().map(|(name, _)| name)
+}
+
+fn with_aliases() -> impl Iterator<Item = (&'static str, &'static [String])> {
+    let here = libraries().iter().flat_map(|library| &library.providers);
+    let here = here.map(|one| (one.name.as_str(), one.aliases.as_slice()));
+    let elsewhere = LIBRARIES.elsewhere.iter();
+    here.chain(elsewhere.map(|one| (one.name.as_str(), one.aliases.as_slice())))
+}
+
 /// The provider of that name or alias, and the library that it computes with.
 ///
 /// # Errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,7 @@ class AsyncEmbedder:
         self._direct = direct
         self._bus: Bus | None = None
         self._line: Bus | None = None
+        self._connecting = asyncio.Lock()
         self._limits: Properties | None = None
         self._row_bytes: dict[tuple[Any, ...], int] = {}
         self._has_descriptors = True
@@ -68,15 +70,16 @@ class AsyncEmbedder:
         Raises ``NotReachable`` where there is no bus; with ``direct`` also ``QuotaExceeded`` and
         ``Overloaded`` where too many are open, and ``Failed`` by a service that is too old for it.
         """
-        if self._bus is not None:
-            return
-        self._bus = await Bus.connect(self._address)
-        if self._direct:
-            try:
-                self._line = await self._bus.direct()
-            except BaseException:
-                await self.close()
-                raise
+        async with self._connecting:
+            if self._bus is not None:
+                return
+            self._bus = await Bus.connect(self._address)
+            if self._direct:
+                try:
+                    self._line = await self._bus.direct()
+                except BaseException:
+                    await self.close()
+                    raise
 
     async def close(self) -> None:
         """Leaves the bus; calls under way fail, and the service forgets them."""
@@ -234,12 +237,7 @@ class AsyncEmbedder:
         for index, text in enumerate(checked):
             if not isinstance(text, str):
                 raise TypeError(f"text {index} is a {type(text).__name__}; a str is right")
-            if "\0" in text:
-                raise errors.InvalidArgument(f"text {index} has a NUL, which D-Bus can't carry")
-            try:
-                size = len(text.encode())
-            except UnicodeEncodeError as reason:
-                raise errors.InvalidArgument(f"text {index} is not Unicode: {reason}") from None
+            size = len(options.sendable(f"text {index}", text))
             if size > bytes_max:
                 sentence = f"text {index} has {size} bytes, and text_bytes_max is {bytes_max}"
                 raise errors.TooLarge(f"{sentence}: split it")

@@ -44,6 +44,9 @@ class Bus:
     @classmethod
     async def connect(cls, bus: str) -> Bus:
         """``system``, ``session`` or a D-Bus address."""
+        if not bus:
+            # dbus-fast would take the session bus.
+            raise NotReachable(f"the bus is {bus!r}: name system, session or an address")
         try:
             if bus in ("system", "session"):
                 kind = BusType.SYSTEM if bus == "system" else BusType.SESSION

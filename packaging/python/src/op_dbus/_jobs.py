@@ -127,4 +127,4 @@ def descriptor_of(source: Source) -> int:
 
 def travelling(framing: str, wanted: Mapping[str, Any]) -> dict[str, Variant]:
     """The options of a call that reads a descriptor."""
-    return options.variants(wanted) | {"framing": Variant("s", framing)}
+    return options.variants({**wanted, "framing": framing}, options.OF_SOURCES)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,16 @@ from .errors import UnexpectedReply
 
 _ELEMENTS = {"f32": "<f4", "f16": "<f2", "i8": "i1", "b1": "u1"}
 """What numpy calls the elements of an encoding."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    *[ctypes.c_int] * 3,
+    ctypes.c_long,
+]
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_FAILED = ctypes.c_void_p(-1).value
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -142,7 +154,7 @@ class Layout:
             sentence = f"{size} bytes are not {rows} vectors of {self._dimensions} dimensions"
             raise UnexpectedReply(f"{sentence} as {self._element}")
 
-    def view(self, content: bytes | mmap.mmap) -> NDArray[Any]:
+    def view(self, content: bytes | memoryview) -> NDArray[Any]:
         """The vectors in bytes of the right number, without a copy."""
         return np.frombuffer(content, dtype=self._element).reshape(self._shape)
 
@@ -184,6 +196,21 @@ def sealed_view(descriptor: int, layout: Layout) -> NDArray[Any]:
     layout.check(size)
     if size == 0:
         return layout.view(b"")
+    return layout.view(_mapped(descriptor, size))
+
+
+def _mapped(descriptor: int, size: int) -> memoryview:
+    """The bytes of a file, mapped until the last view of them is gone.
+
+    Not by :class:`mmap.mmap`, which keeps a descriptor open as long (before Python 3.13 always): a
+    program may have 1,024 of those, and as many results, and may want to keep more.
+    """
     # Private, because kernels before 6.7 refuse a shared mapping of what is sealed against writing.
-    mapping = mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-    return layout.view(mapping)
+    address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE, descriptor, 0)
+    if address == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{size} bytes of vectors can't be mapped: {os.strerror(number)}")
+    content = (ctypes.c_char * size).from_address(address)
+    # Who still reads at the end of the program is not to find it gone.
+    weakref.finalize(content, _LIBC.munmap, address, size).atexit = False
+    return memoryview(content).cast("B").toreadonly()

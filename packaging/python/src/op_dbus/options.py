@@ -7,6 +7,8 @@ from typing import Any, Literal, TypedDict
 
 from dbus_fast import Variant
 
+from . import errors
+
 
 class Options(TypedDict, total=False):
     """What a call may ask for; each is optional."""
@@ -46,20 +48,25 @@ _SIGNATURES = {
     "expect_space": "s",
     "device": "s",
 }
+OF_SOURCES = _SIGNATURES | {"framing": "s"}
+"""Those of a call that reads a descriptor."""
 _TYPES: dict[str, type] = {"s": str, "u": int, "b": bool}
 
 
-def variants(options: Mapping[str, Any]) -> dict[str, Variant]:
+def variants(
+    options: Mapping[str, Any], signatures: Mapping[str, str] = _SIGNATURES
+) -> dict[str, Variant]:
     """The options as they travel, ``a{sv}``.
 
-    Raises ``TypeError`` for a key or a type that is not an option's, and ``ValueError`` for a
-    number that 32 bits without a sign don't hold. Values beyond that are the service's to judge.
+    Raises ``TypeError`` for a key or a type that is not an option's, ``ValueError`` for a number that
+    32 bits without a sign don't hold, and ``InvalidArgument`` for a text that D-Bus can't carry.
+    Values beyond that are the service's to judge.
     """
     travelling = {}
     for key, value in options.items():
-        signature = _SIGNATURES.get(key)
+        signature = signatures.get(key)
         if signature is None:
-            known = ", ".join(_SIGNATURES)
+            known = ", ".join(signatures)
             raise TypeError(f"{key!r} is not an option; the options are {known}")
         wanted = _TYPES[signature]
         if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
@@ -67,5 +74,17 @@ def variants(options: Mapping[str, Any]) -> dict[str, Variant]:
             raise TypeError(f"the option {key} is a {found}; a {wanted.__name__} is right")
         if isinstance(value, int) and not 0 <= value < 2**32:
             raise ValueError(f"the option {key} is {value}; 0 to {2**32 - 1} is right")
+        if isinstance(value, str):
+            sendable(f"the option {key}", value)
         travelling[key] = Variant(signature, value)
     return travelling
+
+
+def sendable(what: str, text: str) -> bytes:
+    """A text as it travels, or ``InvalidArgument``: the bus would disconnect us for it."""
+    if "\0" in text:
+        raise errors.InvalidArgument(f"{what} has a NUL, which D-Bus can't carry")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as reason:
+        raise errors.InvalidArgument(f"{what} is not Unicode: {reason}") from None
