@@ -10,6 +10,7 @@ use crate::presence::{Absence, Presence};
 use crate::reserve::Serves;
 use crate::roster::{Loaded, Order, Roster};
 use crate::status::WorkerState;
+use crate::wait::until;
 
 impl Scheduler {
     /// What `ask` makes of the roster; nobody waits for what it changes.
@@ -194,16 +195,7 @@ impl Scheduler {
 
     /// Waits until `condition` holds, which is asked after each change in the life of a worker.
     async fn until(&self, condition: impl Fn(&State) -> bool) {
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            // Registered before the condition is asked, so that nothing is missed in between.
-            changed.as_mut().enable();
-            if condition(&self.lock()) {
-                return;
-            }
-            changed.await;
-        }
+        until(&self.changed, || condition(&self.lock()).then_some(())).await;
     }
 }
 
