@@ -27,9 +27,8 @@ tests! {
 
 async fn calls_move_from_a_device_to_triton_and_back() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let triton =
-        Server::triton(&folder.path().join("triton"), &graph, "low", Ports::default()).await?;
+    let graph = compiled("low").await?;
+    let triton = Server::triton(&graph, "low", Ports::default()).await?;
     let (setup, library, away) = movable()?;
     let setup = setup.setting("fallback", "remote");
     let setup = setup.setting("providers.remote.endpoints", triton.url());
@@ -96,9 +95,8 @@ async fn a_fleet_that_is_nowhere_is_a_reason_too() -> Outcome {
 
 async fn the_cpu_computes_beside_triton() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let own = folder.path().join("triton");
-    let mut triton = Server::triton(&own, &graph, "low", Ports::default()).await?;
+    let graph = compiled("low").await?;
+    let mut triton = Server::triton(&graph, "low", Ports::default()).await?;
     let setup = fleet("low", "oip", &[triton.url()])?;
     let setup = setup.setting("fallback", "cpu").setting("offload", "auto");
     let setup = setup.setting("providers.remote.model", "low");
@@ -116,7 +114,7 @@ async fn the_cpu_computes_beside_triton() -> Outcome {
     assert_eq!(active, "cpu");
     assert!(reason.contains(&format!("remote: {url} can't be used")), "{reason}");
     some_more(&daemon).await?;
-    triton = Server::triton(&own, &graph, "low", ports).await?;
+    triton = Server::triton(&graph, "low", ports).await?;
     daemon.client().manager.reload().await?;
     assert_eq!(provider(&daemon).await?, ("remote".to_owned(), String::new()));
     some_more(&daemon).await?;

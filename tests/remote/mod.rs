@@ -94,9 +94,8 @@ async fn serves(daemon: &Daemon, level: &str) -> Outcome {
 
 async fn triton_computes_our_graph() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let triton =
-        Server::triton(&folder.path().join("triton"), &graph, "low", Ports::default()).await?;
+    let graph = compiled("low").await?;
+    let triton = Server::triton(&graph, "low", Ports::default()).await?;
     let setup = fleet("low", "oip", &[triton.url()])?;
     let setup = setup.setting("providers.remote.model", "low");
     let daemon = setup.ready(&bus).await?;
@@ -122,9 +121,8 @@ async fn some_more(daemon: &Daemon) -> Outcome {
 /// Kills Triton under load, which answers at `url`, and starts it again.
 async fn killed_and_back(url: impl Fn(&Server) -> String) -> Outcome {
     let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let own = folder.path().join("triton");
-    let mut triton = Server::triton(&own, &graph, "low", Ports::default()).await?;
+    let graph = compiled("low").await?;
+    let mut triton = Server::triton(&graph, "low", Ports::default()).await?;
     let setup = fleet("low", "oip", &[&url(&triton)])?;
     let setup = setup.setting("providers.remote.model", "low");
     // As long as a start may take on a busy machine.
@@ -134,7 +132,7 @@ async fn killed_and_back(url: impl Fn(&Server) -> String) -> Outcome {
     for _ in 0..2 {
         some_more(&daemon).await?;
         let ports = triton.kill().await?;
-        triton = Server::triton(&own, &graph, "low", ports).await?;
+        triton = Server::triton(&graph, "low", ports).await?;
     }
     some_more(&daemon).await?;
     load.stop().await?;
