@@ -16,7 +16,7 @@ use zbus::{Fd, Variant};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Told, pid, value};
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::files::content;
+use crate::harness::files::{content, numbers};
 use crate::harness::golden::{self, assert_near, cosine};
 use crate::harness::load::Load;
 use crate::harness::process::children;
@@ -136,13 +136,12 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
     load.stop().await?;
     let (file, rows, dimensions, _) = into_a_file.await??;
     let bytes = content(file)?;
-    let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|n| f32::from_le_bytes(*n)).collect();
     assert_eq!(
         (rows as usize, bytes.len()),
         (much().len(), much().len() * dimensions as usize * 4)
     );
     let vectors = daemon.client().vectors(&much()).await?;
-    assert_near(numbers.chunks(dimensions as usize), vectors, 0.999);
+    assert_near(numbers(&bytes).chunks(dimensions as usize), vectors, 0.999);
     daemon.stop().await
 }
 
@@ -193,8 +192,7 @@ async fn a_job_goes_where_the_provider_goes() -> Outcome {
     let fingerprint = in_force.split('-').next().unwrap_or_default();
     assert_eq!(told("space")?, format!("{fingerprint}-{}", told("precision")?));
     let bytes = content(file)?;
-    let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|n| f32::from_le_bytes(*n)).collect();
-    assert_near(numbers.chunks(dimensions as usize), &expected, 0.999);
+    assert_near(numbers(&bytes).chunks(dimensions as usize), &expected, 0.999);
     daemon.stop().await
 }
 
