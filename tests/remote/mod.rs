@@ -14,7 +14,6 @@ use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::gateway::Gateway;
 use crate::harness::golden::{self, assert_near};
 use crate::harness::load::Load;
-use crate::harness::manager::ServiceManager;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
 use crate::providers::{provider, refusal};
@@ -269,10 +268,7 @@ async fn a_silent_fleet_does_not_starve_the_watchdog() -> Outcome {
     let setup = fleet("low", "openai", &[&gateway.url("")])?;
     let setup = setup.setting("providers.remote.request_timeout_s", "1");
     let setup = setup.setting("providers.remote.batch_timeout_s", "3");
-    let path = setup.path("notify");
-    let manager = ServiceManager::listen(&path)?;
-    let setup =
-        setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "400000");
+    let (setup, manager) = setup.env("WATCHDOG_USEC", "400000").managed()?;
     let daemon = setup.start(&bus).await?;
     // The socket holds few messages that nobody has read, and then the daemon waits.
     manager.told("READY=1").await?;
