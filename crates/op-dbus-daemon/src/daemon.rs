@@ -124,18 +124,9 @@ async fn serve(
     tasks.spawn(feed_watchdog(service.clone()));
     tasks.spawn(unload_when_idle(service.clone()));
     tasks.spawn(crate::sleep::follow(connection.clone(), service.clone()));
-    tasks.spawn({
-        let service = service.clone();
-        async move { service.tell_presence().await }
-    });
-    tasks.spawn({
-        let service = service.clone();
-        async move { service.follow_memory().await }
-    });
-    tasks.spawn({
-        let service = service.clone();
-        async move { service.give_spare_back().await }
-    });
+    tasks.spawn(service.clone().tell_presence());
+    tasks.spawn(service.clone().follow_memory());
+    tasks.spawn(service.clone().give_spare_back());
     tokio::select! {
         () = connection.closed() => return Err(Fatal::Lost),
         Ok(error) = refused => return Err(Fatal::Refused(error)),
