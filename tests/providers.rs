@@ -14,7 +14,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
 use crate::harness::golden::{self, assert_near, cosine};
 use crate::harness::load::Load;
-use crate::harness::process::{mapped, resident};
+use crate::harness::process::mapped;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, needs};
 use crate::native::with_graph;
@@ -34,7 +34,6 @@ tests! {
     every_device_has_a_worker: [Bus, Low, Ggml],
     a_device_that_stays_bad_is_left_and_comes_back: [Bus, Low, Ggml],
     the_best_that_works_is_no_fallback: [Bus, Low],
-    memory_reaches_a_plateau: [Bus, Low, Ggml],
 }
 
 /// ggml, or nothing.
@@ -307,27 +306,5 @@ async fn the_best_that_works_is_no_fallback() -> Outcome {
     let (_bus, _setup, daemon) = setup.alone().await?;
     assert_eq!(provider(&daemon).await?, ("cpu".to_owned(), String::new()));
     assert_eq!(daemon.client().embedder.requested_execution_provider().await?, "auto");
-    daemon.stop().await
-}
-
-/// Bytes that a process has in memory.
-/// Batches of ever new shapes, after the largest.
-async fn memory_reaches_a_plateau() -> Outcome {
-    const BATCHES: usize = 80;
-    const GROWTH_MAX: u64 = 12 << 20;
-    let (_bus, _setup, daemon) = ggml()?.alone().await?;
-    let worker = daemon.workers().await?[0];
-    daemon.client().vectors(&vec!["word ".repeat(120); 8]).await?;
-    let mut after = Vec::new();
-    for batch in 0..2 * BATCHES {
-        let rows = 1 + batch * 5 % 8;
-        let text = |row: usize| "word ".repeat(1 + (batch * 37 + row * 53) % 120);
-        daemon.client().vectors(&(0..rows).map(text).collect::<Vec<_>>()).await?;
-        if (batch + 1) % BATCHES == 0 {
-            after.push(resident(worker)?);
-        }
-    }
-    println!("resident after {BATCHES} batches and twice as many: {after:?}");
-    assert!(after[1] <= after[0] + GROWTH_MAX, "{after:?}");
     daemon.stop().await
 }
