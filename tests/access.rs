@@ -171,6 +171,9 @@ async fn without_polkit_nothing_is_let_through() -> Outcome {
     let (_users, bus, setup, daemon) = served(&[]).await?;
     let refusal = set_level(&bus, MEMBER, &[], "none").await?;
     denied_with(refusal, &daemon, &["only root", "polkit is not there", "sudo"])?;
+    let reload = [BUS_NAME, ROOT_PATH, MANAGER_INTERFACE, "Reload"];
+    denied(call(&bus, MEMBER, &[], &reload).await?)?;
+    assert_eq!(daemon.client().embedder.vector_level().await?, "low");
     assert!(!setup.state_file().exists(), "a refused change was written");
     // These are not asked about.
     set_level(&bus, SERVICE, &[], "none").await?.success()?;

@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{Finished, clean, cli, cli_with_input, finish};
 use crate::harness::daemon::Setup;
+use crate::harness::files::numbers;
 use crate::harness::golden::floats;
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::tests;
@@ -78,9 +79,7 @@ async fn embed_reads_files_and_standard_input() -> Outcome {
     let header = String::from_utf8_lossy(&bytes[..values]).into_owned();
     assert!(bytes.starts_with(b"\x93NUMPY\x01\x00") && values % 64 == 0, "{header:?}");
     assert!(header.contains("'descr': '<f4'") && header.contains("(2, 384)"), "{header:?}");
-    let number = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-    let found: Vec<f32> = bytes[values..].chunks_exact(4).map(number).collect();
-    assert_eq!(found, expected.concat());
+    assert_eq!(numbers(&bytes[values..]), expected.concat());
     daemon.stop().await
 }
 

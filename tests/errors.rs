@@ -6,7 +6,6 @@ use zbus::Variant;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
-use crate::harness::command::{Finished, clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
@@ -23,8 +22,6 @@ tests! {
     runtimes_that_are_not_there: [Bus, Low],
     another_vector_space: [Bus],
     pinned_settings: [Bus],
-    only_root_may_change: [Bus, Root, Busctl],
-    nobody_else_may_own_the_name: [Bus, Root, Busctl],
     full_queue: [Bus] => refuses_when_full("queue_tokens_max", Overloaded),
     used_up_quota: [Bus] => refuses_when_full("quota_tokens", QuotaExceeded),
     shutting_down: [Bus],
@@ -216,45 +213,6 @@ async fn pinned_settings() -> Outcome {
         daemon.stop().await?;
     }
     Ok(())
-}
-
-/// A call with `busctl` by a user without any privilege.
-async fn call_as_nobody(bus: &PrivateBus, arguments: &[&str]) -> Outcome<Finished> {
-    let mut command = clean("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "busctl"]);
-    command.arg(format!("--address={}", bus.address())).arg("call").args(arguments);
-    finish(command, "").await
-}
-
-async fn nobody_else_may_own_the_name() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let name = "org.freedesktop.DBus";
-    let request = [name, "/org/freedesktop/DBus", name, "RequestName", "su"];
-    let words = [&request[..], &[op_dbus_api::BUS_NAME, "0"]].concat();
-    let refusal = call_as_nobody(&bus, &words).await?;
-    assert_ne!(refusal.code, Some(0), "{}", refusal.stdout);
-    assert!(refusal.stderr.to_lowercase().contains("denied"), "{}", refusal.stderr);
-    Ok(())
-}
-
-async fn only_root_may_change() -> Outcome {
-    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
-    let nobody = async |interface: &str, arguments: &[&str]| {
-        let target = [op_dbus_api::BUS_NAME, op_dbus_api::ROOT_PATH, interface];
-        call_as_nobody(&bus, &[&target, arguments].concat()).await
-    };
-    let manager = op_dbus_api::MANAGER_INTERFACE;
-    for change in [&["SetVectorLevel", "s", "none"][..], &["Reload"]] {
-        let refusal = nobody(manager, change).await?;
-        assert_ne!(refusal.code, Some(0), "{change:?}");
-        assert!(refusal.stderr.to_lowercase().contains("denied"), "{}", refusal.stderr);
-    }
-    assert_eq!(daemon.client().embedder.vector_level().await?, "low");
-    assert!(!setup.state_file().exists(), "a refused change was written");
-    // Reading and embedding are open.
-    nobody(manager, &["GetStatus"]).await?.success()?;
-    nobody(op_dbus_api::EMBEDDER_INTERFACE, &["Embed", "s", "x"]).await?.success()?;
-    daemon.stop().await
 }
 
 /// With the worker stopped, one call fills the limit and the next is refused, not queued.

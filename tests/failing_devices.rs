@@ -7,15 +7,15 @@ use std::fs;
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
-use tokio::sync::watch;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, refused, value};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::cosine;
+use crate::harness::load::Load;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
-use crate::offload::{clients, much};
+use crate::offload::much;
 use crate::providers::{beside, fallbacks, ggml, movable, provider, told_of};
 
 tests! {
@@ -67,16 +67,9 @@ async fn one_that_is_lost_now_and_then_loses_no_call() -> Outcome {
     // Fewer rows than batches until it is lost again: each is tried again alone, and once.
     let setup = with_fallback("die_on_batch=44")?.setting("batch_tokens_max", "128");
     let daemon = setup.ready(&bus).await?;
-    let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped, much()).await?;
+    let load = Load::start(&bus, &much()).await?;
     daemon.client().counted("worker_restarts", 3).await?;
-    stop.send(true)?;
-    let mut calls = 0;
-    for client in clients {
-        calls += client.await??;
-    }
-    println!("{calls} calls, none failed");
-    assert!(calls > 0);
+    load.stop().await?;
     daemon.stop().await
 }
 

@@ -12,7 +12,6 @@ use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, distance};
-use crate::harness::manager::ServiceManager;
 use crate::harness::process::children;
 use crate::harness::registry::tests;
 use crate::harness::users::{SERVICE, Users};
@@ -344,10 +343,8 @@ async fn too_few_threads() -> Outcome {
     std::fs::copy(needs::op_dbus(), &program)?;
     let setup = setup.program(program);
     chown(setup.path("state"), Some(SERVICE.id), Some(SERVICE.id))?;
-    let path = setup.path("notify");
-    let manager = ServiceManager::listen(&path)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777))?;
-    let setup = setup.env("NOTIFY_SOCKET", &path.display().to_string());
+    let (setup, manager) = setup.managed()?;
+    std::fs::set_permissions(setup.path("notify"), std::fs::Permissions::from_mode(0o777))?;
     let mut few = 0;
     let daemon = loop {
         few += 1;

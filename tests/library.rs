@@ -6,6 +6,7 @@ use tempfile::TempDir;
 
 use crate::harness::Outcome;
 use crate::harness::command::{clean, finish};
+use crate::harness::files::numbers;
 use crate::harness::golden::{self, cosine};
 use crate::harness::needs::{self, Need};
 use crate::harness::registry::tests;
@@ -134,9 +135,7 @@ async fn bulk_writes_the_vectors_of_the_references() -> Outcome {
     assert!(said.starts_with("600 vectors of 384 numbers on cpu:0\n"), "{said}");
     let bytes = std::fs::read(output)?;
     assert_eq!(bytes.len(), 600 * 384 * 4);
-    let number = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-    let numbers: Vec<f32> = bytes.chunks_exact(4).map(number).collect();
-    for (vector, (text, reference)) in numbers.chunks(384).zip(expected.iter().cycle()) {
+    for (vector, (text, reference)) in numbers(&bytes).chunks(384).zip(expected.iter().cycle()) {
         let cosine = cosine(vector, reference);
         assert!(cosine > 0.9995, "{}: {cosine}", text.name);
     }

@@ -47,10 +47,7 @@ tests! {
 
 async fn the_service_manager_is_told() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let path = setup.path("notify");
-    let manager = ServiceManager::listen(&path)?;
-    let setup = setup.env("NOTIFY_SOCKET", &path.display().to_string());
+    let (setup, manager) = Setup::sim()?.managed()?;
     let mut daemon = setup.ready(&bus).await?;
     let started = manager.told("READY=1").await?;
     assert!(started.contains("STATUS="), "{started}");
@@ -71,11 +68,7 @@ async fn the_service_manager_is_told() -> Outcome {
 /// A daemon whose watchdog a service manager waits for; it was fed once.
 async fn watched() -> Outcome<(PrivateBus, Setup, ServiceManager, Daemon)> {
     let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let path = setup.path("notify");
-    let manager = ServiceManager::listen(&path)?;
-    let setup =
-        setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "200000");
+    let (setup, manager) = Setup::sim()?.env("WATCHDOG_USEC", "200000").managed()?;
     let daemon = setup.ready(&bus).await?;
     manager.told("WATCHDOG=1").await?;
     Ok((bus, setup, manager, daemon))

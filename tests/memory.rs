@@ -14,7 +14,6 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden;
-use crate::harness::manager::ServiceManager;
 use crate::harness::process::anonymous;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
@@ -46,10 +45,7 @@ fn runs(process: Pid) -> bool {
 
 async fn a_model_that_nobody_calls_is_unloaded() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?.setting("idle_unload_s", "1");
-    let path = setup.path("notify");
-    let manager = ServiceManager::listen(&path)?;
-    let setup = setup.env("NOTIFY_SOCKET", &path.display().to_string());
+    let (setup, manager) = Setup::sim()?.setting("idle_unload_s", "1").managed()?;
     let daemon = setup.ready(&bus).await?;
     let expected = daemon.client().embedder.embed("x").await?;
     let space = daemon.client().embedder.vector_space().await?;
@@ -109,11 +105,7 @@ async fn an_unloaded_model_leaves_no_worker() -> Outcome {
 
 async fn the_watchdog_loads_nothing() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let setup = Setup::sim()?;
-    let path = setup.path("notify");
-    let manager = ServiceManager::listen(&path)?;
-    let setup =
-        setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "100000");
+    let (setup, manager) = Setup::sim()?.env("WATCHDOG_USEC", "100000").managed()?;
     let daemon = setup.ready(&bus).await?;
     daemon.client().manager.unload().await?;
     manager.told("STATUS=Serving sim, unloaded").await?;

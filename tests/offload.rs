@@ -10,16 +10,15 @@ use std::path::PathBuf;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use op_dbus_api::JobProxy;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use zbus::proxy::CacheProperties;
 use zbus::{Fd, Variant};
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Told, pid, value};
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::files::content;
+use crate::harness::files::{content, numbers};
 use crate::harness::golden::{self, assert_near, cosine};
+use crate::harness::load::Load;
 use crate::harness::process::children;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
@@ -78,38 +77,12 @@ async fn the_cpu_helps_a_device_with_the_models_vectors() -> Outcome {
     daemon.stop().await
 }
 
-/// Clients that embed without a pause until they are told to stop; they tell how many calls were
-/// answered, or the first error.
-pub async fn clients(
-    bus: &PrivateBus,
-    stop: &watch::Receiver<bool>,
-    texts: Vec<String>,
-) -> Outcome<Vec<JoinHandle<Result<usize, String>>>> {
-    let mut clients = Vec::new();
-    for _ in 0..4 {
-        let (client, stop, texts) = (Client::on(bus).await?, stop.clone(), texts.clone());
-        clients.push(tokio::spawn(async move {
-            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-            let mut calls = 0;
-            while !*stop.borrow() {
-                let reply = client.packed(&texts, HashMap::new()).await;
-                let reply = reply.map_err(|error| error.to_string())?;
-                assert_eq!(reply.vectors.len(), texts.len());
-                calls += 1;
-            }
-            Ok(calls)
-        }));
-    }
-    Ok(clients)
-}
-
 async fn calls_outlive_a_device_that_is_killed_and_lost() -> Outcome {
     let bus = PrivateBus::start().await?;
     let (setup, library, away) = movable()?;
     let setup = setup.setting("offload", "auto");
     let daemon = setup.ready(&bus).await?;
-    let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped, much()).await?;
+    let load = Load::start(&bus, &much()).await?;
     // Killed, it is replaced.
     let device = |workers: Vec<(String, Pid, u64)>| {
         workers
@@ -137,12 +110,7 @@ async fn calls_outlive_a_device_that_is_killed_and_lost() -> Outcome {
     }
     assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
     assert_eq!(provider(&daemon).await?.0, "cpu");
-    stop.send(true)?;
-    let mut calls = 0;
-    for client in clients {
-        calls += client.await??;
-    }
-    println!("{calls} calls, none failed");
+    load.stop().await?;
     daemon.stop().await
 }
 
@@ -151,8 +119,7 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
     let (setup, library, away) = movable()?;
     let daemon = setup.ready(&bus).await?;
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
-    let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped, much()).await?;
+    let load = Load::start(&bus, &much()).await?;
     let embedder = daemon.client().embedder.clone();
     let into_a_file = tokio::spawn(async move {
         let texts = much();
@@ -165,19 +132,16 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
     kill(pid, Signal::SIGKILL)?;
     assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
     assert_eq!(provider(&daemon).await?.0, "cpu");
-    stop.send(true)?;
-    for client in clients {
-        assert!(client.await?? > 0, "a call that was in flight is answered");
-    }
+    // Those that were in flight are answered.
+    load.stop().await?;
     let (file, rows, dimensions, _) = into_a_file.await??;
     let bytes = content(file)?;
-    let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|n| f32::from_le_bytes(*n)).collect();
     assert_eq!(
         (rows as usize, bytes.len()),
         (much().len(), much().len() * dimensions as usize * 4)
     );
     let vectors = daemon.client().vectors(&much()).await?;
-    assert_near(numbers.chunks(dimensions as usize), vectors, 0.999);
+    assert_near(numbers(&bytes).chunks(dimensions as usize), vectors, 0.999);
     daemon.stop().await
 }
 
@@ -228,8 +192,7 @@ async fn a_job_goes_where_the_provider_goes() -> Outcome {
     let fingerprint = in_force.split('-').next().unwrap_or_default();
     assert_eq!(told("space")?, format!("{fingerprint}-{}", told("precision")?));
     let bytes = content(file)?;
-    let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|n| f32::from_le_bytes(*n)).collect();
-    assert_near(numbers.chunks(dimensions as usize), &expected, 0.999);
+    assert_near(numbers(&bytes).chunks(dimensions as usize), &expected, 0.999);
     daemon.stop().await
 }
 

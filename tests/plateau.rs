@@ -20,6 +20,8 @@ tests! {
         plateau(tiny().await?.setting("cpu_engine", "ort")),
     bound_memory_reaches_a_plateau: [Bus, Runtime] =>
         plateau(tiny().await?.setting("cpu_engine", "ort").setting("io_binding", "on")),
+    ggml_memory_reaches_a_plateau: [Bus, Ggml] =>
+        plateau(tiny().await?.setting("execution_provider", "ggml").setting("fallback", "none")),
     memory_is_at_its_plateau_when_a_device_is_ready: [Bus, Ggml],
     memory_of_batches_is_told: [Bus, Runtime],
 }

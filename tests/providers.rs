@@ -1,7 +1,7 @@
 //! Execution providers beside the CPU: one runs only if it really does, and whoever asked is told.
 //! ggml is the one that runs on any machine.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,12 @@ use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::{Client, Told, refused, value};
+use crate::harness::client::{Told, refused, value};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
 use crate::harness::golden::{self, assert_near, cosine};
-use crate::harness::process::{mapped, resident};
+use crate::harness::load::Load;
+use crate::harness::process::mapped;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, needs};
 use crate::native::with_graph;
@@ -33,7 +34,6 @@ tests! {
     every_device_has_a_worker: [Bus, Low, Ggml],
     a_device_that_stays_bad_is_left_and_comes_back: [Bus, Low, Ggml],
     the_best_that_works_is_no_fallback: [Bus, Low],
-    memory_reaches_a_plateau: [Bus, Low, Ggml],
 }
 
 /// ggml, or nothing.
@@ -251,26 +251,8 @@ async fn a_device_that_stays_bad_is_left_and_comes_back() -> Outcome {
 
 /// To each of these in turn, from the CPU.
 pub async fn changes_under_load(all: [&str; 3]) -> Outcome {
-    const CLIENTS: usize = 8;
     let (bus, setup, daemon) = Setup::real("low")?.alone().await?;
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    let mut clients = Vec::new();
-    for _ in 0..CLIENTS {
-        let (client, stopped) = (Client::on(&bus).await?, stopped.clone());
-        clients.push(tokio::spawn(async move {
-            let mut providers = HashSet::new();
-            let mut calls = 0;
-            while !*stopped.borrow() {
-                let reply = client.packed(&["one text", "and another"], HashMap::new()).await;
-                let reply = reply.map_err(|error| error.to_string())?;
-                // An error of this kind stays on its thread.
-                let provider = reply.info::<String>("provider");
-                providers.insert(provider.map_err(|error| error.to_string())?);
-                calls += 1;
-            }
-            Ok::<_, String>((providers, calls))
-        }));
-    }
+    let load = Load::start(&bus, &["one text", "and another"]).await?;
     let manager = &daemon.client().manager;
     for wanted in all {
         manager.set_execution_provider(wanted).await?;
@@ -279,15 +261,9 @@ pub async fn changes_under_load(all: [&str; 3]) -> Outcome {
         let reply = daemon.client().packed(&["here"], HashMap::new()).await?;
         assert_eq!(reply.info::<String>("provider")?, wanted);
     }
-    stop.send(true)?;
-    let (mut seen, mut calls) = (HashSet::new(), 0);
-    for client in clients {
-        let (providers, answered) = client.await??;
-        seen.extend(providers);
-        calls += answered;
-    }
-    println!("{calls} calls, none failed, over {} changes", all.len());
-    assert!(all.iter().all(|one| seen.contains(*one)), "{seen:?}");
+    let seen = load.stop().await?;
+    let served = |by: &str| seen.iter().any(|device| device.split(':').next() == Some(by));
+    assert!(all.into_iter().all(served), "{seen:?}");
     daemon.stop().await?;
     // It is what it was after a restart.
     let daemon = setup.ready(&bus).await?;
@@ -330,27 +306,5 @@ async fn the_best_that_works_is_no_fallback() -> Outcome {
     let (_bus, _setup, daemon) = setup.alone().await?;
     assert_eq!(provider(&daemon).await?, ("cpu".to_owned(), String::new()));
     assert_eq!(daemon.client().embedder.requested_execution_provider().await?, "auto");
-    daemon.stop().await
-}
-
-/// Bytes that a process has in memory.
-/// Batches of ever new shapes, after the largest.
-async fn memory_reaches_a_plateau() -> Outcome {
-    const BATCHES: usize = 80;
-    const GROWTH_MAX: u64 = 12 << 20;
-    let (_bus, _setup, daemon) = ggml()?.alone().await?;
-    let worker = daemon.workers().await?[0];
-    daemon.client().vectors(&vec!["word ".repeat(120); 8]).await?;
-    let mut after = Vec::new();
-    for batch in 0..2 * BATCHES {
-        let rows = 1 + batch * 5 % 8;
-        let text = |row: usize| "word ".repeat(1 + (batch * 37 + row * 53) % 120);
-        daemon.client().vectors(&(0..rows).map(text).collect::<Vec<_>>()).await?;
-        if (batch + 1) % BATCHES == 0 {
-            after.push(resident(worker)?);
-        }
-    }
-    println!("resident after {BATCHES} batches and twice as many: {after:?}");
-    assert!(after[1] <= after[0] + GROWTH_MAX, "{after:?}");
     daemon.stop().await
 }

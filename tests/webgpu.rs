@@ -7,18 +7,18 @@ use std::path::Path;
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
-use tokio::sync::watch;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::in_own_mounts;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, assert_near};
+use crate::harness::load::Load;
 use crate::harness::needs::VULKAN_DEVICE;
 use crate::harness::process::mapped;
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually};
-use crate::offload::{clients, workers};
+use crate::offload::workers;
 use crate::plateau::{resident, tiny, told};
 use crate::providers::provider;
 
@@ -141,8 +141,7 @@ async fn webgpu_comes_goes_and_is_killed_under_load() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = tiny().await?;
     let daemon = ready(&setup, &bus).await?;
-    let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped, much()).await?;
+    let load = Load::start(&bus, &much()).await?;
     let manager = &daemon.client().manager;
     for wanted in ["webgpu", "cpu", "webgpu"] {
         manager.set_execution_provider(wanted).await?;
@@ -157,12 +156,7 @@ async fn webgpu_comes_goes_and_is_killed_under_load() -> Outcome {
     })
     .await?;
     is_webgpu(&provider(&daemon).await?);
-    stop.send(true)?;
-    let mut calls = 0;
-    for client in clients {
-        calls += client.await??;
-    }
-    println!("{calls} calls, none failed");
+    load.stop().await?;
     daemon.stop().await
 }
 

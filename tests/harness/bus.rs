@@ -13,7 +13,7 @@ use tokio::process::Command;
 use zbus::Connection;
 
 use super::process::Process;
-use super::{Outcome, repository, within};
+use super::{Outcome, fixture, repository, within};
 
 /// A dbus-daemon with a socket in a temporary folder.
 pub struct PrivateBus {
@@ -90,7 +90,7 @@ impl PrivateBus {
     }
 }
 
-/// The stock system bus in short: nothing may be owned or called but what a policy file allows.
+/// `bus.conf` at a socket, under the project's policies and these.
 fn configuration(socket: impl std::fmt::Display, more: &[&Path]) -> Outcome<String> {
     let more = more.iter().map(|file| format!("  <include>{}</include>\n", file.display()));
     let more: String = more.collect();
@@ -99,30 +99,13 @@ fn configuration(socket: impl std::fmt::Display, more: &[&Path]) -> Outcome<Stri
     // The project's file names root and op-dbus as owners; tests may run as anybody.
     Ok(format!(
         r#"<busconfig>
-  <type>system</type>
+  <include>{}</include>
   <listen>unix:path={socket}</listen>
-  <auth>EXTERNAL</auth>
-  <policy context="default">
-    <allow user="*"/>
-    <deny own="*"/>
-    <deny send_type="method_call"/>
-    <allow send_type="signal"/>
-    <allow send_requested_reply="true" send_type="method_return"/>
-    <allow send_requested_reply="true" send_type="error"/>
-    <allow receive_type="method_call"/>
-    <allow receive_type="method_return"/>
-    <allow receive_type="error"/>
-    <allow receive_type="signal"/>
-    <allow send_destination="org.freedesktop.DBus" send_interface="org.freedesktop.DBus"/>
-    <allow send_destination="org.freedesktop.DBus"
-           send_interface="org.freedesktop.DBus.Introspectable"/>
-    <allow send_destination="org.freedesktop.DBus"
-           send_interface="org.freedesktop.DBus.Properties"/>
-  </policy>
   <includedir>{}</includedir>
 {more}  <policy user="{user}"><allow own="{}"/></policy>
 </busconfig>
 "#,
+        fixture("harness/bus.conf").display(),
         policies.display(),
         op_dbus_api::BUS_NAME,
     ))

@@ -9,6 +9,7 @@ use zbus::proxy::CacheProperties;
 use zbus::{Connection, OwnedVariant, Variant};
 
 use super::bus::PrivateBus;
+use super::files::numbers;
 use super::{Outcome, eventually};
 
 /// Typed proxies without a cache: what a test reads is what the service says now.
@@ -79,9 +80,7 @@ impl Client {
         let (bytes, rows, dimensions, info) = self.embedder.embed_packed(&texts, options).await?;
         assert_eq!(rows as usize, texts.len());
         assert_eq!(bytes.len(), rows as usize * dimensions as usize * 4);
-        let number = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        let numbers: Vec<f32> = bytes.chunks_exact(4).map(number).collect();
-        let vectors = numbers.chunks(dimensions as usize).map(<[f32]>::to_vec).collect();
+        let vectors = numbers(&bytes).chunks(dimensions as usize).map(<[f32]>::to_vec).collect();
         Ok(Packed { vectors, info })
     }
 

@@ -16,6 +16,7 @@ use zbus::{Connection, MatchRule, MessageStream};
 use super::bus::PrivateBus;
 use super::client::{Client, refused};
 use super::command::{Finished, clean, finish};
+use super::manager::ServiceManager;
 use super::needs;
 use super::process::Process;
 use super::{Outcome, within};
@@ -104,6 +105,13 @@ impl Setup {
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// With a service manager that is told how the daemon is.
+    pub fn managed(self) -> Outcome<(Self, ServiceManager)> {
+        let path = self.path("notify");
+        let manager = ServiceManager::listen(&path)?;
+        Ok((self.env("NOTIFY_SOCKET", &path.display().to_string()), manager))
     }
 
     /// Adds a flag.

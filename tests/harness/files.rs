@@ -22,6 +22,11 @@ pub fn copy_folder(from: &Path, to: &Path) -> Outcome {
     Ok(())
 }
 
+/// The numbers of vectors as they lie one after another.
+pub fn numbers(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|number| f32::from_le_bytes(*number)).collect()
+}
+
 /// What is in the file of a descriptor, from where it stands.
 pub fn content(fd: zbus::OwnedFd) -> Outcome<Vec<u8>> {
     let mut bytes = Vec::new();

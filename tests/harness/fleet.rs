@@ -18,6 +18,9 @@ use super::daemon::Setup;
 use super::process::{Process, said_until};
 use super::{Outcome, fixture, needs, within};
 
+/// A compiled graph in its folder.
+const GRAPH: &str = "model.onnx";
+
 /// A server, with the processes that it starts itself: Triton's do not end with it when it is killed.
 pub struct Server {
     pub process: Process,
@@ -31,36 +34,30 @@ pub struct Server {
 pub type Ports = [u16; 2];
 
 impl Server {
-    /// Triton with `graph` under the name `model`. `folder` is its own, and is the same when it is started
-    /// again; so are its `ports`.
-    pub async fn triton(folder: &Path, graph: &Path, model: &str, ports: Ports) -> Outcome<Self> {
-        Self::triton_with(folder, graph, (model, ports), &[]).await
+    /// Triton with a graph under the name `model`. Where it is started again it has the same ports.
+    pub async fn triton(graph: &TempDir, model: &str, ports: Ports) -> Outcome<Self> {
+        Self::triton_with(graph, (model, ports), &[]).await
     }
 
     /// Triton with a model that takes texts and reads `tokens_max` tokens of them: the graph of `model` in
     /// the store and its tokenizer, under its name.
-    pub async fn triton_of_texts(
-        folder: &Path,
-        graph: &Path,
-        model: &str,
-        tokens_max: usize,
-    ) -> Outcome<Self> {
+    pub async fn triton_of_texts(graph: &TempDir, model: &str, tokens_max: usize) -> Outcome<Self> {
         let tokenizer = needs::store().join("models").join(model).join("tokenizer.json");
         let tokenizer = format!("tokenizer={}", tokenizer.display());
         let more = [tokenizer, format!("tokens_max={tokens_max}")];
-        Self::triton_with(folder, graph, (model, Ports::default()), &more).await
+        Self::triton_with(graph, (model, Ports::default()), &more).await
     }
 
     /// Triton with what its model is to heed beside the graph, `key=value`.
     pub async fn triton_with(
-        folder: &Path,
-        graph: &Path,
+        graph: &TempDir,
         (model, ports): (&str, Ports),
         more: &[String],
     ) -> Outcome<Self> {
         let ports = [free(ports[0])?, free(ports[1])?];
         let mut command = python("triton.py");
-        command.arg(folder).arg(graph).arg(model).args(ports.map(|port| port.to_string()));
+        command.arg(graph.path().join("triton")).arg(graph.path().join(GRAPH)).arg(model);
+        command.args(ports.map(|port| port.to_string()));
         command.args(more);
         let mut server = Self::start("triton", command, ports, "Started HTTPService at").await?;
         // It says so a moment before it listens.
@@ -170,19 +167,18 @@ fn free(port: u16) -> Outcome<u16> {
     }
 }
 
-/// The graph that the service compiles of a level's model for ONNX Runtime, as a file of its own.
-pub async fn compiled(bus: &PrivateBus, level: &str) -> Outcome<(TempDir, PathBuf)> {
+/// The graph that the service compiles of a level's model for ONNX Runtime, in a folder of its own.
+pub async fn compiled(level: &str) -> Outcome<TempDir> {
     /// What the cache has behind a graph.
     const SEAL_BYTES: usize = 32;
     let setup = Setup::real(level)?;
     let setup = setup.setting("cpu_engine", "ort").setting("workers_per_device", "1");
-    setup.ready(bus).await?.stop().await?;
+    setup.ready(&PrivateBus::start().await?).await?.stop().await?;
     let mut entries = fs::read_dir(setup.path("cache"))?.flatten().map(|entry| entry.path());
     let is_graph = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "graph");
     let mut graph = fs::read(entries.find(is_graph).ok_or("no graph in the cache")?)?;
     graph.truncate(graph.len() - SEAL_BYTES);
     let folder = tempfile::Builder::new().prefix("graph-").tempdir()?;
-    let path = folder.path().join("model.onnx");
-    fs::write(&path, graph)?;
-    Ok((folder, path))
+    fs::write(folder.path().join(GRAPH), graph)?;
+    Ok(folder)
 }

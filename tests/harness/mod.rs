@@ -11,6 +11,7 @@ pub mod gateway;
 pub mod golden;
 pub mod introspection;
 pub mod journal;
+pub mod load;
 pub mod manager;
 pub mod needs;
 pub mod network;

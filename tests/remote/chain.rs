@@ -1,17 +1,16 @@
 //! A fleet among other providers: last in the chain of fallbacks, beside the CPU, and after a reload.
 
-use std::collections::HashSet;
 use std::fs;
 
 use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
-use tokio::sync::watch;
 
-use super::{Far, answered, clients, fleet, serves, some_more};
+use super::{Far, TEXTS, fleet, serves, some_more};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::refused;
 use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::gateway::Gateway;
+use crate::harness::load::Load;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
 use crate::providers::{movable, provider};
@@ -28,17 +27,15 @@ tests! {
 
 async fn calls_move_from_a_device_to_triton_and_back() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let triton =
-        Server::triton(&folder.path().join("triton"), &graph, "low", Ports::default()).await?;
+    let graph = compiled("low").await?;
+    let triton = Server::triton(&graph, "low", Ports::default()).await?;
     let (setup, library, away) = movable()?;
     let setup = setup.setting("fallback", "remote");
     let setup = setup.setting("providers.remote.endpoints", triton.url());
     let setup = setup.setting("providers.remote.model", "low");
     let daemon = setup.ready(&bus).await?;
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
-    let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped, 2).await?;
+    let load = Load::start(&bus, &TEXTS).await?;
     some_more(&daemon).await?;
     fs::rename(&library, &away)?;
     daemon.signal_workers(Signal::SIGKILL).await?;
@@ -51,8 +48,7 @@ async fn calls_move_from_a_device_to_triton_and_back() -> Outcome {
     daemon.client().manager.reload().await?;
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     some_more(&daemon).await?;
-    stop.send(true)?;
-    assert_eq!(answered(clients).await?, ["ggml:0", "remote:0"].map(str::to_owned).into());
+    assert_eq!(load.stop().await?, ["ggml:0", "remote:0"].map(str::to_owned).into());
     daemon.stop().await
 }
 
@@ -99,9 +95,8 @@ async fn a_fleet_that_is_nowhere_is_a_reason_too() -> Outcome {
 
 async fn the_cpu_computes_beside_triton() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let own = folder.path().join("triton");
-    let mut triton = Server::triton(&own, &graph, "low", Ports::default()).await?;
+    let graph = compiled("low").await?;
+    let mut triton = Server::triton(&graph, "low", Ports::default()).await?;
     let setup = fleet("low", "oip", &[triton.url()])?;
     let setup = setup.setting("fallback", "cpu").setting("offload", "auto");
     let setup = setup.setting("providers.remote.model", "low");
@@ -110,8 +105,7 @@ async fn the_cpu_computes_beside_triton() -> Outcome {
     let daemon = setup.ready(&bus).await?;
     assert_eq!(provider(&daemon).await?, ("remote".to_owned(), String::new()));
     // More at once than either does in a moment, so that both compute.
-    let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped, 400).await?;
+    let load = Load::start(&bus, &TEXTS.repeat(200)).await?;
     some_more(&daemon).await?;
     let url = triton.url().to_owned();
     let ports = triton.kill().await?;
@@ -120,13 +114,11 @@ async fn the_cpu_computes_beside_triton() -> Outcome {
     assert_eq!(active, "cpu");
     assert!(reason.contains(&format!("remote: {url} can't be used")), "{reason}");
     some_more(&daemon).await?;
-    triton = Server::triton(&own, &graph, "low", ports).await?;
+    triton = Server::triton(&graph, "low", ports).await?;
     daemon.client().manager.reload().await?;
     assert_eq!(provider(&daemon).await?, ("remote".to_owned(), String::new()));
     some_more(&daemon).await?;
-    stop.send(true)?;
-    let both = ["remote:0", "cpu:0"].map(str::to_owned);
-    assert_eq!(answered(clients).await?, HashSet::from(both));
+    assert_eq!(load.stop().await?, ["remote:0", "cpu:0"].map(str::to_owned).into());
     drop(triton);
     daemon.stop().await
 }
@@ -135,8 +127,7 @@ async fn a_reload_moves_to_other_endpoints_without_a_lost_call() -> Outcome {
     let far = Far::start("low").await?;
     let (one, two) = (far.gateway().await?, far.gateway().await?);
     let (bus, setup, daemon) = fleet("low", "openai", &[&one.url("")])?.alone().await?;
-    let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped, 2).await?;
+    let load = Load::start(&bus, &TEXTS).await?;
     some_more(&daemon).await?;
     let setup = setup.setting("providers.remote.endpoints", &two.url(""));
     setup.write_config()?;
@@ -148,8 +139,7 @@ async fn a_reload_moves_to_other_endpoints_without_a_lost_call() -> Outcome {
     // Nobody asks there any more.
     one.process.signal(Signal::SIGKILL)?;
     some_more(&daemon).await?;
-    stop.send(true)?;
-    answered(clients).await?;
+    load.stop().await?;
     serves(&daemon, "low").await?;
     let said = daemon.process.stderr();
     assert!(!said.contains("an endpoint is not used for now"), "{said}");

@@ -19,9 +19,8 @@ tests! {
 
 async fn triton_computes_our_graph_over_grpc() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let own = folder.path().join("triton");
-    let triton = Server::triton(&own, &graph, "low", Ports::default()).await?;
+    let graph = compiled("low").await?;
+    let triton = Server::triton(&graph, "low", Ports::default()).await?;
     let setup = fleet("low", "oip", &[&triton.grpc_url()])?;
     let setup = setup.setting("providers.remote.model", "low");
     let daemon = setup.ready(&bus).await?;
@@ -34,31 +33,27 @@ async fn triton_computes_our_graph_over_grpc() -> Outcome {
 }
 
 async fn a_model_that_is_not_there_is_told() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let own = folder.path().join("triton");
-    let triton = Server::triton(&own, &graph, "low", Ports::default()).await?;
+    let graph = compiled("low").await?;
+    let triton = Server::triton(&graph, "low", Ports::default()).await?;
     let message = refusal(&fleet("low", "oip", &[&triton.grpc_url()])?).await?;
     assert!(message.contains(&triton.grpc_url()) && message.contains("unknown model"), "{message}");
     Ok(())
 }
 
 async fn a_token_and_a_certificate_hold_for_grpc_as_well() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let own = folder.path().join("triton");
+    let graph = compiled("low").await?;
     let only = ["authorization=Bearer open-sesame".to_owned()];
-    let triton = Server::triton_with(&own, &graph, ("low", Ports::default()), &only).await?;
-    let tls = Server::tls(folder.path(), &triton.grpc_url()).await?;
+    let triton = Server::triton_with(&graph, ("low", Ports::default()), &only).await?;
+    let tls = Server::tls(graph.path(), &triton.grpc_url()).await?;
     let url = tls.url().replace("https://", "grpcs://");
     let setup = fleet("low", "oip", &[&url])?.setting("providers.remote.model", "low");
     let message = refusal(&setup).await?;
     assert!(message.contains(&url) && message.contains("certificate"), "{message}");
-    let certificate = folder.path().join("certificate.pem").display().to_string();
+    let certificate = graph.path().join("certificate.pem").display().to_string();
     let setup = setup.setting("providers.remote.ca_file", &certificate);
     let message = refusal(&setup).await?;
     assert!(message.contains("who is that?"), "{message}");
-    let token = folder.path().join("token");
+    let token = graph.path().join("token");
     fs::write(&token, "open-sesame\n")?;
     let setup = setup.setting("providers.remote.token_file", &token.display().to_string());
     serves_and_tells_no_token(&setup).await

@@ -1,15 +1,13 @@
 //! A fleet that others run, as execution provider: what it computes, what becomes of calls when it goes,
 //! and what of it is refused.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs;
 
 use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, refused};
@@ -17,7 +15,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::gateway::Gateway;
 use crate::harness::golden::{self, assert_near};
-use crate::harness::manager::ServiceManager;
+use crate::harness::load::Load;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
 use crate::providers::{provider, refusal};
@@ -98,9 +96,8 @@ async fn serves(daemon: &Daemon, level: &str) -> Outcome {
 
 async fn triton_computes_our_graph() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let triton =
-        Server::triton(&folder.path().join("triton"), &graph, "low", Ports::default()).await?;
+    let graph = compiled("low").await?;
+    let triton = Server::triton(&graph, "low", Ports::default()).await?;
     let setup = fleet("low", "oip", &[triton.url()])?;
     let setup = setup.setting("providers.remote.model", "low");
     let daemon = setup.ready(&bus).await?;
@@ -114,46 +111,8 @@ async fn triton_computes_our_graph() -> Outcome {
     daemon.stop().await
 }
 
-/// A client that tells how many of its calls were answered and by which devices, or the first error.
-type Embedding = JoinHandle<Result<(usize, HashSet<String>), String>>;
-
-/// Clients that embed without a pause until they are told to stop.
-async fn clients(
-    bus: &PrivateBus,
-    stop: &watch::Receiver<bool>,
-    texts: usize,
-) -> Outcome<Vec<Embedding>> {
-    let texts = ["one text of several words", "and another"].into_iter().cycle().take(texts);
-    let texts: Vec<&str> = texts.collect();
-    let mut clients = Vec::new();
-    for _ in 0..4 {
-        let (client, stop, texts) = (Client::on(bus).await?, stop.clone(), texts.clone());
-        clients.push(tokio::spawn(async move {
-            let (mut calls, mut devices) = (0, HashSet::new());
-            while !*stop.borrow() {
-                let reply = client.packed(&texts, HashMap::new()).await;
-                let reply = reply.map_err(|error| error.to_string())?;
-                let by = reply.info::<String>("device").map_err(|error| error.to_string())?;
-                devices.extend(by.split(',').map(str::to_owned));
-                calls += 1;
-            }
-            Ok((calls, devices))
-        }));
-    }
-    Ok(clients)
-}
-
-/// How many calls were answered, none of which failed, and by which devices.
-async fn answered(clients: Vec<Embedding>) -> Outcome<HashSet<String>> {
-    let (mut calls, mut devices) = (0, HashSet::new());
-    for client in clients {
-        let (answered, by) = client.await??;
-        calls += answered;
-        devices.extend(by);
-    }
-    println!("{calls} calls, none failed, by {devices:?}");
-    Ok(devices)
-}
+/// What a call has under load; two hundred times it is more than a fleet or the CPU does in a moment.
+const TEXTS: [&str; 2] = ["one text of several words", "and another"];
 
 /// Waits until some more calls have been answered.
 async fn some_more(daemon: &Daemon) -> Outcome {
@@ -164,24 +123,21 @@ async fn some_more(daemon: &Daemon) -> Outcome {
 /// Kills Triton under load, which answers at `url`, and starts it again.
 async fn killed_and_back(url: impl Fn(&Server) -> String) -> Outcome {
     let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let own = folder.path().join("triton");
-    let mut triton = Server::triton(&own, &graph, "low", Ports::default()).await?;
+    let graph = compiled("low").await?;
+    let mut triton = Server::triton(&graph, "low", Ports::default()).await?;
     let setup = fleet("low", "oip", &[&url(&triton)])?;
     let setup = setup.setting("providers.remote.model", "low");
     // As long as a start may take on a busy machine.
     let setup = setup.setting("providers.remote.batch_timeout_s", "50");
     let daemon = setup.ready(&bus).await?;
-    let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped, 2).await?;
+    let load = Load::start(&bus, &TEXTS).await?;
     for _ in 0..2 {
         some_more(&daemon).await?;
         let ports = triton.kill().await?;
-        triton = Server::triton(&own, &graph, "low", ports).await?;
+        triton = Server::triton(&graph, "low", ports).await?;
     }
     some_more(&daemon).await?;
-    stop.send(true)?;
-    answered(clients).await?;
+    load.stop().await?;
     assert_eq!(provider(&daemon).await?, ("remote".to_owned(), String::new()));
     let said = daemon.process.stderr();
     for word in ["an endpoint is not used for now", "an endpoint has proved itself"] {
@@ -206,8 +162,7 @@ async fn a_gateway_computes_and_another_takes_over() -> Outcome {
     let setup = fleet("low", "openai", &[&one.url(""), &two.url("")])?;
     let (bus, _setup, daemon) = setup.alone().await?;
     serves(&daemon, "low").await?;
-    let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped, 2).await?;
+    let load = Load::start(&bus, &TEXTS).await?;
     some_more(&daemon).await?;
     one.process.signal(Signal::SIGKILL)?;
     let elsewhere = async {
@@ -220,9 +175,7 @@ async fn a_gateway_computes_and_another_takes_over() -> Outcome {
     };
     within("the other endpoint", elsewhere).await??;
     some_more(&daemon).await?;
-    stop.send(true)?;
-    let devices = answered(clients).await?;
-    assert_eq!(devices, ["remote:0", "remote:1"].map(str::to_owned).into());
+    assert_eq!(load.stop().await?, ["remote:0", "remote:1"].map(str::to_owned).into());
     daemon.stop().await?;
     far.daemon.stop().await
 }
@@ -237,17 +190,14 @@ async fn the_cpu_goes_on_when_the_fleet_is_gone() -> Outcome {
     let (bus, _setup, daemon) = setup.alone().await?;
     assert_eq!(provider(&daemon).await?.0, "remote");
     // More at once than either does in a moment, so that both compute.
-    let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped, 400).await?;
+    let load = Load::start(&bus, &TEXTS.repeat(200)).await?;
     some_more(&daemon).await?;
     gateway.process.signal(Signal::SIGKILL)?;
     assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
     let (active, reason) = provider(&daemon).await?;
     assert_eq!(active, "cpu");
     assert!(reason.contains(&gateway.url("")), "{reason}");
-    stop.send(true)?;
-    let devices = answered(clients).await?;
-    assert_eq!(devices, ["remote:0", "cpu:0"].map(str::to_owned).into());
+    assert_eq!(load.stop().await?, ["remote:0", "cpu:0"].map(str::to_owned).into());
     daemon.stop().await?;
     far.daemon.stop().await
 }
@@ -321,10 +271,7 @@ async fn a_silent_fleet_does_not_starve_the_watchdog() -> Outcome {
     let setup = fleet("low", "openai", &[&gateway.url("")])?;
     let setup = setup.setting("providers.remote.request_timeout_s", "1");
     let setup = setup.setting("providers.remote.batch_timeout_s", "3");
-    let path = setup.path("notify");
-    let manager = ServiceManager::listen(&path)?;
-    let setup =
-        setup.env("NOTIFY_SOCKET", &path.display().to_string()).env("WATCHDOG_USEC", "400000");
+    let (setup, manager) = setup.env("WATCHDOG_USEC", "400000").managed()?;
     let daemon = setup.start(&bus).await?;
     // The socket holds few messages that nobody has read, and then the daemon waits.
     manager.told("READY=1").await?;

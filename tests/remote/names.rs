@@ -5,14 +5,14 @@ use std::path::Path;
 
 use tempfile::TempDir;
 use tokio::process::Command;
-use tokio::sync::watch;
 
-use super::{Far, answered, clients, fleet, serves, some_more};
+use super::{Far, TEXTS, fleet, serves, some_more};
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::in_own_mounts;
 use crate::harness::daemon::Setup;
 use crate::harness::gateway::{Gateway, command};
+use crate::harness::load::Load;
 use crate::harness::registry::tests;
 
 tests! {
@@ -99,15 +99,13 @@ async fn a_name_that_moves_is_followed_without_a_lost_call() -> Outcome {
     let bus = PrivateBus::start().await?;
     let daemon = setup.start_command(etc.known_to(&setup.command(&bus)?), &bus).await?;
     assert_eq!(daemon.settled().await?, "ready", "{}", daemon.process.stderr());
-    let (stop, stopped) = watch::channel(false);
-    let clients = clients(&bus, &stopped, 2).await?;
+    let load = Load::start(&bus, &TEXTS).await?;
     some_more(&daemon).await?;
     let _elsewhere = keyed.gateway(&format!("127.0.0.2:{port}")).await?;
     etc.set(&["127.0.0.2"])?;
     drop(gateway);
     some_more(&daemon).await?;
-    stop.send(true)?;
-    answered(clients).await?;
+    load.stop().await?;
     serves(&daemon, "low").await?;
     let said = daemon.process.stderr();
     let expected = "/etc/hosts is another file than when the worker was started";

@@ -44,10 +44,8 @@ async fn agrees(daemon: &Daemon, level: &str) -> Outcome {
 }
 
 async fn triton_takes_texts_over_http_and_grpc() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let own = folder.path().join("triton");
-    let triton = Server::triton_of_texts(&own, &graph, LOW, 128).await?;
+    let graph = compiled("low").await?;
+    let triton = Server::triton_of_texts(&graph, LOW, 128).await?;
     for url in [triton.url(), &triton.grpc_url()] {
         let setup = fleet("low", "oip", &[url])?.setting("providers.remote.inputs", "texts");
         let (_bus, _setup, daemon) = setup.alone().await?;
@@ -61,10 +59,8 @@ async fn triton_takes_texts_over_http_and_grpc() -> Outcome {
 }
 
 async fn a_server_that_cuts_texts_sooner_is_refused() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let own = folder.path().join("triton");
-    let triton = Server::triton_of_texts(&own, &graph, LOW, 127).await?;
+    let graph = compiled("low").await?;
+    let triton = Server::triton_of_texts(&graph, LOW, 127).await?;
     let setup = fleet("low", "oip", &[triton.url()])?.setting("providers.remote.inputs", "texts");
     let message = refusal(&setup).await?;
     assert!(message.contains("it cuts texts before they have 128 tokens"), "{message}");
@@ -104,10 +100,8 @@ async fn a_text_that_was_cut_within_a_word_is_left_to_the_cpu() -> Outcome {
 }
 
 async fn who_takes_something_else_is_told_with_the_setting() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let own = folder.path().join("triton");
-    let triton = Server::triton_of_texts(&own, &graph, LOW, 128).await?;
+    let graph = compiled("low").await?;
+    let triton = Server::triton_of_texts(&graph, LOW, 128).await?;
     for url in [triton.url(), &triton.grpc_url()] {
         let message = refusal(&fleet("low", "oip", &[url])?).await?;
         let said = "wants its input text as BYTES, which texts are; set inputs in [providers.remote] to \

@@ -1,11 +1,8 @@
 //! Fleets that serve another model, or the right one otherwise than this machine: refused with the cosine that
 //! was seen.
 
-use std::path::Path;
-
 use super::{Far, fleet, refusal};
 use crate::harness::Outcome;
-use crate::harness::bus::PrivateBus;
 use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::registry::tests;
 
@@ -36,10 +33,8 @@ async fn another_model_is_refused_with_the_cosine() -> Outcome {
 }
 
 async fn another_model_in_triton_is_refused_with_the_cosine() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "medium").await?;
-    let own = folder.path().join("triton");
-    let triton = Server::triton(&own, &graph, "medium", Ports::default()).await?;
+    let graph = compiled("medium").await?;
+    let triton = Server::triton(&graph, "medium", Ports::default()).await?;
     for url in [triton.url(), &triton.grpc_url()] {
         let setup = fleet("low", "oip", &[url])?.setting("providers.remote.model", "medium");
         let message = refusal(&setup).await?;
@@ -50,11 +45,9 @@ async fn another_model_in_triton_is_refused_with_the_cosine() -> Outcome {
 
 /// What is said of Triton with the right graph, fed as `parameter` says, over HTTP and over gRPC.
 async fn refusals(parameter: &str) -> Outcome<[String; 2]> {
-    let bus = PrivateBus::start().await?;
-    let (folder, graph) = compiled(&bus, "low").await?;
-    let own: &Path = &folder.path().join("triton");
+    let graph = compiled("low").await?;
     let more = [parameter.to_owned()];
-    let triton = Server::triton_with(own, &graph, ("low", Ports::default()), &more).await?;
+    let triton = Server::triton_with(&graph, ("low", Ports::default()), &more).await?;
     let said = async |url: &str| -> Outcome<String> {
         refusal(&fleet("low", "oip", &[url])?.setting("providers.remote.model", "low")).await
     };

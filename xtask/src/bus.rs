@@ -45,36 +45,20 @@ impl Drop for PrivateBus {
     }
 }
 
-/// The stock system bus's deny-by-default rules, our policy, and, for a user who is not root, the
-/// right to own the name on this bus of theirs.
+/// The bus of the tests with our policy and, for a user who is not root, the right to own the name on
+/// this bus of theirs.
 fn configuration(folder: &Path) -> String {
-    let policy = shell::root().join("dbus-policy");
+    let root = shell::root();
     let uid = nix::unistd::geteuid();
     format!(
-        r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-BUS Bus Configuration 1.0//EN"
- "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
-<busconfig>
-  <type>system</type>
+        r#"<busconfig>
+  <include>{root}/tests/harness/bus.conf</include>
   <listen>unix:path={folder}/bus</listen>
-  <auth>EXTERNAL</auth>
-  <policy context="default">
-    <allow user="*"/>
-    <deny own="*"/>
-    <deny send_type="method_call"/>
-    <allow send_type="signal"/>
-    <allow send_requested_reply="true" send_type="method_return"/>
-    <allow send_requested_reply="true" send_type="error"/>
-    <allow receive_type="method_call"/>
-    <allow receive_type="method_return"/>
-    <allow receive_type="error"/>
-    <allow receive_type="signal"/>
-    <allow send_destination="org.freedesktop.DBus"/>
-  </policy>
-  <includedir>{policy}</includedir>
+  <includedir>{root}/dbus-policy</includedir>
   <policy user="{uid}"><allow own="org.opdbus.Embedding1"/></policy>
 </busconfig>
 "#,
+        root = root.display(),
         folder = folder.display(),
-        policy = policy.display(),
     )
 }

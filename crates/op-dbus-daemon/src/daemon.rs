@@ -13,7 +13,6 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 use zbus::Connection;
-use zbus::connection::Builder;
 use zbus::fdo::RequestNameFlags;
 
 use crate::bus::Objects;
@@ -124,18 +123,9 @@ async fn serve(
     tasks.spawn(feed_watchdog(service.clone()));
     tasks.spawn(unload_when_idle(service.clone()));
     tasks.spawn(crate::sleep::follow(connection.clone(), service.clone()));
-    tasks.spawn({
-        let service = service.clone();
-        async move { service.tell_presence().await }
-    });
-    tasks.spawn({
-        let service = service.clone();
-        async move { service.follow_memory().await }
-    });
-    tasks.spawn({
-        let service = service.clone();
-        async move { service.give_spare_back().await }
-    });
+    tasks.spawn(service.clone().tell_presence());
+    tasks.spawn(service.clone().follow_memory());
+    tasks.spawn(service.clone().give_spare_back());
     tokio::select! {
         () = connection.closed() => return Err(Fatal::Lost),
         Ok(error) = refused => return Err(Fatal::Refused(error)),
@@ -174,12 +164,7 @@ async fn appear(
 }
 
 async fn connect(bus: &Bus, objects: &Objects) -> Result<Connection, Fatal> {
-    let builder = match bus {
-        Bus::System => Builder::system(),
-        Bus::Session => Builder::session(),
-        Bus::Address(address) => Builder::address(address.as_str()),
-    };
-    match timeout(CONNECT_TIME, objects.serve(builder).build()).await {
+    match timeout(CONNECT_TIME, objects.serve(bus.builder()).build()).await {
         Ok(built) => built.map_err(|source| Fatal::Bus { bus: bus.clone(), source }),
         Err(_) => Err(Fatal::Silent { bus: bus.clone() }),
     }

@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use crate::call::{Priority, Truncate};
 use crate::config::Limits;
 use crate::error::{Error, Excess};
+use crate::wait::until;
 
 pub(crate) use turn::{Claim, Time};
 use turn::{Made, Share};
@@ -31,8 +32,6 @@ pub(crate) struct Admission {
     queue_tokens_max: usize,
     quota_tokens: usize,
     state: Mutex<State>,
-    /// Notified when the last call has given its permit back.
-    idle: Notify,
     /// Notified whenever tokens are given back.
     freed: Notify,
 }
@@ -90,7 +89,6 @@ impl Admission {
                 made: Made::default(),
                 last_call: Instant::now(),
             }),
-            idle: Notify::new(),
             freed: Notify::new(),
         })
     }
@@ -136,16 +134,11 @@ impl Admission {
 
     /// Admits a call as soon as there is room for it; refuses only what never fits.
     pub async fn admit_when_free(self: &Arc<Self>, claim: Claim) -> Result<Permit, Error> {
-        loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            // Registered before the budgets are read: what is given back between is not missed.
-            freed.as_mut().enable();
-            match self.admit(claim, f64::INFINITY) {
-                Err(Error::QuotaExceeded { .. } | Error::Overloaded { .. }) => freed.await,
-                result => return result,
-            }
-        }
+        let admitted = || match self.admit(claim, f64::INFINITY) {
+            Err(Error::QuotaExceeded { .. } | Error::Overloaded { .. }) => None,
+            result => Some(result),
+        };
+        until(&self.freed, admitted).await
     }
 
     /// Admits a call of the engine's own, whatever is in flight.
@@ -194,15 +187,7 @@ impl Admission {
 
     /// Returns once no call is in flight.
     pub async fn idle(&self) {
-        loop {
-            let notified = self.idle.notified();
-            tokio::pin!(notified);
-            notified.as_mut().enable();
-            if self.lock().calls == 0 {
-                return;
-            }
-            notified.await;
-        }
+        until(&self.freed, || self.is_idle().then_some(())).await;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -252,12 +237,8 @@ impl Drop for Permit {
                 state.by_uid.remove(&self.uid);
             }
         }
-        let idle = state.calls == 0;
         drop(state);
         self.admission.freed.notify_waiters();
-        if idle {
-            self.admission.idle.notify_waiters();
-        }
     }
 }
 

@@ -9,7 +9,7 @@ impl Engine {
     /// What a batch of `tokens` takes on the device of each pool, by what was measured and seen; only
     /// known where there is a choice of pools, or after the first batches.
     pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
-        self.scheduler().costs(tokens)
+        self.scheduler().roster(|roster| roster.costs(tokens))
     }
 
     /// Tells how many bytes are free on a device; none where that is not known. While it is less than twice
@@ -21,6 +21,6 @@ impl Engine {
 
     /// What batches are known to cost in each pool, by size.
     pub fn known_costs(&self) -> Vec<Vec<BatchCost>> {
-        self.scheduler().known_costs()
+        self.scheduler().roster(|roster| roster.known_costs())
     }
 }

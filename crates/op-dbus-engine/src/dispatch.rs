@@ -13,6 +13,7 @@ use crate::planner::Plan;
 use crate::proof::{self, load, load_again, run_checked};
 use crate::roster::{Loaded, Order};
 use crate::scheduler::{Entry, Next, Row, Scheduler};
+use crate::status::WorkerState;
 
 /// Journal message id of the event that a worker was lost.
 pub const WORKER_LOST_MESSAGE_ID: &str = "658a8ad6405c4659a17822c6a0d74d7b";
@@ -78,7 +79,7 @@ pub(crate) fn work(
         let _ = begin.recv();
         let scheduler = Arc::clone(&shared.scheduler);
         Worker::new(place, shared, backend).work();
-        scheduler.end(place.index);
+        scheduler.change(|roster| roster.set(place.index, WorkerState::Stopped));
     }
 }
 
@@ -87,7 +88,7 @@ pub(crate) fn work(
 pub(crate) fn stand_by(place: Place, shared: Arc<Shared>, like: Description) {
     let scheduler = Arc::clone(&shared.scheduler);
     Worker::reserved(place, shared, like).work();
-    scheduler.end(place.index);
+    scheduler.change(|roster| roster.set(place.index, WorkerState::Stopped));
 }
 
 impl Worker {
@@ -126,7 +127,7 @@ impl Worker {
                 return true;
             }
             Next::Load => {
-                scheduler.loading(self.place.index);
+                scheduler.change(|roster| roster.set(self.place.index, WorkerState::Loading));
                 return self.replace();
             }
             Next::Nothing => return true,
@@ -156,10 +157,10 @@ impl Worker {
         proof::trust(&shared.pools[self.place.pool], &self.description, &vector)?;
         if shared.scheduler.is_to_measure(self.place.index) {
             let costs = proof::measure(self.backend.as_mut(), self.place, &shared)?;
-            shared.scheduler.measured(self.place.pool, &costs);
+            shared.scheduler.roster(|roster| roster.measured(self.place.pool, &costs));
         }
         let did = (Footprint::default(), self.backend.memory());
-        shared.scheduler.obeyed(self.place.index, Order::Check, did);
+        shared.scheduler.change(|roster| roster.obeyed(self.place.index, Order::Check, did));
         self.strikes = 0;
         Ok(())
     }
@@ -171,7 +172,7 @@ impl Worker {
     fn trim(&mut self) -> Result<(), BackendError> {
         (self.ids, self.lengths, self.out, self.computed) = Default::default();
         let did = (self.backend.trim()?, self.backend.memory());
-        self.shared.scheduler.obeyed(self.place.index, Order::Trim, did);
+        self.shared.scheduler.change(|roster| roster.obeyed(self.place.index, Order::Trim, did));
         Ok(())
     }
 
@@ -180,7 +181,7 @@ impl Worker {
         self.backend = Box::new(Gone(self.description.clone()));
         (self.ids, self.lengths, self.out, self.computed) = Default::default();
         self.strikes = 0;
-        self.shared.scheduler.unloaded(self.place.index);
+        self.shared.scheduler.change(|roster| roster.unloaded(self.place.index));
     }
 
     /// Runs a batch, in parts if the device can't hold it.
@@ -203,7 +204,9 @@ impl Worker {
                 self.run(&mut rest, halvings + 1)
             }
             // Another device may have more.
-            error @ BackendError::OutOfMemory(_) if scheduler.has_elsewhere(self.place.index) => {
+            error @ BackendError::OutOfMemory(_)
+                if scheduler.roster(|all| all.has_elsewhere(self.place.index)) =>
+            {
                 scheduler.try_again(self.place.index, batch, &error);
                 Ok(())
             }
@@ -252,7 +255,7 @@ impl Worker {
         let now = &self.backend.description().device;
         if *now != description.device {
             description.device.clone_from(now);
-            scheduler.moved(self.place.index, now);
+            scheduler.roster(|roster| roster.moved(self.place.index, now));
         }
         let padded = match description.buckets {
             Some(buckets) => buckets.tokens(&batch),
@@ -261,7 +264,8 @@ impl Worker {
         scheduler.stats.batch(&batch, padded);
         let ended_us = scheduler.clock.now_us();
         let us = ended_us.saturating_sub(started_us);
-        scheduler.ran(self.place.index, &batch, us, self.backend.memory());
+        let memory = self.backend.memory();
+        scheduler.roster(|roster| roster.ran(self.place.index, &batch, us, memory));
         std::mem::swap(&mut computed.entries, entries);
         std::mem::swap(&mut computed.vectors, &mut self.out);
         (computed.started_us, computed.ended_us) = (started_us, ended_us);
@@ -285,7 +289,7 @@ impl Worker {
                 self.unload();
                 return true;
             }
-            self.shared.scheduler.replacing(place);
+            self.shared.scheduler.roster(|roster| roster.loads(place));
             match load_again(self.place, &self.shared) {
                 Ok(backend) => {
                     let loaded = Loaded::of(backend.as_ref());

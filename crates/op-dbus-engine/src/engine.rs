@@ -138,9 +138,9 @@ impl Engine {
             }
         } else {
             let scheduler = self.scheduler();
-            let time = |at| Time::until(at, scheduler.tokens_per_s_seen());
+            let time = |at| Time::until(at, scheduler.roster(|roster| roster.tokens_per_s_seen()));
             let claim = Claim { time: call.deadline.and_then(time), ..claim };
-            inner.admission.admit(claim, scheduler.tokens_per_s())?
+            inner.admission.admit(claim, scheduler.roster(|roster| roster.tokens_per_s()))?
         };
         self.run(call, output, permit, lookup).await
     }
@@ -208,7 +208,7 @@ impl Engine {
 
     /// What each worker is and does, in the order of their numbers.
     pub fn descriptions(&self) -> Vec<WorkerStatus> {
-        self.scheduler().workers()
+        self.scheduler().roster(|roster| roster.statuses())
     }
 
     /// The counters now.
@@ -220,7 +220,7 @@ impl Engine {
             queue_tokens,
             in_flight_calls,
             in_flight_tokens,
-            memory: self.scheduler().memory(),
+            memory: self.scheduler().roster(|roster| roster.memory()),
             ..self.scheduler().stats.snapshot()
         }
     }

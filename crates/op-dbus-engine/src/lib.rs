@@ -78,6 +78,7 @@ mod status;
 mod tokenizer;
 mod usage;
 mod vector;
+mod wait;
 pub mod worker;
 
 pub use anteroom::{Anteroom, Seat};

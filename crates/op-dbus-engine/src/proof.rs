@@ -39,9 +39,11 @@ fn proved(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendErro
     let vector = probe(backend.as_mut(), &shared.model, &shared.probe)?;
     trust(pool, backend.description(), &vector)?;
     sample(backend.as_mut(), pool, &shared.model)?;
-    if shared.pools.len() > 1 && !shared.scheduler.knows_costs(place.pool) {
+    let scheduler = &shared.scheduler;
+    let known = scheduler.roster(|roster| roster.known_costs());
+    if known.len() > 1 && known[place.pool].is_empty() {
         let costs = measure(backend.as_mut(), place, shared)?;
-        shared.scheduler.measured(place.pool, &costs);
+        scheduler.roster(|roster| roster.measured(place.pool, &costs));
     }
     Ok(backend)
 }
@@ -151,7 +153,7 @@ pub(crate) fn measure(
 /// callers' before it gets any of those.
 pub(crate) fn load_again(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
     let mut backend = load(place, shared)?;
-    if let Some(doubts) = shared.scheduler.doubts(place.index) {
+    if let Some(doubts) = shared.scheduler.roster(|roster| roster.doubts(place.index)) {
         measure(backend.as_mut(), place, shared).map_err(|error| {
             wrong(format!("{doubts}, and has to prove itself before it gets others: {error}"))
         })?;

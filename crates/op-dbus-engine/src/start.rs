@@ -105,7 +105,7 @@ pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
     }
     loaded.sort_by_key(|(place, _)| place.index);
     let loaded: Vec<_> = loaded.into_iter().map(|(place, told)| (place.pool, told)).collect();
-    shared.scheduler.add_workers(loaded.clone());
+    shared.scheduler.roster(|roster| roster.add(loaded.clone()));
     for place in reserved(&shared.pools) {
         let Some((_, like)) = loaded.iter().find(|(pool, _)| *pool == place.pool) else { continue };
         let (shared, like) = (Arc::clone(shared), like.description.clone());

@@ -1,5 +1,6 @@
 //! One endpoint: how it is spoken to, and what it makes of a batch.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use op_dbus_engine::foreign;
@@ -24,8 +25,8 @@ const ANSWER_BYTES_PER_NUMBER: usize = 32;
 #[derive(Debug)]
 pub struct Clients {
     http: http::Client,
-    /// There is one where an endpoint needs it.
-    grpc: Option<grpc::Client>,
+    /// There is one where an endpoint needs it, which then has it as well.
+    grpc: Option<Arc<grpc::Client>>,
 }
 
 impl Clients {
@@ -38,7 +39,7 @@ impl Clients {
         let http = http::Client::new(roots, token).map_err(|why| format!("ca_file: {why}"))?;
         let grpc = options.endpoints.iter().any(|url| is_grpc(url));
         let grpc = grpc.then(|| grpc::Client::new(roots, token)).transpose()?;
-        Ok(Self { http, grpc })
+        Ok(Self { http, grpc: grpc.map(Arc::new) })
     }
 }
 
@@ -61,16 +62,16 @@ enum Way {
     /// The Open Inference Protocol over HTTP: how its graph is fed, and whether in bytes.
     Rest(Option<(Feed, bool)>),
     /// The same over gRPC.
-    Rpc(Option<(Feed, Channel)>),
+    Rpc(Arc<grpc::Client>, Option<(Feed, Channel)>),
 }
 
 impl Endpoint {
     /// An endpoint that is not known yet.
-    pub fn new(url: &str, protocol: Protocol) -> Self {
-        let way = match protocol {
-            Protocol::OpenAi => Way::OpenAi,
-            Protocol::Oip if is_grpc(url) => Way::Rpc(None),
-            Protocol::Oip => Way::Rest(None),
+    pub fn new(url: &str, protocol: Protocol, clients: &Clients) -> Self {
+        let way = match (protocol, clients.grpc.as_ref().filter(|_| is_grpc(url))) {
+            (Protocol::OpenAi, _) => Way::OpenAi,
+            (Protocol::Oip, Some(client)) => Way::Rpc(client.clone(), None),
+            (Protocol::Oip, None) => Way::Rest(None),
         };
         Self { url: url.to_owned(), circuit: Circuit::default(), news: News::default(), way }
     }
@@ -97,8 +98,7 @@ impl Endpoint {
                 let server = get(&rest::server_url(url));
                 *way = Some((feed, server.is_ok_and(|told| rest::is_binary(&told.body))));
             }
-            Way::Rpc(way) => {
-                let client = clients.grpc.as_ref().ok_or_else(no_client)?;
+            Way::Rpc(client, way) => {
                 let channel = match way.take() {
                     Some((_, channel)) => channel,
                     None => client.channel(url)?,
@@ -118,7 +118,7 @@ impl Endpoint {
         match &mut self.way {
             Way::OpenAi => {}
             Way::Rest(way) => *way = None,
-            Way::Rpc(way) => *way = None,
+            Way::Rpc(_, way) => *way = None,
         }
     }
 
@@ -155,13 +155,12 @@ impl Endpoint {
                 let answer = clients.http.post(&url, &request, bounds, quote)?;
                 rest::answer(feed, &answer, expected, out)?;
             }
-            Way::Rpc(Some((feed, channel))) => {
-                let client = clients.grpc.as_ref().ok_or_else(no_client)?;
+            Way::Rpc(client, Some((feed, channel))) => {
                 let ask = (rpc::INFER, rpc::request(feed, model, sent));
                 let bounds = (time, most(feed.numbers(shape.dimensions)));
                 rpc::answer(feed, client.call(channel, ask, bounds, quote)?, expected, out)?;
             }
-            Way::Rest(None) | Way::Rpc(None) => {
+            Way::Rest(None) | Way::Rpc(_, None) => {
                 return Err(Failure::Away("it has not told how its model is fed".to_owned()));
             }
         }
@@ -178,10 +177,6 @@ impl Endpoint {
 /// Whether an endpoint is spoken to by gRPC.
 fn is_grpc(url: &str) -> bool {
     url.starts_with("grpc")
-}
-
-fn no_client() -> Failure {
-    Failure::Away("there is no client for gRPC".to_owned())
 }
 
 /// Time until `deadline`, of which there is always some: a time of nothing would be none at all.

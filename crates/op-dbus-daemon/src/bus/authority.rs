@@ -14,47 +14,22 @@ use zbus_polkit::policykit1::{
 use super::bulk::{Budget, Work, while_wanted};
 use super::caller::Caller;
 
-/// A change, and what polkit is asked about it; `dbus-policy/org.opdbus.embedding1.policy` declares
-/// each action.
+/// A kind of change, which `dbus-policy/org.opdbus.embedding1.policy` declares, and what it is, after "may
+/// not".
 #[derive(Clone, Copy, Debug)]
 pub enum Action {
-    /// `SetVectorLevel`.
-    SetVectorLevel,
-    /// `SetExecutionProvider`.
-    SetExecutionProvider,
-    /// `SetDevices`.
-    SetDevices,
-    /// `Reload`.
-    Reload,
-    /// `WarmUp`.
-    WarmUp,
-    /// `Unload`.
-    Unload,
-    /// `TrimMemory`.
-    TrimMemory,
+    /// Another level, provider or device, or other settings.
+    Configure(&'static str),
+    /// Memory is taken or given back.
+    ManageMemory(&'static str),
 }
 
 impl Action {
-    /// The name in polkit's rules.
-    const fn id(self) -> &'static str {
+    /// The name in polkit's rules, and what it is.
+    const fn words(self) -> (&'static str, &'static str) {
         match self {
-            Self::SetVectorLevel | Self::SetExecutionProvider | Self::SetDevices | Self::Reload => {
-                "org.opdbus.embedding1.configure"
-            }
-            Self::WarmUp | Self::Unload | Self::TrimMemory => "org.opdbus.embedding1.manage-memory",
-        }
-    }
-
-    /// What it is, after "may not".
-    const fn deed(self) -> &'static str {
-        match self {
-            Self::SetVectorLevel => "change the vector level",
-            Self::SetExecutionProvider => "change the execution provider",
-            Self::SetDevices => "change the devices",
-            Self::Reload => "reload the settings",
-            Self::WarmUp => "load the model",
-            Self::Unload => "unload the model",
-            Self::TrimMemory => "have the service give memory back",
+            Self::Configure(deed) => ("org.opdbus.embedding1.configure", deed),
+            Self::ManageMemory(deed) => ("org.opdbus.embedding1.manage-memory", deed),
         }
     }
 }
@@ -91,9 +66,9 @@ pub async fn authorize(
         return Ok(());
     }
     let _question = budget.place(caller.uid, Work::Question)?;
-    let answer = async { Ok(check(&caller.connection, header, action).await) };
+    let (id, deed) = action.words();
+    let answer = async { Ok(check(&caller.connection, header, id).await) };
     let Err(refusal) = while_wanted(caller, None, answer).await? else { return Ok(()) };
-    let (id, deed) = (action.id(), action.deed());
     let name = match refusal {
         Refusal::NotInteractive => ErrorName::InteractiveAuthorizationRequired,
         _ => ErrorName::AccessDenied,
@@ -119,11 +94,7 @@ pub async fn authorize(
 
 /// Asks about the connection that calls, never about a process id, which may be another program's
 /// by the time that polkit looks. A dialog about a caller that has left is closed by polkit.
-async fn check(
-    connection: &Connection,
-    header: &Header<'_>,
-    action: Action,
-) -> Result<(), Refusal> {
+async fn check(connection: &Connection, header: &Header<'_>, id: &str) -> Result<(), Refusal> {
     if !connection.is_bus() {
         return Err(Refusal::Absent("the connection has no bus".to_owned()));
     }
@@ -138,7 +109,7 @@ async fn check(
     let polkit = AuthorityProxy::builder(connection).cache_properties(CacheProperties::No);
     let polkit = polkit.build().await.map_err(unasked)?;
     let answer = polkit
-        .check_authorization(&subject, action.id(), &HashMap::new(), flags, "")
+        .check_authorization(&subject, id, &HashMap::new(), flags, "")
         .await
         .map_err(unasked)?;
     match answer {

@@ -56,7 +56,8 @@ impl Manager {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             let level = parse_level(&level)?;
-            authorize(&calls.budget, header, &caller, Action::SetVectorLevel).await?;
+            let action = Action::Configure("change the vector level");
+            authorize(&calls.budget, header, &caller, action).await?;
             self.change(connection, calls.service.set_level(level)).await
         };
         self.calls.run(connection, header, work).await
@@ -71,7 +72,8 @@ impl Manager {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             check(&calls, "execution_provider", &provider)?;
-            authorize(&calls.budget, header, &caller, Action::SetExecutionProvider).await?;
+            let action = Action::Configure("change the execution provider");
+            authorize(&calls.budget, header, &caller, action).await?;
             let change = calls.service.change("execution_provider", provider);
             self.change(connection, change).await
         };
@@ -88,7 +90,8 @@ impl Manager {
         let work = async move |calls: Calls, caller| {
             let devices = devices.join(",");
             check(&calls, "gpu_device", &devices)?;
-            authorize(&calls.budget, header, &caller, Action::SetDevices).await?;
+            let action = Action::Configure("change the devices");
+            authorize(&calls.budget, header, &caller, action).await?;
             self.change(connection, calls.service.change("gpu_device", devices)).await
         };
         self.calls.run(connection, header, work).await
@@ -101,7 +104,8 @@ impl Manager {
     ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            authorize(&calls.budget, header, &caller, Action::Reload).await?;
+            let action = Action::Configure("reload the settings");
+            authorize(&calls.budget, header, &caller, action).await?;
             self.change(connection, calls.service.reload()).await
         };
         self.calls.run(connection, header, work).await
@@ -114,7 +118,8 @@ impl Manager {
     ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            authorize(&calls.budget, header, &caller, Action::WarmUp).await?;
+            let action = Action::ManageMemory("load the model");
+            authorize(&calls.budget, header, &caller, action).await?;
             self.change(connection, calls.service.warm_up()).await
         };
         self.calls.run(connection, header, work).await
@@ -127,7 +132,8 @@ impl Manager {
     ) -> Result<(), Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            authorize(&calls.budget, header, &caller, Action::Unload).await?;
+            let action = Action::ManageMemory("unload the model");
+            authorize(&calls.budget, header, &caller, action).await?;
             self.change(connection, calls.service.unload()).await
         };
         self.calls.run(connection, header, work).await
@@ -141,7 +147,8 @@ impl Manager {
     ) -> Result<u64, Error> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            authorize(&calls.budget, header, &caller, Action::TrimMemory).await?;
+            let action = Action::ManageMemory("have the service give memory back");
+            authorize(&calls.budget, header, &caller, action).await?;
             Ok(calls.service.trim().await)
         };
         self.calls.run(connection, header, work).await

@@ -46,17 +46,15 @@ pub(super) fn state(path: &Path) -> (&Path, u64, Option<SystemTime>) {
 
 #[cfg(test)]
 mod tests {
-    use op_dbus_engine::worker::RegionShape;
-
+    use super::super::costs::tests::{blueprint, settings};
     use super::super::provider::Host;
     use super::*;
-    use crate::settings::{CpuEngine, Precision, Provider, Sources};
+    use crate::settings::Provider;
 
     #[test]
     fn whatever_the_content_depends_on_changes_the_folder() {
         let root = tempfile::tempdir().unwrap();
-        let mut settings = Settings::load(&Sources::under(root.path())).unwrap().settings;
-        settings.cache_dir = root.path().join("cache");
+        let settings = settings(&root);
         let runtime = root.path().join("libonnxruntime.so");
         fs::write(&runtime, "1").unwrap();
         let told = |value: &str| {
@@ -65,22 +63,9 @@ mod tests {
                 ("trt_engine_cache_path".to_owned(), Told::Folder),
             ]
         };
-        let blueprint = Blueprint {
-            model: "m".to_owned(),
-            space: "aa".to_owned(),
-            dimensions: 8,
-            region: RegionShape { tokens_max: 1, rows_max: 1, dimensions: 8 },
-            precision: Precision::F32,
-            host: Host {
-                provider: Provider::TensorRt,
-                cpu_engine: CpuEngine::Ort,
-                runtime: runtime.clone(),
-                library: None,
-                options: told("0"),
-                devices: vec![0],
-                calibrate: false,
-            },
-        };
+        let blueprint = blueprint();
+        let host = Host { runtime: runtime.clone(), options: told("0"), ..blueprint.host.clone() };
+        let blueprint = Blueprint { host, ..blueprint };
         let first = folder(&blueprint, &settings);
         assert!(first.is_dir() && first.starts_with(&settings.cache_dir));
         assert_eq!(folder(&blueprint, &settings), first);

@@ -173,14 +173,14 @@ fn cpu() -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use op_dbus_engine::worker::RegionShape;
 
     use super::super::provider::Host;
     use super::*;
     use crate::settings::{CpuEngine, Precision, Sources};
 
-    fn blueprint() -> Blueprint {
+    pub fn blueprint() -> Blueprint {
         Blueprint {
             model: "m".to_owned(),
             space: "aa".to_owned(),
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    fn settings(root: &tempfile::TempDir) -> Settings {
+    pub fn settings(root: &tempfile::TempDir) -> Settings {
         let mut settings = Settings::load(&Sources::under(root.path())).unwrap().settings;
         settings.cache_dir = root.path().join("cache");
         settings

@@ -117,7 +117,7 @@ impl Service {
     /// Gives back what calls have left with the C library, once none is in flight: it keeps what is freed in
     /// small pieces, which was 700 MB after 64 calls of 8 MB each. What is used stays, unlike with
     /// [`trim`](Self::trim). Never ends.
-    pub async fn give_spare_back(&self) {
+    pub async fn give_spare_back(self) {
         let mut least = memory::resident();
         loop {
             sleep(SPARE_PERIOD).await;
@@ -184,7 +184,7 @@ impl Service {
 
     /// Tells the journal, and whoever watches [`Service::now`], when the model in force is unloaded and
     /// loaded again; for as long as the service lives.
-    pub async fn tell_presence(&self) {
+    pub async fn tell_presence(self) {
         let mut changes = self.watch();
         let mut known = Presence::Loaded;
         loop {

@@ -13,7 +13,7 @@ const EVERY: Duration = Duration::from_secs(5);
 impl Service {
     /// Tells the engine in force what is free on its devices, for as long as the service lives. Drivers
     /// are asked while calls come, and where there is more than one device.
-    pub async fn follow_memory(&self) {
+    pub async fn follow_memory(self) {
         let Some(devices) = &self.0.means.devices else { return };
         let mut changes = self.watch();
         loop {

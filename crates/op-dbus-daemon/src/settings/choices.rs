@@ -2,11 +2,11 @@
 
 use super::kind::Choice;
 
-const fn name(name: &'static str) -> Choice {
+pub(super) const fn name(name: &'static str) -> Choice {
     Choice { name, aliases: &[] }
 }
 
-const fn alias(name: &'static str, aliases: &'static [&'static str]) -> Choice {
+pub(super) const fn alias(name: &'static str, aliases: &'static [&'static str]) -> Choice {
     Choice { name, aliases }
 }
 

@@ -199,6 +199,15 @@ pub enum Bus {
 }
 
 impl Bus {
+    /// The way to it.
+    pub fn builder(&self) -> zbus::connection::Builder<'static> {
+        match self {
+            Bus::System => zbus::connection::Builder::system(),
+            Bus::Session => zbus::connection::Builder::session(),
+            Bus::Address(address) => zbus::connection::Builder::address(address.as_str()),
+        }
+    }
+
     /// What to look at where it can't be reached.
     #[must_use]
     pub fn remedy(&self) -> String {

@@ -17,6 +17,7 @@ use crate::job::{Job, Terms};
 use crate::output::Output;
 use crate::prepare::{Chunk, Input};
 use crate::presence::Absence;
+use crate::roster::Roster;
 use crate::sim::{Faults, SimBackend};
 use crate::tokenizer::Tokenizer;
 use world::{Asked, DIMENSIONS, INPUT_MAX, Random, World, workers};
@@ -117,7 +118,7 @@ fn event() {
                 begin(async { _ = scheduler().trim().await });
             }
             if world(|w| w.random.one_in(4)) {
-                scheduler().keep_trying();
+                scheduler().change(Roster::keep_trying);
             }
             scheduler().wake();
         }
@@ -184,7 +185,7 @@ fn work(index: usize) {
     if worker.step(&mut Plan::default(), false) {
         world(|w| w.workers[index] = Some(worker));
     } else {
-        scheduler().end(index);
+        scheduler().change(|roster| roster.set(index, WorkerState::Stopped));
     }
 }
 

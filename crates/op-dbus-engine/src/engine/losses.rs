@@ -2,6 +2,7 @@
 
 use super::Engine;
 use crate::backend::BackendError;
+use crate::roster::Roster;
 
 impl Engine {
     /// Waits until no worker of the pool that was asked for can be had; without another pool calls are
@@ -12,27 +13,27 @@ impl Engine {
 
     /// Whether no worker of the pool that was asked for can be had now.
     pub fn is_failing(&self) -> bool {
-        self.scheduler().is_hopeless()
+        self.scheduler().roster(|roster| roster.is_hopeless())
     }
 
     /// Why calls are refused, if no worker at all can be had now ([`Presence::Lost`](crate::Presence)).
     pub fn refusal(&self) -> Option<BackendError> {
-        self.scheduler().refusal()
+        self.scheduler().roster(|roster| roster.refusal())
     }
 
     /// What the workers that were asked for are given up for, if it is that they prove themselves and then
     /// lose batch after batch ([`Pool::losses_max`](crate::Pool::losses_max)).
     pub fn losses(&self) -> Option<String> {
-        self.scheduler().losses()
+        self.scheduler().roster(|roster| roster.losses())
     }
 
     /// What the workers lost batches with was no fault of theirs: a text that kills other workers as well.
     pub fn acquit(&self) {
-        self.scheduler().acquit();
+        self.scheduler().change(Roster::acquit);
     }
 
     /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
     pub fn keep_trying(&self) {
-        self.scheduler().keep_trying();
+        self.scheduler().change(Roster::keep_trying);
     }
 }

@@ -64,7 +64,9 @@ impl Engine {
         }
         let tokens = tokens_of_memory(texts.iter().map(String::len).sum());
         let claim = Claim::new(uid, tokens, Priority::Bulk);
-        let permit = inner.admission.admit(claim, self.scheduler().tokens_per_s())?;
+        let permit = inner
+            .admission
+            .admit(claim, self.scheduler().roster(|roster| roster.tokens_per_s()))?;
         let _permit = permit.of_a_look();
         let line = inner.door.line(uid);
         let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());

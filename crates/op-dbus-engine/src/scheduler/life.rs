@@ -8,15 +8,20 @@ use crate::backend::{BackendError, Footprint};
 use crate::error::Error;
 use crate::presence::{Absence, Presence};
 use crate::reserve::Serves;
-use crate::roster::{Loaded, Order};
-use crate::status::{WorkerState, WorkerStatus};
-use crate::usage::MemoryUse;
+use crate::roster::{Loaded, Order, Roster};
+use crate::status::WorkerState;
+use crate::wait::until;
 
 impl Scheduler {
-    /// Adds the workers, all loaded and idle, each with its pool; from here on they are known by
-    /// their places.
-    pub fn add_workers(&self, workers: Vec<(usize, Loaded)>) {
-        self.lock().roster.add(workers);
+    /// What `ask` makes of the roster; nobody waits for what it changes.
+    pub fn roster<T>(&self, ask: impl FnOnce(&mut Roster) -> T) -> T {
+        ask(&mut self.lock().roster)
+    }
+
+    /// Changes what a worker does, has or is asked for, and wakes who waits for that.
+    pub fn change(&self, change: impl FnOnce(&mut Roster)) {
+        self.roster(change);
+        self.changed.notify_waiters();
     }
 
     /// A worker was lost and is to be replaced.
@@ -46,71 +51,12 @@ impl Scheduler {
         self.until(|state| state.roster.is_hopeless()).await;
     }
 
-    /// Whether no worker of the pool that was asked for can be had now.
-    pub fn is_hopeless(&self) -> bool {
-        self.lock().roster.is_hopeless()
-    }
-
-    /// What the workers that were asked for are given up for, if it is that they lose batches.
-    pub fn losses(&self) -> Option<String> {
-        self.lock().roster.losses()
-    }
-
-    /// What a worker has to prove itself for by more than the engine's own text.
-    pub fn doubts(&self, worker: usize) -> Option<String> {
-        self.lock().roster.doubts(worker)
-    }
-
-    /// What the workers were lost with was no fault of theirs.
-    pub fn acquit(&self) {
-        self.lock().roster.acquit();
-        self.changed.notify_waiters();
-    }
-
-    /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
-    pub fn keep_trying(&self) {
-        self.lock().roster.keep_trying();
-        self.changed.notify_waiters();
-    }
-
-    /// Why calls are refused, if no worker can be had now.
-    pub fn refusal(&self) -> Option<BackendError> {
-        self.lock().roster.refusal()
-    }
-
-    /// A worker that has no backend makes itself one.
-    pub fn loading(&self, worker: usize) {
-        self.set(worker, WorkerState::Loading);
-    }
-
-    /// A worker that was lost has another backend made, as far as it has not to wait for that.
-    pub fn replacing(&self, worker: usize) {
-        self.lock().roster.loads(worker);
-    }
-
     /// A worker has a backend, its first or another one.
     pub fn loaded(&self, worker: usize, loaded: Loaded) {
         let mut state = self.lock();
         state.roster.loaded(worker, loaded);
         state.loaded_at = Instant::now();
         drop(state);
-        self.changed.notify_waiters();
-    }
-
-    /// A worker computes on another device than before.
-    pub fn moved(&self, worker: usize, device: &str) {
-        self.lock().roster.moved(worker, device);
-    }
-
-    /// A worker has let its backend go.
-    pub fn unloaded(&self, worker: usize) {
-        self.lock().roster.unloaded(worker);
-        self.changed.notify_waiters();
-    }
-
-    /// A worker has done what it was asked for, and gave back some memory.
-    pub fn obeyed(&self, worker: usize, order: Order, did: (Footprint, MemoryUse)) {
-        self.lock().roster.obeyed(worker, order, did);
         self.changed.notify_waiters();
     }
 
@@ -144,18 +90,9 @@ impl Scheduler {
         fail(entries, &Error::ShuttingDown);
     }
 
-    /// A worker's thread ends.
-    pub fn end(&self, worker: usize) {
-        self.set(worker, WorkerState::Stopped);
-    }
-
     /// Returns once all workers have ended.
     pub async fn all_ended(&self) {
         self.until(|state| state.roster.all_have_ended()).await;
-    }
-
-    pub fn workers(&self) -> Vec<WorkerStatus> {
-        self.lock().roster.statuses()
     }
 
     /// Has the workers let their backends go if they are loaded for `time` and `idle` still holds; false
@@ -248,11 +185,6 @@ impl Scheduler {
         away && state.refusal().is_none()
     }
 
-    fn set(&self, worker: usize, to: WorkerState) {
-        self.lock().roster.set(worker, to);
-        self.changed.notify_waiters();
-    }
-
     /// Wakes every worker, whatever it waits for.
     fn call_all(&self) {
         self.work.notify_all();
@@ -263,16 +195,7 @@ impl Scheduler {
 
     /// Waits until `condition` holds, which is asked after each change in the life of a worker.
     async fn until(&self, condition: impl Fn(&State) -> bool) {
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            // Registered before the condition is asked, so that nothing is missed in between.
-            changed.as_mut().enable();
-            if condition(&self.lock()) {
-                return;
-            }
-            changed.await;
-        }
+        until(&self.changed, || condition(&self.lock()).then_some(())).await;
     }
 }
 

@@ -35,7 +35,7 @@ impl RemoteBackend {
             Some(tokenizer) => Trial::of_texts(tokenizer).map_err(unavailable)?,
             None => Trial::of_ids(options.shape.max_input_tokens),
         };
-        let endpoint = |url: &String| Endpoint::new(url, options.protocol);
+        let endpoint = |url: &String| Endpoint::new(url, options.protocol, &clients);
         let endpoints: Vec<Endpoint> = options.endpoints.iter().map(endpoint).collect();
         let names = Names::of(&options.endpoints);
         let description = Description {

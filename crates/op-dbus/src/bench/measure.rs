@@ -39,46 +39,32 @@ pub async fn latency(
     Ok(times)
 }
 
-/// How long `calls` calls of `size` texts take altogether, shared by the clients, and how long each took:
-/// the latter in microseconds, ascending.
+/// What calls take, in microseconds, ascending.
+pub struct Times {
+    /// From the first call to the last answer.
+    pub took: Duration,
+    /// Of each call.
+    pub calls: Vec<f64>,
+    /// What of each was not the engine's.
+    pub beside: Vec<f64>,
+}
+
+/// What `calls` calls of `size` texts take, shared by the clients.
 pub async fn throughput(
     clients: &[Client],
     corpus: &Corpus,
     (size, calls): (usize, usize),
-) -> Result<(Duration, Vec<f64>), Failure> {
-    let (next, times) = (Cell::new(0), RefCell::new(Vec::with_capacity(calls)));
+) -> Result<Times, Failure> {
+    let room = || Vec::with_capacity(calls);
+    let (next, times) = (Cell::new(0), RefCell::new((room(), room())));
     let start = Instant::now();
     try_join_all(clients.iter().map(|client| async {
         while let Some(call) = take(&next, calls) {
             let texts: Vec<&str> =
                 corpus.call(call, size).map(|index| corpus.texts[index].as_str()).collect();
             let sent = Instant::now();
-            client.embed(&texts).await?;
-            times.borrow_mut().push(sent.elapsed().as_secs_f64() * 1e6);
-        }
-        Ok::<_, Failure>(())
-    }))
-    .await?;
-    let (took, mut times) = (start.elapsed(), times.into_inner());
-    times.sort_by(f64::total_cmp);
-    Ok((took, times))
-}
-
-/// Times of `calls` calls of `size` texts, shared by the clients, and what of each was not the
-/// engine's: both in microseconds, ascending.
-pub async fn beside(
-    clients: &[Client],
-    corpus: &Corpus,
-    (size, calls): (usize, usize),
-) -> Result<(Vec<f64>, Vec<f64>), Failure> {
-    let (next, times) = (Cell::new(0), RefCell::new((Vec::new(), Vec::new())));
-    try_join_all(clients.iter().map(|client| async {
-        while let Some(call) = take(&next, calls) {
-            let texts: Vec<&str> =
-                corpus.call(call, size).map(|index| corpus.texts[index].as_str()).collect();
-            let start = Instant::now();
             let answer = client.embed(&texts).await?;
-            let took_us = start.elapsed().as_secs_f64() * 1e6;
+            let took_us = sent.elapsed().as_secs_f64() * 1e6;
             let mut times = times.borrow_mut();
             times.0.push(took_us);
             times.1.push((took_us - answer.engine_us as f64).max(0.0));
@@ -86,10 +72,10 @@ pub async fn beside(
         Ok::<_, Failure>(())
     }))
     .await?;
-    let (mut took, mut beside) = times.into_inner();
-    took.sort_by(f64::total_cmp);
+    let (took, (mut calls, mut beside)) = (start.elapsed(), times.into_inner());
+    calls.sort_by(f64::total_cmp);
     beside.sort_by(f64::total_cmp);
-    Ok((took, beside))
+    Ok(Times { took, calls, beside })
 }
 
 /// The next call that nobody has sent yet.

@@ -22,12 +22,11 @@ mod stage;
 mod table;
 mod variant;
 
-use std::io::{IsTerminal, Write};
-use std::process::ExitCode;
+use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::{Done, Failure};
+use crate::cli::{Done, block_on, printed};
 use corpus::Corpus;
 use machine::Machine;
 use quality::Pairs;
@@ -39,11 +38,7 @@ pub use args::Args;
 
 pub fn run(args: Args) -> Done {
     // One thread, like a client has: a call is not handed from thread to thread on its way.
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::refused(format!("can't start: {error}")))?
-        .block_on(async { if args.driven { driven::run(args).await } else { bench(args).await } })
+    block_on(async { if args.driven { driven::run(args).await } else { bench(args).await } })
 }
 
 async fn bench(args: Args) -> Done {
@@ -70,8 +65,7 @@ async fn bench(args: Args) -> Done {
         true => report.json(),
         false => table::page(&report),
     };
-    std::io::stdout().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))?;
-    Ok(ExitCode::SUCCESS)
+    printed(text)
 }
 
 fn progress() -> ProgressBar {

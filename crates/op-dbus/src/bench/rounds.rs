@@ -8,7 +8,7 @@ use indicatif::ProgressBar;
 use super::args::{Args, Rate, What};
 use super::collection::{Collection, collections, percentile};
 use super::corpus::Corpus;
-use super::measure::{Probe, beside, latency, throughput};
+use super::measure::{Probe, latency, throughput};
 use super::open;
 use super::peak::{self, Products};
 use super::stage::{Stage, Target};
@@ -191,7 +191,7 @@ impl Speed {
         let enough = plan.target.as_secs_f64() / 5.0;
         let mut size = 8;
         loop {
-            let took = throughput(client, corpus, (size, 1)).await?.0.as_secs_f64();
+            let took = throughput(client, corpus, (size, 1)).await?.took.as_secs_f64();
             if took >= enough || size >= CALL_TEXTS {
                 return Ok(Self { texts_per_s: size as f64 / took, call_s });
             }
@@ -309,9 +309,8 @@ impl Bench<'_> {
         let collection = &self.collections[row.collection];
         let before = target.tokens().await?;
         let calls = (row.size, row.calls);
-        let (took, times_us) =
-            throughput(&target.clients[..clients], &collection.corpus, calls).await?;
-        let took = took.as_secs_f64();
+        let times = throughput(&target.clients[..clients], &collection.corpus, calls).await?;
+        let took = times.took.as_secs_f64();
         let padding = target.tokens().await?.padding_since(before);
         let texts = row.size * row.calls;
         let all = &collection.lengths(&target.facts.model).tokens;
@@ -322,7 +321,7 @@ impl Bench<'_> {
         ]);
         figures.extend(padding.map(|padding| ("padding", padding)));
         if matches!(row.measure, Measure::Clients(_)) {
-            figures.extend(percentiles(&times_us));
+            figures.extend(percentiles(&times.calls));
         }
         if let Some(work) = target.work {
             figures.insert("operations_per_s", work.operations(tokens()) / took);
@@ -333,9 +332,9 @@ impl Bench<'_> {
     async fn lane(&self, row: &Row, target: &Target, clients: usize) -> Result<Figures, Failure> {
         let corpus = &self.collections[row.collection].corpus;
         let (clients, calls) = (&target.clients[..clients], (row.size, row.calls));
-        let (took, beside) = beside(clients, corpus, calls).await?;
-        let (p50, p95) = (percentile(&beside, 50.0), percentile(&beside, 95.0));
-        let mut figures = percentiles(&took);
+        let times = throughput(clients, corpus, calls).await?;
+        let (p50, p95) = (percentile(&times.beside, 50.0), percentile(&times.beside, 95.0));
+        let mut figures = percentiles(&times.calls);
         figures.extend([("beside_p50_us", p50), ("beside_p95_us", p95)]);
         Ok(figures)
     }

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use op_dbus_daemon::settings::Bus;
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
@@ -24,17 +25,18 @@ pub struct PrivateService {
     daemon: Child,
     /// Dropped after the daemon.
     _bus: Child,
-    _folder: Folder,
+    _folder: TempDir,
 }
 
 impl PrivateService {
     /// Starts both and waits until the service has loaded its model. `flags` are settings for the
     /// service; those that keep it to itself are added, so that the engine can be given the same.
     pub async fn start(flags: &mut BTreeMap<String, String>) -> Result<Self, Failure> {
-        let folder = Folder::new()?;
-        let (bus, address) = start_bus(&folder.0).await?;
+        let folder = tempfile::Builder::new().prefix("op-dbus-bench-").tempdir();
+        let folder = folder.map_err(|error| cannot("make a folder for a private bus", &error))?;
+        let (bus, address) = start_bus(folder.path()).await?;
         flags.insert("bus".to_owned(), address.clone());
-        let state = folder.0.join("state.json").to_string_lossy().into_owned();
+        let state = folder.path().join("state.json").to_string_lossy().into_owned();
         flags.insert("state_file".to_owned(), state);
         let exe = std::env::current_exe().map_err(|error| cannot("find this program", &error))?;
         let mut command = Command::new(exe);
@@ -128,23 +130,4 @@ fn bus_config(folder: &Path) -> String {
 
 fn cannot(what: &str, error: &std::io::Error) -> Failure {
     Failure::refused(format!("can't {what}: {error}"))
-}
-
-/// A folder of our own that goes with us.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Self, Failure> {
-        let template = std::env::temp_dir().join("op-dbus-bench-XXXXXX");
-        nix::unistd::mkdtemp(&template)
-            .map(Self)
-            .map_err(|error| cannot("make a folder for a private bus", &error.into()))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // What stays behind is a small folder under the temporary one.
-        std::fs::remove_dir_all(&self.0).ok();
-    }
 }

@@ -30,15 +30,6 @@ pub struct Service {
     bus: Bus,
 }
 
-/// The way to `bus`.
-pub fn builder(bus: &Bus) -> zbus::connection::Builder<'static> {
-    match bus {
-        Bus::System => zbus::connection::Builder::system(),
-        Bus::Session => zbus::connection::Builder::session(),
-        Bus::Address(address) => zbus::connection::Builder::address(address.as_str()),
-    }
-}
-
 /// Connects to `bus`. Whether the service is there shows at the first call.
 ///
 /// # Errors
@@ -47,7 +38,7 @@ pub async fn connect(bus: &Bus) -> Result<Service, Failure> {
     let unreachable = |reason: String| {
         Failure::unreachable(format!("can't reach {} ({reason}): {}", place(bus), bus.remedy()))
     };
-    match tokio::time::timeout(CONNECT_TIMEOUT, builder(bus).build()).await {
+    match tokio::time::timeout(CONNECT_TIMEOUT, bus.builder().build()).await {
         Ok(Ok(connection)) => Ok(Service { connection, bus: bus.clone() }),
         Ok(Err(error)) => Err(unreachable(error.to_string())),
         Err(_) => Err(unreachable(format!("no answer in {} s", CONNECT_TIMEOUT.as_secs()))),

@@ -1,11 +1,8 @@
 //! `op-dbus completions`: scripts that let a shell complete our command line.
 
-use std::io::Write;
-use std::process::ExitCode;
-
 use clap_complete::Shell;
 
-use super::{Done, EXIT_CODES, Failure};
+use super::{Done, EXIT_CODES, printed};
 
 /// Print the completion script for a shell
 #[derive(clap::Args)]
@@ -27,8 +24,7 @@ pub fn run(args: Args) -> Done {
         // It makes the hyphen of our name the sign between commands, in one half of the script.
         script = String::from_utf8_lossy(&script).replace("op__subcmd__dbus", "op__dbus").into();
     }
-    std::io::stdout().write_all(&script).map_err(|error| Failure::output(&error))?;
-    Ok(ExitCode::SUCCESS)
+    printed(script)
 }
 
 /// The command line without what is for our own processes.

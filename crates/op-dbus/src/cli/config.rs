@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use op_dbus_daemon::settings::{Loaded, Settings, Shown, Sources, config_file, markdown};
 
 use super::terminal::{Colour, colour, paint, printable};
-use super::{Done, EXIT_CODES, Failure, tell};
+use super::{Done, EXIT_CODES, Failure, printed, tell};
 
 /// Show the settings and where they come from, or check them
 #[derive(clap::Args)]
@@ -117,8 +115,7 @@ pub fn run(args: Args) -> Done {
             "The settings are in order.\n".to_owned()
         }
     };
-    std::io::stdout().write_all(out.as_bytes()).map_err(|error| Failure::output(&error))?;
-    Ok(ExitCode::SUCCESS)
+    printed(out)
 }
 
 fn json(settings: &[Shown]) -> Result<String, Failure> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::ArgGroup;
-use futures_util::{StreamExt, stream};
+use futures_util::StreamExt;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::cut::Cut;
@@ -83,24 +83,14 @@ pub fn run(mut args: Args) -> Done {
 
 async fn embed(args: Args, format: Format) -> Done {
     let service = connect(&args.bus.bus).await?;
-    let properties = service.properties().await?;
-    let inline = CallLimits::new(
-        properties.number("TextsPerCallMax"),
-        properties.number("InlineReplyBytesMax"),
-        properties.number("TextBytesMax"),
-    );
+    let inline = CallLimits::of(&service.properties().await?);
     let output = args.output;
     let to = output.as_deref();
     let mut writer = Writer::new(format, to).map_err(|error| Failure::writing(to, &error))?;
     let texts = Texts::read(Source::new(args.texts, args.file), args.options.limits(inline));
     let caller = Caller::new(service, args.options, inline.texts_max).await?;
 
-    let calls = stream::unfold((texts, 0), async |(mut texts, first)| {
-        let call = texts.next_call().await?;
-        let next = first + call.as_ref().map_or(0, |call| call.len() as u64);
-        Some(((first, call), (texts, next)))
-    });
-    let replies = calls.map(async |(first, call)| caller.call(first, call?).await);
+    let replies = texts.calls().map(async |(first, call)| caller.call(first, call?).await);
     let replies = replies.buffered(CALLS_IN_FLIGHT);
     let mut replies = std::pin::pin!(replies);
     let progress = progress(to.is_some());

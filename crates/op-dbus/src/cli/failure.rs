@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use op_dbus_daemon::settings::Mistakes;
 
+use super::Done;
+
 /// The exit codes, as every command's help lists them.
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 service not reachable, 6 not configured";
@@ -15,6 +17,12 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 service not reachable,
 /// does a standard error that is full or closed.
 pub fn tell(sentence: impl fmt::Display) {
     writeln!(io::stderr(), "op-dbus: {sentence}").ok();
+}
+
+/// Ends a command with what it prints.
+pub fn printed(out: impl AsRef<[u8]>) -> Done {
+    io::stdout().write_all(out.as_ref()).map_err(|error| Failure::output(&error))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Why a command did not do what it was asked for.

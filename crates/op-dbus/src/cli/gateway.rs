@@ -8,7 +8,6 @@ use op_dbus_daemon::settings::{Group, Listen, ROWS, Row, Settings, Sources};
 use op_dbus_daemon::telemetry;
 use op_dbus_gateway::{Address, Config, Fatal};
 
-use super::client::builder;
 use super::flags::{self, Given};
 use super::{Done, EXIT_CODES, Failure};
 use crate::dumps;
@@ -65,7 +64,7 @@ pub fn run(args: Given<Flags>) -> Done {
     let config = Config {
         address,
         credentials: std::env::var_os("CREDENTIALS_DIRECTORY").map(Into::into),
-        connect: Arc::new(move || builder(&bus)),
+        connect: Arc::new(move || bus.builder()),
         trim: op_dbus_engine::memory::trim,
     };
     // It hands bytes on, and leaves the CPUs to whoever computes.

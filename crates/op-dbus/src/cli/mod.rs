@@ -41,7 +41,7 @@ use crate::{bench, devices, worker};
 
 pub use bulk::Bytes;
 pub use client::{Properties, Service, connect};
-pub use failure::{EXIT_CODES, Failure, tell};
+pub use failure::{EXIT_CODES, Failure, printed, tell};
 pub use numbers::floats;
 
 /// How a command ends.
@@ -203,7 +203,7 @@ fn threaded(threads: usize) -> Result<Runtime, Failure> {
 }
 
 /// The runtime of a client command: one thread is enough to talk to a bus.
-fn block_on<F: Future<Output = Done>>(command: F) -> Done {
+pub fn block_on<F: Future<Output = Done>>(command: F) -> Done {
     Builder::new_current_thread()
         .enable_all()
         .build()

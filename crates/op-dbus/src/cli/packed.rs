@@ -13,7 +13,7 @@ use super::bulk::{self, Bytes};
 use super::numbers::{encodings, floats};
 use super::output::Vectors;
 use super::texts::CallLimits;
-use super::{Failure, Service};
+use super::{Failure, Properties, Service};
 
 /// Texts in one call whose vectors come in its reply.
 const CALL_TEXTS_MAX: usize = 256;
@@ -113,12 +113,17 @@ impl Options {
 }
 
 impl CallLimits {
-    /// Limits within those of the service; a service without the properties gets small calls.
-    pub fn new(
-        texts: Option<usize>,
-        reply_bytes: Option<usize>,
-        text_bytes: Option<usize>,
-    ) -> Self {
+    /// Limits within those that the service tells.
+    pub fn of(service: &Properties) -> Self {
+        Self::new(
+            service.number("TextsPerCallMax"),
+            service.number("InlineReplyBytesMax"),
+            service.number("TextBytesMax"),
+        )
+    }
+
+    /// The same; a service without the properties gets small calls.
+    fn new(texts: Option<usize>, reply_bytes: Option<usize>, text_bytes: Option<usize>) -> Self {
         // Room for the longest vectors of any usual model; the call may ask for another level.
         let row_bytes_max = 4 * 4096;
         let rows = reply_bytes.unwrap_or(0) / row_bytes_max;

@@ -1,12 +1,9 @@
 //! `op-dbus providers`: which execution providers the service could compute on, and which it does.
 
-use std::io::Write as _;
-use std::process::ExitCode;
-
 use serde_json::{Value, json};
 
 use super::terminal::{Colour, colour, paint, printable};
-use super::{BusArgs, Done, EXIT_CODES, Failure, connect};
+use super::{BusArgs, Done, EXIT_CODES, connect, printed};
 use op_dbus_api::json_object;
 
 /// List the execution providers, and why those that do not run don't
@@ -38,8 +35,7 @@ async fn providers(args: Args) -> Done {
         true => format!("{:#}\n", Value::from(providers)),
         false => providers.iter().map(|provider| line(provider, colour())).collect(),
     };
-    std::io::stdout().write_all(out.as_bytes()).map_err(|error| Failure::output(&error))?;
-    Ok(ExitCode::SUCCESS)
+    printed(out)
 }
 
 /// Name and devices of one that runs; name and reason of one that doesn't.

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use futures_util::{StreamExt, stream};
+use futures_util::StreamExt;
 
 use super::cut::Cut;
 use super::packed::{Caller, Options, Reply, Space};
@@ -54,22 +54,13 @@ pub fn run(args: Args) -> Done {
 
 async fn rank(args: Args) -> Done {
     let service = connect(&args.bus.bus).await?;
-    let properties = service.properties().await?;
-    let inline = CallLimits::new(
-        properties.number("TextsPerCallMax"),
-        properties.number("InlineReplyBytesMax"),
-        properties.number("TextBytesMax"),
-    );
+    let inline = CallLimits::of(&service.properties().await?);
     // The query is a text of each call.
     let limits = CallLimits { texts_max: (inline.texts_max - 1).max(1), ..inline };
     let caller = Caller::new(service, Options::default(), inline.texts_max).await?;
     let texts = Texts::read(Source::new(args.candidates, args.file), limits);
-    let calls = stream::unfold((texts, 0), async |(mut texts, first)| {
-        let call = texts.next_call().await?;
-        let next = first + call.as_ref().map_or(0, |call| call.len() as u64);
-        Some(((first, call), (texts, next)))
-    });
-    let replies = calls
+    let replies = texts
+        .calls()
         .map(async |(first, call)| {
             let (indices, mut texts): (Vec<u64>, Vec<String>) =
                 (first..).zip(call?).filter(worth_it).unzip();

@@ -1,14 +1,12 @@
 //! `op-dbus status`: what the service does, for people and for programs.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
 use super::terminal::{Colour, colour, counted, grouped, milliseconds, paint, printable, since};
-use super::{BusArgs, Done, EXIT_CODES, Failure, connect};
+use super::{BusArgs, Done, EXIT_CODES, connect, printed};
 use op_dbus_api::json_object;
 
 /// Show what the service runs, on what, and how busy it is
@@ -56,8 +54,7 @@ async fn status(args: Args) -> Done {
         true => format!("{all:#}\n"),
         false => Report { all: &all, coloured: colour(), now: SystemTime::now() }.text(),
     };
-    std::io::stdout().write_all(out.as_bytes()).map_err(|error| Failure::output(&error))?;
-    Ok(ExitCode::SUCCESS)
+    printed(out)
 }
 
 /// How well a state of the service is.

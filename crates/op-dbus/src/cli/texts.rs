@@ -5,6 +5,7 @@ use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use futures_util::{Stream, stream};
 use tokio::sync::mpsc;
 
 use super::{Failure, tell};
@@ -71,9 +72,18 @@ impl Texts {
         texts
     }
 
+    /// The texts of each call, with the number of the first over all calls.
+    pub fn calls(self) -> impl Stream<Item = (u64, Result<Vec<String>, Failure>)> {
+        stream::unfold((self, 0), async |(mut texts, first)| {
+            let call = texts.next_call().await?;
+            let next = first + call.as_ref().map_or(0, |call| call.len() as u64);
+            Some(((first, call), (texts, next)))
+        })
+    }
+
     /// The texts of the next call: at least one, and then what is there already, up to the limits.
     /// A full input gives full calls, a trickle is passed on at once. `None` at the end.
-    pub async fn next_call(&mut self) -> Option<Result<Vec<String>, Failure>> {
+    async fn next_call(&mut self) -> Option<Result<Vec<String>, Failure>> {
         let first = match self.left_over.take() {
             Some(text) => text,
             None => match self.incoming.recv().await? {

@@ -6,8 +6,6 @@ mod live;
 mod reading;
 mod screen;
 
-use std::io::Write;
-use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use serde_json::json;
@@ -15,7 +13,7 @@ use serde_json::json;
 use self::interval::Interval;
 use self::lines::{View, plain};
 use self::reading::{Json, Source};
-use super::{BusArgs, Done, EXIT_CODES, Failure, terminal};
+use super::{BusArgs, Done, EXIT_CODES, printed, terminal};
 
 /// Watch the service live: rates, batches, times of calls, failures, workers
 #[derive(clap::Args)]
@@ -89,8 +87,7 @@ async fn once(mut source: Source, args: &Args) -> Done {
             plain(&View { reading, interval, absent: None, coloured, now })
         }
     };
-    std::io::stdout().write_all(out.as_bytes()).map_err(|error| Failure::output(&error))?;
-    Ok(ExitCode::SUCCESS)
+    printed(out)
 }
 
 #[cfg(test)]

@@ -150,9 +150,10 @@ pub fn gone() -> Error {
 }
 
 /// The bus object of a job.
+#[derive(Clone)]
 pub struct Handle {
-    job: Arc<Job>,
-    calls: Calls,
+    pub(super) job: Arc<Job>,
+    pub(super) calls: Calls,
 }
 
 impl Handle {

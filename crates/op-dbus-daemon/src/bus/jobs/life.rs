@@ -46,15 +46,15 @@ impl Life {
     /// # Errors
     /// When there is one at its path already, or the owner can't be told.
     pub async fn appear(&self) -> zbus::Result<()> {
-        let (job, connection) = (&self.listed.job, &self.caller.connection);
-        let (server, path) = (connection.object_server(), &*job.path);
+        let (handle, connection) = (self.handle(), &self.caller.connection);
+        let (server, path) = (connection.object_server(), &*self.listed.job.path);
         // Nobody knows the path yet who could ask the interfaces that are replaced here.
-        server.at(path, self.handle()).await?;
+        server.at(path, handle.clone()).await?;
         server.remove_named(path, Properties::name()).await?;
-        server.at(path, Properties::new(job.clone(), self.calls.clone())).await?;
+        server.at(path, Properties(handle.clone())).await?;
         server.remove_named(path, Introspectable::name()).await?;
-        server.at(path, Introspectable::new(job.clone(), self.calls.clone())).await?;
-        tree::added(&self.handle(), job, connection).await
+        server.at(path, Introspectable(handle.clone())).await?;
+        tree::added(&handle, connection).await
     }
 
     /// Does the work, keeps the result until it is fetched, the owner leaves or time is up, and takes
@@ -116,7 +116,7 @@ impl Life {
         let (job, connection) = (&self.listed.job, &self.caller.connection);
         let told = async {
             let emitter = tree::to_owner(job, connection, &job.path)?;
-            let properties = tree::properties(&self.handle(), job, connection).await?;
+            let properties = tree::properties(&self.handle(), connection).await?;
             let changed: HashMap<&str, _> =
                 properties.iter().map(|(name, value)| (name.as_str(), value)).collect();
             Properties::properties_changed(&emitter, JOB_INTERFACE, changed, &[]).await

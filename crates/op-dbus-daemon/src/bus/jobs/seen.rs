@@ -1,41 +1,29 @@
 //! The standard interfaces of a job's object. Those of the bus library answer everybody.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use zbus::message::Header;
 use zbus::object_server::{Interface, SignalEmitter};
 use zbus::{Connection, OwnedVariant, Variant, fdo, interface};
 
-use super::super::calls::Calls;
-use super::job::{Handle, Job};
+use super::job::Handle;
 use super::tree::{document, own, properties, xml};
 
-/// What both need.
-struct Seen {
-    job: Arc<Job>,
-    calls: Calls,
-}
-
-impl Seen {
-    /// The job's object, for whom it is there.
-    async fn handle(&self, connection: &Connection, header: &Header<'_>) -> fdo::Result<Handle> {
+impl Handle {
+    /// The same, for whom the job is there.
+    async fn seen(&self, connection: &Connection, header: &Header<'_>) -> fdo::Result<&Self> {
         let uid = own(&self.calls, connection, header).await?;
         match self.job.is_of(uid) {
-            true => Ok(Handle::new(self.job.clone(), self.calls.clone())),
+            true => Ok(self),
             false => Err(fdo::Error::UnknownObject(self.job.unknown())),
         }
     }
 }
 
 /// `org.freedesktop.DBus.Properties`
-pub struct Properties(Seen);
+pub struct Properties(pub Handle);
 
 impl Properties {
-    pub fn new(job: Arc<Job>, calls: Calls) -> Self {
-        Self(Seen { job, calls })
-    }
-
     /// All properties, for whom the job is there.
     async fn all(
         &self,
@@ -43,12 +31,12 @@ impl Properties {
         connection: &Connection,
         header: &Header<'_>,
     ) -> fdo::Result<HashMap<String, OwnedVariant>> {
-        let handle = self.0.handle(connection, header).await?;
+        let handle = self.0.seen(connection, header).await?;
         if interface != Handle::name().as_str() {
             let message = format!("Unknown interface '{interface}'");
             return Err(fdo::Error::UnknownInterface(message));
         }
-        properties(&handle, &self.0.job, connection).await
+        properties(handle, connection).await
     }
 }
 
@@ -100,13 +88,7 @@ impl Properties {
 }
 
 /// `org.freedesktop.DBus.Introspectable`
-pub struct Introspectable(Seen);
-
-impl Introspectable {
-    pub fn new(job: Arc<Job>, calls: Calls) -> Self {
-        Self(Seen { job, calls })
-    }
-}
+pub struct Introspectable(pub Handle);
 
 #[interface(name = "org.freedesktop.DBus.Introspectable", introspection_docs = false)]
 impl Introspectable {
@@ -116,9 +98,8 @@ impl Introspectable {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> fdo::Result<String> {
-        let handle = self.0.handle(connection, &header).await?;
-        let Seen { job, calls } = &self.0;
-        let properties = Properties::new(job.clone(), calls.clone());
-        Ok(document(&(xml(self) + &xml(&properties) + &xml(&handle)), &[]))
+        let handle = self.0.seen(connection, &header).await?;
+        let properties = Properties(handle.clone());
+        Ok(document(&(xml(self) + &xml(&properties) + &xml(handle)), &[]))
     }
 }

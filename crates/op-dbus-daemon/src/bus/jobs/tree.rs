@@ -137,7 +137,7 @@ impl ObjectManager {
         let mut objects = HashMap::new();
         for job in self.calls.jobs.as_ref().map(|jobs| jobs.of(uid)).unwrap_or_default() {
             let handle = Handle::new(job.clone(), self.calls.clone());
-            objects.insert(job.path.clone(), object(&handle, &job, connection).await?);
+            objects.insert(job.path.clone(), object(&handle, connection).await?);
         }
         Ok(objects)
     }
@@ -157,24 +157,24 @@ impl ObjectManager {
     ) -> zbus::Result<()>;
 }
 
-async fn object(handle: &Handle, job: &Job, connection: &Connection) -> fdo::Result<Object> {
-    let properties = properties(handle, job, connection).await?;
+async fn object(handle: &Handle, connection: &Connection) -> fdo::Result<Object> {
+    let properties = properties(handle, connection).await?;
     Ok(HashMap::from([(JOB_INTERFACE, properties)]))
 }
 
 /// The properties of a job.
 pub async fn properties(
     handle: &Handle,
-    job: &Job,
     connection: &Connection,
 ) -> fdo::Result<HashMap<String, OwnedVariant>> {
-    let emitter = SignalEmitter::new(connection, &*job.path)?;
+    let emitter = SignalEmitter::new(connection, &*handle.job.path)?;
     handle.get_all(connection.object_server(), connection, None, &emitter).await
 }
 
 /// Tells the owner of a job, and nobody else, that it is there.
-pub async fn added(handle: &Handle, job: &Job, connection: &Connection) -> zbus::Result<()> {
-    let object = object(handle, job, connection).await.map_err(zbus::Error::from)?;
+pub async fn added(handle: &Handle, connection: &Connection) -> zbus::Result<()> {
+    let job = &handle.job;
+    let object = object(handle, connection).await.map_err(zbus::Error::from)?;
     ObjectManager::interfaces_added(&to_owner(job, connection, JOBS_PATH)?, &job.path, object).await
 }
 

@@ -9,7 +9,8 @@ mod nvidia;
 mod others;
 mod remote;
 
-use super::super::kind::{Choice, Kind};
+use super::super::choices::{alias, name};
+use super::super::kind::{Choice, Kind, count};
 use super::{Form, Preset, ProviderOption};
 
 /// All options, in the order in which they are shown.
@@ -20,18 +21,6 @@ const ARENAS: &[Choice] = &[
     alias("kSameAsRequested", &["same-as-requested"]),
 ];
 const BYTES: Kind = Kind::Bytes { min: 0, word: None };
-
-const fn name(name: &'static str) -> Choice {
-    Choice { name, aliases: &[] }
-}
-
-const fn alias(name: &'static str, aliases: &'static [&'static str]) -> Choice {
-    Choice { name, aliases }
-}
-
-const fn count(min: u64, max: u64) -> Kind {
-    Kind::Count { min, max, word: None }
-}
 
 /// An option that is told to the provider as it is.
 const fn plain(

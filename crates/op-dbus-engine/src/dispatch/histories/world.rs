@@ -190,7 +190,7 @@ pub fn workers(shared: &Arc<Shared>) -> Vec<Worker> {
     let mut workers: Vec<Worker> = places(&shared.pools).into_iter().map(worker).collect();
     let loaded =
         workers.iter().map(|worker| (worker.place.pool, Loaded::of(worker.backend.as_ref())));
-    shared.scheduler.add_workers(loaded.collect());
+    shared.scheduler.roster(|roster| roster.add(loaded.collect()));
     let like = workers[0].description.clone();
     let reserve = |place| Worker::reserved(place, Arc::clone(shared), like.clone());
     workers.extend(reserved(&shared.pools).into_iter().map(reserve));
