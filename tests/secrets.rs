@@ -14,7 +14,7 @@ use zbus::Fd;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, finish};
-use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::daemon::{Daemon, LOG_ALL, Setup};
 use crate::harness::registry::tests;
 use crate::harness::users::{OTHER, Users};
 use crate::harness::{Outcome, within};
@@ -99,7 +99,7 @@ async fn plant(client: &Client, daemon: &Daemon, setup: &Setup) -> Outcome<Vec<S
 }
 
 async fn a_planted_secret_is_found_nowhere() -> Outcome {
-    let setup = Setup::real("low")?.setting("log", "trace").setting("workers_per_device", "1");
+    let setup = Setup::real("low")?.setting("log", LOG_ALL).setting("workers_per_device", "1");
     let (bus, setup, mut daemon) = setup.setting("cache_bytes", "1000000").alone().await?;
     let client = Client::on(&bus).await?;
     let refusals = plant(&client, &daemon, &setup).await?;

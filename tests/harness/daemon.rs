@@ -21,6 +21,10 @@ use super::needs;
 use super::process::Process;
 use super::{Outcome, within};
 
+/// A log filter by which all is told that anybody has to tell, libraries as well.
+pub const LOG_ALL: &str =
+    "trace,h2=trace,hyper_util=trace,ort=trace,tonic=trace,tower=trace,zbus=trace";
+
 /// How the daemon is started: a folder with its files, and its settings. It outlives the daemon,
 /// so that a test can start another one with the same files.
 pub struct Setup {

@@ -52,6 +52,8 @@ impl Key {
         let Some((scheme, found)) = value.and_then(|value| value.split_at_checked(7)) else {
             return false;
         };
+        // One space or several, says RFC 9110 (section 11.4).
+        let found = found.trim_ascii_start();
         scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(found.ct_eq(&self.0))
     }
 }
@@ -68,7 +70,7 @@ mod tests {
     #[test]
     fn only_the_whole_key_opens() {
         assert!(is_right("Bearer secret"));
-        assert!(is_right("bearer secret"));
+        assert!(is_right("bearer  secret"));
         for wrong in ["", "secret", "Bearer ", "Bearer secre", "Bearer secrets", "Basic secret"] {
             assert!(!is_right(wrong), "{wrong:?}");
         }
