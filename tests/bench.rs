@@ -1,11 +1,14 @@
 //! The measuring instrument: what it says, not how fast anything is.
 
+use std::fs;
+
 use serde_json::Value;
 use tokio::process::Command;
 
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
+use crate::harness::daemon::Setup;
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::tests;
 
@@ -15,6 +18,7 @@ tests! {
     bench_compares_variants_and_their_vectors: [],
     bench_refuses_what_it_cannot_compare: [Bus],
     bench_tells_a_devices_peak_and_the_times_of_its_clients: [Low, Ggml],
+    bench_leaves_the_services_cache_alone: [Low],
     bench_can_be_driven: [],
 }
 
@@ -155,6 +159,27 @@ async fn bench_refuses_what_it_cannot_compare() -> Outcome {
     assert_eq!(none.code, Some(2), "{}", none.stderr);
     let rate = finish(bench(&["--rate", "fast"]), "").await?;
     assert!(rate.stderr.contains("80%"), "{}", rate.stderr);
+    Ok(())
+}
+
+/// What root left there the service could not use, and not replace either.
+async fn bench_leaves_the_services_cache_alone() -> Outcome {
+    let setup = Setup::real("low")?;
+    let cache = setup.path("cache");
+    let run = async || {
+        let mut command = bench(&["--at", "engine", "--only", "latency", "--level", "low"]);
+        command.env_remove("OP_DBUS_CPU_ENGINE").env("OP_DBUS_CACHE_DIR", &cache);
+        command
+            .env("OP_DBUS_MODEL_DIR", store().join("models"))
+            .env("OP_DBUS_BATCH_TOKENS_MAX", "512");
+        finish(command, "").await?.success()
+    };
+    run().await?;
+    assert!(!cache.exists());
+    // In the user's own it stays.
+    fs::create_dir(&cache)?;
+    run().await?;
+    assert!(cache.join("weights").exists());
     Ok(())
 }
 

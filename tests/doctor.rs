@@ -193,6 +193,11 @@ async fn a_model_that_is_not_there_is_asked_for() -> Outcome {
     assert!(text(&found["next"]).contains("op-dbus models pull"), "{found:#}");
     // Without a model there is nothing to prove.
     check(&found["providers"][0]["checks"], "proof", "unchecked")?;
+    // None can be fetched to where a file is.
+    fs::remove_dir(setup.path("models"))?;
+    fs::write(setup.path("models"), "")?;
+    let found = findings(&setup, 1, &[]).await?;
+    assert_eq!(found["next"], "set `model_dir` to another place");
     Ok(())
 }
 

@@ -117,10 +117,12 @@ fn only_wheel(dir: &Path) -> Result<PathBuf, Error> {
     wheels.next().ok_or_else(|| failure("it ended well and left no wheel"))
 }
 
-/// pip ends its complaint with the line that matters, marked `ERROR:`.
+/// pip ends its complaint with the line that matters, marked `ERROR:`; an exception of Python's with what
+/// it was.
 fn last_line(complaint: &str) -> String {
     let lines = || complaint.lines().map(str::trim).filter(|line| !line.is_empty());
-    let line = lines().rfind(|line| line.starts_with("ERROR:")).or_else(|| lines().next_back());
+    let marked = lines().rfind(|line| line.starts_with("ERROR:"));
+    let line = marked.filter(|line| *line != "ERROR: Exception:").or_else(|| lines().next_back());
     line.map_or("it failed without a word", |line| line.trim_start_matches("ERROR:").trim())
         .chars()
         .take(300)
@@ -140,6 +142,9 @@ mod tests {
         let text = "WARNING: x\nERROR: Could not find a version\nERROR: No matching distribution\n";
         assert_eq!(last_line(text), "No matching distribution");
         assert_eq!(last_line("oops\n\n"), "oops");
+        let text =
+            "ERROR: Exception:\nTraceback (most recent call last):\n  File \"x\"\nOSError: full\n";
+        assert_eq!(last_line(text), "OSError: full");
         assert_eq!(last_line(""), "it failed without a word");
     }
 

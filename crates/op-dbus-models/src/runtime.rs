@@ -111,7 +111,9 @@ impl RuntimeStore {
     pub fn remove(&self, provider: &str) -> Result<(), Error> {
         let (library, _) = manifest::provider(provider)?;
         if !self.folder(library).is_dir() {
-            return Err(self.not_installed(library));
+            // Who wants it gone is not told how to get it.
+            let fix = format!("op-dbus runtime list{}", here(&self.dir));
+            return Err(self.not_installed(library, fix));
         }
         Writer::begin(&self.dir)?.discard(&library.folder_name())
     }
@@ -153,17 +155,17 @@ impl RuntimeStore {
         let build = library.build()?;
         let folder = self.folder(library);
         if !folder.is_dir() {
-            return Err(self.not_installed(library));
+            return Err(self.not_installed(library, pull_command(library, &self.dir)));
         }
         build.files.iter().try_for_each(|record| check(record, &folder))?;
         Ok(folder.join(&library.load))
     }
 
-    fn not_installed(&self, library: &Library) -> Error {
+    fn not_installed(&self, library: &Library, fix: String) -> Error {
         Error::NotInstalled {
             what: format!("the library {} {}", library.package, library.version),
             dir: self.dir.clone(),
-            fix: pull_command(library, &self.dir),
+            fix,
         }
     }
 
@@ -187,6 +189,9 @@ fn damaged<'a>(library: &'a Library, dir: &'a Path) -> impl Fn(&Path, String) ->
 
 fn pull_command(library: &Library, dir: &Path) -> String {
     let provider = library.providers.first().map_or(CPU, |one| one.name.as_str());
-    let here = named(&dir.with_file_name("models"));
-    format!("op-dbus runtime pull --provider {provider}{here}")
+    format!("op-dbus runtime pull --provider {provider}{}", here(dir))
+}
+
+fn here(dir: &Path) -> String {
+    named(&dir.with_file_name("models"))
 }

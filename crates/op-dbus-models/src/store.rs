@@ -104,7 +104,9 @@ impl Store {
         let name = built_in.map_or(name, |model| model.name.as_str());
         let dir = self.dir.join(name);
         if !is_name(name) || !dir.is_dir() {
-            return Err(self.not_installed(name, built_in));
+            // Who wants it gone is not told how to get it.
+            let fix = format!("op-dbus models list{}", named(&self.dir));
+            return Err(Error::NotInstalled { what: name.to_owned(), dir: self.dir.clone(), fix });
         }
         // Whoever has named another folder as the store's loses nothing in it.
         check_holds_model(built_in, &dir)?;

@@ -248,7 +248,12 @@ fn drop_ins(folder: &Path, mistakes: &mut Vec<Mistake>) -> Vec<PathBuf> {
 fn file(path: &Path) -> Result<Option<Layer>, (Option<usize>, String)> {
     let text = text_file::read(path)
         .map_err(|unusable| (None, format!("it cannot be read: {}", unusable.reason())))?;
-    let Some(text) = text else { return Ok(None) };
+    let Some(text) = text else {
+        return match fs::symlink_metadata(path) {
+            Ok(_) => Err((None, "it cannot be read: it is a link to what is not there".to_owned())),
+            Err(_) => Ok(None),
+        };
+    };
     let ends: Vec<usize> = text.match_indices('\n').map(|(byte, _)| byte).collect();
     let line = |byte: usize| 1 + ends.partition_point(|end| *end < byte);
     let refuse = |error: toml::de::Error| {

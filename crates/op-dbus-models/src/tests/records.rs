@@ -169,6 +169,7 @@ fn what_is_not_there_is_not_installed() {
         assert!(matches!(error, Error::NotInstalled { .. }), "{name}: {error}");
         let error = bench.store.remove(name).unwrap_err();
         assert!(matches!(error, Error::NotInstalled { .. }), "{name}: {error}");
+        assert!(error.to_string().contains("type `op-dbus models list"), "{name}: {error}");
     }
     let message = bench.store.get("low").unwrap_err().to_string();
     assert!(message.contains("op-dbus models pull paraphrase-MiniLM-L3-v2"), "{message}");

@@ -30,7 +30,8 @@ What is measured, on each text collection in turn:
 Everything that is compared is measured in turn, round after round, so that a machine that slows
 down slows all of them down. A figure is the median of the rounds with the least and the most behind
 it; ratios are taken within each round. `engine` is the engine in this process, `daemon` the service
-over the bus: a private one is started unless --bus names one.";
+over the bus: a private one is started unless --bus names one. What is packed or compiled stays only
+in a cache of the user who runs it.";
 
 const EXAMPLES: &str = "\
 Examples:

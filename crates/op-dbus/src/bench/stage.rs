@@ -6,6 +6,7 @@ use std::time::Duration;
 use op_dbus_daemon::settings::{Bus, Loaded, Origin, Settings, Sources};
 use op_dbus_embedder::backend::Spec;
 use op_dbus_models::Store;
+use tempfile::TempDir;
 
 use super::args::{Args, What};
 use super::client::{Client, Remote, Tokens};
@@ -13,7 +14,7 @@ use super::engine::Local;
 use super::peak::Work;
 use super::spawn::PrivateService;
 use super::variant::{Facts, Flags, Place, product, typed};
-use crate::cli::{Failure, connect};
+use crate::cli::{Failure, cache_instead_of, connect};
 
 /// How long a service may be loading when we come.
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
@@ -26,6 +27,10 @@ const COUNT_CALL_TEXTS: usize = 256;
 pub struct Stage {
     pub targets: Vec<Target>,
     spawned: Vec<PrivateService>,
+    /// What each variant is given beside what is compared.
+    common: Flags,
+    /// The cache that is named there, gone when the measurement is.
+    _cache: Option<TempDir>,
 }
 
 /// One variant at one place.
@@ -60,7 +65,11 @@ impl Stage {
             [] => vec![Place::Engine, Place::Daemon],
             at => at.to_vec(),
         };
-        let mut stage = Self { targets: Vec::new(), spawned: Vec::new() };
+        let cache = cache_instead_of(&load(&Flags::new())?.settings.cache_dir)
+            .map_err(|error| Failure::refused(format!("no temporary folder: {error}")))?;
+        let path = cache.as_ref().map(|folder| folder.path().to_string_lossy().into_owned());
+        let common = path.map(|path| ("cache_dir".to_owned(), path)).into_iter().collect();
+        let mut stage = Self { targets: Vec::new(), spawned: Vec::new(), common, _cache: cache };
         let named = args.bus.as_ref().filter(|bus| !args.spawn && !bus.is_empty());
         match named.filter(|_| places.iter().any(|place| *place != Place::Engine)) {
             Some(address) => stage.set_beside(args, address, &places).await?,
@@ -95,7 +104,7 @@ impl Stage {
         service.wait(READY_TIMEOUT).await?;
         let remote = Remote::new(address, service);
         let served = remote.facts().await?;
-        let mut flags = Flags::new();
+        let mut flags = self.common.clone();
         let level = args.compared.level.first().unwrap_or(&served.level);
         if !level.is_empty() {
             flags.insert("vector_level".to_owned(), level.clone());
@@ -121,6 +130,7 @@ impl Stage {
         mut flags: Flags,
         places: &[Place],
     ) -> Result<(), Failure> {
+        flags.extend(self.common.clone());
         // What is wrong with the flags is told here, not by a service that ends over it.
         let loaded = load(&flags)?;
         if places.contains(&Place::Engine) {

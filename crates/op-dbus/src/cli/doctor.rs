@@ -188,7 +188,10 @@ impl Examination {
     fn concluded(&self, general: Vec<Check>, providers: Vec<Section>) -> Findings {
         let settings = &self.loaded.settings;
         // The first check is the running service, which is not what would be started.
-        let general_failure = general[1..].iter().find(|one| one.failed());
+        let failures = || general[1..].iter().filter(|one| one.failed());
+        // No model can be fetched to where no folder can be.
+        let general_failure =
+            failures().find(|one| one.check == "model_dir").or_else(|| failures().next());
         let mut asked = providers.iter().filter(|section| section.asked);
         let wanted: Vec<&Section> = match settings.execution_provider {
             _ if !self.named.is_empty() => asked.collect(),

@@ -15,6 +15,7 @@ mod manual;
 mod models;
 mod numbers;
 mod output;
+mod own_cache;
 mod packed;
 mod providers;
 mod rank;
@@ -43,6 +44,7 @@ pub use bulk::Bytes;
 pub use client::{Properties, Service, connect};
 pub use failure::{EXIT_CODES, Failure, printed, tell};
 pub use numbers::floats;
+pub use own_cache::instead_of as cache_instead_of;
 
 /// How a command ends.
 pub type Done = Result<ExitCode, Failure>;

@@ -112,6 +112,7 @@ fn the_tree_may_be_odd_but_the_message_is_clear() {
     let folder = tree.path().join("etc/op-dbus");
     symlink("/nowhere", folder.join("dangling.toml")).unwrap();
     std::fs::create_dir_all(folder.join("conf.d/10-folder.toml")).unwrap();
+    symlink("/nowhere", folder.join("conf.d/15-dangling.toml")).unwrap();
     tree.write("etc/op-dbus/conf.d/20-bytes.toml", b"log = \"\xff\"");
     tree.write("etc/op-dbus/conf.d/30-large.toml", &vec![b'#'; (1 << 20) + 1]);
     tree.write("etc/op-dbus/conf.d/40-deep.toml", &[b"x = ".as_slice(), &[b'['; 9999]].concat());
@@ -122,8 +123,9 @@ fn the_tree_may_be_odd_but_the_message_is_clear() {
     tree.write("etc/op-dbus/conf.d/.hidden.toml", b"nonsense");
     tree.write("etc/op-dbus/conf.d/backup.toml~", b"nonsense");
     let text = tree.mistakes();
-    let start = "there are 6 mistakes in the settings:
+    let start = "there are 7 mistakes in the settings:
   /etc/op-dbus/conf.d/10-folder.toml: it cannot be read: it is not a regular file
+  /etc/op-dbus/conf.d/15-dangling.toml: it cannot be read: it is a link to what is not there
   /etc/op-dbus/conf.d/20-bytes.toml: it cannot be read: it is not UTF-8 text
   /etc/op-dbus/conf.d/30-large.toml: it cannot be read: it is larger than 1048576 bytes
   /etc/op-dbus/conf.d/40-deep.toml, line 1: it is not TOML: ";

@@ -6,6 +6,7 @@ use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist, getuid};
 use op_dbus_daemon::settings::Settings;
 
@@ -49,6 +50,9 @@ impl Who {
         (meta.mode() >> shift) & bits == bits
     }
 }
+
+/// Folders that the service makes in its cache.
+const IN_CACHE: [&str; 5] = ["weights", "tuning", "costs", "compiled", "drivers"];
 
 /// What the service does in a folder.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -113,6 +117,12 @@ fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {
     }
     // What is not there will be made.
     let bits = if missing || purpose == Use::Writes { 7 } else { 5 };
+    let shut = (bits == 7).then(|| shut(name, &there)).flatten();
+    if let Some(wrong) =
+        shut.or_else(|| (name == "cache_dir").then(|| foreign(path, who)).flatten())
+    {
+        return wrong;
+    }
     if who.may(bits, &meta) {
         return fit(name, path, missing, &meta);
     }
@@ -144,6 +154,39 @@ fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {
         }
     };
     Check::wrong(name, found, next)
+}
+
+/// A place where nobody can write.
+fn shut(name: &'static str, there: &Path) -> Option<Check> {
+    let system = statvfs(there).ok()?;
+    let (is, first) = barrier(system.flags(), system.blocks(), system.blocks_available())?;
+    let found = format!("the file system of {} is {is}", shown(there));
+    Some(Check::wrong(name, found, format!("{first}, or set `{name}` to another place")))
+}
+
+/// What keeps everybody from writing on a file system, and what to do about it.
+fn barrier(flags: FsFlags, blocks: u64, available: u64) -> Option<(&'static str, &'static str)> {
+    match () {
+        () if flags.contains(FsFlags::ST_RDONLY) => Some(("read-only", "have it mounted writable")),
+        // One without blocks does not count them.
+        () if blocks > 0 && available == 0 => Some(("full", "free some space there")),
+        () => None,
+    }
+}
+
+/// A folder in the service's cache that somebody else has made there, as root who ran the program.
+fn foreign(cache: &Path, who: &Who) -> Option<Check> {
+    let is_closed = |path: &PathBuf| {
+        fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir() && !who.may(7, &meta))
+    };
+    let is_theirs = || fs::metadata(cache).is_ok_and(|meta| meta.uid() == who.uid);
+    if !who.is_service && !is_theirs() {
+        return None;
+    }
+    let folder = IN_CACHE.map(|name| cache.join(name)).into_iter().find(is_closed)?;
+    let next = format!("type `chown -R {}: {}`", who.name, folder.display());
+    let found = format!("{} may not write {}", who.name, shown(&folder));
+    Some(Check::wrong("cache_dir", found, next))
 }
 
 /// Whether something else has the name of a file.
@@ -259,6 +302,33 @@ mod tests {
         let caller = Who { is_service: false, ..stranger() };
         let check = check("cache_dir", &path, Use::Writes, &caller);
         assert_eq!((check.state, check.next), (State::Unchecked, None), "{}", check.found);
+    }
+
+    #[test]
+    fn what_somebody_else_has_made_in_the_cache_is_named() {
+        let (_root, path) = folder(0o777);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o1777)).unwrap();
+        // Others' things are none of ours.
+        fs::create_dir(path.join("more")).unwrap();
+        let weights = path.join("weights");
+        assert_eq!(check("cache_dir", &path, Use::Writes, &stranger()).state, State::Ok);
+        fs::create_dir(&weights).unwrap();
+        let check = |name| check(name, &path, Use::Writes, &stranger());
+        let found = check("cache_dir");
+        assert!(found.found.starts_with("stranger may not write "), "{}", found.found);
+        assert_eq!(found.next, Some(format!("type `chown -R stranger: {}`", weights.display())));
+        // Beside the state file the models lie.
+        assert_eq!(check("state_file").state, State::Ok);
+    }
+
+    #[test]
+    fn a_file_system_that_nobody_can_write_is_told() {
+        let is = |flags, blocks, available| barrier(flags, blocks, available).map(|(is, _)| is);
+        assert_eq!(is(FsFlags::ST_RDONLY | FsFlags::ST_NODEV, 10, 5), Some("read-only"));
+        assert_eq!(is(FsFlags::ST_NODEV, 10, 0), Some("full"));
+        assert_eq!(is(FsFlags::empty(), 10, 1), None);
+        // Of /proc, say.
+        assert_eq!(is(FsFlags::empty(), 0, 0), None);
     }
 
     #[test]

@@ -1,8 +1,5 @@
 //! The proof: workers of the provider, started as the daemon starts them, a batch on each, and a call.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
@@ -10,6 +7,7 @@ use op_dbus_daemon::service::{Error, Means, Options, Request, Served, Service, W
 use op_dbus_daemon::settings::{Loaded, Offload, Provider};
 use op_dbus_engine::CancellationToken;
 
+use super::super::own_cache;
 use super::check::{Check, PROOF};
 use super::facts;
 
@@ -32,12 +30,9 @@ pub async fn check(loaded: &Loaded, provider: Provider) -> Check {
         loaded.settings.batch_tokens_max.get_or_insert(BATCH_TOKENS);
     }
     // What is packed or compiled here must not end up in the service's cache as another user's.
-    let own = match is_own(&loaded.settings.cache_dir) {
-        true => None,
-        false => match tempfile::tempdir() {
-            Ok(folder) => Some(folder),
-            Err(error) => return Check::unchecked(PROOF, format!("no temporary folder: {error}")),
-        },
+    let own = match own_cache::instead_of(&loaded.settings.cache_dir) {
+        Ok(own) => own,
+        Err(error) => return Check::unchecked(PROOF, format!("no temporary folder: {error}")),
     };
     if let Some(folder) = &own {
         folder.path().clone_into(&mut loaded.settings.cache_dir);
@@ -93,8 +88,4 @@ fn computed(served: &Served, begin: Instant) -> Check {
             "computed {model} in {precision} on {devices}, after {seconds:.1} s, confined by {sandboxes}"
         ),
     )
-}
-
-fn is_own(folder: &Path) -> bool {
-    fs::metadata(folder).is_ok_and(|meta| meta.uid() == geteuid().as_raw())
 }
