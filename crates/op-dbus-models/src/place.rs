@@ -1,12 +1,17 @@
 //! Reading single files out of a folder or a zip archive that nobody vouches for.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use zip::ZipArchive;
 
 use crate::{Error, digest, staging};
+
+/// How many times its bytes in an archive a file may have, beyond what is little: weights shrink by a
+/// fraction, and what unfolds so far was made to fill a disk.
+const UNFOLDED_MAX: u64 = 100;
+const LITTLE_BYTES: u64 = 64 << 20;
 
 /// A folder or a zip archive, seen from the folder inside it that the wanted files lie in.
 pub(crate) enum Place {
@@ -23,12 +28,20 @@ impl Place {
 
     /// Opens an archive at the given folder inside it.
     pub(crate) fn zip(path: &Path, folder: &str) -> Result<Self, Error> {
-        let file = File::open(path).map_err(|error| Error::io("read", path, error))?;
-        let archive = ZipArchive::new(BufReader::new(file)).map_err(|e| damaged(path, &e))?;
+        let open = || File::open(path).map(BufReader::new);
+        let unread = |error| Error::io("read", path, error);
+        let archive = ZipArchive::new(open().map_err(unread)?).map_err(|e| damaged(path, &e))?;
         if let Some(name) = archive.file_names().find(|name| leaves(name)) {
             return Err(Error::unsupported(
                 format!("{} has an entry `{name}` that leads out of it", path.display()),
                 "archives whose entries stay inside them",
+            ));
+        }
+        let start = archive.central_directory_start();
+        if open().and_then(|file| listed(file, start)).map_err(unread)? != archive.len() {
+            return Err(Error::unsupported(
+                format!("{} has several entries of one name", path.display()),
+                "archives that have each file once",
             ));
         }
         let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
@@ -94,7 +107,8 @@ impl Place {
     }
 
     /// Copies a file of at most `bytes_max` bytes and syncs it; returns its size and SHA-256, or
-    /// nothing when it is not there. On an error the copy is removed.
+    /// nothing when it is not there. One that says it is larger is refused before anything is written.
+    /// On an error the copy is removed.
     pub(crate) fn copy(
         &mut self,
         name: &str,
@@ -102,7 +116,10 @@ impl Place {
         bytes_max: u64,
         advance: impl Fn(u64),
     ) -> Result<Option<(u64, String)>, Error> {
+        let bytes_max = bytes_max.min(self.unfolded_max(name));
+        let said = self.bytes(name).unwrap_or(0);
         let result = self.with(name, |reader, shown| {
+            within(shown, said, bytes_max)?;
             let mut file = staging::create(to)?;
             let (total, digest) = digest::copy(reader, &mut file, bytes_max, advance)
                 .map_err(|error| unreadable(shown, error))?;
@@ -124,6 +141,14 @@ impl Place {
                 archive.by_name(&format!("{prefix}{name}")).ok().map(|entry| entry.size())
             }
         }
+    }
+
+    /// The most bytes that come of a file which was not made to unfold without end.
+    fn unfolded_max(&mut self, name: &str) -> u64 {
+        let Self::Zip { archive, prefix, .. } = self else { return u64::MAX };
+        archive.by_name(&format!("{prefix}{name}")).map_or(u64::MAX, |entry| {
+            entry.compressed_size().saturating_mul(UNFOLDED_MAX).saturating_add(LITTLE_BYTES)
+        })
     }
 
     /// Reads a file through `use_it`, which gets a name to show; nothing when it is not there.
@@ -183,6 +208,25 @@ fn resolve(root: &Path, name: &str) -> Result<Option<PathBuf>, Error> {
     Ok(Some(path))
 }
 
+/// How many entries the directory of an archive lists. Of those with one name the library knows the last
+/// alone, where others may take the first.
+fn listed(mut archive: impl Read + Seek, start: u64) -> std::io::Result<usize> {
+    const HEAD_BYTES: usize = 46;
+    archive.seek(SeekFrom::Start(start))?;
+    let mut head = [0; HEAD_BYTES];
+    for count in 0.. {
+        match archive.read_exact(&mut head) {
+            Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => return Err(error),
+            Ok(()) if head.starts_with(b"PK\x01\x02") => {}
+            _ => return Ok(count),
+        }
+        let length = |at: usize| i64::from(u16::from_le_bytes([head[at], head[at + 1]]));
+        // Its name, what is extra, and its comment.
+        archive.seek_relative(length(28) + length(30) + length(32))?;
+    }
+    Ok(usize::MAX)
+}
+
 fn leaves(name: &str) -> bool {
     name.starts_with('/') || name.contains('\\') || name.split('/').any(|part| part == "..")
 }
@@ -210,4 +254,56 @@ fn damaged(path: &Path, error: &zip::result::ZipError) -> Error {
         format!("{} cannot be read as a zip archive ({error})", path.display()),
         "an undamaged, unencrypted zip archive",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+
+    use zip::ZipWriter;
+    use zip::write::SimpleFileOptions;
+
+    use super::*;
+
+    fn archive(folder: &Path, files: &[(&str, &[u8])]) -> PathBuf {
+        let path = folder.join("model.zip");
+        let mut zip = ZipWriter::new(File::create(&path).unwrap());
+        for (name, bytes) in files {
+            zip.start_file(*name, SimpleFileOptions::default()).unwrap();
+            zip.write_all(bytes).unwrap();
+        }
+        zip.finish().unwrap();
+        path
+    }
+
+    #[test]
+    fn an_archive_may_not_have_a_name_twice() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = archive(folder.path(), &[("a.json", b"{}"), ("b.json", b"[]"), ("c", b"c")]);
+        assert!(Place::zip(&path, "").unwrap().has("b.json"));
+        let mut bytes = fs::read(&path).unwrap();
+        while let Some(at) = bytes.windows(6).position(|window| window == b"b.json") {
+            bytes[at] = b'a';
+        }
+        fs::write(&path, bytes).unwrap();
+        let message = Place::zip(&path, "").err().unwrap().to_string();
+        assert!(message.contains("several entries of one name"), "{message}");
+    }
+
+    #[test]
+    fn an_archive_may_not_unfold_without_bound() {
+        let folder = tempfile::tempdir().unwrap();
+        let zeros = vec![0; usize::try_from(LITTLE_BYTES).unwrap() + (16 << 20)];
+        let little = &zeros[..1 << 20];
+        let path = archive(folder.path(), &[("bomb", &zeros), ("little", little)]);
+        let (mut place, to) = (Place::zip(&path, "").unwrap(), folder.path().join("to"));
+        place.copy("little", &to, u64::MAX, |_| ()).unwrap().unwrap();
+        fs::remove_file(&to).unwrap();
+        let copied = std::cell::Cell::new(0);
+        let refused = place.copy("bomb", &to, u64::MAX, |bytes| copied.set(bytes));
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains("bomb has more than"), "{message}");
+        assert!(copied.get() == 0 && !to.exists(), "{} bytes were written", copied.get());
+    }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::import::{self, ImportOptions};
 use crate::manifest::{self, BuiltIn};
-use crate::model::{corrupt, dense_paths};
+use crate::model::{corrupt, dense_paths, refuse_foreign_writers};
 use crate::pull::{self, PullOptions};
 use crate::staging::{self, Writer};
 use crate::{Error, Family, Level, Model};
@@ -51,7 +51,8 @@ impl Store {
     /// model is described by the manifest, whatever its record says.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`], [`Error::NoModel`], or [`Error::Corrupt`] when its record cannot be understood.
+    /// [`Error::NotInstalled`], [`Error::NoModel`], [`Error::Corrupt`] when its record cannot be understood, or
+    /// [`Error::Permission`] when others may write it.
     pub fn get(&self, name: &str) -> Result<Model, Error> {
         let built_in = manifest::find(name);
         let name = built_in.map_or(name, |model| model.name.as_str());
@@ -291,7 +292,10 @@ fn read_record(name: &str, dir: &Path) -> Result<Model, Error> {
         Ok(meta) if meta.len() > RECORD_BYTES_MAX => {
             return Err(damaged(format!("it has {} bytes", meta.len())));
         }
-        Ok(_) => std::fs::read(&path),
+        Ok(meta) => {
+            refuse_foreign_writers(&path, &meta)?;
+            std::fs::read(&path)
+        }
         Err(error) => Err(error),
     };
     let bytes = bytes.map_err(|error| match error.kind() {

@@ -58,7 +58,11 @@ pub fn all() -> impl Iterator<Item = &'static Trial> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
+    use crate::shell;
 
     #[test]
     fn numbers_ascend_and_names_are_distinct() {
@@ -75,6 +79,36 @@ mod tests {
         for trial in all() {
             let texts = [trial.promise, trial.bar, trial.rest];
             assert!(texts.iter().all(|text| !text.contains(['|', '\n'])), "{}", trial.number);
+        }
+    }
+
+    /// What the files in a folder and below say in Rust.
+    fn read(folder: &Path, said: &mut String) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                read(&path, said);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                said.push_str(&fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn every_test_is_there() {
+        let mut said = String::new();
+        for folder in ["crates", "tests"] {
+            read(&shell::root().join(folder), &mut said);
+        }
+        for trial in all() {
+            let How::Tests(names) = trial.how else { continue };
+            for name in names {
+                let test = name.rsplit("::").next().unwrap();
+                // A function, or a line of `tests!`.
+                let there = [format!("fn {test}("), format!(" {test}: [")];
+                let there = there.iter().any(|text| said.contains(text));
+                assert!(there, "{}: there is no test {name}", trial.number);
+            }
         }
     }
 }

@@ -92,6 +92,14 @@ fn files_that_others_may_write_are_refused() {
             "{message}"
         );
     }
+    fs::set_permissions(model.weights(), Permissions::from_mode(0o644)).unwrap();
+    // The digests that all files are held to.
+    let record = model.dir.join("op-dbus.json");
+    for mode in [0o664, 0o646, 0o666] {
+        fs::set_permissions(&record, Permissions::from_mode(mode)).unwrap();
+        let message = bench.store.get("mine").unwrap_err().to_string();
+        assert!(message.contains(&format!("chmod go-w {}", record.display())), "{message}");
+    }
 }
 
 #[test]

@@ -84,9 +84,11 @@ pub const TRIALS: &[Trial] = &[
     Trial {
         number: "T39",
         name: "hostile-archives",
-        promise: "an archive that leads out of itself or unfolds without end is refused",
+        promise: "an archive that leads out of itself, has a name twice or unfolds without end is refused",
         bar: "refused before it is installed",
         how: How::Tests(&[
+            "place::tests::an_archive_may_not_have_a_name_twice",
+            "place::tests::an_archive_may_not_unfold_without_bound",
             "tests::imports::an_archive_may_not_lead_out_of_itself",
             "tests::pulls::slices_may_not_grow_without_bound",
             "tests::pulls::wrong_short_and_long_files_are_not_installed",
