@@ -2,25 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use tokio::process::Command;
+use zbus::Fd;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::value;
+use crate::harness::client::{Client, Options, value};
 use crate::harness::command::{clean, cli, finish, started_by};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, assert_near};
 use crate::harness::needs::{intruder, op_dbus};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, fixture};
+use crate::harness::{Outcome, eventually, fixture};
 use crate::native::with_graph;
 
 tests! {
     whoever_takes_a_worker_over_finds_nothing: [Bus, Landlock],
+    a_worker_has_nothing_open_of_a_client: [Bus, Root],
     what_computes_in_process_is_not_confined: [],
     every_engine_computes_confined: [Bus, Low, Runtime, Ggml, Landlock],
     a_daemon_leaves_a_core_dump_only_where_it_is_asked_for: [Bus],
@@ -100,6 +103,35 @@ async fn whoever_takes_a_worker_over_finds_nothing() -> Outcome {
     for name in ["beside", "moved", "models/own/more"] {
         assert!(!setup.path(name).exists(), "{name}");
     }
+    daemon.stop().await
+}
+
+/// Landlock looks at what is opened, and not at what is open.
+async fn a_worker_has_nothing_open_of_a_client() -> Outcome {
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let (source, writer) = std::io::pipe()?;
+    let pipe = fs::read_link(format!("/proc/self/fd/{}", source.as_raw_fd()))?;
+    let has_pipe = |process: Pid| -> Outcome<bool> {
+        let open = fs::read_dir(format!("/proc/{process}/fd"))?.flatten();
+        Ok(open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|file| file == pipe))
+    };
+    let client = Client::on(&bus).await?;
+    let call = tokio::spawn(async move {
+        let source = Fd::from(OwnedFd::from(source));
+        client.embedder.embed_from_fd(source, Options::new()).await.map(drop)
+    });
+    let service = daemon.process.pid();
+    eventually("the pipe in the daemon", async || has_pipe(service)).await?;
+    let before = daemon.workers().await?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    daemon.client().embedder.embed("by a new worker").await?;
+    let workers = daemon.workers().await?;
+    assert!(!workers.is_empty() && workers != before, "{workers:?}");
+    for worker in workers {
+        assert!(!has_pipe(worker)?, "the worker {worker} has a client's pipe");
+    }
+    drop(writer);
+    call.await??;
     daemon.stop().await
 }
 

@@ -14,6 +14,8 @@ use std::process::ExitCode;
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
 
+use crate::inherited;
+
 /// Tells what the machine's accelerators do (internal)
 #[derive(clap::Args)]
 #[command(hide = true)]
@@ -21,6 +23,9 @@ pub struct Args {}
 
 /// Prints the devices as JSON.
 pub fn run(_args: Args) -> ExitCode {
+    if let Err(error) = inherited::let_go() {
+        eprintln!("op-dbus devices: it may have files of the daemon's clients open: {error}");
+    }
     // Nobody is left to read what a driver says after the daemon has ended.
     if let Err(error) = prctl::set_pdeathsig(Signal::SIGKILL) {
         eprintln!("op-dbus devices: it may outlive a killed daemon: {error}");

@@ -4,6 +4,7 @@ mod bench;
 mod cli;
 mod devices;
 mod dumps;
+mod inherited;
 mod worker;
 
 fn main() -> std::process::ExitCode {

@@ -21,6 +21,8 @@ use op_dbus_engine::sim::{self, Faults, Faulty, SimBackend};
 use op_dbus_engine::{Backend, BackendError};
 use rustix::process::{getpriority_process, setpriority_process};
 
+use crate::inherited;
+
 /// Counts as half of the machine's memory when the kernel looks for whom to end.
 const OOM_SCORE_ADJ: &str = "500";
 
@@ -114,8 +116,12 @@ const NAME: &CStr = c"op-dbus-worker";
 
 /// Serves the daemon on standard input until it hangs up.
 pub fn run(args: Args) -> ExitCode {
+    let closed = inherited::let_go();
     if let Err(error) = telemetry::start_confined(&args.log) {
         eprintln!("op-dbus worker: no log: {error}");
+    }
+    if let Err(error) = closed {
+        tracing::warn!(%error, "the worker may have files of the daemon's clients open");
     }
     // The file's name would be that of the daemon's way to it, `exe`.
     if let Err(error) = prctl::set_name(NAME) {
