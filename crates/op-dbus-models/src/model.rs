@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::Metadata;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, digest, manifest, named};
@@ -119,7 +121,7 @@ pub struct FileRecord {
 }
 
 impl FileRecord {
-    /// Checks that the file is there, of the right size, and not writable by others. `damaged` makes
+    /// Checks that the file is there, of the right size, and neither writable nor owned by others. `damaged` makes
     /// the error out of its path and the reason.
     pub(crate) fn check_shape(
         &self,
@@ -141,7 +143,7 @@ impl FileRecord {
             let reason = format!("it has {} bytes and should have {}", meta.len(), self.bytes);
             return Err(damaged(&path, reason));
         }
-        refuse_foreign_writers(&path, &meta)
+        refuse_foreign_writers(&path, &meta, dir)
     }
 
     /// Compares a digest of the file's content with what it should be.
@@ -349,15 +351,25 @@ pub(crate) fn corrupt(name: &str, path: &Path, reason: String) -> Error {
     Error::Corrupt { file: path.to_owned(), reason, fix }
 }
 
-/// Whoever may write the file decides what the service computes, so only its owner may.
-pub(crate) fn refuse_foreign_writers(path: &Path, meta: &std::fs::Metadata) -> Result<(), Error> {
+/// Whoever may write a file in the folder `dir` of a store decides what the service computes. So nobody may but
+/// its owner, and that is root, the store's owner or this process's user.
+pub(crate) fn refuse_foreign_writers(
+    path: &Path,
+    meta: &Metadata,
+    dir: &Path,
+) -> Result<(), Error> {
     let mode = meta.permissions().mode();
-    if mode & 0o022 == 0 {
+    let refuse = |reason, fix| Err(Error::Permission { path: path.to_owned(), reason, fix });
+    if mode & 0o022 != 0 {
+        let reason = format!("others than its owner may write it (mode {:04o})", mode & 0o7777);
+        return refuse(reason, format!("chmod go-w {}", path.display()));
+    }
+    let store = dir.parent().unwrap_or(dir);
+    let is_trusted = |owner| owner == 0 || owner == geteuid().as_raw();
+    let is_the_stores = |owner| std::fs::metadata(store).is_ok_and(|store| store.uid() == owner);
+    if is_trusted(meta.uid()) || is_the_stores(meta.uid()) {
         return Ok(());
     }
-    Err(Error::Permission {
-        path: path.to_owned(),
-        reason: format!("others than its owner may write it (mode {:04o})", mode & 0o7777),
-        fix: format!("chmod go-w {}", path.display()),
-    })
+    let reason = format!("the user {} may write it, whose the store is not", meta.uid());
+    refuse(reason, format!("chown --reference={} {}", store.display(), path.display()))
 }

@@ -293,7 +293,7 @@ fn read_record(name: &str, dir: &Path) -> Result<Model, Error> {
             return Err(damaged(format!("it has {} bytes", meta.len())));
         }
         Ok(meta) => {
-            refuse_foreign_writers(&path, &meta)?;
+            refuse_foreign_writers(&path, &meta, dir)?;
             std::fs::read(&path)
         }
         Err(error) => Err(error),

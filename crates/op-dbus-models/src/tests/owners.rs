@@ -65,6 +65,28 @@ fn what_only_root_may_read_is_imported_for_the_stores_owner() {
 }
 
 #[test]
+fn files_of_somebody_else_are_refused() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let bench = Bench::new();
+    let model = import(&bench, || ()).unwrap();
+    for file in ["op-dbus.json", "model.safetensors"] {
+        let path = model.dir.join(file);
+        for owner in [0, OWNER] {
+            chown(&path, Some(owner), None).unwrap();
+            bench.store.get("mine").unwrap().check_files().unwrap();
+        }
+        chown(&path, Some(OWNER + 1), None).unwrap();
+        let refused = bench.store.get("mine").and_then(|model| model.check_files());
+        let message = refused.unwrap_err().to_string();
+        let fix = format!("chown --reference={} {}", bench.store.dir().display(), path.display());
+        assert!(message.contains(&fix), "{message}");
+        chown(&path, Some(OWNER), None).unwrap();
+    }
+}
+
+#[test]
 fn a_link_in_place_of_the_stage_leads_an_import_nowhere() {
     if !geteuid().is_root() {
         return;

@@ -76,9 +76,12 @@ pub const TRIALS: &[Trial] = &[
     Trial {
         number: "T38",
         name: "writable-by-others",
-        promise: "files that others may write are refused, with the remedy",
+        promise: "files that others may write, or that are others', are refused, with the remedy",
         bar: "refused",
-        how: How::Tests(&["tests::records::files_that_others_may_write_are_refused"]),
+        how: How::Tests(&[
+            "tests::records::files_that_others_may_write_are_refused",
+            "tests::owners::files_of_somebody_else_are_refused",
+        ]),
         rest: "",
     },
     Trial {
