@@ -1,7 +1,5 @@
 //! The measuring instrument: what it says, not how fast anything is.
 
-use std::fs;
-
 use serde_json::Value;
 use tokio::process::Command;
 
@@ -177,7 +175,7 @@ async fn bench_leaves_the_services_cache_alone() -> Outcome {
     run().await?;
     assert!(!cache.exists());
     // In the user's own it stays.
-    fs::create_dir(&cache)?;
+    std::fs::create_dir(&cache)?;
     run().await?;
     assert!(cache.join("weights").exists());
     Ok(())
