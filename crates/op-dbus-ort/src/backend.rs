@@ -158,7 +158,7 @@ impl OrtBackend {
             Feed::Compiled if asked_for.unwrap_or(memory.is_separate()) => {
                 let dimensions = self.description.dimensions;
                 let buffers = Buffers::new(&self.session, (memory, staging), dimensions);
-                self.in_place = buffers.is_in_place().map(|in_place| [in_place; 2]);
+                self.in_place = buffers.is_in_place();
                 self.feed = Feed::Bound(buffers);
                 self.description.buckets = memory.is_separate().then_some(buckets);
             }

@@ -32,7 +32,9 @@ pub(crate) struct Buffers {
     replays: u64,
 }
 
-/// The buffers of one shape, in the host's memory, and what was recorded of it.
+/// The buffers of one shape, in the host's memory, and what was recorded of it. Results are in ordinary memory:
+/// into what the device writes by itself ONNX Runtime 1.31 can't put what CUDA has computed (it takes the buffer
+/// for both ends of a copy, and refuses the batch).
 struct Bound {
     shape: [usize; 2],
     binding: IoBinding,
@@ -43,8 +45,8 @@ struct Bound {
 }
 
 impl Buffers {
-    /// Buffers in memory that the device of `staging` reads and writes by itself, if it can be had;
-    /// else in ordinary memory.
+    /// Buffers for inputs in memory that the device of `staging` reads by itself, if it can be had; else in
+    /// ordinary memory.
     pub fn new(
         session: &Session,
         (memory, staging): (Memory, Option<Place>),
@@ -147,12 +149,13 @@ impl Buffers {
         self.replays = 0;
     }
 
-    /// Whether the device itself reads inputs and writes results where they lie here; none where that is
+    /// Whether the device itself reads inputs, and writes results, where they lie here; none where that is
     /// not known.
-    pub fn is_in_place(&self) -> Option<bool> {
+    pub fn is_in_place(&self) -> Option<[bool; 2]> {
         match self.memory {
-            Memory::Same | Memory::Pinned => Some(true),
-            Memory::Separate => Some(false),
+            Memory::Same => Some([true; 2]),
+            Memory::Pinned => Some([true, false]),
+            Memory::Separate => Some([false; 2]),
             Memory::Untold => None,
         }
     }
@@ -188,7 +191,7 @@ impl Buffers {
         let mut binding = session.create_binding()?;
         let ids = Tensor::<i32>::new(&self.allocator, shape)?;
         let lengths = Tensor::<i32>::new(&self.allocator, [rows])?;
-        let mut vectors = Tensor::<f32>::new(&self.allocator, [rows, self.dimensions])?;
+        let mut vectors = Tensor::<f32>::new(&Allocator::default(), [rows, self.dimensions])?;
         // Where the device has memory of its own, this copies: each batch does it with its own data.
         if !self.memory.is_separate() {
             binding.bind_input("input_ids", &ids)?;
