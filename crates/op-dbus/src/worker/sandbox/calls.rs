@@ -29,6 +29,10 @@ pub enum Network {
     /// Nobody: no new socket of any kind.
     #[default]
     None,
+    /// Nobody. But there may be a socket that listens, of the kind and for the sake of NVIDIA's driver: it
+    /// makes one (`@cuda-uvmfd-…`) by which other processes could have its memory, and does not start
+    /// (error 304) where it can't. Nobody who connects to it is accepted.
+    NoneListening,
     /// Others by TCP.
     Tcp,
     /// Others by TCP, whose names it looks up by UDP.
@@ -149,13 +153,21 @@ fn rules(programs: bool, network: Network) -> Result<Rules, BackendError> {
     }
     match network {
         Network::None => rules.extend(always(CONNECTIONS)),
+        Network::NoneListening => {
+            rules.extend(always(CONNECTIONS));
+            rules.insert(
+                libc::SYS_socket,
+                sockets(&[libc::AF_UNIX], &[libc::SOCK_SEQPACKET], &[0])?,
+            );
+            rules.retain(|call, _| ![libc::SYS_bind, libc::SYS_listen].contains(call));
+        }
         Network::Tcp => drop(rules.insert(libc::SYS_socket, of_ip(&[libc::SOCK_STREAM])?)),
         Network::TcpByName => {
             let kinds = [libc::SOCK_STREAM, libc::SOCK_DGRAM];
             rules.insert(libc::SYS_socket, of_ip(&kinds)?);
         }
     }
-    if network != Network::None {
+    if matches!(network, Network::Tcp | Network::TcpByName) {
         // What runs calls over gRPC wakes itself by one. A pair of streams reaches nobody else, as one of
         // datagrams would.
         let pairs = sockets(&[libc::AF_UNIX], &[libc::SOCK_STREAM], &[0])?;
@@ -247,7 +259,10 @@ fn with_x32(mut rules: Rules) -> Rules {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    use nix::errno::Errno;
 
     use super::*;
 
@@ -266,7 +281,7 @@ mod tests {
 
     #[test]
     fn the_filters_can_be_made_on_this_architecture() {
-        for network in [Network::None, Network::Tcp, Network::TcpByName] {
+        for network in [Network::None, Network::NoneListening, Network::Tcp, Network::TcpByName] {
             assert!(filter(rules(false, network).unwrap(), libc::EPERM).is_ok());
         }
     }
@@ -291,6 +306,7 @@ mod tests {
                 ("multipath tcp", made(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP)),
                 ("raw", made(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_TCP)),
                 ("unix", made(libc::AF_UNIX, libc::SOCK_STREAM, 0)),
+                ("unix packets", made(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0)),
                 ("netlink", made(libc::AF_NETLINK, libc::SOCK_RAW, 0)),
                 ("listening", std::net::TcpListener::bind("127.0.0.1:0").is_ok()),
                 ("a pair of streams", UnixStream::pair().is_ok()),
@@ -307,8 +323,39 @@ mod tests {
             attempts(network).into_iter().filter(|(_, done)| *done).map(|(name, _)| name).collect()
         };
         assert_eq!(done(Network::None), [""; 0]);
+        assert_eq!(done(Network::NoneListening), ["unix packets"]);
         assert_eq!(done(Network::Tcp), ["tcp", "a pair of streams"]);
         assert_eq!(done(Network::TcpByName), ["tcp", "udp", "a pair of streams"]);
+    }
+
+    /// As libcuda does it.
+    #[test]
+    fn nobody_is_accepted_by_what_listens() {
+        use nix::sys::socket::{
+            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept, bind, connect, listen,
+            socket,
+        };
+
+        let attempt = |network| {
+            let attempt = move || {
+                refuse(false, network).unwrap();
+                let kind = (AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+                let made = || socket(kind.0, kind.1, kind.2, None);
+                let address = format!("op-dbus-test-{}", std::process::id());
+                let address = UnixAddr::new_abstract(address.as_bytes()).unwrap();
+                let listening = made()?;
+                bind(listening.as_raw_fd(), &address)?;
+                listen(&listening, Backlog::new(1).unwrap())?;
+                let refused = [
+                    connect(made()?.as_raw_fd(), &address).unwrap_err(),
+                    accept(listening.as_raw_fd()).unwrap_err(),
+                ];
+                nix::Result::Ok(refused)
+            };
+            std::thread::spawn(attempt).join().unwrap()
+        };
+        assert_eq!(attempt(Network::NoneListening), Ok([Errno::EPERM; 2]));
+        assert_eq!(attempt(Network::None), Err(Errno::EPERM));
     }
 
     #[test]

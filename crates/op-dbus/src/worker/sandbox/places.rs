@@ -162,10 +162,11 @@ fn elsewhere(args: &Args, mut places: Places) -> Places {
 
 /// Whom a worker with this command line may connect to.
 pub fn network(args: &Args) -> Network {
-    match (args.provider == REMOTE, args.look_up_names) {
-        (false, _) => Network::None,
-        (true, false) => Network::Tcp,
-        (true, true) => Network::TcpByName,
+    match (args.provider.as_str(), args.look_up_names) {
+        ("cuda" | "tensorrt", _) => Network::NoneListening,
+        (REMOTE, false) => Network::Tcp,
+        (REMOTE, true) => Network::TcpByName,
+        _ => Network::None,
     }
 }
 
@@ -233,7 +234,11 @@ mod tests {
         assert!(reads(&places, "/etc/resolv.conf") && !reads(&places, "/etc/passwd"));
         for provider in ["cpu", "cuda", "webgpu"] {
             let other = args(provider, "ort", &["--tcp-port", "8000", "--look-up-names"]);
-            assert_eq!(network(&other), Network::None, "{provider}");
+            let expected = match provider {
+                "cuda" => Network::NoneListening,
+                _ => Network::None,
+            };
+            assert_eq!(network(&other), expected, "{provider}");
             assert!(of(&other).ports.is_empty(), "{provider}");
         }
     }
