@@ -65,13 +65,17 @@ impl Stage {
             [] => vec![Place::Engine, Place::Daemon],
             at => at.to_vec(),
         };
+        let named = args.bus.as_ref().filter(|bus| !args.spawn && !bus.is_empty());
+        let named = named.filter(|_| places.iter().any(|place| *place != Place::Engine));
+        let named = named.map(|address| address.parse::<Bus>()).transpose();
+        let named = named
+            .map_err(|reason| Failure::usage(format!("--bus or OP_DBUS_BUS is wrong: {reason}")))?;
         let cache = cache_instead_of(&load(&Flags::new())?.settings.cache_dir)
             .map_err(|error| Failure::refused(format!("no temporary folder: {error}")))?;
         let path = cache.as_ref().map(|folder| folder.path().to_string_lossy().into_owned());
         let common = path.map(|path| ("cache_dir".to_owned(), path)).into_iter().collect();
         let mut stage = Self { targets: Vec::new(), spawned: Vec::new(), common, _cache: cache };
-        let named = args.bus.as_ref().filter(|bus| !args.spawn && !bus.is_empty());
-        match named.filter(|_| places.iter().any(|place| *place != Place::Engine)) {
+        match named {
             Some(address) => stage.set_beside(args, address, &places).await?,
             None => {
                 for (variant, flags) in product(&args.compared)?.into_iter().enumerate() {
@@ -86,7 +90,7 @@ impl Stage {
     async fn set_beside(
         &mut self,
         args: &Args,
-        address: &str,
+        address: Bus,
         places: &[Place],
     ) -> Result<(), Failure> {
         if !args.compared.is_empty() {
@@ -95,9 +99,6 @@ impl Stage {
                  leave --bus (and OP_DBUS_BUS) out",
             ));
         }
-        let address = address
-            .parse::<Bus>()
-            .map_err(|reason| Failure::usage(format!("--bus or OP_DBUS_BUS is wrong: {reason}")))?;
         let service = connect(&address).await?;
         // One that is not there is not waited for.
         service.ping().await?;
