@@ -194,7 +194,12 @@ impl Worker {
             return Ok(());
         };
         let scheduler = Arc::clone(&self.shared.scheduler);
-        match error {
+        let worker = self.place.index;
+        if matches!(error, BackendError::OutOfMemory(_)) {
+            self.shrink(batch, &error);
+        }
+        let again = |batch: &mut Vec<Entry>| scheduler.try_again(worker, batch, &error);
+        match &error {
             BackendError::OutOfMemory(_) if halvings < HALVINGS_MAX && batch.len() > 1 => {
                 let mut rest = batch.split_off(batch.len() / 2);
                 if let Err(error) = self.run(batch, halvings + 1) {
@@ -203,30 +208,46 @@ impl Worker {
                 }
                 self.run(&mut rest, halvings + 1)
             }
-            // Another device may have more.
-            error @ BackendError::OutOfMemory(_)
-                if scheduler.roster(|all| all.has_elsewhere(self.place.index)) =>
-            {
-                scheduler.try_again(self.place.index, batch, &error);
-                Ok(())
-            }
-            error @ BackendError::OutOfMemory(_) => {
+            BackendError::OutOfMemory(_) if !self.shared.pools[self.place.pool].holds_device => {
+                if scheduler.roster(|all| all.has_elsewhere(worker)) {
+                    again(batch);
+                }
                 for entry in batch.drain(..) {
                     entry.item.job.fail(Error::OutOfMemory(error.clone()));
                 }
                 Ok(())
             }
             // One text may be what the backend refuses; its neighbours must not pay for it.
-            error @ BackendError::Failed(_) => {
-                scheduler.try_again(self.place.index, batch, &error);
+            BackendError::Failed(_) => {
+                again(batch);
                 Ok(())
             }
-            error @ (BackendError::Lost(_)
+            // A new worker begins with all of a device's memory that is free.
+            BackendError::OutOfMemory(_)
+            | BackendError::Lost(_)
             | BackendError::Killed(_)
-            | BackendError::Load { .. }) => {
-                scheduler.try_again(self.place.index, batch, &error);
+            | BackendError::Load { .. } => {
+                // Before anybody is told, who asks then whether there is hope.
+                scheduler.roster(|roster| roster.lost_batch(worker, &error));
+                again(batch);
                 Err(error)
             }
+        }
+    }
+
+    /// Has the pool's batches made smaller than one that did not fit the device.
+    fn shrink(&self, batch: &[Entry], error: &BackendError) {
+        let (scheduler, worker) = (&self.shared.scheduler, self.place.index);
+        let (tokens, now_us) = (batch.iter().map(|row| row.tokens).sum(), scheduler.clock.now_us());
+        let fewer = scheduler.roster(|all| all.planner(worker)?.did_not_fit(tokens, now_us));
+        if let Some(fewer) = fewer {
+            let Description { provider, device, .. } = &self.description;
+            tracing::warn!(
+                worker,
+                provider,
+                %error,
+                "a batch of {tokens} tokens did not fit {device}, batches have {fewer} at most for now: {error}"
+            );
         }
     }
 

@@ -24,6 +24,10 @@ const WINDOW_BATCHES: usize = 8;
 /// before the batch leaves as it is: a few long ones in a row must not cost a search of the queue.
 const PASSED_MAX: usize = 64;
 
+/// After so long, batches that were made smaller because one did not fit are twice as large again: what
+/// else was on the device may have gone.
+const TIGHT_US: u64 = 60_000_000;
+
 /// What leaves the queue. The vectors are those of the plan before, emptied.
 #[derive(Debug)]
 pub(crate) struct Plan<T> {
@@ -115,7 +119,11 @@ impl Turn {
 /// Makes plans, in memory that is used again for the next.
 #[derive(Debug)]
 pub(crate) struct Planner {
+    limits: BatchLimits,
+    /// The limits, with fewer tokens while the device has no memory for more.
     budget: BatchLimits,
+    /// When the budget was changed last, while it is below the limits.
+    tight_us: Option<u64>,
     /// The shapes that batches are rounded up to.
     buckets: Option<Buckets>,
     lanes: Vec<Turn>,
@@ -124,9 +132,9 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    pub fn new(budget: BatchLimits) -> Self {
+    pub fn new(limits: BatchLimits) -> Self {
         let (lanes, window, turns) = Default::default();
-        Self { budget, buckets: None, lanes, window, turns }
+        Self { limits, budget: limits, tight_us: None, buckets: None, lanes, window, turns }
     }
 
     /// From here on batches are rounded up to these shapes.
@@ -141,7 +149,28 @@ impl Planner {
 
     /// Makes batches of `tokens` at most from here on; never of more than before.
     pub fn lower_tokens_max(&mut self, tokens: usize) {
+        self.limits.tokens_max = self.limits.tokens_max.min(tokens);
         self.budget.tokens_max = self.budget.tokens_max.min(tokens);
+    }
+
+    /// A batch of `tokens` did not fit the device: makes batches of half of that at most, for a time.
+    /// Tells how many tokens that are, if it is less than before.
+    pub fn did_not_fit(&mut self, tokens: usize, now_us: u64) -> Option<usize> {
+        let half = (tokens / 2).max(1);
+        (half < self.budget.tokens_max).then(|| {
+            self.budget.tokens_max = half;
+            self.tight_us = Some(now_us);
+            half
+        })
+    }
+
+    /// Tries larger batches again once that is due.
+    fn widen(&mut self, now_us: u64) {
+        if self.tight_us.is_some_and(|since| now_us.saturating_sub(since) >= TIGHT_US) {
+            let doubled = self.budget.tokens_max.saturating_mul(2);
+            self.budget.tokens_max = doubled.min(self.limits.tokens_max);
+            self.tight_us = (doubled < self.limits.tokens_max).then_some(now_us);
+        }
     }
 
     /// Takes the next batch of a worker out of the queue. The entry whose turn it is goes in any case;
@@ -155,6 +184,7 @@ impl Planner {
     ) {
         plan.batch.clear();
         plan.dead.clear();
+        self.widen(now_us);
         while let Some((class, aged)) = queue.turn(serves, now_us) {
             let Some(Turn { uid, served, .. }) = turn_in(queue, class) else { break };
             let Some(head) = take_alive(queue, class, uid, alive, &mut plan.dead) else { continue };

@@ -150,10 +150,6 @@ impl Scheduler {
 
     /// Puts rows of a batch that failed on `worker` back, once: the failure may be theirs.
     pub fn try_again(&self, worker: usize, entries: &mut Vec<Entry>, error: &BackendError) {
-        if !matches!(error, BackendError::Failed(_) | BackendError::OutOfMemory(_)) {
-            // Before anybody is told, who asks then whether there is hope.
-            self.lock().roster.lost_batch(worker, error);
-        }
         let (mut again, failed): (Vec<_>, Vec<_>) =
             entries.drain(..).partition(|entry| entry.failed_on.is_none());
         fail(failed, &error.clone().into());

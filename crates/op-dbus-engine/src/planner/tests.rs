@@ -236,6 +236,28 @@ proptest! {
 }
 
 #[test]
+fn what_did_not_fit_makes_batches_smaller_for_a_time() {
+    let mut planner = Planner::new(padded(1_000));
+    let rows_at = |planner: &mut Planner, now_us| {
+        let (mut queue, mut plan) = (Queue::new(WAIT_US), Plan::default());
+        (0..100).for_each(|_| queue.push(simple(1, Bulk, 10)));
+        planner.plan(&mut queue, (Serves::Everybody, now_us), &is_alive, &mut plan);
+        plan.batch.len()
+    };
+    assert_eq!(rows_at(&mut planner, 0), 100);
+    assert_eq!(planner.did_not_fit(1_000, 0), Some(500));
+    assert_eq!(planner.did_not_fit(500, 1), Some(250));
+    assert_eq!(planner.did_not_fit(800, 2), None, "batches are smaller already");
+    assert_eq!(rows_at(&mut planner, TIGHT_US), 25);
+    assert_eq!(rows_at(&mut planner, TIGHT_US + 1), 50);
+    assert_eq!(rows_at(&mut planner, TIGHT_US + 2), 50);
+    assert_eq!(rows_at(&mut planner, 2 * TIGHT_US + 1), 100);
+    // A single row goes in any case.
+    assert_eq!(planner.did_not_fit(1, 0), Some(1));
+    assert_eq!(rows_at(&mut planner, 0), 1);
+}
+
+#[test]
 fn packed_batches_are_filled_in_the_order_of_turns() {
     let mut queue = Queue::new(WAIT_US);
     for (number, (uid, tokens)) in

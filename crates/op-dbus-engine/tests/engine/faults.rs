@@ -49,27 +49,6 @@ async fn a_refused_batch_is_tried_once_more_text_by_text() {
     assert_eq!((stats.retries, stats.worker_restarts, stats.batches), (3, 0, 3));
 }
 
-#[tokio::test]
-async fn a_batch_that_does_not_fit_is_halved() {
-    let texts = ["a", "b", "c", "d", "e", "f", "g", "h"];
-    let faults = Faults { oom_above_rows: Some(1), ..Faults::default() };
-    let engine = with_faults(vec![faults], Limits::default());
-    let reply = engine.embed(call(1, &texts)).await.unwrap();
-    assert_eq!(reply.vectors, texts.map(expected).concat());
-    assert_eq!(engine.stats().batches, 8);
-    assert_eq!(engine.stats().worker_restarts, 0);
-}
-
-#[tokio::test]
-async fn a_batch_of_which_no_eighth_fits_is_refused() {
-    let faults = Faults { oom_above_rows: Some(1), ..Faults::default() };
-    let engine = with_faults(vec![faults], Limits::default());
-    let texts: Vec<_> = "abcdefghijklmnopqrstuvwxyz".split_inclusive(|_| true).collect();
-    let error = engine.embed(call(1, &texts)).await.unwrap_err();
-    assert!(matches!(error, Error::OutOfMemory(_)), "{error:?}");
-    engine.embed(call(1, &["a"])).await.unwrap();
-}
-
 /// Works for its check, then panics.
 struct Panics(SimBackend, bool);
 

@@ -6,6 +6,7 @@ mod cache;
 mod calls;
 mod faults;
 mod limits;
+mod out_of_memory;
 mod pools;
 mod presence;
 mod reserve;

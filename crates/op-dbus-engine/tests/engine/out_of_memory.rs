@@ -1,0 +1,84 @@
+//! Batches that do not fit the device.
+
+use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::{
+    Backend, BackendError, Batch, Description, Engine, Error, Limits, Pool, Tokenizer,
+};
+
+use crate::support::*;
+
+#[tokio::test]
+async fn a_batch_that_does_not_fit_is_halved() {
+    let texts = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let faults = Faults { oom_above_rows: Some(1), ..Faults::default() };
+    let engine = with_faults(vec![faults], Limits::default());
+    let reply = engine.embed(call(1, &texts)).await.unwrap();
+    assert_eq!(reply.vectors, texts.map(expected).concat());
+    assert_eq!(engine.stats().batches, 8);
+    assert_eq!(engine.stats().worker_restarts, 0);
+}
+
+#[tokio::test]
+async fn a_batch_of_which_no_eighth_fits_is_refused() {
+    let faults = Faults { oom_above_rows: Some(1), ..Faults::default() };
+    let engine = with_faults(vec![faults], Limits::default());
+    let texts: Vec<_> = "abcdefghijklmnopqrstuvwxyz".split_inclusive(|_| true).collect();
+    let error = engine.embed(call(1, &texts)).await.unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory(_)), "{error:?}");
+    engine.embed(call(1, &["a"])).await.unwrap();
+}
+
+/// As the memory of a device that others fill: what fits a new worker's part of it is computed, and batches
+/// stay as small for a time.
+#[tokio::test]
+async fn a_worker_without_memory_on_its_device_is_replaced_and_gets_smaller_batches() {
+    let faults = Faults { oom_above_rows: Some(1), ..Faults::default() };
+    let pool = Pool {
+        holds_device: true,
+        losses_max: Some(2),
+        ..Pool::new(Box::new(move |_| sim(faults.clone())))
+    };
+    let config = config(Limits::default());
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let texts: Vec<_> = "abcdefghijklmnopqrstuvwxyz".split_inclusive(|_| true).collect();
+    let wanted: Vec<_> = texts.iter().flat_map(|text| expected(text)).collect();
+    assert_eq!(engine.embed(call(1, &texts)).await.unwrap().vectors, wanted);
+    let restarts = engine.stats().worker_restarts;
+    assert!(restarts >= 1);
+    for _ in 0..3 {
+        assert_eq!(engine.embed(call(1, &texts)).await.unwrap().vectors, wanted);
+    }
+    assert_eq!(engine.stats().worker_restarts, restarts, "batches are small enough");
+    assert!(!engine.is_failing());
+}
+
+/// Its worker proves itself and has no memory for a single text.
+#[tokio::test]
+async fn a_device_that_has_no_memory_for_texts_is_given_up() {
+    let made = |_| -> Result<Box<dyn Backend>, BackendError> {
+        Ok(Box::new(Short(SimBackend::new(DIMENSIONS, Faults::default()), 1)))
+    };
+    let pool = Pool { holds_device: true, losses_max: Some(2), ..Pool::new(Box::new(made)) };
+    let config = config(Limits::default());
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let error = engine.embed(call(1, &["a"])).await.unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory(_)), "{error:?}");
+    assert!(engine.is_failing());
+    let losses = engine.losses().unwrap();
+    assert!(losses.starts_with("lost 2 batches in a row (out of memory"), "{losses}");
+}
+
+/// Has memory for so many batches.
+struct Short(SimBackend, usize);
+
+impl Backend for Short {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        let left = self.1.checked_sub(1).ok_or(BackendError::OutOfMemory("none left".into()))?;
+        self.1 = left;
+        self.0.run(batch, out)
+    }
+}
