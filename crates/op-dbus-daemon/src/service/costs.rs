@@ -11,7 +11,7 @@ use op_dbus_engine::{BatchCost, Engine};
 use serde::{Deserialize, Serialize};
 
 use super::compiled::state;
-use super::worker::Blueprint;
+use super::worker::{self, Blueprint};
 use crate::devices::{Device, is_same};
 use crate::settings::options::Told;
 use crate::settings::{Provider, Settings};
@@ -133,8 +133,7 @@ fn key(blueprint: &Blueprint, settings: &Settings, devices: &[Device]) -> String
         }
     }
     // Every device is fed by the CPU.
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let _ = writeln!(key, "cpu {} cores {cores}", cpu());
+    let _ = writeln!(key, "cpu {} cores {}", cpu(), worker::cores());
     if host.provider == Provider::Cpu {
         return key;
     }

@@ -13,8 +13,8 @@ use op_dbus_engine::{
 use super::costs::{self, Place};
 use super::provider::{self, Host};
 use super::served::{Choice, Served};
-use super::worker::{Blueprint, Crew};
-use super::{Error, Means};
+use super::worker::{self, Blueprint, Crew};
+use super::{Error, Means, ignored};
 use crate::devices;
 use crate::settings::options::fleet;
 use crate::settings::{CpuEngine, Loaded, Offload, Precision, Provider, Settings};
@@ -142,7 +142,7 @@ fn start(
         places = known_costs(&blueprints, &mut pools, settings, means);
     }
     let measured = pools.iter().any(|pool| pool.costs.is_empty());
-    let tokenizer_threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let tokenizer_threads = worker::cores();
     let limits = limits(settings);
     let config = EngineConfig { limits, tokenizer_threads, ..config };
     let engine = Engine::start(draft.tokenizer.clone(), draft.shape.clone(), pools, config);
@@ -179,7 +179,7 @@ fn warn_of_faults(provider: Provider, settings: &Settings) {
 /// Tells the log what there is to know of a host before it computes for anybody. Not of one that does not
 /// work: it is tried again and again.
 fn tell(host: &Host, loaded: &Loaded) {
-    for ignored in provider::without_effect(host, loaded) {
+    for ignored in ignored::without_effect(host, loaded) {
         tracing::warn!("{ignored}");
     }
     if host.provider == Provider::Remote {

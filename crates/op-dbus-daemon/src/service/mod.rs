@@ -7,6 +7,7 @@ mod engines;
 mod error;
 mod failover;
 mod fleet;
+mod ignored;
 mod load;
 mod memory;
 mod now;

@@ -12,9 +12,6 @@ use crate::settings::{CpuEngine, Devices, Loaded, Origin, Precision, Provider, S
 /// The name of the provider that every ONNX Runtime has.
 const CPU: &str = "cpu";
 
-/// Why what is for ONNX Runtime alone has no effect.
-const NOT_ONNX_RUNTIME: &str = "what computes here is not ONNX Runtime";
-
 /// What a worker computes on.
 #[derive(Clone, Debug)]
 pub struct Host {
@@ -268,43 +265,6 @@ pub(super) fn precision(host: &Host, settings: &Settings) -> Precision {
     }
 }
 
-/// The settings for all providers that `host` can't be told, a sentence each.
-pub(super) fn without_effect(host: &Host, loaded: &Loaded) -> Vec<String> {
-    let provider = host.provider;
-    let keys = options::without_effect(&provider.to_string(), &loaded.settings).into_iter();
-    let sentence = |key, why: &str| {
-        let (value, from) = (loaded.value(key).unwrap_or_default(), origin(loaded, key));
-        format!("{key} is {value} ({from}), which has no effect: {why}")
-    };
-    let has_none = format!("{provider} has no such option");
-    let mut sentences: Vec<String> = keys.map(|key| sentence(key, &has_none)).collect();
-    if precision(host, &loaded.settings) != loaded.settings.precision {
-        let why = match provider {
-            Provider::Remote => "a fleet computes as it does, and has to agree with f32",
-            _ => {
-                "the CPU's native engine does not compute in it, and does so as with auto; ONNX \
-                 Runtime would (cpu_engine = ort)"
-            }
-        };
-        sentences.push(sentence("precision", why));
-    }
-    let by_onnx_runtime = host.cpu_engine == CpuEngine::Ort && provider != Provider::Remote;
-    if loaded.settings.io_binding == "on" && !by_onnx_runtime {
-        sentences.push(sentence("io_binding", NOT_ONNX_RUNTIME));
-    }
-    if provider == Provider::Cpu {
-        if loaded.settings.gpu_device != Devices::List(vec![0]) {
-            sentences.push(sentence("gpu_device", "the CPU is one device"));
-        }
-        // What another program's variable offers is a default, and nobody's wish.
-        let is_offered = matches!(origin(loaded, "runtime"), Origin::Offered(_));
-        if loaded.settings.runtime.is_some() && !is_offered && !by_onnx_runtime {
-            sentences.push(sentence("runtime", NOT_ONNX_RUNTIME));
-        }
-    }
-    sentences
-}
-
 /// Where the value of a setting comes from.
 pub(super) fn origin(loaded: &Loaded, key: &str) -> Origin {
     loaded.origins.get(key).cloned().unwrap_or(Origin::Default)
@@ -356,15 +316,6 @@ mod tests {
     use super::*;
     use crate::settings::Sources;
 
-    /// What is said of settings that the CPU can't be told, given by flags.
-    fn on_the_cpu(flags: &[(&str, &str)]) -> Vec<String> {
-        let mut sources = Sources::under("/nowhere");
-        sources.env.insert("ORT_DYLIB_PATH".into(), "/offered.so".into());
-        sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
-        let loaded = Settings::load(&sources).unwrap();
-        without_effect(&host(Provider::Cpu, &loaded, None).unwrap(), &loaded)
-    }
-
     #[test]
     fn openvinos_plugin_is_not_told_what_it_ignores() {
         let mut loaded = Settings::load(&Sources::under("/nowhere")).unwrap();
@@ -380,21 +331,5 @@ mod tests {
         assert!(refused.contains("ignores num_streams"), "{refused}");
         loaded.settings.providers.get_mut("openvino").unwrap().checked.clear();
         assert!(host(&loaded).is_ok());
-    }
-
-    #[test]
-    fn what_the_cpu_can_not_be_told_is_named() {
-        assert_eq!(on_the_cpu(&[]), Vec::<String>::new());
-        assert_eq!(on_the_cpu(&[("gpu_device", "0")]), Vec::<String>::new());
-        let said = on_the_cpu(&[("gpu_device", "7,8"), ("runtime", "/own.so")]);
-        let expected = [
-            "gpu_device is 7,8 (flag --gpu-device), which has no effect: the CPU is one device",
-            "runtime is /own.so (flag --runtime), which has no effect: what computes here is not \
-             ONNX Runtime",
-        ];
-        assert_eq!(said, expected);
-        assert_eq!(on_the_cpu(&[("gpu_device", "all")]).len(), 1);
-        let by_runtime = on_the_cpu(&[("cpu_engine", "ort"), ("runtime", "/own.so")]);
-        assert_eq!(by_runtime, Vec::<String>::new());
     }
 }

@@ -123,11 +123,15 @@ struct Member<'a> {
     cpus: &'a [usize],
 }
 
+/// CPUs that may be computed on, which a quota makes fewer.
+pub(super) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 impl Crew {
     /// Shares `cpus` between the workers that the settings ask for.
     pub fn of(settings: &Settings, engine: CpuEngine, cpus: Vec<usize>) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self::on(cores, settings, engine, cpus)
+        Self::on(cores(), settings, engine, cpus)
     }
 
     fn on(cores: usize, settings: &Settings, engine: CpuEngine, mut cpus: Vec<usize>) -> Self {
@@ -135,7 +139,8 @@ impl Crew {
         // Threads of one process share its copy of the weights; ONNX Runtime's share badly.
         let auto = if native { 1 } else { cores.min(WORKERS_AUTO_MAX) };
         let workers = settings.workers_per_device.unwrap_or(auto).max(1);
-        let threads = settings.threads.unwrap_or(cores / workers).max(1);
+        // More would only wait for each other.
+        let threads = settings.threads.unwrap_or(cores / workers).clamp(1, cores);
         // Pinning helps only where every thread can have its CPU to itself, and would hurt under a
         // CPU quota, where the kernel must be free to choose.
         let free = match native {
@@ -347,7 +352,8 @@ mod tests {
     fn threads_are_pinned_only_where_they_take_up_the_cpus_and_no_quota_is_in_force() {
         let all: Vec<usize> = (0..16).collect();
         assert!(crew(&[("threads", "4")], &all).cpus.is_empty());
-        assert!(crew(&[("threads", "20")], &all).cpus.is_empty());
+        let many = crew(&[("threads", "20"), ("workers_per_device", "2")], &all);
+        assert_eq!(many, Crew { workers: 2, threads: 16, cpus: Vec::new() });
         assert!(crew(&[], &(0..32).collect::<Vec<_>>()).cpus.is_empty());
     }
 

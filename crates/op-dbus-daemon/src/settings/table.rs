@@ -245,8 +245,8 @@ pub const ROWS: &[Row] = &[
         kind: count_or("auto", 1, 1024),
         default: "auto",
         unit: "threads",
-        doc: "Threads that each worker computes with. `auto` shares the CPUs evenly between the \
-              workers. Threads that take up all CPUs are kept on one each.",
+        doc: "Threads that each worker computes with, no more than there are CPUs. `auto` shares them \
+              evenly between the workers. Threads that take up all CPUs are kept on one each.",
         group: Group::Batching,
         scope: Scope::Any,
     },

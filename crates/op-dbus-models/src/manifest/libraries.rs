@@ -200,8 +200,7 @@ impl Library {
         self.builds.iter().find(|build| build.arch == here).ok_or_else(|| {
             let known: Vec<_> = self.builds.iter().map(|b| format!("linux-{}", b.arch)).collect();
             Error::NoLibrary(format!(
-                "{} needs {}; this is {}, where a library of your own can be named with \
-                 OP_DBUS_RUNTIME",
+                "{} needs {}, and this is {}; a library of your own can be named with OP_DBUS_RUNTIME",
                 self.provider_names(),
                 known.join(" or "),
                 machine()

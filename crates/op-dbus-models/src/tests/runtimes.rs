@@ -203,7 +203,7 @@ fn another_processor_is_refused_before_anything_is_written() {
     let error = bench.pull(&library, &Lines::default()).unwrap_err();
     assert!(matches!(error, Error::NoLibrary(_)), "{error:?}");
     let message = error.to_string();
-    assert!(message.starts_with("cuda, tensorrt needs linux-z80; this is "), "{message}");
+    assert!(message.starts_with("cuda, tensorrt needs linux-z80, and this is "), "{message}");
     assert!(!bench.dir.path().join("runtime").exists());
 }
 

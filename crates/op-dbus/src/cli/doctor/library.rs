@@ -62,9 +62,10 @@ fn absent(missing: &str) -> Check {
     Check::missing("library", found, next)
 }
 
-/// A sentence of the form "what is wrong; what to do" or "provider: what to do" in its halves.
+/// A sentence of the form "what is wrong; what to do" or "provider: what to do" in its halves. One about
+/// another system than this has no advice.
 fn split(sentence: &str) -> (String, String) {
-    match sentence.split_once("; ") {
+    match sentence.split_once("; ").filter(|(_, next)| !next.starts_with("this is ")) {
         Some((found, next)) => (found.to_owned(), next.to_owned()),
         None => match sentence.split_once(": ") {
             Some((name, next)) => (format!("no package has a library for {name}"), next.to_owned()),
@@ -116,6 +117,8 @@ mod tests {
             split("cuda needs a library, which is not there; type `pull`, or name one");
         assert_eq!(found, "cuda needs a library, which is not there");
         assert_eq!(next, "type `pull`, or name one");
-        assert_eq!(split("coreml needs macOS").0, "coreml needs macOS");
+        let elsewhere = "coreml needs macOS; this is linux-x86_64";
+        let advice = "set execution_provider to auto";
+        assert_eq!(split(elsewhere), (elsewhere.to_owned(), advice.to_owned()));
     }
 }
