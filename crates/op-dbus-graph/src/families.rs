@@ -98,6 +98,11 @@ impl Config {
                 &format!("a number that divides {hidden_key}"),
             ));
         }
+        // Beyond, the norms leave nothing of a text, or no numbers.
+        if !(0.0..=1.0).contains(&self.layer_norm_eps) {
+            let found = self.layer_norm_eps.to_string();
+            return Err(unsupported("layer_norm_eps", &found, "0 to 1"));
+        }
         if self.num_hidden_layers == 0 {
             return Err(unsupported(self.keys.layers, "0", "at least 1"));
         }

@@ -31,7 +31,7 @@ impl<'a> Weights<'a> {
     /// The tensor `name`, which must have this shape.
     ///
     /// # Errors
-    /// A missing tensor, another shape, another element type.
+    /// A missing tensor, another shape, another element type, values that are no numbers.
     pub(crate) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'a>, Error> {
         let view = self
             .tensors
@@ -47,6 +47,13 @@ impl<'a> Weights<'a> {
                 found: view.shape().to_vec(),
                 expected: shape.to_vec(),
             });
+        }
+        // Where such a value is met only by some texts, or vanishes in whole numbers, nothing else tells.
+        let mut values =
+            view.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        if !values.all(f32::is_finite) {
+            let problem = "it has values that are no finite numbers".to_owned();
+            return Err(Error::Tensor { name: name.to_owned(), problem });
         }
         let columns = shape.last().copied().unwrap_or(1);
         Ok(Tensor::new(columns, view.data()))

@@ -81,7 +81,7 @@ pub(crate) fn bring(
     let mut files = vec![import.copy(weights_from, weights_to, bytes_max)?];
     let description = match description {
         Some(mut description) => {
-            check_weights(&to.1.join(weights_to), &mut description)?;
+            check_weights(to.1, &mut description)?;
             description
         }
         None => import.describe_graph(&to.1.join(weights_to))?,
@@ -172,7 +172,7 @@ impl Import<'_> {
         };
         step.finish(bytes);
         let is_weights = to.ends_with("model.safetensors");
-        let widened = is_weights.then(|| weights::widen(&path)).transpose()?.flatten();
+        let widened = is_weights.then(|| weights::widen(self.dir, to)).transpose()?.flatten();
         let (bytes, sha256) = widened.unwrap_or((bytes, sha256));
         Ok(FileRecord { path: to.to_owned(), bytes, sha256 })
     }
@@ -226,16 +226,17 @@ fn agree(options: &ImportOptions<'_>, model: &Description) -> Result<(), Error> 
 }
 
 /// Compares the tensors with what the configuration promises.
-fn check_weights(path: &Path, description: &mut Description) -> Result<(), Error> {
+fn check_weights(dir: &Path, description: &mut Description) -> Result<(), Error> {
     const WORDS: &str = "embeddings.word_embeddings.weight";
-    let header = weights::read_header(path)?;
+    const FILE: &str = "model.safetensors";
+    let header = weights::read_header(dir, FILE)?;
     let family = match description.family {
         Family::Mpnet => "MPNet",
         Family::Roberta => "RoBERTa",
         Family::Distilbert => "DistilBERT",
         Family::Bert | Family::Onnx => "BERT",
     };
-    check_tensor(&header, "model.safetensors", WORDS, &description.words, family)?;
+    check_tensor(&header, FILE, WORDS, &description.words, family)?;
     let found = weights::layers(&header);
     match description.layers {
         Some(stated) if stated > found => Err(Error::unsupported(
@@ -254,7 +255,7 @@ fn check_weights(path: &Path, description: &mut Description) -> Result<(), Error
 /// Compares the tensors of a Dense module in the folder `dir` with what its configuration promises.
 fn check_dense(dir: &Path, module: &Dense) -> Result<(), Error> {
     let file = format!("{}/model.safetensors", module.folder);
-    let header = weights::read_header(&dir.join(&file))?;
+    let header = weights::read_header(dir, &file)?;
     let weight = [module.outputs, module.inputs];
     check_tensor(&header, &file, "linear.weight", &weight, "Dense")?;
     if module.bias {

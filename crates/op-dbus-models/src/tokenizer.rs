@@ -20,6 +20,8 @@ struct TokenizerFile {
     #[serde(default)]
     pre_tokenizer: Value,
     #[serde(default)]
+    post_processor: Value,
+    #[serde(default)]
     truncation: Value,
     #[serde(rename = "model")]
     _model: IgnoredAny,
@@ -37,6 +39,10 @@ pub(crate) struct TokenizerConfig {
     add_prefix_space: Option<bool>,
     truncation_side: Option<String>,
     split_special_tokens: Option<bool>,
+    #[serde(default)]
+    cls_token: Value,
+    #[serde(default)]
+    sep_token: Value,
 }
 
 /// Refuses a tokenizer that is told to do what its `tokenizer.json` does not; returns whether it
@@ -131,8 +137,15 @@ fn check_pieces(
             let wanted = told.add_prefix_space.unwrap_or(false);
             vec![("add_prefix_space", told.add_prefix_space, wanted, "add_prefix_space", has)]
         }
-        _ => Vec::new(),
+        _ => return Ok(()),
     };
+    let placed = around(&file.post_processor).is_some_and(|(before, behind)| {
+        is_told(&told.cls_token, before) && is_told(&told.sep_token, behind)
+    });
+    if !placed {
+        let kind = "one with cls_token before a text and sep_token behind it";
+        return Err(rebuilt(class, "post_processor", &file.post_processor, kind));
+    }
     for (key, stated, wanted, own_key, has) in compared {
         if wanted == has {
             continue;
@@ -153,6 +166,29 @@ fn check_pieces(
 /// version 5 took such a part as it is.
 fn check_kind(class: &str, part: &str, found: &Value, kind: &str) -> Result<(), Error> {
     if found["type"] == kind { Ok(()) } else { Err(rebuilt(class, part, found, kind)) }
+}
+
+/// The tokens before and behind a text, where there is one of either.
+fn around(processor: &Value) -> Option<(&str, &str)> {
+    match processor["type"].as_str()? {
+        "BertProcessing" | "RobertaProcessing" => {
+            Some((processor["cls"][0].as_str()?, processor["sep"][0].as_str()?))
+        }
+        "TemplateProcessing" => match processor["single"].as_array()?.as_slice() {
+            [before, text, behind] if text["Sequence"]["id"] == "A" => Some((
+                before["SpecialToken"]["id"].as_str()?,
+                behind["SpecialToken"]["id"].as_str()?,
+            )),
+            _ => None,
+        },
+        "Sequence" => processor["processors"].as_array()?.iter().find_map(around),
+        _ => None,
+    }
+}
+
+/// Whether a special token of the settings, which may say nothing of it, is this one.
+fn is_told(told: &Value, token: &str) -> bool {
+    told.as_str().or_else(|| told["content"].as_str()).is_none_or(|told| told == token)
 }
 
 fn rebuilt(class: &str, part: &str, found: &Value, kind: &str) -> Error {

@@ -14,11 +14,12 @@ use crate::{Error, digest, staging};
 const HEADER_BYTES_MAX: u64 = 100 << 20;
 
 /// Reads the header and proves that every tensor lies inside the file and nothing else does.
-pub(crate) fn read_header(path: &Path) -> Result<Metadata, Error> {
+pub(crate) fn read_header(dir: &Path, name: &str) -> Result<Metadata, Error> {
+    let path = &dir.join(name);
     let fail = |error| Error::io("read", path, error);
     let broken = |found: String| {
         Error::unsupported(
-            format!("{} is not a whole safetensors file ({found})", path.display()),
+            format!("a {name} that is not a whole safetensors file ({found})"),
             "an undamaged model.safetensors; fetch or copy it again",
         )
     };
@@ -68,11 +69,12 @@ pub(crate) fn layers(header: &Metadata) -> usize {
 
 /// Makes 32-bit floats of a file's 16-bit ones, which loses nothing. Returns its new size and
 /// SHA-256; nothing where there are no such floats and the file was left alone.
-pub(crate) fn widen(path: &Path) -> Result<Option<(u64, String)>, Error> {
-    let header = read_header(path)?;
+pub(crate) fn widen(dir: &Path, name: &str) -> Result<Option<(u64, String)>, Error> {
+    let header = read_header(dir, name)?;
     if !header.tensors().values().any(|tensor| is_half(tensor.dtype)) {
         return Ok(None);
     }
+    let path = &dir.join(name);
     let fail = |error| Error::io("write", path, error);
     let wide = path.with_extension("wide");
     let mut to = BufWriter::new(staging::create(&wide)?);

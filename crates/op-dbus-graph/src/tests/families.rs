@@ -112,3 +112,23 @@ fn distilbert_is_refused_in_its_own_words() {
         assert!(message.contains(expected), "{message}");
     }
 }
+
+#[test]
+fn an_epsilon_that_leaves_nothing_is_refused() {
+    for epsilon in [json!(-1e-12), json!(2), json!(1e300)] {
+        let message = refusal(Family::Bert, "layer_norm_eps", epsilon);
+        assert!(message.contains("layer_norm_eps is") && message.contains("0 to 1"), "{message}");
+    }
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_refused_by_name() {
+    for value in [f32::NAN, f32::INFINITY] {
+        for name in ["embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.bias"] {
+            let mut model = Tiny::new(Family::Bert);
+            model.tensors.get_mut(name).unwrap().1[3] = value;
+            let message = model.compile().unwrap_err().to_string();
+            assert!(message.contains(name) && message.contains("finite"), "{message}");
+        }
+    }
+}

@@ -2,18 +2,20 @@
 
 use serde_json::{Value, json};
 
-use super::fixture::{self, Bench, Files, refusal, set};
+use super::fixture::{self, Bench, Files, around, refusal, set};
 
 fn bert_normalizer(lowercase: bool, strip_accents: Option<bool>, chinese: bool) -> Value {
     let normalizer = json!({
         "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": chinese,
         "strip_accents": strip_accents, "lowercase": lowercase,
     });
-    json!({ "normalizer": normalizer, "pre_tokenizer": { "type": "BertPreTokenizer" } })
+    let splitter = json!({ "type": "BertPreTokenizer" });
+    json!({ "normalizer": normalizer, "pre_tokenizer": splitter, "post_processor": around() })
 }
 
 fn bytes(add_prefix_space: bool) -> Value {
-    json!({ "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": add_prefix_space } })
+    let splitter = json!({ "type": "ByteLevel", "add_prefix_space": add_prefix_space });
+    json!({ "pre_tokenizer": splitter, "post_processor": around() })
 }
 
 /// A model of the type with this tokenizer and, unless it is null, this `tokenizer_config.json`.
@@ -118,5 +120,44 @@ fn what_would_overrule_tokenizer_json_is_refused() {
     for (model_type, tokenizer, told, expected) in cases {
         let message = refusal(&model(model_type, tokenizer, &told));
         assert!(message.contains(expected), "{tokenizer} {told}: {message}");
+    }
+}
+
+/// The post-processor of BERT's own files.
+fn template(before: &str, behind: &str) -> Value {
+    let special = |token: &str| json!({ "SpecialToken": { "id": token, "type_id": 0 } });
+    let text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
+    json!({ "type": "TemplateProcessing", "single": [special(before), text, special(behind)] })
+}
+
+#[test]
+fn special_tokens_that_would_be_others_are_refused() {
+    let import = |processor: &Value, told: &Value| {
+        let mut tokenizer = bert_normalizer(true, None, true);
+        tokenizer["post_processor"] = processor.clone();
+        Bench::new().import_files(&model("bert", &tokenizer, told)).map_err(|e| e.to_string())
+    };
+    let told = json!({ "cls_token": "[CLS]", "sep_token": { "content": "[SEP]" } });
+    let bert = template("[CLS]", "[SEP]");
+    let list = json!({ "type": "Sequence", "processors": [{ "type": "ByteLevel" }, bert] });
+    let old = json!({ "type": "BertProcessing", "cls": ["[CLS]", 1], "sep": ["[SEP]", 2] });
+    for same in [&bert, &list, &old] {
+        import(same, &told).unwrap();
+        import(same, &json!(null)).unwrap();
+    }
+    let mut one = bert.clone();
+    one["single"].as_array_mut().unwrap().pop();
+    for (other, kind) in [
+        (json!(null), "none"),
+        (json!({ "type": "ByteLevel" }), "ByteLevel"),
+        (one, "TemplateProcessing"),
+        (template("[CLS]", "[CLS]"), "TemplateProcessing"),
+        (template("[SEP]", "[SEP]"), "TemplateProcessing"),
+    ] {
+        let message = import(&other, &told).unwrap_err();
+        let expected = format!("the post_processor {kind}, in place of which a BertTokenizer puts");
+        assert!(message.contains(&expected), "{message}");
+        // Who reads the file as it is has no others.
+        import(&other, &json!({ "tokenizer_class": "PreTrainedTokenizerFast" })).unwrap();
     }
 }
