@@ -62,7 +62,7 @@ impl Gallery {
     }
 
     /// An example for the shell, with the program under test on its path.
-    async fn shell(&self, words: &[&str], input: &str) -> Outcome<String> {
+    async fn shell(&self, words: &[&str], input: impl AsRef<[u8]>) -> Outcome<String> {
         let mut command = clean("sh");
         let op_dbus = needs::op_dbus().canonicalize()?;
         let own = op_dbus.parent().map(Path::to_owned);
@@ -265,6 +265,9 @@ async fn loop_sh_compares_each_line() -> Outcome {
     let expected =
         ["The disk /dev/sda1 is almost full, 98% used", "Disk quota exceeded for user carol"];
     assert_eq!(texts(&said), expected, "{said}");
+    // Not all lines are UTF-8.
+    let said = gallery.shell(&["loop.sh", "disk full"], b"caf\xe9\nmy disk is full \xe9\n").await?;
+    assert_eq!(texts(&said), ["my disk is full \u{fffd}"]);
     gallery.daemon.stop().await
 }
 
@@ -307,6 +310,12 @@ async fn gdbus_sh_and_embed_c_agree() -> Outcome {
     assert!(as_it_is < 0.999 && (cosines[3] - as_it_is).abs() < 1e-9, "{as_it_is} {said}");
     assert!((cosines[0] - own).abs() < 1e-9 && (cosines[2] - 1.0).abs() < 1e-6, "{said}");
     assert!(cosines[1] < cosines[0], "{said}");
+    // Not all are UTF-8.
+    let said = gallery.shell(&["gdbus.sh", pair[0]], b"caf\xe9\nthe disk is full\xe9").await?;
+    assert!(
+        said.lines().count() == 2 && said.contains("(1.0,) the disk is full\u{fffd}"),
+        "{said}"
+    );
 
     let folder = tempfile::Builder::new().prefix("embed-").tempdir()?;
     let program = compile("embed.c", &folder).await?;

@@ -5,9 +5,10 @@
 #   journalctl -p err -o cat | gdbus.sh "the disk is full"
 set -eu
 
-# As GVariant's text form has it: gdbus would take quotes around a text for its own.
+# As GVariant's text form has it: gdbus would take quotes around a text for its own. Logs are not all
+# UTF-8, and a bus carries nothing else.
 quoted() {
-    printf "'%s'" "$(printf '%s' "$1" | sed "s/[\\\\']/\\\\&/g")"
+    printf "'%s'" "$(printf '%s' "$1" | iconv -c -f UTF-8 -t UTF-8 2>/dev/null | sed "s/[\\\\']/\\\\&/g")"
 }
 
 similarity() {

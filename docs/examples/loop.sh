@@ -8,9 +8,10 @@ set -eu
 # Numbers have a point here, also where the user's language writes a comma.
 export LC_ALL=C
 while IFS= read -r line || [ -n "$line" ]; do
-    # Answers `d 0.527535`.
+    # Answers `d 0.527535`. Logs are not all UTF-8, and a bus carries nothing else.
     cosine=$(busctl --system call org.opdbus.Embedding1 /org/opdbus/Embedding1 \
-        org.opdbus.Embedding1.Embedder Similarity ss -- "$1" "$line")
+        org.opdbus.Embedding1.Embedder Similarity ss -- "$1" \
+        "$(printf '%s' "$line" | iconv -c -f UTF-8 -t UTF-8 2>/dev/null)")
     if awk "BEGIN { exit !(${cosine#d } > 0.3) }"; then
         printf '%.2f  %s\n' "${cosine#d }" "$line"
     fi

@@ -162,6 +162,20 @@ async def files_are_the_ones_that_were_given() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+async def a_job_that_nobody_knows_of_ends() -> None:
+    """It would take one of the few that run at once, and its result be kept."""
+    service = Service(seconds=4)
+    service.send = lambda message: (service.sent.append(message), asyncio.Future())[1]
+    with tempfile.TemporaryFile() as given:
+        leaving = asyncio.create_task(client(service).start(given))
+        await asyncio.sleep(1)
+        leaving.cancel()
+        await ended([leaving])
+        await asyncio.sleep(4)
+    said = [(message.member, message.path) for message in service.sent[1:]]
+    assert said == [("Cancel", "/job")], said
+
+
 async def a_result_waits_for_who_asks_again() -> None:
     """Also one that was on its way already."""
     job = AsyncJob(Bus(Service()), "/job", "f32")
@@ -196,4 +210,5 @@ async def a_result_waits_for_who_asks_again() -> None:
 in_time_of_its_own(a_turn_is_not_the_deadline)
 in_time_of_its_own(calls_that_nobody_waits_for_are_not_sent)
 in_time_of_its_own(files_are_the_ones_that_were_given)
+in_time_of_its_own(a_job_that_nobody_knows_of_ends)
 in_time_of_its_own(a_result_waits_for_who_asks_again)

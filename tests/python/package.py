@@ -174,6 +174,15 @@ def vectors_that_are_kept(embedder: Embedder) -> None:
     refused(ValueError, "WRITEABLE", lambda: last.setflags(write=True))
     del last
     assert mapped() == 0
+    # Nor more of the mappings that a process may have than leave it some.
+    most, op_dbus.embeddings._MAPPINGS_MAX = op_dbus.embeddings._MAPPINGS_MAX, 3
+    kept = [embedder.embed(["one"] * 100).vectors for _ in range(5)]
+    assert mapped() == 3 and all(np.array_equal(kept[0], one) for one in kept)
+    assert len(embedder.embed(["one"] * 1000)) == 1000 and mapped() == 3
+    refused(ValueError, "WRITEABLE", lambda: kept[-1].setflags(write=True))
+    kept.clear()
+    op_dbus.embeddings._MAPPINGS_MAX = most
+    assert mapped() == 0
 
 
 def mapped() -> int:

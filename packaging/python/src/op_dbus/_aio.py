@@ -137,7 +137,8 @@ class AsyncEmbedder:
 
         ``source`` is an open file, a pipe, or a descriptor of either; the service reads it by itself,
         a file from its start. ``framing`` says how texts follow one another: ``lines``, ``nul`` or
-        ``json-lines``. The job ends when this client leaves the bus.
+        ``json-lines``. The job ends when this client leaves the bus, and where this is cancelled or times
+        out before it is here.
         """
         wanted = travelling(framing, options)
         bus = self._on_the_bus()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from dbus_fast import BusType, Message, MessageType, Variant
+from dbus_fast import BusType, Message, MessageFlag, MessageType, Variant
 from dbus_fast.aio import MessageBus
 from dbus_fast.errors import AuthError, InvalidAddressError
 
@@ -153,7 +153,7 @@ class Bus:
             # A message has its number from when it is sent.
             if not message.serial:
                 calling.cancel()
-            calling.add_done_callback(_forget)
+            calling.add_done_callback(self._forget)
             raise
         try:
             reply = calling.result()
@@ -183,6 +183,24 @@ class Bus:
             raise EOFError
         return await self._connection.call(message)
 
+    def _forget(self, calling: asyncio.Task[Message]) -> None:
+        """What comes when nobody waits any more: descriptors, or a job that nobody could end."""
+        if calling.cancelled() or calling.exception() is not None:
+            return
+        reply = calling.result()
+        _close(reply)
+        if reply.signature == "o" and self._connection.connected:
+            unwanted = Message(
+                destination=NAME,
+                path=reply.body[0],
+                interface=JOB,
+                member="Cancel",
+                flags=MessageFlag.NO_REPLY_EXPECTED,
+            )
+            sent = self._connection.send(unwanted)
+            # Where the connection breaks the job ends with it.
+            sent.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
+
 
 def plain(values: dict[str, Variant]) -> dict[str, Any]:
     """``a{sv}`` without the variants."""
@@ -193,11 +211,6 @@ def _refuse_descriptors(message: Message) -> None:
     """Nobody but the service sends us any: others would only use up what a process may open."""
     if message.message_type in (MessageType.METHOD_CALL, MessageType.SIGNAL):
         _close(message)
-
-
-def _forget(calling: asyncio.Task[Message]) -> None:
-    if not calling.cancelled() and calling.exception() is None:
-        _close(calling.result())
 
 
 def _close(message: Message) -> None:

@@ -28,6 +28,12 @@ _LIBC.mmap.argtypes = [
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _MAP_FAILED = ctypes.c_void_p(-1).value
+_MAPPINGS_MAX = 16_384
+"""Results that are mapped at once: a process may have some 65,000 mappings, its threads and memory included."""
+_ALWAYS_MAPPED_BYTES = 1 << 20
+"""From this size on a result is mapped all the same."""
+_mappings: set[int] = set()
+"""Where they are."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -181,7 +187,8 @@ def from_descriptors(
 
 
 def sealed_view(descriptor: int, layout: Layout) -> NDArray[Any]:
-    """The vectors in a sealed memfd, without a copy; the mapping ends with the last view of it.
+    """The vectors in a sealed memfd, without a copy; the mapping ends with the last view of it. Few
+    vectors are copied instead where many other results are kept.
 
     A file that somebody can still shrink would end this process when it is read, and one that
     somebody can still write would change under the caller: both are refused.
@@ -196,6 +203,8 @@ def sealed_view(descriptor: int, layout: Layout) -> NDArray[Any]:
     layout.check(size)
     if size == 0:
         return layout.view(b"")
+    if size < _ALWAYS_MAPPED_BYTES and len(_mappings) >= _MAPPINGS_MAX:
+        return layout.view(os.pread(descriptor, size, 0))
     return layout.view(_mapped(descriptor, size))
 
 
@@ -212,5 +221,12 @@ def _mapped(descriptor: int, size: int) -> memoryview:
         raise OSError(number, f"{size} bytes of vectors can't be mapped: {os.strerror(number)}")
     content = (ctypes.c_char * size).from_address(address)
     # Who still reads at the end of the program is not to find it gone.
-    weakref.finalize(content, _LIBC.munmap, address, size).atexit = False
+    weakref.finalize(content, _unmap, address, size).atexit = False
+    _mappings.add(address)
     return memoryview(content).cast("B").toreadonly()
+
+
+def _unmap(address: int, size: int) -> None:
+    # The other way round a thread could have another there by then.
+    _mappings.discard(address)
+    _LIBC.munmap(address, size)
