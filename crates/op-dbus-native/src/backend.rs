@@ -118,6 +118,11 @@ impl NativeBackend {
         self.team.members()
     }
 
+    /// Whether they are more than the CPUs, and so take turns.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.team.is_crowded
+    }
+
     /// Tokens of the longest text.
     pub(crate) fn length_max(&self) -> usize {
         self.arenas.first().map_or(0, Arena::length)

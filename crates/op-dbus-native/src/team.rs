@@ -21,6 +21,8 @@ type Task<'a> = &'a (dyn Fn(usize) + Sync);
 pub(crate) struct Team {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Whether there were fewer CPUs for the calling thread than members when they were started.
+    pub is_crowded: bool,
 }
 
 struct Shared {
@@ -68,7 +70,8 @@ impl Team {
             task: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
         });
-        let mut team = Self { shared, threads: Vec::new() };
+        let is_crowded = thread::available_parallelism().is_ok_and(|cpus| cpus.get() < members);
+        let mut team = Self { shared, threads: Vec::new(), is_crowded };
         for member in 1..members {
             let shared = Arc::clone(&team.shared);
             let cpu = cpus.get(member).copied();

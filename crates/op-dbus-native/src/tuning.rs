@@ -128,7 +128,8 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     };
     let took = start.elapsed();
     let preempted = preemptions() - preempted;
-    let is_disturbed = preempted as f64 > PREEMPTIONS_PER_S * took.as_secs_f64();
+    let is_disturbed =
+        !backend.is_crowded() && preempted as f64 > PREEMPTIONS_PER_S * took.as_secs_f64();
     let (tuning, disturbed) = match earlier {
         _ if !is_disturbed => (measured, 0),
         None => (measured.or(measured), 1),

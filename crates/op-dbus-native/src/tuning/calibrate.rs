@@ -39,6 +39,9 @@ const LIMIT: Duration = Duration::from_millis(250);
 const ALWAYS: Together = Together { short: 0, long: 0 };
 const NEVER: Together = Together { short: u64::MAX, long: u64::MAX };
 
+/// The dearest that sharing a text is told to be.
+const PERCENT_MAX: u64 = 1_000_000;
+
 /// What suits this machine; nothing if the backend fails.
 pub(super) fn measure(backend: &mut NativeBackend) -> Option<Tuning> {
     let mut tuning = Tuning::default();
@@ -50,7 +53,10 @@ pub(super) fn measure(backend: &mut NativeBackend) -> Option<Tuning> {
     let batches = BATCHES.map(|tokens| (tuning, mixed(tokens * members)));
     tuning.batch_tokens = best_batch(&compare(backend, &batches)?);
 
-    if members > 1 {
+    if backend.is_crowded() {
+        // Each stage would last until the last thread has had its turn: for minutes, with a thousand.
+        tuning.together_percent = Together { short: PERCENT_MAX, long: PERCENT_MAX };
+    } else if members > 1 {
         let length = |tokens: usize| vec![tokens.min(backend.length_max())];
         let [short, long] = SINGLE.map(length);
         let of = |together_percent| Tuning { together_percent, ..tuning };
@@ -100,7 +106,7 @@ fn best_batch(seconds: &[f64]) -> usize {
 /// What all `members` spend on a text together, in percent of what one spends alone; 100 at least.
 fn percent(together: f64, alone: f64, members: usize) -> u64 {
     let percent = 100.0 * together * members as f64 / alone.max(f64::MIN_POSITIVE);
-    percent.clamp(100.0, 1e6) as u64
+    percent.clamp(100.0, PERCENT_MAX as f64) as u64
 }
 
 /// The least seconds that each batch of texts takes with its tuning; infinite for those that were not
@@ -179,13 +185,16 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "measures how fast this is")]
     fn a_backend_is_measured_and_says_what_was_found() {
-        for threads in [1, 2] {
+        let cpus = std::thread::available_parallelism().unwrap().get();
+        for threads in [1, 2, cpus + 1] {
             let mut backend =
                 backend(&Weights::new(SIZES[2], 1), Isa::best(), Precision::F32, threads);
             let tuning = measure(&mut backend).unwrap();
             assert!(tuning.is_possible(), "{tuning:?}");
             let default = Tuning::default().together_percent;
             assert!(threads > 1 || tuning.together_percent == default);
+            let most = Together { short: PERCENT_MAX, long: PERCENT_MAX };
+            assert!(threads <= cpus || tuning.together_percent == most, "{tuning:?}");
         }
     }
 }
