@@ -196,7 +196,8 @@ fn command(
         ("--log", log.as_ref()),
     ];
     // The program may be named by a link of the kernel's; people look for this name.
-    command.arg0("op-dbus").arg("worker");
+    // What ends everything in the daemon's terminal is for the daemon: workers compute what it has in flight.
+    command.arg0("op-dbus").process_group(0).arg("worker");
     for (option, value) in options {
         command.arg(option).arg(value);
     }
