@@ -46,6 +46,10 @@ const PERCENT_MAX: u64 = 1_000_000;
 pub(super) fn measure(backend: &mut NativeBackend) -> Option<Tuning> {
     let mut tuning = Tuning::default();
     let members = backend.members();
+    if backend.is_crowded() {
+        // Each stage would last until the last thread has had its turn: for minutes, with a thousand.
+        tuning.together_percent = Together { short: PERCENT_MAX, long: PERCENT_MAX };
+    }
 
     let strips = STRIPS.map(|strip| (Tuning { strip, ..tuning }, mixed(STRIP_TOKENS * members)));
     tuning.strip = best_strip(&compare(backend, &strips)?);
@@ -53,10 +57,7 @@ pub(super) fn measure(backend: &mut NativeBackend) -> Option<Tuning> {
     let batches = BATCHES.map(|tokens| (tuning, mixed(tokens * members)));
     tuning.batch_tokens = best_batch(&compare(backend, &batches)?);
 
-    if backend.is_crowded() {
-        // Each stage would last until the last thread has had its turn: for minutes, with a thousand.
-        tuning.together_percent = Together { short: PERCENT_MAX, long: PERCENT_MAX };
-    } else if members > 1 {
+    if members > 1 && !backend.is_crowded() {
         let length = |tokens: usize| vec![tokens.min(backend.length_max())];
         let [short, long] = SINGLE.map(length);
         let of = |together_percent| Tuning { together_percent, ..tuning };
