@@ -1,6 +1,6 @@
 //! Every refusal by its name, with a sentence that helps.
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, killpg};
 use op_dbus_api::ErrorName::{self, *};
 use zbus::Variant;
 
@@ -25,6 +25,7 @@ tests! {
     full_queue: [Bus] => refuses_when_full("queue_tokens_max", Overloaded),
     used_up_quota: [Bus] => refuses_when_full("quota_tokens", QuotaExceeded),
     shutting_down: [Bus],
+    what_ends_a_terminal_leaves_workers_to_the_daemon: [Bus],
 }
 
 /// The outcome of `EmbedPacked` with one option.
@@ -251,5 +252,29 @@ async fn shutting_down() -> Outcome {
     assert!(!waiting.await??.is_empty());
     let status = daemon.process.ended().await?;
     assert!(status.success(), "{status}");
+    Ok(())
+}
+
+/// As Ctrl-C does, in a shell.
+async fn what_ends_a_terminal_leaves_workers_to_the_daemon() -> Outcome {
+    let (bus, setup) = (PrivateBus::start().await?, Setup::sim()?);
+    let mut command = setup.command(&bus)?;
+    command.process_group(0);
+    let mut daemon = setup.start_command(command, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    let client = Client::on(&bus).await?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let workers = daemon.workers().await?;
+    let waiting = client.embed_meanwhile("in flight");
+    client.counted("in_flight_calls", 1).await?;
+    killpg(daemon.process.pid(), Signal::SIGINT)?;
+    daemon.state(|state| state == "draining").await?;
+    for worker in workers {
+        nix::sys::signal::kill(worker, Signal::SIGCONT)?;
+    }
+    assert!(!waiting.await??.is_empty());
+    assert!(daemon.process.ended().await?.success());
+    let told = daemon.process.stderr();
+    assert!(!told.contains("worker lost"), "{told}");
     Ok(())
 }

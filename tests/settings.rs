@@ -3,12 +3,14 @@
 use std::fs;
 use std::path::Path;
 
+use op_dbus_api::ErrorName;
 use tokio::process::Command;
 
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
+use crate::harness::client::refused;
 use crate::harness::command::{Finished, clean, finish, in_own_mounts};
-use crate::harness::daemon::Setup;
+use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
 
@@ -19,6 +21,8 @@ tests! {
     drop_ins_are_read_and_named: [Bus, Root],
     a_configuration_that_is_not_there: [Bus],
     checking_a_configuration: [],
+    workers_log_as_the_last_reload_said: [Bus],
+    a_reload_tells_where_a_missing_model_was_named: [Bus, Low],
 }
 
 /// A start that must be refused with `code`.
@@ -131,4 +135,39 @@ async fn checking_a_configuration() -> Outcome {
     assert_eq!(refused.code, Some(6));
     assert_names(&refused.stderr, &["OP_DBUS_VECTOR_LEVEL", "low"]);
     Ok(())
+}
+
+async fn workers_log_as_the_last_reload_said() -> Outcome {
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
+    let setup = setup.setting("log", "debug");
+    setup.write_config()?;
+    daemon.client().manager.reload().await?;
+    assert_eq!(log_of_a_new_worker(&daemon).await?, "debug");
+    // Of one that is refused nothing counts.
+    let setup = setup.setting("log", "trace").setting("expect_dimensions", "7");
+    setup.write_config()?;
+    let refusal = daemon.client().manager.reload().await;
+    refused(refusal, ErrorName::Failed)?;
+    assert_eq!(log_of_a_new_worker(&daemon).await?, "debug");
+    daemon.stop().await
+}
+
+/// Has a worker take the place of the one that runs; what it was told to log.
+async fn log_of_a_new_worker(daemon: &Daemon) -> Outcome<String> {
+    daemon.client().manager.unload().await?;
+    daemon.client().manager.warm_up().await?;
+    let worker = daemon.workers().await?.pop().ok_or("no worker runs")?;
+    let arguments = fs::read_to_string(format!("/proc/{worker}/cmdline"))?;
+    let mut arguments = arguments.split('\0').skip_while(|argument| *argument != "--log");
+    Ok(arguments.nth(1).unwrap_or_default().to_owned())
+}
+
+async fn a_reload_tells_where_a_missing_model_was_named() -> Outcome {
+    let (_bus, setup, daemon) = Setup::real("low")?.alone().await?;
+    let setup = setup.setting("model", "nobody");
+    setup.write_config()?;
+    let refusal = daemon.client().manager.reload().await;
+    let message = refused(refusal, ErrorName::ModelNotInstalled)?;
+    assert_names(&message, &["model is nobody (", "config.toml, line"]);
+    daemon.stop().await
 }

@@ -16,6 +16,7 @@ tests! {
     little_is_left_open: [SystemdAnalyze],
     every_profile_is_read: [SystemdAnalyze],
     every_profile_is_checked: [],
+    a_stop_is_told_to_the_daemon_alone: [],
 }
 
 const SERVICE: &str = "op-dbus.service";
@@ -148,5 +149,12 @@ async fn every_profile_is_checked() -> Outcome {
         let known = PROFILES.iter().any(|(profile, _)| name == format!("{profile}.conf"));
         assert!(known, "{name} is not in the list above");
     }
+    Ok(())
+}
+
+/// By itself systemd would end its workers, too, and with them what they compute for calls in flight.
+async fn a_stop_is_told_to_the_daemon_alone() -> Outcome {
+    let unit = fs::read_to_string(repository().join("systemd").join(SERVICE))?;
+    assert!(unit.lines().any(|line| line == "KillMode=mixed"));
     Ok(())
 }

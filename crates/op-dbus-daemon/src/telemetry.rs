@@ -114,6 +114,19 @@ impl OncePerMinute {
     }
 }
 
+/// The filter in force; empty before logging was started.
+static FILTER: Mutex<String> = Mutex::new(String::new());
+
+/// What is logged now, if logging was started: workers are told when they are.
+pub fn filter() -> Option<String> {
+    let filter = FILTER.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(filter.clone()).filter(|filter| !filter.is_empty())
+}
+
+fn keep(filter: &str) {
+    filter.clone_into(&mut FILTER.lock().unwrap_or_else(PoisonError::into_inner));
+}
+
 /// Changes the filter while the program runs.
 #[derive(Clone, Debug)]
 pub struct Telemetry {
@@ -126,7 +139,9 @@ impl Telemetry {
     /// # Errors
     /// One sentence, when `filter` is not one; the old filter stays.
     pub fn set_filter(&self, filter: &str) -> Result<(), String> {
-        self.filter.reload(parse_filter(filter)?).map_err(|error| error.to_string())
+        self.filter.reload(parse_filter(filter)?).map_err(|error| error.to_string())?;
+        keep(filter);
+        Ok(())
     }
 }
 
@@ -205,9 +220,10 @@ where
 }
 
 fn start_with(filter: &str, output: Output) -> Result<Telemetry, String> {
-    let (filter, handle) = reload::Layer::new(parse_filter(filter)?);
-    let registry = tracing_subscriber::registry().with(filter).with(output);
+    let (layer, handle) = reload::Layer::new(parse_filter(filter)?);
+    let registry = tracing_subscriber::registry().with(layer).with(output);
     registry.try_init().map_err(|error| error.to_string())?;
+    keep(filter);
     std::panic::set_hook(Box::new(|panic| {
         // The place alone: the message of a panic may quote the text that it fell over.
         let place = panic.location().map(ToString::to_string).unwrap_or_default();

@@ -155,8 +155,8 @@ impl Builder {
         Self { precision: Some(precision), ..self }
     }
 
-    /// Threads of the CPU that compute one batch together; by default the cores, shared out between
-    /// the workers.
+    /// Threads of the CPU that compute one batch together, no more than there are cores; by default
+    /// those, shared out between the workers.
     pub fn threads(self, threads: usize) -> Self {
         Self { threads: Some(threads), ..self }
     }

@@ -217,7 +217,7 @@ impl Loading<'_> {
             space: self.model.vector_space(),
             cache_dir: self.cache_dir.clone(),
             runtime: libraries.runtime,
-            threads: builder.threads.unwrap_or(cores() / workers).max(1),
+            threads: builder.threads.unwrap_or(cores() / workers).clamp(1, cores()),
             cpu_engine,
             cpu_isa: builder.cpu_isa.clone().unwrap_or_else(|| "auto".to_owned()),
             cpus: Vec::new(),

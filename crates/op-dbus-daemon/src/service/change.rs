@@ -121,7 +121,9 @@ impl Service {
         let now = self.staying()?;
         let old = now.loaded.clone();
         let loaded = blocking("disk", move || old.reload()).await?.map_err(Error::Settings)?;
-        self.report(&now.loaded, &loaded);
+        for warning in &loaded.warnings {
+            warn!(MESSAGE_ID = warning.message_id, "{warning}");
+        }
         let loaded = Arc::new(loaded);
         // A provider that did not work is tried again, as a model is that could not be loaded.
         // A fleet has to prove itself anew: its token and its certificates may be others, in files that
@@ -137,6 +139,7 @@ impl Service {
             false => self.fleet(loaded.clone()),
         };
         let choice = wanted(&loaded.settings);
+        self.log_as(&loaded);
         let adopt = |next: &mut Now| {
             self.0.engines.cache.resize(loaded.settings.cache_bytes);
             next.loaded = loaded;
@@ -154,7 +157,10 @@ impl Service {
                 self.fail(error.clone());
                 Err(Error::Load(error))
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                self.log_as(&now.loaded);
+                Err(error)
+            }
         }
     }
 
@@ -273,13 +279,9 @@ impl Service {
         }
     }
 
-    fn report(&self, old: &Loaded, new: &Loaded) {
-        for warning in &new.warnings {
-            warn!(MESSAGE_ID = warning.message_id, "{warning}");
-        }
-        if let Some(telemetry) =
-            self.0.telemetry.as_ref().filter(|_| old.settings.log != new.settings.log)
-            && let Err(reason) = telemetry.set_filter(&new.settings.log)
+    fn log_as(&self, loaded: &Loaded) {
+        if let Some(telemetry) = &self.0.telemetry
+            && let Err(reason) = telemetry.set_filter(&loaded.settings.log)
         {
             warn!("the log filter stays as it was: {reason}");
         }
@@ -329,7 +331,6 @@ async fn is_replaced(now: &Now, loaded: &Arc<Loaded>) -> Result<bool, Error> {
 fn same_engines(old: &Settings, new: &Settings) -> bool {
     let mut like_new = old.clone();
     like_new.vector_level = new.vector_level;
-    like_new.model.clone_from(&new.model);
     like_new.log.clone_from(&new.log);
     like_new.idle_unload_s = new.idle_unload_s;
     like_new.provider_retry_s = new.provider_retry_s;

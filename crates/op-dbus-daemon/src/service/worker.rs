@@ -16,6 +16,7 @@ use super::compiled;
 use super::provider::Host;
 use crate::settings::options::{Told, fleet};
 use crate::settings::{CpuEngine, Precision, Provider, Settings};
+use crate::telemetry;
 
 /// More workers than this only share the memory bandwidth of one machine.
 const WORKERS_AUTO_MAX: usize = 8;
@@ -178,6 +179,8 @@ fn command(
     // Workers take the devices in turn.
     let device = host.devices.get(number % host.devices.len().max(1)).copied().unwrap_or(0);
     let device = device.to_string();
+    // A reload may have changed it since the settings of this engine were read.
+    let log = telemetry::filter().unwrap_or_else(|| settings.log.clone());
     let (tokens, rows) =
         (blueprint.region.tokens_max.to_string(), blueprint.region.rows_max.to_string());
     let options: [(&str, &OsStr); 15] = [
@@ -195,10 +198,11 @@ fn command(
         ("--batch-tokens-max", tokens.as_ref()),
         ("--batch-rows-max", rows.as_ref()),
         ("--io-binding", settings.io_binding.as_ref()),
-        ("--log", settings.log.as_ref()),
+        ("--log", log.as_ref()),
     ];
     // The program may be named by a link of the kernel's; people look for this name.
-    command.arg0("op-dbus").arg("worker");
+    // What ends everything in the daemon's terminal is for the daemon: workers compute what it has in flight.
+    command.arg0("op-dbus").process_group(0).arg("worker");
     for (option, value) in options {
         command.arg(option).arg(value);
     }

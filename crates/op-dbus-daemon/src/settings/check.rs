@@ -123,6 +123,11 @@ fn check_table(place: &Place, key: &str, value: &Value) -> Result<Value, Vec<Wro
     let Some(tables) = value.as_dict() else {
         return refuse(format!("`{key}` is a table; write [{key}.<name>]"));
     };
+    // As in every other setting: it would end the connection that the settings are told over.
+    if let Some(path) = path_of_zero(key, value) {
+        let message = format!("{} has the character U+0000", path.escape_debug());
+        return Err(vec![(path, message)]);
+    }
     let (mut right, mut mistakes) = (Dict::new(), Vec::new());
     for (name, table) in tables {
         let path = format!("{key}.{name}");
@@ -133,6 +138,18 @@ fn check_table(place: &Place, key: &str, value: &Value) -> Result<Value, Vec<Wro
         }
     }
     if mistakes.is_empty() { Ok(Value::from(right)) } else { Err(mistakes) }
+}
+
+/// Where a table has the character U+0000, in a name or in a text.
+fn path_of_zero(path: &str, value: &Value) -> Option<String> {
+    let of_table = |(key, value): (&String, &Value)| path_of_zero(&format!("{path}.{key}"), value);
+    match value {
+        _ if path.contains('\0') => Some(path.to_owned()),
+        Value::String(_, text) => text.contains('\0').then(|| path.to_owned()),
+        Value::Array(_, values) => values.iter().find_map(|value| path_of_zero(path, value)),
+        Value::Dict(_, table) => table.iter().find_map(of_table),
+        _ => None,
+    }
 }
 
 fn check_model(model: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {

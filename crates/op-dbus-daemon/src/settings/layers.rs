@@ -148,13 +148,19 @@ pub(super) fn environment(sources: &Sources, mistakes: &mut Vec<Mistake>) -> Lay
         if value.is_empty() {
             continue;
         }
-        match value.to_str() {
-            Some(value) => entries.push(Entry::new(name.to_ascii_lowercase(), value)),
-            None => mistakes.push(Mistake {
-                origin: Origin::Environment(format!("{PREFIX}{name}")),
-                message: "its value is not UTF-8 text".to_owned(),
-            }),
-        }
+        let refused = match value.to_str() {
+            // One of either spelling would overrule the other.
+            Some(_) if name.contains(|c: char| c.is_ascii_lowercase()) => {
+                "names of settings are in capital letters in the environment"
+            }
+            Some(value) => {
+                entries.push(Entry::new(name.to_ascii_lowercase(), value));
+                continue;
+            }
+            None => "its value is not UTF-8 text",
+        };
+        let origin = Origin::Environment(format!("{PREFIX}{name}"));
+        mistakes.push(Mistake { origin, message: refused.to_owned() });
     }
     Layer::new(Place::Environment, entries)
 }

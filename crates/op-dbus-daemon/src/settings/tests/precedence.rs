@@ -107,6 +107,13 @@ fn a_variable_that_is_not_text_is_named() {
 }
 
 #[test]
+fn a_variable_in_small_letters_overrules_none() {
+    let tree = Tree::new(&[]).env("OP_DBUS_THREADS", "2").env("OP_DBUS_threads", "3");
+    let expected = "OP_DBUS_threads: names of settings are in capital letters in the environment";
+    assert!(tree.mistakes().contains(expected));
+}
+
+#[test]
 fn the_tree_may_be_odd_but_the_message_is_clear() {
     let tree = Tree::new(&[(MAIN, "")]);
     let folder = tree.path().join("etc/op-dbus");

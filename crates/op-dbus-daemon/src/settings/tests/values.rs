@@ -163,6 +163,18 @@ fn no_setting_has_the_character_zero() {
         assert!(parsed(key, &text.replace('\0', "z")).is_some(), "{key}");
         assert_eq!(parsed(key, text), None, "{key}");
     }
+    for (line, path) in [
+        ("[models.a]\nprompts = { q = \"Z\" }", "models.a.prompts.q"),
+        ("[models.a]\nprompts = { \"Z\" = \"\" }", "models.a.prompts.Z"),
+        ("[models.\"Z\"]", "models.Z"),
+        ("[providers.cuda]\nlibrary = \"/Z\"", "providers.cuda.library"),
+        ("[providers.cuda.options]\na = \"Z\"", "providers.cuda.options.a"),
+    ] {
+        let with = |letter| Tree::new(&[(MAIN, line.replace('Z', letter).as_str())]);
+        with("x").loaded();
+        let told = format!("{} has the character U+0000", path.replace('Z', "\\0"));
+        assert!(with("\\u0000").mistakes().contains(&told), "{told}");
+    }
 }
 
 #[test]

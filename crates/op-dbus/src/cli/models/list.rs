@@ -23,6 +23,8 @@ struct Row {
 const INSTALLED: &str = "installed";
 const MISSING: &str = "not installed";
 const DAMAGED: &str = "damaged";
+/// This user may not read it, or somebody may write it who should not.
+const REFUSED: &str = "refused";
 
 pub(super) fn run(store: &Store, json: bool) -> Outcome {
     match readable(store) {
@@ -50,7 +52,7 @@ pub(super) fn run(store: &Store, json: bool) -> Outcome {
         let size = row.bytes.map_or_else(|| "-".to_owned(), megabytes);
         let shade = match row.state {
             INSTALLED => Colour::Good,
-            DAMAGED => Colour::Bad,
+            DAMAGED | REFUSED => Colour::Bad,
             _ => Colour::Faint,
         };
         writeln!(
@@ -106,6 +108,7 @@ fn state(store: &Store, name: &str) -> (&'static str, Option<String>) {
     match store.get(name).and_then(|model| model.check_files()) {
         Ok(()) => (INSTALLED, None),
         Err(Error::NotInstalled { .. }) => (MISSING, None),
+        Err(error @ Error::Permission { .. }) => (REFUSED, Some(error.to_string())),
         Err(error) => (DAMAGED, Some(error.to_string())),
     }
 }
@@ -126,6 +129,9 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -134,5 +140,18 @@ mod tests {
         let rows = rows(&Store::open(dir));
         assert_eq!(rows.len(), 3);
         assert!(rows.iter().all(|row| row.state == MISSING && row.reason.is_none()));
+    }
+
+    #[test]
+    fn what_others_may_write_is_refused_and_not_damaged() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("own/op-dbus.json");
+        std::fs::create_dir(dir.path().join("own")).unwrap();
+        std::fs::write(&record, "{}").unwrap();
+        let found = || state(&Store::open(dir.path()), "own").0;
+        std::fs::set_permissions(&record, Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(found(), DAMAGED);
+        std::fs::set_permissions(&record, Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(found(), REFUSED);
     }
 }

@@ -23,6 +23,8 @@ struct Row {
 const INSTALLED: &str = "installed";
 const MISSING: &str = "not installed";
 const DAMAGED: &str = "damaged";
+/// This user may not read it, or somebody may write it who should not.
+const REFUSED: &str = "refused";
 const NONE: &str = "not for this machine";
 
 pub(super) fn run(store: &RuntimeStore, json: bool) -> Outcome {
@@ -42,7 +44,7 @@ pub(super) fn run(store: &RuntimeStore, json: bool) -> Outcome {
         let size = row.bytes().map_or_else(|| "-".to_owned(), megabytes);
         let shade = match row.state {
             INSTALLED => Colour::Good,
-            DAMAGED => Colour::Bad,
+            DAMAGED | REFUSED => Colour::Bad,
             _ => Colour::Faint,
         };
         let path = row.path.as_ref().map(|path| format!("  {}", path.display()));
@@ -72,6 +74,7 @@ fn rows(store: &RuntimeStore) -> Vec<Row> {
             Ok(path) => (Some(path), INSTALLED, None),
             Err(Error::NotInstalled { .. }) => (None, MISSING, None),
             Err(Error::NoLibrary(_)) => (None, NONE, None),
+            Err(error @ Error::Permission { .. }) => (None, REFUSED, Some(error.to_string())),
             Err(error) => (None, DAMAGED, Some(error.to_string())),
         };
         Row { library, provider, path, state, reason }
