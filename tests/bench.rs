@@ -17,6 +17,7 @@ tests! {
     bench_refuses_what_it_cannot_compare: [Bus],
     bench_tells_a_devices_peak_and_the_times_of_its_clients: [Low, Ggml],
     bench_leaves_the_services_cache_alone: [Low],
+    bench_names_the_flag_that_asks_for_what_this_cpu_has_not: [Low],
     bench_can_be_driven: [],
 }
 
@@ -157,6 +158,15 @@ async fn bench_refuses_what_it_cannot_compare() -> Outcome {
     assert_eq!(none.code, Some(2), "{}", none.stderr);
     let rate = finish(bench(&["--rate", "fast"]), "").await?;
     assert!(rate.stderr.contains("80%"), "{}", rate.stderr);
+    Ok(())
+}
+
+async fn bench_names_the_flag_that_asks_for_what_this_cpu_has_not() -> Outcome {
+    let absent = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+    let mut command = bench(&["--at", "engine", "--level", "low", "--isa", absent]);
+    command.env_remove("OP_DBUS_CPU_ENGINE").env("OP_DBUS_MODEL_DIR", store().join("models"));
+    let refused = finish(command, "").await?;
+    assert!(refused.code != Some(0) && refused.stderr.contains("flag --isa"), "{}", refused.stderr);
     Ok(())
 }
 

@@ -237,16 +237,23 @@ impl Target {
     }
 }
 
-/// The settings of this process with `flags`. Mistakes name the flags that were typed.
+/// The settings of this process with `flags`. What is said of them names the flags that were typed.
 fn load(flags: &Flags) -> Result<Loaded, Failure> {
-    Settings::load(&Sources::of_process(flags.clone())).map_err(|mut mistakes| {
-        for mistake in &mut mistakes.0 {
-            if let Origin::Flag(flag) = &mut mistake.origin {
-                typed(flag).clone_into(flag);
-            }
+    let rename = |origin: &mut Origin| {
+        if let Origin::Flag(flag) = origin {
+            typed(flag).clone_into(flag);
         }
-        mistakes.into()
-    })
+    };
+    match Settings::load(&Sources::of_process(flags.clone())) {
+        Ok(mut loaded) => {
+            loaded.origins.values_mut().for_each(rename);
+            Ok(loaded)
+        }
+        Err(mut mistakes) => {
+            mistakes.0.iter_mut().for_each(|mistake| rename(&mut mistake.origin));
+            Err(mistakes.into())
+        }
+    }
 }
 
 fn work(model_dir: &std::path::Path, model: &str) -> Option<Work> {
