@@ -53,11 +53,12 @@ async fn fell_back(daemon: &Daemon) -> Outcome<String> {
 /// One with `faults` is left for the next, for these reasons.
 async fn leaves_it_to_the_next(faults: &str, reasons: &[&str]) -> Outcome {
     let bus = PrivateBus::start().await?;
-    let setup = with_fallback(faults)?;
+    let setup = with_fallback(faults)?.setting("cpu_isa", "portable");
     let daemon = setup.start(&bus).await?;
     assert_eq!(daemon.settled().await?, "degraded", "{}", daemon.process.stderr());
     let reason = fell_back(&daemon).await?;
     assert!(reasons.iter().all(|part| reason.contains(part)), "{reason}");
+    assert!(!reason.contains("cpu_isa"), "that is of the CPU alone: {reason}");
     assert!(daemon.process.stderr().contains("faults on purpose"), "{}", daemon.process.stderr());
     daemon.stop().await
 }

@@ -74,8 +74,8 @@ async fn said(answer: String, more: &'static [u8]) -> Outcome<String> {
 }
 
 async fn wrong_answers_are_told() -> Outcome {
-    let vectors = |dimensions: usize| {
-        let vector = vec![1.0_f32; dimensions];
+    let all = |number: f32, dimensions: usize| {
+        let vector = vec![number; dimensions];
         json!({"data": [{"index": 0, "embedding": vector}, {"index": 1, "embedding": vector}]})
     };
     // 384 numbers of the bytes 0, 0, 0xc0, 0x7f.
@@ -85,8 +85,9 @@ async fn wrong_answers_are_told() -> Outcome {
         {"index": 1, "embedding": not_numbers}]});
     for (answer, word) in [
         (http("200 OK", "no JSON"), "makes no sense"),
-        (http("200 OK", &vectors(383).to_string()), "a vector of 383 dimensions"),
-        (http("200 OK", &vectors(385).to_string()), "a vector of 385 dimensions"),
+        (http("200 OK", &all(1.0, 383).to_string()), "a vector of 383 dimensions"),
+        (http("200 OK", &all(1.0, 385).to_string()), "a vector of 385 dimensions"),
+        (http("200 OK", &all(0.0, 384).to_string()), "a vector of zeros alone"),
         (http("200 OK", &one_row.to_string()), "no vector for row 1"),
         (http("200 OK", &nan.to_string()), "not finite numbers"),
         (http("302 Found\r\nLocation: http://elsewhere.example/", ""), "it answers 302"),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::config::{ModelShape, Pool};
-use crate::error::{Error, is_same_news};
+use crate::error::is_same_news;
 use crate::job::{Finished, Ran};
 use crate::planner::Plan;
 use crate::proof::{self, load, load_again, run_checked};
@@ -194,12 +194,12 @@ impl Worker {
             return Ok(());
         };
         let scheduler = Arc::clone(&self.shared.scheduler);
-        let worker = self.place.index;
-        if matches!(error, BackendError::OutOfMemory(_)) {
+        let (worker, device) = (self.place.index, self.shared.pools[self.place.pool].holds_device);
+        // What a server takes at once is for its own backend to know.
+        if device && matches!(error, BackendError::OutOfMemory(_)) {
             self.shrink(batch, &error);
         }
-        let again = |batch: &mut Vec<Entry>| scheduler.try_again(worker, batch, &error);
-        match &error {
+        match error {
             BackendError::OutOfMemory(_) if halvings < HALVINGS_MAX && batch.len() > 1 => {
                 let mut rest = batch.split_off(batch.len() / 2);
                 if let Err(error) = self.run(batch, halvings + 1) {
@@ -208,31 +208,26 @@ impl Worker {
                 }
                 self.run(&mut rest, halvings + 1)
             }
-            BackendError::OutOfMemory(_) if !self.shared.pools[self.place.pool].holds_device => {
-                if scheduler.roster(|all| all.has_elsewhere(worker)) {
-                    again(batch);
-                }
-                for entry in batch.drain(..) {
-                    entry.item.job.fail(Error::OutOfMemory(error.clone()));
-                }
-                Ok(())
-            }
-            // One text may be what the backend refuses; its neighbours must not pay for it.
-            BackendError::Failed(_) => {
-                again(batch);
-                Ok(())
-            }
             // A new worker begins with all of a device's memory that is free.
-            BackendError::OutOfMemory(_)
-            | BackendError::Lost(_)
-            | BackendError::Killed(_)
-            | BackendError::Load { .. } => {
-                // Before anybody is told, who asks then whether there is hope.
-                scheduler.roster(|roster| roster.lost_batch(worker, &error));
-                again(batch);
-                Err(error)
+            BackendError::OutOfMemory(_) if device => self.lose(batch, error),
+            // One text may be what the backend refuses; its neighbours must not pay for it.
+            BackendError::OutOfMemory(_) | BackendError::Failed(_) => {
+                scheduler.try_again(worker, batch, &error);
+                Ok(())
+            }
+            BackendError::Lost(_) | BackendError::Killed(_) | BackendError::Load { .. } => {
+                self.lose(batch, error)
             }
         }
+    }
+
+    /// A batch was lost, and the backend with it.
+    fn lose(&self, batch: &mut Vec<Entry>, error: BackendError) -> Result<(), BackendError> {
+        let (scheduler, worker) = (&self.shared.scheduler, self.place.index);
+        // Before anybody is told, who asks then whether there is hope.
+        scheduler.roster(|roster| roster.lost_batch(worker, &error));
+        scheduler.try_again(worker, batch, &error);
+        Err(error)
     }
 
     /// Has the pool's batches made smaller than one that did not fit the device.

@@ -167,6 +167,10 @@ impl Endpoint {
         if !out.iter().all(|number| number.is_finite()) {
             return Err(Failure::nonsense("it has values that are not finite numbers"));
         }
+        let is_nothing = |vector: &[f32]| vector.iter().all(|number| *number == 0.0);
+        if out.chunks_exact(shape.dimensions).any(is_nothing) {
+            return Err(Failure::nonsense("it has a vector of zeros alone"));
+        }
         if shape.normalize {
             foreign::normalize(shape.dimensions, out).map_err(Failure::nonsense)?;
         }

@@ -296,7 +296,8 @@ fn batch_limits(settings: &Settings, host: &Host) -> BatchLimits {
 fn explained(error: BackendError, provider: Provider, loaded: &Loaded) -> Error {
     match error {
         BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
-            if loaded.settings.cpu_engine == CpuEngine::Native
+            if provider == Provider::Cpu
+                && loaded.settings.cpu_engine == CpuEngine::Native
                 && loaded.settings.cpu_isa != "auto" =>
         {
             let origin = provider::origin(loaded, "cpu_isa");

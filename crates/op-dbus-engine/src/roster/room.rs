@@ -66,15 +66,6 @@ impl Roster {
         left.max().map(Duration::from_micros)
     }
 
-    /// Whether there is a worker now that computes on another device than `worker`.
-    pub fn has_elsewhere(&self, worker: usize) -> bool {
-        fn place(of: &Worker) -> (usize, &str) {
-            (of.pool, &of.status.description.device)
-        }
-        let Some(own) = self.workers.get(worker).map(place) else { return false };
-        self.ordinary().any(|other| other.is_there() && place(other) != own)
-    }
-
     /// Takes note of the bytes that are free on a device; none where that is not known any more. Tells
     /// the workers there for whom it has begun or ceased to be too little for a full batch.
     pub fn set_free(&mut self, device: &str, free: Option<u64>) -> Vec<(usize, bool)> {

@@ -19,13 +19,55 @@ async fn a_batch_that_does_not_fit_is_halved() {
 }
 
 #[tokio::test]
-async fn a_batch_of_which_no_eighth_fits_is_refused() {
+async fn a_batch_of_which_no_eighth_fits_is_computed_text_by_text() {
     let faults = Faults { oom_above_rows: Some(1), ..Faults::default() };
     let engine = with_faults(vec![faults], Limits::default());
     let texts: Vec<_> = "abcdefghijklmnopqrstuvwxyz".split_inclusive(|_| true).collect();
-    let error = engine.embed(call(1, &texts)).await.unwrap_err();
+    let wanted: Vec<_> = texts.iter().flat_map(|text| expected(text)).collect();
+    assert_eq!(engine.embed(call(1, &texts)).await.unwrap().vectors, wanted);
+    let stats = engine.stats();
+    assert_eq!((stats.batches, stats.worker_restarts), (26, 0));
+}
+
+/// As a server that says of one text that it is too large: neither do its neighbours fail, nor are later
+/// batches smaller.
+#[tokio::test]
+async fn a_text_that_fits_nowhere_fails_alone() {
+    let made = |_| -> Result<Box<dyn Backend>, BackendError> {
+        Ok(Box::new(Picky(SimBackend::new(DIMENSIONS, Faults::default()))))
+    };
+    let config = config(Limits::default());
+    let pools = vec![Pool::new(Box::new(made))];
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
+    let texts: Vec<_> = "abcdefghijklmnopqrstuvwxy".split_inclusive(|_| true).collect();
+    let wanted: Vec<_> = texts.iter().flat_map(|text| expected(text)).collect();
+    let with_large = [&texts[..], &["~"]].concat();
+    let error = engine.embed(call(1, &with_large)).await.unwrap_err();
     assert!(matches!(error, Error::OutOfMemory(_)), "{error:?}");
-    engine.embed(call(1, &["a"])).await.unwrap();
+    // While one batch is computed the texts of both calls wait for the next.
+    let (bad, good) = (call(1, &with_large), call(2, &texts));
+    let (bad, good) = tokio::join!(engine.embed(bad), engine.embed(good));
+    assert!(bad.is_err());
+    assert_eq!(good.unwrap().vectors, wanted);
+    let before = engine.stats().batches;
+    assert_eq!(engine.embed(call(1, &texts)).await.unwrap().vectors, wanted);
+    assert_eq!(engine.stats().batches - before, 1, "batches are as large as before");
+}
+
+/// Has no room for a text with a tilde.
+struct Picky(SimBackend);
+
+impl Backend for Picky {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        match batch.ids.contains(&i32::from(b'~')) {
+            true => Err(BackendError::OutOfMemory("it is too large".into())),
+            false => self.0.run(batch, out),
+        }
+    }
 }
 
 /// As the memory of a device that others fill: what fits a new worker's part of it is computed, and batches

@@ -83,10 +83,11 @@ pub const TRIALS: &[Trial] = &[
         number: "T13",
         name: "device-full",
         promise: "a batch that does not fit the device is halved, and no text is lost",
-        bar: "halved 3 times at most, same vectors; after that a new worker on a device, `OutOfMemory` on the CPU",
+        bar: "halved 3 times at most, same vectors; after that a new worker on a device, text by text elsewhere",
         how: How::Tests(&[
             "out_of_memory::a_batch_that_does_not_fit_is_halved",
-            "out_of_memory::a_batch_of_which_no_eighth_fits_is_refused",
+            "out_of_memory::a_batch_of_which_no_eighth_fits_is_computed_text_by_text",
+            "out_of_memory::a_text_that_fits_nowhere_fails_alone",
             "out_of_memory::a_worker_without_memory_on_its_device_is_replaced_and_gets_smaller_batches",
             "out_of_memory::a_device_that_has_no_memory_for_texts_is_given_up",
             "faults::a_batch_larger_than_a_worker_may_be",
