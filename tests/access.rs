@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -22,7 +21,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::polkit::{self, Polkit};
 use crate::harness::registry::tests;
 use crate::harness::users::{MEMBER, OTHER, REFUSED, SERVICE, User, Users};
-use crate::harness::{Outcome, needs, repository, within};
+use crate::harness::{Outcome, repository, within};
 
 tests! {
     the_service_alone_owns_the_name: [Bus, Root, Busctl],
@@ -75,23 +74,15 @@ fn told(daemon: &Daemon, words: &[&str]) {
 
 /// A bus that knows the users, with more policy files, and the daemon as the service's user on it.
 async fn served(policies: &[&Path]) -> Outcome<(Users, PrivateBus, Setup, Daemon)> {
-    let users = Users::new()?;
-    let bus = PrivateBus::start_with(policies, |dbus| users.known_to(&dbus, "")).await?;
-    let setup = Setup::sim()?.setting("log", "debug");
-    // The build may lie where only its owner can look.
-    let program = setup.path("op-dbus");
-    fs::copy(needs::op_dbus(), &program)?;
-    let setup = setup.program(program);
-    chown(setup.path("state"), Some(SERVICE.id), Some(SERVICE.id))?;
-    let command = users.known_to(&SERVICE.runs(&setup.command(&bus)?), "");
-    let daemon = setup.start_command(command, &bus).await?;
+    let (users, bus) = Users::on_a_bus(policies).await?;
+    let setup = Setup::sim()?.setting("log", "debug").of_the_service()?;
+    let daemon = users.serve(&setup, &bus, "").await?;
     assert_eq!(daemon.settled().await?, "ready", "{}", daemon.process.stderr());
     Ok((users, bus, setup, daemon))
 }
 
 async fn the_service_alone_owns_the_name() -> Outcome {
-    let users = Users::new()?;
-    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
+    let (_users, bus) = Users::on_a_bus(&[]).await?;
     let name = "org.freedesktop.DBus";
     let words = [name, "/org/freedesktop/DBus", name, "RequestName", "su", BUS_NAME, "0"];
     assert_eq!(call(&bus, SERVICE, &[], &words).await?.success()?.trim(), "u 1");

@@ -88,8 +88,7 @@ async fn embed_as(bus: &PrivateBus, user: User, text: &str) -> Outcome<(u64, u64
 }
 
 async fn another_user_finds_nothing() -> Outcome {
-    let users = Users::new()?;
-    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
+    let (_users, bus) = Users::on_a_bus(&[]).await?;
     let setup = Setup::sim()?.setting("cache_bytes", "1000000");
     let daemon = setup.ready(&bus).await?;
     let client = daemon.client();

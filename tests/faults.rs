@@ -1,6 +1,6 @@
 //! Killed workers and daemons, callers that leave: nobody else may notice.
 
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
@@ -336,21 +336,15 @@ async fn a_state_that_cannot_be_kept() -> Outcome {
 /// However few threads there may be, the daemon says that it is there, or ends; and it has not forgotten how to
 /// reload when there may be more.
 async fn too_few_threads() -> Outcome {
-    let users = Users::new()?;
-    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
-    let setup = Setup::sim()?.setting("vector_level", "none");
-    let program = setup.path("op-dbus");
-    std::fs::copy(needs::op_dbus(), &program)?;
-    let setup = setup.program(program);
-    chown(setup.path("state"), Some(SERVICE.id), Some(SERVICE.id))?;
+    let (users, bus) = Users::on_a_bus(&[]).await?;
+    let setup = Setup::sim()?.setting("vector_level", "none").of_the_service()?;
     let (setup, manager) = setup.managed()?;
     std::fs::set_permissions(setup.path("notify"), std::fs::Permissions::from_mode(0o777))?;
     let mut few = 0;
     let daemon = loop {
         few += 1;
         let limit = format!("prlimit --pid=$$ --nproc={few}:;");
-        let command = users.known_to(&SERVICE.runs(&setup.command(&bus)?), &limit);
-        match setup.start_command(command, &bus).await {
+        match users.serve(&setup, &bus, &limit).await {
             Ok(daemon) => break daemon,
             Err(error) => assert!(error.to_string().contains("ended at once"), "{error}"),
         }

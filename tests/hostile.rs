@@ -13,7 +13,7 @@ use zbus::{Connection, Fd, Structure, Variant};
 
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::Setup;
-use crate::harness::introspection::members;
+use crate::harness::introspection::interfaces;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
 
@@ -154,26 +154,20 @@ fn strange() -> Outcome<Vec<Vec<Variant<'static>>>> {
     ])
 }
 
-/// The interfaces of an object, with what they consist of.
-fn interfaces(xml: &str) -> impl Iterator<Item = (&str, BTreeSet<String>)> {
-    let names = xml.split("<interface name=\"").skip(1).filter_map(|x| x.split('"').next());
-    names.map(|name| (name, members(xml, name)))
-}
-
 /// Interface and name of each property of an object.
-fn properties(xml: &str) -> Vec<(String, String)> {
+fn properties(xml: &str) -> Outcome<Vec<(String, String)>> {
     let named = |line: &String| Some(line.strip_prefix("property ")?.split(' ').next()?.to_owned());
-    let of = |(interface, lines): (&str, BTreeSet<String>)| {
+    let of = |(interface, lines): (String, BTreeSet<String>)| {
         let names: Vec<String> = lines.iter().filter_map(named).collect();
-        names.into_iter().map(|name| (interface.to_owned(), name)).collect::<Vec<_>>()
+        names.into_iter().map(move |name| (interface.clone(), name))
     };
-    interfaces(xml).flat_map(of).collect()
+    Ok(interfaces(xml)?.into_iter().flat_map(of).collect())
 }
 
 /// Each method of each interface of an object, with the types of its arguments.
-fn methods(xml: &str) -> Vec<(String, String, Vec<String>)> {
+fn methods(xml: &str) -> Outcome<Vec<(String, String, Vec<String>)>> {
     let mut methods = Vec::new();
-    for (interface, lines) in interfaces(xml) {
+    for (interface, lines) in interfaces(xml)? {
         for line in &lines {
             let Some(method) = line.strip_prefix("method ").filter(|m| !m.contains(':')) else {
                 continue;
@@ -187,10 +181,10 @@ fn methods(xml: &str) -> Vec<(String, String, Vec<String>)> {
             let mut types: Vec<(usize, String)> = lines.iter().filter_map(argument).collect();
             types.sort();
             let types = types.into_iter().map(|(_, kind)| kind).collect();
-            methods.push((interface.to_owned(), method.to_owned(), types));
+            methods.push((interface.clone(), method.to_owned(), types));
         }
     }
-    methods
+    Ok(methods)
 }
 
 /// Strange arguments, and those of a method's own types with one that is hostile.
@@ -260,7 +254,7 @@ async fn every_member_answers_arguments_of_every_type() -> Outcome {
         let introspectable = IntrospectableProxy::builder(connection).destination(BUS_NAME);
         let introspectable = introspectable.path(path.clone()).build().await?;
         let xml = introspectable.introspect().await?;
-        let (methods, properties) = (methods(&xml), properties(&xml));
+        let (methods, properties) = (methods(&xml)?, properties(&xml)?);
         members += methods.len() + properties.len();
         for (interface, method, types) in &methods {
             for body in bodies(types)? {

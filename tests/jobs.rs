@@ -149,8 +149,7 @@ async fn nobody_else_learns_of_a_job() -> Outcome {
     const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
     const INTROSPECT: [&str; 2] = ["org.freedesktop.DBus.Introspectable", "Introspect"];
     const LIST: [&str; 2] = ["org.freedesktop.DBus.ObjectManager", "GetManagedObjects"];
-    let users = Users::new()?;
-    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
+    let (_users, bus) = Users::on_a_bus(&[]).await?;
     let setup = Setup::sim()?;
     let daemon = setup.ready(&bus).await?;
     let above = ["/", "/org", "/org/opdbus", ROOT_PATH, JOBS_PATH];

@@ -11,7 +11,6 @@ use op_dbus_api::{
 use serde_json::Value;
 use zbus::Fd;
 
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, LOG_ALL, Setup};
@@ -142,8 +141,7 @@ async fn a_planted_secret_is_found_nowhere() -> Outcome {
 
 /// What another user may ask for, after the secret has been everywhere and while a job still has it.
 async fn another_user_is_told_nothing_of_it() -> Outcome {
-    let users = Users::new()?;
-    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
+    let (_users, bus) = Users::on_a_bus(&[]).await?;
     let setup = Setup::real("low")?.setting("workers_per_device", "1");
     let setup = setup.setting("cache_bytes", "1000000");
     let daemon = setup.ready(&bus).await?;

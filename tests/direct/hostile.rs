@@ -4,7 +4,6 @@ use std::fs;
 use std::io::{IoSlice, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::chown;
 
 use nix::libc::linger;
 use nix::sys::signal::Signal;
@@ -18,11 +17,9 @@ use zbus::connection::Builder;
 use zbus::message::Flags;
 
 use super::{MOST, all_free, ended, line, silent, stream};
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, refused};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
-use crate::harness::needs;
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
 use crate::harness::users::{OTHER, SERVICE, Users};
@@ -228,8 +225,7 @@ async fn a_descriptor_that_hangs_holds_up_no_call_over_the_bus() -> Outcome {
 }
 
 async fn a_descriptor_that_hangs_holds_up_no_other_user() -> Outcome {
-    let users = Users::new()?;
-    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
+    let (_users, bus) = Users::on_a_bus(&[]).await?;
     let setup = Setup::sim()?;
     let daemon = setup.ready(&bus).await?;
     let other = Client::new(bus.connect_as(OTHER.id).await?).await?;
@@ -277,15 +273,9 @@ async fn who_hangs_its_lines_gets_no_more_threads() -> Outcome {
 
 /// At one of these limits the first of two threads can be had, and the second can't.
 async fn where_threads_are_short_none_is_left_behind() -> Outcome {
-    let users = Users::new()?;
-    let bus = PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await?;
-    let setup = Setup::sim()?;
-    let program = setup.path("op-dbus");
-    fs::copy(needs::op_dbus(), &program)?;
-    let setup = setup.program(program);
-    chown(setup.path("state"), Some(SERVICE.id), Some(SERVICE.id))?;
-    let command = users.known_to(&SERVICE.runs(&setup.command(&bus)?), "");
-    let daemon = setup.start_command(command, &bus).await?;
+    let (users, bus) = Users::on_a_bus(&[]).await?;
+    let setup = Setup::sim()?.of_the_service()?;
+    let daemon = users.serve(&setup, &bus, "").await?;
     assert_eq!(daemon.settled().await?, "ready");
     let process = daemon.process.pid();
     let named = || -> Outcome<usize> {

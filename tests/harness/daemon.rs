@@ -1,7 +1,7 @@
 //! The daemon as a process, with files and settings of a test's own.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
 use futures_util::StreamExt;
@@ -19,6 +19,7 @@ use super::command::{Finished, clean, finish};
 use super::manager::ServiceManager;
 use super::needs;
 use super::process::Process;
+use super::users::SERVICE;
 use super::{Outcome, within};
 
 /// A log filter by which all is told that anybody has to tell, libraries as well.
@@ -103,6 +104,15 @@ impl Setup {
     pub fn program(mut self, path: PathBuf) -> Self {
         self.program = path;
         self
+    }
+
+    /// As the service's user can start it, with a state that is theirs.
+    pub fn of_the_service(self) -> Outcome<Self> {
+        chown(self.path("state"), Some(SERVICE.id), Some(SERVICE.id))?;
+        // The build may lie where only its owner can look.
+        let program = self.path("op-dbus");
+        fs::copy(needs::op_dbus(), &program)?;
+        Ok(self.program(program))
     }
 
     /// Sets an environment variable.

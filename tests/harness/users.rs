@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use tempfile::TempDir;
 use tokio::process::Command;
 
 use super::Outcome;
+use super::bus::PrivateBus;
 use super::command::{clean, in_own_mounts, started_by};
+use super::daemon::{Daemon, Setup};
 
 /// A user that [`Users`] makes known, with a group of the same number.
 #[derive(Clone, Copy)]
@@ -32,7 +35,7 @@ pub struct Users {
 
 impl Users {
     /// Copies the machine's files and adds the users.
-    pub fn new() -> Outcome<Self> {
+    fn new() -> Outcome<Self> {
         let folder = tempfile::Builder::new().prefix("users-").tempdir()?;
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
         let (mut passwd, mut group) = (without_ours("passwd")?, without_ours("group")?);
@@ -44,6 +47,19 @@ impl Users {
         fs::write(folder.path().join("passwd"), passwd)?;
         fs::write(folder.path().join("group"), group)?;
         Ok(Self { folder })
+    }
+
+    /// A bus that knows the users, under more policy files than the project's.
+    pub async fn on_a_bus(policies: &[&Path]) -> Outcome<(Self, PrivateBus)> {
+        let users = Self::new()?;
+        let bus = PrivateBus::start_with(policies, |dbus| users.known_to(&dbus, "")).await?;
+        Ok((users, bus))
+    }
+
+    /// Starts the daemon of `setup` as the service's user; `mounts` are as for [`known_to`](Self::known_to).
+    pub async fn serve(&self, setup: &Setup, bus: &PrivateBus, mounts: &str) -> Outcome<Daemon> {
+        let command = self.known_to(&SERVICE.runs(&setup.command(bus)?), mounts);
+        setup.start_command(command, bus).await
     }
 
     /// The command where these users are known; `mounts` are commands of a shell that run first.

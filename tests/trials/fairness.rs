@@ -10,17 +10,11 @@ use tokio::task::JoinHandle;
 
 use super::pipeline::{Pipeline, Reply, embed_packed};
 use super::{Outcome, Size, figure};
-use crate::harness::bus::PrivateBus;
 use crate::harness::daemon::Setup;
 use crate::harness::users::{MEMBER, OTHER, REFUSED, Users};
 
 /// Users who call; the first floods.
 const UIDS: [u32; 4] = [0, MEMBER.id, OTHER.id, REFUSED.id];
-
-/// A bus that knows the users.
-async fn bus_of_users(users: &Users) -> Outcome<PrivateBus> {
-    PrivateBus::start_with(&[], |dbus| users.known_to(&dbus, "")).await
-}
 
 /// 200 clients with 25 texts each in flight, in a queue that holds less than all of them.
 pub async fn crowd(size: Size) -> Outcome {
@@ -28,8 +22,7 @@ pub async fn crowd(size: Size) -> Outcome {
     const DEPTH: usize = 25;
     const QUEUE_TOKENS_MAX: u64 = 60_000;
     let calls_each = size.of(50, 1000);
-    let users = Users::new()?;
-    let bus = bus_of_users(&users).await?;
+    let (_users, bus) = Users::on_a_bus(&[]).await?;
     let setup = Setup::sim()?.setting("queue_tokens_max", &QUEUE_TOKENS_MAX.to_string());
     let setup = setup.setting("quota_tokens", &(QUEUE_TOKENS_MAX / 3).to_string());
     let daemon = setup.ready(&bus).await?;
@@ -127,8 +120,7 @@ pub async fn fair_share(size: Size) -> Outcome {
     const DEPTH: usize = 16;
     const SHARE_MIN: f64 = 0.8;
     let window = Duration::from_secs(size.of(10, 60));
-    let users = Users::new()?;
-    let bus = bus_of_users(&users).await?;
+    let (_users, bus) = Users::on_a_bus(&[]).await?;
     let setup = Setup::real("low")?.setting("workers_per_device", "1");
     let daemon = setup.ready(&bus).await?;
     let text = "every user sends the same text of some length over and over ".repeat(6);

@@ -6,7 +6,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::sim::SimBackend;
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts, serve};
 use op_dbus_engine::{
     Backend, BackendError, BackendFactory, Batch, Call, Engine, EngineConfig, ModelShape, Pool,
@@ -34,7 +34,7 @@ fn main() -> Result<(), Failure> {
 }
 
 fn local() -> Result<Box<dyn Backend>, BackendError> {
-    Ok(Box::new(SimBackend::new(SHAPE.dimensions, Faults::default())))
+    Ok(Box::new(SimBackend::new(SHAPE.dimensions)))
 }
 
 fn child() -> Result<Box<dyn Backend>, BackendError> {

@@ -5,7 +5,7 @@ use crate::buckets::Buckets;
 use crate::usage::MemoryUse;
 
 /// What a backend says of itself once it is loaded.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Description {
     /// Execution provider that computes, by its public name (`cpu`, `cuda`, …, `sim`).
     pub provider: String,

@@ -16,7 +16,7 @@
 //! its batch is run once more.
 //!
 //! ```
-//! use op_dbus_engine::sim::{Faults, SimBackend};
+//! use op_dbus_engine::sim::SimBackend;
 //! use op_dbus_engine::{Call, Engine, EngineConfig, ModelShape, Pool, Tokenizer};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -29,7 +29,7 @@
 //! let engine = Engine::start(
 //!     Tokenizer::bytes(model.max_input_tokens),
 //!     model,
-//!     vec![Pool::new(Box::new(|_worker| Ok(Box::new(SimBackend::new(384, Faults::default())))))],
+//!     vec![Pool::new(Box::new(|_worker| Ok(Box::new(SimBackend::new(384)))))],
 //!     EngineConfig::default(),
 //! )?;
 //! let call = Call { inputs: vec!["one".to_owned(), "two".to_owned()].into(), ..Call::default() };

@@ -13,28 +13,27 @@ pub const DIMENSIONS: usize = 384;
 #[derive(Debug)]
 pub struct SimBackend {
     description: Description,
-    faults: Faults,
-    batches: u64,
 }
 
 impl SimBackend {
     /// A simulator with vectors of length `dimensions`.
-    pub fn new(dimensions: usize, faults: Faults) -> Self {
+    pub fn new(dimensions: usize) -> Self {
+        Self::of("sim", dimensions)
+    }
+
+    /// The same under the name of a provider.
+    pub fn of(provider: &str, dimensions: usize) -> Self {
         let description = Description {
-            provider: "sim".into(),
-            device: "sim:0".into(),
+            provider: provider.to_owned(),
+            device: format!("{provider}:0"),
             devices: 1,
             precision: "f32".into(),
             engine: "sim".into(),
-            isa: String::new(),
             dimensions,
-            batch_tokens: 0,
-            buckets: None,
-            load_ms: 0,
             pid: std::process::id(),
-            sandbox: String::new(),
+            ..Description::default()
         };
-        Self { description, faults, batches: 0 }
+        Self { description }
     }
 }
 
@@ -44,11 +43,8 @@ impl Backend for SimBackend {
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        self.batches += 1;
-        self.faults.before(self.batches, batch)?;
         let vectors = out.chunks_mut(self.description.dimensions.max(1));
         batch.texts().zip(vectors).for_each(|(ids, vector)| fill(ids, vector));
-        self.faults.after(self.batches, batch, out);
         Ok(())
     }
 }
@@ -76,7 +72,7 @@ mod tests {
     fn run(ids: &[i32], lengths: &[i32]) -> Vec<f32> {
         let mut out = vec![0.0; lengths.len() * 8];
         let batch = Batch { ids, lengths };
-        SimBackend::new(8, Faults::default()).run(&batch, &mut out).unwrap();
+        SimBackend::new(8).run(&batch, &mut out).unwrap();
         out
     }
 

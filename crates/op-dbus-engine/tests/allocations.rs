@@ -92,13 +92,9 @@ impl Meter {
             devices: 1,
             precision: "f32".into(),
             engine: "test".into(),
-            isa: String::new(),
             dimensions: DIMENSIONS,
-            batch_tokens: 0,
-            buckets: None,
-            load_ms: 0,
             pid: std::process::id(),
-            sandbox: String::new(),
+            ..Description::default()
         };
         Self { description, before: allocations(), seen }
     }

@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::sim::SimBackend;
 use op_dbus_engine::{Cache, Call, Engine, EngineConfig, ModelShape, Pool, Tokenizer};
 
 /// So few that what belongs to a vector outweighs it.
@@ -49,7 +49,7 @@ async fn the_room_holds_all_that_belongs_to_vectors() {
         normalized: true,
         matryoshka: vec![],
     };
-    let sim = |_| Ok(Box::new(SimBackend::new(DIMENSIONS, Faults::default())) as _);
+    let sim = |_| Ok(Box::new(SimBackend::new(DIMENSIONS)) as _);
     let config = EngineConfig { cache: Arc::clone(&cache), ..EngineConfig::default() };
     let engine =
         Engine::start(Tokenizer::bytes(32), model, vec![Pool::new(Box::new(sim))], config).unwrap();

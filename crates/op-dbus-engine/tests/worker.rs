@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts, serve};
 use op_dbus_engine::{
     Backend, BackendError, Batch, BatchLimits, Call, Description, Engine, EngineConfig,
@@ -103,6 +103,7 @@ fn worker_process() {
         "fail" => Faults { fail_on_batch: Some(1), ..Faults::default() },
         _ => Faults::default(),
     };
+    let sim = SimBackend::new(SHAPE.dimensions);
     let load = || match role.as_str() {
         "unloadable" => Err(BackendError::Load {
             kind: LoadErrorKind::ProviderUnavailable,
@@ -111,24 +112,20 @@ fn worker_process() {
         "dies" => std::process::exit(7),
         "greedy" => {
             setrlimit(Resource::RLIMIT_DATA, MEMORY_MAX, MEMORY_MAX).unwrap();
-            Ok(Box::new(Greedy(SimBackend::new(SHAPE.dimensions, faults))) as Box<dyn Backend>)
+            Ok(Box::new(Greedy(sim)) as Box<dyn Backend>)
         }
-        "in-place" => {
-            let sim = SimBackend::new(SHAPE.dimensions, faults);
-            Ok(Box::new(InPlace(sim)) as Box<dyn Backend>)
-        }
+        "in-place" => Ok(Box::new(InPlace(sim)) as Box<dyn Backend>),
         "killed-loading-1" | "killed-loading-2" => {
             kill_the_first(role[15..].parse().unwrap());
-            Ok(Box::new(SimBackend::new(SHAPE.dimensions, faults)) as Box<dyn Backend>)
+            Ok(Box::new(sim) as Box<dyn Backend>)
         }
         "killed-proving-1" | "killed-proving-2" => {
-            let sim = SimBackend::new(SHAPE.dimensions, faults);
             Ok(Box::new(Doomed(sim, role[15..].parse().unwrap())) as Box<dyn Backend>)
         }
         "never-loads" => loop {
             std::thread::park();
         },
-        _ => Ok(Box::new(SimBackend::new(SHAPE.dimensions, faults)) as Box<dyn Backend>),
+        _ => Ok(Box::new(Faulty::new(Box::new(sim), faults)) as Box<dyn Backend>),
     };
     serve("", load).unwrap();
     std::process::exit(0);
@@ -159,7 +156,7 @@ fn a_worker_process_computes_and_is_reaped() {
     assert_ne!(child.description().pid, std::process::id());
     let (mut out, mut expected) = ([0.0; 32], [0.0; 32]);
     child.run(&BATCH, &mut out).unwrap();
-    SimBackend::new(SHAPE.dimensions, Faults::default()).run(&BATCH, &mut expected).unwrap();
+    SimBackend::new(SHAPE.dimensions).run(&BATCH, &mut expected).unwrap();
     assert_eq!(out, expected);
     assert!(!is_gone(pid));
     drop(child);
@@ -176,7 +173,7 @@ fn a_worker_computes_in_the_shared_memory() {
         let (mut out, mut expected) = ([f32::NAN; 32], [0.0; 32]);
         let (out, expected) = (&mut out[..16 * rows], &mut expected[..16 * rows]);
         child.run(&batch, out).unwrap();
-        SimBackend::new(SHAPE.dimensions, Faults::default()).run(&batch, expected).unwrap();
+        SimBackend::new(SHAPE.dimensions).run(&batch, expected).unwrap();
         assert_eq!(out, expected);
     }
 }

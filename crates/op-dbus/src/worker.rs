@@ -224,7 +224,7 @@ fn load_sound(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
         CpuEngine::Native => backend::CpuEngine::Native,
         CpuEngine::Ort => backend::CpuEngine::Ort,
         CpuEngine::Sim if on_the_cpu => {
-            return Ok(Box::new(SimBackend::new(sim::DIMENSIONS, Faults::default())));
+            return Ok(Box::new(SimBackend::new(sim::DIMENSIONS)));
         }
         CpuEngine::Sim => backend::CpuEngine::default(),
     };

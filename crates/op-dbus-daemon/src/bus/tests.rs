@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use op_dbus_api::{EmbedderProxy, Error, ErrorName, ManagerProxy};
 use op_dbus_engine::Backend;
-use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::sim::SimBackend;
 use zbus::connection::Builder;
 use zbus::{Connection, Guid};
 
@@ -39,8 +39,7 @@ fn in_process() -> Spawner {
     Arc::new(|blueprint, _| {
         let dimensions = blueprint.dimensions;
         Box::new(move |_| {
-            let backend: Box<dyn Backend> =
-                Box::new(SimBackend::new(dimensions, Faults::default()));
+            let backend: Box<dyn Backend> = Box::new(SimBackend::new(dimensions));
             Ok(backend)
         })
     })

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::sim::SimBackend;
 use op_dbus_engine::{
     Backend, BackendError, Call, CancellationToken, Error as EngineError, LoadErrorKind,
 };
@@ -58,7 +58,7 @@ impl Backends {
             let message = "broken on purpose".to_owned();
             return Err(BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message });
         }
-        Ok(Box::new(SimBackend::new(dimensions, Faults::default())))
+        Ok(Box::new(SimBackend::new(dimensions)))
     }
 }
 

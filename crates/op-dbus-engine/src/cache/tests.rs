@@ -15,13 +15,8 @@ fn by(device: &str) -> Description {
         devices: 1,
         precision: "f32".into(),
         engine: "test".into(),
-        isa: String::new(),
         dimensions: 4,
-        batch_tokens: 0,
-        buckets: None,
-        load_ms: 0,
-        pid: 0,
-        sandbox: String::new(),
+        ..Description::default()
     }
 }
 

@@ -18,7 +18,7 @@ use crate::output::Output;
 use crate::prepare::{Chunk, Input};
 use crate::presence::Absence;
 use crate::roster::Roster;
-use crate::sim::{Faults, SimBackend};
+use crate::sim::SimBackend;
 use crate::tokenizer::Tokenizer;
 use world::{Asked, DIMENSIONS, INPUT_MAX, Random, World, workers};
 
@@ -74,7 +74,7 @@ fn backend(_: usize) -> Result<Box<dyn Backend>, BackendError> {
     if fails(5) {
         return Err(BackendError::Lost("the history lets nothing load".into()));
     }
-    Ok(Box::new(Scripted(SimBackend::new(DIMENSIONS, Faults::default()))))
+    Ok(Box::new(Scripted(SimBackend::new(DIMENSIONS))))
 }
 
 /// Whether there is a fault here: one in `n` times, while there may be any.
@@ -325,8 +325,7 @@ fn every_history_keeps_every_promise() {
 /// Nobody called in between, and the next loss is no part of that row.
 #[test]
 fn a_check_that_is_passed_ends_the_waiting_for_losses_before() {
-    let well =
-        |_| Ok::<Box<dyn Backend>, _>(Box::new(SimBackend::new(DIMENSIONS, Faults::default())));
+    let well = |_| Ok::<Box<dyn Backend>, _>(Box::new(SimBackend::new(DIMENSIONS)));
     let (_world, shared) = World::new(1, &Tokenizer::bytes(INPUT_MAX), well);
     let mut worker = workers(&shared).remove(0);
     worker.strikes = 9;

@@ -69,11 +69,11 @@ mod tests {
     use crate::backend::Backend;
     use crate::config::{ModelShape, Pool};
     use crate::routing::Waiting;
-    use crate::sim::{Faults, SimBackend};
+    use crate::sim::SimBackend;
 
     /// Two pools of one worker each, of which the second is ten times as fast.
     fn roster() -> Roster {
-        let backend = || SimBackend::new(4, Faults::default());
+        let backend = || SimBackend::new(4);
         let pool = || Pool::new(Box::new(move |_| Ok(Box::new(backend()))));
         let (normalized, matryoshka) = (true, Vec::new());
         let model = ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka };

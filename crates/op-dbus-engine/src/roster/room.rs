@@ -104,7 +104,7 @@ mod tests {
     use crate::call::Priority;
     use crate::config::{ModelShape, Pool};
     use crate::routing::{Running, Waiting};
-    use crate::sim::{Faults, SimBackend};
+    use crate::sim::SimBackend;
     use crate::usage::{ArenaUse, TransferUse};
 
     const TOKENS: usize = 512;
@@ -112,13 +112,12 @@ mod tests {
 
     /// Two devices, each with a worker that has computed 1,000 tokens.
     fn roster(memory: MemoryUse) -> Roster {
-        let factory =
-            || Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(4, Faults::default())))));
+        let factory = || Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(4)))));
         let (normalized, matryoshka) = (true, Vec::new());
         let model = ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka };
         let mut roster = Roster::new(&[factory()], &model);
         let loaded = |device: &str| {
-            let mut description = SimBackend::new(4, Faults::default()).description().clone();
+            let mut description = SimBackend::new(4).description().clone();
             device.clone_into(&mut description.device);
             (0, Loaded { description, memory })
         };

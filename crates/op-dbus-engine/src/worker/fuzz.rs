@@ -14,7 +14,7 @@ use super::region::Region;
 use super::serve::serve_on;
 use super::{RegionShape, Timeouts};
 use crate::batch::Batch;
-use crate::sim::{Faults, SimBackend};
+use crate::sim::SimBackend;
 
 const SHAPE: RegionShape = RegionShape { tokens_max: 8, rows_max: 4, dimensions: 2 };
 const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7], lengths: &[2, 1] };
@@ -59,7 +59,7 @@ pub(crate) fn requests(bytes: &[u8]) {
         return;
     }
     say(&ours, lines.next().unwrap_or_default());
-    let sim = SimBackend::new(SHAPE.dimensions, Faults::default());
+    let sim = SimBackend::new(SHAPE.dimensions);
     // It ends at the end of what was said, or at what makes no sense.
     let _ = serve_on(theirs.as_fd(), "none", || Ok(Box::new(sim)));
 }

@@ -13,7 +13,7 @@ use super::serve::serve_on;
 use super::{RegionShape, Timeouts};
 use crate::backend::{Backend, BackendError, Description, LoadErrorKind};
 use crate::batch::Batch;
-use crate::sim::{Faults, SimBackend};
+use crate::sim::{Faults, Faulty, SimBackend};
 use crate::usage::{BufferUse, MemoryUse};
 
 const SHAPE: RegionShape = RegionShape { tokens_max: 64, rows_max: 8, dimensions: 4 };
@@ -38,7 +38,7 @@ fn link<T: Send + 'static>(
 }
 
 fn sim() -> Result<Box<dyn Backend>, BackendError> {
-    Ok(Box::new(SimBackend::new(SHAPE.dimensions, Faults::default())))
+    Ok(Box::new(SimBackend::new(SHAPE.dimensions)))
 }
 
 fn ready() -> Answer {
@@ -114,7 +114,7 @@ impl Backend for Moving {
 #[test]
 fn device_and_memory_of_a_batch_are_told() {
     let (link, worker) = link(PATIENT, |socket| {
-        let sim = SimBackend::new(SHAPE.dimensions, Faults::default());
+        let sim = SimBackend::new(SHAPE.dimensions);
         let description = sim.description().clone();
         serve_on(socket.as_fd(), "none", || {
             Ok(Box::new(Moving(sim, description, BufferUse::default())))
@@ -153,7 +153,7 @@ fn no_worker_gives_back_more_than_a_process_has() {
 fn errors_of_a_batch_leave_the_worker_in_use() {
     let faults = Faults { fail_on_batch: Some(1), oom_above_rows: Some(1), ..Faults::default() };
     let (link, worker) = link(PATIENT, |socket| {
-        serve_on(socket.as_fd(), "none", || Ok(Box::new(SimBackend::new(SHAPE.dimensions, faults))))
+        serve_on(socket.as_fd(), "none", || Ok(Box::new(Faulty::new(sim()?, faults))))
     });
     let mut link = link.unwrap().0;
     let mut out = [0.0; 8];
@@ -314,7 +314,7 @@ fn a_worker_that_does_not_load_says_why_or_is_told_so() {
 #[test]
 fn vectors_of_the_wrong_length_are_refused_at_the_start() {
     let (link, worker) = link(PATIENT, |socket| {
-        serve_on(socket.as_fd(), "none", || Ok(Box::new(SimBackend::new(5, Faults::default()))))
+        serve_on(socket.as_fd(), "none", || Ok(Box::new(SimBackend::new(5))))
     });
     let message = link.unwrap_err().to_string();
     assert!(message.contains("vectors of 5 dimensions and the model has 4"), "{message}");

@@ -135,10 +135,7 @@ async fn normalisation_is_added_but_never_taken_away() {
     let raw = Engine::start(
         Tokenizer::bytes(INPUT_MAX),
         ModelShape { normalized: false, ..model() },
-        pools(
-            Box::new(|_| Ok(Box::new(Doubled(SimBackend::new(DIMENSIONS, Default::default()))))),
-            1,
-        ),
+        pools(Box::new(|_| Ok(Box::new(Doubled(SimBackend::new(DIMENSIONS))))), 1),
         EngineConfig::default(),
     )
     .unwrap();

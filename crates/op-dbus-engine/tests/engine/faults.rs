@@ -69,7 +69,7 @@ async fn a_panic_costs_one_worker() {
     let made = AtomicUsize::new(0);
     let factory = move |_| -> Result<Box<dyn Backend>, BackendError> {
         match made.fetch_add(1, Ordering::Relaxed) {
-            0 => Ok(Box::new(Panics(SimBackend::new(DIMENSIONS, Faults::default()), false))),
+            0 => Ok(Box::new(Panics(SimBackend::new(DIMENSIONS), false))),
             _ => sim(Faults::default()),
         }
     };
@@ -91,7 +91,7 @@ fn a_worker_that_does_not_load_fails_the_start() {
     let second = |n| if n == 1 { Err(corrupt()) } else { sim(Faults::default()) };
     assert_eq!(start(Box::new(second)), corrupt());
     let wide = |_| -> Result<Box<dyn Backend>, BackendError> {
-        Ok(Box::new(SimBackend::new(DIMENSIONS + 1, Faults::default())))
+        Ok(Box::new(SimBackend::new(DIMENSIONS + 1)))
     };
     assert!(start(Box::new(wide)).to_string().contains("9 dimensions and the model has 8"));
     let lying = |_| sim(Faults { nan_on_batch: Some(1), ..Faults::default() });

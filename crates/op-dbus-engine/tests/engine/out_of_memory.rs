@@ -98,7 +98,7 @@ async fn a_worker_without_memory_on_its_device_is_replaced_and_gets_smaller_batc
 #[tokio::test]
 async fn a_device_that_has_no_memory_for_texts_is_given_up() {
     let made = |_| -> Result<Box<dyn Backend>, BackendError> {
-        Ok(Box::new(Short(SimBackend::new(DIMENSIONS, Faults::default()), 1)))
+        Ok(Box::new(Short(SimBackend::new(DIMENSIONS), 1)))
     };
     let pool = Pool { holds_device: true, losses_max: Some(2), ..Pool::new(Box::new(made)) };
     let config = config(Limits::default());

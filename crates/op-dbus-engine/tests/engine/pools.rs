@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{
     Backend, BackendError, BackendFactory, Batch, BatchCost, Call, Description, Engine,
     EngineConfig, Limits, Pool, Tokenizer, WorkerState,
@@ -13,16 +13,15 @@ use op_dbus_engine::{
 
 use crate::support::*;
 
-/// A simulator under another name that does so much work for nothing in each batch.
-struct Named {
+/// A simulator that does so much work for nothing in each batch.
+struct Working {
     sim: SimBackend,
-    description: Description,
     work: u64,
 }
 
-impl Backend for Named {
+impl Backend for Working {
     fn description(&self) -> &Description {
-        &self.description
+        self.sim.description()
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
@@ -32,13 +31,8 @@ impl Backend for Named {
 }
 
 fn named(name: &str, work: u64, faults: Faults) -> Result<Box<dyn Backend>, BackendError> {
-    let sim = SimBackend::new(DIMENSIONS, faults);
-    let description = Description {
-        provider: name.into(),
-        device: format!("{name}:0"),
-        ..sim.description().clone()
-    };
-    Ok(Box::new(Named { sim, description, work }))
+    let working = Working { sim: SimBackend::of(name, DIMENSIONS), work };
+    Ok(Box::new(Faulty::new(Box::new(working), faults)))
 }
 
 fn pool(name: &'static str, work: u64) -> Pool {

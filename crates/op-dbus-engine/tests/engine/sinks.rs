@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::sim::SimBackend;
 use op_dbus_engine::{Backend, BackendError, Batch, Call, Description, Limits, RowSink, Truncate};
 
 use crate::support::{DIMENSIONS, call, expected, plain, start};
@@ -62,7 +62,7 @@ async fn a_sink_is_handed_what_the_backend_wrote_and_no_copy_of_it() {
     let places = Arc::<Mutex<Vec<_>>>::default();
     let noted = places.clone();
     let noting = move |_| -> Result<Box<dyn Backend>, BackendError> {
-        Ok(Box::new(Noting(SimBackend::new(DIMENSIONS, Faults::default()), noted.clone())))
+        Ok(Box::new(Noting(SimBackend::new(DIMENSIONS), noted.clone())))
     };
     let engine = start(Box::new(noting), Limits::default(), 1);
     let taken = Taken::default();
@@ -97,9 +97,8 @@ async fn texts_that_follow_one_another_in_a_batch_are_handed_over_at_once() {
 #[tokio::test]
 async fn a_call_that_waits_is_admitted_where_others_are_refused() {
     let limits = Limits { quota_tokens: 40, queue_tokens_max: 40, ..Limits::default() };
-    let backend = |_| -> Result<Box<dyn Backend>, BackendError> {
-        Ok(Box::new(SimBackend::new(DIMENSIONS, Faults::default())))
-    };
+    let backend =
+        |_| -> Result<Box<dyn Backend>, BackendError> { Ok(Box::new(SimBackend::new(DIMENSIONS))) };
     let engine = start(Box::new(backend), limits, 1);
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..20 {

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use op_dbus_engine::sim::{Faults, SimBackend};
+use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{
     Backend, BackendError, BackendFactory, Batch, BatchLimits, Call, Description, Engine,
     EngineConfig, Error, Limits, ModelShape, Pool, Reply, Tokenizer,
@@ -45,7 +45,7 @@ pub fn batched(
 }
 
 pub fn sim(faults: Faults) -> Result<Box<dyn Backend>, BackendError> {
-    Ok(Box::new(SimBackend::new(DIMENSIONS, faults)))
+    Ok(Box::new(Faulty::new(Box::new(SimBackend::new(DIMENSIONS)), faults)))
 }
 
 pub fn plain() -> Engine {
@@ -73,7 +73,7 @@ pub fn expected(text: &str) -> Vec<f32> {
     let lengths = [i32::try_from(ids.len()).unwrap()];
     let batch = Batch { ids: &ids, lengths: &lengths };
     let mut vector = vec![0.0; DIMENSIONS];
-    SimBackend::new(DIMENSIONS, Faults::default()).run(&batch, &mut vector).unwrap();
+    SimBackend::new(DIMENSIONS).run(&batch, &mut vector).unwrap();
     vector
 }
 
@@ -109,7 +109,7 @@ impl Gate {
         let (go, wait) = channel();
         let wait = Arc::new(Mutex::new(wait));
         let factory: BackendFactory = Box::new(move |_| {
-            let sim = SimBackend::new(DIMENSIONS, Faults::default());
+            let sim = SimBackend::new(DIMENSIONS);
             let (shown, wait) = (shown.clone(), Arc::clone(&wait));
             Ok(Box::new(Gated { sim, shown, wait, checked: false }))
         });

@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use op_dbus_daemon::settings::{Settings, Sources};
+use op_dbus_models::Error;
 
 use super::models::{self, ModelsCommand, Outcome};
 use super::runtime::{self, RuntimeCommand};
+use super::terminal::{Colour, paint};
 use super::{Done, EXIT_CODES, Failure};
 
 /// Options of both commands.
@@ -56,6 +58,35 @@ impl StoreArgs {
         }
         Ok(Settings::load(&Sources::of_process(BTreeMap::new()))?.settings.model_dir)
     }
+}
+
+/// How `list` calls what is there as it should be, what is not, and what is not as it should be.
+const INSTALLED: &str = "installed";
+pub(super) const MISSING: &str = "not installed";
+pub(super) const DAMAGED: &str = "damaged";
+/// This user may not read it, or somebody may write it who should not.
+pub(super) const REFUSED: &str = "refused";
+
+/// What a look found, how `list` calls that, and what is wrong. It is a look at sizes and permissions only;
+/// `verify` reads the contents.
+pub(super) fn looked<T>(found: Result<T, Error>) -> (Option<T>, &'static str, Option<String>) {
+    match found {
+        Ok(found) => (Some(found), INSTALLED, None),
+        Err(Error::NotInstalled { .. }) => (None, MISSING, None),
+        Err(Error::NoLibrary(_)) => (None, "not for this machine", None),
+        Err(error @ Error::Permission { .. }) => (None, REFUSED, Some(error.to_string())),
+        Err(error) => (None, DAMAGED, Some(error.to_string())),
+    }
+}
+
+/// One of these words in its colour.
+pub(super) fn painted(state: &str, colour: bool) -> String {
+    let shade = match state {
+        INSTALLED => Colour::Good,
+        DAMAGED | REFUSED => Colour::Bad,
+        _ => Colour::Faint,
+    };
+    paint(state, shade, colour)
 }
 
 fn ended(outcome: Outcome) -> Done {

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use op_dbus_engine::sim::{Faults, SimBackend};
-use op_dbus_engine::{Backend, BackendError, Batch, CancellationToken, Description, LoadErrorKind};
+use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
+use op_dbus_engine::{Backend, BackendError, CancellationToken, LoadErrorKind};
 use op_dbus_models::{ImportOptions, OnnxFacts, Progress, Store};
 
 use super::loaded;
@@ -15,19 +15,6 @@ use crate::settings::Provider;
 /// The id of "!" in the model that is imported here.
 const DEADLY: i32 = 52;
 
-/// A simulator under the name of a provider.
-struct Named(SimBackend, Description);
-
-impl Backend for Named {
-    fn description(&self) -> &Description {
-        &self.1
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        self.0.run(batch, out)
-    }
-}
-
 /// Workers that are lost with "!" on ggml and, if it is `deadly` there as well, on the CPU.
 fn spawner(deadly_on_cpu: bool) -> Spawner {
     Arc::new(move |blueprint, _| {
@@ -35,10 +22,9 @@ fn spawner(deadly_on_cpu: bool) -> Spawner {
         let deadly = provider == Provider::Ggml || deadly_on_cpu;
         Box::new(move |_| {
             let die_on_token = deadly.then_some(DEADLY);
-            let sim = SimBackend::new(dimensions, Faults { die_on_token, ..Faults::default() });
-            let provider = provider.to_string();
-            let description = Description { provider, ..sim.description().clone() };
-            Ok(Box::new(Named(sim, description)) as Box<dyn Backend>)
+            let sim = Box::new(SimBackend::of(&provider.to_string(), dimensions));
+            let faults = Faults { die_on_token, ..Faults::default() };
+            Ok(Box::new(Faulty::new(sim, faults)) as Box<dyn Backend>)
         })
     })
 }

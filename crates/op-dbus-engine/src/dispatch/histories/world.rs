@@ -18,7 +18,7 @@ use crate::proof::load;
 use crate::roster::{Loaded, Roster};
 use crate::routing::BatchCost;
 use crate::scheduler::Scheduler;
-use crate::sim::{Faults, SimBackend};
+use crate::sim::SimBackend;
 use crate::start::{CANARY, places, probe, reserved};
 use crate::tokenizer::Tokenizer;
 
@@ -137,7 +137,7 @@ fn alone(ids: &[i32]) -> Vec<f32> {
     let lengths = [ids.len() as i32];
     let mut vector = vec![0.0; DIMENSIONS];
     let batch = Batch { ids, lengths: &lengths };
-    SimBackend::new(DIMENSIONS, Faults::default()).run(&batch, &mut vector).unwrap();
+    SimBackend::new(DIMENSIONS).run(&batch, &mut vector).unwrap();
     vector
 }
 

@@ -2,14 +2,16 @@
 
 use std::io::Write;
 
-use op_dbus_models::{Error, Level, Model, Store, manifest};
-use serde_json::{Value, json};
+use op_dbus_models::{Level, Model, Store, manifest};
+use serde::Serialize;
 
+use super::super::store::{looked, painted};
 use super::super::tell;
 use super::super::terminal::{Colour, colour, paint};
 use super::{Outcome, megabytes, readable};
 
 /// One line of `list`.
+#[derive(Serialize)]
 struct Row {
     name: String,
     level: Option<Level>,
@@ -20,12 +22,6 @@ struct Row {
     reason: Option<String>,
 }
 
-const INSTALLED: &str = "installed";
-const MISSING: &str = "not installed";
-const DAMAGED: &str = "damaged";
-/// This user may not read it, or somebody may write it who should not.
-const REFUSED: &str = "refused";
-
 pub(super) fn run(store: &Store, json: bool) -> Outcome {
     match readable(store) {
         // Before the first model is installed there is no folder, unless its name is mistyped.
@@ -35,8 +31,8 @@ pub(super) fn run(store: &Store, json: bool) -> Outcome {
     let rows = rows(store);
     let mut out = std::io::stdout().lock();
     if json {
-        let rows: Vec<_> = rows.iter().map(Row::json).collect();
-        writeln!(out, "{}", serde_json::to_string_pretty(&rows)?)?;
+        // By way of values, whose keys have an order of their own.
+        writeln!(out, "{:#}", serde_json::to_value(&rows)?)?;
         return Ok(());
     }
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(4);
@@ -50,18 +46,13 @@ pub(super) fn run(store: &Store, json: bool) -> Outcome {
         let level = row.level.map_or("-", Level::as_str);
         let number = |n: Option<usize>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
         let size = row.bytes.map_or_else(|| "-".to_owned(), megabytes);
-        let shade = match row.state {
-            INSTALLED => Colour::Good,
-            DAMAGED | REFUSED => Colour::Bad,
-            _ => Colour::Faint,
-        };
         writeln!(
             out,
             "{:<width$}  {level:<6}  {:>10}  {:>10}  {size:>8}  {}",
             row.name,
             number(row.dimensions),
             number(row.max_input_tokens),
-            paint(row.state, shade, colour)
+            painted(row.state, colour)
         )?;
     }
     for reason in rows.iter().filter_map(|row| row.reason.as_ref()) {
@@ -103,28 +94,9 @@ fn rows(store: &Store) -> Vec<Row> {
     rows
 }
 
-/// Looks at sizes and permissions only; `verify` reads the contents.
 fn state(store: &Store, name: &str) -> (&'static str, Option<String>) {
-    match store.get(name).and_then(|model| model.check_files()) {
-        Ok(()) => (INSTALLED, None),
-        Err(Error::NotInstalled { .. }) => (MISSING, None),
-        Err(error @ Error::Permission { .. }) => (REFUSED, Some(error.to_string())),
-        Err(error) => (DAMAGED, Some(error.to_string())),
-    }
-}
-
-impl Row {
-    fn json(&self) -> Value {
-        json!({
-            "name": self.name,
-            "level": self.level,
-            "dimensions": self.dimensions,
-            "max_input_tokens": self.max_input_tokens,
-            "bytes": self.bytes,
-            "state": self.state,
-            "reason": self.reason,
-        })
-    }
+    let (_, state, reason) = looked(store.get(name).and_then(|model| model.check_files()));
+    (state, reason)
 }
 
 #[cfg(test)]
@@ -132,6 +104,7 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
 
+    use super::super::super::store::{DAMAGED, MISSING, REFUSED};
     use super::*;
 
     #[test]

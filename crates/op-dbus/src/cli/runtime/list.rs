@@ -3,11 +3,12 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use op_dbus_models::RuntimeStore;
 use op_dbus_models::manifest::{self, Library, Provider};
-use op_dbus_models::{Error, RuntimeStore};
 use serde_json::{Value, json};
 
 use super::super::models::megabytes;
+use super::super::store::{looked, painted};
 use super::super::terminal::{Colour, colour, paint};
 use super::Outcome;
 
@@ -19,13 +20,6 @@ struct Row {
     state: &'static str,
     reason: Option<String>,
 }
-
-const INSTALLED: &str = "installed";
-const MISSING: &str = "not installed";
-const DAMAGED: &str = "damaged";
-/// This user may not read it, or somebody may write it who should not.
-const REFUSED: &str = "refused";
-const NONE: &str = "not for this machine";
 
 pub(super) fn run(store: &RuntimeStore, json: bool) -> Outcome {
     let rows = rows(store);
@@ -42,18 +36,13 @@ pub(super) fn run(store: &RuntimeStore, json: bool) -> Outcome {
     writeln!(out, "{}", paint(heading, Colour::Faint, colour))?;
     for row in &rows {
         let size = row.bytes().map_or_else(|| "-".to_owned(), megabytes);
-        let shade = match row.state {
-            INSTALLED => Colour::Good,
-            DAMAGED | REFUSED => Colour::Bad,
-            _ => Colour::Faint,
-        };
         let path = row.path.as_ref().map(|path| format!("  {}", path.display()));
         writeln!(
             out,
             "{:<8}  {:<width$}  {size:>8}  {}{}",
             row.provider.name,
             title(row),
-            paint(row.state, shade, colour),
+            painted(row.state, colour),
             path.unwrap_or_default()
         )?;
     }
@@ -69,14 +58,7 @@ pub(super) fn run(store: &RuntimeStore, json: bool) -> Outcome {
 /// The providers in the manifest's order.
 fn rows(store: &RuntimeStore) -> Vec<Row> {
     let row = |(library, provider): (&'static Library, &'static Provider)| {
-        // Looks at sizes and permissions only; `verify` reads the contents.
-        let (path, state, reason) = match store.check(&provider.name) {
-            Ok(path) => (Some(path), INSTALLED, None),
-            Err(Error::NotInstalled { .. }) => (None, MISSING, None),
-            Err(Error::NoLibrary(_)) => (None, NONE, None),
-            Err(error @ Error::Permission { .. }) => (None, REFUSED, Some(error.to_string())),
-            Err(error) => (None, DAMAGED, Some(error.to_string())),
-        };
+        let (path, state, reason) = looked(store.check(&provider.name));
         Row { library, provider, path, state, reason }
     };
     let each = |library: &'static Library| library.providers.iter().map(move |one| (library, one));
