@@ -34,7 +34,7 @@ async fn a_batch_of_which_no_eighth_fits_is_computed_text_by_text() {
 #[tokio::test]
 async fn a_text_that_fits_nowhere_fails_alone() {
     let made = |_| -> Result<Box<dyn Backend>, BackendError> {
-        Ok(Box::new(Picky(SimBackend::new(DIMENSIONS, Faults::default()))))
+        Ok(Box::new(Picky(SimBackend::new(DIMENSIONS))))
     };
     let config = config(Limits::default());
     let pools = vec![Pool::new(Box::new(made))];
