@@ -164,12 +164,14 @@ impl Planner {
         })
     }
 
-    /// Tries larger batches again once that is due.
+    /// Tries larger batches again once that is due: twice as large for each such time that went by.
     fn widen(&mut self, now_us: u64) {
-        if self.tight_us.is_some_and(|since| now_us.saturating_sub(since) >= TIGHT_US) {
-            let doubled = self.budget.tokens_max.saturating_mul(2);
-            self.budget.tokens_max = doubled.min(self.limits.tokens_max);
-            self.tight_us = (doubled < self.limits.tokens_max).then_some(now_us);
+        let Some(since) = self.tight_us else { return };
+        let times = now_us.saturating_sub(since) / TIGHT_US;
+        if times > 0 {
+            let widened = self.budget.tokens_max.saturating_mul(1 << times.min(31));
+            self.budget.tokens_max = widened.min(self.limits.tokens_max);
+            self.tight_us = (widened < self.limits.tokens_max).then_some(now_us);
         }
     }
 
