@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 use super::watch::{ms, p99};
-use super::{Outcome, Size, figure};
+use super::{Outcome, Size, timed};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
 use crate::harness::daemon::{Daemon, Setup};
@@ -67,7 +67,7 @@ pub async fn bulk_beside(size: Size) -> Outcome {
     }
     let beside_p99 = p99(&mut beside);
     let ratio = beside_p99.as_secs_f64() / idle_p99.as_secs_f64();
-    figure(
+    timed(
         ratio <= P99_MAX,
         format_args!(
             "p99 {:.1} ms beside {queued} texts that wait, {:.1} ms idle: {ratio:.1} times",
@@ -76,7 +76,7 @@ pub async fn bulk_beside(size: Size) -> Outcome {
         ),
     );
     let loss = 1.0 - with / alone;
-    figure(
+    timed(
         loss <= LOSS_MAX,
         format_args!(
             "bulk {alone:.0} tokens/s alone, {with:.0} beside: {:.0} % less",

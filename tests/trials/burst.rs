@@ -6,7 +6,7 @@ use op_dbus_api::ErrorName;
 
 use super::pipeline::{Pipeline, Reply, embed_packed};
 use super::watch::{ms, p99};
-use super::{Outcome, Size, figure};
+use super::{Outcome, Size, figure, timed};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
 use crate::harness::daemon::{Daemon, Setup};
@@ -58,7 +58,7 @@ pub async fn burst(size: Size) -> Outcome {
     let recovered = end.elapsed();
     let most = refused.iter().max().copied().unwrap_or_default();
     let (count, p99) = (refused.len(), p99(&mut refused));
-    figure(
+    timed(
         most <= REFUSED_MAX && count > 0,
         format_args!(
             "{count} calls refused, p99 in {:.1} ms, at most {:.1} ms; {answered} answered, at \
@@ -68,7 +68,7 @@ pub async fn burst(size: Size) -> Outcome {
         ),
     );
     figure(failed == 0, format_args!("{failed} failed otherwise"));
-    figure(
+    timed(
         recovered <= RECOVERED_MAX,
         format_args!("within {:.1} ms again after {:.2} s", ms(normal), recovered.as_secs_f64()),
     );

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::watch::{descriptors, ms};
-use super::{Outcome, Size, figure};
+use super::{Outcome, Size, figure, timed};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
 use crate::harness::daemon::Setup;
@@ -68,7 +68,7 @@ pub async fn worker_killed(size: Size) -> Outcome {
         failed == 0 && wrong == 0,
         format_args!("{failed} of {answered} calls lost and {wrong} wrong in {kills} kills"),
     );
-    figure(longest <= BACK_MAX, format_args!("a vector again after {:.0} ms at most", ms(longest)));
+    timed(longest <= BACK_MAX, format_args!("a vector again after {:.0} ms at most", ms(longest)));
     daemon.stop().await
 }
 
@@ -132,7 +132,7 @@ pub async fn daemon_killed(size: Size) -> Outcome {
         left == 0 && shared == 0,
         format_args!("{left} files and {shared} shared segments left over, {fds} descriptors"),
     );
-    figure(longest <= READY_MAX, format_args!("ready after {:.0} ms at most", ms(longest)));
+    timed(longest <= READY_MAX, format_args!("ready after {:.0} ms at most", ms(longest)));
     Ok(())
 }
 

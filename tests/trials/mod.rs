@@ -1,7 +1,8 @@
 //! Trials: programs that load and mistreat the service for longer than a test may take.
 //!
 //! `cargo xtask trials` runs them, `integration --trial NAME --quick` one of them by itself. Each figure
-//! is a line on standard output: `held: …` or `missed: …`. Only here may a bar be a time.
+//! is a line on standard output: `held: …`, `missed: …`, or `late: …` where the bar that was missed is a
+//! time. Only here may it be one.
 
 use std::process::ExitCode;
 
@@ -39,6 +40,11 @@ impl Size {
 /// Prints a figure, and whether it is within its bar.
 fn figure(held: bool, text: std::fmt::Arguments<'_>) {
     println!("{}: {text}", if held { "held" } else { "missed" });
+}
+
+/// As [`figure`], of how long something took, or of a share of a speed: a busy machine misses that, too.
+fn timed(held: bool, text: std::fmt::Arguments<'_>) {
+    println!("{}: {text}", if held { "held" } else { "late" });
 }
 
 /// The trial of that name.

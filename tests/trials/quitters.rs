@@ -9,7 +9,7 @@ use zbus::Message;
 
 use super::pipeline::{call, embed_packed};
 use super::watch::{descriptors, growth_mib, ms, p99};
-use super::{Outcome, Size, figure};
+use super::{Outcome, Size, figure, timed};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::Options;
 use crate::harness::daemon::{Daemon, Setup};
@@ -128,7 +128,7 @@ pub async fn deaf_client(size: Size) -> Outcome {
     let growth = growth_mib(before, resident(daemon.process.pid())?);
     let (alone, beside) = (p99(&mut alone), p99(&mut beside));
     let ratio = beside.as_secs_f64() / alone.as_secs_f64();
-    figure(
+    timed(
         ratio <= P99_MAX,
         format_args!(
             "p99 {:.2} ms beside a client with {unread} calls unread, {:.2} ms without, {ROUNDS} times \

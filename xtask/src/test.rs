@@ -74,8 +74,8 @@ pub fn run() -> Outcome {
     shell::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
     step("tests");
     shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings.clone()))?;
-    step("trials that count");
-    trials::counted(&settings)?;
+    step("trials that are programs");
+    trials::programs(&settings)?;
     step("packages");
     check_packages()?;
     step("a system that boots");

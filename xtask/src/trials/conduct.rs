@@ -18,6 +18,8 @@ use crate::test::Settings;
 pub enum Result {
     Passed,
     Missed,
+    /// Only times are beyond their bars.
+    Late,
     /// It can't be run on this machine.
     Skipped,
 }
@@ -39,7 +41,7 @@ impl fmt::Display for Result {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Passed => "passed",
-            Self::Missed => "not passed",
+            Self::Missed | Self::Late => "not passed",
             Self::Skipped => "skipped",
         })
     }
@@ -168,7 +170,7 @@ fn skips(settings: &Settings) -> std::result::Result<String, String> {
     shell::read(skips.arg("--skips").envs(settings.iter().cloned()))
 }
 
-/// Runs a program, which prints a line for each figure: `held: …`, `missed: …` or `skipped: …`.
+/// Runs a program, which prints a line for each figure: `held: …`, `missed: …`, `late: …` or `skipped: …`.
 fn program(
     trial: &Trial,
     clock: Clock,
@@ -187,6 +189,7 @@ fn program(
         figures.push(match kind {
             "held" => Figure::Held(figure.to_owned()),
             "missed" => Figure::Missed(figure.to_owned()),
+            "late" => Figure::Late(figure.to_owned()),
             "skipped" => Figure::Skipped(figure.to_owned()),
             _ => continue,
         });
@@ -202,22 +205,22 @@ fn program(
     Ok(summed(figures, size))
 }
 
-/// What figures come to: one that was missed decides, then one that can't be had.
+/// What figures come to: one that was missed decides, then one that was late, then one that can't be had.
 fn summed(figures: Vec<Figure>, size: Size) -> Verdict {
-    let (mut result, mut texts) = (Result::Passed, Vec::new());
+    let (mut results, mut texts) = (Vec::new(), Vec::new());
     for figure in figures {
-        texts.push(match figure {
-            Figure::Held(text) => text,
-            Figure::Missed(text) => {
-                result = Result::Missed;
-                text
-            }
-            Figure::Skipped(text) => {
-                result = if result == Result::Missed { result } else { Result::Skipped };
-                text
-            }
-        });
+        let (result, text) = match figure {
+            Figure::Held(text) => (Result::Passed, text),
+            Figure::Missed(text) => (Result::Missed, text),
+            Figure::Late(text) => (Result::Late, text),
+            Figure::Skipped(text) => (Result::Skipped, text),
+        };
+        results.push(result);
+        texts.push(text);
     }
+    let decides = [Result::Missed, Result::Late, Result::Skipped];
+    let decided = decides.into_iter().find(|result| results.contains(result));
+    let result = decided.unwrap_or(Result::Passed);
     // A bar would end a cell of the table.
     let texts = texts.join("; ").replace('|', "/").replace('\n', " ");
     Verdict::new(result, format!("{}: {texts}", size.flag().trim_start_matches('-')))
@@ -248,13 +251,15 @@ mod tests {
 
     #[test]
     fn one_figure_that_is_missed_decides() {
-        let [held, missed, skipped] = [Figure::Held, Figure::Missed, Figure::Skipped];
+        let [held, missed, late] = [Figure::Held, Figure::Missed, Figure::Late];
         let of = |figures: &[Figure]| summed(figures.to_vec(), Size::Quick);
         assert_eq!(of(&[held("1 | 2".into())]).figure, "quick: 1 / 2");
-        let all = [missed("a".into()), skipped("b".into()), held("c".into())];
+        let skipped = Figure::Skipped("b".into());
+        let all = [missed("a".into()), skipped, late("d".into()), held("c".into())];
         assert_eq!(of(&all).result, Result::Missed);
-        assert_eq!(of(&all[1..]).result, Result::Skipped);
-        assert_eq!(of(&all[2..]).result, Result::Passed);
+        assert_eq!(of(&all[1..]).result, Result::Late);
+        assert_eq!(of(&all[1..2]).result, Result::Skipped);
+        assert_eq!(of(&all[3..]).result, Result::Passed);
     }
 
     #[test]
