@@ -2,6 +2,8 @@
 //! `tokenizer_config.json`, and the defaults of the class that it names, overrule some of that. A
 //! model in which they differ would have other tokens here, and is refused.
 
+use std::collections::HashMap;
+
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -23,8 +25,42 @@ struct TokenizerFile {
     post_processor: Value,
     #[serde(default)]
     truncation: Value,
-    #[serde(rename = "model")]
-    _model: IgnoredAny,
+    model: Vocabulary,
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+}
+
+#[derive(Deserialize)]
+struct Vocabulary {
+    #[serde(default)]
+    vocab: Pieces,
+}
+
+/// The pieces of a vocabulary by their ids, or in the order of these.
+#[derive(Deserialize, Default)]
+#[serde(untagged)]
+enum Pieces {
+    Ids(HashMap<String, usize>),
+    Ordered(Vec<IgnoredAny>),
+    #[default]
+    None,
+}
+
+#[derive(Deserialize)]
+struct AddedToken {
+    id: usize,
+}
+
+impl TokenizerFile {
+    /// How many ids it has, or would have if all were there up to the largest.
+    fn ids(&self) -> usize {
+        let own = match &self.model.vocab {
+            Pieces::Ids(ids) => ids.values().max().map_or(0, |id| id.saturating_add(1)),
+            Pieces::Ordered(pieces) => pieces.len(),
+            Pieces::None => 0,
+        };
+        self.added_tokens.iter().map(|token| token.id.saturating_add(1)).fold(own, usize::max)
+    }
 }
 
 /// What is read of `tokenizer_config.json`.
@@ -60,6 +96,13 @@ pub(crate) fn check(place: &mut Place) -> Result<bool, Error> {
     let told: TokenizerConfig = read(place, SETTINGS)?.unwrap_or_default();
     let config: Option<Config> = read(place, "config.json")?;
     check_pieces(&file, &told, class(&told, config.as_ref()))?;
+    // A text with one of the others would fail, and nothing else tells of them.
+    if let Some(rows) = config.and_then(|config| config.vocab_size)
+        && file.ids() > rows
+    {
+        let found = format!("{FILE} with ids of tokens up to {}", file.ids() - 1);
+        return Err(refuse(found, format!("ids below {rows}, the vocab_size of config.json")));
+    }
     if told.split_special_tokens == Some(true) {
         let supported = "split_special_tokens false, as which they are read in a text";
         return Err(refuse(format!("{SETTINGS} with split_special_tokens true"), supported));

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::fixture::{self, Bench, Files, around, refusal, set};
+use super::fixture::{self, Bench, Files, WORDS, around, refusal, set};
 
 fn bert_normalizer(lowercase: bool, strip_accents: Option<bool>, chinese: bool) -> Value {
     let normalizer = json!({
@@ -10,20 +10,19 @@ fn bert_normalizer(lowercase: bool, strip_accents: Option<bool>, chinese: bool) 
         "strip_accents": strip_accents, "lowercase": lowercase,
     });
     let splitter = json!({ "type": "BertPreTokenizer" });
-    json!({ "normalizer": normalizer, "pre_tokenizer": splitter, "post_processor": around() })
+    json!({ "normalizer": normalizer, "pre_tokenizer": splitter, "post_processor": around(),
+        "model": {} })
 }
 
 fn bytes(add_prefix_space: bool) -> Value {
     let splitter = json!({ "type": "ByteLevel", "add_prefix_space": add_prefix_space });
-    json!({ "pre_tokenizer": splitter, "post_processor": around() })
+    json!({ "pre_tokenizer": splitter, "post_processor": around(), "model": {} })
 }
 
 /// A model of the type with this tokenizer and, unless it is null, this `tokenizer_config.json`.
 fn model(model_type: &str, tokenizer: &Value, told: &Value) -> Files {
     let mut files = fixture::model(model_type);
-    let mut tokenizer = tokenizer.clone();
-    tokenizer["model"] = json!({});
-    set(&mut files, "tokenizer.json", &tokenizer);
+    set(&mut files, "tokenizer.json", tokenizer);
     if !told.is_null() {
         set(&mut files, "tokenizer_config.json", told);
     }
@@ -38,7 +37,7 @@ fn what_agrees_with_tokenizer_json_is_taken() {
         "add_prefix_space": false, "truncation_side": "right",
     });
     let other = json!({ "tokenizer_class": "XLMRobertaTokenizer", "do_lower_case": true });
-    let sequence = json!({ "normalizer": { "type": "Sequence", "normalizers": [] } });
+    let sequence = json!({ "normalizer": { "type": "Sequence", "normalizers": [] }, "model": {} });
     let mut right = uncased.clone();
     right["truncation"] = json!({ "direction": "Left" });
     let cases = [
@@ -120,6 +119,29 @@ fn what_would_overrule_tokenizer_json_is_refused() {
     for (model_type, tokenizer, told, expected) in cases {
         let message = refusal(&model(model_type, tokenizer, &told));
         assert!(message.contains(expected), "{tokenizer} {told}: {message}");
+    }
+}
+
+#[test]
+fn tokens_that_the_model_has_no_rows_for_are_refused() {
+    let import = |vocab: Value, added: &[usize]| {
+        let mut tokenizer = bert_normalizer(true, None, true);
+        tokenizer["model"] = json!({ "type": "any", "vocab": vocab });
+        tokenizer["added_tokens"] = added.iter().map(|id| json!({ "id": id })).collect();
+        let files = model("bert", &tokenizer, &json!(null));
+        Bench::new().import_files(&files).map_err(|e| e.to_string())
+    };
+    let last = WORDS - 1;
+    import(json!({ "a": 0, "b": last }), &[last]).unwrap();
+    import(json!(vec![json!(["a", -1.5]); WORDS]), &[]).unwrap();
+    for (vocab, added) in [
+        (json!({ "a": WORDS, "b": 0 }), vec![]),
+        (json!(vec![json!(["a", -1.5]); WORDS + 1]), vec![]),
+        (json!({ "a": 0 }), vec![1, WORDS]),
+    ] {
+        let message = import(vocab, &added).unwrap_err();
+        let expected = format!("ids of tokens up to {WORDS}");
+        assert!(message.contains(&expected) && message.contains("vocab_size"), "{message}");
     }
 }
 
