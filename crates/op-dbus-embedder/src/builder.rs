@@ -203,6 +203,17 @@ impl Builder {
         if let Some((key, _)) = sizes.iter().find(|(_, value)| *value == Some(0)) {
             return Err(Error::Option(format!("{key} is 0; 1 or more is right")));
         }
+        // What is below "" is in the working directory.
+        let paths = [
+            ("model_dir", Some(&self.model_dir)),
+            ("cache_dir", self.cache_dir.as_ref()),
+            ("runtime", self.own.runtime.as_ref()),
+            ("provider_library", self.own.plugin.as_ref()),
+        ];
+        let empty = |path: &&PathBuf| path.as_os_str().is_empty();
+        if let Some((key, _)) = paths.iter().find(|(_, path)| path.as_ref().is_some_and(empty)) {
+            return Err(Error::Option(format!("{key} is empty; name a path or leave it out")));
+        }
         if self.is_auto() && !self.fallback.is_empty() {
             let sentence = "fallback is set and provider is auto, which has an order of its own";
             return Err(Error::Option(format!("{sentence}; leave one of them out")));
@@ -256,6 +267,16 @@ mod tests {
         let limited = builder().provider("rocm").memory_limit(1 << 30).model_dir("/nowhere");
         assert!(refused(limited).contains("is not installed in /nowhere"));
         assert_eq!(refused(builder().workers(0)), "workers is 0; 1 or more is right");
+    }
+
+    #[test]
+    fn an_empty_path_is_not_the_working_directory() {
+        let empty = |key| format!("{key} is empty; name a path or leave it out");
+        let builder = Embedder::builder;
+        assert_eq!(refused(builder().cache_dir("")), empty("cache_dir"));
+        assert_eq!(refused(builder().model_dir("")), empty("model_dir"));
+        let onnx = || builder().cpu_engine(CpuEngine::Ort);
+        assert_eq!(refused(onnx().runtime("")), empty("runtime"));
     }
 
     #[test]

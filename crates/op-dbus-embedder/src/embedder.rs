@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use op_dbus_engine::{
-    BackendFactory, BatchLimits, Call, Description, Engine, EngineConfig, Limits, ModelShape, Pool,
-    Reference, Reply, Snapshot, Tokenizer, WorkerStatus,
+    BackendError, BackendFactory, BatchLimits, Call, Description, Engine, EngineConfig, Limits,
+    LoadErrorKind, ModelShape, Pool, Reference, Reply, Snapshot, Tokenizer, WorkerStatus,
 };
 use op_dbus_models::{Family, Model, Store};
 
 use crate::backend::{self, CPU, CpuEngine, Precision, Spec};
+use crate::timer::Timer;
 use crate::{Builder, Error, provider};
 
 /// A model on a device, ready to embed. Cheap to clone; threads and tasks may share it, and their texts
@@ -28,6 +29,7 @@ struct Served {
     shape: ModelShape,
     description: Description,
     fallback_reason: String,
+    timer: Timer,
 }
 
 impl Embedder {
@@ -84,19 +86,24 @@ impl Embedder {
         self.call(Call { inputs: texts.into(), ..Call::default() }).await
     }
 
-    /// The vectors of a call with all its options. A deadline needs a tokio runtime, everything else
-    /// runs on any executor.
+    /// The vectors of a call with all its options, on any executor. Dropping the future cancels the call.
     ///
     /// # Errors
     /// [`Error::Call`].
     pub async fn call(&self, call: Call) -> Result<Reply, Error> {
-        Ok(self.engine.embed(call).await?)
+        let timed = call.deadline.is_some();
+        let reply = self.engine.embed(call);
+        // The caller's executor need not have tokio's timer.
+        Ok(if timed { self.served.timer.around(reply).await } else { reply.await }?)
     }
 
     /// [`embed`](Self::embed) for threads that have no executor; it blocks.
     ///
     /// # Errors
     /// As there.
+    ///
+    /// # Panics
+    /// On a thread that `futures::executor` runs a task on: await it there.
     pub fn embed_blocking(&self, text: &str) -> Result<Vec<f32>, Error> {
         futures_executor::block_on(self.embed(text))
     }
@@ -105,6 +112,9 @@ impl Embedder {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// # Panics
+    /// On a thread that `futures::executor` runs a task on: await it there.
     pub fn embed_batch_blocking<T: AsRef<str>>(&self, texts: &[T]) -> Result<Reply, Error> {
         futures_executor::block_on(self.embed_batch(texts))
     }
@@ -269,6 +279,7 @@ impl Loading<'_> {
             shape: self.shape(),
             description: description.description,
             fallback_reason,
+            timer: Timer::start().map_err(no_thread)?,
         };
         Ok(Embedder { engine, served: Arc::new(served) })
     }
@@ -291,6 +302,11 @@ fn options(builder: &Builder, provider: &str) -> Vec<(String, String)> {
 /// Makes the backend of each worker, in the worker's own thread.
 fn factory(spec: Spec) -> BackendFactory {
     Box::new(move |_worker| backend::load(&spec))
+}
+
+fn no_thread(error: std::io::Error) -> Error {
+    let message = format!("can't start the thread of the timer: {error}");
+    Error::Backend(BackendError::Load { kind: LoadErrorKind::Other, message })
 }
 
 fn cores() -> usize {

@@ -40,6 +40,7 @@ mod builder;
 mod embedder;
 mod error;
 mod provider;
+mod timer;
 
 pub use backend::{CpuEngine, Precision};
 pub use builder::Builder;

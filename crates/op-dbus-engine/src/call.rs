@@ -1,6 +1,7 @@
 //! What a caller hands in and gets back.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use tokio_util::sync::CancellationToken;
@@ -46,8 +47,9 @@ impl Call {
 
 /// Takes each vector of a call once: the index of a text, and the vectors of it and of those that follow,
 /// row-major, as the caller wants them. Such runs come in any order, on the worker's thread, which waits
-/// for it. It is dropped before the reply is told, or when nobody waits for that any more.
-pub struct RowSink(Box<Take>);
+/// for it. It is dropped before the reply is told, or when nobody waits for that any more. One that panics
+/// is not asked again, and its call is refused with [`Error::InvalidArgument`](crate::Error::InvalidArgument).
+pub struct RowSink(Option<Box<Take>>);
 
 /// What a sink does with the index of a text and the vectors from there on.
 type Take = dyn FnMut(u32, &[f32]) + Send;
@@ -55,11 +57,19 @@ type Take = dyn FnMut(u32, &[f32]) + Send;
 impl RowSink {
     /// A sink that hands all vectors to `take`.
     pub fn new(take: impl FnMut(u32, &[f32]) + Send + 'static) -> Self {
-        Self(Box::new(take))
+        Self(Some(Box::new(take)))
     }
 
     pub(crate) fn take(&mut self, first: u32, vectors: &[f32]) {
-        (self.0)(first, vectors);
+        let Some(take) = &mut self.0 else { return };
+        // It runs on a thread that all calls need.
+        if catch_unwind(AssertUnwindSafe(|| take(first, vectors))).is_err() {
+            self.0 = None;
+        }
+    }
+
+    pub(crate) fn has_panicked(&self) -> bool {
+        self.0.is_none()
     }
 }
 

@@ -216,7 +216,7 @@ impl Job {
             }
         }
         state.pending -= vectors.len() / full;
-        if state.pending == 0 { self.finish(guard) } else { None }
+        self.delivered(guard)
     }
 
     /// Takes the vector of one row of so many tokens, which may be a window of its text, and may be kept.
@@ -278,7 +278,18 @@ impl Job {
             (state.started_us, state.ended_us) = (Some(now_us), now_us);
         }
         state.pending -= 1;
-        if state.pending == 0 { self.finish(guard) } else { None }
+        self.delivered(guard)
+    }
+
+    /// What there is to tell after a delivery.
+    fn delivered(&self, state: MutexGuard<'_, State>) -> Option<Finished> {
+        if state.out.is_broken() {
+            drop(state);
+            let sentence = "the sink of the call panicked; mend what it does with vectors";
+            self.fail(Error::InvalidArgument(sentence.to_owned()));
+            return None;
+        }
+        if state.pending == 0 { self.finish(state) } else { None }
     }
 
     fn finish(&self, mut state: MutexGuard<'_, State>) -> Option<Finished> {

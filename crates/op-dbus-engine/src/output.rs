@@ -28,6 +28,11 @@ pub(crate) enum Out {
 impl Out {
     pub const NONE: Self = Self::Reply(Vec::new());
 
+    /// Whether vectors go nowhere, as the sink has panicked.
+    pub fn is_broken(&self) -> bool {
+        matches!(self, Self::Sink(sink, _) if sink.has_panicked())
+    }
+
     /// The backend's vector of a text, as the caller gets it. A sink that wants it as it is gets that
     /// very one.
     pub fn vector<'a>(&'a mut self, text: u32, vector: &'a [f32], output: Output) -> &'a [f32] {

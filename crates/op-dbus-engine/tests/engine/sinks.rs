@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use op_dbus_engine::sim::SimBackend;
-use op_dbus_engine::{Backend, BackendError, Batch, Call, Description, Limits, RowSink, Truncate};
+use op_dbus_engine::{
+    Backend, BackendError, Batch, Call, Description, Error, Limits, RowSink, Truncate,
+};
 
 use crate::support::{DIMENSIONS, call, expected, plain, start};
 
@@ -92,6 +94,23 @@ async fn texts_that_follow_one_another_in_a_batch_are_handed_over_at_once() {
     // A batch may hold texts of two places: those nearest in length to the one that it begins with.
     assert!(runs.len() as u64 <= 2 * engine.stats().batches, "{runs:?}");
     assert!(runs.len() < 100, "{runs:?}");
+}
+
+#[tokio::test]
+async fn a_sink_that_panics_ends_its_own_call_alone() {
+    let engine = plain();
+    for dimensions in [None, Some(4)] {
+        let (neighbour, sink) = (call(1, &["a neighbour"]), RowSink::new(|_, _| panic!("a sink")));
+        let inputs = vec!["as long as the others".to_owned(); 300].into();
+        let call = Call { inputs, dimensions, sink: Some(sink), ..Call::default() };
+        let (refused, reply) = tokio::join!(engine.embed(call), engine.embed(neighbour));
+        let refused = refused.unwrap_err();
+        assert!(
+            matches!(&refused, Error::InvalidArgument(why) if why.contains("sink of the call"))
+        );
+        assert_eq!(reply.unwrap().vectors, expected("a neighbour"));
+    }
+    assert_eq!(engine.stats().worker_restarts, 0);
 }
 
 #[tokio::test]
