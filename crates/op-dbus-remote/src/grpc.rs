@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use op_dbus_engine::with_causes;
 use prost::Message;
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::yield_now;
 use tokio::time::timeout;
 use tonic::client::Grpc;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -19,6 +20,8 @@ use crate::http::{CONNECT, Quote};
 
 /// Bytes of an answer's headers, what is wrong among them.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// Turns that connections have before a call: to read, to end, and to be given up.
+const TURNS: usize = 4;
 /// What servers say of a request that is larger than they take; they have no status for it alone.
 const TOO_LARGE: &str = "larger than max";
 
@@ -101,6 +104,11 @@ impl Client {
             request.metadata_mut().insert("authorization", value.clone());
         }
         let call = async {
+            // Nobody has read since the last call: a connection that its server has ended meanwhile, as many
+            // do with idle ones, is made anew, and no failure.
+            for _ in 0..TURNS {
+                yield_now().await;
+            }
             let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(most);
             let ready = grpc.ready().await;
             ready.map_err(|error| Failure::Absent(with_causes(&error)))?;
@@ -141,7 +149,62 @@ fn refusal(status: &Status, quote: Quote) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::mpsc::channel;
+
     use super::*;
+
+    /// Answers one call with `NOT_FOUND`.
+    fn answer(stream: &mut TcpStream) -> std::io::Result<()> {
+        const HEADERS: u8 = 1;
+        // `:status: 200`, `content-type: application/grpc` and `grpc-status: 5`.
+        let fields = [&b"\x88\x0f\x10\x10application/grpc"[..], b"\0\x0bgrpc-status\x015"].concat();
+        stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0])?;
+        stream.read_exact(&mut [0; 24])?;
+        loop {
+            let mut head = [0; 9];
+            stream.read_exact(&mut head)?;
+            let mut body = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+            stream.read_exact(&mut body)?;
+            if head[3] == HEADERS {
+                let begin =
+                    [0, 0, fields.len() as u8, HEADERS, 5, head[5], head[6], head[7], head[8]];
+                return stream.write_all(&[&begin[..], &fields].concat());
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_that_the_server_has_ended_between_two_calls_is_no_failure() {
+        const CALLS: usize = 8;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("grpc://{}", listener.local_addr().unwrap());
+        let (end, is_to_end) = channel();
+        let (ended, has_ended) = channel();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().take(CALLS) {
+                let mut stream = stream.unwrap();
+                answer(&mut stream).unwrap();
+                is_to_end.recv().unwrap();
+                drop(stream);
+                ended.send(()).unwrap();
+            }
+        });
+        let client = Client::new(None, None).unwrap();
+        let way = client.channel(&url).unwrap();
+        for _ in 0..CALLS {
+            let bounds = (Duration::from_secs(120), 100);
+            let answer = client.call::<(), ()>(&way, ("/s/m", ()), bounds, Quote::Status);
+            assert!(
+                matches!(&answer, Err(Failure::Failed(why)) if why.contains("NotFound")),
+                "{answer:?}"
+            );
+            // Not before: the call itself would hear of it.
+            end.send(()).unwrap();
+            has_ended.recv().unwrap();
+        }
+    }
 
     #[test]
     fn a_status_says_whether_it_is_the_batch() {

@@ -291,13 +291,14 @@ fn list(raw: &Value) -> Option<Vec<String>> {
     }
 }
 
-/// A value as it looks in a message, cut when it is long.
+/// A value as it looks in a message: cut when it is long, and without what may be a secret.
 pub(super) fn show(raw: &Value) -> String {
     match raw {
-        Value::String(_, text) if text.chars().count() > 60 => {
-            format!("{:?}…", text.chars().take(60).collect::<String>())
+        Value::String(_, text) => {
+            let text = without_secrets(text);
+            let cut = if text.chars().count() > 60 { "…" } else { "" };
+            format!("{:?}{cut}", text.chars().take(60).collect::<String>())
         }
-        Value::String(_, text) => format!("{text:?}"),
         Value::Bool(_, value) => value.to_string(),
         // With the point or the exponent for which it is refused.
         Value::Num(_, Num::F32(number)) => format!("{number:?}"),
@@ -310,6 +311,25 @@ pub(super) fn show(raw: &Value) -> String {
         Value::Empty(..) => "null".to_owned(),
         other => text(other).unwrap_or_default(),
     }
+}
+
+/// A list of URLs without users, passwords and queries. Whatever signs these have: of each URL all goes up to
+/// its last `@`, and what follows a `?`.
+fn without_secrets(text: &str) -> String {
+    let urls = text.split("://").enumerate().map(|(at, url)| {
+        let url = match url.rsplit_once('@') {
+            Some((user, host)) if at > 0 || user.contains(':') => format!("…@{host}"),
+            _ => url.to_owned(),
+        };
+        match (url.split_once('?'), url.rsplit_once(',')) {
+            (Some((place, query)), Some((_, next))) if at > 0 && query.contains(',') => {
+                format!("{place}?…,{next}")
+            }
+            (Some((place, _)), _) if at > 0 => format!("{place}?…"),
+            _ => url,
+        }
+    });
+    urls.collect::<Vec<_>>().join("://")
 }
 
 /// A checked value in the form that an environment variable or a flag would have.

@@ -187,6 +187,23 @@ fn a_fleet_that_anybody_could_read_or_that_has_no_time_is_refused() {
     );
 }
 
+/// It is refused there, and the refusal is in the journal for long.
+#[test]
+fn a_password_in_an_address_is_not_quoted() {
+    for (endpoints, shown) in [
+        ("[\"http://10.0.0.1:1\", \"https://bob:sesame@b:8000\"]", "\"https://…@b:8000\""),
+        ("\"http://a:1,https://sesame@b,grpcs://c\"", "\"http://a:1,https://…@b,grpcs://c\""),
+        ("\"https://bob:se,s/sesame@b:8000/v1\"", "\"https://…@b:8000/v1\""),
+        ("\"bob:sesame@b:8000\"", "\"…@b:8000\""),
+        ("\"https://b/v1?key=sesame,http://a\"", "\"https://b/v1?…,http://a\""),
+        ("\"https://b/v1?key=sesame\"", "\"https://b/v1?…\""),
+    ] {
+        let table = format!("[providers.remote]\nendpoints = {endpoints}\n");
+        let text = Tree::new(&[(MAIN, &table)]).mistakes();
+        assert!(text.contains(shown) && !text.contains("sesame"), "{text}");
+    }
+}
+
 #[test]
 fn what_is_set_is_shown_with_where() {
     let drop_in = "etc/op-dbus/conf.d/10.toml";
