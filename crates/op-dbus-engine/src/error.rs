@@ -92,7 +92,10 @@ pub enum Error {
     #[error("no worker could embed the texts ({0}); see the service's log")]
     WorkerFailed(#[source] BackendError),
     /// No device has memory even for an eighth of the batch.
-    #[error("the device could not hold the batch ({0}); lower batch_tokens_max or free its memory")]
+    #[error(
+        "the device or server could not hold the batch ({0}); lower batch_tokens_max, shorten the text or free its \
+         memory"
+    )]
     OutOfMemory(#[source] BackendError),
     /// An option can't be honoured, or a text can't be tokenized.
     #[error("{0}")]

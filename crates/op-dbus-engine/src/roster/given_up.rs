@@ -69,6 +69,7 @@ impl Roster {
     pub fn refusal(&self) -> Option<BackendError> {
         let first = self.workers.first()?;
         let given_up = self.ordinary().all(|worker| !self.can_be_had(worker));
-        given_up.then(|| BackendError::Lost(first.status.last_error.clone().unwrap_or_default()))
+        // It says already that the worker was lost, or why it can't be had.
+        given_up.then(|| BackendError::Failed(first.status.last_error.clone().unwrap_or_default()))
     }
 }
