@@ -219,6 +219,8 @@ async fn pinned_settings() -> Outcome {
 /// With the worker stopped, one call fills the limit and the next is refused, not queued.
 async fn refuses_when_full(limit: &str, expected: ErrorName) -> Outcome {
     let (bus, _setup, daemon) = Setup::sim()?.setting(limit, "300").alone().await?;
+    let medium = Options::from([("level", "medium".into())]);
+    daemon.client().packed(&["x"], medium).await?;
     daemon.signal_workers(Signal::SIGSTOP).await?;
     let first = Client::on(&bus).await?;
     let text = "x".repeat(200);
@@ -226,6 +228,11 @@ async fn refuses_when_full(limit: &str, expected: ErrorName) -> Outcome {
     daemon.client().counted("in_flight_calls", 1).await?;
     let message = refused(daemon.client().embedder.embed(&text).await, expected)?;
     assert!(message.contains("300") && message.contains("ms"), "{message}");
+    // Another level is no more room, whether its model is loaded or has to be.
+    for level in ["medium", "high"] {
+        let options = Options::from([("level", level.into())]);
+        refused(daemon.client().packed(&[&text], options).await, expected)?;
+    }
     daemon.signal_workers(Signal::SIGCONT).await?;
     waiting.await??;
     daemon.client().embedder.embed(&text).await?;

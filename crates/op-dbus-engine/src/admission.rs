@@ -1,18 +1,18 @@
 //! Admission: permits for all texts of a call before any work, from a global and a per-user budget.
 
+mod ledger;
 mod turn;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
-
 use crate::call::{Priority, Truncate};
 use crate::config::Limits;
 use crate::error::{Error, Excess};
 use crate::wait::until;
 
+pub use ledger::Ledger;
 pub(crate) use turn::{Claim, Time};
 use turn::{Made, Share};
 
@@ -26,14 +26,12 @@ pub(crate) const OWN_UID: u32 = u32::MAX;
 /// A retry is never asked for sooner or later than this.
 const RETRY_MS: std::ops::RangeInclusive<u64> = 10..=60_000;
 
-/// The budgets, shared by all calls of one engine.
+/// The calls of one engine, within bounds that it may share with others.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    queue_tokens_max: usize,
-    quota_tokens: usize,
+    limits: Limits,
     state: Mutex<State>,
-    /// Notified whenever tokens are given back.
-    freed: Notify,
+    ledger: Arc<Ledger>,
 }
 
 #[derive(Debug)]
@@ -77,10 +75,9 @@ pub(crate) fn cost(bytes: usize, truncate: Truncate, specials: usize, input_max:
 }
 
 impl Admission {
-    pub fn new(limits: &Limits) -> Arc<Self> {
+    pub fn new(limits: &Limits, ledger: Arc<Ledger>) -> Arc<Self> {
         Arc::new(Self {
-            queue_tokens_max: limits.queue_tokens_max,
-            quota_tokens: limits.quota_tokens,
+            limits: limits.clone(),
             state: Mutex::new(State {
                 closed: false,
                 calls: 0,
@@ -89,46 +86,30 @@ impl Admission {
                 made: Made::default(),
                 last_call: Instant::now(),
             }),
-            freed: Notify::new(),
+            ledger,
         })
     }
 
     /// Admits a call or refuses it at once. `tokens_per_s` is the measured rate, for the hint.
     pub fn admit(self: &Arc<Self>, claim: Claim, tokens_per_s: f64) -> Result<Permit, Error> {
         let Claim { uid, tokens, .. } = claim;
+        let Limits { queue_tokens_max, quota_tokens, .. } = self.limits;
         let too_large = |excess, limit| Err(Error::TooLarge { excess, found: tokens, limit });
-        if tokens > self.queue_tokens_max {
-            return too_large(Excess::QueueTokens, self.queue_tokens_max);
+        if tokens > queue_tokens_max {
+            return too_large(Excess::QueueTokens, queue_tokens_max);
         }
-        if tokens > self.quota_tokens {
-            return too_large(Excess::QuotaTokens, self.quota_tokens);
+        if tokens > quota_tokens {
+            return too_large(Excess::QuotaTokens, quota_tokens);
         }
         let mut state = self.lock();
         if state.closed {
             return Err(Error::ShuttingDown);
         }
-        let share = state.by_uid.get(&uid).copied().unwrap_or_default();
-        let in_flight = share.tokens();
-        if in_flight + tokens > self.quota_tokens {
-            let excess = in_flight + tokens - self.quota_tokens;
-            return Err(Error::QuotaExceeded {
-                uid,
-                needed: tokens,
-                in_flight,
-                limit: self.quota_tokens,
-                retry_after_ms: retry_after_ms(excess, tokens_per_s),
-            });
-        }
-        if state.tokens + tokens > self.queue_tokens_max {
-            let excess = state.tokens + tokens - self.queue_tokens_max;
-            return Err(Error::Overloaded {
-                needed: tokens,
-                in_flight: state.tokens,
-                limit: self.queue_tokens_max,
-                retry_after_ms: retry_after_ms(excess, tokens_per_s),
-            });
-        }
+        let mut counted = self.ledger.lock();
+        counted.check(uid, tokens, &self.limits, tokens_per_s)?;
         claim.check_time(&state.by_uid, state.made)?;
+        counted.take(uid, tokens);
+        drop(counted);
         Ok(self.grant(&mut state, claim))
     }
 
@@ -138,7 +119,7 @@ impl Admission {
             Err(Error::QuotaExceeded { .. } | Error::Overloaded { .. }) => None,
             result => Some(result),
         };
-        until(&self.freed, admitted).await
+        until(&self.ledger.freed, admitted).await
     }
 
     /// Admits a call of the engine's own, whatever is in flight.
@@ -161,7 +142,7 @@ impl Admission {
     /// Refuses every later call, and those that wait for room.
     pub fn close(&self) {
         self.lock().closed = true;
-        self.freed.notify_waiters();
+        self.ledger.freed.notify_waiters();
     }
 
     pub fn is_closed(&self) -> bool {
@@ -187,7 +168,12 @@ impl Admission {
 
     /// Returns once no call is in flight.
     pub async fn idle(&self) {
-        until(&self.freed, || self.is_idle().then_some(())).await;
+        until(&self.ledger.freed, || self.is_idle().then_some(())).await;
+    }
+
+    fn give_back(&self, uid: u32, tokens: usize) {
+        self.ledger.lock().give_back(uid, tokens);
+        self.ledger.freed.notify_waiters();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -210,7 +196,7 @@ impl Permit {
         state.made.note(counted, real);
         state.release(self.uid, self.class, tokens);
         drop(state);
-        self.admission.freed.notify_waiters();
+        self.admission.give_back(self.uid, tokens);
     }
 }
 
@@ -238,7 +224,7 @@ impl Drop for Permit {
             }
         }
         drop(state);
-        self.admission.freed.notify_waiters();
+        self.admission.give_back(self.uid, self.tokens);
     }
 }
 
@@ -251,8 +237,17 @@ fn retry_after_ms(excess_tokens: usize, tokens_per_s: f64) -> u64 {
 mod tests {
     use super::*;
 
+    fn sharing(
+        ledger: Arc<Ledger>,
+        queue_tokens_max: usize,
+        quota_tokens: usize,
+    ) -> Arc<Admission> {
+        let limits = Limits { queue_tokens_max, quota_tokens, ..Limits::default() };
+        Admission::new(&limits, ledger)
+    }
+
     fn admission(queue_tokens_max: usize, quota_tokens: usize) -> Arc<Admission> {
-        Admission::new(&Limits { queue_tokens_max, quota_tokens, ..Limits::default() })
+        sharing(Arc::default(), queue_tokens_max, quota_tokens)
     }
 
     fn claim(uid: u32, tokens: usize) -> Claim {
@@ -282,6 +277,29 @@ mod tests {
         permit.settle(6, 1);
         let _more = admission.admit(claim(1, 5), 10.0).unwrap();
         assert_eq!(admission.in_flight(), (3, 100));
+    }
+
+    /// Another engine, which may have begun under other settings, gives nobody more room.
+    #[tokio::test]
+    async fn engines_have_their_bounds_together() {
+        let ledger = Arc::<Ledger>::default();
+        let [one, other] = [sharing(ledger.clone(), 100, 60), sharing(ledger.clone(), 90, 50)];
+        let mut first = one.admit(claim(1, 40), 1.0).unwrap();
+        let refused = other.admit(claim(1, 20), 1.0).unwrap_err();
+        assert!(matches!(refused, Error::QuotaExceeded { in_flight: 40, limit: 50, .. }));
+        let second = other.admit(claim(2, 50), 1.0).unwrap();
+        assert!(matches!(
+            one.admit(claim(3, 20), 1.0),
+            Err(Error::Overloaded { in_flight: 90, .. })
+        ));
+        assert_eq!((one.in_flight(), other.in_flight()), ((1, 40), (1, 50)));
+        // Who waits for room in one is told of what is given back in the other.
+        let waiting = tokio::spawn(async move { other.admit_when_free(claim(1, 20)).await });
+        tokio::task::yield_now().await;
+        first.settle(40, 20);
+        let third = waiting.await.unwrap().unwrap();
+        drop((first, second, third));
+        one.admit(claim(1, 60), 1.0).unwrap();
     }
 
     #[test]

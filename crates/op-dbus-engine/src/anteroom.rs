@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::admission::{Admission, Claim, Permit, tokens_of_memory};
+use crate::admission::{Admission, Claim, Ledger, Permit, tokens_of_memory};
 use crate::call::Priority;
 use crate::config::Limits;
 use crate::error::Error;
 use crate::roster::TOKENS_PER_S_ASSUMED;
 
-/// Where calls wait for an engine that is being made: as many as it would have in flight.
+/// Where calls wait for an engine that is being made: within the bounds that it will have, and with what is in
+/// flight in those that share them.
 #[derive(Debug)]
 pub struct Anteroom(Arc<Admission>);
 
@@ -19,9 +20,9 @@ pub struct Seat {
 }
 
 impl Anteroom {
-    /// An empty one under the limits of the engine to come.
-    pub fn new(limits: &Limits) -> Self {
-        Self(Admission::new(limits))
+    /// An empty one under the limits of the engine to come, which will count in `ledger` as well.
+    pub fn new(limits: &Limits, ledger: Arc<Ledger>) -> Self {
+        Self(Admission::new(limits, ledger))
     }
 
     /// Lets a call in or refuses it at once. What its texts are in tokens is not known yet: they count by the
@@ -43,7 +44,7 @@ mod tests {
     #[test]
     fn who_waits_has_the_bounds_of_who_is_served() {
         let limits = Limits { queue_tokens_max: 16, quota_tokens: 10, ..Limits::default() };
-        let anteroom = Anteroom::new(&limits);
+        let anteroom = Anteroom::new(&limits, Arc::default());
         // By texts, and by the memory that these take.
         for (texts, bytes) in [(11, 0), (1, 11 * 32)] {
             let refused = anteroom.enter(1, texts, bytes).unwrap_err();

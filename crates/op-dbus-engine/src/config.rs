@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::admission::Ledger;
 use crate::backend::BackendFactory;
 use crate::batch::Batch;
 use crate::cache::Cache;
@@ -169,6 +170,9 @@ pub struct EngineConfig {
     /// What is counted of calls, batches and workers. Engines may count together: what is told outlives
     /// each of them then.
     pub stats: Arc<Stats>,
+    /// What `queue_tokens_max` and `quota_tokens` of the limits are on. Engines that share one have them
+    /// together.
+    pub ledger: Arc<Ledger>,
 }
 
 impl Default for EngineConfig {
@@ -179,6 +183,7 @@ impl Default for EngineConfig {
             idle_check: Duration::from_secs(60),
             cache: Arc::new(Cache::new(0)),
             stats: Arc::default(),
+            ledger: Arc::default(),
         }
     }
 }

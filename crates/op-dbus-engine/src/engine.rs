@@ -62,7 +62,7 @@ impl Engine {
         pools: Vec<Pool>,
         config: EngineConfig,
     ) -> Result<Self, BackendError> {
-        let EngineConfig { limits, tokenizer_threads, idle_check, cache, stats } = config;
+        let EngineConfig { limits, tokenizer_threads, idle_check, cache, stats, ledger } = config;
         let roster = Roster::new(&pools, &model);
         let scheduler = Arc::new(Scheduler::new(&limits, idle_check, roster, stats));
         let reference = pools.first().and_then(|pool| pool.reference.clone());
@@ -79,7 +79,7 @@ impl Engine {
         let threads = tokenizer_threads.max(1);
         let (door, receiver) = Door::new(threads);
         let engine = Self(Arc::new(Inner {
-            admission: Admission::new(&limits),
+            admission: Admission::new(&limits, ledger),
             limits,
             model,
             reference,

@@ -81,6 +81,7 @@ mod vector;
 mod wait;
 pub mod worker;
 
+pub use admission::Ledger;
 pub use anteroom::{Anteroom, Seat};
 pub use backend::{
     Backend, BackendError, BackendFactory, Description, Footprint, LoadErrorKind, with_causes,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use op_dbus_api::ErrorName;
-use op_dbus_engine::{Cache, EngineConfig, MemoryUse, Snapshot, Stats};
+use op_dbus_engine::{Cache, EngineConfig, Ledger, MemoryUse, Snapshot, Stats};
 
 use super::Service;
 use super::served::Served;
@@ -17,6 +17,8 @@ pub(super) struct Engines {
     pub(super) cache: Arc<Cache>,
     /// What they count together, so that nothing is lost with one of them.
     stats: Arc<Stats>,
+    /// What their users have in flight, whichever engine it is in.
+    pub(super) ledger: Arc<Ledger>,
     there: Mutex<There>,
     /// Calls that were refused or failed, by kind.
     failures: Mutex<BTreeMap<String, u64>>,
@@ -38,14 +40,14 @@ impl There {
 impl Engines {
     /// None yet.
     pub(super) fn new(cache_bytes: u64) -> Self {
-        let (stats, there, failures) = Default::default();
-        Self { cache: Arc::new(Cache::new(cache_bytes)), stats, there, failures }
+        let (stats, ledger, there, failures) = Default::default();
+        Self { cache: Arc::new(Cache::new(cache_bytes)), stats, ledger, there, failures }
     }
 
     /// What the next engine is made with.
     pub(super) fn config(&self) -> EngineConfig {
         let (cache, stats) = (self.cache.clone(), self.stats.clone());
-        EngineConfig { cache, stats, ..EngineConfig::default() }
+        EngineConfig { cache, stats, ledger: self.ledger.clone(), ..EngineConfig::default() }
     }
 
     /// One more is there.

@@ -86,7 +86,8 @@ pub(super) struct Fleet {
 impl Fleet {
     /// An empty fleet; nothing is loaded yet.
     pub(super) fn new(loaded: Arc<Loaded>, means: Means, engines: Arc<Engines>) -> Arc<Self> {
-        let anteroom = Anteroom::new(&load::limits(&loaded.settings));
+        let limits = load::limits(&loaded.settings);
+        let anteroom = Anteroom::new(&limits, engines.ledger.clone());
         Arc::new(Self { loaded, means, engines, anteroom, entries: Mutex::default() })
     }
 

@@ -277,8 +277,8 @@ pub const ROWS: &[Row] = &[
         kind: count(1, 1 << 32),
         default: "8388608",
         unit: "tokens",
-        doc: "The most tokens of all callers together that may wait or be computed. Beyond it \
-              calls are refused at once with `Overloaded`.",
+        doc: "The most tokens of all callers together that may wait or be computed, by the models of all levels. \
+              Beyond it calls are refused at once with `Overloaded`.",
         group: Group::Admission,
         scope: Scope::Any,
     },
@@ -287,8 +287,8 @@ pub const ROWS: &[Row] = &[
         kind: count(1, 1 << 32),
         default: "4194304",
         unit: "tokens",
-        doc: "The most tokens of one user that may wait or be computed. Beyond it that user's \
-              calls are refused at once with `QuotaExceeded`.",
+        doc: "The most tokens of one user that may wait or be computed, by the models of all levels. Beyond it \
+              that user's calls are refused at once with `QuotaExceeded`.",
         group: Group::Admission,
         scope: Scope::Any,
     },

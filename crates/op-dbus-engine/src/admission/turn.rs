@@ -75,10 +75,6 @@ pub(super) struct Share {
 }
 
 impl Share {
-    pub fn tokens(&self) -> usize {
-        self.interactive + self.bulk
-    }
-
     pub fn of(&mut self, class: Priority) -> &mut usize {
         match class {
             Priority::Interactive => &mut self.interactive,

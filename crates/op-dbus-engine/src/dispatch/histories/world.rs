@@ -82,7 +82,7 @@ impl World {
         let world = Self {
             random,
             preparer: Preparer { tokenizer: tokenizer.clone(), scheduler },
-            admission: Admission::new(&limits),
+            admission: Admission::new(&limits, Arc::default()),
             workers: Vec::new(),
             calls: Vec::new(),
             chunks: Vec::new(),

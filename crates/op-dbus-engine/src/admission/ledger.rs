@@ -1,0 +1,80 @@
+//! What the bounds of admission are on.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::retry_after_ms;
+use crate::config::Limits;
+use crate::error::Error;
+
+/// The tokens in flight, of each user and of all. Engines that share one have the bounds together: who names
+/// the models of several has no more room than who names one.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    counted: Mutex<Counted>,
+    /// Notified whenever something is given back.
+    pub(super) freed: Notify,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    tokens: usize,
+    by_uid: HashMap<u32, usize>,
+}
+
+impl Ledger {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counted {
+    /// Whether there is room for so many more tokens of a user. `tokens_per_s` is the measured rate, for the hint.
+    pub fn check(
+        &self,
+        uid: u32,
+        tokens: usize,
+        limits: &Limits,
+        tokens_per_s: f64,
+    ) -> Result<(), Error> {
+        let Limits { queue_tokens_max, quota_tokens, .. } = *limits;
+        let in_flight = self.by_uid.get(&uid).copied().unwrap_or_default();
+        if in_flight + tokens > quota_tokens {
+            let excess = in_flight + tokens - quota_tokens;
+            return Err(Error::QuotaExceeded {
+                uid,
+                needed: tokens,
+                in_flight,
+                limit: quota_tokens,
+                retry_after_ms: retry_after_ms(excess, tokens_per_s),
+            });
+        }
+        if self.tokens + tokens > queue_tokens_max {
+            let excess = self.tokens + tokens - queue_tokens_max;
+            return Err(Error::Overloaded {
+                needed: tokens,
+                in_flight: self.tokens,
+                limit: queue_tokens_max,
+                retry_after_ms: retry_after_ms(excess, tokens_per_s),
+            });
+        }
+        Ok(())
+    }
+
+    pub fn take(&mut self, uid: u32, tokens: usize) {
+        self.tokens += tokens;
+        *self.by_uid.entry(uid).or_default() += tokens;
+    }
+
+    pub fn give_back(&mut self, uid: u32, tokens: usize) {
+        self.tokens -= tokens;
+        if let Some(of_user) = self.by_uid.get_mut(&uid) {
+            *of_user -= tokens;
+            if *of_user == 0 {
+                self.by_uid.remove(&uid);
+            }
+        }
+    }
+}
