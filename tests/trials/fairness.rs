@@ -55,8 +55,8 @@ pub async fn crowd(size: Size) -> Outcome {
         while !done.load(Ordering::Relaxed) {
             most = daemon.client().counter("in_flight_tokens").await?.max(most);
             readings += 1;
-            // Once there is room for no more.
-            if stopped && 10 * most >= 9 * QUEUE_TOKENS_MAX {
+            // Once there is room for no more: four leave a fifth.
+            if stopped && 10 * most >= 7 * QUEUE_TOKENS_MAX {
                 daemon.signal_workers(Signal::SIGCONT).await?;
                 stopped = false;
             }

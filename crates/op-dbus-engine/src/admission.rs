@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_user_at_its_quota_does_not_stop_others() {
-        let admission = admission(100, 60);
+        let admission = admission(200, 60);
         let mut permit = admission.admit(claim(1, 60), 10.0).unwrap();
         let error = admission.admit(claim(1, 5), 10.0).unwrap_err();
         assert!(matches!(error, Error::QuotaExceeded { uid: 1, retry_after_ms: 500, .. }));
@@ -296,10 +296,39 @@ mod tests {
         // Who waits for room in one is told of what is given back in the other.
         let waiting = tokio::spawn(async move { other.admit_when_free(claim(1, 20)).await });
         tokio::task::yield_now().await;
-        first.settle(40, 20);
+        first.settle(40, 10);
         let third = waiting.await.unwrap().unwrap();
         drop((first, second, third));
         one.admit(claim(1, 60), 1.0).unwrap();
+    }
+
+    /// However many take what they get, the next one finds room.
+    #[test]
+    fn users_leave_room_for_others() {
+        let admission = admission(120, 120);
+        let all_that_fits = |uid| {
+            let next = || admission.admit(claim(uid, 1), 1.0).ok();
+            std::iter::from_fn(next).collect::<Vec<_>>()
+        };
+        let mut held: Vec<Vec<Permit>> = vec![all_that_fits(0)];
+        assert_eq!(held[0].len(), 120, "one alone has all");
+        // Beside the next ones no more, as soon as it gives back.
+        held[0].truncate(60);
+        for uid in 1..5 {
+            held.push(all_that_fits(uid));
+            assert!(held.last().is_some_and(|permits| !permits.is_empty()));
+        }
+        let refused = admission.admit(claim(0, 1), 1.0).unwrap_err();
+        assert!(matches!(refused, Error::QuotaExceeded { in_flight: 60, .. }), "{refused}");
+        for _ in 0..100 {
+            for (uid, permits) in held.iter_mut().enumerate() {
+                permits.pop();
+                permits.extend(all_that_fits(uid as u32));
+            }
+        }
+        // Each a sixth.
+        let shares = held.iter().map(Vec::len).collect::<Vec<_>>();
+        assert!(shares.iter().all(|share| (15..=25).contains(share)), "{shares:?}");
     }
 
     #[test]

@@ -41,8 +41,8 @@ pub enum Error {
     },
     /// This user has too much in flight; the call may succeed once earlier ones are done.
     #[error(
-        "user {uid} has {in_flight} of {limit} tokens in flight and this call needs {needed}; \
-         wait for earlier calls, or try again in {retry_after_ms} ms"
+        "user {uid} has {in_flight} tokens in flight and this call needs {needed}, of {limit} that it may \
+         have together now; wait for earlier calls, or try again in {retry_after_ms} ms"
     )]
     QuotaExceeded {
         /// The user.
@@ -51,7 +51,7 @@ pub enum Error {
         needed: usize,
         /// Tokens that the user has in flight.
         in_flight: usize,
-        /// `Limits::quota_tokens`.
+        /// `Limits::quota_tokens`; beside others what is left of the queue, if that is less.
         limit: usize,
         /// When enough of the user's earlier work is expected to be done.
         retry_after_ms: u64,

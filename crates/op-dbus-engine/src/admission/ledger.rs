@@ -32,6 +32,10 @@ impl Ledger {
 
 impl Counted {
     /// Whether there is room for so many more tokens of a user. `tokens_per_s` is the measured rate, for the hint.
+    ///
+    /// Beside others a user has no more than it leaves free, so that one who comes later finds room however many
+    /// there are: of `n` who take all that they get, each has an `n + 1`th of the queue (dynamic thresholds, Choudhury
+    /// and Hahne, 1998).
     pub fn check(
         &self,
         uid: u32,
@@ -41,13 +45,16 @@ impl Counted {
     ) -> Result<(), Error> {
         let Limits { queue_tokens_max, quota_tokens, .. } = *limits;
         let in_flight = self.by_uid.get(&uid).copied().unwrap_or_default();
-        if in_flight + tokens > quota_tokens {
-            let excess = in_flight + tokens - quota_tokens;
+        let left = queue_tokens_max.saturating_sub(self.tokens);
+        let is_beside_others = in_flight > 0 && in_flight < self.tokens;
+        let limit = if is_beside_others { quota_tokens.min(left) } else { quota_tokens };
+        if in_flight + tokens > limit {
+            let excess = in_flight + tokens - limit;
             return Err(Error::QuotaExceeded {
                 uid,
                 needed: tokens,
                 in_flight,
-                limit: quota_tokens,
+                limit,
                 retry_after_ms: retry_after_ms(excess, tokens_per_s),
             });
         }
