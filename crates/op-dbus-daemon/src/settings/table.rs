@@ -287,9 +287,8 @@ pub const ROWS: &[Row] = &[
         kind: count(1, 1 << 32),
         default: "4194304",
         unit: "tokens",
-        doc: "The most tokens of one user that may wait or be computed, by the models of all levels; beside other \
-              users no more than `queue_tokens_max` leaves free. Beyond it that user's calls are refused at once with \
-              `QuotaExceeded`.",
+        doc: "The most tokens of one user that may wait or be computed, by the models of all levels; beside others \
+              what `queue_tokens_max` leaves free. Beyond it calls are refused at once with `QuotaExceeded`.",
         group: Group::Admission,
         scope: Scope::Any,
     },
