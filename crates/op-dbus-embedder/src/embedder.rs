@@ -7,7 +7,7 @@ use op_dbus_engine::{
     BackendError, BackendFactory, BatchLimits, Call, Description, Engine, EngineConfig, Limits,
     LoadErrorKind, ModelShape, Pool, Reference, Reply, Snapshot, Tokenizer, WorkerStatus,
 };
-use op_dbus_models::{Family, Model, Store};
+use op_dbus_models::{Error as ModelError, Family, Model, Store};
 
 use crate::backend::{self, CPU, CpuEngine, Precision, Spec};
 use crate::timer::Timer;
@@ -217,7 +217,7 @@ impl Loading<'_> {
         let builder = self.builder;
         let cpu_engine = builder.cpu_engine.unwrap_or_default();
         let libraries = provider::libraries(provider, cpu_engine, &builder.own, &builder.model_dir)
-            .map_err(|error| Error::Provider(format!("{provider}: {error}")))?;
+            .map_err(|error| no_library(provider, error))?;
         let workers = builder.workers.unwrap_or(1);
         let on_the_cpu = provider == CPU;
         let largest = BatchLimits::accelerator(builder.batch_tokens_max).region(&self.shape());
@@ -304,6 +304,14 @@ fn factory(spec: Spec) -> BackendFactory {
     Box::new(move |_worker| backend::load(&spec))
 }
 
+fn no_library(provider: &str, error: ModelError) -> Error {
+    Error::Provider(match error {
+        // Begins with the provider.
+        ModelError::NoLibrary(sentence) => sentence,
+        error => format!("{provider}: {error}"),
+    })
+}
+
 fn no_thread(error: std::io::Error) -> Error {
     let message = format!("can't start the thread of the timer: {error}");
     Error::Backend(BackendError::Load { kind: LoadErrorKind::Other, message })
@@ -326,6 +334,19 @@ fn cache_dir(builder: &Builder) -> Result<PathBuf, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_provider_without_a_library_is_named_once() {
+        let refusal = |provider| {
+            let own = provider::Own::default();
+            let missing =
+                provider::libraries(provider, CpuEngine::Native, &own, "/nowhere/models".as_ref());
+            no_library(provider, missing.unwrap_err()).to_string()
+        };
+        assert!(refusal("migraphx").starts_with("migraphx: build or install ONNX Runtime"));
+        assert!(refusal("coreml").starts_with("coreml needs macOS"));
+        assert!(refusal("ggml").starts_with("ggml: ") && refusal("ggml").contains("/nowhere"));
+    }
 
     #[test]
     fn a_memory_limit_is_said_in_the_words_of_the_provider() {
