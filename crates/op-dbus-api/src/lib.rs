@@ -28,6 +28,9 @@
 //! # }
 //! ```
 //!
+//! Properties are kept as signals tell them, and stay as they were last when the service ends without a word:
+//! `state` may say `ready` then, and a call fails at once.
+//!
 //! # In a program without one
 //!
 //! ```no_run

@@ -15,6 +15,8 @@ use crate::{Builder, Error, provider};
 
 /// A model on a device, ready to embed. Cheap to clone; threads and tasks may share it, and their texts
 /// are then batched together. The model is unloaded when the last clone is gone.
+///
+/// Its threads do not follow into a process that is made by `fork`, where its calls never end: build another there.
 #[derive(Clone, Debug)]
 pub struct Embedder {
     engine: Engine,
