@@ -8,6 +8,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::registry::tests;
+use crate::harness::users::{MEMBER, OTHER, Users};
 use crate::harness::{Outcome, within};
 
 tests! {
@@ -24,6 +25,7 @@ tests! {
     pinned_settings: [Bus],
     full_queue: [Bus] => refuses_when_full("queue_tokens_max", Overloaded),
     used_up_quota: [Bus] => refuses_when_full("quota_tokens", QuotaExceeded),
+    users_who_take_all_that_they_get_leave_room: [Bus, Root],
     shutting_down: [Bus],
     what_ends_a_terminal_leaves_workers_to_the_daemon: [Bus],
 }
@@ -239,6 +241,31 @@ async fn refuses_when_full(limit: &str, expected: ErrorName) -> Outcome {
     // The journal has who it was, where it was one user.
     let told = format!("user {} has too much in flight", nix::unistd::geteuid());
     assert_eq!(daemon.process.stderr().contains(&told), expected == QuotaExceeded);
+    daemon.stop().await
+}
+
+/// Two who may have half of the queue each.
+async fn users_who_take_all_that_they_get_leave_room() -> Outcome {
+    let (_users, bus) = Users::on_a_bus(&[]).await?;
+    let setup = Setup::sim()?.setting("queue_tokens_max", "1700").setting("quota_tokens", "850");
+    let daemon = setup.ready(&bus).await?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let text = "x".repeat(200);
+    let mut calls = Vec::new();
+    for (user, most) in [(MEMBER, 4), (OTHER, 2)] {
+        let client = Client::new(bus.connect_as(user.id).await?).await?;
+        let admitted = calls.len() as u64 + most;
+        calls.extend((0..most).map(|_| client.embed_meanwhile(&text)));
+        daemon.client().counted("in_flight_calls", admitted).await?;
+        let message = refused(client.embedder.embed(&text).await, QuotaExceeded)?;
+        assert!(message.contains(&user.id.to_string()), "{message}");
+    }
+    calls.push(daemon.client().embed_meanwhile(&text));
+    daemon.client().counted("in_flight_calls", 7).await?;
+    daemon.signal_workers(Signal::SIGCONT).await?;
+    for call in calls {
+        call.await??;
+    }
     daemon.stop().await
 }
 
