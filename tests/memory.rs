@@ -302,12 +302,23 @@ async fn what_is_loaded_during_a_sleep_waits_for_its_end() -> Outcome {
 }
 
 async fn calls_after_a_sleep_wait_for_no_answer_of_logind() -> Outcome {
-    let Machine { bus: _bus, logind, connection, daemon, _setup } = machine().await?;
+    let Machine { bus, logind, connection, daemon, _setup } = machine().await?;
     let delay = logind.delayed().await?;
     Logind::tell(&connection, true).await?;
     closed(delay).await?;
     logind.is_deaf.store(true, Ordering::SeqCst);
     Logind::tell(&connection, false).await?;
     within("a call after the sleep", daemon.client().embedder.embed("x")).await??;
+    // Nor for what anybody sends meanwhile, of which only so much has a place in a queue.
+    let stranger = bus.connect().await?;
+    let to = Some(op_dbus_api::BUS_NAME);
+    for _ in 0..256 {
+        let interface = Logind::NAME.to_owned() + ".Manager";
+        stranger.emit_signal(to, Logind::PATH, interface, "PrepareForSleep", &true).await?;
+    }
+    within("a call after the flood", daemon.client().embedder.embed("x")).await??;
+    Logind::tell(&connection, true).await?;
+    loaded(&daemon, false).await?;
+    assert_eq!(daemon.client().status::<String>("unloaded").await?, "sleep");
     daemon.stop().await
 }

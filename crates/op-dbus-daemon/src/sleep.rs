@@ -44,17 +44,23 @@ pub async fn follow(connection: Connection, service: Service) {
 async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<()> {
     let logind = LogindProxy::builder(connection).cache_properties(CacheProperties::No);
     let logind = logind.build().await?;
-    // Whoever else sends such a signal is passed over by the proxy.
-    let mut sleeps = pin!(logind.receive_prepare_for_sleep().await?);
     let mut owners = pin!(logind.inner().receive_owner_changed().await?);
     let bus = DBusProxy::new(connection).await?;
     // Asking for the name does not start it, as a call would.
     let is_there = bus.name_has_owner(LOGIND.try_into()?).await?;
-    let mut delay = if is_there { inhibit(&logind).await } else { None };
+    // Whoever else sends such a signal is passed over by the proxy. But anybody can, and where nobody takes them
+    // off its queue the whole connection stands still: from here on nothing is waited for but in the loop.
+    let mut sleeps = pin!(logind.receive_prepare_for_sleep().await?);
+    let mut delay = None;
+    let mut asked = pin!(OptionFuture::from(is_there.then(|| inhibit(&logind))));
     // While devices are released the machine may sleep, whose time does not count, and wake up.
     let mut release = pin!(OptionFuture::from(None));
     loop {
         tokio::select! {
+            Some(answer) = &mut asked => {
+                asked.set(None.into());
+                delay = answer;
+            }
             Some(released) = &mut release => {
                 release.set(None.into());
                 match released {
@@ -66,19 +72,21 @@ async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<
             signal = sleeps.next() => {
                 let Some(signal) = signal else { return Ok(()) };
                 if signal.args()?.start {
+                    // An answer would be of no use before the machine is awake.
+                    asked.set(None.into());
                     release.set(Some(timeout(RELEASE_TIME, service.sleep())).into());
                 } else {
                     release.set(None.into());
                     info!("the machine is awake; every worker proves itself again");
-                    // First: calls wait for it, and logind may take its time to answer.
                     service.wake();
-                    delay = inhibit(&logind).await;
+                    asked.set(Some(inhibit(&logind)).into());
                 }
             }
             owner = owners.next() => match owner {
-                Some(Some(_)) => delay = inhibit(&logind).await,
+                Some(Some(_)) => asked.set(Some(inhibit(&logind)).into()),
                 // Nobody would tell us that the machine is awake.
                 Some(None) => {
+                    asked.set(None.into());
                     release.set(None.into());
                     drop(delay.take());
                     service.wake();
