@@ -103,7 +103,7 @@ impl Callers {
             Some(uid) => uid,
             None => {
                 let uid = ask(connection, &ticket.sender).await?;
-                self.remember(&ticket.sender, uid);
+                self.remember(&ticket, uid);
                 uid
             }
         };
@@ -123,12 +123,17 @@ impl Callers {
         (Ticket { callers: self.clone(), sender, number }, cancel)
     }
 
-    fn remember(&self, sender: &str, uid: u32) {
+    /// Not of a caller that has left while the bus was asked: nobody would forget it.
+    fn remember(&self, ticket: &Ticket, uid: u32) {
         let mut known = self.known();
+        let calls = known.calls.get(&ticket.sender);
+        if !calls.is_some_and(|calls| calls.contains_key(&ticket.number)) {
+            return;
+        }
         if known.users.len() >= USERS_MAX {
             known.users.clear();
         }
-        known.users.insert(sender.to_owned(), uid);
+        known.users.insert(ticket.sender.clone(), uid);
     }
 
     /// Cancels the calls of a connection that has left the bus, and forgets its user.
@@ -214,6 +219,19 @@ mod tests {
 
     use super::super::tests::peers;
     use super::*;
+
+    /// Its next call, still under way then, would be taken for one of somebody who is there, and never end.
+    #[test]
+    fn who_leaves_while_the_bus_is_asked_is_not_remembered() {
+        let callers = Arc::<Callers>::default();
+        let (stays, _) = callers.register(":1.1".to_owned());
+        let (leaves, cancel) = callers.register(":1.2".to_owned());
+        callers.left(":1.2");
+        callers.remember(&stays, 1);
+        callers.remember(&leaves, 2);
+        assert!(cancel.is_cancelled());
+        assert_eq!(callers.known().users, HashMap::from([(":1.1".to_owned(), 1)]));
+    }
 
     /// Whatever the header says, and whoever made the socket.
     #[tokio::test]
