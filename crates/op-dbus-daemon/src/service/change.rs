@@ -203,6 +203,9 @@ impl Service {
             {
                 self.tell_fallback(served, next.settings());
             }
+            if let Some(served) = &served {
+                next.fleet.keep(served);
+            }
             next.phase = served.map_or(Phase::Disabled, Phase::Serving);
         });
     }

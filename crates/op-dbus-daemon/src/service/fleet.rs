@@ -28,6 +28,14 @@ struct Entry {
 }
 
 impl Entry {
+    /// One that is there already.
+    fn of(served: &Arc<Served>) -> Self {
+        let load: Load = std::future::ready(Ok(served.clone())).boxed().shared();
+        // Peeked at by all others.
+        let _ = load.clone().now_or_never();
+        Self { load, started: Instant::now() }
+    }
+
     fn failed(&self) -> bool {
         matches!(self.load.peek(), Some(Err(_)))
     }
@@ -132,11 +140,17 @@ impl Fleet {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let is_it = |entry: &&mut Entry| entry.served().is_some_and(|it| Arc::ptr_eq(it, fallback));
         let Some(entry) = entries.get_mut(&fallback.choice).filter(is_it) else { return false };
-        let load: Load = std::future::ready(Ok(better.clone())).boxed().shared();
-        // Peeked at by all others.
-        let _ = load.clone().now_or_never();
-        *entry = Entry { load, started: Instant::now() };
+        *entry = Entry::of(better);
         true
+    }
+
+    /// Has `served`, which comes into force, be found here: it may have been taken out as idle before it was.
+    pub(super) fn keep(&self, served: &Arc<Served>) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = entries.get(&served.choice).and_then(Entry::served);
+        if !known.is_some_and(|known| Arc::ptr_eq(known, served)) {
+            entries.insert(served.choice.clone(), Entry::of(served));
+        }
     }
 
     fn load(

@@ -112,6 +112,21 @@ async fn no_call_fails_while_the_level_changes() {
     assert!(traffic.await.unwrap() > 0);
 }
 
+/// A level that is loaded and not in force yet is idle to whoever gives memory back meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_into_force_is_loaded_once_whatever_is_trimmed() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
+    service.start().await;
+    let high = super::Choice::Level(Level::High);
+    let served = service.now().fleet.get(&high).await.unwrap();
+    service.trim().await;
+    let next = service.now().loaded.with("vector_level", "high").unwrap();
+    service.moved(Some(served.clone()), |now| now.loaded = Arc::new(next));
+    let again = service.now().fleet.get_anew(&high).await.unwrap();
+    assert!(Arc::ptr_eq(&again, &served), "a second engine of the model in force");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_nobody_waited_for_is_there_all_the_same() {
     let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
