@@ -233,7 +233,7 @@ async fn a_certificate_has_to_be_trusted() -> Outcome {
     let tls = Server::tls(folder.path(), &gateway.url("")).await?;
     let setup = fleet("low", "openai", &[tls.url()])?;
     let message = refusal(&setup).await?;
-    assert!(message.contains(tls.url()) && message.contains("certificate"), "{message}");
+    assert!(message.contains(tls.url()) && message.contains("set ca_file"), "{message}");
     let certificate = folder.path().join("certificate.pem").display().to_string();
     let setup = setup.setting("providers.remote.ca_file", &certificate);
     let (_bus, _setup, daemon) = setup.alone().await?;

@@ -50,6 +50,22 @@ impl RemoteBackend {
         fresh.or_else(|| self.order().find(allowed))
     }
 
+    /// Until when an endpoint may take what it gets `now`: while another one can be asked, that has as long.
+    fn share(
+        &self,
+        index: usize,
+        (now, deadline): (Instant, Instant),
+        failed: &[usize],
+    ) -> Instant {
+        let is_spare = |other: usize| {
+            other != index && !failed.contains(&other) && self.endpoints[other].circuit.allows(now)
+        };
+        match self.order().any(is_spare) {
+            true => now + deadline.saturating_duration_since(now) / 2,
+            false => deadline,
+        }
+    }
+
     /// How long an endpoint may take to prove itself.
     fn proof_time(&self, index: usize, deadline: Instant) -> Duration {
         let now = Instant::now();
@@ -205,7 +221,8 @@ impl RemoteBackend {
                 std::thread::sleep(until.saturating_duration_since(Instant::now()));
                 continue;
             };
-            let Err(failure) = self.attempt(index, sent, out, (since, deadline)) else {
+            let times = (since, self.share(index, (began, deadline), &failed));
+            let Err(failure) = self.attempt(index, sent, out, times) else {
                 self.took(index, &failed);
                 return Ok(());
             };

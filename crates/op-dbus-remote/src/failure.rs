@@ -6,6 +6,13 @@ use std::time::Duration;
 /// Characters that are told of a reason.
 const TOLD_CHARS_MAX: usize = 400;
 
+/// What libraries say of a connection that comes to nothing, and what to do.
+const CURES: [(&str, &str); 3] = [
+    ("UnknownIssuer", "set ca_file in [providers.remote] to its authority's certificate"),
+    ("CaUsedAsEndEntity", "it is an authority's own, and a server's is to be signed by one"),
+    ("InvalidContentType", "that is no TLS, and the URL of a server without has http or grpc"),
+];
+
 /// Why there are no vectors.
 #[derive(Debug)]
 pub enum Failure {
@@ -28,6 +35,14 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// There was no connection, or no more, in a library's words; with a cure where there is one.
+    pub fn absent(why: String) -> Self {
+        match CURES.iter().find(|(word, _)| why.contains(word)) {
+            Some((_, cure)) => Self::Absent(format!("{why}; {cure}")),
+            None => Self::Absent(why),
+        }
+    }
+
     /// An answer that makes no sense, told in our own words.
     pub fn nonsense(what: impl fmt::Display) -> Self {
         Self::Failed(format!("its answer makes no sense: {what}"))

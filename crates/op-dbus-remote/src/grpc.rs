@@ -111,7 +111,7 @@ impl Client {
             }
             let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(most);
             let ready = grpc.ready().await;
-            ready.map_err(|error| Failure::Absent(with_causes(&error)))?;
+            ready.map_err(|error| Failure::absent(with_causes(&error)))?;
             let codec = ProstCodec::<Q, A>::default();
             let answer = grpc.unary(request, PathAndQuery::from_static(method), codec).await;
             answer.map(tonic::Response::into_inner).map_err(|status| refusal(&status, quote))
@@ -131,7 +131,7 @@ impl Client {
 /// What a status means for the batch.
 fn refusal(status: &Status, quote: Quote) -> Failure {
     if let Some(error) = status.source() {
-        return Failure::Absent(with_causes(error));
+        return Failure::absent(with_causes(error));
     }
     let (code, message) = (status.code(), status.message());
     let said = match quote {

@@ -1,10 +1,10 @@
 //! Requests over HTTP: one pool of connections, every time and size bounded.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::time::Duration;
 
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
-use ureq::{Agent, Body, Error, http};
+use ureq::{Agent, Body, Error, Timeout, http};
 
 use crate::failure::Failure;
 
@@ -78,7 +78,7 @@ impl Client {
             "" => request,
             value => request.header("Authorization", value),
         };
-        answered(request.call(), most, Quote::Words)
+        answered(request.call(), (url, time), most, Quote::Words)
     }
 
     /// `POST`, of which the answer has `most` bytes at most.
@@ -103,7 +103,7 @@ impl Client {
             "" => request,
             value => request.header("Authorization", value),
         };
-        answered(request.send(&message.body[..]), most, quote)
+        answered(request.send(&message.body[..]), (url, time), most, quote)
     }
 }
 
@@ -121,16 +121,11 @@ fn certificates(pem: &[u8]) -> Result<RootCerts, String> {
 
 fn answered(
     answer: Result<http::Response<Body>, Error>,
+    (url, time): (&str, Duration),
     most: usize,
     quote: Quote,
 ) -> Result<Message, Failure> {
-    let mut answer = answer.map_err(|error| {
-        Failure::Absent(match error {
-            // Without the crate's own word before the system's.
-            Error::Io(error) => error.to_string(),
-            error => error.to_string(),
-        })
-    })?;
+    let mut answer = answer.map_err(|error| Failure::absent(told(error, url, time)))?;
     let status = answer.status();
     if status != http::StatusCode::OK {
         let words = match quote {
@@ -150,11 +145,29 @@ fn answered(
     };
     let mut body = Vec::new();
     let read = answer.body_mut().as_reader().take(most as u64 + 1).read_to_end(&mut body);
-    read.map_err(|error| Failure::Absent(format!("its answer broke off ({error})")))?;
+    read.map_err(|error| {
+        Failure::Absent(format!("its answer broke off ({})", told(error.into(), url, time)))
+    })?;
     if body.len() > most {
         return Err(Failure::nonsense(format_args!("it is longer than {most} bytes")));
     }
     Ok(Message { body, json_bytes })
+}
+
+/// Why there is no answer of `url`, which had so much `time`.
+fn told(error: Error, url: &str, time: Duration) -> String {
+    match error {
+        Error::Timeout(Timeout::Connect) => {
+            format!("timeout: its connection took longer than {:.1} s", CONNECT.as_secs_f32())
+        }
+        Error::Timeout(_) => format!("timeout: it took longer than {:.1} s", time.as_secs_f32()),
+        Error::Io(error) if error.kind() != ErrorKind::UnexpectedEof => error.to_string(),
+        Error::Io(_) if url.starts_with("http:") => {
+            "it hung up, as one does that has a certificate and wants https".to_owned()
+        }
+        Error::Io(_) => "it hung up".to_owned(),
+        error => error.to_string(),
+    }
 }
 
 /// What the status means for the batch; `later` is when the server wants to be asked again. Most statuses
@@ -184,7 +197,51 @@ fn words(answer: &mut http::Response<Body>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
+
+    /// What is told of a server that does this with what begins so, within `time`.
+    fn said(
+        scheme: &str,
+        serve: impl Fn(&mut TcpStream) + Send + 'static,
+        time: Duration,
+    ) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("{scheme}://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                // Who hangs up with something unread would reset the connection.
+                let _ = stream.read(&mut [0; 4096]);
+                serve(&mut stream);
+            }
+        });
+        let client = Client::new(None, None).unwrap();
+        client.get(&url, time, 4096).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_ends_a_connection_is_told_plainly() {
+        const LONG: Duration = Duration::from_secs(120);
+        let hangs_up = |_: &mut TcpStream| {};
+        assert!(said("http", hangs_up, LONG).ends_with("wants https"));
+        assert_eq!(said("https", hangs_up, LONG), "it hung up");
+        let plain = |stream: &mut TcpStream| {
+            let _ = stream.write_all(b"HTTP/1.1 400 x\r\nContent-Length: 0\r\n\r\n");
+        };
+        let said_plainly = said("https", plain, LONG);
+        assert!(said_plainly.ends_with("the URL of a server without has http or grpc"));
+        let silent = |stream: &mut TcpStream| drop(stream.read(&mut [0]));
+        let time = Duration::from_millis(100);
+        assert_eq!(said("http", silent, time), "timeout: it took longer than 0.1 s");
+        let slow = |stream: &mut TcpStream| {
+            let _ = stream.write_all(b"HTTP/1.1 200 x\r\nContent-Length: 9\r\n\r\n1");
+            let _ = stream.read(&mut [0]);
+        };
+        let broke_off = said("http", slow, Duration::from_secs(2));
+        assert_eq!(broke_off, "its answer broke off (timeout: it took longer than 2.0 s)");
+    }
 
     #[test]
     fn a_status_says_whether_it_may_be_the_batch() {

@@ -109,6 +109,17 @@ fn who_was_silent_is_left_alone_for_as_long() {
     assert!(since.elapsed() >= REQUEST_TIME / 2, "{:?}", since.elapsed());
 }
 
+/// One request may take as long as the batch.
+#[test]
+fn the_silent_leave_time_for_the_others() {
+    const TIME: Duration = Duration::from_secs(4);
+    let all = [(); 3].map(|()| Endpoint::new(Mood::Well));
+    let mut backend = hasty(&all.each_ref(), TIME, TIME).unwrap();
+    all[0].set(Mood::Silent);
+    all[1].set(Mood::Silent);
+    assert_eq!(device(&mut backend).unwrap(), "remote:2");
+}
+
 /// It would be waited for for two minutes otherwise.
 #[test]
 fn a_caller_waits_a_moment_for_one_that_has_failed() {

@@ -89,13 +89,25 @@ pub fn answer(
         None => (&message.body[..], &[][..]),
     };
     let answer: Answer = serde_json::from_slice(json).map_err(Failure::unreadable)?;
-    let output = answer.outputs.into_iter().find(|output| output.name == feed.output.name);
-    let output = output.ok_or_else(|| feed.missing())?;
+    let is_ours = |output: &Answered| output.name == feed.output.name;
+    let mut outputs = answer.outputs;
+    let place = outputs.iter().position(is_ours).ok_or_else(|| feed.missing())?;
+    // The bytes of outputs that nobody asked for come in the order of the outputs as well.
+    let size = |output: &Answered| output.parameters.binary_data_size;
+    let begin = outputs[..place].iter().filter_map(size).fold(0, usize::saturating_add);
+    let output = outputs.swap_remove(place);
     feed.check(&output.datatype, &output.shape, shape.dimensions)?;
-    // The only output that was asked for is all that follows.
-    let count = feed.numbers(shape.dimensions);
-    let bytes = || floats(bytes.get(..count * 4).unwrap_or_default()).collect();
-    let found: Vec<f32> = output.data.map_or_else(bytes, |Flat(data)| data);
+    let found: Vec<f32> = match (size(&output), output.data) {
+        (Some(size), _) if size != 4 * feed.numbers(shape.dimensions) => {
+            return Err(Failure::nonsense(format_args!("its output has {size} bytes")));
+        }
+        (Some(size), _) => {
+            let bytes = bytes.get(begin..begin.saturating_add(size));
+            let short = || Failure::nonsense("it ends before the bytes of its output");
+            floats(bytes.ok_or_else(short)?).collect()
+        }
+        (None, data) => data.map_or_else(Vec::new, |Flat(data)| data),
+    };
     feed.deliver(&found, (lengths, shape), out)
 }
 
@@ -171,6 +183,14 @@ struct Answered {
     shape: Vec<i64>,
     datatype: String,
     data: Option<Flat>,
+    #[serde(default)]
+    parameters: Parameters,
+}
+
+#[derive(Default, serde::Deserialize)]
+struct Parameters {
+    /// How many of the bytes behind the JSON are the tensor's, if they are there.
+    binary_data_size: Option<usize>,
 }
 
 /// The numbers of a tensor, flat; the length of the answer bounds them.

@@ -135,10 +135,45 @@ fn vectors_are_read_in_every_form() {
         let found = answered(&feed, &json(&format!(r#"{head},"data":{data}}}]}}"#)));
         assert_eq!(found, Ok([1.0, 2.0, 3.0, 4.0]), "{data}");
     }
-    let mut body = format!(r#"{head},"parameters":{{"binary_data_size":16}}}}]}}"#).into_bytes();
-    let json_bytes = Some(body.len());
-    body.extend([1.0_f32, 2.0, 3.0, 4.0].iter().flat_map(|number| number.to_le_bytes()));
-    assert_eq!(answered(&feed, &Message { body, json_bytes }), Ok([1.0, 2.0, 3.0, 4.0]));
+}
+
+/// As the answer says, whatever else a server adds.
+#[test]
+fn the_bytes_of_the_output_are_found_among_others() {
+    let mut feed = feed(COMPILED);
+    rest::request(&mut feed, &sent(), true).unwrap();
+    let floats = |numbers: &[f32]| -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    };
+    let (ours, other) = (floats(&[1.0, 2.0, 3.0, 4.0]), floats(&[9.0; 3]));
+    let output = |name: &str, size: usize| {
+        format!(
+            r#"{{"name":"{name}","shape":[2,2],"datatype":"FP32",
+            "parameters":{{"binary_data_size":{size}}}}}"#
+        )
+    };
+    let read = |outputs: &[String], bytes: &[&[u8]]| {
+        let json = format!(r#"{{"outputs":[{}]}}"#, outputs.join(",")).into_bytes();
+        let json_bytes = Some(json.len());
+        answered(&feed, &Message { body: [json, bytes.concat()].concat(), json_bytes })
+    };
+    let (embedding, counts) = (output("embedding", 16), output("counts", 12));
+    let json = r#"{"name":"counts","shape":[1],"datatype":"INT32","data":[9]}"#.to_owned();
+    for (outputs, bytes) in [
+        (vec![embedding.clone()], vec![&ours[..]]),
+        (vec![embedding.clone(), counts.clone()], vec![&ours, &other]),
+        (vec![counts.clone(), embedding.clone()], vec![&other, &ours]),
+        (vec![json, embedding.clone()], vec![&ours]),
+    ] {
+        assert_eq!(read(&outputs, &bytes), Ok([1.0, 2.0, 3.0, 4.0]), "{outputs:?}");
+    }
+    for (outputs, word) in [
+        (vec![output("embedding", 12)], "its output has 12 bytes"),
+        (vec![counts.clone(), embedding], "it ends before"),
+        (vec![output("counts", usize::MAX), output("embedding", 16)], "it ends before"),
+    ] {
+        assert!(read(&outputs, &[&ours]).unwrap_err().contains(word), "{outputs:?}");
+    }
 }
 
 #[test]

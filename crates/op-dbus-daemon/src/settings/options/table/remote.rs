@@ -83,7 +83,8 @@ pub const OPTIONS: &[ProviderOption] = &[
         "request_timeout_s",
         count(1, 50),
         Theirs("10"),
-        "Seconds that one request may take.",
+        "Seconds that one request may take; while another endpoint can be asked, no more than half of \
+        what is left of `batch_timeout_s`.",
     ),
     plain(
         REMOTE,
