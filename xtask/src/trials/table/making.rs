@@ -11,7 +11,7 @@ pub const TRIALS: &[Trial] = &[
         bar: "0 other licences, 0 other sources, 0 advisories that are known; each part in the bill and \
               in the notices",
         how: How::Task(supply::try_out),
-        rest: "known holes, wherever RustSec's database could not be fetched: the figure says so",
+        rest: "holes that became known since, wherever RustSec's database could not be fetched: the figure says so",
     },
     Trial {
         number: "T50",
