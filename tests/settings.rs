@@ -1,6 +1,8 @@
 //! Wrong values in each source of settings: one message with all of them, and the exit code.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use op_dbus_api::ErrorName;
@@ -11,16 +13,18 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::refused;
 use crate::harness::command::{Finished, clean, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::needs::op_dbus;
+use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::tests;
 
 tests! {
+    a_wrong_bus_in_the_environment_is_named: [],
     every_mistake_is_named_at_once: [Bus],
     mistakes_in_flags_are_wrong_usage: [Bus],
     settings_that_contradict_each_other: [Bus],
     drop_ins_are_read_and_named: [Bus, Root],
     a_configuration_that_is_not_there: [Bus],
     checking_a_configuration: [],
+    a_default_prompt_that_is_not_there_is_told: [Medium],
     workers_log_as_the_last_reload_said: [Bus],
     a_reload_tells_where_a_missing_model_was_named: [Bus, Low],
 }
@@ -170,4 +174,39 @@ async fn a_reload_tells_where_a_missing_model_was_named() -> Outcome {
     let message = refused(refusal, ErrorName::ModelNotInstalled)?;
     assert_names(&message, &["model is nobody (", "config.toml, line"]);
     daemon.stop().await
+}
+
+async fn a_wrong_bus_in_the_environment_is_named() -> Outcome {
+    for arguments in [&["embed", "x"][..], &["bench"]] {
+        let mut command = clean(op_dbus());
+        command.args(arguments).env("OP_DBUS_BUS", "nonsense");
+        let refused = finish(command, "").await?;
+        assert_eq!(refused.code, Some(2), "{arguments:?}: {}", refused.stderr);
+        assert!(refused.stderr.contains("OP_DBUS_BUS"), "{arguments:?}: {}", refused.stderr);
+    }
+    let mut command = clean(op_dbus());
+    command.arg("status").env("OP_DBUS_BUS", OsStr::from_bytes(b"\xff"));
+    let refused = finish(command, "").await?;
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    let said = "variable OP_DBUS_BUS is not UTF-8 text";
+    assert!(refused.stderr.contains(said), "{}", refused.stderr);
+    Ok(())
+}
+
+async fn a_default_prompt_that_is_not_there_is_told() -> Outcome {
+    let file = tempfile::NamedTempFile::new()?;
+    let check = async |prompts: &str| {
+        let table = "[models.all-MiniLM-L6-v2]\ndefault_prompt = \"query\"\n";
+        fs::write(file.path(), format!("{table}{prompts}"))?;
+        let mut command = clean(op_dbus());
+        command.args(["config", "check", "--config"]).arg(file.path());
+        command.env("OP_DBUS_MODEL_DIR", store().join("models"));
+        finish(command, "").await
+    };
+    let told = check("").await?;
+    let said = "default_prompt is \"query\", which the model does not have";
+    assert!(told.code == Some(0) && told.stderr.contains(said), "{}", told.stderr);
+    let right = check("prompts = { query = \"query: \" }\n").await?;
+    assert!(right.code == Some(0) && right.stderr.is_empty(), "{}", right.stderr);
+    Ok(())
 }

@@ -93,6 +93,9 @@ impl FromStr for Faults {
                 let number = number.trim().parse();
                 number.map(Some).map_err(|_| format!("{word:?} has no number that counts"))
             }
+            if name.trim().ends_with("_on_batch") && number.trim().parse() == Ok(0) {
+                return Err(format!("{word:?} names no batch: they are counted from 1"));
+            }
             match name.trim() {
                 "die_on_batch" => faults.die_on_batch = parsed(word, number)?,
                 "hang_on_batch" => faults.hang_on_batch = parsed(word, number)?,
@@ -167,9 +170,12 @@ mod tests {
         for name in Faults::NAMES {
             assert_ne!(format!("{name}=1").parse(), Ok(Faults::default()), "{name}");
         }
-        for (text, part) in
-            [("", "fault=number"), ("x=1", "\"x\" is no"), ("die_on_batch=x", "no number")]
-        {
+        for (text, part) in [
+            ("", "fault=number"),
+            ("x=1", "\"x\" is no"),
+            ("die_on_batch=x", "no number"),
+            ("nan_on_batch = 0", "from 1"),
+        ] {
             let message = text.parse::<Faults>().unwrap_err();
             assert!(message.contains(part), "{message}");
         }

@@ -1,14 +1,13 @@
 //! Compiled graphs on disk: found again by everything that decides their content, verified by
 //! digest on every read, rebuilt when anything is off, and never a reason to fail.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::kept::{Kind, use_now};
+use crate::kept::{self, Kind, use_now};
 use crate::{COMPILER_VERSION, Family, Pooling, Target};
 
 /// The graphs in the cache.
@@ -110,7 +109,7 @@ fn write(path: &Path, key: &[u8], graph: &[u8]) -> io::Result<()> {
 }
 
 fn read(path: &Path, key: &[u8]) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
+    let mut file = kept::open(path)?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     let damaged = |problem| io::Error::new(io::ErrorKind::InvalidData, problem);

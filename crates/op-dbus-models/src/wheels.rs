@@ -112,15 +112,16 @@ fn find(path: &Path, wheel: &Wheel, platform: Option<&str>) -> Result<PathBuf, E
     let wheels = entries.map(|entry| entry.path()).filter(|path| fits(path));
     // The wheels for several Pythons may lie there; a digest may fit the one that pip would fetch.
     let is_pips = |path: &PathBuf| name(path).contains(&format!("-{}-", pip::ABI));
-    wheels.max_by_key(is_pips).ok_or_else(|| Error::Source {
-        source_name: "folder",
-        reason: format!(
-            "{} has no wheel of {} {}{}",
-            path.display(),
-            wheel.name,
-            wheel.version,
-            platform.map(|platform| format!(" for {platform}")).unwrap_or_default(),
-        ),
+    wheels.max_by_key(is_pips).ok_or_else(|| {
+        let has_none = if path.is_file() { "is a file, and no" } else { "has no" };
+        let platform = platform.map(|platform| format!(" for {platform}")).unwrap_or_default();
+        let (name, version) = (&wheel.name, &wheel.version);
+        let why = match path.exists() {
+            true => format!("{has_none} wheel of {name} {version}{platform}"),
+            false => "does not exist".to_owned(),
+        };
+        let reason = format!("{} {why}", path.display());
+        Error::Source { source_name: "folder", reason }
     })
 }
 

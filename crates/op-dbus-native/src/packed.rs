@@ -1,13 +1,12 @@
 //! Packed weights: mapped from a cache file, or packed now and left in the cache for the next time.
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::{Mmap, MmapMut};
 use op_dbus_graph::encoder::Encoder;
-use op_dbus_graph::kept::{Kind, use_now};
+use op_dbus_graph::kept::{self, Kind, use_now};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -94,7 +93,7 @@ impl Packed {
     /// # Errors
     /// There is no such file, or it is not whole.
     pub fn open(place: &Place, layout: Layout) -> Result<Self, Miss> {
-        let file = match File::open(place.path()) {
+        let file = match kept::open(&place.path()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Miss::Absent),
             file => file?,
         };

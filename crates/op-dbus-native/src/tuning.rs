@@ -4,11 +4,12 @@
 mod calibrate;
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, BufReader, Write};
 use std::ops::RangeInclusive;
 use std::path::Path;
 
 use nix::sys::resource::{UsageWho, getrusage};
+use op_dbus_graph::kept;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -160,11 +161,11 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
 
 /// What a record says; nothing if there is none, or that of another version.
 fn read(place: &Path, key: &str) -> io::Result<Option<Record>> {
-    let json = match fs::read(place) {
+    let file = match kept::open(place) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        json => json?,
+        file => file?,
     };
-    let record: Record = serde_json::from_slice(&json)?;
+    let record: Record = serde_json::from_reader(BufReader::new(file))?;
     if record.version != VERSION {
         return Ok(None);
     }

@@ -163,22 +163,33 @@ fn check_model(model: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
     let mut mistakes = Vec::new();
     for (key, value) in table {
         let path = format!("models.{model}.{key}");
-        let right = match key.as_str() {
-            "prompts" => value.as_dict().is_some_and(|p| p.values().all(|v| v.as_str().is_some())),
-            "default_prompt" => value.as_str().is_some(),
+        match key.as_str() {
+            "prompts" => mistakes.extend(not_texts(&path, value)),
+            "default_prompt" if value.as_str().is_some() => {}
+            "default_prompt" => {
+                let message = format!("{path} = {} is not accepted; write a text", show(value));
+                mistakes.push((path, message));
+            }
             _ => {
                 let what = format!("`{path}` is not a setting");
                 mistakes.push((path, ask(what, key, KEYS)));
-                continue;
             }
-        };
-        if !right {
-            let wanted = if key == "prompts" { "a table of texts" } else { "a text" };
-            let message = format!("{path} = {} is not accepted; write {wanted}", show(value));
-            mistakes.push((path, message));
         }
     }
     if mistakes.is_empty() { Ok(table.clone()) } else { Err(mistakes) }
+}
+
+/// Why a value is no table of texts, told of the first in it that is none.
+pub(super) fn not_texts(path: &str, value: &Value) -> Option<Wrong> {
+    let (path, value, wanted) = match value.as_dict() {
+        Some(table) => {
+            let (key, value) = table.iter().find(|(_, value)| value.as_str().is_none())?;
+            (format!("{path}.{key}"), value, "a text")
+        }
+        None => (path.to_owned(), value, "a table of texts"),
+    };
+    let message = format!("{path} = {} is not accepted; write {wanted}", show(value));
+    Some((path, message))
 }
 
 /// The settings of a single provider.

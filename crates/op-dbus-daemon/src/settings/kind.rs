@@ -307,7 +307,11 @@ pub(super) fn show(raw: &Value) -> String {
             let values: Vec<String> = values.iter().take(8).map(show).collect();
             format!("[{}]", values.join(", "))
         }
-        Value::Dict(..) => "a table".to_owned(),
+        // A date is a table of one text to who reads TOML.
+        Value::Dict(_, table) => match table.get("$__toml_private_datetime") {
+            Some(date) => date.as_str().unwrap_or_default().to_owned(),
+            None => "a table".to_owned(),
+        },
         Value::Empty(..) => "null".to_owned(),
         other => text(other).unwrap_or_default(),
     }

@@ -12,7 +12,7 @@ use super::kind::plain;
 use super::layers::{self, Layer, Sources};
 use super::mistakes::{Mistake, Mistakes, Origin, Warning};
 use super::table::{ROWS, row};
-use super::types::CpuEngine;
+use super::types::{CpuEngine, Provider};
 use super::{Row, Settings, options, together};
 use crate::state::{StateError, StateFile};
 use crate::telemetry::message_id;
@@ -246,7 +246,8 @@ pub(super) fn load(sources: &Sources, start: Option<Arc<Loaded>>) -> Result<Load
     }
     let mut loaded = assemble(layers, Parts { state, warnings, sources: sources.clone() })?;
     let waiting = loaded.hold(start);
-    let missing = missing_models(&loaded);
+    let missing = missing_models(&loaded).into_iter().chain(missing_prompts(&loaded));
+    let missing = missing.chain(missing_endpoints(&loaded));
     loaded.warnings.extend(waiting.into_iter().chain(missing).map(told));
     Ok(loaded)
 }
@@ -309,6 +310,38 @@ fn missing_models(loaded: &Loaded) -> Vec<String> {
         }
     }
     missing
+}
+
+/// Default prompts that neither the settings nor the models have.
+fn missing_prompts(loaded: &Loaded) -> Vec<String> {
+    let Settings { model_dir, models, .. } = &loaded.settings;
+    let missing = models.iter().filter_map(|(name, own)| {
+        let prompt = own.default_prompt.as_ref().filter(|prompt| !prompt.is_empty())?;
+        let model = Store::open(model_dir).get(name).ok()?;
+        let key = format!("models.{name}.default_prompt");
+        let is_there = own.prompts.contains_key(prompt) || model.prompts.contains_key(prompt);
+        let origin = place_of(&loaded.layers, &key);
+        (!is_there).then(|| format!("{origin}: {key} is {prompt:?}, which the model does not have"))
+    });
+    missing.collect()
+}
+
+/// That the remote provider is asked for, and nobody says where.
+fn missing_endpoints(loaded: &Loaded) -> Option<String> {
+    let Settings { execution_provider, fallback, .. } = &loaded.settings;
+    let (key, value) = match execution_provider {
+        Provider::Remote => ("execution_provider", "is"),
+        _ if fallback.contains(&Provider::Remote) => ("fallback", "names"),
+        _ => return None,
+    };
+    let origin = loaded.origins.get(key).unwrap_or(&Origin::Default);
+    let missing = options::fleet::endpoints(&loaded.settings).is_empty();
+    missing.then(|| {
+        format!(
+            "{origin}: {key} {value} remote, and nothing says where servers answer; set endpoints in a \
+             table [providers.remote] of a file"
+        )
+    })
 }
 
 /// The last layer that has the key.

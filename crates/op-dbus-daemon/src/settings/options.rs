@@ -11,7 +11,7 @@ use figment::value::{Dict, Value};
 use op_dbus_engine::sim::Faults;
 
 use super::Settings;
-use super::check::{Wrong, ask};
+use super::check::{Wrong, ask, not_texts};
 use super::kind::{Kind, plain, show};
 use super::mistakes::{Mistake, Origin};
 
@@ -219,13 +219,12 @@ pub(super) fn check(provider: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
                 Some(Err(why)) => wrong(format!("{place}: {why}")),
                 None => wrong(refused("a text such as \"die_on_batch=3\"")),
             },
-            ("options", None) => match value.as_dict() {
-                Some(own) if own.values().all(|value| value.as_str().is_some()) => {
-                    own.keys().filter_map(|key| misplaced(provider, key)).for_each(wrong);
-                    right.insert(key.clone(), value.clone());
-                }
-                _ => wrong(refused("a table of texts")),
-            },
+            ("options", None) => {
+                let own = value.as_dict().into_iter().flat_map(Dict::keys);
+                own.filter_map(|key| misplaced(provider, key)).for_each(wrong);
+                mistakes.extend(not_texts(&place, value));
+                right.insert(key.clone(), value.clone());
+            }
             (_, None) => wrong(unknown(provider, key)),
         }
     }

@@ -135,7 +135,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         key: "gpu_memory_limit",
-        kind: Kind::Bytes { min: 0, word: Some("none") },
+        kind: Kind::Bytes { min: 1 << 20, word: Some("none") },
         default: "none",
         unit: "bytes",
         doc: "How much memory of a device each worker may take for its batches. Providers that have \

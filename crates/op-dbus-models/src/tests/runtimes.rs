@@ -193,6 +193,12 @@ fn a_wheel_of_another_platform_is_not_taken() {
     fs::write(bench.from().join(name), fixture::zip(&files("some/capi/"))).unwrap();
     let message = bench.refusal(&library());
     assert!(message.contains("no wheel of some-runtime 1.0 for manylinux_1_machine"), "{message}");
+    fs::remove_dir_all(bench.from()).unwrap();
+    let message = bench.refusal(&library());
+    assert!(message.contains("does not exist"), "{message}");
+    fs::write(bench.from(), "").unwrap();
+    let message = bench.refusal(&library());
+    assert!(message.contains("is a file, and no wheel of some-runtime 1.0"), "{message}");
 }
 
 #[test]

@@ -4,6 +4,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
 use super::made_up::{SIZES, Weights};
 use crate::kernels::{Layout, kernels};
 use crate::packed::{Miss, Packed, Place};
@@ -54,6 +57,18 @@ fn a_file_with_a_flipped_byte_is_refused() {
         assert!(Packed::open(&place, layout()).is_err(), "{length} bytes");
     }
     fs::write(&file, whole).unwrap();
+    assert!(Packed::open(&place, layout()).is_ok());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "makes a pipe, which Miri does not")]
+fn a_pipe_in_the_place_of_a_file_keeps_nobody_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let (place, file, packed) = saved(folder.path());
+    fs::remove_file(&file).unwrap();
+    mkfifo(&file, Mode::S_IRWXU).unwrap();
+    assert!(matches!(Packed::open(&place, layout()), Err(Miss::Io(_))));
+    packed.save(&place).unwrap();
     assert!(Packed::open(&place, layout()).is_ok());
 }
 

@@ -82,9 +82,9 @@ fn names() -> impl Iterator<Item = Provider> {
 pub fn run(args: Args) -> Done {
     let unit = Unit::read();
     let elsewhere = args.files.elsewhere() || args.bus.as_ref().is_some_and(|b| *b != Bus::System);
-    let environment = match &unit {
-        Ok(unit) if !elsewhere => unit.environment(),
-        _ => BTreeMap::new(),
+    let (environment, unread) = match &unit {
+        Ok(unit) if !elsewhere => (unit.environment(), unit.unread()),
+        _ => (BTreeMap::new(), Vec::new()),
     };
     let variables = environment.keys().map(|name| name.to_string_lossy().into_owned()).collect();
     let loaded = args.files.load_beside(environment)?;
@@ -96,6 +96,7 @@ pub fn run(args: Args) -> Done {
         loader: Loader::here(),
         unit,
         variables,
+        unread,
         quick: args.quick,
         named: args.providers,
     };
@@ -116,6 +117,8 @@ struct Examination {
     unit: Result<Unit, String>,
     /// Names of the settings that the unit's environment has.
     variables: Vec<String>,
+    /// What else the unit says of them.
+    unread: Vec<String>,
     quick: bool,
     /// Providers of the command line.
     named: Vec<Provider>,
@@ -131,6 +134,7 @@ impl Examination {
         general.extend(unit::masked(&self.unit));
         general.extend(unit::other_user(&self.unit));
         general.extend(unit::variables(&self.variables));
+        general.extend(unit::unread(&self.unread));
         // On another bus it is not the unit that would be started.
         let sandbox = self.unit.as_ref().ok().filter(|_| self.bus == Bus::System);
         general.extend(folders::checks(settings, &who, self.unit.as_ref().ok(), sandbox));

@@ -114,7 +114,13 @@ fn bus(text: &str) -> Result<Bus, String> {
 
 /// The complaint about a bus, which names a flag that was not given where the variable was wrong.
 fn with_source(message: &str, args: impl IntoIterator<Item = OsString>) -> String {
-    let given = args.into_iter().any(|arg| arg.as_encoded_bytes().starts_with(b"--bus"));
+    const NOT_UTF8: &str = "invalid UTF-8 was detected";
+    let args: Vec<OsString> = args.into_iter().collect();
+    let given = args.iter().any(|arg| arg.as_encoded_bytes().starts_with(b"--bus"));
+    // Which value of several is not, its sentence does not say.
+    if message.contains(NOT_UTF8) && args.iter().all(|arg| arg.to_str().is_some()) {
+        return "the value of the environment variable OP_DBUS_BUS is not UTF-8 text".to_owned();
+    }
     match given {
         true => message.to_owned(),
         false => message.replace("for '--bus <BUS>'", "of the environment variable OP_DBUS_BUS"),
@@ -193,28 +199,34 @@ fn command() -> clap::Command {
 
 /// The runtime of a service, with so many threads.
 fn threaded(threads: usize) -> Result<Runtime, Failure> {
-    // It panics where it can't have all of them, and on its way out waits for ever for those that it has.
+    let why = "can't start threads; raise the limit of tasks";
+    runtime(Builder::new_multi_thread().worker_threads(threads), why)
+}
+
+/// Builds a runtime. It panics where it can't have all threads or its pair of sockets, and on its way out
+/// waits for ever for the threads that it has; `why` is said instead.
+fn runtime(builder: &mut Builder, why: &'static str) -> Result<Runtime, Failure> {
     let hook = panic::take_hook();
-    panic::set_hook(Box::new(|_| {
-        tell("can't start threads; raise the limit of tasks");
+    panic::set_hook(Box::new(move |_| {
+        tell(why);
         process::exit(1);
     }));
-    let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    let runtime = builder.enable_all().build();
     panic::set_hook(hook);
-    runtime.map_err(|error| Failure::refused(format!("can't start threads: {error}")))
+    runtime.map_err(|error| Failure::refused(format!("can't start: {error}")))
 }
 
 /// The runtime of a client command: one thread is enough to talk to a bus.
 pub fn block_on<F: Future<Output = Done>>(command: F) -> Done {
-    Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::refused(format!("can't start: {error}")))?
-        .block_on(command)
+    let why = "can't start: too few files may be open; raise the limit (ulimit -n)";
+    runtime(&mut Builder::new_current_thread(), why)?.block_on(command)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     #[test]
@@ -229,6 +241,13 @@ mod tests {
         assert_eq!(told(&["op-dbus", "status", "--bus=x"]), message);
         let of_variable = "invalid value 'x' of the environment variable OP_DBUS_BUS: …";
         assert_eq!(told(&["op-dbus", "status"]), of_variable);
+        let not_utf8 = clap::Error::new(clap::error::ErrorKind::InvalidUtf8).to_string();
+        let told = |args: &[&[u8]]| {
+            let args = args.iter().map(|arg| OsStr::from_bytes(arg).to_owned());
+            with_source(&not_utf8, args)
+        };
+        assert!(told(&[b"op-dbus", b"status"]).contains("variable OP_DBUS_BUS is not UTF-8"));
+        assert_eq!(told(&[b"op-dbus", b"embed", b"\xff"]), not_utf8);
         // The complaint is worded by another crate.
         let wrong = command().try_get_matches_from(["op-dbus", "status", "--bus", "x"]);
         assert!(wrong.unwrap_err().to_string().contains("for '--bus <BUS>'"));

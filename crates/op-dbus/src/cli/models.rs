@@ -3,6 +3,7 @@
 mod list;
 
 use std::error::Error;
+use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -151,20 +152,33 @@ pub fn run(command: ModelsCommand, model_dir: &Path, json: bool) -> Outcome {
     }
 }
 
+/// What of a command line does not go together.
+#[derive(Debug)]
+pub(super) struct Usage(&'static str);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl Error for Usage {}
+
 impl SourceArgs {
     /// The sources to try, in order.
-    pub(crate) fn sources(&self) -> Result<Vec<Source>, String> {
+    pub(super) fn sources(&self) -> Result<Vec<Source>, Usage> {
         let allowed = |name| self.only.is_empty() || self.only.contains(&name);
         let mut sources = Vec::new();
         match &self.from {
             Some(path) if allowed(SourceName::Folder) => sources.push(Source::Folder(path.clone())),
             Some(_) => {
-                return Err("--from PATH needs the source `folder`, which --source \
-                                   leaves out; add it or drop --from"
-                    .to_owned());
+                return Err(Usage(
+                    "--from PATH needs the source `folder`, which --source leaves out; add it or \
+                     drop --from",
+                ));
             }
             None if self.only.contains(&SourceName::Folder) => {
-                return Err("the source `folder` needs --from PATH".to_owned());
+                return Err(Usage("the source `folder` needs --from PATH"));
             }
             None => (),
         }

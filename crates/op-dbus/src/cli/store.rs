@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use op_dbus_daemon::settings::{Settings, Sources};
 use op_dbus_models::Error;
 
-use super::models::{self, ModelsCommand, Outcome};
+use super::models::{self, ModelsCommand, Outcome, Usage};
 use super::runtime::{self, RuntimeCommand};
 use super::terminal::{Colour, paint};
 use super::{Done, EXIT_CODES, Failure};
@@ -92,9 +92,10 @@ pub(super) fn painted(state: &str, colour: bool) -> String {
 fn ended(outcome: Outcome) -> Done {
     match outcome {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) => Err(match error.downcast_ref::<io::Error>() {
-            Some(error) => Failure::output(error),
-            None => Failure::refused(error.to_string()),
+        Err(error) => Err(match (error.downcast_ref::<io::Error>(), error.is::<Usage>()) {
+            (Some(error), _) => Failure::output(error),
+            (None, true) => Failure::usage(error.to_string()),
+            (None, false) => Failure::refused(error.to_string()),
         }),
     }
 }

@@ -21,6 +21,8 @@ const ARENAS: &[Choice] = &[
     alias("kSameAsRequested", &["same-as-requested"]),
 ];
 const BYTES: Kind = Kind::Bytes { min: 0, word: None };
+/// What a provider may take for its batches, which needs some.
+const MEMORY: Kind = Kind::Bytes { min: 1 << 20, word: None };
 
 /// An option that is told to the provider as it is.
 const fn plain(

@@ -208,7 +208,7 @@ fn a_password_in_an_address_is_not_quoted() {
 fn what_is_set_is_shown_with_where() {
     let drop_in = "etc/op-dbus/conf.d/10.toml";
     let tree = Tree::new(&[
-        (MAIN, "[providers.cuda]\nuse_tf32 = true\ngpu_mem_limit = \"1KiB\"\n"),
+        (MAIN, "[providers.cuda]\nuse_tf32 = true\ngpu_mem_limit = \"1MiB\"\n"),
         (drop_in, "[providers.cuda]\nuse_tf32 = false\n"),
     ]);
     let shown = tree.loaded().show();
@@ -219,7 +219,7 @@ fn what_is_set_is_shown_with_where() {
     };
     let expected = format!("false /{drop_in}, line 2");
     assert_eq!(value("providers.cuda.use_tf32"), expected);
-    let expected = format!("1024 /{MAIN}, line 3");
+    let expected = format!("1048576 /{MAIN}, line 3");
     assert_eq!(value("providers.cuda.gpu_mem_limit"), expected);
 }
 

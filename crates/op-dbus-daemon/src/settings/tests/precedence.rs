@@ -256,6 +256,23 @@ fn what_a_file_says_in_vain_is_told() {
 }
 
 #[test]
+fn a_fleet_without_an_address_is_told() {
+    let told = |files: &str| {
+        let told = Tree::new(&[(MAIN, files)]).loaded().warnings;
+        told.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    let why = "remote, and nothing says where servers answer; set endpoints in a table \
+               [providers.remote] of a file";
+    let first = told("execution_provider = \"remote\"");
+    assert!(first.ends_with(&format!("line 1: execution_provider is {why}")), "{first}");
+    let behind = told("fallback = [\"remote\", \"cpu\"]");
+    assert!(behind.ends_with(&format!("line 1: fallback names {why}")), "{behind}");
+    let table = "execution_provider = \"remote\"\n[providers.remote]\n\
+                 endpoints = \"https://embed.example\"";
+    assert_eq!(told(table), "");
+}
+
+#[test]
 fn a_variable_that_is_nearly_a_settings_is_told() {
     let tree = Tree::new(&[])
         .env("OPDBUS_VECTOR_LEVEL", "high")

@@ -91,6 +91,7 @@ fn sizes_have_units() {
 fn a_worker_has_some_memory_at_least() {
     assert_eq!(parsed("worker_memory_max", "16MiB").as_deref(), Some("16777216"));
     assert_eq!(parsed("worker_memory_max", "auto").as_deref(), Some("auto"));
+    assert_eq!(parsed("gpu_memory_limit", "0"), None);
     let text = Tree::new(&[(MAIN, "worker_memory_max = 512\n")]).mistakes();
     assert!(
         text.ends_with(
@@ -111,6 +112,7 @@ fn what_is_wrong_is_told_as_it_is_written() {
     assert_eq!(told("threads = 2.0"), format!("line 1: threads = 2.0 {count}"));
     let size = "is not accepted; write a size such as `536870912`, `512MiB` or `1GiB`";
     assert_eq!(told("cache_bytes = 1e9"), format!("line 1: cache_bytes = 1000000000.0 {size}"));
+    assert_eq!(told("threads = 2026-01-01"), format!("line 1: threads = 2026-01-01 {count}"));
     let twice = "it is not TOML: duplicate key";
     assert_eq!(told("threads = 2\n\nthreads = 3"), format!("line 3: {twice} `threads`"));
     assert_eq!(told("models.a = {b = 1, b = 2}"), format!("line 1: {twice} `b`"));
@@ -273,10 +275,10 @@ fn tables_are_checked() {
     let text = tree.mistakes();
     for expected in [
         "line 2: `models.a.default_promt` is not a setting; did you mean `default_prompt`?",
-        "line 3: models.a.prompts = a table is not accepted; write a table of texts",
+        "line 3: models.a.prompts.q = 1 is not accepted; write a text",
         "line 5: `providers.cuda.stream` is not a setting; what it lacks a setting for is told",
         "line 10: providers.webgpu.library = \"here\" is not accepted; write an absolute path",
-        "line 11: providers.webgpu.options = a table is not accepted; write a table of texts",
+        "line 11: providers.webgpu.options.a = 1 is not accepted; write a text",
         "line 6: `cdua` is not the name of an execution provider; did you mean `cuda`?",
         "line 7: `batching` is not a setting",
         "line 12: `medium` is not the name of a model; did you mean `all-MiniLM-L6-v2`?",

@@ -18,7 +18,8 @@ const MASKED: &str = "op-dbus.service is masked";
 const PROPERTIES: &str = "LoadState,User,PrivateDevices,DevicePolicy,DeviceAllow,\
                           MemoryDenyWriteExecute,ProcSubset,PrivateNetwork,RestrictAddressFamilies,SystemCallFilter,SupplementaryGroups,\
                           StateDirectory,CacheDirectory,RuntimeDirectory,ProtectSystem,ProtectHome,PrivateTmp,\
-                          ReadWritePaths,BindPaths,BindReadOnlyPaths,Environment";
+                          ReadWritePaths,BindPaths,BindReadOnlyPaths,Environment,EnvironmentFiles,\
+                          ExecStart";
 
 /// What systemd has made of the unit and of what lies over it.
 pub struct Unit(Vec<(String, String)>);
@@ -82,6 +83,20 @@ impl Unit {
         .collect()
     }
 
+    /// What else says what the settings of the service are, and is not read here: files of variables, and
+    /// flags.
+    pub fn unread(&self) -> Vec<String> {
+        let files = self.0.iter().filter(|(key, _)| key == "EnvironmentFiles");
+        let files = files.map(|(_, value)| value.split(" (").next().unwrap_or_default());
+        let files = files.filter(|file| !file.is_empty());
+        let mut unread: Vec<String> = files.map(|file| format!("EnvironmentFile={file}")).collect();
+        let start = self.value("ExecStart");
+        let command = start.split_once("argv[]=").map(|(_, rest)| rest.split(" ; ").next());
+        let flags = command.flatten().and_then(|command| command.split_once(" daemon "));
+        unread.extend(flags.map(|(_, flags)| format!("the flags {flags}")));
+        unread
+    }
+
     fn blocks(&self, directive: &Directive) -> bool {
         let value = self.value(directive.property);
         match directive.blocks {
@@ -125,6 +140,16 @@ fn words(list: &str) -> Vec<String> {
 pub fn variables(names: &[String]) -> Option<Check> {
     let found = format!("{NAME} sets {}", names.join(", "));
     (!names.is_empty()).then(|| Check::ok("environment", found))
+}
+
+/// Tells what of the unit has a say in the settings and was not read.
+pub fn unread(what: &[String]) -> Option<Check> {
+    let found = format!(
+        "{NAME} has {}, of which nothing is read here: the service may have other settings than these; \
+         `op-dbus status` tells what it runs",
+        what.join(" and ")
+    );
+    (!what.is_empty()).then(|| Check::unchecked("environment", found))
 }
 
 /// Tells that the service runs as another user than the one who asks, as far as that is so.
@@ -266,6 +291,28 @@ mod tests {
         assert_eq!(read, expected.into());
         assert!(variables(&["OP_DBUS_THREADS".to_owned()]).is_some());
         assert!(variables(&[]).is_none());
+    }
+
+    #[test]
+    fn what_of_the_unit_is_not_read_is_told() {
+        let unread = |shown: &str| Unit::parse(shown).ok().unwrap().unread();
+        let shown = "LoadState=loaded\nEnvironmentFiles=/etc/default/op-dbus (ignore_errors=yes)\n\
+                     EnvironmentFiles=/run/my file (ignore_errors=no)\n\
+                     ExecStart={ path=/usr/bin/op-dbus ; argv[]=/usr/bin/op-dbus daemon --log debug ; \
+                     ignore_errors=no ; pid=0 }";
+        let expected = [
+            "EnvironmentFile=/etc/default/op-dbus",
+            "EnvironmentFile=/run/my file",
+            "the flags --log debug",
+        ];
+        assert_eq!(unread(shown), expected);
+        assert!(
+            super::unread(&unread(shown)).unwrap().found.contains("--log debug, of which nothing")
+        );
+        let plain = "LoadState=loaded\nEnvironmentFiles=\n\
+                     ExecStart={ path=/usr/bin/op-dbus ; argv[]=/usr/bin/op-dbus daemon ; pid=0 }";
+        assert_eq!(unread(plain), [""; 0]);
+        assert!(super::unread(&[]).is_none());
     }
 
     #[test]

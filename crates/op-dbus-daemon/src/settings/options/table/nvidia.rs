@@ -3,7 +3,7 @@
 use super::super::super::kind::{Choice, Kind};
 use super::super::Preset::{Ours, Setting, Theirs};
 use super::super::{Form, ProviderOption, shapes};
-use super::{ARENAS, BYTES, count, name, plain};
+use super::{ARENAS, BYTES, MEMORY, count, name, plain};
 
 const CUDA: &str = "cuda";
 const TENSORRT: &str = "tensorrt";
@@ -16,7 +16,7 @@ pub const OPTIONS: &[ProviderOption] = &[
     plain(
         CUDA,
         "gpu_mem_limit",
-        BYTES,
+        MEMORY,
         Setting("gpu_memory_limit"),
         "Bytes of device memory that the \
         arena of each worker may take. What libraries take beside it is not counted.",

@@ -3,7 +3,7 @@
 use super::super::super::kind::{Choice, Kind};
 use super::super::Preset::{Setting, Theirs};
 use super::super::{Form, ProviderOption};
-use super::{ARENAS, BYTES, count, name, plain};
+use super::{ARENAS, MEMORY, count, name, plain};
 
 const WEBGPU: &str = "webgpu";
 const OPENVINO: &str = "openvino";
@@ -166,7 +166,7 @@ pub const OPTIONS: &[ProviderOption] = &[
     plain(
         MIGRAPHX,
         "migraphx_mem_limit",
-        BYTES,
+        MEMORY,
         Setting("gpu_memory_limit"),
         "Bytes of device memory \
         that the arena of each worker may take.",
