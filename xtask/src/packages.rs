@@ -24,9 +24,10 @@ pub const PIP: &[Need] = &[
     Need { program: "pip3", package: "python3-pip" },
 ];
 
-/// What only the tests need: other clients, a way to kill at a system call, another time, a terminal,
-/// polkit, a reader of manual pages, shells, a browser (whose Vulkan device needs the loader), what the example in C is built with, what makes
-/// certificates and embeds Python for the servers of a fleet, and a balancer on a network.
+/// What only the tests need: other clients, a way to kill at a system call, another time, another language, a
+/// terminal, polkit, a reader of manual pages, shells, a browser (whose Vulkan device needs the loader), what
+/// the example in C is built with, what makes certificates and embeds Python for the servers of a fleet, and a
+/// balancer on a network.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "curl", package: "curl" },
@@ -35,6 +36,7 @@ pub const TESTS: &[Need] = &[
     Need { program: "/etc/vulkan/icd.d", package: "libvulkan1" },
     Need { program: "strace", package: "strace" },
     Need { program: "faketime", package: "faketime" },
+    Need { program: "/usr/share/i18n/locales/de_DE", package: "locales" },
     Need { program: "tmux", package: "tmux" },
     Need { program: "groff", package: "groff-base" },
     Need { program: "zsh", package: "zsh" },
