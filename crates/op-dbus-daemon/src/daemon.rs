@@ -57,6 +57,11 @@ enum Fatal {
     Objects(#[from] zbus::Error),
     #[error("the connection to the bus is lost")]
     Lost,
+    #[error(
+        "the bus takes no replies from the service any more, as a client does not read its own; a new start \
+         has a new connection"
+    )]
+    Stuck,
     #[error("signals can't be received ({0})")]
     Signals(#[from] std::io::Error),
     #[error("{0}")]
@@ -128,6 +133,7 @@ async fn serve(
     tasks.spawn(service.clone().give_spare_back());
     tokio::select! {
         () = connection.closed() => return Err(Fatal::Lost),
+        () = objects.stuck(&connection, async || lets_in(&bus).await) => return Err(Fatal::Stuck),
         Ok(error) = refused => return Err(Fatal::Refused(error)),
         () = stop => {}
     }
@@ -168,6 +174,11 @@ async fn connect(bus: &Bus, objects: &Objects) -> Result<Connection, Fatal> {
         Ok(built) => built.map_err(|source| Fatal::Bus { bus: bus.clone(), source }),
         Err(_) => Err(Fatal::Silent { bus: bus.clone() }),
     }
+}
+
+/// Whether the bus lets a new connection in.
+async fn lets_in(bus: &Bus) -> bool {
+    matches!(timeout(CONNECT_TIME, bus.builder().build()).await, Ok(Ok(_)))
 }
 
 /// Takes the name or fails: no queueing behind another daemon, and no replacing of either.

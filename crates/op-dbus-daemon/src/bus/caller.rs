@@ -12,7 +12,8 @@ use zbus::{Connection, MatchRule, MessageStream};
 
 use crate::telemetry::OncePerMinute;
 
-const BUS: &str = "org.freedesktop.DBus";
+/// The bus itself, as a name and as an interface.
+pub const BUS: &str = "org.freedesktop.DBus";
 
 /// Users are remembered for this many connections; a bus allows a user a few hundred. When it is
 /// full it starts anew, which costs each caller one more question to the bus.

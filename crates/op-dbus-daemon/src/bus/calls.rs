@@ -18,6 +18,7 @@ use super::bulk::{Budget, while_wanted};
 use super::caller::{Caller, Callers};
 use super::direct::Direct;
 use super::jobs::Jobs;
+use super::pulse::Pulse;
 use super::reply::{Embedded, Form};
 use crate::service::{Error as ServiceError, Options, Request, Served, Service};
 use crate::telemetry::{OncePerMinute, message_id};
@@ -33,6 +34,8 @@ pub struct Calls {
     pub direct: Option<Arc<Direct>>,
     /// The jobs of callers; none on a direct connection.
     pub jobs: Option<Arc<Jobs>>,
+    /// Whether replies leave over the bus.
+    pub pulse: Arc<Pulse>,
     callers: Arc<Callers>,
     /// Texts that were cut where no reply says so.
     cut_told: OncePerMinute,
@@ -57,8 +60,8 @@ impl Calls {
         jobs: Arc<Jobs>,
     ) -> Self {
         let (direct, jobs) = (Some(direct), Some(jobs));
-        let (budget, cut_told) = Default::default();
-        Self { service, budget, direct, jobs, callers, cut_told }
+        let (budget, pulse, cut_told) = Default::default();
+        Self { service, budget, direct, jobs, pulse, callers, cut_told }
     }
 
     /// The same service and budget for `callers` on a direct connection.
@@ -83,7 +86,7 @@ impl Calls {
     ///
     /// # Errors
     /// Those of the work; `InvalidArgument` for a call that nobody wants an answer to, and for descriptors that
-    /// nothing takes; `AccessDenied` for a caller without a user; `Failed` after a panic; `ShuttingDown`.
+    /// nothing takes; `Overloaded` while the bus takes no replies; `AccessDenied` for a caller without a user; `Failed` after a panic; `ShuttingDown`.
     pub async fn run<T, F>(
         &self,
         connection: &Connection,
@@ -93,7 +96,11 @@ impl Calls {
     where
         F: Future<Output = Result<T, Error>>,
     {
-        check_message(header).inspect_err(|error| self.service.call_failed(error.name()))?;
+        let taken = check_message(header).and_then(|()| match connection.is_bus() {
+            true => self.pulse.feel(),
+            false => Ok(()),
+        });
+        taken.inspect_err(|error| self.service.call_failed(error.name()))?;
         let caller = self.caller(connection, header).await?;
         let method = header.member().map(ToString::to_string).unwrap_or_default();
         let uid = caller.uid;

@@ -15,6 +15,7 @@ pub(crate) mod fuzz;
 mod jobs;
 mod manager;
 mod options;
+mod pulse;
 mod reply;
 #[cfg(test)]
 mod tests;
@@ -96,6 +97,15 @@ impl Objects {
     ) -> impl Future<Output = ()> + Send + 'static + use<> {
         let (service, told) = (self.calls.service.clone(), self.told.clone());
         changes::follow(service, connection.clone(), told, true)
+    }
+
+    /// Returns once the bus takes no replies from this connection any more, while it lets others in.
+    pub async fn stuck<F: Future<Output = bool>>(
+        &self,
+        connection: &Connection,
+        lets_in: impl Fn() -> F,
+    ) {
+        self.calls.pulse.lost(connection, lets_in).await;
     }
 
     /// Ends the jobs, and the direct connections, each once the calls under way on it have their

@@ -75,6 +75,7 @@ impl zbus::connection::Socket for Socket {
             received: 0,
             received_max: BEFORE_MESSAGES_BYTES_MAX,
             descriptors_seen: 0,
+            line_ended: true,
         };
         Split::new(Reader { incoming, gate: self.gate.clone() }, Writer { socket: self })
     }
@@ -98,6 +99,8 @@ struct Incoming {
     received: usize,
     received_max: usize,
     descriptors_seen: usize,
+    /// Nothing of the next line of the authentication was handed on.
+    line_ended: bool,
 }
 
 #[async_trait]
@@ -161,6 +164,17 @@ impl Incoming {
         Ok(usize::try_from(length).unwrap_or(usize::MAX))
     }
 
+    /// How many of the first `length` bytes read ahead are of the current line of the authentication. zbus panics
+    /// where a line is empty, and gets one at a time.
+    fn line(&mut self, length: usize) -> io::Result<usize> {
+        let end = self.ahead[..length].iter().position(|byte| *byte == b'\n');
+        if end == Some(0) && self.line_ended {
+            return Err(invalid("a line of the authentication is empty".to_owned()));
+        }
+        self.line_ended = end.is_some();
+        Ok(end.map_or(length, |end| end + 1))
+    }
+
     /// Bytes from the socket itself.
     async fn receive(&mut self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
         let stream = self.stream.clone();
@@ -181,10 +195,19 @@ impl Incoming {
 #[async_trait]
 impl ReadHalf for Incoming {
     async fn recvmsg(&mut self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        let authenticates = self.received_max == BEFORE_MESSAGES_BYTES_MAX;
         if self.ahead.is_empty() {
-            return self.receive(buffer).await;
+            let (length, descriptors) = self.receive(buffer).await?;
+            if !authenticates {
+                return Ok((length, descriptors));
+            }
+            self.ahead.extend_from_slice(&buffer[..length]);
+            self.descriptors.extend(descriptors);
         }
-        let length = self.ahead.len().min(buffer.len());
+        let mut length = self.ahead.len().min(buffer.len());
+        if authenticates {
+            length = self.line(length)?;
+        }
         buffer[..length].copy_from_slice(&self.ahead[..length]);
         self.ahead.drain(..length);
         Ok((length, std::mem::take(&mut self.descriptors)))
