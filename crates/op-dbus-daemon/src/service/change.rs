@@ -71,16 +71,14 @@ impl Service {
         let _change = self.0.change.lock().await;
         let now = self.staying()?;
         let loaded = Arc::new(now.loaded.with(key, &value)?);
+        // Before anything is loaded: what is known needs no proof.
+        provider::needs(&loaded).map_err(Error::Provider)?;
         let fleet = self.fleet(loaded.clone());
         let choice = wanted(&loaded.settings);
-        let served = self.load(&now, &fleet, choice.as_ref()).await?;
-        // Who asks for a provider by name wants to know that it can't be had.
-        if let Some(reason) = served.as_ref().map(|served| &served.fallback_reason)
-            && !reason.is_empty()
-        {
-            self.restore(&now);
-            return Err(Error::Provider(reason.clone()));
-        }
+        let served = match &choice {
+            Some(choice) => Some(self.load_as_asked(&now, &fleet, choice).await?),
+            None => None,
+        };
         let mut keep = Loaded::clone(&now.loaded);
         match blocking("disk", move || keep.set(key, &value).map(|()| keep)).await? {
             Ok(loaded) => {
@@ -186,6 +184,21 @@ impl Service {
                 Err(Error::Load(error))
             }
         }
+    }
+
+    /// Loads what is to serve next on the provider that is asked for: who names one wants no other. When that
+    /// fails, the phase is what it was before.
+    async fn load_as_asked(
+        &self,
+        now: &Now,
+        fleet: &Fleet,
+        choice: &Choice,
+    ) -> Result<Arc<Served>, Error> {
+        if now.served().is_none() {
+            self.enter(fleet.loading(choice));
+        }
+        let end = fleet.get_as_asked(choice).await;
+        end.inspect_err(|_| self.restore(now)).map_err(Error::Load)
     }
 
     /// Moves the traffic to `served`, or switches embedding off.

@@ -55,6 +55,8 @@ impl Entry {
 enum Purpose<'a> {
     /// It is wanted.
     Use,
+    /// It is wanted on the provider that is asked for, or not at all.
+    AsAsked,
     /// What served it has failed.
     InsteadOf(&'a Served),
     /// A provider that is preferred to the one of this engine may work again.
@@ -68,6 +70,10 @@ impl Purpose<'_> {
         match self {
             // Nobody has asked for what `auto` passes over, but who has lost it is told.
             Self::Use => are_told = loaded.settings.execution_provider != Provider::Auto,
+            Self::AsAsked if loaded.settings.execution_provider == Provider::Auto => {
+                are_told = false;
+            }
+            Self::AsAsked => providers.truncate(1),
             // One that can be loaded and then loses what it computes would be taken again.
             Self::InsteadOf(failed) => {
                 if let Some(losses) = failed.engine.losses() {
@@ -122,6 +128,11 @@ impl Fleet {
     /// As [`Fleet::get`], but tries again after a failure, however recent.
     pub(super) async fn get_anew(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
         self.load(choice, Purpose::Use, Entry::failed).await
+    }
+
+    /// As [`Fleet::get_anew`], but on no provider that is only a fallback.
+    pub(super) async fn get_as_asked(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
+        self.load(choice, Purpose::AsAsked, Entry::failed).await
     }
 
     /// Loads the model of `fallback` on a provider that is preferred to its own, beside it.

@@ -68,17 +68,24 @@ impl Service {
     /// # Errors
     /// `Busy` when calls keep coming, `ShuttingDown`; then nothing is unloaded.
     pub async fn unload(&self) -> Result<(), Error> {
-        let _change = self.0.change.lock().await;
-        let now = self.staying()?;
-        if let Some(served) = now.served() {
-            let until = Instant::now() + CALLS_END;
+        // The first load, or a change, may be under way. None waits for calls in flight to end.
+        drop(self.0.change.lock().await);
+        let until = Instant::now() + CALLS_END;
+        let mut now = self.staying()?;
+        while let Some(served) = now.served() {
             if timeout_at(until, served.engine.begin_unload()).await.is_err() {
                 return Err(Error::Busy { waited_s: CALLS_END.as_secs() });
             }
             // One that computes or loads still goes when it is done.
             let _ = timeout_at(until, served.engine.unloaded()).await;
+            let next = self.staying()?;
+            // Another may have taken its place meanwhile.
+            if next.served().is_none_or(|it| Arc::ptr_eq(it, served)) {
+                break;
+            }
+            now = next;
         }
-        now.fleet.retain(wanted(now.settings()).as_ref());
+        self.now().fleet.retain(wanted(self.now().settings()).as_ref());
         memory::trim();
         Ok(())
     }

@@ -126,6 +126,17 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
     Ok(Host { provider, cpu_engine, runtime, library, options, devices, calibrate: false })
 }
 
+/// Refuses settings that ask for a provider by name of which it is known without trying that it can't be had.
+///
+/// # Errors
+/// As of [`host`].
+pub(super) fn needs(loaded: &Loaded) -> Result<(), String> {
+    match loaded.settings.execution_provider {
+        Provider::Auto => Ok(()),
+        named => host(named, loaded, None).map(drop),
+    }
+}
+
 impl Host {
     /// The CPU.
     fn cpu(cpu_engine: CpuEngine, runtime: PathBuf) -> Self {
