@@ -7,9 +7,9 @@ use std::os::fd::OwnedFd;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use op_dbus_api::{BUS_NAME, ErrorName, JOB_INTERFACE, JOBS_PATH, ROOT_PATH};
+use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ErrorName, JOB_INTERFACE, JOBS_PATH, ROOT_PATH};
 use zbus::fdo::IntrospectableProxy;
-use zbus::{Connection, Fd, Structure, Variant};
+use zbus::{Connection, Fd, Message, Structure, Variant};
 
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::Setup;
@@ -21,6 +21,7 @@ tests! {
     awkward_texts_have_a_vector_or_a_refusal: [Bus, Low],
     every_member_answers_arguments_of_every_type: [Bus],
     a_refusal_does_not_grow_with_what_was_asked: [Bus],
+    who_reads_nothing_silences_nobody: [Bus],
 }
 
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
@@ -293,4 +294,24 @@ async fn every_member_answers_arguments_of_every_type() -> Outcome {
     assert_eq!(daemon.state(|state| state == "ready").await?, "ready");
     daemon.client().embedder.embed("still there").await?;
     daemon.stop().await
+}
+
+/// Its replies lie in the bus on the account of the service, of which the bus takes nothing more when that is full.
+async fn who_reads_nothing_silences_nobody() -> Outcome {
+    let (bus, setup, mut daemon) = Setup::sim()?.alone().await?;
+    let mut deaf = bus.connect_bare()?;
+    // The refusal quotes it.
+    let name = "a".repeat(30 << 20);
+    for _ in 0..8 {
+        let get = Message::method_call(ROOT_PATH, "Get").destination(BUS_NAME);
+        let get = get.interface(PROPERTIES).build(&(EMBEDDER_INTERFACE, &name))?;
+        deaf.write_all(get.data())?;
+    }
+    daemon.process.says("the bus takes no replies from the service").await?;
+    assert_eq!(daemon.process.ended().await?.code(), Some(1));
+    let next = setup.start(&bus).await?;
+    next.process.says("calls are answered").await?;
+    within("a call beside it", next.client().embedder.embed("x")).await??;
+    drop(deaf);
+    next.stop().await
 }

@@ -1,6 +1,7 @@
 //! A message bus of a test's own, of the system type, under the project's policy file.
 
 use std::fs;
+use std::io::{self, BufRead, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -10,7 +11,7 @@ use nix::unistd::{Uid, User, seteuid};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
-use zbus::Connection;
+use zbus::{Connection, Message};
 
 use super::process::Process;
 use super::{Outcome, fixture, repository, within};
@@ -74,6 +75,27 @@ impl PrivateBus {
         let stream = UnixStream::connect(self.socket()?);
         seteuid(own)?;
         Ok(zbus::connection::Builder::unix_stream(stream?).user_id(uid).build().await?)
+    }
+
+    /// A connection that speaks no more of D-Bus than it takes to send a call, and reads nothing by itself.
+    pub fn connect_bare(&self) -> Outcome<UnixStream> {
+        let mut stream = UnixStream::connect(self.socket()?)?;
+        let uid = Uid::effective().to_string();
+        let hex: String = uid.bytes().map(|byte| format!("{byte:02x}")).collect();
+        stream.write_all(format!("\0AUTH EXTERNAL {hex}\r\n").as_bytes())?;
+        let mut said = String::new();
+        io::BufReader::new(&stream).read_line(&mut said)?;
+        if !said.starts_with("OK ") {
+            return Err(format!("the bus said {said:?}").into());
+        }
+        stream.write_all(b"BEGIN\r\n")?;
+        let name = "org.freedesktop.DBus";
+        let hello = Message::method_call("/org/freedesktop/DBus", "Hello");
+        let hello = hello.destination(name).interface(name).build(&())?;
+        stream.write_all(hello.data())?;
+        // Its answer is there before anything that is asked for later.
+        stream.read_exact(&mut [0; 16])?;
+        Ok(stream)
     }
 
     /// The path of its socket.

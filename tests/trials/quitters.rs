@@ -1,41 +1,18 @@
 //! Clients that leave in the middle of a call, and one that never listens.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use zbus::Message;
 
 use super::pipeline::{call, embed_packed};
 use super::watch::{descriptors, growth_mib, ms, p99};
 use super::{Outcome, Size, figure, timed};
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::Options;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::process::resident;
 use crate::harness::{eventually, within};
-
-/// A connection that speaks no more of D-Bus than it takes to send a call.
-fn connect_bare(bus: &PrivateBus) -> Outcome<UnixStream> {
-    let mut stream = UnixStream::connect(bus.socket()?)?;
-    let uid = nix::unistd::Uid::effective().to_string();
-    let hex: String = uid.bytes().map(|byte| format!("{byte:02x}")).collect();
-    stream.write_all(format!("\0AUTH EXTERNAL {hex}\r\n").as_bytes())?;
-    let mut said = String::new();
-    BufReader::new(&stream).read_line(&mut said)?;
-    if !said.starts_with("OK ") {
-        return Err(format!("the bus said {said:?}").into());
-    }
-    stream.write_all(b"BEGIN\r\n")?;
-    let name = "org.freedesktop.DBus";
-    let hello = Message::method_call("/org/freedesktop/DBus", "Hello");
-    let hello = hello.destination(name).interface(name).build(&())?;
-    stream.write_all(hello.data())?;
-    // Its answer is there before anything that is asked for later.
-    stream.read_exact(&mut [0; 16])?;
-    Ok(stream)
-}
 
 /// Many clients, each gone before its call is answered.
 pub async fn quitters(size: Size) -> Outcome {
@@ -53,7 +30,7 @@ pub async fn quitters(size: Size) -> Outcome {
         daemon.signal_workers(Signal::SIGSTOP).await?;
         let mut streams = Vec::new();
         for client in 0..TOGETHER {
-            let mut stream = connect_bare(&bus)?;
+            let mut stream = bus.connect_bare()?;
             stream.write_all(if client % 2 == 0 { packed.data() } else { to_fd.data() })?;
             streams.push(stream);
         }
@@ -120,7 +97,7 @@ pub async fn deaf_client(size: Size) -> Outcome {
     let (mut alone, mut beside, mut unread) = (Vec::new(), Vec::new(), 0);
     for _ in 0..ROUNDS {
         alone.extend(times(&daemon, calls).await?);
-        let mut deaf = connect_bare(&bus)?;
+        let mut deaf = bus.connect_bare()?;
         unread = send_much(&mut deaf)?;
         quiet(&daemon).await?;
         beside.extend(times(&daemon, calls).await?);

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use op_dbus_api::BUS_NAME;
+use op_dbus_api::{BUS_NAME, ROOT_PATH};
 use op_dbus_engine::{Error as EngineError, WorkerState};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -26,6 +26,8 @@ pub use crate::service::WorkerProgram;
 
 /// A bus lets us in by then, or not at all.
 const CONNECT_TIME: Duration = Duration::from_secs(60);
+/// Another service that is alive has answered by then, or counts as alive.
+const OWNER_ANSWERS: Duration = Duration::from_secs(5);
 /// Calls in flight get this long to end; the unit's `TimeoutStopSec` is longer.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// The last replies are on their way by then; anything longer is a peer that does not read.
@@ -184,11 +186,23 @@ async fn lets_in(bus: &Bus) -> bool {
 /// Takes the name or fails: no queueing behind another daemon, and no replacing of either.
 async fn request_name(connection: &Connection) -> Result<(), Fatal> {
     let flags = RequestNameFlags::DO_NOT_QUEUE;
-    match connection.request_name_with_flags(BUS_NAME, flags).await {
+    let mut named = connection.request_name_with_flags(BUS_NAME, flags).await;
+    if matches!(named, Err(zbus::Error::NameTaken)) && has_gone(connection).await {
+        named = connection.request_name_with_flags(BUS_NAME, flags).await;
+    }
+    match named {
         Ok(_) => Ok(()),
         Err(zbus::Error::NameTaken) => Err(Fatal::NameTaken),
         Err(error) => Err(Fatal::Name(error)),
     }
+}
+
+/// Whether who owns the name has ended. A bus that took nothing from it any more notices that when it has something
+/// for it.
+async fn has_gone(connection: &Connection) -> bool {
+    let peer = Some("org.freedesktop.DBus.Peer");
+    let ping = connection.call_method(Some(BUS_NAME), ROOT_PATH, peer, "Ping", &());
+    matches!(timeout(OWNER_ANSWERS, ping).await, Ok(Err(_)))
 }
 
 async fn told_to_stop(mut terminate: Signal, mut interrupt: Signal) {
