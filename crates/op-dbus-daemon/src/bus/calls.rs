@@ -86,7 +86,8 @@ impl Calls {
     ///
     /// # Errors
     /// Those of the work; `InvalidArgument` for a call that nobody wants an answer to, and for descriptors that
-    /// nothing takes; `Overloaded` while the bus takes no replies; `AccessDenied` for a caller without a user; `Failed` after a panic; `ShuttingDown`.
+    /// nothing takes; `Overloaded` while the bus takes no replies; `AccessDenied` for a caller without a user;
+    /// `Failed` after a panic; `ShuttingDown`.
     pub async fn run<T, F>(
         &self,
         connection: &Connection,
