@@ -9,6 +9,7 @@ mod embed;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod gate;
+mod held;
 mod input;
 mod key;
 mod leaving;

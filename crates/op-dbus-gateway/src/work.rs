@@ -7,7 +7,6 @@ use axum::extract::{FromRequest, Request};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
-use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,6 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::Gateway;
 use crate::body::{read, unread};
 use crate::embed::Embedded;
+use crate::held::held;
 use crate::limits::LIMITS;
 use crate::object::Object;
 use crate::refusal::Refusal;
@@ -75,11 +75,7 @@ impl Permit {
     pub fn reply_written(mut self, json: Vec<u8>) -> Response {
         let length = json.len();
         self.bytes = self.bytes.max(length);
-        let body = Full::new(Bytes::from(json)).map_frame(move |frame| {
-            let _held = &self;
-            frame
-        });
-        let mut response = Response::new(Body::new(body));
+        let mut response = Response::new(Body::from(held(Bytes::from(json), self)));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         // So that who reads less of it knows that it is not all.
