@@ -74,6 +74,8 @@ struct Gateway {
     requests: Arc<Semaphore>,
     /// One permit for each byte of bodies that are read.
     bodies: Arc<Semaphore>,
+    /// The right to take a large body apart.
+    parsing: Arc<Semaphore>,
     /// One permit for each text in such a request.
     texts: Arc<Semaphore>,
     metrics: Metrics,
@@ -102,6 +104,7 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
         checks_host,
         requests: Arc::new(Semaphore::new(LIMITS.requests)),
         bodies: Arc::new(Semaphore::new(LIMITS.bodies_bytes)),
+        parsing: Arc::new(Semaphore::new(1)),
         texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Metrics::default(),
         leaving: Arc::clone(&leaving),
