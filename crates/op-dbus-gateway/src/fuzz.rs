@@ -52,6 +52,7 @@ pub fn said_to(bytes: &[u8]) -> String {
         texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Default::default(),
         leaving: Arc::default(),
+        asked: Default::default(),
         large: Arc::default(),
     };
     let gateway = Arc::new(gateway);
