@@ -5,6 +5,7 @@ mod leaving;
 mod limits;
 mod matryoshka;
 mod refusals;
+mod replies;
 mod starting;
 mod tei;
 
@@ -29,6 +30,7 @@ pub fn all() -> Vec<Test> {
         limits::tests(),
         matryoshka::tests(),
         refusals::tests(),
+        replies::tests(),
         starting::tests(),
         tei::tests(),
     ];

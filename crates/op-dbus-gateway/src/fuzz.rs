@@ -48,9 +48,11 @@ pub fn said_to(bytes: &[u8]) -> String {
         checks_host: true,
         requests: Arc::new(Semaphore::new(LIMITS.requests)),
         bodies: Arc::new(Semaphore::new(LIMITS.bodies_bytes)),
+        parsing: Arc::new(Semaphore::new(1)),
         texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Default::default(),
         leaving: Arc::default(),
+        asked: Default::default(),
         large: Arc::default(),
     };
     let gateway = Arc::new(gateway);

@@ -9,6 +9,7 @@ mod embed;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod gate;
+mod held;
 mod input;
 mod key;
 mod leaving;
@@ -23,6 +24,7 @@ mod refusal;
 mod routes;
 mod seats;
 mod serve;
+mod shared;
 mod spare;
 mod work;
 
@@ -39,7 +41,10 @@ use key::Key;
 use leaving::Leaving;
 use limits::LIMITS;
 use metrics::Metrics;
-use models::Models;
+use models::{Models, Offered};
+use prometheus::Told;
+use refusal::Refusal;
+use shared::Shared;
 
 /// What the gateway is started with.
 pub struct Config {
@@ -73,12 +78,26 @@ struct Gateway {
     requests: Arc<Semaphore>,
     /// One permit for each byte of bodies that are read.
     bodies: Arc<Semaphore>,
+    /// The right to take a large body apart.
+    parsing: Arc<Semaphore>,
     /// One permit for each text in such a request.
     texts: Arc<Semaphore>,
     metrics: Metrics,
     leaving: Arc<Leaving>,
+    asked: Asked,
     /// Notified when a large request is done.
     large: Arc<Notify>,
+}
+
+/// What is asked of the service for requests that are no work, whose number nothing else bounds.
+#[derive(Default)]
+struct Asked {
+    /// Whether it embeds.
+    ready: Shared<Result<(), Refusal>>,
+    /// What it tells of itself.
+    told: Shared<Result<Arc<Told>, Refusal>>,
+    /// The models that can be asked for.
+    models: Shared<Result<Arc<Vec<Offered>>, Refusal>>,
 }
 
 /// Serves until SIGTERM or SIGINT, then finishes the requests that are in flight.
@@ -101,9 +120,11 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
         checks_host,
         requests: Arc::new(Semaphore::new(LIMITS.requests)),
         bodies: Arc::new(Semaphore::new(LIMITS.bodies_bytes)),
+        parsing: Arc::new(Semaphore::new(1)),
         texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Metrics::default(),
         leaving: Arc::clone(&leaving),
+        asked: Asked::default(),
         large,
     };
     serve::serve(listener, routes::router(Arc::new(gateway)), &leaving).await

@@ -1,7 +1,8 @@
 //! Names of models: which of them a request may ask for, and what each stands for.
 
+use std::sync::OnceLock;
+
 use serde_json::{Value, json};
-use tokio::sync::OnceCell;
 
 use crate::bus::{Bus, Lease};
 use crate::embed::Wanted;
@@ -13,7 +14,7 @@ const DEFAULT: &str = "default";
 
 /// The levels and their models, which never change while a version of the service runs.
 #[derive(Default)]
-pub struct Models(OnceCell<Vec<Level>>);
+pub struct Models(OnceLock<Vec<Level>>);
 
 struct Level {
     name: String,
@@ -39,7 +40,14 @@ impl Models {
             return Err(no_zero("the model's name"));
         }
         let mut lease = bus.lease().await?;
-        let levels = self.0.get_or_try_init(|| levels(&mut lease)).await?;
+        let levels = match self.0.get() {
+            Some(levels) => levels,
+            // Each request asks itself: behind others it would wait for a service that hangs once for each.
+            None => {
+                let levels = levels(&mut lease).await?;
+                self.0.get_or_init(|| levels)
+            }
+        };
         if let Some(level) = levels.iter().find(|level| level.name == name || level.model == name) {
             return Ok(Wanted { level: Some(level.name.clone()), ..Wanted::default() });
         }
@@ -121,4 +129,44 @@ impl Offered {
 
 fn text(told: &Value, key: &str) -> String {
     told[key].as_str().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use futures_util::StreamExt;
+    use tokio::sync::mpsc::unbounded_channel;
+    use zbus::connection::Builder;
+    use zbus::{Guid, MessageStream};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn nobody_waits_for_what_another_is_told() {
+        let (services, mut asked) = unbounded_channel();
+        let bus = Bus::new(Arc::new(move || {
+            let (near, far) = UnixStream::pair().unwrap();
+            services.send(far).unwrap();
+            Builder::unix_stream(near).p2p()
+        }));
+        let models = Models::default();
+        // It hears what it is asked, and says nothing.
+        let silent = async {
+            let mut services = Vec::new();
+            while services.len() < 2 {
+                let far = Builder::unix_stream(asked.recv().await.unwrap());
+                let service = far.server(Guid::generate()).p2p().build().await.unwrap();
+                let question = MessageStream::from(&service).next().await.unwrap().unwrap();
+                assert_eq!(question.header().member().unwrap(), "ListLevels");
+                services.push(service);
+            }
+        };
+        tokio::select! {
+            _ = models.wanted(&bus, Some("low")) => panic!("the first was answered"),
+            _ = models.wanted(&bus, Some("low")) => panic!("the second was answered"),
+            () = silent => {}
+        }
+    }
 }

@@ -27,6 +27,7 @@ use tracing::{debug, info, warn};
 
 use crate::Fatal;
 use crate::body::Heard;
+use crate::held::held;
 use crate::leaving::Leaving;
 use crate::limits::LIMITS;
 use crate::listen::{Listener, Stream};
@@ -164,10 +165,12 @@ fn seated(
                 reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             Ok(reply.map(|body| {
-                Body::new(body.map_frame(move |frame| {
-                    let _held = &busy;
-                    frame
-                }))
+                let busy = Arc::new(busy);
+                Body::new(
+                    body.map_frame(move |frame| {
+                        frame.map_data(|bytes| held(bytes, Arc::clone(&busy)))
+                    }),
+                )
             }))
         })
     }

@@ -7,15 +7,16 @@ use axum::extract::{FromRequest, Request};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
-use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::spawn_blocking;
 
 use crate::Gateway;
-use crate::body::{read, unread};
+use crate::body::{Read, read, unread};
 use crate::embed::Embedded;
+use crate::held::held;
 use crate::limits::LIMITS;
 use crate::object::Object;
 use crate::refusal::Refusal;
@@ -75,11 +76,7 @@ impl Permit {
     pub fn reply_written(mut self, json: Vec<u8>) -> Response {
         let length = json.len();
         self.bytes = self.bytes.max(length);
-        let body = Full::new(Bytes::from(json)).map_frame(move |frame| {
-            let _held = &self;
-            frame
-        });
-        let mut response = Response::new(Body::new(body));
+        let mut response = Response::new(Body::from(held(Bytes::from(json), self)));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         // So that who reads less of it knows that it is not all.
@@ -120,7 +117,7 @@ const CACHED: HeaderName = HeaderName::from_static("op-dbus-cached");
 /// Byte order marks: of UTF-8, and of UTF-16 in either order.
 const MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
 
-impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Gateway>> for Work<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, gateway: &Arc<Gateway>) -> Result<Self, Refusal> {
@@ -134,18 +131,44 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Work<T> {
         let permit = Arc::clone(&gateway.requests).try_acquire_owned().map_err(|_| full())?;
         let (gateway, bytes) = (Arc::clone(gateway), read.bytes.len());
         let permit = Permit { gateway, held: vec![permit], bytes };
-        // PowerShell and Windows' editors write one, and JSON has no place for it.
-        if MARKS.iter().any(|mark| read.bytes.starts_with(mark)) {
-            return Err(Refusal::invalid(
-                "the body begins with a byte order mark (BOM); send JSON in UTF-8 without one",
-            ));
-        }
-        let Object(asked) = serde_json::from_slice(&read.bytes).map_err(|error| {
-            let error = shortened(&error.to_string());
-            Refusal::invalid(format!("the body is not what this route takes: {error}"))
-        })?;
+        let asked = match bytes >= LIMITS.large_bytes {
+            true => aside(read, &permit.gateway.parsing).await?,
+            false => parsed(&read)?,
+        };
         Ok(Self { asked, permit })
     }
+}
+
+/// What a large body asks for. It may take a second, in which others are answered, and many times its own room,
+/// so that one comes after another.
+async fn aside<T>(read: Read, parsing: &Arc<Semaphore>) -> Result<T, Refusal>
+where
+    T: DeserializeOwned + Send + 'static,
+{
+    let turn = Arc::clone(parsing).acquire_owned().await;
+    let parsed = spawn_blocking(move || {
+        // Until it is done, also when the client has left by then.
+        let _turn = turn;
+        parsed(&read)
+    });
+    parsed.await.unwrap_or_else(|error| {
+        let message = format!("the body could not be read ({error})");
+        Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", message))
+    })
+}
+
+fn parsed<T: DeserializeOwned>(read: &Read) -> Result<T, Refusal> {
+    // PowerShell and Windows' editors write one, and JSON has no place for it.
+    if MARKS.iter().any(|mark| read.bytes.starts_with(mark)) {
+        return Err(Refusal::invalid(
+            "the body begins with a byte order mark (BOM); send JSON in UTF-8 without one",
+        ));
+    }
+    let Object(asked) = serde_json::from_slice(&read.bytes).map_err(|error| {
+        let error = shortened(&error.to_string());
+        Refusal::invalid(format!("the body is not what this route takes: {error}"))
+    })?;
+    Ok(asked)
 }
 
 /// A sentence of serde's, which repeats a name or value of the client's however long it is: how it begins,
@@ -201,6 +224,10 @@ fn start(header: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+    use serde_json::Value;
+
+    use super::*;
     use crate::fuzz::said_to_post;
 
     #[test]
@@ -237,5 +264,19 @@ mod tests {
             assert!(said.starts_with("HTTP/1.1 415 "), "{header}: {said}");
             assert!(said.contains("bodies are taken as they are"), "{header}: {said}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_large_body_waits_for_the_one_before_it_and_keeps_no_thread() {
+        let room = Arc::new(Semaphore::new(100));
+        let body = read(Request::new(Body::from(r#"["one"]"#)), &room).await.unwrap();
+        let parsing = Arc::new(Semaphore::new(1));
+        let before = Arc::clone(&parsing).try_acquire_owned().unwrap();
+        let mut asked = Box::pin(aside::<Value>(body, &parsing));
+        assert!(asked.as_mut().now_or_never().is_none());
+        drop(before);
+        let refusal = asked.await.unwrap_err();
+        assert!(refusal.message().contains("expected a JSON object"), "{}", refusal.message());
+        assert_eq!((parsing.available_permits(), room.available_permits()), (1, 100));
     }
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::Gateway;
 use crate::embed::{Embedded, Wanted, embed};
 use crate::input::{Input, Inputs};
-use crate::models::offered;
+use crate::models::{Offered, offered};
 use crate::refusal::Refusal;
 use crate::work::Work;
 
@@ -110,7 +110,7 @@ fn list(embedded: Embedded, encoding: Encoding) -> List {
 }
 
 pub async fn models(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Refusal> {
-    let models = offered(&mut gateway.bus.lease().await?).await?;
+    let models = all(&gateway).await?;
     let models: Vec<Value> = models.iter().map(|model| model.json()).collect();
     Ok(Json(json!({"object": "list", "data": models})))
 }
@@ -121,11 +121,16 @@ pub async fn model(
 ) -> Result<Json<Value>, Refusal> {
     // What is no text is no name either.
     let id = id.map(|Path(id)| id).unwrap_or_default();
-    let models = offered(&mut gateway.bus.lease().await?).await?;
+    let models = all(&gateway).await?;
     match models.iter().find(|model| model.id() == id) {
         Some(model) => Ok(Json(model.json())),
         None => {
             Err(Refusal::no_model("there is no such model here; /v1/models lists those there are"))
         }
     }
+}
+
+async fn all(gateway: &Gateway) -> Result<Arc<Vec<Offered>>, Refusal> {
+    let asked = async { offered(&mut gateway.bus.lease().await?).await.map(Arc::new) };
+    gateway.asked.models.answer(asked).await
 }

@@ -33,7 +33,9 @@ pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, R
         let message = "the gateway is about to end; send requests to another one";
         return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message));
     }
-    in_time(LIMITS.ready_time, trial(&gateway)).await.map_err(Refusal::not_ready)?;
+    let time = LIMITS.ready_time;
+    let trial = gateway.asked.ready.answer(in_time(time, trial(&gateway)));
+    in_time(time, trial).await.map_err(Refusal::not_ready)?;
     Ok(Json(json!({"status": "ready"})))
 }
 
@@ -61,26 +63,28 @@ async fn trial(gateway: &Gateway) -> Result<(), Refusal> {
 
 /// What runs and what it did, as the bus tells it.
 pub async fn status(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Refusal> {
-    let Told { status, statistics, devices } = told(&gateway).await?;
+    let told = told(&gateway).await?;
+    let Told { status, statistics, devices } = &*told;
     Ok(Json(json!({"status": status, "statistics": statistics, "devices": devices})))
 }
 
 /// The same and the gateway's own counts, for Prometheus.
 pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
-    let text = prometheus::render(&gateway, told(&gateway).await.ok().as_ref());
+    let text = prometheus::render(&gateway, told(&gateway).await.ok().as_deref());
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
-async fn told(gateway: &Gateway) -> Result<Told, Refusal> {
-    in_time(LIMITS.told_time, async {
+async fn told(gateway: &Gateway) -> Result<Arc<Told>, Refusal> {
+    let time = LIMITS.told_time;
+    let told = in_time(time, async {
         let mut lease = gateway.bus.lease().await?;
-        Ok(Told {
+        Ok(Arc::new(Told {
             status: lease.read("GetStatus").await?,
             statistics: lease.read("GetStatistics").await?,
             devices: lease.devices().await?,
-        })
-    })
-    .await
+        }))
+    });
+    in_time(time, gateway.asked.told.answer(told)).await
 }
 
 /// What takes several steps, of which each may take as long.
