@@ -80,8 +80,9 @@ impl RemoteBackend {
                     continue;
                 }
                 let Err(failure) = self.prove(index, time, began + whole) else {
-                    for (other, failure) in hurried {
-                        self.pause(other, &failure, time);
+                    for (other, failure, took) in hurried {
+                        // Who used up its time would have used up more.
+                        self.pause(other, &failure, if took < time { took } else { whole });
                     }
                     let others = reasons.iter().enumerate();
                     let others = others.filter(|(other, why)| *other != index && !why.is_empty());
@@ -89,11 +90,12 @@ impl RemoteBackend {
                     return Ok(index);
                 };
                 reasons[index] = failure.to_string();
+                let took = began.elapsed();
                 match failure {
-                    failure @ Failure::Absent(_) if time < whole => hurried.push((index, failure)),
+                    Failure::Absent(_) if time < whole => hurried.push((index, failure, took)),
                     failure => {
                         is_absent &= matches!(failure, Failure::Absent(_));
-                        self.pause(index, &failure, began.elapsed());
+                        self.pause(index, &failure, took);
                     }
                 }
             }
