@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
@@ -33,6 +34,7 @@ tests! {
     one_that_is_lost_for_good_computes_nowhere: [Bus, Low, Ggml],
     one_that_fails_another_level_after_a_change_is_told: [Bus, Low, High, Ggml],
     one_that_is_better_and_not_what_was_asked_for_is_told: [Bus, Low, Medium, Ggml],
+    what_one_has_left_of_its_proof_goes: [Bus, Low, Ggml],
     faults_that_are_none_are_named: [Bus],
 }
 
@@ -219,6 +221,19 @@ async fn one_that_is_better_and_not_what_was_asked_for_is_told() -> Outcome {
     fs::rename(&away, &library)?;
     told(&daemon, 4).await?;
     assert_eq!(provider(&daemon).await?.0, "ggml");
+    daemon.stop().await
+}
+
+/// Of a worker that was ended meanwhile, once another one could not prove itself either.
+async fn what_one_has_left_of_its_proof_goes() -> Outcome {
+    let (_bus, setup, daemon) = ggml()?.alone().await?;
+    let left = setup.path("cache").join(".proving-Xy12ab");
+    fs::create_dir(&left)?;
+    let long_ago = SystemTime::now() - Duration::from_secs(24 * 60 * 60);
+    fs::File::open(&left)?.set_modified(long_ago)?;
+    let change = daemon.client().manager.set_devices(&["7"]).await;
+    refused(change, ErrorName::ProviderUnavailable)?;
+    assert!(!left.exists());
     daemon.stop().await
 }
 

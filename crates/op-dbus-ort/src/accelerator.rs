@@ -14,7 +14,7 @@ use ort::ep::{ArbitrarilyConfigurableExecutionProvider, ExecutionProvider};
 use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
 
-use crate::{openvino, session};
+use crate::{library as file, openvino, session};
 
 /// Threads of the CPU: what a provider leaves to it are shapes and lengths.
 const THREADS: usize = 1;
@@ -120,9 +120,13 @@ impl Accelerator {
     ) -> Result<Vec<String>, BackendError> {
         let shown = library.display();
         // ONNX Runtime looks for a relative path beside itself.
-        let path = library.canonicalize().map_err(|error| {
+        let checked = library.canonicalize().and_then(|path| Ok((file::problem(&path)?, path)));
+        let (problem, path) = checked.map_err(|error| {
             self.unavailable(format!("its library {shown} can't be read ({error})"))
         })?;
+        if let Some(problem) = problem {
+            return Err(self.unavailable(format!("its library {shown} is {problem}")));
+        }
         let names = || environment.devices().map(|device| named(&device));
         let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = registered.get(&path) {

@@ -65,7 +65,8 @@ impl OrtBackend {
         let fault = |error: io::Error| {
             accelerator.unavailable(format!("no place to look for what it ran ({error})"))
         };
-        let folder = tempfile::tempdir().map_err(fault)?;
+        // By this name the service knows what a worker has left that was ended meanwhile.
+        let folder = tempfile::Builder::new().prefix(".proving-").tempdir().map_err(fault)?;
         let builder = builder
             .with_profiling(folder.path().join("profile"))
             .map_err(|error| accelerator.unavailable(error.to_string()))?;

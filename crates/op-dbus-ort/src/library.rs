@@ -1,6 +1,7 @@
 //! Finds out whether a file is an ONNX Runtime that this process can use, and loads it once.
 
 use std::error::Error as _;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -64,32 +65,35 @@ fn unusable(message: String) -> BackendError {
     BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
 }
 
-fn unreadable(path: &Path, error: &std::io::Error) -> BackendError {
+fn unreadable(path: &Path, error: &io::Error) -> BackendError {
     let path = path.display();
     unusable(match error.kind() {
-        std::io::ErrorKind::NotFound => {
+        io::ErrorKind::NotFound => {
             format!("the ONNX Runtime library {path} does not exist; {REMEDY}")
         }
         _ => format!("the ONNX Runtime library {path} can't be read ({error}); {REMEDY}"),
     })
 }
 
-/// Refuses what the dynamic linker would refuse in words that are hard to understand, or die of.
 fn check_file(path: &Path) -> Result<(), BackendError> {
-    // Other systems' libraries are left to their own linkers.
-    if !cfg!(target_os = "linux") {
-        return Ok(());
-    }
-    let whole = |path| match std::fs::metadata(path)?.is_file() {
-        true => std::fs::read(path),
-        false => Err(std::io::Error::other("it is not a file")),
-    };
-    let file = whole(path).map_err(|error| unreadable(path, &error))?;
-    match elf::problem(&file) {
+    match problem(path).map_err(|error| unreadable(path, &error))? {
         Some(problem) => {
             Err(unusable(format!("the file {} is {problem}; {REMEDY}", path.display())))
         }
         None => Ok(()),
+    }
+}
+
+/// What the dynamic linker would refuse in words that are hard to understand, wait for, or die of; in words that
+/// follow "the file is".
+pub(crate) fn problem(path: &Path) -> io::Result<Option<String>> {
+    // Other systems' libraries are left to their own linkers.
+    if !cfg!(target_os = "linux") {
+        return Ok(None);
+    }
+    match std::fs::metadata(path)?.is_file() {
+        true => Ok(elf::problem(&std::fs::read(path)?)),
+        false => Err(io::Error::other("it is not a file")),
     }
 }
 

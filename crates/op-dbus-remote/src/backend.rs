@@ -43,11 +43,14 @@ impl RemoteBackend {
         (0..count).map(move |step| (home + step) % count)
     }
 
-    /// The endpoint to ask now, one that has `failed` the batch after all others; none while all rest.
-    fn pick(&self, now: Instant, failed: &[usize]) -> Option<usize> {
-        let allowed = |index: &usize| self.endpoints[*index].circuit.allows(now);
-        let fresh = self.order().find(|index| allowed(index) && !failed.contains(index));
-        fresh.or_else(|| self.order().find(allowed))
+    /// The endpoint to ask now, one that has `failed` the batch after all others; none while all rest. A batch
+    /// that has `waited` for one that had failed before waits for no other such, if one serves.
+    fn pick(&self, now: Instant, failed: &[usize], waited: bool) -> Option<usize> {
+        let circuit = |index: usize| &self.endpoints[index].circuit;
+        let allowed = |index: &usize| circuit(*index).allows(now);
+        let fresh = || self.order().filter(|index| allowed(index) && !failed.contains(index));
+        let serving = fresh().find(|index| waited && circuit(*index).serves(now));
+        serving.or_else(|| fresh().next()).or_else(|| self.order().find(allowed))
     }
 
     /// Until when an endpoint may take what it gets `now`: while another one can be asked, that has as long.
@@ -213,14 +216,16 @@ impl RemoteBackend {
         (since, deadline): (Instant, Instant),
     ) -> Result<(), Stopped> {
         let (mut last, mut failed) = ("all endpoints rest".to_owned(), Vec::new());
+        let mut waited = false;
         while Instant::now() < deadline {
             let began = Instant::now();
-            let Some(index) = self.pick(began, &failed) else {
+            let Some(index) = self.pick(began, &failed, waited) else {
                 let wakes = self.endpoints.iter().filter_map(|one| one.circuit.rests_until()).min();
                 let until = wakes.unwrap_or(deadline).min(deadline);
                 std::thread::sleep(until.saturating_duration_since(Instant::now()));
                 continue;
             };
+            let had_failed = self.endpoints[index].circuit.has_failed();
             let times = (since, self.share(index, (began, deadline), &failed));
             let Err(failure) = self.attempt(index, sent, out, times) else {
                 self.took(index, &failed);
@@ -243,6 +248,7 @@ impl RemoteBackend {
                 failure => {
                     last = format!("{}: {failure}", self.endpoints[index].url);
                     self.rest(index, &failure, began.elapsed());
+                    waited |= had_failed;
                     if let Some(path) = self.names.replaced() {
                         return Err(Stopped::ForGood(BackendError::Lost(format!(
                             "{path} is another file than when the worker was started, and only a new \

@@ -12,7 +12,7 @@ use crate::http::{Message, Quote};
 use crate::news::News;
 use crate::oip::{Feed, rest, rpc};
 use crate::texts::Sent;
-use crate::{Options, Protocol, grpc, http, openai};
+use crate::{Options, Protocol, grpc, http, openai, roots};
 
 /// Bytes of what a server tells of itself and of a model.
 const METADATA_BYTES_MAX: usize = 64 << 10;
@@ -35,7 +35,10 @@ impl Clients {
     /// # Errors
     /// A clause that names the option: certificates or a token that can't be used.
     pub fn new(options: &Options) -> Result<Self, String> {
-        let (roots, token) = (options.roots.as_deref(), options.token.as_deref());
+        let roots = options.roots.as_deref().map(roots::readable).transpose();
+        let (roots, token) =
+            (roots.map_err(|why| format!("ca_file: {why}"))?, options.token.as_deref());
+        let roots = roots.as_deref();
         let http = http::Client::new(roots, token).map_err(|why| format!("ca_file: {why}"))?;
         let grpc = options.endpoints.iter().any(|url| is_grpc(url));
         let grpc = grpc.then(|| grpc::Client::new(roots, token)).transpose()?;

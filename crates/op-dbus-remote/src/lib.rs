@@ -25,6 +25,7 @@ mod numbers;
 mod oip;
 mod openai;
 mod options;
+mod roots;
 mod texts;
 mod trial;
 

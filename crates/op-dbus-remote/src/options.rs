@@ -1,7 +1,7 @@
 //! What the remote provider is told, and by which words.
 
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::Read;
 use std::time::Duration;
 
 use op_dbus_engine::foreign::Pooling;
@@ -145,12 +145,17 @@ fn seconds(value: &str) -> Result<Duration, String> {
     value.parse().map(Duration::from_secs).map_err(|_| format!("{value} is no number of seconds"))
 }
 
+/// A pipe would keep us waiting for who writes to it, and a device may have no end.
 fn read(path: &str, most: usize) -> Result<Vec<u8>, String> {
-    let bytes =
-        fs::read(Path::new(path)).map_err(|error| format!("can't read {path} ({error})"))?;
+    let failed = |error| format!("can't read {path} ({error})");
+    if !fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(format!("{path} is no file"));
+    }
+    let (mut bytes, file) = (Vec::new(), File::open(path).map_err(failed)?);
+    file.take(most as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
     match bytes.len() <= most {
         true => Ok(bytes),
-        false => Err(format!("{path} has {} bytes, and {most} at most are read", bytes.len())),
+        false => Err(format!("{path} has more than {most} bytes, which at most are read")),
     }
 }
 
@@ -198,6 +203,14 @@ mod tests {
         ] {
             let message = options(&[words], home).unwrap_err();
             assert!(message.starts_with(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_read() {
+        for path in ["/dev/null", "/proc"] {
+            let message = options(&[("ca_file", path)], 0).unwrap_err();
+            assert_eq!(message, format!("ca_file: {path} is no file"));
         }
     }
 

@@ -135,6 +135,24 @@ fn a_caller_waits_a_moment_for_one_that_has_failed() {
     assert!(since.elapsed() < PATIENT / 2, "{:?}", since.elapsed());
 }
 
+/// Each would take a second of the same caller's otherwise.
+#[test]
+fn a_batch_waits_for_one_that_has_failed_and_for_no_more() {
+    let all = [(); 4].map(|()| Endpoint::new(Mood::Well));
+    let mut backend = backend(&all.each_ref(), PATIENT).unwrap();
+    let away = &all[..3];
+    away.iter().for_each(|one| one.set(Mood::All(503)));
+    assert_eq!(device(&mut backend).unwrap(), "remote:3");
+    let asked = || away.iter().map(|one| one.asked().0).collect::<Vec<_>>();
+    let begin = asked();
+    // The last of them, which is asked when the others have been.
+    while asked()[2] == begin[2] {
+        let before: usize = asked().iter().sum();
+        assert_eq!(device(&mut backend).unwrap(), "remote:3");
+        assert!(asked().iter().sum::<usize>() <= before + 1, "{begin:?}, {:?}", asked());
+    }
+}
+
 #[test]
 fn who_asks_for_a_rest_gets_it_and_need_not_prove_itself_again() {
     let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Well));

@@ -266,9 +266,16 @@ fn spec(args: &Args, cpu_engine: backend::CpuEngine) -> Spec {
 
 /// Whoever was refused memory does not know by which setting.
 fn explained(error: BackendError, memory_max: Option<u64>) -> BackendError {
-    /// As the standard library and the C library say it; the last one of a thread whose stack is refused.
-    const REFUSED: [&str; 3] =
-        ["out of memory", "Cannot allocate memory", "Resource temporarily unavailable"];
+    /// As the standard library and the C library say it, of a thread whose stack is refused as well; as ONNX
+    /// Runtime does, and ggml.
+    const REFUSED: [&str; 6] = [
+        "out of memory",
+        "Cannot allocate memory",
+        "Resource temporarily unavailable",
+        "bad_alloc",
+        "Failed to allocate memory",
+        "could not allocate",
+    ];
     match (error, memory_max) {
         (BackendError::Load { kind, message }, Some(bytes))
             if REFUSED.iter().any(|refused| message.contains(refused)) =>
@@ -288,14 +295,20 @@ mod tests {
     fn what_was_refused_memory_names_the_setting() {
         use op_dbus_engine::LoadErrorKind::ProviderUnavailable;
         use std::io::{Error, ErrorKind};
-        let refused = |error: Error, memory_max| {
-            let error =
-                BackendError::Load { kind: ProviderUnavailable, message: error.to_string() };
+        let told = |message: &str, memory_max| {
+            let message = message.to_owned();
+            let error = BackendError::Load { kind: ProviderUnavailable, message };
             explained(error, memory_max).to_string()
         };
+        let refused = |error: Error, memory_max| told(&error.to_string(), memory_max);
         let by_number = [libc::ENOMEM, libc::EAGAIN].map(Error::from_raw_os_error);
         for error in [ErrorKind::OutOfMemory.into()].into_iter().chain(by_number) {
             assert!(refused(error, Some(16)).ends_with("worker_memory_max is 16 bytes"));
+        }
+        for library in
+            ["initialization: std::bad_alloc", "ggml: could not allocate the weight buffer"]
+        {
+            assert!(told(library, Some(16)).ends_with("worker_memory_max is 16 bytes"));
         }
         let other = Error::from_raw_os_error(libc::ENOENT);
         assert!(!refused(other, Some(16)).contains("worker_memory_max"));

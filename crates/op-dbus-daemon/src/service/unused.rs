@@ -13,6 +13,12 @@ const KEPT: Duration = Duration::from_secs(180 * 24 * 60 * 60);
 /// The writer of a file that was not finished in this time was killed.
 const UNFINISHED_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How the names of folders begin in which workers of accelerators see where their operators run: one that is
+/// ended meanwhile, by its device's driver or by us, leaves it.
+const PROVING: &str = ".proving-";
+/// Longer than any worker has to prove itself (`load_timeout_s`).
+const PROVING_KEPT: Duration = Duration::from_secs(2 * 60 * 60);
+
 /// A kind of file or folder of ours, by its place below `cache_dir` and its name there, `DIGEST.END`
 /// or `PROVIDER-DIGEST.END`: the folder may have others' files as well.
 struct Kind {
@@ -34,11 +40,31 @@ const KINDS: [Kind; 5] = [
 
 /// Removes what nobody uses any more, and tells the log.
 pub(super) fn remove(cache_dir: &Path) {
+    remove_proofs(cache_dir);
     let removed: usize = KINDS.iter().map(|kind| kind.remove(cache_dir)).sum();
     if removed > 0 {
         let days = KEPT.as_secs() / (24 * 60 * 60);
         tracing::info!(removed, "what was not used for {days} days is removed from the cache");
     }
+}
+
+/// Removes what workers have left that ended before they had proved themselves. A device that fails is tried
+/// again for as long as the service runs.
+pub(super) fn remove_proofs(cache_dir: &Path) {
+    for entry in fs::read_dir(cache_dir).into_iter().flatten().flatten() {
+        let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PROVING))
+            && entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_ours && is_unused(&entry.path(), PROVING_KEPT) {
+            // It is tried again with the next one.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Whether it was not used for so long, as far as that is known.
+fn is_unused(path: &Path, kept: Duration) -> bool {
+    let used = last_used(path).ok();
+    used.and_then(|used| used.elapsed().ok()).is_some_and(|unused| unused >= kept)
 }
 
 impl Kind {
@@ -55,8 +81,7 @@ impl Kind {
             let (Some(name), Ok(kind)) = (name.to_str(), entry.file_type()) else { continue };
             let path = entry.path();
             let Some(kept) = self.kept(name, kind) else { continue };
-            let used = last_used(&path).ok();
-            if used.and_then(|used| used.elapsed().ok()).is_none_or(|unused| unused < kept) {
+            if !is_unused(&path, kept) {
                 continue;
             }
             let end =
@@ -168,5 +193,24 @@ mod tests {
         }
         remove(root.path());
         assert!(is_there(&ours[2]) && is_there(&ours[3]));
+    }
+
+    #[test]
+    fn what_a_worker_has_left_of_its_proof_goes_and_what_one_uses_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let place = |name: &str| root.path().join(name);
+        let (old, new) = (PROVING_KEPT, PROVING_KEPT / 2);
+        for (name, by) in [(".proving-a", old), (".proving-b", new), (".tmp-mine", old)] {
+            fs::create_dir(place(name)).unwrap();
+            fs::write(place(name).join("profile.json"), "x").unwrap();
+            age(&place(name).join("profile.json"), by);
+            age(&place(name), by);
+        }
+        fs::write(place(".proving-file"), "x").unwrap();
+        age(&place(".proving-file"), old);
+        remove_proofs(root.path());
+        let stays = [".proving-b", ".tmp-mine", ".proving-file"];
+        assert!(stays.iter().all(|name| place(name).exists()));
+        assert!(!place(".proving-a").exists());
     }
 }

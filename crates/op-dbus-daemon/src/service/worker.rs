@@ -12,8 +12,8 @@ use nix::unistd::Pid;
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts};
 use op_dbus_engine::{Backend, BackendError, BackendFactory};
 
-use super::compiled;
 use super::provider::Host;
+use super::{compiled, unused};
 use crate::settings::options::{Told, fleet};
 use crate::settings::{CpuEngine, Precision, Provider, Settings};
 use crate::telemetry;
@@ -73,8 +73,10 @@ impl WorkerProgram {
             let [load, run] = [settings.load_timeout_s, settings.batch_timeout_s];
             let timeouts =
                 Timeouts { load: Duration::from_secs(load), run: Duration::from_secs(run) };
+            let cache_dir = settings.cache_dir.clone();
             Box::new(move |number| {
-                let child = ChildBackend::spawn(commands(number), region, timeouts)?;
+                let child = ChildBackend::spawn(commands(number), region, timeouts);
+                let child = child.inspect_err(|_| unused::remove_proofs(&cache_dir))?;
                 Ok::<Box<dyn Backend>, BackendError>(Box::new(child))
             })
         })

@@ -14,6 +14,8 @@ use crate::trial::Trial;
 /// How long nobody may answer before that is told, so that a server may be restarted meanwhile. What is
 /// loaded in place of a lost worker is tried some times, before a caller over D-Bus has waited too long.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Time that each endpoint has at first to begin to prove itself, where there are several.
+const FIRST_TIME: Duration = Duration::from_secs(2);
 /// Time for all others to say whether the first one's vectors are theirs.
 const WITNESS_TIME: Duration = Duration::from_secs(2);
 
@@ -67,23 +69,39 @@ impl RemoteBackend {
     /// `until` then. The journal has why others are passed over; where nobody is left, whoever asked is told.
     fn find(&mut self, until: Instant) -> Result<usize, String> {
         let mut reasons = vec![String::new(); self.endpoints.len()];
+        let (mut is_absent, whole) = (true, self.options.request_time);
+        // Several that are silent, each for all of its time, would keep the one that answers from being asked.
+        let mut time = if self.endpoints.len() > 1 { whole.min(FIRST_TIME) } else { whole };
         loop {
-            let mut is_absent = true;
+            let mut hurried = Vec::new();
             for index in self.order() {
                 let began = Instant::now();
                 if !self.endpoints[index].circuit.allows(began) {
                     continue;
                 }
-                let time = self.options.request_time;
-                let Err(failure) = self.prove(index, time, began + time) else {
+                let Err(failure) = self.prove(index, time, began + whole) else {
+                    for (other, failure, took) in hurried {
+                        // Who used up its time would have used up more.
+                        self.pause(other, &failure, if took < time { took } else { whole });
+                    }
                     let others = reasons.iter().enumerate();
                     let others = others.filter(|(other, why)| *other != index && !why.is_empty());
                     others.for_each(|(other, why)| self.tell_away(other, why));
                     return Ok(index);
                 };
-                is_absent &= matches!(failure, Failure::Absent(_));
-                self.pause(index, &failure, began.elapsed());
                 reasons[index] = failure.to_string();
+                let took = began.elapsed();
+                match failure {
+                    Failure::Absent(_) if time < whole => hurried.push((index, failure, took)),
+                    failure => {
+                        is_absent &= matches!(failure, Failure::Absent(_));
+                        self.pause(index, &failure, took);
+                    }
+                }
+            }
+            if !hurried.is_empty() {
+                time = whole;
+                continue;
             }
             let wakes = self.endpoints.iter().filter_map(|one| one.circuit.rests_until()).min();
             match wakes.filter(|wakes| is_absent && *wakes <= until) {

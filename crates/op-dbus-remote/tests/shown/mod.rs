@@ -1,5 +1,7 @@
 //! What endpoints show at the start and later, and batches of which they take no more than a part.
 
+use std::time::Instant;
+
 use op_dbus_engine::{Backend, BackendError, Batch};
 use op_dbus_remote::RemoteBackend;
 
@@ -100,4 +102,31 @@ fn a_start_waits_a_moment_for_one_that_does_not_answer() {
     let error = backend(&[&one], PATIENT).unwrap_err().to_string();
     assert!(error.contains("it answers 401"), "{error}");
     assert_eq!(one.asked().0, before + 1);
+}
+
+/// The two would be waited for for four minutes otherwise.
+#[test]
+fn a_start_does_not_wait_for_the_silent_where_another_answers() {
+    let all = [Mood::Silent, Mood::Silent, Mood::Well].map(Endpoint::new);
+    let since = Instant::now();
+    let mut backend = backend(&all.each_ref(), PATIENT).unwrap();
+    assert_eq!(device(&mut backend).unwrap(), "remote:2");
+    assert!(since.elapsed() < PATIENT / 2, "{:?}", since.elapsed());
+}
+
+/// More time than at first, where nobody else answers.
+#[test]
+fn a_start_asks_the_silent_again_where_nobody_answers() {
+    let all = [Mood::Silent, Mood::Silent].map(Endpoint::new);
+    std::thread::scope(|scope| {
+        let started = scope.spawn(|| backend(&all.each_ref(), PATIENT).unwrap());
+        while all[1].asked().0 == 0 {
+            std::thread::yield_now();
+        }
+        all[1].set(Mood::Well);
+        // Only who is asked again can see that.
+        all[0].set(Mood::Well);
+        let mut backend = started.join().unwrap();
+        assert_eq!(device(&mut backend).unwrap(), "remote:0");
+    });
 }
