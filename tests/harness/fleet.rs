@@ -138,6 +138,13 @@ impl Drop for Server {
     fn drop(&mut self) {
         // Nobody is left of it, or all that are end now.
         let _ = killpg(self.process.pid(), Signal::SIGKILL);
+        // Triton's have no time to remove their shared memory.
+        let prefix = format!("op-dbus-test-{}-", self.ports[0]);
+        for left in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+            if left.file_name().to_string_lossy().starts_with(&prefix) {
+                let _ = fs::remove_file(left.path());
+            }
+        }
     }
 }
 

@@ -58,6 +58,8 @@ def main():
         "--grpc-address=127.0.0.1",
         f"--grpc-port={grpc}",
         "--grpc-header-forward-pattern=authorization",
+        # By which who ends it finds what it leaves in /dev/shm.
+        f"--backend-config=python,shm-region-prefix-name=op-dbus-test-{http}-",
         "--allow-metrics=false",
     ]
     libraries = str(packages / "nvidia_pytriton.libs")
