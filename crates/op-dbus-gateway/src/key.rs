@@ -29,7 +29,10 @@ impl Key {
         };
         let mut file = match File::open(&path) {
             Ok(file) => file.take(LIMITS.key_bytes as u64 + 1),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            // A link that leads nowhere is a key that was meant to be there.
+            Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => {
+                return Ok(None);
+            }
             Err(error) => return Err(wrong(format!("it can't be read ({error})"))),
         };
         let mut key = Vec::new();
@@ -61,6 +64,14 @@ impl Key {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_that_was_meant_to_be_there_is_not_done_without() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(matches!(Key::read(Some(folder.path())), Ok(None)));
+        std::os::unix::fs::symlink("nowhere", folder.path().join(NAME)).unwrap();
+        assert!(Key::read(Some(folder.path())).is_err());
+    }
 
     fn is_right(header: &str) -> bool {
         let headers = HeaderMap::from_iter([(AUTHORIZATION, header.parse().unwrap())]);
