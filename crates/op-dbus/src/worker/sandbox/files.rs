@@ -16,8 +16,10 @@ const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
 const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | ReadDir | WriteFile | Truncate | MakeReg | MakeDir | RemoveFile | RemoveDir
 });
+/// What is there, but nothing new. NVIDIA's driver opens the names of its threads as a file that it would make or
+/// cut, and does not start (CUDA's error 304) where that is refused.
 const USE: BitFlags<AccessFs> =
-    make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | IoctlDev});
+    make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | Truncate | IoctlDev});
 
 /// Leaves this thread, and those that it will start, `places` and no others; no TCP
 /// but to their ports, no abstract socket and no signal to whoever is not confined with it. Says what the kernel has of that.
@@ -44,4 +46,50 @@ pub fn restrict(places: Places) -> Result<LandlockStatus, RulesetError> {
         .add_rules(ports.map(Ok::<_, RulesetError>))?
         .restrict_self()?;
     Ok(status.landlock)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, OpenOptions};
+    use std::io::Write;
+    use std::path::Path;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// As libcuda does it: by a file of another thread, opened as if to make or cut it.
+    fn name_a_thread(nodes: &[&str]) -> (LandlockStatus, std::io::Result<()>) {
+        let nodes = nodes.iter().map(|node| Path::new(node).to_owned()).collect();
+        let places = Places { nodes, ..Places::default() };
+        let confined = move || {
+            // The kernel would make another folder of it when it has forgotten it.
+            let _process = File::open("/proc/self").unwrap();
+            // It holds for this thread, and those that it starts.
+            let status = restrict(places).unwrap();
+            let (told, number) = mpsc::channel();
+            let (done, wait) = mpsc::channel::<()>();
+            let other = std::thread::spawn(move || {
+                told.send(nix::unistd::gettid()).unwrap();
+                // Closed, never sent on.
+                let _ = wait.recv();
+            });
+            let comm = format!("/proc/self/task/{}/comm", number.recv().unwrap());
+            let open = OpenOptions::new().write(true).create(true).truncate(true).open(comm);
+            let named = open.and_then(|mut file| file.write_all(b"cuda-EvtHandlr"));
+            drop(done);
+            other.join().unwrap();
+            (status, named)
+        };
+        std::thread::spawn(confined).join().unwrap()
+    }
+
+    #[test]
+    fn a_driver_names_its_threads_where_it_may() {
+        name_a_thread(&["/proc/self"]).1.unwrap();
+        let (status, named) = name_a_thread(&["/dev/null"]);
+        // A kernel without Landlock refuses nothing.
+        if matches!(status, LandlockStatus::Available { .. }) {
+            assert_eq!(named.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+        }
+    }
 }
