@@ -90,8 +90,9 @@ async fn bench_tells_what_each_way_to_the_engine_costs() -> Outcome {
 
 async fn bench_compares_variants_and_their_vectors() -> Outcome {
     let words = ["--json", "--at", "engine", "--only", "calls", "--batch-tokens", "64,512"];
-    let report = json(&[&words[..], &["--quality"]].concat()).await?;
+    let report = json(&[&words[..], &["--quality", "--callers", "4"]].concat()).await?;
     let lines = report["figures"].as_array().ok_or("no figures")?;
+    assert!(lines.iter().all(|line| line["clients"] == 4), "{report}");
     let sizes: Vec<_> = lines.iter().map(|line| line["batch_tokens"].clone()).collect();
     assert_eq!(sizes, [64, 512]);
     assert!(lines[1]["figures"]["over_first"]["median"].is_number(), "{report}");

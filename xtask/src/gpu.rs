@@ -56,6 +56,9 @@ pub struct Args {
     out: PathBuf,
 }
 
+/// Clients that send calls of many texts at the same time: one alone would leave a fast device waiting.
+const CALLERS: &str = "16";
+
 fn folder() -> PathBuf {
     shell::root().join("target/gpu")
 }
@@ -208,7 +211,8 @@ impl Bench<'_> {
     fn speed(&self, level: &str, way: &Way) -> Result<Value, String> {
         let mut bench = self.measured(level, way, false);
         bench.args(["--rounds", &self.args.rounds, "--seconds", &self.args.seconds, "--peak"]);
-        bench.args(["--only", "calls,clients", "--clients", "1,8,64", "--rate", "50%,80%"]);
+        bench.args(["--only", "calls,clients", "--callers", CALLERS]);
+        bench.args(["--clients", "1,8,64", "--rate", "50%,80%"]);
         answer(&mut bench)
     }
 

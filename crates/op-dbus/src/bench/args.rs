@@ -15,7 +15,7 @@ use crate::cli::EXIT_CODES;
 const ABOUT: &str = "\
 What is measured, on each text collection in turn:
   latency   one text at a time, by one client: a text of 15 tokens, then the collection's own
-  calls     as many texts as go through, 1,000 a call, by one client
+  calls     as many texts as go through, 1,000 a call, by one client (--callers)
   clients   the same, by 64 clients (--clients) with one text a call each, and how long each
             call takes
   lanes     with --only lanes: 1,024 texts a call by one client, and one text a call by 8 clients,
@@ -67,6 +67,10 @@ pub struct Args {
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [64])]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64), help_heading = "Measure")]
     pub clients: Vec<u16>,
+    /// Clients with 1,000 texts a call, 64 at most
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1])]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=64), help_heading = "Measure")]
+    pub callers: Vec<u16>,
     /// Texts per second that arrive, or percent (`80%`) of what the engine does
     #[arg(long, value_name = "RATE,…", value_delimiter = ',', help_heading = "Measure")]
     pub rate: Vec<Rate>,

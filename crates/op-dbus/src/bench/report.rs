@@ -52,7 +52,7 @@ pub struct Line {
     /// The rate that was asked for, as it was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<String>,
-    /// Clients of the measurement `clients`.
+    /// Clients of the measurements `calls` and `clients`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clients: Option<usize>,
     pub place: Place,
@@ -69,7 +69,7 @@ impl Measure {
         match self {
             Self::Ping => "ping",
             Self::Latency => "latency",
-            Self::Calls => "calls",
+            Self::Calls(_) => "calls",
             Self::Clients(_) => "clients",
             Self::LaneCalls => "lane calls",
             Self::LaneClients => "lane clients",
@@ -87,7 +87,7 @@ impl Measure {
 
     const fn clients(self) -> Option<usize> {
         match self {
-            Self::Clients(clients) => Some(clients),
+            Self::Calls(clients) | Self::Clients(clients) => Some(clients),
             _ => None,
         }
     }
@@ -153,7 +153,7 @@ fn line(row: &Row, results: &Results, stage: &Stage, facts: &[&Facts]) -> Line {
     let same = |other: &&Row| other.collection == row.collection;
     let of = |other: &Row| &stage.targets[other.target];
     if let Some(base) = results.rows.iter().filter(same).find(|other| {
-        other.measure == Measure::Calls
+        matches!(other.measure, Measure::Calls(_))
             && of(other).variant == target.variant
             && of(other).place == Place::Engine
     }) {
@@ -214,7 +214,15 @@ mod tests {
     fn row(values: &[f64]) -> Row {
         let rounds = values.iter().map(|value| Figures::from([("x", *value)])).collect();
         let (size, calls, texts_per_s) = (1, 1, 1.0);
-        Row { target: 0, collection: 0, measure: Measure::Calls, size, calls, texts_per_s, rounds }
+        Row {
+            target: 0,
+            collection: 0,
+            measure: Measure::Calls(1),
+            size,
+            calls,
+            texts_per_s,
+            rounds,
+        }
     }
 
     #[test]
@@ -232,6 +240,6 @@ mod tests {
     fn a_rate_is_told_as_it_was_asked_for() {
         assert_eq!(Measure::Rate(Rate::Percent(80.0)).rate().as_deref(), Some("80%"));
         assert_eq!(Measure::Rate(Rate::Texts(12.5)).rate().as_deref(), Some("12.5"));
-        assert_eq!(Measure::Calls.rate(), None);
+        assert_eq!(Measure::Calls(1).rate(), None);
     }
 }

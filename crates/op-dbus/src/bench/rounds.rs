@@ -34,8 +34,8 @@ pub enum Measure {
     Ping,
     /// One text at a time.
     Latency,
-    /// Many texts a call.
-    Calls,
+    /// Many texts a call, by so many clients.
+    Calls(usize),
     /// So many clients with one text a call.
     Clients(usize),
     /// Large calls, and what each way to the engine costs beside it.
@@ -134,8 +134,9 @@ async fn rows_of(
             [Measure::Ping, Measure::Latency].into_iter().filter(|_| wanted(What::Latency)),
         );
     } else {
-        let all = [(Measure::Latency, What::Latency), (Measure::Calls, What::Calls)];
-        measures.extend(all.into_iter().filter_map(|(m, what)| wanted(what).then_some(m)));
+        measures.extend(wanted(What::Latency).then_some(Measure::Latency));
+        let callers = args.callers.iter().map(|callers| Measure::Calls(usize::from(*callers)));
+        measures.extend(callers.filter(|_| wanted(What::Calls)));
         let clients = args.clients.iter().map(|clients| Measure::Clients(usize::from(*clients)));
         measures.extend(clients.filter(|_| wanted(What::Clients)));
         if args.only.contains(&What::Lanes) {
@@ -207,9 +208,9 @@ impl Speed {
         match measure {
             Measure::Ping => (0, ((time / 1e-3) as usize).clamp(least, most)),
             Measure::Latency => (1, ((time / self.call_s) as usize).clamp(least, most)),
-            Measure::Calls => {
+            Measure::Calls(callers) => {
                 let size = texts.clamp(1, CALL_TEXTS);
-                (size, texts.div_ceil(size).max(1))
+                (size, texts.div_ceil(size).max(if callers == 1 { 1 } else { 2 * callers }))
             }
             Measure::Clients(clients) => {
                 // Few clients wait for their answers, and many for each other.
@@ -259,7 +260,7 @@ impl Bench<'_> {
         let mut figures = match row.measure {
             Measure::Ping => self.latency(row, target, Probe::Ping).await?,
             Measure::Latency => self.latency(row, target, Probe::Text).await?,
-            Measure::Calls => self.throughput(row, target, 1).await?,
+            Measure::Calls(callers) => self.throughput(row, target, callers).await?,
             Measure::Clients(clients) => self.throughput(row, target, clients).await?,
             Measure::LaneCalls => self.lane(row, target, 1).await?,
             Measure::LaneClients => self.lane(row, target, LANE_CLIENTS).await?,
@@ -286,7 +287,7 @@ impl Bench<'_> {
         self.peaks.as_ref()?;
         let Row { target: number, measure, .. } = self.rows[row];
         let target = &self.stage.targets[number];
-        if target.work.is_none() || !matches!(measure, Measure::Calls | Measure::Clients(_)) {
+        if target.work.is_none() || !matches!(measure, Measure::Calls(_) | Measure::Clients(_)) {
             return None;
         }
         let Some(device) = &target.device else { return peak::measure(&target.facts.precision) };
@@ -362,7 +363,7 @@ impl Bench<'_> {
     /// in all rounds, so that the offered load is, too.
     fn engine_speed(&self, row: &Row, target: &Target) -> f64 {
         let base = self.rows.iter().find(|other| {
-            other.measure == Measure::Calls
+            matches!(other.measure, Measure::Calls(_))
                 && other.collection == row.collection
                 && self.stage.targets[other.target].variant == target.variant
         });

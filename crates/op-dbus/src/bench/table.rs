@@ -79,12 +79,10 @@ fn block(lines: &[&Line]) -> String {
     let (title, columns) = match first.measure {
         "ping" => ("an empty call".to_owned(), TIMES),
         "latency" => ("one text at a time".to_owned(), TIMES),
-        "calls" => ("many texts a call, 1 client".to_owned(), RATES),
+        "calls" => (format!("many texts a call, {}", clients(first)), RATES),
         "lane calls" => ("1,024 texts a call, 1 client".to_owned(), LANES),
         "lane clients" => ("1 text a call, 8 clients".to_owned(), LANES),
-        "clients" => {
-            (format!("1 text a call, {} clients", first.clients.unwrap_or_default()), RATES)
-        }
+        "clients" => (format!("1 text a call, {}", clients(first)), RATES),
         _ => (format!("arriving at {}", first.rate.as_deref().unwrap_or_default()), ARRIVALS),
     };
     let columns: Vec<&Column> = columns
@@ -106,6 +104,13 @@ fn block(lines: &[&Line]) -> String {
         rows.push(row);
     }
     format!("\n{}", aligned(&rows))
+}
+
+fn clients(line: &Line) -> String {
+    match line.clients {
+        Some(1) => "1 client".to_owned(),
+        clients => format!("{} clients", clients.unwrap_or_default()),
+    }
 }
 
 /// What batches cost where there was a choice.
