@@ -263,14 +263,13 @@ impl Planner {
         let (class, tokens) = (head.class, head.tokens);
         self.look_around(queue, (class, tokens), served_max, alive);
         let chosen = nearest(&mut self.window, tokens, (&self.budget, self.buckets));
-        // Taken out one after another: of each user the last first.
-        chosen.sort_unstable_by_key(|candidate| (candidate.uid, Reverse(candidate.index)));
-        for Candidate { tokens, uid, index, .. } in chosen {
-            plan.batch.extend(queue.take(class, *uid, *index));
-            queue.charge(class, *uid, *tokens);
+        // As they were queued, so that texts that follow one another are handed over at once.
+        chosen.sort_unstable_by_key(|candidate| (candidate.uid, candidate.index));
+        for of_user in chosen.chunk_by(|one, other| one.uid == other.uid) {
+            let (uid, indices) = (of_user[0].uid, of_user.iter().map(|candidate| candidate.index));
+            queue.take_all((class, uid), indices, &mut plan.batch);
+            queue.charge(class, uid, of_user.iter().map(|candidate| candidate.tokens).sum());
         }
-        // And computed as they were queued, so that texts that follow one another are handed over at once.
-        plan.batch[1..].reverse();
     }
 
     /// Fills the window: the oldest entries of each user who is not ahead by more than a batch.

@@ -62,6 +62,8 @@ pub(crate) struct Queue<T> {
     bulk_served_us: u64,
     /// The last batch was bulk by ageing: interactive work has the next one.
     aged: bool,
+    /// Entries between those that are taken, meanwhile.
+    passed: Vec<Entry<T>>,
 }
 
 impl<T> Queue<T> {
@@ -72,6 +74,7 @@ impl<T> Queue<T> {
             bulk_wait_us_max,
             bulk_served_us: 0,
             aged: false,
+            passed: Vec::new(),
         }
     }
 
@@ -193,6 +196,33 @@ impl<T> Queue<T> {
         state.texts -= 1;
         state.tokens -= entry.tokens;
         Some(entry)
+    }
+
+    /// As [`take`](Self::take), of all `indices`, which ascend, into `taken`. Each entry is moved once: taken one by
+    /// one, each would move all those before it.
+    pub fn take_all(
+        &mut self,
+        (class, uid): (Priority, u32),
+        indices: impl Iterator<Item = usize>,
+        taken: &mut Vec<Entry<T>>,
+    ) {
+        let (before, mut passed) = (taken.len(), std::mem::take(&mut self.passed));
+        let state = self.class(class);
+        let Some(lane) = state.lanes.get_mut(&uid) else { return };
+        let (mut next, mut first_too) = (0, false);
+        for index in indices {
+            passed.extend((next..index).map_while(|_| lane.entries.pop_front()));
+            taken.extend(lane.entries.pop_front());
+            (next, first_too) = (index + 1, first_too || index == 0);
+        }
+        for entry in passed.drain(..).rev() {
+            lane.entries.push_front(entry);
+        }
+        let own = &taken[before..];
+        lane.overtaken = if first_too { 0 } else { lane.overtaken + own.len() };
+        state.texts -= own.len();
+        state.tokens -= own.iter().map(|entry| entry.tokens).sum::<usize>();
+        self.passed = passed;
     }
 
     /// Counts tokens as served to a user.
