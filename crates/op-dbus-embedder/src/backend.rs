@@ -40,7 +40,8 @@ pub struct Spec {
     pub cpu_isa: String,
     /// CPUs to place the native engine's threads on; empty leaves that to the kernel.
     pub cpus: Vec<usize>,
-    /// Whether the native engine measures how it computes batches best, unless the cache says.
+    /// Whether the native engine, unless the cache says, or an accelerator measures which batches it computes
+    /// best.
     pub calibrate: bool,
     /// Execution provider, by its canonical name.
     pub provider: String,

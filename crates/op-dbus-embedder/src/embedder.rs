@@ -221,7 +221,6 @@ impl Loading<'_> {
         let libraries = provider::libraries(provider, cpu_engine, &builder.own, &builder.model_dir)
             .map_err(|error| no_library(provider, error))?;
         let workers = builder.workers.unwrap_or(1);
-        let on_the_cpu = provider == CPU;
         let largest = BatchLimits::accelerator(builder.batch_tokens_max).region(&self.shape());
         Ok(Spec {
             model_dir: builder.model_dir.clone(),
@@ -233,7 +232,7 @@ impl Loading<'_> {
             cpu_engine,
             cpu_isa: builder.cpu_isa.clone().unwrap_or_else(|| "auto".to_owned()),
             cpus: Vec::new(),
-            calibrate: on_the_cpu && builder.batch_tokens_max.is_none(),
+            calibrate: builder.batch_tokens_max.is_none(),
             provider: provider.to_owned(),
             provider_library: libraries.plugin,
             provider_options: options(builder, provider),

@@ -102,8 +102,8 @@ pub trait Backend: Send {
         self.run(batch, out)
     }
 
-    /// Gives back memory that only makes the next batch faster. What is told is what a process of its
-    /// own has measured; nothing by a backend that shares ours.
+    /// Gives back memory that only makes the next batch faster. Told is what our own process does not show:
+    /// memory of a device, and all of a process of its own.
     ///
     /// # Errors
     /// As [`run`](Self::run).

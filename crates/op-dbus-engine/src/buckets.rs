@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::batch::Batch;
 
 /// Least distance of two sequence lengths.
-const LENGTH_STEP_MIN: usize = 16;
+pub(crate) const LENGTH_STEP_MIN: usize = 16;
 
 /// The bounds of batches that are rounded up, which decide what shapes there are. Sequence lengths: four
 /// to each power of two, and multiples of 16 in any case. Rows: powers of two, and as many as a full
@@ -23,6 +23,8 @@ pub struct Buckets {
     pub rows_max: usize,
     /// Tokens of the longest row.
     pub length_max: usize,
+    /// Whether padding is left out of what is computed, but for that in rows behind the batch's own.
+    pub packed: bool,
 }
 
 impl Buckets {
@@ -36,6 +38,9 @@ impl Buckets {
     /// Tokens that are computed for a batch, padding included.
     pub(crate) fn tokens(&self, batch: &Batch<'_>) -> usize {
         let [rows, length] = self.shape(batch.rows(), batch.longest());
+        if self.packed {
+            return batch.tokens().saturating_add(rows - batch.rows());
+        }
         rows.saturating_mul(length)
     }
 
@@ -79,13 +84,22 @@ mod tests {
     use super::*;
 
     fn of(length_max: usize) -> Buckets {
-        Buckets { tokens_max: 8192, attention_max: 4 << 20, rows_max: 512, length_max }
+        Buckets {
+            tokens_max: 8192,
+            attention_max: 4 << 20,
+            rows_max: 512,
+            length_max,
+            packed: false,
+        }
     }
 
     #[test]
     fn shapes_are_few_and_the_largest_comes_first() {
         let counts = [128, 256, 384, 512].map(|length_max| of(length_max).shapes().len());
         assert_eq!(counts, [67, 94, 106, 117]);
+        let large =
+            Buckets { tokens_max: 32_768, attention_max: 16 << 20, rows_max: 2048, ..of(384) };
+        assert_eq!(large.shapes().len(), 134);
         let shapes = of(256).shapes();
         assert_eq!((shapes[0], shapes[93]), ([32, 256], [1, 16]));
         assert!(shapes.is_sorted_by_key(|[rows, length]| Reverse(rows * length)));
@@ -111,7 +125,8 @@ mod tests {
 
     #[test]
     fn bounds_that_make_no_sense_leave_a_batch_as_it_is() {
-        let none = Buckets { tokens_max: 0, attention_max: 0, rows_max: 0, length_max: 0 };
+        let none =
+            Buckets { tokens_max: 0, attention_max: 0, rows_max: 0, length_max: 0, packed: false };
         assert_eq!(none.shape(3, 5), [3, 5]);
         assert_eq!(none.shape(usize::MAX, usize::MAX), [usize::MAX; 2]);
         assert!(none.shapes().is_empty());

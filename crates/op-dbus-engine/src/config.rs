@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::admission::Ledger;
 use crate::backend::BackendFactory;
 use crate::batch::Batch;
+use crate::buckets;
 use crate::cache::Cache;
 use crate::reference::Reference;
 use crate::routing::BatchCost;
@@ -90,8 +91,11 @@ impl BatchLimits {
     /// Tokens for each thread beyond which no batch grows, however the machine was measured: whoever
     /// comes while it is computed has to wait.
     const MEASURED_TOKENS_MAX: usize = 2048;
-    /// Padded tokens of a batch on an accelerator, which has more lanes to fill than a CPU.
-    const ACCELERATOR_TOKENS: usize = 8192;
+    /// Padded tokens of a batch on an accelerator, which has more lanes to fill than a CPU, where nothing was
+    /// measured.
+    pub const ACCELERATOR_TOKENS: usize = 8192;
+    /// Those beyond which no batch on an accelerator grows, however it was measured.
+    const ACCELERATOR_TOKENS_MAX: usize = 32_768;
 
     /// For a backend that pads nothing. What a batch may cost is said for one thread, and each of
     /// `threads` takes its part of the batch. Without `tokens_max` what was measured counts.
@@ -118,10 +122,18 @@ impl BatchLimits {
         }
     }
 
-    /// For an accelerator.
+    /// For an accelerator, which has more lanes to fill than a CPU. Without `tokens_max` what was measured
+    /// counts.
     pub fn accelerator(tokens_max: Option<usize>) -> Self {
-        let tokens = tokens_max.unwrap_or(Self::ACCELERATOR_TOKENS);
-        Self { tokens_max: tokens, ..Self::padded(tokens_max) }
+        let tokens = tokens_max.unwrap_or(Self::ACCELERATOR_TOKENS_MAX);
+        let basic = Self::default();
+        Self {
+            tokens_max: tokens,
+            // As many of the shortest rows as fill it, and of rows of 512 tokens.
+            rows_max: basic.rows_max.max(tokens / buckets::LENGTH_STEP_MIN),
+            attention_max: basic.attention_max.max(tokens as u64 * 512),
+            ..Self::padded(tokens_max)
+        }
     }
 
     /// The shared memory that a [`ChildBackend`](crate::worker::ChildBackend) needs for the largest

@@ -22,7 +22,7 @@ fn weights(bytes: &[u8]) {
         let Ok(encoder) = read(&files) else { continue };
         assert!(encoder.hidden > 0 && encoder.words.rows() > 0, "{family:?}");
         for precision in [Precision::F32, Precision::F16] {
-            for dialect in [Dialect::OnnxRuntime, Dialect::Onnx] {
+            for dialect in [Dialect::OnnxRuntime, Dialect::Packed, Dialect::Onnx] {
                 compiled(&files, Target { precision, dialect });
             }
         }
@@ -34,7 +34,8 @@ fn compiled(files: &ModelFiles<'_>, target: Target) {
     let recipe = Recipe { pooling: Pooling::Mean, normalize: true, max_input_tokens: 4, target };
     let Ok(onnx) = compile(&recipe, files) else { return };
     let read = inspect(&onnx).expect("a graph of ours");
-    assert_eq!((read.inputs.len(), read.outputs.len()), (2, 1), "{target:?}");
+    let inputs = if target.dialect == Dialect::Packed { 5 } else { 2 };
+    assert_eq!((read.inputs.len(), read.outputs.len()), (inputs, 1), "{target:?}");
 }
 
 /// A user's own ONNX file, which may be an export with a BERT's weights.

@@ -35,6 +35,9 @@ pub use lower::products;
 /// Version of the compiler's output. A cached graph of another version is never loaded.
 pub const COMPILER_VERSION: u32 = 3;
 
+/// What a graph without padding calls the id of the token that positions are counted without, in its metadata.
+pub const PADDING_ID: &str = "op-dbus.padding_id";
+
 /// Encoder architecture of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -79,6 +82,8 @@ pub enum Precision {
 pub enum Dialect {
     /// Those of ONNX and ONNX Runtime's own `com.microsoft` domain.
     OnnxRuntime,
+    /// As `OnnxRuntime`, with those for batches without padding, which its CUDA provider has.
+    Packed,
     /// Those of ONNX alone, for providers that lack the others.
     Onnx,
 }
@@ -144,6 +149,12 @@ pub fn read<'a>(files: &ModelFiles<'a>) -> Result<Encoder<'a>, Error> {
 /// The graph takes `input_ids` (int32, `[batch, sequence]`) and `lengths` (int32, `[batch]`: real
 /// tokens of each row, at least 1) and gives `embedding` (f32, `[batch, dimensions]`). Ids in the
 /// padding must be valid token ids; they do not change the result.
+///
+/// Without padding ([`Dialect::Packed`]) `input_ids` is `[tokens]`, and there are three inputs more, all int32:
+/// `position_ids`, `[tokens]`, the place of each token in its row; `cumulative_lengths`, `[batch + 1]`, the tokens before
+/// each row and those of all; and `token_offset`, `[batch, sequence]`: where each token is in the padded
+/// batch, and behind these all other places of it. Where the graph's metadata has a [`PADDING_ID`], positions are counted
+/// from 1, and that token has position 0 and is not counted.
 ///
 /// # Errors
 /// Those of [`read`], or a row length that the model's position table does not cover.

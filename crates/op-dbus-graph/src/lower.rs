@@ -1,10 +1,11 @@
 //! From the description of an encoder to a graph for one target.
 
+mod assemble;
 mod block;
 mod dense;
 mod fused;
 mod operators;
-mod padded;
+mod packed;
 mod plain;
 mod pooling;
 mod products;
@@ -29,7 +30,8 @@ pub(crate) fn lower(encoder: &Encoder<'_>, recipe: &Recipe) -> Result<Vec<u8>, E
     }
     let operators: &dyn operators::Operators = match recipe.target.dialect {
         Dialect::OnnxRuntime => &fused::Fused,
+        Dialect::Packed => &packed::Packed,
         Dialect::Onnx => &plain::Plain,
     };
-    padded::lower(encoder, recipe, operators)
+    assemble::lower(encoder, recipe, operators)
 }

@@ -26,6 +26,8 @@ pub(crate) struct Model {
     pub graph: Option<Graph>,
     #[prost(message, repeated, tag = "8")]
     pub opset_import: Vec<OperatorSet>,
+    #[prost(message, repeated, tag = "14")]
+    pub metadata_props: Vec<Property>,
     #[prost(message, repeated, tag = "25")]
     pub functions: Vec<Function>,
 }
@@ -36,6 +38,14 @@ pub(crate) struct OperatorSet {
     pub domain: String,
     #[prost(int64, tag = "2")]
     pub version: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Property {
+    #[prost(string, tag = "1")]
+    pub key: String,
+    #[prost(string, tag = "2")]
+    pub value: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

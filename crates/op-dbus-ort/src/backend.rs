@@ -3,7 +3,6 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use op_dbus_engine::foreign::Padded;
 use op_dbus_engine::{
     Backend, BackendError, Batch, Buckets, Description, Footprint, MemoryUse, TransferUse, memory,
 };
@@ -18,6 +17,7 @@ use crate::binding::Buffers;
 use crate::feed::{Feed, Transfer};
 use crate::placement::Placement;
 use crate::recording::{self, Recorder};
+use crate::rows::Rows;
 use crate::{Graph, Options, failure, library, session};
 
 /// A model computed by ONNX Runtime, on the CPU or on an accelerator.
@@ -28,13 +28,14 @@ pub struct OrtBackend {
     /// How one is run after which the arenas give back what they don't use; none where there are none.
     shrink: Option<RunOptions>,
     feed: Feed,
-    description: Description,
+    pub(crate) description: Description,
     /// Whether inputs, and results, are read and written in place; none where that is not known.
     in_place: Option<[bool; 2]>,
     transfers: TransferUse,
     /// Where the session computes, if that is an arena.
     arena: Option<Arena>,
-    padded: Padded,
+    /// The last batch.
+    rows: Rows,
 }
 
 /// Time for batches that only prepare shapes: beyond it no further one is begun.
@@ -93,7 +94,11 @@ impl OrtBackend {
                 session::shrinking(&accelerator.arenas()).map(Some).map_err(refused)?;
         }
         backend.prove(&accelerator, &name)?;
-        backend.warm_up().map_err(|error| accelerator.unavailable(error.to_string()))?;
+        let unavailable = |error: BackendError| accelerator.unavailable(error.to_string());
+        if options.calibrate {
+            backend.calibrate().map_err(unavailable)?;
+        }
+        backend.warm_up().map_err(unavailable)?;
         if accelerator.records() {
             match accelerator.reached(&environment, (&name, &runtime)) {
                 Ok(place) => backend.record(environment, place),
@@ -125,7 +130,7 @@ impl OrtBackend {
         graph: Graph,
         description: Description,
     ) -> Result<Self, BackendError> {
-        let (session, feed) = Feed::load(builder, graph, description.dimensions)?;
+        let (session, feed, rows) = Feed::load(builder, graph, description.dimensions)?;
         memory::trim();
         let run = RunOptions::new().map_err(refused)?;
         Ok(Self {
@@ -137,7 +142,7 @@ impl OrtBackend {
             in_place: None,
             transfers: TransferUse::default(),
             arena: None,
-            padded: Padded::default(),
+            rows,
         })
     }
 
@@ -161,6 +166,7 @@ impl OrtBackend {
                 let buffers = Buffers::new(&self.session, (memory, staging), dimensions);
                 self.in_place = buffers.is_in_place();
                 self.feed = Feed::Bound(buffers);
+                let buckets = Buckets { packed: matches!(self.rows, Rows::Packed(_)), ..buckets };
                 self.description.buckets = memory.is_separate().then_some(buckets);
             }
             Feed::Own(_) if asked_for == Some(true) => {
@@ -263,7 +269,7 @@ impl OrtBackend {
     }
 
     /// Computes a batch of this shape without padding.
-    fn run_shape(&mut self, [rows, length]: [usize; 2]) -> Result<(), BackendError> {
+    pub(crate) fn run_shape(&mut self, [rows, length]: [usize; 2]) -> Result<(), BackendError> {
         let (ids, lengths) =
             (vec![1; rows * length], vec![i32::try_from(length).unwrap_or(i32::MAX); rows]);
         let mut out = vec![0.0; rows * self.description.dimensions];
@@ -284,13 +290,10 @@ impl OrtBackend {
         out: &mut [f32],
         shrink: bool,
     ) -> Result<(), BackendError> {
-        match self.description.buckets {
-            Some(buckets) => self.padded.fill_rounded(batch, buckets),
-            None => self.padded.fill(batch),
-        }
-        let Self { session, feed, padded, run, shrink: shrinking, .. } = self;
+        self.rows.fill(batch, self.description.buckets);
+        let Self { session, feed, rows, run, shrink: shrinking, .. } = self;
         let options = shrinking.as_ref().filter(|_| shrink).unwrap_or(run);
-        let Transfer { inputs, results } = feed.run((session, options), padded, batch, out)?;
+        let Transfer { inputs, results } = feed.run((session, options), rows, batch, out)?;
         if let Some([inputs_in_place, results_in_place]) = self.in_place {
             self.transfers.count(inputs, inputs_in_place);
             self.transfers.count(results, results_in_place);
@@ -338,7 +341,7 @@ fn described(start: Instant, precision: &str, dimensions: usize) -> Description 
     }
 }
 
-fn milliseconds(start: Instant) -> u64 {
+pub(crate) fn milliseconds(start: Instant) -> u64 {
     u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -361,19 +364,25 @@ impl Backend for OrtBackend {
     }
 
     fn trim(&mut self) -> Result<Footprint, BackendError> {
+        // Of an arena in memory that is not the host's.
+        let separate = self.description.buckets.is_some();
+        let bytes =
+            |of: &Self| of.memory().arena.filter(|_| separate).map_or(0, |arena| arena.bytes);
+        let before = bytes(self);
         if self.shrink.is_some()
             && let Err(error) = self.run_any(true)
         {
             // A provider without an arena of this kind says so before it runs anything.
             tracing::debug!(%error, "the runtime's arenas did not shrink");
         }
-        self.padded = Padded::default();
+        self.rows.clear();
         match &mut self.feed {
             Feed::Compiled => {}
             Feed::Bound(buffers) => buffers.clear(),
             Feed::Own(feed) => feed.clear(),
         }
-        Ok(Footprint::default())
+        let given_back = before.saturating_sub(bytes(self));
+        Ok(Footprint { given_back, ..Footprint::default() })
     }
 
     fn memory(&self) -> MemoryUse {

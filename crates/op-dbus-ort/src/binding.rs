@@ -4,18 +4,20 @@
 //! first has to pin. Where a device has memory of its own, shapes are rounded up to few: each has
 //! buffers, and whatever the provider prepares for a shape.
 
-use op_dbus_engine::BufferUse;
 use op_dbus_engine::foreign::Padded;
-use ort::memory::{Allocator, AllocatorType, MemoryInfo, MemoryType};
+use op_dbus_engine::{Batch, BufferUse};
+use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::{IoBinding, RunOptions, Session};
-use ort::value::Tensor;
+use ort::value::{Tensor, TensorRefMut};
+use ort::{AsPointer, sys};
 
 use crate::accelerator::{Memory, Place};
 use crate::feed::Transfer;
 use crate::recording::{Recorder, Recording};
+use crate::rows::{Input, Rows};
 
 /// Shapes whose buffers are kept; beyond them those go that were not used for longest.
-const SHAPES_MAX: usize = 128;
+const SHAPES_MAX: usize = 192;
 
 /// The buffers of a session.
 pub(crate) struct Buffers {
@@ -32,20 +34,71 @@ pub(crate) struct Buffers {
     replays: u64,
 }
 
-/// The buffers of one shape, in the host's memory, and what was recorded of it. Results are in ordinary memory:
-/// into what the device writes by itself ONNX Runtime 1.31 can't put what CUDA has computed (it takes the buffer
-/// for both ends of a copy, and refuses the batch).
+/// The buffers of one shape, in the host's memory, and what was recorded of it.
 struct Bound {
     shape: [usize; 2],
+    /// Gone before what it points to.
     binding: IoBinding,
-    ids: Tensor<i32>,
-    lengths: Tensor<i32>,
-    vectors: Tensor<f32>,
+    /// As [`Rows::inputs`] has them.
+    inputs: Vec<Tensor<i32>>,
+    vectors: Results,
     recording: Option<Recording>,
 }
 
+/// Room for a batch's vectors: in memory that the device writes by itself, or in ordinary memory.
+pub(crate) struct Results {
+    memory: Tensor<f32>,
+    pinned: bool,
+}
+
+impl Results {
+    fn new(pinned: Option<&Allocator>, dims: [usize; 2]) -> ort::Result<Self> {
+        let memory = match pinned {
+            Some(allocator) => Tensor::new(allocator, dims)?,
+            None => Tensor::new(&Allocator::default(), dims)?,
+        };
+        Ok(Self { memory, pinned: pinned.is_some() })
+    }
+
+    /// The memory that the device writes by itself, as if it were ordinary: into what is said to be the
+    /// device's ONNX Runtime 1.31 can't put what CUDA has computed (it takes the buffer for both ends of a
+    /// copy, and refuses the batch). What copies is the driver, which knows better, and may not wait for the end of it:
+    /// a run does, by the runtime's default.
+    fn as_ordinary(&mut self) -> ort::Result<TensorRefMut<'_, f32>> {
+        let (kind, memory_type) = (AllocatorType::Device, MemoryType::Default);
+        let ordinary = MemoryInfo::new(AllocationDevice::CPU, 0, kind, memory_type)?;
+        let shape = self.memory.shape().clone();
+        let data = self.memory.data_ptr_mut();
+        // SAFETY: the CPU reads and writes this memory as any other; it has the room of its own shape, and is
+        // borrowed for as long as the view.
+        unsafe { TensorRefMut::from_raw(ordinary, data, shape) }
+    }
+
+    /// Has `binding`, which must not be used for longer than these are there, put its results here.
+    fn bind(&mut self, binding: &mut IoBinding) -> ort::Result<()> {
+        match self.pinned {
+            true => binding.bind_output("embedding", self.as_ordinary()?),
+            false => binding.bind_output("embedding", &mut self.memory),
+        }
+    }
+
+    /// Has `copy` put a result here.
+    ///
+    /// # Errors
+    /// Those of `copy`.
+    pub fn filled_by(
+        &mut self,
+        copy: impl FnOnce(*const sys::OrtValue) -> ort::Result<()>,
+    ) -> ort::Result<()> {
+        match self.pinned {
+            true => copy(self.as_ordinary()?.ptr()),
+            false => copy(self.memory.ptr()),
+        }
+    }
+}
+
 impl Buffers {
-    /// Buffers for inputs in memory that the device of `staging` reads by itself, if it can be had; else in
+    /// Buffers in memory that the device of `staging` reads and writes by itself, if it can be had; else in
     /// ordinary memory.
     pub fn new(
         session: &Session,
@@ -83,11 +136,13 @@ impl Buffers {
     pub fn record(&mut self, session: &mut Session, shape: [usize; 2]) -> ort::Result<()> {
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
         let mut recording = recorder.prepare(session, shape, self.dimensions)?;
-        let Bound { ids, lengths, vectors, recording: recorded, .. } = self.of(session, shape)?;
-        let [_, length] = shape;
-        ids.extract_tensor_mut().1.fill(1);
-        lengths.extract_tensor_mut().1.fill(i32::try_from(length).unwrap_or(i32::MAX));
-        recording.run(session, (ids, lengths), vectors)?;
+        let [rows, length] = shape;
+        let mut padded = Padded::default();
+        let lengths = vec![i32::try_from(length).unwrap_or(i32::MAX); rows];
+        padded.fill(&Batch { ids: &vec![1; rows * length], lengths: &lengths });
+        let rows = Rows::Padded(padded);
+        let Bound { inputs, vectors, recording: recorded, .. } = self.filled(session, &rows)?;
+        recording.run(session, inputs, vectors)?;
         *recorded = Some(recording);
         Ok(())
     }
@@ -107,27 +162,26 @@ impl Buffers {
     pub fn run(
         &mut self,
         (session, options): (&mut Session, &RunOptions),
-        padded: &Padded,
+        rows: &Rows,
         out: &mut [f32],
     ) -> ort::Result<Transfer> {
         let separate = self.memory.is_separate();
-        let bound = self.of(session, padded.shape())?;
-        let Bound { binding, ids, lengths, vectors, recording, .. } = bound;
-        ids.extract_tensor_mut().1.copy_from_slice(&padded.ids);
-        lengths.extract_tensor_mut().1.copy_from_slice(&padded.lengths);
+        let Bound { binding, inputs, vectors, recording, .. } = self.filled(session, rows)?;
+        let given = rows.inputs();
         if let Some(recording) = recording {
-            recording.run(session, (ids, lengths), vectors)?;
+            recording.run(session, inputs, vectors)?;
         } else {
             if separate {
-                binding.bind_input("input_ids", ids)?;
-                binding.bind_input("lengths", lengths)?;
+                for (Input { name, .. }, tensor) in given.iter().zip(inputs) {
+                    binding.bind_input(*name, tensor)?;
+                }
             }
             drop(session.run_binding_with_options(binding, options)?);
         }
         let replayed = recording.is_some();
-        let (_, vectors) = vectors.extract_tensor();
+        let (_, vectors) = vectors.memory.extract_tensor();
         out.copy_from_slice(&vectors[..out.len()]);
-        let inputs = size_of_val(&padded.ids[..]) + size_of_val(&padded.lengths[..]);
+        let inputs = given.iter().map(|input| size_of_val(input.data)).sum();
         let results = size_of_val(vectors);
         self.replays += u64::from(replayed);
         Ok(Transfer { inputs, results })
@@ -154,7 +208,7 @@ impl Buffers {
     pub fn is_in_place(&self) -> Option<[bool; 2]> {
         match self.memory {
             Memory::Same => Some([true; 2]),
-            Memory::Pinned => Some([true, false]),
+            Memory::Pinned => Some([true; 2]),
             Memory::Separate => Some([false; 2]),
             Memory::Untold => None,
         }
@@ -166,9 +220,10 @@ impl Buffers {
         self.bound.retain(|bound| bound.recording.is_some());
     }
 
-    /// The buffers of a shape.
-    fn of(&mut self, session: &Session, shape: [usize; 2]) -> ort::Result<&mut Bound> {
-        let bound = match self.bound.iter().position(|bound| bound.shape == shape) {
+    /// The buffers of a batch's shape, with what it gives the inputs.
+    fn filled(&mut self, session: &Session, rows: &Rows) -> ort::Result<&mut Bound> {
+        let given = rows.inputs();
+        let mut bound = match self.bound.iter().position(|bound| bound.shape == rows.shape()) {
             Some(at) => {
                 self.counts.found += 1;
                 self.bound.remove(at)
@@ -179,25 +234,38 @@ impl Buffers {
                     let oldest = self.bound.iter().position(|bound| bound.recording.is_none());
                     self.bound.remove(oldest.unwrap_or(0));
                 }
-                self.bind(session, shape)?
+                self.bind(session, (rows.shape(), &given))?
             }
         };
+        for (Input { dims, data, .. }, tensor) in given.iter().zip(&mut bound.inputs) {
+            // Rows that are not padded have as many tokens as they have.
+            if tensor.extract_tensor().1.len() != data.len() {
+                *tensor = Tensor::new(&self.allocator, &dims[..])?;
+            }
+            tensor.extract_tensor_mut().1.copy_from_slice(data);
+        }
         self.bound.push(bound);
         self.bound.last_mut().ok_or_else(|| ort::Error::new("no buffers are bound"))
     }
 
-    fn bind(&self, session: &Session, shape: [usize; 2]) -> ort::Result<Bound> {
-        let [rows, _] = shape;
+    fn bind(
+        &self,
+        session: &Session,
+        (shape @ [rows, _], given): ([usize; 2], &[Input<'_>]),
+    ) -> ort::Result<Bound> {
         let mut binding = session.create_binding()?;
-        let ids = Tensor::<i32>::new(&self.allocator, shape)?;
-        let lengths = Tensor::<i32>::new(&self.allocator, [rows])?;
-        let mut vectors = Tensor::<f32>::new(&Allocator::default(), [rows, self.dimensions])?;
-        // Where the device has memory of its own, this copies: each batch does it with its own data.
-        if !self.memory.is_separate() {
-            binding.bind_input("input_ids", &ids)?;
-            binding.bind_input("lengths", &lengths)?;
+        let mut inputs = Vec::with_capacity(given.len());
+        for Input { name, dims, .. } in given {
+            let tensor = Tensor::<i32>::new(&self.allocator, &dims[..])?;
+            // Where the device has memory of its own, this copies: each batch does it with its own data.
+            if !self.memory.is_separate() {
+                binding.bind_input(*name, &tensor)?;
+            }
+            inputs.push(tensor);
         }
-        binding.bind_output("embedding", &mut vectors)?;
-        Ok(Bound { shape, binding, ids, lengths, vectors, recording: None })
+        let pinned = (self.memory == Memory::Pinned).then_some(&self.allocator);
+        let mut vectors = Results::new(pinned, [rows, self.dimensions])?;
+        vectors.bind(&mut binding)?;
+        Ok(Bound { shape, binding, inputs, vectors, recording: None })
     }
 }

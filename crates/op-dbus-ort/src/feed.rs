@@ -8,6 +8,7 @@ use ort::value::TensorRef;
 
 use crate::binding::Buffers;
 use crate::own::Input;
+use crate::rows::{self, Rows};
 use crate::{Graph, failure, own};
 
 /// Bytes of a batch that went to the device and came back, padding included.
@@ -37,7 +38,7 @@ pub(crate) struct OwnFeed {
 }
 
 impl Feed {
-    /// Makes a session of the graph, and finds out how it is fed.
+    /// Makes a session of the graph, and finds out how it is fed, and with rows in which form.
     ///
     /// # Errors
     /// [`BackendError::Load`]: a damaged graph, or one whose inputs and outputs are not understood.
@@ -45,7 +46,7 @@ impl Feed {
         mut builder: SessionBuilder,
         graph: Graph,
         dimensions: usize,
-    ) -> Result<(Session, Self), BackendError> {
+    ) -> Result<(Session, Self, Rows), BackendError> {
         let (path, pooling, normalize) = match graph {
             Graph::Compiled(bytes) => return compiled(builder, &bytes, dimensions),
             Graph::Own { path, pooling, normalize } => (path, pooling, normalize),
@@ -57,26 +58,29 @@ impl Feed {
         let inputs = own::inputs(&session).map_err(refused)?;
         let output = own::output(&session, dimensions).map_err(refused)?;
         let filled = inputs.iter().map(|input| Filled::new(input.integers)).collect();
-        Ok((session, Self::Own(OwnFeed { inputs, filled, output, pooling, normalize })))
+        let own = OwnFeed { inputs, filled, output, pooling, normalize };
+        Ok((session, Self::Own(own), Rows::Padded(Padded::default())))
     }
 
-    /// Computes a batch, which was padded.
+    /// Computes a batch, which `rows` has taken over.
     ///
     /// # Errors
     /// Whatever ONNX Runtime says.
     pub fn run(
         &mut self,
         (session, options): (&mut Session, &RunOptions),
-        padded: &Padded,
+        rows: &Rows,
         batch: &Batch<'_>,
         out: &mut [f32],
     ) -> Result<Transfer, BackendError> {
-        match self {
-            Self::Compiled => run_compiled((session, options), padded, out),
-            Self::Bound(buffers) => {
-                buffers.run((session, options), padded, out).map_err(failure::run)
+        match (self, rows) {
+            (Self::Own(feed), Rows::Padded(padded)) => {
+                feed.run((session, options), padded, batch.lengths, out)
             }
-            Self::Own(feed) => feed.run((session, options), padded, batch.lengths, out),
+            (Self::Bound(buffers), _) => {
+                buffers.run((session, options), rows, out).map_err(failure::run)
+            }
+            (Self::Compiled | Self::Own(_), _) => run_compiled((session, options), rows, out),
         }
     }
 }
@@ -85,7 +89,7 @@ fn compiled(
     mut builder: SessionBuilder,
     bytes: &[u8],
     dimensions: usize,
-) -> Result<(Session, Feed), BackendError> {
+) -> Result<(Session, Feed, Rows), BackendError> {
     let session = builder
         .commit_from_memory(bytes)
         .map_err(|error| failure::load("the compiled graph", error))?;
@@ -97,22 +101,25 @@ fn compiled(
              {dimensions}"
         )));
     }
-    Ok((session, Feed::Compiled))
+    let rows = Rows::of(&session).map_err(|error| failure::load("the compiled graph", error))?;
+    Ok((session, Feed::Compiled, rows))
 }
 
 fn run_compiled(
     (session, options): (&mut Session, &RunOptions),
-    padded: &Padded,
+    rows: &Rows,
     out: &mut [f32],
 ) -> Result<Transfer, BackendError> {
     let mut run = || -> ort::Result<Transfer> {
-        let ids = TensorRef::from_array_view((padded.shape(), &padded.ids[..]))?;
-        let lengths = TensorRef::from_array_view(([padded.rows], &padded.lengths[..]))?;
-        let outputs = session
-            .run_with_options(ort::inputs!["input_ids" => ids, "lengths" => lengths], options)?;
+        let mut values: Vec<(_, SessionInputValue<'_>)> = Vec::new();
+        let mut inputs = 0;
+        for rows::Input { name, dims, data } in rows.inputs() {
+            values.push((name, TensorRef::from_array_view((dims, data))?.into()));
+            inputs += size_of_val(data);
+        }
+        let outputs = session.run_with_options(values, options)?;
         let (_, vectors) = outputs["embedding"].try_extract_tensor::<f32>()?;
         copy(vectors, out)?;
-        let inputs = size_of_val(&padded.ids[..]) + size_of_val(&padded.lengths[..]);
         Ok(Transfer { inputs, results: size_of_val(vectors) })
     };
     run().map_err(failure::run)

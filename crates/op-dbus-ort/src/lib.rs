@@ -8,6 +8,7 @@ mod accelerator;
 mod arena;
 mod backend;
 mod binding;
+mod calibrate;
 mod elf;
 mod failure;
 mod feed;
@@ -16,6 +17,7 @@ mod openvino;
 mod own;
 mod placement;
 mod recording;
+mod rows;
 mod session;
 
 use std::path::PathBuf;
@@ -42,6 +44,8 @@ pub struct Options {
     pub precision: &'static str,
     /// The shapes of batches, where they are rounded up to few.
     pub buckets: Buckets,
+    /// Whether an accelerator's batches are to be as large as makes it fastest, within `buckets`.
+    pub calibrate: bool,
     /// Whether inputs and outputs of a compiled graph are kept in buffers that are used again; without
     /// a word, where the device has memory of its own.
     pub io_binding: Option<bool>,
@@ -52,7 +56,7 @@ pub struct Options {
 /// A graph to run.
 #[derive(Clone, Debug)]
 pub enum Graph {
-    /// An output of the model compiler: `input_ids` and `lengths` in, `embedding` out.
+    /// An output of the model compiler: rows of token ids in, with padding or without, `embedding` out.
     Compiled(Vec<u8>),
     /// A user's own ONNX file, run as it is.
     Own {

@@ -6,13 +6,14 @@ use serde::Deserialize;
 
 /// Operators that are the work of an encoder. What a provider leaves to the CPU beside them, shapes
 /// and lengths, costs nothing.
-const HEAVY: [&str; 9] = [
+const HEAVY: [&str; 10] = [
     "MatMul",
     "FusedMatMul",
     "Gemm",
     "FusedGemm",
     "Attention",
     "MultiHeadAttention",
+    "PackedMultiHeadAttention",
     "LayerNormalization",
     "SkipLayerNormalization",
     "Softmax",

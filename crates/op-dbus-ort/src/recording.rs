@@ -13,6 +13,7 @@ use ort::value::Tensor;
 use ort::{AsPointer, sys};
 
 use crate::accelerator::Place;
+use crate::binding::Results;
 
 /// Tokens of the largest shape that is recorded, padding included. With more, a device computes for longer
 /// than it takes to tell it what; and each recording keeps memory.
@@ -113,9 +114,12 @@ impl Recording {
     pub fn run(
         &mut self,
         session: &mut Session,
-        (ids, lengths): (&Tensor<i32>, &Tensor<i32>),
-        vectors: &mut Tensor<f32>,
+        inputs: &[Tensor<i32>],
+        vectors: &mut Results,
     ) -> ort::Result<()> {
+        let [ids, lengths] = inputs else {
+            return Err(ort::Error::new("only padded batches are recorded"));
+        };
         // SAFETY: these are pairs of one shape and type, and all of them borrowed until it is done; nobody
         // else has the device's, as a run reads them that is waited for.
         unsafe {
@@ -123,8 +127,9 @@ impl Recording {
             copy(&self.environment, lengths.ptr(), self.lengths.ptr())?;
         }
         drop(session.run_binding_with_options(&self.binding, &self.run)?);
+        let from = self.vectors.ptr();
         // SAFETY: as above; that into which it is copied is borrowed for it alone.
-        unsafe { copy(&self.environment, self.vectors.ptr(), vectors.ptr()) }
+        vectors.filled_by(|to| unsafe { copy(&self.environment, from, to) })
     }
 }
 

@@ -285,7 +285,7 @@ fn batch_limits(settings: &Settings, host: &Host) -> BatchLimits {
         (Provider::Cpu, _) => BatchLimits::padded(tokens_max),
         (Provider::Remote, _) => BatchLimits {
             rows_max: fleet::rows_max(settings),
-            ..BatchLimits::accelerator(tokens_max)
+            ..BatchLimits::accelerator(tokens_max.or(Some(BatchLimits::ACCELERATOR_TOKENS)))
         },
         _ => BatchLimits::accelerator(tokens_max),
     }

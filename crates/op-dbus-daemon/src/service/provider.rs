@@ -123,7 +123,8 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
         ));
     }
     let (cpu_engine, options) = (CpuEngine::Ort, options::told(&name, settings));
-    Ok(Host { provider, cpu_engine, runtime, library, options, devices, calibrate: false })
+    let calibrate = settings.batch_tokens_max.is_none();
+    Ok(Host { provider, cpu_engine, runtime, library, options, devices, calibrate })
 }
 
 /// Refuses settings that ask for a provider by name of which it is known without trying that it can't be had.

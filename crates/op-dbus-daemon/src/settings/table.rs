@@ -91,7 +91,7 @@ pub const ROWS: &[Row] = &[
         default: "auto",
         unit: "",
         doc: "The number format that models compute in. `auto` is `bf16` where the CPU computes \
-              in it, else `f32`. `int8` is the fastest and coarsest, and only taken when it is \
+              in it, `f16` on `cuda`, else `f32`. `int8` is the fastest and coarsest, and only taken when it is \
               named. The native engine has `f32`, `bf16` and `int8` on every CPU, but those \
               without hardware for it are slow. ONNX Runtime, and so every accelerator, has `f32` \
               and `f16`; `openvino`, on a CPU that has it, and `tensorrt` have `bf16` as well. With \
@@ -226,7 +226,7 @@ pub const ROWS: &[Row] = &[
               its own. With `auto` the native engine measures how this machine computes a model \
               best, for a second or two when it first loads it, and keeps the answer in \
               `cache_dir`; with a number it measures nothing. For ONNX Runtime `auto` is 512 \
-              on the CPU and 8192 on an accelerator.",
+              on the CPU, 8192 on an accelerator, and up to 32768 on one that is faster with them.",
         group: Group::Batching,
         scope: Scope::Any,
     },

@@ -12,9 +12,18 @@ use super::{Precision, Spec, failure, model};
 
 /// Loads the library and a session of the model.
 pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
-    let (computed, precision) = precision(spec)?;
+    let (mut computed, mut precision) = precision(spec)?;
     let model = model::get(spec)?;
     let graph = match model::family(&model) {
+        Some(family) if halves_by_itself(spec) => {
+            (computed, precision) = (Computed::F16, "f16");
+            let halves = compiled(&model, (family, computed), spec).or_else(|error| {
+                tracing::warn!(%error, "the model is computed in f32");
+                (computed, precision) = (Computed::F32, "f32");
+                compiled(&model, (family, computed), spec)
+            });
+            Graph::Compiled(halves?)
+        }
         Some(family) => Graph::Compiled(compiled(&model, (family, computed), spec)?),
         None if computed == Computed::F16 => {
             return Err(failure::unavailable(format!(
@@ -27,21 +36,32 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
     };
     let buckets = Buckets {
         tokens_max: spec.batch_tokens_max,
-        attention_max: BatchLimits::default().attention_max,
+        attention_max: BatchLimits::accelerator(Some(spec.batch_tokens_max)).attention_max,
         rows_max: spec.batch_rows_max,
         length_max: model.max_input_tokens,
+        packed: false,
     };
     session(spec, (graph, precision), (buckets, model.dimensions))
 }
 
 /// As [`load`], of a graph that multiplies and does nothing else.
 pub fn products(spec: &Spec, side: usize, count: usize) -> Result<Box<dyn Backend>, BackendError> {
-    let (computed, precision) = precision(spec)?;
+    let (computed, precision) = match halves_by_itself(spec) {
+        true => (Computed::F16, "f16"),
+        false => precision(spec)?,
+    };
     let graph = op_dbus_graph::products(side, count, computed);
     let graph = graph.map_err(|error| BackendError::Failed(error.to_string()))?;
     // Batches are computed as they are.
-    let buckets = Buckets { tokens_max: 0, attention_max: 0, rows_max: 0, length_max: 0 };
+    let buckets =
+        Buckets { tokens_max: 0, attention_max: 0, rows_max: 0, length_max: 0, packed: false };
     session(spec, (Graph::Compiled(graph), precision), (buckets, side))
+}
+
+/// Whether 16 bits are what the provider is given where nobody says otherwise: those of which we have measured
+/// what becomes of the order of texts.
+fn halves_by_itself(spec: &Spec) -> bool {
+    spec.precision.is_none() && spec.provider == "cuda"
 }
 
 /// What the graph is written in, and what is computed in.
@@ -85,13 +105,24 @@ fn session(
         graph,
         precision,
         buckets,
+        calibrate: spec.calibrate,
         io_binding: spec.io_binding,
         dimensions,
     })?))
 }
 
-/// Providers that have kernels for ONNX Runtime's own operators, in the forms that are written.
-const FUSED: [&str; 2] = [super::CPU, "cuda"];
+/// The operators that a provider has kernels for, in the forms that are written. What is recorded has shapes that
+/// are few, with their padding.
+fn dialect(spec: &Spec) -> Dialect {
+    let records =
+        spec.provider_options.iter().any(|(key, value)| key == "enable_cuda_graph" && value == "1");
+    match spec.provider.as_str() {
+        super::CPU => Dialect::OnnxRuntime,
+        "cuda" if records => Dialect::OnnxRuntime,
+        "cuda" => Dialect::Packed,
+        _ => Dialect::Onnx,
+    }
+}
 
 /// The model's graph for the provider, from the cache or compiled now.
 fn compiled(
@@ -99,9 +130,7 @@ fn compiled(
     (family, precision): (Family, Computed),
     spec: &Spec,
 ) -> Result<Vec<u8>, BackendError> {
-    let fused = FUSED.contains(&spec.provider.as_str());
-    let dialect = if fused { Dialect::OnnxRuntime } else { Dialect::Onnx };
-    let target = Target { precision, dialect };
+    let target = Target { precision, dialect: dialect(spec) };
     let pooling = model::pooling(model);
     let (weights, config) = (model.weights(), model.config());
     let key = CacheKey {

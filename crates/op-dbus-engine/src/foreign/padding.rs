@@ -114,7 +114,8 @@ mod tests {
         let ids: Vec<i32> = (1..=90).collect();
         let batch = Batch { ids: &ids, lengths: &[10; 9] };
         let (tokens_max, attention_max, rows_max) = (120, 1 << 20, 512);
-        let buckets = |length_max| Buckets { tokens_max, attention_max, rows_max, length_max };
+        let buckets =
+            |length_max| Buckets { tokens_max, attention_max, rows_max, length_max, packed: false };
         padded.fill_rounded(&batch, buckets(12));
         assert_eq!((padded.shape(), padded.ids.len()), ([10, 12], 120));
         assert_eq!(padded.lengths, [vec![10; 9], vec![1]].concat());

@@ -11,7 +11,7 @@ use super::protocol::{
     Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, parse, receive_message, send_message,
 };
 use super::region::Region;
-use crate::backend::{Backend, BackendError, Description};
+use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::memory;
 
@@ -64,9 +64,9 @@ pub(super) fn serve_on(
             Ok(Request::Trim { number }) => {
                 let before = memory::resident();
                 let answer = match batches.trim(backend.as_mut()) {
-                    Ok(()) => {
+                    Ok(elsewhere) => {
                         let resident = memory::resident();
-                        let given_back = before.saturating_sub(resident);
+                        let given_back = before.saturating_sub(resident) + elsewhere.given_back;
                         let memory = backend.memory();
                         Answer::Trimmed { number, given_back, resident, memory }
                     }
@@ -127,11 +127,11 @@ impl Batches {
     }
 
     /// Gives back what the last batch left here, in the backend and in the C library.
-    fn trim(&mut self, backend: &mut dyn Backend) -> Result<(), BackendError> {
+    fn trim(&mut self, backend: &mut dyn Backend) -> Result<Footprint, BackendError> {
         (self.ids, self.lengths) = Default::default();
-        backend.trim()?;
+        let elsewhere = backend.trim()?;
         memory::trim();
-        Ok(())
+        Ok(elsewhere)
     }
 }
 

@@ -23,6 +23,16 @@ pub(super) struct Norm<'b> {
 /// How a dialect writes what is more than a product. All take and return names. Operands are in the
 /// precision of the graph.
 pub(super) trait Operators {
+    /// Whether the tokens of all rows are computed one behind the other, without padding.
+    fn packs(&self) -> bool {
+        false
+    }
+
+    /// Whether what goes from block to block is an operand, and no 32-bit float in every precision.
+    fn narrow_stream(&self) -> bool {
+        false
+    }
+
     /// Whether `mask` is used before the pooling.
     fn needs_mask(&self) -> bool;
 
@@ -33,7 +43,7 @@ pub(super) trait Operators {
     fn attention_bias(&self, graph: &mut GraphWriter, operand: &str) -> String;
 
     /// Query, key and value of `input`, the products named by `parts`, and what the heads make of
-    /// them: `[batch, sequence, hidden]`. An operand becomes an operand.
+    /// them: `[batch, sequence, hidden]`, or `[tokens, hidden]`. An operand becomes an operand.
     fn attention(
         &self,
         graph: &mut GraphWriter,
@@ -42,7 +52,7 @@ pub(super) trait Operators {
         input: &str,
     ) -> String;
 
-    /// The norm of the sum of two or three terms, all in 32-bit floats.
+    /// The norm of the sum of two or three terms, all in 32-bit floats unless the stream is narrow.
     fn sum_norm(
         &self,
         graph: &mut GraphWriter,

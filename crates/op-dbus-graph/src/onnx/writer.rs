@@ -4,8 +4,8 @@ use half::f16;
 use prost::Message;
 
 use super::{
-    Attribute, Dimension, FLOAT, FLOAT16, Graph, INT32, INT64, Model, Node, OperatorSet, Shape,
-    Tensor, TensorType, Type, ValueInfo,
+    Attribute, Dimension, FLOAT, FLOAT16, Graph, INT32, INT64, Model, Node, OperatorSet, Property,
+    Shape, Tensor, TensorType, Type, ValueInfo,
 };
 use crate::{Error, Precision};
 
@@ -24,6 +24,7 @@ pub(crate) const MICROSOFT: &str = "com.microsoft";
 pub(crate) struct GraphWriter {
     bytes: Vec<u8>,
     nodes: Vec<Node>,
+    metadata: Vec<Property>,
     /// Of what is multiplied.
     precision: Precision,
     /// The first operand with a value that the precision does not reach, and the value.
@@ -38,7 +39,8 @@ impl GraphWriter {
             Precision::F32 => bytes,
             Precision::F16 => bytes / 2,
         };
-        Self { bytes: Vec::with_capacity(bytes), nodes: Vec::new(), precision, beyond: None }
+        let bytes = Vec::with_capacity(bytes);
+        Self { bytes, nodes: Vec::new(), metadata: Vec::new(), precision, beyond: None }
     }
 
     /// Adds floats that are multiplied, or go with such, in the precision of the graph; given as
@@ -109,6 +111,11 @@ impl GraphWriter {
         append(&mut self.bytes, &Model { graph: Some(graph), ..Model::default() });
     }
 
+    /// Says something to whoever feeds the graph.
+    pub(crate) fn says(&mut self, key: &str, value: &str) {
+        self.metadata.push(Property { key: key.to_owned(), value: value.to_owned() });
+    }
+
     /// Adds a standard operator with one output, which is also the node's name, and returns it.
     pub(crate) fn node(&mut self, op_type: &str, inputs: &[&str], output: &str) -> String {
         self.node_with(op_type, inputs, output, Vec::new())
@@ -177,6 +184,7 @@ impl GraphWriter {
             producer_name: "op-dbus".to_owned(),
             graph: Some(graph),
             opset_import: vec![opset("", OPSET), opset(MICROSOFT, 1)],
+            metadata_props: self.metadata,
             ..Model::default()
         };
         append(&mut self.bytes, &model);

@@ -242,3 +242,35 @@ fn rows_longer_than_the_position_table_are_refused() {
         }
     }
 }
+
+#[test]
+fn without_padding_a_block_has_one_product_for_query_key_and_value() {
+    for mut model in Tiny::all() {
+        let padded = graph(&model);
+        model.recipe.target.dialect = Dialect::Packed;
+        let compiled = Model::decode(&*model.compile().unwrap()).unwrap();
+        let padding = match model.family {
+            Family::Mpnet | Family::Roberta => vec!["1"],
+            Family::Bert | Family::Distilbert => Vec::new(),
+        };
+        assert!(compiled.metadata_props.iter().map(|of| &*of.value).eq(padding));
+        let graph = compiled.graph.unwrap();
+        let inputs: Vec<&str> = graph.input.iter().map(|input| &*input.name).collect();
+        let wanted = ["input_ids", "lengths", "position_ids", "token_offset", "cumulative_lengths"];
+        assert_eq!(inputs, wanted);
+        let of = |op: &str| graph.node.iter().filter(|node| node.op_type == op).count();
+        assert_eq!(of("PackedMultiHeadAttention"), tiny::LAYERS);
+        assert_eq!((of("RestorePadding"), of("MatMul")), (1, 4 * tiny::LAYERS + 1));
+        // Each input's row has what each head makes of it: query, key, value.
+        let together = values(&graph, "layer.1.attention.weight");
+        let size = HIDDEN / tiny::HEADS;
+        for (part, name) in ["query", "key", "value"].iter().enumerate() {
+            let apart = values(&padded, &format!("layer.1.{name}.weight"));
+            for (at, value) in apart.iter().enumerate() {
+                let (input, head, place) = (at / HIDDEN, at % HIDDEN / size, at % size);
+                let there = ((input * tiny::HEADS + head) * 3 + part) * size + place;
+                assert_eq!(together[there], *value, "{name} {at}");
+            }
+        }
+    }
+}

@@ -26,7 +26,9 @@ fn graph(model: &Tiny) -> Graph {
 fn types(graph: &Graph) -> HashMap<&str, i32> {
     let given = graph.initializer.iter().map(|tensor| (&*tensor.name, tensor.data_type));
     let mut types: HashMap<&str, i32> = given.collect();
-    types.extend([("input_ids", INT32), ("lengths", INT32)]);
+    types.extend(graph.input.iter().map(|input| (&*input.name, INT32)));
+    // An optional input that is not given.
+    types.insert("", INT32);
     for node in &graph.node {
         let inputs: Vec<i32> = node.input.iter().map(|input| types[&**input]).collect();
         let floats: Vec<i32> =
@@ -83,9 +85,26 @@ fn products_are_of_halves_and_all_that_sums_is_not() {
     }
 }
 
+/// The kernels that compute without padding sum halves in 32 bits by themselves.
+#[test]
+fn without_padding_the_blocks_are_of_halves_and_the_pooling_is_not() {
+    for model in Tiny::all() {
+        for pooling in [Pooling::Mean, Pooling::Cls, Pooling::Max] {
+            let mut model = halved(model.clone(), Dialect::Packed);
+            model.recipe.pooling = pooling;
+            let graph = graph(&model);
+            let types = types(&graph);
+            assert_eq!((types["rows"], types["embedding"]), (FLOAT16, FLOAT));
+            let casts = graph.node.iter().filter(|node| node.op_type == "Cast");
+            let casts: Vec<&str> = casts.map(|node| &*node.input[0]).collect();
+            assert!(casts.contains(&"rows") && casts.iter().all(|of| !of.starts_with("layer.")));
+        }
+    }
+}
+
 #[test]
 fn a_graph_in_32_bits_has_none_in_16() {
-    for dialect in [Dialect::OnnxRuntime, Dialect::Onnx] {
+    for dialect in [Dialect::OnnxRuntime, Dialect::Packed, Dialect::Onnx] {
         for mut model in Tiny::all() {
             model.recipe.target.dialect = dialect;
             let graph = graph(&model);

@@ -1,12 +1,12 @@
-//! Padded batches.
+//! The encoder as a graph: embeddings, blocks, pooling.
 
-use super::block::{Block, norm};
+use super::block::{Block, Stream};
 use super::operators::{Norm, Operators};
 use super::{dense, pooling};
 use crate::encoder::{Encoder, Layer, Linear, RelativeBias};
 use crate::onnx::writer::{GraphWriter, integer, port};
-use crate::onnx::{FLOAT, INT32};
-use crate::{Error, Pooling, Recipe};
+use crate::onnx::{FLOAT, INT32, ValueInfo};
+use crate::{Error, PADDING_ID, Pooling, Recipe};
 
 /// Largest table of relative position biases, which grows with the square of the row length.
 const BIAS_BYTES_MAX: usize = 256 << 20;
@@ -21,7 +21,7 @@ pub(super) fn lower(
     operators: &dyn Operators,
 ) -> Result<Vec<u8>, Error> {
     let mut graph = GraphWriter::with_capacity(weights_bytes(encoder), recipe.target.precision);
-    constants(&mut graph, recipe.max_input_tokens);
+    constants(&mut graph, recipe.max_input_tokens, operators.packs());
     if operators.needs_mask() || recipe.pooling != Pooling::Cls {
         pooling::mask(&mut graph);
     }
@@ -38,14 +38,32 @@ pub(super) fn lower(
         let block = Block { encoder, layer, index, operators };
         hidden = block.write(&mut graph, &hidden, &bias);
     }
+    if operators.packs() {
+        hidden = graph.microsoft("RestorePadding", &[&hidden, "token_offset"], "rows", Vec::new());
+    }
+    let hidden = Stream::of(operators).wide(&mut graph, &hidden);
     let pooled = pooling::pool(&mut graph, recipe.pooling, &hidden);
     let pooled = dense::apply(&mut graph, &encoder.dense, &pooled);
     pooling::finish(&mut graph, recipe.normalize.then_some(operators), &pooled);
 
     let dimensions = encoder.dimensions().to_string();
-    let inputs =
-        vec![port("input_ids", INT32, &["batch", "sequence"]), port("lengths", INT32, &["batch"])];
-    graph.finish(inputs, vec![port("embedding", FLOAT, &["batch", &dimensions])])
+    let outputs = vec![port("embedding", FLOAT, &["batch", &dimensions])];
+    graph.finish(inputs(operators.packs()), outputs)
+}
+
+fn inputs(packed: bool) -> Vec<ValueInfo> {
+    let input = |(name, dims): &(&str, &[&str])| port(name, INT32, dims);
+    let padded: &[(&str, &[&str])] =
+        &[("input_ids", &["batch", "sequence"]), ("lengths", &["batch"])];
+    let without: &[(&str, &[&str])] = &[
+        ("input_ids", &["tokens"]),
+        ("lengths", &["batch"]),
+        ("position_ids", &["tokens"]),
+        ("token_offset", &["batch", "sequence"]),
+        // One more than the batch has rows.
+        ("cumulative_lengths", &["bounds"]),
+    ];
+    (if packed { without } else { padded }).iter().map(input).collect()
 }
 
 fn weights_bytes(encoder: &Encoder<'_>) -> usize {
@@ -60,7 +78,7 @@ fn weights_bytes(encoder: &Encoder<'_>) -> usize {
 }
 
 /// Numbers that several parts of the graph use, and the length of this batch's rows.
-fn constants(graph: &mut GraphWriter, tokens_max: usize) {
+fn constants(graph: &mut GraphWriter, tokens_max: usize, packed: bool) {
     graph.int64s("zero", &[0]);
     graph.int64s("one", &[1]);
     // As floats, which are exact so far: WebGPU cuts no integers, and one operator on the CPU would be
@@ -68,7 +86,8 @@ fn constants(graph: &mut GraphWriter, tokens_max: usize) {
     let indices = (0..tokens_max).flat_map(|index| (index as f32).to_le_bytes());
     graph.floats("indices", &[tokens_max], indices.collect());
     let only_columns = vec![integer("start", 1), integer("end", 2)];
-    graph.node_with("Shape", &["input_ids"], "sequence", only_columns);
+    let rows = if packed { "token_offset" } else { "input_ids" };
+    graph.node_with("Shape", &[rows], "sequence", only_columns);
 }
 
 /// Words plus positions, normalised.
@@ -81,9 +100,10 @@ fn embeddings(
     let hidden = encoder.hidden;
     graph.operand("words", &[encoder.words.rows(), hidden], encoder.words.bytes().to_vec());
     let word = graph.node("Gather", &["words", "input_ids"], "embeddings.word");
-    let word = graph.widen(&word);
-    let position = positions(graph, encoder, tokens_max);
-    norm(graph, "embeddings.norm", &encoder.embedding_norm);
+    let stream = Stream::of(operators);
+    let word = stream.term(graph, &word);
+    let position = positions(graph, encoder, tokens_max, operators);
+    stream.norm(graph, "embeddings.norm", &encoder.embedding_norm);
     let terms = [&*word, &position];
     let numbers = Norm { name: "embeddings.norm", epsilon: encoder.epsilon };
     operators.sum_norm(graph, "embeddings", &terms, &numbers)
@@ -91,7 +111,12 @@ fn embeddings(
 
 /// The positions of all tokens. The token type is the same for every token, so its row is added to the
 /// position table here and now.
-fn positions(graph: &mut GraphWriter, encoder: &Encoder<'_>, tokens_max: usize) -> String {
+fn positions(
+    graph: &mut GraphWriter,
+    encoder: &Encoder<'_>,
+    tokens_max: usize,
+    operators: &dyn Operators,
+) -> String {
     let hidden = encoder.hidden;
     let shared: Vec<f32> = match &encoder.token_type {
         Some(types) => types.row(0).collect(),
@@ -101,9 +126,16 @@ fn positions(graph: &mut GraphWriter, encoder: &Encoder<'_>, tokens_max: usize) 
     let positions = of_padding.chain(encoder.positions.values().take(tokens_max * hidden));
     let folded = positions.zip(shared.iter().cycle()).map(|(position, shared)| position + shared);
     let bytes: Vec<u8> = folded.flat_map(f32::to_le_bytes).collect();
-    graph.floats("positions", &[bytes.len() / (4 * hidden), hidden], bytes);
+    let dims = [bytes.len() / (4 * hidden), hidden];
+    Stream::of(operators).numbers(graph, "positions", &dims, bytes);
 
     let name = "embeddings.position";
+    if operators.packs() {
+        if let Some(padding) = &encoder.padding {
+            graph.says(PADDING_ID, &padding.id.to_string());
+        }
+        return graph.node("Gather", &["positions", "position_ids"], name);
+    }
     let Some(padding) = &encoder.padding else {
         return graph.node("Slice", &["positions", "zero", "sequence", "zero"], name);
     };

@@ -1,0 +1,95 @@
+//! ONNX Runtime's own operators for batches without padding: tokens one behind the other, `[tokens, hidden]`.
+
+use super::fused::Fused;
+use super::operators::{Attention, Norm, Operators};
+use crate::encoder::{Activation, Encoder, Layer, Linear};
+use crate::onnx::writer::{GraphWriter, integer};
+
+/// The dialect of ONNX Runtime for such batches.
+pub(super) struct Packed;
+
+impl Operators for Packed {
+    fn packs(&self) -> bool {
+        true
+    }
+
+    // All families here end each block in a norm, so what goes on is small; the kernels of the norms sum in
+    // 32-bit floats.
+    fn narrow_stream(&self) -> bool {
+        true
+    }
+
+    fn needs_mask(&self) -> bool {
+        false
+    }
+
+    fn begin(&self, graph: &mut GraphWriter, encoder: &Encoder<'_>) {
+        let (heads, size) = (encoder.heads as i64, (encoder.hidden / encoder.heads) as i64);
+        graph.int64s("heads.apart", &[0, heads, 3, size]);
+    }
+
+    fn attention_bias(&self, _: &mut GraphWriter, operand: &str) -> String {
+        operand.to_owned()
+    }
+
+    // Query, key and value are one product: its kernels for that are those with the least to move.
+    fn attention(
+        &self,
+        graph: &mut GraphWriter,
+        attention: &Attention<'_, '_>,
+        _: &[String; 3],
+        input: &str,
+    ) -> String {
+        let Attention { encoder, layer, name, bias } = *attention;
+        let (all, weight) = (format!("{name}.product"), format!("{name}.weight"));
+        let dims = [encoder.hidden, 3 * encoder.hidden];
+        graph.operand(&weight, &dims, by_head(layer, encoder.heads));
+        let all = graph.node("MatMul", &[input, &weight], &all);
+        let apart = graph.node("Reshape", &[&all, "heads.apart"], &format!("{name}.heads"));
+        let biases = [&layer.query, &layer.key, &layer.value].map(|linear| linear.bias.bytes());
+        let own = format!("{name}.bias");
+        graph.operand(&own, &[3 * encoder.hidden], biases.concat());
+        let mut inputs = vec![&*apart, "", "", &own, "token_offset", "cumulative_lengths"];
+        if !bias.is_empty() {
+            inputs.push(bias);
+        }
+        let heads = vec![integer("num_heads", encoder.heads as i64)];
+        graph.microsoft("PackedMultiHeadAttention", &inputs, name, heads)
+    }
+
+    fn sum_norm(
+        &self,
+        graph: &mut GraphWriter,
+        name: &str,
+        terms: &[&str],
+        norm: &Norm<'_>,
+    ) -> String {
+        Fused.sum_norm(graph, name, terms, norm)
+    }
+
+    fn activate(
+        &self,
+        graph: &mut GraphWriter,
+        name: &str,
+        activation: Activation,
+        product: (&Linear<'_>, &str),
+    ) -> String {
+        Fused.activate(graph, name, activation, product)
+    }
+
+    fn length(&self, graph: &mut GraphWriter, pooled: &str) -> String {
+        Fused.length(graph, pooled)
+    }
+}
+
+/// The weights of query, key and value, `[hidden, heads, 3, size of a head]`.
+fn by_head(layer: &Layer<'_>, heads: usize) -> Vec<u8> {
+    let parts = [&layer.query, &layer.key, &layer.value].map(|part| part.weight.transposed());
+    let row = layer.query.weight.rows() * 4;
+    let head = row / heads;
+    let mut all = Vec::with_capacity(3 * parts[0].len());
+    for start in (0..parts[0].len()).step_by(head) {
+        all.extend(parts.iter().flat_map(|part| &part[start..start + head]));
+    }
+    all
+}
