@@ -280,3 +280,40 @@ impl<T> Lane<T> {
         if self.overtaken < OVERTAKEN_MAX { self.entries.len() } else { 1 }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue() -> Queue<usize> {
+        let mut queue = Queue::new(0);
+        for item in 0..8 {
+            let (uid, class) = (1, Priority::Bulk);
+            let tokens = 10 + item;
+            queue.push(Entry { uid, class, tokens, enqueued_us: 0, failed_on: None, item });
+        }
+        queue
+    }
+
+    #[test]
+    fn several_are_taken_as_one_after_another_from_the_last_on() {
+        for indices in [vec![0, 1, 2], vec![0, 2, 3, 7], vec![1, 6], vec![5, 99], vec![]] {
+            let (mut one_by_one, mut together) = (queue(), queue());
+            let take = |index: &usize| one_by_one.take(Priority::Bulk, 1, *index);
+            let mut expected: Vec<_> = indices.iter().rev().filter_map(take).collect();
+            expected.reverse();
+            let mut taken = Vec::new();
+            together.take_all((Priority::Bulk, 1), indices.iter().copied(), &mut taken);
+            let items = |entries: &[Entry<usize>]| -> Vec<usize> {
+                entries.iter().map(|entry| entry.item).collect()
+            };
+            assert_eq!(items(&taken), items(&expected), "{indices:?}");
+            let left = |queue: &Queue<usize>| {
+                let lane = queue.lane(Priority::Bulk, 1).unwrap();
+                let items: Vec<usize> = lane.entries.iter().map(|entry| entry.item).collect();
+                (items, lane.overtaken, queue.texts(), queue.tokens())
+            };
+            assert_eq!(left(&together), left(&one_by_one), "{indices:?}");
+        }
+    }
+}
