@@ -101,21 +101,22 @@ impl Roster {
         self.pools.len() > 1
     }
 
+    /// Plans a pool's batches by what a backend of it says of itself, which may have measured them anew.
+    fn plan_for(&mut self, pool: usize, description: &Description) {
+        let Some(pool) = self.pools.get_mut(pool) else { return };
+        if let Some(buckets) = description.buckets {
+            pool.planner.round_up(buckets);
+        }
+        if pool.batch.tokens_measured && description.batch_tokens > 0 {
+            pool.planner.lower_tokens_max(description.batch_tokens);
+        }
+    }
+
     /// The workers, all loaded and idle, each with its pool. Behind them come those that the pools
     /// reserve, without backends.
     pub fn add(&mut self, workers: Vec<(usize, Loaded)>) {
         for (pool, loaded) in &workers {
-            if let (Some(buckets), Some(pool)) =
-                (loaded.description.buckets, self.pools.get_mut(*pool))
-            {
-                pool.planner.round_up(buckets);
-            }
-            let tokens = loaded.description.batch_tokens;
-            if let Some(pool) = self.pools.get_mut(*pool).filter(|pool| pool.batch.tokens_measured)
-                && tokens > 0
-            {
-                pool.planner.lower_tokens_max(tokens);
-            }
+            self.plan_for(*pool, &loaded.description);
         }
         let worker = |(pool, loaded): (usize, Loaded), reserved, state| Worker {
             pool,
@@ -268,6 +269,9 @@ impl Roster {
 
     /// A worker has a backend again.
     pub fn loaded(&mut self, worker: usize, loaded: Loaded) {
+        if let Some(pool) = self.workers.get(worker).map(|worker| worker.pool) {
+            self.plan_for(pool, &loaded.description);
+        }
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.is_loading = false;
             worker.load_failures = 0;

@@ -29,8 +29,8 @@ pub(crate) fn lower(encoder: &Encoder<'_>, recipe: &Recipe) -> Result<Vec<u8>, E
         });
     }
     let operators: &dyn operators::Operators = match recipe.target.dialect {
-        Dialect::OnnxRuntime => &fused::Fused,
-        Dialect::Packed => &packed::Packed,
+        Dialect::OnnxRuntime => &fused::Fused { packs: false },
+        Dialect::Packed => &fused::Fused { packs: true },
         Dialect::Onnx => &plain::Plain,
     };
     assemble::lower(encoder, recipe, operators)

@@ -141,7 +141,8 @@ impl Buffers {
         let lengths = vec![i32::try_from(length).unwrap_or(i32::MAX); rows];
         padded.fill(&Batch { ids: &vec![1; rows * length], lengths: &lengths });
         let rows = Rows::Padded(padded);
-        let Bound { inputs, vectors, recording: recorded, .. } = self.filled(session, &rows)?;
+        let given = (rows.shape(), &rows.inputs()[..]);
+        let Bound { inputs, vectors, recording: recorded, .. } = self.filled(session, given)?;
         recording.run(session, inputs, vectors)?;
         *recorded = Some(recording);
         Ok(())
@@ -166,8 +167,9 @@ impl Buffers {
         out: &mut [f32],
     ) -> ort::Result<Transfer> {
         let separate = self.memory.is_separate();
-        let Bound { binding, inputs, vectors, recording, .. } = self.filled(session, rows)?;
         let given = rows.inputs();
+        let bound = self.filled(session, (rows.shape(), &given))?;
+        let Bound { binding, inputs, vectors, recording, .. } = bound;
         if let Some(recording) = recording {
             recording.run(session, inputs, vectors)?;
         } else {
@@ -221,9 +223,12 @@ impl Buffers {
     }
 
     /// The buffers of a batch's shape, with what it gives the inputs.
-    fn filled(&mut self, session: &Session, rows: &Rows) -> ort::Result<&mut Bound> {
-        let given = rows.inputs();
-        let mut bound = match self.bound.iter().position(|bound| bound.shape == rows.shape()) {
+    fn filled(
+        &mut self,
+        session: &Session,
+        (shape, given): ([usize; 2], &[Input<'_>]),
+    ) -> ort::Result<&mut Bound> {
+        let mut bound = match self.bound.iter().position(|bound| bound.shape == shape) {
             Some(at) => {
                 self.counts.found += 1;
                 self.bound.remove(at)
@@ -234,7 +239,7 @@ impl Buffers {
                     let oldest = self.bound.iter().position(|bound| bound.recording.is_none());
                     self.bound.remove(oldest.unwrap_or(0));
                 }
-                self.bind(session, (rows.shape(), &given))?
+                self.bind(session, (shape, given))?
             }
         };
         for (Input { dims, data, .. }, tensor) in given.iter().zip(&mut bound.inputs) {

@@ -91,7 +91,7 @@ pub(super) enum Stream {
 
 impl Stream {
     pub fn of(operators: &dyn Operators) -> Self {
-        if operators.narrow_stream() { Self::Narrow } else { Self::Wide }
+        if operators.packs() { Self::Narrow } else { Self::Wide }
     }
 
     /// What is in the stream as something to multiply.

@@ -2,18 +2,31 @@
 
 use super::block::{operand_bias, product};
 use super::operators::{Attention, Norm, Operators};
+use super::packed;
 use crate::encoder::{Activation, Encoder, Linear};
 use crate::onnx::writer::{GraphWriter, integer, real};
 
 /// The dialect of ONNX Runtime.
-pub(super) struct Fused;
+pub(super) struct Fused {
+    /// For batches without padding. All families here end each block in a norm, so what goes on is small, and
+    /// the kernels of the norms sum in 32-bit floats.
+    pub packs: bool,
+}
 
 impl Operators for Fused {
+    fn packs(&self) -> bool {
+        self.packs
+    }
+
     fn needs_mask(&self) -> bool {
         false
     }
 
-    fn begin(&self, _: &mut GraphWriter, _: &Encoder<'_>) {}
+    fn begin(&self, graph: &mut GraphWriter, encoder: &Encoder<'_>) {
+        if self.packs {
+            packed::begin(graph, encoder);
+        }
+    }
 
     fn attention_bias(&self, _: &mut GraphWriter, operand: &str) -> String {
         operand.to_owned()
@@ -27,6 +40,9 @@ impl Operators for Fused {
         parts: &[String; 3],
         input: &str,
     ) -> String {
+        if self.packs {
+            return packed::attention(graph, attention, input);
+        }
         let Attention { encoder, layer, name, bias } = *attention;
         let mut products = Vec::new();
         let mut biases = Vec::new();

@@ -23,13 +23,9 @@ pub(super) struct Norm<'b> {
 /// How a dialect writes what is more than a product. All take and return names. Operands are in the
 /// precision of the graph.
 pub(super) trait Operators {
-    /// Whether the tokens of all rows are computed one behind the other, without padding.
+    /// Whether the tokens of all rows are computed one behind the other, without padding. What goes from
+    /// block to block is operands then, and else 32-bit floats in every precision.
     fn packs(&self) -> bool {
-        false
-    }
-
-    /// Whether what goes from block to block is an operand, and no 32-bit float in every precision.
-    fn narrow_stream(&self) -> bool {
         false
     }
 
@@ -52,7 +48,7 @@ pub(super) trait Operators {
         input: &str,
     ) -> String;
 
-    /// The norm of the sum of two or three terms, all in 32-bit floats unless the stream is narrow.
+    /// The norm of the sum of two or three terms, all in 32-bit floats, or operands.
     fn sum_norm(
         &self,
         graph: &mut GraphWriter,

@@ -1,85 +1,36 @@
-//! ONNX Runtime's own operators for batches without padding: tokens one behind the other, `[tokens, hidden]`.
+//! The attention of batches without padding: tokens one behind the other, `[tokens, hidden]`.
 
-use super::fused::Fused;
-use super::operators::{Attention, Norm, Operators};
-use crate::encoder::{Activation, Encoder, Layer, Linear};
+use super::operators::Attention;
+use crate::encoder::{Encoder, Layer};
 use crate::onnx::writer::{GraphWriter, integer};
 
-/// The dialect of ONNX Runtime for such batches.
-pub(super) struct Packed;
+/// Writes what all blocks share.
+pub(super) fn begin(graph: &mut GraphWriter, encoder: &Encoder<'_>) {
+    let (heads, size) = (encoder.heads as i64, (encoder.hidden / encoder.heads) as i64);
+    graph.int64s("heads.apart", &[0, heads, 3, size]);
+}
 
-impl Operators for Packed {
-    fn packs(&self) -> bool {
-        true
+/// Query, key and value are one product here: ONNX Runtime's kernels for that are those with the least to move.
+pub(super) fn attention(
+    graph: &mut GraphWriter,
+    attention: &Attention<'_, '_>,
+    input: &str,
+) -> String {
+    let Attention { encoder, layer, name, bias } = *attention;
+    let (all, weight) = (format!("{name}.product"), format!("{name}.weight"));
+    let dims = [encoder.hidden, 3 * encoder.hidden];
+    graph.operand(&weight, &dims, by_head(layer, encoder.heads));
+    let all = graph.node("MatMul", &[input, &weight], &all);
+    let apart = graph.node("Reshape", &[&all, "heads.apart"], &format!("{name}.heads"));
+    let biases = [&layer.query, &layer.key, &layer.value].map(|linear| linear.bias.bytes());
+    let own = format!("{name}.bias");
+    graph.operand(&own, &[3 * encoder.hidden], biases.concat());
+    let mut inputs = vec![&*apart, "", "", &own, "token_offset", "cumulative_lengths"];
+    if !bias.is_empty() {
+        inputs.push(bias);
     }
-
-    // All families here end each block in a norm, so what goes on is small; the kernels of the norms sum in
-    // 32-bit floats.
-    fn narrow_stream(&self) -> bool {
-        true
-    }
-
-    fn needs_mask(&self) -> bool {
-        false
-    }
-
-    fn begin(&self, graph: &mut GraphWriter, encoder: &Encoder<'_>) {
-        let (heads, size) = (encoder.heads as i64, (encoder.hidden / encoder.heads) as i64);
-        graph.int64s("heads.apart", &[0, heads, 3, size]);
-    }
-
-    fn attention_bias(&self, _: &mut GraphWriter, operand: &str) -> String {
-        operand.to_owned()
-    }
-
-    // Query, key and value are one product: its kernels for that are those with the least to move.
-    fn attention(
-        &self,
-        graph: &mut GraphWriter,
-        attention: &Attention<'_, '_>,
-        _: &[String; 3],
-        input: &str,
-    ) -> String {
-        let Attention { encoder, layer, name, bias } = *attention;
-        let (all, weight) = (format!("{name}.product"), format!("{name}.weight"));
-        let dims = [encoder.hidden, 3 * encoder.hidden];
-        graph.operand(&weight, &dims, by_head(layer, encoder.heads));
-        let all = graph.node("MatMul", &[input, &weight], &all);
-        let apart = graph.node("Reshape", &[&all, "heads.apart"], &format!("{name}.heads"));
-        let biases = [&layer.query, &layer.key, &layer.value].map(|linear| linear.bias.bytes());
-        let own = format!("{name}.bias");
-        graph.operand(&own, &[3 * encoder.hidden], biases.concat());
-        let mut inputs = vec![&*apart, "", "", &own, "token_offset", "cumulative_lengths"];
-        if !bias.is_empty() {
-            inputs.push(bias);
-        }
-        let heads = vec![integer("num_heads", encoder.heads as i64)];
-        graph.microsoft("PackedMultiHeadAttention", &inputs, name, heads)
-    }
-
-    fn sum_norm(
-        &self,
-        graph: &mut GraphWriter,
-        name: &str,
-        terms: &[&str],
-        norm: &Norm<'_>,
-    ) -> String {
-        Fused.sum_norm(graph, name, terms, norm)
-    }
-
-    fn activate(
-        &self,
-        graph: &mut GraphWriter,
-        name: &str,
-        activation: Activation,
-        product: (&Linear<'_>, &str),
-    ) -> String {
-        Fused.activate(graph, name, activation, product)
-    }
-
-    fn length(&self, graph: &mut GraphWriter, pooled: &str) -> String {
-        Fused.length(graph, pooled)
-    }
+    let heads = vec![integer("num_heads", encoder.heads as i64)];
+    graph.microsoft("PackedMultiHeadAttention", &inputs, name, heads)
 }
 
 /// The weights of query, key and value, `[hidden, heads, 3, size of a head]`.

@@ -153,7 +153,10 @@ fn line(row: &Row, results: &Results, stage: &Stage, facts: &[&Facts]) -> Line {
     let same = |other: &&Row| other.collection == row.collection;
     let of = |other: &Row| &stage.targets[other.target];
     if let Some(base) = results.rows.iter().filter(same).find(|other| {
+        let same_callers =
+            !matches!(row.measure, Measure::Calls(_)) || other.measure == row.measure;
         matches!(other.measure, Measure::Calls(_))
+            && same_callers
             && of(other).variant == target.variant
             && of(other).place == Place::Engine
     }) {

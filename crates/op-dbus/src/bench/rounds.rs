@@ -210,7 +210,7 @@ impl Speed {
             Measure::Latency => (1, ((time / self.call_s) as usize).clamp(least, most)),
             Measure::Calls(callers) => {
                 let size = texts.clamp(1, CALL_TEXTS);
-                (size, texts.div_ceil(size).max(if callers == 1 { 1 } else { 2 * callers }))
+                (size, texts.div_ceil(size).max(2 * callers - 1))
             }
             Measure::Clients(clients) => {
                 // Few clients wait for their answers, and many for each other.
