@@ -94,6 +94,8 @@ mod top;
 mod trials;
 /// The systemd units and the profiles laid over them.
 mod units;
+/// Clients that leave their replies in the bus.
+mod unread;
 /// A GPU's way, on a device that the CPU plays.
 mod webgpu;
 
@@ -140,6 +142,7 @@ fn main() -> ExitCode {
         tokens::tests(),
         top::tests(),
         units::tests(),
+        unread::tests(),
         webgpu::tests(),
     ];
     let tests = tests.into_iter().flatten();

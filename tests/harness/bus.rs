@@ -124,7 +124,10 @@ fn configuration(socket: impl std::fmt::Display, more: &[&Path]) -> Outcome<Stri
   <include>{}</include>
   <listen>unix:path={socket}</listen>
   <includedir>{}</includedir>
-{more}  <policy user="{user}"><allow own="{}"/></policy>
+{more}  <policy user="{user}">
+    <allow own="{}"/>
+    <allow send_destination="org.freedesktop.DBus" send_interface="org.freedesktop.DBus.Debug.Stats"/>
+  </policy>
 </busconfig>
 "#,
         fixture("harness/bus.conf").display(),

@@ -90,7 +90,9 @@ pub async fn deaf_client(size: Size) -> Outcome {
     const GROWTH_MAX_MIB: f64 = 16.0;
     const P99_MAX: f64 = 1.2;
     let calls = size.of(1_000, 10_000);
-    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    // So that no bound but that of the bus holds it back.
+    let setup = Setup::sim()?.setting("quota_tokens", "10000000");
+    let (bus, _setup, daemon) = setup.setting("queue_tokens_max", "20000000").alone().await?;
     times(&daemon, calls).await?;
     let before = resident(daemon.process.pid())?;
 
@@ -120,6 +122,7 @@ pub async fn deaf_client(size: Size) -> Outcome {
 
 /// Sends calls until nobody takes any more; how many.
 fn send_much(deaf: &mut UnixStream) -> Outcome<usize> {
+    /// Their replies are four times what the bus keeps for the service.
     const CALLS_MAX: usize = 5_000;
     // Longer than the bus ever takes to read what it still wants to have.
     deaf.set_write_timeout(Some(Duration::from_secs(2)))?;

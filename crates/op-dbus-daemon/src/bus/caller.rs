@@ -10,6 +10,7 @@ use op_dbus_engine::CancellationToken;
 use zbus::message::{Header, Type};
 use zbus::{Connection, MatchRule, MessageStream};
 
+use super::unread::Unread;
 use crate::telemetry::OncePerMinute;
 
 /// The bus itself, as a name and as an interface.
@@ -27,6 +28,7 @@ pub struct Callers {
     only: Option<(String, u32)>,
     /// Refusals for quota.
     pub quota_told: OncePerMinute,
+    unread: Unread,
 }
 
 #[derive(Default)]
@@ -54,6 +56,11 @@ impl Caller {
     pub fn sender(&self) -> &str {
         &self.ticket.sender
     }
+
+    /// What it and the others have not read.
+    pub fn unread(&self) -> &Unread {
+        &self.ticket.callers.unread
+    }
 }
 
 /// Takes a call off the list.
@@ -80,7 +87,7 @@ impl Callers {
     pub fn of_one(caller: &Caller) -> Self {
         let only = Some((caller.sender().to_owned(), caller.uid));
         let quota_told = caller.ticket.callers.quota_told.clone();
-        Self { known: Mutex::default(), only, quota_told }
+        Self { only, quota_told, ..Self::default() }
     }
 
     /// Registers a call and finds out whose it is. Only the first call of a connection has to ask
@@ -146,6 +153,7 @@ impl Callers {
         for cancel in calls.into_iter().flatten().map(|(_, cancel)| cancel) {
             cancel.cancel();
         }
+        self.unread.left(name);
     }
 
     /// Cancels all calls, those that are not registered yet as well: the connection is over.

@@ -20,6 +20,7 @@ use super::direct::Direct;
 use super::jobs::Jobs;
 use super::pulse::Pulse;
 use super::reply::{Embedded, Form};
+use super::unread::Room;
 use crate::service::{Error as ServiceError, Options, Request, Served, Service};
 use crate::telemetry::{OncePerMinute, message_id};
 
@@ -135,12 +136,13 @@ impl Calls {
     /// Embeds texts with the model that the options name.
     ///
     /// # Errors
-    /// `TooLarge` before anything is computed; else what the service answers.
+    /// `TooLarge` and `Overloaded` before anything is computed; else what the service answers.
     pub async fn embed(&self, caller: &Caller, asked: Asked) -> Result<Embedded, Error> {
         let Asked { inputs, options, form } = asked;
         let size = (inputs.len(), inputs.bytes());
         let served = self.serving(caller, size, options.level, options.deadline).await?;
-        form.check(inputs.len(), served.length(&options))?;
+        let reply = form.check(inputs.len(), served.length(&options))?;
+        let _room = self.room(caller, (reply, size.1), options.deadline).await?;
         let count = inputs.len();
         let cancel: CancellationToken = caller.cancel.clone();
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink: None };
@@ -156,6 +158,20 @@ impl Calls {
             );
         }
         Ok(Embedded { reply, served })
+    }
+
+    /// Room in the bus for a reply of so many bytes to a call of so many, which waits for it as long as its caller
+    /// does.
+    ///
+    /// # Errors
+    /// As [`Unread::room`](super::unread::Unread::room); `Cancelled`, `DeadlineExceeded`.
+    pub async fn room<'a>(
+        &self,
+        caller: &'a Caller,
+        bytes: (usize, usize),
+        deadline: Option<Instant>,
+    ) -> Result<Option<Room<'a>>, Error> {
+        while_wanted(caller, deadline, caller.unread().room(caller, bytes)).await
     }
 
     /// The model that answers a call of so many texts and bytes, which waits for it as long as its caller does.

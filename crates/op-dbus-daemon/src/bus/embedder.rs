@@ -15,7 +15,7 @@ use super::caller::Caller;
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
 use super::options::{self, Given, Wanted};
-use super::reply::{Dictionary, Form, Token, best, tokens, wire};
+use super::reply::{Dictionary, Form, Token, best, token_bytes, tokens, wire};
 use crate::service::Options;
 
 /// The bus object for embedding.
@@ -165,7 +165,10 @@ impl Embedder {
             let size = (texts.len(), texts.iter().map(String::len).sum());
             let served = calls.serving(&caller, size, options.level, options.deadline).await?;
             let work = served.tokenize(caller.uid, texts, options.prompt.as_deref());
-            tokens(while_wanted(&caller, options.deadline, async { Ok(work.await?) }).await?)
+            let pieces = while_wanted(&caller, options.deadline, async { Ok(work.await?) }).await?;
+            let bytes = token_bytes(&pieces)?;
+            let _room = calls.room(&caller, (bytes, bytes), options.deadline).await?;
+            Ok(tokens(pieces))
         };
         self.calls.run(connection, &header, work).await
     }

@@ -19,6 +19,7 @@ mod pulse;
 mod reply;
 #[cfg(test)]
 mod tests;
+mod unread;
 mod views;
 
 use std::future::Future;

@@ -30,17 +30,17 @@ impl Form {
         matches!(self, Self::Packed(_))
     }
 
-    /// Refuses a reply that can't be sent inline, before anything is computed.
+    /// Bytes of a reply. One that can't be sent inline is refused, before anything is computed.
     ///
     /// # Errors
     /// `TooLarge`.
-    pub fn check(self, rows: usize, dimensions: usize) -> Result<(), Error> {
+    pub fn check(self, rows: usize, dimensions: usize) -> Result<usize, Error> {
         let limit = INLINE_REPLY_BYTES_MAX as usize;
         let (row, advice) = match self {
             // Each row has its length and padding before it.
             Self::Doubles => {
                 let advice = match Self::Packed(Encoding::F32).check(rows, dimensions) {
-                    Ok(()) => "use EmbedPacked, or send fewer texts in a call",
+                    Ok(_) => "use EmbedPacked, or send fewer texts in a call",
                     Err(_) => "use EmbedToFd, or send fewer texts in a call",
                 };
                 (8 * dimensions + 8, advice)
@@ -54,7 +54,7 @@ impl Form {
         };
         let found = rows.saturating_mul(row);
         if found <= limit {
-            return Ok(());
+            return Ok(found);
         }
         let fit = limit / row.max(1);
         let message = format!(
@@ -120,11 +120,11 @@ impl Embedded {
 /// A token as `Tokenize` tells it: id, piece, whether it is special, and its bytes in the text.
 pub type Token = (u32, String, bool, u32, u32);
 
-/// The tokens of each text.
+/// Bytes of the tokens of texts.
 ///
 /// # Errors
 /// `TooLarge` when they can't be sent inline.
-pub fn tokens(texts: Vec<Vec<Piece>>) -> Result<Vec<Vec<Token>>, Error> {
+pub fn token_bytes(texts: &[Vec<Piece>]) -> Result<usize, Error> {
     // Four numbers, the length of the piece and its end, and what aligns them.
     let bytes = |piece: &Piece| 28 + piece.piece.len();
     let found: usize = texts.iter().flatten().map(bytes).sum();
@@ -137,11 +137,16 @@ pub fn tokens(texts: Vec<Vec<Piece>>) -> Result<Vec<Vec<Token>>, Error> {
         );
         return Err(Error::new(ErrorName::TooLarge, message));
     }
+    Ok(found)
+}
+
+/// The tokens of each text.
+pub fn tokens(texts: Vec<Vec<Piece>>) -> Vec<Vec<Token>> {
     let token = |token: Piece| {
         let Piece { id, piece, special, start, end } = token;
         (id, piece, special, wire(start), wire(end))
     };
-    Ok(texts.into_iter().map(|pieces| pieces.into_iter().map(token).collect()).collect())
+    texts.into_iter().map(|pieces| pieces.into_iter().map(token).collect()).collect()
 }
 
 /// The best `count` of `cosines`, best first; of equals the first.
@@ -163,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_reply_that_is_too_large_is_refused_with_what_fits() {
-        assert_eq!(Form::Packed(Encoding::F32).check(10_922, 384), Ok(()));
+        assert_eq!(Form::Packed(Encoding::F32).check(10_922, 384), Ok(10_922 * 1536));
         let error = Form::Packed(Encoding::F32).check(10_923, 384).unwrap_err();
         assert_eq!(error.name(), ErrorName::TooLarge);
         assert_eq!(
@@ -171,13 +176,13 @@ mod tests {
             "the reply would be 16777728 bytes for 10923 rows, the limit is 16777216 (10922 \
              rows); use EmbedToFd"
         );
-        assert_eq!(Form::Packed(Encoding::B1).check(32 * 10_922, 384), Ok(()));
+        assert_eq!(Form::Packed(Encoding::B1).check(32 * 10_922, 384), Ok(32 * 10_922 * 48));
         assert!(Form::Packed(Encoding::I8).check(4 * 10_923, 384).is_err());
         let error = Form::Doubles.check(16_384, 384).unwrap_err();
         assert!(error.message().contains("EmbedToFd"), "{error}");
         let error = Form::Doubles.check(10_922, 384).unwrap_err();
         assert!(error.message().contains("EmbedPacked"), "{error}");
-        assert_eq!(Form::Ranks(10).check(20_000, 768), Ok(()));
+        assert_eq!(Form::Ranks(10).check(20_000, 768), Ok(160));
     }
 
     #[test]
