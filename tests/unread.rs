@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use futures_util::StreamExt;
+use nix::sys::signal::Signal;
 use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ROOT_PATH};
 use zbus::connection::Builder;
 use zbus::message::Type;
@@ -13,10 +14,13 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::Options;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::registry::tests;
+use crate::harness::users::{MEMBER, Users};
 use crate::harness::{Outcome, within};
 
 tests! {
     who_reads_no_large_replies_waits_alone: [Bus],
+    what_others_send_to_a_caller_is_not_the_services: [Bus, Root],
+    work_that_takes_long_needs_no_room: [Bus],
     a_bus_that_does_not_tell_is_no_hindrance: [Bus],
 }
 
@@ -35,10 +39,13 @@ struct Sleeper {
 impl Sleeper {
     async fn on(bus: &PrivateBus) -> Outcome<Self> {
         let one = NonZeroUsize::MIN;
-        let connection = Builder::address(bus.address()).max_queued(one).build().await?;
+        Ok(Self::of(Builder::address(bus.address()).max_queued(one).build().await?))
+    }
+
+    fn of(connection: Connection) -> Self {
         // What it holds and does not read holds all up that follows.
         let replies = MessageStream::from(&connection);
-        Ok(Self { connection, replies, waiting: HashSet::new() })
+        Self { connection, replies, waiting: HashSet::new() }
     }
 
     /// Sends a call of `EmbedPacked`.
@@ -50,24 +57,32 @@ impl Sleeper {
         Ok(self.connection.send(&call).await?)
     }
 
-    /// Reads until each call has its reply.
-    async fn wake(&mut self) -> Outcome {
+    /// Reads until each call has its reply; how many were refused.
+    async fn wake(&mut self) -> Outcome<usize> {
+        let mut refused = 0;
         while !self.waiting.is_empty() {
             let message = within("a reply", self.replies.next()).await?.ok_or("the end")??;
             let header = message.header();
             if header.reply_serial().is_some_and(|serial| self.waiting.remove(&serial)) {
-                assert_eq!(message.message_type(), Type::MethodReturn, "{message}");
+                let is_reply = message.message_type() == Type::MethodReturn;
+                let error = header.error_name().map(ToString::to_string).unwrap_or_default();
+                assert!(is_reply || error.ends_with(".Overloaded"), "{message}");
+                refused += usize::from(!is_reply);
             }
         }
-        Ok(())
+        Ok(refused)
     }
+}
+
+/// Where nothing but the account of the service holds a client back.
+fn roomy() -> Outcome<Setup> {
+    let setup = Setup::sim()?.setting("quota_tokens", "1000000");
+    Ok(setup.setting("queue_tokens_max", "2000000"))
 }
 
 /// Replies of 180 MB together, where dbus-daemon keeps 127 MiB for the service.
 async fn who_reads_no_large_replies_waits_alone() -> Outcome {
-    let setup = Setup::sim()?.setting("quota_tokens", "1000000");
-    let setup = setup.setting("queue_tokens_max", "2000000");
-    let (bus, _setup, daemon) = setup.alone().await?;
+    let (bus, _setup, daemon) = roomy()?.alone().await?;
     let mut sleeper = Sleeper::on(&bus).await?;
     for _ in 0..CALLS {
         sleeper.send(TEXTS).await?;
@@ -77,10 +92,57 @@ async fn who_reads_no_large_replies_waits_alone() -> Outcome {
     // Another connection of the same user has room of its own.
     let mut other = Sleeper::on(&bus).await?;
     other.send(TEXTS).await?;
-    other.wake().await?;
-    sleeper.wake().await?;
+    assert_eq!(other.wake().await?, 0);
+    // What waited is there, and what had no place to wait was refused.
+    let refused = sleeper.wake().await?;
+    assert!((20..CALLS - 40).contains(&refused), "{refused}");
+    sleeper.send(TEXTS).await?;
+    assert_eq!(sleeper.wake().await?, 0);
     beside(&daemon).await?;
     assert!(!daemon.process.stderr().contains("takes no replies"), "{}", daemon.process.stderr());
+    daemon.stop().await
+}
+
+/// The bus tells what lies there from anybody.
+async fn what_others_send_to_a_caller_is_not_the_services() -> Outcome {
+    let (_users, bus) = Users::on_a_bus(&[]).await?;
+    let setup = roomy()?;
+    let daemon = setup.ready(&bus).await?;
+    let mut sleeper = Sleeper::of(bus.connect_as(MEMBER.id).await?);
+    let name = sleeper.connection.unique_name().ok_or("it has no name")?.to_string();
+    let flood = bus.connect_as(MEMBER.id).await?;
+    let body = "x".repeat(1 << 20);
+    // It reads 64 of them.
+    for _ in 0..162 {
+        let (path, interface) = ("/", "org.example.Flood");
+        let signal = Message::signal(path, interface, "Much").destination(&*name);
+        flood.send(&signal.build(&body)?).await?;
+    }
+    // So many that it is asked what lies there.
+    for _ in 0..40 {
+        sleeper.send(TEXTS).await?;
+    }
+    daemon.process.says("does not read").await?;
+    beside(&daemon).await?;
+    daemon.stop().await
+}
+
+/// Replies of 48 MiB and more, of two connections that read, while the worker stands still for longer than a
+/// client may take to read.
+async fn work_that_takes_long_needs_no_room() -> Outcome {
+    let (bus, _setup, daemon) = roomy()?.alone().await?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let mut clients = [Sleeper::on(&bus).await?, Sleeper::on(&bus).await?];
+    for client in &mut clients {
+        for _ in 0..18 {
+            client.send(TEXTS).await?;
+        }
+    }
+    daemon.client().counted("in_flight_calls", 36).await?;
+    daemon.signal_workers(Signal::SIGCONT).await?;
+    let [first, second] = &mut clients;
+    let refused = tokio::try_join!(first.wake(), second.wake())?;
+    assert_eq!(refused, (0, 0));
     daemon.stop().await
 }
 
@@ -93,8 +155,7 @@ async fn beside(daemon: &Daemon) -> Outcome {
 
 /// Any other bus, and one whose policy was not installed.
 async fn a_bus_that_does_not_tell_is_no_hindrance() -> Outcome {
-    let setup = Setup::sim()?.setting("quota_tokens", "1000000");
-    let setup = setup.setting("queue_tokens_max", "2000000");
+    let setup = roomy()?;
     let policy = setup.path("policy.conf");
     let rule = r#"<deny send_interface="org.freedesktop.DBus.Debug.Stats"/>"#;
     let rule = format!(r#"<busconfig><policy context="mandatory">{rule}</policy></busconfig>"#);
@@ -107,6 +168,6 @@ async fn a_bus_that_does_not_tell_is_no_hindrance() -> Outcome {
         sleeper.send(TEXTS).await?;
     }
     daemon.process.says("the bus does not tell what callers leave unread").await?;
-    sleeper.wake().await?;
+    assert_eq!(sleeper.wake().await?, 0);
     daemon.stop().await
 }

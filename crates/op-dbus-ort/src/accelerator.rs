@@ -236,6 +236,11 @@ impl Accelerator {
         }
     }
 
+    /// Whether each new shape costs seconds or minutes, as the provider compiles for it.
+    pub(crate) fn compiles_shapes(&self) -> bool {
+        matches!(self.provider.as_str(), "tensorrt" | "migraphx")
+    }
+
     /// Whether the provider is told to record.
     pub(crate) fn records(&self) -> bool {
         self.options.iter().any(|(key, value)| RECORDING.contains(&key.as_str()) && value == "1")

@@ -96,7 +96,7 @@ impl OrtBackend {
         backend.prove(&accelerator, &name)?;
         let unavailable = |error: BackendError| accelerator.unavailable(error.to_string());
         if options.calibrate {
-            backend.calibrate().map_err(unavailable)?;
+            backend.calibrate(accelerator.compiles_shapes()).map_err(unavailable)?;
         }
         backend.warm_up().map_err(unavailable)?;
         if accelerator.records() {

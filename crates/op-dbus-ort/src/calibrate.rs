@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use op_dbus_engine::{BackendError, BatchLimits, Buckets};
+use op_dbus_engine::{Backend, BackendError, BatchLimits, Buckets};
 
 use crate::OrtBackend;
 use crate::backend::milliseconds;
@@ -19,23 +19,29 @@ const BATCH_TIME_MAX: Duration = Duration::from_millis(20);
 const LOSS_PERCENT_MAX: u32 = 5;
 /// A device that may take longer for the smallest of these is not measured.
 const FIRST_TIME_MAX: Duration = Duration::from_secs(1);
+/// After so long nothing larger is tried.
+const CALIBRATION_MAX: Duration = Duration::from_secs(5);
 /// Runs of a batch that are timed, behind one that prepares its shape.
 const RUNS: u32 = 2;
 
 impl OrtBackend {
     /// Has batches, and the shapes that they are rounded up to, be those of which the device computes most
-    /// tokens per second.
+    /// tokens per second; where trying is dear, those of 8,192 tokens.
     ///
     /// # Errors
     /// What stands in the way of a batch.
-    pub(crate) fn calibrate(&mut self) -> Result<(), BackendError> {
+    pub(crate) fn calibrate(&mut self, is_dear: bool) -> Result<(), BackendError> {
         let Some(buckets) = self.description.buckets else {
             self.description.batch_tokens = TOKENS;
             return Ok(());
         };
         let began = Instant::now();
-        let timed = self.timed(buckets)?;
+        let timed = if is_dear { Vec::new() } else { self.timed(buckets)? };
         let tokens_max = best(&timed).min(buckets.tokens_max);
+        if timed.last().is_some_and(|(tokens, _)| *tokens > tokens_max) {
+            // The device keeps what the largest of them took.
+            self.trim()?;
+        }
         let calibration_ms = milliseconds(began);
         tracing::debug!(?timed, "batches were timed");
         tracing::info!(
@@ -67,24 +73,34 @@ impl OrtBackend {
         let sizes = std::iter::successors(Some(TOKENS_FIRST), |tokens| tokens.checked_mul(2));
         let mut found = Vec::new();
         for tokens in sizes.take_while(|tokens| *tokens <= buckets.tokens_max) {
-            let shape = [tokens / length, length];
-            match self.run_shape(shape) {
+            match self.time([tokens / length, length]) {
+                Ok(took) => found.push((tokens, took)),
                 // The engine would halve such a batch.
                 Err(BackendError::OutOfMemory(_)) => break,
-                result => result?,
+                Err(error) if tokens > TOKENS => {
+                    tracing::debug!(tokens, %error, "a batch was too large");
+                    break;
+                }
+                Err(error) => return Err(error),
             }
-            let mut least = Duration::MAX;
-            for _ in 0..RUNS {
-                let began = Instant::now();
-                self.run_shape(shape)?;
-                least = least.min(began.elapsed());
-            }
-            found.push((tokens, least));
-            if least > BATCH_TIME_MAX {
+            let is_slow = found.last().is_some_and(|(_, took)| *took > BATCH_TIME_MAX);
+            if is_slow || began.elapsed() > CALIBRATION_MAX {
                 break;
             }
         }
         Ok(found)
+    }
+
+    /// What a batch of this shape takes.
+    fn time(&mut self, shape: [usize; 2]) -> Result<Duration, BackendError> {
+        self.run_shape(shape)?;
+        let mut least = Duration::MAX;
+        for _ in 0..RUNS {
+            let began = Instant::now();
+            self.run_shape(shape)?;
+            least = least.min(began.elapsed());
+        }
+        Ok(least)
     }
 }
 

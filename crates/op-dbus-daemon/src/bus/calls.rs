@@ -20,8 +20,8 @@ use super::direct::Direct;
 use super::jobs::Jobs;
 use super::pulse::Pulse;
 use super::reply::{Embedded, Form};
-use super::unread::Room;
 use crate::service::{Error as ServiceError, Options, Request, Served, Service};
+use crate::settings::Bus;
 use crate::telemetry::{OncePerMinute, message_id};
 
 /// What the interfaces have in common. Cheap to clone.
@@ -136,15 +136,15 @@ impl Calls {
     /// Embeds texts with the model that the options name.
     ///
     /// # Errors
-    /// `TooLarge` and `Overloaded` before anything is computed; else what the service answers.
+    /// `TooLarge` before anything is computed; `Overloaded` of a caller that does not read; else what the service
+    /// answers.
     pub async fn embed(&self, caller: &Caller, asked: Asked) -> Result<Embedded, Error> {
         let Asked { inputs, options, form } = asked;
         let size = (inputs.len(), inputs.bytes());
         let served = self.serving(caller, size, options.level, options.deadline).await?;
-        let reply = form.check(inputs.len(), served.length(&options))?;
-        let _room = self.room(caller, (reply, size.1), options.deadline).await?;
+        let bytes = form.check(inputs.len(), served.length(&options))?;
         let count = inputs.len();
-        let cancel: CancellationToken = caller.cancel.clone();
+        let (cancel, deadline): (CancellationToken, _) = (caller.cancel.clone(), options.deadline);
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink: None };
         let (reply, served) = self.service.embed(served, request).await?;
         let (tokens, queue_us, compute_us) = (reply.tokens, reply.queue_us, reply.compute_us);
@@ -157,20 +157,27 @@ impl Calls {
                 caller.uid
             );
         }
+        // It may tell of each that it was cut.
+        let bytes = bytes + count * size_of::<u32>();
+        self.room(caller, (bytes, size_of_val(&reply.vectors[..])), deadline).await?;
         Ok(Embedded { reply, served })
     }
 
-    /// Room in the bus for a reply of so many bytes to a call of so many, which waits for it as long as its caller
+    /// Waits for room in the bus for a reply of so many bytes, which holds so many meanwhile, as long as its caller
     /// does.
     ///
     /// # Errors
     /// As [`Unread::room`](super::unread::Unread::room); `Cancelled`, `DeadlineExceeded`.
-    pub async fn room<'a>(
+    pub async fn room(
         &self,
-        caller: &'a Caller,
+        caller: &Caller,
         bytes: (usize, usize),
         deadline: Option<Instant>,
-    ) -> Result<Option<Room<'a>>, Error> {
+    ) -> Result<(), Error> {
+        // There all are one user's, and what is kept is eight times as much.
+        if self.service.now().settings().bus == Bus::Session {
+            return Ok(());
+        }
         while_wanted(caller, deadline, caller.unread().room(caller, bytes)).await
     }
 

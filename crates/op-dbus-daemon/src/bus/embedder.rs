@@ -167,7 +167,7 @@ impl Embedder {
             let work = served.tokenize(caller.uid, texts, options.prompt.as_deref());
             let pieces = while_wanted(&caller, options.deadline, async { Ok(work.await?) }).await?;
             let bytes = token_bytes(&pieces)?;
-            let _room = calls.room(&caller, (bytes, bytes), options.deadline).await?;
+            calls.room(&caller, (bytes, bytes), options.deadline).await?;
             Ok(tokens(pieces))
         };
         self.calls.run(connection, &header, work).await
@@ -217,7 +217,10 @@ impl Embedder {
         let work = async move |calls: Calls, caller: Caller| {
             let served = calls.service.serving(None, None).await?;
             let work = served.count_tokens(caller.uid, texts);
-            while_wanted(&caller, None, async { Ok(work.await?) }).await
+            let counts = while_wanted(&caller, None, async { Ok(work.await?) }).await?;
+            let bytes = size_of_val(&counts[..]);
+            calls.room(&caller, (bytes, bytes), None).await?;
+            Ok(counts)
         };
         self.calls.run(connection, &header, work).await
     }

@@ -1,14 +1,13 @@
 //! What callers leave unread in the bus. dbus-daemon keeps it on the account of who sent it, and takes nothing more
-//! from the service when that is full, for whomever it is. A call whose reply has no room waits until its caller
+//! from the service when that is full, for whomever it is. A reply that has no room there waits until its caller
 //! has read others.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use op_dbus_api::{Error, ErrorName};
+use op_dbus_api::{Error, ErrorName, INLINE_REPLY_BYTES_MAX};
 use tokio::time::sleep;
 use tracing::{info, warn};
 use zbus::{Connection, Variant, fdo};
@@ -17,112 +16,166 @@ use super::caller::{BUS, Caller};
 use crate::telemetry::OncePerMinute;
 
 /// Three quarters of the bytes that dbus-daemon keeps of one connection by default (127 MiB, `max_incoming_bytes` of
-/// dbus-daemon(1)). What the rest is for is not counted here: signals, properties, refusals, and replies that are
-/// on their way to the bus.
+/// dbus-daemon(1)). What the rest is for is not counted here: signals, properties, refusals.
 const POOL_BYTES: u64 = 96 << 20;
+/// What replies that wait hold, those of all callers.
+const HELD_BYTES: u64 = 128 << 20;
 /// Beside what fills a reply: its header, its dictionary.
 const REPLY_BYTES: u64 = 1024;
-/// A caller that has not read by then is told.
+/// Who has nothing unread gets so much, whatever other connections of the user leave.
+const SMALL_BYTES: u64 = 64 << 10;
+/// A caller of whom nothing was read for so long is told.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Who takes so long is no client that has much under way.
 const SUSPICIOUS: Duration = Duration::from_secs(1);
-/// As often does who waits look whether there is room.
+/// As often is it looked whether there is room, and then less and less.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// What calls that wait may hold, all of them.
-const HELD_BYTES_MAX: u64 = 64 << 20;
+const LOOK_AGAIN_MAX: Duration = Duration::from_millis(250);
+/// A bus that does not tell is asked again then: its policy may have been mended.
+const ASK_AGAIN: Duration = Duration::from_secs(60);
 
 /// The replies to all callers on one bus.
 #[derive(Default)]
 pub struct Unread {
     callers: Mutex<HashMap<String, Share>>,
-    /// The bus does not tell what it keeps.
-    is_untold: AtomicBool,
-    held: AtomicU64,
+    /// When the bus last did not tell what it keeps.
+    untold: Mutex<Option<Instant>>,
     /// For one look at all of them at a time.
     looking: tokio::sync::Mutex<()>,
     told: OncePerMinute,
 }
 
-/// The replies to one caller.
+/// Bytes of the replies to one caller.
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     uid: u32,
-    /// Bytes that calls under way will have.
-    promised: u64,
-    /// Bytes that were sent; as many may be unread.
-    sent: u64,
+    /// Unread when the bus was asked.
+    lies: u64,
+    /// Sent before that, and not necessarily in the bus then.
+    before: u64,
+    /// Sent since.
+    since: u64,
+    /// Of replies that wait.
+    held: u64,
     looked: Option<Instant>,
 }
 
-/// Room for one reply, which is on its way when this is dropped.
-pub struct Room<'a> {
+impl Share {
+    fn unread(&self) -> u64 {
+        self.lies.saturating_add(self.before).saturating_add(self.since)
+    }
+}
+
+/// How the caller, its user and all other users stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sums {
+    its: u64,
+    own: u64,
+    others: u64,
+}
+
+impl Sums {
+    fn of(
+        callers: &HashMap<String, Share>,
+        (name, uid): (&str, u32),
+        bytes: impl Fn(&Share) -> u64,
+    ) -> Self {
+        let mut sums = Self::default();
+        for (of, share) in callers {
+            let sum = if share.uid == uid { &mut sums.own } else { &mut sums.others };
+            *sum = sum.saturating_add(bytes(share));
+            if of == name {
+                sums.its = bytes(share);
+            }
+        }
+        sums
+    }
+
+    /// What one user may have of `pool`: half of what the others leave. So nobody can fill it, however many they are.
+    const fn user_max(&self, pool: u64) -> u64 {
+        pool.saturating_sub(self.others) / 2
+    }
+
+    /// Whether a reply has room in the bus. A connection has half of what its user may have, or all of it for its
+    /// only reply. The first of a connection and the first of a user also fit where others of the user, or other
+    /// users, leave no more than that.
+    fn fit(&self, reply: u64) -> bool {
+        let (user_max, all) = (self.user_max(POOL_BYTES), self.all().saturating_add(reply));
+        let its_max = if self.its == 0 { user_max } else { user_max / 2 };
+        let is_within =
+            self.own.saturating_add(reply) <= user_max && self.its.saturating_add(reply) <= its_max;
+        let is_small = self.its == 0 && reply <= SMALL_BYTES && all <= POOL_BYTES;
+        let is_first = self.own == 0 && all <= POOL_BYTES + u64::from(INLINE_REPLY_BYTES_MAX);
+        is_within || is_small || is_first
+    }
+
+    /// Whether there is room for half as much only. It is time to look, before anybody has to wait for it.
+    const fn is_much(&self) -> bool {
+        let user_max = self.user_max(POOL_BYTES);
+        self.own > user_max / 2 || self.its > user_max / 4
+    }
+
+    const fn all(&self) -> u64 {
+        self.own.saturating_add(self.others)
+    }
+}
+
+/// What a reply that waits holds.
+struct Held<'a> {
     unread: &'a Unread,
     caller: &'a str,
     bytes: u64,
 }
 
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        if let Some(share) = self.unread.callers().get_mut(self.caller) {
-            share.promised = share.promised.saturating_sub(self.bytes);
-            share.sent = share.sent.saturating_add(self.bytes);
-        }
-    }
-}
-
-/// What a call that waits holds.
-struct Held<'a> {
-    all: &'a AtomicU64,
-    bytes: u64,
-}
-
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+        if let Some(share) = self.unread.callers().get_mut(self.caller) {
+            share.held = share.held.saturating_sub(self.bytes);
+        }
     }
 }
 
 impl Unread {
-    /// Waits until there is room for a reply with so many bytes to a call of so many; none is counted where the bus
-    /// does not tell, or nothing is between the caller and us.
+    /// Waits until there is room for a reply with so many bytes, which is sent at once then; meanwhile it holds so
+    /// many. Returns at once where the bus does not tell, or nothing is between the caller and us.
     ///
     /// # Errors
-    /// `Overloaded` when the caller does not read what it has for 30 s, or too much waits for such callers.
-    pub async fn room<'a>(
-        &'a self,
-        caller: &'a Caller,
-        (reply, call): (usize, usize),
-    ) -> Result<Option<Room<'a>>, Error> {
-        if !caller.connection.is_bus() {
-            return Ok(None);
+    /// `Overloaded` when the caller has read nothing for 30 s, or its user's replies hold too much.
+    pub async fn room(&self, caller: &Caller, (reply, held): (usize, usize)) -> Result<(), Error> {
+        if !caller.connection.is_bus() || self.is_untold() {
+            return Ok(());
         }
         let bytes = (reply as u64).saturating_add(REPLY_BYTES);
-        let (mut held, begun) = (None, Instant::now());
-        while !self.is_untold.load(Ordering::Relaxed) {
-            for look in [None, Some(Some(caller.sender())), Some(None)] {
-                if let Some(of) = look {
-                    self.look(&caller.connection, of).await;
-                }
-                if self.enter(caller, bytes) {
-                    return Ok(Some(Room { unread: self, caller: caller.sender(), bytes }));
-                }
+        if self.enter(caller, bytes) {
+            if self.sums(caller).is_much() {
+                self.look(&caller.connection).await;
             }
-            if held.is_none() {
-                held = Some(self.hold(caller, call as u64)?);
+            return Ok(());
+        }
+        let _held = self.hold(caller, held as u64)?;
+        let (mut pause, mut its, mut begun) = (LOOK_AGAIN, u64::MAX, Instant::now());
+        let waits = begun;
+        loop {
+            self.look(&caller.connection).await;
+            if self.is_untold() || self.enter(caller, bytes) {
+                return Ok(());
             }
-            let waits = begun.elapsed();
-            if waits >= PATIENCE {
-                return Err(self.refusal(caller));
+            let sums = self.sums(caller);
+            if sums.its < its {
+                (its, begun) = (sums.its, Instant::now());
             }
-            if waits >= SUSPICIOUS && self.told.is_due() {
-                let (uid, name, bytes) = (caller.uid, caller.sender(), self.sent_to(caller));
+            if begun.elapsed() >= PATIENCE {
+                return Err(refusal(caller, sums));
+            }
+            if waits.elapsed() >= SUSPICIOUS && sums.its > 0 && self.told.is_due() {
+                let (uid, name) = (caller.uid, caller.sender());
                 warn!(
-                    "user {uid} does not read {bytes} bytes that were sent to {name}: its calls wait"
+                    "user {uid} does not read {its} bytes that were sent to {name}: what follows waits"
                 );
             }
-            sleep(LOOK_AGAIN).await;
+            sleep(pause).await;
+            pause = LOOK_AGAIN_MAX.min(2 * pause);
         }
-        Ok(None)
     }
 
     /// Forgets a caller that has left the bus: what it left is gone with it.
@@ -133,58 +186,53 @@ impl Unread {
     /// Takes room if there is any.
     fn enter(&self, caller: &Caller, bytes: u64) -> bool {
         let mut callers = self.callers();
-        if !fits(&callers, (caller.sender(), caller.uid), bytes) {
-            return false;
+        let fits = unread(&callers, caller).fit(bytes);
+        if fits && let Some(share) = share(&mut callers, caller) {
+            share.since = share.since.saturating_add(bytes);
         }
-        // Nobody would forget one that has left already.
-        if !caller.cancel.is_cancelled() {
-            let share = callers.entry(caller.sender().to_owned()).or_default();
-            share.uid = caller.uid;
-            share.promised = share.promised.saturating_add(bytes);
+        fits
+    }
+
+    fn hold<'a>(&'a self, caller: &'a Caller, bytes: u64) -> Result<Held<'a>, Error> {
+        let mut callers = self.callers();
+        let held = Sums::of(&callers, (caller.sender(), caller.uid), |share| share.held);
+        if held.own.saturating_add(bytes) > held.user_max(HELD_BYTES) {
+            return Err(refusal(caller, unread(&callers, caller)));
         }
-        true
-    }
-
-    fn hold(&self, caller: &Caller, bytes: u64) -> Result<Held<'_>, Error> {
-        let held = Held { all: &self.held, bytes };
-        if self.held.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > HELD_BYTES_MAX {
-            return Err(self.refusal(caller));
+        if let Some(share) = share(&mut callers, caller) {
+            share.held = share.held.saturating_add(bytes);
         }
-        Ok(held)
+        Ok(Held { unread: self, caller: caller.sender(), bytes })
     }
 
-    fn sent_to(&self, caller: &Caller) -> u64 {
-        self.callers().get(caller.sender()).map_or(0, |share| share.sent)
+    fn sums(&self, caller: &Caller) -> Sums {
+        unread(&self.callers(), caller)
     }
 
-    fn refusal(&self, caller: &Caller) -> Error {
-        let message = format!(
-            "the bus has no room for the reply, as {} bytes that were sent to {} are not read, or those of other \
-             connections of user {}; read them, have fewer calls under way at once, or use OpenDirect",
-            self.sent_to(caller),
-            caller.sender(),
-            caller.uid
-        );
-        Error::new(ErrorName::Overloaded, message)
+    fn is_untold(&self) -> bool {
+        let untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+        untold.is_some_and(|asked| asked.elapsed() < ASK_AGAIN)
     }
 
-    /// Asks the bus what lies there for `of`, or for each caller.
-    async fn look(&self, connection: &Connection, of: Option<&str>) {
+    /// Asks the bus what lies there for each caller.
+    async fn look(&self, connection: &Connection) {
         let _alone = self.looking.lock().await;
         let mut asked = Vec::new();
         for (name, share) in &mut *self.callers() {
-            let is_meant = of.is_none_or(|of| of == name) && share.sent > 0;
-            if is_meant && share.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN) {
+            let is_due = share.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN);
+            if share.unread() > 0 && is_due {
                 share.looked = Some(Instant::now());
-                asked.push((name.clone(), share.sent));
+                asked.push((name.clone(), *share));
             }
         }
-        let answers = asked.into_iter().map(async |(name, sent)| {
-            match unread(connection, &name).await {
-                // What was sent while the bus was asked is not in there.
+        let answers = asked.into_iter().map(async |(name, was)| {
+            match outgoing(connection, &name).await {
                 Ok(lies) => {
                     if let Some(share) = self.callers().get_mut(&name) {
-                        share.sent = share.sent.saturating_sub(sent).saturating_add(lies);
+                        // Others send to it as well.
+                        share.lies = lies.min(was.unread());
+                        share.before = was.since;
+                        share.since = share.since.saturating_sub(was.since);
                     }
                 }
                 Err(zbus::Error::FDO(error)) if matches!(*error, fdo::Error::NameHasNoOwner(_)) => {
@@ -192,14 +240,14 @@ impl Unread {
                 }
                 // Its policy, or another kind of bus, whose accounts are the receivers'.
                 Err(error) => {
-                    if !self.is_untold.swap(true, Ordering::Relaxed) {
-                        info!("the bus does not tell what callers leave unread there ({error})");
-                    }
+                    info!("the bus does not tell what callers leave unread there ({error})");
+                    let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+                    *untold = Some(Instant::now());
                 }
             }
         });
         join_all(answers).await;
-        self.callers().retain(|_, share| share.sent > 0 || share.promised > 0);
+        self.callers().retain(|_, share| share.unread() > 0 || share.held > 0);
     }
 
     fn callers(&self) -> MutexGuard<'_, HashMap<String, Share>> {
@@ -207,28 +255,33 @@ impl Unread {
     }
 }
 
-/// Whether the reply fits: all connections of a user have half of what other users leave of the pool, and one of
-/// them half of that, unless it has nothing yet. So nobody can fill the pool, however many they are.
-fn fits(callers: &HashMap<String, Share>, (name, uid): (&str, u32), reply: u64) -> bool {
-    let [mut others, mut own, mut its] = [0_u64; 3];
-    for (of, share) in callers {
-        let bytes = share.sent.saturating_add(share.promised);
-        if share.uid != uid {
-            others = others.saturating_add(bytes);
-            continue;
-        }
-        own = own.saturating_add(bytes);
-        if of == name {
-            its = bytes;
-        }
-    }
-    let user_max = POOL_BYTES.saturating_sub(others) / 2;
-    let its_max = if its == 0 { user_max } else { user_max / 2 };
-    own.saturating_add(reply) <= user_max && its.saturating_add(reply) <= its_max
+fn unread(callers: &HashMap<String, Share>, caller: &Caller) -> Sums {
+    Sums::of(callers, (caller.sender(), caller.uid), Share::unread)
 }
 
-/// What dbus-daemon keeps for a connection that has not taken it.
-async fn unread(connection: &Connection, name: &str) -> zbus::Result<u64> {
+/// None of one that has left already: nobody would forget it.
+fn share<'a>(callers: &'a mut HashMap<String, Share>, caller: &Caller) -> Option<&'a mut Share> {
+    if caller.cancel.is_cancelled() {
+        return None;
+    }
+    let share = callers.entry(caller.sender().to_owned()).or_default();
+    share.uid = caller.uid;
+    Some(share)
+}
+
+fn refusal(caller: &Caller, Sums { its, own, others }: Sums) -> Error {
+    let message = format!(
+        "the bus has no room for the reply: {its} bytes that were sent to {} are unread there, {own} of all connections of \
+         user {}, and {others} of other users; read them, have fewer calls under way at once, or use OpenDirect, and \
+         try again in 30 s",
+        caller.sender(),
+        caller.uid
+    );
+    Error::new(ErrorName::Overloaded, message)
+}
+
+/// What dbus-daemon keeps for a connection that has not taken it, from whomever.
+async fn outgoing(connection: &Connection, name: &str) -> zbus::Result<u64> {
     let (path, interface) = ("/org/freedesktop/DBus", "org.freedesktop.DBus.Debug.Stats");
     let reply =
         connection.call_method(Some(BUS), path, Some(interface), "GetConnectionStats", &name);
@@ -244,43 +297,58 @@ async fn unread(connection: &Connection, name: &str) -> zbus::Result<u64> {
 mod tests {
     use super::*;
 
-    fn fit(callers: &[(&str, u32, u64)], of: (&str, u32), reply: u64) -> bool {
-        let share = |uid, sent| Share { uid, sent, ..Share::default() };
-        let callers =
-            callers.iter().map(|(name, uid, sent)| ((*name).to_owned(), share(*uid, *sent)));
-        fits(&callers.collect(), of, reply)
+    const LARGE: u64 = INLINE_REPLY_BYTES_MAX as u64 + REPLY_BYTES;
+
+    fn sums(its: u64, own: u64, others: u64) -> Sums {
+        Sums { its: its << 20, own: own << 20, others: others << 20 }
     }
 
-    /// The largest inline reply.
-    const LARGE: u64 = (16 << 20) + REPLY_BYTES;
+    #[test]
+    fn callers_users_and_others_are_summed() {
+        let share = |uid, lies| Share { uid, lies, before: 1, since: 1, ..Share::default() };
+        let callers = [(":1", share(1, 10)), (":2", share(1, 20)), (":3", share(2, 40))];
+        let callers = callers.map(|(name, share)| (name.to_owned(), share)).into();
+        let of = |who| Sums::of(&callers, who, Share::unread);
+        assert_eq!(of((":1", 1)), Sums { its: 12, own: 34, others: 42 });
+        assert_eq!(of((":4", 2)), Sums { its: 0, own: 42, others: 34 });
+    }
 
     #[test]
     fn who_reads_has_room_whatever_others_leave() {
-        assert!(fit(&[], (":1", 1), LARGE));
-        let (one, two) = ((":1", 1, 24 << 20), (":2", 1, 24 << 20));
-        assert!(!fit(&[one], (":1", 1), 1));
-        assert!(fit(&[one], (":2", 1), LARGE));
-        assert!(fit(&[one, two], (":3", 2), LARGE));
-        // All of one user together.
-        assert!(!fit(&[one, two], (":3", 1), 1));
+        assert!(sums(0, 0, 0).fit(LARGE));
+        assert!(!sums(24, 24, 0).fit(1));
+        // Another connection of that user, and one of it beside two of them.
+        assert!(sums(0, 24, 0).fit(LARGE));
+        assert!(sums(0, 48, 0).fit(SMALL_BYTES) && !sums(0, 48, 0).fit(LARGE));
+        // Other users, also behind two who have all that they may.
+        assert!(sums(0, 0, 48).fit(LARGE) && sums(0, 0, 72).fit(LARGE));
+        assert!(sums(1, 1, 72).fit(SMALL_BYTES));
+    }
+
+    #[test]
+    fn it_is_looked_before_anybody_waits() {
+        assert!(
+            !sums(11, 11, 0).is_much() && sums(13, 13, 0).is_much() && sums(1, 25, 0).is_much()
+        );
     }
 
     /// However many users and connections there are.
     #[test]
-    fn nobody_fills_the_pool() {
-        for reply in [REPLY_BYTES << 6, LARGE] {
+    fn nobody_fills_the_account() {
+        const ACCOUNT: u64 = 127 << 20;
+        for reply in [REPLY_BYTES, SMALL_BYTES, 1 << 20, LARGE] {
             let (mut callers, mut all) = (HashMap::new(), 0);
             for uid in 0..20 {
                 for number in 0..20 {
                     let name = format!(":{uid}.{number}");
-                    while fits(&callers, (&name, uid), reply) {
+                    while Sums::of(&callers, (&name, uid), Share::unread).fit(reply) {
                         let share: &mut Share = callers.entry(name.clone()).or_default();
                         (share.uid, all) = (uid, all + reply);
-                        share.sent += reply;
+                        share.since += reply;
                     }
                 }
             }
-            assert!(all <= POOL_BYTES && all > POOL_BYTES / 2, "{all}");
+            assert!(all <= ACCOUNT - (15 << 20) && all > POOL_BYTES / 2, "{all}");
         }
     }
 }

@@ -10,8 +10,8 @@ pub const TRIALS: &[Trial] = &[
         bar: "p99 of another client within 1.2 times its own without it; the daemon grows by 16 MiB \
               at most",
         how: How::Program(Clock::Timed),
-        rest: "of refusals that quote megabytes of what was asked, 127 MiB unread have the service started anew \
-               on dbus-daemon: see Operate",
+        rest: "what the interface to the bus answers by itself (introspection, properties, refusals) is not held back: \
+               127 MiB of that, unread, have the service started anew on dbus-daemon: see Operate",
     },
     Trial {
         number: "T22",

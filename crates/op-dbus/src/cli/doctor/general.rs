@@ -1,5 +1,7 @@
 //! What every provider needs: the model, the folders, the bus's policy, the CPU.
 
+use std::fs;
+
 use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded, Settings};
 use op_dbus_models::{Family, Level, Model, Store, named};
 use op_dbus_native::Isa;
@@ -10,6 +12,8 @@ use super::machine::Root;
 /// Where a bus reads which service may be called by whom.
 const POLICIES: [&str; 2] = ["/usr/share/dbus-1/system.d", "/etc/dbus-1/system.d"];
 const POLICY: &str = "org.opdbus.Embedding1.conf";
+/// What the service asks dbus-daemon about clients that do not read.
+const STATS: &str = "GetConnectionStats";
 
 /// The name of the model that is served; none when embedding is off or simulated.
 fn wanted(settings: &Settings) -> Option<String> {
@@ -66,6 +70,19 @@ pub fn policy(root: &Root, bus: &Bus) -> Check {
     }
     let places = POLICIES.map(|folder| format!("{folder}/{POLICY}"));
     match places.iter().find(|path| root.path(path).is_file()) {
+        Some(path)
+            if fs::read_to_string(root.path(path)).is_ok_and(|text| !text.contains(STATS)) =>
+        {
+            Check::wrong(
+                "policy",
+                format!(
+                    "{path} is of another version: the service may not ask the bus what clients leave unread"
+                ),
+                format!(
+                    "install dbus-policy/{POLICY} of this version, and type systemctl reload dbus"
+                ),
+            )
+        }
         Some(path) => Check::ok("policy", path),
         None => Check::missing(
             "policy",
@@ -92,8 +109,6 @@ pub fn cpu(settings: &Settings) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use op_dbus_daemon::settings::Sources;
 
     use super::super::check::State;
@@ -118,6 +133,8 @@ mod tests {
         let etc = root.path(POLICIES[1]);
         fs::create_dir_all(&etc).unwrap();
         fs::write(etc.join(POLICY), "").unwrap();
+        assert_eq!(policy(&root, &Bus::System).state, State::Wrong);
+        fs::write(etc.join(POLICY), STATS).unwrap();
         assert_eq!(policy(&root, &Bus::System).state, State::Ok);
     }
 
