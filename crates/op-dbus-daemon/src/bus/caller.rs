@@ -48,6 +48,8 @@ pub struct Caller {
     pub cancel: CancellationToken,
     /// The connection that the call came on.
     pub connection: Connection,
+    /// Bytes of its message, which is there as long as the call.
+    pub call_bytes: u64,
     ticket: Ticket,
 }
 
@@ -100,9 +102,11 @@ impl Callers {
         connection: &Connection,
         header: &Header<'_>,
     ) -> Result<Caller, Error> {
+        let call_bytes = u64::from(header.primary().body_len());
+        let connection = connection.clone();
         if let Some((sender, uid)) = &self.only {
             let (ticket, cancel) = self.register(sender.clone());
-            return Ok(Caller { uid: *uid, cancel, connection: connection.clone(), ticket });
+            return Ok(Caller { uid: *uid, cancel, connection, call_bytes, ticket });
         }
         let sender = header.sender().map(ToString::to_string).unwrap_or_default();
         let (ticket, cancel) = self.register(sender);
@@ -110,12 +114,12 @@ impl Callers {
         let uid = match known {
             Some(uid) => uid,
             None => {
-                let uid = ask(connection, &ticket.sender).await?;
+                let uid = ask(&connection, &ticket.sender).await?;
                 self.remember(&ticket, uid);
                 uid
             }
         };
-        Ok(Caller { uid, cancel, connection: connection.clone(), ticket })
+        Ok(Caller { uid, cancel, connection, call_bytes, ticket })
     }
 
     /// Registered before the bus is asked: a caller that leaves meanwhile is not missed.
@@ -247,7 +251,8 @@ mod tests {
     async fn a_direct_connection_is_whose_it_was_opened_for() {
         let (server, _client) = peers().await;
         let (ticket, cancel) = Arc::<Callers>::default().register(":1.5".to_owned());
-        let opener = Caller { uid: 4711, cancel, connection: server.clone(), ticket };
+        let opener =
+            Caller { uid: 4711, cancel, connection: server.clone(), call_bytes: 0, ticket };
         let callers = Arc::new(Callers::of_one(&opener));
         for sender in [None, Some(":1.9")] {
             let mut call = Message::method_call("/", "Embed");

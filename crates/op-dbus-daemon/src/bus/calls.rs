@@ -133,12 +133,18 @@ impl Calls {
         result
     }
 
-    /// Embeds texts with the model that the options name.
+    /// Embeds texts with the model that the options name, and makes the reply of the vectors, which waits for room
+    /// in the bus.
     ///
     /// # Errors
     /// `TooLarge` before anything is computed; `Overloaded` of a caller that does not read; else what the service
     /// answers.
-    pub async fn embed(&self, caller: &Caller, asked: Asked) -> Result<Embedded, Error> {
+    pub async fn embed<T>(
+        &self,
+        caller: &Caller,
+        asked: Asked,
+        make: impl FnOnce(Embedded) -> T,
+    ) -> Result<T, Error> {
         let Asked { inputs, options, form } = asked;
         let size = (inputs.len(), inputs.bytes());
         let served = self.serving(caller, size, options.level, options.deadline).await?;
@@ -159,19 +165,19 @@ impl Calls {
         }
         // It may tell of each that it was cut.
         let bytes = bytes + count * size_of::<u32>();
-        self.room(caller, (bytes, size_of_val(&reply.vectors[..])), deadline).await?;
-        Ok(Embedded { reply, served })
+        let reply = make(Embedded { reply, served });
+        self.room(caller, bytes, deadline).await?;
+        Ok(reply)
     }
 
-    /// Waits for room in the bus for a reply of so many bytes, which holds so many meanwhile, as long as its caller
-    /// does.
+    /// Waits for room in the bus for a reply of so many bytes, as long as its caller does.
     ///
     /// # Errors
     /// As [`Unread::room`](super::unread::Unread::room); `Cancelled`, `DeadlineExceeded`.
     pub async fn room(
         &self,
         caller: &Caller,
-        bytes: (usize, usize),
+        bytes: usize,
         deadline: Option<Instant>,
     ) -> Result<(), Error> {
         // There all are one user's, and what is kept is eight times as much.

@@ -15,7 +15,7 @@ use super::caller::Caller;
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
 use super::options::{self, Given, Wanted};
-use super::reply::{Dictionary, Form, Token, best, token_bytes, tokens, wire};
+use super::reply::{Dictionary, Embedded, Form, Token, best, token_bytes, tokens, wire};
 use crate::service::Options;
 
 /// The bus object for embedding.
@@ -45,7 +45,7 @@ impl Embedder {
     ) -> Result<Vec<f64>, Error> {
         let work = async move |calls: Calls, caller| {
             let asked = Asked::plain(vec![text], Form::Doubles);
-            let vectors = calls.embed(&caller, asked).await?.doubles();
+            let vectors = calls.embed(&caller, asked, |all| all.doubles()).await?;
             Ok(vectors.into_iter().next().unwrap_or_default())
         };
         self.calls.run(connection, &header, work).await
@@ -59,7 +59,8 @@ impl Embedder {
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Vec<f64>>, Error> {
         let work = async move |calls: Calls, caller| {
-            Ok(calls.embed(&caller, Asked::plain(texts, Form::Doubles)).await?.doubles())
+            let asked = Asked::plain(texts, Form::Doubles);
+            calls.embed(&caller, asked, |all| all.doubles()).await
         };
         self.calls.run(connection, &header, work).await
     }
@@ -75,7 +76,7 @@ impl Embedder {
         let work = async move |calls: Calls, caller| {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
             let asked = Asked { inputs: texts.into(), options, form: Form::Packed(encoding) };
-            Ok(calls.embed(&caller, asked).await?.packed(encoding))
+            calls.embed(&caller, asked, |all| all.packed(encoding)).await
         };
         self.calls.run(connection, &header, work).await
     }
@@ -147,7 +148,7 @@ impl Embedder {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
             let (inputs, form) = (Inputs::Tokens(tokens), Form::Packed(encoding));
             let asked = Asked { inputs, options, form };
-            Ok(calls.embed(&caller, asked).await?.packed(encoding))
+            calls.embed(&caller, asked, |all| all.packed(encoding)).await
         };
         self.calls.run(connection, &header, work).await
     }
@@ -167,7 +168,7 @@ impl Embedder {
             let work = served.tokenize(caller.uid, texts, options.prompt.as_deref());
             let pieces = while_wanted(&caller, options.deadline, async { Ok(work.await?) }).await?;
             let bytes = token_bytes(&pieces)?;
-            calls.room(&caller, (bytes, bytes), options.deadline).await?;
+            calls.room(&caller, bytes, options.deadline).await?;
             Ok(tokens(pieces))
         };
         self.calls.run(connection, &header, work).await
@@ -183,7 +184,7 @@ impl Embedder {
     ) -> Result<f64, Error> {
         let work = async move |calls: Calls, caller| {
             let asked = Asked::plain(vec![first, second], Form::Ranks(1));
-            let cosines = calls.embed(&caller, asked).await?.cosines();
+            let cosines = calls.embed(&caller, asked, |all| all.cosines()).await?;
             Ok(cosines.first().copied().unwrap_or_default())
         };
         self.calls.run(connection, &header, work).await
@@ -202,7 +203,8 @@ impl Embedder {
         let work = async move |calls: Calls, caller| {
             let form = Form::Ranks(candidates.len().min(count as usize));
             let texts = std::iter::once(query).chain(candidates).collect();
-            Ok(best(&calls.embed(&caller, Asked::plain(texts, form)).await?.cosines(), count))
+            let ranks = |all: Embedded| best(&all.cosines(), count);
+            calls.embed(&caller, Asked::plain(texts, form), ranks).await
         };
         self.calls.run(connection, &header, work).await
     }
@@ -219,7 +221,7 @@ impl Embedder {
             let work = served.count_tokens(caller.uid, texts);
             let counts = while_wanted(&caller, None, async { Ok(work.await?) }).await?;
             let bytes = size_of_val(&counts[..]);
-            calls.room(&caller, (bytes, bytes), None).await?;
+            calls.room(&caller, bytes, None).await?;
             Ok(counts)
         };
         self.calls.run(connection, &header, work).await

@@ -18,12 +18,15 @@ use crate::telemetry::OncePerMinute;
 /// Three quarters of the bytes that dbus-daemon keeps of one connection by default (127 MiB, `max_incoming_bytes` of
 /// dbus-daemon(1)). What the rest is for is not counted here: signals, properties, refusals.
 const POOL_BYTES: u64 = 96 << 20;
-/// What replies that wait hold, those of all callers.
+/// What calls hold whose replies wait, those of all callers.
 const HELD_BYTES: u64 = 128 << 20;
 /// Beside what fills a reply: its header, its dictionary.
 const REPLY_BYTES: u64 = 1024;
-/// Who has nothing unread gets so much, whatever other connections of the user leave.
+/// A connection has room for so much whatever others of its user leave, and all of them for so much more.
 const SMALL_BYTES: u64 = 64 << 10;
+const SMALL_ALL_BYTES: u64 = 4 << 20;
+/// What a call takes beside its message and its reply, while it waits.
+const CALL_BYTES: u64 = 16 << 10;
 /// A caller of whom nothing was read for so long is told.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Who takes so long is no client that has much under way.
@@ -55,7 +58,7 @@ struct Share {
     before: u64,
     /// Sent since.
     since: u64,
-    /// Of replies that wait.
+    /// Held by calls whose replies wait.
     held: u64,
     looked: Option<Instant>,
 }
@@ -97,14 +100,16 @@ impl Sums {
     }
 
     /// Whether a reply has room in the bus. A connection has half of what its user may have, or all of it for its
-    /// only reply. The first of a connection and the first of a user also fit where others of the user, or other
+    /// only reply. Small ones of a connection and the first of a user also fit where others of the user, or other
     /// users, leave no more than that.
     fn fit(&self, reply: u64) -> bool {
         let (user_max, all) = (self.user_max(POOL_BYTES), self.all().saturating_add(reply));
         let its_max = if self.its == 0 { user_max } else { user_max / 2 };
         let is_within =
             self.own.saturating_add(reply) <= user_max && self.its.saturating_add(reply) <= its_max;
-        let is_small = self.its == 0 && reply <= SMALL_BYTES && all <= POOL_BYTES;
+        let is_small = self.its.saturating_add(reply) <= SMALL_BYTES
+            && self.own.saturating_add(reply) <= user_max + SMALL_ALL_BYTES
+            && all <= POOL_BYTES;
         let is_first = self.own == 0 && all <= POOL_BYTES + u64::from(INLINE_REPLY_BYTES_MAX);
         is_within || is_small || is_first
     }
@@ -120,7 +125,7 @@ impl Sums {
     }
 }
 
-/// What a reply that waits holds.
+/// What a call holds whose reply waits.
 struct Held<'a> {
     unread: &'a Unread,
     caller: &'a str,
@@ -136,39 +141,40 @@ impl Drop for Held<'_> {
 }
 
 impl Unread {
-    /// Waits until there is room for a reply with so many bytes, which is sent at once then; meanwhile it holds so
-    /// many. Returns at once where the bus does not tell, or nothing is between the caller and us.
+    /// Waits until there is room for a reply with so many bytes, which is sent at once then. Returns at once where
+    /// the bus does not tell, or nothing is between the caller and us.
     ///
     /// # Errors
     /// `Overloaded` when the caller has read nothing for 30 s, or its user's replies hold too much.
-    pub async fn room(&self, caller: &Caller, (reply, held): (usize, usize)) -> Result<(), Error> {
-        if !caller.connection.is_bus() || self.is_untold() {
+    pub async fn room(&self, caller: &Caller, reply: usize) -> Result<(), Error> {
+        if !caller.connection.is_bus() {
             return Ok(());
         }
         let bytes = (reply as u64).saturating_add(REPLY_BYTES);
-        if self.enter(caller, bytes) {
-            if self.sums(caller).is_much() {
-                self.look(&caller.connection).await;
-            }
+        // Before it takes room: a look that came between that and the sending would not see the reply.
+        if self.sums(caller).is_much() && !self.is_untold() {
+            self.look(&caller.connection).await;
+        }
+        if self.enter(caller, bytes, false) {
             return Ok(());
         }
-        let _held = self.hold(caller, held as u64)?;
-        let (mut pause, mut its, mut begun) = (LOOK_AGAIN, u64::MAX, Instant::now());
-        let waits = begun;
+        let _held = self.hold(caller, bytes)?;
+        let (mut pause, mut last, mut read) = (LOOK_AGAIN, self.sums(caller), Instant::now());
         loop {
             self.look(&caller.connection).await;
-            if self.is_untold() || self.enter(caller, bytes) {
+            if self.enter(caller, bytes, true) {
                 return Ok(());
             }
             let sums = self.sums(caller);
-            if sums.its < its {
-                (its, begun) = (sums.its, Instant::now());
+            if sums.its < last.its || sums.own < last.own {
+                read = Instant::now();
             }
-            if begun.elapsed() >= PATIENCE {
+            last = sums;
+            if read.elapsed() >= PATIENCE {
                 return Err(refusal(caller, sums));
             }
-            if waits.elapsed() >= SUSPICIOUS && sums.its > 0 && self.told.is_due() {
-                let (uid, name) = (caller.uid, caller.sender());
+            if read.elapsed() >= SUSPICIOUS && sums.its > 0 && self.told.is_due() {
+                let (uid, name, its) = (caller.uid, caller.sender(), sums.its);
                 warn!(
                     "user {uid} does not read {its} bytes that were sent to {name}: what follows waits"
                 );
@@ -183,21 +189,30 @@ impl Unread {
         self.callers().remove(caller);
     }
 
-    /// Takes room if there is any.
-    fn enter(&self, caller: &Caller, bytes: u64) -> bool {
+    /// Takes room if there is any, but not before replies that wait for it, unless it is one of those.
+    fn enter(&self, caller: &Caller, bytes: u64, waits: bool) -> bool {
+        let is_untold = self.is_untold();
         let mut callers = self.callers();
-        let fits = unread(&callers, caller).fit(bytes);
+        let is_behind = callers.get(caller.sender()).is_some_and(|share| share.held > 0) && !waits;
+        let fits = is_untold || (!is_behind && unread(&callers, caller).fit(bytes));
         if fits && let Some(share) = share(&mut callers, caller) {
             share.since = share.since.saturating_add(bytes);
         }
         fits
     }
 
-    fn hold<'a>(&'a self, caller: &'a Caller, bytes: u64) -> Result<Held<'a>, Error> {
+    fn hold<'a>(&'a self, caller: &'a Caller, reply: u64) -> Result<Held<'a>, Error> {
+        let bytes = reply.saturating_add(caller.call_bytes).saturating_add(CALL_BYTES);
         let mut callers = self.callers();
         let held = Sums::of(&callers, (caller.sender(), caller.uid), |share| share.held);
-        if held.own.saturating_add(bytes) > held.user_max(HELD_BYTES) {
-            return Err(refusal(caller, unread(&callers, caller)));
+        let held_max = held.user_max(HELD_BYTES);
+        if held.own.saturating_add(bytes) > held_max {
+            let message = format!(
+                "{} bytes of calls of user {} wait until what was sent to it is read, and no more than {held_max} may; \
+                 read what there is, have fewer calls under way at once, or use OpenDirect, and try again in 30 s",
+                held.own, caller.uid
+            );
+            return Err(Error::new(ErrorName::Overloaded, message));
         }
         if let Some(share) = share(&mut callers, caller) {
             share.held = share.held.saturating_add(bytes);
@@ -214,14 +229,13 @@ impl Unread {
         untold.is_some_and(|asked| asked.elapsed() < ASK_AGAIN)
     }
 
-    /// Asks the bus what lies there for each caller.
+    /// Asks the bus what lies there for each caller, unless somebody does.
     async fn look(&self, connection: &Connection) {
-        let _alone = self.looking.lock().await;
+        let Ok(_alone) = self.looking.try_lock() else { return };
         let mut asked = Vec::new();
-        for (name, share) in &mut *self.callers() {
+        for (name, share) in &*self.callers() {
             let is_due = share.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN);
             if share.unread() > 0 && is_due {
-                share.looked = Some(Instant::now());
                 asked.push((name.clone(), *share));
             }
         }
@@ -229,24 +243,27 @@ impl Unread {
             match outgoing(connection, &name).await {
                 Ok(lies) => {
                     if let Some(share) = self.callers().get_mut(&name) {
-                        // Others send to it as well.
+                        // Others send to it as well: their bytes count as ours at most as long as ours did.
                         share.lies = lies.min(was.unread());
                         share.before = was.since;
                         share.since = share.since.saturating_sub(was.since);
+                        share.looked = Some(Instant::now());
                     }
+                    None
                 }
                 Err(zbus::Error::FDO(error)) if matches!(*error, fdo::Error::NameHasNoOwner(_)) => {
                     self.left(&name);
+                    None
                 }
-                // Its policy, or another kind of bus, whose accounts are the receivers'.
-                Err(error) => {
-                    info!("the bus does not tell what callers leave unread there ({error})");
-                    let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
-                    *untold = Some(Instant::now());
-                }
+                Err(error) => Some(error),
             }
         });
-        join_all(answers).await;
+        // Its policy, or another kind of bus, whose accounts are the receivers'.
+        if let Some(error) = join_all(answers).await.into_iter().flatten().next() {
+            info!("the bus does not tell what callers leave unread there ({error})");
+            let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+            *untold = Some(Instant::now());
+        }
         self.callers().retain(|_, share| share.unread() > 0 || share.held > 0);
     }
 
@@ -320,6 +337,8 @@ mod tests {
         // Another connection of that user, and one of it beside two of them.
         assert!(sums(0, 24, 0).fit(LARGE));
         assert!(sums(0, 48, 0).fit(SMALL_BYTES) && !sums(0, 48, 0).fit(LARGE));
+        let reads = Sums { its: 1000, ..sums(0, 50, 0) };
+        assert!(reads.fit(1000) && !sums(0, 52, 0).fit(1000));
         // Other users, also behind two who have all that they may.
         assert!(sums(0, 0, 48).fit(LARGE) && sums(0, 0, 72).fit(LARGE));
         assert!(sums(1, 1, 72).fit(SMALL_BYTES));

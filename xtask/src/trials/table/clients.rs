@@ -10,8 +10,8 @@ pub const TRIALS: &[Trial] = &[
         bar: "p99 of another client within 1.2 times its own without it; the daemon grows by 16 MiB \
               at most",
         how: How::Program(Clock::Timed),
-        rest: "what the interface to the bus answers by itself (introspection, properties, refusals) is not held back: \
-               127 MiB of that, unread, have the service started anew on dbus-daemon: see Operate",
+        rest: "introspection, properties, refusals and the manager's replies are not held back: 127 MiB of those, \
+               unread, have the service started anew on dbus-daemon: see Operate",
     },
     Trial {
         number: "T22",
