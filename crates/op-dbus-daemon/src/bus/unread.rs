@@ -260,9 +260,11 @@ impl Unread {
         });
         // Its policy, or another kind of bus, whose accounts are the receivers'.
         if let Some(error) = join_all(answers).await.into_iter().flatten().next() {
-            info!("the bus does not tell what callers leave unread there ({error})");
             let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
-            *untold = Some(Instant::now());
+            // Not each minute: some never will.
+            if untold.replace(Instant::now()).is_none() {
+                info!("the bus does not tell what callers leave unread there ({error})");
+            }
         }
         self.callers().retain(|_, share| share.unread() > 0 || share.held > 0);
     }
