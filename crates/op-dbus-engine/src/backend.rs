@@ -96,7 +96,7 @@ pub trait Backend: Send {
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: &mut (dyn FnMut() + Send),
     ) -> Result<(), BackendError> {
         meanwhile();
         self.run(batch, out)

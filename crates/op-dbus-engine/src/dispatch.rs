@@ -58,6 +58,8 @@ struct Worker {
     out: Vec<f32>,
     /// The last batch, until its vectors are delivered.
     computed: Computed,
+    /// The batch that comes next, if it was planned while another was computed.
+    ahead: Plan<Row>,
     /// Losses and failed loads since the last batch or check that ran.
     strikes: u32,
 }
@@ -99,8 +101,8 @@ impl Worker {
 
     fn new(place: Place, shared: Arc<Shared>, backend: Box<dyn Backend>) -> Self {
         let description = backend.description().clone();
-        let (ids, lengths, out, computed) = Default::default();
-        Self { place, shared, backend, description, ids, lengths, out, computed, strikes: 0 }
+        let (ids, lengths, out, computed, ahead) = Default::default();
+        Self { place, shared, backend, description, ids, lengths, out, computed, ahead, strikes: 0 }
     }
 
     fn work(mut self) {
@@ -114,7 +116,8 @@ impl Worker {
         // With vectors to deliver only what is there at once is taken: they are delivered while
         // the backend computes it, or right away.
         let wait = patient && self.computed.is_delivered();
-        let next = scheduler.next_batch(self.place.index, plan, wait);
+        let next = scheduler.take_ahead(self.place.index, &mut self.ahead, plan);
+        let next = next.unwrap_or_else(|| scheduler.next_batch(self.place.index, plan, wait));
         if next != Next::Batch {
             self.computed.deliver(&self.description);
         }
@@ -142,6 +145,7 @@ impl Worker {
             %error,
             "worker lost, replacing it: {error}"
         );
+        scheduler.put_back(&mut self.ahead.batch);
         scheduler.lost(self.place.index, &error);
         self.strikes += 1;
         self.replace()
@@ -249,7 +253,6 @@ impl Worker {
     /// Computes one batch, and delivers the one before meanwhile. The rows stay in `entries` if this
     /// fails.
     fn compute(&mut self, entries: &mut Vec<Entry>) -> Result<(), BackendError> {
-        let dimensions = self.shared.model.dimensions;
         self.ids.clear();
         self.lengths.clear();
         for entry in entries.iter() {
@@ -257,16 +260,24 @@ impl Worker {
             self.ids.extend_from_slice(ids);
             self.lengths.push(i32::try_from(ids.len()).unwrap_or(i32::MAX));
         }
-        self.out.clear();
-        self.out.resize(entries.len() * dimensions, f32::NAN);
+        let values = entries.len() * self.shared.model.dimensions;
+        // It keeps the length of the largest batch: to clear it again and again would cost what copying does.
+        self.out.resize(self.out.len().max(values), f32::NAN);
         let scheduler = &self.shared.scheduler;
         let started_us = scheduler.clock.now_us();
         let batch = Batch { ids: &self.ids, lengths: &self.lengths };
-        let Self { computed, description, .. } = self;
-        let mut deliver = || computed.deliver(description);
-        let result = run_checked(self.backend.as_mut(), &batch, &mut self.out, &mut deliver);
+        let Self { computed, description, ahead, place, .. } = self;
+        let on_device = description.buckets.is_some();
+        let mut meanwhile = || {
+            computed.deliver(description);
+            if on_device {
+                scheduler.plan_ahead(place.index, ahead);
+            }
+        };
+        let out = &mut self.out[..values];
+        let result = run_checked(self.backend.as_mut(), &batch, out, &mut meanwhile);
         // Also if the backend has not found the time.
-        deliver();
+        computed.deliver(description);
         result?;
         let now = &self.backend.description().device;
         if *now != description.device {
@@ -342,6 +353,7 @@ impl Worker {
 #[derive(Default)]
 struct Computed {
     entries: Vec<Entry>,
+    /// Those of the entries come first.
     vectors: Vec<f32>,
     started_us: u64,
     ended_us: u64,

@@ -139,7 +139,7 @@ impl Backend for Faulty {
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: &mut (dyn FnMut() + Send),
     ) -> Result<(), BackendError> {
         self.batches += 1;
         self.faults.before(self.batches, batch)?;

@@ -212,8 +212,11 @@ pub(crate) fn run_checked(
     backend: &mut dyn Backend,
     batch: &Batch<'_>,
     out: &mut [f32],
-    meanwhile: &mut dyn FnMut(),
+    meanwhile: &mut (dyn FnMut() + Send),
 ) -> Result<(), BackendError> {
+    // A row that is not written must not pass for one of an earlier batch.
+    let dimensions = out.len() / batch.rows().max(1);
+    out.chunks_mut(dimensions.max(1)).for_each(|row| row[0] = f32::NAN);
     catch_unwind(AssertUnwindSafe(|| backend.run_while(batch, out, meanwhile)))
         .unwrap_or_else(|_| Err(BackendError::Lost("it panicked in a batch".into())))?;
     // Without a way out for each value, which the compiler makes vectors of.

@@ -3,6 +3,7 @@
 //! Workers pull: an idle one plans the next batch itself. So batches form while all are busy,
 //! nothing waits for a timer, and no channel holds work that could still be cancelled or joined.
 
+mod ahead;
 mod costs;
 mod life;
 

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use op_dbus_engine::{
     Backend, BackendError, Batch, Buckets, Description, Footprint, MemoryUse, TransferUse, memory,
 };
-use ort::environment::Environment;
 use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
 use ort::session::{RunOptions, Session};
@@ -16,18 +15,18 @@ use crate::arena::Arena;
 use crate::binding::Buffers;
 use crate::feed::{Feed, Transfer};
 use crate::placement::Placement;
-use crate::recording::{self, Recorder};
+use crate::recording;
 use crate::rows::Rows;
 use crate::{Graph, Options, failure, library, session};
 
 /// A model computed by ONNX Runtime, on the CPU or on an accelerator.
 pub struct OrtBackend {
-    session: Session,
+    pub(crate) session: Session,
     /// How batches are run.
     run: RunOptions,
     /// How one is run after which the arenas give back what they don't use; none where there are none.
     shrink: Option<RunOptions>,
-    feed: Feed,
+    pub(crate) feed: Feed,
     pub(crate) description: Description,
     /// Whether inputs, and results, are read and written in place; none where that is not known.
     in_place: Option<[bool; 2]>,
@@ -39,7 +38,10 @@ pub struct OrtBackend {
 }
 
 /// Time for batches that only prepare shapes: beyond it no further one is begun.
-const WARM_UP_MAX: Duration = Duration::from_secs(5);
+pub(crate) const WARM_UP_MAX: Duration = Duration::from_secs(5);
+
+/// Tokens of a batch that a device computes for much longer than it takes to start a thread.
+const BESIDE_TOKENS_MIN: usize = 4096;
 
 impl OrtBackend {
     /// Loads the library, unless this process has it already, and makes a session of the graph. An
@@ -213,55 +215,8 @@ impl OrtBackend {
         Ok(())
     }
 
-    /// Has the provider record batches of the small shapes, the smallest first, of which the least time
-    /// goes into computing: as many as there is time for.
-    fn record(&mut self, environment: Environment, place: Place) {
-        let Feed::Bound(buffers) = &mut self.feed else { return };
-        match Recorder::new(environment, &self.session, place) {
-            Ok(recorder) => buffers.record_with(recorder),
-            Err(error) => return tracing::warn!(%error, "no batch is recorded"),
-        }
-        let shapes = self.description.buckets.map(|buckets| buckets.shapes()).unwrap_or_default();
-        let is_small = |[rows, length]: &[usize; 2]| rows * length <= recording::TOKENS_MAX;
-        let (began, mut recorded) = (Instant::now(), 0);
-        for [rows, length] in shapes.into_iter().rev().filter(is_small) {
-            if began.elapsed() > WARM_UP_MAX {
-                break;
-            }
-            if let Err(error) = self.record_shape([rows, length]) {
-                tracing::warn!(%error, rows, length, "batches of this shape are not replayed");
-                break;
-            }
-            recorded += 1;
-        }
-        self.start_counting();
-        tracing::info!(recorded, record_ms = milliseconds(began), "shapes of batches are recorded");
-    }
-
-    /// Records a shape, with one batch, and compares what is replayed of another with what an ordinary run
-    /// makes of it.
-    fn record_shape(&mut self, shape @ [rows, length]: [usize; 2]) -> Result<(), BackendError> {
-        let lengths: Vec<i32> = (0..rows)
-            .map(|row| i32::try_from(length.saturating_sub(row % 3).max(1)).unwrap_or(1))
-            .collect();
-        let tokens = lengths.iter().map(|&length| length as usize).sum();
-        let ids: Vec<i32> = (1..=12).cycle().take(tokens).collect();
-        let batch = Batch { ids: &ids, lengths: &lengths };
-        let mut expected = vec![0.0; rows * self.description.dimensions];
-        let mut found = expected.clone();
-        self.compute(&batch, &mut expected, false)?;
-        let Feed::Bound(buffers) = &mut self.feed else { return Ok(()) };
-        let recorded = buffers.record(&mut self.session, shape).map_err(failure::run);
-        let replayed = recorded.and_then(|()| self.compute(&batch, &mut found, false));
-        let result = replayed.and_then(|()| recording::compare(&expected, &found));
-        if let (Err(_), Feed::Bound(buffers)) = (&result, &mut self.feed) {
-            buffers.forget(shape);
-        }
-        result
-    }
-
     /// Counts what becomes of batches from here on.
-    fn start_counting(&mut self) {
+    pub(crate) fn start_counting(&mut self) {
         self.transfers = TransferUse::default();
         if let Feed::Bound(buffers) = &mut self.feed {
             buffers.start_counting();
@@ -284,7 +239,7 @@ impl OrtBackend {
         self.compute(&Batch { ids: &ids, lengths: &lengths }, &mut out, shrink)
     }
 
-    fn compute(
+    pub(crate) fn compute(
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
@@ -361,6 +316,24 @@ impl Backend for OrtBackend {
             )));
         }
         self.compute(batch, out, false)
+    }
+
+    fn run_while(
+        &mut self,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+        meanwhile: &mut (dyn FnMut() + Send),
+    ) -> Result<(), BackendError> {
+        if self.description.buckets.is_none() || batch.tokens() < BESIDE_TOKENS_MIN {
+            meanwhile();
+            return self.run(batch, out);
+        }
+        // A run returns when the device is done.
+        std::thread::scope(|scope| {
+            // Where there is no thread to be had, the engine does it when this returns.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, meanwhile);
+            self.run(batch, out)
+        })
     }
 
     fn trim(&mut self) -> Result<Footprint, BackendError> {

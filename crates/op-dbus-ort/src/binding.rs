@@ -4,11 +4,13 @@
 //! first has to pin. Where a device has memory of its own, shapes are rounded up to few: each has
 //! buffers, and whatever the provider prepares for a shape.
 
+use std::fmt::Debug;
+
 use op_dbus_engine::foreign::Padded;
 use op_dbus_engine::{Batch, BufferUse};
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::{IoBinding, RunOptions, Session};
-use ort::value::{Tensor, TensorRefMut};
+use ort::value::{PrimitiveTensorElementType, Tensor, TensorRefMut};
 use ort::{AsPointer, sys};
 
 use crate::accelerator::{Memory, Place};
@@ -40,19 +42,20 @@ struct Bound {
     /// Gone before what it points to.
     binding: IoBinding,
     /// As [`Rows::inputs`] has them.
-    inputs: Vec<Tensor<i32>>,
-    vectors: Results,
+    inputs: Vec<Staged<i32>>,
+    vectors: Staged<f32>,
     recording: Option<Recording>,
 }
 
-/// Room for a batch's vectors: in memory that the device writes by itself, or in ordinary memory.
-pub(crate) struct Results {
-    memory: Tensor<f32>,
+/// What goes to the device or comes back: in memory that the device reads and writes by itself, or in ordinary
+/// memory.
+pub(crate) struct Staged<T: PrimitiveTensorElementType + Debug> {
+    memory: Tensor<T>,
     pinned: bool,
 }
 
-impl Results {
-    fn new(pinned: Option<&Allocator>, dims: [usize; 2]) -> ort::Result<Self> {
+impl<T: PrimitiveTensorElementType + Debug> Staged<T> {
+    fn new(pinned: Option<&Allocator>, dims: &[usize]) -> ort::Result<Self> {
         let memory = match pinned {
             Some(allocator) => Tensor::new(allocator, dims)?,
             None => Tensor::new(&Allocator::default(), dims)?,
@@ -60,11 +63,12 @@ impl Results {
         Ok(Self { memory, pinned: pinned.is_some() })
     }
 
-    /// The memory that the device writes by itself, as if it were ordinary: into what is said to be the
-    /// device's ONNX Runtime 1.31 can't put what CUDA has computed (it takes the buffer for both ends of a
-    /// copy, and refuses the batch). What copies is the driver, which knows better, and may not wait for the end of it:
-    /// a run does, by the runtime's default.
-    fn as_ordinary(&mut self) -> ort::Result<TensorRefMut<'_, f32>> {
+    /// The memory that the device reads and writes by itself, as if it were ordinary. What is said to be the
+    /// device's ONNX Runtime 1.31 takes for its own: it does not copy an input, so that each kernel fetches
+    /// from the host what it reads of it, and takes the buffer of a result for both ends of a copy, and refuses
+    /// the batch. What copies is the driver, which knows better, and may not wait for the end of it: binding an
+    /// input and a run do, by the runtime's default.
+    fn as_ordinary(&mut self) -> ort::Result<TensorRefMut<'_, T>> {
         let (kind, memory_type) = (AllocatorType::Device, MemoryType::Default);
         let ordinary = MemoryInfo::new(AllocationDevice::CPU, 0, kind, memory_type)?;
         let shape = self.memory.shape().clone();
@@ -74,12 +78,26 @@ impl Results {
         unsafe { TensorRefMut::from_raw(ordinary, data, shape) }
     }
 
-    /// Has `binding`, which must not be used for longer than these are there, put its results here.
-    fn bind(&mut self, binding: &mut IoBinding) -> ort::Result<()> {
+    /// Has `binding`, which must not be used for longer than this is there, put its results here.
+    fn bind_output(&mut self, binding: &mut IoBinding) -> ort::Result<()> {
         match self.pinned {
             true => binding.bind_output("embedding", self.as_ordinary()?),
             false => binding.bind_output("embedding", &mut self.memory),
         }
+    }
+
+    /// Has `binding`, which must not be used for longer than this is there, take an input from here: with a copy
+    /// where the device has memory of its own.
+    fn bind_input(&mut self, binding: &mut IoBinding, name: &str) -> ort::Result<()> {
+        match self.pinned {
+            true => binding.bind_input(name, &*self.as_ordinary()?),
+            false => binding.bind_input(name, &self.memory),
+        }
+    }
+
+    /// As ONNX Runtime knows it.
+    pub fn ptr(&self) -> *const sys::OrtValue {
+        self.memory.ptr()
     }
 
     /// Has `copy` put a result here.
@@ -174,8 +192,8 @@ impl Buffers {
             recording.run(session, inputs, vectors)?;
         } else {
             if separate {
-                for (Input { name, .. }, tensor) in given.iter().zip(inputs) {
-                    binding.bind_input(*name, tensor)?;
+                for (Input { name, .. }, staged) in given.iter().zip(inputs) {
+                    staged.bind_input(binding, name)?;
                 }
             }
             drop(session.run_binding_with_options(binding, options)?);
@@ -242,12 +260,12 @@ impl Buffers {
                 self.bind(session, (shape, given))?
             }
         };
-        for (Input { dims, data, .. }, tensor) in given.iter().zip(&mut bound.inputs) {
+        for (Input { dims, data, .. }, staged) in given.iter().zip(&mut bound.inputs) {
             // Rows that are not padded have as many tokens as they have.
-            if tensor.extract_tensor().1.len() != data.len() {
-                *tensor = Tensor::new(&self.allocator, &dims[..])?;
+            if staged.memory.extract_tensor().1.len() != data.len() {
+                *staged = self.staged(dims)?;
             }
-            tensor.extract_tensor_mut().1.copy_from_slice(data);
+            staged.memory.extract_tensor_mut().1.copy_from_slice(data);
         }
         self.bound.push(bound);
         self.bound.last_mut().ok_or_else(|| ort::Error::new("no buffers are bound"))
@@ -261,16 +279,22 @@ impl Buffers {
         let mut binding = session.create_binding()?;
         let mut inputs = Vec::with_capacity(given.len());
         for Input { name, dims, .. } in given {
-            let tensor = Tensor::<i32>::new(&self.allocator, &dims[..])?;
+            let mut staged = self.staged(dims)?;
             // Where the device has memory of its own, this copies: each batch does it with its own data.
             if !self.memory.is_separate() {
-                binding.bind_input(*name, &tensor)?;
+                staged.bind_input(&mut binding, name)?;
             }
-            inputs.push(tensor);
+            inputs.push(staged);
         }
-        let pinned = (self.memory == Memory::Pinned).then_some(&self.allocator);
-        let mut vectors = Results::new(pinned, [rows, self.dimensions])?;
-        vectors.bind(&mut binding)?;
+        let mut vectors = self.staged(&[rows, self.dimensions])?;
+        vectors.bind_output(&mut binding)?;
         Ok(Bound { shape, binding, inputs, vectors, recording: None })
+    }
+
+    fn staged<T: PrimitiveTensorElementType + Debug>(
+        &self,
+        dims: &[usize],
+    ) -> ort::Result<Staged<T>> {
+        Staged::new((self.memory == Memory::Pinned).then_some(&self.allocator), dims)
     }
 }

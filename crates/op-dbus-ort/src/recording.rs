@@ -5,7 +5,9 @@
 //! and are copied there and back outside of the run. The provider records the first run under a number and
 //! replays that in all others under it.
 
-use op_dbus_engine::BackendError;
+use std::time::Instant;
+
+use op_dbus_engine::{BackendError, Batch};
 use ort::environment::Environment;
 use ort::memory::{Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::{IoBinding, RunOptions, Session};
@@ -13,11 +15,14 @@ use ort::value::Tensor;
 use ort::{AsPointer, sys};
 
 use crate::accelerator::Place;
-use crate::binding::Results;
+use crate::backend::{OrtBackend, WARM_UP_MAX, milliseconds};
+use crate::binding::Staged;
+use crate::failure;
+use crate::feed::Feed;
 
 /// Tokens of the largest shape that is recorded, padding included. With more, a device computes for longer
 /// than it takes to tell it what; and each recording keeps memory.
-pub(crate) const TOKENS_MAX: usize = 256;
+const TOKENS_MAX: usize = 256;
 
 /// By how much, of the largest number, a replay may differ from a run: the same operators may sum in
 /// another order, where a provider chooses among several.
@@ -38,12 +43,61 @@ pub(crate) fn skip(options: &mut RunOptions) -> ort::Result<()> {
 ///
 /// # Errors
 /// It is not.
-pub(crate) fn compare(expected: &[f32], found: &[f32]) -> Result<(), BackendError> {
+fn compare(expected: &[f32], found: &[f32]) -> Result<(), BackendError> {
     let largest = expected.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
     let near = |(a, b): (&f32, &f32)| (a - b).abs() <= DIFFERENCE_MAX * largest;
     match expected.iter().zip(found).all(near) {
         true => Ok(()),
         false => Err(BackendError::Failed("what was replayed differs from a run".to_owned())),
+    }
+}
+
+impl OrtBackend {
+    /// Has the provider record batches of the small shapes, the smallest first, of which the least time
+    /// goes into computing: as many as there is time for.
+    pub(crate) fn record(&mut self, environment: Environment, place: Place) {
+        let Feed::Bound(buffers) = &mut self.feed else { return };
+        match Recorder::new(environment, &self.session, place) {
+            Ok(recorder) => buffers.record_with(recorder),
+            Err(error) => return tracing::warn!(%error, "no batch is recorded"),
+        }
+        let shapes = self.description.buckets.map(|buckets| buckets.shapes()).unwrap_or_default();
+        let is_small = |[rows, length]: &[usize; 2]| rows * length <= TOKENS_MAX;
+        let (began, mut recorded) = (Instant::now(), 0);
+        for [rows, length] in shapes.into_iter().rev().filter(is_small) {
+            if began.elapsed() > WARM_UP_MAX {
+                break;
+            }
+            if let Err(error) = self.record_shape([rows, length]) {
+                tracing::warn!(%error, rows, length, "batches of this shape are not replayed");
+                break;
+            }
+            recorded += 1;
+        }
+        self.start_counting();
+        tracing::info!(recorded, record_ms = milliseconds(began), "shapes of batches are recorded");
+    }
+
+    /// Records a shape, with one batch, and compares what is replayed of another with what an ordinary run
+    /// makes of it.
+    fn record_shape(&mut self, shape @ [rows, length]: [usize; 2]) -> Result<(), BackendError> {
+        let lengths: Vec<i32> = (0..rows)
+            .map(|row| i32::try_from(length.saturating_sub(row % 3).max(1)).unwrap_or(1))
+            .collect();
+        let tokens = lengths.iter().map(|&length| length as usize).sum();
+        let ids: Vec<i32> = (1..=12).cycle().take(tokens).collect();
+        let batch = Batch { ids: &ids, lengths: &lengths };
+        let mut expected = vec![0.0; rows * self.description.dimensions];
+        let mut found = expected.clone();
+        self.compute(&batch, &mut expected, false)?;
+        let Feed::Bound(buffers) = &mut self.feed else { return Ok(()) };
+        let recorded = buffers.record(&mut self.session, shape).map_err(failure::run);
+        let replayed = recorded.and_then(|()| self.compute(&batch, &mut found, false));
+        let result = replayed.and_then(|()| compare(&expected, &found));
+        if let (Err(_), Feed::Bound(buffers)) = (&result, &mut self.feed) {
+            buffers.forget(shape);
+        }
+        result
     }
 }
 
@@ -114,8 +168,8 @@ impl Recording {
     pub fn run(
         &mut self,
         session: &mut Session,
-        inputs: &[Tensor<i32>],
-        vectors: &mut Results,
+        inputs: &[Staged<i32>],
+        vectors: &mut Staged<f32>,
     ) -> ort::Result<()> {
         let [ids, lengths] = inputs else {
             return Err(ort::Error::new("only padded batches are recorded"));

@@ -44,11 +44,22 @@ fn scheduler() -> Arc<Scheduler> {
 }
 
 /// A backend that lets other things happen while it computes, and fails when the history says so.
-struct Scripted(SimBackend);
+struct Scripted(SimBackend, Description);
 
 impl Backend for Scripted {
     fn description(&self) -> &Description {
-        self.0.description()
+        &self.1
+    }
+
+    fn run_while(
+        &mut self,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+        meanwhile: &mut (dyn FnMut() + Send),
+    ) -> Result<(), BackendError> {
+        happens();
+        meanwhile();
+        self.run(batch, out)
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
@@ -74,7 +85,9 @@ fn backend(_: usize) -> Result<Box<dyn Backend>, BackendError> {
     if fails(5) {
         return Err(BackendError::Lost("the history lets nothing load".into()));
     }
-    Ok(Box::new(Scripted(SimBackend::new(DIMENSIONS))))
+    let sim = SimBackend::new(DIMENSIONS);
+    let description = Description { buckets: world(|w| w.buckets), ..sim.description().clone() };
+    Ok(Box::new(Scripted(sim, description)))
 }
 
 /// Whether there is a fault here: one in `n` times, while there may be any.

@@ -14,6 +14,11 @@ impl Roster {
         self.workers.iter().filter(|worker| !worker.status.reserved)
     }
 
+    /// How many of those there are.
+    pub fn ordinary_workers(&self) -> usize {
+        self.ordinary().count()
+    }
+
     fn reserved(&self) -> impl Iterator<Item = &Worker> {
         self.workers.iter().filter(|worker| worker.status.reserved)
     }

@@ -86,7 +86,7 @@ impl Backend for ChildBackend {
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: &mut (dyn FnMut() + Send),
     ) -> Result<(), BackendError> {
         let (moved, memory) = self.asked(|link| link.run_while(batch, out, meanwhile))?;
         if let Some(device) = moved {

@@ -85,7 +85,7 @@ impl Link {
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: &mut (dyn FnMut() + Send),
     ) -> Result<(Option<String>, MemoryUse), BackendError> {
         batch.check()?;
         let (rows, tokens) = (batch.rows(), batch.tokens());
@@ -101,7 +101,7 @@ impl Link {
         let number = self.number;
         self.region.write_batch(batch);
         // So that a vector which the worker does not write is not taken from an earlier batch.
-        self.region.write_vectors(out);
+        self.region.spoil_vectors(rows);
         match self.ask(&Request::Run { number, rows, tokens }, meanwhile)? {
             Answer::Done { number: n, device, memory } if n == number => {
                 self.region.read_vectors(out);
@@ -125,7 +125,11 @@ impl Link {
         }
     }
 
-    fn ask(&self, request: &Request, meanwhile: &mut dyn FnMut()) -> Result<Answer, BackendError> {
+    fn ask(
+        &self,
+        request: &Request,
+        meanwhile: &mut (dyn FnMut() + Send),
+    ) -> Result<Answer, BackendError> {
         let lost = BackendError::Lost;
         send_message(&self.socket, request)
             .map_err(|error| lost(format!("it takes no messages ({error})")))?;

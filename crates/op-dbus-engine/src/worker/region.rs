@@ -127,9 +127,12 @@ impl Region {
         }
     }
 
-    /// Copies vectors in.
-    pub fn write_vectors(&self, vectors: &[f32]) {
-        self.write(self.layout.vectors, self.layout.bytes, vectors);
+    /// Has none of the first `rows` rows pass for a vector until it is written: its first value is no number.
+    pub fn spoil_vectors(&self, rows: usize) {
+        for row in 0..rows {
+            let start = self.layout.vectors + row * self.shape.dimensions * VALUE_BYTES;
+            self.write(start, self.layout.bytes, &[f32::NAN]);
+        }
     }
 
     /// Copies vectors out.
@@ -195,6 +198,9 @@ mod tests {
         let mut vectors = [0.0; 4];
         engine.read_vectors(&mut vectors);
         assert_eq!(vectors, [0.5, -1.0, 2.0, f32::MIN]);
+        engine.spoil_vectors(2);
+        engine.read_vectors(&mut vectors);
+        assert!(vectors[0].is_nan() && vectors[2].is_nan(), "{vectors:?}");
     }
 
     #[test]

@@ -280,7 +280,7 @@ fn vectors_that_were_not_written_are_not_those_of_the_batch_before() {
     });
     let mut out = [f32::NAN; 8];
     run(&mut link.unwrap().0, &BATCH, &mut out).unwrap();
-    assert!(out.iter().all(|value| value.is_nan()));
+    assert!(out.chunks(4).all(|row| row[0].is_nan()), "{out:?}");
     worker.join().unwrap();
 }
 

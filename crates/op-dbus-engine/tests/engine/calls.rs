@@ -189,20 +189,47 @@ async fn a_packed_layout_counts_no_padding() {
 #[tokio::test]
 async fn interactive_calls_overtake_a_bulk_job() {
     let limits = Limits { bulk_wait_us_max: u64::MAX, ..Limits::default() };
-    let gate = Gate::batched(limits, BatchLimits { tokens_max: 32, ..BatchLimits::default() });
-    let texts = vec!["x".repeat(30); 6];
-    let bulk = Call { inputs: texts.into(), priority: Some(Priority::Bulk), ..Call::default() };
-    let bulk = gate.begin(bulk);
+    let batch = BatchLimits { tokens_max: 32, ..BatchLimits::default() };
+    // On a device also the next of the job, which is planned by then.
+    for (gate, waiting) in
+        [(Gate::batched(limits.clone(), batch), 5), (Gate::on_device(limits, batch), 4)]
+    {
+        let texts = vec!["x".repeat(30); 6];
+        let bulk = Call { inputs: texts.into(), priority: Some(Priority::Bulk), ..Call::default() };
+        let bulk = gate.begin(bulk);
+        tokio::task::yield_now().await;
+        gate.next_batch();
+        assert_eq!(gate.engine.stats().queue_texts, waiting);
+        let quick = gate.begin(call(0, &["quick"]));
+        tokio::task::yield_now().await;
+        gate.go();
+        assert_eq!(gate.next_batch(), ["quick"]);
+        gate.go();
+        quick.await.unwrap().unwrap();
+        (0..5).for_each(|_| gate.go());
+        assert_eq!(bulk.await.unwrap().unwrap().rows, 6);
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_would_not_be_full_is_not_planned_ahead() {
+    let batch = BatchLimits { tokens_max: 32, ..BatchLimits::default() };
+    let gate = Gate::on_device(Limits::default(), batch);
+    let first = gate.begin(call(1, &["first"]));
     tokio::task::yield_now().await;
-    gate.next_batch();
-    let quick = gate.begin(call(0, &["quick"]));
+    assert_eq!(gate.next_batch(), ["first"]);
+    let second = gate.begin(call(1, &["second"]));
     tokio::task::yield_now().await;
     gate.go();
-    assert_eq!(gate.next_batch(), ["quick"]);
-    gate.go();
-    quick.await.unwrap().unwrap();
-    (0..5).for_each(|_| gate.go());
-    assert_eq!(bulk.await.unwrap().unwrap().rows, 6);
+    first.await.unwrap().unwrap();
+    // Planned when the worker was free: whoever came until then would have been part of it.
+    assert_eq!(gate.next_batch(), ["second"]);
+    let third = gate.begin(call(1, &["third"]));
+    tokio::task::yield_now().await;
+    assert_eq!(gate.engine.stats().queue_texts, 1);
+    (0..2).for_each(|_| gate.go());
+    second.await.unwrap().unwrap();
+    third.await.unwrap().unwrap();
 }
 
 #[tokio::test]

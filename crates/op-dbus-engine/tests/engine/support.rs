@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, Batch, BatchLimits, Call, Description, Engine,
+    Backend, BackendError, BackendFactory, Batch, BatchLimits, Buckets, Call, Description, Engine,
     EngineConfig, Error, Limits, ModelShape, Pool, Reply, Tokenizer,
 };
 use tokio::task::JoinHandle;
@@ -90,12 +90,20 @@ impl Gate {
     }
 
     pub fn batched(limits: Limits, batch: BatchLimits) -> Self {
-        Self::made(|factory| batched(factory, limits, batch, 1))
+        Self::made(None, |factory| batched(factory, limits, batch, 1))
+    }
+
+    /// As on a device with memory of its own, whose next batch is planned while it computes.
+    pub fn on_device(limits: Limits, batch: BatchLimits) -> Self {
+        let BatchLimits { tokens_max, attention_max, rows_max, .. } = batch;
+        let buckets =
+            Buckets { tokens_max, attention_max, rows_max, length_max: INPUT_MAX, packed: false };
+        Self::made(Some(buckets), |factory| batched(factory, limits, batch, 1))
     }
 
     /// With a worker in reserve that is made by `reserve` and waits for nobody.
     pub fn reserved(reserve: fn() -> Result<Box<dyn Backend>, BackendError>) -> Self {
-        Self::made(|gated| {
+        Self::made(None, |gated| {
             let factory: BackendFactory =
                 Box::new(move |number| if number == 0 { gated(number) } else { reserve() });
             let pool = Pool { reserved: 1, ..Pool::new(factory) };
@@ -104,14 +112,15 @@ impl Gate {
         })
     }
 
-    fn made(engine: impl FnOnce(BackendFactory) -> Engine) -> Self {
+    fn made(buckets: Option<Buckets>, engine: impl FnOnce(BackendFactory) -> Engine) -> Self {
         let (shown, batches) = channel();
         let (go, wait) = channel();
         let wait = Arc::new(Mutex::new(wait));
         let factory: BackendFactory = Box::new(move |_| {
             let sim = SimBackend::new(DIMENSIONS);
+            let description = Description { buckets, ..sim.description().clone() };
             let (shown, wait) = (shown.clone(), Arc::clone(&wait));
-            Ok(Box::new(Gated { sim, shown, wait, checked: false }))
+            Ok(Box::new(Gated { sim, description, shown, wait, checked: false }))
         });
         Self { engine: engine(factory), batches, go }
     }
@@ -137,6 +146,7 @@ impl Gate {
 
 struct Gated {
     sim: SimBackend,
+    description: Description,
     shown: Sender<Vec<String>>,
     wait: Arc<Mutex<Receiver<()>>>,
     checked: bool,
@@ -144,7 +154,7 @@ struct Gated {
 
 impl Backend for Gated {
     fn description(&self) -> &Description {
-        self.sim.description()
+        &self.description
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {

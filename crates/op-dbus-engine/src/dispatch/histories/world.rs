@@ -9,6 +9,7 @@ use super::super::{Shared, Worker};
 use crate::admission::Admission;
 use crate::backend::{Backend, BackendError};
 use crate::batch::Batch;
+use crate::buckets::Buckets;
 use crate::call::{Reply, Truncate};
 use crate::config::{BatchLayout, BatchLimits, Limits, ModelShape, Pool};
 use crate::error::Error;
@@ -34,6 +35,8 @@ pub struct World {
     /// Texts that no tokenizer thread has taken yet.
     pub chunks: Vec<Chunk<String>>,
     pub now_us: u64,
+    /// Of backends on a device, whose next batch is planned while they compute.
+    pub buckets: Option<Buckets>,
     pub depth: usize,
     /// Whether backends may fail, and how often they did.
     pub faulty: bool,
@@ -79,7 +82,11 @@ impl World {
         let mut random = Random(seed);
         let (shared, limits) = shared(&mut random, backend);
         let scheduler = Arc::clone(&shared.scheduler);
+        let (tokens_max, attention_max, rows_max) = (1 << 20, u64::MAX, 1 << 10);
+        let buckets =
+            Buckets { tokens_max, attention_max, rows_max, length_max: INPUT_MAX, packed: false };
         let world = Self {
+            buckets: random.one_in(2).then_some(buckets),
             random,
             preparer: Preparer { tokenizer: tokenizer.clone(), scheduler },
             admission: Admission::new(&limits, Arc::default()),
