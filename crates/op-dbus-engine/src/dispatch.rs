@@ -145,7 +145,6 @@ impl Worker {
             %error,
             "worker lost, replacing it: {error}"
         );
-        scheduler.put_back(&mut self.ahead.batch);
         scheduler.lost(self.place.index, &error);
         self.strikes += 1;
         self.replace()
@@ -226,8 +225,9 @@ impl Worker {
     }
 
     /// A batch was lost, and the backend with it.
-    fn lose(&self, batch: &mut Vec<Entry>, error: BackendError) -> Result<(), BackendError> {
+    fn lose(&mut self, batch: &mut Vec<Entry>, error: BackendError) -> Result<(), BackendError> {
         let (scheduler, worker) = (&self.shared.scheduler, self.place.index);
+        scheduler.put_back(&mut self.ahead.batch);
         // Before anybody is told, who asks then whether there is hope.
         scheduler.roster(|roster| roster.lost_batch(worker, &error));
         scheduler.try_again(worker, batch, &error);

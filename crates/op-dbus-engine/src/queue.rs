@@ -59,11 +59,18 @@ pub(crate) struct Queue<T> {
     interactive: Class<T>,
     bulk: Class<T>,
     bulk_wait_us_max: u64,
+    ageing: Ageing,
+    /// Entries between those that are taken, meanwhile.
+    passed: Vec<Entry<T>>,
+}
+
+/// What decides when bulk is served although interactive work waits.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ageing {
+    /// When a batch of bulk left last.
     bulk_served_us: u64,
     /// The last batch was bulk by ageing: interactive work has the next one.
     aged: bool,
-    /// Entries between those that are taken, meanwhile.
-    passed: Vec<Entry<T>>,
 }
 
 impl<T> Queue<T> {
@@ -72,8 +79,7 @@ impl<T> Queue<T> {
             interactive: Class::default(),
             bulk: Class::default(),
             bulk_wait_us_max,
-            bulk_served_us: 0,
-            aged: false,
+            ageing: Ageing::default(),
             passed: Vec::new(),
         }
     }
@@ -161,8 +167,9 @@ impl<T> Queue<T> {
         if self.interactive.texts == 0 {
             return Some((Priority::Bulk, false));
         }
-        let waited = now_us.saturating_sub(oldest.max(self.bulk_served_us));
-        if waited >= self.bulk_wait_us_max && !self.aged {
+        let Ageing { bulk_served_us, aged } = self.ageing;
+        let waited = now_us.saturating_sub(oldest.max(bulk_served_us));
+        if waited >= self.bulk_wait_us_max && !aged {
             return Some((Priority::Bulk, true));
         }
         Some((Priority::Interactive, false))
@@ -170,10 +177,20 @@ impl<T> Queue<T> {
 
     /// Notes that a batch of `class` leaves now.
     pub fn taken(&mut self, class: Priority, aged: bool, now_us: u64) {
-        self.aged = aged;
+        self.ageing.aged = aged;
         if class == Priority::Bulk {
-            self.bulk_served_us = now_us;
+            self.ageing.bulk_served_us = now_us;
         }
+    }
+
+    /// How far bulk has aged.
+    pub fn ageing(&self) -> Ageing {
+        self.ageing
+    }
+
+    /// As it was before a batch was taken that does not leave yet.
+    pub fn restore_ageing(&mut self, ageing: Ageing) {
+        self.ageing = ageing;
     }
 
     /// Users of `class` with entries, in no order that means anything.

@@ -189,10 +189,7 @@ impl Scheduler {
             }
             let now_us = self.clock.now_us();
             let alive = |entry: &Entry| entry.item.job.is_alive(now_us);
-            let mut dead = Vec::new();
-            for uid in std::mem::take(&mut state.cancelled) {
-                dead.extend(state.queue.purge(uid, &alive));
-            }
+            let mut dead = state.purge(&alive);
             if let Some(delay) = self.delay(state, worker, now_us) {
                 if !wait {
                     return Next::Nothing;
@@ -328,6 +325,12 @@ impl Scheduler {
 }
 
 impl State {
+    /// Takes out the rows of calls that were cancelled.
+    fn purge(&mut self, alive: &dyn Fn(&Entry) -> bool) -> Vec<Entry> {
+        let users = std::mem::take(&mut self.cancelled).into_iter();
+        users.flat_map(|uid| self.queue.purge(uid, alive)).collect()
+    }
+
     fn plan(
         &mut self,
         worker: usize,

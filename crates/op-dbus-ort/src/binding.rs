@@ -66,8 +66,8 @@ impl<T: PrimitiveTensorElementType + Debug> Staged<T> {
     /// The memory that the device reads and writes by itself, as if it were ordinary. What is said to be the
     /// device's ONNX Runtime 1.31 takes for its own: it does not copy an input, so that each kernel fetches
     /// from the host what it reads of it, and takes the buffer of a result for both ends of a copy, and refuses
-    /// the batch. What copies is the driver, which knows better, and may not wait for the end of it: binding an
-    /// input and a run do, by the runtime's default.
+    /// the batch. What copies is the driver, which knows better, and may not wait for the end of it: of a result a
+    /// run does, by the runtime's default, and inputs are waited for when all are bound.
     fn as_ordinary(&mut self) -> ort::Result<TensorRefMut<'_, T>> {
         let (kind, memory_type) = (AllocatorType::Device, MemoryType::Default);
         let ordinary = MemoryInfo::new(AllocationDevice::CPU, 0, kind, memory_type)?;
@@ -184,16 +184,19 @@ impl Buffers {
         rows: &Rows,
         out: &mut [f32],
     ) -> ort::Result<Transfer> {
-        let separate = self.memory.is_separate();
+        let memory = self.memory;
         let given = rows.inputs();
         let bound = self.filled(session, (rows.shape(), &given))?;
         let Bound { binding, inputs, vectors, recording, .. } = bound;
         if let Some(recording) = recording {
             recording.run(session, inputs, vectors)?;
         } else {
-            if separate {
+            if memory.is_separate() {
                 for (Input { name, .. }, staged) in given.iter().zip(inputs) {
                     staged.bind_input(binding, name)?;
+                }
+                if memory == Memory::Pinned {
+                    binding.synchronize_inputs()?;
                 }
             }
             drop(session.run_binding_with_options(binding, options)?);

@@ -212,6 +212,31 @@ async fn interactive_calls_overtake_a_bulk_job() {
 }
 
 #[tokio::test]
+async fn bulk_that_has_waited_has_every_second_batch_of_a_device_too() {
+    let limits = Limits { bulk_wait_us_max: 0, ..Limits::default() };
+    let batch = BatchLimits { tokens_max: 32, ..BatchLimits::default() };
+    for gate in [Gate::batched(limits.clone(), batch), Gate::on_device(limits, batch)] {
+        let full = |text: &str, count| -> Vec<String> { vec![text.repeat(30); count] };
+        let bulk =
+            Call { inputs: full("x", 6).into(), priority: Some(Priority::Bulk), ..Call::default() };
+        let bulk = gate.begin(bulk);
+        tokio::task::yield_now().await;
+        // Each has one text.
+        let mut began = gate.next_batch().concat()[..1].to_owned();
+        let quick = gate.begin(Call { inputs: full("y", 4).into(), ..Call::default() });
+        tokio::task::yield_now().await;
+        for _ in 1..10 {
+            gate.go();
+            began += &gate.next_batch().concat()[..1];
+        }
+        gate.go();
+        assert_eq!(began, "xxyxyxyxyx");
+        assert_eq!(bulk.await.unwrap().unwrap().rows, 6);
+        assert_eq!(quick.await.unwrap().unwrap().rows, 4);
+    }
+}
+
+#[tokio::test]
 async fn a_batch_that_would_not_be_full_is_not_planned_ahead() {
     let batch = BatchLimits { tokens_max: 32, ..BatchLimits::default() };
     let gate = Gate::on_device(Limits::default(), batch);
