@@ -70,6 +70,8 @@ pub enum LoadErrorKind {
     ModelCorrupt,
     /// The runtime library or the provider can't be used.
     ProviderUnavailable,
+    /// It loaded and computes, and its vectors are not the model's.
+    Untrusted,
     /// Anything else.
     Other,
 }

@@ -62,7 +62,7 @@ pub(crate) fn trust(
 
 fn untrusted(Description { provider, device, .. }: &Description, why: &str) -> BackendError {
     let message = format!("{provider} can't be trusted on {device}: {why}");
-    BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
+    BackendError::Load { kind: LoadErrorKind::Untrusted, message }
 }
 
 /// Has a backend compute the sample of its pool, if that has one: together as far as it takes that.
@@ -91,7 +91,7 @@ fn compare(
         texts.iter().map(|known| i32::try_from(known.ids.len()).unwrap_or(i32::MAX)).collect();
     let mut out = vec![f32::NAN; texts.len() * model.dimensions];
     let batch = Batch { ids: &ids, lengths: &lengths };
-    run_checked(backend, &batch, &mut out, &mut || ()).map_err(|error| match error {
+    prove(backend, &batch, &mut out).map_err(|error| match error {
         BackendError::Failed(why) => {
             let longest = batch.longest();
             let why = format!("it fails texts of up to {longest} tokens, as callers send: {why}");
@@ -188,7 +188,7 @@ pub(crate) fn probe(
     let lengths = [i32::try_from(probe.len()).unwrap_or(i32::MAX)];
     let batch = Batch { ids: probe, lengths: &lengths };
     let mut out = vec![f32::NAN; model.dimensions];
-    run_checked(backend, &batch, &mut out, &mut || ())?;
+    prove(backend, &batch, &mut out)?;
     let square: f32 = out.iter().map(|x| x * x).sum();
     if model.normalized && !(0.98..=1.02).contains(&square) {
         return Err(wrong(format!(
@@ -207,6 +207,21 @@ fn wrong(message: String) -> BackendError {
 /// Values that are looked at together.
 const FINITE_AT_ONCE: usize = 1024;
 
+/// What a backend does that computes beyond what its numbers can hold.
+const NOT_FINITE: &str = "it returned values that are not finite numbers";
+
+/// As [`run_checked`], of a batch by which a backend proves itself.
+fn prove(
+    backend: &mut dyn Backend,
+    batch: &Batch<'_>,
+    out: &mut [f32],
+) -> Result<(), BackendError> {
+    match run_finite(backend, batch, out, &mut || ())? {
+        true => Ok(()),
+        false => Err(untrusted(backend.description(), NOT_FINITE)),
+    }
+}
+
 /// Runs a batch; a backend that panics or gives values that are no numbers can't be trusted again.
 pub(crate) fn run_checked(
     backend: &mut dyn Backend,
@@ -214,6 +229,19 @@ pub(crate) fn run_checked(
     out: &mut [f32],
     meanwhile: &mut (dyn FnMut() + Send),
 ) -> Result<(), BackendError> {
+    match run_finite(backend, batch, out, meanwhile)? {
+        true => Ok(()),
+        false => Err(BackendError::Lost(NOT_FINITE.into())),
+    }
+}
+
+/// Runs a batch, and tells whether all values are numbers.
+fn run_finite(
+    backend: &mut dyn Backend,
+    batch: &Batch<'_>,
+    out: &mut [f32],
+    meanwhile: &mut (dyn FnMut() + Send),
+) -> Result<bool, BackendError> {
     // A row that is not written must not pass for one of an earlier batch.
     let dimensions = out.len() / batch.rows().max(1);
     out.chunks_mut(dimensions.max(1)).for_each(|row| row[0] = f32::NAN);
@@ -221,8 +249,5 @@ pub(crate) fn run_checked(
         .unwrap_or_else(|_| Err(BackendError::Lost("it panicked in a batch".into())))?;
     // Without a way out for each value, which the compiler makes vectors of.
     let finite = |part: &[f32]| part.iter().fold(true, |all, value| all & value.is_finite());
-    if out.chunks(FINITE_AT_ONCE).all(finite) {
-        return Ok(());
-    }
-    Err(BackendError::Lost("it returned values that are not finite numbers".into()))
+    Ok(out.chunks(FINITE_AT_ONCE).all(finite))
 }

@@ -58,7 +58,7 @@ pub(super) fn load(
     let mut refusals = tries.refusals.clone();
     for &provider in &tries.providers {
         let started = match provider::host(provider, loaded, draft.own_graph()) {
-            Ok(host) => start(&draft, host, loaded, (means, config.clone())),
+            Ok(host) => start_trusted(&draft, host, loaded, (means, &config)),
             Err(missing) => Err(Error::Provider(missing)),
         };
         match started {
@@ -83,10 +83,36 @@ struct Started {
     costs: Vec<Place>,
 }
 
-/// Starts the workers of a model on `host`.
-fn start(
+/// Starts the workers of a model on `host`; in 32 bits if their vectors, in what the provider computes in by
+/// itself, are not the model's.
+fn start_trusted(
     draft: &Draft,
     host: Host,
+    loaded: &Loaded,
+    (means, config): (&Means, &EngineConfig),
+) -> Result<Started, Error> {
+    let precision = provider::precision(&host, &loaded.settings);
+    let start =
+        |precision| start(draft, (host.clone(), precision), loaded, (means, config.clone()));
+    let result = start(precision);
+    let Err(Error::Backend(BackendError::Load { kind: LoadErrorKind::Untrusted, message })) =
+        result
+    else {
+        return result;
+    };
+    if provider::halves_by_itself(&host, precision)
+        && let Ok(started) = start(Precision::F32)
+    {
+        tracing::warn!(provider = %host.provider, "the model is computed in f32: {message}");
+        return Ok(started);
+    }
+    Err(Error::Provider(message))
+}
+
+/// Starts the workers of a model on `host`, computing in `precision`.
+fn start(
+    draft: &Draft,
+    (mut host, precision): (Host, Precision),
     loaded: &Loaded,
     (means, config): (&Means, EngineConfig),
 ) -> Result<Started, Error> {
@@ -113,7 +139,6 @@ fn start(
     let provider = host.provider;
     warn_of_faults(provider, settings);
     let explained = |error| explained(error, provider, loaded);
-    let (precision, mut host) = (provider::precision(&host, settings), host);
     let (mut reference, mut beside) = (None, None);
     if host.provider != Provider::Cpu {
         let own_graph = draft.own_graph();
@@ -307,7 +332,10 @@ fn explained(error: BackendError, provider: Provider, loaded: &Loaded) -> Error 
             Error::Provider(message)
         }
         BackendError::Load {
-            kind: LoadErrorKind::ModelNotInstalled | LoadErrorKind::ModelCorrupt,
+            kind:
+                LoadErrorKind::ModelNotInstalled
+                | LoadErrorKind::ModelCorrupt
+                | LoadErrorKind::Untrusted,
             ..
         } => error.into(),
         error if provider != Provider::Cpu => {

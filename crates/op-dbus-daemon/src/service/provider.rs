@@ -277,6 +277,12 @@ pub(super) fn precision(host: &Host, settings: &Settings) -> Precision {
     }
 }
 
+/// Whether workers on `host` compute in 16 bits where `precision` is what they are asked for, unless the model's
+/// weights are beyond that.
+pub(super) fn halves_by_itself(host: &Host, precision: Precision) -> bool {
+    (host.provider, precision) == (Provider::Cuda, Precision::Auto)
+}
+
 /// Where the value of a setting comes from.
 pub(super) fn origin(loaded: &Loaded, key: &str) -> Origin {
     loaded.origins.get(key).cloned().unwrap_or(Origin::Default)

@@ -10,7 +10,7 @@ use op_dbus_models::{ImportOptions, OnnxFacts, Progress, Store};
 
 use super::loaded;
 use crate::service::{Error, Means, Options, Request, Service, Spawner};
-use crate::settings::Provider;
+use crate::settings::{Precision, Provider};
 
 /// The id of "!" in the model that is imported here.
 const DEADLY: i32 = 52;
@@ -31,6 +31,10 @@ fn spawner(deadly_on_cpu: bool) -> Spawner {
 
 /// A service of the tiny model on ggml, which falls back to the CPU for a day.
 fn service(root: &tempfile::TempDir, spawner: Spawner) -> Service {
+    service_on("ggml", root, spawner)
+}
+
+fn service_on(provider: &str, root: &tempfile::TempDir, spawner: Spawner) -> Service {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny-bert");
     let models = root.path().join("models");
     let options = ImportOptions {
@@ -52,7 +56,7 @@ fn service(root: &tempfile::TempDir, spawner: Spawner) -> Service {
         ("model", "tiny"),
         ("model_dir", &*models.display().to_string()),
         ("cache_dir", &*root.path().join("cache").display().to_string()),
-        ("execution_provider", "ggml"),
+        ("execution_provider", provider),
         ("fallback", "cpu"),
         ("provider_retry_s", "86400"),
         ("runtime", &*library),
@@ -162,4 +166,33 @@ async fn who_has_an_unloaded_model_warmed_up_gets_the_next_provider_as_a_call_wo
     assert_eq!(service.now().served().unwrap().provider, "cpu");
     assert!(service.is_loaded());
     assert_eq!(service.fallbacks(), 1);
+}
+
+/// A backend of a provider, and whether what it gives are no numbers.
+fn made(provider: &str, dimensions: usize, wrong: bool) -> Result<Box<dyn Backend>, BackendError> {
+    let sim = Box::new(SimBackend::of(provider, dimensions));
+    let faults = Faults { nan_on_batch: wrong.then_some(1), ..Faults::default() };
+    Ok(Box::new(Faulty::new(sim, faults)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cuda_is_kept_for_a_model_that_halves_do_not_get_along_with() {
+    for (in_f32, serves, reason) in
+        [(false, "cuda", ""), (true, "cpu", "cuda can't be trusted on cuda:0")]
+    {
+        let root = tempfile::tempdir().unwrap();
+        let spawner: Spawner = Arc::new(move |blueprint, _| {
+            let (provider, dimensions) = (blueprint.host.provider, blueprint.dimensions);
+            let is_wrong = match blueprint.precision {
+                Precision::Auto => provider == Provider::Cuda,
+                _ => provider == Provider::Cuda && in_f32,
+            };
+            Box::new(move |_| made(&provider.to_string(), dimensions, is_wrong))
+        });
+        let service = service_on("cuda", &root, spawner);
+        service.start().await;
+        assert_eq!(embed(&service, "a").await.unwrap(), serves);
+        let told = service.watch().borrow().fallback_reason();
+        assert!(told.starts_with(reason) && told.is_empty() == reason.is_empty(), "{told}");
+    }
 }
