@@ -6,6 +6,7 @@ mod table;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -187,18 +188,18 @@ impl Bench<'_> {
     fn level(&self, level: &str, folder: &Path) -> Value {
         let mut found = BTreeMap::new();
         for way in WAYS.iter().filter(|way| !way.recorded || self.recorded.is_some()) {
-            let quality = outcome(self.quality(level, way));
-            let speed = outcome(self.speed(level, way));
+            let quality = step(&format!("{}: quality", way.name), || self.quality(level, way));
+            let speed = step(&format!("{}: speed", way.name), || self.speed(level, way));
             found.insert(way.name, json!({ "quality": quality, "speed": speed }));
         }
-        let peer = self.peer(level);
-        let memory =
-            memory::plateau(self.measured(level, &WAYS[0], false), self.args.memory_s, folder);
+        let peer = step("sentence-transformers", || self.peer(level));
+        let looked_at = self.measured(level, &WAYS[0], false);
+        let memory = step("memory", || memory::plateau(looked_at, self.args.memory_s, folder));
         json!({
             "level": level,
             "op-dbus": found,
-            "sentence-transformers": outcome(peer),
-            "memory": outcome(memory),
+            "sentence-transformers": peer,
+            "memory": memory,
         })
     }
 
@@ -262,6 +263,11 @@ fn answer(command: &mut std::process::Command) -> Result<Value, String> {
     serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
 }
 
-fn outcome(found: Result<Value, String>) -> Value {
+/// What a step has found, or why it could not; says how long it took.
+fn step(name: &str, find: impl FnOnce() -> Result<Value, String>) -> Value {
+    let began = Instant::now();
+    let found = find();
+    let how = if found.is_ok() { "done" } else { "failed" };
+    println!("{name}: {how} after {:.0} s", began.elapsed().as_secs_f64());
     found.unwrap_or_else(|error| json!({ "failed": error }))
 }
