@@ -57,7 +57,7 @@ impl Embedder {
         let loading = Loading { builder, model: &model, tokenizer, cache_dir: cache_dir(builder)? };
         let mut refusals = Vec::new();
         for name in candidates {
-            match loading.engine(name) {
+            match loading.trusted(name) {
                 // Nobody has asked for what `auto` passed over.
                 Ok(engine) if builder.is_auto() => return loading.loaded(engine, String::new()),
                 Ok(engine) => return loading.loaded(engine, refusals.join("; ")),
@@ -182,10 +182,33 @@ struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    /// The engine with workers on `provider`, which have proved themselves.
-    fn engine(&self, provider: &str) -> Result<Engine, Error> {
+    /// The engine with workers on `provider` that have proved themselves: in 32 bits if they do not in the 16 that
+    /// `cuda` computes in by itself.
+    fn trusted(&self, provider: &str) -> Result<Engine, Error> {
+        let precision = self.builder.precision;
+        let result = self.engine(provider, precision);
+        let Err(Error::Backend(BackendError::Load { kind: LoadErrorKind::Untrusted, message })) =
+            result
+        else {
+            return result;
+        };
+        if provider == CPU {
+            return Err(Error::Backend(BackendError::Lost(message)));
+        }
+        if provider == "cuda"
+            && precision.is_none()
+            && let Ok(engine) = self.engine(provider, Some(Precision::F32))
+        {
+            tracing::warn!(provider, "the model is computed in f32: {message}");
+            return Ok(engine);
+        }
+        Err(Error::Provider(message))
+    }
+
+    /// The engine with workers that compute in `precision`.
+    fn engine(&self, provider: &str, precision: Option<Precision>) -> Result<Engine, Error> {
         let builder = self.builder;
-        let spec = self.spec(provider)?;
+        let spec = Spec { precision, ..self.spec(provider)? };
         let shape = self.shape();
         let tokens_max = builder.batch_tokens_max;
         let (batch, reference) = match (provider, spec.cpu_engine) {

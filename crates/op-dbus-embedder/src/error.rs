@@ -34,10 +34,9 @@ pub enum Error {
 impl From<BackendError> for Error {
     fn from(error: BackendError) -> Self {
         match error {
-            BackendError::Load {
-                kind: LoadErrorKind::ProviderUnavailable | LoadErrorKind::Untrusted,
-                message,
-            } => Self::Provider(message),
+            BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message } => {
+                Self::Provider(message)
+            }
             error => Self::Backend(error),
         }
     }

@@ -1,5 +1,7 @@
 //! Worker threads: each owns a backend, pulls batches, runs them, and replaces a lost backend.
 
+mod computed;
+
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -8,12 +10,12 @@ use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::config::{ModelShape, Pool};
 use crate::error::is_same_news;
-use crate::job::{Finished, Ran};
 use crate::planner::Plan;
 use crate::proof::{self, load, load_again, run_checked};
 use crate::roster::{Loaded, Order};
 use crate::scheduler::{Entry, Next, Row, Scheduler};
 use crate::status::WorkerState;
+use computed::Computed;
 
 /// Journal message id of the event that a worker was lost.
 pub const WORKER_LOST_MESSAGE_ID: &str = "658a8ad6405c4659a17822c6a0d74d7b";
@@ -201,6 +203,8 @@ impl Worker {
         // What a server takes at once is for its own backend to know.
         if device && matches!(error, BackendError::OutOfMemory(_)) {
             self.shrink(batch, &error);
+            // Planned as large as this one was.
+            scheduler.put_back(&mut self.ahead.batch);
         }
         match error {
             BackendError::OutOfMemory(_) if halvings < HALVINGS_MAX && batch.len() > 1 => {
@@ -346,40 +350,6 @@ impl Worker {
                 }
             }
         }
-    }
-}
-
-/// A batch whose vectors are there; empty once they are delivered.
-#[derive(Default)]
-struct Computed {
-    entries: Vec<Entry>,
-    /// Those of the entries come first.
-    vectors: Vec<f32>,
-    started_us: u64,
-    ended_us: u64,
-    finished: Vec<Finished>,
-}
-
-impl Computed {
-    fn is_delivered(&self) -> bool {
-        self.entries.is_empty()
-    }
-
-    /// Hands the rows to their calls, those of one call that follow one another at once.
-    fn deliver(&mut self, by: &Description) {
-        let Self { entries, vectors, finished, .. } = self;
-        let ran = Ran { by, started_us: self.started_us, ended_us: self.ended_us };
-        let mut vectors = vectors.as_slice();
-        for run in entries.chunk_by(|row, next| row.item.is_followed_by(&next.item)) {
-            let Row { job, slot, .. } = &run[0].item;
-            let tokens = run.iter().map(|entry| entry.tokens);
-            let (of_run, rest) = vectors.split_at(run.len() * by.dimensions);
-            finished.extend(job.deliver(*slot, of_run, tokens, &ran));
-            vectors = rest;
-        }
-        // All at once: the thread that is woken by the first finds the others there.
-        finished.drain(..).for_each(Finished::tell);
-        entries.clear();
     }
 }
 

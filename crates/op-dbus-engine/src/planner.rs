@@ -147,10 +147,11 @@ impl Planner {
         self.budget.tokens_max
     }
 
-    /// Makes batches of `tokens` at most from here on; never of more than before.
-    pub fn lower_tokens_max(&mut self, tokens: usize) {
-        self.limits.tokens_max = self.limits.tokens_max.min(tokens);
-        self.budget.tokens_max = self.budget.tokens_max.min(tokens);
+    /// Makes batches of `tokens` at most from here on, and of fewer while the device has no memory for them.
+    pub fn set_tokens_max(&mut self, tokens: usize) {
+        let now = self.tight_us.map_or(tokens, |_| self.budget.tokens_max);
+        self.limits.tokens_max = tokens;
+        self.budget.tokens_max = now.min(tokens);
     }
 
     /// A batch of `tokens` did not fit the device: makes batches of half of that at most, for a time.

@@ -101,23 +101,24 @@ impl Roster {
         self.pools.len() > 1
     }
 
-    /// Plans a pool's batches by what a backend of it says of itself, which may have measured them anew.
-    fn plan_for(&mut self, pool: usize, description: &Description) {
-        let Some(pool) = self.pools.get_mut(pool) else { return };
-        if let Some(buckets) = description.buckets {
+    /// Plans a pool's batches by what its backends said of themselves when they were loaded, each of which may
+    /// have measured them anew: no larger than is good for any of them.
+    fn plan_for(&mut self, pool: usize) {
+        let workers = self.workers.iter().filter(|worker| worker.pool == pool);
+        let told = workers.map(|worker| &worker.status.description);
+        let least = told.min_by_key(|description| description.batch_tokens);
+        let (Some(pool), Some(least)) = (self.pools.get_mut(pool), least) else { return };
+        if let Some(buckets) = least.buckets {
             pool.planner.round_up(buckets);
         }
-        if pool.batch.tokens_measured && description.batch_tokens > 0 {
-            pool.planner.lower_tokens_max(description.batch_tokens);
+        if pool.batch.tokens_measured && least.batch_tokens > 0 {
+            pool.planner.set_tokens_max(least.batch_tokens.min(pool.batch.tokens_max));
         }
     }
 
     /// The workers, all loaded and idle, each with its pool. Behind them come those that the pools
     /// reserve, without backends.
     pub fn add(&mut self, workers: Vec<(usize, Loaded)>) {
-        for (pool, loaded) in &workers {
-            self.plan_for(*pool, &loaded.description);
-        }
         let worker = |(pool, loaded): (usize, Loaded), reserved, state| Worker {
             pool,
             status: WorkerStatus {
@@ -146,6 +147,7 @@ impl Roster {
         let loaded = workers.into_iter().map(|of| worker(of, false, WorkerState::Idle));
         let reserved = reserved.into_iter().map(|of| worker(of, true, WorkerState::Unloaded));
         self.workers = loaded.chain(reserved).collect();
+        (0..self.pools.len()).for_each(|pool| self.plan_for(pool));
     }
 
     /// The planner of a worker's batches.
@@ -269,15 +271,14 @@ impl Roster {
 
     /// A worker has a backend again.
     pub fn loaded(&mut self, worker: usize, loaded: Loaded) {
-        if let Some(pool) = self.workers.get(worker).map(|worker| worker.pool) {
-            self.plan_for(pool, &loaded.description);
-        }
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.is_loading = false;
             worker.load_failures = 0;
             worker.status.state = WorkerState::Idle;
             worker.status.description = loaded.description;
             worker.status.memory = loaded.memory;
+            let pool = worker.pool;
+            self.plan_for(pool);
         }
     }
 

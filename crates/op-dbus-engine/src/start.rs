@@ -66,7 +66,16 @@ fn computed(
 ) -> Result<Vec<Vec<f32>>, BackendError> {
     let compute = || {
         let mut backend = proof::made(factory, 0, model)?;
-        texts.iter().map(|ids| proof::probe(backend.as_mut(), model, ids)).collect()
+        let mut vector = |ids: &[i32]| {
+            proof::probe(backend.as_mut(), model, ids).map_err(|error| match error {
+                // What others are measured against: there is nothing to take in its place.
+                BackendError::Load { kind: LoadErrorKind::Untrusted, message } => {
+                    BackendError::Lost(message)
+                }
+                error => error,
+            })
+        };
+        texts.iter().map(|ids| vector(ids)).collect()
     };
     let compute = || proof::once_more(compute);
     // On a thread of its own, which the backend may bind to a CPU.

@@ -31,6 +31,8 @@ pub struct OrtBackend {
     /// Whether inputs, and results, are read and written in place; none where that is not known.
     in_place: Option<[bool; 2]>,
     transfers: TransferUse,
+    /// Whether the device has memory of its own.
+    pub(crate) separate: bool,
     /// Where the session computes, if that is an arena.
     arena: Option<Arena>,
     /// The last batch.
@@ -143,6 +145,7 @@ impl OrtBackend {
             description,
             in_place: None,
             transfers: TransferUse::default(),
+            separate: false,
             arena: None,
             rows,
         })
@@ -162,6 +165,7 @@ impl OrtBackend {
             Memory::Separate | Memory::Pinned => Some([false, false]),
             Memory::Untold => None,
         };
+        self.separate = memory.is_separate();
         match self.feed {
             Feed::Compiled if asked_for.unwrap_or(memory.is_separate()) => {
                 let dimensions = self.description.dimensions;
@@ -337,8 +341,7 @@ impl Backend for OrtBackend {
     }
 
     fn trim(&mut self) -> Result<Footprint, BackendError> {
-        // Of an arena in memory that is not the host's.
-        let separate = self.description.buckets.is_some();
+        let separate = self.separate;
         let bytes =
             |of: &Self| of.memory().arena.filter(|_| separate).map_or(0, |arena| arena.bytes);
         let before = bytes(self);

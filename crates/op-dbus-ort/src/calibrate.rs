@@ -32,6 +32,9 @@ impl OrtBackend {
     /// What stands in the way of a batch.
     pub(crate) fn calibrate(&mut self, is_dear: bool) -> Result<(), BackendError> {
         let Some(buckets) = self.description.buckets else {
+            if self.separate {
+                tracing::info!(batch_tokens = TOKENS, "batches without buffers are not timed");
+            }
             self.description.batch_tokens = TOKENS;
             return Ok(());
         };

@@ -100,13 +100,17 @@ fn start_trusted(
     else {
         return result;
     };
-    if provider::halves_by_itself(&host, precision)
-        && let Ok(started) = start(Precision::F32)
-    {
-        tracing::warn!(provider = %host.provider, "the model is computed in f32: {message}");
-        return Ok(started);
+    // A graph of the user's own is computed as it is.
+    if !provider::halves_by_itself(&host, precision) || draft.own_graph().is_some() {
+        return Err(Error::Provider(message));
     }
-    Err(Error::Provider(message))
+    let in_32_bits = start(Precision::F32);
+    let started = in_32_bits.map_err(|error| {
+        let too = if error.to_string() == message { String::new() } else { format!(": {error}") };
+        Error::Provider(format!("{message}; nor in f32{too}"))
+    })?;
+    tracing::warn!(provider = %host.provider, "the model is computed in f32: {message}");
+    Ok(started)
 }
 
 /// Starts the workers of a model on `host`, computing in `precision`.
@@ -331,6 +335,12 @@ fn explained(error: BackendError, provider: Provider, loaded: &Loaded) -> Error 
         BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message } => {
             Error::Provider(message)
         }
+        // What it computes is what others are measured against.
+        BackendError::Load { kind: LoadErrorKind::Untrusted, message }
+            if provider == Provider::Cpu =>
+        {
+            BackendError::Lost(message).into()
+        }
         BackendError::Load {
             kind:
                 LoadErrorKind::ModelNotInstalled
@@ -346,9 +356,10 @@ fn explained(error: BackendError, provider: Provider, loaded: &Loaded) -> Error 
 }
 
 /// How long the service manager has to allow for the first load: each provider that is asked for may take
-/// its time before the next one is tried.
+/// its time before the next one is tried, and one that is tried in two precisions twice as long.
 pub(crate) fn start_time_max(settings: &Settings) -> Duration {
     // Reading and checking the files comes on top of what the workers may take.
     let one = Duration::from_secs(settings.load_timeout_s + 30);
-    one * u32::try_from(1 + settings.fallback.len()).unwrap_or(u32::MAX)
+    let again = usize::from(settings.precision == Precision::Auto);
+    one * u32::try_from(1 + settings.fallback.len() + again).unwrap_or(u32::MAX)
 }

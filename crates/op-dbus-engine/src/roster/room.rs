@@ -100,7 +100,7 @@ impl Roster {
 mod tests {
     use super::super::Loaded;
     use super::*;
-    use crate::backend::Backend;
+    use crate::backend::{Backend, Description};
     use crate::call::Priority;
     use crate::config::{ModelShape, Pool};
     use crate::routing::{Running, Waiting};
@@ -147,6 +147,28 @@ mod tests {
         assert_eq!(roster.leaves(0, little, 0), None, "a small one fits");
         assert_eq!(roster.set_free("gpu:0", None), [(0, false)]);
         assert_eq!(roster.leaves(0, WAITING, 0), None);
+    }
+
+    #[test]
+    fn batches_are_what_is_good_for_all_workers_and_grow_again() {
+        let mut roster = roster(moved(100_000));
+        roster.pools[0].batch.tokens_measured = true;
+        let mut load = |worker: usize, batch_tokens| {
+            let description =
+                Description { batch_tokens, ..SimBackend::new(4).description().clone() };
+            roster.loaded(worker, Loaded { description, memory: MemoryUse::default() });
+            roster.planner(worker).unwrap().tokens_max()
+        };
+        let all = load(0, 1 << 20);
+        assert_eq!(load(1, 1 << 20), all, "what the settings allow");
+        assert_eq!([load(0, 64), load(1, 128), load(1, 256)], [64, 64, 64]);
+        // Measured anew without what was beside it.
+        assert_eq!([load(0, 128), load(0, 512)], [128, 256]);
+        assert_eq!(roster.planner(0).unwrap().did_not_fit(200, 0), Some(100));
+        let description =
+            Description { batch_tokens: 512, ..SimBackend::new(4).description().clone() };
+        roster.loaded(1, Loaded { description, memory: MemoryUse::default() });
+        assert_eq!(roster.planner(0).unwrap().tokens_max(), 100, "the device is as full as before");
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl Scheduler {
 
     /// Puts a batch that was planned ahead into `plan`, as the one that `worker` begins now, without the rows
     /// that nobody waits for any more. It goes back into the queue if the worker is to do something else, or if
-    /// it is bulk and somebody waits whose turn comes first.
+    /// it is the other class's turn by now.
     pub fn take_ahead(
         &self,
         worker: usize,
@@ -53,20 +53,25 @@ impl Scheduler {
     ) -> Option<Next> {
         let (class, uid) = ahead.batch.first().map(|entry| (entry.class, entry.uid))?;
         let mut state = self.lock();
-        let is_late = class == Priority::Bulk && state.queue.has_interactive();
+        let now_us = self.clock.now_us();
+        let turn = state.queue.turn(state.roster.serves(worker), now_us);
+        let is_aged = turn == Some((Priority::Bulk, true));
+        let is_late = match class {
+            Priority::Bulk => turn == Some((Priority::Interactive, false)),
+            Priority::Interactive => is_aged,
+        };
         if is_late || state.duty(worker).is_some() {
             drop(state);
             self.put_back(&mut ahead.batch);
             return None;
         }
-        let now_us = self.clock.now_us();
         plan.batch.clear();
         let alive = |entry: &mut Entry| entry.item.job.is_alive(now_us);
         plan.batch.extend(ahead.batch.extract_if(.., alive));
         let begins = !plan.batch.is_empty();
         if begins {
             let tokens = plan.batch.iter().map(|entry| entry.tokens).sum();
-            state.queue.taken(class, false, now_us);
+            state.queue.taken(class, is_aged, now_us);
             state.roster.runs(worker, Running { class, tokens, started_us: now_us });
             state.mix.saw(class, uid);
         }
