@@ -74,7 +74,8 @@ impl<T: PrimitiveTensorElementType + Debug> Staged<T> {
         let shape = self.memory.shape().clone();
         let data = self.memory.data_ptr_mut();
         // SAFETY: the CPU reads and writes this memory as any other; it has the room of its own shape, and is
-        // borrowed for as long as the view.
+        // borrowed for as long as the view. A binding keeps the view for longer: of a result that goes after the
+        // binding, and of an input, which has been copied by then, until the next batch binds another.
         unsafe { TensorRefMut::from_raw(ordinary, data, shape) }
     }
 
