@@ -60,6 +60,9 @@ pub struct Args {
 /// Clients that send calls of many texts at the same time: one alone would leave a fast device waiting.
 const CALLERS: &str = "16";
 
+/// What one step takes at most: several times what a CPU alone takes for the largest model.
+const STEP_TIME_MAX_S: u32 = 30 * 60;
+
 fn folder() -> PathBuf {
     shell::root().join("target/gpu")
 }
@@ -190,7 +193,8 @@ impl Bench<'_> {
         for way in WAYS.iter().filter(|way| !way.recorded || self.recorded.is_some()) {
             let quality = step(&format!("{}: quality", way.name), || self.quality(level, way));
             let speed = step(&format!("{}: speed", way.name), || self.speed(level, way));
-            found.insert(way.name, json!({ "quality": quality, "speed": speed }));
+            let peak = step(&format!("{}: share of the peak", way.name), || self.peak(level, way));
+            found.insert(way.name, json!({ "quality": quality, "speed": speed, "peak": peak }));
         }
         let peer = step("sentence-transformers", || self.peer(level));
         let looked_at = self.measured(level, &WAYS[0], false);
@@ -211,9 +215,17 @@ impl Bench<'_> {
 
     fn speed(&self, level: &str, way: &Way) -> Result<Value, String> {
         let mut bench = self.measured(level, way, false);
-        bench.args(["--rounds", &self.args.rounds, "--seconds", &self.args.seconds, "--peak"]);
+        bench.args(["--rounds", &self.args.rounds, "--seconds", &self.args.seconds]);
         bench.args(["--only", "calls,clients", "--callers", CALLERS]);
         bench.args(["--clients", "1,8,64", "--rate", "50%,80%"]);
+        answer(&mut bench)
+    }
+
+    /// Calls of many texts, and large products beside them.
+    fn peak(&self, level: &str, way: &Way) -> Result<Value, String> {
+        let mut bench = self.measured(level, way, false);
+        bench.args(["--rounds", &self.args.rounds, "--seconds", &self.args.seconds]);
+        bench.args(["--only", "calls", "--callers", CALLERS, "--peak"]);
         answer(&mut bench)
     }
 
@@ -251,11 +263,20 @@ impl Bench<'_> {
     }
 }
 
-/// The JSON object that a program prints; if it fails, what it said last.
+/// The JSON object that a program prints; if it fails, what it said last. A device may never answer.
 fn answer(command: &mut std::process::Command) -> Result<Value, String> {
-    let output = command.output().map_err(|error| error.to_string())?;
+    let mut limited = program("timeout", &["--kill-after=10", &format!("{STEP_TIME_MAX_S}")]);
+    limited.arg(command.get_program()).args(command.get_args());
+    for (key, value) in command.get_envs() {
+        limited.env(key, value.unwrap_or_default());
+    }
+    let output = limited.output().map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr);
     eprint!("{said}");
+    // What `timeout` ends with when it had to end the program, or to kill it.
+    if matches!(output.status.code(), Some(124 | 137)) {
+        return Err(format!("did not end within {} minutes", STEP_TIME_MAX_S / 60));
+    }
     if !output.status.success() {
         let last = said.lines().rfind(|line| !line.trim().is_empty());
         return Err(last.map_or_else(|| output.status.to_string(), str::to_owned));

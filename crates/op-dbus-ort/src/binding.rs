@@ -66,8 +66,9 @@ impl<T: PrimitiveTensorElementType + Debug> Staged<T> {
     /// The memory that the device reads and writes by itself, as if it were ordinary. What is said to be the
     /// device's ONNX Runtime 1.31 takes for its own: it does not copy an input, so that each kernel fetches
     /// from the host what it reads of it, and takes the buffer of a result for both ends of a copy, and refuses
-    /// the batch. What copies is the driver, which knows better, and may not wait for the end of it: of a result a
-    /// run does, by the runtime's default, and inputs are waited for when all are bound.
+    /// the batch. What copies is the driver, which knows better, and returns when the data are there: of an input
+    /// because what is said to be ordinary is waited for, and of a result because a run does, by the runtime's
+    /// default.
     fn as_ordinary(&mut self) -> ort::Result<TensorRefMut<'_, T>> {
         let (kind, memory_type) = (AllocatorType::Device, MemoryType::Default);
         let ordinary = MemoryInfo::new(AllocationDevice::CPU, 0, kind, memory_type)?;
@@ -195,9 +196,6 @@ impl Buffers {
             if memory.is_separate() {
                 for (Input { name, .. }, staged) in given.iter().zip(inputs) {
                     staged.bind_input(binding, name)?;
-                }
-                if memory == Memory::Pinned {
-                    binding.synchronize_inputs()?;
                 }
             }
             drop(session.run_binding_with_options(binding, options)?);

@@ -35,8 +35,9 @@ pub fn of(report: &Value) -> String {
             if found.is_null() {
                 continue;
             }
+            sound(&format!("{} share of the peak", way.name), &found["peak"]);
             if sound(way.name, &found["speed"]) {
-                speed.push_str(&ours(name, way.name, &found["speed"]));
+                speed.push_str(&ours((name, way.name), &found["speed"], &found["peak"]));
             }
             if sound(&format!("{} vectors", way.name), &found["quality"]) {
                 rest.push_str(&vectors(name, way, &found["quality"], report));
@@ -73,10 +74,11 @@ fn figure(
     found.map_or(Value::Null, |line| line["figures"][name]["median"].clone())
 }
 
-fn ours(level: &str, way: &str, speed: &Value) -> String {
+fn ours((level, way): (&str, &str), speed: &Value, peak: &Value) -> String {
     let mut out = String::new();
     for (texts, _) in TEXTS {
         let calls = |name| figure(speed, ("calls", None), texts, name);
+        let share = figure(peak, ("calls", None), texts, "share_of_peak");
         let times = CLIENTS.map(|clients| {
             let ms =
                 |name| number(&figure(speed, ("clients", Some(clients)), texts, name), 1e-3, 2);
@@ -86,11 +88,11 @@ fn ours(level: &str, way: &str, speed: &Value) -> String {
             "{level:<7} {way:<9} {texts:<9} {:>9} {:>10} {:>9}  {}\n",
             number(&calls("texts_per_s"), 1.0, 0),
             number(&calls("tokens_per_s"), 1.0, 0),
-            number(&calls("share_of_peak"), 100.0, 1),
+            number(&share, 100.0, 1),
             times.join("   "),
         ));
     }
-    for (of, peak) in speed["peak"].as_object().into_iter().flatten() {
+    for (of, peak) in peak["peak"].as_object().into_iter().flatten() {
         let peak = number(&peak["median"], 1e-12, 2);
         out.push_str(&format!("{level:<7} {way:<9} peak: {of} {peak} × 10¹² operations/s\n"));
     }
@@ -105,7 +107,7 @@ fn theirs(level: &str, peer: &Value, ours: &Value) -> String {
     for (texts, file) in TEXTS {
         let found = &peer["figures"][file];
         let of_ours =
-            |name| figure(&ours[precision]["speed"], ("calls", None), texts, name).as_f64();
+            |name| figure(&ours[precision]["peak"], ("calls", None), texts, name).as_f64();
         let share = || {
             let times = found["texts_per_s"].as_f64()? / of_ours("texts_per_s")?;
             Some(Value::from(times * of_ours("share_of_peak")?))

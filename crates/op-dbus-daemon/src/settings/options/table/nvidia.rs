@@ -91,7 +91,7 @@ pub const OPTIONS: &[ProviderOption] = &[
         Kind::Bool,
         Theirs("false"),
         "Whether batches of up to 256 tokens are \
-        recorded as CUDA graphs, one for each shape, and replayed. Not run on a GPU by us.",
+        recorded as CUDA graphs, one for each shape, and replayed.",
     ),
     plain(
         TENSORRT,
