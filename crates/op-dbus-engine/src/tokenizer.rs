@@ -12,8 +12,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use crate::call::Truncate;
+use bounds::Growth;
 use cuts::Cuts;
 use text::Unknown;
+use tokenizers::Encoding;
 pub use tokens::Piece;
 use words::Words;
 
@@ -34,8 +36,8 @@ struct Inner {
     words: Option<Words>,
     /// Where a text may be cut before it is tokenized.
     cuts: Cuts,
-    /// Bytes that the model's normalizer may make of one.
-    growth: usize,
+    /// What the steps of the file may make of one byte.
+    growth: Growth,
     /// Special tokens before and after each text, as the file's own post-processor puts them.
     prefix: Vec<i32>,
     suffix: Vec<i32>,
@@ -123,7 +125,7 @@ impl Tokenizer {
     fn with_model(
         mut model: tokenizers::Tokenizer,
         cuts: Cuts,
-        growth: usize,
+        growth: Growth,
         max_input_tokens: usize,
     ) -> Result<Self, TokenizerError> {
         model.with_padding(None);
@@ -181,7 +183,9 @@ impl Tokenizer {
         });
         tokenizers::Tokenizer::from_bytes(json.to_string().as_bytes())
             .map_err(TokenizerError::Damaged)
-            .and_then(|model| Self::with_model(model, Cuts::Characters, 1, max_input_tokens))
+            .and_then(|model| {
+                Self::with_model(model, Cuts::Characters, Growth::NONE, max_input_tokens)
+            })
             .expect("the byte tokenizer is valid for three tokens and more")
     }
 
@@ -284,16 +288,25 @@ impl Tokenizer {
 
     /// Adds what the model's own tokenizer makes of a text.
     fn model(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
+        let encoding = self.encoded(text, |model| model.encode_fast(text, false))?;
+        ids.extend_from_slice(encoding.get_ids());
+        Ok(())
+    }
+
+    /// What the library makes of a text that does not become too much in it, by one of its ways.
+    fn encoded(
+        &self,
+        text: &str,
+        encode: impl FnOnce(&tokenizers::Tokenizer) -> tokenizers::Result<Encoding>,
+    ) -> Result<Encoding, EncodeError> {
         let model = &self.0.model;
         let encode = || {
             bounds::check_text(model.get_normalizer(), self.0.growth, text)?;
-            model.encode_fast(text, false).map_err(|error| error.to_string())
+            encode(model).map_err(|error| error.to_string())
         };
-        let encoding = catch_unwind(AssertUnwindSafe(encode))
+        catch_unwind(AssertUnwindSafe(encode))
             .unwrap_or_else(|_| Err("the tokenizer panicked".to_owned()))
-            .map_err(EncodeError::Failed)?;
-        ids.extend_from_slice(encoding.get_ids());
-        Ok(())
+            .map_err(EncodeError::Failed)
     }
 
     fn window(&self, content: &[u32]) -> Result<Window, EncodeError> {

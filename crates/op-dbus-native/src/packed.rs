@@ -16,7 +16,7 @@ use crate::plan::{Plan, Shape};
 use crate::reach::Reaches;
 
 /// Version of the packed form. A cached file of another version is never read.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// First bytes of a cache file.
 const MAGIC: &[u8; 16] = b"op-dbus weights\n";
@@ -115,7 +115,7 @@ impl Packed {
         if weights.len() != plan.bytes {
             return Err(Miss::Damaged("it has not the length that its header promises"));
         }
-        if digest(weights) != header.sha256 {
+        if digest(&header.shape, weights)? != header.sha256 {
             return Err(Miss::Damaged("its checksum is wrong"));
         }
         use_now(&file);
@@ -149,7 +149,7 @@ impl Packed {
             version: VERSION,
             key: place.key.clone(),
             shape: self.shape.clone(),
-            sha256: digest(self.bytes()),
+            sha256: digest(&self.shape, self.bytes())?,
         };
         let mut head = MAGIC.to_vec();
         serde_json::to_writer(&mut head, &header)?;
@@ -181,10 +181,13 @@ impl Packed {
     }
 }
 
-fn digest(bytes: &[u8]) -> String {
-    format!("{:x}", Sha256::digest(bytes))
+/// Of the weights, and of what they are taken for.
+fn digest(shape: &Shape, weights: &[u8]) -> io::Result<String> {
+    let mut digest = Sha256::new_with_prefix(serde_json::to_vec(shape)?);
+    digest.update(weights);
+    Ok(format!("{:x}", digest.finalize()))
 }
 
 fn hex(key: &str) -> String {
-    digest(key.as_bytes())[..32].to_owned()
+    format!("{:x}", Sha256::digest(key.as_bytes()))[..32].to_owned()
 }

@@ -4,6 +4,8 @@
 
 mod steps;
 
+pub(super) use steps::Growth;
+
 use std::borrow::Cow;
 use std::fmt;
 
@@ -30,11 +32,11 @@ const NODES_MAX: usize = 2 << 20;
 /// Bytes of all added tokens, as the normalizer leaves them, each of which takes some 130 bytes while the
 /// table is made in which they are looked up. A thousand tokens have ten thousand.
 const ADDED_BYTES_MAX: usize = 1 << 20;
-/// Bytes of a text as the normalizer leaves it, each of which takes some 40 bytes until the text has its tokens.
-/// The longest text that is taken has an eighth of that.
+/// Bytes of a text as normalizer and pre-tokenizer leave it, each of which takes some 40 bytes until the text has
+/// its tokens. The longest text that is taken has an eighth of that.
 const NORMALIZED_BYTES_MAX: usize = 8 << 20;
 /// A text is measured in pieces of this size, so that measuring takes no memory.
-const MEASURED_BYTES: usize = 4 << 10;
+const MEASURED_BYTES: usize = 1 << 10;
 
 /// What of a `tokenizer.json` decides about what it costs.
 #[derive(Deserialize)]
@@ -82,8 +84,8 @@ struct Model<'a> {
 struct Pieces<'a>(Vec<Cow<'a, str>>);
 
 /// Refuses a file whose texts could cost more than those of any real model, or have another vector
-/// each time. Returns how many bytes its normalizer may make of one.
-pub(super) fn check(json: &[u8]) -> Result<usize, TokenizerError> {
+/// each time. Returns what it may make of one byte.
+pub(super) fn check(json: &[u8]) -> Result<Growth, TokenizerError> {
     // Those within texts are counted as well, and are few.
     let count = |of: &[u8]| json.iter().filter(|byte| of.contains(byte)).count();
     at_most(count(b",[{"), VALUES_MAX, "JSON values")?;
@@ -134,24 +136,29 @@ fn check_added(tokens: &[Added<'_>], normalizer: Value) -> Result<(), TokenizerE
     Ok(())
 }
 
-/// Refuses a text that `normalizer`, which may make `growth` bytes of one, blows up; says so in words.
+/// Refuses a text that `normalizer` and the pre-tokenizer blow up, which may do so by `growth`; says so in words.
 pub(super) fn check_text(
     normalizer: Option<&NormalizerWrapper>,
-    growth: usize,
+    growth: Growth,
     mut text: &str,
 ) -> Result<(), String> {
-    let Some(normalizer) = normalizer else { return Ok(()) };
-    if text.len().saturating_mul(growth) <= NORMALIZED_BYTES_MAX {
+    let most = NORMALIZED_BYTES_MAX / growth.pre_tokenizer.max(1);
+    if text.len().saturating_mul(growth.normalizer) <= most {
         return Ok(());
     }
     let (whole, mut bytes) = (text.len(), 0);
     while !text.is_empty() {
         let (part, rest) = text.split_at(text.floor_char_boundary(MEASURED_BYTES));
-        bytes += normalized_len(normalizer, part).map_err(|error| error.to_string())?;
-        if bytes > NORMALIZED_BYTES_MAX {
+        bytes += match normalizer {
+            Some(normalizer) => {
+                normalized_len(normalizer, part).map_err(|error| error.to_string())?
+            }
+            None => part.len(),
+        };
+        if bytes > most {
             return Err(format!(
-                "its {whole} bytes become more than {NORMALIZED_BYTES_MAX} by the normalizer of this \
-                 model; send less of it at a time"
+                "its {whole} bytes may become more than {NORMALIZED_BYTES_MAX} by the normalizer and pre-tokenizer \
+                 of this model; send less of it at a time"
             ));
         }
         text = rest;
@@ -303,7 +310,7 @@ mod tests {
         let text = |letter: &str| letter.repeat(NORMALIZED_BYTES_MAX / 100);
         let refusal = tokenizer.count(&text("a")).map_err(|error| format!("{error:?}"));
         let refusal = refusal.unwrap_err();
-        assert!(refusal.contains("its 83886 bytes become more than 8388608"), "{refusal}");
+        assert!(refusal.contains("its 83886 bytes may become more than 8388608"), "{refusal}");
         // One that could be blown up and is not has its tokens.
         assert_eq!(tokenizer.count(&text("é")).unwrap(), 1);
     }

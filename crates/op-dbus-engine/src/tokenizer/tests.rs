@@ -73,7 +73,8 @@ fn a_file_without_post_processor_has_no_special_tokens() {
 
 #[test]
 fn a_model_without_room_for_a_text_is_refused() {
-    let error = Tokenizer::with_model(Tokenizer::bytes(8).0.model.clone(), Cuts::Nowhere, 1, 2);
+    let error =
+        Tokenizer::with_model(Tokenizer::bytes(8).0.model.clone(), Cuts::Nowhere, Growth::NONE, 2);
     assert!(matches!(error, Err(TokenizerError::Unsupported(_))));
 }
 

@@ -1,8 +1,6 @@
 //! Tokens themselves: ids that a caller has made of a text already, and the pieces of a text with
 //! where they stand in it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use super::{EncodeError, Encoded, Tokenizer};
 use crate::call::Truncate;
 
@@ -59,12 +57,7 @@ impl Tokenizer {
     /// The tokens of `text` before truncation, special tokens included.
     pub(crate) fn pieces(&self, text: &str) -> Result<Vec<Piece>, EncodeError> {
         // By characters: the library trims spaces by their number, which is not that of their bytes.
-        let encode = || self.0.model.encode_char_offsets(text, true);
-        let encoding = match catch_unwind(AssertUnwindSafe(encode)) {
-            Ok(Ok(encoding)) => encoding,
-            Ok(Err(error)) => return Err(EncodeError::Failed(error.to_string())),
-            Err(_) => return Err(EncodeError::Failed("the tokenizer panicked".into())),
-        };
+        let encoding = self.encoded(text, |model| model.encode_char_offsets(text, true))?;
         let bytes: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
         let byte = |character: usize| bytes.get(character).copied().unwrap_or(text.len());
         let specials = encoding.get_special_tokens_mask();

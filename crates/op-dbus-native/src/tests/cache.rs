@@ -47,10 +47,13 @@ fn a_file_with_a_flipped_byte_is_refused() {
     let header = whole[..4096].iter().rposition(|&byte| byte == b'}').unwrap();
     let weights = 4096..whole.len();
     for at in (0..=header).chain(weights.step_by(2003)) {
-        let mut damaged = whole.clone();
-        damaged[at] ^= 0x10;
-        fs::write(&file, damaged).unwrap();
-        assert!(Packed::open(&place, layout()).is_err(), "byte {at}");
+        // The second makes another number of a digit.
+        for bit in [0x10, 1] {
+            let mut damaged = whole.clone();
+            damaged[at] ^= bit;
+            fs::write(&file, damaged).unwrap();
+            assert!(Packed::open(&place, layout()).is_err(), "byte {at}");
+        }
     }
     for length in [0, 1, 15, 16, 17, 4095, 4096, 4097, whole.len() - 1] {
         fs::write(&file, &whole[..length]).unwrap();

@@ -5,16 +5,25 @@ use serde_json::Value;
 
 use super::{TokenizerError, at_most};
 
-/// Bytes that a file may have one byte of a text become, all of its steps together, each counted as if
-/// it did its worst to all that the one before has made. What SentencePiece compiles into models is
-/// the most that is known: 33 bytes for one ligature, and each expression that is replaced may double
-/// that.
-const GROWTH_MAX: usize = 256;
+/// Bytes that a file may have one byte of a text become, all of its normalizers together, each counted as if
+/// it did its worst to all that the one before has made. ALBERT's are the most that is known: compatible
+/// letters taken apart, in lower case, and what SentencePiece compiles into models, 33 bytes for one ligature.
+const GROWTH_MAX: usize = 1024;
+/// The same of pre-tokenizers, the work of which is not measured. What marks spaces counts as four, and so does
+/// what writes bytes as letters.
+const PRE_TOKENIZER_GROWTH_MAX: usize = 16;
+/// The same of decoders.
+const DECODER_GROWTH_MAX: usize = 256;
+/// Bytes that one becomes at most where a step has no name: the most of those that have one.
+const NAMELESS_GROWTH: usize = 12;
 /// Normalizers, pre-tokenizers and decoders of a file, those within others included.
 const STEPS_MAX: usize = 64;
 /// Bytes of all patterns, each counted as often as its counts repeat it: what is compiled of one takes up to
 /// ten kilobytes for each. The longest that is known has 600, and counts up to three.
 const PATTERN_BYTES_MAX: usize = 16 << 10;
+
+/// Letters of an expression that a refusal shows.
+const SHOWN_LETTERS_MAX: usize = 40;
 
 /// What the steps of a file have together.
 #[derive(Default)]
@@ -23,13 +32,34 @@ struct Steps {
     pattern_bytes: usize,
 }
 
-/// Refuses steps that no model has. Returns how many bytes the normalizer may make of one.
-pub(super) fn check(normalizer: &Value, others: [&Value; 2]) -> Result<usize, TokenizerError> {
+/// Bytes that one byte of a text may become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Growth {
+    pub normalizer: usize,
+    pub pre_tokenizer: usize,
+}
+
+impl Growth {
+    /// That of a file that neither has.
+    pub const NONE: Self = Self { normalizer: 1, pre_tokenizer: 1 };
+}
+
+/// Refuses steps that no model has. Returns what they may make of a text.
+pub(super) fn check(
+    normalizer: &Value,
+    [pre_tokenizer, decoder]: [&Value; 2],
+) -> Result<Growth, TokenizerError> {
     let mut steps = Steps::default();
-    let growth = steps.growth_of(normalizer)?;
-    for growth in [Ok(growth)].into_iter().chain(others.map(|step| steps.growth_of(step))) {
-        at_most(growth?, GROWTH_MAX, "bytes for one byte of a text")?;
-    }
+    let mut growth_of = |step, most| -> Result<usize, TokenizerError> {
+        let growth = steps.growth_of(step)?;
+        at_most(growth, most, "bytes for one byte of a text")?;
+        Ok(growth)
+    };
+    let growth = Growth {
+        normalizer: growth_of(normalizer, GROWTH_MAX)?,
+        pre_tokenizer: growth_of(pre_tokenizer, PRE_TOKENIZER_GROWTH_MAX)?,
+    };
+    growth_of(decoder, DECODER_GROWTH_MAX)?;
     at_most(steps.count, STEPS_MAX, "normalizers, pre-tokenizers and decoders")?;
     at_most(steps.pattern_bytes, PATTERN_BYTES_MAX, "bytes of patterns, with their repetitions")?;
     Ok(growth)
@@ -46,16 +76,23 @@ impl Steps {
             _ => return Err(TokenizerError::Damaged("a step that is no object".into())),
         };
         self.count += 1;
-        let mut growth = 1_usize;
+        let text = |key: &str| step.get(key).and_then(Value::as_str);
+        let mut growth = text("type").map_or(NAMELESS_GROWTH, growth_of_kind);
         for key in ["normalizers", "pretokenizers", "decoders"] {
             for step in step.get(key).and_then(Value::as_array).into_iter().flatten() {
                 growth = growth.saturating_mul(self.growth_of(step)?);
             }
         }
-        let text = |key: &str| step.get(key).and_then(Value::as_str);
         if let Some(pattern) = step.get("pattern") {
             let of_kind = |kind: &str| pattern.get(kind).and_then(Value::as_str);
             let (plain, expression) = (of_kind("String"), of_kind("Regex"));
+            if let Some(expression) = expression.filter(|it| !is_linear(it)) {
+                let start: String = expression.chars().take(SHOWN_LETTERS_MAX).collect();
+                return Err(TokenizerError::Unsupported(format!(
+                    "it has an expression that begins {start:?} and may be tried for ever at each letter of a text; \
+                     models have regular ones, and \\s+(?!\\S) beside that"
+                )));
+            }
             let bytes = expression.map_or(0, |it| it.len().saturating_mul(repetitions(it)));
             self.pattern_bytes = self.pattern_bytes.saturating_add(bytes);
             self.pattern_bytes = self.pattern_bytes.saturating_add(plain.map_or(0, str::len));
@@ -74,6 +111,34 @@ impl Steps {
         }
         Ok(growth)
     }
+}
+
+/// Bytes that a step of this kind makes of one at most, but for what stands in the file: of UTF-8, by Unicode's
+/// annex 15 (three for what is taken apart, eleven where that is compatible letters) and its tables of cases.
+fn growth_of_kind(kind: &str) -> usize {
+    match kind {
+        "NFC" | "NFD" => 3,
+        "NFKC" | "NFKD" => 11,
+        // A few letters of two bytes have three.
+        "Lowercase" => 2,
+        // Spaces around an ideograph, whose parts may be ideographs; accents taken off, and lower case.
+        "BertNormalizer" => NAMELESS_GROWTH,
+        // A letter of two bytes for each byte, and a space before, where it is wanted, of each piece.
+        "ByteLevel" => 4,
+        _ => 1,
+    }
+}
+
+/// Whether an expression takes time in proportion to what it is tried on: one without look-around and references,
+/// or with one kind of it that many models have, beside others: spaces but for the one before a word.
+fn is_linear(expression: &str) -> bool {
+    const SPACES: &str = r"\s+(?!\S)";
+    let is_regular = |part: &str| regex_syntax::parse(part).is_ok();
+    let beside = |(before, after): (&str, &str)| {
+        (before.is_empty() || before.strip_suffix('|').is_some_and(is_regular))
+            && (after.is_empty() || after.strip_prefix('|').is_some_and(is_regular))
+    };
+    is_regular(expression) || expression.split_once(SPACES).is_some_and(beside)
 }
 
 /// How often an expression repeats its parts, by the counts that stand in it, as if each was within the
@@ -113,16 +178,16 @@ mod tests {
         let growth = "bytes for one byte of a text";
         refused(&file(&replace(1 << 20), &Value::Null), growth);
         refused(
-            &file(&sequence(&[replace(16), sequence(&[replace(17)])]), &Value::Null),
-            "272 bytes",
+            &file(&sequence(&[replace(40), sequence(&[replace(41)])]), &Value::Null),
+            "1640 bytes",
         );
         refused(&file(&sequence(&vec![replace(1); 64]), &Value::Null), "66 normalizers");
         let anywhere =
-            json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "b".repeat(300)});
-        refused(&file(&anywhere, &Value::Null), "301 bytes");
+            json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "b".repeat(1100)});
+        refused(&file(&anywhere, &Value::Null), "1101 bytes");
         // The parser takes it without its name.
         let nameless = json!({"pattern": {"String": "a"}, "content": "b".repeat(300)});
-        refused(&file(&nameless, &Value::Null), "300 bytes");
+        refused(&file(&nameless, &Value::Null), "3600 bytes");
         // As it would a list in place of an object.
         let list = json!([{"String": "a"}, "b".repeat(300)]);
         for list in [list.clone(), sequence(&[list])] {
@@ -130,7 +195,7 @@ mod tests {
             assert!(matches!(refusal, Err(TokenizerError::Damaged(_))));
         }
         refused(
-            &file(&json!({"type": "Prepend", "prepend": "b".repeat(300)}), &Value::Null),
+            &file(&json!({"type": "Prepend", "prepend": "b".repeat(1100)}), &Value::Null),
             growth,
         );
         let table = |string: usize| {
@@ -140,7 +205,7 @@ mod tests {
             let bytes = BASE64_STANDARD.encode(bytes);
             json!({"type": "Precompiled", "precompiled_charsmap": bytes})
         };
-        refused(&file(&table(300), &Value::Null), "300 bytes");
+        refused(&file(&table(1100), &Value::Null), "1100 bytes");
         // As many as these are of use.
         for normalizer in [Value::Null, replace(3), sequence(&[replace(4), replace(20)]), table(33)]
         {
@@ -149,11 +214,56 @@ mod tests {
     }
 
     #[test]
+    fn steps_that_write_more_than_they_read_are_counted_by_their_kind() {
+        let kind = |kind: &str| json!({"type": kind});
+        let sequence = |steps: Vec<Value>| json!({"type": "Sequence", "normalizers": steps});
+        let bytes = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true});
+        let twice = |step: Value| sequence(vec![step.clone(), step]);
+        refused(&file(&sequence(vec![kind("ByteLevel"); 6]), &Value::Null), "4096 bytes");
+        refused(&file(&sequence(vec![kind("NFKD"); 3]), &Value::Null), "1331 bytes");
+        let with = |pre_tokenizers: usize| {
+            let mut file: Value =
+                serde_json::from_slice(&file(&Value::Null, &Value::Null)).unwrap();
+            let steps = vec![bytes.clone(); pre_tokenizers];
+            file["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": steps});
+            serde_json::to_vec(&file).unwrap()
+        };
+        refused(&with(3), "64 bytes");
+        Tokenizer::from_bytes(&with(2), 8).unwrap();
+        // ALBERT's, but for its table, and others that models have.
+        let bert = json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+            "strip_accents": null, "lowercase": true});
+        let albert = ["NFKD", "StripAccents", "Lowercase"].map(kind).to_vec();
+        for normalizer in
+            [sequence(albert), bert.clone(), twice(bert), kind("NFC"), kind("ByteLevel")]
+        {
+            Tokenizer::from_bytes(&file(&normalizer, &Value::Null), 8).unwrap();
+        }
+    }
+
+    #[test]
+    fn expressions_that_may_be_tried_for_ever_are_refused() {
+        for (expression, is_taken) in [
+            (r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", true),
+            (r"\s+(?!\S)|\s+", true),
+            (r"\p{N}{1,3}|\s+(?!\S)", true),
+            (r"(?=(?:a?(?=)){19}c)|a", false),
+            (r"(?:a?|\s+(?!\S)){19}c|a", false),
+            (r"(?:a|\s+(?!\S)|b)", false),
+            (r"(a)\1", false),
+        ] {
+            assert_eq!(is_linear(expression), is_taken, "{expression}");
+        }
+        let replace = json!({"type": "Replace", "pattern": {"Regex": "(?=a)b"}, "content": ""});
+        refused(&file(&replace, &Value::Null), r#"an expression that begins "(?=a)b""#);
+    }
+
+    #[test]
     fn patterns_that_blow_up_when_they_are_compiled_are_refused() {
         let replace = |pattern: String| json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": ""});
         let patterns = "bytes of patterns";
         // A thousand of these take 60 MB.
-        refused(&file(&replace(r"(?=a)\w".repeat(10_000)), &Value::Null), patterns);
+        refused(&file(&replace(r"a\w".repeat(10_000)), &Value::Null), patterns);
         refused(&file(&replace(r"(\w{1,90}){40}".to_owned()), &Value::Null), "50400 bytes");
         let steps = vec![replace(r"\w{100}".to_owned()); 60];
         refused(&file(&json!({"type": "Sequence", "normalizers": steps}), &Value::Null), patterns);
