@@ -293,6 +293,10 @@ async fn the_installed_unit_is_looked_at() -> Outcome {
     assert_eq!(own["vector_level"], "none");
     let other = doctor(&[("OP_DBUS_BUS", "session")]).await?;
     assert!(check(&other["general"], "environment", "ok").is_err(), "{other:#}");
+    for no_other in [("OP_DBUS_BUS", ""), ("OP_DBUS_CONFIG", ""), ("OP_DBUS_BUS", "system")] {
+        let found = doctor(&[no_other]).await?;
+        check(&found["general"], "environment", "ok")?;
+    }
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::{Client, refused, value};
+use crate::harness::client::{Client, Options, pid, refused, value};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::cosine;
 use crate::harness::load::Load;
@@ -31,6 +31,7 @@ tests! {
     one_without_memory_has_its_batches_halved: [Bus, Low, Ggml],
     one_that_answers_nonsense_is_asked_again: [Bus, Low, Ggml],
     one_that_was_not_there_is_taken_up_by_itself: [Bus, Low, Ggml],
+    one_that_has_lost_a_level_does_not_come_into_force_with_it: [Bus, Low, Ggml],
     one_that_is_lost_for_good_computes_nowhere: [Bus, Low, Ggml],
     one_that_fails_another_level_after_a_change_is_told: [Bus, Low, High, Ggml],
     one_that_is_better_and_not_what_was_asked_for_is_told: [Bus, Low, Medium, Ggml],
@@ -246,6 +247,31 @@ async fn faults_that_are_none_are_named() -> Outcome {
         assert!(said.contains(part), "{part}: {said}");
     }
     Ok(())
+}
+
+/// It is loaded for calls that name it, and its worker can't be had again.
+async fn one_that_has_lost_a_level_does_not_come_into_force_with_it() -> Outcome {
+    let (setup, library, away) = movable()?;
+    let (_bus, _setup, daemon) = setup.setting("fallback", "none").alone().await?;
+    let before = daemon.client().workers().await?;
+    beside(&daemon, "high").await?;
+    fs::rename(&library, &away)?;
+    for worker in daemon.client().workers().await? {
+        if !before.iter().any(|known| pid(known).ok() == pid(&worker).ok()) {
+            nix::sys::signal::kill(pid(&worker)?, Signal::SIGKILL)?;
+        }
+    }
+    let high = || Options::from([("level", "high".into())]);
+    refused(daemon.client().packed(&["x"], high()).await, ErrorName::WorkerFailed)?;
+    let change = daemon.client().manager.set_vector_level("high").await;
+    refused(change, ErrorName::ProviderUnavailable)?;
+    assert_eq!(daemon.client().embedder.state().await?, "ready");
+    assert_eq!(daemon.client().embedder.vector_level().await?, "low");
+    daemon.client().embedder.embed("x").await?;
+    fs::rename(&away, &library)?;
+    daemon.client().manager.set_vector_level("high").await?;
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
 }
 
 /// And the list of providers says what keeps it from that.

@@ -25,6 +25,8 @@ const VERSION: u64 = 1;
 pub struct StateFile {
     path: PathBuf,
     settings: BTreeMap<String, Value>,
+    /// Whether there is a file that could not be read.
+    unread: bool,
 }
 
 /// Why the state could not be written.
@@ -59,6 +61,15 @@ pub enum StateError {
         /// What should be the state file.
         path: PathBuf,
     },
+    /// What is there could not be read, and would be lost.
+    #[error(
+        "the state file {path} could not be written: what it holds could not be read, and would be lost; let the \
+         service's user read it and reload the settings, or move it away"
+    )]
+    Unread {
+        /// The state file.
+        path: PathBuf,
+    },
     /// Anything else.
     #[error("the state file {path} could not be written: {source}")]
     Io {
@@ -85,7 +96,11 @@ impl StateFile {
     pub fn read(path: &Path) -> (StateFile, Option<String>) {
         match read(path) {
             Ok(state) => (state, None),
-            Err(unusable) => (StateFile::empty(path), Some(not_used(path, &unusable.reason()))),
+            Err(unusable) => {
+                let unread = matches!(unusable, Unusable::Unreadable(_));
+                let state = StateFile { unread, ..StateFile::empty(path) };
+                (state, Some(not_used(path, &unusable.reason())))
+            }
         }
     }
 
@@ -96,18 +111,19 @@ impl StateFile {
     pub fn open(path: &Path) -> (StateFile, Vec<String>) {
         let mut warnings = remove_leftovers(path);
         let state = read(path).unwrap_or_else(|unusable| {
+            let unread = matches!(unusable, Unusable::Unreadable(_));
             warnings.push(match unusable {
                 Unusable::Damaged(reason) => move_aside(path, &reason),
                 Unusable::Unreadable(reason) => not_used(path, &reason),
             });
-            StateFile::empty(path)
+            StateFile { unread, ..StateFile::empty(path) }
         });
         (state, warnings)
     }
 
     /// A state with no changes, to be written to `path`.
     pub fn empty(path: &Path) -> StateFile {
-        StateFile { path: path.to_owned(), settings: BTreeMap::new() }
+        StateFile { path: path.to_owned(), settings: BTreeMap::new(), unread: false }
     }
 
     /// Where it is kept.
@@ -129,11 +145,14 @@ impl StateFile {
     /// owner alone.
     ///
     /// # Errors
-    /// When this fails the file on disk is the old one, whole; or the new one, if all that failed
-    /// was to make sure of the folder.
+    /// When this fails the file on disk is the old one, whole. Where all that fails is to make sure of the folder,
+    /// the new one is there, and it is a warning.
     pub fn save(&self) -> Result<(), StateError> {
         if fs::metadata(&self.path).is_ok_and(|there| !there.is_file()) {
             return Err(StateError::NoFile { path: self.path.clone() });
+        }
+        if self.unread && fs::symlink_metadata(&self.path).is_ok() {
+            return Err(StateError::Unread { path: self.path.clone() });
         }
         self.write().map_err(|source| self.error(source))
     }
@@ -167,7 +186,15 @@ impl StateFile {
         file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
         file.as_file().sync_all()?;
         file.persist(&self.path)?;
-        File::open(folder)?.sync_all()
+        // It is in force from here on, and after a restart: to call that a failure would have it said that nothing
+        // has changed.
+        if let Err(error) = File::open(folder).and_then(|folder| folder.sync_all()) {
+            let folder = folder.display();
+            tracing::warn!(
+                "the state may be the old one after a power cut: {folder} can't be synced ({error})"
+            );
+        }
+        Ok(())
     }
 
     /// The file's content.
@@ -199,7 +226,7 @@ fn read(path: &Path) -> Result<StateFile, Unusable> {
         let reason = "its checksum is wrong; after a change by hand, leave `check` out";
         return Err(Unusable::Damaged(reason.to_owned()));
     }
-    Ok(StateFile { path: path.to_owned(), settings: document.settings })
+    Ok(StateFile { settings: document.settings, ..StateFile::empty(path) })
 }
 
 /// FNV-1a over the settings as compact JSON: it is there to find accidents, not forgery.

@@ -47,7 +47,7 @@ impl Service {
         let mut loaded = Loaded::clone(&now.loaded);
         let kept =
             blocking("disk", move || loaded.set("vector_level", level.as_str()).map(|()| loaded));
-        match kept.await? {
+        match kept.await.and_then(|kept| kept.map_err(Error::from)) {
             Ok(loaded) => {
                 self.moved(served, |next| next.loaded = Arc::new(loaded));
                 now.fleet.retain(choice.as_ref());
@@ -56,7 +56,7 @@ impl Service {
             Err(error) => {
                 self.restore(&now);
                 now.fleet.retain(wanted(now.settings()).as_ref());
-                Err(error.into())
+                Err(error)
             }
         }
     }
@@ -80,7 +80,8 @@ impl Service {
             None => None,
         };
         let mut keep = Loaded::clone(&now.loaded);
-        match blocking("disk", move || keep.set(key, &value).map(|()| keep)).await? {
+        let kept = blocking("disk", move || keep.set(key, &value).map(|()| keep)).await;
+        match kept.and_then(|kept| kept.map_err(Error::from)) {
             Ok(loaded) => {
                 self.moved(served, |next| {
                     next.loaded = Arc::new(loaded);
@@ -91,7 +92,7 @@ impl Service {
             }
             Err(error) => {
                 self.restore(&now);
-                Err(error.into())
+                Err(error)
             }
         }
     }

@@ -40,6 +40,11 @@ impl Entry {
         matches!(self.load.peek(), Some(Err(_)))
     }
 
+    /// Whether it failed, or has nobody who computes by now: a new try may find what this one lacks.
+    fn is_of_no_use(&self) -> bool {
+        self.failed() || self.served().is_some_and(|served| served.engine.refusal().is_some())
+    }
+
     /// Whether it failed so long ago that it is worth another try.
     fn is_stale(&self) -> bool {
         self.failed() && self.started.elapsed() >= FAILURE_KEPT
@@ -125,14 +130,14 @@ impl Fleet {
         self.load(&failed.choice, Purpose::InsteadOf(failed), stale).await
     }
 
-    /// As [`Fleet::get`], but tries again after a failure, however recent.
+    /// As [`Fleet::get`], but tries again after a failure, however recent, and where all workers are lost.
     pub(super) async fn get_anew(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
-        self.load(choice, Purpose::Use, Entry::failed).await
+        self.load(choice, Purpose::Use, Entry::is_of_no_use).await
     }
 
     /// As [`Fleet::get_anew`], but on no provider that is only a fallback.
     pub(super) async fn get_as_asked(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
-        self.load(choice, Purpose::AsAsked, Entry::failed).await
+        self.load(choice, Purpose::AsAsked, Entry::is_of_no_use).await
     }
 
     /// Loads the model of `fallback` on a provider that is preferred to its own, beside it.

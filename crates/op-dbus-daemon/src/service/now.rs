@@ -85,6 +85,12 @@ impl Now {
             && candidates.last().is_some_and(|last| !served.is_on(*last))
     }
 
+    /// Whether what serves has failed, and another provider is about to take over: calls wait for that.
+    pub fn is_failing_over(&self) -> bool {
+        let Phase::Serving(served) = &self.phase else { return false };
+        served.engine.is_failing() && self.may_have_successor(served)
+    }
+
     /// Why calls are refused though a model is loaded: its workers are lost, none can be had, and no other
     /// provider is about to take over.
     pub fn refusal(&self) -> Option<BackendError> {

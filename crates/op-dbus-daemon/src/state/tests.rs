@@ -178,3 +178,25 @@ fn a_write_that_fails_says_what_to_do() {
         assert!(StateFile::empty(Path::new(place)).save().is_err(), "{place}");
     }
 }
+
+#[test]
+fn what_could_not_be_read_is_not_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.json");
+    // Nobody can read this, the superuser included.
+    symlink("state.json", &path).unwrap();
+    for (mut state, warnings) in [
+        StateFile::open(&path),
+        (StateFile::read(&path).0, vec![StateFile::read(&path).1.unwrap()]),
+    ] {
+        assert!(warnings[0].contains("is not used"), "{warnings:?}");
+        state.set("vector_level", Value::from("low"));
+        let refusal = state.save().unwrap_err();
+        assert!(matches!(refusal, StateError::Unread { .. }), "{refusal}");
+        assert!(fs::symlink_metadata(&path).unwrap().is_symlink());
+    }
+    let (state, _) = StateFile::open(&path);
+    fs::remove_file(&path).unwrap();
+    state.save().unwrap();
+    assert_eq!(StateFile::read(&path), (StateFile::empty(&path), None));
+}

@@ -78,8 +78,11 @@ impl Files {
 
     /// Whether these are the settings of another service than the installed one.
     pub fn elsewhere(&self) -> bool {
-        let named = ["OP_DBUS_CONFIG", "OP_DBUS_BUS"];
-        self.config.is_some() || named.iter().any(|name| std::env::var_os(name).is_some())
+        // An empty variable counts as not set.
+        let named = |name, installed: &str| {
+            std::env::var_os(name).is_some_and(|value| !value.is_empty() && value != installed)
+        };
+        self.config.is_some() || named("OP_DBUS_CONFIG", "") || named("OP_DBUS_BUS", "system")
     }
 
     /// The same as `load`, with variables that count where this process has none of that name.
