@@ -6,7 +6,7 @@ mod table;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -180,7 +180,7 @@ impl Bench<'_> {
     /// What is missing on the machine, in the program's own words.
     fn doctor(&self) -> String {
         let words = ["doctor", &self.args.provider];
-        let output = self.op_dbus(&words).output();
+        let output = limited(&self.op_dbus(&words)).output();
         output.map_or_else(
             |error| error.to_string(),
             |output| String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -198,7 +198,9 @@ impl Bench<'_> {
         }
         let peer = step("sentence-transformers", || self.peer(level));
         let looked_at = self.measured(level, &WAYS[0], false);
-        let memory = step("memory", || memory::plateau(looked_at, self.args.memory_s, folder));
+        let most = Duration::from_secs(u64::from(STEP_TIME_MAX_S) + self.args.memory_s);
+        let times = (self.args.memory_s, most);
+        let memory = step("memory", || memory::plateau(looked_at, times, folder));
         json!({
             "level": level,
             "op-dbus": found,
@@ -263,14 +265,19 @@ impl Bench<'_> {
     }
 }
 
-/// The JSON object that a program prints; if it fails, what it said last. A device may never answer.
-fn answer(command: &mut std::process::Command) -> Result<Value, String> {
+/// The same, ended once a step has had its time.
+fn limited(command: &std::process::Command) -> std::process::Command {
     let mut limited = program("timeout", &["--kill-after=10", &format!("{STEP_TIME_MAX_S}")]);
     limited.arg(command.get_program()).args(command.get_args());
     for (key, value) in command.get_envs() {
         limited.env(key, value.unwrap_or_default());
     }
-    let output = limited.output().map_err(|error| error.to_string())?;
+    limited
+}
+
+/// The JSON object that a program prints; if it fails, what it said last. A device may never answer.
+fn answer(command: &mut std::process::Command) -> Result<Value, String> {
+    let output = limited(command).output().map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr);
     eprint!("{said}");
     // What `timeout` ends with when it had to end the program, or to kill it.

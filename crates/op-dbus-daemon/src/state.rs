@@ -147,14 +147,16 @@ impl StateFile {
     /// # Errors
     /// When this fails the file on disk is the old one, whole. Where all that fails is to make sure of the folder,
     /// the new one is there, and it is a warning.
-    pub fn save(&self) -> Result<(), StateError> {
+    pub fn save(&mut self) -> Result<(), StateError> {
         if fs::metadata(&self.path).is_ok_and(|there| !there.is_file()) {
             return Err(StateError::NoFile { path: self.path.clone() });
         }
         if self.unread && fs::symlink_metadata(&self.path).is_ok() {
             return Err(StateError::Unread { path: self.path.clone() });
         }
-        self.write().map_err(|source| self.error(source))
+        self.write().map_err(|source| self.error(source))?;
+        self.unread = false;
+        Ok(())
     }
 
     fn error(&self, source: io::Error) -> StateError {

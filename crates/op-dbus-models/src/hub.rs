@@ -45,7 +45,11 @@ impl<'a> Hub<'a> {
         let offline = std::env::var("HF_HUB_OFFLINE").unwrap_or_default().to_lowercase();
         Self {
             progress,
-            endpoint: std::env::var("HF_ENDPOINT").unwrap_or_else(|_| ENDPOINT.to_owned()),
+            // An empty one counts as not set.
+            endpoint: std::env::var("HF_ENDPOINT")
+                .ok()
+                .filter(|endpoint| !endpoint.is_empty())
+                .unwrap_or_else(|| ENDPOINT.to_owned()),
             offline: ["1", "on", "yes", "true"].contains(&offline.as_str()),
             owner: None,
             repo,

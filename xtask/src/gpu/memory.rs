@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -23,8 +23,12 @@ const READINGS_MAX: usize = 4096;
 /// process meanwhile. Tells the most of the first fifth and the most of all.
 ///
 /// # Errors
-/// It failed, or was over before anything was read.
-pub fn plateau(mut bench: Command, total_s: u64, folder: &Path) -> Result<Value, String> {
+/// It failed, took longer than `most`, or was over before anything was read.
+pub fn plateau(
+    mut bench: Command,
+    (total_s, most): (u64, Duration),
+    folder: &Path,
+) -> Result<Value, String> {
     let log = folder.join("memory.json");
     let out = fs::File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
     // Two collections, each measured in two ways in every round.
@@ -35,10 +39,15 @@ pub fn plateau(mut bench: Command, total_s: u64, folder: &Path) -> Result<Value,
         .stdout(out)
         .spawn()
         .map_err(|error| format!("can't run op-dbus bench: {error}"))?;
-    let mut readings = Vec::new();
+    let (began, mut readings) = (Instant::now(), Vec::new());
     let status = loop {
         if let Some(status) = child.try_wait().map_err(|e| e.to_string())? {
             break status;
+        }
+        if began.elapsed() > most {
+            child.kill().map_err(|error| error.to_string())?;
+            child.wait().map_err(|error| error.to_string())?;
+            return Err(format!("did not end within {} minutes", most.as_secs() / 60));
         }
         readings.push((card(), resident(child.id())));
         if readings.len() > READINGS_MAX {

@@ -285,6 +285,10 @@ impl Service {
     }
 
     fn restore(&self, before: &Now) {
+        // Its place may be that of the one which could not be loaded.
+        if let Some(served) = before.served() {
+            before.fleet.keep(served);
+        }
         self.enter(before.phase.clone());
     }
 

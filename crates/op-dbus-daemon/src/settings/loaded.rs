@@ -89,7 +89,7 @@ impl Loaded {
     /// The setting is pinned, the value is wrong, or the state file could not be written; then
     /// nothing has changed.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), ChangeError> {
-        let after = self.with(key, value)?;
+        let mut after = self.with(key, value)?;
         after.state.save()?;
         *self = after;
         Ok(())

@@ -24,7 +24,7 @@ fn what_is_written_is_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state.json");
     assert_eq!(StateFile::read(&path), (StateFile::empty(&path), None));
-    let state = sample(&path);
+    let mut state = sample(&path);
     state.save().unwrap();
     assert_eq!(StateFile::read(&path), (state, None));
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
@@ -36,7 +36,7 @@ fn a_folder_that_is_not_there_is_made_for_its_owner_alone() {
     let folder = tempfile::tempdir().unwrap();
     let above = folder.path().join("state");
     let path = above.join("op-dbus/state.json");
-    let state = sample(&path);
+    let mut state = sample(&path);
     state.save().unwrap();
     assert_eq!(StateFile::read(&path), (state, None));
     for made in [above.as_path(), path.parent().unwrap()] {
@@ -67,7 +67,7 @@ fn a_file_written_by_hand_needs_no_checksum() {
 fn damage_is_never_half_believed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state.json");
-    let old = sample(&path);
+    let mut old = sample(&path);
     old.save().unwrap();
     let bytes = fs::read(&path).unwrap();
     let empty = StateFile::empty(&path);
@@ -105,7 +105,7 @@ fn what_cannot_be_used_is_moved_aside() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state.json");
         fs::write(&path, content).unwrap();
-        let (state, warnings) = StateFile::open(&path);
+        let (mut state, warnings) = StateFile::open(&path);
         assert_eq!(state, StateFile::empty(&path));
         assert!(warnings.len() == 1 && warnings[0].contains(reason), "{warnings:?}");
         let names = names(folder.path());
@@ -128,7 +128,7 @@ fn something_else_in_its_place_stays() {
     for make in make {
         make();
         let before = fs::symlink_metadata(&path).unwrap();
-        let (state, warnings) = StateFile::open(&path);
+        let (mut state, warnings) = StateFile::open(&path);
         assert!(warnings[0].ends_with("is not used: it is not a regular file"), "{warnings:?}");
         let refused = state.save();
         assert!(matches!(refused, Err(StateError::NoFile { .. })), "{refused:?}");
@@ -195,8 +195,11 @@ fn what_could_not_be_read_is_not_written_over() {
         assert!(matches!(refusal, StateError::Unread { .. }), "{refusal}");
         assert!(fs::symlink_metadata(&path).unwrap().is_symlink());
     }
-    let (state, _) = StateFile::open(&path);
+    let (mut state, _) = StateFile::open(&path);
     fs::remove_file(&path).unwrap();
-    state.save().unwrap();
-    assert_eq!(StateFile::read(&path), (StateFile::empty(&path), None));
+    for level in ["low", "high"] {
+        state.set("vector_level", Value::from(level));
+        state.save().unwrap();
+    }
+    assert_eq!(StateFile::read(&path), (state, None));
 }
