@@ -220,11 +220,11 @@ impl State {
 /// passes 32 MiB, so this stays far below.
 pub const INLINE_REPLY_BYTES_MAX: u32 = 16 * 1024 * 1024;
 
-/// The most bytes that the results in the making of one user may have together. A result that is
-/// handed over is its reader's.
+/// The most bytes that the results in the making of one user may have together, or a quarter of the memory that the
+/// service may have, where that is less. A result that is handed over is its reader's.
 pub const RESULT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
 
-/// The most bytes that the results in the making of all users may have together.
+/// The most bytes that the results in the making of all users may have together, or half of that memory.
 pub const RESULT_BYTES_ALL_MAX: u64 = 4 * RESULT_BYTES_MAX;
 
 /// The most bytes that are read from one file descriptor.

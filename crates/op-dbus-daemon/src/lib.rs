@@ -6,6 +6,7 @@ pub mod devices;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod memfd;
+mod memory_limit;
 pub mod notify;
 pub mod npy;
 pub mod service;

@@ -20,6 +20,7 @@ use super::direct::Direct;
 use super::jobs::Jobs;
 use super::pulse::Pulse;
 use super::reply::{Embedded, Form};
+use crate::memory_limit;
 use crate::service::{Error as ServiceError, Options, Request, Served, Service};
 use crate::settings::Bus;
 use crate::telemetry::{OncePerMinute, message_id};
@@ -61,7 +62,8 @@ impl Calls {
         jobs: Arc<Jobs>,
     ) -> Self {
         let (direct, jobs) = (Some(direct), Some(jobs));
-        let (budget, pulse, cut_told) = Default::default();
+        let budget = Arc::new(Budget::of(memory_limit::for_us()));
+        let (pulse, cut_told) = Default::default();
         Self { service, budget, direct, jobs, pulse, callers, cut_told }
     }
 

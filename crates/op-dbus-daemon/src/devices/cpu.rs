@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::Device;
+use crate::memory_limit;
 
 /// Over a shorter time the kernel's ticks, of 10 ms, would show.
 const SPAN_MIN: Duration = Duration::from_secs(1);
@@ -38,7 +39,7 @@ impl Cpu {
             Some((kibibytes(&text, "MemTotal:")?, kibibytes(&text, "MemAvailable:")?))
         });
         // The kernel tells the size itself, also where files that would are hidden.
-        let size = || nix::sys::sysinfo::sysinfo().ok().map(|about| about.ram_total());
+        let size = || memory_limit::of_machine().ok();
         Device {
             name: "cpu:0".to_owned(),
             provider: "cpu".to_owned(),

@@ -2,10 +2,12 @@
 //! until their last call has ended.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use futures_util::future::join_all;
 use op_dbus_api::ErrorName;
 use op_dbus_engine::{Cache, EngineConfig, Ledger, MemoryUse, Snapshot, Stats};
+use tokio::sync::watch;
 
 use super::Service;
 use super::served::Served;
@@ -19,7 +21,7 @@ pub(super) struct Engines {
     stats: Arc<Stats>,
     /// What their users have in flight, whichever engine it is in.
     pub(super) ledger: Arc<Ledger>,
-    there: Mutex<There>,
+    there: watch::Sender<There>,
     /// Calls that were refused or failed, by kind.
     failures: Mutex<BTreeMap<String, u64>>,
 }
@@ -29,11 +31,23 @@ struct There {
     engines: Vec<Weak<Served>>,
     /// Whether the machine is about to sleep: what comes lets its devices go at once.
     asleep: bool,
+    /// Loads under way that may take a device.
+    takings: usize,
 }
 
 impl There {
     fn all(&self) -> Vec<Arc<Served>> {
         self.engines.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// A load that may take a device; until it is dropped.
+#[derive(Debug)]
+pub(super) struct Taking<'a>(&'a Engines);
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        self.0.there.send_modify(|there| there.takings -= 1);
     }
 }
 
@@ -53,29 +67,54 @@ impl Engines {
     /// One more is there.
     pub(super) fn enter(&self, served: Served) -> Arc<Served> {
         let served = Arc::new(served);
-        let mut there = self.there();
-        there.engines.retain(|one| one.strong_count() > 0);
-        there.engines.push(Arc::downgrade(&served));
-        if there.asleep {
-            served.engine.begin_sleep();
-        }
+        self.there.send_modify(|there| {
+            there.engines.retain(|one| one.strong_count() > 0);
+            there.engines.push(Arc::downgrade(&served));
+            if there.asleep {
+                served.engine.begin_sleep();
+            }
+        });
         served
     }
 
     /// Those that are there now.
     pub(super) fn all(&self) -> Vec<Arc<Served>> {
-        self.there().all()
+        self.there.borrow().all()
     }
 
-    /// Those that are there now; whether the machine is `asleep` holds for those that come as well.
-    pub(super) fn told(&self, asleep: bool) -> Vec<Arc<Served>> {
-        let mut there = self.there();
-        there.asleep = asleep;
-        there.all()
+    /// Waits until the machine is awake, and has a sleep wait for what is returned.
+    pub(super) async fn taking(&self) -> Taking<'_> {
+        let counted = |there: &mut There| {
+            there.takings += usize::from(!there.asleep);
+            !there.asleep
+        };
+        let mut changes = self.there.subscribe();
+        while !self.there.send_if_modified(counted) {
+            // Its sender is ours.
+            let _ = changes.wait_for(|there| !there.asleep).await;
+        }
+        Taking(self)
     }
 
-    fn there(&self) -> MutexGuard<'_, There> {
-        self.there.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Has all devices let go, those included that are being loaded; returns once they are, or the machine is
+    /// awake again.
+    pub(super) async fn sleep(&self) {
+        self.there.send_modify(|there| there.asleep = true);
+        let asleep = || async {
+            let engines = self.all();
+            join_all(engines.iter().map(|served| served.engine.sleep())).await;
+        };
+        asleep().await;
+        let mut changes = self.there.subscribe();
+        // Its sender is ours.
+        let _ = changes.wait_for(|there| !there.asleep || there.takings == 0).await;
+        asleep().await;
+    }
+
+    /// Has devices be loaded again.
+    pub(super) fn wake(&self) {
+        self.there.send_modify(|there| there.asleep = false);
+        self.all().iter().for_each(|served| served.engine.wake());
     }
 }
 
@@ -131,5 +170,33 @@ impl Service {
                 ..sum
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_sleep_waits_for_a_load_under_way_and_the_next_load_for_its_end() {
+        let engines = Engines::new(0);
+        let taking = engines.taking().await;
+        let mut sleep = pin!(engines.sleep());
+        assert!(sleep.as_mut().now_or_never().is_none(), "a device is being taken");
+        drop(taking);
+        sleep.await;
+        let mut next = pin!(engines.taking());
+        assert!(next.as_mut().now_or_never().is_none(), "a device is taken during a sleep");
+        engines.wake();
+        let _next = next.await;
+        // It does not hold up a machine that is awake again before it fell asleep.
+        let mut sleep = pin!(engines.sleep());
+        assert!(sleep.as_mut().now_or_never().is_none());
+        engines.wake();
+        sleep.await;
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::future::{BoxFuture, FutureExt, Shared};
+use futures_util::future::{BoxFuture, FutureExt, OptionFuture, Shared};
 use op_dbus_engine::Anteroom;
 
 use super::engines::Engines;
@@ -218,17 +218,24 @@ impl Fleet {
         let _ = blocking("disk", keep).await;
     }
 
-    /// Loading blocks for seconds, and a hanging worker for minutes. Its end is seen also where nobody waits
+    /// Loading blocks for seconds, and a hanging worker for minutes; one that may take a device begins when the
+    /// machine is awake. Its end is seen also where nobody waits
     /// for it any more.
     fn start(&self, choice: Choice, purpose: Purpose<'_>) -> Load {
         let (loaded, means) = (self.loaded.clone(), self.means.clone());
         let tries = purpose.tries(&loaded);
         let engines = self.engines.clone();
-        let work = move || {
-            let end = load::load(&choice, &tries, &loaded, (&means, engines.config()));
-            end.map(|served| engines.enter(served)).map_err(Arc::new)
+        let load = async move {
+            let may_hold_device = tries.may_hold_device();
+            let waiting = OptionFuture::from(may_hold_device.then(|| engines.taking()));
+            let _taking = waiting.await;
+            let entered = engines.clone();
+            let work = move || {
+                let end = load::load(&choice, &tries, &loaded, (&means, entered.config()));
+                end.map(|served| entered.enter(served)).map_err(Arc::new)
+            };
+            blocking("load", work).await.map_err(Arc::new).flatten()
         };
-        let load = async { blocking("load", work).await.map_err(Arc::new).flatten() };
         let load = load.boxed().shared();
         tokio::spawn(load.clone());
         load

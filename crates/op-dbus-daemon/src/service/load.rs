@@ -38,6 +38,17 @@ pub(super) struct Tries {
     pub(super) are_told: bool,
 }
 
+impl Tries {
+    /// Whether one of them may hold a device, which a sleep of the machine takes away.
+    pub(super) fn may_hold_device(&self) -> bool {
+        self.providers.iter().any(|provider| holds_device(*provider))
+    }
+}
+
+fn holds_device(provider: Provider) -> bool {
+    !matches!(provider, Provider::Cpu | Provider::Remote)
+}
+
 /// Loads a model and starts its workers on the first provider of `tries` that works; blocks until they have
 /// proved themselves. Its engine is made with `config`, but for what the settings say.
 ///
@@ -135,7 +146,7 @@ fn start(
         reserved: reserved(host),
         batch: batch_limits(settings, host),
         reference,
-        holds_device: !matches!(host.provider, Provider::Cpu | Provider::Remote),
+        holds_device: holds_device(host.provider),
         costs: Vec::new(),
         losses_max: (!provider::is_last(host.provider, settings)).then_some(LOSSES_MAX),
     };

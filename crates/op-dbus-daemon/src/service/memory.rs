@@ -172,15 +172,12 @@ impl Service {
 
     /// Lets all devices beside the CPU go; calls that need them wait until [`wake`](Self::wake).
     pub async fn sleep(&self) {
-        let engines = self.0.engines.told(true);
-        join_all(engines.iter().map(|served| served.engine.sleep())).await;
+        self.0.engines.sleep().await;
     }
 
     /// Loads the devices again, and has every worker prove itself before its next batch.
     pub fn wake(&self) {
-        for served in self.0.engines.told(false) {
-            served.engine.wake();
-        }
+        self.0.engines.wake();
     }
 
     /// Whether the workers of the model in force are there.

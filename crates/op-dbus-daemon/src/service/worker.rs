@@ -14,6 +14,7 @@ use op_dbus_engine::{Backend, BackendError, BackendFactory};
 
 use super::provider::Host;
 use super::{compiled, unused};
+use crate::memory_limit;
 use crate::settings::options::{Told, fleet};
 use crate::settings::{CpuEngine, Precision, Provider, Settings};
 use crate::telemetry;
@@ -294,12 +295,10 @@ fn memory_max(
     }
 }
 
-/// Bytes of memory that the machine has, as the kernel says without `/proc`, which the unit hides.
+/// Bytes of memory that the machine has.
 fn machine_memory() -> Option<u64> {
-    let told = nix::sys::sysinfo::sysinfo();
-    told.inspect_err(|error| tracing::warn!("workers have no limit on memory: {error}"))
-        .ok()
-        .map(|info| info.ram_total())
+    let told = memory_limit::of_machine();
+    told.inspect_err(|error| tracing::warn!("workers have no limit on memory: {error}")).ok()
 }
 
 /// The CPUs that we may run on; empty when the kernel does not say.

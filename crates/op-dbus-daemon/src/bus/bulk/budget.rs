@@ -42,8 +42,12 @@ impl Work {
 }
 
 /// What all users have in the making.
-#[derive(Debug, Default)]
-pub struct Budget(Mutex<HashMap<u32, Share>>);
+#[derive(Debug)]
+pub struct Budget {
+    /// The most bytes of results of one user, and of all.
+    results_max: (u64, u64),
+    shares: Mutex<HashMap<u32, Share>>,
+}
 
 #[derive(Debug, Default, PartialEq)]
 struct Share {
@@ -81,7 +85,21 @@ pub struct Place {
     work: Work,
 }
 
+impl Default for Budget {
+    fn default() -> Self {
+        Self::of(None)
+    }
+}
+
 impl Budget {
+    /// Of a service that may have `memory` bytes, of which one user's results take a quarter at most and those of
+    /// all a half: the kernel counts them to the service, and ends it where there is no more.
+    pub fn of(memory: Option<u64>) -> Self {
+        let memory = memory.unwrap_or(u64::MAX);
+        let results_max = (RESULT_BYTES_MAX.min(memory / 4), RESULT_BYTES_ALL_MAX.min(memory / 2));
+        Self { results_max, shares: Mutex::default() }
+    }
+
     /// Room for a result of `uid`, of nothing yet.
     pub fn grant(self: &Arc<Self>, uid: u32) -> Grant {
         Grant { budget: self.clone(), uid, bytes: 0 }
@@ -119,7 +137,7 @@ impl Budget {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, Share>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -133,25 +151,26 @@ impl Grant {
         let mut shares = self.budget.lock();
         let before = shares.get(&self.uid).map_or(0, |share| share.bytes);
         let all: u64 = shares.values().map(|share| share.bytes).sum();
+        let (own_max, all_max) = self.budget.results_max;
         let (own, users) = (self.bytes.saturating_add(bytes), before.saturating_add(bytes));
-        if own > RESULT_BYTES_MAX {
+        if own > own_max {
             let message = format!(
-                "the result is {own} bytes and more, the limit is {RESULT_BYTES_MAX}; split the \
+                "the result is {own} bytes and more, the limit is {own_max}; split the \
                  texts over several calls, or choose a smaller encoding"
             );
             return Err(Error::new(ErrorName::TooLarge, message));
         }
-        if users > RESULT_BYTES_MAX {
+        if users > own_max {
             let message = format!(
-                "user {} has results of {} of {RESULT_BYTES_MAX} bytes in the making and this one \
+                "user {} has results of {} of {own_max} bytes in the making and this one \
                  needs {bytes} more; wait for earlier calls",
                 self.uid, before
             );
             return Err(Error::new(ErrorName::QuotaExceeded, message));
         }
-        if all.saturating_add(bytes) > RESULT_BYTES_ALL_MAX {
+        if all.saturating_add(bytes) > all_max {
             let message = format!(
-                "all users have results of {all} of {RESULT_BYTES_ALL_MAX} bytes in the making and \
+                "all users have results of {all} of {all_max} bytes in the making and \
                  this one needs {bytes} more; try again later"
             );
             return Err(Error::new(ErrorName::Overloaded, message));
@@ -209,6 +228,23 @@ mod tests {
         budget.grant(2).more(RESULT_BYTES_MAX).unwrap();
         drop(one);
         other.more(RESULT_BYTES_MAX - 10).unwrap();
+    }
+
+    #[test]
+    fn results_leave_memory_to_the_service() {
+        let budget = Arc::new(Budget::of(Some(512 << 20)));
+        let own = 128 << 20;
+        let error = budget.grant(1).more(own + 1).unwrap_err();
+        assert_eq!(error.name(), ErrorName::TooLarge);
+        assert!(error.to_string().contains("the limit is 134217728"), "{error}");
+        let grants = [1, 2].map(|uid| {
+            let mut grant = budget.grant(uid);
+            grant.more(own).unwrap();
+            grant
+        });
+        assert_eq!(budget.grant(3).more(1).unwrap_err().name(), ErrorName::Overloaded);
+        drop(grants);
+        budget.grant(3).more(own).unwrap();
     }
 
     #[test]
