@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::net::TcpListener;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
@@ -27,6 +28,7 @@ tests! {
     one_that_is_lost_now_and_then_loses_no_call: [Bus, Low, Ggml],
     one_that_hangs_once_is_replaced: [Bus, Low, Ggml],
     one_that_hangs_whenever_it_is_asked_is_left_and_comes_back: [Bus, Low, Ggml],
+    a_successor_that_takes_long_starves_no_watchdog: [Bus, Low, Ggml],
     one_that_takes_long_to_refuse_holds_no_change_up: [Bus, Low, Ggml],
     one_without_memory_has_its_batches_halved: [Bus, Low, Ggml],
     one_that_answers_nonsense_is_asked_again: [Bus, Low, Ggml],
@@ -116,6 +118,33 @@ async fn one_that_hangs_whenever_it_is_asked_is_left_and_comes_back() -> Outcome
     assert_eq!(daemon.state(|state| state == "ready").await?, "ready");
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     daemon.stop().await
+}
+
+/// A fleet that says nothing is waited for, before the CPU takes over.
+async fn a_successor_that_takes_long_starves_no_watchdog() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let fleet = TcpListener::bind("127.0.0.1:0")?;
+    let setup = with_fallback("hang_on_batch=4")?.setting("batch_timeout_s", "1");
+    let setup = setup.setting("fallback", "remote, cpu");
+    let endpoint = format!("http://{}", fleet.local_addr()?);
+    let setup = setup.setting("providers.remote.endpoints", &endpoint);
+    let setup = setup.setting("providers.remote.request_timeout_s", "3");
+    let (setup, manager) = setup.env("WATCHDOG_USEC", "1000000").managed()?;
+    let daemon = setup.start(&bus).await?;
+    manager.told("READY=1").await?;
+    let client = Client::on(&bus).await?;
+    let call = tokio::spawn(async move { client.packed(&["a text"], HashMap::new()).await });
+    while !call.is_finished() {
+        manager.told("WATCHDOG=1").await?;
+    }
+    assert_eq!(call.await??.info::<String>("provider")?, "cpu");
+    let said = daemon.process.stderr();
+    assert!(said.contains("ggml lost 2 batches in a row"), "{said}");
+    assert!(said.contains(&endpoint), "the fleet was not tried: {said}");
+    assert!(!said.contains("the watchdog is not fed"), "{said}");
+    let read = async { manager.told("STOPPING=1").await };
+    tokio::try_join!(daemon.stop(), read)?;
+    Ok(())
 }
 
 /// The device is there again and hangs in its proof, for longer than anybody waits.

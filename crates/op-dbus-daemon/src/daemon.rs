@@ -355,12 +355,13 @@ fn waits_for_a_fleet(service: &Service) -> bool {
     workers.iter().any(|one| one.description.provider == fleet && one.state != WorkerState::Idle)
 }
 
-/// Whether workers compute, none of them for longer than it may until it is replaced.
+/// Whether workers compute, none of them for longer than it may until it is replaced; or are being replaced, since
+/// the check began that one of them was lost with.
 fn computes_in_time(service: &Service) -> bool {
     let now = service.now();
     let Phase::Serving(served) = &now.phase else { return false };
     let limit = Duration::from_secs(now.settings().batch_timeout_s) + REPLACED;
-    served.engine.busy_for().is_some_and(|busy| busy < limit)
+    served.engine.busy_for().map_or_else(|| served.engine.is_away(), |busy| busy < limit)
 }
 
 async fn alive(service: &Service) -> Result<(), EngineError> {

@@ -249,7 +249,7 @@ impl Engine {
     pub async fn canary(&self) -> Result<(), Error> {
         let permit = self.0.admission.admit_own()?;
         // Asked behind the permit, with which nobody unloads.
-        if self.scheduler().is_away() {
+        if self.is_away() {
             return Ok(());
         }
         let call = Call {

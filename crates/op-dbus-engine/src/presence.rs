@@ -59,6 +59,12 @@ impl Engine {
         unloads
     }
 
+    /// Whether nobody computes and nothing is wrong with that: no worker is to have a backend, or all are on their
+    /// way, be it in place of lost ones.
+    pub fn is_away(&self) -> bool {
+        self.scheduler().is_away()
+    }
+
     /// Waits until no call is in flight, unloads the workers, and returns once they are gone. The next
     /// call loads them again.
     pub async fn unload(&self) {
