@@ -138,6 +138,11 @@ impl Tokenizer {
                  {max_input_tokens} tokens; set a larger max_input_tokens"
             )));
         }
+        if let Some(id) = prefix.iter().chain(&suffix).find(|id| !has_id(&model, **id)) {
+            return Err(TokenizerError::Unsupported(format!(
+                "it puts the token id {id} around each text, which its vocabulary does not have"
+            )));
+        }
         let words = Words::of(&model);
         let (vocabulary, unknown) = (OnceLock::new(), OnceLock::new());
         Ok(Self(Arc::new(Inner {
@@ -347,6 +352,10 @@ fn byte_letter(byte: u8) -> char {
 
 fn token_id(id: u32) -> Result<i32, String> {
     i32::try_from(id).map_err(|_| format!("token id {id} is beyond 2³¹; the file is damaged"))
+}
+
+fn has_id(model: &tokenizers::Tokenizer, id: i32) -> bool {
+    u32::try_from(id).is_ok_and(|id| model.id_to_token(id).is_some())
 }
 
 /// What the post-processor puts before and after a text, seen by encoding one with and without.

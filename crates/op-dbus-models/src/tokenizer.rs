@@ -2,7 +2,7 @@
 //! `tokenizer_config.json`, and the defaults of the class that it names, overrule some of that. A
 //! model in which they differ would have other tokens here, and is refused.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -41,7 +41,7 @@ struct Vocabulary {
 #[serde(untagged)]
 enum Pieces {
     Ids(HashMap<String, usize>),
-    Ordered(Vec<IgnoredAny>),
+    Ordered(Vec<(String, IgnoredAny)>),
     #[default]
     None,
 }
@@ -49,17 +49,34 @@ enum Pieces {
 #[derive(Deserialize)]
 struct AddedToken {
     id: usize,
+    #[serde(default)]
+    content: String,
 }
 
 impl TokenizerFile {
-    /// How many ids it has, or would have if all were there up to the largest.
+    /// How many ids it has, or would have if all were there up to the largest. Added tokens have an id that is stated,
+    /// and that of their piece or, where there is none, the next behind all pieces, which is the one they are given.
     fn ids(&self) -> usize {
-        let own = match &self.model.vocab {
-            Pieces::Ids(ids) => ids.values().max().map_or(0, |id| id.saturating_add(1)),
-            Pieces::Ordered(pieces) => pieces.len(),
-            Pieces::None => 0,
+        let (own, count, pieces): (_, _, HashSet<&str>) = match &self.model.vocab {
+            Pieces::Ids(ids) => {
+                let largest = ids.values().max().map_or(0, |id| id.saturating_add(1));
+                (largest, ids.len(), ids.keys().map(String::as_str).collect())
+            }
+            Pieces::Ordered(pieces) => {
+                let names = pieces.iter().map(|(piece, _)| piece.as_str()).collect();
+                (pieces.len(), pieces.len(), names)
+            }
+            Pieces::None => (0, 0, HashSet::new()),
         };
-        self.added_tokens.iter().map(|token| token.id.saturating_add(1)).fold(own, usize::max)
+        let contents = self.added_tokens.iter().map(|token| token.content.as_str());
+        let added: HashSet<&str> =
+            contents.filter(|it| !it.is_empty() && !pieces.contains(it)).collect();
+        // As many as there are, with gaps between their ids or without.
+        let given = if added.is_empty() { 0 } else { count + added.len() };
+        self.added_tokens
+            .iter()
+            .map(|token| token.id.saturating_add(1))
+            .fold(own.max(given), usize::max)
     }
 }
 

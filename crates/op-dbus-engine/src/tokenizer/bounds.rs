@@ -2,8 +2,11 @@
 //! writes a megabyte for each letter, or looks every beginning of a long word up, would take the
 //! service's memory or its threads with a text of a kilobyte. Such a file is refused when it is read.
 
+mod added;
+mod expressions;
 mod steps;
 
+use added::Added;
 pub(super) use steps::Growth;
 
 use std::borrow::Cow;
@@ -29,12 +32,15 @@ const VALUES_MAX: usize = 2_400_000;
 const OBJECTS_MAX: usize = 1 << 16;
 /// Nodes of the tree that a Unigram vocabulary becomes, of some 350 bytes each. XLM-R's has less than a million.
 const NODES_MAX: usize = 2 << 20;
-/// Bytes of all added tokens, as the normalizer leaves them, each of which takes some 130 bytes while the
-/// table is made in which they are looked up. A thousand tokens have ten thousand.
-const ADDED_BYTES_MAX: usize = 1 << 20;
-/// Bytes of a text as normalizer and pre-tokenizer leave it, each of which takes some 40 bytes until the text has
-/// its tokens. The longest text that is taken has an eighth of that.
+/// Bytes of all pieces of a Unigram vocabulary that one text may begin with, each of which is copied where it does.
+/// All runs of up to 90 of one letter have that many; models have them up to 32.
+const BEGINNINGS_BYTES_MAX: usize = 4 << 10;
+/// Bytes of a text as normalizer and pre-tokenizer leave it, or one of their steps, each of which takes some 40
+/// bytes until the text has its tokens. The longest text that is taken has an eighth of that.
 const NORMALIZED_BYTES_MAX: usize = 8 << 20;
+/// The same where an expression may look at all of it for each of its letters, which takes up to some seconds for as
+/// many.
+const FAR_BYTES_MAX: usize = 8 << 10;
 /// A text is measured in pieces of this size, so that measuring takes no memory.
 const MEASURED_BYTES: usize = 1 << 10;
 
@@ -51,16 +57,6 @@ struct File<'a> {
     added_tokens: Vec<Added<'a>>,
     #[serde(borrow)]
     model: Model<'a>,
-}
-
-/// A token beside the vocabulary. It is looked for as the normalizer leaves it, which may be a letter,
-/// and told as it stands here.
-#[derive(Deserialize)]
-struct Added<'a> {
-    #[serde(borrow)]
-    content: Cow<'a, str>,
-    #[serde(default)]
-    normalized: bool,
 }
 
 #[derive(Deserialize)]
@@ -93,8 +89,10 @@ pub(super) fn check(json: &[u8]) -> Result<Growth, TokenizerError> {
     let file: File<'_> = serde_json::from_slice(json).map_err(damaged)?;
     let growth = steps::check(&file.normalizer, [&file.pre_tokenizer, &file.decoder])?;
     check_model(&file.model)?;
-    at_most(file.model.vocab.nodes(), NODES_MAX, "nodes in the tree of its vocabulary")?;
-    check_added(&file.added_tokens, file.normalizer)?;
+    let (nodes, beginnings) = file.model.vocab.tree();
+    at_most(nodes, NODES_MAX, "nodes in the tree of its vocabulary")?;
+    at_most(beginnings, BEGINNINGS_BYTES_MAX, "bytes of pieces that begin with each other")?;
+    added::check(&file.added_tokens, file.normalizer)?;
     Ok(growth)
 }
 
@@ -119,23 +117,6 @@ fn check_model(model: &Model<'_>) -> Result<(), TokenizerError> {
     at_most(longest, PIECE_BYTES_MAX, "bytes in one piece of its vocabulary")
 }
 
-/// Bounds the table of the added tokens, in which they stand as the normalizer leaves them.
-fn check_added(tokens: &[Added<'_>], normalizer: Value) -> Result<(), TokenizerError> {
-    let longest = tokens.iter().map(|token| token.content.len()).max().unwrap_or_default();
-    at_most(longest, PIECE_BYTES_MAX, "bytes of an added token")?;
-    let normalizer: Option<NormalizerWrapper> =
-        serde_json::from_value(normalizer).map_err(damaged)?;
-    let mut bytes = 0;
-    for Added { content, normalized } in tokens {
-        bytes += match &normalizer {
-            Some(normalizer) if *normalized => normalized_len(normalizer, content)?,
-            _ => content.len(),
-        };
-        at_most(bytes, ADDED_BYTES_MAX, "bytes of added tokens, as it normalizes them")?;
-    }
-    Ok(())
-}
-
 /// Refuses a text that `normalizer` and the pre-tokenizer blow up, which may do so by `growth`; says so in words.
 pub(super) fn check_text(
     normalizer: Option<&NormalizerWrapper>,
@@ -143,6 +124,17 @@ pub(super) fn check_text(
     mut text: &str,
 ) -> Result<(), String> {
     let most = NORMALIZED_BYTES_MAX / growth.pre_tokenizer.max(1);
+    if growth.looks_far {
+        // Not measured, which would take as long.
+        let most = FAR_BYTES_MAX / growth.normalizer.saturating_mul(growth.pre_tokenizer).max(1);
+        if text.len() > most {
+            return Err(format!(
+                "its {} bytes are more than {most}, and an expression in this model's tokenizer.json may look at \
+                 all of them for each letter; send less of it at a time",
+                text.len()
+            ));
+        }
+    }
     if text.len().saturating_mul(growth.normalizer) <= most {
         return Ok(());
     }
@@ -166,10 +158,24 @@ pub(super) fn check_text(
     Ok(())
 }
 
-/// Bytes that a normalizer makes of a text.
+/// The most bytes that a text has behind any of a normalizer's steps.
 fn normalized_len(normalizer: &NormalizerWrapper, text: &str) -> Result<usize, TokenizerError> {
-    let mut text = NormalizedString::from(text);
-    normalizer.normalize(&mut text).map_err(TokenizerError::Damaged)?;
+    normalize(normalizer, &mut NormalizedString::from(text))
+}
+
+/// Normalizes a text, and returns the most bytes that it had behind any step.
+fn normalize(
+    normalizer: &NormalizerWrapper,
+    text: &mut NormalizedString,
+) -> Result<usize, TokenizerError> {
+    if let NormalizerWrapper::Sequence(steps) = normalizer {
+        // What one of them writes another may take away again.
+        return steps
+            .as_ref()
+            .iter()
+            .try_fold(text.len(), |most, step| Ok(normalize(step, text)?.max(most)));
+    }
+    normalizer.normalize(text).map_err(TokenizerError::Damaged)?;
     Ok(text.len())
 }
 
@@ -191,17 +197,28 @@ fn at_most<T: PartialOrd + fmt::Display>(
 }
 
 impl Pieces<'_> {
-    /// Nodes of the tree in which pieces share their beginnings, byte by byte.
-    fn nodes(self) -> usize {
+    /// Nodes of the tree in which pieces share their beginnings, byte by byte; and the bytes of all that lie on one
+    /// way through it, at most.
+    fn tree(self) -> (usize, usize) {
         let mut pieces = self.0;
         pieces.sort_unstable();
+        let (mut nodes, mut most, mut bytes) = (0, 0, 0);
+        // The piece before, and those that it begins with.
+        let mut way: Vec<&str> = Vec::new();
         let mut before: &[u8] = b"";
-        let own = |piece| {
-            let shared = std::iter::zip(before, piece).take_while(|(a, b)| a == b).count();
-            before = piece;
-            piece.len() - shared
-        };
-        pieces.iter().map(|piece| piece.as_bytes()).map(own).sum()
+        for piece in &pieces {
+            let shared =
+                std::iter::zip(before, piece.as_bytes()).take_while(|(a, b)| a == b).count();
+            nodes += piece.len() - shared;
+            before = piece.as_bytes();
+            while let Some(last) = way.pop_if(|last| !piece.starts_with(*last)) {
+                bytes -= last.len();
+            }
+            way.push(piece);
+            bytes += piece.len();
+            most = most.max(bytes);
+        }
+        (nodes, most)
     }
 }
 
@@ -282,27 +299,6 @@ mod tests {
     }
 
     #[test]
-    fn added_tokens_that_blow_up_are_refused() {
-        let grows =
-            json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(200)});
-        let mut words: Value = serde_json::from_slice(&file(&grows, &Value::Null)).unwrap();
-        let mut with = |count: usize, letter: &str, normalized: bool| {
-            let token = |id| {
-                json!({"id": id, "content": format!("{id}{}", letter.repeat(200)),
-                "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": normalized, "special": false})
-            };
-            words["added_tokens"] = (2..count + 2).map(token).collect();
-            serde_json::to_vec(&words).unwrap()
-        };
-        refused(&with(30, "a", true), "bytes of added tokens");
-        refused(&with(10_000, "c", false), "bytes of added tokens");
-        for few in [with(30, "a", false), with(30, "c", true), with(20, "a", true)] {
-            Tokenizer::from_bytes(&few, 8).unwrap();
-        }
-    }
-
-    #[test]
     fn a_text_that_the_normalizer_blows_up_is_refused() {
         let grows =
             json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(200)});
@@ -313,6 +309,36 @@ mod tests {
         assert!(refusal.contains("its 83886 bytes may become more than 8388608"), "{refusal}");
         // One that could be blown up and is not has its tokens.
         assert_eq!(tokenizer.count(&text("é")).unwrap(), 1);
+        // What is written and taken away again was there.
+        let gone = json!({"type": "Replace", "pattern": {"String": "b"}, "content": ""});
+        let both = json!({"type": "Sequence", "normalizers": [grows, gone]});
+        let tokenizer = Tokenizer::from_bytes(&file(&both, &Value::Null), 8).unwrap();
+        let refusal = tokenizer.count(&text("a")).map_err(|error| format!("{error:?}"));
+        assert!(refusal.unwrap_err().contains("may become more than 8388608"));
+    }
+
+    #[test]
+    fn a_text_that_is_looked_at_for_each_letter_is_short() {
+        let far = |expression: &str| json!({"type": "Replace", "pattern": {"Regex": expression}, "content": ""});
+        let tokenizer = Tokenizer::from_bytes(&file(&far("a*b|a"), &Value::Null), 8).unwrap();
+        let refusal = tokenizer.count(&"a".repeat(FAR_BYTES_MAX + 1));
+        let refusal = refusal.map_err(|error| format!("{error:?}")).unwrap_err();
+        assert!(refusal.contains("its 8193 bytes are more than 8192"), "{refusal}");
+        assert_eq!(tokenizer.count(&"a".repeat(FAR_BYTES_MAX)).unwrap(), 0);
+        let sequence = |steps: &[Value]| json!({"type": "Sequence", "normalizers": steps});
+        refused(
+            &file(&sequence(&vec![far("a*b|a"); 3]), &Value::Null),
+            "3 expressions that may look at all of a text for each of its letters",
+        );
+        let grows =
+            json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(17)});
+        refused(&file(&sequence(&[grows, far("a*b|a")]), &Value::Null), "17 bytes for one byte");
+        let mut decodes: Value = serde_json::from_slice(&file(&Value::Null, &Value::Null)).unwrap();
+        decodes["decoder"] = far("a*b|a");
+        refused(&serde_json::to_vec(&decodes).unwrap(), "1 expressions in its decoder");
+        // Expressions of models take texts of any length.
+        let tokenizer = Tokenizer::from_bytes(&file(&far(" {2,}"), &Value::Null), 8).unwrap();
+        assert_eq!(tokenizer.count(&" ".repeat(1 << 20)).unwrap(), 0);
     }
 
     #[test]
@@ -346,6 +372,9 @@ mod tests {
         Tokenizer::from_bytes(&file(&Value::Null, &pieces(&["x".into(), "a\"b".into()])), 8)
             .unwrap();
         refused(&file(&Value::Null, &pieces(&["a".repeat(300)])), "300 bytes in one piece");
+        let runs = |longest: usize| (1..=longest).map(|run| "a".repeat(run)).collect::<Vec<_>>();
+        Tokenizer::from_bytes(&file(&Value::Null, &pieces(&runs(90))), 8).unwrap();
+        refused(&file(&Value::Null, &pieces(&runs(91))), "4186 bytes of pieces that begin with");
         // Each is all its own after a few letters.
         let many: Vec<_> = (0..20_000).map(|n| format!("{n:05}{}", "a".repeat(240))).collect();
         refused(&file(&Value::Null, &pieces(&many)), "nodes in the tree");

@@ -72,6 +72,22 @@ fn a_file_without_post_processor_has_no_special_tokens() {
 }
 
 #[test]
+fn special_tokens_that_the_vocabulary_lacks_are_refused() {
+    let with = |id: u32| {
+        let json = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "decoder": null,
+            "post_processor": {"type": "BertProcessing", "sep": ["x", id], "cls": ["x", 0]},
+            "model": {"type": "WordLevel", "vocab": {"x": 0, "a": 1}, "unk_token": "x"},
+        });
+        Tokenizer::from_bytes(json.to_string().as_bytes(), 8).map(drop)
+    };
+    with(1).unwrap();
+    let refusal = with(2).unwrap_err().to_string();
+    assert!(refusal.contains("puts the token id 2 around each text"), "{refusal}");
+}
+
+#[test]
 fn a_model_without_room_for_a_text_is_refused() {
     let error =
         Tokenizer::with_model(Tokenizer::bytes(8).0.model.clone(), Cuts::Nowhere, Growth::NONE, 2);

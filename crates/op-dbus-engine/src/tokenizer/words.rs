@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use aho_corasick::AhoCorasick;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{Model, ModelWrapper};
@@ -24,7 +25,7 @@ pub(super) struct Words {
     lowercase: bool,
     /// Tokens that are found before the text is taken apart, some of them in any case; a word with
     /// one is not plain.
-    added: Vec<Box<[u8]>>,
+    added: AhoCorasick,
     /// Whether one of them begins with a byte, in either case.
     begins_added: [bool; 256],
 }
@@ -70,8 +71,9 @@ impl Words {
             let first = token.content.bytes().next().filter(|_| plain)?;
             begins_added[usize::from(first.to_ascii_lowercase())] = true;
             begins_added[usize::from(first.to_ascii_uppercase())] = true;
-            added.push(token.content.as_bytes().into());
+            added.push(token.content.clone());
         }
+        let added = AhoCorasick::builder().ascii_case_insensitive(true).build(added).ok()?;
         let prefix = &pieces.continuing_subword_prefix;
         let (mut first, mut inner) = (Pieces::default(), Pieces::default());
         for (piece, id) in pieces.get_vocab() {
@@ -127,13 +129,9 @@ impl Words {
 
     /// Whether a word is ASCII without characters that vanish, and holds no added token.
     fn is_plain(&self, word: &[u8]) -> bool {
-        let is_added = |rest: &[u8]| {
-            let begins = |added: &[u8]| {
-                rest.get(..added.len()).is_some_and(|start| start.eq_ignore_ascii_case(added))
-            };
-            self.begins_added[usize::from(rest[0])] && self.added.iter().any(|added| begins(added))
-        };
-        word.iter().all(u8::is_ascii_graphic) && !(0..word.len()).any(|at| is_added(&word[at..]))
+        let mut begins_added = word.iter().map(|byte| self.begins_added[usize::from(*byte)]);
+        word.iter().all(u8::is_ascii_graphic)
+            && !(begins_added.any(|begins| begins) && self.added.is_match(word))
     }
 
     /// Adds the ids of what lies between two spaces.

@@ -145,6 +145,27 @@ fn tokens_that_the_model_has_no_rows_for_are_refused() {
     }
 }
 
+#[test]
+fn added_tokens_are_counted_as_they_are_given_ids() {
+    let import = |vocab: &Value, added: &[(usize, String)]| {
+        let mut tokenizer = bert_normalizer(true, None, true);
+        tokenizer["model"] = json!({ "type": "any", "vocab": vocab });
+        let token = |(id, content): &(usize, String)| json!({ "id": id, "content": content });
+        tokenizer["added_tokens"] = added.iter().map(token).collect();
+        let files = model("bert", &tokenizer, &json!(null));
+        Bench::new().import_files(&files).map_err(|e| e.to_string())
+    };
+    let ids: Value = (0..WORDS - 1).map(|id| (id.to_string(), json!(id))).collect();
+    let ordered = (0..WORDS - 1).map(|id| json!([id.to_string(), -1.5])).collect();
+    for vocab in [&ids, &ordered] {
+        // Said to be where others are, those that are pieces and those that are not.
+        let known = [(0, "1".to_owned()), (0, "<a>".into()), (0, "<a>".into()), (0, String::new())];
+        import(vocab, &known).unwrap();
+        let message = import(vocab, &[(0, "<a>".into()), (1, "<b>".into())]).unwrap_err();
+        assert!(message.contains(&format!("ids of tokens up to {WORDS}")), "{message}");
+    }
+}
+
 /// The post-processor of BERT's own files.
 fn template(before: &str, behind: &str) -> Value {
     let special = |token: &str| json!({ "SpecialToken": { "id": token, "type_id": 0 } });
