@@ -1,7 +1,9 @@
 //! The HTTP gateway, asked as its clients ask it.
 
 mod clients;
+mod journal;
 mod leaving;
+mod left;
 mod limits;
 mod matryoshka;
 mod refusals;
@@ -26,7 +28,9 @@ pub fn all() -> Vec<Test> {
     let modules = [
         tests(),
         clients::tests(),
+        journal::tests(),
         leaving::tests(),
+        left::tests(),
         limits::tests(),
         matryoshka::tests(),
         refusals::tests(),

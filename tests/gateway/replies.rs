@@ -7,10 +7,10 @@ use tokio::net::{TcpSocket, TcpStream};
 use super::Stage;
 use crate::harness::gateway::Gateway;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, eventually, within};
+use crate::harness::{Outcome, within};
 
 tests! {
-    a_reply_has_its_place_until_it_is_read: [Bus, Curl],
+    replies_that_are_read_slowly_keep_nobody_from_working: [Bus, Curl],
     a_reply_that_is_read_is_not_cut_off_for_who_only_connects: [Bus, Curl],
 }
 
@@ -47,21 +47,17 @@ async fn rest((mut stream, bytes): (TcpStream, usize)) -> Outcome {
     Ok(())
 }
 
-async fn a_reply_has_its_place_until_it_is_read() -> Outcome {
+async fn replies_that_are_read_slowly_keep_nobody_from_working() -> Outcome {
     let stage = Stage::sim().await?;
     let gateway = &stage.gateway;
-    // As many texts as may be in flight: else whoever does not read could have any number of replies kept.
+    // As many texts as may be in flight.
     let replies = [begun(gateway, 16_384).await?, begun(gateway, 16_384).await?];
     let metrics = gateway.get("/metrics").await?.text;
-    assert!(metrics.contains("op_dbus_http_requests_in_flight 2\n"), "{metrics}");
-    let one = json!({"inputs": "one more"});
-    let refused = gateway.post("/embed", &one).await?;
-    assert_eq!(refused.status, 429, "{}", refused.text);
+    assert!(metrics.contains("op_dbus_http_requests_in_flight 0\n"), "{metrics}");
+    gateway.post("/embed", &json!({"inputs": ["one", "more"]})).await?.ok()?;
     for reply in replies {
         rest(reply).await?;
     }
-    let has_room = async || Ok(gateway.post("/embed", &one).await?.status == 200);
-    eventually("room again", has_room).await?;
     stage.end().await.map(drop)
 }
 

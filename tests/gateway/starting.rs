@@ -97,17 +97,28 @@ async fn it_does_not_start_where_it_should_not() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
     for (listen, code, word) in [
-        ("", 6, "http_listen is none"),
+        ("", 6, "default: http_listen is none"),
         ("0.0.0.0:0", 6, "there is no API key"),
+        ("0.0.0.0:0", 6, "flag --http-listen: http_listen is 0.0.0.0:"),
         ("[::]:0", 6, "there is no API key"),
         ("localhost:80", 2, "not an IP address with a port"),
         ("unix:http.sock", 2, "not an absolute path"),
+        ("unix:/no/such/folder/http.sock", 1, "flag --http-listen: http_listen is unix:/no/such"),
         ("unix:/no/such/folder/http.sock", 1, "can't be listened on"),
     ] {
         let ended = finish(command(&bus, &setup, listen)?, "").await?;
         assert_eq!(ended.code, Some(code), "{listen}: {}", ended.stderr);
         assert!(ended.stderr.contains(word), "{listen}: {}", ended.stderr);
     }
+    let mut variable = command(&bus, &setup, "")?;
+    variable.env("OP_DBUS_HTTP_LISTEN", "0.0.0.0:0");
+    let ended = finish(variable, "").await?;
+    let says = "op-dbus: environment variable OP_DBUS_HTTP_LISTEN: http_listen is 0.0.0.0:";
+    assert!(ended.stderr.starts_with(says), "{}", ended.stderr);
+    let written = Setup::sim()?.setting("http_listen", "0.0.0.0:0");
+    let ended = finish(command(&bus, &written, "")?, "").await?;
+    let file = format!("op-dbus: {}, line ", written.config_file().display());
+    assert!(ended.stderr.starts_with(&file), "{}", ended.stderr);
     for key in ["", "two words", "\u{e9}"] {
         fs::write(setup.path("api-key"), key)?;
         let mut command = command(&bus, &setup, "0.0.0.0:0")?;

@@ -14,6 +14,7 @@ tests! {
     vectors_have_length_one_unless_that_is_not_wanted: [Bus, Curl, Low],
     the_end_that_is_said_is_cut: [Bus, Curl, Low],
     similarity_knows_prompts: [Bus, Curl, Low],
+    null_is_as_good_as_nothing: [Bus, Curl],
 }
 
 /// A daemon whose model does not normalise by itself.
@@ -89,4 +90,48 @@ async fn similarity_knows_prompts() -> Outcome {
     assert_ne!(with, without);
     assert_eq!(with, asked("query: disk full", "query: the sun shines", json!({})).await?);
     stage.end().await.map(drop)
+}
+
+/// Many clients write out what they leave open; OpenAI's routes are asked that way as well.
+async fn null_is_as_good_as_nothing() -> Outcome {
+    let stage = Stage::sim().await?;
+    let pair = json!({"source_sentence": "a", "sentences": ["b"]});
+    let similarity = json!({"inputs": pair});
+    let parameters = nulls(json!({}), &["truncate", "truncation_direction", "prompt_name"]);
+    let with_parameters = json!({"inputs": pair, "parameters": parameters});
+    for (path, plain, with_nulls) in [
+        of(
+            "/v1/embeddings",
+            json!({"input": "a"}),
+            &["model", "encoding_format", "dimensions", "user"],
+        ),
+        of(
+            "/embed",
+            json!({"inputs": "a"}),
+            &["normalize", "truncate", "truncation_direction", "prompt_name", "dimensions"],
+        ),
+        of(
+            "/rerank",
+            json!({"query": "a", "texts": ["b"]}),
+            &["truncate", "truncation_direction", "raw_scores", "return_text"],
+        ),
+        of("/tokenize", json!({"inputs": "a"}), &["add_special_tokens", "prompt_name"]),
+        of("/similarity", similarity.clone(), &["parameters"]),
+        ("/similarity", similarity, with_parameters),
+    ] {
+        let expected = stage.gateway.post(path, &plain).await?.ok()?;
+        assert_eq!(stage.gateway.post(path, &with_nulls).await?.ok()?, expected, "{path}");
+    }
+    stage.end().await.map(drop)
+}
+
+fn of(path: &'static str, plain: Value, optional: &[&str]) -> (&'static str, Value, Value) {
+    (path, plain.clone(), nulls(plain, optional))
+}
+
+fn nulls(mut object: Value, names: &[&str]) -> Value {
+    for name in names {
+        object[*name] = Value::Null;
+    }
+    object
 }

@@ -7,12 +7,14 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use op_dbus_api::{EmbedderProxy, ManagerProxy, json_object};
+use op_dbus_api::{BUS_NAME, EmbedderProxy, ManagerProxy, json_object};
 use serde_json::Value;
 use tokio::time::timeout;
+use tracing::{info, warn};
 use zbus::connection::Builder;
 use zbus::proxy::{CacheProperties, MethodFlags};
 use zbus::wire::DynamicDeserialize;
@@ -34,6 +36,8 @@ struct Inner {
     connect: Connect,
     /// Connections that nobody uses: as many as requests were at work at once.
     idle: Mutex<Vec<Connection>>,
+    /// Whether the service could not be reached when it was asked last.
+    is_away: AtomicBool,
 }
 
 /// A connection of one request.
@@ -47,7 +51,7 @@ pub struct Lease {
 impl Bus {
     /// A way to the service; nothing is connected yet.
     pub fn new(connect: Connect) -> Self {
-        Self(Arc::new(Inner { connect, idle: Mutex::default() }))
+        Self(Arc::new(Inner { connect, idle: Mutex::default(), is_away: AtomicBool::default() }))
     }
 
     /// A connection to oneself.
@@ -61,12 +65,30 @@ impl Bus {
                 // The bus may have gone away, and come back, since.
                 Some(connection) if connection.is_closed() => continue,
                 Some(connection) => connection,
-                None => timeout(LIMITS.ready_time, (self.0.connect)().build())
-                    .await
-                    .map_err(|_| Refusal::silent("the bus", LIMITS.ready_time))?
-                    .map_err(|error| Refusal::of_call(&error))?,
+                None => self.connected().await.inspect_err(|refusal| self.lost(refusal))?,
             };
             return Ok(Lease { bus: self.clone(), connection, at_rest: true });
+        }
+    }
+
+    async fn connected(&self) -> Result<Connection, Refusal> {
+        timeout(LIMITS.ready_time, (self.0.connect)().build())
+            .await
+            .map_err(|_| Refusal::silent("the bus", LIMITS.ready_time))?
+            .map_err(|error| Refusal::of_call(&error))
+    }
+
+    /// The service can't be reached. The log has that once, however many ask, and once that it is back.
+    fn lost(&self, why: &Refusal) {
+        if !self.0.is_away.swap(true, Ordering::Relaxed) {
+            warn!("requests can't be served: {}", why.message());
+        }
+    }
+
+    /// The service has answered.
+    fn found(&self) {
+        if self.0.is_away.swap(false, Ordering::Relaxed) {
+            info!("{BUS_NAME} answers again");
         }
     }
 }
@@ -94,7 +116,11 @@ impl Lease {
         call: impl Future<Output = zbus::Result<T>>,
     ) -> Result<T, Refusal> {
         // The service itself answers at the deadline; this is for one that hangs.
-        self.answer_within(LIMITS.answer_time + LIMITS.ready_time, call).await
+        let answer = self.answer_within(LIMITS.answer_time + LIMITS.ready_time, call).await;
+        if let (Err(refusal), false) = (&answer, self.at_rest) {
+            self.bus.lost(refusal);
+        }
+        answer
     }
 
     /// The same for an answer that is of no use later than after `time`.
@@ -110,7 +136,12 @@ impl Lease {
         let answer = timeout(time, call).await;
         let answer = answer.map_err(|_| Refusal::silent("the service", time))?;
         self.at_rest = true;
-        answer.map_err(|error| Refusal::of_call(&error))
+        let answer = answer.map_err(|error| Refusal::of_call(&error));
+        match &answer {
+            Err(refusal) if refusal.is_unreachable() => self.bus.lost(refusal),
+            _ => self.bus.found(),
+        }
+        answer
     }
 
     /// What a reading method of the manager tells, as JSON. A service that is not running is not

@@ -46,10 +46,9 @@ pub fn said_to(bytes: &[u8]) -> String {
         models: Models::default(),
         key: None,
         checks_host: true,
-        requests: Arc::new(Semaphore::new(LIMITS.requests)),
+        places: Arc::default(),
         bodies: Arc::new(Semaphore::new(LIMITS.bodies_bytes)),
         parsing: Arc::new(Semaphore::new(1)),
-        texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Default::default(),
         leaving: Arc::default(),
         asked: Default::default(),
@@ -71,9 +70,10 @@ pub fn said_to(bytes: &[u8]) -> String {
         };
         tokio::join!(connection, client).1
     });
-    assert_eq!(gateway.requests.available_permits(), LIMITS.requests);
+    assert_eq!(gateway.places.requests.available_permits(), LIMITS.requests);
     assert_eq!(gateway.bodies.available_permits(), LIMITS.bodies_bytes);
-    assert_eq!(gateway.texts.available_permits(), LIMITS.texts_in_flight);
+    assert_eq!(gateway.places.texts.available_permits(), LIMITS.texts_in_flight);
+    assert_eq!(gateway.places.replies.available_permits(), LIMITS.replies_bytes);
     String::from_utf8_lossy(&said).into_owned()
 }
 

@@ -18,7 +18,9 @@ mod listen;
 mod metrics;
 mod models;
 mod object;
+mod pace;
 mod page;
+mod places;
 mod prometheus;
 mod refusal;
 mod routes;
@@ -26,6 +28,7 @@ mod seats;
 mod serve;
 mod shared;
 mod spare;
+mod stream;
 mod work;
 
 use std::path::PathBuf;
@@ -42,6 +45,7 @@ use leaving::Leaving;
 use limits::LIMITS;
 use metrics::Metrics;
 use models::{Models, Offered};
+use places::Places;
 use prometheus::Told;
 use refusal::Refusal;
 use shared::Shared;
@@ -50,6 +54,8 @@ use shared::Shared;
 pub struct Config {
     /// Where it answers; a socket that systemd hands over is used in its place.
     pub address: Option<Address>,
+    /// Where that setting comes from: a file, a variable or a flag, as refusals name it.
+    pub address_from: String,
     /// The folder with the credential `api-key`, which systemd names in `CREDENTIALS_DIRECTORY`.
     pub credentials: Option<PathBuf>,
     /// The way to the bus that the service is on.
@@ -74,14 +80,12 @@ struct Gateway {
     key: Option<Key>,
     /// Whether the names that browsers may ask for are restricted.
     checks_host: bool,
-    /// One permit for each request that asks for work, once all of it is there.
-    requests: Arc<Semaphore>,
+    /// For requests that ask for work, once all of them is there.
+    places: Arc<Places>,
     /// One permit for each byte of bodies that are read.
     bodies: Arc<Semaphore>,
     /// The right to take a large body apart.
     parsing: Arc<Semaphore>,
-    /// One permit for each text in such a request.
-    texts: Arc<Semaphore>,
     metrics: Metrics,
     leaving: Arc<Leaving>,
     asked: Asked,
@@ -105,9 +109,9 @@ struct Asked {
 /// # Errors
 /// Why it can't serve.
 pub async fn run(config: Config) -> Result<(), Fatal> {
-    let Config { address, credentials, connect, trim } = config;
+    let Config { address, address_from, credentials, connect, trim } = config;
     let key = Key::read(credentials.as_deref())?;
-    let listener = listen::Listener::open(address, key.is_some())?;
+    let listener = listen::Listener::open(address, &address_from, key.is_some())?;
     // A page of another origin can't know the key, and nothing but programs comes by a Unix socket.
     let checks_host = key.is_none() && listener.is_tcp();
     let leaving = Arc::new(Leaving::default());
@@ -118,10 +122,9 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
         models: Models::default(),
         key,
         checks_host,
-        requests: Arc::new(Semaphore::new(LIMITS.requests)),
+        places: Arc::default(),
         bodies: Arc::new(Semaphore::new(LIMITS.bodies_bytes)),
         parsing: Arc::new(Semaphore::new(1)),
-        texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
         metrics: Metrics::default(),
         leaving: Arc::clone(&leaving),
         asked: Asked::default(),

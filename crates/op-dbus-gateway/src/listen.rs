@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
 use listenfd::ListenFd;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::Fatal;
+use crate::stream::Stream;
 
 /// Where the gateway answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,10 +31,6 @@ impl fmt::Display for Address {
     }
 }
 
-/// Either end of a connection.
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
-
 /// A socket that connections come by.
 pub struct Listener {
     socket: Socket,
@@ -47,33 +43,33 @@ enum Socket {
 }
 
 impl Listener {
-    /// The socket that systemd hands over, or else one at `address`.
+    /// The socket that systemd hands over, or else one at `address`, which the setting has `from` there.
     ///
     /// # Errors
     /// `NotConfigured` when there is neither, and when other machines would reach it without a key.
-    pub fn open(address: Option<Address>, has_key: bool) -> Result<Self, Fatal> {
+    pub fn open(address: Option<Address>, from: &str, has_key: bool) -> Result<Self, Fatal> {
         let handed = handed_over().map_err(|error| {
             Fatal::NotConfigured(format!(
                 "the socket that systemd hands over can't be used ({error}); it must be a stream \
                  socket that listens, and the only one"
             ))
         })?;
-        let whose = if handed.is_some() { "systemd's socket" } else { "http_listen" };
+        let setting = format!("{from}: http_listen");
+        let whose = if handed.is_some() { "systemd's socket" } else { setting.as_str() };
         let listener = match (handed, address) {
             (Some(handed), address) => {
                 if let Some(address) = address {
                     let used = &handed.address;
-                    tracing::info!("http_listen is {address}; systemd's socket {used} is used");
+                    tracing::info!("{setting} is {address}; systemd's socket {used} is used");
                 }
                 handed
             }
-            (None, Some(address)) => Self::bind(address)?,
+            (None, Some(address)) => Self::bind(address, &setting)?,
             (None, None) => {
-                return Err(Fatal::NotConfigured(
-                    "http_listen is none and systemd hands over no socket: start \
+                return Err(Fatal::NotConfigured(format!(
+                    "{setting} is none and systemd hands over no socket: start \
                      op-dbus-gateway.socket, or set http_listen, for example to 127.0.0.1:8080"
-                        .to_owned(),
-                ));
+                )));
             }
         };
         if let (Address::Tcp(address), false) = (&listener.address, has_key)
@@ -87,10 +83,10 @@ impl Listener {
         Ok(listener)
     }
 
-    fn bind(address: Address) -> Result<Self, Fatal> {
+    fn bind(address: Address, setting: &str) -> Result<Self, Fatal> {
         let failed = |error: io::Error| {
             Fatal::Failed(format!(
-                "http_listen is {address}, which can't be listened on ({error}); set another, or make \
+                "{setting} is {address}, which can't be listened on ({error}); set another, or make \
                  this one free"
             ))
         };
@@ -124,14 +120,14 @@ impl Listener {
     }
 
     /// The next connection.
-    pub async fn accept(&self) -> io::Result<Box<dyn Stream>> {
+    pub async fn accept(&self) -> io::Result<Stream> {
         Ok(match &self.socket {
             Socket::Tcp(socket) => {
                 let (stream, _) = socket.accept().await?;
                 stream.set_nodelay(true)?;
-                Box::new(stream)
+                stream.into()
             }
-            Socket::Unix(socket) => Box::new(socket.accept().await?.0),
+            Socket::Unix(socket) => socket.accept().await?.0.into(),
         })
     }
 }

@@ -244,7 +244,7 @@ fn devices(text: &mut Text, devices: &[Value]) {
 
 fn own(text: &mut Text, gateway: &Gateway) {
     text.family("http_requests_in_flight", "gauge", "Requests that ask for work, unanswered.");
-    let busy = LIMITS.requests - gateway.requests.available_permits();
+    let busy = LIMITS.requests - gateway.places.requests.available_permits();
     text.sample("http_requests_in_flight", &[], busy);
     text.family("http_request_seconds", "histogram", "From a request's head to its reply's.");
     for ((route, status), times) in gateway.metrics.read() {

@@ -11,6 +11,9 @@ use op_dbus_api::{BUS_NAME, Error, ErrorName};
 use serde_json::json;
 use zbus::fdo;
 
+/// The word for a service that can't be reached.
+const UNAVAILABLE: &str = "service_unavailable";
+
 /// Why a request has no answer.
 #[derive(Clone, Debug)]
 pub struct Refusal {
@@ -94,8 +97,7 @@ impl Refusal {
             return Self::of_service(&error);
         }
         let unavailable = |message| {
-            Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", message)
-                .retry_after(5)
+            Self::new(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, message).retry_after(5)
         };
         let zbus::Error::FDO(standard) = error else {
             return unavailable(format!("{BUS_NAME} can't be reached on the bus ({error})"));
@@ -146,6 +148,11 @@ impl Refusal {
             }
             _ => refusal,
         }
+    }
+
+    /// Whether nothing came of the service itself: it or the bus can't be reached.
+    pub fn is_unreachable(&self) -> bool {
+        self.code == UNAVAILABLE
     }
 
     /// The stable word.

@@ -1,11 +1,9 @@
 //! Connections: bounded in number, each with a time for its requests' heads and for its replies, and
 //! an end that loses no request.
 
-use std::convert::Infallible;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -22,7 +20,6 @@ use hyper_util::service::TowerToHyperService;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_io_timeout::TimeoutStream;
 use tracing::{debug, info, warn};
 
 use crate::Fatal;
@@ -30,11 +27,13 @@ use crate::body::Heard;
 use crate::held::held;
 use crate::leaving::Leaving;
 use crate::limits::LIMITS;
-use crate::listen::{Listener, Stream};
+use crate::listen::Listener;
+use crate::pace::Paced;
 use crate::seats::{Seat, Seats};
+use crate::stream::Stream;
 
-/// A reply on its way.
-type Reply = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+/// A reply on its way, or that there is nobody to send it to.
+type Reply = Pin<Box<dyn Future<Output = io::Result<Response<Body>>> + Send>>;
 
 /// Answers by `router` until SIGTERM or SIGINT.
 ///
@@ -110,7 +109,7 @@ impl Connections {
                 // The places are never closed.
                 Ok((_, None)) => return,
                 // Of a client that left at once; others may still come.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {
                     debug!("a connection was gone before it was accepted");
                     tokio::task::yield_now().await;
                 }
@@ -127,10 +126,11 @@ impl Connections {
         }
     }
 
-    fn serve(&self, stream: Box<dyn Stream>, seat: Arc<Seat>) {
-        let stream = impatient(stream, LIMITS.reply_time);
-        let seated = seated(self.service.clone(), Arc::clone(&seat), Arc::clone(&self.leaving));
-        let connection = self.http.serve_connection(TokioIo::new(stream), service_fn(seated));
+    fn serve(&self, stream: Stream, seat: Arc<Seat>) {
+        let (service, leaving) = (self.service.clone(), Arc::clone(&self.leaving));
+        let seated = seated(service, stream.clone(), Arc::clone(&seat), leaving);
+        let stream = TokioIo::new(Paced::new(stream, LIMITS.reply_pace));
+        let connection = self.http.serve_connection(stream, service_fn(seated));
         let connection = self.graceful.watch(connection);
         tokio::spawn(async move {
             tokio::select! {
@@ -149,18 +149,25 @@ impl Connections {
 }
 
 /// The service for one connection, whose seat is busy from when all of a request is there to the end of
-/// its reply. Once the gateway is leaving, the connection ends with that.
+/// its reply. Once the gateway is leaving, the connection ends with that; and where its client has left before
+/// that is made, with nothing.
 fn seated(
     service: TowerToHyperService<Router>,
+    stream: Stream,
     seat: Arc<Seat>,
     leaving: Arc<Leaving>,
 ) -> impl Fn(Request<Incoming>) -> Reply {
     move |request| {
         let (busy, hearing) = seat.hear();
         let reply = service.call(request.map(|body| Body::new(Heard::new(body, hearing))));
-        let leaving = Arc::clone(&leaving);
+        let (leaving, stream) = (Arc::clone(&leaving), stream.clone());
         Box::pin(async move {
-            let mut reply = reply.await?;
+            let Ok(mut reply) = tokio::select! {
+                // What needs no waiting is answered, also to who only closes its sending side.
+                biased;
+                reply = reply => reply,
+                () = stream.left() => return Err(ErrorKind::ConnectionAborted.into()),
+            };
             if leaving.has_begun() {
                 reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -176,35 +183,9 @@ fn seated(
     }
 }
 
-/// A connection that ends when its client has read nothing for `time` of what it is sent: a reply holds
-/// one of the requests that are worked on at once.
-fn impatient<S: Stream>(stream: S, time: Duration) -> Pin<Box<TimeoutStream<S>>> {
-    let mut stream = TimeoutStream::new(stream);
-    stream.set_write_timeout(Some(time));
-    Box::pin(stream)
-}
-
 /// A manager that can't be told is no reason not to serve.
 fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         warn!("the service manager could not be told: {error}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::ErrorKind;
-
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_client_that_does_not_read_is_let_go() {
-        let (ours, mut theirs) = duplex(1);
-        let sent = impatient(ours, Duration::from_millis(1)).write_all(b"four").await;
-        assert_eq!(sent.unwrap_err().kind(), ErrorKind::TimedOut);
-        assert_eq!(theirs.read_u8().await.unwrap(), b'f');
-        assert!(theirs.read_u8().await.is_err(), "the connection is closed");
     }
 }

@@ -1,4 +1,4 @@
-//! Requests that ask for work: admitted once all of them is there, bounded until their reply is sent.
+//! Requests that ask for work: admitted once all of them is there, bounded until their reply is read.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use axum::response::Response;
 use hyper::body::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use crate::Gateway;
@@ -19,6 +19,7 @@ use crate::embed::Embedded;
 use crate::held::held;
 use crate::limits::LIMITS;
 use crate::object::Object;
+use crate::places::Place;
 use crate::refusal::Refusal;
 
 /// A request's body, and the right to have it answered.
@@ -29,10 +30,10 @@ pub struct Work<T> {
     pub permit: Permit,
 }
 
-/// The right to work for a request; given back when its reply is sent.
+/// The right to work for a request, and to have its reply wait until it is read.
 pub struct Permit {
     gateway: Arc<Gateway>,
-    held: Vec<OwnedSemaphorePermit>,
+    place: Place,
     /// Bytes of the body or the reply, whichever has more.
     bytes: usize,
 }
@@ -57,12 +58,7 @@ impl Permit {
                 "the request has {texts} texts, the limit is {limit}; send several requests"
             )));
         }
-        let wanted = u32::try_from(texts).unwrap_or(u32::MAX);
-        let permit = Arc::clone(&self.gateway.texts).try_acquire_many_owned(wanted);
-        self.held.push(permit.map_err(|_| {
-            Refusal::busy("the gateway has as many texts in flight as it takes; try again in 1 s")
-        })?);
-        Ok(())
+        self.place.add_texts(texts)
     }
 
     /// A reply in JSON. The permit is held until it is sent.
@@ -76,6 +72,7 @@ impl Permit {
     pub fn reply_written(mut self, json: Vec<u8>) -> Response {
         let length = json.len();
         self.bytes = self.bytes.max(length);
+        self.place.work_is_done(length);
         let mut response = Response::new(Body::from(held(Bytes::from(json), self)));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -122,15 +119,14 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Gateway>> for Work<T>
 
     async fn from_request(request: Request, gateway: &Arc<Gateway>) -> Result<Self, Refusal> {
         // Whoever can be told before the body is on its way is.
-        let is_free = gateway.requests.available_permits() > 0;
-        let free = is_free.then_some(()).ok_or_else(full);
+        let free = gateway.places.check();
         if let Err(refusal) = free.and_then(|()| check_type(request.headers())) {
             return Err(unread(request, refusal));
         }
         let read = read(request, &gateway.bodies).await?;
-        let permit = Arc::clone(&gateway.requests).try_acquire_owned().map_err(|_| full())?;
+        let place = gateway.places.take()?;
         let (gateway, bytes) = (Arc::clone(gateway), read.bytes.len());
-        let permit = Permit { gateway, held: vec![permit], bytes };
+        let permit = Permit { gateway, place, bytes };
         let asked = match bytes >= LIMITS.large_bytes {
             true => aside(read, &permit.gateway.parsing).await?,
             false => parsed(&read)?,
@@ -182,13 +178,6 @@ fn shortened(sentence: &str) -> String {
     }
     let begin = sentence.chars().take(BEGIN);
     begin.chain(['…']).chain(sentence.chars().skip(BEGIN + middle)).collect()
-}
-
-fn full() -> Refusal {
-    let limit = LIMITS.requests;
-    Refusal::busy(format!(
-        "the gateway works on {limit} requests, which is its limit; try again in 1 s"
-    ))
 }
 
 /// A browser sends JSON to another origin only if that allows it, which the gateway never does; any

@@ -27,8 +27,8 @@ pub enum Direction {
 
 impl Direction {
     /// The option of the bus: with `truncate` false a text that is too long is refused.
-    fn truncate(self, truncate: Option<bool>) -> &'static str {
-        match (truncate, self) {
+    fn truncate(direction: Option<Self>, truncate: Option<bool>) -> &'static str {
+        match (truncate, direction.unwrap_or_default()) {
             (Some(false), _) => "error",
             (_, Self::Left) => "start",
             (_, Self::Right) => "end",
@@ -42,8 +42,7 @@ pub struct Embed {
     inputs: Input,
     normalize: Option<bool>,
     truncate: Option<bool>,
-    #[serde(default)]
-    truncation_direction: Direction,
+    truncation_direction: Option<Direction>,
     prompt_name: Option<String>,
     dimensions: Option<u32>,
 }
@@ -57,7 +56,7 @@ pub async fn embed(
     let wanted = Wanted {
         // As text-embeddings-inference does it, whatever the model does.
         normalize: Some(asked.normalize.unwrap_or(true)),
-        truncate: Some(asked.truncation_direction.truncate(asked.truncate)),
+        truncate: Some(Direction::truncate(asked.truncation_direction, asked.truncate)),
         prompt: checked(asked.prompt_name)?,
         dimensions: asked.dimensions,
         ..Wanted::default()
@@ -85,8 +84,7 @@ struct Sentences {
 #[serde(deny_unknown_fields)]
 struct Parameters {
     truncate: Option<bool>,
-    #[serde(default)]
-    truncation_direction: Direction,
+    truncation_direction: Option<Direction>,
     prompt_name: Option<String>,
 }
 
@@ -102,7 +100,7 @@ pub async fn similarity(
     let inputs = Inputs::compared("source_sentence", source_sentence, sentences)?;
     permit.for_texts(inputs.len())?;
     let wanted = Wanted {
-        truncate: Some(parameters.truncation_direction.truncate(parameters.truncate)),
+        truncate: Some(Direction::truncate(parameters.truncation_direction, parameters.truncate)),
         prompt: checked(parameters.prompt_name)?,
         ..Wanted::default()
     };
@@ -116,13 +114,11 @@ pub struct Rerank {
     query: String,
     texts: Vec<String>,
     truncate: Option<bool>,
-    #[serde(default)]
-    truncation_direction: Direction,
+    truncation_direction: Option<Direction>,
     /// Scores are cosines in either case.
-    #[serde(default, rename = "raw_scores")]
-    _raw_scores: bool,
-    #[serde(default)]
-    return_text: bool,
+    #[serde(rename = "raw_scores")]
+    _raw_scores: Option<bool>,
+    return_text: Option<bool>,
 }
 
 #[derive(Serialize)]
@@ -142,11 +138,11 @@ pub async fn rerank(
     }
     let inputs = Inputs::compared("query", asked.query, asked.texts)?;
     permit.for_texts(inputs.len())?;
-    let truncate = Some(asked.truncation_direction.truncate(asked.truncate));
+    let truncate = Some(Direction::truncate(asked.truncation_direction, asked.truncate));
     let wanted = Wanted { truncate, ..Wanted::default() };
     let embedded = embed_inputs(&gateway, &inputs, &wanted).await?;
     let text = |index: usize| {
-        let text = inputs.texts.get(index + 1).filter(|_| asked.return_text);
+        let text = inputs.texts.get(index + 1).filter(|_| asked.return_text.unwrap_or(false));
         text.map(String::as_str)
     };
     let cosines = embedded.cosines().into_iter().enumerate();

@@ -1,0 +1,153 @@
+//! Places for work: of requests and texts that are worked on at once, until their replies are made, and of
+//! bytes of replies that wait to be read.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::limits::LIMITS;
+use crate::refusal::Refusal;
+
+/// The longest that a client is told to wait: what keeps the places may end sooner than it looks.
+const RETRY_S: u64 = 60;
+
+/// All places.
+pub struct Places {
+    /// One permit for each request.
+    pub requests: Arc<Semaphore>,
+    /// One for each text of these.
+    pub texts: Arc<Semaphore>,
+    /// One for each byte of replies.
+    pub replies: Arc<Semaphore>,
+    /// When one was taken or given back last.
+    moved: Mutex<Instant>,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self {
+            requests: Arc::new(Semaphore::new(LIMITS.requests)),
+            texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
+            replies: Arc::new(Semaphore::new(LIMITS.replies_bytes)),
+            moved: Mutex::new(Instant::now()),
+        }
+    }
+}
+
+/// The places of one request; given back when dropped.
+pub struct Place {
+    places: Arc<Places>,
+    held: Vec<OwnedSemaphorePermit>,
+}
+
+impl Places {
+    /// Whether a request would have a place just now.
+    ///
+    /// # Errors
+    /// 429 where not.
+    pub fn check(&self) -> Result<(), Refusal> {
+        let is_free = self.requests.available_permits() > 0;
+        is_free.then_some(()).ok_or_else(|| self.no_request())
+    }
+
+    /// A place for a request.
+    ///
+    /// # Errors
+    /// 429 while all are taken.
+    pub fn take(self: &Arc<Self>) -> Result<Place, Refusal> {
+        let permit = Arc::clone(&self.requests).try_acquire_owned();
+        let permit = permit.map_err(|_| self.no_request())?;
+        self.move_on();
+        Ok(Place { places: Arc::clone(self), held: vec![permit] })
+    }
+
+    fn no_request(&self) -> Refusal {
+        let limit = LIMITS.requests;
+        self.busy(&format!("works on {limit} requests, which is its limit"))
+    }
+
+    fn busy(&self, why: &str) -> Refusal {
+        let moved = *self.moved.lock().unwrap_or_else(PoisonError::into_inner);
+        let seconds = pause(moved.elapsed());
+        Refusal::busy(format!("the gateway {why}; try again in {seconds} s")).retry_after(seconds)
+    }
+
+    fn move_on(&self) {
+        *self.moved.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+}
+
+impl Place {
+    /// Places for so many texts as well.
+    ///
+    /// # Errors
+    /// 429 while others have theirs.
+    pub fn add_texts(&mut self, texts: usize) -> Result<(), Refusal> {
+        let wanted = u32::try_from(texts).unwrap_or(u32::MAX);
+        let permit = Arc::clone(&self.places.texts).try_acquire_many_owned(wanted);
+        let busy = |_| self.places.busy("has as many texts in flight as it takes");
+        self.held.push(permit.map_err(busy)?);
+        self.places.move_on();
+        Ok(())
+    }
+
+    /// The work is done and has become a reply of so many bytes: those are held from here on, so that
+    /// whoever reads slowly keeps nobody else from working. Where there is no room for them the places
+    /// stay taken until the reply is read: else what waits to be read would have no bound.
+    pub fn work_is_done(&mut self, bytes: usize) {
+        let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if let Ok(room) = Arc::clone(&self.places.replies).try_acquire_many_owned(wanted) {
+            self.held = vec![room];
+            self.places.move_on();
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.move_on();
+    }
+}
+
+/// When to come back, after nothing has moved for so long: what has taken long already has most often as
+/// long before it.
+fn pause(still: Duration) -> u64 {
+    still.as_secs().clamp(1, RETRY_S)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_gives_back_what_its_work_took_where_there_is_room_for_it() {
+        let places = Arc::new(Places::default());
+        let mut reply = |bytes| {
+            let mut place = places.take().unwrap();
+            place.add_texts(LIMITS.texts).unwrap();
+            place.work_is_done(bytes);
+            place
+        };
+        let [first, second] = [LIMITS.replies_bytes - 1, 1].map(&mut reply);
+        assert_eq!(places.requests.available_permits(), LIMITS.requests);
+        assert_eq!(places.texts.available_permits(), LIMITS.texts_in_flight);
+        assert_eq!(places.replies.available_permits(), 0);
+        // For these there is no room any more.
+        let unread = [1, 1].map(&mut reply);
+        assert_eq!(places.requests.available_permits(), LIMITS.requests - 2);
+        let refused = places.take().unwrap().add_texts(1).unwrap_err();
+        assert!(refused.message().contains("as many texts in flight as it takes"), "{refused:?}");
+        drop((first, unread));
+        assert_eq!(places.texts.available_permits(), LIMITS.texts_in_flight);
+        assert_eq!(places.replies.available_permits(), LIMITS.replies_bytes - 1);
+        drop(second);
+        assert_eq!(places.replies.available_permits(), LIMITS.replies_bytes);
+    }
+
+    #[test]
+    fn who_is_refused_waits_as_long_as_nothing_has_moved() {
+        let at = |ms| pause(Duration::from_millis(ms));
+        assert_eq!([at(0), at(1500), at(20_000), at(7_200_000)], [1, 1, 20, 60]);
+    }
+}
