@@ -1,14 +1,23 @@
 //! The measuring instrument: what it says, not how fast anything is.
 
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Stdio;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::needs::{op_dbus, store};
+use crate::harness::process::{Process, children};
 use crate::harness::registry::tests;
+use crate::harness::{Outcome, eventually};
 
 tests! {
     bench_tells_every_figure_of_both_places: [Bus],
@@ -19,6 +28,8 @@ tests! {
     bench_leaves_the_services_cache_alone: [Low],
     bench_names_the_flag_that_asks_for_what_this_cpu_has_not: [Low],
     bench_can_be_driven: [],
+    bench_that_is_ended_leaves_nothing_behind: [Bus],
+    bench_that_is_ended_does_not_wait_for_its_input: [],
 }
 
 /// As short as it goes, with the simulator.
@@ -186,7 +197,7 @@ async fn bench_leaves_the_services_cache_alone() -> Outcome {
     run().await?;
     assert!(!cache.exists());
     // In the user's own it stays.
-    std::fs::create_dir(&cache)?;
+    fs::create_dir(&cache)?;
     run().await?;
     assert!(cache.join("weights").exists());
     Ok(())
@@ -195,7 +206,7 @@ async fn bench_leaves_the_services_cache_alone() -> Outcome {
 async fn bench_can_be_driven() -> Outcome {
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name).display().to_string();
-    std::fs::write(path("texts"), "one\n\nthree words here\n")?;
+    fs::write(path("texts"), "one\n\nthree words here\n")?;
     let questions = [
         serde_json::json!({ "do": "tokens", "texts": path("texts") }),
         serde_json::json!({ "do": "vectors", "texts": path("texts"), "to": path("vectors") }),
@@ -211,8 +222,73 @@ async fn bench_can_be_driven() -> Outcome {
     assert_eq!(answers[1]["tokens"], serde_json::json!([5, 2, 18]));
     let (rows, dimensions) = (&answers[2]["rows"], answers[2]["dimensions"].as_u64());
     assert_eq!(*rows, 3);
-    assert_eq!(std::fs::metadata(path("vectors"))?.len(), 3 * 4 * dimensions.unwrap_or(0));
+    assert_eq!(fs::metadata(path("vectors"))?.len(), 3 * 4 * dimensions.unwrap_or(0));
     assert_eq!(answers[4]["texts"], 3);
     assert!(answers[5]["int8"].as_f64() > Some(0.0), "{out}");
+    Ok(())
+}
+
+/// A service on a private bus of its own, for as long as the test wants it.
+fn long_bench(temporary: &Path) -> Outcome<Process> {
+    let mut command = clean(op_dbus());
+    command.args(["bench", "--spawn", "--only", "calls", "--rounds", "1000", "--seconds", "60"]);
+    command.env("OP_DBUS_CPU_ENGINE", "sim").env("TMPDIR", temporary);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    Process::start("bench", command, &temporary.with_extension("log"))
+}
+
+/// Its bus and its service, once the service has started its worker.
+async fn spawned(bench: &Process) -> Outcome<Vec<Pid>> {
+    let mut found = Vec::new();
+    eventually("a service with a worker", async || {
+        found = children(bench.pid())?;
+        let mut below = 0;
+        for child in &found {
+            below += children(*child)?.len();
+        }
+        Ok(found.len() == 2 && below > 0)
+    })
+    .await?;
+    Ok(found)
+}
+
+/// Whether a process has ended; who is to wait for it may be slow.
+fn has_ended(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+}
+
+async fn bench_that_is_ended_leaves_nothing_behind() -> Outcome {
+    for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGKILL] {
+        let folder = tempfile::tempdir()?;
+        let temporary = folder.path().join("temporary");
+        fs::create_dir(&temporary)?;
+        let mut bench = long_bench(&temporary)?;
+        let spawned = spawned(&bench).await?;
+        assert_ne!(fs::read_dir(&temporary)?.count(), 0);
+        bench.signal(signal)?;
+        // As whoever started it sees it.
+        assert_eq!(bench.ended().await?.signal(), Some(signal as i32), "{}", bench.stderr());
+        let all_ended = async || Ok(spawned.iter().all(|pid| has_ended(*pid)));
+        eventually("the end of what it started", all_ended).await?;
+        // Nobody is left to clear away after a process that was killed.
+        if signal != Signal::SIGKILL {
+            assert_eq!(fs::read_dir(&temporary)?.count(), 0, "after {signal}");
+        }
+    }
+    Ok(())
+}
+
+async fn bench_that_is_ended_does_not_wait_for_its_input() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let mut command = bench(&["--driven"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut bench = Process::start("bench", command, &folder.path().join("log"))?;
+    let stdout = bench.child().stdout.take().ok_or("no output")?;
+    // What it says before it waits for the first question.
+    let first = BufReader::new(stdout).lines().next_line().await?;
+    assert!(first.is_some(), "{}", bench.stderr());
+    bench.signal(Signal::SIGTERM)?;
+    assert_eq!(bench.ended().await?.signal(), Some(Signal::SIGTERM as i32));
     Ok(())
 }

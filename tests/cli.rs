@@ -229,6 +229,8 @@ async fn exit_codes() -> Outcome {
     let refused = cli(&bus, &["embed", "--truncate", "error", &"x".repeat(1000)]).await?;
     assert_eq!(refused.code, Some(1), "{}", refused.stderr);
     assert!(refused.stderr.contains("tokens") && refused.stdout.is_empty(), "{}", refused.stderr);
+    let whole = cli(&bus, &["embed", "--truncate", "mean", &"x".repeat(1000)]).await?.stderr;
+    assert!(whole.contains("mean of its chunks") && !whole.contains("cut"), "{whole}");
     let wrong = [&["embde", "x"][..], &["embed", "--nosuch"], &["rank"], &["status", "--wait=0"]];
     for wrong in wrong {
         assert_eq!(cli(&bus, wrong).await?.code, Some(2), "{wrong:?}");
@@ -339,6 +341,12 @@ async fn settings_are_shown_with_their_origin() -> Outcome {
     let mut command = clean(op_dbus());
     command.args(["config", "check", "--config", &path]);
     finish(command, "").await?.success()?;
+    // They are what is built in, whatever a file says.
+    let mut command = clean(op_dbus());
+    command.args(["config", "show", "--defaults", "--config", &path]);
+    let refused = finish(command, "").await?;
+    assert_eq!(refused.code, Some(2), "{}", refused.stdout);
+    assert!(refused.stderr.contains("--config"), "{}", refused.stderr);
     Ok(())
 }
 

@@ -17,26 +17,28 @@ use crate::harness::registry::tests;
 use crate::providers::find;
 
 tests! {
-    a_provider_that_works_is_proved: [Low, Ggml],
-    the_cpu_is_proved_for_auto: [Low],
-    a_proof_measures_nothing_for_the_service: [Low],
-    cuda_says_what_is_missing_and_what_to_do_next: [Low, NoNvidia],
-    webgpu_finds_no_device: [Low, NoGraphics],
-    a_provider_of_another_system_says_so: [Low],
-    a_library_that_is_none_is_wrong: [Low, Runtime],
-    a_damaged_library_is_named: [Low, Ggml],
-    a_model_that_is_not_there_is_asked_for: [],
-    a_closed_folder_is_told_with_owner_and_mode: [Low],
-    a_look_starts_no_worker: [Low],
+    a_provider_that_works_is_proved: [Bus, Low, Ggml],
+    the_cpu_is_proved_for_auto: [Bus, Low],
+    a_proof_measures_nothing_for_the_service: [Bus, Low],
+    cuda_says_what_is_missing_and_what_to_do_next: [Bus, Low, NoNvidia],
+    webgpu_finds_no_device: [Bus, Low, NoGraphics],
+    a_provider_of_another_system_says_so: [Bus, Low],
+    a_library_that_is_none_is_wrong: [Bus, Low, Runtime],
+    a_damaged_library_is_named: [Bus, Low, Ggml],
+    a_model_that_is_not_there_is_asked_for: [Bus],
+    a_closed_folder_is_told_with_owner_and_mode: [Bus, Low],
+    a_look_starts_no_worker: [Bus, Low],
     the_running_service_is_told_beside: [Bus],
-    settings_that_no_call_gets_past_are_named: [],
+    a_bus_that_does_not_answer_is_wrong_where_it_was_asked_for: [],
+    settings_that_no_call_gets_past_are_named: [Bus],
     the_installed_unit_is_looked_at: [Low],
-    wrong_arguments_and_settings_have_their_exit_codes: [],
+    wrong_arguments_and_settings_have_their_exit_codes: [Bus],
 }
 
-/// Runs the doctor under the settings of `setup`, without a bus.
+/// Runs the doctor under the settings of `setup`, on a bus without a service.
 async fn doctor(setup: &Setup, arguments: &[&str]) -> Outcome<Finished> {
-    on(setup, "unix:path=/nonexistent/bus", arguments).await
+    let bus = PrivateBus::start().await?;
+    on(setup, bus.address(), arguments).await
 }
 
 async fn on(setup: &Setup, bus: &str, arguments: &[&str]) -> Outcome<Finished> {
@@ -247,6 +249,34 @@ async fn the_running_service_is_told_beside() -> Outcome {
     assert!(next.contains("What to do next") && next.contains("systemctl restart"), "{page}");
     limit_descriptors(&daemon, "1024:").await?;
     daemon.stop().await
+}
+
+async fn a_bus_that_does_not_answer_is_wrong_where_it_was_asked_for() -> Outcome {
+    let setup = Setup::sim()?;
+    let nowhere = "unix:path=/nonexistent/bus";
+    for (arguments, origin) in [
+        (&["--quick", "--json", "--bus", nowhere][..], "flag --bus"),
+        (&["--quick", "--json"], "environment variable OP_DBUS_BUS"),
+    ] {
+        let run = on(&setup, nowhere, arguments).await?;
+        assert_eq!(run.code, Some(1), "{}{}", run.stdout, run.stderr);
+        let found: Value = serde_json::from_str(&run.stdout)?;
+        let bus = check(&found["general"], "bus", "wrong")?;
+        assert!(text(&bus["found"]).contains("/nonexistent/bus"), "{bus}");
+        assert_eq!(found["next"], bus["next"]);
+        assert!(text(&bus["next"]).ends_with(origin), "{bus}");
+        check(&found["general"], "service", "unchecked")?;
+    }
+    // A machine that has no system bus yet lacks nothing for that.
+    setup.write_config()?;
+    let mut command = clean(op_dbus());
+    command.args(["doctor", "--quick", "--json"]).arg("--config").arg(setup.config_file());
+    command.arg("--state-file").arg(setup.state_file());
+    command.env("DBUS_SYSTEM_BUS_ADDRESS", nowhere);
+    let found: Value = serde_json::from_str(&finish(command, "").await?.stdout)?;
+    check(&found["general"], "service", "unchecked")?;
+    assert!(check(&found["general"], "bus", "wrong").is_err(), "{found:#}");
+    Ok(())
 }
 
 /// The provider is the CPU, and another one would do no better.

@@ -71,7 +71,8 @@ impl<'a> Hub<'a> {
         }
         let Some(api) = &self.api else { return Err(failure("not connected")) };
         let mut shown = Shown { progress: self.progress, step: None, bytes: 0 };
-        let result = fetch(api, name, self.owner, &mut shown)?;
+        let fetched = fetch(api, name, self.owner, &mut shown);
+        let result = fetched.map_err(|error| self.by_variable(error))?;
         if let Some(step) = shown.step.take() {
             step.finish(shown.bytes);
         }
@@ -89,11 +90,22 @@ impl<'a> Hub<'a> {
         self.own.path().canonicalize().is_ok_and(|own| path.starts_with(own))
     }
 
+    /// The same failure, with what was set in place of the usual hub.
+    fn by_variable(&self, error: Error) -> Error {
+        match error {
+            Error::Source { source_name, reason } if self.endpoint != ENDPOINT => {
+                let reason = format!("{reason}; HF_ENDPOINT is {}", self.endpoint);
+                Error::Source { source_name, reason }
+            }
+            error => error,
+        }
+    }
+
     fn connect(&self) -> Result<ApiRepo, Error> {
         if self.offline {
             return Err(failure("HF_HUB_OFFLINE is set, and the file is in no cache"));
         }
-        probe(&self.endpoint)?;
+        probe(&self.endpoint).map_err(|error| self.by_variable(error))?;
         let token = self.shared.as_ref().and_then(Cache::token);
         let api = ApiBuilder::from_cache(self.own.clone())
             .with_endpoint(self.endpoint.clone())
@@ -199,5 +211,16 @@ mod tests {
         drop(listener);
         let error = probe(&format!("http://127.0.0.1:{port}")).unwrap_err();
         assert!(error.to_string().contains("127.0.0.1 cannot be reached"), "{error}");
+    }
+
+    #[test]
+    fn a_hub_that_a_variable_names_fails_with_the_variable() {
+        let (folder, progress) = (tempfile::tempdir().unwrap(), Progress::silent());
+        let mut hub = Hub::new("a/b", "main", folder.path(), &progress);
+        hub.endpoint = "mirror".to_owned();
+        let told = hub.by_variable(failure("it is gone")).to_string();
+        assert!(told.ends_with("it is gone; HF_ENDPOINT is mirror"), "{told}");
+        hub.endpoint = ENDPOINT.to_owned();
+        assert!(!hub.by_variable(failure("it is gone")).to_string().contains("HF_ENDPOINT"));
     }
 }

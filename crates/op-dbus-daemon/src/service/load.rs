@@ -1,6 +1,7 @@
 //! From a choice of model to an engine that answers: blocking work, done on a thread of its own.
 
 mod draft;
+mod explained;
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use crate::devices;
 use crate::settings::options::fleet;
 use crate::settings::{CpuEngine, Loaded, Offload, Precision, Provider, Settings};
 use draft::{Draft, installed, simulated};
+use explained::{explained, with_origin};
 
 /// What the CPU computes in what an accelerator is compared with, and beside one.
 const REFERENCE_PRECISION: Precision = Precision::F32;
@@ -158,7 +160,8 @@ fn start(
     if host.provider != Provider::Cpu {
         let own_graph = draft.own_graph();
         let cpu = spawner(&blueprint(&host.reference(own_graph), REFERENCE_PRECISION), settings);
-        reference = Some(compared_with(draft, precision, &cpu)?);
+        let computed = compared_with(draft, precision, &cpu);
+        reference = Some(computed.map_err(|error| with_origin(error, loaded))?);
         if settings.offload == Offload::Auto {
             let cpu = provider::host(Provider::Cpu, loaded, own_graph);
             let cpu = cpu.unwrap_or_else(|_| host.reference(own_graph));
@@ -328,41 +331,6 @@ fn batch_limits(settings: &Settings, host: &Host) -> BatchLimits {
             ..BatchLimits::accelerator(tokens_max.or(Some(BatchLimits::ACCELERATOR_TOKENS)))
         },
         _ => BatchLimits::accelerator(tokens_max),
-    }
-}
-
-/// A worker that refuses the instruction set does not know who asked for it; and one that was to compute
-/// on a device and crashes, hangs or is lost leaves it to the next provider, as one that says that it can't.
-fn explained(error: BackendError, provider: Provider, loaded: &Loaded) -> Error {
-    match error {
-        BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
-            if provider == Provider::Cpu
-                && loaded.settings.cpu_engine == CpuEngine::Native
-                && loaded.settings.cpu_isa != "auto" =>
-        {
-            let origin = provider::origin(loaded, "cpu_isa");
-            Error::Provider(format!("{message} (cpu_isa comes from: {origin})"))
-        }
-        BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message } => {
-            Error::Provider(message)
-        }
-        // What it computes is what others are measured against.
-        BackendError::Load { kind: LoadErrorKind::Untrusted, message }
-            if provider == Provider::Cpu =>
-        {
-            BackendError::Lost(message).into()
-        }
-        BackendError::Load {
-            kind:
-                LoadErrorKind::ModelNotInstalled
-                | LoadErrorKind::ModelCorrupt
-                | LoadErrorKind::Untrusted,
-            ..
-        } => error.into(),
-        error if provider != Provider::Cpu => {
-            Error::Provider(format!("{provider} does not work here: {error}"))
-        }
-        error => error.into(),
     }
 }
 

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::{env, fs, io, process};
+use std::{env, fs, process};
 
 use figment::value::Value;
 use serde::Deserialize;
 use toml::de::{DeTable, DeValue, Deserializer};
 
+use super::drop_ins;
 use super::kind::Kind;
 use super::mistakes::{Mistake, Origin};
 use super::table::{ROWS, row};
@@ -44,7 +45,7 @@ impl Sources {
         Sources { root: root.into(), ..Sources::default() }
     }
 
-    fn path(&self, path: &str) -> PathBuf {
+    pub(super) fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 }
@@ -213,7 +214,10 @@ pub(super) fn files(
         },
         None => {
             paths.push(sources.path("etc/op-dbus/config.toml"));
-            paths.extend(drop_ins(&sources.path("etc/op-dbus/conf.d"), mistakes));
+            match drop_ins::read(sources) {
+                Ok(found) => paths.extend(found.taken),
+                Err(mistake) => mistakes.push(mistake),
+            }
         }
     }
     let mut layers = Vec::new();
@@ -226,29 +230,6 @@ pub(super) fn files(
         }
     }
     layers
-}
-
-/// `*.toml` in the folder, by name.
-fn drop_ins(folder: &Path, mistakes: &mut Vec<Mistake>) -> Vec<PathBuf> {
-    let mut paths = Vec::new();
-    let found = fs::read_dir(folder).and_then(|entries| {
-        for entry in entries {
-            let path = entry?.path();
-            let hidden = path.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
-            if !hidden && path.extension().is_some_and(|extension| extension == "toml") {
-                paths.push(path);
-            }
-        }
-        Ok(())
-    });
-    if let Err(error) = found
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        let origin = Origin::File(folder.to_owned(), None);
-        mistakes.push(Mistake { origin, message: format!("it cannot be read: {error}") });
-    }
-    paths.sort();
-    paths
 }
 
 fn file(path: &Path) -> Result<Option<Layer>, (Option<usize>, String)> {

@@ -5,15 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use figment::{Figment, Provider as _};
-use op_dbus_models::{Store, manifest};
 
-use super::check::{Checked, ask, check, check_change};
+use super::check::{Checked, check, check_change};
 use super::kind::plain;
 use super::layers::{self, Layer, Sources};
 use super::mistakes::{Mistake, Mistakes, Origin, Warning};
 use super::table::{ROWS, row};
-use super::types::{CpuEngine, Provider};
-use super::{Row, Settings, options, together};
+use super::{Row, Settings, drop_ins, in_vain, options, together};
 use crate::state::{StateError, StateFile};
 use crate::telemetry::message_id;
 
@@ -152,6 +150,16 @@ impl Loaded {
         waiting
     }
 
+    /// Where the value of a setting comes from.
+    pub(super) fn origin(&self, key: &str) -> &Origin {
+        self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// Where a table, or a key in one, was found last.
+    pub(super) fn place_of(&self, path: &str) -> Origin {
+        place_of(&self.layers, path)
+    }
+
     /// A setting's value in the form that a flag has.
     pub fn value(&self, key: &str) -> Option<&str> {
         self.values.get(key).map(String::as_str)
@@ -219,6 +227,8 @@ pub(super) fn load(sources: &Sources, start: Option<Arc<Loaded>>) -> Result<Load
         let path = PathBuf::from(layer.value("config")?.as_str()?);
         Some((path, layer.origin("config")))
     });
+    // A named file is read in place of the drop-ins, too.
+    let passed_over = if named.is_none() { drop_ins::passed_over(sources) } else { Vec::new() };
     let mut inner: Vec<Layer> = layers::defaults(sources);
     inner.extend(layers::files(sources, named, &mut mistakes));
     let mut layers: Vec<Checked> =
@@ -237,8 +247,9 @@ pub(super) fn load(sources: &Sources, start: Option<Arc<Loaded>>) -> Result<Load
     let warnings = of_state.into_iter().map(|text| Warning { message_id, text });
     let told = |text| Warning { message_id: None, text };
     layers.extend(outer);
-    let in_vain = overruled(&layers, of_files).into_iter().chain(layers::misspelt(sources));
-    let warnings = warnings.chain(in_vain.map(told)).collect();
+    let unread = layers::misspelt(sources).into_iter().chain(passed_over);
+    let of_layers = in_vain::overruled(&layers, of_files).into_iter().chain(unread);
+    let warnings = warnings.chain(of_layers.map(told)).collect();
 
     mistakes.extend(outer_mistakes);
     if !mistakes.is_empty() {
@@ -246,32 +257,9 @@ pub(super) fn load(sources: &Sources, start: Option<Arc<Loaded>>) -> Result<Load
     }
     let mut loaded = assemble(layers, Parts { state, warnings, sources: sources.clone() })?;
     let waiting = loaded.hold(start);
-    let missing = missing_models(&loaded).into_iter().chain(missing_prompts(&loaded));
-    let missing = missing.chain(missing_endpoints(&loaded));
-    loaded.warnings.extend(waiting.into_iter().chain(missing).map(told));
+    let in_vain = in_vain::sentences(&loaded);
+    loaded.warnings.extend(waiting.into_iter().chain(in_vain).map(told));
     Ok(loaded)
-}
-
-/// What the files say in vain, as it was changed over the bus; the layer of the state file is the one
-/// behind `of_files`.
-fn overruled(layers: &[Checked], of_files: usize) -> Vec<String> {
-    let (files, rest) = layers.split_at(of_files);
-    let [state, outer @ ..] = rest else { return Vec::new() };
-    let sentence = |Row { key, .. }: &Row| {
-        let kept = plain(state.value(key)?);
-        let file = last(files, key).filter(|one| matches!(one.origin(key), Origin::File(..)))?;
-        let said = plain(file.value(key)?);
-        let in_vain = kept != said && last(outer, key).is_none();
-        in_vain.then(|| {
-            format!(
-                "{}: {key} = {said} has no effect: it was changed to {kept} over the bus, which the \
-                 {} keeps; change it over the bus to have it otherwise",
-                file.origin(key),
-                state.origin(key)
-            )
-        })
-    };
-    ROWS.iter().filter_map(sentence).collect()
 }
 
 fn read_state(sources: &Sources, path: &Path) -> (StateFile, Vec<String>) {
@@ -282,70 +270,8 @@ fn read_state(sources: &Sources, path: &Path) -> (StateFile, Vec<String>) {
     (state, warning.into_iter().collect())
 }
 
-/// What the settings say of models that are not in the store; they may be imported later.
-fn missing_models(loaded: &Loaded) -> Vec<String> {
-    let Settings { model, model_dir, models, cpu_engine, .. } = &loaded.settings;
-    // The simulator has no use for any.
-    if *cpu_engine == CpuEngine::Sim {
-        return Vec::new();
-    }
-    // Who may not look into the store knows nothing of it.
-    let is_missing = |name: &str| matches!(model_dir.join(name).try_exists(), Ok(false));
-    let mut missing = Vec::new();
-    if let Some(name) = model
-        && is_missing(name)
-        && let Err(error) = Store::open(model_dir).get(name)
-    {
-        let origin = loaded.origins.get("model").unwrap_or(&Origin::Default);
-        missing.push(format!("{origin}: model is {name}, and {error}"));
-    }
-    let built_in = || manifest::models().iter().map(|model| model.name.as_str());
-    for name in models.keys().filter(|name| built_in().all(|model| model != *name)) {
-        if is_missing(name) {
-            let origin = place_of(&loaded.layers, &format!("models.{name}"));
-            let dir = model_dir.display();
-            let what =
-                format!("{origin}: [models.{name}] has no effect, as {dir} has no such model");
-            missing.push(ask(what, name, built_in()));
-        }
-    }
-    missing
-}
-
-/// Default prompts that neither the settings nor the models have.
-fn missing_prompts(loaded: &Loaded) -> Vec<String> {
-    let Settings { model_dir, models, .. } = &loaded.settings;
-    let missing = models.iter().filter_map(|(name, own)| {
-        let prompt = own.default_prompt.as_ref().filter(|prompt| !prompt.is_empty())?;
-        let model = Store::open(model_dir).get(name).ok()?;
-        let key = format!("models.{name}.default_prompt");
-        let is_there = own.prompts.contains_key(prompt) || model.prompts.contains_key(prompt);
-        let origin = place_of(&loaded.layers, &key);
-        (!is_there).then(|| format!("{origin}: {key} is {prompt:?}, which the model does not have"))
-    });
-    missing.collect()
-}
-
-/// That the remote provider is asked for, and nobody says where.
-fn missing_endpoints(loaded: &Loaded) -> Option<String> {
-    let Settings { execution_provider, fallback, .. } = &loaded.settings;
-    let (key, value) = match execution_provider {
-        Provider::Remote => ("execution_provider", "is"),
-        _ if fallback.contains(&Provider::Remote) => ("fallback", "names"),
-        _ => return None,
-    };
-    let origin = loaded.origins.get(key).unwrap_or(&Origin::Default);
-    let missing = options::fleet::endpoints(&loaded.settings).is_empty();
-    missing.then(|| {
-        format!(
-            "{origin}: {key} {value} remote, and nothing says where servers answer; set endpoints in a \
-             table [providers.remote] of a file"
-        )
-    })
-}
-
 /// The last layer that has the key.
-fn last<'a>(layers: &'a [Checked], key: &str) -> Option<&'a Checked> {
+pub(super) fn last<'a>(layers: &'a [Checked], key: &str) -> Option<&'a Checked> {
     layers.iter().rev().find(|layer| layer.value(key).is_some())
 }
 

@@ -2,6 +2,8 @@
 
 mod check;
 mod choices;
+mod drop_ins;
+mod in_vain;
 mod kind;
 mod layers;
 mod listen;

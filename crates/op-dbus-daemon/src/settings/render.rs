@@ -74,6 +74,9 @@ pub fn markdown() -> String {
          only flags are wrong) and one message that lists all mistakes, also in values that a later\n\
          source overrides. What is wrong in the state file is ignored, and the log says so. What the\n\
          environment or a flag sets cannot be changed over the bus.\n\n\
+         A file of another name in `conf.d` is not read, and a warning says so, unless it is hidden,\n\
+         a README, or put aside as by an editor or a package manager (`10.toml~`, `10.toml.bak`,\n\
+         `10.toml.rpmsave`).\n\n\
          `op-dbus config show` tells each value and where it comes from; `op-dbus config check`\n\
          finds the mistakes without starting anything.\n",
     );

@@ -1,6 +1,7 @@
 //! Settings read from small trees of files, environments and flags.
 
 mod generated;
+mod in_vain;
 mod options;
 mod precedence;
 mod values;

@@ -2,7 +2,7 @@
 //! `cargo xtask bench-peers` can ask other libraries in turn with us. Its peers speak the same.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -50,8 +50,7 @@ pub async fn run(mut args: Args) -> Done {
     };
     answer(&json!({ "library": format!("op-dbus {}", env!("CARGO_PKG_VERSION")), "own": true,
         "facts": target.facts }))?;
-    let mut lines = std::io::stdin().lock().lines();
-    while let Some(Ok(line)) = lines.next() {
+    while let Some(line) = next_line().await {
         let request = serde_json::from_str(&line);
         let request = request.map_err(|error| Failure::usage(error.to_string()))?;
         if let Request::Set { batch_tokens } = request {
@@ -110,6 +109,13 @@ async fn done(stage: &Stage, request: Request) -> Result<Value, Failure> {
             Ok(json!({ "texts": corpus.texts.len() }))
         }
     }
+}
+
+/// The next line of standard input, unless that has ended. It is read on a thread of its own: a signal is heard
+/// meanwhile.
+async fn next_line() -> Option<String> {
+    let read = tokio::task::spawn_blocking(|| std::io::stdin().lines().next());
+    read.await.ok().flatten()?.ok()
 }
 
 fn answer(value: &Value) -> Result<(), Failure> {

@@ -26,7 +26,7 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::{Done, block_on, printed};
+use crate::cli::{Done, block_on_and_clear, printed};
 use corpus::Corpus;
 use machine::Machine;
 use quality::Pairs;
@@ -38,7 +38,9 @@ pub use args::Args;
 
 pub fn run(args: Args) -> Done {
     // One thread, like a client has: a call is not handed from thread to thread on its way.
-    block_on(async { if args.driven { driven::run(args).await } else { bench(args).await } })
+    block_on_and_clear(async {
+        if args.driven { driven::run(args).await } else { bench(args).await }
+    })
 }
 
 async fn bench(args: Args) -> Done {

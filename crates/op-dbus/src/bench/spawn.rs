@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpid, getppid};
 use op_dbus_daemon::settings::Bus;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -47,6 +49,7 @@ impl PrivateService {
         if std::env::var_os("OP_DBUS_LOG").is_none() {
             command.arg("--log=error");
         }
+        end_with_us(&mut command);
         let daemon = command.spawn().map_err(|error| cannot("start the service", &error))?;
         let mut started = Self { address, daemon, _bus: bus, _folder: folder };
         started.wait().await?;
@@ -88,6 +91,7 @@ async fn start_bus(folder: &Path) -> Result<(Child, String), Failure> {
     let log = folder.join("bus.log");
     let log_file = File::create(&log).map_err(|error| cannot("set up a bus", &error))?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).kill_on_drop(true);
+    end_with_us(&mut command);
     let mut bus = command.spawn().map_err(|error| {
         Failure::refused(format!(
             "can't start `dbus-daemon` for a private bus ({error}): install it, or name a bus \
@@ -106,6 +110,20 @@ async fn start_bus(folder: &Path) -> Result<(Child, String), Failure> {
             Err(Failure::refused(format!("`dbus-daemon` did not start a private bus: {said}")))
         }
         address => Ok((bus, address.to_owned())),
+    }
+}
+
+/// Has what `command` starts end with this process, also where that is killed. What counts for the kernel is the
+/// end of the thread that starts it: the first one, which commands run on.
+fn end_with_us(command: &mut Command) {
+    let us = getpid();
+    // SAFETY: what runs between fork and exec makes two system calls, allocates nothing and takes no lock.
+    unsafe {
+        command.pre_exec(move || {
+            prctl::set_pdeathsig(Signal::SIGKILL)?;
+            // Had we ended before that, nothing would tell it.
+            if getppid() == us { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+        });
     }
 }
 
@@ -128,6 +146,6 @@ fn bus_config(folder: &Path) -> String {
     )
 }
 
-fn cannot(what: &str, error: &std::io::Error) -> Failure {
+fn cannot(what: &str, error: &io::Error) -> Failure {
     Failure::refused(format!("can't {what}: {error}"))
 }

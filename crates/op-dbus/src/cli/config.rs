@@ -37,7 +37,7 @@ Examples:
         #[arg(long, conflicts_with = "defaults")]
         json: bool,
         /// Print a configuration file with every setting explained and at its built-in value
-        #[arg(long)]
+        #[arg(long, conflicts_with_all = ["config", "state_file"])]
         defaults: bool,
         /// With --defaults: print the page of documentation instead
         #[arg(long, hide = true, requires = "defaults")]

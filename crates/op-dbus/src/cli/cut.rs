@@ -1,17 +1,39 @@
-//! Which texts were cut, for the warning of a command.
+//! Which texts were longer than the model reads, for the warning of a command.
+
+use clap::ValueEnum;
 
 /// Positions that the warning lists.
 const LISTED_MAX: usize = 10;
+
+/// What happens to a text that is longer than the model reads.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Truncate {
+    /// Refuse the call
+    Error,
+    /// Cut the end (default)
+    End,
+    /// Cut the start
+    Start,
+    /// Mean over chunks of the whole text
+    Mean,
+}
 
 /// The texts that were longer than the model reads.
 #[derive(Default)]
 pub struct Cut {
     count: u64,
     listed: Vec<u64>,
+    /// They were embedded in chunks, and nothing of them is cut.
+    whole: bool,
 }
 
 impl Cut {
-    /// Text number `index` of all was cut.
+    /// None yet; what will be done with them is as `truncate` says, or as by default.
+    pub fn by(truncate: Option<Truncate>) -> Self {
+        Self { whole: truncate == Some(Truncate::Mean), ..Self::default() }
+    }
+
+    /// Text number `index` of all was longer.
     pub fn add(&mut self, index: u64) {
         self.count += 1;
         if self.listed.len() < LISTED_MAX {
@@ -25,12 +47,21 @@ impl Cut {
         if self.count > self.listed.len() as u64 {
             list.push("…".to_owned());
         }
-        let (were, which) = match self.count {
+        let (are, each, which) = match self.count {
             0 => return None,
-            1 => ("text is", "index"),
-            _ => ("texts are", "indices"),
+            1 => ("text is", "", "index"),
+            _ => ("texts are", "each ", "indices"),
+        };
+        let done = match self.whole {
+            true => format!("{each}embedded as the mean of its chunks"),
+            false => "cut".to_owned(),
         };
         let (count, list) = (self.count, list.join(", "));
-        Some(format!("{count} {were} longer than the model reads and cut ({which} {list})"))
+        Some(format!("{count} {are} longer than the model reads and {done} ({which} {list})"))
+    }
+
+    /// Whether something of them is missing in the vectors.
+    pub fn is_loss(&self) -> bool {
+        self.count > 0 && !self.whole
     }
 }

@@ -18,7 +18,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use op_dbus_daemon::service::candidates;
-use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded, Provider};
+use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded, Origin, Provider};
 use op_dbus_models::{Level, manifest};
 
 use super::config::Files;
@@ -35,9 +35,9 @@ use unit::Unit;
 ///
 /// Files and environment are read as `op-dbus daemon` would read them if you started it now, with the
 /// environment that the installed unit sets, unless `--config` or another bus is given; the service
-/// need not run, and is not started. Each provider that is asked for is proved: workers are
-/// started as the service starts them, compute, and answer a call. Nothing is changed; what is packed or
-/// compiled for that stays only in a cache of the user who runs it.
+/// need not run, and is not started, but a bus other than the system's has to answer. Each provider that
+/// is asked for is proved: workers are started as the service starts them, compute, and answer a call.
+/// Nothing is changed; what is packed or compiled for that stays only in a cache of the user who runs it.
 #[derive(clap::Args)]
 #[command(after_help = format!("\
 Examples:
@@ -88,9 +88,15 @@ pub fn run(args: Args) -> Done {
     };
     let variables = environment.keys().map(|name| name.to_string_lossy().into_owned()).collect();
     let loaded = args.files.load_beside(environment)?;
-    let bus = args.bus.unwrap_or_else(|| loaded.settings.bus.clone());
+    let configured = || {
+        let origin = loaded.origins.get("bus").cloned().unwrap_or(Origin::Default);
+        (loaded.settings.bus.clone(), origin)
+    };
+    let flag = |bus| (bus, Origin::Flag("--bus".to_owned()));
+    let (bus, bus_origin) = args.bus.map_or_else(configured, flag);
     let examination = Examination {
         bus,
+        bus_origin,
         loaded,
         root: Root::system(),
         loader: Loader::here(),
@@ -100,7 +106,7 @@ pub fn run(args: Args) -> Done {
         quick: args.quick,
         named: args.providers,
     };
-    super::block_on(async {
+    super::block_on_and_clear(async {
         let findings = examination.findings().await;
         let out = if args.json { findings.json() } else { findings.text(colour()) };
         std::io::stdout().write_all(out.as_bytes()).map_err(|error| Failure::output(&error))?;
@@ -111,6 +117,7 @@ pub fn run(args: Args) -> Done {
 /// What is looked at, and with what.
 struct Examination {
     bus: Bus,
+    bus_origin: Origin,
     loaded: Loaded,
     root: Root,
     loader: Option<Loader>,
@@ -130,7 +137,10 @@ impl Examination {
         let (model, own_graph) = general::model(&self.loaded);
         let who = Who::of(self.unit.as_ref().ok().and_then(Unit::user).as_deref());
         let can_compute = !self.quick && !model.failed();
-        let mut general = vec![service::check(&self.bus).await, model];
+        let (service, bus) = service::checks(&self.bus, &self.bus_origin).await;
+        let mut general = vec![service];
+        general.extend(bus);
+        general.push(model);
         general.extend(unit::masked(&self.unit));
         general.extend(unit::other_user(&self.unit));
         general.extend(unit::variables(&self.variables));

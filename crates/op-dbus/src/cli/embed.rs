@@ -88,13 +88,13 @@ async fn embed(args: Args, format: Format) -> Done {
     let to = output.as_deref();
     let mut writer = Writer::new(format, to).map_err(|error| Failure::writing(to, &error))?;
     let texts = Texts::read(Source::new(args.texts, args.file), args.options.limits(inline));
+    let mut summary = Summary { cut: args.options.cut(), ..Summary::default() };
     let caller = Caller::new(service, args.options, inline.texts_max).await?;
 
     let replies = texts.calls().map(async |(first, call)| caller.call(first, call?).await);
     let replies = replies.buffered(CALLS_IN_FLIGHT);
     let mut replies = std::pin::pin!(replies);
     let progress = progress(to.is_some());
-    let mut summary = Summary::default();
     while let Some(parts) = replies.next().await {
         for reply in parts? {
             summary.take(&reply)?;
@@ -159,10 +159,13 @@ impl Summary {
         Ok(())
     }
 
-    /// The sentence about texts that were cut.
+    /// The sentence about texts that were too long.
     fn warning(&self) -> Option<String> {
-        let cut = self.cut.warning()?;
-        Some(format!("{cut}; `--truncate` says what to do with such texts"))
+        let told = self.cut.warning()?;
+        Some(match self.cut.is_loss() {
+            true => format!("{told}; `--truncate` says what to do with such texts"),
+            false => told,
+        })
     }
 
     fn line(&self) -> String {
@@ -174,6 +177,7 @@ impl Summary {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cut::Truncate;
     use super::*;
     use crate::cli::packed::tests::reply;
 
@@ -191,6 +195,18 @@ mod tests {
         let all = "13 texts are longer than the model reads and cut \
                    (indices 3, 6, 7, 8, 9, 10, 11, 12, 13, 14, …)";
         assert!(warning.starts_with(all), "{warning}");
+    }
+
+    #[test]
+    fn nothing_is_said_to_be_cut_of_texts_that_are_embedded_in_chunks() {
+        let mut summary = Summary { cut: Cut::by(Some(Truncate::Mean)), ..Summary::default() };
+        summary.take(&reply(2, "s", &[1])).unwrap();
+        let one = "1 text is longer than the model reads and embedded as the mean of its chunks (index 1)";
+        assert_eq!(summary.warning().unwrap(), one);
+        summary.take(&reply(2, "s", &[1])).unwrap();
+        let both = "2 texts are longer than the model reads and each embedded as the mean of its \
+                    chunks (indices 1, 3)";
+        assert_eq!(summary.warning().unwrap(), both);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod cut;
 mod daemon;
 mod doctor;
 mod embed;
+mod ending;
 mod failure;
 mod flags;
 mod gateway;
@@ -42,6 +43,7 @@ use crate::{bench, devices, worker};
 
 pub use bulk::Bytes;
 pub use client::{Properties, Service, connect};
+pub use ending::block_on_and_clear;
 pub use failure::{EXIT_CODES, Failure, printed, tell};
 pub use numbers::floats;
 pub use own_cache::instead_of as cache_instead_of;

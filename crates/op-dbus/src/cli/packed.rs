@@ -10,6 +10,7 @@ use op_dbus_daemon::bus::encoding::Encoding;
 use zbus::Variant;
 
 use super::bulk::{self, Bytes};
+use super::cut::{Cut, Truncate};
 use super::numbers::{encodings, floats};
 use super::output::Vectors;
 use super::texts::CallLimits;
@@ -60,18 +61,6 @@ pub struct Options {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Truncate {
-    /// Refuse the call
-    Error,
-    /// Cut the end (default)
-    End,
-    /// Cut the start
-    Start,
-    /// Mean over chunks of the whole text
-    Mean,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
 enum Priority {
     /// Before bulk work
     Interactive,
@@ -91,6 +80,11 @@ impl Options {
             Some(_) => inline,
             None => CallLimits { texts_max: BULK_CALL_TEXTS_MAX, ..inline },
         }
+    }
+
+    /// To collect the texts that are too long, for what these options do with them.
+    pub fn cut(&self) -> Cut {
+        Cut::by(self.truncate)
     }
 
     fn to_dict(&self) -> HashMap<&'static str, Variant<'_>> {

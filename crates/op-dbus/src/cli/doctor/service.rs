@@ -1,32 +1,45 @@
 //! The running service, beside what would run if it were started now.
 
-use op_dbus_daemon::settings::Bus;
+use op_dbus_daemon::settings::{Bus, Origin};
 
+use super::super::Failure;
 use super::super::client::{Properties, connect};
 use super::check::Check;
 use super::facts;
 
 const NAME: &str = "service";
 
-/// Whether the service answers, and what it runs. It is not started for the question.
-pub async fn check(bus: &Bus) -> Check {
-    let service = match connect(bus).await {
-        Ok(service) => service,
-        Err(failure) => return Check::unchecked(NAME, failure.message()),
+/// Whether the service answers, and what it runs; and what is wrong with the bus, if that does not answer and is
+/// one that somebody asked for: of the system's the machine may have none yet. The service is not started for the
+/// question.
+pub async fn checks(bus: &Bus, origin: &Origin) -> (Check, Option<Check>) {
+    let running = async {
+        let service = connect(bus).await?;
+        Ok::<_, Failure>(service.is_running().await?.then_some(service))
     };
-    match service.is_running().await {
-        Ok(true) => {}
-        Ok(false) => return Check::unchecked(NAME, format!("does not run on the bus {bus}")),
-        Err(failure) => return Check::unchecked(NAME, failure.message()),
-    }
+    let service = match running.await {
+        Ok(Some(service)) => service,
+        Ok(None) => {
+            return (Check::unchecked(NAME, format!("does not run on the bus {bus}")), None);
+        }
+        Err(failure) if *bus == Bus::System => {
+            return (Check::unchecked(NAME, failure.message()), None);
+        }
+        Err(failure) => {
+            let next = format!("name a bus that answers; this one comes from {origin}");
+            let wrong = Check::wrong("bus", failure.message(), next);
+            return (Check::unchecked(NAME, "needs the bus"), Some(wrong));
+        }
+    };
     let asked = async {
         let manager = service.manager().await?;
         service.told(manager.get_status()).await
     };
-    match asked.await {
+    let check = match asked.await {
         Ok(status) => told(&Properties(status)),
         Err(failure) => Check::wrong(NAME, failure.message(), "type `journalctl -u op-dbus`"),
-    }
+    };
+    (check, None)
 }
 
 fn told(status: &Properties) -> Check {

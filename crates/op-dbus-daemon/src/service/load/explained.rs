@@ -1,0 +1,91 @@
+//! Why workers were not started, for whoever can mend it.
+
+use op_dbus_engine::{BackendError, LoadErrorKind};
+
+use crate::service::{Error, provider};
+use crate::settings::{CpuEngine, Loaded, Origin, Provider};
+
+/// Settings that may be why a worker does not load, each with what is said of it then: who says it knows the value
+/// and not who asked for it.
+const AT_FAULT: [(&str, &str); 3] = [
+    ("load_timeout_s", "did not load: it said nothing for"),
+    ("runtime", "set `runtime` to another library"),
+    ("worker_memory_max", "worker_memory_max is"),
+];
+
+/// The same error, with where the setting comes from that it is about; of one that nobody set nothing is said.
+pub(super) fn with_origin(error: BackendError, loaded: &Loaded) -> BackendError {
+    let BackendError::Load { kind, message } = error else { return error };
+    let key = AT_FAULT.iter().find(|(_, said)| message.contains(said)).map(|(key, _)| *key);
+    let origin = key.map(|key| (key, provider::origin(loaded, key)));
+    let message = match origin {
+        None | Some((_, Origin::Default)) => message,
+        Some((key, origin)) => format!("{message} ({key} comes from: {origin})"),
+    };
+    BackendError::Load { kind, message }
+}
+
+/// A worker that refuses the instruction set does not know who asked for it; and one that was to compute
+/// on a device and crashes, hangs or is lost leaves it to the next provider, as one that says that it can't.
+pub(super) fn explained(error: BackendError, provider: Provider, loaded: &Loaded) -> Error {
+    let error = with_origin(error, loaded);
+    match error {
+        BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
+            if provider == Provider::Cpu
+                && loaded.settings.cpu_engine == CpuEngine::Native
+                && loaded.settings.cpu_isa != "auto" =>
+        {
+            let origin = provider::origin(loaded, "cpu_isa");
+            Error::Provider(format!("{message} (cpu_isa comes from: {origin})"))
+        }
+        BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message } => {
+            Error::Provider(message)
+        }
+        // What it computes is what others are measured against.
+        BackendError::Load { kind: LoadErrorKind::Untrusted, message }
+            if provider == Provider::Cpu =>
+        {
+            BackendError::Lost(message).into()
+        }
+        BackendError::Load {
+            kind:
+                LoadErrorKind::ModelNotInstalled
+                | LoadErrorKind::ModelCorrupt
+                | LoadErrorKind::Untrusted,
+            ..
+        } => error.into(),
+        error if provider != Provider::Cpu => {
+            Error::Provider(format!("{provider} does not work here: {error}"))
+        }
+        error => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Settings, Sources};
+
+    #[test]
+    fn a_setting_that_is_at_fault_is_told_with_its_place() {
+        let mut sources = Sources::under("/nowhere");
+        sources.flags.insert("load_timeout_s".to_owned(), "1".to_owned());
+        sources.env.insert("OP_DBUS_RUNTIME".into(), "/no.so".into());
+        let loaded = Settings::load(&sources).unwrap();
+        let told = |message: &str| {
+            let kind = LoadErrorKind::ProviderUnavailable;
+            let error = BackendError::Load { kind, message: message.to_owned() };
+            explained(error, Provider::Cpu, &loaded).to_string()
+        };
+        let late = "the worker did not load: it said nothing for 1 s; process 7 ended";
+        assert_eq!(
+            told(late),
+            format!("{late} (load_timeout_s comes from: flag --load-timeout-s)")
+        );
+        let library = "the file /no.so does not exist; set `runtime` to another library";
+        let variable = "(runtime comes from: environment variable OP_DBUS_RUNTIME)";
+        assert_eq!(told(library), format!("{library} {variable}"));
+        let memory = "out of memory; worker_memory_max is 16 bytes";
+        assert_eq!(told(memory), memory);
+    }
+}

@@ -1,0 +1,122 @@
+//! What the settings say that comes to nothing, and is no mistake: it may come to something later.
+
+use op_dbus_models::{Level, Store, manifest};
+
+use super::check::{Checked, ask};
+use super::kind::plain;
+use super::loaded::last;
+use super::mistakes::Origin;
+use super::table::ROWS;
+use super::types::{CpuEngine, Provider};
+use super::{Loaded, Row, Settings, options};
+
+/// All of it that is told of settings by themselves, a sentence each.
+pub(super) fn sentences(loaded: &Loaded) -> Vec<String> {
+    let mut all = switched_off(loaded);
+    all.extend(missing_models(loaded));
+    all.extend(missing_prompts(loaded));
+    all.extend(missing_endpoints(loaded));
+    all
+}
+
+/// What the settings ask of a model while they have none loaded.
+fn switched_off(loaded: &Loaded) -> Vec<String> {
+    let Settings { vector_level, model, expect_dimensions, .. } = &loaded.settings;
+    if *vector_level != Level::None {
+        return Vec::new();
+    }
+    let asked = [("model", model.is_some()), ("expect_dimensions", expect_dimensions.is_some())];
+    let sentence = |(key, _)| {
+        let value = loaded.value(key).unwrap_or_default();
+        format!(
+            "{}: {key} is {value}, which has no effect while vector_level is none ({})",
+            loaded.origin(key),
+            loaded.origin("vector_level")
+        )
+    };
+    asked.into_iter().filter(|(_, is_asked)| *is_asked).map(sentence).collect()
+}
+
+/// What the files say in vain, as it was changed over the bus; the layer of the state file is the one
+/// behind `of_files`.
+pub(super) fn overruled(layers: &[Checked], of_files: usize) -> Vec<String> {
+    let (files, rest) = layers.split_at(of_files);
+    let [state, outer @ ..] = rest else { return Vec::new() };
+    let sentence = |Row { key, .. }: &Row| {
+        let kept = plain(state.value(key)?);
+        let file = last(files, key).filter(|one| matches!(one.origin(key), Origin::File(..)))?;
+        let said = plain(file.value(key)?);
+        let in_vain = kept != said && last(outer, key).is_none();
+        in_vain.then(|| {
+            format!(
+                "{}: {key} = {said} has no effect: it was changed to {kept} over the bus, which the \
+                 {} keeps; change it over the bus to have it otherwise",
+                file.origin(key),
+                state.origin(key)
+            )
+        })
+    };
+    ROWS.iter().filter_map(sentence).collect()
+}
+
+/// What the settings say of models that are not in the store; they may be imported later.
+fn missing_models(loaded: &Loaded) -> Vec<String> {
+    let Settings { model, model_dir, models, cpu_engine, .. } = &loaded.settings;
+    // The simulator has no use for any.
+    if *cpu_engine == CpuEngine::Sim {
+        return Vec::new();
+    }
+    // Who may not look into the store knows nothing of it.
+    let is_missing = |name: &str| matches!(model_dir.join(name).try_exists(), Ok(false));
+    let mut missing = Vec::new();
+    if let Some(name) = model
+        && is_missing(name)
+        && let Err(error) = Store::open(model_dir).get(name)
+    {
+        let origin = loaded.origin("model");
+        missing.push(format!("{origin}: model is {name}, and {error}"));
+    }
+    let built_in = || manifest::models().iter().map(|model| model.name.as_str());
+    for name in models.keys().filter(|name| built_in().all(|model| model != *name)) {
+        if is_missing(name) {
+            let origin = loaded.place_of(&format!("models.{name}"));
+            let dir = model_dir.display();
+            let what =
+                format!("{origin}: [models.{name}] has no effect, as {dir} has no such model");
+            missing.push(ask(what, name, built_in()));
+        }
+    }
+    missing
+}
+
+/// Default prompts that neither the settings nor the models have.
+fn missing_prompts(loaded: &Loaded) -> Vec<String> {
+    let Settings { model_dir, models, .. } = &loaded.settings;
+    let missing = models.iter().filter_map(|(name, own)| {
+        let prompt = own.default_prompt.as_ref().filter(|prompt| !prompt.is_empty())?;
+        let model = Store::open(model_dir).get(name).ok()?;
+        let key = format!("models.{name}.default_prompt");
+        let is_there = own.prompts.contains_key(prompt) || model.prompts.contains_key(prompt);
+        let origin = loaded.place_of(&key);
+        (!is_there).then(|| format!("{origin}: {key} is {prompt:?}, which the model does not have"))
+    });
+    missing.collect()
+}
+
+/// That the remote provider is asked for, and nobody says where.
+fn missing_endpoints(loaded: &Loaded) -> Option<String> {
+    let Settings { execution_provider, fallback, .. } = &loaded.settings;
+    let (key, value) = match execution_provider {
+        Provider::Remote => ("execution_provider", "is"),
+        _ if fallback.contains(&Provider::Remote) => ("fallback", "names"),
+        _ => return None,
+    };
+    let origin = loaded.origin(key);
+    let missing = options::fleet::endpoints(&loaded.settings).is_empty();
+    missing.then(|| {
+        format!(
+            "{origin}: {key} {value} remote, and nothing says where servers answer; set endpoints in a \
+             table [providers.remote] of a file"
+        )
+    })
+}

@@ -1,0 +1,51 @@
+//! What is said of settings, and of files, that come to nothing.
+
+use super::{MAIN, Tree};
+
+/// What is in the folder of drop-ins and is none may be meant to be one.
+#[test]
+fn files_beside_the_drop_ins_are_told() {
+    let mut tree = Tree::new(&[]);
+    let names = ["10.conf", "20", "30.TOML", "40.toml", "50.toml.bak", "60.toml~", ".70.conf"];
+    let put_aside = ["80.toml.dpkg-old", "80.toml.rpmsave", "90.toml.swp", "README"];
+    for name in names.into_iter().chain(put_aside) {
+        tree.write(&format!("etc/op-dbus/conf.d/{name}"), b"cache_bytes = 1\n");
+    }
+    let told = |tree: &Tree| -> Vec<String> {
+        let warnings = tree.loaded().warnings.into_iter().map(|warning| warning.text);
+        warnings.map(|text| text.replace(&tree.path().display().to_string(), "")).collect()
+    };
+    let sentence = |name: &str, meant: &str| {
+        format!(
+            "/etc/op-dbus/conf.d/{name}: it is not read, as the names of drop-ins end in .toml; call \
+             it {meant} if it has settings"
+        )
+    };
+    let expected = [("10.conf", "10.toml"), ("20", "20.toml"), ("30.TOML", "30.toml")]
+        .map(|(a, b)| sentence(a, b));
+    assert_eq!(told(&tree), expected);
+    // None of them is read where a file is named in their place.
+    let own = tree.path().join("own.toml").display().to_string();
+    tree.write("own.toml", b"");
+    tree = tree.flag("config", &own);
+    assert_eq!(told(&tree), Vec::<String>::new());
+}
+
+#[test]
+fn what_is_asked_of_a_model_while_the_level_is_none_is_told() {
+    let tree = Tree::new(&[(MAIN, "vector_level = \"none\"\nexpect_dimensions = 384\n")]);
+    let tree = tree.flag("model", "mine").flag("cpu_engine", "sim");
+    let warnings = tree.loaded().warnings;
+    let told: Vec<String> = warnings
+        .iter()
+        .map(|warning| warning.text.replace(&tree.path().display().to_string(), ""))
+        .collect();
+    let off = "has no effect while vector_level is none (/etc/op-dbus/config.toml, line 1)";
+    let expected = [
+        format!("flag --model: model is mine, which {off}"),
+        format!("/etc/op-dbus/config.toml, line 2: expect_dimensions is 384, which {off}"),
+    ];
+    assert_eq!(told, expected);
+    let tree = tree.flag("vector_level", "low");
+    assert!(tree.loaded().warnings.is_empty());
+}
