@@ -173,9 +173,9 @@ pub mod info {
     pub const PRECISION: &str = "precision";
     /// `t`: tokens of the texts as they were embedded, special tokens included; of cached ones, too.
     pub const TOKENS: &str = "tokens";
-    /// `au`: indices of the texts that were cut.
+    /// `au`: indices of the texts that were longer than the model reads.
     pub const TRUNCATED: &str = "truncated";
-    /// `t`: how many texts were cut, where `truncated` may list only the first of them.
+    /// `t`: how many texts were longer, where `truncated` may list only the first of them.
     pub const TRUNCATED_COUNT: &str = "truncated_count";
     /// `u`: texts answered from a cache.
     pub const CACHED: &str = "cached";

@@ -44,7 +44,7 @@ pub struct Embedded {
     pub dimensions: usize,
     /// Tokens that were embedded, special tokens included.
     pub tokens: u64,
-    /// Indices of the texts that were cut.
+    /// Indices of the texts that were longer than the model reads.
     pub truncated: Vec<usize>,
     /// How many texts were answered from the service's cache.
     pub cached: u64,
