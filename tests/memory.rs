@@ -289,7 +289,11 @@ async fn what_is_loaded_during_a_sleep_waits_for_its_end() -> Outcome {
         embedder.embed_packed(&["x"], Options::from([("level", "medium".into())])).await
     });
     for _ in 0..100 {
-        assert_eq!(daemon.workers().await?.len(), 1, "a device is taken while the machine falls asleep");
+        assert_eq!(
+            daemon.workers().await?.len(),
+            1,
+            "a device is taken while the machine falls asleep"
+        );
         assert!(!call.is_finished(), "a device computes while the machine falls asleep");
     }
     Logind::tell(&connection, false).await?;

@@ -19,6 +19,7 @@ use crate::harness::{Outcome, within};
 
 tests! {
     who_reads_no_large_replies_waits_alone: [Bus],
+    who_takes_no_descriptors_waits_alone: [Bus],
     what_others_send_to_a_caller_is_not_the_services: [Bus, Root],
     work_that_takes_long_needs_no_room: [Bus],
     a_bus_that_does_not_tell_is_no_hindrance: [Bus],
@@ -50,7 +51,11 @@ impl Sleeper {
 
     /// Sends a call of `EmbedPacked`.
     async fn send(&mut self, texts: usize) -> Outcome {
-        let call = Message::method_call(ROOT_PATH, "EmbedPacked").destination(BUS_NAME);
+        self.send_to("EmbedPacked", texts).await
+    }
+
+    async fn send_to(&mut self, method: &'static str, texts: usize) -> Outcome {
+        let call = Message::method_call(ROOT_PATH, method).destination(BUS_NAME);
         let call = call.interface(EMBEDDER_INTERFACE);
         let call = call.build(&(vec!["x"; texts], Options::new()))?;
         self.waiting.insert(call.primary_header().serial_num());
@@ -97,6 +102,32 @@ async fn who_reads_no_large_replies_waits_alone() -> Outcome {
     let refused = sleeper.wake().await?;
     assert!((20..CALLS - 40).contains(&refused), "{refused}");
     sleeper.send(TEXTS).await?;
+    assert_eq!(sleeper.wake().await?, 0);
+    beside(&daemon).await?;
+    assert!(!daemon.process.stderr().contains("takes no replies"), "{}", daemon.process.stderr());
+    daemon.stop().await
+}
+
+/// Small replies, with a descriptor each: dbus-daemon keeps 64 of these for the service.
+async fn who_takes_no_descriptors_waits_alone() -> Outcome {
+    let (bus, _setup, daemon) = roomy()?.alone().await?;
+    let mut sleeper = Sleeper::on(&bus).await?;
+    // Those that its own socket holds do not lie in the bus.
+    let mut sent = 0;
+    let held_back = async {
+        while !daemon.process.stderr().contains("does not read") {
+            sleeper.send_to("EmbedToFd", 1).await?;
+            sent += 1;
+            daemon.client().embedder.embed("x").await?;
+        }
+        Outcome::Ok(())
+    };
+    within("its replies to wait", held_back).await??;
+    beside(&daemon).await?;
+    // What its socket and the bus hold, and what waited, is there; what had no place to wait was refused.
+    let refused = sleeper.wake().await?;
+    assert!(refused + 64 < sent, "{refused} of {sent}");
+    sleeper.send_to("EmbedToFd", 1).await?;
     assert_eq!(sleeper.wake().await?, 0);
     beside(&daemon).await?;
     assert!(!daemon.process.stderr().contains("takes no replies"), "{}", daemon.process.stderr());

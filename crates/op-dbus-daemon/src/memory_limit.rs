@@ -18,14 +18,25 @@ pub fn for_us() -> Option<u64> {
     of_machine().ok().into_iter().chain(group).min()
 }
 
-/// The least limit of the control group that `told` names in the unified hierarchy at `root`, and of those
-/// that it is in (Linux, `admin-guide/cgroup-v2`).
+/// The least limit of the control groups that `told` names in the hierarchies at `root`, and of those that they are
+/// in (Linux, `admin-guide/cgroup-v2` and `cgroup-v1/memory`).
 fn of_group(told: &Path, root: &Path) -> Option<u64> {
     let told = fs::read_to_string(told).ok()?;
-    let own = told.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    told.lines().filter_map(|line| in_hierarchy(line, root)).min()
+}
+
+/// The same of one line, of the unified hierarchy or that which older systems have for memory.
+fn in_hierarchy(line: &str, root: &Path) -> Option<u64> {
+    let (_, line) = line.split_once(':')?;
+    let (controllers, own) = line.split_once(":/")?;
+    let (root, files): (_, &[&str]) = match controllers {
+        "" => (root.to_owned(), &["memory.max", "memory.high"]),
+        "memory" => (root.join("memory"), &["memory.limit_in_bytes"]),
+        _ => return None,
+    };
     let groups = Path::new(own).ancestors();
-    let files = groups.flat_map(|group| ["memory.max", "memory.high"].map(|file| group.join(file)));
-    // One without a limit says `max`, and the outermost has no such file.
+    let files = groups.flat_map(|group| files.iter().map(move |file| group.join(file)));
+    // One without a limit says `max`, or more than any machine has; the outermost has no such file.
     let limit = |file| fs::read_to_string(root.join(file)).ok()?.trim().parse().ok();
     files.filter_map(limit).min()
 }
@@ -54,7 +65,12 @@ mod tests {
         // As a container sees its own.
         fs::write(root.join("memory.max"), "1000\n").unwrap();
         assert_eq!(of("0::/\n"), Some(1000));
-        assert_eq!(of("4:memory:/old\n"), None);
+        // An older system's.
+        let old = root.join("memory/old");
+        fs::create_dir_all(&old).unwrap();
+        fs::write(old.join("memory.limit_in_bytes"), "500\n").unwrap();
+        assert_eq!(of("4:memory:/old\n0::/\n"), Some(500));
+        assert_eq!(of("4:memory:/new\n5:cpu:/old\n"), None);
         assert!(for_us().unwrap() <= of_machine().unwrap());
     }
 }

@@ -65,7 +65,7 @@ async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<
                 release.set(None.into());
                 match released {
                     Ok(()) => info!("the machine is about to sleep; devices are released"),
-                    Err(_) => warn!("a device is still in use while the machine falls asleep"),
+                    Err(_) => warn!("a device is still in use, or being loaded, while the machine falls asleep"),
                 }
                 drop(delay.take());
             }

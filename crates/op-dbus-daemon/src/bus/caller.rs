@@ -2,6 +2,7 @@
 //! that end when their caller leaves.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::StreamExt;
@@ -10,6 +11,7 @@ use op_dbus_engine::CancellationToken;
 use zbus::message::{Header, Type};
 use zbus::{Connection, MatchRule, MessageStream};
 
+use super::direct::Gate;
 use super::unread::Unread;
 use crate::telemetry::OncePerMinute;
 
@@ -25,10 +27,17 @@ const USERS_MAX: usize = 4096;
 pub struct Callers {
     known: Mutex<Known>,
     /// Whose all calls are, where nobody else can call, whatever their messages say.
-    only: Option<(String, u32)>,
+    only: Option<Only>,
     /// Refusals for quota.
     pub quota_told: OncePerMinute,
     unread: Unread,
+}
+
+/// Whose a direct connection is, and what the calls under way on it hold.
+struct Only {
+    sender: String,
+    uid: u32,
+    gate: Arc<Gate>,
 }
 
 #[derive(Default)]
@@ -50,6 +59,8 @@ pub struct Caller {
     pub connection: Connection,
     /// Bytes of its message, which is there as long as the call.
     pub call_bytes: u64,
+    /// The number of its message on that connection.
+    serial: NonZeroU32,
     ticket: Ticket,
 }
 
@@ -57,6 +68,14 @@ impl Caller {
     /// The connection's unique name; empty without a bus in between.
     pub fn sender(&self) -> &str {
         &self.ticket.sender
+    }
+
+    /// Waits until it may have a reply of so many bytes on its direct connection, and holds that until it is sent.
+    /// Returns at once on a bus, where it is the bus that holds it.
+    pub async fn room_on_line(&self, bytes: usize) {
+        if let Some(only) = &self.ticket.callers.only {
+            only.gate.room_for_reply(self.serial, bytes).await;
+        }
     }
 
     /// What it and the others have not read.
@@ -86,8 +105,8 @@ impl Drop for Ticket {
 
 impl Callers {
     /// The calls on a connection that `caller` alone can use, as long as it is on the bus.
-    pub fn of_one(caller: &Caller) -> Self {
-        let only = Some((caller.sender().to_owned(), caller.uid));
+    pub fn of_one(caller: &Caller, gate: Arc<Gate>) -> Self {
+        let only = Some(Only { sender: caller.sender().to_owned(), uid: caller.uid, gate });
         let quota_told = caller.ticket.callers.quota_told.clone();
         Self { only, quota_told, ..Self::default() }
     }
@@ -103,10 +122,10 @@ impl Callers {
         header: &Header<'_>,
     ) -> Result<Caller, Error> {
         let call_bytes = u64::from(header.primary().body_len());
-        let connection = connection.clone();
-        if let Some((sender, uid)) = &self.only {
+        let (connection, serial) = (connection.clone(), header.primary().serial_num());
+        if let Some(Only { sender, uid, .. }) = &self.only {
             let (ticket, cancel) = self.register(sender.clone());
-            return Ok(Caller { uid: *uid, cancel, connection, call_bytes, ticket });
+            return Ok(Caller { uid: *uid, cancel, connection, call_bytes, serial, ticket });
         }
         let sender = header.sender().map(ToString::to_string).unwrap_or_default();
         let (ticket, cancel) = self.register(sender);
@@ -119,7 +138,7 @@ impl Callers {
                 uid
             }
         };
-        Ok(Caller { uid, cancel, connection, call_bytes, ticket })
+        Ok(Caller { uid, cancel, connection, call_bytes, serial, ticket })
     }
 
     /// Registered before the bus is asked: a caller that leaves meanwhile is not missed.
@@ -230,6 +249,7 @@ async fn ask(connection: &Connection, sender: &str) -> Result<u32, Error> {
 mod tests {
     use zbus::Message;
 
+    use super::super::direct::UserRoom;
     use super::super::tests::peers;
     use super::*;
 
@@ -251,9 +271,10 @@ mod tests {
     async fn a_direct_connection_is_whose_it_was_opened_for() {
         let (server, _client) = peers().await;
         let (ticket, cancel) = Arc::<Callers>::default().register(":1.5".to_owned());
-        let opener =
-            Caller { uid: 4711, cancel, connection: server.clone(), call_bytes: 0, ticket };
-        let callers = Arc::new(Callers::of_one(&opener));
+        let (connection, serial) = (server.clone(), NonZeroU32::MIN);
+        let opener = Caller { uid: 4711, cancel, connection, call_bytes: 0, serial, ticket };
+        let gate = Arc::new(Gate::new(UserRoom::of(None)));
+        let callers = Arc::new(Callers::of_one(&opener, gate));
         for sender in [None, Some(":1.9")] {
             let mut call = Message::method_call("/", "Embed");
             if let Some(sender) = sender {

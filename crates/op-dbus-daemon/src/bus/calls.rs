@@ -20,6 +20,7 @@ use super::direct::Direct;
 use super::jobs::Jobs;
 use super::pulse::Pulse;
 use super::reply::{Embedded, Form};
+use super::unread::DESCRIPTOR_BYTES;
 use crate::memory_limit;
 use crate::service::{Error as ServiceError, Options, Request, Served, Service};
 use crate::settings::Bus;
@@ -150,8 +151,10 @@ impl Calls {
         let Asked { inputs, options, form } = asked;
         let size = (inputs.len(), inputs.bytes());
         let served = self.serving(caller, size, options.level, options.deadline).await?;
-        let bytes = form.check(inputs.len(), served.length(&options))?;
         let count = inputs.len();
+        // It may tell of each that it was cut.
+        let bytes = form.check(count, served.length(&options))? + count * size_of::<u32>();
+        self.room_on_line(caller, bytes, options.deadline).await?;
         let (cancel, deadline): (CancellationToken, _) = (caller.cancel.clone(), options.deadline);
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink: None };
         let (reply, served) = self.service.embed(served, request).await?;
@@ -165,11 +168,27 @@ impl Calls {
                 caller.uid
             );
         }
-        // It may tell of each that it was cut.
-        let bytes = bytes + count * size_of::<u32>();
         let reply = make(Embedded { reply, served });
         self.room(caller, bytes, deadline).await?;
         Ok(reply)
+    }
+
+    /// Waits for room on a direct connection for a reply of so many bytes, as long as its caller does: before it is
+    /// made where its size is known, since those that wait to be read are held here.
+    ///
+    /// # Errors
+    /// `Cancelled`, `DeadlineExceeded`.
+    pub async fn room_on_line(
+        &self,
+        caller: &Caller,
+        bytes: usize,
+        deadline: Option<Instant>,
+    ) -> Result<(), Error> {
+        let room = async {
+            caller.room_on_line(bytes).await;
+            Ok(())
+        };
+        while_wanted(caller, deadline, room).await
     }
 
     /// Waits for room in the bus for a reply of so many bytes, as long as its caller does.
@@ -187,6 +206,18 @@ impl Calls {
             return Ok(());
         }
         while_wanted(caller, deadline, caller.unread().room(caller, bytes)).await
+    }
+
+    /// The same for a reply with a file descriptor, which counts as two megabytes.
+    ///
+    /// # Errors
+    /// As [`room`](Self::room).
+    pub async fn room_for_descriptor(
+        &self,
+        caller: &Caller,
+        deadline: Option<Instant>,
+    ) -> Result<(), Error> {
+        self.room(caller, DESCRIPTOR_BYTES, deadline).await
     }
 
     /// The model that answers a call of so many texts and bytes, which waits for it as long as its caller does.

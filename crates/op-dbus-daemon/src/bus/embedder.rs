@@ -132,7 +132,10 @@ impl Embedder {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<OwnedFd, Error> {
-        let work = async move |calls: Calls, caller| Ok(calls.open_direct(caller)?.into());
+        let work = async move |calls: Calls, caller: Caller| {
+            calls.room_for_descriptor(&caller, None).await?;
+            Ok(calls.open_direct(caller)?.into())
+        };
         self.calls.run(connection, &header, work).await
     }
 
@@ -168,6 +171,7 @@ impl Embedder {
             let work = served.tokenize(caller.uid, texts, options.prompt.as_deref());
             let pieces = while_wanted(&caller, options.deadline, async { Ok(work.await?) }).await?;
             let bytes = token_bytes(&pieces)?;
+            calls.room_on_line(&caller, bytes, options.deadline).await?;
             calls.room(&caller, bytes, options.deadline).await?;
             Ok(tokens(pieces))
         };
@@ -218,9 +222,10 @@ impl Embedder {
     ) -> Result<Vec<u32>, Error> {
         let work = async move |calls: Calls, caller: Caller| {
             let served = calls.service.serving(None, None).await?;
+            let bytes = texts.len() * size_of::<u32>();
+            calls.room_on_line(&caller, bytes, None).await?;
             let work = served.count_tokens(caller.uid, texts);
             let counts = while_wanted(&caller, None, async { Ok(work.await?) }).await?;
-            let bytes = size_of_val(&counts[..]);
             calls.room(&caller, bytes, None).await?;
             Ok(counts)
         };

@@ -1,6 +1,6 @@
-//! What callers leave unread in the bus. dbus-daemon keeps it on the account of who sent it, and takes nothing more
-//! from the service when that is full, for whomever it is. A reply that has no room there waits until its caller
-//! has read others.
+//! What callers leave unread in the bus, bytes and file descriptors. dbus-daemon keeps it on the account of who sent
+//! it, and takes nothing more from the service when that is full, for whomever it is. A reply that has no room there
+//! waits until its caller has read others.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,6 +18,11 @@ use crate::telemetry::OncePerMinute;
 /// Three quarters of the bytes that dbus-daemon keeps of one connection by default (127 MiB, `max_incoming_bytes` of
 /// dbus-daemon(1)). What the rest is for is not counted here: signals, properties, refusals.
 const POOL_BYTES: u64 = 96 << 20;
+/// What a reply's file descriptor counts as: dbus-daemon keeps 64 of one connection (`max_incoming_unix_fds`), three
+/// quarters of which share the room of the bytes.
+pub const DESCRIPTOR_BYTES: usize = 2 << 20;
+/// Where so much was sent since the last look it is looked again at once: most of it is read by then.
+const MUCH_SENT: u64 = 8 << 20;
 /// What calls hold whose replies wait, those of all callers.
 const HELD_BYTES: u64 = 128 << 20;
 /// Beside what fills a reply: its header, its dictionary.
@@ -65,7 +70,18 @@ struct Share {
 
 impl Share {
     fn unread(&self) -> u64 {
-        self.lies.saturating_add(self.before).saturating_add(self.since)
+        self.lies.saturating_add(self.sent())
+    }
+
+    /// Sent since it was known that it lay in the bus or was read.
+    fn sent(&self) -> u64 {
+        self.before.saturating_add(self.since)
+    }
+
+    /// Whether a look would tell more than the last one.
+    fn is_due(&self) -> bool {
+        let is_old = self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN);
+        self.unread() > 0 && (is_old || self.sent() >= MUCH_SENT)
     }
 }
 
@@ -234,8 +250,7 @@ impl Unread {
         let Ok(_alone) = self.looking.try_lock() else { return };
         let mut asked = Vec::new();
         for (name, share) in &*self.callers() {
-            let is_due = share.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN);
-            if share.unread() > 0 && is_due {
+            if share.is_due() {
                 asked.push((name.clone(), *share));
             }
         }
@@ -299,17 +314,21 @@ fn refusal(caller: &Caller, Sums { its, own, others }: Sums) -> Error {
     Error::new(ErrorName::Overloaded, message)
 }
 
-/// What dbus-daemon keeps for a connection that has not taken it, from whomever.
+/// What dbus-daemon keeps for a connection that has not taken it, from whomever: its bytes, or its descriptors where
+/// they count as more.
 async fn outgoing(connection: &Connection, name: &str) -> zbus::Result<u64> {
     let (path, interface) = ("/org/freedesktop/DBus", "org.freedesktop.DBus.Debug.Stats");
     let reply =
         connection.call_method(Some(BUS), path, Some(interface), "GetConnectionStats", &name);
     let body = reply.await?.body();
     let stats: HashMap<&str, Variant<'_>> = body.deserialize()?;
-    match stats.get("OutgoingBytes") {
-        Some(Variant::U32(bytes)) => Ok(u64::from(*bytes)),
-        _ => Err(zbus::Error::MissingField),
-    }
+    let count = |name| match stats.get(name) {
+        Some(Variant::U32(count)) => Some(u64::from(*count)),
+        _ => None,
+    };
+    let bytes = count("OutgoingBytes").ok_or(zbus::Error::MissingField)?;
+    let descriptors = count("OutgoingFDs").unwrap_or_default();
+    Ok(bytes.max(descriptors * DESCRIPTOR_BYTES as u64))
 }
 
 #[cfg(test)]
@@ -357,7 +376,8 @@ mod tests {
     #[test]
     fn nobody_fills_the_account() {
         const ACCOUNT: u64 = 127 << 20;
-        for reply in [REPLY_BYTES, SMALL_BYTES, 1 << 20, LARGE] {
+        let descriptor = DESCRIPTOR_BYTES as u64 + REPLY_BYTES;
+        for reply in [REPLY_BYTES, SMALL_BYTES, 1 << 20, descriptor, LARGE] {
             let (mut callers, mut all) = (HashMap::new(), 0);
             for uid in 0..20 {
                 for number in 0..20 {
@@ -370,6 +390,7 @@ mod tests {
                 }
             }
             assert!(all <= ACCOUNT - (15 << 20) && all > POOL_BYTES / 2, "{all}");
+            assert!(all / descriptor <= 64 - 8, "{all}");
         }
     }
 }

@@ -108,7 +108,10 @@ impl Engines {
         let mut changes = self.there.subscribe();
         // Its sender is ours.
         let _ = changes.wait_for(|there| !there.asleep || there.takings == 0).await;
-        asleep().await;
+        let is_asleep = self.there.borrow().asleep;
+        if is_asleep {
+            asleep().await;
+        }
     }
 
     /// Has devices be loaded again.

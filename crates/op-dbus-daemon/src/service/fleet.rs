@@ -2,7 +2,7 @@
 //! many callers wait for it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt, OptionFuture, Shared};
@@ -24,7 +24,8 @@ type Load = Shared<BoxFuture<'static, Result<Arc<Served>, Arc<Error>>>>;
 
 struct Entry {
     load: Load,
-    started: Instant,
+    /// When the load ended.
+    ended: Arc<OnceLock<Instant>>,
 }
 
 impl Entry {
@@ -33,7 +34,7 @@ impl Entry {
         let load: Load = std::future::ready(Ok(served.clone())).boxed().shared();
         // Peeked at by all others.
         let _ = load.clone().now_or_never();
-        Self { load, started: Instant::now() }
+        Self { load, ended: Arc::default() }
     }
 
     fn failed(&self) -> bool {
@@ -47,7 +48,8 @@ impl Entry {
 
     /// Whether it failed so long ago that it is worth another try.
     fn is_stale(&self) -> bool {
-        self.failed() && self.started.elapsed() >= FAILURE_KEPT
+        let is_long_ago = |ended: &Instant| ended.elapsed() >= FAILURE_KEPT;
+        self.failed() && self.ended.get().is_none_or(is_long_ago)
     }
 
     fn served(&self) -> Option<&Arc<Served>> {
@@ -148,7 +150,8 @@ impl Fleet {
         &self,
         fallback: &Arc<Served>,
     ) -> Result<Arc<Served>, Arc<Error>> {
-        self.start(fallback.choice.clone(), Purpose::BetterThan(fallback)).await
+        let (load, _) = self.start(fallback.choice.clone(), Purpose::BetterThan(fallback));
+        load.await
     }
 
     /// Has `better` serve in the place of `fallback`; false where that does not serve any more.
@@ -179,8 +182,8 @@ impl Fleet {
         if let Some(entry) = entries.get(choice).filter(|entry| !stale(entry)) {
             return entry.load.clone();
         }
-        let load = self.start(choice.clone(), purpose);
-        entries.insert(choice.clone(), Entry { load: load.clone(), started: Instant::now() });
+        let (load, ended) = self.start(choice.clone(), purpose);
+        entries.insert(choice.clone(), Entry { load: load.clone(), ended });
         load
     }
 
@@ -221,10 +224,12 @@ impl Fleet {
     /// Loading blocks for seconds, and a hanging worker for minutes; one that may take a device begins when the
     /// machine is awake. Its end is seen also where nobody waits
     /// for it any more.
-    fn start(&self, choice: Choice, purpose: Purpose<'_>) -> Load {
+    fn start(&self, choice: Choice, purpose: Purpose<'_>) -> (Load, Arc<OnceLock<Instant>>) {
         let (loaded, means) = (self.loaded.clone(), self.means.clone());
         let tries = purpose.tries(&loaded);
         let engines = self.engines.clone();
+        let ended = Arc::<OnceLock<Instant>>::default();
+        let tells_end = ended.clone();
         let load = async move {
             let may_hold_device = tries.may_hold_device();
             let waiting = OptionFuture::from(may_hold_device.then(|| engines.taking()));
@@ -234,10 +239,12 @@ impl Fleet {
                 let end = load::load(&choice, &tries, &loaded, (&means, entered.config()));
                 end.map(|served| entered.enter(served)).map_err(Arc::new)
             };
-            blocking("load", work).await.map_err(Arc::new).flatten()
+            let end = blocking("load", work).await.map_err(Arc::new).flatten();
+            tells_end.get_or_init(Instant::now);
+            end
         };
         let load = load.boxed().shared();
         tokio::spawn(load.clone());
-        load
+        (load, ended)
     }
 }

@@ -37,8 +37,8 @@ impl Calls {
     /// Embeds the texts of a message into a sealed memfd.
     ///
     /// # Errors
-    /// `QuotaExceeded` and `TooLarge` before anything is computed; `NoSpace`; else what the service
-    /// answers.
+    /// `QuotaExceeded` and `TooLarge` before anything is computed; `NoSpace`; `Overloaded` of a caller that does not
+    /// read; else what the service answers.
     pub async fn embed_to_fd(
         &self,
         caller: &Caller,
@@ -52,12 +52,14 @@ impl Calls {
         let mut grant = self.budget.grant(caller.uid);
         let result = ResultFile::new(encoding, dimensions, format)?;
         grant.more(result.bytes(rows as u64))?;
-        let (cancel, sink) = (caller.cancel.clone(), Some(result.sink(0)));
+        let (cancel, sink, deadline) =
+            (caller.cancel.clone(), Some(result.sink(0)), options.deadline);
         let inputs = texts.into();
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink };
         let (reply, served) = self.service.embed(served, request).await?;
         let file = result.seal(rows as u64)?;
         let info = Embedded { reply, served }.info();
+        self.room_for_descriptor(caller, deadline).await?;
         Ok((file.into(), wire(rows), wire(dimensions), info))
     }
 
@@ -77,9 +79,11 @@ impl Calls {
     ) -> Result<Bulk, Error> {
         let source = self.source(caller, fd, &wanted).await?;
         let bounds = self.bounds();
-        let grant = self.budget.grant(caller.uid);
+        let (grant, deadline) = (self.budget.grant(caller.uid), wanted.options.deadline);
         let stream = Stream::new(caller, &self.service, grant, wanted, Arc::default()).await?;
-        Ok(stream.run(source, bounds).await?.bulk)
+        let made = stream.run(source, bounds).await?;
+        self.room_for_descriptor(caller, deadline).await?;
+        Ok(made.bulk)
     }
 
     /// Opens the source of a stream of `caller`, for as long as it may be silent.

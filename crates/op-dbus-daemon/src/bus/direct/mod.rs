@@ -25,6 +25,9 @@ use super::calls::Calls;
 use super::changes::{self, Told};
 use super::embedder::Embedder;
 use crate::service::{Error as ServiceError, Phase};
+pub use gate::Gate;
+#[cfg(test)]
+pub use gate::UserRoom;
 use socket::Socket;
 use threads::Threads;
 
@@ -82,14 +85,14 @@ impl Calls {
             // Who sends a descriptor makes another one of it; a reply that can't be made is no refusal.
             drop(theirs.try_clone()?);
             let _of_runtime = seat.runtime().enter();
-            Ok((Socket::new(ours)?, theirs, seat))
+            Ok((Socket::new(ours, seat.room())?, theirs, seat))
         });
         let (socket, theirs, seat) = made.map_err(|error| {
             let message = format!("no direct connection can be had ({error}); try again later");
             Error::new(ErrorName::NoSpace, message)
         })?;
         let ends = direct.ends.subscribe();
-        let callers = Arc::new(Callers::of_one(&caller));
+        let callers = Arc::new(Callers::of_one(&caller, socket.gate()));
         let calls = self.on_direct(callers.clone());
         debug!(uid = caller.uid, sender = caller.sender(), "a direct connection is opened");
         seat.serve(Line { socket, opener: caller, calls, callers }.serve(ends));

@@ -21,7 +21,7 @@ use zbus::connection::socket::{ReadHalf, Split, WriteHalf};
 use zbus::export::async_trait::async_trait;
 use zbus::message::{Flags, Type};
 
-use super::gate::Gate;
+use super::gate::{Gate, UserRoom};
 
 /// What every message begins with.
 const HEADER_BYTES: usize = 16;
@@ -29,8 +29,8 @@ const HEADER_BYTES: usize = 16;
 const BEFORE_MESSAGES_BYTES_MAX: usize = 16 << 10;
 /// File descriptors of one call; no method takes more.
 const DESCRIPTORS_MAX: usize = 1;
-/// How long a peer may leave its replies in a full socket.
-const UNREAD_MAX: Duration = Duration::from_secs(30);
+/// How long a peer may take to read a reply, and to send a call that it has begun.
+const MESSAGE_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// The socket itself, which both halves share.
 #[derive(Clone, Debug)]
@@ -44,10 +44,15 @@ impl Socket {
     ///
     /// # Errors
     /// When the runtime does not take it.
-    pub fn new(stream: Unregistered) -> io::Result<Self> {
+    pub fn new(stream: Unregistered, user: UserRoom) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let stream = Arc::new(UnixStream::from_std(stream)?);
-        Ok(Self { stream, gate: Arc::new(Gate::new()) })
+        Ok(Self { stream, gate: Arc::new(Gate::new(user)) })
+    }
+
+    /// What the calls under way hold.
+    pub fn gate(&self) -> Arc<Gate> {
+        self.gate.clone()
     }
 
     /// Returns once the peer has closed its end, also while nothing is read.
@@ -120,7 +125,10 @@ impl ReadHalf for Reader {
             let length = self.incoming.begin().await?;
             let room = self.gate.room(length, self.incoming.descriptors.len()).await?;
             let (mut none, mut nothing) = (Vec::new(), Vec::new());
-            let message = self.incoming.receive_message(number, &mut none, &mut nothing).await?;
+            let rest = self.incoming.receive_message(number, &mut none, &mut nothing);
+            // Half of it holds as much as all of it.
+            let message = timeout(MESSAGE_TIME_MAX, rest).await;
+            let message = message.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
             let header = message.primary_header();
             if header.msg_type() == Type::MethodCall
                 && !header.flags().contains(Flags::NO_REPLY_EXPECTED)
@@ -271,7 +279,14 @@ impl WriteHalf for Writer {
             }
             io::Result::Ok(())
         };
-        let result = result.await;
+        let result = match timeout(MESSAGE_TIME_MAX, result).await {
+            Ok(result) => result,
+            Err(_) => {
+                // Half a message may be out: nothing that follows would make sense.
+                self.socket.shut_down();
+                Err(io::ErrorKind::TimedOut.into())
+            }
+        };
         if let Some(serial) = message.header().reply_serial() {
             self.socket.gate.answered(serial);
         }
@@ -284,15 +299,7 @@ impl WriteHalf for Writer {
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<usize> {
         let stream = &self.socket.stream;
-        let sent = stream.async_io(Interest::WRITABLE, || send_once(stream, buffer, descriptors));
-        match timeout(UNREAD_MAX, sent).await {
-            Ok(sent) => sent,
-            Err(_) => {
-                // Half a message may be out: nothing that follows would make sense.
-                self.socket.shut_down();
-                Err(io::ErrorKind::TimedOut.into())
-            }
-        }
+        stream.async_io(Interest::WRITABLE, || send_once(stream, buffer, descriptors)).await
     }
 
     async fn close(&mut self) -> io::Result<()> {

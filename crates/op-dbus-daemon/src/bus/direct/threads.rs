@@ -13,6 +13,8 @@ use tokio::runtime::{self, Handle, Runtime};
 use tokio::sync::oneshot;
 
 use super::super::bulk::Place;
+use super::gate::UserRoom;
+use crate::memory_limit;
 
 /// Threads of one user. One for each connection would cost a call a fifth more, as more of them are woken for
 /// it (docs/performance.md).
@@ -21,7 +23,14 @@ const THREADS_OF_USER: usize = 2;
 /// The threads of all users, which last as long as there is a connection on them.
 #[derive(Clone, Debug, Default)]
 pub struct Threads {
-    users: Arc<Mutex<HashMap<u32, Vec<Thread>>>>,
+    users: Arc<Mutex<HashMap<u32, User>>>,
+}
+
+/// What the connections of one user share.
+#[derive(Debug)]
+struct User {
+    threads: Vec<Thread>,
+    room: UserRoom,
 }
 
 /// One thread of a user, which is not one of a runtime with several: that one panics where the system has no
@@ -48,6 +57,7 @@ pub struct Seat {
     /// Of the user's threads.
     number: usize,
     place: Option<Place>,
+    room: UserRoom,
 }
 
 impl Threads {
@@ -57,22 +67,24 @@ impl Threads {
     /// When the system has no more threads or descriptors.
     pub fn of(&self, uid: u32, place: Place) -> io::Result<Seat> {
         let mut users = self.users();
-        let threads = match users.entry(uid) {
+        let user = match users.entry(uid) {
             Entry::Occupied(user) => user.into_mut(),
             Entry::Vacant(none) => {
                 let threads = (0..THREADS_OF_USER).map(|_| Thread::start());
-                none.insert(threads.collect::<io::Result<_>>()?)
+                let threads = threads.collect::<io::Result<_>>()?;
+                none.insert(User { threads, room: UserRoom::of(memory_limit::for_us()) })
             }
         };
-        let threads = threads.iter_mut().enumerate();
+        let room = user.room.clone();
+        let threads = user.threads.iter_mut().enumerate();
         let (number, thread) =
             threads.min_by_key(|(_, thread)| thread.connections).ok_or(io::ErrorKind::NotFound)?;
         thread.connections += 1;
         let runtime = thread.runtime.clone();
-        Ok(Seat { threads: self.clone(), runtime, uid, number, place: Some(place) })
+        Ok(Seat { threads: self.clone(), runtime, uid, number, place: Some(place), room })
     }
 
-    fn users(&self) -> MutexGuard<'_, HashMap<u32, Vec<Thread>>> {
+    fn users(&self) -> MutexGuard<'_, HashMap<u32, User>> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -100,6 +112,11 @@ impl Seat {
         &self.runtime
     }
 
+    /// What all connections of the user may hold.
+    pub fn room(&self) -> UserRoom {
+        self.room.clone()
+    }
+
     /// Has a connection served until it ends.
     pub fn serve(self, connection: impl Future<Output = ()> + Send + 'static) {
         let runtime = self.runtime.clone();
@@ -114,11 +131,11 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let mut users = self.threads.users();
         let Entry::Occupied(mut user) = users.entry(self.uid) else { return };
-        user.get_mut()[self.number].connections -= 1;
-        if user.get().iter().any(|thread| thread.connections > 0) {
+        user.get_mut().threads[self.number].connections -= 1;
+        if user.get().threads.iter().any(|thread| thread.connections > 0) {
             return;
         }
-        let (threads, Some(place)) = (user.remove(), self.place.take()) else { return };
+        let (threads, Some(place)) = (user.remove().threads, self.place.take()) else { return };
         let place = Arc::new(place);
         for thread in threads {
             // One that has ended already holds nothing.

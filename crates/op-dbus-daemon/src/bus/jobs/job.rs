@@ -110,15 +110,18 @@ impl Job {
         let _ = self.phase.subscribe().wait_for(|phase| matches!(phase, Phase::Over(_))).await;
     }
 
-    /// The result, once it is there, for whoever asks first.
+    /// The result, once it is there and there is `room` for it in the bus, for whoever asks first.
     ///
     /// # Errors
     /// `NoSpace` when it can't be sent now; those of the work; why the job is not there any more.
-    async fn fetch(&self) -> Result<Bulk, Error> {
+    async fn fetch(&self, room: impl Future<Output = Result<(), Error>>) -> Result<Bulk, Error> {
         let mut phase = self.phase.subscribe();
-        if let Ok(Phase::Done(made)) =
-            phase.wait_for(|phase| !matches!(phase, Phase::Running)).await.as_deref()
-        {
+        let ended = phase.wait_for(|phase| !matches!(phase, Phase::Running)).await;
+        if ended.is_ok_and(|phase| matches!(*phase, Phase::Done(_))) {
+            // Before it is taken: what has no room stays for another call.
+            room.await?;
+        }
+        if let Phase::Done(made) = &*self.phase.borrow() {
             // The reply has a descriptor of its own. One that can't be made would take the result with it.
             drop(made.bulk.0.as_fd().try_clone_to_owned().map_err(|error| unsendable(&error))?);
         }
@@ -191,15 +194,16 @@ impl Handle {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
-        let work = async |_calls, caller: Caller| {
+        let work = async |calls: Calls, caller: Caller| {
             let job = self.seen_by(&caller)?;
+            let room = calls.room_for_descriptor(&caller, None);
             tokio::select! {
                 biased;
                 // Who has left can't have the result: it stays for another connection of the user.
                 () = caller.cancel.cancelled() => {
                     Err(Error::new(ErrorName::Cancelled, "the caller has left the bus"))
                 }
-                result = job.fetch() => result,
+                result = job.fetch(room) => result,
             }
         };
         self.calls.run(connection, &header, work).await
@@ -263,7 +267,8 @@ mod tests {
             job.ended(Err(Error::new(ErrorName::Cancelled, "the work was cancelled")));
             job.end(gone());
         };
-        let (one, other, ()) = tokio::join!(job.fetch(), job.fetch(), end);
+        let room = || std::future::ready(Ok(()));
+        let (one, other, ()) = tokio::join!(job.fetch(room()), job.fetch(room()), end);
         assert_eq!((one.unwrap_err(), other.unwrap_err()), (stops(), stops()));
         assert!(caller.cancel.is_cancelled() && !job.is_of(caller.uid));
     }
