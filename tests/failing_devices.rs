@@ -124,7 +124,8 @@ async fn one_that_hangs_whenever_it_is_asked_is_left_and_comes_back() -> Outcome
 async fn a_successor_that_takes_long_starves_no_watchdog() -> Outcome {
     let bus = PrivateBus::start().await?;
     let fleet = TcpListener::bind("127.0.0.1:0")?;
-    let setup = with_fallback("hang_on_batch=4")?.setting("batch_timeout_s", "1");
+    let setup = with_fallback("hang_on_batch=4")?.setting("batch_timeout_s", "3");
+    let setup = setup.setting("providers.remote.batch_timeout_s", "3");
     let setup = setup.setting("fallback", "remote, cpu");
     let endpoint = format!("http://{}", fleet.local_addr()?);
     let setup = setup.setting("providers.remote.endpoints", &endpoint);

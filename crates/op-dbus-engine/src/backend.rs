@@ -47,7 +47,7 @@ pub enum BackendError {
     /// The device has no memory for a batch of this size; the backend lives on.
     #[error("out of memory: {0}")]
     OutOfMemory(String),
-    /// The backend refused or failed this batch, and lives on.
+    /// The backend refused or failed this batch. Whether it lives on the engine finds out by a text of its own.
     #[error("{0}")]
     Failed(String),
     /// The backend could not be made: a missing library, a damaged model, an unusable provider.
@@ -86,7 +86,8 @@ pub trait Backend: Send {
     /// `[rows, dimensions]`.
     ///
     /// # Errors
-    /// Anything but [`BackendError::Lost`] and [`BackendError::Killed`] leaves the backend usable.
+    /// [`BackendError::OutOfMemory`] leaves the backend usable, and [`BackendError::Failed`] does where it is
+    /// the batch that failed.
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError>;
 
     /// As [`run`](Self::run), and calls `meanwhile` once at most. A backend that only waits for

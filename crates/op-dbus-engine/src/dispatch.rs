@@ -157,9 +157,8 @@ impl Worker {
     /// # Errors
     /// It can't be trusted any more.
     fn check(&mut self) -> Result<(), BackendError> {
+        self.prove()?;
         let shared = Arc::clone(&self.shared);
-        let vector = proof::probe(self.backend.as_mut(), &shared.model, &shared.probe)?;
-        proof::trust(&shared.pools[self.place.pool], &self.description, &vector)?;
         if shared.scheduler.is_to_measure(self.place.index) {
             let costs = proof::measure(self.backend.as_mut(), self.place, &shared)?;
             shared.scheduler.roster(|roster| roster.measured(self.place.pool, &costs));
@@ -168,6 +167,16 @@ impl Worker {
         shared.scheduler.change(|roster| roster.obeyed(self.place.index, Order::Check, did));
         self.strikes = 0;
         Ok(())
+    }
+
+    /// Has the backend embed the engine's own text, and does nothing else.
+    ///
+    /// # Errors
+    /// It can't be trusted any more.
+    fn prove(&mut self) -> Result<(), BackendError> {
+        let shared = &self.shared;
+        let vector = proof::probe(self.backend.as_mut(), &shared.model, &shared.probe)?;
+        proof::trust(&shared.pools[self.place.pool], &self.description, &vector)
     }
 
     /// Gives back what only the next batch would use.
@@ -218,10 +227,25 @@ impl Worker {
             // A new worker begins with all of a device's memory that is free.
             BackendError::OutOfMemory(_) if device => self.lose(batch, error),
             // One text may be what the backend refuses; its neighbours must not pay for it.
-            BackendError::OutOfMemory(_) | BackendError::Failed(_) => {
+            BackendError::OutOfMemory(_) => {
                 scheduler.try_again(worker, batch, &error);
                 Ok(())
             }
+            // Or it refuses all from here on, as a driver does in whose context a kernel has failed.
+            BackendError::Failed(ref why) => match self.prove() {
+                Ok(()) => {
+                    scheduler.try_again(worker, batch, &error);
+                    Ok(())
+                }
+                Err(gone @ (BackendError::Lost(_) | BackendError::Killed(_))) => {
+                    self.lose(batch, gone)
+                }
+                Err(also) => {
+                    let why =
+                        format!("it failed a batch ({why}) and then the engine's own text: {also}");
+                    self.lose(batch, BackendError::Lost(why))
+                }
+            },
             BackendError::Lost(_) | BackendError::Killed(_) | BackendError::Load { .. } => {
                 self.lose(batch, error)
             }

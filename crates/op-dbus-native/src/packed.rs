@@ -98,8 +98,10 @@ impl Packed {
             file => file?,
         };
         // SAFETY: the file lies in a folder that only this service writes, and every writer of ours
-        // makes a new file and renames it; nothing shortens or changes one that is mapped. Its bytes
-        // are read as numbers alone, for which every pattern is valid.
+        // makes a new file and renames it; nothing shortens or changes one that is mapped. Another
+        // worker could, once it was taken over: all may write the whole cache. What it could have this
+        // one do is bounded by what this one may. The bytes are read as numbers alone, for which every
+        // pattern is valid.
         let map = unsafe { Mmap::map(&file)? };
         let header = map.get(..HEADER_BYTES).and_then(|bytes| bytes.strip_prefix(MAGIC));
         let header = header.ok_or(Miss::Damaged("it has no header"))?;
@@ -109,9 +111,9 @@ impl Packed {
         if header.version != VERSION || header.key != place.key {
             return Err(Miss::Damaged("it belongs to other weights"));
         }
-        let plan = Plan::new(&header.shape, layout);
-        let plan = plan.ok_or(Miss::Damaged("its sizes make no sense"))?;
         let weights = &map[HEADER_BYTES..];
+        let plan = Plan::new(&header.shape, layout, weights.len());
+        let plan = plan.ok_or(Miss::Damaged("its sizes make no sense, or exceed the file"))?;
         if weights.len() != plan.bytes {
             return Err(Miss::Damaged("it has not the length that its header promises"));
         }
@@ -132,7 +134,7 @@ impl Packed {
         reaches: Option<&Reaches>,
     ) -> io::Result<Self> {
         let shape = Shape::of(encoder);
-        let plan = Plan::new(&shape, layout).ok_or_else(|| {
+        let plan = Plan::new(&shape, layout, isize::MAX.unsigned_abs()).ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidData, "the model's sizes make no sense")
         })?;
         let mut map = MmapMut::map_anon(plan.bytes)?;

@@ -152,15 +152,16 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Lays a model out; nothing if its sizes make no sense or exceed all memory.
-    pub fn new(shape: &Shape, layout: Layout) -> Option<Self> {
+    /// Lays a model out; nothing if its sizes make no sense or it takes more than `most` bytes. No more is
+    /// allocated for the plan than such a model has parts.
+    pub fn new(shape: &Shape, layout: Layout, most: usize) -> Option<Self> {
         let Shape { hidden, heads, inner, .. } = *shape;
         if [hidden, heads, inner, shape.vocabulary, shape.positions].contains(&0)
             || !hidden.is_multiple_of(heads)
         {
             return None;
         }
-        let mut cursor = Cursor { at: 0, layout };
+        let mut cursor = Cursor { at: 0, most, layout };
         let word = if layout.weight == Element::F32 { 4 } else { 2 };
         let words = cursor.take(shape.vocabulary.checked_mul(hidden)?, word)?;
         let rows = shape.positions.checked_add(usize::from(shape.padding.is_some()))?;
@@ -201,6 +202,7 @@ impl Plan {
 
 struct Cursor {
     at: usize,
+    most: usize,
     layout: Layout,
 }
 
@@ -209,8 +211,7 @@ impl Cursor {
         let end = self.at.checked_add(count.checked_mul(bytes)?)?;
         let range = self.at..end;
         self.at = end.checked_next_multiple_of(ALIGNMENT)?;
-        isize::try_from(self.at).ok()?;
-        Some(range)
+        (self.at <= self.most).then_some(range)
     }
 
     /// A vector of 32-bit floats that whole vectors can be read from.

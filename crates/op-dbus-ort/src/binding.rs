@@ -262,10 +262,13 @@ impl Buffers {
                 self.bind(session, (shape, given))?
             }
         };
-        for (Input { dims, data, .. }, staged) in given.iter().zip(&mut bound.inputs) {
+        for (Input { name, dims, data }, staged) in given.iter().zip(&mut bound.inputs) {
             // Rows that are not padded have as many tokens as they have.
             if staged.memory.extract_tensor().1.len() != data.len() {
                 *staged = self.staged(dims)?;
+                if !self.memory.is_separate() {
+                    staged.bind_input(&mut bound.binding, name)?;
+                }
             }
             staged.memory.extract_tensor_mut().1.copy_from_slice(data);
         }

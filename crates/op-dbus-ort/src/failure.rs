@@ -3,7 +3,8 @@
 use op_dbus_engine::{BackendError, LoadErrorKind};
 use ort::ErrorCode;
 
-/// A batch that failed. The session stays usable after all of these.
+/// A batch that failed. Whether the session stays usable is not told: a device whose context is broken fails
+/// every later run in the same words as a batch that was refused. The engine finds out.
 pub(crate) fn run(error: ort::Error) -> BackendError {
     let text = error.message();
     let memory = ["Failed to allocate memory", "bad_alloc", "bad allocation", "out of memory"];

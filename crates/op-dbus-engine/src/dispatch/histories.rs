@@ -43,12 +43,28 @@ fn scheduler() -> Arc<Scheduler> {
     world(|w| Arc::clone(&w.preparer.scheduler))
 }
 
-/// A backend that lets other things happen while it computes, and fails when the history says so.
-struct Scripted(SimBackend, Description);
+/// A backend that lets other things happen while it computes, and fails when the history says so: at times
+/// for good, in the words of one that has refused a batch.
+struct Scripted {
+    sim: SimBackend,
+    description: Description,
+    /// What it was asked to compute since it fails for good.
+    asked_broken: Option<usize>,
+}
+
+impl Scripted {
+    fn fails_for_good(&mut self) -> bool {
+        if let Some(asked) = &mut self.asked_broken {
+            *asked += 1;
+            assert_eq!(*asked, 1, "a broken backend gets more than the engine's own text");
+        }
+        self.asked_broken.is_some()
+    }
+}
 
 impl Backend for Scripted {
     fn description(&self) -> &Description {
-        &self.1
+        &self.description
     }
 
     fn run_while(
@@ -64,14 +80,21 @@ impl Backend for Scripted {
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
         happens();
-        if !fails(4) {
-            return self.0.run(batch, out);
-        }
         let why = "the history says so".to_owned();
-        match world(|w| w.random.below(4)) {
+        if self.fails_for_good() {
+            return Err(BackendError::Failed(why));
+        }
+        if !fails(4) {
+            return self.sim.run(batch, out);
+        }
+        match world(|w| w.random.below(5)) {
             0 => Err(BackendError::Lost(why)),
             1 => Err(BackendError::Failed(why)),
             2 => Err(BackendError::OutOfMemory(why)),
+            3 => {
+                self.asked_broken = Some(0);
+                Err(BackendError::Failed(why))
+            }
             _ => {
                 out.fill(f32::NAN);
                 Ok(())
@@ -87,7 +110,7 @@ fn backend(_: usize) -> Result<Box<dyn Backend>, BackendError> {
     }
     let sim = SimBackend::new(DIMENSIONS);
     let description = Description { buckets: world(|w| w.buckets), ..sim.description().clone() };
-    Ok(Box::new(Scripted(sim, description)))
+    Ok(Box::new(Scripted { sim, description, asked_broken: None }))
 }
 
 /// Whether there is a fault here: one in `n` times, while there may be any.

@@ -19,6 +19,9 @@ use crate::usage::MemoryUse;
 /// No process has more, whatever it says. They are added up.
 const PROCESS_BYTES_MAX: u64 = 1 << 48;
 
+/// No machine has more. There may be a worker for each.
+const DEVICES_MAX: usize = 1024;
+
 /// A worker that has not said yet that it is loaded, or has.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -56,6 +59,12 @@ impl Link {
                     "the worker makes vectors of {} dimensions and the model has {}; check the \
                      model's files",
                     description.dimensions, self.shape.dimensions
+                )))
+            }
+            Ok(Answer::Ready { description }) if description.devices > DEVICES_MAX => {
+                Err(other(format!(
+                    "the worker tells of {} devices, and no machine has more than {DEVICES_MAX}",
+                    description.devices
                 )))
             }
             Ok(Answer::Ready { description }) => {

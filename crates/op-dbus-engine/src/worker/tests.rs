@@ -309,6 +309,11 @@ fn a_worker_that_does_not_load_says_why_or_is_told_so() {
     nonsense(|_| (), "closed its socket");
     nonsense(|socket| send_raw(socket, b"hello"), "can't be read");
     nonsense(|socket| send_message(socket, &done(0)).unwrap(), "before it was asked");
+    let many = |socket: &OwnedFd| {
+        let description = Description { devices: 1025, ..sim().unwrap().description().clone() };
+        send_message(socket, &Answer::Ready { description }).unwrap();
+    };
+    nonsense(many, "1025 devices");
 }
 
 #[test]

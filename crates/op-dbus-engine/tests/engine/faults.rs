@@ -40,15 +40,6 @@ async fn a_text_that_kills_workers_fails_alone() {
     assert_eq!(engine.stats().worker_restarts, 2);
 }
 
-#[tokio::test]
-async fn a_refused_batch_is_tried_once_more_text_by_text() {
-    let faults = Faults { fail_on_batch: Some(2), ..Faults::default() };
-    let engine = with_faults(vec![faults], Limits::default());
-    engine.embed(call(1, &["a", "b", "c"])).await.unwrap();
-    let stats = engine.stats();
-    assert_eq!((stats.retries, stats.worker_restarts, stats.batches), (3, 0, 3));
-}
-
 /// Works for its check, then panics.
 struct Panics(SimBackend, bool);
 

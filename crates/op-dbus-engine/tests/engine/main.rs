@@ -9,6 +9,7 @@ mod limits;
 mod out_of_memory;
 mod pools;
 mod presence;
+mod refusals;
 mod reserve;
 mod sinks;
 mod support;

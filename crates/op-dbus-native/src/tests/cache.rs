@@ -63,6 +63,27 @@ fn a_file_with_a_flipped_byte_is_refused() {
     assert!(Packed::open(&place, layout()).is_ok());
 }
 
+/// Neither the length nor the checksum of the weights is known before their parts are.
+#[test]
+#[cfg_attr(miri, ignore = "maps a file, which Miri does not")]
+fn a_header_that_lies_of_its_sizes_costs_no_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let (place, file, packed) = saved(folder.path());
+    let whole = fs::read(&file).unwrap();
+    let end = whole[..4096].iter().rposition(|&byte| byte == b'}').unwrap();
+    let header = String::from_utf8(whole[16..=end].to_vec()).unwrap();
+    let truth = format!("\"layers\":{}", packed.shape.layers);
+    assert!(header.contains(&truth), "{header}");
+    let lie = header.replacen(&truth, "\"layers\":1000000000000", 1);
+    let mut lying = [&whole[..16], lie.as_bytes()].concat();
+    lying.resize(4096, 0);
+    lying.extend_from_slice(&whole[4096..]);
+    fs::write(&file, lying).unwrap();
+    assert!(matches!(Packed::open(&place, layout()), Err(Miss::Damaged(_))));
+    packed.save(&place).unwrap();
+    assert!(Packed::open(&place, layout()).is_ok());
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "makes a pipe, which Miri does not")]
 fn a_pipe_in_the_place_of_a_file_keeps_nobody_waiting() {
