@@ -208,15 +208,17 @@ impl RemoteBackend {
         }
     }
 
-    /// Has some endpoint compute a part of a batch that came at `since`, until `deadline`.
+    /// Has some endpoint compute a part of a batch that came at `since`, until `deadline`; says whether that
+    /// is a single text which another one refused.
     fn compute(
         &mut self,
         sent: &Sent<'_>,
         out: &mut [f32],
         (since, deadline): (Instant, Instant),
-    ) -> Result<(), Stopped> {
+    ) -> Result<bool, Stopped> {
         let (mut last, mut failed) = ("all endpoints rest".to_owned(), Vec::new());
-        let mut waited = false;
+        let (mut waited, mut refusal) = (false, None);
+        let is_single = sent.batch.rows() == 1;
         while Instant::now() < deadline {
             let began = Instant::now();
             let Some(index) = self.pick(began, &failed, waited) else {
@@ -225,23 +227,30 @@ impl RemoteBackend {
                 std::thread::sleep(until.saturating_duration_since(Instant::now()));
                 continue;
             };
+            if refusal.is_some() && failed.contains(&index) {
+                break;
+            }
             let had_failed = self.endpoints[index].circuit.has_failed();
             let times = (since, self.share(index, (began, deadline), &failed));
             let Err(failure) = self.attempt(index, sent, out, times) else {
                 self.took(index, &failed);
-                return Ok(());
+                return Ok(refusal.is_some());
             };
             if failure.may_be_the_batch() {
                 self.tell(index, &failure, sent.batch.rows());
             }
             match failure {
                 Failure::TooLarge(why) => {
-                    return Err(Stopped::TooMuch(BackendError::OutOfMemory(why)));
+                    refusal.get_or_insert(BackendError::OutOfMemory(why));
+                    failed.push(index);
                 }
-                Failure::Refused(why) => return Err(Stopped::TooMuch(BackendError::Failed(why))),
+                Failure::Refused(why) => {
+                    refusal.get_or_insert(BackendError::Failed(why));
+                    failed.push(index);
+                }
                 Failure::Failed(why) => {
                     failed.push(index);
-                    if failed.len() >= self.options.attempts_max {
+                    if failed.len() >= self.options.attempts_max && refusal.is_none() {
                         return Err(Stopped::ForGood(BackendError::Failed(why)));
                     }
                 }
@@ -257,8 +266,12 @@ impl RemoteBackend {
                     }
                 }
             }
+            // Of one text another endpoint may think otherwise, and then it is not the text.
+            if refusal.is_some() && !(is_single && failed.len() < self.options.attempts_max) {
+                break;
+            }
         }
-        Err(Stopped::TooLate(last))
+        Err(refusal.map_or(Stopped::TooLate(last), Stopped::TooMuch))
     }
 
     /// Texts that are sent at once `now`.
@@ -298,12 +311,18 @@ impl Backend for RemoteBackend {
         let times = (since, since + self.options.batch_time);
         let (rows, dimensions) = (batch.rows(), self.description.dimensions);
         let known = self.rows_most(since);
-        let (mut most, mut done) = (rows.min(known), 0);
+        let (mut most, mut done, mut differ) = (rows.min(known), 0, false);
         while done < rows {
             let end = rows.min(done + most);
             let out = &mut out[done * dimensions..end * dimensions];
             match self.compute(&sent.part(done..end), out, times) {
-                Ok(()) => done = end,
+                Ok(differs) => {
+                    (done, differ) = (end, differ || differs);
+                    if differ {
+                        // It was not how many there are.
+                        most = known.min(most.saturating_mul(2));
+                    }
+                }
                 Err(Stopped::TooMuch(_)) if end - done > 1 => most = (end - done).div_ceil(2),
                 Err(Stopped::TooLate(last)) => {
                     let seconds = self.options.batch_time.as_secs();
@@ -317,7 +336,7 @@ impl Backend for RemoteBackend {
                 Err(Stopped::TooMuch(error) | Stopped::ForGood(error)) => return Err(error),
             }
         }
-        if most < rows.min(known) {
+        if most < rows.min(known) && !differ {
             tracing::warn!(
                 rows = most,
                 "servers get no more texts at once for now, as they refuse more; set rows_max in \

@@ -5,6 +5,7 @@ pub mod rest;
 pub mod rpc;
 
 use op_dbus_engine::foreign::{self, Content, Filled, Integers, Output, Padded, Port};
+use serde::de::{Deserialize, Deserializer};
 
 use crate::Shape;
 use crate::failure::Failure;
@@ -28,8 +29,17 @@ pub struct Metadata {
 struct Tensor {
     name: String,
     datatype: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     shape: Vec<i64>,
+}
+
+/// Reads what may be left out: some servers write `null` instead.
+fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// How a served graph is fed, and which output is taken.

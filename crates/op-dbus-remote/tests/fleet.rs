@@ -202,12 +202,52 @@ fn one_that_fails_what_another_computes_loses_its_place() {
     const BATCHES: usize = 20;
     let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Well));
     let mut backend = backend(&[&one, &two], PATIENT).unwrap();
-    one.set(Mood::Only(500));
-    let before = one.asked().1;
-    for _ in 0..BATCHES {
-        assert_eq!(device(&mut backend).unwrap(), "remote:1");
+    for status in [500, 400, 422, 413] {
+        one.set(Mood::Only(status));
+        let before = one.asked().1;
+        for _ in 0..BATCHES {
+            assert_eq!(device(&mut backend).unwrap(), "remote:1", "{status}");
+        }
+        assert!((3..BATCHES).contains(&(one.asked().1 - before)), "{status}: {:?}", one.asked());
+        one.set(Mood::Well);
+        while device(&mut backend).unwrap() != "remote:0" {}
     }
-    assert!((3..BATCHES).contains(&(one.asked().1 - before)), "{:?}", one.asked());
-    one.set(Mood::Well);
-    while device(&mut backend).unwrap() != "remote:0" {}
+}
+
+/// However often somebody sends it.
+#[test]
+fn a_text_that_all_refuse_costs_nobody_their_place() {
+    const TIMES: usize = 5;
+    let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Well));
+    let mut backend = backend(&[&one, &two], PATIENT).unwrap();
+    for (first, second) in [(400, 422), (413, 400), (422, 500)] {
+        let before = (one.asked().1, two.asked().1);
+        one.set(Mood::Only(first));
+        two.set(Mood::Only(second));
+        for _ in 0..TIMES {
+            let error = device(&mut backend).unwrap_err();
+            assert_eq!(matches!(error, BackendError::OutOfMemory(_)), first == 413, "{error:?}");
+            assert!(error.to_string().contains(&first.to_string()), "{error}");
+        }
+        let asked = (one.asked().1 - before.0, two.asked().1 - before.1);
+        assert_eq!(asked, (TIMES, TIMES), "{first}, {second}");
+        one.set(Mood::Well);
+        assert_eq!(device(&mut backend).unwrap(), "remote:0");
+        one.set(Mood::Only(first));
+        two.set(Mood::Well);
+        assert_eq!(device(&mut backend).unwrap(), "remote:1");
+        one.set(Mood::Well);
+        assert_eq!(device(&mut backend).unwrap(), "remote:0");
+    }
+}
+
+/// The worker would count as lost otherwise.
+#[test]
+fn a_text_that_one_refuses_is_refused_where_the_others_are_silent() {
+    let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Well));
+    let mut backend = hasty(&[&one, &two], SHORT, SHORT).unwrap();
+    one.set(Mood::Only(400));
+    two.set(Mood::Silent);
+    let error = device(&mut backend).unwrap_err();
+    assert!(matches!(&error, BackendError::Failed(why) if why.contains("400")), "{error:?}");
 }

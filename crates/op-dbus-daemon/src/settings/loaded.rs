@@ -304,7 +304,7 @@ fn assemble(layers: Vec<Checked>, parts: Parts) -> Result<Loaded, Mistakes> {
     }
     let mut contradictions = together::check(&settings, &origins);
     let of_table = |provider: &str| place_of(&layers, &format!("providers.{provider}"));
-    contradictions.extend(options::contradictions(&settings, of_table));
+    contradictions.extend(options::contradictions(&settings, &origins, of_table));
     if !contradictions.is_empty() {
         return Err(Mistakes(contradictions));
     }

@@ -5,6 +5,7 @@ pub mod fleet;
 mod shapes;
 mod table;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use figment::value::{Dict, Value};
@@ -268,11 +269,15 @@ fn unknown(provider: &str, key: &str) -> String {
 }
 
 /// What in the tables of providers is right alone and can't be had together.
-pub(super) fn contradictions(settings: &Settings, origin: impl Fn(&str) -> Origin) -> Vec<Mistake> {
+pub(super) fn contradictions(
+    settings: &Settings,
+    origins: &BTreeMap<&'static str, Origin>,
+    origin: impl Fn(&str) -> Origin,
+) -> Vec<Mistake> {
     let tables = settings.providers.iter();
     let wrong = tables.filter_map(|(provider, own)| {
         let message = match provider.as_str() {
-            fleet::REMOTE => fleet::contradiction(settings)?,
+            fleet::REMOTE => fleet::contradiction(settings, origins)?,
             _ => shapes::contradiction(&own.checked)?,
         };
         Some(Mistake {

@@ -4,7 +4,7 @@
 use op_dbus_engine::foreign::Filled;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer};
 
-use super::{Data, Feed, Input, Metadata};
+use super::{Data, Feed, Input, Metadata, or_default};
 use crate::Shape;
 use crate::failure::Failure;
 use crate::http::Message;
@@ -183,7 +183,7 @@ struct Answered {
     shape: Vec<i64>,
     datatype: String,
     data: Option<Flat>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     parameters: Parameters,
 }
 

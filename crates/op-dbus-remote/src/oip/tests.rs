@@ -137,6 +137,26 @@ fn vectors_are_read_in_every_form() {
     }
 }
 
+/// As KServe and MLServer write what they leave out.
+#[test]
+fn null_is_as_if_it_were_not_there() {
+    let metadata = COMPILED.replace("[-1]", "null").replace("\"m\"", "null");
+    let mut feed = feed(&metadata);
+    rest::request(&mut feed, &sent(), false).unwrap();
+    for parameters in ["null", "{}", r#"{"binary_data_size":null,"content_type":null}"#] {
+        let found = answered(
+            &feed,
+            &json(&format!(
+                r#"{{"model_version":null,"id":null,"parameters":null,"outputs":[{{
+                "name":"embedding","shape":[2,2],"datatype":"FP32","parameters":{parameters},
+                "data":[1,2,3,4]}}]}}"#
+            )),
+        );
+        assert_eq!(found, Ok([1.0, 2.0, 3.0, 4.0]), "{parameters}");
+    }
+    assert!(!rest::is_binary(br#"{"name":"s","extensions":null}"#));
+}
+
 /// As the answer says, whatever else a server adds.
 #[test]
 fn the_bytes_of_the_output_are_found_among_others() {

@@ -87,6 +87,28 @@ fn a_text_that_is_refused_does_not_count_as_too_many() {
     }
 }
 
+/// It is no sign of how many texts servers take either.
+#[test]
+fn a_text_that_one_refuses_is_computed_by_another() {
+    const IDS: [i32; 7] = [101, 102, 103, 104, 105, 106, 107];
+    let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Well));
+    let mut backend = backend(&[&one, &two], PATIENT).unwrap();
+    for status in [400, 413] {
+        one.set(Mood::Not(103, status));
+        let before = two.asked().1;
+        computed(&mut backend, &IDS).unwrap();
+        assert_eq!(two.asked().1, before + 1, "{status}");
+        // After three of them the other one gets what is left.
+        one.set(Mood::Only(status));
+        computed(&mut backend, &IDS).unwrap();
+        one.set(Mood::Well);
+        while device(&mut backend).unwrap() != "remote:0" {}
+        let before = one.asked().1;
+        computed(&mut backend, &IDS).unwrap();
+        assert_eq!(one.asked().1, before + 1, "{status}");
+    }
+}
+
 #[test]
 fn a_start_waits_a_moment_for_one_that_does_not_answer() {
     let one = Endpoint::new(Mood::HangsUp { once: true });

@@ -6,13 +6,14 @@ mod list;
 use std::io::Write;
 use std::path::Path;
 
-use clap::{Args, Subcommand};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand, ValueEnum};
 use op_dbus_models::runtime::beside;
 use op_dbus_models::{Error, Progress, RuntimeStore, manifest};
 use serde_json::json;
 
 use super::EXIT_CODES;
-use super::models::{Outcome, SourceArgs};
+use super::models::{Outcome, SourceArgs, SourceName};
 
 /// Show, fetch, check and remove ONNX Runtime and its provider libraries
 #[derive(Subcommand)]
@@ -38,6 +39,10 @@ Examples:
   op-dbus runtime pull --provider webgpu --from /media/stick --source folder
 
 {EXIT_CODES}"))]
+#[command(
+    mut_arg("from", |from| from.help("Folder of the library or of its wheel, to look in first")),
+    mut_arg("only", |only| only.value_parser(sources_of_libraries()))
+)]
 pub struct PullArgs {
     /// cpu, cuda, tensorrt, webgpu, openvino or ggml
     #[arg(long, value_name = "PROVIDER", default_value = "cpu")]
@@ -62,6 +67,13 @@ pub struct RemoveArgs {
     /// Providers; those that share a library lose it together
     #[arg(required = true, value_name = "PROVIDER")]
     providers: Vec<String>,
+}
+
+/// The sources of `--source` without the hub, which has models alone.
+fn sources_of_libraries() -> impl TypedValueParser<Value = SourceName> {
+    let sources = SourceName::value_variants().iter().filter(|name| **name != SourceName::Hub);
+    PossibleValuesParser::new(sources.filter_map(ValueEnum::to_possible_value))
+        .try_map(|name| SourceName::from_str(&name, false))
 }
 
 /// Does what the command says with the runtime store beside `model_dir`; results on standard
@@ -142,7 +154,7 @@ fn tell(provider: &str, done: &str, path: Option<&Path>, json: bool) -> Outcome 
 
 #[cfg(test)]
 mod tests {
-    use clap::Args as _;
+    use clap::{Args as _, FromArgMatches as _};
 
     use super::*;
 
@@ -154,5 +166,16 @@ mod tests {
         let (last, others) = names.split_last().unwrap();
         let expected = format!("{} or {last}", others.join(", "));
         assert!(help.contains(&expected), "{help}");
+    }
+
+    #[test]
+    fn libraries_are_not_on_the_hub() {
+        let mut command = PullArgs::augment_args(clap::Command::new("pull"));
+        let help = command.render_long_help().to_string();
+        assert!(!help.contains("hub") && !help.contains(".zip"), "{help}");
+        assert!(command.try_get_matches_from_mut(["pull", "--source", "hub"]).is_err());
+        let asked = ["pull", "--source", "folder,pip", "--from", "x"];
+        let found = PullArgs::from_arg_matches(&command.get_matches_from(asked)).unwrap();
+        assert!(found.sources.sources().is_ok());
     }
 }

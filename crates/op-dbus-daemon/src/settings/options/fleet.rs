@@ -1,8 +1,10 @@
 //! The endpoints of the remote provider: what an address may be, and what goes with which.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::super::Settings;
+use super::super::mistakes::Origin;
 
 /// The provider.
 pub const REMOTE: &str = "remote";
@@ -125,7 +127,10 @@ pub fn is_for_worker(key: &str) -> bool {
 }
 
 /// Why the options don't go together.
-pub(super) fn contradiction(settings: &Settings) -> Option<String> {
+pub(super) fn contradiction(
+    settings: &Settings,
+    origins: &BTreeMap<&'static str, Origin>,
+) -> Option<String> {
     settings.providers.get(REMOTE)?;
     let seconds = |key, default| {
         let said = checked(settings, key).and_then(|text| text.parse::<u64>().ok());
@@ -137,6 +142,14 @@ pub(super) fn contradiction(settings: &Settings) -> Option<String> {
         return Some(format!(
             "request_timeout_s is {request} and batch_timeout_s, in which all requests of a batch \
              have to fit, is {batch}; set the first no larger than the second"
+        ));
+    }
+    let all = settings.batch_timeout_s;
+    if all < batch {
+        let origin = origins.get("batch_timeout_s").cloned().unwrap_or(Origin::Default);
+        return Some(format!(
+            "batch_timeout_s is {batch}, and the setting batch_timeout_s, after which a worker is ended \
+             whatever it still tries, is {all} ({origin}); set the first no larger than the second"
         ));
     }
     let endpoints = endpoints(settings);

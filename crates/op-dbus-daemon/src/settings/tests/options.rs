@@ -167,6 +167,14 @@ fn a_fleet_that_anybody_could_read_or_that_has_no_time_is_refused() {
             "{text}"
         );
     }
+    let killed = |seconds: u64| {
+        let table = "[providers.remote]\nendpoints = \"http://[::1]:1\"\n";
+        Tree::new(&[(MAIN, &format!("batch_timeout_s = {seconds}\n{table}"))])
+    };
+    let text = killed(19).mistakes();
+    assert!(text.contains("line 2: providers.remote: batch_timeout_s is 20"), "{text}");
+    assert!(text.contains("is 19 (") && text.contains("line 1); set the first no"), "{text}");
+    killed(20).loaded();
     let grpc = |more: &str| {
         let table = format!("[providers.remote]\nendpoints = \"grpc://10.0.0.1:8001\"\n{more}");
         Tree::new(&[(MAIN, &table)]).mistakes()

@@ -20,6 +20,11 @@ const SOCKETS: &[c_long] =
 /// Sockets that send to others.
 const CONNECTIONS: &[c_long] = &[libc::SYS_socket, libc::SYS_connect];
 
+/// Calls that connect as they send where a flag says so, and which argument has the flags. Landlock heeds
+/// the ports of `connect` alone.
+const SENDING: [(c_long, u8); 3] =
+    [(libc::SYS_sendto, 3), (libc::SYS_sendmsg, 2), (libc::SYS_sendmmsg, 3)];
+
 /// The bits of a socket's type that are its kind; the others are flags.
 const SOCKET_KINDS: u64 = 0xf;
 
@@ -33,9 +38,9 @@ pub enum Network {
     /// makes one (`@cuda-uvmfd-…`) by which other processes could have its memory, and does not start
     /// (error 304) where it can't. Nobody who connects to it is accepted.
     NoneListening,
-    /// Others by TCP.
+    /// Others by TCP, at the ports that Landlock leaves.
     Tcp,
-    /// Others by TCP, whose names it looks up by UDP.
+    /// The same, whose names it looks up by UDP. Where that goes, Landlock does not heed.
     TcpByName,
 }
 
@@ -172,6 +177,11 @@ fn rules(programs: bool, network: Network) -> Result<Rules, BackendError> {
         // datagrams would.
         let pairs = sockets(&[libc::AF_UNIX], &[libc::SOCK_STREAM], &[0])?;
         rules.insert(libc::SYS_socketpair, pairs);
+        let flag = bits(libc::MSG_FASTOPEN);
+        for (call, flags) in SENDING {
+            let connects = condition(flags, SeccompCmpOp::MaskedEq(flag), flag)?;
+            rules.insert(call, vec![SeccompRule::new(vec![connects])?]);
+        }
     }
     let own = u64::from(std::process::id());
     let not = |process| condition(0, SeccompCmpOp::Ne, process);
@@ -221,7 +231,7 @@ fn bits(value: i32) -> u64 {
 }
 
 fn condition(argument: u8, is: SeccompCmpOp, value: u64) -> Result<SeccompCondition, BackendError> {
-    // Processes are numbered in, and flags of `clone` fit, four bytes; the kernel ignores the rest.
+    // Processes are numbered in, and flags fit, four bytes; the kernel ignores the rest.
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, is, value)
 }
 
@@ -237,12 +247,14 @@ fn filter(rules: Rules, errno: i32) -> Result<BpfProgram, BackendError> {
 fn with_x32(mut rules: Rules) -> Rules {
     const X32: c_long = 0x4000_0000;
     /// Calls that have a number of their own there, and what they are else.
-    const RENUMBERED: [(c_long, c_long); 8] = [
+    const RENUMBERED: [(c_long, c_long); 10] = [
+        (518, libc::SYS_sendmsg),
         (520, libc::SYS_execve),
         (521, libc::SYS_ptrace),
         (524, libc::SYS_rt_sigqueueinfo),
         (528, libc::SYS_kexec_load),
         (536, libc::SYS_rt_tgsigqueueinfo),
+        (538, libc::SYS_sendmmsg),
         (539, libc::SYS_process_vm_readv),
         (540, libc::SYS_process_vm_writev),
         (545, libc::SYS_execveat),
@@ -258,126 +270,4 @@ fn with_x32(mut rules: Rules) -> Rules {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::fd::AsRawFd;
-    use std::os::unix::net::{UnixDatagram, UnixStream};
-
-    use nix::errno::Errno;
-
-    use super::*;
-
-    #[test]
-    fn no_call_is_listed_twice_and_programs_are_refused_unless_needed() {
-        let lists = [SOCKETS, CONNECTIONS, PROGRAMS, PROCESSES, MACHINE, KERNEL, OF_A_PROCESS];
-        let listed: usize = lists.iter().map(|calls| calls.len()).sum();
-        // And `prlimit64` and `clone`.
-        assert_eq!(rules(false, Network::None).unwrap().len(), listed + 2);
-        let with_programs = rules(true, Network::None).unwrap();
-        for call in [libc::SYS_execve, libc::SYS_clone] {
-            assert!(!with_programs.contains_key(&call), "{call}");
-        }
-        assert!(with_programs.contains_key(&libc::SYS_socket));
-    }
-
-    #[test]
-    fn the_filters_can_be_made_on_this_architecture() {
-        for network in [Network::None, Network::NoneListening, Network::Tcp, Network::TcpByName] {
-            assert!(filter(rules(false, network).unwrap(), libc::EPERM).is_ok());
-        }
-    }
-
-    /// How making sockets of these families, kinds and protocols ends on a thread with this network, and
-    /// how it ends to connect and to listen.
-    fn attempts(network: Network) -> Vec<(&'static str, bool)> {
-        let attempts = move || {
-            refuse(false, network).unwrap();
-            let made = |family, kind, protocol| {
-                // SAFETY: the call reads no memory; what it makes is closed at once.
-                let socket = unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) };
-                if socket >= 0 {
-                    // SAFETY: the kernel has just made it for us.
-                    unsafe { libc::close(socket) };
-                }
-                socket >= 0
-            };
-            vec![
-                ("tcp", made(libc::AF_INET, libc::SOCK_STREAM, 0)),
-                ("udp", made(libc::AF_INET, libc::SOCK_DGRAM, 0)),
-                ("multipath tcp", made(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP)),
-                ("raw", made(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_TCP)),
-                ("unix", made(libc::AF_UNIX, libc::SOCK_STREAM, 0)),
-                ("unix packets", made(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0)),
-                ("netlink", made(libc::AF_NETLINK, libc::SOCK_RAW, 0)),
-                ("listening", std::net::TcpListener::bind("127.0.0.1:0").is_ok()),
-                ("a pair of streams", UnixStream::pair().is_ok()),
-                ("a pair of datagrams", UnixDatagram::pair().is_ok()),
-            ]
-        };
-        // The filter is for the thread that asks for it.
-        std::thread::spawn(attempts).join().unwrap()
-    }
-
-    #[test]
-    fn sockets_are_those_of_the_network_alone() {
-        let done = |network| -> Vec<&str> {
-            attempts(network).into_iter().filter(|(_, done)| *done).map(|(name, _)| name).collect()
-        };
-        assert_eq!(done(Network::None), [""; 0]);
-        assert_eq!(done(Network::NoneListening), ["unix packets"]);
-        assert_eq!(done(Network::Tcp), ["tcp", "a pair of streams"]);
-        assert_eq!(done(Network::TcpByName), ["tcp", "udp", "a pair of streams"]);
-    }
-
-    /// As libcuda does it.
-    #[test]
-    fn nobody_is_accepted_by_what_listens() {
-        use nix::sys::socket::{
-            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept, bind, connect, listen,
-            socket,
-        };
-
-        let attempt = |network| {
-            let attempt = move || {
-                refuse(false, network).unwrap();
-                let kind = (AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
-                let made = || socket(kind.0, kind.1, kind.2, None);
-                let address = format!("op-dbus-test-{}", std::process::id());
-                let address = UnixAddr::new_abstract(address.as_bytes()).unwrap();
-                let listening = made()?;
-                bind(listening.as_raw_fd(), &address)?;
-                listen(&listening, Backlog::new(1).unwrap())?;
-                let refused = [
-                    connect(made()?.as_raw_fd(), &address).unwrap_err(),
-                    accept(listening.as_raw_fd()).unwrap_err(),
-                ];
-                nix::Result::Ok(refused)
-            };
-            std::thread::spawn(attempt).join().unwrap()
-        };
-        assert_eq!(attempt(Network::NoneListening), Ok([Errno::EPERM; 2]));
-        assert_eq!(attempt(Network::None), Err(Errno::EPERM));
-    }
-
-    #[test]
-    fn tcp_reaches_who_listens() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let connected = |network| {
-            let connect = move || {
-                refuse(false, network).unwrap();
-                std::net::TcpStream::connect(address).is_ok()
-            };
-            std::thread::spawn(connect).join().unwrap()
-        };
-        assert!(connected(Network::Tcp) && !connected(Network::None));
-    }
-
-    #[test]
-    #[cfg(target_arch = "x86_64")]
-    fn the_numbers_of_x32_are_refused_as_well() {
-        let rules = with_x32(rules(false, Network::None).unwrap());
-        for call in [libc::SYS_socket | 0x4000_0000, 0x4000_0000 + 520, 0x4000_0000 + 545] {
-            assert!(rules.contains_key(&call), "{call:x}");
-        }
-    }
-}
+mod tests;

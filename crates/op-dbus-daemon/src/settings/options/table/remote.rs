@@ -92,7 +92,8 @@ pub const OPTIONS: &[ProviderOption] = &[
         count(1, 50),
         Theirs("20"),
         "Seconds that one batch may take, with all endpoints that are tried and the rests between; \
-        then the worker counts as lost. Clients of D-Bus wait for 25 by themselves.",
+        then the worker counts as lost. No more than the setting of this name outside the table. Clients \
+        of D-Bus wait for 25 by themselves.",
     ),
     plain(
         REMOTE,

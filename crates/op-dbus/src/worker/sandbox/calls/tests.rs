@@ -1,0 +1,166 @@
+//! What the filters refuse of what is tried.
+
+use std::io::{IoSlice, Write};
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, MultiHeaders, SockFlag, SockType, SockaddrStorage, UnixAddr,
+    accept, bind, connect, getsockname, listen, sendmmsg, sendmsg, sendto, socket,
+};
+
+use super::*;
+
+#[test]
+fn no_call_is_listed_twice_and_programs_are_refused_unless_needed() {
+    let lists = [SOCKETS, CONNECTIONS, PROGRAMS, PROCESSES, MACHINE, KERNEL, OF_A_PROCESS];
+    let listed: usize = lists.iter().map(|calls| calls.len()).sum();
+    // And `prlimit64` and `clone`.
+    assert_eq!(rules(false, Network::None).unwrap().len(), listed + 2);
+    let with_programs = rules(true, Network::None).unwrap();
+    for call in [libc::SYS_execve, libc::SYS_clone] {
+        assert!(!with_programs.contains_key(&call), "{call}");
+    }
+    assert!(with_programs.contains_key(&libc::SYS_socket));
+}
+
+#[test]
+fn the_filters_can_be_made_on_this_architecture() {
+    for network in [Network::None, Network::NoneListening, Network::Tcp, Network::TcpByName] {
+        assert!(filter(rules(false, network).unwrap(), libc::EPERM).is_ok());
+    }
+}
+
+/// How it ends to connect by each call that sends.
+fn fast_opened(to: SockaddrStorage) -> [(&'static str, nix::Result<usize>); 3] {
+    let open = MsgFlags::from_bits_retain(libc::MSG_FASTOPEN);
+    let (text, slices) = (b"x", [IoSlice::new(b"x")]);
+    let made = || socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
+    let many = |by: OwnedFd| {
+        let mut headers = MultiHeaders::preallocate(1, None);
+        let (slices, to) = ([slices], [Some(to)]);
+        let sent = sendmmsg(by.as_raw_fd(), &mut headers, &slices, to, [], open);
+        sent.map(|sent| sent.count())
+    };
+    [
+        ("sendto", made().and_then(|by| sendto(by.as_raw_fd(), text, &to, open))),
+        ("sendmsg", made().and_then(|by| sendmsg(by.as_raw_fd(), &slices, &[], open, Some(&to)))),
+        ("sendmmsg", made().and_then(many)),
+    ]
+}
+
+/// How making sockets of these families, kinds and protocols ends on a thread with this network, and
+/// how it ends to connect and to listen.
+fn attempts(network: Network) -> Vec<(&'static str, bool)> {
+    let attempts = move || {
+        refuse(false, network).unwrap();
+        let made = |family, kind, protocol| {
+            // SAFETY: the call reads no memory; what it makes is closed at once.
+            let socket = unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) };
+            if socket >= 0 {
+                // SAFETY: the kernel has just made it for us.
+                unsafe { libc::close(socket) };
+            }
+            socket >= 0
+        };
+        vec![
+            ("tcp", made(libc::AF_INET, libc::SOCK_STREAM, 0)),
+            ("udp", made(libc::AF_INET, libc::SOCK_DGRAM, 0)),
+            ("multipath tcp", made(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP)),
+            ("raw", made(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_TCP)),
+            ("unix", made(libc::AF_UNIX, libc::SOCK_STREAM, 0)),
+            ("unix packets", made(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0)),
+            ("netlink", made(libc::AF_NETLINK, libc::SOCK_RAW, 0)),
+            ("listening", TcpListener::bind("127.0.0.1:0").is_ok()),
+            ("a pair of streams", UnixStream::pair().is_ok()),
+            ("a pair of datagrams", UnixDatagram::pair().is_ok()),
+        ]
+    };
+    // The filter is for the thread that asks for it.
+    std::thread::spawn(attempts).join().unwrap()
+}
+
+#[test]
+fn sockets_are_those_of_the_network_alone() {
+    let done = |network| -> Vec<&str> {
+        attempts(network).into_iter().filter(|(_, done)| *done).map(|(name, _)| name).collect()
+    };
+    assert_eq!(done(Network::None), [""; 0]);
+    assert_eq!(done(Network::NoneListening), ["unix packets"]);
+    assert_eq!(done(Network::Tcp), ["tcp", "a pair of streams"]);
+    assert_eq!(done(Network::TcpByName), ["tcp", "udp", "a pair of streams"]);
+}
+
+/// As libcuda does it.
+#[test]
+fn nobody_is_accepted_by_what_listens() {
+    let attempt = |network| {
+        let attempt = move || {
+            refuse(false, network).unwrap();
+            let kind = (AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+            let made = || socket(kind.0, kind.1, kind.2, None);
+            let address = format!("op-dbus-test-{}", std::process::id());
+            let address = UnixAddr::new_abstract(address.as_bytes()).unwrap();
+            let listening = made()?;
+            bind(listening.as_raw_fd(), &address)?;
+            listen(&listening, Backlog::new(1).unwrap())?;
+            let refused = [
+                connect(made()?.as_raw_fd(), &address).unwrap_err(),
+                accept(listening.as_raw_fd()).unwrap_err(),
+            ];
+            nix::Result::Ok(refused)
+        };
+        std::thread::spawn(attempt).join().unwrap()
+    };
+    assert_eq!(attempt(Network::NoneListening), Ok([Errno::EPERM; 2]));
+    assert_eq!(attempt(Network::None), Err(Errno::EPERM));
+}
+
+#[test]
+fn tcp_reaches_who_listens() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let connected = |network| {
+        let connect = move || {
+            refuse(false, network).unwrap();
+            let connected = std::net::TcpStream::connect(address);
+            connected.and_then(|mut stream| stream.write_all(b"x")).is_ok()
+        };
+        std::thread::spawn(connect).join().unwrap()
+    };
+    assert!(connected(Network::Tcp) && !connected(Network::None));
+}
+
+/// Landlock, which knows the ports, does not see it.
+#[test]
+fn no_call_connects_as_it_sends() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address: SockaddrStorage = getsockname(listener.as_raw_fd()).unwrap();
+    let attempt = |network: Option<Network>| {
+        let attempt = move || {
+            network.into_iter().for_each(|network| refuse(false, network).unwrap());
+            fast_opened(address)
+        };
+        std::thread::spawn(attempt).join().unwrap()
+    };
+    for network in [Network::None, Network::NoneListening, Network::Tcp, Network::TcpByName] {
+        for (call, outcome) in attempt(Some(network)) {
+            assert_eq!(outcome, Err(Errno::EPERM), "{network:?}: {call}");
+        }
+    }
+    // A machine may have it switched off.
+    for (call, outcome) in attempt(None) {
+        assert_ne!(outcome, Err(Errno::EPERM), "{call}");
+    }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_numbers_of_x32_are_refused_as_well() {
+    let rules = with_x32(rules(false, Network::Tcp).unwrap());
+    for call in [libc::SYS_socket, libc::SYS_sendto, 518, 520, 538, 545] {
+        assert!(rules.contains_key(&(call | 0x4000_0000)), "{call}");
+    }
+}
