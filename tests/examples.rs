@@ -11,7 +11,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, needs, repository};
+use crate::harness::{Outcome, fixture, needs, repository};
 
 tests! {
     semantic_grep_finds_what_is_meant: [Bus, Low, PythonPackages],
@@ -21,6 +21,8 @@ tests! {
     a_reader_that_has_seen_enough_ends_them_quietly: [Bus, Low, PythonPackages],
     dask_embeds_lines_in_their_order: [Bus, Low, PythonPackages, Cluster] =>
         embeds_on_a_cluster("dask-embed.py", &["1", "2", "4"]),
+    dask_embeds_on_a_cluster_that_is_there: [Bus, Low, PythonPackages, Cluster] =>
+        embeds_on_a_cluster(fixture("python/dask_cluster.py"), &["2"]),
     ray_embeds_lines_in_their_order: [Bus, Low, PythonPackages, Cluster] =>
         embeds_on_a_cluster("ray-embed.py", &["1", "2", "4"]),
     rank_man_pages_answers_a_question: [Bus, Low],
@@ -147,7 +149,7 @@ async fn dedup_alerts_counts_what_says_the_same() -> Outcome {
     ];
     assert_eq!(said.lines().collect::<Vec<_>>(), expected);
     assert_eq!(gallery.python(&["dedup-alerts.py"], "").await?, "");
-    let odd = gallery.python(&["dedup-alerts.py"], b"Disk full\nDisk full\xff\n").await?;
+    let odd = gallery.python(&["dedup-alerts.py"], b"Disk full\nDisk full\xff\0\n").await?;
     assert_eq!(odd, "  2  Disk full\n");
     gallery.daemon.stop().await
 }
@@ -167,10 +169,7 @@ async fn cluster_logs_groups_by_subject() -> Outcome {
     ];
     assert_eq!(groups.len(), subjects.len(), "{said}");
     // Of fewer kinds than groups.
-    assert_eq!(
-        gallery.python(&words, b"\xff\n\xff\n").await?,
-        "# 2 lines\n  \u{fffd}\n  \u{fffd}\n"
-    );
+    assert_eq!(gallery.python(&words, b"\xff\n\0\n").await?, "# 2 lines\n  \u{fffd}\n  \u{fffd}\n");
     for group in &groups {
         let about = |words: &&&[&str]| {
             group.iter().all(|line| words.iter().any(|word| line.contains(word)))
@@ -215,7 +214,7 @@ async fn a_reader_that_has_seen_enough_ends_them_quietly() -> Outcome {
 
 /// A program embeds lines with so many processes: the vectors are those of the bus, in the order of the
 /// lines.
-async fn embeds_on_a_cluster(program: &str, numbers: &[&str]) -> Outcome {
+async fn embeds_on_a_cluster(program: impl AsRef<OsStr>, numbers: &[&str]) -> Outcome {
     let gallery = Gallery::open().await?;
     let folder = tempfile::Builder::new().prefix("cluster-").tempdir()?;
     let mut lines: Vec<String> = (0..300).map(|n| format!("line {n} of a file")).collect();
@@ -227,7 +226,7 @@ async fn embeds_on_a_cluster(program: &str, numbers: &[&str]) -> Outcome {
     let calls = gallery.daemon.client().counter("calls").await?;
     for processes in numbers {
         let mut command = clean(needs::python_packages());
-        command.arg(program).arg(&texts).arg(&vectors);
+        command.arg(&program).arg(&texts).arg(&vectors);
         command.args(["--processes", processes, "--lines", "64"]);
         let paths =
             [repository().canonicalize()?.join("packaging/python/src"), needs::cluster_path()];

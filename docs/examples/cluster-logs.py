@@ -36,9 +36,10 @@ def main() -> None:
     arguments.add_argument("--groups", type=int, default=4)
     asked = arguments.parse_args()
 
-    # Logs are not all UTF-8.
+    # Logs are not all UTF-8, and a text has no NUL.
     sys.stdin.reconfigure(errors="replace")
-    lines = [line.strip() for line in sys.stdin if line.strip()]
+    text = sys.stdin.read().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
     if not lines:
         return
     groups = max(1, min(asked.groups, len(lines)))

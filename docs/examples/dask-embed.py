@@ -8,7 +8,6 @@ On a cluster each machine has a service of its own, which its Dask workers ask o
 """
 
 import argparse
-import functools
 import pathlib
 import time
 
@@ -18,15 +17,12 @@ from numpy.typing import NDArray
 from op_dbus import Embedder
 
 
-@functools.cache
-def embedder() -> Embedder:
-    """One connection to the bus for each process."""
-    return Embedder()
-
-
 def embed(lines: list[str]) -> tuple[NDArray[np.float32], str]:
     """On a worker: the vectors of some lines, and the space that they are in."""
-    embeddings = embedder().embed(lines, priority="bulk")
+    # What a worker keeps from one part to the next can't be this program's, which is sent to it anew. To
+    # connect takes milliseconds.
+    with Embedder() as embedder:
+        embeddings = embedder.embed(lines, priority="bulk")
     return embeddings.vectors, embeddings.space
 
 

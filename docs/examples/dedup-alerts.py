@@ -17,9 +17,10 @@ def main() -> None:
     arguments.add_argument("--least", type=float, default=0.6, help="least cosine of the same")
     asked = arguments.parse_args()
 
-    # Logs are not all UTF-8.
+    # Logs are not all UTF-8, and a text has no NUL.
     sys.stdin.reconfigure(errors="replace")
-    alerts = [line.strip() for line in sys.stdin if line.strip()]
+    text = sys.stdin.read().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    alerts = [line.strip() for line in text.split("\n") if line.strip()]
     with Embedder() as embedder:
         vectors = embedder.embed(alerts, normalize=True).vectors
 

@@ -2,7 +2,7 @@
 """Lines of a file as vectors in an .npy file, embedded by Ray Data.
 
     ray-embed.py TEXTS VECTORS.npy --processes 4
-    ray-embed.py TEXTS VECTORS.npy --address ray://head:10001
+    ray-embed.py TEXTS VECTORS.npy --address head:6379
 
 On a cluster each machine has a service of its own, which its actors ask over their machine's bus.
 """

@@ -299,6 +299,38 @@ async def who_connects_at_once_connects_once() -> None:
     assert len(descriptors()) == before, descriptors()
 
 
+async def an_asynchronous_client_that_nobody_holds_is_closed(direct: bool) -> None:
+    """But not while a job of its own is held."""
+    before = len(descriptors())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        embedder = AsyncEmbedder(BUS, direct=direct)
+        await embedder.connect()
+        connections = [bus._connection for bus in (embedder._bus, embedder._line) if bus]
+        for connection in connections:
+            assert not os.get_inheritable(connection._fd)
+        with tempfile.TemporaryFile(buffering=0) as file:
+            file.write(b"one\ntwo\n")
+            job = await embedder.start(file)
+        del embedder
+        assert len(await job.result()) == 2 and not told
+        del job
+        for connection in connections:
+            await connection.wait_for_disconnect()
+    assert [one.category for one in told] == [ResourceWarning], told
+    assert len(descriptors()) == before, descriptors()
+
+
+def a_client_outlives_its_loop(direct: bool) -> None:
+    """It is closed all the same, when nobody holds it any more."""
+    embedder = AsyncEmbedder(BUS, direct=direct)
+    asyncio.run(embedder.connect())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        del embedder
+    assert [one.category for one in told] == [ResourceWarning], told
+
+
 async def calls_overlap(direct: bool) -> None:
     async with AsyncEmbedder(BUS, direct=direct) as embedder:
         texts = [f"text {number}" for number in range(30)]
@@ -447,6 +479,9 @@ def main() -> None:
         past_the_bus(embedder, embeddings)
     sealed_files()
     asyncio.run(who_connects_at_once_connects_once())
+    for direct in (False, True):
+        asyncio.run(an_asynchronous_client_that_nobody_holds_is_closed(direct))
+        a_client_outlives_its_loop(direct)
     asyncio.run(calls_overlap(direct=False))
     asyncio.run(calls_overlap(direct=True))
     asyncio.run(a_model_changes_between_two_calls())

@@ -78,11 +78,7 @@ fn complete(tree: &Path) -> Outcome {
     };
     put("bus.conf", "usr/share/op-dbus/container-bus.conf", 0o644)?;
     put("entrypoint", ENTRYPOINT, 0o755)?;
-    let nobody_logs_in = "/usr/sbin/nologin";
-    let users = format!(
-        "root:x:0:0::/:{nobody_logs_in}\nop-dbus:x:{USER}:{USER}::/var/lib/op-dbus:{nobody_logs_in}\n"
-    );
-    dist::put(tree, "etc/passwd", users.as_bytes(), 0o644)?;
+    dist::put(tree, "etc/passwd", users().as_bytes(), 0o644)?;
     dist::put(tree, "etc/group", format!("root:x:0:\nop-dbus:x:{USER}:\n").as_bytes(), 0o644)?;
     for folder in FOLDERS.map(|folder| tree.join(folder)) {
         let made = fs::create_dir_all(&folder)
@@ -91,6 +87,14 @@ fn complete(tree: &Path) -> Outcome {
         made.map_err(|e| format!("{}: {e}", folder.display()))?;
     }
     Ok(())
+}
+
+/// The image's `/etc/passwd`. Its bus disconnects whoever is not there.
+fn users() -> String {
+    let nobody_logs_in = "/usr/sbin/nologin";
+    format!(
+        "root:x:0:0::/:{nobody_logs_in}\nop-dbus:x:{USER}:{USER}::/var/lib/op-dbus:{nobody_logs_in}\n"
+    )
 }
 
 /// Who runs what in it.
@@ -121,4 +125,19 @@ fn configure(image: &str) -> Outcome {
 /// Where the container's files are unpacked.
 fn bundle() -> PathBuf {
     shell::root().join("target/oci/bundle")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_knows_the_users_of_the_image_and_its_callers() {
+        let path = shell::root().join("packaging/kubernetes/daemonset.yaml");
+        let manifest = fs::read_to_string(path).expect("a manifest");
+        for line in users().lines() {
+            assert!(manifest.contains(&format!("\n    {line}\n")), "daemonset.yaml lacks {line:?}");
+        }
+        assert!(manifest.contains("mountPath: /etc/passwd\n"));
+    }
 }

@@ -188,7 +188,7 @@ pub mod info {
 /// Life of the service, as the `State` property tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Vector level `none`: everything answers but embedding.
+    /// Vector level `none`: everything answers but what needs a model.
     Disabled,
     /// A model is being loaded.
     Loading,

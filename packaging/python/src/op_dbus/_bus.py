@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import warnings
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -40,6 +42,7 @@ class Bus:
     def __init__(self, connection: MessageBus) -> None:
         self._connection = connection
         self._room = Room(CALLS_MAX)
+        self._lost: weakref.finalize[..., Bus] | None = None
 
     @classmethod
     async def connect(cls, bus: str) -> Bus:
@@ -62,7 +65,14 @@ class Bus:
             raise NotReachable(sentence) from reason
         except (OSError, EOFError, AuthError, InvalidAddressError) as reason:
             raise NotReachable(f"no connection to the bus {bus!r}: {reason}") from reason
-        return cls(connection)
+        return cls(connection)._closed_when_lost()
+
+    def _closed_when_lost(self) -> Bus:
+        """Not left to the client, as its jobs hold this, too: a bus takes so many connections of a user."""
+        asked = (asyncio.get_running_loop(), os.getpid())
+        self._lost = weakref.finalize(self, _lost, self._connection, *asked)
+        self._lost.atexit = False
+        return self
 
     async def direct(self) -> Bus:
         """A connection past this bus: the service's socket for this client.
@@ -80,6 +90,8 @@ class Bus:
             raise UnexpectedReply("OpenDirect answered without its socket")
         try:
             async with asyncio.timeout(CONNECT_S):
+                # Not for the programs that this one starts: it speaks in this user's name.
+                os.set_inheritable(descriptors[0], False)
                 connection = await DirectConnection.over(socket.socket(fileno=descriptors[0]))
         except TimeoutError as reason:
             sentence = f"the service's direct connection did not answer within {CONNECT_S:g} s"
@@ -87,10 +99,12 @@ class Bus:
         except (OSError, EOFError, AuthError) as reason:
             raise NotReachable(f"no direct connection to the service: {reason}") from reason
         connection.add_message_handler(_refuse_descriptors)
-        return Bus(connection)
+        return Bus(connection)._closed_when_lost()
 
     def close(self) -> None:
         """Leaves the bus, which takes back the calls that are under way."""
+        if self._lost is not None:
+            self._lost.detach()
         self._connection.disconnect()
 
     async def closed(self) -> None:
@@ -205,6 +219,21 @@ class Bus:
 def plain(values: dict[str, Variant]) -> dict[str, Any]:
     """``a{sv}`` without the variants."""
     return {key: variant.value for key, variant in values.items()}
+
+
+def _lost(connection: MessageBus, loop: asyncio.AbstractEventLoop, process: int) -> None:
+    """Leaves a bus whose :class:`Bus` nobody holds any more, on whatever thread that was found."""
+    if os.getpid() != process:
+        # The connection is the other process's.
+        return
+    try:
+        loop.call_soon_threadsafe(connection.disconnect)
+    except RuntimeError:
+        # Its loop is closed, and nothing else has the connection.
+        connection._finalize(None)
+    if not isinstance(connection, DirectConnection):
+        sentence = "an AsyncEmbedder was not closed: use `async with`"
+        warnings.warn(sentence, ResourceWarning, stacklevel=2)
 
 
 def _refuse_descriptors(message: Message) -> None:
