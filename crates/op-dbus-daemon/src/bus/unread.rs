@@ -21,8 +21,8 @@ const POOL_BYTES: u64 = 96 << 20;
 /// What a reply's file descriptor counts as: dbus-daemon keeps 64 of one connection (`max_incoming_unix_fds`), three
 /// quarters of which share the room of the bytes.
 pub const DESCRIPTOR_BYTES: usize = 2 << 20;
-/// Where so much was sent since the last look it is looked again at once: most of it is read by then.
-const MUCH_SENT: u64 = 8 << 20;
+/// Where no more lies in the bus from us, it is nobody's: all read.
+const LITTLE_BYTES: u64 = 8 << 20;
 /// What calls hold whose replies wait, those of all callers.
 const HELD_BYTES: u64 = 128 << 20;
 /// Beside what fills a reply: its header, its dictionary.
@@ -36,6 +36,8 @@ const CALL_BYTES: u64 = 16 << 10;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Who takes so long is no client that has much under way.
 const SUSPICIOUS: Duration = Duration::from_secs(1);
+/// What was read may have been seen by a look of somebody else that soon, which is waited for first.
+const LOOK_ENDS: Duration = Duration::from_millis(1);
 /// As often is it looked whether there is room, and then less and less.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const LOOK_AGAIN_MAX: Duration = Duration::from_millis(250);
@@ -70,18 +72,16 @@ struct Share {
 
 impl Share {
     fn unread(&self) -> u64 {
-        self.lies.saturating_add(self.sent())
+        self.lies.saturating_add(self.before).saturating_add(self.since)
     }
 
-    /// Sent since it was known that it lay in the bus or was read.
-    fn sent(&self) -> u64 {
-        self.before.saturating_add(self.since)
-    }
-
-    /// Whether a look would tell more than the last one.
-    fn is_due(&self) -> bool {
-        let is_old = self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN);
-        self.unread() > 0 && (is_old || self.sent() >= MUCH_SENT)
+    /// When the bus was asked, and this was so, `lies` were unread.
+    fn learn(&mut self, was: Self, lies: u64) {
+        // Others send to it as well: their bytes count as ours at most as long as ours did.
+        self.lies = lies.min(was.unread());
+        self.before = was.since;
+        self.since = self.since.saturating_sub(was.since);
+        self.looked = Some(Instant::now());
     }
 }
 
@@ -175,7 +175,7 @@ impl Unread {
             return Ok(());
         }
         let _held = self.hold(caller, bytes)?;
-        let (mut pause, mut last, mut read) = (LOOK_AGAIN, self.sums(caller), Instant::now());
+        let (mut pause, mut last, mut read) = (LOOK_ENDS, self.sums(caller), Instant::now());
         loop {
             self.look(&caller.connection).await;
             if self.enter(caller, bytes, true) {
@@ -245,36 +245,20 @@ impl Unread {
         untold.is_some_and(|asked| asked.elapsed() < ASK_AGAIN)
     }
 
-    /// Asks the bus what lies there for each caller, unless somebody does.
+    /// Asks the bus what lies there from us, and where that is much for whom, unless somebody does.
     async fn look(&self, connection: &Connection) {
         let Ok(_alone) = self.looking.try_lock() else { return };
-        let mut asked = Vec::new();
-        for (name, share) in &*self.callers() {
-            if share.is_due() {
-                asked.push((name.clone(), *share));
+        let known: Vec<_> = self.callers().iter().map(|(name, was)| (name.clone(), *was)).collect();
+        let end = match lying(connection, Side::Sent, &own_name(connection)).await {
+            Ok(bytes) if bytes <= LITTLE_BYTES => {
+                known.into_iter().for_each(|(name, was)| self.learn(&name, was, 0));
+                Ok(())
             }
-        }
-        let answers = asked.into_iter().map(async |(name, was)| {
-            match outgoing(connection, &name).await {
-                Ok(lies) => {
-                    if let Some(share) = self.callers().get_mut(&name) {
-                        // Others send to it as well: their bytes count as ours at most as long as ours did.
-                        share.lies = lies.min(was.unread());
-                        share.before = was.since;
-                        share.since = share.since.saturating_sub(was.since);
-                        share.looked = Some(Instant::now());
-                    }
-                    None
-                }
-                Err(zbus::Error::FDO(error)) if matches!(*error, fdo::Error::NameHasNoOwner(_)) => {
-                    self.left(&name);
-                    None
-                }
-                Err(error) => Some(error),
-            }
-        });
+            Ok(_) => self.look_at_each(connection, known).await,
+            Err(error) => Err(error),
+        };
         // Its policy, or another kind of bus, whose accounts are the receivers'.
-        if let Some(error) = join_all(answers).await.into_iter().flatten().next() {
+        if let Err(error) = end {
             let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
             // Not each minute: some never will.
             if untold.replace(Instant::now()).is_none() {
@@ -282,6 +266,34 @@ impl Unread {
             }
         }
         self.callers().retain(|_, share| share.unread() > 0 || share.held > 0);
+    }
+
+    async fn look_at_each(
+        &self,
+        connection: &Connection,
+        known: Vec<(String, Share)>,
+    ) -> zbus::Result<()> {
+        let is_due = |(_, share): &(String, Share)| {
+            let is_old = share.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN);
+            share.unread() > 0 && is_old
+        };
+        let asked = known.into_iter().filter(is_due).map(async |(name, was)| {
+            match lying(connection, Side::Received, &name).await {
+                Ok(lies) => self.learn(&name, was, lies),
+                Err(zbus::Error::FDO(error)) if matches!(*error, fdo::Error::NameHasNoOwner(_)) => {
+                    self.left(&name);
+                }
+                Err(error) => return Err(error),
+            }
+            Ok(())
+        });
+        join_all(asked).await.into_iter().collect()
+    }
+
+    fn learn(&self, name: &str, was: Share, lies: u64) {
+        if let Some(share) = self.callers().get_mut(name) {
+            share.learn(was, lies);
+        }
     }
 
     fn callers(&self) -> MutexGuard<'_, HashMap<String, Share>> {
@@ -314,83 +326,37 @@ fn refusal(caller: &Caller, Sums { its, own, others }: Sums) -> Error {
     Error::new(ErrorName::Overloaded, message)
 }
 
-/// What dbus-daemon keeps for a connection that has not taken it, from whomever: its bytes, or its descriptors where
-/// they count as more.
-async fn outgoing(connection: &Connection, name: &str) -> zbus::Result<u64> {
+/// Which of a connection's accounts is asked for.
+enum Side {
+    /// What it has sent and others have not taken.
+    Sent,
+    /// What it has not taken, from whomever.
+    Received,
+}
+
+/// What dbus-daemon keeps of a connection or for it: bytes, or its descriptors where they count as more.
+async fn lying(connection: &Connection, side: Side, name: &str) -> zbus::Result<u64> {
     let (path, interface) = ("/org/freedesktop/DBus", "org.freedesktop.DBus.Debug.Stats");
     let reply =
         connection.call_method(Some(BUS), path, Some(interface), "GetConnectionStats", &name);
     let body = reply.await?.body();
     let stats: HashMap<&str, Variant<'_>> = body.deserialize()?;
+    let (bytes, descriptors) = match side {
+        Side::Sent => ("IncomingBytes", "IncomingFDs"),
+        Side::Received => ("OutgoingBytes", "OutgoingFDs"),
+    };
     let count = |name| match stats.get(name) {
         Some(Variant::U32(count)) => Some(u64::from(*count)),
         _ => None,
     };
-    let bytes = count("OutgoingBytes").ok_or(zbus::Error::MissingField)?;
-    let descriptors = count("OutgoingFDs").unwrap_or_default();
+    let bytes = count(bytes).ok_or(zbus::Error::MissingField)?;
+    let descriptors = count(descriptors).unwrap_or_default();
     Ok(bytes.max(descriptors * DESCRIPTOR_BYTES as u64))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LARGE: u64 = INLINE_REPLY_BYTES_MAX as u64 + REPLY_BYTES;
-
-    fn sums(its: u64, own: u64, others: u64) -> Sums {
-        Sums { its: its << 20, own: own << 20, others: others << 20 }
-    }
-
-    #[test]
-    fn callers_users_and_others_are_summed() {
-        let share = |uid, lies| Share { uid, lies, before: 1, since: 1, ..Share::default() };
-        let callers = [(":1", share(1, 10)), (":2", share(1, 20)), (":3", share(2, 40))];
-        let callers = callers.map(|(name, share)| (name.to_owned(), share)).into();
-        let of = |who| Sums::of(&callers, who, Share::unread);
-        assert_eq!(of((":1", 1)), Sums { its: 12, own: 34, others: 42 });
-        assert_eq!(of((":4", 2)), Sums { its: 0, own: 42, others: 34 });
-    }
-
-    #[test]
-    fn who_reads_has_room_whatever_others_leave() {
-        assert!(sums(0, 0, 0).fit(LARGE));
-        assert!(!sums(24, 24, 0).fit(1));
-        // Another connection of that user, and one of it beside two of them.
-        assert!(sums(0, 24, 0).fit(LARGE));
-        assert!(sums(0, 48, 0).fit(SMALL_BYTES) && !sums(0, 48, 0).fit(LARGE));
-        let reads = Sums { its: 1000, ..sums(0, 50, 0) };
-        assert!(reads.fit(1000) && !sums(0, 52, 0).fit(1000));
-        // Other users, also behind two who have all that they may.
-        assert!(sums(0, 0, 48).fit(LARGE) && sums(0, 0, 72).fit(LARGE));
-        assert!(sums(1, 1, 72).fit(SMALL_BYTES));
-    }
-
-    #[test]
-    fn it_is_looked_before_anybody_waits() {
-        assert!(
-            !sums(11, 11, 0).is_much() && sums(13, 13, 0).is_much() && sums(1, 25, 0).is_much()
-        );
-    }
-
-    /// However many users and connections there are.
-    #[test]
-    fn nobody_fills_the_account() {
-        const ACCOUNT: u64 = 127 << 20;
-        let descriptor = DESCRIPTOR_BYTES as u64 + REPLY_BYTES;
-        for reply in [REPLY_BYTES, SMALL_BYTES, 1 << 20, descriptor, LARGE] {
-            let (mut callers, mut all) = (HashMap::new(), 0);
-            for uid in 0..20 {
-                for number in 0..20 {
-                    let name = format!(":{uid}.{number}");
-                    while Sums::of(&callers, (&name, uid), Share::unread).fit(reply) {
-                        let share: &mut Share = callers.entry(name.clone()).or_default();
-                        (share.uid, all) = (uid, all + reply);
-                        share.since += reply;
-                    }
-                }
-            }
-            assert!(all <= ACCOUNT - (15 << 20) && all > POOL_BYTES / 2, "{all}");
-            assert!(all / descriptor <= 64 - 8, "{all}");
-        }
-    }
+fn own_name(connection: &Connection) -> String {
+    connection.unique_name().map(ToString::to_string).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,60 @@
+//! What has room, and what does not, without a bus.
+
+use super::*;
+
+const LARGE: u64 = INLINE_REPLY_BYTES_MAX as u64 + REPLY_BYTES;
+
+fn sums(its: u64, own: u64, others: u64) -> Sums {
+    Sums { its: its << 20, own: own << 20, others: others << 20 }
+}
+
+#[test]
+fn callers_users_and_others_are_summed() {
+    let share = |uid, lies| Share { uid, lies, before: 1, since: 1, ..Share::default() };
+    let callers = [(":1", share(1, 10)), (":2", share(1, 20)), (":3", share(2, 40))];
+    let callers = callers.map(|(name, share)| (name.to_owned(), share)).into();
+    let of = |who| Sums::of(&callers, who, Share::unread);
+    assert_eq!(of((":1", 1)), Sums { its: 12, own: 34, others: 42 });
+    assert_eq!(of((":4", 2)), Sums { its: 0, own: 42, others: 34 });
+}
+
+#[test]
+fn who_reads_has_room_whatever_others_leave() {
+    assert!(sums(0, 0, 0).fit(LARGE));
+    assert!(!sums(24, 24, 0).fit(1));
+    // Another connection of that user, and one of it beside two of them.
+    assert!(sums(0, 24, 0).fit(LARGE));
+    assert!(sums(0, 48, 0).fit(SMALL_BYTES) && !sums(0, 48, 0).fit(LARGE));
+    let reads = Sums { its: 1000, ..sums(0, 50, 0) };
+    assert!(reads.fit(1000) && !sums(0, 52, 0).fit(1000));
+    // Other users, also behind two who have all that they may.
+    assert!(sums(0, 0, 48).fit(LARGE) && sums(0, 0, 72).fit(LARGE));
+    assert!(sums(1, 1, 72).fit(SMALL_BYTES));
+}
+
+#[test]
+fn it_is_looked_before_anybody_waits() {
+    assert!(!sums(11, 11, 0).is_much() && sums(13, 13, 0).is_much() && sums(1, 25, 0).is_much());
+}
+
+/// However many users and connections there are.
+#[test]
+fn nobody_fills_the_account() {
+    const ACCOUNT: u64 = 127 << 20;
+    let descriptor = DESCRIPTOR_BYTES as u64 + REPLY_BYTES;
+    for reply in [REPLY_BYTES, SMALL_BYTES, 1 << 20, descriptor, LARGE] {
+        let (mut callers, mut all) = (HashMap::new(), 0);
+        for uid in 0..20 {
+            for number in 0..20 {
+                let name = format!(":{uid}.{number}");
+                while Sums::of(&callers, (&name, uid), Share::unread).fit(reply) {
+                    let share: &mut Share = callers.entry(name.clone()).or_default();
+                    (share.uid, all) = (uid, all + reply);
+                    share.since += reply;
+                }
+            }
+        }
+        assert!(all <= ACCOUNT - (15 << 20) && all > POOL_BYTES / 2, "{all}");
+        assert!(all / descriptor <= 64 - 8, "{all}");
+    }
+}
