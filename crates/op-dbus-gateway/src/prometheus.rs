@@ -12,7 +12,12 @@ use crate::limits::LIMITS;
 const NUMBERS: [(&str, &str, &str, &str); 17] = [
     ("calls_total", "counter", "Calls answered with vectors.", "calls"),
     ("embeddings_total", "counter", "Texts answered with a vector.", "texts"),
-    ("truncated_texts_total", "counter", "Texts that were longer than the model reads.", "truncated"),
+    (
+        "truncated_texts_total",
+        "counter",
+        "Texts that were longer than the model reads.",
+        "truncated",
+    ),
     ("cached_texts_total", "counter", "Texts answered from the cache.", "cached"),
     ("batches_total", "counter", "Batches that ran.", "batches"),
     ("batch_rows_total", "counter", "Rows in the batches that ran.", "rows"),
