@@ -11,7 +11,7 @@ use zbus::message::Type;
 use zbus::{Connection, Message, MessageStream};
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::Options;
+use crate::harness::client::{Options, value};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::registry::tests;
 use crate::harness::users::{MEMBER, Users};
@@ -112,26 +112,39 @@ async fn who_reads_no_large_replies_waits_alone() -> Outcome {
 async fn who_takes_no_descriptors_waits_alone() -> Outcome {
     let (bus, _setup, daemon) = roomy()?.alone().await?;
     let mut sleeper = Sleeper::on(&bus).await?;
+    let name = sleeper.connection.unique_name().ok_or("it has no name")?.to_string();
     // Those that its own socket holds do not lie in the bus.
-    let mut sent = 0;
     let held_back = async {
-        while !daemon.process.stderr().contains("does not read") {
+        while descriptors(&bus, &name).await? < 10 {
             sleeper.send_to("EmbedToFd", 1).await?;
-            sent += 1;
             daemon.client().embedder.embed("x").await?;
         }
         Outcome::Ok(())
     };
-    within("its replies to wait", held_back).await??;
+    within("its replies to lie in the bus", held_back).await??;
+    // More than the service's account has room for.
+    for _ in 0..80 {
+        sleeper.send_to("EmbedToFd", 1).await?;
+    }
+    daemon.process.says("does not read").await?;
     beside(&daemon).await?;
-    // What its socket and the bus hold, and what waited, is there; what had no place to wait was refused.
-    let refused = sleeper.wake().await?;
-    assert!(refused + 64 < sent, "{refused} of {sent}");
+    assert!(descriptors(&bus, &name).await? < 16);
+    // None of them was refused.
+    assert_eq!(sleeper.wake().await?, 0);
     sleeper.send_to("EmbedToFd", 1).await?;
     assert_eq!(sleeper.wake().await?, 0);
     beside(&daemon).await?;
     assert!(!daemon.process.stderr().contains("takes no replies"), "{}", daemon.process.stderr());
     daemon.stop().await
+}
+
+/// How many file descriptors the bus keeps for a connection.
+async fn descriptors(bus: &PrivateBus, name: &str) -> Outcome<u32> {
+    let asker = bus.connect().await?;
+    let (path, interface) = ("/org/freedesktop/DBus", "org.freedesktop.DBus.Debug.Stats");
+    let to = Some("org.freedesktop.DBus");
+    let reply = asker.call_method(to, path, Some(interface), "GetConnectionStats", &name).await?;
+    value(&reply.body().deserialize()?, "OutgoingFDs")
 }
 
 /// The bus tells what lies there from anybody.

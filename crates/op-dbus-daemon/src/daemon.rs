@@ -360,7 +360,8 @@ fn waits_for_a_fleet(service: &Service) -> bool {
 fn computes_in_time(service: &Service) -> bool {
     let now = service.now();
     let Phase::Serving(served) = &now.phase else { return false };
-    let limit = Duration::from_secs(now.settings().batch_timeout_s) + REPLACED;
+    // A batch, and the engine's own text where that has failed.
+    let limit = 2 * Duration::from_secs(now.settings().batch_timeout_s) + REPLACED;
     served.engine.busy_for().map_or_else(|| served.engine.is_away(), |busy| busy < limit)
 }
 

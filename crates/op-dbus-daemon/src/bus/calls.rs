@@ -20,7 +20,7 @@ use super::direct::Direct;
 use super::jobs::Jobs;
 use super::pulse::Pulse;
 use super::reply::{Embedded, Form};
-use super::unread::DESCRIPTOR_BYTES;
+use super::unread::Reply;
 use crate::memory_limit;
 use crate::service::{Error as ServiceError, Options, Request, Served, Service};
 use crate::settings::Bus;
@@ -169,7 +169,7 @@ impl Calls {
             );
         }
         let reply = make(Embedded { reply, served });
-        self.room(caller, bytes, deadline).await?;
+        self.room(caller, Reply::Inline(bytes), deadline).await?;
         Ok(reply)
     }
 
@@ -191,33 +191,21 @@ impl Calls {
         while_wanted(caller, deadline, room).await
     }
 
-    /// Waits for room in the bus for a reply of so many bytes, as long as its caller does.
+    /// Waits for room in the bus for a reply, as long as its caller does.
     ///
     /// # Errors
     /// As [`Unread::room`](super::unread::Unread::room); `Cancelled`, `DeadlineExceeded`.
     pub async fn room(
         &self,
         caller: &Caller,
-        bytes: usize,
+        reply: Reply,
         deadline: Option<Instant>,
     ) -> Result<(), Error> {
         // There all are one user's, and what is kept is eight times as much.
         if self.service.now().settings().bus == Bus::Session {
             return Ok(());
         }
-        while_wanted(caller, deadline, caller.unread().room(caller, bytes)).await
-    }
-
-    /// The same for a reply with a file descriptor, which counts as two megabytes.
-    ///
-    /// # Errors
-    /// As [`room`](Self::room).
-    pub async fn room_for_descriptor(
-        &self,
-        caller: &Caller,
-        deadline: Option<Instant>,
-    ) -> Result<(), Error> {
-        self.room(caller, DESCRIPTOR_BYTES, deadline).await
+        while_wanted(caller, deadline, caller.unread().room(caller, reply)).await
     }
 
     /// The model that answers a call of so many texts and bytes, which waits for it as long as its caller does.

@@ -16,6 +16,7 @@ use super::calls::{Asked, Calls};
 use super::facts::Facts;
 use super::options::{self, Given, Wanted};
 use super::reply::{Dictionary, Embedded, Form, Token, best, token_bytes, tokens, wire};
+use super::unread::Reply;
 use crate::service::Options;
 
 /// The bus object for embedding.
@@ -133,7 +134,7 @@ impl Embedder {
         #[zbus(header)] header: Header<'_>,
     ) -> Result<OwnedFd, Error> {
         let work = async move |calls: Calls, caller: Caller| {
-            calls.room_for_descriptor(&caller, None).await?;
+            calls.room(&caller, Reply::Descriptor, None).await?;
             Ok(calls.open_direct(caller)?.into())
         };
         self.calls.run(connection, &header, work).await
@@ -172,7 +173,7 @@ impl Embedder {
             let pieces = while_wanted(&caller, options.deadline, async { Ok(work.await?) }).await?;
             let bytes = token_bytes(&pieces)?;
             calls.room_on_line(&caller, bytes, options.deadline).await?;
-            calls.room(&caller, bytes, options.deadline).await?;
+            calls.room(&caller, Reply::Inline(bytes), options.deadline).await?;
             Ok(tokens(pieces))
         };
         self.calls.run(connection, &header, work).await
@@ -226,7 +227,7 @@ impl Embedder {
             calls.room_on_line(&caller, bytes, None).await?;
             let work = served.count_tokens(caller.uid, texts);
             let counts = while_wanted(&caller, None, async { Ok(work.await?) }).await?;
-            calls.room(&caller, bytes, None).await?;
+            calls.room(&caller, Reply::Inline(bytes), None).await?;
             Ok(counts)
         };
         self.calls.run(connection, &header, work).await

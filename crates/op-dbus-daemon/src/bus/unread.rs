@@ -2,25 +2,30 @@
 //! it, and takes nothing more from the service when that is full, for whomever it is. A reply that has no room there
 //! waits until its caller has read others.
 
+mod account;
+
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use op_dbus_api::{Error, ErrorName, INLINE_REPLY_BYTES_MAX};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
-use zbus::{Connection, Variant, fdo};
+use zbus::{Connection, fdo};
 
-use super::caller::{BUS, Caller};
+use super::caller::Caller;
 use crate::telemetry::OncePerMinute;
+use account::{Side, lying, own_name};
 
 /// Three quarters of the bytes that dbus-daemon keeps of one connection by default (127 MiB, `max_incoming_bytes` of
 /// dbus-daemon(1)). What the rest is for is not counted here: signals, properties, refusals.
 const POOL_BYTES: u64 = 96 << 20;
 /// What a reply's file descriptor counts as: dbus-daemon keeps 64 of one connection (`max_incoming_unix_fds`), three
 /// quarters of which share the room of the bytes.
-pub const DESCRIPTOR_BYTES: usize = 2 << 20;
+const DESCRIPTOR_BYTES: u64 = 2 << 20;
+/// What it holds while it waits: its result counts to those of its user already.
+const DESCRIPTOR_HELD_BYTES: u64 = 256 << 10;
 /// Where no more lies in the bus from us, it is nobody's: all read.
 const LITTLE_BYTES: u64 = 8 << 20;
 /// What calls hold whose replies wait, those of all callers.
@@ -43,6 +48,38 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const LOOK_AGAIN_MAX: Duration = Duration::from_millis(250);
 /// A bus that does not tell is asked again then: its policy may have been mended.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
+
+/// What a reply is made of.
+#[derive(Clone, Copy, Debug)]
+pub enum Reply {
+    /// So many bytes.
+    Inline(usize),
+    /// A file descriptor, and little beside it.
+    Descriptor,
+}
+
+impl Reply {
+    /// What it counts as in the bus.
+    const fn unread(self) -> u64 {
+        match self {
+            Self::Inline(bytes) => (bytes as u64).saturating_add(REPLY_BYTES),
+            Self::Descriptor => DESCRIPTOR_BYTES + REPLY_BYTES,
+        }
+    }
+
+    /// What it holds while it waits.
+    const fn held(self) -> u64 {
+        match self {
+            Self::Inline(_) => self.unread(),
+            Self::Descriptor => DESCRIPTOR_HELD_BYTES,
+        }
+    }
+
+    /// Whether it takes longer to be sent than the bus to be asked.
+    const fn is_long(self) -> bool {
+        matches!(self, Self::Inline(bytes) if bytes as u64 > DESCRIPTOR_BYTES)
+    }
+}
 
 /// The replies to all callers on one bus.
 #[derive(Default)]
@@ -68,6 +105,10 @@ struct Share {
     /// Held by calls whose replies wait.
     held: u64,
     looked: Option<Instant>,
+    /// When less lay there than before, last.
+    read: Option<Instant>,
+    /// When it was given room for a reply that is sent for a while.
+    long: Option<Instant>,
 }
 
 impl Share {
@@ -77,11 +118,20 @@ impl Share {
 
     /// When the bus was asked, and this was so, `lies` were unread.
     fn learn(&mut self, was: Self, lies: u64) {
+        let before = self.unread();
         // Others send to it as well: their bytes count as ours at most as long as ours did.
         self.lies = lies.min(was.unread());
         self.before = was.since;
         self.since = self.since.saturating_sub(was.since);
         self.looked = Some(Instant::now());
+        if self.unread() < before {
+            self.read = self.looked;
+        }
+    }
+
+    /// Whether all that had room is in the bus, or will be before it is asked twice.
+    fn is_sent(&self) -> bool {
+        self.long.is_none_or(|long| long.elapsed() >= LOOK_AGAIN)
     }
 }
 
@@ -157,28 +207,27 @@ impl Drop for Held<'_> {
 }
 
 impl Unread {
-    /// Waits until there is room for a reply with so many bytes, which is sent at once then. Returns at once where
-    /// the bus does not tell, or nothing is between the caller and us.
+    /// Waits until there is room for a reply, which is sent at once then. Returns at once where the bus does not tell,
+    /// or nothing is between the caller and us.
     ///
     /// # Errors
     /// `Overloaded` when the caller has read nothing for 30 s, or its user's replies hold too much.
-    pub async fn room(&self, caller: &Caller, reply: usize) -> Result<(), Error> {
+    pub async fn room(&self, caller: &Caller, reply: Reply) -> Result<(), Error> {
         if !caller.connection.is_bus() {
             return Ok(());
         }
-        let bytes = (reply as u64).saturating_add(REPLY_BYTES);
         // Before it takes room: a look that came between that and the sending would not see the reply.
         if self.sums(caller).is_much() && !self.is_untold() {
             self.look(&caller.connection).await;
         }
-        if self.enter(caller, bytes, false) {
+        if self.enter(caller, reply, false) {
             return Ok(());
         }
-        let _held = self.hold(caller, bytes)?;
+        let _held = self.hold(caller, reply)?;
         let (mut pause, mut last, mut read) = (LOOK_ENDS, self.sums(caller), Instant::now());
         loop {
             self.look(&caller.connection).await;
-            if self.enter(caller, bytes, true) {
+            if self.enter(caller, reply, true) {
                 return Ok(());
             }
             let sums = self.sums(caller);
@@ -186,6 +235,8 @@ impl Unread {
                 read = Instant::now();
             }
             last = sums;
+            // Others may have taken what became free since.
+            read = read.max(self.read(caller).unwrap_or(read));
             if read.elapsed() >= PATIENCE {
                 return Err(refusal(caller, sums));
             }
@@ -206,19 +257,23 @@ impl Unread {
     }
 
     /// Takes room if there is any, but not before replies that wait for it, unless it is one of those.
-    fn enter(&self, caller: &Caller, bytes: u64, waits: bool) -> bool {
+    fn enter(&self, caller: &Caller, reply: Reply, waits: bool) -> bool {
+        let bytes = reply.unread();
         let is_untold = self.is_untold();
         let mut callers = self.callers();
         let is_behind = callers.get(caller.sender()).is_some_and(|share| share.held > 0) && !waits;
         let fits = is_untold || (!is_behind && unread(&callers, caller).fit(bytes));
         if fits && let Some(share) = share(&mut callers, caller) {
             share.since = share.since.saturating_add(bytes);
+            if reply.is_long() {
+                share.long = Some(Instant::now());
+            }
         }
         fits
     }
 
-    fn hold<'a>(&'a self, caller: &'a Caller, reply: u64) -> Result<Held<'a>, Error> {
-        let bytes = reply.saturating_add(caller.call_bytes).saturating_add(CALL_BYTES);
+    fn hold<'a>(&'a self, caller: &'a Caller, reply: Reply) -> Result<Held<'a>, Error> {
+        let bytes = reply.held().saturating_add(caller.call_bytes).saturating_add(CALL_BYTES);
         let mut callers = self.callers();
         let held = Sums::of(&callers, (caller.sender(), caller.uid), |share| share.held);
         let held_max = held.user_max(HELD_BYTES);
@@ -240,6 +295,11 @@ impl Unread {
         unread(&self.callers(), caller)
     }
 
+    /// When the caller was last seen to have read.
+    fn read(&self, caller: &Caller) -> Option<Instant> {
+        self.callers().get(caller.sender()).and_then(|share| share.read)
+    }
+
     fn is_untold(&self) -> bool {
         let untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
         untold.is_some_and(|asked| asked.elapsed() < ASK_AGAIN)
@@ -249,14 +309,16 @@ impl Unread {
     async fn look(&self, connection: &Connection) {
         let Ok(_alone) = self.looking.try_lock() else { return };
         let known: Vec<_> = self.callers().iter().map(|(name, was)| (name.clone(), *was)).collect();
-        let end = match lying(connection, Side::Sent, &own_name(connection)).await {
-            Ok(bytes) if bytes <= LITTLE_BYTES => {
-                known.into_iter().for_each(|(name, was)| self.learn(&name, was, 0));
-                Ok(())
+        let answer = async {
+            if lying(connection, Side::Sent, &own_name(connection)).await? > LITTLE_BYTES {
+                return self.look_at_each(connection, known).await;
             }
-            Ok(_) => self.look_at_each(connection, known).await,
-            Err(error) => Err(error),
+            let sent = known.into_iter().filter(|(_, was)| was.is_sent());
+            sent.for_each(|(name, was)| self.learn(&name, was, 0));
+            Ok(())
         };
+        // Whoever looks is a caller that waits, too.
+        let Ok(end) = timeout(PATIENCE, answer).await else { return };
         // Its policy, or another kind of bus, whose accounts are the receivers'.
         if let Err(error) = end {
             let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
@@ -324,38 +386,6 @@ fn refusal(caller: &Caller, Sums { its, own, others }: Sums) -> Error {
         caller.uid
     );
     Error::new(ErrorName::Overloaded, message)
-}
-
-/// Which of a connection's accounts is asked for.
-enum Side {
-    /// What it has sent and others have not taken.
-    Sent,
-    /// What it has not taken, from whomever.
-    Received,
-}
-
-/// What dbus-daemon keeps of a connection or for it: bytes, or its descriptors where they count as more.
-async fn lying(connection: &Connection, side: Side, name: &str) -> zbus::Result<u64> {
-    let (path, interface) = ("/org/freedesktop/DBus", "org.freedesktop.DBus.Debug.Stats");
-    let reply =
-        connection.call_method(Some(BUS), path, Some(interface), "GetConnectionStats", &name);
-    let body = reply.await?.body();
-    let stats: HashMap<&str, Variant<'_>> = body.deserialize()?;
-    let (bytes, descriptors) = match side {
-        Side::Sent => ("IncomingBytes", "IncomingFDs"),
-        Side::Received => ("OutgoingBytes", "OutgoingFDs"),
-    };
-    let count = |name| match stats.get(name) {
-        Some(Variant::U32(count)) => Some(u64::from(*count)),
-        _ => None,
-    };
-    let bytes = count(bytes).ok_or(zbus::Error::MissingField)?;
-    let descriptors = count(descriptors).unwrap_or_default();
-    Ok(bytes.max(descriptors * DESCRIPTOR_BYTES as u64))
-}
-
-fn own_name(connection: &Connection) -> String {
-    connection.unique_name().map(ToString::to_string).unwrap_or_default()
 }
 
 #[cfg(test)]

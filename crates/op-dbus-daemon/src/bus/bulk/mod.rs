@@ -19,6 +19,7 @@ use super::caller::Caller;
 use super::calls::Calls;
 use super::options::Wanted;
 use super::reply::{Dictionary, Embedded, wire};
+use super::unread::Reply;
 use crate::service::Request;
 use result::ResultFile;
 
@@ -59,7 +60,7 @@ impl Calls {
         let (reply, served) = self.service.embed(served, request).await?;
         let file = result.seal(rows as u64)?;
         let info = Embedded { reply, served }.info();
-        self.room_for_descriptor(caller, deadline).await?;
+        self.room(caller, Reply::Descriptor, deadline).await?;
         Ok((file.into(), wire(rows), wire(dimensions), info))
     }
 
@@ -82,7 +83,7 @@ impl Calls {
         let (grant, deadline) = (self.budget.grant(caller.uid), wanted.options.deadline);
         let stream = Stream::new(caller, &self.service, grant, wanted, Arc::default()).await?;
         let made = stream.run(source, bounds).await?;
-        self.room_for_descriptor(caller, deadline).await?;
+        self.room(caller, Reply::Descriptor, deadline).await?;
         Ok(made.bulk)
     }
 

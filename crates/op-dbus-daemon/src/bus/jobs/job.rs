@@ -16,6 +16,7 @@ use super::super::bulk::{Bulk, Made, Progress};
 use super::super::caller::Caller;
 use super::super::calls::Calls;
 use super::super::reply::Dictionary;
+use super::super::unread::Reply;
 
 /// One job.
 pub struct Job {
@@ -196,7 +197,7 @@ impl Handle {
     ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
         let work = async |calls: Calls, caller: Caller| {
             let job = self.seen_by(&caller)?;
-            let room = calls.room_for_descriptor(&caller, None);
+            let room = calls.room(&caller, Reply::Descriptor, None);
             tokio::select! {
                 biased;
                 // Who has left can't have the result: it stays for another connection of the user.

@@ -41,7 +41,7 @@ fn it_is_looked_before_anybody_waits() {
 #[test]
 fn nobody_fills_the_account() {
     const ACCOUNT: u64 = 127 << 20;
-    let descriptor = DESCRIPTOR_BYTES as u64 + REPLY_BYTES;
+    let descriptor = DESCRIPTOR_BYTES + REPLY_BYTES;
     for reply in [REPLY_BYTES, SMALL_BYTES, 1 << 20, descriptor, LARGE] {
         let (mut callers, mut all) = (HashMap::new(), 0);
         for uid in 0..20 {
@@ -57,4 +57,23 @@ fn nobody_fills_the_account() {
         assert!(all <= ACCOUNT - (15 << 20) && all > POOL_BYTES / 2, "{all}");
         assert!(all / descriptor <= 64 - 8, "{all}");
     }
+}
+
+/// A reply of many megabytes is copied, and written, for longer than two looks take.
+#[test]
+fn what_is_being_sent_is_not_forgotten() {
+    let long = Share { since: 16 << 20, long: Some(Instant::now()), ..Share::default() };
+    assert!(!long.is_sent());
+    let ago = Instant::now().checked_sub(LOOK_AGAIN).unwrap();
+    assert!(Share { long: Some(ago), ..long }.is_sent() && Share::default().is_sent());
+    assert!(Reply::Inline(16 << 20).is_long() && !Reply::Descriptor.is_long());
+}
+
+#[test]
+fn who_reads_is_seen_to() {
+    let mut share = Share { before: 100, since: 10, ..Share::default() };
+    share.learn(share, 100);
+    assert_eq!((share.unread(), share.read), (110, None));
+    share.learn(share, 105);
+    assert_eq!((share.unread(), share.read.is_some()), (105, true));
 }
