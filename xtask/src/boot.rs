@@ -77,9 +77,9 @@ fn go_through(mut bound: Vec<Bound>, models: PathBuf) -> Outcome {
             Err(message) => println!("{message}; what needs it will be skipped"),
         }
     }
-    for (bus, steps) in [(Bus::Daemon, steps::ALL), (Bus::Broker, steps::ON_BROKER)] {
+    for bus in [Bus::Daemon, Bus::Broker] {
         let mut container = Container::boot(bus, &bound)?;
-        for (name, step) in steps {
+        for (name, step, _) in steps::ALL.iter().filter(|(.., buses)| buses.contains(&bus)) {
             println!("\n── {name}");
             if let Err(error) = step(&mut container) {
                 let _ = container.run(&["journalctl", "-u", "op-dbus*", "--lines=30"]);

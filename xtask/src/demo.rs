@@ -10,8 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::bus::PrivateBus;
-use crate::packages;
-use crate::shell::{self, Outcome, cargo, program};
+use crate::shell::{self, Outcome, program};
+use crate::{dist, packages};
 
 const BUS_NAME: &str = "org.opdbus.Embedding1";
 const TEXT: &str = "The disk is full and the database refuses to write.";
@@ -35,10 +35,7 @@ pub fn run() -> Outcome {
     let data = shell::root().join("target/demo");
     fs::create_dir_all(&data).map_err(|e| format!("can't make {}: {e}", data.display()))?;
 
-    times.step("build", || {
-        shell::run(&mut cargo(&["build", "--release", "--package", "op-dbus"]))
-    })?;
-    let demo = Demo { exe: shell::root().join("target/release/op-dbus"), data };
+    let demo = Demo { exe: times.step("build", || dist::build("release"))?, data };
     times.step("fetch the model (level medium)", || {
         shell::run(&mut demo.op_dbus(&["models", "pull", "medium"]))
     })?;

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::shell::{self, Outcome, cargo, path, program};
+use crate::dist;
+use crate::shell::{self, Outcome, path, program};
 
 /// Words of one token each with the tokenizers of all levels.
 const WORDS: [&str; 24] = [
@@ -71,13 +72,7 @@ fn folder() -> PathBuf {
 pub fn run(args: &Args) -> Outcome {
     let folder = args.out.parent().ok_or("--out has no folder")?.to_owned();
     fs::create_dir_all(&folder).map_err(|e| format!("can't make {}: {e}", folder.display()))?;
-    let exe = match &args.exe {
-        Some(exe) => exe.clone(),
-        None => {
-            shell::run(&mut cargo(&["build", "--release", "-p", "op-dbus"]))?;
-            shell::root().join("target/release/op-dbus")
-        }
-    };
+    let exe = args.exe.clone().map_or_else(|| dist::build("release"), Ok)?;
     let recorded = recorded(&args.provider, &folder)?;
     let bench = Bench { exe, corpora: corpora(&folder)?, recorded, args };
     bench.fetch();

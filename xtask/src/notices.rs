@@ -45,8 +45,7 @@ pub fn parts() -> Result<Vec<Part>, String> {
     let host = shell::read(&mut shell::program("rustc", &["-vV"]))?;
     let host = host.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or_default();
     let words = ["metadata", "--format-version=1", "--locked", "--filter-platform", host];
-    let metadata: Value = serde_json::from_str(&shell::read(&mut cargo(&words))?)
-        .map_err(|e| format!("cargo metadata: {e}"))?;
+    let metadata = shell::read_json(&mut cargo(&words))?;
     let packages: HashMap<&str, &Value> = each(&metadata["packages"])
         .filter_map(|package| Some((package["id"].as_str()?, package)))
         .collect();

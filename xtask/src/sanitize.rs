@@ -61,11 +61,11 @@ pub fn try_out(_: &Conditions) -> Result<Vec<Figure>, String> {
         counted("AddressSanitizer", &mut address)?,
         match missing("lib/rustlib/src/rust/library/std/Cargo.toml", "rust-src")? {
             None => counted("ThreadSanitizer", &mut thread())?,
-            Some(reason) => Figure::Skipped(format!("ThreadSanitizer: {reason}")),
+            Some(reason) => Figure::skipped(format!("ThreadSanitizer: {reason}")),
         },
         match missing("bin/miri", "miri rust-src")? {
             None => counted("Miri", &mut miri())?,
-            Some(reason) => Figure::Skipped(format!("Miri: {reason}")),
+            Some(reason) => Figure::skipped(format!("Miri: {reason}")),
         },
     ])
 }

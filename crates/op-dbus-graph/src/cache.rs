@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use sha2::digest::Output;
 use sha2::{Digest, Sha256};
 
 use crate::kept::{self, Kind, use_now};
@@ -51,10 +52,10 @@ pub struct CacheKey {
 
 impl CacheKey {
     /// Digest of the key and the compiler's version.
-    fn digest(&self) -> [u8; SEAL_BYTES] {
+    fn digest(&self) -> Output<Sha256> {
         let text = serde_json::to_vec(&(COMPILER_VERSION, self))
             .expect("a key is plain strings, numbers and unit variants");
-        Sha256::digest(text).into()
+        Sha256::digest(text)
     }
 }
 
@@ -83,7 +84,7 @@ impl GraphCache {
         compile: impl FnOnce() -> Result<Vec<u8>, E>,
     ) -> Result<(Vec<u8>, Origin), E> {
         let digest = key.digest();
-        let path = self.dir.join(format!("{}.graph", hex(&digest)));
+        let path = self.dir.join(format!("{digest:x}.graph"));
         match read(&path, &digest) {
             Ok(graph) => return Ok((graph, Origin::Hit)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -115,7 +116,7 @@ fn read(path: &Path, key: &[u8]) -> io::Result<Vec<u8>> {
     let damaged = |problem| io::Error::new(io::ErrorKind::InvalidData, problem);
     let graph_bytes = bytes.len().checked_sub(SEAL_BYTES).ok_or_else(|| damaged("cut short"))?;
     let (graph, found) = bytes.split_at(graph_bytes);
-    if seal(key, graph) != found {
+    if *seal(key, graph) != *found {
         return Err(damaged("its digest is wrong"));
     }
     bytes.truncate(graph_bytes);
@@ -124,10 +125,6 @@ fn read(path: &Path, key: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// Digest over key and graph, so that an entry under another entry's name is noticed as well.
-fn seal(key: &[u8], graph: &[u8]) -> [u8; SEAL_BYTES] {
-    Sha256::new().chain_update(key).chain_update(graph).finalize().into()
-}
-
-fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+fn seal(key: &[u8], graph: &[u8]) -> Output<Sha256> {
+    Sha256::new().chain_update(key).chain_update(graph).finalize()
 }

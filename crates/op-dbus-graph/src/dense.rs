@@ -3,6 +3,7 @@
 use serde::Deserialize;
 
 use crate::encoder::{Dense, DenseActivation, Encoder};
+use crate::error::unsupported;
 use crate::weights::Weights;
 use crate::{DenseFiles, Error};
 
@@ -97,8 +98,4 @@ fn activation(name: &str) -> Result<DenseActivation, Error> {
             "Identity, Tanh, ReLU, GELU, Sigmoid and SiLU of torch.nn",
         )),
     }
-}
-
-fn unsupported(what: &'static str, found: impl ToString, supported: &str) -> Error {
-    Error::Unsupported { what, found: found.to_string(), supported: supported.to_owned() }
 }

@@ -74,3 +74,7 @@ pub enum Error {
         location: String,
     },
 }
+
+pub(crate) fn unsupported(what: &'static str, found: impl ToString, supported: &str) -> Error {
+    Error::Unsupported { what, found: found.to_string(), supported: supported.to_owned() }
+}

@@ -8,6 +8,7 @@ mod roberta;
 use serde::Deserialize;
 
 use crate::encoder::{Activation, Encoder, Layer, Linear, Norm, Padding, Tensor};
+use crate::error::unsupported;
 use crate::weights::Weights;
 use crate::{Error, Family};
 
@@ -94,20 +95,19 @@ impl Config {
             let Keys { hidden: hidden_key, heads: heads_key, .. } = self.keys;
             return Err(unsupported(
                 heads_key,
-                &format!("{heads} with a {hidden_key} of {hidden}"),
+                format!("{heads} with a {hidden_key} of {hidden}"),
                 &format!("a number that divides {hidden_key}"),
             ));
         }
         // Beyond, the norms leave nothing of a text, or no numbers.
         if !(0.0..=1.0).contains(&self.layer_norm_eps) {
-            let found = self.layer_norm_eps.to_string();
-            return Err(unsupported("layer_norm_eps", &found, "0 to 1"));
+            return Err(unsupported("layer_norm_eps", self.layer_norm_eps, "0 to 1"));
         }
         if self.num_hidden_layers == 0 {
-            return Err(unsupported(self.keys.layers, "0", "at least 1"));
+            return Err(unsupported(self.keys.layers, 0, "at least 1"));
         }
         if self.is_decoder {
-            return Err(unsupported("is_decoder", "true", "false"));
+            return Err(unsupported("is_decoder", true, "false"));
         }
         match self.position_embedding_type.as_deref() {
             None | Some("absolute") => Ok(()),
@@ -137,10 +137,6 @@ impl Config {
             )),
         }
     }
-}
-
-fn unsupported(what: &'static str, found: &str, supported: &str) -> Error {
-    Error::Unsupported { what, found: found.to_owned(), supported: supported.to_owned() }
 }
 
 /// What a family calls the parts of a block.
@@ -221,7 +217,7 @@ impl<'r, 'a> Reader<'r, 'a> {
         if first_position >= positions {
             return Err(unsupported(
                 "max_position_embeddings",
-                &positions.to_string(),
+                positions,
                 &format!("more than {first_position}, the row of a text's first token"),
             ));
         }

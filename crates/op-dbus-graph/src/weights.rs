@@ -49,14 +49,12 @@ impl<'a> Weights<'a> {
             });
         }
         // Where such a value is met only by some texts, or vanishes in whole numbers, nothing else tells.
-        let mut values =
-            view.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-        if !values.all(f32::is_finite) {
+        let tensor = Tensor::new(shape.last().copied().unwrap_or(1), view.data());
+        if !tensor.values().all(f32::is_finite) {
             let problem = "it has values that are no finite numbers".to_owned();
             return Err(Error::Tensor { name: name.to_owned(), problem });
         }
-        let columns = shape.last().copied().unwrap_or(1);
-        Ok(Tensor::new(columns, view.data()))
+        Ok(tensor)
     }
 }
 

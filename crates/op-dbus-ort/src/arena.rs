@@ -4,9 +4,11 @@ use std::ffi::CStr;
 use std::ptr;
 
 use op_dbus_engine::ArenaUse;
-use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
+use ort::memory::{Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::Session;
 use ort::{AsPointer, sys};
+
+use crate::accelerator::Place;
 
 /// The arena of a session on one device.
 pub(crate) struct Arena(Allocator);
@@ -14,10 +16,7 @@ pub(crate) struct Arena(Allocator);
 impl Arena {
     /// That of `session` in the memory of a device; none where it has no memory there, or memory that
     /// is no arena.
-    pub fn of(
-        session: &Session,
-        (device, number): (AllocationDevice<'static>, i32),
-    ) -> Option<Self> {
+    pub fn of(session: &Session, (device, number): Place) -> Option<Self> {
         let info = MemoryInfo::new(device, number, AllocatorType::Device, MemoryType::Default);
         let arena = info.and_then(|info| Allocator::new(session, info)).map(Self);
         let arena =

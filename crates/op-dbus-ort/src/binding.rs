@@ -229,8 +229,7 @@ impl Buffers {
     /// not known.
     pub fn is_in_place(&self) -> Option<[bool; 2]> {
         match self.memory {
-            Memory::Same => Some([true; 2]),
-            Memory::Pinned => Some([true; 2]),
+            Memory::Same | Memory::Pinned => Some([true; 2]),
             Memory::Separate => Some([false; 2]),
             Memory::Untold => None,
         }

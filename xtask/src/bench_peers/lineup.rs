@@ -85,6 +85,11 @@ impl Places<'_> {
     }
 }
 
+/// Whether a peer is among those `wanted`, which none are called if all are.
+pub fn asked_for(wanted: &[String], entry: &Entry) -> bool {
+    wanted.is_empty() || wanted.iter().any(|name| name == entry.library)
+}
+
 /// Starts everybody. Who can't be measured is told with the reason.
 pub fn start(
     environment: &Environment,
@@ -94,7 +99,7 @@ pub fn start(
     let (mut there, mut missing) = (Vec::new(), Vec::new());
     let bf16 = cpu_has_bf16();
     for entry in ENTRIES {
-        if !entry.ours() && !wanted.is_empty() && !wanted.iter().any(|name| name == entry.library) {
+        if !entry.ours() && !asked_for(wanted, entry) {
             continue;
         }
         println!("starting {} in {}", entry.title, entry.precision);

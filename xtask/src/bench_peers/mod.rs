@@ -25,7 +25,8 @@ use lineup::Places;
 use ours::Run;
 use texts::Sample;
 
-use crate::shell::{self, Outcome, cargo, program};
+use crate::dist;
+use crate::shell::{self, Outcome, program};
 
 /// Everything that was measured.
 pub struct Figures {
@@ -86,17 +87,11 @@ pub fn run(args: &Args) -> Outcome {
     let folder = shell::root().join("target/peers");
     fs::create_dir_all(&folder).map_err(|e| format!("can't make {}: {e}", folder.display()))?;
     step("build and install");
-    let exe = match &args.exe {
-        Some(exe) => exe.clone(),
-        None => {
-            shell::run(&mut cargo(&["build", "--release", "--package", "op-dbus"]))?;
-            shell::root().join("target/release/op-dbus")
-        }
-    };
+    let exe = args.exe.clone().map_or_else(|| dist::build("release"), Ok)?;
     let models = models(args, &exe)?;
     let libraries: Vec<&str> = lineup::ENTRIES
         .iter()
-        .filter(|entry| !entry.ours() && asked_for(args, entry))
+        .filter(|entry| !entry.ours() && lineup::asked_for(&args.peers, entry))
         .map(|entry| entry.library)
         .collect();
     let environment = Environment::make(&folder, &libraries)?;
@@ -207,10 +202,6 @@ fn step(name: &str) {
     println!("\n── {name}");
 }
 
-fn asked_for(args: &Args, entry: &Entry) -> bool {
-    args.peers.is_empty() || args.peers.iter().any(|name| name == entry.library)
-}
-
 /// The model store, with all levels and the runtime in it.
 fn models(args: &Args, exe: &Path) -> Result<PathBuf, String> {
     if let Some(models) = &args.models {
@@ -226,9 +217,7 @@ fn models(args: &Args, exe: &Path) -> Result<PathBuf, String> {
 /// The folder of the measured level's model.
 fn model(args: &Args, exe: &Path, models: &Path) -> Result<PathBuf, String> {
     let mut list = program(exe, &["models", "list", "--json"]);
-    let list = shell::read(list.arg("--model-dir").arg(models))?;
-    let list: serde_json::Value =
-        serde_json::from_str(&list).map_err(|error| format!("op-dbus models list: {error}"))?;
+    let list = shell::read_json(list.arg("--model-dir").arg(models))?;
     let found = list.as_array().into_iter().flatten().find(|one| one["level"] == *args.level);
     let name = found.and_then(|model| model["name"].as_str());
     name.map(|name| models.join(name)).ok_or_else(|| format!("there is no level {}", args.level))

@@ -1,12 +1,11 @@
 //! What `op-dbus bench` tells of op-dbus itself: every level, the service, latency, load.
 
-use std::process::Stdio;
-
 use serde_json::Value;
 
 use super::lineup::{Places, cpu_has_bf16};
 use super::statistics::Spread;
 use super::texts::Sample;
+use crate::shell;
 
 /// One line of the figures.
 pub struct Line(Value);
@@ -64,13 +63,7 @@ pub fn bench(
     for sample in samples {
         command.arg("--corpus").arg(format!("{}={}", sample.name, sample.whole.display()));
     }
-    let output = command.stderr(Stdio::inherit()).output();
-    let output = output.map_err(|error| format!("can't run op-dbus bench: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("op-dbus bench failed ({})", output.status));
-    }
-    let whole: Value = serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("what op-dbus bench printed is not JSON: {error}"))?;
+    let whole = shell::read_json(&mut command)?;
     let lines = whole["figures"].as_array().into_iter().flatten().cloned().map(Line).collect();
     Ok(Run { lines, whole })
 }

@@ -4,43 +4,38 @@
 mod package;
 mod profiles;
 
-use super::container::{Container, GATEWAY};
+use super::container::{Bus, Container, GATEWAY};
 use crate::shell::Outcome;
 
 /// Levels that are served, and the models of them.
 pub const MODELS: &[(&str, &str); 2] =
     &[("low", "paraphrase-MiniLM-L3-v2"), ("medium", "all-MiniLM-L6-v2")];
 
-/// A step: what it shows, and how.
-type Step = (&'static str, fn(&mut Container) -> Outcome);
+/// A step: what it shows, how, and with which buses it is gone through.
+type Step = (&'static str, fn(&mut Container) -> Outcome, &'static [Bus]);
+
+const DAEMON: &[Bus] = &[Bus::Daemon];
+const BROKER: &[Bus] = &[Bus::Broker];
+/// Of what depends on the bus.
+const BOTH: &[Bus] = &[Bus::Daemon, Bus::Broker];
 
 /// Every step, in an order in which each finds what it needs.
 pub const ALL: &[Step] = &[
-    ("where nothing may be started, nothing is", package::held_back),
-    ("the package is installed, and the service started", package::install),
-    ("models are put into the store, and taken up by a reload", package::fetch),
-    ("a reload with a mistake fails, and nothing changes", mistake),
-    ("changes are refused, and allowed by a rule", change),
-    ("a call starts the service", activate),
-    ("the service runs in its sandbox", sandbox),
-    ("each profile works", profiles::all),
-    ("ONNX Runtime and a provider compute in the sandbox", profiles::engines),
-    ("the gateway's socket starts it, and it answers", gateway),
-    ("a service that hangs is ended by the watchdog and comes back", watchdog),
-    ("the journal explains what happened, without a text", journal),
-    ("an upgrade answers calls meanwhile, and keeps what was set", package::upgrade),
-    ("removal keeps models and settings, and a purge leaves nothing", package::purge),
-];
-
-/// What depends on the bus, where that is dbus-broker.
-pub const ON_BROKER: &[Step] = &[
-    ("the bus is dbus-broker", broker),
-    ("the package is installed, and the service started", package::install),
-    ("models are put into the store, and taken up by a reload", package::fetch),
-    ("changes are refused, and allowed by a rule", change),
-    ("a call starts the service", activate),
-    ("the service runs in its sandbox", sandbox),
-    ("an upgrade answers calls meanwhile, and keeps what was set", package::upgrade),
+    ("the bus is dbus-broker", broker, BROKER),
+    ("where nothing may be started, nothing is", package::held_back, DAEMON),
+    ("the package is installed, and the service started", package::install, BOTH),
+    ("models are put into the store, and taken up by a reload", package::fetch, BOTH),
+    ("a reload with a mistake fails, and nothing changes", mistake, DAEMON),
+    ("changes are refused, and allowed by a rule", change, BOTH),
+    ("a call starts the service", activate, BOTH),
+    ("the service runs in its sandbox", sandbox, BOTH),
+    ("each profile works", profiles::all, DAEMON),
+    ("ONNX Runtime and a provider compute in the sandbox", profiles::engines, DAEMON),
+    ("the gateway's socket starts it, and it answers", gateway, DAEMON),
+    ("a service that hangs is ended by the watchdog and comes back", watchdog, DAEMON),
+    ("the journal explains what happened, without a text", journal, DAEMON),
+    ("an upgrade answers calls meanwhile, and keeps what was set", package::upgrade, BOTH),
+    ("removal keeps models and settings, and a purge leaves nothing", package::purge, DAEMON),
 ];
 
 /// A text that must be found nowhere.

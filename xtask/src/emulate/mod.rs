@@ -8,6 +8,7 @@
 mod aarch64;
 mod x86_64;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Mutex;
@@ -180,23 +181,17 @@ fn print_line(arch: &str, isa: &str, verdict: &Verdict) {
 /// Calls `f` for each job on as many threads as there are cores; the results in the jobs' order.
 fn in_parallel<J: Sync, R: Send>(jobs: &[J], f: impl Fn(&J) -> R + Sync) -> Vec<R> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let next = Mutex::new(0);
-    let results = Mutex::new((0..jobs.len()).map(|_| None).collect::<Vec<Option<R>>>());
+    let (left, results) = (Mutex::new(jobs.iter().enumerate()), Mutex::new(BTreeMap::new()));
+    let next = || left.lock().unwrap_or_else(|e| e.into_inner()).next();
     std::thread::scope(|scope| {
         for _ in 0..cores.min(jobs.len()) {
             scope.spawn(|| {
-                loop {
-                    let index = {
-                        let mut next = next.lock().unwrap_or_else(|e| e.into_inner());
-                        *next += 1;
-                        *next - 1
-                    };
-                    let Some(job) = jobs.get(index) else { return };
+                while let Some((place, job)) = next() {
                     let result = f(job);
-                    results.lock().unwrap_or_else(|e| e.into_inner())[index] = Some(result);
+                    results.lock().unwrap_or_else(|e| e.into_inner()).insert(place, result);
                 }
             });
         }
     });
-    results.into_inner().unwrap_or_else(|e| e.into_inner()).into_iter().flatten().collect()
+    results.into_inner().unwrap_or_else(|e| e.into_inner()).into_values().collect()
 }

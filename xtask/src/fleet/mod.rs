@@ -118,7 +118,6 @@ fn table(args: &Args, calibration: &Path) -> Outcome {
     let node = Node {
         workers: args.workers,
         // Each has its share of the machine.
-        batch_s: one.batch_s,
         token_s: one.token_s * workers,
         queue_tokens: args.queue_tokens,
         ..one

@@ -33,9 +33,7 @@ const WALLS: &[(&str, &str, &str)] = &[
 /// Imports that break the rules.
 pub fn check() -> Result<Vec<String>, String> {
     let metadata = ["metadata", "--format-version=1", "--no-deps", "--offline"];
-    let metadata = shell::read(&mut shell::cargo(&metadata))?;
-    let metadata: serde_json::Value =
-        serde_json::from_str(&metadata).map_err(|e| format!("cargo metadata: {e}"))?;
+    let metadata = shell::read_json(&mut shell::cargo(&metadata))?;
     let mut findings = Vec::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
         let Some(name) = package["name"].as_str() else { continue };

@@ -9,47 +9,23 @@ use std::thread;
 use std::time::Duration;
 
 use super::table::{Clock, How, Trial};
-use super::{Conditions, Figure, Size};
+use super::{Conditions, End, Figure, Size, WORDS};
 use crate::shell::{self, cargo};
 use crate::test::Settings;
 
-/// How a trial ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Result {
-    Passed,
-    Missed,
-    /// Only times are beyond their bars.
-    Late,
-    /// It can't be run on this machine.
-    Skipped,
-}
-
-/// How a trial ended, and what was measured.
-#[derive(Clone, Debug)]
-pub struct Verdict {
-    pub result: Result,
-    pub figure: String,
-}
-
-impl Verdict {
-    fn new(result: Result, figure: impl Into<String>) -> Self {
-        Self { result, figure: figure.into() }
-    }
-}
-
-impl fmt::Display for Result {
+impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Passed => "passed",
+            Self::Held => "passed",
             Self::Missed | Self::Late => "not passed",
             Self::Skipped => "skipped",
         })
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for Figure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:10} {}", self.result.to_string(), self.figure)
+        write!(f, "{:10} {}", self.end.to_string(), self.text)
     }
 }
 
@@ -58,7 +34,7 @@ pub fn all(
     trials: &[&'static Trial],
     conditions: &Conditions,
     settings: &Settings,
-) -> std::result::Result<BTreeMap<&'static str, Verdict>, String> {
+) -> Result<BTreeMap<&'static str, Figure>, String> {
     let size = conditions.size;
     let mut names: Vec<&str> = Vec::new();
     for trial in trials {
@@ -74,8 +50,8 @@ pub fn all(
             How::Tests(names) => tests.verdict(names),
             How::Program(clock) => program(trial, clock, size, settings)?,
             How::Task(task) => {
-                let figures = task(conditions).unwrap_or_else(|why| vec![Figure::Missed(why)]);
-                summed(figures, size)
+                let figures = task(conditions).unwrap_or_else(|why| vec![Figure::new(false, why)]);
+                summed(&figures, size)
             }
         };
         println!("{:4} {:20} {verdict}", trial.number, trial.name);
@@ -97,7 +73,7 @@ struct Tests {
 
 impl Tests {
     /// Runs each of these tests once.
-    fn run(names: &[&str], size: Size, settings: &Settings) -> std::result::Result<Self, String> {
+    fn run(names: &[&str], size: Size, settings: &Settings) -> Result<Self, String> {
         let exact: Vec<String> = names.iter().map(|name| format!("test(={name})")).collect();
         let mut nextest = cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]);
         nextest.args(["--status-level", "all", "--final-status-level", "none"]);
@@ -143,11 +119,11 @@ impl Tests {
         tests
     }
 
-    fn verdict(&self, names: &[&str]) -> Verdict {
+    fn verdict(&self, names: &[&str]) -> Figure {
         let failed: Vec<&str> =
             names.iter().copied().filter(|name| self.ended.get(*name) == Some(&false)).collect();
         if !failed.is_empty() {
-            return Verdict::new(Result::Missed, format!("failed: {}", failed.join(", ")));
+            return Figure::new(false, format!("failed: {}", failed.join(", ")));
         }
         let passed = names.iter().filter(|name| self.ended.contains_key(**name)).count();
         let of = if names.len() == 1 { "test" } else { "tests" };
@@ -155,28 +131,23 @@ impl Tests {
         figures.extend(names.iter().filter_map(|name| self.figures.get(*name)).flatten().cloned());
         for name in names.iter().filter(|name| !self.ended.contains_key(**name)) {
             let Some(reason) = self.skipped.get(*name) else {
-                return Verdict::new(Result::Missed, format!("there is no test {name}"));
+                return Figure::new(false, format!("there is no test {name}"));
             };
             figures.push(format!("{name} skipped: {reason}"));
         }
-        let result = if passed == names.len() { Result::Passed } else { Result::Skipped };
-        Verdict::new(result, figures.join("; "))
+        let end = if passed == names.len() { End::Held } else { End::Skipped };
+        Figure { end, text: figures.join("; ") }
     }
 }
 
 /// Which tests can't be run here, with the reasons.
-fn skips(settings: &Settings) -> std::result::Result<String, String> {
+pub fn skips(settings: &Settings) -> Result<String, String> {
     let mut skips = cargo(&["test", "--quiet", "--workspace", "--test", "integration", "--"]);
     shell::read(skips.arg("--skips").envs(settings.iter().cloned()))
 }
 
 /// Runs a program, which prints a line for each figure: `held: …`, `missed: …`, `late: …` or `skipped: …`.
-fn program(
-    trial: &Trial,
-    clock: Clock,
-    size: Size,
-    settings: &Settings,
-) -> std::result::Result<Verdict, String> {
+fn program(trial: &Trial, clock: Clock, size: Size, settings: &Settings) -> Result<Figure, String> {
     let busy = clock == Clock::Timed && is_busy();
     let mut command = cargo(&["test", "--quiet", "--workspace", "--test", "integration", "--"]);
     command.args(["--trial", trial.name, size.flag()]).envs(settings.iter().cloned());
@@ -185,45 +156,30 @@ fn program(
     let mut figures = Vec::new();
     for line in child.stdout.take().into_iter().flat_map(|stdout| BufReader::new(stdout).lines()) {
         let line = line.map_err(|e| format!("{}: {e}", trial.name))?;
-        let Some((kind, figure)) = line.split_once(": ") else { continue };
-        figures.push(match kind {
-            "held" => Figure::Held(figure.to_owned()),
-            "missed" => Figure::Missed(figure.to_owned()),
-            "late" => Figure::Late(figure.to_owned()),
-            "skipped" => Figure::Skipped(figure.to_owned()),
-            _ => continue,
-        });
+        let Some((kind, text)) = line.split_once(": ") else { continue };
+        let Some((_, end)) = WORDS.iter().find(|(word, _)| *word == kind) else { continue };
+        figures.push(Figure { end: *end, text: text.to_owned() });
         println!("     {line}");
     }
     let status = child.wait().map_err(|e| format!("{}: {e}", trial.name))?;
     if figures.is_empty() || !status.success() {
-        figures.push(Figure::Missed(format!("it ended with {status}")));
+        figures.push(Figure::new(false, format!("it ended with {status}")));
     }
-    if busy && !figures.iter().any(|figure| matches!(figure, Figure::Skipped(_))) {
-        figures.push(Figure::Held("taken on a busy machine, to be taken again".to_owned()));
+    if busy && !figures.iter().any(|figure| figure.end == End::Skipped) {
+        figures.push(Figure::new(true, "taken on a busy machine, to be taken again"));
     }
-    Ok(summed(figures, size))
+    Ok(summed(&figures, size))
 }
 
 /// What figures come to: one that was missed decides, then one that was late, then one that can't be had.
-fn summed(figures: Vec<Figure>, size: Size) -> Verdict {
-    let (mut results, mut texts) = (Vec::new(), Vec::new());
-    for figure in figures {
-        let (result, text) = match figure {
-            Figure::Held(text) => (Result::Passed, text),
-            Figure::Missed(text) => (Result::Missed, text),
-            Figure::Late(text) => (Result::Late, text),
-            Figure::Skipped(text) => (Result::Skipped, text),
-        };
-        results.push(result);
-        texts.push(text);
-    }
-    let decides = [Result::Missed, Result::Late, Result::Skipped];
-    let decided = decides.into_iter().find(|result| results.contains(result));
-    let result = decided.unwrap_or(Result::Passed);
+fn summed(figures: &[Figure], size: Size) -> Figure {
+    let decides = [End::Missed, End::Late, End::Skipped];
+    let decided = decides.into_iter().find(|end| figures.iter().any(|figure| figure.end == *end));
+    let texts: Vec<&str> = figures.iter().map(|figure| figure.text.as_str()).collect();
     // A bar would end a cell of the table.
     let texts = texts.join("; ").replace('|', "/").replace('\n', " ");
-    Verdict::new(result, format!("{}: {texts}", size.flag().trim_start_matches('-')))
+    let text = format!("{}: {texts}", size.flag().trim_start_matches('-'));
+    Figure { end: decided.unwrap_or(End::Held), text }
 }
 
 /// Whether others use more than a fifth of the machine's time, looked at for a second.
@@ -251,15 +207,14 @@ mod tests {
 
     #[test]
     fn one_figure_that_is_missed_decides() {
-        let [held, missed, late] = [Figure::Held, Figure::Missed, Figure::Late];
-        let of = |figures: &[Figure]| summed(figures.to_vec(), Size::Quick);
-        assert_eq!(of(&[held("1 | 2".into())]).figure, "quick: 1 / 2");
-        let skipped = Figure::Skipped("b".into());
-        let all = [missed("a".into()), skipped, late("d".into()), held("c".into())];
-        assert_eq!(of(&all).result, Result::Missed);
-        assert_eq!(of(&all[1..]).result, Result::Late);
-        assert_eq!(of(&all[1..2]).result, Result::Skipped);
-        assert_eq!(of(&all[3..]).result, Result::Passed);
+        let of = |figures: &[Figure]| summed(figures, Size::Quick);
+        assert_eq!(of(&[Figure::new(true, "1 | 2")]).text, "quick: 1 / 2");
+        let all = [End::Missed, End::Skipped, End::Late, End::Held];
+        let all = all.map(|end| Figure { end, text: String::new() });
+        assert_eq!(of(&all).end, End::Missed);
+        assert_eq!(of(&all[1..]).end, End::Late);
+        assert_eq!(of(&all[1..2]).end, End::Skipped);
+        assert_eq!(of(&all[3..]).end, End::Held);
     }
 
     #[test]
@@ -273,9 +228,9 @@ mod tests {
              \x20    SIGKILL [   0.005s] (3/3) op-dbus-tests::integration faults::four\n\
              ------------\n     Summary [   0.1s] 3 tests run: 1 passed, 1 failed, 1 skipped\n",
         );
-        assert_eq!(tests.verdict(&["tests::one"]).figure, "1 of 1 test; 7 calls");
-        assert_eq!(tests.verdict(&["faults::two", "tests::one"]).figure, "failed: faults::two");
-        assert_eq!(tests.verdict(&["faults::four"]).result, Result::Missed);
-        assert_eq!(tests.verdict(&["faults::three"]).figure, "there is no test faults::three");
+        assert_eq!(tests.verdict(&["tests::one"]).text, "1 of 1 test; 7 calls");
+        assert_eq!(tests.verdict(&["faults::two", "tests::one"]).text, "failed: faults::two");
+        assert_eq!(tests.verdict(&["faults::four"]).end, End::Missed);
+        assert_eq!(tests.verdict(&["faults::three"]).text, "there is no test faults::three");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use super::conduct::Verdict;
+use super::Figure;
 use super::table::{self, Trial};
 use crate::shell::{self, Outcome};
 
@@ -34,14 +34,14 @@ not show.
 ";
 
 /// Writes the document: `verdicts` for the trials that were run, for others what stands there.
-pub fn write(verdicts: &BTreeMap<&str, Verdict>) -> Outcome {
+pub fn write(verdicts: &BTreeMap<&str, Figure>) -> Outcome {
     let path = shell::root().join("docs/trials.md");
     // Before the first time there is none.
     let old = fs::read_to_string(&path).unwrap_or_default();
     let mut text = HEAD.to_owned();
     for trial in table::all() {
         let (outcome, figure) = match verdicts.get(trial.number) {
-            Some(verdict) => (verdict.result.to_string(), verdict.figure.clone()),
+            Some(verdict) => (verdict.end.to_string(), verdict.text.clone()),
             None => standing(&old, trial),
         };
         let Trial { number, name, promise, bar, rest, .. } = trial;

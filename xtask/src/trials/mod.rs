@@ -14,26 +14,42 @@ use std::path::PathBuf;
 
 use crate::shell::{self, Outcome};
 use crate::test;
-use conduct::{Result, Verdict};
+pub use conduct::skips;
 use table::{Clock, How, Trial};
 
-/// One thing that was measured or counted, in words.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Figure {
-    /// It is within its bar.
-    Held(String),
+/// Whether a figure is within its bar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It is.
+    Held,
     /// It is not.
-    Missed(String),
+    Missed,
     /// It is a time, or depends on one, and is not: a machine that is slow or busy misses that, too.
-    Late(String),
+    Late,
     /// It can't be had here.
-    Skipped(String),
+    Skipped,
+}
+
+/// What stands before a figure where it is printed.
+const WORDS: [(&str, End); 4] =
+    [("held", End::Held), ("missed", End::Missed), ("late", End::Late), ("skipped", End::Skipped)];
+
+/// One thing that was measured or counted, in words; or all that was in a trial.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Figure {
+    pub end: End,
+    pub text: String,
 }
 
 impl Figure {
     /// A figure, and whether it is within its bar.
     pub fn new(held: bool, text: impl Into<String>) -> Self {
-        if held { Self::Held(text.into()) } else { Self::Missed(text.into()) }
+        Self { end: if held { End::Held } else { End::Missed }, text: text.into() }
+    }
+
+    /// One that can't be had here, and why.
+    pub fn skipped(why: impl Into<String>) -> Self {
+        Self { end: End::Skipped, text: why.into() }
     }
 }
 
@@ -43,14 +59,9 @@ impl Figure {
 /// One of them is missed.
 pub fn tell(figures: &[Figure]) -> Outcome {
     let mut missed = 0;
-    for figure in figures {
-        let (word, text) = match figure {
-            Figure::Held(text) => ("held", text),
-            Figure::Missed(text) => ("missed", text),
-            Figure::Late(text) => ("late", text),
-            Figure::Skipped(text) => ("skipped", text),
-        };
-        missed += usize::from(["missed", "late"].contains(&word));
+    for Figure { end, text } in figures {
+        let word = WORDS.iter().find(|(_, of)| of == end).map_or("", |(word, _)| word);
+        missed += usize::from([End::Missed, End::Late].contains(end));
         println!("{word}: {text}");
     }
     if missed == 0 { Ok(()) } else { Err(format!("{missed} of {} figures missed", figures.len())) }
@@ -126,7 +137,7 @@ pub fn run(Args { full, list, pairs, names, .. }: Args) -> Outcome {
         }
     }
     document::write(&verdicts)?;
-    not_passed(&verdicts, &[Result::Missed, Result::Late])
+    not_passed(&verdicts, &[End::Missed, End::Late])
 }
 
 /// Runs the programs in their quick size: a part of `cargo xtask test`, which no clock decides.
@@ -138,24 +149,24 @@ pub fn programs(settings: &test::Settings) -> Outcome {
     for trial in trials {
         let name = format!("trial {}", trial.name);
         match verdicts.get(trial.number) {
-            Some(Verdict { result: Result::Skipped, figure }) => shell::skip(&name, figure),
-            Some(Verdict { result: Result::Late, figure }) => {
-                println!("{name} is late, which decides only on an idle machine: {figure}");
+            Some(Figure { end: End::Skipped, text }) => shell::skip(&name, text),
+            Some(Figure { end: End::Late, text }) => {
+                println!("{name} is late, which decides only on an idle machine: {text}");
             }
             _ => {}
         }
     }
-    not_passed(&verdicts, &[Result::Missed])
+    not_passed(&verdicts, &[End::Missed])
 }
 
-fn not_passed(verdicts: &BTreeMap<&str, Verdict>, decide: &[Result]) -> Outcome {
-    match verdicts.values().filter(|verdict| decide.contains(&verdict.result)).count() {
+fn not_passed(verdicts: &BTreeMap<&str, Figure>, decide: &[End]) -> Outcome {
+    match verdicts.values().filter(|verdict| decide.contains(&verdict.end)).count() {
         0 => Ok(()),
         missed => Err(format!("{missed} of {} trials not passed", verdicts.len())),
     }
 }
 
-fn chosen(names: &[String]) -> std::result::Result<Vec<&'static Trial>, String> {
+fn chosen(names: &[String]) -> Result<Vec<&'static Trial>, String> {
     if names.is_empty() {
         return Ok(table::all().collect());
     }

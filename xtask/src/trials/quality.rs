@@ -3,8 +3,6 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use serde_json::Value;
-
 use super::{Conditions, Figure, Size};
 use crate::bench_peers;
 use crate::shell::{self, cargo, program};
@@ -25,7 +23,7 @@ const STSB: [(&str, f64); 3] = [("low", 82.41), ("medium", 82.03), ("high", 83.4
 pub fn try_out(conditions: &Conditions) -> Result<Vec<Figure>, String> {
     let Some(pairs) = &conditions.pairs else {
         let why = "give it pairs of texts with scores: --pairs FILE; STS-B's are not ours to ship";
-        return Ok(vec![Figure::Skipped(why.to_owned())]);
+        return Ok(vec![Figure::skipped(why)]);
     };
     shell::run(&mut cargo(&["build", "--workspace", "--bin", "op-dbus"]))?;
     let known = sha256(pairs)? == STSB_SHA256;
@@ -64,8 +62,7 @@ fn measured(
     );
     bench.args(["--engine", engines, "--precision", precisions, "--quality"]).arg(pairs);
     bench.env("OP_DBUS_MODEL_DIR", test::fetch_store()?.join("models"));
-    let report: Value = serde_json::from_str(&shell::read(bench.stdin(Stdio::null()))?)
-        .map_err(|e| format!("what op-dbus bench printed is not JSON: {e}"))?;
+    let report = shell::read_json(bench.stdin(Stdio::null()))?;
     let lines = report["quality"].as_array().into_iter().flatten();
     let found = lines.filter_map(|line| {
         let (engine, precision) = (line["engine"].as_str()?, line["precision"].as_str()?);

@@ -1,8 +1,9 @@
 //! MPNet: positions that begin behind the padding's, and a relative position bias.
 
-use super::{Config, LayerNames, Reader, unsupported};
+use super::{Config, LayerNames, Reader};
 use crate::Error;
 use crate::encoder::{Encoder, RelativeBias, Tensor};
+use crate::error::unsupported;
 use crate::weights::Weights;
 
 const NAMES: LayerNames = LayerNames {
@@ -32,8 +33,7 @@ pub(super) fn read<'a>(config: &Config, weights: &Weights<'a>) -> Result<Encoder
     config.expect_model_type(&["mpnet"])?;
     let buckets = config.relative_attention_num_buckets.unwrap_or(BUCKETS);
     if buckets != BUCKETS {
-        let found = buckets.to_string();
-        return Err(unsupported("relative_attention_num_buckets", &found, "32"));
+        return Err(unsupported("relative_attention_num_buckets", buckets, "32"));
     }
     let reader = Reader::new(config, weights, &["", "mpnet."])?;
     let heads = config.num_attention_heads;

@@ -66,20 +66,6 @@ pub(super) fn product(
     graph.node("MatMul", &[input, &format!("{name}.weight")], name)
 }
 
-/// The bias of the linear layer whose product is `product`, in 32-bit floats.
-pub(super) fn bias(graph: &mut GraphWriter, product: &str, linear: &Linear<'_>) -> String {
-    let name = format!("{product}.bias");
-    graph.floats(&name, &[linear.weight.rows()], linear.bias.bytes().to_vec());
-    name
-}
-
-/// As [`bias`], for what adds it to the product as it is.
-pub(super) fn operand_bias(graph: &mut GraphWriter, product: &str, linear: &Linear<'_>) -> String {
-    let name = format!("{product}.bias");
-    graph.operand(&name, &[linear.weight.rows()], linear.bias.bytes().to_vec());
-    name
-}
-
 /// What goes from block to block, and with it the numbers of the norms.
 #[derive(Clone, Copy)]
 pub(super) enum Stream {
@@ -127,11 +113,10 @@ impl Stream {
     }
 
     /// The bias of the linear layer whose product is `product`.
-    fn bias(self, graph: &mut GraphWriter, product: &str, linear: &Linear<'_>) -> String {
-        match self {
-            Self::Wide => bias(graph, product, linear),
-            Self::Narrow => operand_bias(graph, product, linear),
-        }
+    pub fn bias(self, graph: &mut GraphWriter, product: &str, linear: &Linear<'_>) -> String {
+        let name = format!("{product}.bias");
+        self.numbers(graph, &name, &[linear.weight.rows()], linear.bias.bytes().to_vec());
+        name
     }
 
     /// Scale and shift of a norm, as `{name}.scale` and `{name}.shift`.

@@ -1,6 +1,6 @@
 //! ONNX Runtime's own operators, each for a group of ONNX's.
 
-use super::block::{operand_bias, product};
+use super::block::{Stream, product};
 use super::operators::{Attention, Norm, Operators};
 use super::packed;
 use crate::encoder::{Activation, Encoder, Linear};
@@ -85,7 +85,7 @@ impl Operators for Fused {
         activation: Activation,
         (linear, product): (&Linear<'_>, &str),
     ) -> String {
-        let bias = operand_bias(graph, product, linear);
+        let bias = Stream::Narrow.bias(graph, product, linear);
         let terms = [product, &bias];
         match activation {
             Activation::Gelu => graph.microsoft("BiasGelu", &terms, name, Vec::new()),

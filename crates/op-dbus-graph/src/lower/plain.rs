@@ -1,6 +1,6 @@
 //! The operators that every provider has: ONNX's own, and of these the plainest.
 
-use super::block::{bias, operand_bias, product};
+use super::block::{Stream, product};
 use super::operators::{Attention, Norm, Operators};
 use super::pooling::to_float;
 use crate::encoder::{Activation, Encoder, Linear};
@@ -52,7 +52,7 @@ impl Operators for Plain {
         let linears = [&layer.query, &layer.key, &layer.value];
         let mut heads = Vec::new();
         for ((part, linear), order) in parts.iter().zip(linears).zip(orders) {
-            let bias = operand_bias(graph, part, linear);
+            let bias = Stream::Narrow.bias(graph, part, linear);
             let made = product(graph, part, linear, input);
             let sum = graph.node("Add", &[&made, &bias], &format!("{part}.sum"));
             let apart = graph.node("Reshape", &[&sum, "heads.apart"], &format!("{part}.apart"));
@@ -100,7 +100,7 @@ impl Operators for Plain {
         (linear, product): (&Linear<'_>, &str),
     ) -> String {
         let of = |step: &str| format!("{name}.{step}");
-        let bias = bias(graph, product, linear);
+        let bias = Stream::Wide.bias(graph, product, linear);
         // In 32-bit floats: a cube does not fit into 16 bits, nor does the small tail of the curve.
         let product = graph.widen(product);
         let x = graph.node("Add", &[&product, &bias], &of("sum"));

@@ -11,10 +11,6 @@ use super::tiny::{self, HIDDEN, POSITIONS, Tiny};
 use crate::onnx::{self, Model};
 use crate::{Dialect, Error, Family, Pooling, Precision};
 
-fn graph(model: &Tiny) -> onnx::Graph {
-    Model::decode(&*model.compile().unwrap()).unwrap().graph.unwrap()
-}
-
 fn values(graph: &onnx::Graph, name: &str) -> Vec<f32> {
     let tensor = graph.initializer.iter().find(|tensor| tensor.name == name).unwrap();
     tensor.raw_data.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
@@ -36,7 +32,7 @@ fn every_name_is_made_before_it_is_used_and_only_once() {
                 model.recipe.pooling = pooling;
                 model.recipe.normalize = normalize;
                 model.recipe.target.dialect = dialect;
-                let graph = graph(&model);
+                let graph = model.graph();
                 let given = graph.initializer.iter().map(|tensor| &tensor.name);
                 let mut known = HashSet::new();
                 for name in given.chain(graph.input.iter().map(|input| &input.name)) {
@@ -95,7 +91,7 @@ fn products_have_the_ports_of_an_encoder_and_nothing_to_do_but_multiply() {
 #[test]
 fn weights_are_turned_and_the_token_type_is_folded_into_the_positions() {
     let model = Tiny::new(Family::Bert);
-    let (graph, tensors) = (graph(&model), &model.tensors);
+    let (graph, tensors) = (model.graph(), &model.tensors);
     let (_, up) = &tensors["encoder.layer.1.intermediate.dense.weight"];
     let turned = values(&graph, "layer.1.up.weight");
     assert_eq!(turned[1], up[HIDDEN]);
@@ -111,7 +107,7 @@ fn weights_are_turned_and_the_token_type_is_folded_into_the_positions() {
 #[test]
 fn mpnet_has_the_padding_position_before_all_others_and_biases_by_distance() {
     let model = Tiny::new(Family::Mpnet);
-    let (graph, tensors) = (graph(&model), &model.tensors);
+    let (graph, tensors) = (model.graph(), &model.tensors);
     let (_, positions) = &tensors["embeddings.position_embeddings.weight"];
     assert_eq!(values(&graph, "positions"), positions[HIDDEN..7 * HIDDEN]);
 
@@ -193,7 +189,7 @@ fn activations_are_chosen_or_refused_by_name() {
     ]);
     for (activation, operator) in operators {
         model.config["hidden_act"] = json!(activation);
-        let graph = graph(&model);
+        let graph = model.graph();
         let found = graph.node.iter().filter(|node| node.op_type == operator).count();
         assert_eq!(found, tiny::LAYERS, "{activation}");
     }
@@ -246,7 +242,7 @@ fn rows_longer_than_the_position_table_are_refused() {
 #[test]
 fn without_padding_a_block_has_one_product_for_query_key_and_value() {
     for mut model in Tiny::all() {
-        let padded = graph(&model);
+        let padded = model.graph();
         model.recipe.target.dialect = Dialect::Packed;
         let compiled = Model::decode(&*model.compile().unwrap()).unwrap();
         let padding = match model.family {

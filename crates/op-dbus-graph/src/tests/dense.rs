@@ -2,16 +2,11 @@
 
 use std::collections::HashMap;
 
-use prost::Message;
 use serde_json::{Value, json};
 
 use super::tiny::{HIDDEN, Tiny};
-use crate::onnx::{Graph, Model};
+use crate::onnx::Graph;
 use crate::{Error, Family};
-
-fn graph(model: &Tiny) -> Graph {
-    Model::decode(&*model.compile().unwrap()).unwrap().graph.unwrap()
-}
 
 /// The operators behind the pooling, in order.
 fn tail(graph: &Graph) -> Vec<&str> {
@@ -32,7 +27,7 @@ fn every_activation_follows_its_product() {
     for (class, expected) in operators {
         let mut model = Tiny::new(Family::Bert).with_dense(&[(3, class)]);
         model.recipe.normalize = false;
-        let graph = graph(&model);
+        let graph = model.graph();
         assert_eq!(
             tail(&graph),
             [&["MatMul", "Add"], expected, &["Neg", "Neg"]].concat(),
@@ -46,7 +41,7 @@ fn every_activation_follows_its_product() {
 #[test]
 fn modules_follow_each_other_before_the_normalisation() {
     let model = Tiny::new(Family::Distilbert).with_dense(&[(5, "Identity"), (3, "Tanh")]);
-    let graph = graph(&model);
+    let graph = model.graph();
     let normalise = ["ReduceL2", "Max", "Div"];
     let expected = [&["MatMul", "Add", "MatMul", "Add", "Tanh"][..], &normalise].concat();
     assert_eq!(tail(&graph), expected);
@@ -67,7 +62,7 @@ fn a_module_may_have_no_bias_and_no_module_name() {
     let mut model = Tiny::new(Family::Bert).with_dense(&[(3, "Tanh")]);
     model.dense[0].0["bias"] = json!(false);
     model.dense[0].0["activation_function"] = json!("torch.nn.Tanh");
-    assert_eq!(tail(&graph(&model))[..2], ["MatMul", "Tanh"]);
+    assert_eq!(tail(&model.graph())[..2], ["MatMul", "Tanh"]);
 }
 
 #[test]

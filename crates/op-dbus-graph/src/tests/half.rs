@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 
 use half::f16;
-use prost::Message;
 
 use super::tiny::{self, Tiny};
-use crate::onnx::{FLOAT, FLOAT16, Graph, INT32, INT64, Model, Node};
+use crate::onnx::{FLOAT, FLOAT16, Graph, INT32, INT64, Node};
 use crate::{Dialect, Family, Pooling, Precision};
 
 const BOOL: i32 = 9;
@@ -15,10 +14,6 @@ fn halved(mut model: Tiny, dialect: Dialect) -> Tiny {
     model.recipe.target.precision = Precision::F16;
     model.recipe.target.dialect = dialect;
     model
-}
-
-fn graph(model: &Tiny) -> Graph {
-    Model::decode(&*model.compile().unwrap()).unwrap().graph.unwrap()
 }
 
 /// The element type of every value of a graph, as the operators make them of each other; asserts
@@ -67,7 +62,7 @@ fn products_are_of_halves_and_all_that_sums_is_not() {
             for pooling in [Pooling::Mean, Pooling::Cls, Pooling::Max] {
                 let mut model = halved(model.clone().with_dense(&[(3, "Tanh")]), dialect);
                 model.recipe.pooling = pooling;
-                let graph = graph(&model);
+                let graph = model.graph();
                 let types = types(&graph);
                 assert_eq!(types["embedding"], FLOAT);
                 let operands = graph.node.iter().filter(|node| is_product(node));
@@ -92,7 +87,7 @@ fn without_padding_the_blocks_are_of_halves_and_the_pooling_is_not() {
         for pooling in [Pooling::Mean, Pooling::Cls, Pooling::Max] {
             let mut model = halved(model.clone(), Dialect::Packed);
             model.recipe.pooling = pooling;
-            let graph = graph(&model);
+            let graph = model.graph();
             let types = types(&graph);
             assert_eq!((types["rows"], types["embedding"]), (FLOAT16, FLOAT));
             let casts = graph.node.iter().filter(|node| node.op_type == "Cast");
@@ -107,7 +102,7 @@ fn a_graph_in_32_bits_has_none_in_16() {
     for dialect in [Dialect::OnnxRuntime, Dialect::Packed, Dialect::Onnx] {
         for mut model in Tiny::all() {
             model.recipe.target.dialect = dialect;
-            let graph = graph(&model);
+            let graph = model.graph();
             assert!(types(&graph).values().all(|of| *of != FLOAT16));
         }
     }
@@ -116,7 +111,7 @@ fn a_graph_in_32_bits_has_none_in_16() {
 #[test]
 fn weights_are_rounded_to_the_nearest_half() {
     let model = halved(Tiny::new(Family::Bert), Dialect::Onnx);
-    let graph = graph(&model);
+    let graph = model.graph();
     let (_, words) = &model.tensors["embeddings.word_embeddings.weight"];
     let found = graph.initializer.iter().find(|tensor| tensor.name == "words").unwrap();
     let found = found.raw_data.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes));

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use prost::Message;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
+use crate::onnx::{Graph, Model};
 use crate::{DenseFiles, Dialect, Error, Family, ModelFiles, Pooling, Precision, Recipe, Target};
 
 pub const HIDDEN: usize = 8;
@@ -202,6 +204,11 @@ impl Tiny {
 
     pub fn compile(&self) -> Result<Vec<u8>, Error> {
         self.compile_weights(&safetensors(&self.tensors))
+    }
+
+    /// The graph of what is compiled.
+    pub fn graph(&self) -> Graph {
+        Model::decode(&*self.compile().unwrap()).unwrap().graph.unwrap()
     }
 
     /// Compiles with other bytes in place of the tensors.
