@@ -5,6 +5,9 @@ use std::fmt;
 use zbus::message::{Header, Message};
 use zbus::names;
 
+/// So long is a message at most: the longest of ours that quotes nothing has a few hundred bytes.
+const MESSAGE_BYTES_MAX: usize = 16 << 10;
+
 macro_rules! error_names {
     ($( $(#[$doc:meta])* $variant:ident = $name:literal ),+ $(,)?) => {
         /// Which error it is. Scripts match on [`ErrorName::as_str`].
@@ -84,12 +87,13 @@ pub struct Error {
 
 impl Error {
     /// An error with its one sentence: what, the limit, what was found, what to do. D-Bus can't carry the
-    /// character U+0000, which ends the connection; U+FFFD takes its place.
+    /// character U+0000, which ends the connection; U+FFFD takes its place. What is quoted may be megabytes of a
+    /// call, of which the ends are enough.
     pub fn new(name: ErrorName, message: impl Into<String>) -> Self {
         let message = message.into();
         let message =
             if message.contains('\0') { message.replace('\0', "\u{fffd}") } else { message };
-        Self { name, message }
+        Self { name, message: ends_of(message) }
     }
 
     /// Which error it is.
@@ -145,6 +149,17 @@ impl zbus::DBusError for Error {
     }
 }
 
+/// Of a long message the ends, where it says what is wrong and what to do.
+fn ends_of(message: String) -> String {
+    let left_out = message.len().saturating_sub(MESSAGE_BYTES_MAX);
+    if left_out == 0 {
+        return message;
+    }
+    let start = message.floor_char_boundary(MESSAGE_BYTES_MAX / 2);
+    let end = message.ceil_char_boundary(message.len() - MESSAGE_BYTES_MAX / 2);
+    format!("{} [… {left_out} bytes …] {}", &message[..start], &message[end..])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,5 +177,10 @@ mod tests {
     fn a_message_is_one_that_d_bus_carries() {
         let error = Error::new(ErrorName::ModelCorrupt, "no tensor a\0b");
         assert_eq!(error.message(), "no tensor a\u{fffd}b");
+        let quoted = "ü".repeat(1 << 20);
+        let error = Error::new(ErrorName::InvalidArgument, format!("no {quoted}; try another"));
+        let message = error.message();
+        assert!(message.starts_with("no üü") && message.ends_with("üü; try another"));
+        assert!(message.contains("[… 208") && message.len() < MESSAGE_BYTES_MAX + 64, "{}", message.len());
     }
 }
