@@ -2,8 +2,10 @@
 
 mod bounds;
 mod cuts;
+mod specials;
 mod text;
 mod tokens;
+mod word_pieces;
 mod words;
 
 use std::error::Error as StdError;
@@ -15,8 +17,9 @@ use crate::call::Truncate;
 use bounds::Growth;
 use cuts::Cuts;
 use text::Unknown;
-use tokenizers::Encoding;
+use tokenizers::{Encoding, OffsetType};
 pub use tokens::Piece;
+use word_pieces::WordPieces;
 use words::Words;
 
 /// The largest tokenizer files of real models have some 35 MB.
@@ -32,6 +35,8 @@ pub struct Tokenizer(Arc<Inner>);
 
 struct Inner {
     model: tokenizers::Tokenizer,
+    /// Its pieces of words, where it has such.
+    word_pieces: Option<WordPieces>,
     /// The same for plain words, where the model's kind of tokenizer is known.
     words: Option<Words>,
     /// Where a text may be cut before it is tokenized.
@@ -130,7 +135,7 @@ impl Tokenizer {
     ) -> Result<Self, TokenizerError> {
         model.with_padding(None);
         model.with_truncation(None).map_err(TokenizerError::Damaged)?;
-        let (prefix, suffix) = special_tokens(&model)?;
+        let (prefix, suffix) = specials::of(&model)?;
         let specials = prefix.len() + suffix.len();
         if max_input_tokens <= specials {
             return Err(TokenizerError::Unsupported(format!(
@@ -143,10 +148,11 @@ impl Tokenizer {
                 "it puts the token id {id} around each text, which its vocabulary does not have"
             )));
         }
-        let words = Words::of(&model);
+        let (word_pieces, words) = (WordPieces::of(&model), Words::of(&model));
         let (vocabulary, unknown) = (OnceLock::new(), OnceLock::new());
         Ok(Self(Arc::new(Inner {
             model,
+            word_pieces,
             words,
             cuts,
             growth,
@@ -293,21 +299,29 @@ impl Tokenizer {
 
     /// Adds what the model's own tokenizer makes of a text.
     fn model(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
-        let encoding = self.encoded(text, |model| model.encode_fast(text, false))?;
+        let encoding = self.encoded(text, OffsetType::None, false)?;
         ids.extend_from_slice(encoding.get_ids());
         Ok(())
     }
 
-    /// What the library makes of a text that does not become too much in it, by one of its ways.
+    /// What becomes of a text that does not grow too much on its way, with or without the special tokens around
+    /// it.
     fn encoded(
         &self,
         text: &str,
-        encode: impl FnOnce(&tokenizers::Tokenizer) -> tokenizers::Result<Encoding>,
+        offsets: OffsetType,
+        specials: bool,
     ) -> Result<Encoding, EncodeError> {
-        let model = &self.0.model;
+        let Inner { model, word_pieces, growth, .. } = &*self.0;
         let encode = || {
-            bounds::check_text(model.get_normalizer(), self.0.growth, text)?;
-            encode(model).map_err(|error| error.to_string())
+            bounds::check_text(model.get_normalizer(), *growth, text)?;
+            let encoding = match (word_pieces, offsets) {
+                (Some(pieces), _) => pieces.encode(model, text, offsets, specials),
+                (None, OffsetType::None) => model.encode_fast(text, specials),
+                (None, OffsetType::Char) => model.encode_char_offsets(text, specials),
+                (None, OffsetType::Byte) => model.encode(text, specials),
+            };
+            encoding.map_err(|error| error.to_string())
         };
         catch_unwind(AssertUnwindSafe(encode))
             .unwrap_or_else(|_| Err("the tokenizer panicked".to_owned()))
@@ -356,36 +370,6 @@ fn token_id(id: u32) -> Result<i32, String> {
 
 fn has_id(model: &tokenizers::Tokenizer, id: i32) -> bool {
     u32::try_from(id).is_ok_and(|id| model.id_to_token(id).is_some())
-}
-
-/// What the post-processor puts before and after a text, seen by encoding one with and without.
-fn special_tokens(model: &tokenizers::Tokenizer) -> Result<(Vec<i32>, Vec<i32>), TokenizerError> {
-    let encode = |text: &str, specials: bool| {
-        catch_unwind(AssertUnwindSafe(|| model.encode(text, specials)))
-            .map_err(|_| TokenizerError::Damaged("the tokenizer panicked on a short text".into()))?
-            .map_err(TokenizerError::Damaged)
-    };
-    for text in ["a", "the", "1", "."] {
-        let content = encode(text, false)?;
-        if content.is_empty() {
-            continue;
-        }
-        let whole = encode(text, true)?;
-        let mask = whole.get_special_tokens_mask();
-        let start = mask.iter().position(|special| *special == 0).unwrap_or(0);
-        let ids = whole.get_ids();
-        let end = start + content.len();
-        if ids.get(start..end) != Some(content.get_ids()) {
-            break;
-        }
-        let ids = |part: &[u32]| -> Result<Vec<i32>, TokenizerError> {
-            part.iter().map(|id| token_id(*id).map_err(TokenizerError::Unsupported)).collect()
-        };
-        return Ok((ids(&whole.get_ids()[..start])?, ids(&whole.get_ids()[end..])?));
-    }
-    Err(TokenizerError::Unsupported(
-        "it does not put its special tokens around the text; use a model that does".into(),
-    ))
 }
 
 #[cfg(test)]

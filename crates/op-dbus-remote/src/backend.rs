@@ -208,6 +208,15 @@ impl RemoteBackend {
         }
     }
 
+    /// Whether a batch is tried once more that these endpoints have `failed`, so often after they had begun to
+    /// compute it. Who has computed nothing keeps no other one from being asked.
+    fn goes_on(&self, failed: &[usize], computed: usize) -> bool {
+        let (most, now) = (self.options.attempts_max, Instant::now());
+        let is_new =
+            |index: usize| !failed.contains(&index) && self.endpoints[index].circuit.allows(now);
+        computed < most && (failed.len() < most || self.order().any(is_new))
+    }
+
     /// Has some endpoint compute a part of a batch that came at `since`, until `deadline`; says whether that
     /// is a single text which another one refused.
     fn compute(
@@ -217,7 +226,7 @@ impl RemoteBackend {
         (since, deadline): (Instant, Instant),
     ) -> Result<bool, Stopped> {
         let (mut last, mut failed) = ("all endpoints rest".to_owned(), Vec::new());
-        let (mut waited, mut refusal) = (false, None);
+        let (mut waited, mut refusal, mut computed) = (false, None, 0);
         let is_single = sent.batch.rows() == 1;
         while Instant::now() < deadline {
             let began = Instant::now();
@@ -248,9 +257,11 @@ impl RemoteBackend {
                     refusal.get_or_insert(BackendError::Failed(why));
                     failed.push(index);
                 }
-                Failure::Failed(why) => {
+                failure @ (Failure::Failed(_) | Failure::Declined(_)) => {
                     failed.push(index);
-                    if failed.len() >= self.options.attempts_max && refusal.is_none() {
+                    computed += usize::from(matches!(failure, Failure::Failed(_)));
+                    if refusal.is_none() && !self.goes_on(&failed, computed) {
+                        let why = failure.to_string();
                         return Err(Stopped::ForGood(BackendError::Failed(why)));
                     }
                 }
@@ -267,7 +278,7 @@ impl RemoteBackend {
                 }
             }
             // Of one text another endpoint may think otherwise, and then it is not the text.
-            if refusal.is_some() && !(is_single && failed.len() < self.options.attempts_max) {
+            if refusal.is_some() && !(is_single && self.goes_on(&failed, computed)) {
                 break;
             }
         }

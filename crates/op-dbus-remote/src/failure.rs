@@ -28,6 +28,9 @@ pub enum Failure {
     /// It failed this batch, or fails everything: with a status that says neither that it is away nor
     /// whose fault it is, or with what makes no sense.
     Failed(String),
+    /// It does not take this batch, and has computed nothing of it: its status says that of the request, or
+    /// that what stands before it has not reached it.
+    Declined(String),
     /// It refuses this batch; others it may take.
     Refused(String),
     /// The batch is too large for it.
@@ -60,7 +63,7 @@ impl Failure {
 
     /// Whether another batch may fare better at the same endpoint.
     pub fn may_be_the_batch(&self) -> bool {
-        matches!(self, Self::Failed(_) | Self::Refused(_) | Self::TooLarge(_))
+        matches!(self, Self::Failed(_) | Self::Declined(_) | Self::Refused(_) | Self::TooLarge(_))
     }
 
     /// What may be told where a caller's batch was sent.
@@ -77,7 +80,8 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = match self {
             Self::Absent(why) | Self::Away(why) | Self::Quoted(why) | Self::Busy(why, _) => why,
-            Self::Failed(why) | Self::Refused(why) | Self::TooLarge(why) => why,
+            Self::Failed(why) | Self::Declined(why) => why,
+            Self::Refused(why) | Self::TooLarge(why) => why,
         };
         let plain = |c: char| if c.is_control() { ' ' } else { c };
         why.chars().take(TOLD_CHARS_MAX).map(plain).try_for_each(|c| fmt::Write::write_char(f, c))

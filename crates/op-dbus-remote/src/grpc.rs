@@ -143,6 +143,8 @@ fn refusal(status: &Status, quote: Quote) -> Failure {
         Code::ResourceExhausted if message.contains(TOO_LARGE) => Failure::TooLarge(said),
         Code::Unauthenticated | Code::ResourceExhausted | Code::Unavailable => Failure::Away(said),
         Code::Cancelled | Code::DeadlineExceeded => Failure::Away(said),
+        Code::NotFound | Code::PermissionDenied => Failure::Declined(said),
+        Code::FailedPrecondition | Code::Unimplemented => Failure::Declined(said),
         _ => Failure::Failed(said),
     }
 }
@@ -197,7 +199,7 @@ mod tests {
             let bounds = (Duration::from_secs(120), 100);
             let answer = client.call::<(), ()>(&way, ("/s/m", ()), bounds, Quote::Status);
             assert!(
-                matches!(&answer, Err(Failure::Failed(why)) if why.contains("NotFound")),
+                matches!(&answer, Err(Failure::Declined(why)) if why.contains("NotFound")),
                 "{answer:?}"
             );
             // Not before: the call itself would hear of it.
@@ -214,8 +216,11 @@ mod tests {
         let large =
             told(Code::ResourceExhausted, "message larger than max (5 vs. 4)", Quote::Status);
         assert!(matches!(large, Failure::TooLarge(_)));
-        for code in [Code::Internal, Code::Unknown, Code::OutOfRange, Code::PermissionDenied] {
+        for code in [Code::Internal, Code::Unknown, Code::OutOfRange, Code::DataLoss] {
             assert!(matches!(told(code, "said words", Quote::Status), Failure::Failed(_)));
+        }
+        for code in [Code::NotFound, Code::PermissionDenied, Code::Unimplemented] {
+            assert!(matches!(told(code, "said words", Quote::Status), Failure::Declined(_)));
         }
         for code in [
             Code::ResourceExhausted,

@@ -83,6 +83,28 @@ fn a_batch_that_servers_fail_is_tried_twice() {
     assert_eq!(one.asked().1, before + 2);
 }
 
+/// However few tries a batch has.
+#[test]
+fn who_computes_nothing_keeps_no_other_from_being_asked() {
+    let asked = |mood| {
+        let all = [(); 4].map(|()| Endpoint::new(Mood::Well));
+        let mut backend = backend(&all.each_ref(), PATIENT).unwrap();
+        all[..3].iter().for_each(|one| one.set(mood));
+        let before = all[3].asked().1;
+        let device = device(&mut backend).map_err(|error| error.to_string());
+        (device, all[3].asked().1 - before)
+    };
+    let statuses = [400, 413, 422, 403, 404, 424, 302, 502, 503, 401].map(Mood::Only);
+    for mood in statuses.into_iter().chain([Mood::All(503), Mood::HangsUp { once: false }]) {
+        assert_eq!(asked(mood), (Ok("remote:3".to_owned()), 1), "{mood:?}");
+    }
+    // What ends two of them may end the others as well.
+    for mood in [Mood::Only(500), Mood::Only(504), Mood::Quoting] {
+        let (device, batches) = asked(mood);
+        assert!(device.is_err() && batches == 0, "{mood:?}: {device:?}");
+    }
+}
+
 #[test]
 fn numbers_that_cannot_be_normalised_are_no_vectors() {
     let one = Endpoint::new(Mood::Well);

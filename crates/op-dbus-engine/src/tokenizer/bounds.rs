@@ -19,8 +19,8 @@ use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper};
 
 use super::TokenizerError;
 
-/// Letters of a word that WordPiece splits; models have 100. It takes their cube of steps.
-const WORD_LETTERS_MAX: u64 = 256;
+/// Letters of a word that WordPiece splits: as many as models have. It takes their square of steps.
+const WORD_LETTERS_MAX: u64 = 100;
 /// Bytes of one piece of a Unigram vocabulary, beginnings of which are looked up at each letter, and of
 /// what any vocabulary puts in place of a word or beside a letter.
 const PIECE_BYTES_MAX: usize = 256;
@@ -33,11 +33,17 @@ const OBJECTS_MAX: usize = 1 << 16;
 /// Nodes of the tree that a Unigram vocabulary becomes, of some 350 bytes each. XLM-R's has less than a million.
 const NODES_MAX: usize = 2 << 20;
 /// Bytes of all pieces of a Unigram vocabulary that one text may begin with, each of which is copied where it does.
-/// All runs of up to 90 of one letter have that many; models have them up to 32.
-const BEGINNINGS_BYTES_MAX: usize = 4 << 10;
-/// Bytes of a text as normalizer and pre-tokenizer leave it, or one of their steps, each of which takes some 40
-/// bytes until the text has its tokens. The longest text that is taken has an eighth of that.
-const NORMALIZED_BYTES_MAX: usize = 8 << 20;
+/// All runs of up to 44 of one letter have that many; models have them up to 32.
+const BEGINNINGS_BYTES_MAX: usize = 1 << 10;
+/// Bytes of a text as its normalizer leaves it, or one of the steps of that: each takes its time until the text has
+/// its tokens. The longest text that is taken has a quarter of that, and BERT's makes three bytes of one at most.
+const NORMALIZED_BYTES_MAX: usize = 4 << 20;
+/// The same where the vocabulary is Unigram, which takes longer. Models of that kind have no more anyhow, as their
+/// `Metaspace` counts as four.
+const UNIGRAM_BYTES_MAX: usize = 2 << 20;
+/// Bytes of a text as normalizer and pre-tokenizer leave it, each of which takes some 40 bytes of memory until the
+/// text has its tokens.
+const PRE_TOKENIZED_BYTES_MAX: usize = 8 << 20;
 /// The same where an expression may look at all of it for each of its letters, which takes up to some seconds for as
 /// many.
 const FAR_BYTES_MAX: usize = 8 << 10;
@@ -87,8 +93,11 @@ pub(super) fn check(json: &[u8]) -> Result<Growth, TokenizerError> {
     at_most(count(b",[{"), VALUES_MAX, "JSON values")?;
     at_most(count(b"{"), OBJECTS_MAX, "JSON objects")?;
     let file: File<'_> = serde_json::from_slice(json).map_err(damaged)?;
-    let growth = steps::check(&file.normalizer, [&file.pre_tokenizer, &file.decoder])?;
+    let mut growth = steps::check(&file.normalizer, [&file.pre_tokenizer, &file.decoder])?;
     check_model(&file.model)?;
+    if !file.model.vocab.0.is_empty() {
+        growth.normalized_max = growth.normalized_max.min(UNIGRAM_BYTES_MAX);
+    }
     let (nodes, beginnings) = file.model.vocab.tree();
     at_most(nodes, NODES_MAX, "nodes in the tree of its vocabulary")?;
     at_most(beginnings, BEGINNINGS_BYTES_MAX, "bytes of pieces that begin with each other")?;
@@ -117,13 +126,13 @@ fn check_model(model: &Model<'_>) -> Result<(), TokenizerError> {
     at_most(longest, PIECE_BYTES_MAX, "bytes in one piece of its vocabulary")
 }
 
-/// Refuses a text that `normalizer` and the pre-tokenizer blow up, which may do so by `growth`; says so in words.
+/// Refuses a text that `normalizer` blows up, which may do so by `growth`; says so in words.
 pub(super) fn check_text(
     normalizer: Option<&NormalizerWrapper>,
     growth: Growth,
     mut text: &str,
 ) -> Result<(), String> {
-    let most = NORMALIZED_BYTES_MAX / growth.pre_tokenizer.max(1);
+    let most = growth.normalized_max;
     if growth.looks_far {
         // Not measured, which would take as long.
         let most = FAR_BYTES_MAX / growth.normalizer.saturating_mul(growth.pre_tokenizer).max(1);
@@ -149,8 +158,8 @@ pub(super) fn check_text(
         };
         if bytes > most {
             return Err(format!(
-                "its {whole} bytes may become more than {NORMALIZED_BYTES_MAX} by the normalizer and pre-tokenizer \
-                 of this model; send less of it at a time"
+                "its {whole} bytes become more than {most} by this model's normalizer, or by a step of it; send \
+                 less of it at a time"
             ));
         }
         text = rest;
@@ -306,15 +315,20 @@ mod tests {
         let text = |letter: &str| letter.repeat(NORMALIZED_BYTES_MAX / 100);
         let refusal = tokenizer.count(&text("a")).map_err(|error| format!("{error:?}"));
         let refusal = refusal.unwrap_err();
-        assert!(refusal.contains("its 83886 bytes may become more than 8388608"), "{refusal}");
+        assert!(refusal.contains("its 41943 bytes become more than 4194304"), "{refusal}");
         // One that could be blown up and is not has its tokens.
         assert_eq!(tokenizer.count(&text("é")).unwrap(), 1);
+        // A Unigram vocabulary takes longer for each byte.
+        let unigram = json!({"type": "Unigram", "unk_id": 0, "vocab": [["x", -1.0], ["b", -1.0]]});
+        let tokenizer = Tokenizer::from_bytes(&file(&grows, &unigram), 8).unwrap();
+        let refusal = tokenizer.count(&text("a")).map_err(|error| format!("{error:?}"));
+        assert!(refusal.unwrap_err().contains("become more than 2097152"));
         // What is written and taken away again was there.
         let gone = json!({"type": "Replace", "pattern": {"String": "b"}, "content": ""});
         let both = json!({"type": "Sequence", "normalizers": [grows, gone]});
         let tokenizer = Tokenizer::from_bytes(&file(&both, &Value::Null), 8).unwrap();
         let refusal = tokenizer.count(&text("a")).map_err(|error| format!("{error:?}"));
-        assert!(refusal.unwrap_err().contains("may become more than 8388608"));
+        assert!(refusal.unwrap_err().contains("become more than 4194304"));
     }
 
     #[test]
@@ -348,7 +362,7 @@ mod tests {
                 "continuing_subword_prefix": "##", "max_input_chars_per_word": letters})
         };
         Tokenizer::from_bytes(&file(&Value::Null, &words(100)), 8).unwrap();
-        refused(&file(&Value::Null, &words(1_000_000)), "1000000 letters a word");
+        refused(&file(&Value::Null, &words(101)), "101 letters a word");
         let unknown = "x".repeat(300);
         let stands_for = json!({"type": "WordLevel", "vocab": {&unknown: 0}, "unk_token": unknown});
         refused(&file(&Value::Null, &stands_for), "300 bytes of unk_token");
@@ -373,8 +387,8 @@ mod tests {
             .unwrap();
         refused(&file(&Value::Null, &pieces(&["a".repeat(300)])), "300 bytes in one piece");
         let runs = |longest: usize| (1..=longest).map(|run| "a".repeat(run)).collect::<Vec<_>>();
-        Tokenizer::from_bytes(&file(&Value::Null, &pieces(&runs(90))), 8).unwrap();
-        refused(&file(&Value::Null, &pieces(&runs(91))), "4186 bytes of pieces that begin with");
+        Tokenizer::from_bytes(&file(&Value::Null, &pieces(&runs(44))), 8).unwrap();
+        refused(&file(&Value::Null, &pieces(&runs(45))), "1035 bytes of pieces that begin with");
         // Each is all its own after a few letters.
         let many: Vec<_> = (0..20_000).map(|n| format!("{n:05}{}", "a".repeat(240))).collect();
         refused(&file(&Value::Null, &pieces(&many)), "nodes in the tree");

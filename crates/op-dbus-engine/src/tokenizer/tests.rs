@@ -193,9 +193,7 @@ fn xlm_roberta(max_input_tokens: usize) -> Tokenizer {
 
 /// What the model's own tokenizer makes of all of a text.
 fn whole(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
-    let mut ids = Vec::new();
-    tokenizer.model(text, &mut ids).unwrap();
-    ids
+    tokenizer.0.model.encode_fast(text, false).unwrap().get_ids().to_vec()
 }
 
 /// Texts of what is hard: marks that belong to their neighbours, spaces of all kinds, added tokens

@@ -1,6 +1,8 @@
 //! Tokens themselves: ids that a caller has made of a text already, and the pieces of a text with
 //! where they stand in it.
 
+use tokenizers::OffsetType;
+
 use super::{EncodeError, Encoded, Tokenizer};
 use crate::call::Truncate;
 
@@ -57,7 +59,7 @@ impl Tokenizer {
     /// The tokens of `text` before truncation, special tokens included.
     pub(crate) fn pieces(&self, text: &str) -> Result<Vec<Piece>, EncodeError> {
         // By characters: the library trims spaces by their number, which is not that of their bytes.
-        let encoding = self.encoded(text, |model| model.encode_char_offsets(text, true))?;
+        let encoding = self.encoded(text, OffsetType::Char, true)?;
         let bytes: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
         let byte = |character: usize| bytes.get(character).copied().unwrap_or(text.len());
         let specials = encoding.get_special_tokens_mask();

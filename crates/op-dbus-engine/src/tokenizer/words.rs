@@ -9,9 +9,9 @@ use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{Model, ModelWrapper};
 
-/// Longest piece that is looked up, in bytes; a vocabulary with a longer one is left to the general
-/// tokenizer.
-const PIECE_BYTES_MAX: usize = 64;
+/// Longest piece of ASCII that is looked up, in bytes; a vocabulary with a longer one is left to the general
+/// tokenizer. Those of BERT's languages with the longest words have some 20.
+const PIECE_BYTES_MAX: usize = 32;
 
 /// A vocabulary of word pieces.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use base64::prelude::{BASE64_STANDARD, Engine};
 use serde_json::Value;
 
 use super::expressions::{is_linear, is_prompt, repetitions};
-use super::{TokenizerError, at_most};
+use super::{NORMALIZED_BYTES_MAX, PRE_TOKENIZED_BYTES_MAX, TokenizerError, at_most};
 
 /// Bytes that a file may have one byte of a text become, all of its normalizers together, each counted as if
 /// it did its worst to all that the one before has made. ALBERT's are the most that is known: compatible
@@ -49,13 +49,20 @@ pub(in super::super) struct Growth {
     /// Bytes that one byte of it may become.
     pub normalizer: usize,
     pub pre_tokenizer: usize,
+    /// Bytes that it may have behind the normalizer.
+    pub normalized_max: usize,
     /// Whether they may look at all of it for each of its letters.
     pub looks_far: bool,
 }
 
 impl Growth {
     /// That of a file that neither has.
-    pub const NONE: Self = Self { normalizer: 1, pre_tokenizer: 1, looks_far: false };
+    pub const NONE: Self = Self {
+        normalizer: 1,
+        pre_tokenizer: 1,
+        normalized_max: NORMALIZED_BYTES_MAX,
+        looks_far: false,
+    };
 }
 
 /// Refuses steps that no model has. Returns what they may make of a text.
@@ -69,9 +76,12 @@ pub(super) fn check(
         at_most(growth, most, "bytes for one byte of a text")?;
         Ok(growth)
     };
+    let normalizer = growth_of(&mut steps, normalizer, GROWTH_MAX)?;
+    let pre_tokenizer = growth_of(&mut steps, pre_tokenizer, PRE_TOKENIZER_GROWTH_MAX)?;
     let growth = Growth {
-        normalizer: growth_of(&mut steps, normalizer, GROWTH_MAX)?,
-        pre_tokenizer: growth_of(&mut steps, pre_tokenizer, PRE_TOKENIZER_GROWTH_MAX)?,
+        normalizer,
+        pre_tokenizer,
+        normalized_max: NORMALIZED_BYTES_MAX.min(PRE_TOKENIZED_BYTES_MAX / pre_tokenizer.max(1)),
         looks_far: steps.far > 0,
     };
     let far = steps.far;
