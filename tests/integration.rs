@@ -18,6 +18,8 @@ mod bench;
 mod bulk;
 /// Vectors that are kept for texts that come again.
 mod cache;
+/// Changes that fail, and what goes on.
+mod changes;
 /// The command line: text, JSON, exit codes.
 mod cli;
 /// A wall clock that is set.
@@ -105,6 +107,7 @@ fn main() -> ExitCode {
         bench::tests(),
         bulk::all(),
         cache::tests(),
+        changes::tests(),
         cli::tests(),
         completions::tests(),
         clock::tests(),

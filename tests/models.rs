@@ -35,13 +35,13 @@ tests! {
     root_locks_nobody_out_of_his_store: [Low, Root],
 }
 
-const LOW: &str = "paraphrase-MiniLM-L3-v2";
-const MEDIUM: &str = "all-MiniLM-L6-v2";
-const FILES: [&str; 3] = ["model.safetensors", "tokenizer.json", "config.json"];
+pub const LOW: &str = "paraphrase-MiniLM-L3-v2";
+pub const MEDIUM: &str = "all-MiniLM-L6-v2";
+pub const FILES: [&str; 3] = ["model.safetensors", "tokenizer.json", "config.json"];
 
 /// What can happen to a file.
 #[derive(Clone, Copy, Debug)]
-enum Damage {
+pub enum Damage {
     Truncated,
     Flipped,
     Oversized,
@@ -51,7 +51,7 @@ enum Damage {
 impl Damage {
     const ALL: [Self; 4] = [Self::Truncated, Self::Flipped, Self::Oversized, Self::Missing];
 
-    fn apply(self, path: &Path) -> Outcome {
+    pub fn apply(self, path: &Path) -> Outcome {
         let middle = fs::metadata(path)?.len() / 2;
         let mut file = OpenOptions::new().read(true).write(true).open(path)?;
         match self {
@@ -70,7 +70,7 @@ impl Damage {
 }
 
 /// A daemon's files with a store of its own: copies of `models`, with the library beside them.
-fn with_copies(models: &[&str]) -> Outcome<Setup> {
+pub fn with_copies(models: &[&str]) -> Outcome<Setup> {
     let setup = Setup::real("low")?;
     for model in models {
         copy_folder(&needs::store().join("models").join(model), &setup.path("models").join(model))?;

@@ -5,12 +5,13 @@ use std::error::Error;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::Stage;
+use super::{Stage, sentence};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually, within};
 
 tests! {
     who_watches_is_told_before_the_end: [Bus, Curl],
+    whose_request_takes_longer_than_the_end_is_told: [Bus, Curl],
 }
 
 async fn who_watches_is_told_before_the_end() -> Outcome {
@@ -37,4 +38,25 @@ async fn who_watches_is_told_before_the_end() -> Outcome {
     late.ok()?;
     // Told once more, it waits for nobody.
     stage.end().await.map(drop)
+}
+
+async fn whose_request_takes_longer_than_the_end_is_told() -> Outcome {
+    let stage = Stage::sim().await?;
+    let (gateway, client) = (&stage.gateway, stage.daemon.client());
+    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
+    let body = json!({"input": "one"});
+    let ending = async {
+        client.counted("in_flight_calls", 1).await?;
+        gateway.process.signal(Signal::SIGTERM)
+    };
+    let (told, ()) = tokio::try_join!(gateway.post("/v1/embeddings", &body), ending)?;
+    assert_eq!((told.status, &told.json()?["error"]["code"]), (503, &json!("shutting_down")));
+    assert!(sentence(&told, "/v1/")?.contains("send it again"), "{}", told.text);
+    assert!(told.headers.contains_key("retry-after"), "{told:?}");
+    // Nobody waits for it any more.
+    eventually("the cancelled call", async || Ok(client.failures("cancelled").await? == 1)).await?;
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
+    let log = stage.end().await?;
+    assert!(log.contains("not all requests were finished in 20 s"), "{log}");
+    Ok(())
 }

@@ -1,7 +1,8 @@
 //! Bodies of requests: read within their bounds, and what is on its way of those that nobody wants.
 //!
 //! A body that is read keeps none of the places for work, so that whoever sends a head and nothing more
-//! keeps nobody out; what bodies take together is bounded in bytes.
+//! keeps nobody out; what bodies take together is bounded in bytes. How each begins is not counted for that:
+//! a small one is read also where others have filled the room.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub async fn read(request: Request, room: &Arc<Semaphore>) -> Result<Read, Refus
     let mut patience = began + LIMITS.slow_time;
     loop {
         let Ok(frame) = timeout_at(patience, body.frame()).await else {
-            check_pace(began, room)?;
+            check_pace(began, read.room.is_some(), room)?;
             patience += LIMITS.slow_time;
             continue;
         };
@@ -70,25 +71,31 @@ pub async fn read(request: Request, room: &Arc<Semaphore>) -> Result<Read, Refus
 
 impl Read {
     fn take(&mut self, data: &[u8], room: &Arc<Semaphore>) -> Result<(), Refusal> {
-        let bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
-        let room = Arc::clone(room).try_acquire_many_owned(bytes).map_err(|_| {
-            let message = "the gateway reads as many bytes of bodies as it takes; try again in 1 s";
-            Refusal::busy(message)
-        })?;
-        match &mut self.room {
-            Some(held) => held.merge(room),
-            none => *none = Some(room),
+        let counted = |bytes: usize| bytes.saturating_sub(LIMITS.small_body_bytes);
+        let length = self.bytes.len();
+        let more = counted(length + data.len()) - counted(length);
+        if more > 0 {
+            let more = u32::try_from(more).unwrap_or(u32::MAX);
+            let room = Arc::clone(room).try_acquire_many_owned(more).map_err(|_| {
+                let message =
+                    "the gateway reads as many bytes of bodies as it takes; try again in 1 s";
+                Refusal::busy(message)
+            })?;
+            match &mut self.room {
+                Some(held) => held.merge(room),
+                none => *none = Some(room),
+            }
         }
         self.bytes.extend_from_slice(data);
         Ok(())
     }
 }
 
-/// Whether a body that is slow may go on.
-fn check_pace(began: Instant, room: &Semaphore) -> Result<(), Refusal> {
+/// Whether a body that is slow may go on, which has some of the room or not.
+fn check_pace(began: Instant, has_room: bool, room: &Semaphore) -> Result<(), Refusal> {
     let elapsed = began.elapsed();
     // Else those who send slowly on purpose would have all of the room for as long as they may.
-    let is_short = room.available_permits() < LIMITS.bodies_bytes / 2;
+    let is_short = has_room && room.available_permits() < LIMITS.bodies_bytes / 2;
     if elapsed < LIMITS.body_time && !is_short {
         return Ok(());
     }
@@ -165,20 +172,43 @@ impl HttpBody for Heard {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
     use std::time::Duration;
 
     use super::*;
 
     #[test]
     fn a_slow_body_has_its_time_and_less_where_room_is_short() {
-        let pace = |seconds, taken| {
+        let pace = |seconds, has_room, taken| {
             let began = Instant::now() - Duration::from_secs(seconds);
-            check_pace(began, &Semaphore::new(LIMITS.bodies_bytes - taken))
+            check_pace(began, has_room, &Semaphore::new(LIMITS.bodies_bytes - taken))
                 .map_err(|why| why.message().to_owned())
         };
         let half = LIMITS.bodies_bytes / 2;
-        assert_eq!(pace(29, half), Ok(()));
-        assert!(pace(30, 0).unwrap_err().contains("did not come within 30 s"));
-        assert!(pace(2, half + 1).unwrap_err().contains("did not come within 2 s"));
+        assert_eq!(pace(29, true, half), Ok(()));
+        assert!(pace(30, true, 0).unwrap_err().contains("did not come within 30 s"));
+        assert!(pace(2, true, half + 1).unwrap_err().contains("did not come within 2 s"));
+        // What takes none of the room has its time all the same.
+        assert_eq!(pace(29, false, LIMITS.bodies_bytes), Ok(()));
+        assert!(pace(30, false, 0).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_small_body_is_read_where_others_have_all_of_the_room() {
+        let small = LIMITS.small_body_bytes;
+        let sent = |bytes| Request::new(Body::from(vec![b' '; bytes]));
+        let none = Arc::new(Semaphore::new(0));
+        assert_eq!(read(sent(small), &none).await.unwrap().bytes.len(), small);
+        let refused = read(sent(small + 1), &none).await.err().expect("there is no room");
+        assert!(refused.message().contains("as many bytes of bodies as it takes"), "{refused:?}");
+        // Of a larger one that comes in pieces, each byte behind its beginning is counted once.
+        let pieces =
+            [small - 1, 3, 5].map(|bytes| Ok::<_, Infallible>(Bytes::from(vec![0; bytes])));
+        let body = Body::from_stream(futures_util::stream::iter(pieces));
+        let room = Arc::new(Semaphore::new(7));
+        let whole = read(Request::new(body), &room).await.unwrap();
+        assert_eq!((whole.bytes.len(), room.available_permits()), (small + 7, 0));
+        drop(whole);
+        assert_eq!(room.available_permits(), 7);
     }
 }

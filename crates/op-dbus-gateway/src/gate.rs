@@ -30,7 +30,12 @@ pub async fn pass(State(gateway): State<Arc<Gateway>>, request: Request, next: N
     let mut counted = Counted::new(Arc::clone(&gateway), route);
     let allowed = check_host(&gateway, &request).and_then(|()| check_key(&gateway, &request));
     let response = match allowed {
-        Ok(()) => next.run(request).await,
+        Ok(()) => tokio::select! {
+            biased;
+            response = next.run(request) => response,
+            // What is worked on for it ends with it.
+            () = gateway.leaving.over() => Refusal::leaving().into_response(),
+        },
         Err(refusal) => unread(request, refusal).into_response(),
     };
     let mut response = shaped(response, openai);

@@ -1,9 +1,12 @@
 //! The gateway's end, told before it comes to whoever asks `/ready`: a balancer then sends the next
-//! requests elsewhere, and none to a socket that is about to be closed.
+//! requests elsewhere, and none to a socket that is about to be closed. Whose request takes longer than there
+//! is time for is told as well.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+
+use tokio::sync::watch;
 
 use crate::limits::LIMITS;
 
@@ -13,6 +16,8 @@ pub struct Leaving {
     begun: AtomicBool,
     /// When `/ready` was asked last.
     asked: Mutex<Option<Instant>>,
+    /// Whether no request is waited for any more.
+    is_over: watch::Sender<bool>,
 }
 
 impl Leaving {
@@ -29,6 +34,17 @@ impl Leaving {
     /// Whether it was: `/ready` says so, and each connection ends with its next reply.
     pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
+    }
+
+    /// No request is waited for any more.
+    pub fn end(&self) {
+        self.is_over.send_replace(true);
+    }
+
+    /// Returns when that is so.
+    pub async fn over(&self) {
+        // Its sender is ours.
+        let _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
     }
 
     /// Whether `/ready` was asked lately, so that it will be asked again.

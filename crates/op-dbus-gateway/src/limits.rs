@@ -30,8 +30,10 @@ pub struct Limits {
     pub tokenized_bytes_per_text: usize,
     /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// Bytes of all bodies together that are read at once.
+    /// Bytes of all bodies together that are read at once, but for how each begins.
     pub bodies_bytes: usize,
+    /// Bytes that each body has beside that: 32 MiB with as many as there may be connections.
+    pub small_body_bytes: usize,
     /// Bytes of all replies to such requests together that are not read yet. Those that find no room keep
     /// their places among `requests` and `texts_in_flight` until they are read. With all that else is bounded
     /// here, and vectors of 1024 numbers, it is within the unit's `MemoryMax`.
@@ -60,6 +62,8 @@ pub struct Limits {
     pub leave_time: Duration,
     /// How long requests in flight get to end when the gateway is told to.
     pub drain_time: Duration,
+    /// How long the refusals of those that take longer have to be sent.
+    pub refuse_time: Duration,
     /// Bytes of a body or a reply from which on its memory is given back to the system.
     pub large_bytes: usize,
     /// How long after such a request, so that the next one may use it again.
@@ -81,6 +85,7 @@ pub const LIMITS: Limits = Limits {
     tokenized_bytes_per_text: 512,
     body_bytes: 8 << 20,
     bodies_bytes: 512 << 20,
+    small_body_bytes: 64 << 10,
     replies_bytes: 256 << 20,
     head_time: Duration::from_secs(30),
     body_time: Duration::from_secs(30),
@@ -93,6 +98,7 @@ pub const LIMITS: Limits = Limits {
     watch_time: Duration::from_secs(30),
     leave_time: Duration::from_secs(8),
     drain_time: Duration::from_secs(20),
+    refuse_time: Duration::from_secs(2),
     large_bytes: 1 << 20,
     spare_time: Duration::from_secs(5),
     key_bytes: 4096,

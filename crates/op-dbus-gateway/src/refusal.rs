@@ -64,6 +64,12 @@ impl Refusal {
         Self::new(StatusCode::CONFLICT, "wrong_space", message)
     }
 
+    /// The gateway ends before the request is answered.
+    pub fn leaving() -> Self {
+        let message = "the gateway ends and can't wait for this request; send it again in 1 s";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(1)
+    }
+
     /// The client is to come back after this many seconds.
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_s = Some(seconds);

@@ -2,7 +2,7 @@
 //! an end that loses no request.
 
 use std::io::{self, ErrorKind};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use axum::Router;
@@ -73,8 +73,12 @@ pub async fn serve(
     }
     drop(listener);
     info!("no new requests are taken, those in flight are finished");
-    if timeout(LIMITS.drain_time, connections.finish()).await.is_err() {
+    let mut finished = pin!(connections.finish());
+    if timeout(LIMITS.drain_time, &mut finished).await.is_err() {
         warn!("not all requests were finished in {} s", LIMITS.drain_time.as_secs());
+        leaving.end();
+        // A reply that is still being read is cut off.
+        let _ = timeout(LIMITS.refuse_time, finished).await;
     }
     Ok(())
 }

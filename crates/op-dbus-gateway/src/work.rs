@@ -162,7 +162,12 @@ fn parsed<T: DeserializeOwned>(read: &Read) -> Result<T, Refusal> {
     }
     let Object(asked) = serde_json::from_slice(&read.bytes).map_err(|error| {
         let error = shortened(&error.to_string());
-        Refusal::invalid(format!("the body is not what this route takes: {error}"))
+        // Programs that cut a text between two UTF-16 units send half of an emoji.
+        let half = match error.contains("hex escape") {
+            true => "; half of a surrogate pair, as \\ud83d alone is one, is no character",
+            false => "",
+        };
+        Refusal::invalid(format!("the body is not what this route takes: {error}{half}"))
     })?;
     Ok(asked)
 }
@@ -236,6 +241,15 @@ mod tests {
         let header = format!("Content-Encoding: {}\r\n", "z".repeat(10_000));
         let packed = said_to_post("/add", &header, "{}");
         assert!(packed.starts_with("HTTP/1.1 415 ") && packed.len() < 800, "{packed}");
+    }
+
+    #[test]
+    fn half_of_a_surrogate_pair_is_named() {
+        for half in [r"\ud83d", r"\ud83d!", r"\udc00"] {
+            let said = said_to_post("/add", "", &format!(r#"{{"text": "{half}"}}"#));
+            assert!(said.starts_with("HTTP/1.1 400 "), "{half}: {said}");
+            assert!(said.contains("half of a surrogate pair"), "{half}: {said}");
+        }
     }
 
     #[test]

@@ -1,0 +1,144 @@
+//! Changes that fail: what served goes on, with the same workers and for every call, the properties and the
+//! state tell what is so, and the change can be made once what kept it from that is mended.
+
+use std::fs;
+use std::path::PathBuf;
+
+use nix::unistd::Pid;
+use op_dbus_api::ErrorName;
+
+use crate::harness::client::refused;
+use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::load::Load;
+use crate::harness::registry::tests;
+use crate::harness::{Outcome, needs};
+use crate::models::{Damage, FILES, LOW, MEDIUM, with_copies};
+
+tests! {
+    a_change_to_a_level_that_is_damaged: [Bus, Low, Medium],
+    a_change_to_a_provider_that_fails_in_its_proof: [Bus, Low, Ggml],
+    changes_that_cannot_be_kept: [Bus],
+    a_reload_that_finds_what_serves_damaged: [Bus, Low],
+}
+
+/// What a daemon is before a change that fails, and has to be behind it.
+#[derive(Debug, PartialEq)]
+struct Before {
+    properties: [String; 5],
+    workers: Vec<Pid>,
+    state: Option<String>,
+}
+
+impl Before {
+    async fn of(daemon: &Daemon, setup: &Setup) -> Outcome<Self> {
+        let embedder = &daemon.client().embedder;
+        let properties = [
+            embedder.state().await?,
+            embedder.vector_level().await?,
+            embedder.execution_provider().await?,
+            embedder.requested_execution_provider().await?,
+            embedder.fallback_reason().await?,
+        ];
+        let state = fs::read_to_string(setup.state_file()).ok();
+        Ok(Self { properties, workers: daemon.workers().await?, state })
+    }
+}
+
+async fn a_change_to_a_level_that_is_damaged() -> Outcome {
+    let (bus, setup, daemon) = with_copies(&[LOW, MEDIUM])?.alone().await?;
+    let manager = &daemon.client().manager;
+    for level in ["medium", "low"] {
+        manager.set_vector_level(level).await?;
+    }
+    let file = PathBuf::from(MEDIUM).join(FILES[0]);
+    Damage::Flipped.apply(&setup.path("models").join(&file))?;
+    let before = Before::of(&daemon, &setup).await?;
+    let load = Load::start(&bus, &["one text", "and another"]).await?;
+    refused(manager.set_vector_level("medium").await, ErrorName::ModelCorrupt)?;
+    load.stop().await?;
+    assert_eq!(Before::of(&daemon, &setup).await?, before);
+
+    fs::copy(needs::store().join("models").join(&file), setup.path("models").join(&file))?;
+    manager.set_vector_level("medium").await?;
+    daemon.stop().await?;
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(daemon.client().embedder.vector_level().await?, "medium");
+    daemon.stop().await
+}
+
+async fn a_change_to_a_provider_that_fails_in_its_proof() -> Outcome {
+    let setup = Setup::real("low")?.setting("providers.ggml.faults", "die_on_batch=1");
+    let (bus, setup, daemon) = setup.alone().await?;
+    let manager = &daemon.client().manager;
+    let before = Before::of(&daemon, &setup).await?;
+    let load = Load::start(&bus, &["one text", "and another"]).await?;
+    let refusal = manager.set_execution_provider("ggml").await;
+    let message = refused(refusal, ErrorName::ProviderUnavailable)?;
+    assert!(message.contains("die on batch 1"), "{message}");
+    let by = load.stop().await?;
+    assert!(by.iter().all(|device| device.starts_with("cpu")), "{by:?}");
+    assert_eq!(Before::of(&daemon, &setup).await?, before);
+
+    // Batches that no test gets to.
+    let setup = setup.setting("providers.ggml.faults", "die_on_batch=1000000");
+    setup.write_config()?;
+    manager.reload().await?;
+    manager.set_execution_provider("ggml").await?;
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await?;
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(daemon.client().embedder.execution_provider().await?, "ggml");
+    daemon.stop().await
+}
+
+async fn changes_that_cannot_be_kept() -> Outcome {
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
+    let manager = &daemon.client().manager;
+    // A file where the folder of the state was: nobody can write there, root included.
+    fs::remove_dir(setup.path("state"))?;
+    fs::write(setup.path("state"), "")?;
+    let before = Before::of(&daemon, &setup).await?;
+    let load = Load::start(&bus, &["one text", "and another"]).await?;
+    for refusal in [
+        manager.set_vector_level("high").await,
+        manager.set_vector_level("none").await,
+        manager.set_execution_provider("auto").await,
+    ] {
+        let message = refused(refusal, ErrorName::NoSpace)?;
+        assert!(message.contains("state"), "{message}");
+        assert_eq!(Before::of(&daemon, &setup).await?, before);
+    }
+    load.stop().await?;
+    assert_eq!(Before::of(&daemon, &setup).await?, before);
+
+    fs::remove_file(setup.path("state"))?;
+    manager.set_vector_level("high").await?;
+    manager.set_execution_provider("auto").await?;
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await?;
+    let daemon = setup.ready(&bus).await?;
+    let embedder = &daemon.client().embedder;
+    assert_eq!(embedder.vector_level().await?, "high");
+    assert_eq!(embedder.requested_execution_provider().await?, "auto");
+    daemon.stop().await
+}
+
+/// The settings ask for the model that serves, in another way.
+async fn a_reload_that_finds_what_serves_damaged() -> Outcome {
+    let (bus, setup, daemon) = with_copies(&[LOW])?.alone().await?;
+    let before = Before::of(&daemon, &setup).await?;
+    let file = PathBuf::from(LOW).join(FILES[1]);
+    Damage::Truncated.apply(&setup.path("models").join(&file))?;
+    let setup = setup.setting("workers_per_device", "3");
+    setup.write_config()?;
+    let load = Load::start(&bus, &["one text", "and another"]).await?;
+    refused(daemon.client().manager.reload().await, ErrorName::ModelCorrupt)?;
+    load.stop().await?;
+    assert_eq!(Before::of(&daemon, &setup).await?, before);
+
+    fs::copy(needs::store().join("models").join(&file), setup.path("models").join(&file))?;
+    daemon.client().manager.reload().await?;
+    daemon.client().embedder.embed("x").await?;
+    assert_eq!(daemon.workers().await?.len(), 3);
+    daemon.stop().await
+}
