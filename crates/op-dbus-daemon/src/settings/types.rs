@@ -223,7 +223,14 @@ impl Bus {
             Bus::Address(_) => return "is the address right, and that bus running?".to_owned(),
         };
         std::env::var_os(variable).map_or(unset.to_owned(), |address| {
-            format!("is {variable}, which is {}, right, and that bus running?", address.display())
+            let told = address.display();
+            if is_list(&told.to_string()) {
+                return format!(
+                    "{variable}, which is {told}, is a list of addresses, of which none is tried; name one of them \
+                     there or with `--bus`"
+                );
+            }
+            format!("is {variable}, which is {told}, right, and that bus running?")
         })
     }
 }
@@ -245,12 +252,22 @@ impl FromStr for Bus {
         match text {
             "system" => Ok(Bus::System),
             "session" => Ok(Bus::Session),
+            // It would be taken for the address of a socket with that in its name.
+            list if is_list(list) => Err(format!(
+                "`{list}` is a list of D-Bus addresses, of which only one may be named; a `;` within an address is \
+                 written `%3b`"
+            )),
             _ => match text.parse::<zbus::Address>() {
                 Ok(_) => Ok(Bus::Address(text.to_owned())),
                 Err(error) => Err(format!("`{text}` is not a D-Bus address ({error})")),
             },
         }
     }
+}
+
+/// Whether these are several D-Bus addresses, between which there is a sign that no single one has.
+fn is_list(addresses: &str) -> bool {
+    addresses.contains(';')
 }
 
 impl<'de> Deserialize<'de> for Bus {

@@ -6,7 +6,7 @@ use op_dbus_daemon::daemon::{self, WorkerProgram};
 use op_dbus_daemon::settings::{Group, ROWS, Row, Settings, Sources};
 
 use super::flags::{self, Given};
-use super::{Done, EXIT_CODES};
+use super::{Done, SERVICE_EXIT_CODES};
 use crate::dumps;
 
 const ABOUT: &str = "Run the service";
@@ -28,11 +28,12 @@ impl flags::Program for Flags {
         command
             .about(ABOUT)
             .long_about(
-                "Run the service: embeddings on D-Bus.\n\nEvery setting can also be set in \
-                 /etc/op-dbus/config.toml and by OP_DBUS_<SETTING>; a flag wins over both. \
+                "Run the service: embeddings on D-Bus.\n\nEvery setting but --config can \
+                 also be set in /etc/op-dbus/config.toml, and all by OP_DBUS_<SETTING>; a flag wins over \
+                 both. \
                  `op-dbus config show` tells what is in force.",
             )
-            .after_help(format!("{EXAMPLES}\n\n{EXIT_CODES}"))
+            .after_help(format!("{EXAMPLES}\n\n{SERVICE_EXIT_CODES}"))
     }
 }
 

@@ -54,7 +54,7 @@ pub struct Args {
     /// Look only, and start no worker
     #[arg(long)]
     quick: bool,
-    /// One JSON object: works, next, general, providers
+    /// One JSON object: works, next, execution_provider, vector_level, general, providers
     #[arg(long, help_heading = "Output")]
     json: bool,
     #[command(flatten)]

@@ -13,6 +13,14 @@ use super::Done;
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 service not reachable, 6 not configured";
 
+/// Those of the service, which is what the others can't reach: it has no 3.
+pub const SERVICE_EXIT_CODES: &str = "\
+Exit codes: 0 done as it was told to stop, 1 failed or bus not reachable, 2 wrong usage, 6 not configured";
+
+/// Those of the gateway, which goes on without a bus and tells whoever asks it.
+pub const GATEWAY_EXIT_CODES: &str = "\
+Exit codes: 0 done as it was told to stop, 1 failed, 2 wrong usage, 6 not configured";
+
 /// Tells a person a sentence. What is told of a command decides nothing about how it ends, and so neither
 /// does a standard error that is full or closed.
 pub fn tell(sentence: impl fmt::Display) {

@@ -9,7 +9,7 @@ use op_dbus_daemon::telemetry;
 use op_dbus_gateway::{Address, Config, Fatal};
 
 use super::flags::{self, Given};
-use super::{Done, EXIT_CODES, Failure};
+use super::{Done, Failure, GATEWAY_EXIT_CODES};
 use crate::dumps;
 
 const EXAMPLES: &str = "\
@@ -39,7 +39,7 @@ impl flags::Program for Flags {
                  that systemd hands over is used in place of --http-listen. The API key, if there \
                  is to be one, is the credential `api-key` of the unit.",
             )
-            .after_help(format!("{EXAMPLES}\n\n{EXIT_CODES}"))
+            .after_help(format!("{EXAMPLES}\n\n{GATEWAY_EXIT_CODES}"))
     }
 }
 

@@ -44,7 +44,7 @@ use crate::{bench, devices, worker};
 pub use bulk::Bytes;
 pub use client::{Properties, Service, connect};
 pub use ending::block_on_and_clear;
-pub use failure::{EXIT_CODES, Failure, printed, tell};
+pub use failure::{EXIT_CODES, Failure, GATEWAY_EXIT_CODES, SERVICE_EXIT_CODES, printed, tell};
 pub use numbers::floats;
 pub use own_cache::instead_of as cache_instead_of;
 

@@ -136,6 +136,10 @@ fn a_bus_is_named_or_an_address() {
     let address = "unix:path=/run/user/1000/bus";
     assert_eq!(bus(address), Some(Bus::Address(address.to_owned())));
     assert_eq!(bus("sesion"), None);
+    let refused = |text: &str| Tree::new(&[]).flag("bus", text).load().map(drop).unwrap_err();
+    let list = refused("unix:path=/a;unix:path=/b").to_string();
+    assert!(list.contains("--bus") && list.contains("only one may be named"), "{list}");
+    assert!(bus("unix:path=/a%3bb").is_some());
     assert_eq!(bus(""), None);
 }
 

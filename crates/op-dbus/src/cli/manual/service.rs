@@ -2,7 +2,7 @@
 
 use op_dbus_daemon::settings::{ROWS, Scope};
 
-use super::super::EXIT_CODES;
+use super::super::SERVICE_EXIT_CODES;
 use super::page::Page;
 
 const UNIT: &str = include_str!("../../../../../systemd/op-dbus.service");
@@ -135,9 +135,9 @@ fn seconds(key: &str) -> String {
     format!("{} s", directive(key))
 }
 
-/// Code and meaning of each, from the sentence in the commands' help.
+/// Code and meaning of each, from the sentence in the command's help.
 fn exit_codes() -> impl Iterator<Item = (&'static str, &'static str)> {
-    let list = EXIT_CODES.split_once(": ").map_or("", |(_, list)| list);
+    let list = SERVICE_EXIT_CODES.split_once(": ").map_or("", |(_, list)| list);
     list.split(", ").filter_map(|one| one.split_once(' '))
 }
 
