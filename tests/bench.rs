@@ -199,7 +199,7 @@ async fn bench_leaves_the_services_cache_alone() -> Outcome {
     // In the user's own it stays.
     fs::create_dir(&cache)?;
     run().await?;
-    assert!(cache.join("weights").exists());
+    assert!(setup.cached()?.join("weights").exists());
     Ok(())
 }
 

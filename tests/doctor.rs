@@ -103,8 +103,8 @@ async fn a_proof_measures_nothing_for_the_service() -> Outcome {
     // Its user's own, in which what is packed may stay.
     fs::create_dir(setup.path("cache"))?;
     findings(&setup, 0, &[]).await?;
-    assert!(setup.path("cache/weights").exists());
-    assert!(!setup.path("cache/tuning").exists());
+    assert!(setup.cached()?.join("weights").exists());
+    assert!(!setup.cached()?.join("tuning").exists());
     Ok(())
 }
 

@@ -258,7 +258,7 @@ async fn one_that_is_better_and_not_what_was_asked_for_is_told() -> Outcome {
 /// Of a worker that was ended meanwhile, once another one could not prove itself either.
 async fn what_one_has_left_of_its_proof_goes() -> Outcome {
     let (_bus, setup, daemon) = ggml()?.alone().await?;
-    let left = setup.path("cache").join(".proving-Xy12ab");
+    let left = setup.cached()?.join(".proving-Xy12ab");
     fs::create_dir(&left)?;
     let long_ago = SystemTime::now() - Duration::from_secs(24 * 60 * 60);
     fs::File::open(&left)?.set_modified(long_ago)?;

@@ -103,7 +103,7 @@ async fn its_calibration_is_kept() -> Outcome {
     daemon.stop().await?;
 
     // What other tests disturbed would be repeated.
-    let record = fs::read_dir(setup.path("cache/tuning"))?.next().ok_or("no record")??.path();
+    let record = fs::read_dir(setup.cached()?.join("tuning"))?.next().ok_or("no record")??.path();
     let kept = fs::read_to_string(&record)?;
     fs::write(&record, kept.replace(r#""disturbed":1"#, r#""disturbed":0"#))?;
     let daemon = setup.ready(&bus).await?;
@@ -299,8 +299,8 @@ async fn a_model_that_was_replaced_is_not_served_under_the_old_name() -> Outcome
 
 /// The files in the cache of packed weights whose names begin so.
 fn cached(setup: &Setup, start: &str) -> Vec<PathBuf> {
-    let folder = setup.path("cache/weights");
-    let entries = folder.read_dir().into_iter().flatten().flatten();
+    let folder = setup.cached().map(|model| model.join("weights"));
+    let entries = folder.and_then(|folder| Ok(folder.read_dir()?)).into_iter().flatten().flatten();
     let named = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(start);
     entries.filter(named).map(|entry| entry.path()).collect()
 }

@@ -43,7 +43,7 @@ const ALLOWED: [&str; 6] = [
     "the end",
 ];
 /// Attempts that Landlock refuses, as files are refused; all others seccomp refuses.
-const NOT_THERE: [&str; 9] = [
+const NOT_THERE: [&str; 15] = [
     "read /etc/passwd",
     "read a secret",
     "list a folder",
@@ -52,14 +52,24 @@ const NOT_THERE: [&str; 9] = [
     "write beside the cache",
     "write to the store",
     "move out of the cache",
+    "read another model's cache",
+    "write to another model's cache",
+    "add to another model's cache",
+    "remove from another model's cache",
+    "replace in another model's cache",
+    "write beside the models' caches",
     "link in the cache",
 ];
+/// What was made of another model.
+const OF_ANOTHER: &str = "cache/by-model/other/packed";
 
 /// A daemon's files with a model whose runtime library is the intruder, and what it is after.
 async fn with_intruder() -> Outcome<Setup> {
     let setup = with_graph(&fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?).await?;
-    fs::create_dir(setup.path("models/other"))?;
-    for file in ["secret", "models/other/weights"] {
+    for folder in ["models/other", "cache/by-model/other"] {
+        fs::create_dir_all(setup.path(folder))?;
+    }
+    for file in ["secret", "models/other/weights", OF_ANOTHER] {
         fs::write(setup.path(file), "of no concern to a worker")?;
     }
     Ok(setup)
@@ -89,7 +99,7 @@ async fn whoever_takes_a_worker_over_finds_nothing() -> Outcome {
         let expected: &[&str] = match *name {
             name if ALLOWED.contains(&name) => &["done"],
             // Between two folders a file is not moved, but copied.
-            "move out of the cache" => &["EACCES", "EXDEV"],
+            "move out of the cache" | "replace in another model's cache" => &["EACCES", "EXDEV"],
             name if NOT_THERE.contains(&name) => &["EACCES"],
             "a process by the newer call" => &["ENOSYS"],
             "more memory than it may have" => &["ENOMEM"],
@@ -100,9 +110,10 @@ async fn whoever_takes_a_worker_over_finds_nothing() -> Outcome {
     for name in ALLOWED.iter().chain(&NOT_THERE) {
         assert!(attempts.contains_key(name), "{name}: {said}");
     }
-    for name in ["beside", "moved", "models/own/more"] {
+    for name in ["beside", "moved", "models/own/more", "cache/by-model/other/more"] {
         assert!(!setup.path(name).exists(), "{name}");
     }
+    assert_eq!(fs::read_to_string(setup.path(OF_ANOTHER))?, "of no concern to a worker");
     daemon.stop().await
 }
 
@@ -188,7 +199,7 @@ async fn every_engine_computes_confined() -> Outcome {
         assert!(shown.contains(&format!("confined by {told}")), "{shown}");
         daemon.stop().await?;
         // ONNX Runtime was told to tell nobody.
-        assert!(!setup.path("cache/.ses").exists(), "{provider}, {engine}");
+        assert!(!setup.cached()?.join(".ses").exists(), "{provider}, {engine}");
     }
     Ok(())
 }

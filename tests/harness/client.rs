@@ -130,11 +130,6 @@ impl Client {
     pub async fn workers(&self) -> Outcome<Vec<Told>> {
         self.status("workers").await
     }
-
-    /// Process ids of the workers.
-    pub async fn worker_pids(&self) -> Outcome<Vec<Pid>> {
-        self.workers().await?.iter().map(pid).collect()
-    }
 }
 
 /// The process of a worker.

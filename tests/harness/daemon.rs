@@ -14,7 +14,7 @@ use zbus::message::Type;
 use zbus::{Connection, MatchRule, MessageStream};
 
 use super::bus::PrivateBus;
-use super::client::{Client, refused};
+use super::client::{Client, pid, refused};
 use super::command::{Finished, clean, finish};
 use super::manager::ServiceManager;
 use super::needs;
@@ -71,6 +71,12 @@ impl Setup {
         command.arg("models").arg("--model-dir").arg(self.path("models"));
         command.arg("import").arg(source.as_ref()).args(arguments);
         finish(command, "").await
+    }
+
+    /// The folder of the only model that the cache has anything of.
+    pub fn cached(&self) -> Outcome<PathBuf> {
+        let folder = self.path("cache/by-model");
+        Ok(fs::read_dir(folder)?.next().ok_or("nothing of a model in the cache")??.path())
     }
 
     /// What a daemon refuses to embed with that does not become ready.
@@ -265,7 +271,7 @@ impl Daemon {
 
     /// Process ids of the workers.
     pub async fn workers(&self) -> Outcome<Vec<nix::unistd::Pid>> {
-        self.client.worker_pids().await
+        self.client.workers().await?.iter().map(pid).collect()
     }
 
     /// Sends a signal to each worker.

@@ -181,7 +181,7 @@ pub async fn compiled(level: &str) -> Outcome<TempDir> {
     let setup = Setup::real(level)?;
     let setup = setup.setting("cpu_engine", "ort").setting("workers_per_device", "1");
     setup.ready(&PrivateBus::start().await?).await?.stop().await?;
-    let mut entries = fs::read_dir(setup.path("cache"))?.flatten().map(|entry| entry.path());
+    let mut entries = fs::read_dir(setup.cached()?)?.flatten().map(|entry| entry.path());
     let is_graph = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "graph");
     let mut graph = fs::read(entries.find(is_graph).ok_or("no graph in the cache")?)?;
     graph.truncate(graph.len() - SEAL_BYTES);

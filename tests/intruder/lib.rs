@@ -75,6 +75,14 @@ fn files(home: &Path) {
     let cached = std::env::temp_dir().join("intruder");
     tell("write to the cache", fs::write(&cached, "x"));
     tell("move out of the cache", fs::rename(&cached, home.join("moved")));
+    let other = std::env::temp_dir().with_file_name("other");
+    let packed = other.join("packed");
+    tell("read another model's cache", fs::read(&packed));
+    tell("write to another model's cache", fs::write(&packed, "x"));
+    tell("add to another model's cache", File::create(other.join("more")));
+    tell("remove from another model's cache", fs::remove_file(&packed));
+    tell("replace in another model's cache", fs::rename(&cached, &packed));
+    tell("write beside the models' caches", File::create(other.with_extension("more")));
     tell("link in the cache", std::os::unix::fs::symlink("/etc", cached.with_extension("link")));
     tell("open /dev/null", File::create("/dev/null"));
     tell("read the own process", fs::read("/proc/self/status"));

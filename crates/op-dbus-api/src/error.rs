@@ -181,6 +181,10 @@ mod tests {
         let error = Error::new(ErrorName::InvalidArgument, format!("no {quoted}; try another"));
         let message = error.message();
         assert!(message.starts_with("no üü") && message.ends_with("üü; try another"));
-        assert!(message.contains("[… 208") && message.len() < MESSAGE_BYTES_MAX + 64, "{}", message.len());
+        assert!(
+            message.contains("[… 208") && message.len() < MESSAGE_BYTES_MAX + 64,
+            "{}",
+            message.len()
+        );
     }
 }

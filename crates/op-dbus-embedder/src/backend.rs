@@ -28,7 +28,7 @@ pub struct Spec {
     pub model: String,
     /// Fingerprint that the model must have.
     pub space: String,
-    /// Folder of packed weights and compiled graphs.
+    /// The model's own folder of packed weights and compiled graphs.
     pub cache_dir: PathBuf,
     /// ONNX Runtime library; of no meaning to the native engine.
     pub runtime: PathBuf,

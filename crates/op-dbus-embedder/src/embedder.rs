@@ -7,7 +7,7 @@ use op_dbus_engine::{
     BackendError, BackendFactory, BatchLimits, Call, Description, Engine, EngineConfig, Limits,
     LoadErrorKind, ModelShape, Pool, Reference, Reply, Snapshot, Tokenizer, WorkerStatus,
 };
-use op_dbus_models::{Error as ModelError, Family, Model, Store};
+use op_dbus_models::{Error as ModelError, Family, Model, Store, cache};
 
 use crate::backend::{self, CPU, CpuEngine, Precision, Spec};
 use crate::timer::Timer;
@@ -245,11 +245,12 @@ impl Loading<'_> {
             .map_err(|error| no_library(provider, error))?;
         let workers = builder.workers.unwrap_or(1);
         let largest = BatchLimits::accelerator(builder.batch_tokens_max).region(&self.shape());
+        let space = self.model.vector_space();
         Ok(Spec {
             model_dir: builder.model_dir.clone(),
             model: self.model.name.clone(),
-            space: self.model.vector_space(),
-            cache_dir: self.cache_dir.clone(),
+            cache_dir: cache::make(&self.cache_dir, &self.model.name, &space),
+            space,
             runtime: libraries.runtime,
             threads: builder.threads.unwrap_or(cores() / workers).clamp(1, cores()),
             cpu_engine,

@@ -7,6 +7,7 @@
 //! to its name. Nothing here loads a model, and the daemon only ever reads: what writes is the
 //! command line.
 
+pub mod cache;
 mod config_files;
 mod describe;
 mod digest;

@@ -18,7 +18,7 @@ use crate::team::Barrier;
 /// How a model is loaded and computed.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Folder of the service's caches.
+    /// The model's own folder in the cache.
     pub cache_dir: PathBuf,
     /// Identifies the model's files and how its vectors are made: packed weights are reused for the
     /// same key.

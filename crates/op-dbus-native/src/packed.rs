@@ -97,11 +97,11 @@ impl Packed {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Miss::Absent),
             file => file?,
         };
-        // SAFETY: the file lies in a folder that only this service writes, and every writer of ours
-        // makes a new file and renames it; nothing shortens or changes one that is mapped. Another
-        // worker could, once it was taken over: all may write the whole cache. What it could have this
-        // one do is bounded by what this one may. The bytes are read as numbers alone, for which every
-        // pattern is valid.
+        // SAFETY: the file lies in a folder that only workers of this very model write, and every writer of
+        // ours makes a new file and renames it; nothing shortens or changes one that is mapped. Another of
+        // them could, once the model has taken it over, which would have this one just as well. What it
+        // could have this one do is bounded by what this one may. The bytes are read as numbers alone, for
+        // which every pattern is valid.
         let map = unsafe { Mmap::map(&file)? };
         let header = map.get(..HEADER_BYTES).and_then(|bytes| bytes.strip_prefix(MAGIC));
         let header = header.ok_or(Miss::Damaged("it has no header"))?;

@@ -39,7 +39,7 @@ pub struct Args {
     /// Fingerprint that the model must have
     #[arg(long)]
     space: String,
-    /// Folder of packed weights and compiled graphs
+    /// The model's own folder of packed weights and compiled graphs
     #[arg(long)]
     cache_dir: PathBuf,
     /// ONNX Runtime library; empty for other engines

@@ -9,7 +9,7 @@ use super::worker::Blueprint;
 use crate::settings::Settings;
 use crate::settings::options::Told;
 
-/// The folder for what is compiled for these workers, below `cache_dir`. Its name holds what makes the
+/// The folder for what is compiled for these workers, below their model's own. Its name holds what makes the
 /// content valid: the model, this program, which compiles the graph, ONNX Runtime's library, the plugin,
 /// and what the provider is told. What else makes it valid, the device and the versions of the
 /// provider's own libraries, providers keep in the names or the content of their files.
@@ -26,7 +26,7 @@ pub(super) fn folder(blueprint: &Blueprint, settings: &Settings) -> PathBuf {
         }
     }
     let name = format!("{}-{:016x}", host.provider, hasher.finish());
-    let folder = settings.cache_dir.join("compiled").join(name);
+    let folder = blueprint.cache(settings).join("compiled").join(name);
     if let Err(error) = fs::create_dir_all(&folder) {
         // The worker goes on without, and its provider may say so.
         tracing::warn!("no folder {} for what is compiled: {error}", folder.display());
@@ -48,6 +48,7 @@ pub(super) fn state(path: &Path) -> (&Path, u64, Option<SystemTime>) {
 mod tests {
     use super::super::costs::tests::{blueprint, settings};
     use super::super::provider::Host;
+    use super::super::worker::WorkerProgram;
     use super::*;
     use crate::settings::Provider;
 
@@ -67,7 +68,7 @@ mod tests {
         let host = Host { runtime: runtime.clone(), options: told("0"), ..blueprint.host.clone() };
         let blueprint = Blueprint { host, ..blueprint };
         let first = folder(&blueprint, &settings);
-        assert!(first.is_dir() && first.starts_with(&settings.cache_dir));
+        assert!(first.is_dir() && first.starts_with(blueprint.cache(&settings)));
         assert_eq!(folder(&blueprint, &settings), first);
         let mut others = vec![first];
         let mut add = |blueprint: &Blueprint| others.push(folder(blueprint, &settings));
@@ -84,5 +85,31 @@ mod tests {
         add(&blueprint);
         let unique: std::collections::HashSet<_> = others.iter().collect();
         assert_eq!(unique.len(), others.len(), "{others:?}");
+    }
+
+    #[test]
+    fn workers_of_two_models_have_no_folder_in_common() {
+        let root = tempfile::tempdir().unwrap();
+        let settings = settings(&root);
+        let host = Host {
+            options: vec![("trt_engine_cache_path".to_owned(), Told::Folder)],
+            ..blueprint().host
+        };
+        let one = Blueprint { host, ..blueprint() };
+        let other = Blueprint { model: "other".to_owned(), ..one.clone() };
+        let folders = [&one, &other].map(|blueprint| {
+            let command = WorkerProgram::this().commands(blueprint, &settings)(0);
+            let told = command.get_args().chain(command.get_envs().filter_map(|(_, value)| value));
+            let told = told.filter_map(|word| word.to_str());
+            let told = told.map(|word| word.rsplit_once('=').map_or(word, |(_, value)| value));
+            let told: Vec<_> =
+                told.map(Path::new).filter(|path| path.starts_with(&settings.cache_dir)).collect();
+            // The folder itself, that of temporary files, three for drivers, and what is compiled.
+            assert_eq!(told.len(), 6, "{told:?}");
+            let own = blueprint.cache(&settings);
+            assert!(own.is_dir() && told.iter().all(|path| path.starts_with(&own)), "{told:?}");
+            own
+        });
+        assert!(!folders[0].starts_with(&folders[1]) && !folders[1].starts_with(&folders[0]));
     }
 }

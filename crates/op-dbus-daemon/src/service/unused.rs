@@ -6,6 +6,8 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use op_dbus_models::cache;
+
 use crate::settings::Provider;
 
 /// A service that runs for longer makes anew at its next start what it has read at this one only.
@@ -19,7 +21,7 @@ const PROVING: &str = ".proving-";
 /// Longer than any worker has to prove itself (`load_timeout_s`).
 const PROVING_KEPT: Duration = Duration::from_secs(2 * 60 * 60);
 
-/// A kind of file or folder of ours, by its place below `cache_dir` and its name there, `DIGEST.END`
+/// A kind of file or folder of ours, by its place below another folder and its name there, `DIGEST.END`
 /// or `PROVIDER-DIGEST.END`: the folder may have others' files as well.
 struct Kind {
     place: &'static str,
@@ -29,29 +31,72 @@ struct Kind {
     unfinished: Option<&'static str>,
 }
 
-const KINDS: [Kind; 5] = [
+/// What workers leave in the folder of their model.
+const OF_A_MODEL: [Kind; 4] = [
     Kind { place: "", digits: 64, end: ".graph", unfinished: Some(".building-") },
     Kind { place: "weights", digits: 32, end: ".packed", unfinished: Some(".packing-") },
     Kind { place: "tuning", digits: 32, end: ".json", unfinished: Some(".tmp") },
-    Kind { place: "costs", digits: 16, end: ".json", unfinished: Some(".tmp") },
     // Whose files are the provider's.
     Kind { place: "compiled", digits: 16, end: "", unfinished: None },
 ];
 
+/// What the daemon itself keeps beside these folders.
+const COSTS: Kind = Kind { place: "costs", digits: 16, end: ".json", unfinished: Some(".tmp") };
+
+/// Where drivers keep what they compile.
+const DRIVERS: &str = "drivers";
+
 /// Removes what nobody uses any more, and tells the log.
 pub(super) fn remove(cache_dir: &Path) {
-    remove_proofs(cache_dir);
-    let removed: usize = KINDS.iter().map(|kind| kind.remove(cache_dir)).sum();
+    let folders = cache::folders(cache_dir);
+    let removed = folders.iter().map(|folder| of_a_model(folder)).sum::<usize>()
+        + COSTS.remove(cache_dir, KEPT)
+        + whole(&cache_dir.join(DRIVERS));
     if removed > 0 {
         let days = KEPT.as_secs() / (24 * 60 * 60);
         tracing::info!(removed, "what was not used for {days} days is removed from the cache");
     }
+    remove_former(cache_dir);
+}
+
+/// Removes what earlier versions have left, in which all models had the same folders: nobody reads it any
+/// more. What drivers have compiled there has names that are theirs, and goes when it is old.
+fn remove_former(cache_dir: &Path) {
+    remove_proofs(cache_dir);
+    let removed: usize = OF_A_MODEL.iter().map(|kind| kind.remove(cache_dir, Duration::ZERO)).sum();
+    if removed > 0 {
+        tracing::info!(
+            removed,
+            "what an earlier version kept for all models together is removed from the cache"
+        );
+    }
+    for Kind { place, .. } in OF_A_MODEL.iter().filter(|kind| !kind.place.is_empty()) {
+        // One that has others' files stays.
+        let _ = fs::remove_dir(cache_dir.join(place));
+    }
+}
+
+/// Removes the folder of a model that nobody uses, or what of it nobody does. Returns how many are removed.
+fn of_a_model(folder: &Path) -> usize {
+    remove_proofs(folder);
+    match whole(folder) {
+        0 => OF_A_MODEL.iter().map(|kind| kind.remove(folder, KEPT)).sum(),
+        removed => removed,
+    }
+}
+
+/// Removes a folder of which nothing was used for long. Returns how many are removed.
+fn whole(folder: &Path) -> usize {
+    // A link leads to what is not ours.
+    let is_folder = fs::symlink_metadata(folder).is_ok_and(|about| about.is_dir());
+    let is_gone = || is_unused(folder, KEPT) && fs::remove_dir_all(folder).is_ok();
+    usize::from(is_folder && is_gone())
 }
 
 /// Removes what workers have left that ended before they had proved themselves. A device that fails is tried
 /// again for as long as the service runs.
-pub(super) fn remove_proofs(cache_dir: &Path) {
-    for entry in fs::read_dir(cache_dir).into_iter().flatten().flatten() {
+pub(super) fn remove_proofs(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PROVING))
             && entry.file_type().is_ok_and(|kind| kind.is_dir());
         if is_ours && is_unused(&entry.path(), PROVING_KEPT) {
@@ -68,9 +113,9 @@ fn is_unused(path: &Path, kept: Duration) -> bool {
 }
 
 impl Kind {
-    /// Returns how many are removed.
-    fn remove(&self, cache_dir: &Path) -> usize {
-        let folder = cache_dir.join(self.place);
+    /// Removes those that were not used for so long. Returns how many are removed.
+    fn remove(&self, below: &Path, kept: Duration) -> usize {
+        let folder = below.join(self.place);
         // A link leads to what is not ours.
         if !fs::symlink_metadata(&folder).is_ok_and(|about| about.is_dir()) {
             return 0;
@@ -80,7 +125,7 @@ impl Kind {
             let name = entry.file_name();
             let (Some(name), Ok(kind)) = (name.to_str(), entry.file_type()) else { continue };
             let path = entry.path();
-            let Some(kept) = self.kept(name, kind) else { continue };
+            let Some(kept) = self.kept(name, kind, kept) else { continue };
             if !is_unused(&path, kept) {
                 continue;
             }
@@ -95,8 +140,9 @@ impl Kind {
         removed
     }
 
-    /// For how long an entry is kept unused; `None` is for ever, since it is not ours.
-    fn kept(&self, name: &str, kind: FileType) -> Option<Duration> {
+    /// For how long an entry is kept unused, if whole ones are for `kept`; `None` is for ever, since it is
+    /// not ours.
+    fn kept(&self, name: &str, kind: FileType, kept: Duration) -> Option<Duration> {
         if kind.is_file() && self.unfinished.is_some_and(|start| name.starts_with(start)) {
             return Some(UNFINISHED_KEPT);
         }
@@ -110,7 +156,7 @@ impl Kind {
             && digest.bytes().all(is_digest)
             && provider.is_none_or(|provider| provider.parse::<Provider>().is_ok())
             && if self.end.is_empty() { kind.is_dir() } else { kind.is_file() };
-        is_ours.then_some(KEPT)
+        is_ours.then_some(kept)
     }
 }
 
@@ -131,6 +177,7 @@ fn last_used(path: &Path) -> io::Result<SystemTime> {
 #[cfg(test)]
 mod tests {
     use std::fs::{File, FileTimes};
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -140,59 +187,91 @@ mod tests {
         File::open(path).unwrap().set_times(times).unwrap();
     }
 
-    #[test]
-    fn what_was_not_used_for_long_goes_and_everything_else_stays() {
-        let root = tempfile::tempdir().unwrap();
-        let (day, old) = (UNFINISHED_KEPT, KEPT + UNFINISHED_KEPT);
-        let digest = |digits: usize| "0123456789abcdef".repeat(4)[..digits].to_owned();
-        let ours = [
+    fn digest(digits: usize) -> String {
+        "0123456789abcdef".repeat(4)[..digits].to_owned()
+    }
+
+    /// By their names below the folder of a model.
+    fn left_by_workers() -> [String; 6] {
+        [
             format!("{}.graph", digest(64)),
             ".building-x1".to_owned(),
             format!("weights/{}.packed", digest(32)),
             "weights/.packing-x1".to_owned(),
             format!("tuning/{}.json", digest(32)),
-            format!("costs/cuda-{}.json", digest(16)),
-            "costs/.tmpx1".to_owned(),
-        ];
+            format!("compiled/tensorrt-{}/plan", digest(16)),
+        ]
+    }
+
+    /// A file that is so old, in a folder that is as old.
+    fn put(path: &Path, by: Duration) {
+        let folder = path.parent().unwrap();
+        fs::create_dir_all(folder).unwrap();
+        fs::write(path, "x").unwrap();
+        [path, folder].into_iter().for_each(|path| age(path, by));
+    }
+
+    #[test]
+    fn what_was_not_used_for_long_goes_and_everything_else_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let (day, old) = (UNFINISHED_KEPT, KEPT + UNFINISHED_KEPT);
+        let (used, unused) = ("by-model/used-", "by-model/unused-");
+        let place =
+            |model: &str, name: &str| root.path().join(format!("{model}{}/{name}", digest(32)));
+        let ours = left_by_workers().map(|name| place(used, &name));
+        let costs = ["cuda-0123456789abcdef.json", ".tmpx1"]
+            .map(|name| root.path().join("costs").join(name));
         let others = [
-            format!("{}.graph", digest(63)),
-            format!("{}.packed", digest(32)),
-            ".tmpx1".to_owned(),
-            "weights/mine.packed".to_owned(),
-            format!("costs/own-{}.json", digest(16)),
-            format!("drivers/{}.json", digest(16)),
-            format!("compiled/cuda-{}", digest(16)),
+            root.path().join(format!("costs/own-{}.json", digest(16))),
+            root.path().join("by-model/own/weights"),
+            place(used, &format!("{}.graph", digest(63))),
+            place(used, &format!("{}.packed", digest(32))),
+            place(used, ".tmpx1"),
+            place(used, "weights/mine.packed"),
+            place(used, "drivers/theirs"),
+            place(used, &format!("compiled/cuda-{}", digest(16))),
         ];
-        let compiled = |last: &str| format!("compiled/tensorrt-{}{last}", digest(15));
-        let (gone, read) = (compiled("0"), compiled("1"));
-        let place = |name: &str| root.path().join(name);
-        for folder in ["weights", "tuning", "costs", "drivers", &gone, &read] {
-            fs::create_dir_all(place(folder)).unwrap();
+        let read = place(used, &format!("compiled/tensorrt-{}1/plan", digest(15)));
+        ours.iter().chain(&costs).chain(&others).for_each(|path| put(path, old));
+        for (model, by) in [(unused, old), (used, day)] {
+            put(&place(model, "drivers/theirs"), old);
+            age(&place(model, ""), by);
         }
-        let files = ours.iter().chain(&others);
-        for file in files.cloned().chain([&gone, &read].map(|folder| format!("{folder}/plan"))) {
-            fs::write(place(&file), "x").unwrap();
-            age(&place(&file), old);
-        }
-        age(&place(&gone), old);
-        age(&place(&read), old);
-        age(&place(&format!("{read}/plan")), KEPT - day);
-        let is_there = |name: &String| place(name).exists();
+        put(&read, KEPT - day);
+        let is_there = |path: &PathBuf| path.exists();
 
         let beside = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink(place("weights"), beside.path().join("weights")).unwrap();
+        for name in ["by-model", "costs"] {
+            std::os::unix::fs::symlink(root.path().join(name), beside.path().join(name)).unwrap();
+        }
         remove(beside.path());
-        assert!(ours.iter().chain(&others).all(is_there), "a link leads to others' files");
+        let all = || ours.iter().chain(&costs).chain(&others);
+        assert!(all().all(is_there), "a link leads to others' files");
 
         remove(root.path());
-        assert!(!ours.iter().any(is_there) && !is_there(&gone), "{ours:?}");
+        assert!(!ours.iter().chain(&costs).any(is_there), "{ours:?}");
         assert!(others.iter().all(is_there) && is_there(&read), "{others:?}");
-        for (file, by) in [(&ours[2], KEPT - day), (&ours[3], day / 2)] {
-            fs::write(place(file), "x").unwrap();
-            age(&place(file), by);
-        }
+        assert!(!place(unused, "").exists());
+        put(&ours[2], KEPT - day);
+        put(&ours[3], day / 2);
         remove(root.path());
         assert!(is_there(&ours[2]) && is_there(&ours[3]));
+    }
+
+    #[test]
+    fn what_earlier_versions_had_for_all_models_goes_at_once() {
+        let root = tempfile::tempdir().unwrap();
+        let place = |name: &str| root.path().join(name);
+        let others = ["weights/mine.packed", "drivers/theirs", "notes"].map(place);
+        left_by_workers().iter().for_each(|name| put(&place(name), UNFINISHED_KEPT));
+        others.iter().for_each(|path| put(path, UNFINISHED_KEPT));
+        remove(root.path());
+        assert!(!left_by_workers().iter().any(|name| place(name).exists()));
+        assert!(!place("tuning").exists() && !place("compiled").exists());
+        assert!(others.iter().all(|path| path.exists()), "{others:?}");
+        put(&others[1], KEPT);
+        remove(root.path());
+        assert!(!place("drivers").exists());
     }
 
     #[test]

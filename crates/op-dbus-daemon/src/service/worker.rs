@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts};
 use op_dbus_engine::{Backend, BackendError, BackendFactory};
+use op_dbus_models::cache;
 
 use super::provider::Host;
 use super::{compiled, unused};
@@ -50,6 +51,14 @@ pub struct Blueprint {
     pub host: Host,
 }
 
+impl Blueprint {
+    /// The model's own folder in the cache, the one that these workers may write in. It is made before they
+    /// are started: they may make nothing beside it.
+    pub(super) fn cache(&self, settings: &Settings) -> PathBuf {
+        cache::make(&settings.cache_dir, &self.model, &self.space)
+    }
+}
+
 /// Makes the backends of one engine. The daemon starts processes; tests compute in-process.
 pub type Spawner = Arc<dyn Fn(&Blueprint, &Settings) -> BackendFactory + Send + Sync>;
 
@@ -74,10 +83,10 @@ impl WorkerProgram {
             let [load, run] = [settings.load_timeout_s, settings.batch_timeout_s];
             let timeouts =
                 Timeouts { load: Duration::from_secs(load), run: Duration::from_secs(run) };
-            let cache_dir = settings.cache_dir.clone();
+            let cache = blueprint.cache(settings);
             Box::new(move |number| {
                 let child = ChildBackend::spawn(commands(number), region, timeouts);
-                let child = child.inspect_err(|_| unused::remove_proofs(&cache_dir))?;
+                let child = child.inspect_err(|_| unused::remove_proofs(&cache))?;
                 Ok::<Box<dyn Backend>, BackendError>(Box::new(child))
             })
         })
@@ -170,7 +179,7 @@ impl Crew {
 }
 
 fn command(
-    exe: &std::path::Path,
+    exe: &Path,
     blueprint: &Blueprint,
     settings: &Settings,
     (number, member): (usize, Member<'_>),
@@ -186,11 +195,12 @@ fn command(
     let log = telemetry::filter().unwrap_or_else(|| settings.log.clone());
     let (tokens, rows) =
         (blueprint.region.tokens_max.to_string(), blueprint.region.rows_max.to_string());
+    let cache = blueprint.cache(settings);
     let options: [(&str, &OsStr); 15] = [
         ("--model-dir", settings.model_dir.as_ref()),
         ("--model", blueprint.model.as_ref()),
         ("--space", blueprint.space.as_ref()),
-        ("--cache-dir", settings.cache_dir.as_ref()),
+        ("--cache-dir", cache.as_ref()),
         ("--runtime", host.runtime.as_ref()),
         ("--threads", threads.as_ref()),
         ("--cpu-engine", engine.as_ref()),
@@ -209,7 +219,7 @@ fn command(
     for (option, value) in options {
         command.arg(option).arg(value);
     }
-    environment(host.provider, settings, &mut command);
+    environment(host.provider, &cache, &mut command);
     let own = settings.providers.get(&provider);
     if let Some(faults) = own.and_then(|own| own.faults.as_ref()) {
         command.arg("--faults").arg(faults);
@@ -240,7 +250,7 @@ fn command(
 }
 
 /// Gives a worker the environment that it needs, and nothing else of ours.
-fn environment(provider: Provider, settings: &Settings, command: &mut Command) {
+fn environment(provider: Provider, cache: &Path, command: &mut Command) {
     command.env_clear();
     for name in ENVIRONMENT {
         if let Some(value) = std::env::var_os(name) {
@@ -248,7 +258,7 @@ fn environment(provider: Provider, settings: &Settings, command: &mut Command) {
         }
     }
     // The one folder that a worker may write in.
-    command.env("TMPDIR", &settings.cache_dir);
+    command.env("TMPDIR", cache);
     // ONNX Runtime would keep what it tells Microsoft there, and make a thread that tries to.
     command.env("ORT_DISABLE_TELEMETRY", "1");
     if provider == Provider::Ggml {
@@ -258,7 +268,7 @@ fn environment(provider: Provider, settings: &Settings, command: &mut Command) {
     if provider != Provider::Cpu {
         // By itself CUDA numbers the fastest first, and everybody else by the bus.
         command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-        let compiled = settings.cache_dir.join("drivers");
+        let compiled = cache.join("drivers");
         command.envs(DRIVER_CACHES.map(|name| (name, &compiled)));
     }
 }

@@ -182,8 +182,8 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Path { optional: false },
         default: "/var/cache/op-dbus",
         unit: "",
-        doc: "Files that can be made again; at a start what was not used for 180 days goes, and of packed weights \
-              and of graphs the dozen used last is kept. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
+        doc: "Files that can be made again, in a folder for each model; at a start what was not used for 180 days goes, \
+              and the dozen models used last are kept, with a dozen packed weights and graphs each. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
         group: Group::Places,
         scope: Scope::Any,
     },

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist, getuid};
 use op_dbus_daemon::settings::Settings;
+use op_dbus_models::cache;
 
 use super::check::Check;
 use super::unit::Unit;
@@ -51,8 +52,9 @@ impl Who {
     }
 }
 
-/// Folders that the service makes in its cache.
-const IN_CACHE: [&str; 5] = ["weights", "tuning", "costs", "compiled", "drivers"];
+/// Folders that the service makes in its cache, and those that its workers make in their model's.
+const IN_CACHE: [&str; 2] = ["by-model", "costs"];
+const OF_A_MODEL: [&str; 4] = ["weights", "tuning", "compiled", "drivers"];
 
 /// What the service does in a folder.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -183,7 +185,12 @@ fn foreign(cache: &Path, who: &Who) -> Option<Check> {
     if !who.is_service && !is_theirs() {
         return None;
     }
-    let folder = IN_CACHE.map(|name| cache.join(name)).into_iter().find(is_closed)?;
+    let of_models = cache::folders(cache).into_iter().flat_map(|folder| {
+        let inside = OF_A_MODEL.map(|name| folder.join(name));
+        [folder].into_iter().chain(inside)
+    });
+    let mut made = IN_CACHE.map(|name| cache.join(name)).into_iter().chain(of_models);
+    let folder = made.find(is_closed)?;
     let next = format!("type `chown -R {}: {}`", who.name, folder.display());
     let found = format!("{} may not write {}", who.name, shown(&folder));
     Some(Check::wrong("cache_dir", found, next))
@@ -310,13 +317,18 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o1777)).unwrap();
         // Others' things are none of ours.
         fs::create_dir(path.join("more")).unwrap();
-        let weights = path.join("weights");
-        assert_eq!(check("cache_dir", &path, Use::Writes, &stranger()).state, State::Ok);
-        fs::create_dir(&weights).unwrap();
         let check = |name| check(name, &path, Use::Writes, &stranger());
-        let found = check("cache_dir");
-        assert!(found.found.starts_with("stranger may not write "), "{}", found.found);
-        assert_eq!(found.next, Some(format!("type `chown -R stranger: {}`", weights.display())));
+        assert_eq!(check("cache_dir").state, State::Ok);
+        let weights = cache::folder(&path, "m", &"a".repeat(64)).join("weights");
+        fs::create_dir_all(&weights).unwrap();
+        let open = |folder| fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
+        for closed in [path.join("by-model").as_path(), weights.parent().unwrap(), &weights] {
+            let found = check("cache_dir");
+            assert!(found.found.starts_with("stranger may not write "), "{}", found.found);
+            assert_eq!(found.next, Some(format!("type `chown -R stranger: {}`", closed.display())));
+            open(closed);
+        }
+        assert_eq!(check("cache_dir").state, State::Ok);
         // Beside the state file the models lie.
         assert_eq!(check("state_file").state, State::Ok);
     }

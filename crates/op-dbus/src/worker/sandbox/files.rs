@@ -92,4 +92,51 @@ mod tests {
             assert_eq!(named.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
         }
     }
+
+    /// What a worker of a model tries in the folder of another, and in its own.
+    #[test]
+    fn nobody_reaches_what_is_made_of_another_model() {
+        let cache = tempfile::tempdir().unwrap();
+        let [own, other] = ["one", "other"].map(|model| cache.path().join(model));
+        for folder in [&own, &other] {
+            std::fs::create_dir(folder).unwrap();
+            std::fs::write(folder.join("packed"), "true").unwrap();
+        }
+        let (inside, outside) = (own.clone(), other.clone());
+        let confined = move || {
+            let status =
+                restrict(Places { write: vec![inside.clone()], ..Places::default() }).unwrap();
+            std::fs::write(inside.join("new"), "false").unwrap();
+            std::fs::rename(inside.join("new"), inside.join("packed")).unwrap();
+            let packed = outside.join("packed");
+            let refused = [
+                std::fs::read(&packed).map(drop),
+                std::fs::write(&packed, "false"),
+                OpenOptions::new().append(true).open(&packed).map(drop),
+                std::fs::write(outside.join("more"), "false"),
+                std::fs::create_dir(outside.join("more")),
+                std::fs::rename(inside.join("packed"), &packed),
+                std::fs::hard_link(inside.join("packed"), outside.join("more")),
+                std::os::unix::fs::symlink(&packed, inside.join("link")),
+                std::fs::remove_file(&packed),
+                std::fs::rename(&outside, inside.join("taken")),
+                std::fs::rename(&inside, outside.with_file_name("elsewhere")),
+                std::fs::create_dir(outside.with_file_name("more")),
+            ];
+            (status, refused)
+        };
+        let (status, refused) = std::thread::spawn(confined).join().unwrap();
+        if !matches!(status, LandlockStatus::Available { .. }) {
+            // A kernel without Landlock refuses nothing.
+            return;
+        }
+        for (number, attempt) in refused.into_iter().enumerate() {
+            let error = attempt.expect_err(&number.to_string());
+            // Between two folders nothing is moved, and nobody links.
+            let expected = [libc::EACCES, libc::EXDEV].map(Some);
+            assert!(expected.contains(&error.raw_os_error()), "{number}: {error}");
+        }
+        assert_eq!(std::fs::read(other.join("packed")).unwrap(), b"true");
+        assert_eq!(std::fs::read(own.join("packed")).unwrap(), b"false");
+    }
 }

@@ -103,7 +103,8 @@ pub struct Places {
 pub fn of(args: &Args) -> Places {
     let mut places = Places {
         read: PROCESS.iter().map(PathBuf::from).collect(),
-        // What others' libraries write is in here as well: the daemon sets TMPDIR to it.
+        // Its model's folder in the cache, and no other's. What others' libraries write is in here as well: the
+        // daemon sets TMPDIR to it.
         write: vec![args.cache_dir.clone()],
         nodes: vec![PathBuf::from("/dev/null")],
         ports: Vec::new(),

@@ -101,6 +101,7 @@ pub const OPTIONS: &[ProviderOption] = &[
         count(1, 10),
         Theirs("2"),
         "How often one batch is tried that servers fail while they prove themselves right, each time \
-        at another one if there is one; then its texts are tried alone.",
+        at another one if there is one; then its texts are tried alone. Servers that turn it away and \
+        compute nothing do not keep it from one that was not asked yet.",
     ),
 ];
