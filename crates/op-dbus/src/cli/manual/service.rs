@@ -171,6 +171,6 @@ mod tests {
         for key in keys.iter().chain(folders).chain(&["RestartPreventExitStatus"]) {
             assert!(!directive(key).is_empty(), "{key}");
         }
-        assert_eq!(exit_codes().count(), 5);
+        assert_eq!(exit_codes().count(), 4);
     }
 }
