@@ -11,7 +11,7 @@ mod words;
 use std::error::Error as StdError;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::call::Truncate;
 use bounds::Growth;
@@ -28,6 +28,11 @@ const FILE_BYTES_MAX: usize = 64 << 20;
 /// A text that is to be cut is first tokenized for this many bytes per token that the model reads:
 /// a little more than plain English takes. Twice as many if that was not enough.
 const BYTES_PER_TOKEN: usize = 6;
+
+/// A text that is cut is given to the library in parts of some more bytes than that.
+const PART_BYTES: usize = 64 << 10;
+/// Of what is longer and can't be cut one is tokenized at a time, however many threads there are: it may take 0.8 GiB.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// A model's tokenizer. Cheap to clone, usable from many threads at once.
 #[derive(Clone)]
@@ -297,24 +302,38 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Adds what the model's own tokenizer makes of a text.
+    /// Adds what the model's own tokenizer makes of a text, of one part of it after the other: each takes hundreds
+    /// of times as much memory.
     fn model(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
-        let encoding = self.encoded(text, OffsetType::None, false)?;
-        ids.extend_from_slice(encoding.get_ids());
-        Ok(())
+        self.check(text)?;
+        let mut rest = text;
+        loop {
+            let part = self.0.cuts.head(rest, PART_BYTES);
+            ids.extend_from_slice(self.encoded(part, OffsetType::None, false)?.get_ids());
+            rest = &rest[part.len()..];
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
     }
 
-    /// What becomes of a text that does not grow too much on its way, with or without the special tokens around
-    /// it.
+    /// Refuses a text that grows too much on its way.
+    fn check(&self, text: &str) -> Result<(), EncodeError> {
+        let Inner { model, growth, .. } = &*self.0;
+        guarded(|| bounds::check_text(model.get_normalizer(), *growth, text))
+    }
+
+    /// What becomes of a text that was [checked](Self::check), with or without the special tokens around it.
     fn encoded(
         &self,
         text: &str,
         offsets: OffsetType,
         specials: bool,
     ) -> Result<Encoding, EncodeError> {
-        let Inner { model, word_pieces, growth, .. } = &*self.0;
-        let encode = || {
-            bounds::check_text(model.get_normalizer(), *growth, text)?;
+        let Inner { model, word_pieces, .. } = &*self.0;
+        let _alone =
+            (text.len() > PART_BYTES).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner));
+        guarded(|| {
             let encoding = match (word_pieces, offsets) {
                 (Some(pieces), _) => pieces.encode(model, text, offsets, specials),
                 (None, OffsetType::None) => model.encode_fast(text, specials),
@@ -322,10 +341,7 @@ impl Tokenizer {
                 (None, OffsetType::Byte) => model.encode(text, specials),
             };
             encoding.map_err(|error| error.to_string())
-        };
-        catch_unwind(AssertUnwindSafe(encode))
-            .unwrap_or_else(|_| Err("the tokenizer panicked".to_owned()))
-            .map_err(EncodeError::Failed)
+        })
     }
 
     fn window(&self, content: &[u32]) -> Result<Window, EncodeError> {
@@ -366,6 +382,13 @@ fn byte_letter(byte: u8) -> char {
 
 fn token_id(id: u32) -> Result<i32, String> {
     i32::try_from(id).map_err(|_| format!("token id {id} is beyond 2³¹; the file is damaged"))
+}
+
+/// A panic of the library is the end of a text, not of who asks.
+fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, EncodeError> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err("the tokenizer panicked".to_owned()))
+        .map_err(EncodeError::Failed)
 }
 
 fn has_id(model: &tokenizers::Tokenizer, id: i32) -> bool {

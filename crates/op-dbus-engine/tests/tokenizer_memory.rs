@@ -143,10 +143,33 @@ fn the_costliest_files_and_texts_stay_within_their_bounds() {
     let grows = r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "BBBBBBBB"}"#;
     let grows = grows.replace("BBBBBBBB", &"b".repeat(250));
     let tokenizer = Tokenizer::from_bytes(file(&grows, "null", "", WORDS).as_bytes(), 8).unwrap();
-    for (text, is_taken) in [(1 << 20, false), (16_700, true)] {
+    for (text, is_taken) in [(1 << 20, false), (12_500, true)] {
         let (ids, bytes) = measured(|| tokenizer.ids(&"a".repeat(text)));
         println!("a text of {text} bytes: {} MiB", bytes >> 20);
         assert_eq!(ids.is_ok(), is_taken, "{text}");
         assert!(bytes <= BYTES_MAX, "a text of {text} bytes: {bytes} bytes");
-    }
+    } // A token for each letter, and as many letters as the normalizer may make.
+    let grows = r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "bbb"}"#;
+    let prefix = "#".repeat(32);
+    let pieces = format!(
+        r#"{{"type": "WordPiece", "unk_token": "b", "max_input_chars_per_word": 100,
+        "continuing_subword_prefix": "{prefix}", "vocab": {{"b": 0, "{prefix}b": 1}}}}"#
+    );
+    let json = file(grows, r#"{"type": "WhitespaceSplit"}"#, "", &pieces);
+    let tokenizer = Tokenizer::from_bytes(json.as_bytes(), 4 << 20).unwrap();
+    let words = "a".repeat(33) + " ";
+    let (ids, bytes) = measured(|| tokenizer.ids(&words.repeat((1 << 20) / words.len())));
+    println!("a token for each letter: {} MiB", bytes >> 20);
+    assert!(ids.unwrap().len() > 2_900_000 && bytes <= BYTES_MAX, "{bytes} bytes");
+    // A model's own kind of tokenizer is given parts of a text that has no spaces.
+    let bert = r#"{"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+        "strip_accents": null, "lowercase": true}"#;
+    let pieces = r###"{"type": "WordPiece", "unk_token": "x", "max_input_chars_per_word": 100,
+        "continuing_subword_prefix": "##", "vocab": {"x": 0, "!": 1}}"###;
+    let json = file(bert, r#"{"type": "BertPreTokenizer"}"#, "", pieces);
+    let tokenizer = Tokenizer::from_bytes(json.as_bytes(), 4 << 20).unwrap();
+    let (ids, bytes) = measured(|| tokenizer.ids(&("é".to_owned() + &"!".repeat(1 << 20))));
+    println!("marks without a space: {} MiB", bytes >> 20);
+    assert_eq!(ids.unwrap().len(), (1 << 20) + 1);
+    assert!(bytes <= 64 << 20, "{bytes} bytes");
 }

@@ -1,9 +1,19 @@
 //! Where in the cache lies what is made of a model: in a folder of its own. A worker that computes with a
 //! model may write there and nowhere else, so that one whose model has taken it over spoils no other's.
 
+use std::ffi::CStr;
 use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+
+use nix::NixPath;
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
+use nix::unistd::{UnlinkatFlags, unlinkat};
 
 /// Where the folders lie below a cache: under no name that a store has.
 const PLACE: &str = "by-model";
@@ -14,6 +24,9 @@ const DIGITS: usize = 32;
 /// Folders that are kept: of a model that is imported again and again, the cache would else hold every
 /// version.
 const KEPT_MAX: usize = 12;
+
+/// Folders within each other that are removed, or looked at: twice as many as what compiles needs.
+pub const DEPTH_MAX: usize = 16;
 
 /// The folder of the model that has this name in its store and makes vectors of this space.
 #[must_use]
@@ -36,9 +49,42 @@ pub fn make(cache_dir: &Path, model: &str, space: &str) -> PathBuf {
     let surplus = (others.len() + 1).saturating_sub(KEPT_MAX);
     for (_, path) in &others[..surplus] {
         // What can't be removed stays for the next one.
-        let _ = fs::remove_dir_all(path);
+        let _ = remove(path);
     }
     folder
+}
+
+/// Removes a folder of the cache with all that is in it, where a worker may have written that somebody has taken over:
+/// no link is followed, and folders that lie deeper than [`DEPTH_MAX`] stay, as there may be any number of them.
+///
+/// # Errors
+/// The system's, of what can't be removed; what came before it is gone.
+pub fn remove(folder: &Path) -> io::Result<()> {
+    let (Some(parent), Some(name)) = (folder.parent(), folder.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let parent = File::open(parent)?;
+    let removed = name.with_nix_path(|name| remove_at(parent.as_fd(), name, DEPTH_MAX));
+    Ok(removed.flatten()?)
+}
+
+fn remove_at(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> nix::Result<()> {
+    let below = depth.checked_sub(1).ok_or(Errno::ENAMETOOLONG)?;
+    let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let folder = openat(parent, name, flags, Mode::empty())?;
+    let mut entries = Dir::openat(&folder, c".", flags, Mode::empty())?;
+    for entry in entries.iter() {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        match unlinkat(&folder, name, UnlinkatFlags::NoRemoveDir) {
+            Err(Errno::EISDIR) => remove_at(folder.as_fd(), name, below)?,
+            end => end?,
+        }
+    }
+    unlinkat(parent, name, UnlinkatFlags::RemoveDir)
 }
 
 /// The folders of all models that a cache has.
@@ -101,6 +147,27 @@ mod tests {
         let beside = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(root.path().join(PLACE), beside.path().join(PLACE)).unwrap();
         assert!(folders(beside.path()).is_empty(), "a link leads to others' files");
+    }
+
+    /// Each would cost whoever removes it a part of its stack and a descriptor.
+    #[test]
+    fn folders_without_end_stay_and_cost_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let far = tempfile::tempdir().unwrap();
+        fs::write(far.path().join("file"), "x").unwrap();
+        let nested = |name: &str, depth: usize| {
+            let top = root.path().join(name);
+            fs::create_dir_all((1..depth).fold(top.clone(), |path, _| path.join("d"))).unwrap();
+            std::os::unix::fs::symlink(far.path(), top.join("link")).unwrap();
+            top
+        };
+        let (deep, deeper) = (nested("deep", DEPTH_MAX), nested("deeper", DEPTH_MAX + 1));
+        remove(&deep).unwrap();
+        assert!(!deep.exists() && far.path().join("file").exists());
+        assert!(remove(&deeper).is_err() && deeper.exists());
+        std::os::unix::fs::symlink(far.path(), &deep).unwrap();
+        assert!(remove(&deep).is_err() && far.path().join("file").exists());
+        assert!(remove(&root.path().join("nothing")).is_err());
     }
 
     #[test]

@@ -89,7 +89,7 @@ fn of_a_model(folder: &Path) -> usize {
 fn whole(folder: &Path) -> usize {
     // A link leads to what is not ours.
     let is_folder = fs::symlink_metadata(folder).is_ok_and(|about| about.is_dir());
-    let is_gone = || is_unused(folder, KEPT) && fs::remove_dir_all(folder).is_ok();
+    let is_gone = || is_unused(folder, KEPT) && cache::remove(folder).is_ok();
     usize::from(is_folder && is_gone())
 }
 
@@ -101,14 +101,14 @@ pub(super) fn remove_proofs(folder: &Path) {
             && entry.file_type().is_ok_and(|kind| kind.is_dir());
         if is_ours && is_unused(&entry.path(), PROVING_KEPT) {
             // It is tried again with the next one.
-            let _ = fs::remove_dir_all(entry.path());
+            let _ = cache::remove(&entry.path());
         }
     }
 }
 
 /// Whether it was not used for so long, as far as that is known.
 fn is_unused(path: &Path, kept: Duration) -> bool {
-    let used = last_used(path).ok();
+    let used = last_used(path, cache::DEPTH_MAX).ok();
     used.and_then(|used| used.elapsed().ok()).is_some_and(|unused| unused >= kept)
 }
 
@@ -129,8 +129,7 @@ impl Kind {
             if !is_unused(&path, kept) {
                 continue;
             }
-            let end =
-                if kind.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            let end = if kind.is_dir() { cache::remove(&path) } else { fs::remove_file(&path) };
             match end {
                 Ok(()) => removed += 1,
                 // A cache that can't be written is as good as ever.
@@ -160,16 +159,17 @@ impl Kind {
     }
 }
 
-/// When a file was last written or read, as far as its file system tells; of a folder, the newest in it.
+/// When a file was last written or read, as far as its file system tells; of a folder, the newest in it, unless that lies deeper than anything that is removed.
 /// Looking for files is not counted as a use of their folder.
-fn last_used(path: &Path) -> io::Result<SystemTime> {
+fn last_used(path: &Path, depth: usize) -> io::Result<SystemTime> {
     let about = fs::symlink_metadata(path)?;
     let mut used = about.modified()?;
     if !about.is_dir() {
         return Ok(used.max(about.accessed().unwrap_or(used)));
     }
+    let below = depth.checked_sub(1).ok_or(io::ErrorKind::InvalidFilename)?;
     for entry in fs::read_dir(path)? {
-        used = used.max(last_used(&entry?.path())?);
+        used = used.max(last_used(&entry?.path(), below)?);
     }
     Ok(used)
 }

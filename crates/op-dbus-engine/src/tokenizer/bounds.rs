@@ -21,9 +21,11 @@ use super::TokenizerError;
 
 /// Letters of a word that WordPiece splits: as many as models have. It takes their square of steps.
 const WORD_LETTERS_MAX: u64 = 100;
-/// Bytes of one piece of a Unigram vocabulary, beginnings of which are looked up at each letter, and of
-/// what any vocabulary puts in place of a word or beside a letter.
+/// Bytes of one piece of a Unigram vocabulary, beginnings of which are looked up at each letter.
 const PIECE_BYTES_MAX: usize = 256;
+/// Bytes of what any vocabulary puts in place of a word or beside a letter, perhaps for each letter of a text. Models
+/// have some ten.
+const AFFIX_BYTES_MAX: usize = 32;
 /// Values of a file, each of which the parser takes some 100 to 300 bytes for. Gemma's 262,144 pieces and
 /// 514,906 merges are 1.9 million of them; XLM-R's 250,002 pieces with their scores are 0.8 million.
 const VALUES_MAX: usize = 2_400_000;
@@ -33,11 +35,12 @@ const OBJECTS_MAX: usize = 1 << 16;
 /// Nodes of the tree that a Unigram vocabulary becomes, of some 350 bytes each. XLM-R's has less than a million.
 const NODES_MAX: usize = 2 << 20;
 /// Bytes of all pieces of a Unigram vocabulary that one text may begin with, each of which is copied where it does.
-/// All runs of up to 44 of one letter have that many; models have them up to 32.
-const BEGINNINGS_BYTES_MAX: usize = 1 << 10;
+/// All runs of up to 63 of one letter of ASCII have that many, and up to 36 of one with three bytes; models have them
+/// up to 32.
+const BEGINNINGS_BYTES_MAX: usize = 2 << 10;
 /// Bytes of a text as its normalizer leaves it, or one of the steps of that: each takes its time until the text has
-/// its tokens. The longest text that is taken has a quarter of that, and BERT's makes three bytes of one at most.
-const NORMALIZED_BYTES_MAX: usize = 4 << 20;
+/// its tokens. The longest text that is taken has a third of that, and BERT's makes three bytes of one at most.
+const NORMALIZED_BYTES_MAX: usize = 3 << 20;
 /// The same where the vocabulary is Unigram, which takes longer. Models of that kind have no more anyhow, as their
 /// `Metaspace` counts as four.
 const UNIGRAM_BYTES_MAX: usize = 2 << 20;
@@ -112,7 +115,7 @@ fn check_model(model: &Model<'_>) -> Result<(), TokenizerError> {
         ("end_of_word_suffix", &model.end_of_word_suffix),
     ] {
         let bytes = text.as_ref().and_then(Value::as_str).map_or(0, str::len);
-        at_most(bytes, PIECE_BYTES_MAX, &format!("bytes of {name}"))?;
+        at_most(bytes, AFFIX_BYTES_MAX, &format!("bytes of {name}"))?;
     }
     if let Some(dropout) = model.dropout.filter(|dropout| *dropout != 0.0) {
         return Err(TokenizerError::Unsupported(format!(
@@ -315,7 +318,7 @@ mod tests {
         let text = |letter: &str| letter.repeat(NORMALIZED_BYTES_MAX / 100);
         let refusal = tokenizer.count(&text("a")).map_err(|error| format!("{error:?}"));
         let refusal = refusal.unwrap_err();
-        assert!(refusal.contains("its 41943 bytes become more than 4194304"), "{refusal}");
+        assert!(refusal.contains("its 31457 bytes become more than 3145728"), "{refusal}");
         // One that could be blown up and is not has its tokens.
         assert_eq!(tokenizer.count(&text("é")).unwrap(), 1);
         // A Unigram vocabulary takes longer for each byte.
@@ -328,7 +331,7 @@ mod tests {
         let both = json!({"type": "Sequence", "normalizers": [grows, gone]});
         let tokenizer = Tokenizer::from_bytes(&file(&both, &Value::Null), 8).unwrap();
         let refusal = tokenizer.count(&text("a")).map_err(|error| format!("{error:?}"));
-        assert!(refusal.unwrap_err().contains("become more than 4194304"));
+        assert!(refusal.unwrap_err().contains("become more than 3145728"));
     }
 
     #[test]
@@ -387,8 +390,8 @@ mod tests {
             .unwrap();
         refused(&file(&Value::Null, &pieces(&["a".repeat(300)])), "300 bytes in one piece");
         let runs = |longest: usize| (1..=longest).map(|run| "a".repeat(run)).collect::<Vec<_>>();
-        Tokenizer::from_bytes(&file(&Value::Null, &pieces(&runs(44))), 8).unwrap();
-        refused(&file(&Value::Null, &pieces(&runs(45))), "1035 bytes of pieces that begin with");
+        Tokenizer::from_bytes(&file(&Value::Null, &pieces(&runs(63))), 8).unwrap();
+        refused(&file(&Value::Null, &pieces(&runs(64))), "2080 bytes of pieces that begin with");
         // Each is all its own after a few letters.
         let many: Vec<_> = (0..20_000).map(|n| format!("{n:05}{}", "a".repeat(240))).collect();
         refused(&file(&Value::Null, &pieces(&many)), "nodes in the tree");

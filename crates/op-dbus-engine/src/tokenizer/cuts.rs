@@ -6,19 +6,61 @@
 //! one that is not known to be so is never cut.
 
 use serde_json::Value;
+use tokenizers::AddedToken;
 
 /// Where cuts fall.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cuts {
     /// Between any two characters.
     Characters,
     /// Before the first space behind a word; also before a line's end and a tab, and behind a
-    /// Chinese character, which BERT's normaliser puts between spaces.
-    Bert,
+    /// Chinese character, which BERT's normaliser puts between spaces, and, where no added token is
+    /// cut by it, beside a punctuation mark of ASCII, which is a word of its own.
+    Bert(Added),
     /// Before the first space behind a word that ends in ASCII, so that no rule for neighbouring
     /// characters reaches over the cut.
     Spaces,
     Nowhere,
+}
+
+/// What added tokens are made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Added {
+    /// Two characters that follow each other in one that is found as it is written.
+    pairs: Vec<[u8; 2]>,
+    /// Characters of those that are found in what the normaliser makes of a text, which may have any letter of the
+    /// text beside them, and what counts as a letter where one is to be a word of its own.
+    marks: Vec<u8>,
+}
+
+impl Added {
+    fn of<'a>(tokens: impl Iterator<Item = &'a AddedToken>) -> Self {
+        let mut added = Self::default();
+        for token in tokens {
+            let bytes = token.content.as_bytes();
+            if token.normalized {
+                added.marks.extend(bytes);
+            } else {
+                added.pairs.extend(bytes.windows(2).map(|pair| [pair[0], pair[1]]));
+            }
+            if token.single_word {
+                added.marks.push(b'_');
+            }
+        }
+        added
+    }
+
+    /// Whether one of two characters is a punctuation mark, and no added token can have both. What follows a mark
+    /// and is not of ASCII may belong to it.
+    fn is_beside_mark(&self, before: u8, after: u8) -> bool {
+        let is_mark = |byte: u8| byte.is_ascii_punctuation();
+        let is_word = |byte: u8| byte.is_ascii_graphic() || !byte.is_ascii();
+        let is_beside =
+            (is_mark(after) && is_word(before)) || (is_mark(before) && after.is_ascii_graphic());
+        is_beside
+            && !self.pairs.contains(&[before, after])
+            && ![before, after].iter().any(|byte| is_mark(*byte) && self.marks.contains(byte))
+    }
 }
 
 impl Cuts {
@@ -33,21 +75,21 @@ impl Cuts {
         let pre_tokenizer = model.get_pre_tokenizer().map(serde_json::to_value);
         match (normalizer.transpose(), pre_tokenizer.transpose()) {
             (Ok(normalizer), Ok(Some(pre_tokenizer))) => {
-                Self::of_parts(normalizer.as_ref(), &pre_tokenizer)
+                Self::of_parts(normalizer.as_ref(), &pre_tokenizer, Added::of(added.values()))
             }
             // Without a pre-tokenizer the words are not apart.
             _ => Self::Nowhere,
         }
     }
 
-    fn of_parts(normalizer: Option<&Value>, pre_tokenizer: &Value) -> Self {
+    fn of_parts(normalizer: Option<&Value>, pre_tokenizer: &Value, added: Added) -> Self {
         let kind = |part: &Value| part["type"].as_str().map(str::to_owned);
         let normalizer_kind = normalizer.and_then(kind);
         if kind(pre_tokenizer).as_deref() == Some("BertPreTokenizer")
             && normalizer_kind.as_deref() == Some("BertNormalizer")
             && normalizer.is_some_and(|n| n["handle_chinese_chars"] == true)
         {
-            return Self::Bert;
+            return Self::Bert(added);
         }
         if normalizer.is_none_or(is_local) && splits_at_spaces(pre_tokenizer) {
             return Self::Spaces;
@@ -56,19 +98,19 @@ impl Cuts {
     }
 
     /// The start of `text` up to the first cut from byte `at` on; all of it if there is none.
-    pub fn head(self, text: &str, at: usize) -> &str {
+    pub fn head<'a>(&self, text: &'a str, at: usize) -> &'a str {
         let end = (at..text.len()).find(|at| self.is_cut(text, *at));
         &text[..end.unwrap_or(text.len())]
     }
 
     /// The end of `text` from the last cut up to byte `at` on; all of it if there is none.
-    pub fn tail(self, text: &str, at: usize) -> &str {
+    pub fn tail<'a>(&self, text: &'a str, at: usize) -> &'a str {
         let start = (1..=at.min(text.len())).rev().find(|at| self.is_cut(text, *at));
         &text[start.unwrap_or(0)..]
     }
 
     /// Whether a cut falls before byte `at`.
-    fn is_cut(self, text: &str, at: usize) -> bool {
+    fn is_cut(&self, text: &str, at: usize) -> bool {
         let bytes = text.as_bytes();
         let (Some(before), Some(after)) =
             (at.checked_sub(1).and_then(|i| bytes.get(i)), bytes.get(at))
@@ -77,9 +119,10 @@ impl Cuts {
         };
         match self {
             Self::Characters => text.is_char_boundary(at),
-            Self::Bert => {
+            Self::Bert(added) => {
                 (matches!(after, b' ' | b'\n' | b'\t') && !before.is_ascii_whitespace())
                     || (text.is_char_boundary(at) && follows_ideograph(&text[..at]))
+                    || added.is_beside_mark(*before, *after)
             }
             Self::Spaces => *after == b' ' && before.is_ascii_graphic(),
             Self::Nowhere => false,

@@ -214,7 +214,12 @@ fn texts() -> impl Strategy<Value = String> {
 
 #[test]
 fn cuts_are_known_for_the_families_and_for_nothing_else() {
-    assert_eq!(bert(true, 8).0.cuts, Cuts::Bert);
+    let bert_cuts = bert(true, 8).0.cuts.clone();
+    assert!(matches!(bert_cuts, Cuts::Bert(_)));
+    let heads = ["!!", "é!", "a!", "!a", "!é", "K]", "[X", "<m", "~[", "{}"]
+        .map(|text| bert_cuts.head(&format!("{text}aaa"), text.len() - 1).len() == text.len() - 1);
+    // A letter of [CLS], which is found in lower case as well, may be any.
+    assert_eq!(heads, [true, true, true, true, false, false, false, false, false, true]);
     assert_eq!(roberta(8).0.cuts, Cuts::Spaces);
     assert_eq!(xlm_roberta(8).0.cuts, Cuts::Spaces);
     assert!(bert(true, 8).0.words.is_some() && roberta(8).0.words.is_none());
@@ -259,6 +264,14 @@ proptest! {
             _ => Tokenizer::bytes(max),
         };
         let content = whole(&tokenizer, &text);
+        // In parts, wherever the text may be cut.
+        let (mut parts, mut rest) = (Vec::new(), text.as_str());
+        while !rest.is_empty() {
+            let part = tokenizer.0.cuts.head(rest, 1);
+            parts.extend(whole(&tokenizer, part));
+            rest = &rest[part.len()..];
+        }
+        prop_assert_eq!(&parts, &content);
         let room = max - 2;
         for truncate in [Truncate::End, Truncate::Start] {
             let encoded = tokenizer.encode(&text, truncate).unwrap();

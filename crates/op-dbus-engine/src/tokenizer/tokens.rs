@@ -59,6 +59,7 @@ impl Tokenizer {
     /// The tokens of `text` before truncation, special tokens included.
     pub(crate) fn pieces(&self, text: &str) -> Result<Vec<Piece>, EncodeError> {
         // By characters: the library trims spaces by their number, which is not that of their bytes.
+        self.check(text)?;
         let encoding = self.encoded(text, OffsetType::Char, true)?;
         let bytes: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
         let byte = |character: usize| bytes.get(character).copied().unwrap_or(text.len());
