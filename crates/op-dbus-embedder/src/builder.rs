@@ -149,8 +149,8 @@ impl Builder {
         Self { cpu_isa: Some(name.into()), ..self }
     }
 
-    /// Precision of the arithmetic; by default what suits the device. ONNX Runtime, and so every
-    /// provider but the CPU, has `F32` and `F16`, the native engine all but `F16`.
+    /// Precision of the arithmetic; by default what suits the device. ONNX Runtime has `F32` and
+    /// `F16`, and `Bf16` with OpenVINO and TensorRT; the native engine all but `F16`; `remote` `F32` alone.
     pub fn precision(self, precision: Precision) -> Self {
         Self { precision: Some(precision), ..self }
     }

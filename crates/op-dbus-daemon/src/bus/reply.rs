@@ -131,8 +131,8 @@ pub fn token_bytes(texts: &[Vec<Piece>]) -> Result<usize, Error> {
     let limit = INLINE_REPLY_BYTES_MAX as usize;
     if found > limit {
         let message = format!(
-            "the reply would be {found} bytes for {} tokens, the limit is {limit}; send the texts \
-             in several calls",
+            "the reply would be {found} bytes for {} tokens, the limit is {limit}; send less text in \
+             a call",
             texts.iter().map(Vec::len).sum::<usize>()
         );
         return Err(Error::new(ErrorName::TooLarge, message));
