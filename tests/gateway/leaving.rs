@@ -4,6 +4,8 @@ use std::error::Error;
 
 use nix::sys::signal::Signal;
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::{Stage, sentence};
 use crate::harness::registry::tests;
@@ -12,6 +14,7 @@ use crate::harness::{Outcome, eventually, within};
 tests! {
     who_watches_is_told_before_the_end: [Bus, Curl],
     whose_request_takes_longer_than_the_end_is_told: [Bus, Curl],
+    half_a_head_is_not_waited_for: [Bus, Curl],
 }
 
 async fn who_watches_is_told_before_the_end() -> Outcome {
@@ -58,5 +61,23 @@ async fn whose_request_takes_longer_than_the_end_is_told() -> Outcome {
     stage.daemon.signal_workers(Signal::SIGCONT).await?;
     let log = stage.end().await?;
     assert!(log.contains("not all requests were finished in 20 s"), "{log}");
+    Ok(())
+}
+
+async fn half_a_head_is_not_waited_for() -> Outcome {
+    let stage = Stage::sim().await?;
+    let address = stage.gateway.url("").replace("http://", "");
+    let mut half = TcpStream::connect(&address).await?;
+    half.write_all(b"GET /health HTTP/1.1\r\nHost: lo").await?;
+    // Behind a reply as well, which the gateway has read up to there by then.
+    let mut next = TcpStream::connect(&address).await?;
+    let head = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /he";
+    next.write_all(head.as_bytes()).await?;
+    let mut said = [0; 12];
+    within("a reply", next.read_exact(&mut said)).await??;
+    assert_eq!(&said, b"HTTP/1.1 200");
+    assert_eq!(stage.gateway.get("/health").await?.status, 200);
+    let log = stage.end().await?;
+    assert!(!log.contains("not all requests were finished"), "{log}");
     Ok(())
 }

@@ -4,7 +4,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::Stage;
+use super::{Stage, sentence};
 use crate::harness::gateway::Gateway;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
@@ -12,6 +12,8 @@ use crate::harness::{Outcome, within};
 tests! {
     replies_that_are_read_slowly_keep_nobody_from_working: [Bus, Curl],
     a_reply_that_is_read_is_not_cut_off_for_who_only_connects: [Bus, Curl],
+    replies_that_nobody_reads_keep_nobody_out: [Bus, Curl],
+    a_reply_that_would_be_too_large_is_refused: [Bus, Curl],
 }
 
 /// Asks for so many vectors and reads the beginning of the reply. Returns with the connection how many bytes
@@ -74,5 +76,40 @@ async fn a_reply_that_is_read_is_not_cut_off_for_who_only_connects() -> Outcome 
     // The first of these has made room, by when the reply would have.
     assert_eq!(within("the end of a connection", idle[0].read(&mut byte)).await??, 0);
     rest(reply).await?;
+    stage.end().await.map(drop)
+}
+
+async fn replies_that_nobody_reads_keep_nobody_out() -> Outcome {
+    let stage = Stage::sim().await?;
+    let address = stage.gateway.url("").trim_start_matches("http://").parse()?;
+    // Of each connection more replies than the systems at both ends keep.
+    let asked = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(400);
+    let mut unread = Vec::new();
+    // More than the gateway has places for.
+    for _ in 0..600 {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_recv_buffer_size(4096)?;
+        let mut stream = socket.connect(address).await?;
+        // It may have made room for another by now.
+        let _ = stream.write_all(asked.as_bytes()).await;
+        unread.push(stream);
+    }
+    // Before any of them is let go because it reads nothing, which would be after 30 s.
+    let soon = stage.gateway.curl("/health", &["--max-time", "20"], "").await?;
+    assert_eq!(soon.status, 200);
+    drop(unread);
+    stage.end().await.map(drop)
+}
+
+async fn a_reply_that_would_be_too_large_is_refused() -> Outcome {
+    let stage = Stage::sim().await?;
+    // Each letter is a token here, which takes some 60 bytes of the reply.
+    let texts = json!({"inputs": vec!["x".repeat(1000); 3000]});
+    let refused = stage.gateway.post("/tokenize", &texts).await?;
+    assert_eq!(refused.status, 413, "{} bytes", refused.text.len());
+    assert!(sentence(&refused, "/")?.contains("larger than 134217728 bytes"), "{}", refused.text);
+    // Nothing of it keeps a place.
+    let metrics = stage.gateway.get("/metrics").await?.text;
+    assert!(metrics.contains("op_dbus_http_requests_in_flight 0\n"), "{metrics}");
     stage.end().await.map(drop)
 }

@@ -4,7 +4,7 @@
 //! keeps nobody out; what bodies take together is bounded in bytes. How each begins is not counted for that:
 //! a small one is read also where others have filled the room.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -17,6 +17,7 @@ use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::leaving::Leaving;
 use crate::limits::LIMITS;
 use crate::refusal::Refusal;
 use crate::seats::Hearing;
@@ -32,8 +33,12 @@ pub struct Read {
 ///
 /// # Errors
 /// 413 for one that is too large, 408 for one that is too slow, 429 where there is no room, 400 for one
-/// that breaks off.
-pub async fn read(request: Request, room: &Arc<Semaphore>) -> Result<Read, Refusal> {
+/// that breaks off, 503 when the gateway is `leaving` and waits no longer.
+pub async fn read(
+    request: Request,
+    room: &Arc<Semaphore>,
+    leaving: &Leaving,
+) -> Result<Read, Refusal> {
     let too_large = || {
         let limit = LIMITS.body_bytes;
         Refusal::too_large(format!(
@@ -47,9 +52,17 @@ pub async fn read(request: Request, room: &Arc<Semaphore>) -> Result<Read, Refus
     let mut read = Read { bytes: Vec::new(), room: None };
     let began = Instant::now();
     let mut patience = began + LIMITS.slow_time;
+    let mut over = pin!(leaving.over());
     loop {
-        let Ok(frame) = timeout_at(patience, body.frame()).await else {
-            check_pace(began, read.room.is_some(), room)?;
+        let frame = tokio::select! {
+            biased;
+            frame = timeout_at(patience, body.frame()) => frame,
+            () = &mut over => return Err(refused(body, Refusal::leaving())),
+        };
+        let Ok(frame) = frame else {
+            if let Err(refusal) = check_pace(began, read.room.is_some(), room) {
+                return Err(refused(body, refusal));
+            }
             patience += LIMITS.slow_time;
             continue;
         };
@@ -63,8 +76,7 @@ pub async fn read(request: Request, room: &Arc<Semaphore>) -> Result<Read, Refus
             read.take(&data, room)
         };
         if let Err(refusal) = taken {
-            tokio::spawn(discard(body));
-            return Err(refusal);
+            return Err(refused(body, refusal));
         }
     }
 }
@@ -108,9 +120,15 @@ pub fn unread(request: Request, refusal: Refusal) -> Refusal {
     // Who asks whether to send it has nothing on its way.
     let asks_first = request.headers().contains_key(EXPECT);
     let body = request.into_body();
-    if !asks_first && !body.is_end_stream() {
-        tokio::spawn(discard(body));
+    match asks_first || body.is_end_stream() {
+        true => refusal,
+        false => refused(body, refusal),
     }
+}
+
+/// Refuses a request whose body is still on its way, and takes that all the same.
+fn refused(body: Body, refusal: Refusal) -> Refusal {
+    tokio::spawn(discard(body));
     refusal
 }
 
@@ -175,6 +193,9 @@ mod tests {
     use std::convert::Infallible;
     use std::time::Duration;
 
+    use axum::response::IntoResponse;
+    use tokio::sync::mpsc;
+
     use super::*;
 
     #[test]
@@ -197,18 +218,40 @@ mod tests {
     async fn a_small_body_is_read_where_others_have_all_of_the_room() {
         let small = LIMITS.small_body_bytes;
         let sent = |bytes| Request::new(Body::from(vec![b' '; bytes]));
-        let none = Arc::new(Semaphore::new(0));
-        assert_eq!(read(sent(small), &none).await.unwrap().bytes.len(), small);
-        let refused = read(sent(small + 1), &none).await.err().expect("there is no room");
+        let (none, stays) = (Arc::new(Semaphore::new(0)), Leaving::default());
+        assert_eq!(read(sent(small), &none, &stays).await.unwrap().bytes.len(), small);
+        let refused = read(sent(small + 1), &none, &stays).await.err().expect("there is no room");
         assert!(refused.message().contains("as many bytes of bodies as it takes"), "{refused:?}");
         // Of a larger one that comes in pieces, each byte behind its beginning is counted once.
         let pieces =
             [small - 1, 3, 5].map(|bytes| Ok::<_, Infallible>(Bytes::from(vec![0; bytes])));
         let body = Body::from_stream(futures_util::stream::iter(pieces));
         let room = Arc::new(Semaphore::new(7));
-        let whole = read(Request::new(body), &room).await.unwrap();
+        let whole = read(Request::new(body), &room, &stays).await.unwrap();
         assert_eq!((whole.bytes.len(), room.available_permits()), (small + 7, 0));
         drop(whole);
         assert_eq!(room.available_permits(), 7);
+    }
+
+    #[tokio::test]
+    async fn who_is_still_sending_when_refused_is_not_broken_off() {
+        // The time that a body has is over sooner where room is short.
+        refused_while_sending(&Leaving::default(), StatusCode::REQUEST_TIMEOUT).await;
+        let leaving = Leaving::default();
+        leaving.end();
+        refused_while_sending(&leaving, StatusCode::SERVICE_UNAVAILABLE).await;
+    }
+
+    async fn refused_while_sending(leaving: &Leaving, status: StatusCode) {
+        let (sender, mut receiver) = mpsc::channel::<Result<Bytes, Infallible>>(1);
+        let body = futures_util::stream::poll_fn(move |context| receiver.poll_recv(context));
+        let request = Request::new(Body::from_stream(body));
+        let room = Arc::new(Semaphore::new(1));
+        sender.send(Ok(Bytes::from(vec![b' '; LIMITS.small_body_bytes + 1]))).await.unwrap();
+        let refusal = read(request, &room, leaving).await.err().expect("not all of it is there");
+        assert_eq!(refusal.into_response().status(), status);
+        for _ in 0..3 {
+            sender.send(Ok(Bytes::from_static(b"more"))).await.expect("it is still taken");
+        }
     }
 }

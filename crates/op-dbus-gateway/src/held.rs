@@ -1,4 +1,4 @@
-//! What is held for a reply until it is sent: its room among the replies, and a connection's right to stay.
+//! What is held for a reply until it is sent: its room among the replies, and what its connection is known by.
 //!
 //! A body is dropped once hyper has its last bytes, which is long before a client has read them where
 //! they are many or it is slow. So it is the bytes that hold, and hyper keeps those until they are written.

@@ -16,6 +16,8 @@ pub struct Leaving {
     begun: AtomicBool,
     /// When `/ready` was asked last.
     asked: Mutex<Option<Instant>>,
+    /// Whether no new requests are taken.
+    is_drained: watch::Sender<bool>,
     /// Whether no request is waited for any more.
     is_over: watch::Sender<bool>,
 }
@@ -34,6 +36,17 @@ impl Leaving {
     /// Whether it was: `/ready` says so, and each connection ends with its next reply.
     pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
+    }
+
+    /// No new requests are taken.
+    pub fn drain(&self) {
+        self.is_drained.send_replace(true);
+    }
+
+    /// Returns when that is so.
+    pub async fn drained(&self) {
+        // Its sender is ours.
+        let _ = self.is_drained.subscribe().wait_for(|is_drained| *is_drained).await;
     }
 
     /// No request is waited for any more.

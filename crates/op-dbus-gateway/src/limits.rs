@@ -36,8 +36,12 @@ pub struct Limits {
     pub small_body_bytes: usize,
     /// Bytes of all replies to such requests together that are not read yet. Those that find no room keep
     /// their places among `requests` and `texts_in_flight` until they are read. With all that else is bounded
-    /// here, and vectors of 1024 numbers, it is within the unit's `MemoryMax`.
+    /// here, and vectors of 1024 numbers, it is within the unit's `MemoryMax`: what keeps its places is at
+    /// most some 1100 MiB of tokens, where each byte of `texts_in_flight` is one, and bodies are 544 MiB.
     pub replies_bytes: usize,
+    /// Bytes of a reply of tokens, which are dozens for each byte that was sent: one that never found room would keep its
+    /// places for as long as it may be read.
+    pub tokens_reply_bytes: usize,
     /// How long a client may take to send a request's head.
     pub head_time: Duration,
     /// How long a client may take to send a request's body.
@@ -87,6 +91,7 @@ pub const LIMITS: Limits = Limits {
     bodies_bytes: 512 << 20,
     small_body_bytes: 64 << 10,
     replies_bytes: 256 << 20,
+    tokens_reply_bytes: 128 << 20,
     head_time: Duration::from_secs(30),
     body_time: Duration::from_secs(30),
     slow_time: Duration::from_secs(2),
@@ -107,6 +112,9 @@ pub const LIMITS: Limits = Limits {
 const _: () = assert!(
     LIMITS.texts_per_call * 4096 * size_of::<f32>() <= op_dbus_api::INLINE_REPLY_BYTES_MAX as usize
 );
+
+// Two replies that are read slowly find room beside each other.
+const _: () = assert!(2 * LIMITS.tokens_reply_bytes <= LIMITS.replies_bytes);
 
 // Whatever a body brings may be tokenized.
 const _: () = assert!(LIMITS.body_bytes / LIMITS.tokenized_bytes_per_text <= LIMITS.texts);

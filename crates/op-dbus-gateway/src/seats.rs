@@ -1,8 +1,10 @@
 //! Places for connections, of which there is a bounded number. When all are taken, the connection that
 //! has been idle for longest makes room: else whoever only connects would keep everybody else out. One
-//! whose client does not get on with its request is as idle as one without any.
+//! whose client does not get on with its request is as idle as one without any. Replies that are not read yet
+//! are cut off only where they have more of the places than the idle: then they keep everybody out themselves.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -18,22 +20,32 @@ pub struct Seats {
 #[derive(Default)]
 struct State {
     /// Connections without a whole request, by when they became so, or a request began.
-    idle: BTreeMap<u64, Arc<Notify>>,
+    idle: Resting,
+    /// Those whose reply is made and not written yet, by when it was made.
+    unread: Resting,
     /// Counts up with each.
     now: u64,
 }
 
+/// Connections that nothing is worked on for.
+type Resting = BTreeMap<u64, Arc<Notify>>;
+
 /// The place of one connection; given back when dropped.
 pub struct Seat {
     seats: Arc<Seats>,
-    /// When it became idle, or a request began; none while it has one.
+    /// When it became idle, a request began, or a reply was made; none while one is worked on.
     since: Mutex<Option<u64>>,
+    has_request: AtomicBool,
     leave: Arc<Notify>,
     _place: OwnedSemaphorePermit,
 }
 
-/// A request, from its head to the end of its reply.
-pub struct Busy(Arc<Seat>);
+/// A reply that is made, until it is written.
+pub struct Unread {
+    seat: Arc<Seat>,
+    /// The place in the order of the unread that it has meanwhile.
+    since: u64,
+}
 
 /// A request of which only the head is there.
 pub struct Hearing {
@@ -70,17 +82,24 @@ impl Seats {
         }
     }
 
-    /// Has the connection leave that has been idle for longest.
+    /// Has the connection leave that has been idle for longest, or whose reply has been unread for longest
+    /// where there are more of those.
     pub fn make_room(&self) {
-        if let Some((_, leave)) = self.lock().idle.pop_first() {
+        let mut state = self.lock();
+        let more = match state.unread.len() > state.idle.len() {
+            true => &mut state.unread,
+            false => &mut state.idle,
+        };
+        if let Some((_, leave)) = more.pop_first() {
             leave.notify_one();
         }
     }
 
     fn seat(self: &Arc<Self>, place: OwnedSemaphorePermit) -> Arc<Seat> {
         let (since, leave) = (Mutex::default(), Arc::new(Notify::new()));
-        let seat = Seat { seats: Arc::clone(self), since, leave, _place: place };
-        seat.rest();
+        let has_request = AtomicBool::new(false);
+        let seat = Seat { seats: Arc::clone(self), since, has_request, leave, _place: place };
+        seat.rest(|state| &mut state.idle);
         Arc::new(seat)
     }
 
@@ -96,18 +115,30 @@ impl Seat {
     }
 
     /// The connection has the head of a request.
-    pub fn hear(self: &Arc<Self>) -> (Busy, Hearing) {
-        let since = self.rest();
-        (Busy(Arc::clone(self)), Hearing { seat: Arc::clone(self), since })
+    pub fn hear(self: &Arc<Self>) -> Hearing {
+        self.has_request.store(true, Ordering::Relaxed);
+        let since = self.rest(|state| &mut state.idle);
+        Hearing { seat: Arc::clone(self), since }
     }
 
-    /// Is idle as from now.
-    fn rest(&self) -> u64 {
+    /// The reply is made: from here on it is for the client to get on.
+    pub fn answer(self: &Arc<Self>) -> Unread {
+        let since = self.rest(|state| &mut state.unread);
+        Unread { seat: Arc::clone(self), since }
+    }
+
+    /// Whether the head of a request is there whose reply is not written yet.
+    pub fn has_request(&self) -> bool {
+        self.has_request.load(Ordering::Relaxed)
+    }
+
+    /// Rests among these as from now.
+    fn rest(&self, among: impl FnOnce(&mut State) -> &mut Resting) -> u64 {
         self.stir();
         let mut state = self.seats.lock();
         state.now += 1;
         let now = state.now;
-        state.idle.insert(now, Arc::clone(&self.leave));
+        among(&mut state).insert(now, Arc::clone(&self.leave));
         drop(state);
         *self.since() = Some(now);
         self.seats.idles.notify_waiters();
@@ -116,7 +147,9 @@ impl Seat {
 
     fn stir(&self) {
         if let Some(since) = self.since().take() {
-            self.seats.lock().idle.remove(&since);
+            let mut state = self.seats.lock();
+            state.idle.remove(&since);
+            state.unread.remove(&since);
         }
     }
 
@@ -141,9 +174,13 @@ impl Drop for Seat {
     }
 }
 
-impl Drop for Busy {
+impl Drop for Unread {
     fn drop(&mut self) {
-        self.0.rest();
+        // The next request may be there already.
+        if *self.seat.since() == Some(self.since) {
+            self.seat.has_request.store(false, Ordering::Relaxed);
+            self.seat.rest(|state| &mut state.idle);
+        }
     }
 }
 
@@ -161,17 +198,16 @@ mod tests {
         seat.asked_to_leave().now_or_never().is_some()
     }
 
-    fn busy(seat: &Arc<Seat>) -> Busy {
-        let (busy, hearing) = seat.hear();
-        hearing.end();
-        busy
+    fn work(seat: &Arc<Seat>) {
+        seat.hear().end();
+        assert!(seat.since().is_none());
     }
 
     #[tokio::test]
     async fn who_has_been_idle_for_longest_makes_room_and_who_has_a_request_stays() {
         let seats = Seats::new(3);
         let all: Vec<_> = (0..3).filter_map(|_| take(&seats)).collect();
-        let request = busy(&all[0]);
+        work(&all[0]);
         let mut next = Box::pin(seats.take());
         assert!(next.as_mut().now_or_never().is_none(), "nobody has left yet");
         let asked: Vec<bool> = all.iter().map(|seat| is_asked(seat)).collect();
@@ -180,7 +216,7 @@ mod tests {
         drop(second);
         let fourth = next.await.unwrap();
         // Its request is answered, and by then it is the one that came to rest last.
-        drop(request);
+        drop(first.answer());
         let mut next = Box::pin(seats.take());
         assert!(next.as_mut().now_or_never().is_none());
         assert!(is_asked(&third) && !is_asked(&first) && !is_asked(&fourth));
@@ -190,13 +226,13 @@ mod tests {
     async fn while_all_have_requests_the_next_waits_for_the_first_that_is_answered() {
         let seats = Seats::new(1);
         let only = take(&seats).unwrap();
-        let request = busy(&only);
+        work(&only);
         let mut next = Box::pin(seats.take());
         assert!(next.as_mut().now_or_never().is_none() && !is_asked(&only));
-        drop(request);
+        let unread = only.answer();
         assert!(next.as_mut().now_or_never().is_none());
         assert!(is_asked(&only));
-        drop(only);
+        drop((only, unread));
         assert!(next.await.is_some());
     }
 
@@ -204,7 +240,7 @@ mod tests {
     async fn half_a_request_does_not_keep_a_place_and_comes_behind_those_that_are_idle() {
         let seats = Seats::new(2);
         let [first, second] = [0; 2].map(|_| take(&seats).unwrap());
-        let (request, hearing) = first.hear();
+        let hearing = first.hear();
         let mut next = Box::pin(seats.take());
         assert!(next.as_mut().now_or_never().is_none());
         assert!(is_asked(&second) && !is_asked(&first));
@@ -214,8 +250,27 @@ mod tests {
         assert!(next.as_mut().now_or_never().is_none());
         assert!(is_asked(&first));
         // What comes after the reply does not make a connection busy that has nothing to do.
-        drop(request);
+        drop(first.answer());
         hearing.end();
         assert!(first.since().is_some());
+    }
+
+    #[tokio::test]
+    async fn replies_that_nobody_reads_make_room_where_they_are_more_than_the_idle() {
+        let seats = Seats::new(3);
+        let [first, second, third] = [0; 3].map(|_| take(&seats).unwrap());
+        let unread = first.answer();
+        seats.make_room();
+        assert!(is_asked(&second) && !is_asked(&first) && !is_asked(&third));
+        drop(second);
+        let _other = third.answer();
+        seats.make_room();
+        assert!(is_asked(&first) && !is_asked(&third));
+        // What becomes of a reply says nothing of a request behind it.
+        work(&first);
+        drop(unread);
+        assert!(first.since().is_none() && first.has_request());
+        drop(first.answer());
+        assert!(first.since().is_some() && !first.has_request());
     }
 }

@@ -1,6 +1,7 @@
 //! Connections: bounded in number, each with a time for its requests' heads and for its replies, and
 //! an end that loses no request.
 
+use std::future::pending;
 use std::io::{self, ErrorKind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -136,24 +137,36 @@ impl Connections {
         let stream = TokioIo::new(Paced::new(stream, LIMITS.reply_pace));
         let connection = self.http.serve_connection(stream, service_fn(seated));
         let connection = self.graceful.watch(connection);
+        let leaving = Arc::clone(&self.leaving);
         tokio::spawn(async move {
+            let drained_without_request = async {
+                leaving.drained().await;
+                if seat.has_request() {
+                    pending::<()>().await;
+                }
+            };
             tokio::select! {
+                // A request that is all there is seen first.
+                biased;
                 ended = connection => if let Err(error) = ended {
                     debug!(%error, "a connection ended early");
                 },
                 () = seat.asked_to_leave() => debug!("an idle connection makes room for another"),
+                () = drained_without_request => debug!("a connection ends without a whole head"),
             }
         });
     }
 
-    /// Waits for the requests in flight; connections without one end at once.
+    /// Waits for the requests in flight; connections without one end at once, also with half of a head.
     async fn finish(self) {
+        // hyper would wait for the other half.
+        self.leaving.drain();
         self.graceful.shutdown().await;
     }
 }
 
-/// The service for one connection, whose seat is busy from when all of a request is there to the end of
-/// its reply. Once the gateway is leaving, the connection ends with that; and where its client has left before
+/// The service for one connection, whose seat is busy from when all of a request is there until its reply
+/// is made. Once the gateway is leaving, the connection ends with that; and where its client has left before
 /// that is made, with nothing.
 fn seated(
     service: TowerToHyperService<Router>,
@@ -162,9 +175,9 @@ fn seated(
     leaving: Arc<Leaving>,
 ) -> impl Fn(Request<Incoming>) -> Reply {
     move |request| {
-        let (busy, hearing) = seat.hear();
+        let hearing = seat.hear();
         let reply = service.call(request.map(|body| Body::new(Heard::new(body, hearing))));
-        let (leaving, stream) = (Arc::clone(&leaving), stream.clone());
+        let (leaving, stream, seat) = (Arc::clone(&leaving), stream.clone(), Arc::clone(&seat));
         Box::pin(async move {
             let Ok(mut reply) = tokio::select! {
                 // What needs no waiting is answered, also to who only closes its sending side.
@@ -175,13 +188,11 @@ fn seated(
             if leaving.has_begun() {
                 reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
+            let unread = Arc::new(seat.answer());
             Ok(reply.map(|body| {
-                let busy = Arc::new(busy);
-                Body::new(
-                    body.map_frame(move |frame| {
-                        frame.map_data(|bytes| held(bytes, Arc::clone(&busy)))
-                    }),
-                )
+                Body::new(body.map_frame(move |frame| {
+                    frame.map_data(|bytes| held(bytes, Arc::clone(&unread)))
+                }))
             }))
         })
     }

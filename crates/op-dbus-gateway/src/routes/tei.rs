@@ -229,6 +229,12 @@ pub async fn tokenize(
             }
             let tokens = tokens.into_iter().filter(|token| specials || !token.2).map(token);
             write(&mut json, &tokens.collect::<Vec<Token>>())?;
+            if json.len() > LIMITS.tokens_reply_bytes {
+                let limit = LIMITS.tokens_reply_bytes;
+                return Err(Refusal::too_large(format!(
+                    "the reply would be larger than {limit} bytes; send the texts in several requests"
+                )));
+            }
             done += 1;
         }
     }

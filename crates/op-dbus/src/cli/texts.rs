@@ -212,8 +212,11 @@ fn feed_lines(
         let text = line.strip_suffix(b"\n").unwrap_or(&line);
         let text = text.strip_suffix(b"\r").unwrap_or(text);
         check_length(text.len(), text_bytes_max, &place)?;
-        let text = String::from_utf8(text.to_vec())
-            .map_err(|_| Failure::refused(format!("{place}: not UTF-8 text; leave such bytes out with `iconv -c -f UTF-8 -t UTF-8`")))?;
+        let text = String::from_utf8(text.to_vec()).map_err(|_| {
+            Failure::refused(format!(
+                "{place}: not UTF-8 text; leave such bytes out with `iconv -c -f UTF-8 -t UTF-8`"
+            ))
+        })?;
         check(&text, text_bytes_max, &place)?;
         if !outgoing.send(text) {
             break;
