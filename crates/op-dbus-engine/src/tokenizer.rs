@@ -31,7 +31,7 @@ const BYTES_PER_TOKEN: usize = 6;
 
 /// A text that is cut is given to the library in parts of some more bytes than that.
 const PART_BYTES: usize = 64 << 10;
-/// Of what is longer and can't be cut one is tokenized at a time, however many threads there are: it may take 0.8 GiB.
+/// Of what has twice as many, since it can't be cut, one is tokenized at a time, however many threads there are: it may take 0.8 GiB.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A model's tokenizer. Cheap to clone, usable from many threads at once.
@@ -331,8 +331,8 @@ impl Tokenizer {
         specials: bool,
     ) -> Result<Encoding, EncodeError> {
         let Inner { model, word_pieces, .. } = &*self.0;
-        let _alone =
-            (text.len() > PART_BYTES).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner));
+        let _alone = (text.len() > 2 * PART_BYTES)
+            .then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner));
         guarded(|| {
             let encoding = match (word_pieces, offsets) {
                 (Some(pieces), _) => pieces.encode(model, text, offsets, specials),

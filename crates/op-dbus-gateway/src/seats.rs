@@ -36,6 +36,8 @@ pub struct Seat {
     /// When it became idle, a request began, or a reply was made; none while one is worked on.
     since: Mutex<Option<u64>>,
     has_request: AtomicBool,
+    /// Whether the rest of a request is still taken.
+    is_hearing: AtomicBool,
     leave: Arc<Notify>,
     _place: OwnedSemaphorePermit,
 }
@@ -97,8 +99,9 @@ impl Seats {
 
     fn seat(self: &Arc<Self>, place: OwnedSemaphorePermit) -> Arc<Seat> {
         let (since, leave) = (Mutex::default(), Arc::new(Notify::new()));
-        let has_request = AtomicBool::new(false);
-        let seat = Seat { seats: Arc::clone(self), since, has_request, leave, _place: place };
+        let (has_request, is_hearing) = Default::default();
+        let seats = Arc::clone(self);
+        let seat = Seat { seats, since, has_request, is_hearing, leave, _place: place };
         seat.rest(|state| &mut state.idle);
         Arc::new(seat)
     }
@@ -117,6 +120,7 @@ impl Seat {
     /// The connection has the head of a request.
     pub fn hear(self: &Arc<Self>) -> Hearing {
         self.has_request.store(true, Ordering::Relaxed);
+        self.is_hearing.store(true, Ordering::Relaxed);
         let since = self.rest(|state| &mut state.idle);
         Hearing { seat: Arc::clone(self), since }
     }
@@ -127,9 +131,10 @@ impl Seat {
         Unread { seat: Arc::clone(self), since }
     }
 
-    /// Whether the head of a request is there whose reply is not written yet.
+    /// Whether the head of a request is there whose reply is not written yet, or of which not all is taken: who is
+    /// still sending would lose the reply, too.
     pub fn has_request(&self) -> bool {
-        self.has_request.load(Ordering::Relaxed)
+        self.has_request.load(Ordering::Relaxed) || self.is_hearing.load(Ordering::Relaxed)
     }
 
     /// Rests among these as from now.
@@ -162,9 +167,18 @@ impl Hearing {
     /// The rest of the request is there as well.
     pub fn end(self) {
         // It may have been answered meanwhile, for its head alone.
-        if *self.seat.since() == Some(self.since) {
-            self.seat.stir();
+        let mut since = self.seat.since();
+        if *since == Some(self.since) {
+            *since = None;
+            drop(since);
+            self.seat.seats.lock().idle.remove(&self.since);
         }
+    }
+}
+
+impl Drop for Hearing {
+    fn drop(&mut self) {
+        self.seat.is_hearing.store(false, Ordering::Relaxed);
     }
 }
 

@@ -58,7 +58,7 @@ pub fn make(cache_dir: &Path, model: &str, space: &str) -> PathBuf {
 /// no link is followed, and folders that lie deeper than [`DEPTH_MAX`] stay, as there may be any number of them.
 ///
 /// # Errors
-/// The system's, of what can't be removed; what came before it is gone.
+/// The system's, of what can't be removed; all else is gone.
 pub fn remove(folder: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (folder.parent(), folder.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -73,17 +73,21 @@ fn remove_at(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> nix::Result<(
     let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let folder = openat(parent, name, flags, Mode::empty())?;
     let mut entries = Dir::openat(&folder, c".", flags, Mode::empty())?;
+    // What can't be removed keeps nothing else.
+    let mut removed = Ok(());
     for entry in entries.iter() {
         let entry = entry?;
         let name = entry.file_name();
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        match unlinkat(&folder, name, UnlinkatFlags::NoRemoveDir) {
-            Err(Errno::EISDIR) => remove_at(folder.as_fd(), name, below)?,
-            end => end?,
-        }
+        let end = match unlinkat(&folder, name, UnlinkatFlags::NoRemoveDir) {
+            Err(Errno::EISDIR) => remove_at(folder.as_fd(), name, below),
+            end => end,
+        };
+        removed = removed.and(end);
     }
+    removed?;
     unlinkat(parent, name, UnlinkatFlags::RemoveDir)
 }
 
@@ -164,7 +168,7 @@ mod tests {
         let (deep, deeper) = (nested("deep", DEPTH_MAX), nested("deeper", DEPTH_MAX + 1));
         remove(&deep).unwrap();
         assert!(!deep.exists() && far.path().join("file").exists());
-        assert!(remove(&deeper).is_err() && deeper.exists());
+        assert!(remove(&deeper).is_err() && deeper.exists() && !deeper.join("link").exists());
         std::os::unix::fs::symlink(far.path(), &deep).unwrap();
         assert!(remove(&deep).is_err() && far.path().join("file").exists());
         assert!(remove(&root.path().join("nothing")).is_err());

@@ -26,11 +26,13 @@ pub(super) enum Cuts {
 /// What added tokens are made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Added {
-    /// Two characters that follow each other in one that is found as it is written.
+    /// Two characters that follow each other in one that is found as it is written; in order.
     pairs: Vec<[u8; 2]>,
     /// Characters of those that are found in what the normaliser makes of a text, which may have any letter of the
-    /// text beside them, and what counts as a letter where one is to be a word of its own.
+    /// text beside them, or as words of their own, for which what stands beside them counts; in order.
     marks: Vec<u8>,
+    /// Whether there are such words.
+    has_words: bool,
 }
 
 impl Added {
@@ -38,15 +40,21 @@ impl Added {
         let mut added = Self::default();
         for token in tokens {
             let bytes = token.content.as_bytes();
-            if token.normalized {
+            if token.normalized || token.single_word {
                 added.marks.extend(bytes);
             } else {
                 added.pairs.extend(bytes.windows(2).map(|pair| [pair[0], pair[1]]));
             }
             if token.single_word {
+                // Which counts as a letter.
                 added.marks.push(b'_');
+                added.has_words = true;
             }
         }
+        added.pairs.sort_unstable();
+        added.pairs.dedup();
+        added.marks.sort_unstable();
+        added.marks.dedup();
         added
     }
 
@@ -58,8 +66,10 @@ impl Added {
         let is_beside =
             (is_mark(after) && is_word(before)) || (is_mark(before) && after.is_ascii_graphic());
         is_beside
-            && !self.pairs.contains(&[before, after])
-            && ![before, after].iter().any(|byte| is_mark(*byte) && self.marks.contains(byte))
+            && self.pairs.binary_search(&[before, after]).is_err()
+            && ![before, after]
+                .iter()
+                .any(|byte| is_mark(*byte) && self.marks.binary_search(byte).is_ok())
     }
 }
 
@@ -121,7 +131,9 @@ impl Cuts {
             Self::Characters => text.is_char_boundary(at),
             Self::Bert(added) => {
                 (matches!(after, b' ' | b'\n' | b'\t') && !before.is_ascii_whitespace())
-                    || (text.is_char_boundary(at) && follows_ideograph(&text[..at]))
+                    || (!added.has_words
+                        && text.is_char_boundary(at)
+                        && follows_ideograph(&text[..at]))
                     || added.is_beside_mark(*before, *after)
             }
             Self::Spaces => *after == b' ' && before.is_ascii_graphic(),
@@ -173,5 +185,23 @@ fn splits_at_spaces(pre_tokenizer: &Value) -> bool {
             _ => false,
         },
         _ => splits_all(pre_tokenizer),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Such a one is found where no letter stands beside it, which a cut may take away.
+    #[test]
+    fn nothing_is_cut_from_a_token_that_is_a_word_of_its_own() {
+        let cut = |single_word, normalized, before: u8, after: u8| {
+            let token = AddedToken::from("[x]", true);
+            let token = token.single_word(single_word).normalized(normalized);
+            Added::of([token].iter()).is_beside_mark(before, after)
+        };
+        assert!(cut(false, false, b'a', b'[') && !cut(false, false, b'[', b'x'));
+        assert!(!cut(true, false, b'a', b'[') && !cut(false, true, 0xa9, b']'));
+        assert!(cut(true, false, b'a', b'!') && !cut(true, false, b'a', b'_'));
     }
 }
