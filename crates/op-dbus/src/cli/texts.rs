@@ -290,7 +290,9 @@ mod tests {
 
     #[test]
     fn what_dbus_text_cannot_hold_is_refused() {
-        assert_eq!(lines(b"\xff\n").unwrap_err(), Failure::refused("in, line 1: not UTF-8 text"));
+        let sentence =
+            "in, line 1: not UTF-8 text; leave such bytes out with `iconv -c -f UTF-8 -t UTF-8`";
+        assert_eq!(lines(b"\xff\n").unwrap_err(), Failure::refused(sentence));
         let sentence = "in, line 1: a NUL byte, which D-Bus text can't hold";
         assert_eq!(lines(b"a\0b\n").unwrap_err(), Failure::refused(sentence));
     }
