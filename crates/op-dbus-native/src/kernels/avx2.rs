@@ -9,13 +9,14 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::simd::Simd;
-use super::step::{FloatStep, IntStep, PairStep};
+use super::step::{self, IntStep};
 
 /// 256-bit vectors.
 pub(crate) struct Avx2;
 
 impl Simd for Avx2 {
     type F = __m256;
+    type I = __m256i;
     const LANES: usize = 8;
 
     #[inline(always)]
@@ -107,6 +108,24 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn rounded_to_bf16(value: __m256) -> __m256 {
+        let bits = _mm256_castps_si256(value);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let near = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+        _mm256_castsi256_ps(_mm256_and_si256(near, _mm256_set1_epi32(-65536)))
+    }
+
+    #[inline(always)]
+    unsafe fn zero_i32() -> __m256i {
+        _mm256_setzero_si256()
+    }
+
+    #[inline(always)]
+    unsafe fn from_i32(value: __m256i) -> __m256 {
+        _mm256_cvtepi32_ps(value)
+    }
+
+    #[inline(always)]
     unsafe fn store_u8(to: *mut u8, value: __m256) {
         let whole = _mm256_cvtps_epi32(value);
         let (low, high) = (_mm256_castsi256_si128(whole), _mm256_extracti128_si256::<1>(whole));
@@ -122,85 +141,11 @@ impl Simd for Avx2 {
     }
 }
 
-/// The bits of the nearest bfloat16, in the upper half of each lane; the lower half is not cleared.
-#[inline(always)]
-unsafe fn round_to_bf16(value: __m256) -> __m256i {
-    let bits = _mm256_castps_si256(value);
-    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-    _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)))
-}
+/// 32-bit floats.
+pub(crate) type F32 = step::F32<Avx2>;
 
-/// 32-bit floats: one fused multiply-add per step.
-pub(crate) struct F32;
-
-impl FloatStep for F32 {
-    type S = Avx2;
-    type Input = f32;
-    type Weight = f32;
-    type A = __m256;
-    const K: usize = 1;
-
-    #[inline(always)]
-    unsafe fn weights(from: *const f32) -> __m256 {
-        _mm256_loadu_ps(from)
-    }
-
-    #[inline(always)]
-    unsafe fn input(from: *const f32) -> __m256 {
-        _mm256_broadcast_ss(&*from)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(sum: __m256, input: __m256, weights: __m256) -> __m256 {
-        _mm256_fmadd_ps(input, weights, sum)
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut f32, value: __m256) {
-        _mm256_storeu_ps(to, value)
-    }
-}
-
-impl PairStep for F32 {
-    #[inline(always)]
-    unsafe fn pack(to: *mut f32, first: __m256, _: __m256) {
-        _mm256_storeu_ps(to, first)
-    }
-}
-
-/// bfloat16 operands, widened to 32-bit floats: half the memory of 32-bit floats at their speed.
-pub(crate) struct Bf16;
-
-impl FloatStep for Bf16 {
-    type S = Avx2;
-    /// Rounded to bfloat16, but stored as 32-bit floats, so that nothing is widened row by row.
-    type Input = f32;
-    type Weight = u16;
-    type A = __m256;
-    const K: usize = 1;
-
-    #[inline(always)]
-    unsafe fn weights(from: *const u16) -> __m256 {
-        Avx2::load_bf16(from)
-    }
-
-    #[inline(always)]
-    unsafe fn input(from: *const f32) -> __m256 {
-        _mm256_broadcast_ss(&*from)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(sum: __m256, input: __m256, weights: __m256) -> __m256 {
-        _mm256_fmadd_ps(input, weights, sum)
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut f32, value: __m256) {
-        let mask = _mm256_set1_epi32(-65536);
-        let rounded = _mm256_and_si256(round_to_bf16(value), mask);
-        _mm256_storeu_ps(to, _mm256_castsi256_ps(rounded));
-    }
-}
+/// bfloat16 operands, widened to 32-bit floats.
+pub(crate) type Bf16 = step::Bf16<Avx2>;
 
 /// The same bits, of which the compiler knows nothing any more. No instruction.
 #[inline]
@@ -216,14 +161,8 @@ pub(crate) struct Int8;
 impl IntStep for Int8 {
     type S = Avx2;
     type Input = i16;
-    type Acc = __m256i;
     type A = __m256i;
     const K: usize = 2;
-
-    #[inline(always)]
-    unsafe fn zero() -> __m256i {
-        _mm256_setzero_si256()
-    }
 
     #[inline(always)]
     unsafe fn weights(from: *const i8) -> __m256i {
@@ -245,11 +184,6 @@ impl IntStep for Int8 {
     #[inline(always)]
     unsafe fn opaque(inputs: __m256i) -> __m256i {
         opaque(inputs)
-    }
-
-    #[inline(always)]
-    unsafe fn to_float(sum: __m256i) -> __m256 {
-        _mm256_cvtepi32_ps(sum)
     }
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! AVX-512 F, BW, DQ and VL: 16 lanes, 32 registers.
+//! AVX-512 F, BW, DQ and VL, which include AVX2 and FMA: 16 lanes, 32 registers.
 //!
 //! Every function is inlined into a kernel that is compiled for these features and runs only where
 //! the CPU has them; that, and pointers that are valid for a vector's elements, is what each asks.
@@ -8,8 +8,9 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
+use super::avx2::Avx2;
 use super::simd::Simd;
-use super::step::{FloatStep, IntStep, PairStep};
+use super::step::{self, IntStep};
 
 /// 512-bit vectors.
 #[derive(Clone, Copy)]
@@ -17,6 +18,7 @@ pub(crate) struct Avx512;
 
 impl Simd for Avx512 {
     type F = __m512;
+    type I = __m512i;
     const LANES: usize = 16;
 
     #[inline(always)]
@@ -134,34 +136,43 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn sum(value: __m512) -> f32 {
         let low = _mm512_castps512_ps256(value);
-        let half = _mm256_add_ps(low, _mm512_extractf32x8_ps::<1>(value));
-        let half = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
-        let quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
-        _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)))
+        Avx2::sum(_mm256_add_ps(low, _mm512_extractf32x8_ps::<1>(value)))
     }
 
     #[inline(always)]
     unsafe fn least(value: __m512) -> f32 {
         let low = _mm512_castps512_ps256(value);
-        let half = _mm256_min_ps(low, _mm512_extractf32x8_ps::<1>(value));
-        let half = _mm_min_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
-        let quarter = _mm_min_ps(half, _mm_movehl_ps(half, half));
-        _mm_cvtss_f32(_mm_min_ss(quarter, _mm_movehdup_ps(quarter)))
+        Avx2::least(_mm256_min_ps(low, _mm512_extractf32x8_ps::<1>(value)))
     }
 
     #[inline(always)]
     unsafe fn greatest(value: __m512) -> f32 {
         let low = _mm512_castps512_ps256(value);
-        let half = _mm256_max_ps(low, _mm512_extractf32x8_ps::<1>(value));
-        let half = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
-        let quarter = _mm_max_ps(half, _mm_movehl_ps(half, half));
-        _mm_cvtss_f32(_mm_max_ss(quarter, _mm_movehdup_ps(quarter)))
+        Avx2::greatest(_mm256_max_ps(low, _mm512_extractf32x8_ps::<1>(value)))
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> __m512 {
         let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+    }
+
+    #[inline(always)]
+    unsafe fn rounded_to_bf16(value: __m512) -> __m512 {
+        let bits = _mm512_castps_si512(value);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let near = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+        _mm512_castsi512_ps(_mm512_and_si512(near, _mm512_set1_epi32(-65536)))
+    }
+
+    #[inline(always)]
+    unsafe fn zero_i32() -> __m512i {
+        _mm512_setzero_si512()
+    }
+
+    #[inline(always)]
+    unsafe fn from_i32(value: __m512i) -> __m512 {
+        _mm512_cvtepi32_ps(value)
     }
 
     #[inline(always)]
@@ -177,85 +188,11 @@ impl Simd for Avx512 {
     }
 }
 
-/// The bits of the nearest bfloat16, in the upper half of each lane; the lower half is not cleared.
-#[inline(always)]
-unsafe fn round_to_bf16(value: __m512) -> __m512i {
-    let bits = _mm512_castps_si512(value);
-    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-    _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)))
-}
+/// 32-bit floats.
+pub(crate) type F32 = step::F32<Avx512>;
 
-/// 32-bit floats: one fused multiply-add per step.
-pub(crate) struct F32;
-
-impl FloatStep for F32 {
-    type S = Avx512;
-    type Input = f32;
-    type Weight = f32;
-    type A = __m512;
-    const K: usize = 1;
-
-    #[inline(always)]
-    unsafe fn weights(from: *const f32) -> __m512 {
-        _mm512_loadu_ps(from)
-    }
-
-    #[inline(always)]
-    unsafe fn input(from: *const f32) -> __m512 {
-        _mm512_set1_ps(*from)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(sum: __m512, input: __m512, weights: __m512) -> __m512 {
-        _mm512_fmadd_ps(input, weights, sum)
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut f32, value: __m512) {
-        _mm512_storeu_ps(to, value)
-    }
-}
-
-impl PairStep for F32 {
-    #[inline(always)]
-    unsafe fn pack(to: *mut f32, first: __m512, _: __m512) {
-        _mm512_storeu_ps(to, first)
-    }
-}
-
-/// bfloat16 operands, widened to 32-bit floats: half the memory of 32-bit floats at their speed.
-pub(crate) struct Bf16;
-
-impl FloatStep for Bf16 {
-    type S = Avx512;
-    /// Rounded to bfloat16, but stored as 32-bit floats, so that nothing is widened row by row.
-    type Input = f32;
-    type Weight = u16;
-    type A = __m512;
-    const K: usize = 1;
-
-    #[inline(always)]
-    unsafe fn weights(from: *const u16) -> __m512 {
-        Avx512::load_bf16(from)
-    }
-
-    #[inline(always)]
-    unsafe fn input(from: *const f32) -> __m512 {
-        _mm512_set1_ps(*from)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(sum: __m512, input: __m512, weights: __m512) -> __m512 {
-        _mm512_fmadd_ps(input, weights, sum)
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut f32, value: __m512) {
-        let mask = _mm512_set1_epi32(-65536);
-        let rounded = _mm512_and_si512(round_to_bf16(value), mask);
-        _mm512_storeu_ps(to, _mm512_castsi512_ps(rounded));
-    }
-}
+/// bfloat16 operands, widened to 32-bit floats.
+pub(crate) type Bf16 = step::Bf16<Avx512>;
 
 /// The same bits, of which the compiler knows nothing any more. No instruction.
 #[inline]
@@ -271,14 +208,8 @@ pub(crate) struct Int8;
 impl IntStep for Int8 {
     type S = Avx512;
     type Input = i16;
-    type Acc = __m512i;
     type A = __m512i;
     const K: usize = 2;
-
-    #[inline(always)]
-    unsafe fn zero() -> __m512i {
-        _mm512_setzero_si512()
-    }
 
     #[inline(always)]
     unsafe fn weights(from: *const i8) -> __m512i {
@@ -300,11 +231,6 @@ impl IntStep for Int8 {
     #[inline(always)]
     unsafe fn opaque(inputs: __m512i) -> __m512i {
         opaque(inputs)
-    }
-
-    #[inline(always)]
-    unsafe fn to_float(sum: __m512i) -> __m512 {
-        _mm512_cvtepi32_ps(sum)
     }
 
     #[inline(always)]

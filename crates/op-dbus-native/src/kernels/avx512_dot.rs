@@ -16,15 +16,9 @@ pub(crate) struct Int8;
 impl IntStep for Int8 {
     type S = Avx512;
     type Input = u8;
-    type Acc = __m512i;
     type A = __m512i;
     const K: usize = 4;
     const ROUNDS: bool = true;
-
-    #[inline(always)]
-    unsafe fn zero() -> __m512i {
-        _mm512_setzero_si512()
-    }
 
     #[inline(always)]
     unsafe fn weights(from: *const i8) -> __m512i {
@@ -44,11 +38,6 @@ impl IntStep for Int8 {
     #[inline(always)]
     unsafe fn opaque(inputs: __m512i) -> __m512i {
         opaque(inputs)
-    }
-
-    #[inline(always)]
-    unsafe fn to_float(sum: __m512i) -> __m512 {
-        _mm512_cvtepi32_ps(sum)
     }
 
     #[inline(always)]

@@ -14,14 +14,8 @@ pub(crate) struct Int8;
 impl IntStep for Int8 {
     type S = Avx2;
     type Input = u8;
-    type Acc = __m256i;
     type A = __m256i;
     const K: usize = 4;
-
-    #[inline(always)]
-    unsafe fn zero() -> __m256i {
-        _mm256_setzero_si256()
-    }
 
     #[inline(always)]
     unsafe fn weights(from: *const i8) -> __m256i {
@@ -41,11 +35,6 @@ impl IntStep for Int8 {
     #[inline(always)]
     unsafe fn opaque(inputs: __m256i) -> __m256i {
         opaque(inputs)
-    }
-
-    #[inline(always)]
-    unsafe fn to_float(sum: __m256i) -> __m256 {
-        _mm256_cvtepi32_ps(sum)
     }
 
     #[inline(always)]

@@ -9,13 +9,14 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::simd::Simd;
-use super::step::{FloatStep, IntStep, PairStep};
+use super::step::{self, IntStep};
 
 /// 128-bit vectors.
 pub(crate) struct Neon;
 
 impl Simd for Neon {
     type F = float32x4_t;
+    type I = int32x4_t;
     const LANES: usize = 4;
 
     #[inline(always)]
@@ -56,6 +57,31 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
         vfmaq_f32(c, a, b)
+    }
+
+    /// In the first lane alone.
+    #[inline(always)]
+    unsafe fn operand(from: *const f32) -> float32x4_t {
+        let bits = vsetq_lane_s32::<0>(from.cast::<i32>().read_unaligned(), vdupq_n_s32(0));
+        vreinterpretq_f32_s32(bits)
+    }
+
+    /// With the first lane of `input`. Left to itself, the compiler would load that value into all
+    /// lanes, which on most CPUs takes the place of a multiplication.
+    #[inline(always)]
+    unsafe fn add_product(
+        mut sum: float32x4_t,
+        input: float32x4_t,
+        weights: float32x4_t,
+    ) -> float32x4_t {
+        asm!(
+            "fmla {sum:v}.4s, {weights:v}.4s, {input:v}.s[0]",
+            sum = inout(vreg) sum,
+            weights = in(vreg) weights,
+            input = in(vreg) input,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+        sum
     }
 
     #[inline(always)]
@@ -100,6 +126,24 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    unsafe fn rounded_to_bf16(value: float32x4_t) -> float32x4_t {
+        let bits = vreinterpretq_u32_f32(value);
+        let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
+        let near = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7FFF)));
+        vreinterpretq_f32_u32(vandq_u32(near, vdupq_n_u32(0xFFFF_0000)))
+    }
+
+    #[inline(always)]
+    unsafe fn zero_i32() -> int32x4_t {
+        vdupq_n_s32(0)
+    }
+
+    #[inline(always)]
+    unsafe fn from_i32(value: int32x4_t) -> float32x4_t {
+        vcvtq_f32_s32(value)
+    }
+
+    #[inline(always)]
     unsafe fn store_u8(to: *mut u8, value: float32x4_t) {
         store_bytes(to, vreinterpretq_s32_u32(vcvtq_u32_f32(value)))
     }
@@ -110,14 +154,6 @@ impl Simd for Neon {
     }
 }
 
-/// The bits of the nearest bfloat16, in the upper half of each lane; the lower half is not cleared.
-#[inline(always)]
-unsafe fn round_to_bf16(value: float32x4_t) -> uint32x4_t {
-    let bits = vreinterpretq_u32_f32(value);
-    let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
-    vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7FFF)))
-}
-
 /// The lowest byte of each lane.
 #[inline(always)]
 pub(crate) unsafe fn store_bytes(to: *mut u8, value: int32x4_t) {
@@ -126,106 +162,11 @@ pub(crate) unsafe fn store_bytes(to: *mut u8, value: int32x4_t) {
     to.cast::<u32>().write_unaligned(vget_lane_u32::<0>(bytes))
 }
 
-/// A value in the first lane.
-#[inline(always)]
-unsafe fn first_lane(from: *const f32) -> float32x4_t {
-    let bits = vsetq_lane_s32::<0>(from.cast::<i32>().read(), vdupq_n_s32(0));
-    vreinterpretq_f32_s32(bits)
-}
+/// 32-bit floats.
+pub(crate) type F32 = step::F32<Neon>;
 
-/// `sum + input · weights` with the first lane of `input`. Left to itself, the compiler would load
-/// that value into all lanes, which on most CPUs takes the place of a multiplication.
-#[inline(always)]
-unsafe fn multiply_add(sum: float32x4_t, input: float32x4_t, weights: float32x4_t) -> float32x4_t {
-    let mut sum = sum;
-    asm!(
-        "fmla {sum:v}.4s, {weights:v}.4s, {input:v}.s[0]",
-        sum = inout(vreg) sum,
-        weights = in(vreg) weights,
-        input = in(vreg) input,
-        options(pure, nomem, nostack, preserves_flags)
-    );
-    sum
-}
-
-/// 32-bit floats: one fused multiply-add per step.
-pub(crate) struct F32;
-
-impl FloatStep for F32 {
-    type S = Neon;
-    type Input = f32;
-    type Weight = f32;
-    type A = float32x4_t;
-    const K: usize = 1;
-
-    #[inline(always)]
-    unsafe fn weights(from: *const f32) -> float32x4_t {
-        vld1q_f32(from)
-    }
-
-    #[inline(always)]
-    unsafe fn input(from: *const f32) -> float32x4_t {
-        first_lane(from)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(
-        sum: float32x4_t,
-        input: float32x4_t,
-        weights: float32x4_t,
-    ) -> float32x4_t {
-        multiply_add(sum, input, weights)
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut f32, value: float32x4_t) {
-        vst1q_f32(to, value)
-    }
-}
-
-impl PairStep for F32 {
-    #[inline(always)]
-    unsafe fn pack(to: *mut f32, first: float32x4_t, _: float32x4_t) {
-        vst1q_f32(to, first)
-    }
-}
-
-/// bfloat16 operands, widened to 32-bit floats: half the memory of 32-bit floats at their speed.
-pub(crate) struct Bf16;
-
-impl FloatStep for Bf16 {
-    type S = Neon;
-    /// Rounded to bfloat16, but stored as 32-bit floats, so that nothing is widened row by row.
-    type Input = f32;
-    type Weight = u16;
-    type A = float32x4_t;
-    const K: usize = 1;
-
-    #[inline(always)]
-    unsafe fn weights(from: *const u16) -> float32x4_t {
-        Neon::load_bf16(from)
-    }
-
-    #[inline(always)]
-    unsafe fn input(from: *const f32) -> float32x4_t {
-        first_lane(from)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(
-        sum: float32x4_t,
-        input: float32x4_t,
-        weights: float32x4_t,
-    ) -> float32x4_t {
-        multiply_add(sum, input, weights)
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut f32, value: float32x4_t) {
-        let rounded = vandq_u32(round_to_bf16(value), vdupq_n_u32(0xFFFF_0000));
-        vst1q_f32(to, vreinterpretq_f32_u32(rounded))
-    }
-}
+/// bfloat16 operands, widened to 32-bit floats.
+pub(crate) type Bf16 = step::Bf16<Neon>;
 
 /// 8-bit integers, widened to 16 bits: exact, at no more than the speed of 32-bit floats.
 pub(crate) struct Int8;
@@ -233,14 +174,8 @@ pub(crate) struct Int8;
 impl IntStep for Int8 {
     type S = Neon;
     type Input = i16;
-    type Acc = int32x4_t;
     type A = int16x4_t;
     const K: usize = 1;
-
-    #[inline(always)]
-    unsafe fn zero() -> int32x4_t {
-        vdupq_n_s32(0)
-    }
 
     #[inline(always)]
     unsafe fn weights(from: *const i8) -> int16x4_t {
@@ -262,11 +197,6 @@ impl IntStep for Int8 {
     unsafe fn opaque(mut inputs: int16x4_t) -> int16x4_t {
         asm!("/* {0:v} */", inout(vreg) inputs, options(nomem, nostack, preserves_flags));
         inputs
-    }
-
-    #[inline(always)]
-    unsafe fn to_float(sum: int32x4_t) -> float32x4_t {
-        vcvtq_f32_s32(sum)
     }
 
     #[inline(always)]

@@ -16,16 +16,10 @@ pub(crate) struct Int8;
 impl IntStep for Int8 {
     type S = Neon;
     type Input = i8;
-    type Acc = int32x4_t;
     type A = int32x4_t;
     const K: usize = 4;
     /// Both sides of the instruction are signed, or neither is.
     const SHIFT: f32 = 128.0;
-
-    #[inline(always)]
-    unsafe fn zero() -> int32x4_t {
-        vdupq_n_s32(0)
-    }
 
     #[inline(always)]
     unsafe fn weights(from: *const i8) -> int32x4_t {
@@ -54,11 +48,6 @@ impl IntStep for Int8 {
     unsafe fn opaque(mut inputs: int32x4_t) -> int32x4_t {
         asm!("/* {0:v} */", inout(vreg) inputs, options(nomem, nostack, preserves_flags));
         inputs
-    }
-
-    #[inline(always)]
-    unsafe fn to_float(sum: int32x4_t) -> float32x4_t {
-        vcvtq_f32_s32(sum)
     }
 
     #[inline(always)]

@@ -23,15 +23,9 @@ pub(crate) struct Int8;
 impl IntStep for Int8 {
     type S = Neon;
     type Input = u8;
-    type Acc = int32x4_t;
     /// Two columns or two rows.
     type A = uint64x2_t;
     const K: usize = 8;
-
-    #[inline(always)]
-    unsafe fn zero() -> int32x4_t {
-        vdupq_n_s32(0)
-    }
 
     #[inline(always)]
     unsafe fn weights(from: *const i8) -> uint64x2_t {
@@ -63,11 +57,6 @@ impl IntStep for Int8 {
     }
 
     #[inline(always)]
-    unsafe fn to_float(sum: int32x4_t) -> float32x4_t {
-        vcvtq_f32_s32(sum)
-    }
-
-    #[inline(always)]
     unsafe fn store(to: *mut u8, value: float32x4_t) {
         Neon::store_u8(to, value)
     }
@@ -79,7 +68,7 @@ impl IntStep for Int8 {
         panel: *const i8,
         steps: usize,
     ) -> [[int32x4_t; 2]; M] {
-        let mut sums = [[Self::zero(); PAIRS]; M];
+        let mut sums = [[Neon::zero_i32(); PAIRS]; M];
         for step in 0..steps {
             let columns = columns(panel.add(step * PAIRS * 16).cast());
             let input = input.add(step * Self::K);
@@ -93,7 +82,7 @@ impl IntStep for Int8 {
                 row += 2;
             }
         }
-        let mut apart = [[Self::zero(); 2]; M];
+        let mut apart = [[Neon::zero_i32(); 2]; M];
         let mut row = 0;
         while row < M {
             for half in 0..2 {

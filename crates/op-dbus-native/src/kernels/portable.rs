@@ -3,7 +3,7 @@
 #![allow(unsafe_op_in_unsafe_fn, reason = "the contract of the traits, which ask for it")]
 
 use super::simd::Simd;
-use super::step::{FloatStep, IntStep, PairStep};
+use super::step::{self, IntStep};
 
 /// Vectors that are arrays; the compiler makes of them what the target has.
 pub(crate) struct Portable;
@@ -36,6 +36,7 @@ pub(crate) fn from_bf16(bits: u16) -> f32 {
 
 impl Simd for Portable {
     type F = F;
+    type I = [i32; LANES];
     const LANES: usize = LANES;
 
     #[inline(always)]
@@ -120,6 +121,21 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn rounded_to_bf16(value: F) -> F {
+        map(value, |value| from_bf16(to_bf16(value)))
+    }
+
+    #[inline(always)]
+    unsafe fn zero_i32() -> [i32; LANES] {
+        [0; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn from_i32(value: [i32; LANES]) -> F {
+        value.map(|value| value as f32)
+    }
+
+    #[inline(always)]
     unsafe fn store_u8(to: *mut u8, value: F) {
         to.cast::<[u8; LANES]>().write_unaligned(value.map(|value| value as u8));
     }
@@ -131,73 +147,10 @@ impl Simd for Portable {
 }
 
 /// 32-bit floats.
-pub(crate) struct F32;
-
-impl FloatStep for F32 {
-    type S = Portable;
-    type Input = f32;
-    type Weight = f32;
-    type A = F;
-    const K: usize = 1;
-
-    #[inline(always)]
-    unsafe fn weights(from: *const f32) -> F {
-        Portable::load(from)
-    }
-
-    #[inline(always)]
-    unsafe fn input(from: *const f32) -> F {
-        [*from; LANES]
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(sum: F, input: F, weights: F) -> F {
-        Portable::fma(input, weights, sum)
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut f32, value: F) {
-        Portable::store(to, value);
-    }
-}
-
-impl PairStep for F32 {
-    #[inline(always)]
-    unsafe fn pack(to: *mut f32, first: F, _: F) {
-        Portable::store(to, first);
-    }
-}
+pub(crate) type F32 = step::F32<Portable>;
 
 /// bfloat16 operands, widened to 32-bit floats.
-pub(crate) struct Bf16;
-
-impl FloatStep for Bf16 {
-    type S = Portable;
-    type Input = f32;
-    type Weight = u16;
-    type A = F;
-    const K: usize = 1;
-
-    #[inline(always)]
-    unsafe fn weights(from: *const u16) -> F {
-        Portable::load_bf16(from)
-    }
-
-    #[inline(always)]
-    unsafe fn input(from: *const f32) -> F {
-        [*from; LANES]
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(sum: F, input: F, weights: F) -> F {
-        Portable::fma(input, weights, sum)
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut f32, value: F) {
-        Portable::store(to, value.map(|value| from_bf16(to_bf16(value))));
-    }
-}
+pub(crate) type Bf16 = step::Bf16<Portable>;
 
 /// 8-bit integers, widened to 32 bits.
 pub(crate) struct Int8;
@@ -205,14 +158,8 @@ pub(crate) struct Int8;
 impl IntStep for Int8 {
     type S = Portable;
     type Input = u8;
-    type Acc = [i32; LANES];
     type A = [i32; LANES];
     const K: usize = 1;
-
-    #[inline(always)]
-    unsafe fn zero() -> [i32; LANES] {
-        [0; LANES]
-    }
 
     #[inline(always)]
     unsafe fn weights(from: *const i8) -> [i32; LANES] {
@@ -236,11 +183,6 @@ impl IntStep for Int8 {
     #[inline(always)]
     unsafe fn opaque(inputs: [i32; LANES]) -> [i32; LANES] {
         std::hint::black_box(inputs)
-    }
-
-    #[inline(always)]
-    unsafe fn to_float(sum: [i32; LANES]) -> F {
-        sum.map(|sum| sum as f32)
     }
 
     #[inline(always)]

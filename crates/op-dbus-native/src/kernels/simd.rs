@@ -14,7 +14,9 @@
 pub(crate) trait Simd {
     /// One vector register.
     type F: Copy;
-    /// 32-bit floats in it.
+    /// As many 32-bit integers.
+    type I: Copy;
+    /// 32-bit floats in a register.
     const LANES: usize;
 
     /// The same value in each lane.
@@ -33,6 +35,16 @@ pub(crate) trait Simd {
     unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
     /// `a · b + c`, rounded once where the CPU can.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The value at `from`, as [`add_product`](Self::add_product) takes it.
+    #[inline(always)]
+    unsafe fn operand(from: *const f32) -> Self::F {
+        Self::splat(from.read_unaligned())
+    }
+    /// `sum + input · weights`, as [`fma`](Self::fma), with an `input` of [`operand`](Self::operand).
+    #[inline(always)]
+    unsafe fn add_product(sum: Self::F, input: Self::F, weights: Self::F) -> Self::F {
+        Self::fma(input, weights, sum)
+    }
     /// The smaller of two.
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
     /// The larger of two.
@@ -74,6 +86,12 @@ pub(crate) trait Simd {
     unsafe fn greatest(value: Self::F) -> f32;
     /// `LANES` bfloat16 from `from`.
     unsafe fn load_bf16(from: *const u16) -> Self::F;
+    /// The nearest bfloat16 of each lane, ties to even; the values are finite.
+    unsafe fn rounded_to_bf16(value: Self::F) -> Self::F;
+    /// Integers of 0.
+    unsafe fn zero_i32() -> Self::I;
+    /// The nearest 32-bit floats of integers.
+    unsafe fn from_i32(value: Self::I) -> Self::F;
     /// `LANES` integers of 0 to 255 to `to`; the values are integral.
     unsafe fn store_u8(to: *mut u8, value: Self::F);
     /// `LANES` integers of -32768 to 32767 to `to`; the values are integral.

@@ -3,6 +3,8 @@
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "the contract of the traits, which ask for it")]
 
+use std::marker::PhantomData;
+
 use super::simd::Simd;
 
 /// Bytes that a cache fetches at once.
@@ -44,6 +46,26 @@ unsafe fn ahead<S: Simd, W>(weights: *const W, count: usize) {
     }
 }
 
+/// Adds to `$sums` over all steps, of either kind: the weights are loaded once for the inputs of all rows.
+macro_rules! add_steps {
+    ($sums:ident, $input:ident, $stride:ident, $panel:ident, $steps:ident) => {
+        let half = Self::S::LANES * Self::K;
+        unrolled!($steps, step => {
+            let panel = $panel.add(step * 2 * half);
+            if FAR {
+                ahead::<Self::S, _>(panel, 2 * half);
+            }
+            let weights = [Self::weights(panel), Self::weights(panel.add(half))];
+            let input = $input.add(step * Self::K);
+            for (row, sums) in $sums.iter_mut().enumerate() {
+                let value = Self::input(input.add(row * $stride));
+                sums[0] = Self::multiply_add(sums[0], value, weights[0]);
+                sums[1] = Self::multiply_add(sums[1], value, weights[1]);
+            }
+        });
+    };
+}
+
 /// Steps whose sums are 32-bit floats.
 ///
 /// # Safety
@@ -82,20 +104,7 @@ pub(crate) trait FloatStep {
         steps: usize,
         mut sums: [[<Self::S as Simd>::F; 2]; M],
     ) -> [[<Self::S as Simd>::F; 2]; M] {
-        let half = Self::S::LANES * Self::K;
-        unrolled!(steps, step => {
-            let panel = panel.add(step * 2 * half);
-            if FAR {
-                ahead::<Self::S, _>(panel, 2 * half);
-            }
-            let weights = [Self::weights(panel), Self::weights(panel.add(half))];
-            let input = input.add(step * Self::K);
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let value = Self::input(input.add(row * stride));
-                sums[0] = Self::multiply_add(sums[0], value, weights[0]);
-                sums[1] = Self::multiply_add(sums[1], value, weights[1]);
-            }
-        });
+        add_steps!(sums, input, stride, panel, steps);
         sums
     }
 }
@@ -115,6 +124,76 @@ pub(crate) trait PairStep: FloatStep {
     );
 }
 
+/// 32-bit floats: one multiply-add per step.
+pub(crate) struct F32<S>(PhantomData<S>);
+
+impl<S: Simd> FloatStep for F32<S> {
+    type S = S;
+    type Input = f32;
+    type Weight = f32;
+    type A = S::F;
+    const K: usize = 1;
+
+    #[inline(always)]
+    unsafe fn weights(from: *const f32) -> S::F {
+        S::load(from)
+    }
+
+    #[inline(always)]
+    unsafe fn input(from: *const f32) -> S::F {
+        S::operand(from)
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(sum: S::F, input: S::F, weights: S::F) -> S::F {
+        S::add_product(sum, input, weights)
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: S::F) {
+        S::store(to, value);
+    }
+}
+
+impl<S: Simd> PairStep for F32<S> {
+    #[inline(always)]
+    unsafe fn pack(to: *mut f32, first: S::F, _: S::F) {
+        S::store(to, first);
+    }
+}
+
+/// bfloat16 operands, widened to 32-bit floats: half the memory of 32-bit floats at their speed.
+pub(crate) struct Bf16<S>(PhantomData<S>);
+
+impl<S: Simd> FloatStep for Bf16<S> {
+    type S = S;
+    /// Rounded to bfloat16, but stored as 32-bit floats, so that nothing is widened row by row.
+    type Input = f32;
+    type Weight = u16;
+    type A = S::F;
+    const K: usize = 1;
+
+    #[inline(always)]
+    unsafe fn weights(from: *const u16) -> S::F {
+        S::load_bf16(from)
+    }
+
+    #[inline(always)]
+    unsafe fn input(from: *const f32) -> S::F {
+        S::operand(from)
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(sum: S::F, input: S::F, weights: S::F) -> S::F {
+        S::add_product(sum, input, weights)
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: S::F) {
+        S::store(to, S::rounded_to_bf16(value));
+    }
+}
+
 /// Steps whose sums are 32-bit integers, made floats once per block of inputs.
 ///
 /// # Safety
@@ -124,8 +203,6 @@ pub(crate) trait IntStep {
     type S: Simd;
     /// Element of the left operand as it lies in memory: integers of 0 to 255, less the shift.
     type Input: Copy;
-    /// `LANES` sums.
-    type Acc: Copy;
     /// `K` inputs of one row, in each lane.
     type A: Copy;
     /// Inputs that one step takes. The weights of one step lie as `[column][K]`.
@@ -136,18 +213,18 @@ pub(crate) trait IntStep {
     /// for 255.
     const ROUNDS: bool = false;
 
-    /// Sums of nothing.
-    unsafe fn zero() -> Self::Acc;
     /// Weights of `LANES` columns for one step, -127 to 127.
     unsafe fn weights(from: *const i8) -> Self::A;
     /// `K` inputs of one row, for all lanes.
     unsafe fn input(from: *const Self::Input) -> Self::A;
     /// `sum + input · weights`, exactly.
-    unsafe fn multiply_add(sum: Self::Acc, input: Self::A, weights: Self::A) -> Self::Acc;
+    unsafe fn multiply_add(
+        sum: <Self::S as Simd>::I,
+        input: Self::A,
+        weights: Self::A,
+    ) -> <Self::S as Simd>::I;
     /// The same inputs, but the compiler can't tell: it may not reuse products with them.
     unsafe fn opaque(inputs: Self::A) -> Self::A;
-    /// The sums as floats.
-    unsafe fn to_float(sum: Self::Acc) -> <Self::S as Simd>::F;
     /// Writes `LANES` integral values of 0 to 255, less the shift, as inputs of a later product.
     unsafe fn store(to: *mut Self::Input, value: <Self::S as Simd>::F);
 
@@ -158,22 +235,9 @@ pub(crate) trait IntStep {
         stride: usize,
         panel: *const i8,
         steps: usize,
-    ) -> [[Self::Acc; 2]; M] {
-        let half = Self::S::LANES * Self::K;
-        let mut sums = [[Self::zero(); 2]; M];
-        unrolled!(steps, step => {
-            let panel = panel.add(step * 2 * half);
-            if FAR {
-                ahead::<Self::S, _>(panel, 2 * half);
-            }
-            let weights = [Self::weights(panel), Self::weights(panel.add(half))];
-            let input = input.add(step * Self::K);
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let value = Self::input(input.add(row * stride));
-                sums[0] = Self::multiply_add(sums[0], value, weights[0]);
-                sums[1] = Self::multiply_add(sums[1], value, weights[1]);
-            }
-        });
+    ) -> [[<Self::S as Simd>::I; 2]; M] {
+        let mut sums = [[Self::S::zero_i32(); 2]; M];
+        add_steps!(sums, input, stride, panel, steps);
         sums
     }
 }

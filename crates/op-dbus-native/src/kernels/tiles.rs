@@ -134,7 +134,7 @@ impl<P: IntStep, const ROWS: usize> IntTiles<P, ROWS> {
             };
             let scales = BlockScales::<P::S>::of(product, tile, block);
             for (row, sums) in sums.into_iter().enumerate() {
-                let sums = [P::to_float(sums[0]), P::to_float(sums[1])];
+                let sums = [P::S::from_i32(sums[0]), P::S::from_i32(sums[1])];
                 let total = before::<P::S>(product, tile, row, block);
                 let total = scales.add(product, [tile.row + row, block], sums, total);
                 let to = tile.to.add(row * tile.stride);
@@ -219,7 +219,7 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         let weights = P::weights((&raw const memory).cast());
         // As for floats: equal chains would be computed once. Where an instruction does not add as
         // well, its product would be computed once, too, if the inputs were known to be the same.
-        let mut sums = std::hint::black_box([[P::zero(); 2]; SPIN_ROWS]);
+        let mut sums = std::hint::black_box([[P::S::zero_i32(); 2]; SPIN_ROWS]);
         for _ in 0..repeats {
             for row in &mut sums {
                 let inputs = P::opaque(inputs);
@@ -229,7 +229,7 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         }
         let mut total = 0.0;
         for row in sums {
-            total += P::S::sum(P::to_float(row[0])) + P::S::sum(P::to_float(row[1]));
+            total += P::S::sum(P::S::from_i32(row[0])) + P::S::sum(P::S::from_i32(row[1]));
         }
         total
     }

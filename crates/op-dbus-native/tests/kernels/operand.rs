@@ -22,6 +22,7 @@ pub struct Left {
     pub shift: f32,
     values: Guarded<u8>,
     scales: Guarded<f32>,
+    pub rows: usize,
     pub stride: usize,
     pub blocks: usize,
 }
@@ -39,6 +40,7 @@ impl Left {
             shift: if subject.isa == Isa::NeonDotprod { 128.0 } else { 0.0 },
             values: Guarded::new(rows * stride * layout.input_bytes),
             scales: Guarded::new(rows * blocks * 2),
+            rows,
             stride,
             blocks,
         }

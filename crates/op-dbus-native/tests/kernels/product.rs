@@ -1,5 +1,7 @@
 //! Products with packed weights, and what is done to them while they are hot.
 
+use std::ops::Range;
+
 use crate::data::{Guarded, Random, assert_near, normal_integral};
 use crate::kernels::product::{Activation, Finish, GROUP, Product, Rows};
 use crate::operand::{LANES_MAX, Left, Right, to_bf16};
@@ -63,18 +65,30 @@ fn factors(columns: usize, random: &mut Random) -> Guarded<f32> {
     Guarded::from_fn(columns, |_| 0.3 + random.value().abs())
 }
 
-/// All columns of a product, stored.
-fn store(subject: &Subject, left: &mut Left, rows: usize, right: &Right, to: &mut [f32]) {
+/// Some columns of a product, of all rows. What `finish` points to has room for them.
+pub fn multiply(
+    subject: &Subject,
+    left: &mut Left,
+    right: &Right,
+    columns: Range<usize>,
+    finish: Finish,
+) {
     let job = Product {
+        rows: left.rows,
         input: left.operand(),
-        rows,
         weights: right.weights(),
-        first: 0,
-        end: right.padded,
-        finish: Finish::Store { to: to.as_mut_ptr(), stride: right.padded },
+        first: columns.start,
+        end: columns.end,
+        finish,
     };
     // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
     unsafe { (subject.kernels.multiply)(&job) };
+}
+
+/// All columns of a product, stored.
+fn store(subject: &Subject, left: &mut Left, right: &Right, to: &mut [f32]) {
+    let finish = Finish::Store { to: to.as_mut_ptr(), stride: right.padded };
+    multiply(subject, left, right, 0..right.padded, finish);
 }
 
 /// Relative error of a sum of `count` terms in 32-bit floats, with some air.
@@ -87,7 +101,7 @@ fn check(subject: &Subject, rows: usize, inputs: usize, columns: usize, random: 
     let mut left = Inputs::new(rows, inputs, random).prepare(subject);
     let right = Right::new(subject, inputs, columns, random);
     let mut found = Guarded::new(rows * right.padded);
-    store(subject, &mut left, rows, &right, &mut found);
+    store(subject, &mut left, &right, &mut found);
     for row in some(rows, ROWS) {
         for (column, sum, size) in right.sums(&left, row, some(columns, COLUMNS)) {
             assert_near(found[row * right.padded + column], sum, allowed(inputs, size), || {
@@ -217,19 +231,12 @@ fn apart(subject: &Subject) {
     let padded = right.padded;
     let mut left = all.prepare(subject);
     let mut whole = Guarded::new(rows * padded);
-    store(subject, &mut left, rows, &right, &mut whole);
+    store(subject, &mut left, &right, &mut whole);
     let mut pieces = Guarded::new(rows * padded);
     for first in (0..padded).step_by(GROUP) {
-        let job = Product {
-            input: left.operand(),
-            rows,
-            weights: right.weights(),
-            first,
-            end: padded.min(first + GROUP),
-            finish: Finish::Store { to: pieces.as_mut_ptr(), stride: padded },
-        };
-        // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
-        unsafe { (subject.kernels.multiply)(&job) };
+        let finish = Finish::Store { to: pieces.as_mut_ptr(), stride: padded };
+        let end = padded.min(first + GROUP);
+        multiply(subject, &mut left, &right, first..end, finish);
     }
     assert!(same(&whole, &pieces), "columns apart");
     for row in 0..rows {
@@ -242,7 +249,7 @@ fn apart(subject: &Subject) {
             columns: inputs,
         };
         let mut found = Guarded::new(padded);
-        store(subject, &mut alone.prepare(subject), 1, &right, &mut found);
+        store(subject, &mut alone.prepare(subject), &right, &mut found);
         assert!(same(&found, &whole[row * padded..][..padded]), "row {row} alone");
     }
 }
@@ -258,20 +265,9 @@ fn residual(subject: &Subject) {
         let right = Right::new(subject, inputs, columns, &mut random);
         let before = Guarded::from_fn(rows * right.padded, |_| random.value());
         let mut found = Guarded::new(rows * right.padded);
-        let job = Product {
-            input: left.operand(),
-            rows,
-            weights: right.weights(),
-            first: 0,
-            end: right.padded,
-            finish: Finish::Add {
-                to: found.as_mut_ptr(),
-                residual: before.as_ptr(),
-                stride: right.padded,
-            },
-        };
-        // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
-        unsafe { (subject.kernels.multiply)(&job) };
+        let finish =
+            Finish::Add { to: found.as_mut_ptr(), residual: before.as_ptr(), stride: right.padded };
+        multiply(subject, &mut left, &right, 0..right.padded, finish);
         for row in some(rows, ROWS) {
             for (column, sum, size) in right.sums(&left, row, some(columns, COLUMNS)) {
                 let at = row * right.padded + column;
@@ -304,20 +300,12 @@ fn activations(subject: &Subject) {
             // Every other case has factors.
             let smooth = factors(right.padded, &mut random);
             let smoothed = rows % 2 == 0;
-            let job = Product {
-                input: left.operand(),
-                rows,
-                weights: right.weights(),
-                first: 0,
-                end: right.padded,
-                finish: Finish::Activate {
-                    activation,
-                    to: next.operand(),
-                    smooth: if smoothed { smooth.as_ptr() } else { std::ptr::null() },
-                },
+            let finish = Finish::Activate {
+                activation,
+                to: next.operand(),
+                smooth: if smoothed { smooth.as_ptr() } else { std::ptr::null() },
             };
-            // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
-            unsafe { (subject.kernels.multiply)(&job) };
+            multiply(subject, &mut left, &right, 0..right.padded, finish);
             for row in some(rows, ROWS) {
                 for (column, sum, size) in right.sums(&left, row, some(columns, COLUMNS)) {
                     let factor = if smoothed { f64::from(smooth[column]) } else { 1.0 };

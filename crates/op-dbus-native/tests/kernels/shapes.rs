@@ -2,9 +2,9 @@
 //! values that must stay as they are.
 
 use crate::data::{Guarded, Random, assert_near};
-use crate::kernels::product::{Activation, Finish, GROUP, Product};
+use crate::kernels::product::{Activation, Finish, GROUP};
 use crate::operand::{Left, Right};
-use crate::product::{Inputs, allowed};
+use crate::product::{Inputs, allowed, multiply};
 use crate::{Subject, Test};
 
 pub const TESTS: &[Test] = &[
@@ -30,16 +30,8 @@ fn check(subject: &Subject, rows: usize, inputs: usize, columns: usize, seed: u6
     let right = Right::new(subject, inputs, columns, &mut random);
     let (before, stride) = (5, right.padded + 9);
     let mut found = Guarded::from_fn(rows * stride, |_| UNTOUCHED);
-    let job = Product {
-        input: left.operand(),
-        rows,
-        weights: right.weights(),
-        first: 0,
-        end: right.padded,
-        finish: Finish::Store { to: found[before..].as_mut_ptr(), stride },
-    };
-    // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
-    unsafe { (subject.kernels.multiply)(&job) };
+    let finish = Finish::Store { to: found[before..].as_mut_ptr(), stride };
+    multiply(subject, &mut left, &right, 0..right.padded, finish);
     let place = || format!("{rows} × {inputs} × {columns}, seed {seed}");
     for (row, values) in found.chunks(stride).enumerate() {
         let mut around = values[..before].iter().chain(&values[before + right.padded..]);
@@ -85,22 +77,19 @@ fn operands(subject: &Subject) {
     let right = Right::new(subject, inputs, columns, &mut random);
     let mut whole = Left::new(subject, rows, columns);
     let mut pieces = Left::new(subject, rows, columns);
-    let mut run = |to: &mut Left, first: usize, end: usize| {
+    let mut run = |to: &mut Left, columns| {
         let finish = Finish::Activate {
             activation: Activation::Relu,
             to: to.operand(),
             smooth: std::ptr::null(),
         };
-        let input = left.operand();
-        let job = Product { input, rows, weights: right.weights(), first, end, finish };
-        // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
-        unsafe { (subject.kernels.multiply)(&job) };
+        multiply(subject, &mut left, &right, columns, finish);
     };
-    run(&mut whole, 0, columns);
+    run(&mut whole, 0..columns);
     // Out of order, so that what one piece writes too much is not written over by the next.
-    run(&mut pieces, 2 * GROUP, columns);
-    run(&mut pieces, 0, GROUP);
-    run(&mut pieces, GROUP, 2 * GROUP);
+    run(&mut pieces, 2 * GROUP..columns);
+    run(&mut pieces, 0..GROUP);
+    run(&mut pieces, GROUP..2 * GROUP);
     for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
         let (a, b) = (whole.meant(row, column), pieces.meant(row, column));
         assert!(
@@ -119,16 +108,8 @@ fn parts(subject: &Subject) {
     let right = Right::new(subject, inputs, columns, &mut random);
     for (first, end) in [(0, unit), (unit, 2 * unit), (unit, columns), (columns - unit, columns)] {
         let mut found = Guarded::from_fn(rows * columns, |_| UNTOUCHED);
-        let job = Product {
-            input: left.operand(),
-            rows,
-            weights: right.weights(),
-            first,
-            end,
-            finish: Finish::Store { to: found.as_mut_ptr(), stride: columns },
-        };
-        // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
-        unsafe { (subject.kernels.multiply)(&job) };
+        let finish = Finish::Store { to: found.as_mut_ptr(), stride: columns };
+        multiply(subject, &mut left, &right, first..end, finish);
         for row in 0..rows {
             let values = &found[row * columns..][..columns];
             let mut beside = values[..first].iter().chain(&values[end..]);

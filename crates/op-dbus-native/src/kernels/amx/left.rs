@@ -16,7 +16,7 @@ use crate::kernels::avx512::Avx512;
 use crate::kernels::avx512_dot::{Bf16, Int8};
 use crate::kernels::product::{Finish, GROUP, Product, Tile, Tiles, Values};
 use crate::kernels::simd::{Simd, each};
-use crate::kernels::step::{FloatStep, IntStep};
+use crate::kernels::step::FloatStep;
 use crate::kernels::tiles::{BlockScales, IntTiles, before};
 
 /// What is left to do of a tile's sums.
@@ -186,7 +186,7 @@ impl<A: Activate> Scaled<A> {
             let mut total = before::<Avx512>(product, tile, row, tile.block);
             for (next, scales) in scales.iter().enumerate() {
                 let sums = self.sums.add(next * HEIGHT * PANEL + row * PANEL).cast::<__m512i>();
-                let sums = [Int8::to_float(*sums), Int8::to_float(*sums.add(1))];
+                let sums = [Avx512::from_i32(*sums), Avx512::from_i32(*sums.add(1))];
                 total = scales.add(product, [tile.row + row, tile.block + next], sums, total);
             }
             if let Some(smooth) = smooth {
