@@ -186,6 +186,9 @@ fn quantise(value: f32, scale: f32) -> i8 {
     (value / scale).round_ties_even().clamp(-I8_MAX, I8_MAX) as i8
 }
 
+/// How many times smaller than the average an input's reach is that the calibration texts have hardly moved.
+const HARDLY_MOVED: f32 = 64.0;
+
 /// Factors of a product's inputs by which large inputs are made smaller and their weights larger,
 /// so that both lose as little as possible when they are rounded (SmoothQuant, Xiao et al. 2022,
 /// with alpha 0.5).
@@ -197,6 +200,25 @@ fn smoothing(parts: &[&Linear<'_>], reach: &[f32]) -> Vec<f32> {
             most.iter_mut().zip(row).for_each(|(most, weight)| *most = most.max(weight.abs()));
         }
     }
-    let factor = |(reach, most): (&f32, &f32)| (reach / most.max(1e-9)).sqrt().clamp(1e-3, 1e3);
-    reach.iter().zip(&most).map(factor).collect()
+    // What the texts have hardly moved, as a neuron behind ReLU may be at 0 for all of them, is not small: it
+    // is unknown. Made as much larger, it would leave nothing of its neighbours on the first text that moves it.
+    let average = reach.iter().sum::<f32>() / reach.len().max(1) as f32;
+    let known = |reach: f32| if reach < average / HARDLY_MOVED { average } else { reach };
+    let factor = |(reach, most): (&f32, &f32)| known(*reach) / most.max(1e-9);
+    reach.iter().zip(&most).map(|input| factor(input).sqrt().clamp(1e-3, 1e3)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_input_that_was_never_seen_is_smoothed_as_the_others() {
+        let weights = [0.5_f32; 8].map(f32::to_le_bytes).concat();
+        let part = Linear { weight: Tensor::new(4, &weights), bias: Tensor::new(2, &weights[..8]) };
+        let factors = smoothing(&[&part], &[2.0, 0.0, 1.0, 1e-6]);
+        assert_eq!(factors[0], 2.0);
+        assert!((factors[1] - 1.5_f32.sqrt()).abs() < 1e-6, "{factors:?}");
+        assert_eq!((factors[2], factors[3]), (2.0_f32.sqrt(), factors[1]));
+    }
 }

@@ -16,7 +16,7 @@ use crate::plan::{Plan, Shape};
 use crate::reach::Reaches;
 
 /// Version of the packed form. A cached file of another version is never read.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 
 /// First bytes of a cache file.
 const MAGIC: &[u8; 16] = b"op-dbus weights\n";
