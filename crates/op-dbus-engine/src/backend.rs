@@ -105,6 +105,12 @@ pub trait Backend: Send {
         self.run(batch, out)
     }
 
+    /// What became of a backend that has ended while nothing was asked of it, if it has. Cheap: it is asked for
+    /// before each batch, which such a one is not given.
+    fn ended(&mut self) -> Option<BackendError> {
+        None
+    }
+
     /// Gives back memory that only makes the next batch faster. Told is what our own process does not show:
     /// memory of a device, and all of a process of its own.
     ///
@@ -118,6 +124,19 @@ pub trait Backend: Send {
     /// for after each.
     fn memory(&self) -> MemoryUse {
         MemoryUse::default()
+    }
+}
+
+/// What a worker holds between two backends.
+pub(crate) struct Gone(pub Description);
+
+impl Backend for Gone {
+    fn description(&self) -> &Description {
+        &self.0
+    }
+
+    fn run(&mut self, _: &Batch<'_>, _: &mut [f32]) -> Result<(), BackendError> {
+        Err(BackendError::Lost("it is being replaced".into()))
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-use crate::backend::{Backend, BackendError, Description, Footprint};
+use crate::backend::{Backend, BackendError, Description, Footprint, Gone};
 use crate::batch::Batch;
 use crate::config::{ModelShape, Pool};
 use crate::error::is_same_news;
@@ -124,7 +124,10 @@ impl Worker {
             self.computed.deliver(&self.description);
         }
         let result = match next {
-            Next::Batch => self.run(&mut plan.batch, 0),
+            Next::Batch => match self.backend.ended() {
+                Some(error) => self.miss(&mut plan.batch, error),
+                None => self.run(&mut plan.batch, 0),
+            },
             Next::Check => self.check(),
             Next::Trim => self.trim(),
             Next::Unload => {
@@ -252,6 +255,18 @@ impl Worker {
         }
     }
 
+    /// The backend ended before it was given a batch, of which that is no try then. A new one that comes no
+    /// further again and again counts as one that loses batches, or they would wait for ever.
+    fn miss(&mut self, batch: &mut Vec<Entry>, error: BackendError) -> Result<(), BackendError> {
+        self.computed.deliver(&self.description);
+        if self.strikes > 0 {
+            return self.lose(batch, error);
+        }
+        self.shared.scheduler.put_back(&mut self.ahead.batch);
+        self.shared.scheduler.put_back(batch);
+        Err(error)
+    }
+
     /// A batch was lost, and the backend with it.
     fn lose(&mut self, batch: &mut Vec<Entry>, error: BackendError) -> Result<(), BackendError> {
         let (scheduler, worker) = (&self.shared.scheduler, self.place.index);
@@ -374,19 +389,6 @@ impl Worker {
                 }
             }
         }
-    }
-}
-
-/// What a worker holds between two backends.
-struct Gone(Description);
-
-impl Backend for Gone {
-    fn description(&self) -> &Description {
-        &self.0
-    }
-
-    fn run(&mut self, _: &Batch<'_>, _: &mut [f32]) -> Result<(), BackendError> {
-        Err(BackendError::Lost("it is being replaced".into()))
     }
 }
 

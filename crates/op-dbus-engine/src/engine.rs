@@ -1,5 +1,6 @@
 //! The engine as its users see it: calls in, replies out, and the life of it all.
 
+mod admit;
 mod losses;
 mod tokens;
 
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::{Admission, Claim, OWN_UID, Permit, Time, cost};
+use crate::admission::{Admission, Claim, OWN_UID, Permit, cost};
 use crate::backend::BackendError;
 use crate::cache::{Cache, Kept};
 use crate::call::{Call, Inputs, Reply, Truncate};
@@ -129,18 +130,9 @@ impl Engine {
         }
         let claim = Claim::new(call.uid, tokens, call.class(&inner.limits));
         let permit = if call.wait {
-            let permit = inner.admission.admit_when_free(claim);
-            tokio::select! {
-                biased;
-                () = call.cancel.cancelled() => return Err(Error::Cancelled),
-                permit = permit => permit?,
-                () = until(call.deadline) => return Err(Error::DeadlineExceeded),
-            }
+            self.admit_when_free(claim, call.deadline, &call.cancel).await?
         } else {
-            let scheduler = self.scheduler();
-            let time = |at| Time::until(at, scheduler.roster(|roster| roster.tokens_per_s_seen()));
-            let claim = Claim { time: call.deadline.and_then(time), ..claim };
-            inner.admission.admit(claim, scheduler.roster(|roster| roster.tokens_per_s()))?
+            self.admit(claim, call.deadline, lookup.as_ref())?
         };
         self.run(call, output, permit, lookup).await
     }

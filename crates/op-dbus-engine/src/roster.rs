@@ -321,10 +321,14 @@ impl Roster {
         self.ordinary().any(|worker| coming.contains(&worker.status.state))
     }
 
+    /// Whether one has a backend now.
+    pub fn any_is_there(&self) -> bool {
+        self.ordinary().any(Worker::is_there)
+    }
+
     /// Whether none has a backend, and one is being made: nobody could tell more by waiting for a batch.
     pub fn is_only_loading(&self) -> bool {
-        self.ordinary().all(|worker| !worker.is_there())
-            && self.ordinary().any(|worker| worker.is_loading)
+        !self.any_is_there() && self.ordinary().any(|worker| worker.is_loading)
     }
 
     /// Whether every worker that is to have a backend has one, or is given up.

@@ -283,12 +283,26 @@ impl Scheduler {
         }
     }
 
-    /// A call of this user was given up: its rows are dropped before the next batch.
+    /// A call of this user was given up: its rows are dropped before the next batch, or at once while no
+    /// worker can come by.
     pub fn cancelled(&self, uid: u32) {
         let mut state = self.lock();
         if state.queue.texts() > 0 {
             state.cancelled.insert(uid);
+            if !state.roster.any_is_there() {
+                drop(state);
+                self.purge();
+            }
         }
+    }
+
+    /// Drops the rows of calls that were given up; false if there are none.
+    pub fn purge(&self) -> bool {
+        let now_us = self.clock.now_us();
+        let dead = self.lock().purge(&|entry| entry.item.job.is_alive(now_us));
+        let any = !dead.is_empty();
+        fail(dead, &Error::DeadlineExceeded);
+        any
     }
 
     /// Texts and tokens that wait.

@@ -61,7 +61,7 @@ impl Made {
     fn expected(self, counted: usize) -> usize {
         match self.counted {
             0 => counted,
-            all => (counted as f64 * self.real as f64 / all as f64) as usize,
+            all => ((counted as f64 * self.real as f64 / all as f64) as usize).max(1),
         }
     }
 }

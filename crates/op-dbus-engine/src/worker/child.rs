@@ -96,6 +96,11 @@ impl Backend for ChildBackend {
         Ok(())
     }
 
+    fn ended(&mut self) -> Option<BackendError> {
+        let ended = || BackendError::Lost("it ended while nothing was asked of it".into());
+        self.asked(|link| if link.has_left() { Err(ended()) } else { Ok(()) }).err()
+    }
+
     fn trim(&mut self) -> Result<Footprint, BackendError> {
         let (footprint, memory) = self.asked(Link::trim)?;
         self.memory = memory;
