@@ -52,7 +52,7 @@ pub async fn read(
     let mut read = Read { bytes: Vec::new(), room: None };
     let began = Instant::now();
     let mut patience = began + LIMITS.slow_time;
-    let mut over = pin!(leaving.over());
+    let mut over = pin!(leaving.over.cancelled());
     loop {
         let frame = tokio::select! {
             biased;
@@ -238,7 +238,7 @@ mod tests {
         // The time that a body has is over sooner where room is short.
         refused_while_sending(&Leaving::default(), StatusCode::REQUEST_TIMEOUT).await;
         let leaving = Leaving::default();
-        leaving.end();
+        leaving.over.cancel();
         refused_while_sending(&leaving, StatusCode::SERVICE_UNAVAILABLE).await;
     }
 

@@ -34,7 +34,7 @@ pub async fn pass(State(gateway): State<Arc<Gateway>>, request: Request, next: N
             biased;
             response = next.run(request) => response,
             // What is worked on for it ends with it.
-            () = gateway.leaving.over() => Refusal::leaving().into_response(),
+            () = gateway.leaving.over.cancelled() => Refusal::leaving().into_response(),
         },
         Err(refusal) => unread(request, refusal).into_response(),
     };

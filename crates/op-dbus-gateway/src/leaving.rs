@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::limits::LIMITS;
 
@@ -16,10 +16,10 @@ pub struct Leaving {
     begun: AtomicBool,
     /// When `/ready` was asked last.
     asked: Mutex<Option<Instant>>,
-    /// Whether no new requests are taken.
-    is_drained: watch::Sender<bool>,
-    /// Whether no request is waited for any more.
-    is_over: watch::Sender<bool>,
+    /// Cancelled when no new requests are taken.
+    pub drained: CancellationToken,
+    /// Cancelled when no request is waited for any more.
+    pub over: CancellationToken,
 }
 
 impl Leaving {
@@ -36,28 +36,6 @@ impl Leaving {
     /// Whether it was: `/ready` says so, and each connection ends with its next reply.
     pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
-    }
-
-    /// No new requests are taken.
-    pub fn drain(&self) {
-        self.is_drained.send_replace(true);
-    }
-
-    /// Returns when that is so.
-    pub async fn drained(&self) {
-        // Its sender is ours.
-        let _ = self.is_drained.subscribe().wait_for(|is_drained| *is_drained).await;
-    }
-
-    /// No request is waited for any more.
-    pub fn end(&self) {
-        self.is_over.send_replace(true);
-    }
-
-    /// Returns when that is so.
-    pub async fn over(&self) {
-        // Its sender is ours.
-        let _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
     }
 
     /// Whether `/ready` was asked lately, so that it will be asked again.

@@ -77,7 +77,7 @@ pub async fn serve(
     let mut finished = pin!(connections.finish());
     if timeout(LIMITS.drain_time, &mut finished).await.is_err() {
         warn!("not all requests were finished in {} s", LIMITS.drain_time.as_secs());
-        leaving.end();
+        leaving.over.cancel();
         // A reply that is still being read is cut off.
         let _ = timeout(LIMITS.refuse_time, finished).await;
     }
@@ -140,7 +140,7 @@ impl Connections {
         let leaving = Arc::clone(&self.leaving);
         tokio::spawn(async move {
             let drained_without_request = async {
-                leaving.drained().await;
+                leaving.drained.cancelled().await;
                 if seat.has_request() {
                     pending::<()>().await;
                 }
@@ -160,7 +160,7 @@ impl Connections {
     /// Waits for the requests in flight; connections without one end at once, also with half of a head.
     async fn finish(self) {
         // hyper would wait for the other half.
-        self.leaving.drain();
+        self.leaving.drained.cancel();
         self.graceful.shutdown().await;
     }
 }

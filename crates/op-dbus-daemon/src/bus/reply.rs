@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use op_dbus_api::{Error, ErrorName, INLINE_REPLY_BYTES_MAX, cosine, info};
-use op_dbus_engine::{Piece, Reply};
+use op_dbus_engine::{Limits, Piece, Reply};
 use serde_bytes::ByteBuf;
 use zbus::Variant;
 
@@ -36,17 +36,22 @@ impl Form {
     /// `TooLarge`.
     pub fn check(self, rows: usize, dimensions: usize) -> Result<usize, Error> {
         let limit = INLINE_REPLY_BYTES_MAX as usize;
-        let (row, advice) = match self {
+        let row = match self {
             // Each row has its length and padding before it.
-            Self::Doubles => {
-                let advice = match Self::Packed(Encoding::F32).check(rows, dimensions) {
-                    Ok(_) => "use EmbedPacked, or send fewer texts in a call",
-                    Err(_) => "use EmbedToFd, or send fewer texts in a call",
-                };
-                (8 * dimensions + 8, advice)
+            Self::Doubles => 8 * dimensions + 8,
+            Self::Packed(encoding) => encoding.row_bytes(dimensions),
+            Self::Ranks(_) => 16,
+        };
+        let advice = match self {
+            Self::Ranks(_) => "ask for fewer, or rank in several calls",
+            // Nothing else takes so many.
+            _ if rows > Limits::default().texts_per_call_max => {
+                "use EmbedFromFd, or send fewer texts in a call"
             }
-            Self::Packed(encoding) => (encoding.row_bytes(dimensions), "use EmbedToFd"),
-            Self::Ranks(_) => (16, "ask for fewer, or rank in several calls"),
+            Self::Doubles if Self::Packed(Encoding::F32).check(rows, dimensions).is_ok() => {
+                "use EmbedPacked, or send fewer texts in a call"
+            }
+            Self::Doubles | Self::Packed(_) => "use EmbedToFd, or send fewer texts in a call",
         };
         let rows = match self {
             Self::Ranks(count) => count,
@@ -174,7 +179,7 @@ mod tests {
         assert_eq!(
             error.message(),
             "the reply would be 16777728 bytes for 10923 rows, the limit is 16777216 (10922 \
-             rows); use EmbedToFd"
+             rows); use EmbedToFd, or send fewer texts in a call"
         );
         assert_eq!(Form::Packed(Encoding::B1).check(32 * 10_922, 384), Ok(32 * 10_922 * 48));
         assert!(Form::Packed(Encoding::I8).check(4 * 10_923, 384).is_err());
@@ -182,6 +187,13 @@ mod tests {
         assert!(error.message().contains("EmbedToFd"), "{error}");
         let error = Form::Doubles.check(10_922, 384).unwrap_err();
         assert!(error.message().contains("EmbedPacked"), "{error}");
+        let texts_max = Limits::default().texts_per_call_max;
+        for (form, dimensions) in [(Form::Packed(Encoding::F32), 384), (Form::Doubles, 128)] {
+            let error = form.check(texts_max, 384).unwrap_err();
+            assert!(error.message().contains("EmbedToFd"), "{error}");
+            let error = form.check(texts_max + 1, dimensions).unwrap_err();
+            assert!(error.message().contains("EmbedFromFd"), "{error}");
+        }
         assert_eq!(Form::Ranks(10).check(20_000, 768), Ok(160));
     }
 

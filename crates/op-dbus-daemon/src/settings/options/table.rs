@@ -24,13 +24,19 @@ const BYTES: Kind = Kind::Bytes { min: 0, word: None };
 /// What a provider may take for its batches, which needs some.
 const MEMORY: Kind = Kind::Bytes { min: 1 << 20, word: None };
 
-/// An option that is told to the provider as it is.
-const fn plain(
-    provider: &'static str,
-    key: &'static str,
-    kind: Kind,
-    default: Preset,
-    doc: &'static str,
-) -> ProviderOption {
-    ProviderOption { provider, key, kind, default, form: Form::Plain, doc }
+/// A function for each of these providers: an option of it that it is told as it is.
+macro_rules! plain {
+    ($($provider:ident),*) => {$(
+        const fn $provider(
+            key: &'static str,
+            kind: Kind,
+            default: Preset,
+            doc: &'static str,
+        ) -> ProviderOption {
+            let provider = stringify!($provider);
+            ProviderOption { provider, key, kind, default, form: Form::Plain, doc }
+        }
+    )*};
 }
+
+plain!(cuda, tensorrt, webgpu, openvino, migraphx, remote);

@@ -3,11 +3,7 @@
 use super::super::super::kind::{Choice, Kind};
 use super::super::Preset::{Setting, Theirs};
 use super::super::{Form, ProviderOption};
-use super::{ARENAS, MEMORY, count, name, plain};
-
-const WEBGPU: &str = "webgpu";
-const OPENVINO: &str = "openvino";
-const MIGRAPHX: &str = "migraphx";
+use super::{ARENAS, MEMORY, count, migraphx, name, openvino, webgpu};
 
 const POWER: &[Choice] = &[name("high-performance"), name("low-power")];
 const LAYOUTS: &[Choice] = &[name("NCHW"), name("NHWC")];
@@ -32,147 +28,101 @@ fn is_openvino_device(text: &str) -> bool {
 }
 
 /// A switch of OpenVINO's, which wants words where others want digits.
-const fn words(
-    provider: &'static str,
-    key: &'static str,
-    default: &'static str,
-    doc: &'static str,
-) -> ProviderOption {
-    let default = Theirs(default);
-    ProviderOption { provider, key, kind: Kind::Bool, default, form: Form::Words, doc }
+const fn words(key: &'static str, default: &'static str, doc: &'static str) -> ProviderOption {
+    ProviderOption { form: Form::Words, ..openvino(key, Kind::Bool, Theirs(default), doc) }
 }
 
 /// Their options, in the order in which they are shown.
 pub const OPTIONS: &[ProviderOption] = &[
-    plain(
-        WEBGPU,
+    webgpu(
         "powerPreference",
         Kind::Choice(POWER),
         Theirs("high-performance"),
-        "Which GPU is \
-        taken of several: the fast one, or the one that draws less.",
+        "Which GPU is taken of several: the fast one, or the one that draws less.",
     ),
-    plain(
-        WEBGPU,
+    webgpu(
         "preferredLayout",
         Kind::Choice(LAYOUTS),
         Theirs("NHWC"),
-        "The layout of images, which \
-        encoders of texts don't have.",
+        "The layout of images, which encoders of texts don't have.",
     ),
-    plain(
-        WEBGPU,
+    webgpu(
         "dawnBackendType",
         Kind::Choice(BACKENDS),
         Theirs("Vulkan"),
-        "Through which driver the \
-        GPU is reached.",
+        "Through which driver the GPU is reached.",
     ),
-    plain(
-        WEBGPU,
+    webgpu(
         "storageBufferCacheMode",
         Kind::Choice(BUFFERS),
         Theirs("bucket"),
-        "How buffers of data \
-        are kept for the next batch.",
+        "How buffers of data are kept for the next batch.",
     ),
-    plain(
-        WEBGPU,
+    webgpu(
         "uniformBufferCacheMode",
         Kind::Choice(BUFFERS),
         Theirs("simple"),
-        "The same for \
-        buffers of parameters.",
+        "The same for buffers of parameters.",
     ),
-    plain(
-        WEBGPU,
+    webgpu(
         "validationMode",
         Kind::Choice(VALIDATIONS),
         Theirs("basic"),
-        "How much of what the \
-        provider asks of the driver is checked.",
+        "How much of what the provider asks of the driver is checked.",
     ),
-    plain(
-        WEBGPU,
+    webgpu(
         "enableGraphCapture",
         Kind::Bool,
         Theirs("false"),
-        "Whether batches of up to 256 tokens are \
-        recorded, one of each shape, and replayed.",
+        "Whether batches of up to 256 tokens are recorded, one of each shape, and replayed.",
     ),
-    plain(
-        OPENVINO,
+    openvino(
         "device_type",
         OPENVINO_DEVICE,
         Theirs("CPU"),
-        "What OpenVINO computes on: `GPU` with `gpu_device` for one or several of that kind. This and what \
-        follows is for an ONNX Runtime that has OpenVINO built in, as `op-dbus runtime pull` brings it. A \
-        plugin library ignores all of it, and is therefore not used with any of it: it computes on what \
-        `gpu_device` says, and takes the rest in OpenVINO's words as `load_config`, JSON, in \
-        `[providers.openvino.options]`.",
+        "What OpenVINO computes on: `GPU` with `gpu_device` for one or several of that kind. This \
+        and what follows is for an ONNX Runtime that has OpenVINO built in, as `op-dbus runtime \
+        pull` brings it. A plugin library ignores all of it, and is therefore not used with any of \
+        it: it computes on what `gpu_device` says, and takes the rest in OpenVINO's words as \
+        `load_config`, JSON, in `[providers.openvino.options]`.",
     ),
-    plain(OPENVINO, "num_of_threads", count(1, 1024), Theirs("8"), "Threads of the CPU."),
-    plain(
-        OPENVINO,
-        "num_streams",
-        count(1, 255),
-        Theirs("1"),
-        "Batches that are computed side by side.",
-    ),
+    openvino("num_of_threads", count(1, 1024), Theirs("8"), "Threads of the CPU."),
+    openvino("num_streams", count(1, 255), Theirs("1"), "Batches that are computed side by side."),
     ProviderOption {
-        provider: OPENVINO,
-        key: "cache_dir",
-        kind: Kind::Bool,
-        default: Theirs("false"),
         form: Form::Folder,
-        doc: "Whether compiled models are kept below `cache_dir`.",
+        ..openvino(
+            "cache_dir",
+            Kind::Bool,
+            Theirs("false"),
+            "Whether compiled models are kept below `cache_dir`.",
+        )
     },
+    words("enable_opencl_throttling", "false", "Whether the CPU rests while it waits for a GPU."),
+    words("enable_qdq_optimizer", "false", "Whether quantized graphs are rewritten for an NPU."),
     words(
-        OPENVINO,
-        "enable_opencl_throttling",
-        "false",
-        "Whether the CPU rests while it waits for a \
-        GPU.",
-    ),
-    words(
-        OPENVINO,
-        "enable_qdq_optimizer",
-        "false",
-        "Whether quantized graphs are rewritten for an NPU.",
-    ),
-    words(
-        OPENVINO,
         "disable_dynamic_shapes",
         "false",
-        "Whether the graph is compiled anew for each shape \
-        of batch.",
+        "Whether the graph is compiled anew for each shape of batch.",
     ),
-    plain(
-        MIGRAPHX,
+    migraphx(
         "migraphx_fp16_enable",
         Kind::Bool,
         Theirs("false"),
-        "Whether MIGraphX may compute in \
-        16-bit floating point. The vector space then says `f16`.",
+        "Whether MIGraphX may compute in 16-bit floating point. The vector space then says `f16`.",
     ),
-    plain(
-        MIGRAPHX,
+    migraphx(
         "migraphx_exhaustive_tune",
         Kind::Bool,
         Theirs("false"),
-        "Whether every way to compute \
-        is tried while compiling.",
+        "Whether every way to compute is tried while compiling.",
     ),
-    plain(
-        MIGRAPHX,
+    migraphx(
         "migraphx_mem_limit",
         MEMORY,
         Setting("gpu_memory_limit"),
-        "Bytes of device memory \
-        that the arena of each worker may take.",
+        "Bytes of device memory that the arena of each worker may take.",
     ),
-    plain(
-        MIGRAPHX,
+    migraphx(
         "migraphx_arena_extend_strategy",
         Kind::Choice(ARENAS),
         Setting("arena_strategy"),
