@@ -60,7 +60,7 @@ class Peer:
     def vectors(self, texts, to):
         vectors = self.embed(lines(texts)).astype("<f4")
         vectors.tofile(to)
-        return {"rows": vectors.shape[0], "dimensions": vectors.shape[1]}
+        return {"dimensions": vectors.shape[1]}
 
 
 def lines(path):

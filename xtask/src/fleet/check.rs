@@ -63,7 +63,7 @@ pub fn compare(report: &Value) -> Result<Vec<Compared>, String> {
         let load = Load {
             rate,
             requests: REQUESTS,
-            tokens: &|random| random.between(1, texts_max) * tokens as u64,
+            tokens: &|random| super::between(random, 1, texts_max) * tokens as u64,
         };
         let figures: Figures = simulate(&fleet, &load, 1);
         for (percent, factor) in FACTORS {

@@ -3,6 +3,8 @@
 
 mod calibration;
 mod check;
+// As `op-dbus bench` has it.
+#[path = "../../../crates/op-dbus/src/bench/random.rs"]
 mod random;
 mod simulation;
 #[cfg(test)]
@@ -100,6 +102,11 @@ fn node(calibration: &Calibration) -> Node {
     Node { workers: 1, batch_s, token_s, batch_tokens, queue_tokens, way_s: 0.0 }
 }
 
+/// A whole number from `least` to `most`.
+fn between(random: &mut Random, least: u64, most: u64) -> u64 {
+    least + (random.unit() * (most - least + 1) as f64) as u64
+}
+
 fn read(path: &Path) -> Result<Value, String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))
@@ -142,7 +149,7 @@ fn table(args: &Args, calibration: &Path) -> Outcome {
         for load in &args.load {
             let rate = load / 100.0 * tokens_per_s * *nodes as f64 / request_tokens;
             let fleet = args.fleet(*nodes, node, args.requests as f64 / rate);
-            let tokens = |random: &mut Random| random.between(1, args.texts_max) * args.tokens;
+            let tokens = |random: &mut Random| between(random, 1, args.texts_max) * args.tokens;
             let load_of = Load { rate, requests: args.requests, tokens: &tokens };
             let figures = simulate(&fleet, &load_of, args.seed);
             println!("{}", row(*nodes, *load, rate, &figures));

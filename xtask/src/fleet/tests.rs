@@ -55,7 +55,7 @@ fn one_node_with_requests_of_exponential_size_is_m_m_1() {
 #[test]
 fn one_node_waits_as_pollaczek_and_khinchine_say() {
     for most in [1_u64, 8, 64] {
-        let tokens = |random: &mut Random| 10 * random.between(1, most);
+        let tokens = |random: &mut Random| 10 * super::between(random, 1, most);
         let sizes: Vec<f64> = (1..=most).map(|size| 0.01 * size as f64).collect();
         let mean = sizes.iter().sum::<f64>() / most as f64;
         let square = sizes.iter().map(|size| size * size).sum::<f64>() / most as f64;
