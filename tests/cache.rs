@@ -144,10 +144,9 @@ async fn kept_vectors_go_with_their_model() -> Outcome {
 }
 
 async fn the_room_holds_and_follows_a_reload() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let room = 100 * VECTOR_BYTES;
     let setup = Setup::sim()?.setting("cache_bytes", &room.to_string());
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, setup, daemon) = setup.alone().await?;
     let client = daemon.client();
     let texts: Vec<String> = (0..1000).map(|n| format!("text number {n}")).collect();
     for _ in 0..3 {

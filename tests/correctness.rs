@@ -3,7 +3,6 @@
 use futures_util::future::try_join_all;
 
 use crate::harness::Outcome;
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options};
 use crate::harness::daemon::Setup;
 use crate::harness::golden::{self, cosine, distance};
@@ -165,13 +164,12 @@ async fn does_not_depend_on_its_batch(
 }
 
 async fn a_vector_does_not_depend_on_the_number_of_threads() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let texts = various()?;
     for computed in [&F32, &BF16, &INT8] {
         let mut first: Option<Vec<Vec<f32>>> = None;
         for threads in ["1", "2", "3"] {
             let setup = computed.setup("low")?.setting("threads", threads);
-            let daemon = setup.ready(&bus).await?;
+            let (_bus, _setup, daemon) = setup.alone().await?;
             let alone = one_by_one(daemon.client(), &texts).await?;
             assert_eq!(daemon.client().vectors(&texts).await?, alone, "{threads} threads");
             match &first {

@@ -1,12 +1,17 @@
 //! Every refusal by its name, with a sentence that helps.
 
+use std::process::Stdio;
+
 use nix::sys::signal::{Signal, killpg};
 use op_dbus_api::ErrorName::{self, *};
+use tokio::io::{AsyncBufReadExt, BufReader};
 use zbus::Variant;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
+use crate::harness::command::clean;
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
 use crate::harness::users::{MEMBER, OTHER, Users};
 use crate::harness::{Outcome, within};
@@ -19,6 +24,7 @@ tests! {
     deadlines: [Bus],
     level_none_is_disabled: [Bus],
     loading_is_not_ready: [Bus, Low],
+    a_command_waits_for_the_model: [Bus, Low],
     models_that_are_not_there: [Bus],
     runtimes_that_are_not_there: [Bus, Low],
     another_vector_space: [Bus],
@@ -124,10 +130,8 @@ async fn deadlines() -> Outcome {
 }
 
 async fn level_none_is_disabled() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?.setting("vector_level", "none");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "disabled");
+    let (_bus, _setup, daemon) = setup.alone_as("disabled").await?;
     let client = daemon.client();
     refused(client.embedder.embed("x").await, Disabled)?;
     refused(client.embedder.similarity("x", "y").await, Disabled)?;
@@ -158,11 +162,31 @@ async fn loading_is_not_ready() -> Outcome {
     daemon.stop().await
 }
 
-async fn models_that_are_not_there() -> Outcome {
+async fn a_command_waits_for_the_model() -> Outcome {
     let bus = PrivateBus::start().await?;
+    let setup = Setup::real("low")?;
+    let pipe = setup.path("library.so");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)?;
+    let setup = setup.setting("cpu_engine", "ort");
+    let daemon = setup.setting("runtime", &pipe.display().to_string()).start(&bus).await?;
+    let mut command = clean(op_dbus());
+    command.args(["similarity", "a", "b", "--bus", bus.address()]);
+    let mut command = command.stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
+    let mut told = BufReader::new(command.stderr.take().ok_or("no stderr")?).lines();
+    let waits = within("a word of the wait", told.next_line()).await??;
+    assert_eq!(waits.as_deref(), Some("op-dbus: the service is loading its model: waiting for it"));
+    // What the load has waited for is no library.
+    let written = tokio::task::spawn_blocking(move || std::fs::write(&pipe, "nothing"));
+    within("a reader", written).await???;
+    let why = within("the end of the wait", told.next_line()).await??.unwrap_or_default();
+    assert!(why.contains("library.so"), "{why}");
+    assert_eq!(within("the command's end", command.wait()).await??.code(), Some(1));
+    daemon.stop().await
+}
+
+async fn models_that_are_not_there() -> Outcome {
     let setup = Setup::sim()?.setting("cpu_engine", "native");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
+    let (_bus, _setup, daemon) = setup.alone_as("failed").await?;
     let message = refused(daemon.client().embedder.embed("x").await, ModelNotInstalled)?;
     assert!(message.contains("op-dbus models pull"), "{message}");
     // Another level is no better, and says so of itself.
@@ -204,11 +228,10 @@ async fn another_vector_space() -> Outcome {
 }
 
 async fn pinned_settings() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let by_environment = Setup::sim()?.env("OP_DBUS_VECTOR_LEVEL", "low");
     let by_flag = Setup::sim()?.flag("--vector-level=low");
     for (setup, name) in [(by_environment, "OP_DBUS_VECTOR_LEVEL"), (by_flag, "--vector-level")] {
-        let daemon = setup.ready(&bus).await?;
+        let (_bus, _setup, daemon) = setup.alone().await?;
         let message = refused(daemon.client().manager.set_vector_level("medium").await, Pinned)?;
         assert!(message.contains(name), "{message}");
         refused(daemon.client().manager.set_vector_level("hgih").await, InvalidArgument)?;
@@ -259,6 +282,9 @@ async fn users_who_take_all_that_they_get_leave_room() -> Outcome {
         daemon.client().counted("in_flight_calls", admitted).await?;
         let message = refused(client.embedder.embed(&text).await, QuotaExceeded)?;
         assert!(message.contains(&user.id.to_string()), "{message}");
+        // The journal has each of them, whoever was refused before.
+        let told = format!("user {} has too much in flight", user.id);
+        assert!(daemon.process.stderr().contains(&told), "{told}");
     }
     calls.push(daemon.client().embed_meanwhile(&text));
     daemon.client().counted("in_flight_calls", 7).await?;

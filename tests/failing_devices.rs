@@ -57,10 +57,8 @@ async fn fell_back(daemon: &Daemon) -> Outcome<String> {
 
 /// One with `faults` is left for the next, for these reasons.
 async fn leaves_it_to_the_next(faults: &str, reasons: &[&str]) -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = with_fallback(faults)?.setting("cpu_isa", "portable");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "degraded", "{}", daemon.process.stderr());
+    let (_bus, _setup, daemon) = setup.alone_as("degraded").await?;
     let reason = fell_back(&daemon).await?;
     assert!(reasons.iter().all(|part| reason.contains(part)), "{reason}");
     assert!(!reason.contains("cpu_isa"), "that is of the CPU alone: {reason}");
@@ -150,13 +148,11 @@ async fn a_successor_that_takes_long_starves_no_watchdog() -> Outcome {
 
 /// The device is there again and hangs in its proof, for longer than anybody waits.
 async fn one_that_takes_long_to_refuse_holds_no_change_up() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, library, away) = movable()?;
     let setup = setup.setting("providers.ggml.faults", "hang_on_batch=1");
     let setup = setup.setting("batch_timeout_s", "3600").setting("provider_retry_s", "1");
     fs::rename(&library, &away)?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "degraded");
+    let (_bus, _setup, daemon) = setup.alone_as("degraded").await?;
     let tries = || daemon.process.stderr().matches("faults on purpose").count();
     let before = tries();
     fs::rename(&away, &library)?;
@@ -204,12 +200,10 @@ async fn one_that_answers_nonsense_is_asked_again() -> Outcome {
 
 /// As a driver or a network that comes after the service: nothing serves, and nobody reloads.
 async fn one_that_was_not_there_is_taken_up_by_itself() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, library, away) = movable()?;
     let setup = setup.setting("fallback", "none").setting("provider_retry_s", "1");
     fs::rename(&library, &away)?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
+    let (_bus, _setup, daemon) = setup.alone_as("failed").await?;
     refused(daemon.client().embedder.embed("x").await, ErrorName::ProviderUnavailable)?;
     fs::rename(&away, &library)?;
     assert_eq!(daemon.state(|state| state != "failed").await?, "ready");
@@ -227,10 +221,9 @@ async fn told(daemon: &Daemon, wanted: usize) -> Outcome {
 
 /// It computes what is in force, and nobody calls the other level meanwhile.
 async fn one_that_fails_another_level_after_a_change_is_told() -> Outcome {
-    let bus = PrivateBus::start().await?;
     // `high` ends each text with it, and `low` none.
     let setup = with_fallback("die_on_token=2")?.setting("execution_provider", "cpu");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     beside(&daemon, "high").await?;
     daemon.client().manager.set_execution_provider("ggml").await?;
     told(&daemon, 1).await?;
@@ -240,13 +233,11 @@ async fn one_that_fails_another_level_after_a_change_is_told() -> Outcome {
 
 /// Both levels move from the last provider to the one before it, of three.
 async fn one_that_is_better_and_not_what_was_asked_for_is_told() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, library, away) = movable()?;
     let setup = setup.setting("execution_provider", "coreml").setting("provider_retry_s", "1");
     let setup = setup.env("OP_DBUS_FALLBACK", "ggml,cpu");
     fs::rename(&library, &away)?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "degraded");
+    let (_bus, _setup, daemon) = setup.alone_as("degraded").await?;
     beside(&daemon, "medium").await?;
     told(&daemon, 2).await?;
     fs::rename(&away, &library)?;

@@ -23,7 +23,8 @@ tests! {
     an_onnx_runtime_worker_killed_in_a_batch: [Bus, Low, Runtime] => killed_in_a_batch("ort", 1e-5),
     a_stopped_real_worker_killed_in_a_batch: [Bus, Low] =>
         stopped_and_killed_in_a_batch(Setup::real("low")?.setting("workers_per_device", "1")),
-    an_idle_worker_killed: [Bus],
+    an_idle_worker_killed: [Bus] => idle_workers_killed(1),
+    all_idle_workers_killed: [Bus] => idle_workers_killed(2),
     workers_end_with_their_daemon: [Bus],
     a_caller_that_leaves: [Bus],
     a_caller_that_leaves_while_its_level_loads: [Bus, Low, Medium, Runtime],
@@ -77,15 +78,27 @@ async fn killed_in_a_batch(engine: &str, distance_max: f32) -> Outcome {
     daemon.stop().await
 }
 
-async fn an_idle_worker_killed() -> Outcome {
+async fn idle_workers_killed(count: usize) -> Outcome {
     let (_bus, _setup, daemon) = Setup::sim()?.setting("workers_per_device", "2").alone().await?;
     let expected = daemon.client().embedder.embed("x").await?;
     let before = daemon.workers().await?;
     assert_eq!(before.len(), 2);
-    kill(before[0], Signal::SIGKILL)?;
+    for pid in &before[..count] {
+        kill(*pid, Signal::SIGKILL)?;
+        // The daemon does not look at it until there is a batch.
+        let status = format!("/proc/{pid}/status");
+        let ended = async {
+            while !std::fs::read_to_string(&status)?.contains("State:\tZ") {
+                tokio::task::yield_now().await;
+            }
+            std::io::Result::Ok(())
+        };
+        within("the end of a worker", ended).await??;
+    }
     for _ in 0..10 {
         assert_eq!(daemon.client().embedder.embed("x").await?, expected);
     }
+    assert_eq!(daemon.client().counter("retries").await?, 0);
     daemon.stop().await
 }
 
@@ -194,12 +207,11 @@ async fn no_worker_can_be_had() -> Outcome {
 }
 
 async fn a_program_that_was_replaced() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
     let program = setup.path("op-dbus");
     std::fs::copy(needs::op_dbus(), &program)?;
     let setup = setup.program(program.clone());
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let expected = daemon.client().embedder.embed("in flight").await?;
     // As an upgrade does it: the daemon runs on, and so must the workers that it starts.
     std::fs::remove_file(&program)?;
@@ -210,10 +222,8 @@ async fn a_program_that_was_replaced() -> Outcome {
 }
 
 async fn a_model_larger_than_a_worker_may_be() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("worker_memory_max", "16MiB");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
+    let (_bus, _setup, daemon) = setup.alone_as("failed").await?;
     let message = refused(daemon.client().embedder.embed("x").await, ErrorName::WorkerFailed)?;
     assert!(message.contains("worker_memory_max"), "{message}");
     let said = daemon.process.stderr();

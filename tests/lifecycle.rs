@@ -46,9 +46,8 @@ tests! {
 }
 
 async fn the_service_manager_is_told() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, manager) = Setup::sim()?.managed()?;
-    let mut daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, mut daemon) = setup.alone().await?;
     let started = manager.told("READY=1").await?;
     assert!(started.contains("STATUS="), "{started}");
 
@@ -167,8 +166,7 @@ async fn a_change_of_level_is_told_and_kept() -> Outcome {
     assert!(!changed("RequestedExecutionProvider") && !changed("Version"), "{change:?}");
     daemon.stop().await?;
 
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "disabled");
+    let daemon = setup.settled_as("disabled", &bus).await?;
     assert_eq!(daemon.client().embedder.vector_level().await?, "none");
     daemon.stop().await
 }
@@ -212,14 +210,13 @@ async fn the_first_workers_end_with_the_first_change() -> Outcome {
 }
 
 async fn a_damaged_state_file_is_moved_aside() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (deep, huge) = ("[".repeat(100_000), "x".repeat(2 << 20));
     let other_version = "{\"version\": 9, \"settings\": {}}";
     let flipped = "{\"version\":1,\"settings\":{\"vector_level\":\"hi\"},\"check\":\"0\"}";
     for damage in ["", "{", "\u{0}\u{0}", other_version, flipped, &deep, &huge] {
         let setup = Setup::sim()?;
         fs::write(setup.state_file(), damage)?;
-        let daemon = setup.ready(&bus).await?;
+        let (_bus, setup, daemon) = setup.alone().await?;
         assert_eq!(daemon.client().embedder.vector_level().await?, "low");
         assert!(daemon.process.stderr().contains("state.json"), "{damage:.40} was not named");
         let aside = setup.path("state").read_dir()?.flatten();
@@ -286,7 +283,6 @@ async fn a_bus_that_hangs_does_not_keep_the_daemon() -> Outcome {
 
 /// Where standard error is the journal's, their lines tell it their priorities.
 async fn workers_log_what_the_setting_says() -> Outcome {
-    let bus = PrivateBus::start().await?;
     for (log, is_told) in [("warn", true), ("error", false)] {
         let setup = Setup::real("low")?.setting("log", log);
         let file = setup.path("not-a-folder");
@@ -295,7 +291,7 @@ async fn workers_log_what_the_setting_says() -> Outcome {
         let stream = File::create(setup.path("daemon.log"))?.metadata()?;
         let stream = format!("{}:{}", stream.dev(), stream.ino());
         let setup = setup.env("JOURNAL_STREAM", &stream);
-        let daemon = setup.ready(&bus).await?;
+        let (_bus, _setup, daemon) = setup.alone().await?;
         let said = daemon.process.stderr();
         let warning = "<4>the packed weights can't be cached";
         assert_eq!(said.lines().any(|line| line.starts_with(warning)), is_told, "{log}: {said}");
@@ -309,8 +305,7 @@ async fn a_fallback_is_told() -> Outcome {
     let setup = Setup::sim()?.setting("execution_provider", "cuda").setting("fallback", "cpu");
     let watcher = crate::harness::client::Client::on(&bus).await?;
     let mut signals = watcher.manager.receive_provider_fallback().await?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "degraded");
+    let daemon = setup.settled_as("degraded", &bus).await?;
     let signal = within("ProviderFallback", signals.next()).await?.ok_or("the bus is gone")?;
     let signal = signal.args()?;
     assert_eq!(*signal.requested(), "cuda");
@@ -356,7 +351,6 @@ fn nice_values(process: Pid) -> Outcome<Vec<i32>> {
 }
 
 async fn workers_give_way_to_other_programs() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let own = nice_values(Pid::this())?[0];
     for (setting, expected) in [(None, own + 5), (Some("0"), own), (Some("19"), 19)] {
         let setup = Setup::real("low")?;
@@ -364,7 +358,7 @@ async fn workers_give_way_to_other_programs() -> Outcome {
             Some(nice) => setup.setting("worker_nice", nice),
             None => setup,
         };
-        let daemon = setup.ready(&bus).await?;
+        let (_bus, _setup, daemon) = setup.alone().await?;
         assert!(nice_values(daemon.process.pid())?.iter().all(|nice| *nice == own));
         let workers = children(daemon.process.pid())?;
         assert!(!workers.is_empty());

@@ -44,9 +44,8 @@ fn runs(process: Pid) -> bool {
 }
 
 async fn a_model_that_nobody_calls_is_unloaded() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, manager) = Setup::sim()?.setting("idle_unload_s", "1").managed()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let expected = daemon.client().embedder.embed("x").await?;
     let space = daemon.client().embedder.vector_space().await?;
     let told = manager.told("STATUS=Serving sim, unloaded after 1 s without a call").await?;
@@ -104,9 +103,8 @@ async fn an_unloaded_model_leaves_no_worker() -> Outcome {
 }
 
 async fn the_watchdog_loads_nothing() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, manager) = Setup::sim()?.env("WATCHDOG_USEC", "100000").managed()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     daemon.client().manager.unload().await?;
     manager.told("STATUS=Serving sim, unloaded").await?;
     for _ in 0..5 {

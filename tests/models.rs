@@ -110,8 +110,7 @@ async fn a_damaged_record_is_named() -> Outcome {
     let deep = "[".repeat(100_000);
     for damage in ["", "{}", &good[..good.len() / 2], &deep] {
         fs::write(&record, damage)?;
-        let daemon = setup.start(&bus).await?;
-        assert_eq!(daemon.settled().await?, "failed");
+        let daemon = setup.settled_as("failed", &bus).await?;
         let refusal = daemon.client().embedder.embed("x").await;
         let message = refused(refusal, ErrorName::ModelCorrupt)?;
         assert!(message.contains("op-dbus.json"), "{message}");
@@ -122,11 +121,9 @@ async fn a_damaged_record_is_named() -> Outcome {
 }
 
 async fn another_level_still_serves() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = with_copies(&[LOW, MEDIUM])?;
     Damage::Flipped.apply(&setup.path("models").join(LOW).join(FILES[0]))?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
+    let (_bus, _setup, daemon) = setup.alone_as("failed").await?;
     let client = daemon.client();
     let medium = || Options::from([("level", Variant::from("medium"))]);
     let reply = client.packed(&["still there"], medium()).await?;
@@ -141,12 +138,10 @@ async fn another_level_still_serves() -> Outcome {
 }
 
 async fn a_repaired_model_is_served_after_a_reload() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = with_copies(&[LOW])?;
     let path = setup.path("models").join(LOW).join(FILES[1]);
     Damage::Truncated.apply(&path)?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
+    let (_bus, _setup, daemon) = setup.alone_as("failed").await?;
     refused(daemon.client().manager.reload().await, ErrorName::ModelCorrupt)?;
     fs::copy(needs::store().join("models").join(LOW).join(FILES[1]), &path)?;
     daemon.client().manager.reload().await?;
@@ -213,14 +208,13 @@ fn largest(folder: &Path) -> Outcome<(PathBuf, u64)> {
 }
 
 async fn a_cache_that_cannot_be_written_is_done_without() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?;
     let file = setup.path("not-a-folder");
     fs::write(&file, "")?;
     // The weights and the calibration, each of which has a file of its own there.
     let setup = setup.setting("batch_tokens_max", "auto");
     let setup = setup.setting("cache_dir", &file.join("cache").display().to_string());
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     daemon.client().embedder.embed("x").await?;
     assert_warns(&daemon);
     let said = daemon.process.stderr();

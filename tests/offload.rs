@@ -49,10 +49,9 @@ pub fn much() -> Vec<String> {
 }
 
 async fn the_cpu_helps_a_device_with_the_models_vectors() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, ..) = movable()?;
     let setup = setup.setting("offload", "auto");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     let texts = golden::plain_texts()?;
     let found = daemon.client().vectors(&texts).await?;
@@ -166,9 +165,8 @@ async fn embedded(job: &JobProxy<'_>, rows: u64) -> Outcome {
 
 /// A job outlives the providers that it begins on: one that is changed and one that is lost.
 async fn a_job_goes_where_the_provider_goes() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, library, away) = movable()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let client = daemon.client();
     let expected = client.vectors(&["before", "meanwhile", "after"]).await?;
     let (job, mut writer) = job(client, "low").await?;
@@ -198,9 +196,8 @@ async fn a_job_goes_where_the_provider_goes() -> Outcome {
 
 /// A job at a level that is not in force follows a change of the provider as soon as its model is there.
 async fn a_job_of_another_level_goes_there_too() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, ..) = movable()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let client = daemon.client();
     let (job, mut writer) = job(client, "medium").await?;
     writer.write_all(b"before\n")?;
@@ -219,9 +216,8 @@ async fn a_job_of_another_level_goes_there_too() -> Outcome {
 
 /// A level that is not in force loses its device, and the one in force keeps its own.
 async fn another_level_moves_to_the_fallback_by_itself() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, library, away) = movable()?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let in_force = workers(&daemon).await?;
     let embed = async || {
         let options = HashMap::from([("level", Variant::from("medium"))]);
@@ -248,10 +244,9 @@ async fn another_level_moves_to_the_fallback_by_itself() -> Outcome {
 /// The level in force and another one lose their device, and compute there again once it is back; nobody
 /// has to ask for it, and no call fails on the way.
 async fn what_fell_back_comes_back_by_itself() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, library, away) = movable()?;
     let setup = setup.setting("provider_retry_s", "1").setting("log", "debug");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     let both = async || {
         let mut computed_by = Vec::new();
         for level in ["low", "medium"] {

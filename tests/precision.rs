@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use op_dbus_api::ErrorName;
 
 use crate::harness::Outcome;
-use crate::harness::bus::PrivateBus;
 use crate::harness::daemon::Setup;
 use crate::harness::fixture;
 use crate::harness::golden::{self, assert_near};
@@ -29,11 +28,10 @@ tests! {
 
 /// The vectors are the model's, and the graph is half as large.
 async fn a_device_computes_in_halves() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let mut sizes = Vec::new();
     for precision in ["f32", "f16"] {
         let setup = ggml()?.setting("precision", precision);
-        let daemon = setup.ready(&bus).await?;
+        let (_bus, setup, daemon) = setup.alone().await?;
         let embedder = &daemon.client().embedder;
         assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
         assert_eq!(embedder.precision().await?, precision);
@@ -95,7 +93,6 @@ fn find_ending(folder: &Path, end: &str) -> Option<PathBuf> {
 
 /// Batches of more shapes than there are buffers for, each twice, against those of a service without.
 async fn same_bound(setup: impl Fn() -> Outcome<Setup>) -> Outcome {
-    let bus = PrivateBus::start().await?;
     let texts = |n: usize| -> Vec<String> {
         (0..1 + n % 5).map(|row| "word ".repeat(1 + (n * 7 + row) % 90)).collect()
     };
@@ -103,7 +100,7 @@ async fn same_bound(setup: impl Fn() -> Outcome<Setup>) -> Outcome {
     for binding in ["off", "on"] {
         let setup = setup()?.setting("io_binding", binding);
         let setup = setup.setting("workers_per_device", "1");
-        let daemon = setup.ready(&bus).await?;
+        let (_bus, _setup, daemon) = setup.alone().await?;
         let mut vectors = Vec::new();
         for n in (0..80).chain(0..80) {
             vectors.push(daemon.client().vectors(&texts(n)).await?);

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Told, refused, value};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
@@ -69,12 +68,10 @@ async fn a_plugin_serves_with_the_models_vectors() -> Outcome {
 }
 
 async fn the_first_that_works_serves_and_says_why() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?
         .setting("execution_provider", "coreml")
         .env("OP_DBUS_FALLBACK", "tensorrt,ggml,cpu");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "degraded");
+    let (_bus, _setup, daemon) = setup.alone_as("degraded").await?;
     let (active, reason) = provider(&daemon).await?;
     assert_eq!(active, "ggml");
     for part in ["coreml needs macOS", "tensorrt needs", "op-dbus runtime pull --provider tensorrt"]
@@ -111,10 +108,8 @@ pub async fn beside(daemon: &Daemon, level: &str) -> Outcome {
 
 /// The simulator in place of what was asked for, for the model in force and for one that a call names.
 async fn each_fallback_is_told_and_counted_once() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?.setting("execution_provider", "coreml");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "degraded");
+    let (_bus, _setup, daemon) = setup.alone_as("degraded").await?;
     assert_eq!(fallbacks(&daemon).await?, (1, 1));
     for _ in 0..3 {
         beside(&daemon, "high").await?;
@@ -155,14 +150,12 @@ async fn a_provider_that_cannot_begin_is_refused_in_its_own_words() -> Outcome {
 }
 
 async fn a_library_that_is_none_is_refused() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let setup = Setup::real("low")?.setting("execution_provider", "webgpu");
     let library = setup.path("provider.so");
     fs::write(&library, "no library")?;
     let shown = library.display().to_string();
     let setup = setup.setting("providers.webgpu.library", &shown);
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "degraded");
+    let (_bus, _setup, daemon) = setup.alone_as("degraded").await?;
     let (active, reason) = provider(&daemon).await?;
     assert_eq!(active, "cpu");
     let told = format!("webgpu does not work here: its library {shown} is not a shared library");
@@ -227,10 +220,9 @@ pub fn movable() -> Outcome<(Setup, PathBuf, PathBuf)> {
 
 /// The library is gone when the worker is to be replaced; later it is there again.
 async fn a_device_that_stays_bad_is_left_and_comes_back() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let (setup, library, away) = movable()?;
     let shown = library.display().to_string();
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
 
     fs::rename(&library, &away)?;

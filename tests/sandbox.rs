@@ -90,8 +90,7 @@ async fn whoever_takes_a_worker_over_finds_nothing() -> Outcome {
     let setup = setup.setting("worker_memory_max", "1GiB");
     let socket = bus.address().split_once("path=").ok_or("the bus has no socket")?.1;
     symlink(socket.split(',').next().unwrap_or(socket), setup.path("bus"))?;
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "failed");
+    let daemon = setup.settled_as("failed", &bus).await?;
     let said = daemon.process.stderr();
     let attempts = attempts(&said);
     assert!(attempts.len() > ALLOWED.len() + NOT_THERE.len(), "{said}");
@@ -213,11 +212,10 @@ fn dumps(process: Pid) -> Outcome<String> {
 
 /// Who is not dumped can't be looked into either: the kernel gives the files of such a process to root.
 async fn a_daemon_leaves_a_core_dump_only_where_it_is_asked_for() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let own = dumps(Pid::this())?;
     for (asked, expected) in [("false", "0"), ("true", own.as_str())] {
         let setup = Setup::sim()?.setting("core_dumps", asked);
-        let daemon = setup.ready(&bus).await?;
+        let (_bus, _setup, daemon) = setup.alone().await?;
         assert_eq!(dumps(daemon.process.pid())?, expected, "core_dumps = {asked}");
         daemon.stop().await?;
     }

@@ -82,8 +82,7 @@ impl Setup {
     /// What a daemon refuses to embed with that does not become ready.
     pub async fn refusal(&self, name: ErrorName) -> Outcome<String> {
         let bus = PrivateBus::start().await?;
-        let daemon = self.start(&bus).await?;
-        assert_eq!(daemon.settled().await?, "failed");
+        let daemon = self.settled_as("failed", &bus).await?;
         let message = refused(daemon.client().embedder.embed("x").await, name)?;
         daemon.stop().await?;
         Ok(message)
@@ -195,16 +194,26 @@ impl Setup {
 
     /// Starts the daemon and waits until it has left the state `loading`; it must be `ready`.
     pub async fn ready(&self, bus: &PrivateBus) -> Outcome<Daemon> {
+        self.settled_as("ready", bus).await
+    }
+
+    /// The same where it must be in another `state` then.
+    pub async fn settled_as(&self, state: &str, bus: &PrivateBus) -> Outcome<Daemon> {
         let daemon = self.start(bus).await?;
-        let state = daemon.settled().await?;
-        assert_eq!(state, "ready", "the daemon wrote:\n{}", daemon.process.stderr());
+        let settled = daemon.settled().await?;
+        assert_eq!(settled, state, "the daemon wrote:\n{}", daemon.process.stderr());
         Ok(daemon)
     }
 
-    /// The same on a bus of its own.
+    /// As [`Setup::ready`], on a bus of its own.
     pub async fn alone(self) -> Outcome<(PrivateBus, Self, Daemon)> {
+        self.alone_as("ready").await
+    }
+
+    /// As [`Setup::settled_as`], on a bus of its own.
+    pub async fn alone_as(self, state: &str) -> Outcome<(PrivateBus, Self, Daemon)> {
         let bus = PrivateBus::start().await?;
-        let daemon = self.ready(&bus).await?;
+        let daemon = self.settled_as(state, &bus).await?;
         Ok((bus, self, daemon))
     }
 }

@@ -62,12 +62,10 @@ fn nowhere() -> Outcome<String> {
 async fn what_was_asked_of_the_device_does_not_hold_for_the_fleet() -> Outcome {
     let far = Far::start("low").await?;
     let gateway = far.gateway().await?;
-    let bus = PrivateBus::start().await?;
     let setup = fleet("low", "openai", &[&gateway.url("")])?;
     let setup = setup.setting("execution_provider", "cuda").setting("fallback", "remote");
     let setup = setup.setting("gpu_device", "1").setting("precision", "f16");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "degraded", "{}", daemon.process.stderr());
+    let (_bus, _setup, daemon) = setup.alone_as("degraded").await?;
     let (active, reason) = provider(&daemon).await?;
     assert_eq!(active, "remote");
     assert!(reason.starts_with("cuda"), "{reason}");
@@ -81,12 +79,10 @@ async fn what_was_asked_of_the_device_does_not_hold_for_the_fleet() -> Outcome {
 }
 
 async fn a_fleet_that_is_nowhere_is_a_reason_too() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let nowhere = nowhere()?;
     let setup = fleet("low", "oip", &[&nowhere])?;
     let setup = setup.setting("execution_provider", "cuda").setting("fallback", "remote,cpu");
-    let daemon = setup.start(&bus).await?;
-    assert_eq!(daemon.settled().await?, "degraded");
+    let (_bus, _setup, daemon) = setup.alone_as("degraded").await?;
     let (active, reason) = provider(&daemon).await?;
     assert_eq!(active, "cpu");
     assert!(reason.contains(&format!("; remote: {nowhere} can't be used")), "{reason}");

@@ -4,7 +4,6 @@ use std::fs;
 
 use super::{Far, fleet, killed_and_back, refusal, serves, serves_and_tells_no_token};
 use crate::harness::Outcome;
-use crate::harness::bus::PrivateBus;
 use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::registry::tests;
 
@@ -18,12 +17,11 @@ tests! {
 }
 
 async fn triton_computes_our_graph_over_grpc() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let graph = compiled("low").await?;
     let triton = Server::triton(&graph, "low", Ports::default()).await?;
     let setup = fleet("low", "oip", &[&triton.grpc_url()])?;
     let setup = setup.setting("providers.remote.model", "low");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     serves(&daemon, "low").await?;
     // Who makes calls over gRPC is confined as everybody else is.
     let worker = daemon.workers().await?[0];
@@ -56,7 +54,7 @@ async fn a_token_and_a_certificate_hold_for_grpc_as_well() -> Outcome {
     let token = graph.path().join("token");
     fs::write(&token, "open-sesame\n")?;
     let setup = setup.setting("providers.remote.token_file", &token.display().to_string());
-    serves_and_tells_no_token(&setup).await
+    serves_and_tells_no_token(setup).await
 }
 
 async fn who_speaks_http_alone_is_told() -> Outcome {

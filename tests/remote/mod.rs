@@ -95,12 +95,11 @@ async fn serves(daemon: &Daemon, level: &str) -> Outcome {
 }
 
 async fn triton_computes_our_graph() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let graph = compiled("low").await?;
     let triton = Server::triton(&graph, "low", Ports::default()).await?;
     let setup = fleet("low", "oip", &[triton.url()])?;
     let setup = setup.setting("providers.remote.model", "low");
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     serves(&daemon, "low").await?;
     let said = daemon.process.stderr();
     assert!(said.contains("token ids of texts leave this machine"), "{said}");
@@ -147,11 +146,10 @@ async fn killed_and_back(url: impl Fn(&Server) -> String) -> Outcome {
 }
 
 async fn llama_cpp_computes_our_model() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let folder = tempfile::Builder::new().prefix("llama-").tempdir()?;
     let llama = Server::llama(folder.path(), "all-MiniLM-L6-v2").await?;
     let setup = fleet("medium", "openai", &[llama.url()])?;
-    let daemon = setup.ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.alone().await?;
     serves(&daemon, "medium").await?;
     daemon.stop().await
 }
@@ -203,9 +201,8 @@ async fn the_cpu_goes_on_when_the_fleet_is_gone() -> Outcome {
 }
 
 /// The daemon serves with the fleet, which wants a token, and its log does not have it.
-async fn serves_and_tells_no_token(setup: &Setup) -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let daemon = setup.ready(&bus).await?;
+async fn serves_and_tells_no_token(setup: Setup) -> Outcome {
+    let (_bus, _setup, daemon) = setup.alone().await?;
     serves(&daemon, "low").await?;
     let said = daemon.process.stderr();
     assert!(!said.contains("sesame"), "{said}");
@@ -222,7 +219,7 @@ async fn a_token_lets_us_in() -> Outcome {
     assert!(message.contains("it answers 401") && message.contains(&gateway.url("")), "{message}");
     let token = credentials.path().join("api-key").display().to_string();
     let setup = setup.setting("providers.remote.token_file", &token);
-    serves_and_tells_no_token(&setup).await?;
+    serves_and_tells_no_token(setup).await?;
     far.daemon.stop().await
 }
 
@@ -259,7 +256,7 @@ async fn credentials_of_the_service_stand_for_the_files() -> Outcome {
     let message = refusal(&setup).await?;
     assert!(message.contains("it answers 401"), "{message}");
     fs::write(credentials.path().join("remote-token"), "open-sesame\n")?;
-    serves_and_tells_no_token(&setup).await?;
+    serves_and_tells_no_token(setup).await?;
     far.daemon.stop().await
 }
 

@@ -6,7 +6,6 @@ use op_dbus_api::ErrorName;
 
 use super::{fleet, refusal, serves};
 use crate::harness::Outcome;
-use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Options, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::fleet::{Server, compiled};
@@ -30,8 +29,7 @@ fn long() -> String {
 
 /// Whether the daemon's vectors of hard texts are those of this machine, cut at the same place.
 async fn agrees(daemon: &Daemon, level: &str) -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let here = Setup::real(level)?.ready(&bus).await?;
+    let (_bus, _setup, here) = Setup::real(level)?.alone().await?;
     let texts = [long(), "🍕".to_owned(), "[SEP] and [UNK] ##s".to_owned(), "I do not".to_owned()];
     let found = daemon.client().packed(&texts, HashMap::new()).await?;
     assert_eq!(found.info::<Vec<u32>>("truncated")?, [0]);
@@ -68,11 +66,10 @@ async fn a_server_that_cuts_texts_sooner_is_refused() -> Outcome {
 }
 
 async fn llama_cpp_takes_texts() -> Outcome {
-    let bus = PrivateBus::start().await?;
     let folder = tempfile::Builder::new().prefix("llama-").tempdir()?;
     let llama = Server::llama(folder.path(), "all-MiniLM-L6-v2").await?;
     let setup = fleet("medium", "openai", &[llama.url()])?;
-    let daemon = setup.setting("providers.remote.inputs", "texts").ready(&bus).await?;
+    let (_bus, _setup, daemon) = setup.setting("providers.remote.inputs", "texts").alone().await?;
     serves(&daemon, "medium").await?;
     daemon.stop().await
 }

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "tests, also where clippy sees a helper function")]
 
+#[path = "engine/around.rs"]
+mod around;
+
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
@@ -15,9 +18,11 @@ use nix::unistd::Pid;
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts, serve};
 use op_dbus_engine::{
-    Backend, BackendError, Batch, BatchLimits, Call, Description, Engine, EngineConfig,
-    LoadErrorKind, ModelShape, Pool, Tokenizer,
+    Backend, BackendError, Batch, BatchLimits, Call, Engine, EngineConfig, LoadErrorKind,
+    ModelShape, Pool, Tokenizer,
 };
+
+use around::around;
 
 const ROLE: &str = "OP_DBUS_TEST_WORKER";
 /// Names a file with a byte for each start of a worker.
@@ -30,58 +35,28 @@ const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7, 8], lengths: &[2, 2] };
 const MEMORY_MAX: u64 = 256 << 20;
 
 /// Wants more memory than it may have for a batch of more than two rows.
-struct Greedy(SimBackend);
-
-impl Backend for Greedy {
-    fn description(&self) -> &Description {
-        self.0.description()
+fn greedy(sim: &mut dyn Backend, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+    if batch.rows() > 2 {
+        std::hint::black_box(Vec::<u8>::with_capacity(2 * MEMORY_MAX as usize));
     }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        if batch.rows() > 2 {
-            std::hint::black_box(Vec::<u8>::with_capacity(2 * MEMORY_MAX as usize));
-        }
-        self.0.run(batch, out)
-    }
+    sim.run(batch, out)
 }
 
 /// Refuses to compute to anywhere but the memory that is shared with the engine.
-struct InPlace(SimBackend);
-
-impl Backend for InPlace {
-    fn description(&self) -> &Description {
-        self.0.description()
+fn in_place(sim: &mut dyn Backend, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let holds = |line: &&str| {
+        let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|at| usize::from_str_radix(at, 16).unwrap());
+        (start..end).contains(&out.as_ptr().addr())
+    };
+    let mapping = maps.lines().find(holds).unwrap_or("nothing");
+    if !mapping.contains("memfd:op-dbus-batch") {
+        return Err(BackendError::Failed(format!("vectors are to be written to {mapping}")));
     }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let holds = |line: &&str| {
-            let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
-            let [start, end] = [start, end].map(|at| usize::from_str_radix(at, 16).unwrap());
-            (start..end).contains(&out.as_ptr().addr())
-        };
-        let mapping = maps.lines().find(holds).unwrap_or("nothing");
-        if !mapping.contains("memfd:op-dbus-batch") {
-            return Err(BackendError::Failed(format!("vectors are to be written to {mapping}")));
-        }
-        // What was not written must not pass for a vector.
-        assert!(out.chunks(SHAPE.dimensions).all(|row| row[0].is_nan()), "{out:?}");
-        self.0.run(batch, out)
-    }
-}
-
-/// Is killed in its first batch, if it is one of the first so many workers.
-struct Doomed(SimBackend, u64);
-
-impl Backend for Doomed {
-    fn description(&self) -> &Description {
-        self.0.description()
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        kill_the_first(self.1);
-        self.0.run(batch, out)
-    }
+    // What was not written must not pass for a vector.
+    assert!(out.chunks(SHAPE.dimensions).all(|row| row[0].is_nan()), "{out:?}");
+    sim.run(batch, out)
 }
 
 /// Kills this process if it is one of the first so many workers, as the kernel does that runs out of memory, or
@@ -103,7 +78,7 @@ fn worker_process() {
         "fail" => Faults { fail_on_batch: Some(1), ..Faults::default() },
         _ => Faults::default(),
     };
-    let sim = SimBackend::new(SHAPE.dimensions);
+    let sim: Box<dyn Backend> = Box::new(SimBackend::new(SHAPE.dimensions));
     let load = || match role.as_str() {
         "unloadable" => Err(BackendError::Load {
             kind: LoadErrorKind::ProviderUnavailable,
@@ -112,20 +87,24 @@ fn worker_process() {
         "dies" => std::process::exit(7),
         "greedy" => {
             setrlimit(Resource::RLIMIT_DATA, MEMORY_MAX, MEMORY_MAX).unwrap();
-            Ok(Box::new(Greedy(sim)) as Box<dyn Backend>)
+            Ok(around(sim, greedy))
         }
-        "in-place" => Ok(Box::new(InPlace(sim)) as Box<dyn Backend>),
+        "in-place" => Ok(around(sim, in_place)),
         "killed-loading-1" | "killed-loading-2" => {
             kill_the_first(role[15..].parse().unwrap());
-            Ok(Box::new(sim) as Box<dyn Backend>)
+            Ok(sim)
         }
         "killed-proving-1" | "killed-proving-2" => {
-            Ok(Box::new(Doomed(sim, role[15..].parse().unwrap())) as Box<dyn Backend>)
+            let workers = role[15..].parse().unwrap();
+            Ok(around(sim, move |sim, batch, out| {
+                kill_the_first(workers);
+                sim.run(batch, out)
+            }))
         }
         "never-loads" => loop {
             std::thread::park();
         },
-        _ => Ok(Box::new(Faulty::new(Box::new(sim), faults)) as Box<dyn Backend>),
+        _ => Ok(Box::new(Faulty::new(sim, faults)) as Box<dyn Backend>),
     };
     serve("", load).unwrap();
     std::process::exit(0);

@@ -2,7 +2,7 @@
 
 mod dense;
 mod families;
-mod fixture;
+pub(crate) mod fixture;
 mod graphs;
 mod hubs;
 mod imports;

@@ -63,6 +63,14 @@ impl Backends {
     }
 }
 
+/// A service that has started with these flags, on backends that load.
+async fn started(flags: &[(&str, &str)]) -> (tempfile::TempDir, Backends, Service) {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let service = Service::new(loaded(&root, flags), backends.means(), None);
+    service.start().await;
+    (root, backends, service)
+}
+
 async fn embed(service: &Service, level: Option<Level>) -> Result<usize, Error> {
     let served = service.serving(level, None).await?;
     let request = Request {
@@ -78,9 +86,7 @@ async fn embed(service: &Service, level: Option<Level>) -> Result<usize, Error> 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_calls_share_one_load() {
-    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.means(), None);
-    service.start().await;
+    let (_root, backends, service) = started(&[]).await;
     let calls = (0..16).map(|_| embed(&service, Some(Level::High)));
     for rows in join_all(calls).await {
         assert_eq!(rows.unwrap(), 1);
@@ -90,9 +96,7 @@ async fn concurrent_calls_share_one_load() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_call_fails_while_the_level_changes() {
-    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.means(), None);
-    service.start().await;
+    let (_root, _, service) = started(&[]).await;
     let stop = Arc::new(AtomicBool::new(false));
     let traffic = tokio::spawn({
         let (service, stop) = (service.clone(), stop.clone());
@@ -116,9 +120,7 @@ async fn no_call_fails_while_the_level_changes() {
 /// A level that is loaded and not in force yet is idle to whoever gives memory back meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_comes_into_force_is_loaded_once_whatever_is_trimmed() {
-    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.means(), None);
-    service.start().await;
+    let (_root, _, service) = started(&[]).await;
     let high = super::Choice::Level(Level::High);
     let served = service.now().fleet.get(&high).await.unwrap();
     service.trim().await;
@@ -130,9 +132,7 @@ async fn what_comes_into_force_is_loaded_once_whatever_is_trimmed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_nobody_waited_for_is_there_all_the_same() {
-    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.means(), None);
-    service.start().await;
+    let (_root, _, service) = started(&[]).await;
     drop(service.serving(Some(Level::High), None).now_or_never());
     while service.now().fleet.served().len() < 2 {
         tokio::task::yield_now().await;
@@ -141,9 +141,7 @@ async fn a_model_that_nobody_waited_for_is_there_all_the_same() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_the_traffic_has_left_counts_until_its_last_call_has_ended() {
-    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.means(), None);
-    service.start().await;
+    let (_root, _, service) = started(&[]).await;
     embed(&service, None).await.unwrap();
     embed(&service, Some(Level::High)).await.unwrap();
     assert_eq!((service.statistics().calls, service.statistics().texts), (2, 2));
@@ -180,9 +178,7 @@ async fn a_failed_load_is_told_and_tried_again() {
 
 #[tokio::test]
 async fn a_level_that_does_not_load_leaves_the_old_one() {
-    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.means(), None);
-    service.start().await;
+    let (_root, backends, service) = started(&[]).await;
     backends.broken.store(true, Ordering::SeqCst);
     service.set_level(Level::High).await.unwrap_err();
     assert_eq!(service.now().level(), Some(Level::Medium));
@@ -212,10 +208,7 @@ async fn who_calls_too_soon_is_told_what_is_being_loaded() {
 
 #[tokio::test]
 async fn a_level_beside_the_one_in_force_tells_of_its_provider_once() {
-    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let flags = [("execution_provider", "coreml")];
-    let service = Service::new(loaded(&root, &flags), backends.means(), None);
-    service.start().await;
+    let (_root, _, service) = started(&[("execution_provider", "coreml")]).await;
     assert_eq!(service.fallbacks(), 1);
     for _ in 0..2 {
         embed(&service, Some(Level::High)).await.unwrap();
@@ -225,10 +218,8 @@ async fn a_level_beside_the_one_in_force_tells_of_its_provider_once() {
 
 #[tokio::test]
 async fn what_waits_for_a_level_counts_against_its_users_quota() {
-    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
     let flags = [("quota_tokens", "100"), ("queue_tokens_max", "180")];
-    let service = Service::new(loaded(&root, &flags), backends.means(), None);
-    service.start().await;
+    let (_root, backends, service) = started(&flags).await;
     let held = backends.held.clone();
     let held = held.lock().unwrap();
     let call = |uid, size| service.serving_to(uid, size, Some(Level::High), None);
@@ -258,9 +249,7 @@ async fn what_waits_for_a_level_counts_against_its_users_quota() {
 
 #[tokio::test]
 async fn draining_is_final() {
-    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.means(), None);
-    service.start().await;
+    let (_root, _, service) = started(&[]).await;
     service.drain(Instant::now()).await;
     assert!(matches!(embed(&service, None).await, Err(Error::ShuttingDown)));
     assert!(matches!(service.set_level(Level::Low).await, Err(Error::ShuttingDown)));

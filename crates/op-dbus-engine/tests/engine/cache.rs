@@ -1,10 +1,12 @@
 //! Vectors that are kept: the same bits, in the right places, computed once, and nobody else's.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use op_dbus_engine::sim::Faults;
 use op_dbus_engine::{
-    Cache, Call, Engine, EngineConfig, Error, Excess, Inputs, Limits, RowSink, Tokenizer, Truncate,
+    BackendFactory, BatchLimits, Cache, Call, Engine, EngineConfig, Error, Excess, Inputs, Limits,
+    Pool, RowSink, Tokenizer, Truncate,
 };
 
 use crate::support::{INPUT_MAX, call, config, expected, model, pools, sim};
@@ -158,4 +160,35 @@ async fn what_is_unloaded_or_off_keeps_nothing() {
         assert_eq!(engine.embed(call(1, &["one"])).await.unwrap().cached, 0);
     }
     assert_eq!(cache.kept().bytes, 0);
+}
+
+#[tokio::test]
+async fn what_is_kept_as_a_whole_is_in_time_whatever_is_queued() {
+    // A thousand tokens a second, of which a batch has 40.
+    let slow = Faults { us_per_token: Some(1000), ..Faults::default() };
+    let factory: BackendFactory = Box::new(move |_| sim(slow.clone()));
+    let batch = BatchLimits { tokens_max: 40, ..BatchLimits::default() };
+    let pool = Pool { batch, ..Pool::new(factory) };
+    let config = EngineConfig { cache: Arc::new(Cache::new(ROOM)), ..config(Limits::default()) };
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let texts =
+        |from: usize| (from..from + 20).map(|n| format!("text no {n:02}")).collect::<Vec<_>>();
+    let begin = |texts: Vec<String>| {
+        let (engine, call) = (engine.clone(), Call { inputs: texts.into(), ..call(1, &[]) });
+        tokio::spawn(async move { engine.embed(call).await })
+    };
+    // After a batch that was full it is known how long others take.
+    begin(texts(0)).await.unwrap().unwrap();
+    let queued = begin(texts(20));
+    while engine.stats().in_flight_calls < 1 {
+        tokio::task::yield_now().await;
+    }
+    let in_time = |texts: Vec<String>| {
+        let deadline = Some(Instant::now() + Duration::from_millis(100));
+        engine.embed(Call { inputs: texts.into(), deadline, ..call(1, &[]) })
+    };
+    let late = in_time(texts(40)).await;
+    assert!(matches!(late, Err(Error::Late { .. })), "{late:?}");
+    assert_eq!(in_time(texts(0)).await.unwrap().cached, 20);
+    queued.await.unwrap().unwrap();
 }

@@ -1,5 +1,6 @@
 //! Backends that fail, die, lie or never come.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use op_dbus_engine::{
     Error, Limits, LoadErrorKind, ModelShape, Pool, Reference, Tokenizer, WorkerState,
 };
 
+use crate::around::around;
 use crate::support::*;
 
 #[tokio::test]
@@ -40,29 +42,60 @@ async fn a_text_that_kills_workers_fails_alone() {
     assert_eq!(engine.stats().worker_restarts, 2);
 }
 
-/// Works for its check, then panics.
-struct Panics(SimBackend, bool);
+/// A backend that ends when the test wants it, computing or not.
+struct Mortal {
+    sim: Box<dyn Backend>,
+    ended: Arc<AtomicBool>,
+}
 
-impl Backend for Panics {
+impl Backend for Mortal {
     fn description(&self) -> &Description {
-        self.0.description()
+        self.sim.description()
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        assert!(!self.1, "as the test wants it");
-        self.1 = true;
-        self.0.run(batch, out)
+        self.ended().map_or_else(|| self.sim.run(batch, out), Err)
     }
+
+    fn ended(&mut self) -> Option<BackendError> {
+        self.ended
+            .load(Ordering::Relaxed)
+            .then(|| BackendError::Lost("as the test wants it".into()))
+    }
+}
+
+#[tokio::test]
+async fn workers_that_end_while_they_are_idle_cost_no_text_a_try() {
+    let (made, ended) = (AtomicUsize::new(0), Arc::new(AtomicBool::new(false)));
+    let first = Arc::clone(&ended);
+    let factory = move |_| {
+        let mortal = made.fetch_add(1, Ordering::Relaxed) < 2;
+        let ended = if mortal { Arc::clone(&first) } else { Arc::default() };
+        Ok(Box::new(Mortal { sim: sim(Faults::default())?, ended }) as Box<dyn Backend>)
+    };
+    let engine = start(Box::new(factory), Limits::default(), 2);
+    engine.embed(call(1, &["a"])).await.unwrap();
+    ended.store(true, Ordering::Relaxed);
+    for text in ["b", "c", "d", "e"] {
+        assert_eq!(engine.embed(call(1, &[text])).await.unwrap().vectors, expected(text));
+    }
+    assert_eq!(engine.stats().retries, 0);
 }
 
 #[tokio::test]
 async fn a_panic_costs_one_worker() {
     let made = AtomicUsize::new(0);
-    let factory = move |_| -> Result<Box<dyn Backend>, BackendError> {
-        match made.fetch_add(1, Ordering::Relaxed) {
-            0 => Ok(Box::new(Panics(SimBackend::new(DIMENSIONS), false))),
-            _ => sim(Faults::default()),
+    let factory = move |_| {
+        let healthy = sim(Faults::default())?;
+        if made.fetch_add(1, Ordering::Relaxed) > 0 {
+            return Ok(healthy);
         }
+        // Works for its check, then panics.
+        let mut is_checked = false;
+        Ok(around(healthy, move |sim, batch, out| {
+            assert!(!std::mem::replace(&mut is_checked, true), "as the test wants it");
+            sim.run(batch, out)
+        }))
     };
     let engine = start(Box::new(factory), Limits::default(), 1);
     engine.embed(call(1, &["a"])).await.unwrap();
@@ -146,18 +179,15 @@ async fn a_backend_with_other_vectors_is_not_trusted() {
 }
 
 /// A simulator that does something to each batch before.
-struct Odd(Box<dyn Backend>, fn(&Batch<'_>) -> Vec<Vec<i32>>);
-
-impl Backend for Odd {
-    fn description(&self) -> &Description {
-        self.0.description()
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        let rows = self.1(batch);
+fn odd(
+    faults: Faults,
+    does: fn(&Batch<'_>) -> Vec<Vec<i32>>,
+) -> Result<Box<dyn Backend>, BackendError> {
+    Ok(around(sim(faults)?, move |sim, batch, out| {
+        let rows = does(batch);
         let lengths: Vec<i32> = rows.iter().map(|row| row.len() as i32).collect();
-        self.0.run(&Batch { ids: &rows.concat(), lengths: &lengths }, out)
-    }
+        sim.run(&Batch { ids: &rows.concat(), lengths: &lengths }, out)
+    }))
 }
 
 fn padded(batch: &Batch<'_>) -> Vec<Vec<i32>> {
@@ -179,8 +209,7 @@ async fn a_backend_that_counts_padding_or_cuts_is_not_trusted() {
     let healthy: BackendFactory = Box::new(|_| sim(Faults::default()));
     let reference = op_dbus_engine::reference(&tokenizer(), &model(), &healthy, 0.9999).unwrap();
     let started = |does: fn(&Batch<'_>) -> Vec<Vec<i32>>, faults: Faults, rows_max| {
-        let factory: BackendFactory =
-            Box::new(move |_| Ok(Box::new(Odd(sim(faults.clone())?, does))));
+        let factory: BackendFactory = Box::new(move |_| odd(faults.clone(), does));
         let reference = Some(reference.clone());
         let batch = BatchLimits { rows_max, ..BatchLimits::default() };
         let pool = Pool { reference, batch, ..Pool::new(factory) };
@@ -202,28 +231,18 @@ async fn a_backend_that_counts_padding_or_cuts_is_not_trusted() {
     );
 }
 
-/// A simulator with vectors twice as long as they should be.
-struct Long(Box<dyn Backend>);
-
-impl Backend for Long {
-    fn description(&self) -> &Description {
-        self.0.description()
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        self.0.run(batch, out)?;
-        out.iter_mut().for_each(|value| *value *= 2.0);
-        Ok(())
-    }
-}
-
 /// Also where there is nothing to compare it with.
 #[tokio::test]
 async fn a_backend_that_does_not_normalise_is_refused() {
-    let factory =
-        || -> BackendFactory { Box::new(|_| Ok(Box::new(Long(sim(Faults::default())?)))) };
     let started = |model| {
-        let pools = pools(factory(), 1);
+        let factory = |_| {
+            Ok(around(sim(Faults::default())?, |sim, batch, out| {
+                sim.run(batch, out)?;
+                out.iter_mut().for_each(|value| *value *= 2.0);
+                Ok(())
+            }))
+        };
+        let pools = pools(Box::new(factory), 1);
         Engine::start(Tokenizer::bytes(INPUT_MAX), model, pools, config(Limits::default()))
     };
     let message = started(model()).unwrap_err().to_string();
@@ -245,8 +264,7 @@ async fn a_backend_that_was_right_and_turns_wrong_is_found() {
     let healthy: BackendFactory = Box::new(|_| sim(Faults::default()));
     let reference = op_dbus_engine::reference(&tokenizer(), &model(), &healthy, 0.9999).unwrap();
     let started = |idle_check| {
-        let factory: BackendFactory =
-            Box::new(|_| Ok(Box::new(Odd(sim(Faults::default())?, straying))));
+        let factory: BackendFactory = Box::new(|_| odd(Faults::default(), straying));
         let pool = Pool { reference: Some(reference.clone()), ..Pool::new(factory) };
         let config = EngineConfig { idle_check, ..config(Limits::default()) };
         Engine::start(tokenizer(), model(), vec![pool], config).unwrap()

@@ -214,3 +214,22 @@ async fn what_is_not_done_by_its_deadline_is_refused_at_once_and_the_rest_is_don
     before.await.unwrap().unwrap();
     behind.await.unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn a_call_that_is_over_holds_no_room_while_no_worker_comes_by() {
+    let gate = Gate::new(Limits { quota_tokens: 40, ..Limits::default() });
+    let running = gate.begin(call(1, &["run"]));
+    tokio::task::yield_now().await;
+    assert_eq!(gate.next_batch(), ["run"]);
+    let deadline = Some(Instant::now() + Duration::from_millis(1));
+    let over = gate.engine.embed(Call { deadline, ..call(1, &[TEN; 2]) }).await;
+    assert_eq!(over, Err(Error::DeadlineExceeded));
+    let next = gate.begin(call(1, &[TEN; 2]));
+    tokio::task::yield_now().await;
+    assert_eq!(gate.engine.stats().in_flight_calls, 2);
+    gate.go();
+    assert_eq!(gate.next_batch(), [TEN; 2]);
+    gate.go();
+    running.await.unwrap().unwrap();
+    next.await.unwrap().unwrap();
+}

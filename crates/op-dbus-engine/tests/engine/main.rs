@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests, also where clippy sees a helper function")]
 
+mod around;
 mod cache;
 mod calls;
 mod faults;

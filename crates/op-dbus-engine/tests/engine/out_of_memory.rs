@@ -1,10 +1,9 @@
 //! Batches that do not fit the device.
 
-use op_dbus_engine::sim::{Faults, SimBackend};
-use op_dbus_engine::{
-    Backend, BackendError, Batch, Description, Engine, Error, Limits, Pool, Tokenizer,
-};
+use op_dbus_engine::sim::Faults;
+use op_dbus_engine::{BackendError, Engine, Error, Limits, Pool, Tokenizer};
 
+use crate::around::around;
 use crate::support::*;
 
 #[tokio::test]
@@ -33,8 +32,14 @@ async fn a_batch_of_which_no_eighth_fits_is_computed_text_by_text() {
 /// batches smaller.
 #[tokio::test]
 async fn a_text_that_fits_nowhere_fails_alone() {
-    let made = |_| -> Result<Box<dyn Backend>, BackendError> {
-        Ok(Box::new(Picky(SimBackend::new(DIMENSIONS))))
+    // Has no room for a text with a tilde.
+    let made = |_| {
+        Ok(around(sim(Faults::default())?, |sim, batch, out| {
+            match batch.ids.contains(&i32::from(b'~')) {
+                true => Err(BackendError::OutOfMemory("it is too large".into())),
+                false => sim.run(batch, out),
+            }
+        }))
     };
     let config = config(Limits::default());
     let pools = vec![Pool::new(Box::new(made))];
@@ -52,22 +57,6 @@ async fn a_text_that_fits_nowhere_fails_alone() {
     let before = engine.stats().batches;
     assert_eq!(engine.embed(call(1, &texts)).await.unwrap().vectors, wanted);
     assert_eq!(engine.stats().batches - before, 1, "batches are as large as before");
-}
-
-/// Has no room for a text with a tilde.
-struct Picky(SimBackend);
-
-impl Backend for Picky {
-    fn description(&self) -> &Description {
-        self.0.description()
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        match batch.ids.contains(&i32::from(b'~')) {
-            true => Err(BackendError::OutOfMemory("it is too large".into())),
-            false => self.0.run(batch, out),
-        }
-    }
 }
 
 /// As the memory of a device that others fill: what fits a new worker's part of it is computed, and batches
@@ -97,8 +86,13 @@ async fn a_worker_without_memory_on_its_device_is_replaced_and_gets_smaller_batc
 /// Its worker proves itself and has no memory for a single text.
 #[tokio::test]
 async fn a_device_that_has_no_memory_for_texts_is_given_up() {
-    let made = |_| -> Result<Box<dyn Backend>, BackendError> {
-        Ok(Box::new(Short(SimBackend::new(DIMENSIONS), 1)))
+    let made = |_| {
+        let mut left = 1_usize;
+        Ok(around(sim(Faults::default())?, move |sim, batch, out| {
+            let none = || BackendError::OutOfMemory("none left".into());
+            left = left.checked_sub(1).ok_or_else(none)?;
+            sim.run(batch, out)
+        }))
     };
     let pool = Pool { holds_device: true, losses_max: Some(2), ..Pool::new(Box::new(made)) };
     let config = config(Limits::default());
@@ -108,19 +102,4 @@ async fn a_device_that_has_no_memory_for_texts_is_given_up() {
     assert!(engine.is_failing());
     let losses = engine.losses().unwrap();
     assert!(losses.starts_with("lost 2 batches in a row (out of memory"), "{losses}");
-}
-
-/// Has memory for so many batches.
-struct Short(SimBackend, usize);
-
-impl Backend for Short {
-    fn description(&self) -> &Description {
-        self.0.description()
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        let left = self.1.checked_sub(1).ok_or(BackendError::OutOfMemory("none left".into()))?;
-        self.1 = left;
-        self.0.run(batch, out)
-    }
 }

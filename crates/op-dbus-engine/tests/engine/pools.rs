@@ -7,32 +7,21 @@ use std::time::Duration;
 
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, Batch, BatchCost, Call, Description, Engine,
-    EngineConfig, Limits, Pool, Tokenizer, WorkerState,
+    Backend, BackendError, BackendFactory, BatchCost, Call, Engine, EngineConfig, Limits, Pool,
+    Tokenizer, WorkerState,
 };
 
+use crate::around::around;
 use crate::support::*;
 
 /// A simulator that does so much work for nothing in each batch.
-struct Working {
-    sim: SimBackend,
-    work: u64,
-}
-
-impl Backend for Working {
-    fn description(&self) -> &Description {
-        self.sim.description()
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        black_box((0..self.work).fold(0, |sum, n| black_box(sum ^ n)));
-        self.sim.run(batch, out)
-    }
-}
-
 fn named(name: &str, work: u64, faults: Faults) -> Result<Box<dyn Backend>, BackendError> {
-    let working = Working { sim: SimBackend::of(name, DIMENSIONS), work };
-    Ok(Box::new(Faulty::new(Box::new(working), faults)))
+    let sim = Box::new(SimBackend::of(name, DIMENSIONS));
+    let working = around(sim, move |sim, batch, out| {
+        black_box((0..work).fold(0, |sum, n| black_box(sum ^ n)));
+        sim.run(batch, out)
+    });
+    Ok(Box::new(Faulty::new(working, faults)))
 }
 
 fn pool(name: &'static str, work: u64) -> Pool {
@@ -74,35 +63,22 @@ async fn a_pool_that_leaves_all_to_another_is_measured_anew() {
     tokio::time::timeout(Duration::from_secs(60), comes_back).await.unwrap();
 }
 
-/// A backend whose first batch with a "!" ends when that of the other has begun: neither has all of the work,
+/// The first batch with a "!" of each ends when that of the other has begun: neither has all of the work,
 /// whatever the engine measured when it started.
-struct Met {
-    named: Box<dyn Backend>,
-    other: Option<Arc<Barrier>>,
-}
-
-impl Backend for Met {
-    fn description(&self) -> &Description {
-        self.named.description()
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        let is_asked = batch.texts().flatten().any(|id| *id == 33);
-        if let Some(other) = self.other.take_if(|_| is_asked) {
-            other.wait();
-        }
-        self.named.run(batch, out)
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn two_pools_share_the_work_and_the_reply_names_both() {
     let both = Arc::new(Barrier::new(2));
     let pools = ["one", "other"].map(|name| {
         let both = Arc::clone(&both);
         Pool::new(Box::new(move |_| {
-            let named = named(name, 0, Faults::default())?;
-            Ok(Box::new(Met { named, other: Some(Arc::clone(&both)) }) as Box<dyn Backend>)
+            let mut other = Some(Arc::clone(&both));
+            Ok(around(named(name, 0, Faults::default())?, move |named, batch, out| {
+                let is_asked = batch.texts().flatten().any(|id| *id == 33);
+                if let Some(other) = other.take_if(|_| is_asked) {
+                    other.wait();
+                }
+                named.run(batch, out)
+            }))
         }))
     });
     let engine = mixed(pools.into());

@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use op_dbus_engine::sim::{Faults, SimBackend};
-use op_dbus_engine::{Backend, BackendError, Batch, Description, Error, Limits};
+use op_dbus_engine::sim::Faults;
+use op_dbus_engine::{Backend, BackendError, Error, Limits};
 
+use crate::around::around;
 use crate::support::*;
 
 #[tokio::test]
@@ -17,29 +18,23 @@ async fn a_refused_batch_is_tried_once_more_text_by_text() {
 }
 
 /// Refuses a text with a tilde; once it was given so many batches, everything.
-struct Refuses(SimBackend, usize);
-
-impl Backend for Refuses {
-    fn description(&self) -> &Description {
-        self.0.description()
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        self.1 = self.1.saturating_sub(1);
-        match self.1 == 0 || batch.ids.contains(&i32::from(b'~')) {
+fn refuses(mut batches: usize) -> Result<Box<dyn Backend>, BackendError> {
+    Ok(around(sim(Faults::default())?, move |sim, batch, out| {
+        batches = batches.saturating_sub(1);
+        match batches == 0 || batch.ids.contains(&i32::from(b'~')) {
             true => Err(BackendError::Failed("CUDA failure 700".into())),
-            false => self.0.run(batch, out),
+            false => sim.run(batch, out),
         }
-    }
+    }))
 }
 
 /// As a context of CUDA's in which a kernel has failed: nobody's call ends with it.
 #[tokio::test]
 async fn a_backend_that_refuses_everything_is_replaced() {
     let made = AtomicUsize::new(0);
-    let factory = move |_| -> Result<Box<dyn Backend>, BackendError> {
-        let batches = if made.fetch_add(1, Ordering::Relaxed) == 0 { 3 } else { usize::MAX };
-        Ok(Box::new(Refuses(SimBackend::new(DIMENSIONS), batches)))
+    let factory = move |_| match made.fetch_add(1, Ordering::Relaxed) {
+        0 => refuses(3),
+        _ => refuses(usize::MAX),
     };
     let engine = start(Box::new(factory), Limits::default(), 1);
     for text in ["a", "b", "c"] {
@@ -53,10 +48,7 @@ async fn a_backend_that_refuses_everything_is_replaced() {
 
 #[tokio::test]
 async fn a_text_that_is_refused_by_itself_costs_no_worker() {
-    let factory = |_| -> Result<Box<dyn Backend>, BackendError> {
-        Ok(Box::new(Refuses(SimBackend::new(DIMENSIONS), usize::MAX)))
-    };
-    let engine = start(Box::new(factory), Limits::default(), 1);
+    let engine = start(Box::new(|_| refuses(usize::MAX)), Limits::default(), 1);
     let (bad, good) =
         tokio::join!(engine.embed(call(1, &["bad~"])), engine.embed(call(2, &["good"])));
     assert!(matches!(bad, Err(Error::WorkerFailed(BackendError::Failed(_)))), "{bad:?}");

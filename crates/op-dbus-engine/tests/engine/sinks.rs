@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use op_dbus_engine::sim::SimBackend;
-use op_dbus_engine::{
-    Backend, BackendError, Batch, Call, Description, Error, Limits, RowSink, Truncate,
-};
+use op_dbus_engine::{Backend, BackendError, Call, Error, Limits, RowSink, Truncate};
 
+use crate::around::around;
 use crate::support::{DIMENSIONS, call, expected, plain, start};
 
 /// Vectors by text, with the address at which each was handed over.
@@ -44,27 +43,17 @@ async fn a_sink_gets_each_vector_once_and_is_dropped_before_the_reply() {
     }
 }
 
-/// A backend that notes where it computes to.
-struct Noting(SimBackend, Arc<Mutex<Vec<std::ops::Range<usize>>>>);
-
-impl Backend for Noting {
-    fn description(&self) -> &Description {
-        self.0.description()
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        let bytes = out.as_ptr_range();
-        self.1.lock().unwrap().push(bytes.start.addr()..bytes.end.addr());
-        self.0.run(batch, out)
-    }
-}
-
 #[tokio::test]
 async fn a_sink_is_handed_what_the_backend_wrote_and_no_copy_of_it() {
     let places = Arc::<Mutex<Vec<_>>>::default();
     let noted = places.clone();
-    let noting = move |_| -> Result<Box<dyn Backend>, BackendError> {
-        Ok(Box::new(Noting(SimBackend::new(DIMENSIONS), noted.clone())))
+    let noting = move |_| {
+        let noted = noted.clone();
+        Ok(around(Box::new(SimBackend::new(DIMENSIONS)), move |sim, batch, out| {
+            let bytes = out.as_ptr_range();
+            noted.lock().unwrap().push(bytes.start.addr()..bytes.end.addr());
+            sim.run(batch, out)
+        }))
     };
     let engine = start(Box::new(noting), Limits::default(), 1);
     let taken = Taken::default();

@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
+use crate::tests::fixture::below;
 
 #[test]
 fn what_root_makes_belongs_to_whom_the_folder_around_it_belongs_to() {
@@ -36,21 +37,6 @@ fn of_somebody() -> (tempfile::TempDir, PathBuf, PathBuf) {
         std::os::unix::fs::chown(&store, Some(4_000_000), Some(4_000_001)).unwrap();
     }
     (dir, store, elsewhere)
-}
-
-/// All that lies below a folder, with the modes of the folders.
-fn below(dir: &Path) -> Vec<(PathBuf, u32)> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        let meta = std::fs::symlink_metadata(&path).unwrap();
-        found.push((path.clone(), meta.permissions().mode()));
-        if meta.is_dir() {
-            found.extend(below(&path));
-        }
-    }
-    found.sort();
-    found
 }
 
 /// Puts a link to `elsewhere` in the place of a folder, which goes to `.old`.
@@ -164,7 +150,7 @@ fn what_may_not_be_removed_stops_the_removal_of_nothing_else() {
         writer.clear().unwrap();
     })
     .unwrap();
-    let left = below(&staging).into_iter().filter(|(path, _)| path.ends_with("files")).count();
+    let left = below(&staging).into_iter().filter(|(path, ..)| path.ends_with("files")).count();
     assert_eq!((left, std::fs::read_dir(&staging).unwrap().count()), (16, 16));
     writer.clear().unwrap();
     assert!(!staging.exists(), "root leaves it for good");

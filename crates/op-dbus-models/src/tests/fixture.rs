@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Cursor, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -116,6 +117,22 @@ pub(super) fn zip(files: &Files) -> Vec<u8> {
         writer.write_all(bytes).unwrap();
     }
     writer.finish().unwrap().into_inner()
+}
+
+/// All that lies below a folder, with its modes and contents.
+pub(crate) fn below(dir: &Path) -> Vec<(PathBuf, u32, Vec<u8>)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let meta = fs::symlink_metadata(&path).unwrap();
+        let bytes = if meta.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
+        found.push((path.clone(), meta.mode(), bytes));
+        if meta.is_dir() {
+            found.extend(below(&path));
+        }
+    }
+    found.sort();
+    found
 }
 
 /// A store and a place for sources, both in one temporary folder.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use nix::unistd::geteuid;
 
-use super::fixture::{self, Bench};
+use super::fixture::{self, Bench, below};
 use crate::{Error, ImportOptions, Model, OnnxFacts, Progress};
 
 const OWNER: u32 = 4_000_000;
@@ -32,22 +32,6 @@ fn import(bench: &Bench, meanwhile: impl Fn()) -> Result<Model, Error> {
         max_input_tokens: None,
     };
     bench.store.import(&source, "mine", &options)
-}
-
-/// The names and contents of what lies below a folder, and the modes.
-fn below(dir: &Path) -> Vec<(String, u32, Vec<u8>)> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        let meta = fs::symlink_metadata(&path).unwrap();
-        let bytes = if meta.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
-        found.push((path.display().to_string(), meta.mode(), bytes));
-        if meta.is_dir() {
-            found.extend(below(&path));
-        }
-    }
-    found.sort();
-    found
 }
 
 #[test]

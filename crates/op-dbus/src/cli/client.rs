@@ -1,7 +1,7 @@
 //! A client's end of the bus: connecting, what the service says of itself, errors as exit codes.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use op_dbus_api::{
     BUS_NAME, EMBEDDER_INTERFACE, EmbedderProxy, ErrorName, ManagerProxy, ROOT_PATH,
@@ -13,7 +13,7 @@ use zbus::proxy::{CacheProperties, MethodFlags};
 use zbus::wire::DynamicDeserialize;
 use zbus::{Connection, OwnedVariant, Variant, fdo};
 
-use super::Failure;
+use super::{Failure, tell};
 
 /// How long a bus may take to let us in.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,6 +22,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a service that is not ready is asked again.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a wait for a model goes without a word.
+const QUIET_WAIT: Duration = Duration::from_secs(1);
 
 /// The service on one bus.
 #[derive(Clone)]
@@ -154,6 +156,25 @@ impl Service {
             })
         };
         self.told(all).await.map(Properties)
+    }
+
+    /// The properties once the first model is loaded, or could not be: a service that was started by this
+    /// very call, or just before it, refuses texts until then. A longer wait is told.
+    ///
+    /// # Errors
+    /// As of every call.
+    pub async fn settled(&self) -> Result<Properties, Failure> {
+        let mut untold = Some(Instant::now() + QUIET_WAIT);
+        loop {
+            let properties = self.properties().await?;
+            if properties.text("State") != "loading" {
+                return Ok(properties);
+            }
+            if untold.take_if(|untold| *untold <= Instant::now()).is_some() {
+                tell("the service is loading its model: waiting for it");
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
     }
 
     /// Waits until the service is on the bus and done with loading, well or not, for `limit` at

@@ -83,7 +83,7 @@ pub fn run(mut args: Args) -> Done {
 
 async fn embed(args: Args, format: Format) -> Done {
     let service = connect(&args.bus.bus).await?;
-    let inline = CallLimits::of(&service.properties().await?);
+    let inline = CallLimits::of(&service.settled().await?);
     let output = args.output;
     let to = output.as_deref();
     let mut writer = Writer::new(format, to).map_err(|error| Failure::writing(to, &error))?;

@@ -54,7 +54,7 @@ pub fn run(args: Args) -> Done {
 
 async fn rank(args: Args) -> Done {
     let service = connect(&args.bus.bus).await?;
-    let inline = CallLimits::of(&service.properties().await?);
+    let inline = CallLimits::of(&service.settled().await?);
     // The query is a text of each call.
     let limits = CallLimits { texts_max: (inline.texts_max - 1).max(1), ..inline };
     let caller = Caller::new(service, Options::default(), inline.texts_max).await?;

@@ -34,6 +34,7 @@ pub fn run(args: Args) -> Done {
 
 async fn similarity(args: Args) -> Done {
     let service = connect(&args.bus.bus).await?;
+    service.settled().await?;
     let texts = vec![args.first, args.second];
     let caller = Caller::new(service, Options::default(), texts.len()).await?;
     // Unlike `Similarity`, this says which texts were cut.

@@ -6,9 +6,7 @@ use super::*;
 
 #[tokio::test]
 async fn what_is_known_to_be_missing_is_told_before_anything_is_loaded() {
-    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.means(), None);
-    service.start().await;
+    let (_root, backends, service) = started(&[]).await;
     for provider in ["coreml", "directml", "ggml"] {
         let change = service.change("execution_provider", provider.to_owned());
         let Some(Err(Error::Provider(reason))) = change.now_or_never() else {
@@ -41,9 +39,7 @@ async fn a_refused_change_leaves_the_failure_that_is_told() {
 /// Calls in flight may take as long as they like, and an unload waits for them.
 #[tokio::test]
 async fn a_change_does_not_wait_for_an_unload() {
-    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
-    let service = Service::new(loaded(&root, &[]), backends.means(), None);
-    service.start().await;
+    let (_root, backends, service) = started(&[]).await;
     service.unload().await.unwrap();
     embed(&service, Some(Level::High)).await.unwrap();
     let (is_held, wait) = mpsc::channel();
