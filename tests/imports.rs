@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 use serde_json::{Value, json};
 
@@ -27,6 +28,8 @@ tests! {
     which_output_of_an_own_graph_it_is_can_be_said: [],
     an_imported_model_is_told_of: [Bus, Runtime],
     a_reload_takes_up_what_the_store_has_by_now: [Bus],
+    a_new_worker_reads_as_much_of_a_text_as_the_one_before: [Bus] => limits_stay("native"),
+    an_onnx_runtime_worker_reads_as_much_as_the_one_before: [Bus, Runtime] => limits_stay("ort"),
     what_is_not_supported_is_refused: [],
     a_model_that_was_never_imported: [Bus],
 }
@@ -297,6 +300,31 @@ async fn a_reload_takes_up_what_the_store_has_by_now() -> Outcome {
     assert_eq!(client.vectors(&["a text"]).await?, first);
     let told = daemon.process.stderr();
     assert_eq!(told.matches("serves from memory").count(), 1, "{told}");
+    daemon.stop().await
+}
+
+/// The same weights with another limit are the same model to a worker, and the service goes on as it began.
+async fn limits_stay(engine: &str) -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = store()?.env("OP_DBUS_CPU_ENGINE", engine).setting("batch_tokens_max", "512");
+    let setup = setup.setting("workers_per_device", "1").setting("model", "own");
+    let folder = tiny(&setup, "bert", "mean", Format::Version5)?;
+    setup.import(&folder, &["--name", "own"]).await?.success()?;
+    let daemon = setup.ready(&bus).await?;
+    let (client, text) = (daemon.client(), "word ".repeat(30));
+    let (before, pids) = (client.vectors(&[&text]).await?, daemon.workers().await?);
+
+    fs::remove_dir_all(setup.path("models/own"))?;
+    edit(&folder.join("sentence_bert_config.json"), |own| own["max_seq_length"] = json!(8))?;
+    setup.import(&folder, &["--name", "own"]).await?.success()?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    assert_eq!(client.vectors(&[&text]).await?, before);
+    assert_ne!(daemon.workers().await?, pids);
+    assert_eq!(client.embedder.max_input_tokens().await?, 48);
+
+    client.manager.reload().await?;
+    assert_eq!(client.embedder.max_input_tokens().await?, 8);
+    assert_ne!(client.vectors(&[&text]).await?, before);
     daemon.stop().await
 }
 

@@ -28,6 +28,8 @@ pub struct Spec {
     pub model: String,
     /// Fingerprint that the model must have.
     pub space: String,
+    /// Tokens of the longest text, whatever the store says: the fingerprint does not cover it.
+    pub max_input_tokens: usize,
     /// The model's own folder of packed weights and compiled graphs.
     pub cache_dir: PathBuf,
     /// ONNX Runtime library; of no meaning to the native engine.

@@ -251,6 +251,7 @@ impl Loading<'_> {
             model: self.model.name.clone(),
             cache_dir: cache::make(&self.cache_dir, &self.model.name, &space),
             space,
+            max_input_tokens: self.model.max_input_tokens,
             runtime: libraries.runtime,
             threads: builder.threads.unwrap_or(cores() / workers).clamp(1, cores()),
             cpu_engine,

@@ -52,8 +52,7 @@ struct Config {
     #[serde(default = "epsilon")]
     layer_norm_eps: f32,
     position_embedding_type: Option<String>,
-    #[serde(default)]
-    is_decoder: bool,
+    is_decoder: Option<bool>,
     relative_attention_num_buckets: Option<usize>,
     pad_token_id: Option<usize>,
     /// What the model's own file calls some of them.
@@ -106,7 +105,7 @@ impl Config {
         if self.num_hidden_layers == 0 {
             return Err(unsupported(self.keys.layers, 0, "at least 1"));
         }
-        if self.is_decoder {
+        if self.is_decoder == Some(true) {
             return Err(unsupported("is_decoder", true, "false"));
         }
         match self.position_embedding_type.as_deref() {

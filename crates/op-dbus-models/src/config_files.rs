@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::place::Place;
@@ -18,7 +18,12 @@ pub(crate) const WEIGHTS_BYTES_MAX: u64 = 20 << 30;
 pub(crate) const INPUT_TOKENS_MAX: usize = 1 << 20;
 
 const PROMPTS: &str = "config_sentence_transformers.json";
-pub(crate) const OPTIONAL: &[&str] = &[transformer::FILE, PROMPTS, tokenizer::SETTINGS];
+
+/// Which of the files that a model need not have are there and are taken over with it.
+pub(crate) fn optional(place: &Place) -> impl Iterator<Item = String> {
+    let files = [transformer::file(place), PROMPTS, tokenizer::SETTINGS];
+    files.into_iter().filter(|file| place.has(file)).map(str::to_owned)
+}
 
 #[derive(Deserialize)]
 pub(crate) struct Config {
@@ -31,7 +36,7 @@ pub(crate) struct Config {
     pad_token_id: Option<usize>,
     pub(crate) position_embedding_type: Option<String>,
     pub(crate) auto_map: Option<IgnoredAny>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_absent")]
     pub(crate) matryoshka_dimensions: Vec<usize>,
     pub(crate) tokenizer_class: Option<String>,
     hidden_act: Option<String>,
@@ -49,6 +54,23 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    fn family(&self) -> Option<Family> {
+        match self.model_type.as_deref()? {
+            "bert" => Some(Family::Bert),
+            "mpnet" => Some(Family::Mpnet),
+            "roberta" | "xlm-roberta" | "camembert" => Some(Family::Roberta),
+            "distilbert" => Some(Family::Distilbert),
+            _ => None,
+        }
+    }
+
+    /// The family whose table of positions the model has, where the size of that table is stated.
+    pub(crate) fn with_table(&self) -> Option<Family> {
+        let is_plain = self.auto_map.is_none()
+            && matches!(self.position_embedding_type.as_deref(), None | Some("absolute"));
+        self.family().filter(|_| is_plain && self.max_position_embeddings.is_some())
+    }
+
     /// Numbers in a token's vector.
     pub(crate) fn width(&self) -> Option<usize> {
         match self.model_type.as_deref() {
@@ -135,7 +157,7 @@ const EPSILON: f32 = 1e-12;
 
 #[derive(Deserialize, Default)]
 pub(crate) struct Prompts {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_absent")]
     pub(crate) prompts: BTreeMap<String, String>,
     pub(crate) default_prompt_name: Option<String>,
     truncate_dim: Option<usize>,
@@ -180,13 +202,10 @@ pub(crate) fn read_family(config: &Config) -> Result<Family, Error> {
     if config.auto_map.is_some() {
         return Err(refuse("config.json with auto_map, which asks for code of its own", SUPPORTED));
     }
-    let family = match config.model_type.as_deref() {
-        Some("bert") => Family::Bert,
-        Some("mpnet") => Family::Mpnet,
-        Some("roberta" | "xlm-roberta" | "camembert") => Family::Roberta,
-        Some("distilbert") => Family::Distilbert,
-        Some(other) => return Err(refuse(format!("model_type {other}"), SUPPORTED)),
-        None => return Err(refuse("config.json without model_type", SUPPORTED)),
+    let family = match (config.family(), &config.model_type) {
+        (Some(family), _) => family,
+        (None, Some(other)) => return Err(refuse(format!("model_type {other}"), SUPPORTED)),
+        (None, None) => return Err(refuse("config.json without model_type", SUPPORTED)),
     };
     match config.position_embedding_type.as_deref() {
         None | Some("absolute") => config.check(family).map(|()| family),
@@ -286,7 +305,7 @@ pub(crate) fn input_tokens(
 
 /// The positions that can be used: MPNet counts them from 2, RoBERTa from one behind the number of
 /// its padding token.
-fn positions(config: &Config, family: Family) -> Result<usize, Error> {
+pub(crate) fn positions(config: &Config, family: Family) -> Result<usize, Error> {
     let positions = config.max_position_embeddings.filter(|&n| n <= INPUT_TOKENS_MAX);
     let unused = match family {
         Family::Mpnet => 2,
@@ -333,6 +352,13 @@ pub(crate) fn cuts(mut stated: Vec<usize>, dimensions: usize) -> Vec<usize> {
 
 pub(crate) fn require<T: DeserializeOwned>(place: &mut Place, file: &str) -> Result<T, Error> {
     read(place, file)?.ok_or_else(|| lacks(place, file))
+}
+
+/// Some programs write `null` for what others leave out.
+fn null_is_absent<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    value: D,
+) -> Result<T, D::Error> {
+    Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
 pub(crate) fn read<T: DeserializeOwned>(place: &mut Place, file: &str) -> Result<Option<T>, Error> {

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use crate::config_files::{
-    Config, INPUT_TOKENS_MAX, OPTIONAL, PoolingConfig, Prompts, cuts, input_tokens, read,
-    read_family, read_pooling, read_prompts, read_tokenizer_limit, refuse, require,
+    Config, INPUT_TOKENS_MAX, PoolingConfig, Prompts, cuts, input_tokens, optional, positions,
+    read, read_family, read_pooling, read_prompts, read_tokenizer_limit, refuse, require,
     require_weights,
 };
 use crate::import::{ImportOptions, OnnxFacts};
@@ -61,7 +61,7 @@ pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Er
     let mut files = vec!["tokenizer.json".to_owned(), "config.json".to_owned()];
     files.extend(["modules.json".to_owned(), pooling_file]);
     files.extend(dense.iter().flat_map(|module| dense_paths(&module.folder)));
-    files.extend(OPTIONAL.iter().filter(|file| place.has(file)).map(|&file| file.to_owned()));
+    files.extend(optional(place));
     Ok(Description {
         family,
         pooling,
@@ -124,8 +124,8 @@ pub(crate) fn onnx(
     let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions)?;
     let mut files = vec!["tokenizer.json".to_owned()];
     let others = ["config.json", "modules.json", pooling_file.as_str()];
-    let others = others.iter().chain(OPTIONAL).filter(|file| place.has(file));
-    files.extend(others.map(|&file| file.to_owned()));
+    files.extend(others.into_iter().filter(|file| place.has(file)).map(str::to_owned));
+    files.extend(optional(place));
     Ok(Description {
         family: Family::Onnx,
         pooling,
@@ -170,16 +170,23 @@ fn graph_limit(
     config: Option<&Config>,
     options: &ImportOptions<'_>,
 ) -> Result<usize, Error> {
-    let stated = match (options.max_input_tokens, transformer::read_settings(place)?.max_seq_length)
-    {
+    let own = transformer::read_settings(place)?.max_seq_length;
+    let table = config.and_then(|config| Some((config, config.with_table()?)));
+    let stated = match (options.max_input_tokens, table) {
+        (Some(given), Some((config, family))) if given > positions(config, family)? => {
+            let positions = positions(config, family)?;
+            return Err(refuse(
+                format!("--max-input-tokens {given}"),
+                format!("1 to the {positions} positions that config.json leaves a text"),
+            ));
+        }
         (Some(given), _) => Some(given),
-        (None, Some(stated)) => Some(stated),
-        (None, None) => match read_tokenizer_limit(place)? {
-            Some(limit) => Some(limit),
-            None => config
+        (None, Some((config, family))) => Some(input_tokens(place, config, family, own)?),
+        (None, None) => own.or(read_tokenizer_limit(place)?).or_else(|| {
+            config
                 .filter(|config| config.model_type.as_deref() == Some("bert"))
-                .and_then(|config| config.max_position_embeddings),
-        },
+                .and_then(|config| config.max_position_embeddings)
+        }),
     };
     stated.filter(|&limit| limit > 0 && limit <= INPUT_TOKENS_MAX).ok_or_else(|| {
         refuse(

@@ -77,7 +77,8 @@ pub(crate) fn bring(
         None => Some(describe::sentence_transformers(&mut import.place)?),
     };
     description.iter().try_for_each(|description| agree(options, description))?;
-    to.0.require_space(import.weights_bytes(weights_from, description.as_ref()))?;
+    let files = description.as_ref().map_or(&[][..], |description| &description.files);
+    to.0.require_space(peak_bytes(&mut import.place, weights_from, files))?;
     let mut files = vec![import.copy(weights_from, weights_to, bytes_max)?];
     let description = match description {
         Some(mut description) => {
@@ -141,6 +142,24 @@ fn locate(source: &Path) -> Result<(PathBuf, Option<String>), Error> {
     Ok((root.to_owned(), Some(graph)))
 }
 
+/// Bytes of all that is large while it is copied: 16-bit floats lie there until 32-bit ones have been made
+/// of them.
+fn peak_bytes(place: &mut Place, encoder: &str, files: &[String]) -> u64 {
+    let dense = files.iter().filter(|file| file.ends_with("/model.safetensors"));
+    let (mut kept, mut beside) = (0_u64, 0);
+    for file in dense.map(String::as_str).chain([encoder]) {
+        let bytes = place.bytes(file).unwrap_or(0);
+        let halves = match file.ends_with("model.safetensors") {
+            true => place.with(file, |from, _| Ok(weights::bytes_of_halves(from))),
+            false => Ok(None),
+        };
+        let halves = halves.ok().flatten().unwrap_or(0);
+        kept = kept.saturating_add(bytes).saturating_add(halves);
+        beside = if halves > 0 { bytes.max(beside) } else { beside };
+    }
+    kept.saturating_add(beside)
+}
+
 struct Import<'a> {
     place: Place,
     dir: &'a Path,
@@ -153,14 +172,6 @@ impl Import<'_> {
         let names = ["model.onnx", "onnx/model.onnx"];
         let graph = names.into_iter().find(|name| self.place.has(name));
         graph.filter(|_| !self.place.has("model.safetensors")).map(str::to_owned)
-    }
-
-    /// Bytes of all that is large.
-    fn weights_bytes(&mut self, encoder: &str, description: Option<&Description>) -> u64 {
-        let files = description.map_or(&[][..], |description| &description.files);
-        let dense = files.iter().filter(|file| file.ends_with("/model.safetensors"));
-        let bytes = |file| self.place.bytes(file).unwrap_or(0);
-        dense.map(String::as_str).chain([encoder]).map(bytes).fold(0, u64::saturating_add)
     }
 
     fn copy(&mut self, from: &str, to: &str, bytes_max: u64) -> Result<FileRecord, Error> {
@@ -289,4 +300,36 @@ fn check_tensor(
         format!("{file} has {found}"),
         format!("{kind} weights of the shape {expected:?} that config.json states"),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::tensor::TensorView;
+
+    use super::*;
+
+    #[test]
+    fn halves_need_room_for_what_is_made_of_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, element| {
+            let tensor =
+                TensorView::new(element, vec![4096 / element.bitsize()], &[0; 512]).unwrap();
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let bytes = safetensors::serialize([("linear.weight", tensor)], None).unwrap();
+            std::fs::write(path, &bytes).unwrap();
+            bytes.len() as u64
+        };
+        let encoder = write("model.safetensors", Dtype::BF16);
+        let dense = write("2_Dense/model.safetensors", Dtype::F32);
+        let mut place = Place::folder(folder.path()).unwrap();
+        let mut peak = |files: &[&str]| {
+            let files: Vec<_> = files.iter().map(|&file| file.to_owned()).collect();
+            peak_bytes(&mut place, "model.safetensors", &files)
+        };
+        assert_eq!(peak(&["config.json"]), 2 * encoder + 512);
+        assert_eq!(peak(&["2_Dense/model.safetensors"]), 2 * encoder + 512 + dense);
+        let encoder = write("model.safetensors", Dtype::F32);
+        assert_eq!(peak(&["config.json"]), encoder);
+    }
 }

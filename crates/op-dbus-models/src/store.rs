@@ -272,6 +272,16 @@ fn write_record(dir: &Path, model: &Model) -> Result<(), Error> {
     let mut text = serde_json::to_vec_pretty(&record)
         .map_err(|error| Error::io("write", &path, error.into()))?;
     text.push(b'\n');
+    if text.len() as u64 > RECORD_BYTES_MAX {
+        let prompts: usize = model.prompts.iter().map(|(name, text)| name.len() + text.len()).sum();
+        return Err(Error::unsupported(
+            format!("a record of {} bytes, with prompts of {prompts} bytes", text.len()),
+            format!(
+                "a record of at most {RECORD_BYTES_MAX} bytes, which has the prompts of \
+                 config_sentence_transformers.json in it"
+            ),
+        ));
+    }
     staging::write(&path, &text)
 }
 

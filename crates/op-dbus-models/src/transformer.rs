@@ -8,15 +8,31 @@ use crate::config_files::{read, refuse};
 use crate::place::Place;
 use crate::{Error, tokenizer};
 
-pub(crate) const FILE: &str = "sentence_bert_config.json";
+/// The names of the file, in the order in which sentence-transformers looks for it: once each family had
+/// its own, and the first that is there counts.
+const FILES: [&str; 7] = [
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+];
+
+/// The name of the one that counts.
+pub(crate) fn file(place: &Place) -> &'static str {
+    FILES.into_iter().find(|file| place.has(file)).unwrap_or(FILES[0])
+}
 
 /// What is read of it. Since version 6 it says what is asked of the model and which of its outputs are
 /// pooled as well.
 #[derive(Deserialize, Default)]
 pub(crate) struct Settings {
+    #[serde(skip)]
+    file: &'static str,
     pub(crate) max_seq_length: Option<usize>,
-    #[serde(default)]
-    do_lower_case: bool,
+    do_lower_case: Option<bool>,
     #[serde(default)]
     transformer_task: Value,
     #[serde(default)]
@@ -34,10 +50,11 @@ pub(crate) struct Settings {
 /// Reads them, and the tokenizer with them: both decide on the case of letters.
 pub(crate) fn read_settings(place: &mut Place) -> Result<Settings, Error> {
     let lowers = tokenizer::check(place)?;
-    let settings: Settings = read(place, FILE)?.unwrap_or_default();
-    if settings.do_lower_case && !lowers {
+    let file = file(place);
+    let settings = Settings { file, ..read(place, file)?.unwrap_or_default() };
+    if settings.do_lower_case == Some(true) && !lowers {
         return Err(refuse(
-            format!("{FILE} with do_lower_case, and a tokenizer.json that keeps the case"),
+            format!("{file} with do_lower_case, and a tokenizer.json that keeps the case"),
             "a tokenizer.json that itself does all that is done to the text",
         ));
     }
@@ -47,6 +64,7 @@ pub(crate) fn read_settings(place: &mut Place) -> Result<Settings, Error> {
 impl Settings {
     /// Refuses what the vectors depend on and no other file of the model says.
     pub(crate) fn check(&self) -> Result<(), Error> {
+        let file = self.file;
         let vectors = json!({ "method": "forward", "method_output_name": "last_hidden_state" });
         for (key, found, usual) in [
             ("transformer_task", &self.transformer_task, json!("feature-extraction")),
@@ -56,7 +74,7 @@ impl Settings {
             ("processing_kwargs text", &self.processing_kwargs["text"], json!({})),
         ] {
             if !found.is_null() && *found != usual {
-                return Err(refuse(format!("{FILE} with {key} {found}"), usual.to_string()));
+                return Err(refuse(format!("{file} with {key} {found}"), usual.to_string()));
             }
         }
         for (key, given) in
@@ -66,7 +84,7 @@ impl Settings {
             // Code of the model's own is refused where it is named.
             if let Some(name) = keys.find(|name| *name != "trust_remote_code") {
                 return Err(refuse(
-                    format!("{FILE} with {name} in {key}"),
+                    format!("{file} with {name} in {key}"),
                     "all such settings in config.json and the tokenizer's own files",
                 ));
             }

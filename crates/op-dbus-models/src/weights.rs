@@ -89,6 +89,22 @@ pub(crate) fn widen(dir: &Path, name: &str) -> Result<Option<(u64, String)>, Err
     Ok(Some((bytes, digest::of_file(path)?)))
 }
 
+/// Bytes of the 16-bit floats in a file that is read from its beginning, of which only the header is; none
+/// where that can't be understood, which is told once the file is copied.
+pub(crate) fn bytes_of_halves(from: &mut dyn Read) -> u64 {
+    let mut header = || -> io::Result<Metadata> {
+        let (mut length, mut header) = ([0; 8], Vec::new());
+        from.read_exact(&mut length)?;
+        let length = u64::from_le_bytes(length).min(HEADER_BYTES_MAX);
+        from.take(length).read_to_end(&mut header)?;
+        Ok(serde_json::from_slice(&header)?)
+    };
+    let Ok(header) = header() else { return 0 };
+    let tensors = header.tensors();
+    let halves = tensors.values().filter(|tensor| is_half(tensor.dtype));
+    halves.map(|tensor| (tensor.data_offsets.1 - tensor.data_offsets.0) as u64).sum()
+}
+
 fn is_half(element: Dtype) -> bool {
     matches!(element, Dtype::F16 | Dtype::BF16)
 }

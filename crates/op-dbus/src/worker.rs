@@ -39,6 +39,9 @@ pub struct Args {
     /// Fingerprint that the model must have
     #[arg(long)]
     space: String,
+    /// Tokens of the longest text
+    #[arg(long)]
+    max_input_tokens: usize,
     /// The model's own folder of packed weights and compiled graphs
     #[arg(long)]
     cache_dir: PathBuf,
@@ -236,6 +239,7 @@ fn spec(args: &Args, cpu_engine: backend::CpuEngine) -> Spec {
         model_dir: args.model_dir.clone(),
         model: args.model.clone(),
         space: args.space.clone(),
+        max_input_tokens: args.max_input_tokens,
         cache_dir: args.cache_dir.clone(),
         runtime: PathBuf::from(&args.runtime),
         threads: args.threads,

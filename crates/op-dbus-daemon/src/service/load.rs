@@ -137,6 +137,7 @@ fn start(
     let blueprint = |host: &Host, precision| Blueprint {
         model: draft.model.clone(),
         space: draft.space.clone(),
+        max_input_tokens: draft.shape.max_input_tokens,
         dimensions: draft.shape.dimensions,
         region: batch_limits(settings, host).region(&draft.shape),
         precision,

@@ -41,6 +41,8 @@ pub struct Blueprint {
     pub model: String,
     /// Fingerprint of the model that was verified: a worker serves no other.
     pub space: String,
+    /// Tokens of the longest text that they get: what stands in the store may say something else by then.
+    pub max_input_tokens: usize,
     /// Length of one vector.
     pub dimensions: usize,
     /// The largest batch.
@@ -185,21 +187,21 @@ fn command(
     (number, member): (usize, Member<'_>),
 ) -> Command {
     let mut command = Command::new(exe);
-    let host = &blueprint.host;
-    let (threads, engine) = (member.threads.to_string(), host.cpu_engine.to_string());
+    let Blueprint { host, region, max_input_tokens: length, .. } = blueprint;
+    let engine = host.cpu_engine.to_string();
     let (provider, precision) = (host.provider.to_string(), blueprint.precision.to_string());
     // Workers take the devices in turn.
-    let device = host.devices.get(number % host.devices.len().max(1)).copied().unwrap_or(0);
-    let device = device.to_string();
+    let device = host.devices.get(number % host.devices.len().max(1)).unwrap_or(&0).to_string();
+    let numbers = [member.threads, region.tokens_max, region.rows_max, *length];
+    let [threads, tokens, rows, length] = numbers.map(|number| number.to_string());
     // A reload may have changed it since the settings of this engine were read.
     let log = telemetry::filter().unwrap_or_else(|| settings.log.clone());
-    let (tokens, rows) =
-        (blueprint.region.tokens_max.to_string(), blueprint.region.rows_max.to_string());
     let cache = blueprint.cache(settings);
-    let options: [(&str, &OsStr); 15] = [
+    let options: [(&str, &OsStr); 16] = [
         ("--model-dir", settings.model_dir.as_ref()),
         ("--model", blueprint.model.as_ref()),
         ("--space", blueprint.space.as_ref()),
+        ("--max-input-tokens", length.as_ref()),
         ("--cache-dir", cache.as_ref()),
         ("--runtime", host.runtime.as_ref()),
         ("--threads", threads.as_ref()),

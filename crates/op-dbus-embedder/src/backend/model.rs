@@ -16,7 +16,9 @@ use super::{Spec, failure};
 pub fn get(spec: &Spec) -> Result<Model, BackendError> {
     let model = Store::open(&spec.model_dir).get(&spec.model).map_err(|e| failure::store(&e))?;
     if model.vector_space() == spec.space {
-        return Ok(model);
+        // Texts are cut to what the record said when it was verified. Weights and padding are of the
+        // fingerprint, so there are as many positions as then.
+        return Ok(Model { max_input_tokens: spec.max_input_tokens, ..model });
     }
     let message = format!(
         "{} in {} is another model than the service has loaded under this name; restart the \

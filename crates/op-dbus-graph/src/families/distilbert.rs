@@ -55,7 +55,7 @@ pub(super) fn config(config: &Value) -> Result<Config, serde_json::Error> {
         hidden_act: own.activation,
         layer_norm_eps: EPSILON,
         position_embedding_type: own.position_embedding_type,
-        is_decoder: false,
+        is_decoder: None,
         relative_attention_num_buckets: None,
         pad_token_id: None,
         keys: Keys {

@@ -217,6 +217,8 @@ fn configurations_that_can_not_be_served_say_why() {
         assert!(message.contains(expected), "{key}: {message}");
     }
     let mut model = Tiny::new(Family::Bert);
+    model.config["is_decoder"] = json!(null);
+    assert!(model.compile().is_ok());
     model.config["hidden_size"] = json!("eight");
     let error = model.compile().unwrap_err();
     assert!(matches!(error, Error::Config(_)), "{error}");

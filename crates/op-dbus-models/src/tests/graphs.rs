@@ -54,6 +54,35 @@ fn a_graph_that_says_too_little_is_refused() {
 }
 
 #[test]
+fn a_graph_takes_no_more_tokens_than_its_table_has_positions() {
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
+    let import = |config: serde_json::Value, limit: usize, flag| {
+        let bench = Bench::new();
+        let source = bench.path("source");
+        let mut files = graph_files();
+        let kind = config["model_type"].as_str().unwrap();
+        set(&mut files, "tokenizer.json", &fixture::tokenizer(kind));
+        set(&mut files, "tokenizer_config.json", &json!({ "model_max_length": limit }));
+        set(&mut files, "config.json", &config);
+        fixture::write_folder(&source, &files);
+        let model = bench.import_as(&source, "mine", facts, (None, None, flag));
+        model.map(|model| model.max_input_tokens).map_err(|error| error.to_string())
+    };
+    let of =
+        |kind: &str, rows: usize| json!({ "model_type": kind, "max_position_embeddings": rows });
+    assert_eq!(import(of("roberta", 514), 514, None), Ok(512));
+    assert_eq!(import(of("mpnet", 514), 128, None), Ok(128));
+    assert_eq!(import(of("bert", 64), 512, Some(64)), Ok(64));
+    let message = import(of("bert", 64), 64, Some(80)).unwrap_err();
+    assert!(message.contains("--max-input-tokens 80; supported: 1 to the 64 pos"), "{message}");
+    // Of these nothing is known.
+    assert_eq!(import(of("deberta-v2", 64), 64, Some(80)), Ok(80));
+    let mut own = of("bert", 64);
+    own["position_embedding_type"] = json!("alibi");
+    assert_eq!(import(own, 64, Some(80)), Ok(80));
+}
+
+#[test]
 fn flags_that_contradict_the_model_are_refused() {
     let bench = Bench::new();
     let (folder, graph) = (bench.path("folder"), bench.path("graph"));

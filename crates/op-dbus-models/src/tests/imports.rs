@@ -106,6 +106,8 @@ fn kinds_that_are_not_supported_are_named() {
         ),
         ("config.json", config("bert", "hidden_act", json!("gelu_pytorch_tanh")), ""),
         ("config.json", config("bert", "is_decoder", json!(true)), "is_decoder true"),
+        ("config.json", config("bert", "is_decoder", json!(null)), ""),
+        ("config.json", config("bert", "matryoshka_dimensions", json!(null)), ""),
         ("config.json", config("mpnet", "relative_attention_num_buckets", json!(64)), "buckets 64"),
         ("config.json", config("bert", "num_attention_heads", json!(3)), "num_attention_heads 3"),
         ("config.json", config("bert", "num_hidden_layers", json!(2)), "has 0 layers"),
@@ -130,7 +132,7 @@ fn kinds_that_are_not_supported_are_named() {
         ("config_sentence_transformers.json", json!({ "truncate_dim": 3 }), "truncate_dim 3"),
         ("config_sentence_transformers.json", json!({ "prompts": { "q\0": "q: " } }), "U+0000"),
         ("config_sentence_transformers.json", json!({ "truncate_dim": 4 }), ""),
-        ("config_sentence_transformers.json", json!({ "truncate_dim": null }), ""),
+        ("config_sentence_transformers.json", json!({ "truncate_dim": null, "prompts": null }), ""),
         ("adapter_config.json", json!({}), "adapter"),
     ];
     for (file, content, expected) in cases {

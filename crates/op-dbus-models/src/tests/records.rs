@@ -25,6 +25,20 @@ fn a_record_comes_back_as_it_was_written() {
 }
 
 #[test]
+fn a_record_that_would_be_too_large_to_be_read_is_refused() {
+    let mut files = fixture::model("bert");
+    let name = "config_sentence_transformers.json";
+    let prompts = |bytes: usize| json!({ "prompts": { "query": "q".repeat(bytes) } });
+    fixture::set(&mut files, name, &prompts((1 << 20) - 4096));
+    let bench = Bench::new();
+    bench.import_files(&files).unwrap();
+    assert!(bench.store.get("mine").is_ok());
+    fixture::set(&mut files, name, &prompts(1 << 20));
+    let message = fixture::refusal(&files);
+    assert!(message.contains("with prompts of 1048581 bytes"), "{message}");
+}
+
+#[test]
 fn files_are_readable_by_all_and_writable_by_their_owner_only() {
     let bench = imported();
     let model = bench.store.get("mine").unwrap();

@@ -5,6 +5,30 @@ use serde_json::{Value, json};
 use super::fixture::{self, Bench, refusal, set};
 
 #[test]
+fn the_first_of_its_names_that_is_there_counts() {
+    let bench = Bench::new();
+    let mut files = fixture::model("bert");
+    set(&mut files, "sentence_roberta_config.json", &json!({ "max_seq_length": 7 }));
+    set(&mut files, "sentence_xlnet_config.json", &json!({ "max_seq_length": 9 }));
+    for (name, limit) in [
+        ("sentence_bert_config.json", 32),
+        ("sentence_roberta_config.json", 7),
+        ("sentence_xlnet_config.json", 9),
+    ] {
+        let model = bench.import_files(&files).unwrap();
+        assert_eq!(model.max_input_tokens, limit, "{name}");
+        let taken: Vec<_> =
+            model.files.iter().filter(|file| file.path.starts_with("sentence_")).collect();
+        assert_eq!((taken.len(), taken[0].path.as_str()), (1, name));
+        bench.store.remove("mine").unwrap();
+        files.remove(name);
+    }
+    set(&mut files, "sentence_albert_config.json", &json!({ "do_lower_case": true }));
+    let message = refusal(&files);
+    assert!(message.contains("sentence_albert_config.json with do_lower_case"), "{message}");
+}
+
+#[test]
 fn what_else_would_be_computed_is_refused() {
     let usual = json!({
         "transformer_task": "feature-extraction",
@@ -22,7 +46,7 @@ fn what_else_would_be_computed_is_refused() {
     let output = json!({ "text": { "method": "forward", "method_output_name": "pooler_output" } });
     let cases = [
         (usual.clone(), ""),
-        (json!({ "modality_config": null, "tokenizer_args": {} }), ""),
+        (json!({ "modality_config": null, "tokenizer_args": {}, "do_lower_case": null }), ""),
         (with("transformer_task", json!("fill-mask")), "transformer_task \"fill-mask\""),
         (with("modality_config", output), "\"pooler_output\"}; supported: {\"method\":\"forward\""),
         (with("module_output_name", json!("sentence_embedding")), "module_output_name \"sent"),

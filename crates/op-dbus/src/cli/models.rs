@@ -104,8 +104,8 @@ pub struct ImportArgs {
     /// that it could be; refused where the model says another
     #[arg(long, value_name = "NUMBERS")]
     dimensions: Option<usize>,
-    /// Most tokens of one text, for an ONNX graph: before what its files say; refused for other
-    /// models where they say another
+    /// Most tokens of one text, for an ONNX graph: before what its files say, up to the positions of
+    /// its config.json; refused for other models where they say another
     #[arg(long, value_name = "TOKENS")]
     max_input_tokens: Option<usize>,
 }

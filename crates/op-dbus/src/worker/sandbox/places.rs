@@ -205,8 +205,8 @@ mod tests {
 
     fn args(provider: &str, engine: &str, more: &[&str]) -> Args {
         let line = format!(
-            "worker --model-dir /m/models --model tiny --space s --cache-dir /c --runtime /bin/sh \
-             --cpu-engine {engine} --cpu-isa auto --provider {provider} --precision auto \
+            "worker --model-dir /m/models --model tiny --space s --max-input-tokens 48 --cache-dir /c \
+             --runtime /bin/sh --cpu-engine {engine} --cpu-isa auto --provider {provider} --precision auto \
              --batch-tokens-max 512 --batch-rows-max 512"
         );
         Line::try_parse_from(line.split(' ').chain(more.iter().copied())).unwrap().args
