@@ -23,8 +23,10 @@ tests! {
     bench_tells_every_figure_of_both_places: [Bus],
     bench_tells_what_each_way_to_the_engine_costs: [Bus],
     bench_compares_variants_and_their_vectors: [],
+    bench_measures_the_service_with_the_settings_of_the_engine: [Bus],
+    bench_takes_a_percentage_of_what_it_measured: [Bus],
     bench_refuses_what_it_cannot_compare: [Bus],
-    bench_tells_a_devices_peak_and_the_times_of_its_clients: [Low, Ggml],
+    bench_tells_a_devices_peak_and_the_times_of_its_clients: [Bus, Low, Ggml],
     bench_leaves_the_services_cache_alone: [Low],
     bench_names_the_flag_that_asks_for_what_this_cpu_has_not: [Low],
     bench_can_be_driven: [],
@@ -116,7 +118,7 @@ async fn bench_compares_variants_and_their_vectors() -> Outcome {
 }
 
 async fn bench_tells_a_devices_peak_and_the_times_of_its_clients() -> Outcome {
-    let mut command = bench(&["--json", "--peak", "--at", "engine", "--only", "clients"]);
+    let mut command = bench(&["--json", "--peak", "--spawn", "--only", "clients"]);
     command.args([
         "--clients",
         "1,8",
@@ -132,9 +134,11 @@ async fn bench_tells_a_devices_peak_and_the_times_of_its_clients() -> Outcome {
     command.env("OP_DBUS_CACHE_DIR", folder.path());
     let report: Value = serde_json::from_str(&finish(command, "").await?.success()?)?;
     assert!(report["peak"]["ggml f32"]["median"].as_f64() > Some(0.0), "{report}");
+    // The service's share is one of the same, and not of the CPU's.
+    assert_eq!(report["peak"].as_object().map(serde_json::Map::len), Some(1), "{report}");
     let lines = report["figures"].as_array().ok_or("no figures")?;
     let clients: Vec<_> = lines.iter().map(|line| line["clients"].as_u64()).collect();
-    assert_eq!(clients, [Some(1), Some(8)]);
+    assert_eq!(clients, [Some(1), Some(1), Some(8), Some(8)]);
     for line in lines {
         let figure = |name: &str| line["figures"][name]["median"].as_f64();
         let share = figure("share_of_peak").ok_or("no share of the peak")?;
@@ -145,6 +149,43 @@ async fn bench_tells_a_devices_peak_and_the_times_of_its_clients() -> Outcome {
         let refused = finish(bench(&["--clients", wrong]), "").await?;
         assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     }
+    Ok(())
+}
+
+async fn bench_measures_the_service_with_the_settings_of_the_engine() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let state = folder.path().join("state.json");
+    let changed = r#"{"version":1,"settings":{"vector_level":"low"}}"#;
+    fs::write(&state, changed)?;
+    // A model in place of the level is none that anybody has; nor has a user's quota room for so many.
+    let callers = ["--json", "--spawn", "--only", "calls", "--callers", "4"];
+    for (more, model, level) in [(&[][..], "", "low"), (&["--level", "high"], "nope", "high")] {
+        let mut command = bench(&callers);
+        command.args(more).env("OP_DBUS_STATE_FILE", &state).env("OP_DBUS_MODEL", model);
+        command.env("OP_DBUS_QUOTA_TOKENS", "1000").env("OP_DBUS_QUEUE_TOKENS_MAX", "1000");
+        let report: Value = serde_json::from_str(&finish(command, "").await?.success()?)?;
+        let lines = report["figures"].as_array().ok_or("no figures")?;
+        let served: Vec<_> = lines.iter().map(|line| (&line["place"], &line["level"])).collect();
+        let level = Value::from(level);
+        assert_eq!(served, [(&"engine".into(), &level), (&"daemon".into(), &level)], "{report}");
+    }
+    assert_eq!(fs::read_to_string(&state)?, changed);
+    Ok(())
+}
+
+async fn bench_takes_a_percentage_of_what_it_measured() -> Outcome {
+    let report = json(&["--json", "--at", "daemon", "--only", "none", "--rate", "50%"]).await?;
+    let [calls, rate] = report["figures"].as_array().map_or(&[][..], Vec::as_slice) else {
+        return Err(format!("not calls and arrivals: {report}").into());
+    };
+    assert_eq!((&calls["measure"], &rate["measure"]), (&"calls".into(), &"rate".into()));
+    let offered = rate["figures"]["offered_per_s"]["median"].as_f64().ok_or("no arrivals")?;
+    // The first of two rounds is either the best or the worst.
+    let is_half = |name: &str| {
+        let base = calls["figures"]["texts_per_s"][name].as_f64();
+        base.is_some_and(|base| (offered / base - 0.5).abs() < 1e-6)
+    };
+    assert!(is_half("min") || is_half("max"), "{report}");
     Ok(())
 }
 
@@ -168,6 +209,10 @@ async fn bench_refuses_what_it_cannot_compare() -> Outcome {
     assert_eq!(absent.code, Some(3), "{}", absent.stderr);
     let none = finish(bench(&["--engine", "sim", "--precision", "int8"]), "").await?;
     assert_eq!(none.code, Some(2), "{}", none.stderr);
+    let alike = ["--corpus", "/nowhere/log.1", "--corpus", "/nowhere/log.2"];
+    let alike = finish(bench(&alike), "").await?;
+    assert_eq!(alike.code, Some(2), "{}", alike.stderr);
+    assert!(alike.stderr.contains("NAME=FILE"), "{}", alike.stderr);
     let rate = finish(bench(&["--rate", "fast"]), "").await?;
     assert!(rate.stderr.contains("80%"), "{}", rate.stderr);
     Ok(())
@@ -220,9 +265,9 @@ async fn bench_can_be_driven() -> Outcome {
     assert_eq!(answers.len(), 6, "{out}");
     // One token a byte and two special ones; an empty line is a text.
     assert_eq!(answers[1]["tokens"], serde_json::json!([5, 2, 18]));
-    let (rows, dimensions) = (&answers[2]["rows"], answers[2]["dimensions"].as_u64());
-    assert_eq!(*rows, 3);
-    assert_eq!(fs::metadata(path("vectors"))?.len(), 3 * 4 * dimensions.unwrap_or(0));
+    let dimensions = answers[2]["dimensions"].as_u64().ok_or("no dimensions")?;
+    assert_ne!(dimensions, 0);
+    assert_eq!(fs::metadata(path("vectors"))?.len(), 3 * 4 * dimensions);
     assert_eq!(answers[4]["texts"], 3);
     assert!(answers[5]["int8"].as_f64() > Some(0.0), "{out}");
     Ok(())

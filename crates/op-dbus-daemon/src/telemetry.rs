@@ -1,6 +1,7 @@
 //! Logs: to the journal when it listens on standard error, else to standard error as text.
 //! The content of a caller's text is never logged.
 
+use std::collections::HashMap;
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -98,6 +99,8 @@ pub mod message_id {
     ];
 }
 
+const MINUTE: Duration = Duration::from_secs(60);
+
 /// What is told in the log once in a minute, not thousands of times a second. Clones share the minute.
 #[derive(Clone, Default)]
 pub struct OncePerMinute(Arc<Mutex<Option<Instant>>>);
@@ -106,11 +109,32 @@ impl OncePerMinute {
     /// Whether it is to be told now; then it is not for a minute.
     pub fn is_due(&self) -> bool {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = last.is_none_or(|told| told.elapsed() >= Duration::from_secs(60));
+        let is_due = last.is_none_or(|told| told.elapsed() >= MINUTE);
         if is_due {
             *last = Some(Instant::now());
         }
         is_due
+    }
+}
+
+/// Users of whom something is told in a minute.
+const USERS_MAX: usize = 64;
+
+/// What is told in the log of each user once in a minute, whatever is told of others. Clones share the minutes.
+#[derive(Clone, Default)]
+pub struct OncePerUserAndMinute(Arc<Mutex<HashMap<u32, Instant>>>);
+
+impl OncePerUserAndMinute {
+    /// Whether it is to be told of `uid` now; then it is not for a minute. Nor is it where it was of as many
+    /// users as there is room for, so that neither this nor the log grows with them.
+    pub fn is_due(&self, uid: u32) -> bool {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        told.retain(|_, told| told.elapsed() < MINUTE);
+        if told.len() >= USERS_MAX || told.contains_key(&uid) {
+            return false;
+        }
+        told.insert(uid, Instant::now());
+        true
     }
 }
 

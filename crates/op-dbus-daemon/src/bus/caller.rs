@@ -13,7 +13,7 @@ use zbus::{Connection, MatchRule, MessageStream};
 
 use super::direct::Gate;
 use super::unread::Unread;
-use crate::telemetry::OncePerMinute;
+use crate::telemetry::OncePerUserAndMinute;
 
 /// The bus itself, as a name and as an interface.
 pub const BUS: &str = "org.freedesktop.DBus";
@@ -29,7 +29,7 @@ pub struct Callers {
     /// Whose all calls are, where nobody else can call, whatever their messages say.
     only: Option<Only>,
     /// Refusals for quota.
-    pub quota_told: OncePerMinute,
+    pub quota_told: OncePerUserAndMinute,
     unread: Unread,
 }
 

@@ -126,7 +126,7 @@ impl Calls {
             let _entered = span.enter();
             debug!(error = error.name().as_str(), "refused: {error}");
             self.service.call_failed(error.name());
-            if error.name() == ErrorName::QuotaExceeded && self.callers.quota_told.is_due() {
+            if error.name() == ErrorName::QuotaExceeded && self.callers.quota_told.is_due(uid) {
                 info!(
                     MESSAGE_ID = message_id::QUOTA,
                     uid, "user {uid} has too much in flight: {error}"

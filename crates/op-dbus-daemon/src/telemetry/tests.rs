@@ -8,6 +8,15 @@ use std::sync::{Arc, Mutex};
 use super::*;
 
 #[test]
+fn what_is_told_of_one_user_is_told_of_others() {
+    let told = OncePerUserAndMinute::default();
+    let of = |uid| told.clone().is_due(uid);
+    assert!(of(1) && !of(1) && of(2) && !of(2));
+    // Some of them, of however many there are.
+    assert_eq!((3..10_000).filter(|uid| of(*uid)).count(), USERS_MAX - 2);
+}
+
+#[test]
 fn a_stream_is_known_by_device_and_inode() {
     let folder = tempfile::tempdir().unwrap();
     let file = File::create(folder.path().join("log")).unwrap();

@@ -22,9 +22,11 @@ What is measured, on each text collection in turn:
             in the engine, over the bus and past it, with vectors in the reply and in a memfd: what
             is over the engine's own time, and what of each call's time was not the engine's
   --rate    one text a call, arriving at random at this rate whether or not the last is answered;
-            the time counts from when a text was due, so a queue shows
+            the time counts from when a text was due, so a queue shows; a percentage is one of what
+            calls do at the first place, the engine unless --at leaves it out, and has them measured
   --peak    what the CPU can do at most, by loops that never leave its registers; what another
-            provider can, by products of large matrices
+            provider can, by products of large matrices in the engine here. No share of it is told
+            where a provider and the CPU compute together (--offload)
   --quality how far each precision's vectors are from those of f32
 
 Everything that is compared is measured in turn, round after round, so that a machine that slows
@@ -71,7 +73,7 @@ pub struct Args {
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1])]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64), help_heading = "Measure")]
     pub callers: Vec<u16>,
-    /// Texts per second that arrive, or percent (`80%`) of what the engine does
+    /// Texts per second that arrive, or percent (`80%`) of what calls do, in the engine if that is measured
     #[arg(long, value_name = "RATE,…", value_delimiter = ',', help_heading = "Measure")]
     pub rate: Vec<Rate>,
     /// Measure the peak of what computes beside `calls` and `clients`, which are told as shares of it
@@ -168,7 +170,7 @@ pub enum What {
 pub enum Rate {
     /// Texts per second.
     Texts(f64),
-    /// Percent of what the engine does on these texts.
+    /// Percent of what calls do with these texts at the first place that is measured.
     Percent(f64),
 }
 

@@ -67,8 +67,25 @@ impl Corpus {
         Self { name: "generated".to_owned(), source: format!("generated, seed {seed}"), texts }
     }
 
+    /// What the files have, each under its own name.
+    ///
+    /// # Errors
+    /// Two of one name, whose figures nobody could tell apart; a file that can't be read, or has no texts.
+    pub fn read_all(files: &[Named]) -> Result<Vec<Self>, Failure> {
+        for (number, Named { name, path }) in files.iter().enumerate() {
+            if let Some(other) = files[..number].iter().find(|other| other.name == *name) {
+                return Err(Failure::usage(format!(
+                    "--corpus names {} and {} both `{name}`: give one of them another name, NAME=FILE",
+                    other.path.display(),
+                    path.display()
+                )));
+            }
+        }
+        files.iter().map(Self::read).collect()
+    }
+
     /// The lines of a file that are not blank.
-    pub fn read(named: &Named) -> Result<Self, Failure> {
+    fn read(named: &Named) -> Result<Self, Failure> {
         let path = named.path.display();
         let content = std::fs::read_to_string(&named.path)
             .map_err(|error| Failure::refused(format!("can't read {path}: {error}")))?;
@@ -104,11 +121,16 @@ fn spread_by_length(mut texts: Vec<String>) -> Vec<String> {
     reversed.filter_map(|place| texts.get_mut(place)?.take()).collect()
 }
 
+/// A number below `end`; the bias is far below what a length distribution shows.
+fn below(random: &mut Random, end: u64) -> u64 {
+    random.next() % end
+}
+
 fn length(random: &mut Random) -> u64 {
-    let mut percent = random.below(100);
+    let mut percent = below(random, 100);
     for (share, least, most) in LENGTHS {
         if percent < share {
-            return least + random.below(most - least + 1);
+            return least + below(random, most - least + 1);
         }
         percent -= share;
     }
@@ -118,7 +140,7 @@ fn length(random: &mut Random) -> u64 {
 fn sentence(random: &mut Random, words: u64) -> String {
     let all: Vec<&str> = WORDS.split_whitespace().collect();
     let chosen: Vec<&str> =
-        (0..words).map(|_| all[random.below(all.len() as u64) as usize]).collect();
+        (0..words).map(|_| all[below(random, all.len() as u64) as usize]).collect();
     chosen.join(" ")
 }
 
@@ -176,6 +198,25 @@ mod tests {
         let texts = vec![String::new(); 5];
         let corpus = Corpus { name: String::new(), source: String::new(), texts };
         assert_eq!(corpus.call(1, 3).collect::<Vec<_>>(), [3, 4, 0]);
+    }
+
+    #[test]
+    fn no_two_corpora_have_one_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = folder.path().join(name).display().to_string();
+            std::fs::write(&path, "a text\n").unwrap();
+            path
+        };
+        let (one, other) = (file("log.1"), file("log.2"));
+        let read = |files: [&str; 2]| {
+            let files = files.map(|file| file.parse().unwrap());
+            Corpus::read_all(&files).map(|all| all.into_iter().map(|corpus| corpus.name).collect())
+        };
+        assert_eq!(read([&one, &format!("x={other}")]).ok(), Some(vec!["log".into(), "x".into()]));
+        let error =
+            read([&one, &other]).err().map(|error| error.message().to_owned()).unwrap_or_default();
+        assert!(error.contains("both `log`") && error.contains("NAME=FILE"), "{error}");
     }
 
     #[test]

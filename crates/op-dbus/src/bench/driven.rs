@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::args::Args;
+use super::client::Client;
 use super::corpus::Corpus;
 use super::peak;
 use super::stage::Stage;
@@ -45,70 +46,64 @@ pub async fn run(mut args: Args) -> Done {
         args.at = vec![Place::Engine];
     }
     let mut stage = Stage::set(&args).await?;
-    let [target] = stage.targets.as_slice() else {
+    if stage.targets.len() != 1 {
         return Err(Failure::usage("--driven measures one variant at one place"));
-    };
-    answer(&json!({ "library": format!("op-dbus {}", env!("CARGO_PKG_VERSION")), "own": true,
-        "facts": target.facts }))?;
+    }
+    answer(&json!({ "library": format!("op-dbus {}", env!("CARGO_PKG_VERSION")), "own": true }))?;
     while let Some(line) = next_line().await {
         let request = serde_json::from_str(&line);
         let request = request.map_err(|error| Failure::usage(error.to_string()))?;
-        if let Request::Set { batch_tokens } = request {
-            let wanted: Vec<usize> =
-                Some(batch_tokens).filter(|tokens| *tokens > 0).into_iter().collect();
-            if args.compared.batch_tokens != wanted {
-                stage.strike().await;
-                args.compared.batch_tokens = wanted;
-                stage = Stage::set(&args).await?;
+        let target = &stage.targets[0];
+        let client = &target.clients[0];
+        answer(&match request {
+            Request::Set { batch_tokens } => {
+                let wanted: Vec<usize> =
+                    Some(batch_tokens).filter(|tokens| *tokens > 0).into_iter().collect();
+                if args.compared.batch_tokens != wanted {
+                    stage.strike().await;
+                    args.compared.batch_tokens = wanted;
+                    stage = Stage::set(&args).await?;
+                }
+                json!({})
             }
-            answer(&json!({}))?;
-            continue;
-        }
-        answer(&done(&stage, request).await?)?;
+            Request::Time { texts, seconds } => time(client, &lines(&texts)?, seconds).await?,
+            Request::Vectors { texts, to } => vectors(client, &lines(&texts)?, &to).await?,
+            Request::Tokens { texts } => {
+                let (tokens, _) = target.count_tokens(&lines(&texts)?).await?;
+                let operations = target.work.map(|work| work.operations(tokens.iter().copied()));
+                json!({ "tokens": tokens, "operations": operations })
+            }
+            Request::Peak => {
+                let peak = |precision: &&'static str| Some((*precision, peak::measure(precision)?));
+                json!(PRECISIONS.iter().filter_map(peak).collect::<BTreeMap<_, _>>())
+            }
+            Request::Generate { seed, to } => {
+                write(&to, (Corpus::generated(seed).texts.join("\n") + "\n").as_bytes())?;
+                json!({})
+            }
+        })?;
     }
     stage.strike().await;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn done(stage: &Stage, request: Request) -> Result<Value, Failure> {
-    let target = &stage.targets[0];
-    let client = &target.clients[0];
-    match request {
-        Request::Set { .. } => Ok(json!({})),
-        Request::Time { texts, seconds } => {
-            let texts = lines(&texts)?;
-            let all: Vec<&str> = texts.iter().map(String::as_str).collect();
-            let (mut passes, start) = (0, Instant::now());
-            while passes == 0 || start.elapsed().as_secs_f64() < seconds {
-                client.embed(&all).await?;
-                passes += 1;
-            }
-            let took = start.elapsed().as_secs_f64();
-            Ok(json!({ "texts": passes * texts.len(), "seconds": took }))
-        }
-        Request::Vectors { texts, to } => {
-            let texts = lines(&texts)?;
-            let all: Vec<&str> = texts.iter().map(String::as_str).collect();
-            let vectors = client.embed(&all).await?.vectors.into_numbers();
-            let bytes: Vec<u8> = vectors.iter().flat_map(|value| value.to_le_bytes()).collect();
-            write(&to, &bytes)?;
-            Ok(json!({ "rows": all.len(), "dimensions": vectors.len() / all.len().max(1) }))
-        }
-        Request::Tokens { texts } => {
-            let (tokens, truncated) = target.count_tokens(&lines(&texts)?).await?;
-            let operations = target.work.map(|work| work.operations(tokens.iter().copied()));
-            Ok(json!({ "tokens": tokens, "truncated": truncated, "operations": operations }))
-        }
-        Request::Peak => {
-            let peak = |precision: &&'static str| Some((*precision, peak::measure(precision)?));
-            Ok(json!(PRECISIONS.iter().filter_map(peak).collect::<BTreeMap<_, _>>()))
-        }
-        Request::Generate { seed, to } => {
-            let corpus = Corpus::generated(seed);
-            write(&to, (corpus.texts.join("\n") + "\n").as_bytes())?;
-            Ok(json!({ "texts": corpus.texts.len() }))
-        }
+async fn time(client: &Client, texts: &[String], seconds: f64) -> Result<Value, Failure> {
+    let all: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let (mut passes, start) = (0, Instant::now());
+    while passes == 0 || start.elapsed().as_secs_f64() < seconds {
+        client.embed(&all).await?;
+        passes += 1;
     }
+    let took = start.elapsed().as_secs_f64();
+    Ok(json!({ "texts": passes * texts.len(), "seconds": took }))
+}
+
+async fn vectors(client: &Client, texts: &[String], to: &Path) -> Result<Value, Failure> {
+    let all: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let vectors = client.embed(&all).await?.vectors.into_numbers();
+    let bytes: Vec<u8> = vectors.iter().flat_map(|value| value.to_le_bytes()).collect();
+    write(to, &bytes)?;
+    Ok(json!({ "dimensions": vectors.len() / all.len().max(1) }))
 }
 
 /// The next line of standard input, unless that has ended. It is read on a thread of its own: a signal is heard

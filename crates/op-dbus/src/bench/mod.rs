@@ -46,7 +46,7 @@ pub fn run(args: Args) -> Done {
 async fn bench(args: Args) -> Done {
     let corpora = match args.corpus.as_slice() {
         [] => vec![Corpus::generated(args.seed)],
-        files => files.iter().map(Corpus::read).collect::<Result<_, _>>()?,
+        files => Corpus::read_all(files)?,
     };
     let pairs = match &args.quality {
         Some(Some(path)) => Some(Pairs::read(path)?),

@@ -30,7 +30,7 @@ impl Pairs {
     /// Reads text, text and score, a tab between, one pair a line.
     ///
     /// # Errors
-    /// A file that can't be read, or the first line that is none of this.
+    /// A file that can't be read, the first line that is none of this, or scores that put nothing in order.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let name = path.display();
         let content = std::fs::read_to_string(path)
@@ -39,17 +39,20 @@ impl Pairs {
         for (number, line) in content.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
             let parts: Vec<&str> = line.split('\t').collect();
             let score = parts.get(2).and_then(|score| score.trim().parse::<f64>().ok());
+            let score = score.filter(|score| score.is_finite());
             let (Some(score), [one, other, _]) = (score, parts.as_slice()) else {
                 let number = number + 1;
                 return Err(Failure::refused(format!(
-                    "{name}, line {number}: not text, text and score with tabs between"
+                    "{name}, line {number}: not text, text and score, a number, with tabs between"
                 )));
             };
             pairs.texts.extend([(*one).to_owned(), (*other).to_owned()]);
             pairs.scores.push(score);
         }
-        if pairs.scores.len() < 2 {
-            return Err(Failure::refused(format!("{name} has no pairs to put in order")));
+        if pairs.scores.windows(2).all(|scores| scores[0] == scores[1]) {
+            return Err(Failure::refused(format!(
+                "{name} has no pairs to put in order: at least two need scores that differ"
+            )));
         }
         Ok(pairs)
     }
@@ -183,6 +186,25 @@ fn mean_and_min(values: &[f64]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pairs_have_scores_that_put_them_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |content: &str| {
+            let path = folder.path().join("pairs");
+            std::fs::write(&path, content).unwrap();
+            Pairs::read(&path).map(|pairs| pairs.scores).map_err(|error| error.message().to_owned())
+        };
+        assert_eq!(read("a\tb\t1\n\nc\td\t0.5\n"), Ok(vec![1.0, 0.5]));
+        for score in ["nan", "inf", "x", ""] {
+            let error = read(&format!("a\tb\t1\nc\td\t{score}\n")).unwrap_err();
+            assert!(error.contains("line 2: not text"), "{error}");
+        }
+        for same in ["", "a\tb\t1\n", "a\tb\t1\nc\td\t1.0\n"] {
+            let error = read(same).unwrap_err();
+            assert!(error.contains("scores that differ"), "{error}");
+        }
+    }
 
     #[test]
     fn rows_are_compared_with_rows() {

@@ -17,16 +17,15 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`; the bias is far below what a length distribution shows.
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+    /// A number from 0 to 1, without 1.
+    pub fn unit(&mut self) -> f64 {
+        // 53 bits fit a double.
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// The time to the next arrival where `rate` come in a second on average, in seconds.
     pub fn gap(&mut self, rate: f64) -> f64 {
-        // 53 bits fit a double, and 1 - x is never 0.
-        let unit = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
-        -(1.0 - unit).ln() / rate
+        -(1.0 - self.unit()).ln() / rate
     }
 }
 

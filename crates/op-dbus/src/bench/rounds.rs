@@ -24,6 +24,8 @@ const LANE_TEXTS: usize = 1024;
 const LANE_CLIENTS: usize = 8;
 /// Calls of such a measurement at least.
 const LANE_CALLS_MIN: usize = 5;
+/// The provider whose peak needs no device.
+const CPU: &str = "cpu";
 /// Texts of each client at least.
 const CLIENT_TEXTS_MIN: usize = 2;
 
@@ -136,7 +138,9 @@ async fn rows_of(
     } else {
         measures.extend(wanted(What::Latency).then_some(Measure::Latency));
         let callers = args.callers.iter().map(|callers| Measure::Calls(usize::from(*callers)));
-        measures.extend(callers.filter(|_| wanted(What::Calls)));
+        // A percentage is one of what they do.
+        let is_base = args.rate.iter().any(|rate| matches!(rate, Rate::Percent(_)));
+        measures.extend(callers.filter(|_| wanted(What::Calls) || is_base));
         let clients = args.clients.iter().map(|clients| Measure::Clients(usize::from(*clients)));
         measures.extend(clients.filter(|_| wanted(What::Clients)));
         if args.only.contains(&What::Lanes) {
@@ -232,7 +236,7 @@ struct Bench<'a> {
     rows: Vec<Row>,
     /// `None` when nobody asked for them.
     peaks: Option<BTreeMap<String, Vec<f64>>>,
-    /// What measures the peak of a target's device; nothing where that failed.
+    /// What measures the peak of a variant's device; nothing where that failed.
     products: BTreeMap<usize, Option<Products>>,
 }
 
@@ -271,9 +275,9 @@ impl Bench<'_> {
         if let Some((peak, operations)) = around.zip(operations) {
             figures.insert("share_of_peak", operations / peak);
             let Facts { provider, precision, .. } = &target.facts;
-            let of = match &target.device {
-                Some(_) => format!("{provider} {precision}"),
-                None => precision.clone(),
+            let of = match provider.as_str() {
+                CPU => precision.clone(),
+                provider => format!("{provider} {precision}"),
             };
             self.peaks.get_or_insert_default().entry(of).or_default().push(peak);
         }
@@ -290,9 +294,14 @@ impl Bench<'_> {
         if target.work.is_none() || !matches!(measure, Measure::Calls(_) | Measure::Clients(_)) {
             return None;
         }
-        let Some(device) = &target.device else { return peak::measure(&target.facts.precision) };
-        let products = self.products.entry(number).or_insert_with(|| Products::on(device));
-        products.as_mut()?.measure()
+        let Facts { provider, precision, .. } = &target.facts;
+        if provider == CPU {
+            return peak::measure(precision);
+        }
+        // Of a device and the CPU beside it there is none: they don't multiply one matrix together.
+        let device = target.device.as_ref().filter(|device| device.provider == *provider)?;
+        let of_variant = self.products.entry(target.variant);
+        of_variant.or_insert_with(|| Products::on(device)).as_mut()?.measure()
     }
 
     async fn latency(&self, row: &Row, target: &Target, probe: Probe) -> Result<Figures, Failure> {
@@ -359,8 +368,8 @@ impl Bench<'_> {
         Ok(figures)
     }
 
-    /// Texts per second that this variant did at its first place in the first round: the same base
-    /// in all rounds, so that the offered load is, too.
+    /// Texts per second that this variant did at its first place, the engine where that is measured, in the first
+    /// round: the same base in all rounds, so that the offered load is, too.
     fn engine_speed(&self, row: &Row, target: &Target) -> f64 {
         let base = self.rows.iter().find(|other| {
             matches!(other.measure, Measure::Calls(_))

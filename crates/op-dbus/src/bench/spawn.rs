@@ -32,14 +32,22 @@ pub struct PrivateService {
 
 impl PrivateService {
     /// Starts both and waits until the service has loaded its model. `flags` are settings for the
-    /// service; those that keep it to itself are added, so that the engine can be given the same.
-    pub async fn start(flags: &mut BTreeMap<String, String>) -> Result<Self, Failure> {
+    /// service; those that keep it to itself are added. What `state_file` says counts as well, but is not
+    /// written to: the engine beside it has read that.
+    pub async fn start(
+        flags: &mut BTreeMap<String, String>,
+        state_file: &Path,
+    ) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("op-dbus-bench-").tempdir();
         let folder = folder.map_err(|error| cannot("make a folder for a private bus", &error))?;
         let (bus, address) = start_bus(folder.path()).await?;
         flags.insert("bus".to_owned(), address.clone());
-        let state = folder.path().join("state.json").to_string_lossy().into_owned();
-        flags.insert("state_file".to_owned(), state);
+        let state = folder.path().join("state.json");
+        // One that can't be read says nothing to the engine either.
+        if state_file.is_file() {
+            std::fs::copy(state_file, &state).ok();
+        }
+        flags.insert("state_file".to_owned(), state.to_string_lossy().into_owned());
         let exe = std::env::current_exe().map_err(|error| cannot("find this program", &error))?;
         let mut command = Command::new(exe);
         command.arg("daemon").stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);

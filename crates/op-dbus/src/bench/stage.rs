@@ -13,13 +13,15 @@ use super::client::{Client, Remote, Tokens};
 use super::engine::Local;
 use super::peak::Work;
 use super::spawn::PrivateService;
-use super::variant::{Facts, Flags, Place, product, typed};
+use super::variant::{Facts, Flags, Place, name_level, product, typed};
 use crate::cli::{Failure, cache_instead_of, connect};
 
 /// How long a service may be loading when we come.
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
 /// Clients that one target needs at most.
 const CLIENTS: usize = 64;
+/// Tokens that may wait or be computed: more than that many clients have with long texts.
+const ADMITTED_TOKENS: &str = "4294967296";
 /// Texts in one call that asks for token counts.
 const COUNT_CALL_TEXTS: usize = 256;
 
@@ -27,9 +29,9 @@ const COUNT_CALL_TEXTS: usize = 256;
 pub struct Stage {
     pub targets: Vec<Target>,
     spawned: Vec<PrivateService>,
-    /// What each variant is given beside what is compared.
+    /// What each variant is given beside what is compared: room for all clients, a cache.
     common: Flags,
-    /// The cache that is named there, gone when the measurement is.
+    /// That cache, where it is gone when the measurement is.
     _cache: Option<TempDir>,
 }
 
@@ -41,7 +43,7 @@ pub struct Target {
     pub facts: Facts,
     /// What the model computes; `None` where that is not known.
     pub work: Option<Work>,
-    /// What a worker computes with, if that is no CPU and the engine is here.
+    /// What a worker of the variant's engine here computes with, if that is there and no CPU.
     pub device: Option<Spec>,
     pub clients: Vec<Client>,
     host: Host,
@@ -72,8 +74,12 @@ impl Stage {
             .map_err(|reason| Failure::usage(format!("--bus or OP_DBUS_BUS is wrong: {reason}")))?;
         let cache = cache_instead_of(&load(&Flags::new())?.settings.cache_dir)
             .map_err(|error| Failure::refused(format!("no temporary folder: {error}")))?;
-        let path = cache.as_ref().map(|folder| folder.path().to_string_lossy().into_owned());
-        let common = path.map(|path| ("cache_dir".to_owned(), path)).into_iter().collect();
+        let mut common: Flags = ["quota_tokens", "queue_tokens_max"]
+            .map(|key| (key.to_owned(), ADMITTED_TOKENS.to_owned()))
+            .into();
+        if let Some(folder) = &cache {
+            common.insert("cache_dir".to_owned(), folder.path().to_string_lossy().into_owned());
+        }
         let mut stage = Self { targets: Vec::new(), spawned: Vec::new(), common, _cache: cache };
         match named {
             Some(address) => stage.set_beside(args, address, &places).await?,
@@ -108,18 +114,10 @@ impl Stage {
         let mut flags = self.common.clone();
         let level = args.compared.level.first().unwrap_or(&served.level);
         if !level.is_empty() {
-            flags.insert("vector_level".to_owned(), level.clone());
+            name_level(&mut flags, level);
         }
         if places.contains(&Place::Engine) {
             self.add_engine(0, load(&flags)?).await?;
-        }
-        let local = self.targets.first().map(|engine| &engine.facts);
-        if let Some(local) = local.filter(|local| local.space != served.space) {
-            return Err(Failure::refused(format!(
-                "the service embeds with {} in {} and the settings here say {} in {}: compare like \
-                 with like (--level), or measure one place alone (--at)",
-                served.model, served.precision, local.model, local.precision
-            )));
         }
         self.add_daemon(0, served, remote, places).await
     }
@@ -134,11 +132,12 @@ impl Stage {
         flags.extend(self.common.clone());
         // What is wrong with the flags is told here, not by a service that ends over it.
         let loaded = load(&flags)?;
+        let state_file = loaded.settings.state_file.clone();
         if places.contains(&Place::Engine) {
             self.add_engine(variant, loaded).await?;
         }
         if places.iter().any(|place| *place != Place::Engine) {
-            let service = PrivateService::start(&mut flags).await?;
+            let service = PrivateService::start(&mut flags, &state_file).await?;
             let address = service.bus();
             self.spawned.push(service);
             let service = connect(&address).await?;
@@ -173,6 +172,17 @@ impl Stage {
         remote: Remote,
         places: &[Place],
     ) -> Result<(), Failure> {
+        let beside = self.targets.iter().find(|target| target.variant == variant);
+        if let Some(local) = beside.map(|engine| &engine.facts)
+            && local.space != facts.space
+        {
+            return Err(Failure::refused(format!(
+                "the service embeds with {} in {} and the engine here with {} in {}: compare like with like \
+                 (--level; with --spawn also --provider and --precision), or measure one place alone (--at)",
+                facts.model, facts.precision, local.model, local.precision
+            )));
+        }
+        let device = beside.and_then(|engine| engine.device.clone());
         let model_dir = load(&Flags::new())?.settings.model_dir;
         let remote = Arc::new(remote);
         for place in places.iter().filter(|place| **place != Place::Engine) {
@@ -180,7 +190,7 @@ impl Stage {
                 place: *place,
                 variant,
                 work: work(&model_dir, &facts.model),
-                device: None,
+                device: device.clone(),
                 facts: facts.clone(),
                 clients: remote.clients(*place, CLIENTS).await?,
                 host: Host::Daemon(remote.clone()),

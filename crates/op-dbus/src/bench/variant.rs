@@ -54,6 +54,12 @@ pub fn typed(flag: &str) -> String {
     .to_owned()
 }
 
+/// Has `level` served, also where the settings name a model in its place.
+pub fn name_level(flags: &mut Flags, level: &str) {
+    flags.insert("vector_level".to_owned(), level.to_owned());
+    flags.insert("model".to_owned(), String::new());
+}
+
 /// What computes with ONNX Runtime, on instruction sets of its own choice, in these precisions.
 const OF_ONNX_RUNTIME: [&str; 3] = ["auto", "f32", "f16"];
 
@@ -88,6 +94,9 @@ pub fn product(compared: &Compared) -> Result<Vec<Flags>, Failure> {
     let mut variants: Vec<Flags> = Vec::new();
     for mut flags in all {
         // What is compared must be what runs.
+        if let Some(level) = flags.get("vector_level").cloned() {
+            name_level(&mut flags, &level);
+        }
         if flags.contains_key("execution_provider") {
             flags.insert("fallback".to_owned(), "none".to_owned());
         }
@@ -203,6 +212,14 @@ mod tests {
     #[test]
     fn nothing_asked_for_is_what_is_configured() {
         assert_eq!(product(&Compared::default()).unwrap(), [Flags::new()]);
+    }
+
+    #[test]
+    fn a_level_is_served_whatever_model_the_settings_name() {
+        let compared = Compared { level: list("low high"), ..Compared::default() };
+        let variants = product(&compared).unwrap();
+        assert_eq!(variants.len(), 2);
+        assert!(variants.iter().all(|flags| flags["model"].is_empty()));
     }
 
     #[test]

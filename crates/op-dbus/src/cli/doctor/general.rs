@@ -92,8 +92,18 @@ pub fn policy(root: &Root, bus: &Bus) -> Check {
     }
 }
 
-/// What the native engine has of this CPU.
+/// What the native engine has of this CPU, where it is to compute.
 pub fn cpu(settings: &Settings) -> Check {
+    match settings.cpu_engine {
+        CpuEngine::Native => {}
+        CpuEngine::Ort => {
+            let why = "ONNX Runtime chooses its instructions itself (cpu_engine is ort)";
+            return Check::unchecked("cpu", why);
+        }
+        CpuEngine::Sim => {
+            return Check::unchecked("cpu", "vectors are simulated (cpu_engine is sim)");
+        }
+    }
     let available: Vec<&str> = Isa::available().into_iter().map(Isa::as_str).collect();
     let has = format!("{} (has {})", Isa::best().as_str(), available.join(", "));
     match settings.cpu_isa.as_str() {
@@ -160,5 +170,10 @@ mod tests {
         assert_eq!(cpu(&settings(folder.path(), &[("cpu_isa", "portable")])).state, State::Ok);
         let lacking = Isa::ALL.iter().find(|isa| !isa.is_available()).unwrap().as_str();
         assert_eq!(cpu(&settings(folder.path(), &[("cpu_isa", lacking)])).state, State::Wrong);
+        // Nothing depends on it where the native engine does not compute.
+        let simulated = settings(folder.path(), &[("cpu_isa", lacking), ("cpu_engine", "sim")]);
+        assert_eq!(cpu(&simulated).state, State::Unchecked);
+        let by_runtime = settings(folder.path(), &[("cpu_engine", "ort")]);
+        assert_eq!(cpu(&by_runtime).state, State::Unchecked);
     }
 }

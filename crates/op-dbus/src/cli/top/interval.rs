@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use op_dbus_engine::Times;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::reading::{Reading, Worker};
 
@@ -32,6 +33,7 @@ pub struct Interval {
     pub retries: u64,
     /// Calls that failed, by kind; those kinds only that did.
     pub failures: BTreeMap<String, u64>,
+    /// Those that were there at its beginning.
     pub workers: Vec<WorkerInterval>,
 }
 
@@ -88,7 +90,7 @@ impl Interval {
             truncated: grown(before.truncated, after.truncated),
             retries: grown(before.retries, after.retries),
             failures: new_failures(&before.failures, &after.failures),
-            workers: workers(&earlier.status.workers, &later.status.workers, seconds),
+            workers: workers(earlier, later, seconds),
         })
     }
 }
@@ -111,29 +113,54 @@ fn new_failures(
     after.iter().filter_map(grown).collect()
 }
 
-/// By position: a worker that was replaced has another process and goes on counting.
-fn workers(before: &[Worker], after: &[Worker], seconds: f64) -> Vec<WorkerInterval> {
-    let one = |(before, after): (&Worker, &Worker)| {
+/// By process; one that was replaced goes on counting in its place. One that was not there before has no figures:
+/// where it is one in reserve, it has come back with the counts of earlier times.
+fn workers(earlier: &Reading, later: &Reading, seconds: f64) -> Vec<WorkerInterval> {
+    let has = |of: &Reading, pid: u32| of.status.workers.iter().any(|worker| worker.pid == pid);
+    let mut replaced: Vec<_> = placed(earlier).filter(|(one, _)| !has(later, one.pid)).collect();
+    let mut found = Vec::new();
+    for (after, place) in placed(later) {
+        let before = match earlier.status.workers.iter().find(|before| before.pid == after.pid) {
+            Some(before) => before,
+            None => match replaced.iter().position(|(_, other)| *other == place) {
+                Some(position) => replaced.remove(position).0,
+                None => continue,
+            },
+        };
         let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
-        WorkerInterval {
+        found.push(WorkerInterval {
             pid: after.pid,
             // A batch counts at its end, so a long one may count for more than the interval.
             busy: (rate(before.busy_us, after.busy_us) / 1e6).min(1.0),
             rows_per_s: rate(before.rows, after.rows),
             tokens_per_s: rate(before.tokens, after.tokens),
             batches_per_s: rate(before.batches, after.batches),
-        }
-    };
-    before.iter().zip(after).map(one).collect()
+        });
+    }
+    found
+}
+
+/// Each worker with what another process in its place has as well.
+fn placed(reading: &Reading) -> impl Iterator<Item = (&Worker, [&Value; 3])> {
+    let told = &reading.json.status["workers"];
+    let place = |number: usize| ["model", "device", "reserved"].map(|key| &told[number][key]);
+    let workers = reading.status.workers.iter().enumerate();
+    workers.map(move |(number, worker)| (worker, place(number)))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::sync::OnceLock;
+    use std::time::{Duration, Instant};
 
     use serde_json::json;
 
     use super::*;
+
+    fn start() -> Instant {
+        static START: OnceLock<Instant> = OnceLock::new();
+        *START.get_or_init(Instant::now)
+    }
 
     fn reading(seconds: u64, pid: u32, calls: u64) -> Reading {
         let status = json!({
@@ -147,15 +174,14 @@ mod tests {
             "queue_us_buckets": [[16, 100], [1024, calls]],
         });
         let mut reading = Reading::new(status, statistics, json!([])).unwrap();
-        reading.at += Duration::from_secs(seconds);
+        reading.at = start() + Duration::from_secs(seconds);
         reading
     }
 
     #[test]
     fn rates_are_differences_over_time() {
         let first = reading(0, 1, 10);
-        let mut second = reading(2, 1, 14);
-        second.at = first.at + Duration::from_secs(2);
+        let second = reading(2, 1, 14);
         let interval = Interval::between(&first, &second).unwrap();
         assert_eq!((interval.calls_per_s, interval.rows_per_s), (2.0, 4.0));
         assert_eq!((interval.tokens_per_s, interval.batches_per_s), (80.0, 1.0));
@@ -163,6 +189,40 @@ mod tests {
         assert_eq!(interval.padded_over_tokens, Some(1.25));
         assert_eq!(interval.failures, BTreeMap::from([("overloaded".to_owned(), 4)]));
         assert_eq!((interval.workers[0].busy, interval.workers[0].rows_per_s), (0.8, 4.0));
+    }
+
+    /// Pid, device, whether it is in reserve, and milliseconds that it has computed.
+    type Told = (u32, &'static str, bool, u64);
+
+    #[test]
+    fn workers_are_compared_with_themselves() {
+        let at = |seconds: u64, workers: &[Told]| {
+            let worker = |(pid, device, reserved, busy): &Told| {
+                json!({ "pid": pid, "model": "m", "device": device, "reserved": reserved,
+                    "busy_us": 1_000 * busy })
+            };
+            let workers: Vec<_> = workers.iter().map(worker).collect();
+            let status = json!({ "pid": 1, "since": 5, "workers": workers });
+            let mut reading = Reading::new(status, json!({}), json!([])).unwrap();
+            reading.at = start() + Duration::from_secs(seconds);
+            reading
+        };
+        let busy = |before: &[Told], after: &[Told]| -> Vec<(u32, f64)> {
+            let workers = Interval::between(&at(0, before), &at(1, after)).unwrap().workers;
+            workers.iter().map(|worker| (worker.pid, worker.busy)).collect()
+        };
+        let cpu = |pid, busy| (pid, "cpu:0", false, busy);
+        let reserve = |pid, busy| (pid, "cpu:0", true, busy);
+        // One in reserve goes, which others come behind.
+        let before = [cpu(7, 100), reserve(8, 900), (9, "ggml:0", false, 1_000)];
+        let after = [cpu(7, 200), (9, "ggml:0", false, 1_000)];
+        assert_eq!(busy(&before, &after), [(7, 0.1), (9, 0.0)]);
+        // One that comes back may have computed at any time.
+        assert_eq!(busy(&after, &before), [(7, 0.0), (9, 0.0)]);
+        // Those that are replaced go on counting, each in its place.
+        let before = [cpu(7, 100), cpu(8, 200), reserve(9, 300)];
+        let after = [cpu(10, 200), cpu(11, 500), reserve(12, 700)];
+        assert_eq!(busy(&before, &after), [(10, 0.1), (11, 0.3), (12, 0.4)]);
     }
 
     #[test]

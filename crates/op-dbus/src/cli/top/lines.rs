@@ -197,8 +197,9 @@ impl View<'_> {
         let with_reasons = workers.len() + workers.iter().filter(replaced).count() < lines_max;
         // The last line says how many there was no room for.
         let shown = if workers.len() < lines_max { workers.len() } else { lines_max - 2 };
-        for (position, worker) in workers.iter().take(shown).enumerate() {
-            let interval = self.interval.and_then(|interval| interval.workers.get(position));
+        for worker in workers.iter().take(shown) {
+            let known = self.interval.map_or(&[][..], |interval| &interval.workers);
+            let interval = known.iter().find(|known| known.pid == worker.pid);
             lines.push(worker_line(worker, interval));
             if with_reasons && replaced(&worker) {
                 let reason = printable(&worker.last_error, SENTENCE_CHARS);

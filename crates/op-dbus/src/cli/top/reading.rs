@@ -161,15 +161,9 @@ impl Source {
             let devices: Vec<Dictionary> = service.read_if_running("ListDevices").await?;
             Ok::<_, Failure>((status, statistics, devices))
         };
+        let answers = tokio::time::timeout(ANSWER_TIMEOUT, answers).await;
         let (status, statistics, devices) =
-            match tokio::time::timeout(ANSWER_TIMEOUT, answers).await {
-                Ok(answers) => answers?,
-                Err(_) => {
-                    let seconds = ANSWER_TIMEOUT.as_secs();
-                    let silent = format!("the service has not answered for {seconds} s");
-                    return Err(Failure::unreachable(silent));
-                }
-            };
+            answers.unwrap_or_else(|_| Err(service.silent(ANSWER_TIMEOUT)))?;
         self.service = Some(service);
         let devices = devices.iter().map(json_object).collect();
         Reading::new(json_object(&status), json_object(&statistics), devices)
