@@ -79,6 +79,7 @@ async fn the_wheel_works_where_it_is_installed() -> Outcome {
     let said = installed.run(&["-Werror"], &fixture("python/package.py"), bus.address()).await?;
     installed.run(&["-Werror"], &fixture("python/unanswered.py"), bus.address()).await?;
     installed.run(&["-Werror"], &fixture("python/overlap.py"), "").await?;
+    installed.run(&["-Werror"], &fixture("python/descriptors.py"), "").await?;
     let said: Value = serde_json::from_str(&said)?;
     let from = said["file"].as_str().unwrap_or_default();
     assert!(Path::new(from).starts_with(installed.folder.path()), "the package came from {from}");

@@ -109,6 +109,8 @@ def refusals(embedder: Embedder) -> None:
     refused(TypeError, "a sequence of them", lambda: embedder.embed("one"))
     refused(TypeError, "text 1 is a int", lambda: embedder.embed(["one", 2]))
     refused(TypeError, "the options are level,", lambda: embedder.embed(["one"], levle="low"))
+    # numpy has a bool of its own.
+    assert len(embedder.embed(["one"], normalize=np.bool_(True), deadline_ms=np.int64(60_000))) == 1
     refused(TypeError, "normalize is a int", lambda: embedder.embed(["one"], normalize=1))
     refused(ValueError, "deadline_ms is -1", lambda: embedder.embed(["one"], deadline_ms=-1))
     refused(errors.InvalidArgument, "text 0 has a NUL", lambda: embedder.embed(["a\0b"]))
@@ -401,6 +403,33 @@ def a_fork_has_no_client(embedder: Embedder) -> None:
     assert len(embedder.embed(["one"])) == 1
 
 
+async def a_fork_has_no_asynchronous_client(direct: bool) -> None:
+    """It would read what the other process has asked for."""
+    async with AsyncEmbedder(BUS, direct=direct) as embedder:
+        expected = (await embedder.embed(["one"])).vectors.copy()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
+        if child == 0:
+            try:
+                asyncio.run(refused_in_time(RuntimeError, "before a fork", embedder.embed(["two"])))
+                asyncio.run(embedder.close())
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert np.array_equal((await embedder.embed(["one"])).vectors, expected)
+
+
+async def refused_in_time(kind: type[Exception], words: str, call) -> None:
+    try:
+        await asyncio.wait_for(call, 60)
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
 def what_is_cut_is_counted() -> None:
     """Also where the service lists the first of many."""
     info = dict.fromkeys(("level", "model", "provider", "device", "precision", "space"), "x")
@@ -482,6 +511,7 @@ def main() -> None:
     for direct in (False, True):
         asyncio.run(an_asynchronous_client_that_nobody_holds_is_closed(direct))
         a_client_outlives_its_loop(direct)
+        asyncio.run(a_fork_has_no_asynchronous_client(direct))
     asyncio.run(calls_overlap(direct=False))
     asyncio.run(calls_overlap(direct=True))
     asyncio.run(a_model_changes_between_two_calls())

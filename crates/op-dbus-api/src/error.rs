@@ -5,8 +5,11 @@ use std::fmt;
 use zbus::message::{Header, Message};
 use zbus::names;
 
-/// So long is a message at most: the longest of ours that quotes nothing has a few hundred bytes.
+/// So long is a message at most: the longest of ours that quotes nothing has a few hundred bytes, and a bus ends the
+/// connection of whoever answers with more than it carries.
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
+/// Of a longer one this much is left at each end; a mark between them has the rest.
+const END_BYTES: usize = MESSAGE_BYTES_MAX / 2 - 32;
 
 macro_rules! error_names {
     ($( $(#[$doc:meta])* $variant:ident = $name:literal ),+ $(,)?) => {
@@ -74,10 +77,6 @@ error_names! {
     Failed = "org.freedesktop.DBus.Error.Failed",
 }
 
-/// Bytes of a sentence as it is sent. There may be something of the caller's in it, and a bus ends the
-/// connection of whoever answers with more than it carries.
-const SENT_BYTES_MAX: usize = 16 * 1024;
-
 /// A refusal or failure, ready to be sent or as it was received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
@@ -136,8 +135,7 @@ impl std::error::Error for Error {}
 
 impl zbus::DBusError for Error {
     fn create_reply(&self, call: &Header<'_>) -> zbus::Result<Message> {
-        let sent = &self.message[..self.message.floor_char_boundary(SENT_BYTES_MAX)];
-        Message::error(call, zbus::DBusError::name(self)).build(&(sent,))
+        Message::error(call, zbus::DBusError::name(self)).build(&(self.message(),))
     }
 
     fn name(&self) -> names::ErrorName<'_> {
@@ -151,13 +149,12 @@ impl zbus::DBusError for Error {
 
 /// Of a long message the ends, where it says what is wrong and what to do.
 fn ends_of(message: String) -> String {
-    let left_out = message.len().saturating_sub(MESSAGE_BYTES_MAX);
-    if left_out == 0 {
+    if message.len() <= MESSAGE_BYTES_MAX {
         return message;
     }
-    let start = message.floor_char_boundary(MESSAGE_BYTES_MAX / 2);
-    let end = message.ceil_char_boundary(message.len() - MESSAGE_BYTES_MAX / 2);
-    format!("{} [… {left_out} bytes …] {}", &message[..start], &message[end..])
+    let start = message.floor_char_boundary(END_BYTES);
+    let end = message.ceil_char_boundary(message.len() - END_BYTES);
+    format!("{} [… {} bytes …] {}", &message[..start], end - start, &message[end..])
 }
 
 #[cfg(test)]
@@ -182,9 +179,17 @@ mod tests {
         let message = error.message();
         assert!(message.starts_with("no üü") && message.ends_with("üü; try another"));
         assert!(
-            message.contains("[… 208") && message.len() < MESSAGE_BYTES_MAX + 64,
+            message.contains("[… 208") && message.len() <= MESSAGE_BYTES_MAX,
             "{}",
             message.len()
         );
+        // The mark has room behind every length, and all of it is sent.
+        for length in MESSAGE_BYTES_MAX..MESSAGE_BYTES_MAX + 99 {
+            let error = Error::new(ErrorName::TooLarge, format!("{}.", "x".repeat(length)));
+            assert!(error.message().len() <= MESSAGE_BYTES_MAX && error.message().ends_with("x."));
+        }
+        let call = Message::method_call("/", "Embed").build(&()).unwrap();
+        let reply = zbus::DBusError::create_reply(&error, &call.header()).unwrap();
+        assert_eq!(reply.body().deserialize::<String>().unwrap(), message);
     }
 }

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::de::{self, Deserialize, Deserializer};
 
+use super::kind::show;
+
 /// What computes the vectors, as asked for; what really runs is known only at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Provider {
@@ -170,7 +172,7 @@ impl FromStr for Devices {
             let digits = part.trim();
             let number = match digits.parse::<u32>() {
                 Ok(number) if digits.bytes().all(|b| b.is_ascii_digit()) => number,
-                _ => return Err(format!("`{digits}` is not a device number")),
+                _ => return Err(format!("{} is not a device number", show(&digits.into()))),
             };
             if numbers.contains(&number) {
                 return Err(format!("device {number} is named twice"));

@@ -30,6 +30,7 @@ CALLS_MAX = 64
 CONNECT_S = 10.0
 """Seconds for a connection to be there: a socket may be open with nobody behind it who answers."""
 UNKNOWN_METHOD = "org.freedesktop.DBus.Error.UnknownMethod"
+BEFORE_FORK = "this client was made before a fork: make one in this process"
 
 
 class UnknownMethod(Failed):
@@ -41,6 +42,8 @@ class Bus:
 
     def __init__(self, connection: MessageBus) -> None:
         self._connection = connection
+        # After a fork both processes would read from it, each what the other has asked for.
+        self._process = os.getpid()
         self._room = Room(CALLS_MAX)
         self._lost: weakref.finalize[..., Bus] | None = None
 
@@ -69,8 +72,8 @@ class Bus:
 
     def _closed_when_lost(self) -> Bus:
         """Not left to the client, as its jobs hold this, too: a bus takes so many connections of a user."""
-        asked = (asyncio.get_running_loop(), os.getpid())
-        self._lost = weakref.finalize(self, _lost, self._connection, *asked)
+        loop = asyncio.get_running_loop()
+        self._lost = weakref.finalize(self, _lost, self._connection, loop, self._process)
         self._lost.atexit = False
         return self
 
@@ -103,12 +106,17 @@ class Bus:
 
     def close(self) -> None:
         """Leaves the bus, which takes back the calls that are under way."""
+        if os.getpid() != self._process:
+            # The connection is the other process's.
+            return
         if self._lost is not None:
             self._lost.detach()
         self._connection.disconnect()
 
     async def closed(self) -> None:
         """Waits until the connection is gone."""
+        if os.getpid() != self._process:
+            return
         try:
             await self._connection.wait_for_disconnect()  # type: ignore[no-untyped-call]
         except (OSError, EOFError):
@@ -132,6 +140,8 @@ class Bus:
         ``DeadlineExceeded`` so many ``seconds`` after the call was sent, and where none of those
         before it is answered for as long. A call that nobody waits for any more is not sent.
         """
+        if os.getpid() != self._process:
+            raise RuntimeError(BEFORE_FORK)
         with ExitStack() as held:
             copies: list[int] = []
             for descriptor in descriptors:
@@ -238,6 +248,9 @@ def _lost(connection: MessageBus, loop: asyncio.AbstractEventLoop, process: int)
 
 def _refuse_descriptors(message: Message) -> None:
     """Nobody but the service sends us any: others would only use up what a process may open."""
+    # Each message its own: dbus-fast puts the descriptors of the next one into the list of one that
+    # brought none. Nothing is read before this has returned.
+    message.unix_fds = list(message.unix_fds)
     if message.message_type in (MessageType.METHOD_CALL, MessageType.SIGNAL):
         _close(message)
 

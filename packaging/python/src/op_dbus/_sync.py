@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, Unpack
 
 from ._aio import AsyncEmbedder
+from ._bus import BEFORE_FORK
 from ._jobs import AsyncJob, Framing, Progress, Source
 from .embeddings import Embeddings
 from .options import Options
@@ -140,7 +141,7 @@ class Embedder:
     def _wait(self, call: Coroutine[Any, Any, _T]) -> _T:
         if os.getpid() != self._process:
             call.close()
-            raise RuntimeError("this client was made before a fork: make one in this process")
+            raise RuntimeError(BEFORE_FORK)
         with self._lock:
             if self._closed:
                 call.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
+import numpy as np
 from dbus_fast import Variant
 
 from . import errors
@@ -69,6 +70,9 @@ def variants(
             known = ", ".join(signatures)
             raise TypeError(f"{key!r} is not an option; the options are {known}")
         wanted = _TYPES[signature]
+        if isinstance(value, np.generic):
+            # numpy's bool is no bool, and calls itself one.
+            value = value.item()
         if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
             found = type(value).__name__
             raise TypeError(f"the option {key} is a {found}; a {wanted.__name__} is right")

@@ -266,7 +266,10 @@ impl Waiting {
 fn placed(first: u64, framing: Framing, mut error: ServiceError) -> Error {
     let first = usize::try_from(first).unwrap_or(usize::MAX);
     let index = match &mut error {
-        ServiceError::Engine(EngineError::TooLong { index, .. }) => {
+        ServiceError::Engine(
+            EngineError::TooLong { index, .. }
+            | EngineError::TooLarge { excess: Excess::TextBytes { index }, .. },
+        ) => {
             *index = index.saturating_add(first);
             *index
         }
@@ -332,6 +335,20 @@ mod tests {
         assert_eq!((waiting.bytes, waiting.batch(true, all)), (0, None));
         (0..3).for_each(|_| waiting.push("x".repeat(BATCH_BYTES - 1)));
         assert_eq!(waiting.batch(false, all).map(|batch| batch.len()), Some(2));
+    }
+
+    #[test]
+    fn a_text_has_its_place_in_the_source() {
+        let too_long = EngineError::TooLong { index: 904, tokens: 300, limit: 256 };
+        let excess = Excess::TextBytes { index: 904 };
+        let too_large = EngineError::TooLarge { excess, found: 1_048_579, limit: 1_048_576 };
+        for error in [too_long, too_large] {
+            let error = || ServiceError::Engine(error.clone());
+            let nul = placed(4096, Framing::Nul, error());
+            assert!(nul.message().contains("text 5000 "), "{nul}");
+            let line = placed(4096, Framing::Lines, error());
+            assert!(line.message().starts_with("line 5001 of the source: "), "{line}");
+        }
     }
 
     #[test]

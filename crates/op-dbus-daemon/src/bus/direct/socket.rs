@@ -8,7 +8,9 @@ use std::os::unix::net::UnixStream as Unregistered;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::libc::{TIOCOUTQ, c_int};
 use op_dbus_api::DIRECT_CALL_BYTES_MAX;
+use rustix::ioctl::{Getter, Opcode, ioctl};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -29,6 +31,9 @@ const HEADER_BYTES: usize = 16;
 const BEFORE_MESSAGES_BYTES_MAX: usize = 16 << 10;
 /// File descriptors of one call; no method takes more.
 const DESCRIPTORS_MAX: usize = 1;
+/// Behind so many bytes that a peer has not read, no reply with a descriptor is sent. As the kernel counts, one takes
+/// 700 to 1,300, and it lets the service have as many unread of all its clients as the service may have open.
+const UNREAD_BYTES_MAX: usize = 16 << 10;
 /// How long a peer may take to read a reply, and to send a call that it has begun.
 const MESSAGE_TIME_MAX: Duration = Duration::from_secs(30);
 
@@ -265,11 +270,35 @@ pub struct Writer {
     socket: Socket,
 }
 
+impl Writer {
+    /// Waits until the peer has read almost all of what it has, or the connection ends.
+    async fn little_is_unread(&self) -> io::Result<()> {
+        let stream = &self.socket.stream;
+        // Whatever the peer reads makes the socket writable anew.
+        let look = || match unread(stream)? > UNREAD_BYTES_MAX {
+            true => Err(io::Error::from(io::ErrorKind::WouldBlock)),
+            false => Ok(()),
+        };
+        loop {
+            if stream.ready(Interest::WRITABLE).await?.is_write_closed() {
+                return Ok(());
+            }
+            match stream.try_io(Interest::WRITABLE, look) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+        }
+    }
+}
+
 #[async_trait]
 impl WriteHalf for Writer {
     async fn send_message(&mut self, message: &Message) -> zbus::Result<()> {
         let (bytes, mut sent) = (message.data(), 0);
         let result = async {
+            if !bytes.fds().is_empty() {
+                self.little_is_unread().await?;
+            }
             while sent < bytes.len() {
                 let descriptors: Vec<BorrowedFd<'_>> = match sent {
                     0 => bytes.fds().iter().map(std::os::fd::AsFd::as_fd).collect(),
@@ -312,6 +341,13 @@ impl WriteHalf for Writer {
     }
 }
 
+/// What was sent and not read by the peer, in bytes of the kernel's memory.
+fn unread(stream: &UnixStream) -> io::Result<usize> {
+    // SAFETY: the kernel writes an int, which is all that it does.
+    let bytes = unsafe { ioctl(stream, Getter::<{ TIOCOUTQ as Opcode }, c_int>::new()) }?;
+    Ok(usize::try_from(bytes).unwrap_or_default())
+}
+
 fn send_once(
     stream: &UnixStream,
     buffer: &[u8],
@@ -324,4 +360,38 @@ fn send_once(
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     Ok(sendmsg(stream, &[IoSlice::new(buffer)], &mut ancillary, flags)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use futures_util::FutureExt;
+    use zbus::OwnedFd as Sent;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn few_descriptors_are_left_unread() {
+        let (ours, mut theirs) = Unregistered::pair().unwrap();
+        let file = OwnedFd::from(theirs.try_clone().unwrap());
+        let socket = Socket::new(ours, UserRoom::of(None)).unwrap();
+        let stream = socket.stream.clone();
+        let mut writer = Writer { socket };
+        let message = Message::signal("/", "a.b", "c");
+        let message = message.build(&Sent::from(file)).unwrap();
+        stream.writable().await.unwrap();
+        let sent = (0..).take_while(|_| writer.send_message(&message).now_or_never().is_some());
+        let sent = sent.count();
+        assert!((4..32).contains(&sent), "{sent}");
+        // The next one is sent once the peer has read.
+        let (result, ()) = tokio::join!(writer.send_message(&message), async {
+            let mut read = vec![0; sent * message.data().len()];
+            theirs.read_exact(&mut read).unwrap();
+        });
+        result.unwrap();
+        while writer.send_message(&message).now_or_never().is_some() {}
+        writer.socket.shut_down();
+        writer.send_message(&message).await.unwrap_err();
+    }
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{MAIN, Tree};
 use crate::settings::kind::plain;
-use crate::settings::{Bus, CpuEngine, Devices, Provider, ROWS, row};
+use crate::settings::{Bus, CpuEngine, Devices, Kind, Provider, ROWS, row};
 
 /// The canonical form of a value that a flag gives.
 fn parsed(key: &str, text: &str) -> Option<String> {
@@ -68,12 +68,15 @@ fn devices_are_numbers_or_all() {
     for wrong in ["-1", "\"+1\"", "[]", "\"0,all\"", "\"\"", "4294967296", "1.0", "true", "[[0]]"] {
         assert_eq!(devices(&format!("gpu_device = {wrong}")), None, "{wrong}");
     }
+    let long = vec!["x".repeat(20_000); 3].join(",");
+    let why = Kind::Devices.parse(&Value::from(long)).unwrap_err();
+    assert!(why.contains("x\"… is not a device number") && why.len() < 400, "{why}");
 }
 
 #[test]
 fn sizes_have_units() {
     let parse = |text: &str| {
-        let kind = crate::settings::Kind::Bytes { min: 0, word: Some("none") };
+        let kind = Kind::Bytes { min: 0, word: Some("none") };
         kind.parse(&Value::from(text)).ok().map(|value| plain(&value))
     };
     assert_eq!(parse("512").as_deref(), Some("512"));
@@ -319,7 +322,7 @@ proptest! {
     fn a_size_is_its_number_times_its_unit(number in 0u64..1 << 30, unit in 0usize..4) {
         let name = ["", "KiB", "MiB", "GiB"][unit];
         let bytes = 1u64 << (10 * unit);
-        let kind = crate::settings::Kind::Bytes { min: 0, word: None };
+        let kind = Kind::Bytes { min: 0, word: None };
         let value = kind.parse(&Value::from(format!("{number}{name}"))).unwrap();
         prop_assert_eq!(plain(&value), (number * bytes).to_string());
     }

@@ -1,0 +1,97 @@
+"""The installed package `op-dbus` on a connection whose other end is in here: replies that lie in the
+socket together, of which some bring a file descriptor."""
+
+import asyncio
+import os
+import socket
+
+from dbus_fast import Message, MessageType
+
+from op_dbus import errors
+from op_dbus._bus import Bus
+
+REFUSED = errors.InvalidArgument.dbus_name
+
+
+class Opening:
+    """In the place of a connection: answers ``OpenDirect``."""
+
+    connected = True
+
+    def __init__(self, theirs: socket.socket) -> None:
+        self._theirs = theirs
+
+    async def call(self, _: Message) -> Message:
+        kind = MessageType.METHOD_RETURN
+        fds = [self._theirs.detach()]
+        return Message(message_type=kind, reply_serial=1, signature="h", body=[0], unix_fds=fds)
+
+
+async def line() -> tuple[Bus, socket.socket]:
+    """A direct connection, and the service's end of it."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+
+    async def authenticates() -> None:
+        said, loop = b"", asyncio.get_running_loop()
+        for words, answer in ((b"EXTERNAL", b"OK 00"), (b"NEGOTIATE", b"AGREE_UNIX_FD")):
+            while words not in said or not said.endswith(b"\r\n"):
+                said += await loop.sock_recv(ours, 1024)
+            await loop.sock_sendall(ours, answer + b"\r\n")
+        while not said.endswith(b"BEGIN\r\n"):
+            said += await loop.sock_recv(ours, 1024)
+
+    bus, _ = await asyncio.gather(Bus(Opening(theirs)).direct(), authenticates())
+    return bus, ours
+
+
+async def answered(service: socket.socket, calls: list, replies: list[Message]) -> list:
+    """What the calls give whose replies come together, once all of them are sent."""
+    said, started = b"", [asyncio.create_task(call) for call in calls]
+    while said.count(b"EmbedToFd") < len(calls):
+        said += await asyncio.get_running_loop().sock_recv(service, 1 << 16)
+    for serial, reply in enumerate(replies, start=1):
+        reply.serial = serial
+        socket.send_fds(service, [reply._marshall(True)], reply.unix_fds)
+    return await asyncio.gather(*started, return_exceptions=True)
+
+
+def number(descriptor: int) -> int:
+    found = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    os.close(descriptor)
+    return found
+
+
+async def each_reply_has_its_own_descriptor() -> None:
+    """Also beside refusals, which bring none."""
+    before = len(os.listdir("/proc/self/fd"))
+    bus, service = await line()
+    replies, files = [], []
+    for serial in range(1, 13):
+        answer: dict = {"reply_serial": serial}
+        if serial % 3 == 0:
+            files.append(os.memfd_create("vectors"))
+            os.write(files[-1], serial.to_bytes(8, "little"))
+            answer |= {"message_type": MessageType.METHOD_RETURN, "signature": "h", "body": [0]}
+            answer["unix_fds"] = files[-1:]
+        else:
+            answer |= {"message_type": MessageType.ERROR, "error_name": REFUSED}
+            answer |= {"signature": "s", "body": ["no"]}
+        replies.append(Message(**answer))
+    calls = [bus.call("EmbedToFd", "", [], "h") for _ in replies]
+    found = await answered(service, calls, replies)
+    for serial, one in enumerate(found, start=1):
+        if serial % 3:
+            assert isinstance(one, errors.InvalidArgument), (serial, one)
+        else:
+            _, descriptors = one
+            assert [number(descriptor) for descriptor in descriptors] == [serial], (serial, one)
+    for file in files:
+        os.close(file)
+    bus.close()
+    await bus.closed()
+    service.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+asyncio.run(each_reply_has_its_own_descriptor())
