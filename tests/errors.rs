@@ -168,7 +168,8 @@ async fn a_command_waits_for_the_model() -> Outcome {
     let pipe = setup.path("library.so");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)?;
     let setup = setup.setting("cpu_engine", "ort");
-    let daemon = setup.setting("runtime", &pipe.display().to_string()).start(&bus).await?;
+    let setup = setup.setting("runtime", &pipe.display().to_string());
+    let daemon = setup.start(&bus).await?;
     let mut command = clean(op_dbus());
     command.args(["similarity", "a", "b", "--bus", bus.address()]);
     let mut command = command.stderr(Stdio::piped()).kill_on_drop(true).spawn()?;

@@ -105,10 +105,9 @@ pub trait Backend: Send {
         self.run(batch, out)
     }
 
-    /// What became of a backend that has ended while nothing was asked of it, if it has. Cheap: it is asked for
-    /// before each batch, which such a one is not given.
-    fn ended(&mut self) -> Option<BackendError> {
-        None
+    /// Whether it is lost because it had ended before it read what it was asked: of a batch that was no try.
+    fn has_read_nothing(&self) -> bool {
+        false
     }
 
     /// Gives back memory that only makes the next batch faster. Told is what our own process does not show:

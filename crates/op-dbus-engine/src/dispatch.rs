@@ -124,10 +124,7 @@ impl Worker {
             self.computed.deliver(&self.description);
         }
         let result = match next {
-            Next::Batch => match self.backend.ended() {
-                Some(error) => self.miss(&mut plan.batch, error),
-                None => self.run(&mut plan.batch, 0),
-            },
+            Next::Batch => self.run(&mut plan.batch, 0),
             Next::Check => self.check(),
             Next::Trim => self.trim(),
             Next::Unload => {
@@ -255,22 +252,14 @@ impl Worker {
         }
     }
 
-    /// The backend ended before it was given a batch, of which that is no try then. A new one that comes no
-    /// further again and again counts as one that loses batches, or they would wait for ever.
-    fn miss(&mut self, batch: &mut Vec<Entry>, error: BackendError) -> Result<(), BackendError> {
-        self.computed.deliver(&self.description);
-        if self.strikes > 0 {
-            return self.lose(batch, error);
-        }
-        self.shared.scheduler.put_back(&mut self.ahead.batch);
-        self.shared.scheduler.put_back(batch);
-        Err(error)
-    }
-
     /// A batch was lost, and the backend with it.
     fn lose(&mut self, batch: &mut Vec<Entry>, error: BackendError) -> Result<(), BackendError> {
         let (scheduler, worker) = (&self.shared.scheduler, self.place.index);
         scheduler.put_back(&mut self.ahead.batch);
+        if self.backend.has_read_nothing() {
+            scheduler.missed(worker, batch, &error);
+            return Err(error);
+        }
         // Before anybody is told, who asks then whether there is hope.
         scheduler.roster(|roster| roster.lost_batch(worker, &error));
         scheduler.try_again(worker, batch, &error);

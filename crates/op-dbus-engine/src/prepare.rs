@@ -172,6 +172,7 @@ impl Preparer {
                     tokens: window.ids.len(),
                     enqueued_us: now_us,
                     failed_on: None,
+                    missed: 0,
                     item: Row {
                         job: Arc::clone(job),
                         slot: Slot { text: index, window: at },

@@ -25,6 +25,8 @@ pub(crate) struct Entry<T> {
     /// The worker on which a batch with this entry failed: it may be what the batch failed of, so it
     /// is run once more without neighbours.
     pub failed_on: Option<usize>,
+    /// How many workers had ended before they read a batch with this entry.
+    pub missed: u32,
     pub item: T,
 }
 
@@ -307,7 +309,7 @@ mod tests {
         for item in 0..8 {
             let (uid, class) = (1, Priority::Bulk);
             let tokens = 10 + item;
-            queue.push(Entry { uid, class, tokens, enqueued_us: 0, failed_on: None, item });
+            queue.push(Entry { uid, class, tokens, enqueued_us: 0, failed_on: None, missed: 0, item });
         }
         queue
     }

@@ -6,6 +6,7 @@
 mod ahead;
 mod costs;
 mod life;
+mod over;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,10 +24,14 @@ use crate::planner::{self, Plan};
 use crate::presence::Absence;
 use crate::queue::{self, Queue};
 use crate::reserve::{Mix, Serves};
-use crate::roster::Roster;
+use crate::roster::{Order, Roster};
 use crate::routing::{Running, Waiting};
 use crate::stats::Stats;
 use crate::status::WorkerState;
+
+/// How often a text may come to workers that have ended before it counts as tried there: they could go on to do
+/// nothing but end.
+const MISSES_MAX: u32 = 4;
 
 /// One row that waits, and where its vector belongs.
 #[derive(Debug)]
@@ -159,6 +164,17 @@ impl Scheduler {
         self.put_first(again);
     }
 
+    /// Puts rows of a batch back that `worker` never read, as it had ended before. The others, of which some may
+    /// have ended as well, make sure of themselves before they take it.
+    pub fn missed(&self, worker: usize, entries: &mut Vec<Entry>, error: &BackendError) {
+        let (again, mut tried): (Vec<_>, Vec<_>) =
+            entries.drain(..).partition(|entry| entry.missed < MISSES_MAX);
+        self.try_again(worker, &mut tried, error);
+        self.roster(|roster| roster.order(Order::Check));
+        let again = again.into_iter().map(|entry| Entry { missed: entry.missed + 1, ..entry });
+        self.put_first(again.collect());
+    }
+
     fn put_first(&self, entries: Vec<Entry>) {
         let mut state = self.lock();
         if let Some(error) = state.refusal() {
@@ -166,10 +182,14 @@ impl Scheduler {
             fail(entries, &error);
             return;
         }
+        let now_us = self.clock.now_us();
+        let (entries, over): (Vec<_>, Vec<_>) =
+            entries.into_iter().partition(|entry| entry.item.job.is_alive(now_us));
         for entry in entries.into_iter().rev() {
             state.queue.push_front(entry);
         }
         self.call_workers(state, true);
+        fail(over, &Error::DeadlineExceeded);
     }
 
     /// What a worker does next; a batch is put into `plan`. With `wait`, waits if there is nothing.
@@ -283,28 +303,6 @@ impl Scheduler {
         }
     }
 
-    /// A call of this user was given up: its rows are dropped before the next batch, or at once while no
-    /// worker can come by.
-    pub fn cancelled(&self, uid: u32) {
-        let mut state = self.lock();
-        if state.queue.texts() > 0 {
-            state.cancelled.insert(uid);
-            if !state.roster.any_is_there() {
-                drop(state);
-                self.purge();
-            }
-        }
-    }
-
-    /// Drops the rows of calls that were given up; false if there are none.
-    pub fn purge(&self) -> bool {
-        let now_us = self.clock.now_us();
-        let dead = self.lock().purge(&|entry| entry.item.job.is_alive(now_us));
-        let any = !dead.is_empty();
-        fail(dead, &Error::DeadlineExceeded);
-        any
-    }
-
     /// Texts and tokens that wait.
     pub fn waiting(&self) -> (usize, usize) {
         let state = self.lock();
@@ -339,12 +337,6 @@ impl Scheduler {
 }
 
 impl State {
-    /// Takes out the rows of calls that were cancelled.
-    fn purge(&mut self, alive: &dyn Fn(&Entry) -> bool) -> Vec<Entry> {
-        let users = std::mem::take(&mut self.cancelled).into_iter();
-        users.flat_map(|uid| self.queue.purge(uid, alive)).collect()
-    }
-
     fn plan(
         &mut self,
         worker: usize,

@@ -50,6 +50,7 @@ struct Scripted {
     description: Description,
     /// What it was asked to compute since it fails for good.
     asked_broken: Option<usize>,
+    has_read_nothing: bool,
 }
 
 impl Scripted {
@@ -78,6 +79,10 @@ impl Backend for Scripted {
         self.run(batch, out)
     }
 
+    fn has_read_nothing(&self) -> bool {
+        self.has_read_nothing
+    }
+
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
         happens();
         let why = "the history says so".to_owned();
@@ -87,7 +92,11 @@ impl Backend for Scripted {
         if !fails(4) {
             return self.sim.run(batch, out);
         }
-        match world(|w| w.random.below(5)) {
+        match world(|w| w.random.below(6)) {
+            5 => {
+                self.has_read_nothing = true;
+                Err(BackendError::Lost(why))
+            }
             0 => Err(BackendError::Lost(why)),
             1 => Err(BackendError::Failed(why)),
             2 => Err(BackendError::OutOfMemory(why)),
@@ -110,7 +119,7 @@ fn backend(_: usize) -> Result<Box<dyn Backend>, BackendError> {
     }
     let sim = SimBackend::new(DIMENSIONS);
     let description = Description { buckets: world(|w| w.buckets), ..sim.description().clone() };
-    Ok(Box::new(Scripted { sim, description, asked_broken: None }))
+    Ok(Box::new(Scripted { sim, description, asked_broken: None, has_read_nothing: false }))
 }
 
 /// Whether there is a fault here: one in `n` times, while there may be any.
@@ -328,6 +337,8 @@ fn history(seed: u64, tokenizer: &Tokenizer) -> (usize, usize) {
         event();
     }
     hear();
+    let any_is_there = scheduler().roster(|roster| roster.any_is_there());
+    assert!(any_is_there || !scheduler().purge(), "rows of calls that are over wait for nobody");
     if world(|w| w.random.one_in(2)) {
         settle();
     }

@@ -21,6 +21,7 @@ impl Scheduler {
     /// Changes what a worker does, has or is asked for, and wakes who waits for that.
     pub fn change(&self, change: impl FnOnce(&mut Roster)) {
         self.roster(change);
+        self.purge_for_nobody();
         self.changed.notify_waiters();
     }
 
@@ -33,6 +34,7 @@ impl Scheduler {
         // Others may have left to it what waits.
         self.call_workers(state, false);
         tell(given_up);
+        self.purge_for_nobody();
         self.changed.notify_waiters();
     }
 

@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::protocol::{
-    Answer, MESSAGE_BYTES_MAX, Request, VERSION, receive_message, send_message, write,
+    Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, receive_message, send_message, write,
 };
 use super::region::Region;
 use super::{RegionShape, Timeouts};
@@ -31,6 +31,8 @@ pub(super) struct Link {
     run_timeout: Duration,
     /// Of the last batch.
     number: u64,
+    /// Whether the worker had ended before it read what it was asked last.
+    pub has_read_nothing: bool,
 }
 
 impl Link {
@@ -43,7 +45,7 @@ impl Link {
         let rights = [ControlMessage::ScmRights(&descriptors)];
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&hello[..length])], &rights, flags, None)?;
-        Ok(Self { socket, region, shape, run_timeout, number: 0 })
+        Ok(Self { socket, region, shape, run_timeout, number: 0, has_read_nothing: false })
     }
 
     /// Waits until the worker has loaded. It is believed what provider it has; how long it took and
@@ -135,16 +137,20 @@ impl Link {
     }
 
     fn ask(
-        &self,
+        &mut self,
         request: &Request,
         meanwhile: &mut (dyn FnMut() + Send),
     ) -> Result<Answer, BackendError> {
         let lost = BackendError::Lost;
-        send_message(&self.socket, request)
-            .map_err(|error| lost(format!("it takes no messages ({error})")))?;
+        if let Err(error) = send_message(&self.socket, request) {
+            self.has_read_nothing = error.kind() == io::ErrorKind::BrokenPipe;
+            return Err(lost(format!("it takes no messages ({error})")));
+        }
         meanwhile();
-        receive_message(&self.socket, Some(self.run_timeout))
-            .map_err(|error| lost(with_causes(&error)))
+        receive_message(&self.socket, Some(self.run_timeout)).map_err(|error| {
+            self.has_read_nothing = matches!(error, ReceiveError::Unread);
+            lost(with_causes(&error))
+        })
     }
 
     /// What an answer means that is not the one that was asked for.

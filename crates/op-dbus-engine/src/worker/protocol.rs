@@ -117,6 +117,9 @@ fn bounded(text: &str) -> String {
 pub(super) enum ReceiveError {
     #[error("it closed its socket")]
     Closed,
+    /// unix(7) sockets tell it from [`Closed`](Self::Closed), at the end that has sent something.
+    #[error("it closed its socket with a message in it that it had not read")]
+    Unread,
     #[error("it said nothing for {} s", .0.as_secs_f32())]
     TimedOut(Duration),
     #[error("it sent a message of {0} bytes, the limit is {MESSAGE_BYTES_MAX}")]
@@ -162,7 +165,7 @@ pub(super) fn receive_message<M: DeserializeOwned>(
     // With MSG_TRUNC the kernel says how long the message was, also if the buffer was too short.
     let length = retry(|| recv(socket.as_fd().as_raw_fd(), &mut buffer, MsgFlags::MSG_TRUNC))
         .map_err(|errno| match errno {
-            Errno::ECONNRESET => ReceiveError::Closed,
+            Errno::ECONNRESET => ReceiveError::Unread,
             errno => ReceiveError::Socket(errno),
         })?;
     parse(&buffer, length)

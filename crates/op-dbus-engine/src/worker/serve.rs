@@ -75,7 +75,7 @@ pub(super) fn serve_on(
                 send_message(socket, &answer)?;
             }
             Ok(Request::Hello { .. }) => return Err(invalid("the engine greets a second time")),
-            Err(ReceiveError::Closed) => return Ok(()),
+            Err(ReceiveError::Closed | ReceiveError::Unread) => return Ok(()),
             Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
         }
     }

@@ -164,8 +164,8 @@ async fn what_is_unloaded_or_off_keeps_nothing() {
 
 #[tokio::test]
 async fn what_is_kept_as_a_whole_is_in_time_whatever_is_queued() {
-    // A thousand tokens a second, of which a batch has 40.
-    let slow = Faults { us_per_token: Some(1000), ..Faults::default() };
+    // Two hundred tokens a second, of which a batch has 40.
+    let slow = Faults { us_per_token: Some(5000), ..Faults::default() };
     let factory: BackendFactory = Box::new(move |_| sim(slow.clone()));
     let batch = BatchLimits { tokens_max: 40, ..BatchLimits::default() };
     let pool = Pool { batch, ..Pool::new(factory) };
@@ -184,7 +184,7 @@ async fn what_is_kept_as_a_whole_is_in_time_whatever_is_queued() {
         tokio::task::yield_now().await;
     }
     let in_time = |texts: Vec<String>| {
-        let deadline = Some(Instant::now() + Duration::from_millis(100));
+        let deadline = Some(Instant::now() + Duration::from_millis(500));
         engine.embed(Call { inputs: texts.into(), deadline, ..call(1, &[]) })
     };
     let late = in_time(texts(40)).await;
