@@ -4,20 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// Operators that are the work of an encoder. What a provider leaves to the CPU beside them, shapes
-/// and lengths, costs nothing.
-const HEAVY: [&str; 10] = [
-    "MatMul",
-    "FusedMatMul",
-    "Gemm",
-    "FusedGemm",
-    "Attention",
-    "MultiHeadAttention",
-    "PackedMultiHeadAttention",
-    "LayerNormalization",
-    "SkipLayerNormalization",
-    "Softmax",
-];
+/// Parts of the names of operators that are the work of an encoder, in all their kinds: fused, packed, of 8 and
+/// of 4 bits. What a provider leaves to the CPU beside them, shapes and lengths, costs nothing.
+const HEAVY: [&str; 6] = ["MatMul", "Gemm", "Attention", "LayerNormalization", "Softmax", "Conv"];
 
 #[derive(Deserialize)]
 struct Event {
@@ -55,7 +44,7 @@ impl Placement {
         for Event { cat, args } in events {
             match (cat.as_str(), args.provider.as_str()) {
                 ("Node", ran) if ran == provider => placement.here += 1,
-                ("Node", ran) if !ran.is_empty() && HEAVY.contains(&args.op_name.as_str()) => {
+                ("Node", ran) if !ran.is_empty() && is_heavy(&args.op_name) => {
                     *placement.elsewhere.entry(args.op_name).or_default() += 1;
                 }
                 _ => {}
@@ -81,6 +70,10 @@ impl Placement {
     }
 }
 
+fn is_heavy(operator: &str) -> bool {
+    HEAVY.iter().any(|part| operator.contains(part))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,6 +94,10 @@ mod tests {
         assert!(none.problem().unwrap().contains("2 MatMul"));
         let half = placement(&[("Gpu", "MatMul"), ("Cpu", "Softmax")]);
         assert_eq!(half.problem().unwrap(), "it took 1 operators and left to the CPU 1 Softmax");
+        let dynamic =
+            [("Gpu", "MatMul"), ("Cpu", "MatMulInteger"), ("Cpu", "DynamicQuantizeLinear")];
+        let problem = placement(&dynamic).problem().unwrap();
+        assert_eq!(problem, "it took 1 operators and left to the CPU 1 MatMulInteger");
         assert!(placement(&[]).problem().is_some());
     }
 

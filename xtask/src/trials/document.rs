@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use super::Figure;
-use super::table::{self, Trial};
+use super::table::{self, How, Trial};
 use crate::shell::{self, Outcome};
 
 const HEAD: &str = "\
@@ -57,7 +57,15 @@ fn standing(old: &str, trial: &Trial) -> (String, String) {
     let row = old.lines().find(|line| line.starts_with(&start));
     let cells: Vec<&str> = row.into_iter().flat_map(|row| row.split('|')).map(str::trim).collect();
     match (cells.get(4), cells.get(5)) {
-        (Some(outcome), Some(figure)) => ((*outcome).to_owned(), (*figure).to_owned()),
+        (Some(outcome), Some(figure)) if is_of_as_many_tests(figure, &trial.how) => {
+            ((*outcome).to_owned(), (*figure).to_owned())
+        }
         _ => ("not run yet".to_owned(), String::new()),
     }
+}
+
+/// Whether a figure, if it is one of tests, was taken with as many as the trial has now.
+fn is_of_as_many_tests(figure: &str, how: &How) -> bool {
+    let How::Tests(names) = how else { return true };
+    figure.starts_with("failed: ") || figure.contains(&format!(" of {} test", names.len()))
 }

@@ -150,7 +150,7 @@ impl Embedder {
     ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
         let work = async move |calls: Calls, caller| {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
-            let (inputs, form) = (Inputs::Tokens(tokens), Form::Packed(encoding));
+            let (inputs, form) = (Inputs::Tokens(tokens), Form::OfTokens(encoding));
             let asked = Asked { inputs, options, form };
             calls.embed(&caller, asked, |all| all.packed(encoding)).await
         };

@@ -20,6 +20,8 @@ pub enum Form {
     Doubles,
     /// Bytes of elements of this type.
     Packed(Encoding),
+    /// Likewise for token ids, which no other method takes.
+    OfTokens(Encoding),
     /// This many indices with their cosines.
     Ranks(usize),
 }
@@ -27,7 +29,7 @@ pub enum Form {
 impl Form {
     /// Whether the reply has a place for what is to be told beside the vectors.
     pub const fn has_info(self) -> bool {
-        matches!(self, Self::Packed(_))
+        matches!(self, Self::Packed(_) | Self::OfTokens(_))
     }
 
     /// Bytes of a reply. One that can't be sent inline is refused, before anything is computed.
@@ -39,11 +41,12 @@ impl Form {
         let row = match self {
             // Each row has its length and padding before it.
             Self::Doubles => 8 * dimensions + 8,
-            Self::Packed(encoding) => encoding.row_bytes(dimensions),
+            Self::Packed(encoding) | Self::OfTokens(encoding) => encoding.row_bytes(dimensions),
             Self::Ranks(_) => 16,
         };
         let advice = match self {
             Self::Ranks(_) => "ask for fewer, or rank in several calls",
+            Self::OfTokens(_) => "send fewer texts in a call",
             // Nothing else takes so many.
             _ if rows > Limits::default().texts_per_call_max => {
                 "use EmbedFromFd, or send fewer texts in a call"
@@ -55,7 +58,7 @@ impl Form {
         };
         let rows = match self {
             Self::Ranks(count) => count,
-            Self::Doubles | Self::Packed(_) => rows,
+            Self::Doubles | Self::Packed(_) | Self::OfTokens(_) => rows,
         };
         let found = rows.saturating_mul(row);
         if found <= limit {
