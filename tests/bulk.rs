@@ -1,6 +1,7 @@
 //! Texts and vectors through file descriptors: well meant, hostile, and many.
 
 mod command;
+mod counted;
 mod pipes;
 
 use std::collections::HashMap;
@@ -29,7 +30,7 @@ use crate::harness::{Outcome, eventually, within};
 
 /// The tests of all modules.
 pub fn all() -> Vec<Test> {
-    [tests(), command::tests(), pipes::tests()].into_iter().flatten().collect()
+    [tests(), command::tests(), counted::tests(), pipes::tests()].into_iter().flatten().collect()
 }
 
 tests! {

@@ -60,8 +60,8 @@ enum Fatal {
     #[error("the connection to the bus is lost")]
     Lost,
     #[error(
-        "the bus takes no replies from the service any more, as a client does not read its own; a new start \
-         has a new connection"
+        "the bus takes no replies from the service any more, or drops its answers to it; a new start has a new \
+         connection"
     )]
     Stuck,
     #[error("signals can't be received ({0})")]

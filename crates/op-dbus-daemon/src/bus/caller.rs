@@ -1,17 +1,21 @@
 //! Who calls: the user behind a connection, told by the bus and never by an argument, and the calls
 //! that end when their caller leaves.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_engine::CancellationToken;
+use tokio::sync::Notify;
+use tokio::time::sleep;
 use zbus::message::{Header, Type};
 use zbus::{Connection, MatchRule, MessageStream};
 
 use super::direct::Gate;
+use super::question;
 use super::unread::Unread;
 use crate::telemetry::OncePerUserAndMinute;
 
@@ -22,6 +26,11 @@ pub const BUS: &str = "org.freedesktop.DBus";
 /// full it starts anew, which costs each caller one more question to the bus.
 const USERS_MAX: usize = 4096;
 
+/// How often the bus is asked, and how long it has for its answer each time.
+const PATIENCE: (u32, Duration) = (5, Duration::from_secs(2));
+/// After an answer was missed, what was dropped with it is looked for so much later: more may be dropped meanwhile.
+const LOOK_AFTER: Duration = Duration::from_secs(5);
+
 /// Everyone who has called on one connection.
 #[derive(Default)]
 pub struct Callers {
@@ -31,6 +40,8 @@ pub struct Callers {
     /// Refusals for quota.
     pub quota_told: OncePerUserAndMinute,
     unread: Unread,
+    /// The bus has not answered in time.
+    missed: Notify,
 }
 
 /// Whose a direct connection is, and what the calls under way on it hold.
@@ -115,7 +126,7 @@ impl Callers {
     /// the bus.
     ///
     /// # Errors
-    /// `AccessDenied` when the bus does not tell the user.
+    /// `AccessDenied` when the bus does not tell the user; `Overloaded` when it does not answer.
     pub async fn enter(
         self: &Arc<Self>,
         connection: &Connection,
@@ -133,7 +144,7 @@ impl Callers {
         let uid = match known {
             Some(uid) => uid,
             None => {
-                let uid = ask(&connection, &ticket.sender).await?;
+                let uid = ask(&connection, &self.missed, &ticket.sender).await?;
                 self.remember(&ticket, uid);
                 uid
             }
@@ -179,6 +190,34 @@ impl Callers {
         self.unread.left(name);
     }
 
+    /// Who has called, to the best of our knowledge.
+    fn names(&self) -> HashSet<String> {
+        let known = self.known();
+        known.calls.keys().chain(known.users.keys()).cloned().collect()
+    }
+
+    /// What is told when the bus has not answered in time.
+    pub fn missed(&self) -> &Notify {
+        &self.missed
+    }
+
+    /// Looks who is still there whenever an answer was missed: that somebody left was not told then, either.
+    async fn look(&self, connection: &Connection, after: Duration) {
+        loop {
+            self.missed.notified().await;
+            sleep(after).await;
+            // Before the bus is asked, which does not count those that come later. No name is given twice.
+            let names = self.names();
+            let question = ("ListNames", &());
+            let answer = question::ask(connection, &self.missed, question, PATIENCE).await;
+            let Some(Ok(answer)) = answer else { continue };
+            let body = answer.body();
+            let Ok(there) = body.deserialize::<HashSet<&str>>() else { continue };
+            let gone = names.iter().filter(|name| !there.contains(name.as_str()));
+            gone.for_each(|name| self.left(name));
+        }
+    }
+
     /// Cancels all calls, those that are not registered yet as well: the connection is over.
     pub fn end(&self) {
         let calls = {
@@ -208,12 +247,18 @@ impl Callers {
             .arg(2, "")
             .build()?;
         let mut stream = MessageStream::for_match_rule(departures, connection, None).await?;
-        let callers = self.clone();
+        let (callers, connection) = (self.clone(), connection.clone());
         Ok(async move {
-            while let Some(Ok(message)) = stream.next().await {
-                if let Ok((name, _, _)) = message.body().deserialize::<(&str, &str, &str)>() {
-                    callers.left(name);
+            let told = async {
+                while let Some(Ok(message)) = stream.next().await {
+                    if let Ok((name, _, _)) = message.body().deserialize::<(&str, &str, &str)>() {
+                        callers.left(name);
+                    }
                 }
+            };
+            tokio::select! {
+                () = told => {}
+                () = callers.look(&connection, LOOK_AFTER) => {}
             }
         })
     }
@@ -230,7 +275,7 @@ impl Callers {
 }
 
 /// The user behind a connection, as the bus or, without one, the socket tells it.
-async fn ask(connection: &Connection, sender: &str) -> Result<u32, Error> {
+async fn ask(connection: &Connection, missed: &Notify, sender: &str) -> Result<u32, Error> {
     let denied = |error: zbus::Error| {
         let message = format!("the bus does not tell which user {sender} is ({error})");
         Error::new(ErrorName::AccessDenied, message)
@@ -239,56 +284,14 @@ async fn ask(connection: &Connection, sender: &str) -> Result<u32, Error> {
         let peer = connection.peer_creds().await.map_err(|error| denied(error.into()))?;
         return peer.unix_user_id().ok_or_else(|| denied(zbus::Error::MissingField));
     }
-    let path = "/org/freedesktop/DBus";
-    let method = "GetConnectionUnixUser";
-    let reply = connection.call_method(Some(BUS), path, Some(BUS), method, &sender).await;
+    let question = ("GetConnectionUnixUser", &sender);
+    let Some(reply) = question::ask(connection, missed, question, PATIENCE).await else {
+        let message =
+            format!("the bus has not answered in 10 s which user {sender} is; try again in 30 s");
+        return Err(Error::new(ErrorName::Overloaded, message));
+    };
     reply.and_then(|reply| reply.body().deserialize()).map_err(denied)
 }
 
 #[cfg(test)]
-mod tests {
-    use zbus::Message;
-
-    use super::super::direct::UserRoom;
-    use super::super::tests::peers;
-    use super::*;
-
-    /// Its next call, still under way then, would be taken for one of somebody who is there, and never end.
-    #[test]
-    fn who_leaves_while_the_bus_is_asked_is_not_remembered() {
-        let callers = Arc::<Callers>::default();
-        let (stays, _) = callers.register(":1.1".to_owned());
-        let (leaves, cancel) = callers.register(":1.2".to_owned());
-        callers.left(":1.2");
-        callers.remember(&stays, 1);
-        callers.remember(&leaves, 2);
-        assert!(cancel.is_cancelled());
-        assert_eq!(callers.known().users, HashMap::from([(":1.1".to_owned(), 1)]));
-    }
-
-    /// Whatever the header says, and whoever made the socket.
-    #[tokio::test]
-    async fn a_direct_connection_is_whose_it_was_opened_for() {
-        let (server, _client) = peers().await;
-        let (ticket, cancel) = Arc::<Callers>::default().register(":1.5".to_owned());
-        let (connection, serial) = (server.clone(), NonZeroU32::MIN);
-        let opener = Caller { uid: 4711, cancel, connection, call_bytes: 0, serial, ticket };
-        let gate = Arc::new(Gate::new(UserRoom::of(None)));
-        let callers = Arc::new(Callers::of_one(&opener, gate));
-        for sender in [None, Some(":1.9")] {
-            let mut call = Message::method_call("/", "Embed");
-            if let Some(sender) = sender {
-                call = call.sender(sender);
-            }
-            let call = call.build(&()).unwrap();
-            let caller = callers.enter(&server, &call.header()).await.unwrap();
-            assert_eq!((caller.uid, caller.sender()), (4711, ":1.5"));
-            assert!(!caller.cancel.is_cancelled());
-        }
-        let call = Message::method_call("/", "Embed").build(&()).unwrap();
-        let under_way = callers.enter(&server, &call.header()).await.unwrap();
-        callers.end();
-        let late = callers.enter(&server, &call.header()).await.unwrap();
-        assert!(under_way.cancel.is_cancelled() && late.cancel.is_cancelled());
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::FutureExt;
+use nix::sys::resource::{Resource, getrlimit};
 use op_dbus_api::{EMBEDDER_INTERFACE, Error, ErrorName};
 use op_dbus_engine::{CancellationToken, Inputs};
 use op_dbus_models::Level;
@@ -63,7 +64,8 @@ impl Calls {
         jobs: Arc<Jobs>,
     ) -> Self {
         let (direct, jobs) = (Some(direct), Some(jobs));
-        let budget = Arc::new(Budget::of(memory_limit::for_us()));
+        let descriptors = getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(most, _)| most);
+        let budget = Arc::new(Budget::of(memory_limit::for_us(), descriptors));
         let (pulse, cut_told) = Default::default();
         Self { service, budget, direct, jobs, pulse, callers, cut_told }
     }

@@ -16,6 +16,7 @@ mod jobs;
 mod manager;
 mod options;
 mod pulse;
+mod question;
 mod reply;
 #[cfg(test)]
 mod tests;
@@ -100,13 +101,13 @@ impl Objects {
         changes::follow(service, connection.clone(), told, true)
     }
 
-    /// Returns once the bus takes no replies from this connection any more, while it lets others in.
+    /// Returns once the bus answers nothing on this connection any more, while it lets others in.
     pub async fn stuck<F: Future<Output = bool>>(
         &self,
         connection: &Connection,
         lets_in: impl Fn() -> F,
     ) {
-        self.calls.pulse.lost(connection, lets_in).await;
+        self.calls.pulse.lost(connection, self.callers.missed(), lets_in).await;
     }
 
     /// Ends the jobs, and the direct connections, each once the calls under way on it have their

@@ -131,6 +131,9 @@ const TRUNCATIONS: [(&str, Truncate); 4] = [
 const PRIORITIES: [(&str, Priority); 2] =
     [("interactive", Priority::Interactive), ("bulk", Priority::Bulk)];
 
+/// Bytes of a text: it is held while a level loads, and counted to nobody.
+const TEXT_BYTES_MAX: usize = 1024;
+
 /// One option as it was given.
 struct Found<'a> {
     key: &'a str,
@@ -140,6 +143,12 @@ struct Found<'a> {
 impl<'a> Found<'a> {
     fn text(&self) -> Result<&'a str, Error> {
         match self.value {
+            Variant::Str(text) if text.len() > TEXT_BYTES_MAX => Err(invalid(format!(
+                "option {} has {} bytes and begins with {}; it may have {TEXT_BYTES_MAX}",
+                self.key,
+                text.len(),
+                shown(text)
+            ))),
             Variant::Str(text) => Ok(text.as_str()),
             _ => Err(self.wrong_type("a string (s)")),
         }
@@ -256,5 +265,12 @@ mod tests {
         );
         let long = refusal("truncate", Variant::from("x".repeat(1000)));
         assert!(long.len() < 200, "{long}");
+        for key in ["prompt", "expect_space", "device", "level"] {
+            let told = refusal(key, Variant::from("x".repeat(1025)));
+            let start = format!("option {key} has 1025 bytes and begins with \"xxx");
+            assert!(told.starts_with(&start) && told.len() < 150, "{told}");
+        }
+        let longest = HashMap::from([("prompt".to_owned(), Variant::from("x".repeat(1024)))]);
+        parse(&longest, &[], Instant::now()).unwrap();
     }
 }

@@ -1,8 +1,7 @@
-//! Whether the bus still takes what we send. What a client does not read lies in the bus, on our account; when
-//! that is full dbus-daemon takes nothing more from us, for whomever it is, and no reply leaves any more.
+//! Whether the bus still takes what we send, and answers. What a client does not read lies in the bus, on our account;
+//! when that is full dbus-daemon takes nothing more from us, for whomever it is, and no reply leaves any more.
 
 use std::future::Future;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -12,24 +11,26 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 use zbus::Connection;
 
-use super::caller::BUS;
+use super::question;
 
-/// A bus under load answers by then.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// As often is it waited for so long, until it is seen whether the bus lets others in.
-const ROUNDS: u32 = 4;
+/// It is felt as often, and asked again where no answer has come: one may have been dropped.
+const BEAT: Duration = Duration::from_secs(1);
+/// A bus under load answers within so many.
+const FEW: u32 = 5;
+/// As many more are waited for, until it is seen whether the bus lets others in.
+const MANY: u32 = 20;
 
 /// The pulse of the connection to the bus, which is felt with calls, and now and then without.
 #[derive(Debug)]
 pub struct Pulse {
     called: Notify,
     stands: AtomicBool,
-    patience: Duration,
+    beat: Duration,
 }
 
 impl Default for Pulse {
     fn default() -> Self {
-        Self { called: Notify::new(), stands: AtomicBool::new(false), patience: PATIENCE }
+        Self { called: Notify::new(), stands: AtomicBool::new(false), beat: BEAT }
     }
 }
 
@@ -40,42 +41,44 @@ impl Pulse {
     /// `Overloaded` while nothing leaves: what is made for callers meanwhile would be held here, and has no bound.
     pub fn feel(&self) -> Result<(), Error> {
         if self.stands.load(Ordering::Relaxed) {
-            let message = "the bus takes no replies from the service at present, as a client does not read its \
-                           own; try again in 30 s";
+            let message = "the bus takes no replies from the service at present, or drops its answers to it, as \
+                           when clients do not read theirs or send much at once; try again in 30 s";
             return Err(Error::new(ErrorName::Overloaded, message));
         }
         self.called.notify_one();
         Ok(())
     }
 
-    /// Returns once the bus takes nothing from this connection while it lets others in: no reply would ever
-    /// leave, where a new connection has an account of its own.
+    /// Returns once the bus answers nothing on this connection, however often it is asked, while it lets others in:
+    /// no reply would ever leave, where a new connection has an account of its own.
     pub async fn lost<F: Future<Output = bool>>(
         &self,
         connection: &Connection,
+        missed: &Notify,
         lets_in: impl Fn() -> F,
     ) {
+        // Refused or not: it came, and we were answered.
+        let answers = async |beats| {
+            question::ask(connection, missed, ("GetId", &()), (beats, self.beat)).await.is_some()
+        };
         loop {
             // What nobody here answers, as zbus does for objects that are not there, may have it stand still before
             // a call comes through.
-            let _ = timeout(self.patience * ROUNDS, self.called.notified()).await;
-            // Refused or not: it came, and we were answered.
-            let mut answer = pin!(connection.call_method(Some(BUS), "/", Some(BUS), "GetId", &()));
-            if timeout(self.patience, &mut answer).await.is_err() {
-                warn!("the bus takes no replies from the service: does a client not read its own?");
+            let _ = timeout(self.beat * MANY, self.called.notified()).await;
+            if !answers(FEW).await {
+                warn!(
+                    "the bus takes no replies from the service, or drops its answers to it: clients may not read \
+                     theirs, or send much at once"
+                );
                 self.stands.store(true, Ordering::Relaxed);
-                while timeout(self.patience * ROUNDS, &mut answer).await.is_err() {
-                    if !lets_in().await {
-                        continue;
-                    }
-                    match timeout(self.patience, &mut answer).await {
-                        Ok(_) => break,
-                        Err(_) => return,
+                while !answers(MANY).await {
+                    if lets_in().await && !answers(FEW).await {
+                        return;
                     }
                 }
                 self.stands.store(false, Ordering::Relaxed);
             }
-            sleep(self.patience / 5).await;
+            sleep(self.beat).await;
         }
     }
 }
@@ -89,7 +92,7 @@ mod tests {
     use super::*;
 
     fn hasty() -> Pulse {
-        Pulse { patience: Duration::from_millis(10), ..Pulse::default() }
+        Pulse { beat: Duration::from_millis(10), ..Pulse::default() }
     }
 
     #[tokio::test]
@@ -97,7 +100,7 @@ mod tests {
         let (server, _silent) = peers().await;
         let pulse = hasty();
         pulse.feel().unwrap();
-        pulse.lost(&server, async || true).await;
+        pulse.lost(&server, &Notify::new(), async || true).await;
         assert_eq!(pulse.feel().unwrap_err().name(), ErrorName::Overloaded);
     }
 
@@ -106,25 +109,48 @@ mod tests {
     async fn a_bus_that_lets_nobody_in_is_waited_for() {
         let (server, bus) = peers().await;
         let mut asked = MessageStream::from(&bus);
-        let pulse = hasty();
+        let (pulse, missed, looked) = (hasty(), Notify::new(), Notify::new());
         pulse.feel().unwrap();
-        let looked = Notify::new();
         let look = async || {
             looked.notify_one();
             false
         };
-        let answers = async {
+        let goes_on = async {
             looked.notified().await;
             assert!(pulse.feel().is_err());
-            let question = asked.next().await.unwrap().unwrap();
-            bus.reply(&question.header(), &"id").await.unwrap();
             while pulse.feel().is_err() {
-                tokio::task::yield_now().await;
+                answer(&bus, &mut asked).await;
             }
         };
         tokio::select! {
-            () = pulse.lost(&server, look) => panic!("lost"),
-            () = answers => {}
+            () = pulse.lost(&server, &missed, look) => panic!("lost"),
+            () = goes_on => {}
         }
+    }
+
+    /// The bus takes all that we send; it was only an answer of its own that it had no room for.
+    #[tokio::test]
+    async fn an_answer_that_was_dropped_is_no_end() {
+        let (server, bus) = peers().await;
+        let mut asked = MessageStream::from(&bus);
+        let (pulse, missed) = (hasty(), Notify::new());
+        pulse.feel().unwrap();
+        let drops_one = async {
+            let _dropped = asked.next().await;
+            for _ in 0..3 {
+                answer(&bus, &mut asked).await;
+                let _ = pulse.feel();
+            }
+        };
+        tokio::select! {
+            () = pulse.lost(&server, &missed, async || true) => panic!("lost"),
+            () = drops_one => {}
+        }
+        missed.notified().await;
+    }
+
+    async fn answer(bus: &Connection, asked: &mut MessageStream) {
+        let question = asked.next().await.unwrap().unwrap();
+        bus.reply(&question.header(), &"id").await.unwrap();
     }
 }

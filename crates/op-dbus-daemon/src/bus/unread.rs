@@ -46,6 +46,8 @@ const LOOK_ENDS: Duration = Duration::from_millis(1);
 /// As often is it looked whether there is room, and then less and less.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const LOOK_AGAIN_MAX: Duration = Duration::from_millis(250);
+/// What the bus has not told by then is asked anew.
+const LOOK_MAX: Duration = Duration::from_secs(5);
 /// A bus that does not tell is asked again then: its policy may have been mended.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 
@@ -317,8 +319,8 @@ impl Unread {
             sent.for_each(|(name, was)| self.learn(&name, was, 0));
             Ok(())
         };
-        // Whoever looks is a caller that waits, too.
-        let Ok(end) = timeout(PATIENCE, answer).await else { return };
+        // An answer may be dropped, and whoever looks is a caller that waits, too.
+        let Ok(end) = timeout(LOOK_MAX, answer).await else { return };
         // Its policy, or another kind of bus, whose accounts are the receivers'.
         if let Err(error) = end {
             let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);

@@ -18,18 +18,14 @@ pub enum Work {
     /// What polkit is asked about a call, until somebody has given a password. A bus lets the service wait for 128
     /// answers.
     Question,
+    /// A call of `EmbedToFd`, which has the descriptor of its result before anything is computed.
+    Result,
 }
 
-impl Work {
-    /// How many one user may have at once, and all users.
-    const fn most(self) -> (usize, usize) {
-        match self {
-            Self::Stream => (4, 64),
-            Self::Job | Self::Direct => (16, 64),
-            Self::Question => (8, 112),
-        }
-    }
+/// Results of `EmbedToFd` that one user may have in the making.
+const RESULTS_MAX: usize = 256;
 
+impl Work {
     /// What they are, and how a place becomes free.
     const fn words(self) -> (&'static str, &'static str) {
         match self {
@@ -37,6 +33,7 @@ impl Work {
             Self::Job => ("jobs", "fetch the result of one of them, or cancel one"),
             Self::Direct => ("direct connections open", "close one of them"),
             Self::Question => ("questions of polkit to answer", "answer one of them"),
+            Self::Result => ("results of EmbedToFd in the making", "wait for one of them"),
         }
     }
 }
@@ -46,6 +43,8 @@ impl Work {
 pub struct Budget {
     /// The most bytes of results of one user, and of all.
     results_max: (u64, u64),
+    /// File descriptors that the service may have.
+    descriptors: usize,
     shares: Mutex<HashMap<u32, Share>>,
 }
 
@@ -55,6 +54,7 @@ struct Share {
     jobs: usize,
     direct: usize,
     questions: usize,
+    results: usize,
     bytes: u64,
 }
 
@@ -65,6 +65,7 @@ impl Share {
             Work::Job => &mut self.jobs,
             Work::Direct => &mut self.direct,
             Work::Question => &mut self.questions,
+            Work::Result => &mut self.results,
         }
     }
 }
@@ -77,7 +78,7 @@ pub struct Grant {
     bytes: u64,
 }
 
-/// The place of a stream, a job or a direct connection; given back when dropped.
+/// The place of a piece of work; given back when dropped.
 #[derive(Debug)]
 pub struct Place {
     budget: Arc<Budget>,
@@ -87,17 +88,20 @@ pub struct Place {
 
 impl Default for Budget {
     fn default() -> Self {
-        Self::of(None)
+        Self::of(None, None)
     }
 }
 
 impl Budget {
     /// Of a service that may have `memory` bytes, of which one user's results take a quarter at most and those of
-    /// all a half: the kernel counts them to the service, and ends it where there is no more.
-    pub fn of(memory: Option<u64>) -> Self {
+    /// all a half: the kernel counts them to the service, and ends it where there is no more. Results of `EmbedToFd`
+    /// take a quarter of its `descriptors` at most: where it has no more of these, it loses its bus.
+    pub fn of(memory: Option<u64>, descriptors: Option<u64>) -> Self {
+        let descriptors = descriptors.and_then(|most| usize::try_from(most).ok());
+        let descriptors = descriptors.unwrap_or(usize::MAX);
         let memory = memory.unwrap_or(u64::MAX);
         let results_max = (RESULT_BYTES_MAX.min(memory / 4), RESULT_BYTES_ALL_MAX.min(memory / 2));
-        Self { results_max, shares: Mutex::default() }
+        Self { results_max, descriptors, shares: Mutex::default() }
     }
 
     /// Room for a result of `uid`, of nothing yet.
@@ -105,12 +109,22 @@ impl Budget {
         Grant { budget: self.clone(), uid, bytes: 0 }
     }
 
+    /// How much of it one user may have at once, and all users.
+    fn most(&self, work: Work) -> (usize, usize) {
+        match work {
+            Work::Stream => (4, 64),
+            Work::Job | Work::Direct => (16, 64),
+            Work::Question => (8, 112),
+            Work::Result => (RESULTS_MAX.min(self.descriptors / 8), self.descriptors / 4),
+        }
+    }
+
     /// A place for `work` of `uid`.
     ///
     /// # Errors
     /// `QuotaExceeded`, `Overloaded`.
     pub fn place(self: &Arc<Self>, uid: u32, work: Work) -> Result<Place, Error> {
-        let ((own_max, all_max), (what, remedy)) = (work.most(), work.words());
+        let ((own_max, all_max), (what, remedy)) = (self.most(work), work.words());
         let mut shares = self.lock();
         let all: usize = shares.values_mut().map(|share| *share.of(work)).sum();
         let own = shares.get_mut(&uid).map_or(0, |share| *share.of(work));
@@ -199,9 +213,10 @@ mod tests {
 
     #[test]
     fn places_are_counted_by_user_and_given_back() {
-        for work in [Work::Stream, Work::Job, Work::Direct, Work::Question] {
-            let budget = Arc::<Budget>::default();
-            let (own, all) = work.most();
+        let works = [Work::Stream, Work::Job, Work::Direct, Work::Question, Work::Result];
+        for work in works {
+            let budget = Arc::new(Budget::of(None, Some(4096)));
+            let (own, all) = budget.most(work);
             let mut places: Vec<_> = (0..own).map(|_| budget.place(1, work).unwrap()).collect();
             assert_eq!(budget.place(1, work).unwrap_err().name(), ErrorName::QuotaExceeded);
             places.pop();
@@ -232,7 +247,7 @@ mod tests {
 
     #[test]
     fn results_leave_memory_to_the_service() {
-        let budget = Arc::new(Budget::of(Some(512 << 20)));
+        let budget = Arc::new(Budget::of(Some(512 << 20), None));
         let own = 128 << 20;
         let error = budget.grant(1).more(own + 1).unwrap_err();
         assert_eq!(error.name(), ErrorName::TooLarge);
@@ -245,6 +260,15 @@ mod tests {
         assert_eq!(budget.grant(3).more(1).unwrap_err().name(), ErrorName::Overloaded);
         drop(grants);
         budget.grant(3).more(own).unwrap();
+    }
+
+    #[test]
+    fn results_leave_descriptors_to_the_service() {
+        for (descriptors, most) in
+            [(1 << 20, (256, 1 << 18)), (4096, (256, 1024)), (1024, (128, 256))]
+        {
+            assert_eq!(Budget::of(None, Some(descriptors)).most(Work::Result), most);
+        }
     }
 
     #[test]

@@ -50,6 +50,7 @@ impl Calls {
         let size = (texts.len(), texts.iter().map(String::len).sum());
         let served = self.serving(caller, size, options.level, options.deadline).await?;
         let (rows, dimensions) = (texts.len(), served.length(&options));
+        let _place = self.budget.place(caller.uid, Work::Result)?;
         let mut grant = self.budget.grant(caller.uid);
         let result = ResultFile::new(encoding, dimensions, format)?;
         grant.more(result.bytes(rows as u64))?;
@@ -79,6 +80,8 @@ impl Calls {
         wanted: Wanted,
     ) -> Result<Bulk, Error> {
         let source = self.source(caller, fd, &wanted).await?;
+        // The result is held until there is room for it.
+        let _place = source.place();
         let bounds = self.bounds();
         let (grant, deadline) = (self.budget.grant(caller.uid), wanted.options.deadline);
         let stream = Stream::new(caller, &self.service, grant, wanted, Arc::default()).await?;

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, SpliceFFlags, fcntl, splice};
 use nix::sys::stat::{FileStat, SFlag, fstat};
@@ -33,6 +34,8 @@ pub struct Source {
     kind: Kind,
     bytes: u64,
     read: u64,
+    /// Dropped last: what is read is closed by then.
+    place: Arc<Place>,
 }
 
 #[derive(Debug)]
@@ -49,7 +52,6 @@ struct Pipe {
     theirs: AsyncFd<OwnedFd>,
     moved_in: OwnedFd,
     moved_out: File,
-    _place: Place,
 }
 
 /// What a look at a descriptor found.
@@ -64,13 +66,15 @@ impl Source {
     /// Has to be called within a Tokio runtime. May take as long as the file system does.
     ///
     /// Whatever a file system may leave unanswered is asked by a thread of the source's own, so that it
-    /// holds up nothing else: looking, reading and closing. The thread has the stream's place: it may
-    /// outlive the call, until the file system answers.
+    /// holds up nothing else: looking, reading and closing. The thread has the stream's place as well: it
+    /// may outlive the call, until the file system answers. Nor is the call over when all is read.
     ///
     /// # Errors
     /// `InvalidArgument` for what can't be read or is neither file, sealed memfd nor pipe;
     /// `TooLarge` for a file beyond [`INPUT_BYTES_MAX`].
     pub async fn open(fd: OwnedFd, place: Place) -> Result<Self, Error> {
+        let place = Arc::new(place);
+        let place_of_thread = place.clone();
         let (tell, told) = oneshot::channel();
         let (sender, pieces) = mpsc::channel(PIECES_AHEAD);
         let work = move || match look(&fd) {
@@ -81,16 +85,16 @@ impl Source {
                 }
                 // Closed before its place is free, and that before the end is told.
                 drop(file);
-                drop(place);
+                drop(place_of_thread);
                 drop(sender);
             }
             // It is waited for elsewhere. Where nobody waits any more it is dropped.
             Ok(Found::Pipe) => {
-                let _ = tell.send(Ok((0, Some((fd, place)))));
+                let _ = tell.send(Ok((0, Some(fd))));
             }
             Err(error) => {
                 drop(fd);
-                drop(place);
+                drop(place_of_thread);
                 let _ = tell.send(Err(error));
             }
         };
@@ -100,11 +104,14 @@ impl Source {
         let (bytes, pipe) = told.await.map_err(gone)??;
         let kind = match pipe {
             None => Kind::File(pieces),
-            Some((fd, place)) => {
-                Kind::Pipe(Pipe::new(fd, place).map_err(|error| unreadable(&error))?)
-            }
+            Some(fd) => Kind::Pipe(Pipe::new(fd).map_err(|error| unreadable(&error))?),
         };
-        Ok(Self { kind, bytes, read: 0 })
+        Ok(Self { kind, bytes, read: 0, place })
+    }
+
+    /// The stream's place, for who ends later than its source.
+    pub fn place(&self) -> Arc<Place> {
+        self.place.clone()
     }
 
     /// Bytes that it has; 0 for a pipe, and for a file that does not tell.
@@ -221,16 +228,16 @@ fn read_at(file: &File, at: u64, end: Option<u64>) -> io::Result<Vec<u8>> {
 }
 
 impl Pipe {
-    fn new(fd: OwnedFd, place: Place) -> io::Result<Self> {
+    fn new(fd: OwnedFd) -> io::Result<Self> {
         let (moved_out, moved_in) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
         // SAFETY: an `OwnedFd` is the same open file until it is dropped, and the `AsyncFd`, which
         // owns it, is the only one that can drop it.
         let theirs = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE)? };
-        Ok(Self { theirs, moved_in, moved_out: File::from(moved_out), _place: place })
+        Ok(Self { theirs, moved_in, moved_out: File::from(moved_out) })
     }
 
     async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let Self { theirs, moved_in, moved_out, .. } = self;
+        let Self { theirs, moved_in, moved_out } = self;
         let moved = theirs.async_io(Interest::READABLE, |theirs| {
             let flags = SpliceFFlags::SPLICE_F_NONBLOCK | SpliceFFlags::SPLICE_F_MOVE;
             Ok(splice(theirs, None, &*moved_in, None, PIECE_BYTES, flags)?)

@@ -44,7 +44,7 @@ async fn a_file_that_gets_shorter_is_an_error_and_one_that_grows_is_not_followed
         let file = named.as_file().try_clone().unwrap();
         let (sender, pieces) = mpsc::channel(PIECES_AHEAD);
         std::thread::spawn(move || read(&file, Some(bytes), &sender));
-        Source { kind: Kind::File(pieces), bytes, read: 0 }
+        Source { kind: Kind::File(pieces), bytes, read: 0, place: Arc::new(place()) }
     };
     let error = all(&mut reader(4 * PIECE_BYTES as u64)).await.unwrap_err();
     assert!(error.message().contains("ends at byte 196608"), "{error}");
@@ -52,6 +52,25 @@ async fn a_file_that_gets_shorter_is_an_error_and_one_that_grows_is_not_followed
     named.as_file().set_len(1 << 40).unwrap();
     let sparse = named.as_file().try_clone().unwrap();
     assert_eq!(refusal(sparse).await.0, ErrorName::TooLarge);
+}
+
+/// Its texts wait to be embedded then, and its result takes a descriptor.
+#[tokio::test]
+async fn a_file_that_is_read_keeps_its_place_as_long_as_its_call() {
+    let budget = Arc::<Budget>::default();
+    let mut call = Vec::new();
+    for _ in 0..4 {
+        let file = tempfile::tempfile().unwrap();
+        let place = budget.place(0, Work::Stream).unwrap();
+        let mut source = Source::open(file.into(), place).await.unwrap();
+        all(&mut source).await.unwrap();
+        call.push(source);
+    }
+    budget.place(0, Work::Stream).unwrap_err();
+    let place = call.pop().unwrap().place();
+    budget.place(0, Work::Stream).unwrap_err();
+    drop(place);
+    budget.place(0, Work::Stream).unwrap();
 }
 
 #[tokio::test]
