@@ -2,7 +2,8 @@
 
 use std::process::Stdio;
 
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
 use op_dbus_api::ErrorName::{self, *};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use zbus::Variant;
@@ -12,9 +13,10 @@ use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::clean;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::op_dbus;
+use crate::harness::process::children;
 use crate::harness::registry::tests;
 use crate::harness::users::{MEMBER, OTHER, Users};
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually, within};
 
 tests! {
     wrong_options: [Bus],
@@ -146,16 +148,20 @@ async fn level_none_is_disabled() -> Outcome {
     daemon.stop().await
 }
 
-async fn loading_is_not_ready() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    // Nobody writes to the pipe, so loading the library never ends.
-    let setup = Setup::real("low")?;
-    let pipe = setup.path("library.so");
-    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)?;
-    let setup = setup.setting("cpu_engine", "ort");
-    let setup = setup.setting("runtime", &pipe.display().to_string());
-    let daemon = setup.start(&bus).await?;
+/// A daemon whose worker gets no further with its load until it is sent on.
+async fn loading(setup: &Setup, bus: &PrivateBus) -> Outcome<(Daemon, Pid)> {
+    let daemon = setup.start(bus).await?;
+    let pid = daemon.process.pid();
+    eventually("a worker", async || Ok(!children(pid)?.is_empty())).await?;
+    let worker = children(pid)?[0];
+    kill(worker, Signal::SIGSTOP)?;
     assert_eq!(daemon.client().embedder.state().await?, "loading");
+    Ok((daemon, worker))
+}
+
+async fn loading_is_not_ready() -> Outcome {
+    let (bus, setup) = (PrivateBus::start().await?, Setup::real("low")?);
+    let (daemon, _worker) = loading(&setup, &bus).await?;
     refused(daemon.client().embedder.embed("x").await, NotReady)?;
     daemon.client().manager.get_status().await?;
     // Whoever is loading can be told to stop.
@@ -163,25 +169,19 @@ async fn loading_is_not_ready() -> Outcome {
 }
 
 async fn a_command_waits_for_the_model() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    let pipe = setup.path("library.so");
-    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)?;
-    let setup = setup.setting("cpu_engine", "ort");
-    let setup = setup.setting("runtime", &pipe.display().to_string());
-    let daemon = setup.start(&bus).await?;
+    let (bus, setup) = (PrivateBus::start().await?, Setup::real("low")?);
+    let (daemon, worker) = loading(&setup, &bus).await?;
     let mut command = clean(op_dbus());
-    command.args(["similarity", "a", "b", "--bus", bus.address()]);
-    let mut command = command.stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
+    command.args(["similarity", "a", "a", "--bus", bus.address()]);
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut command = command.spawn()?;
     let mut told = BufReader::new(command.stderr.take().ok_or("no stderr")?).lines();
     let waits = within("a word of the wait", told.next_line()).await??;
     assert_eq!(waits.as_deref(), Some("op-dbus: the service is loading its model: waiting for it"));
-    // What the load has waited for is no library.
-    let written = tokio::task::spawn_blocking(move || std::fs::write(&pipe, "nothing"));
-    within("a reader", written).await???;
-    let why = within("the end of the wait", told.next_line()).await??.unwrap_or_default();
-    assert!(why.contains("library.so"), "{why}");
-    assert_eq!(within("the command's end", command.wait()).await??.code(), Some(1));
+    kill(worker, Signal::SIGCONT)?;
+    let out = within("the command's end", command.wait_with_output()).await??;
+    let same: f32 = String::from_utf8(out.stdout)?.trim().parse()?;
+    assert!(out.status.success() && same > 0.999, "{same}, {}", out.status);
     daemon.stop().await
 }
 
@@ -307,7 +307,7 @@ async fn shutting_down() -> Outcome {
     daemon.state(|state| state == "draining").await?;
     refused(client.embedder.embed("too late").await, ShuttingDown)?;
     for worker in workers {
-        nix::sys::signal::kill(worker, Signal::SIGCONT)?;
+        kill(worker, Signal::SIGCONT)?;
     }
     // What was in flight is finished, and the daemon ends well.
     assert!(!waiting.await??.is_empty());
@@ -331,7 +331,7 @@ async fn what_ends_a_terminal_leaves_workers_to_the_daemon() -> Outcome {
     killpg(daemon.process.pid(), Signal::SIGINT)?;
     daemon.state(|state| state == "draining").await?;
     for worker in workers {
-        nix::sys::signal::kill(worker, Signal::SIGCONT)?;
+        kill(worker, Signal::SIGCONT)?;
     }
     assert!(!waiting.await??.is_empty());
     assert!(daemon.process.ended().await?.success());

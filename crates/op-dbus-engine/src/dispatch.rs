@@ -247,6 +247,11 @@ impl Worker {
                 }
             },
             BackendError::Lost(_) | BackendError::Killed(_) | BackendError::Load { .. } => {
+                if self.backend.has_read_nothing() && scheduler.missed(batch) {
+                    scheduler.put_back(&mut self.ahead.batch);
+                    scheduler.put_back(batch);
+                    return Err(error);
+                }
                 self.lose(batch, error)
             }
         }
@@ -256,10 +261,6 @@ impl Worker {
     fn lose(&mut self, batch: &mut Vec<Entry>, error: BackendError) -> Result<(), BackendError> {
         let (scheduler, worker) = (&self.shared.scheduler, self.place.index);
         scheduler.put_back(&mut self.ahead.batch);
-        if self.backend.has_read_nothing() {
-            scheduler.missed(worker, batch, &error);
-            return Err(error);
-        }
         // Before anybody is told, who asks then whether there is hope.
         scheduler.roster(|roster| roster.lost_batch(worker, &error));
         scheduler.try_again(worker, batch, &error);

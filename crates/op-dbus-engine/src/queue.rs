@@ -309,7 +309,15 @@ mod tests {
         for item in 0..8 {
             let (uid, class) = (1, Priority::Bulk);
             let tokens = 10 + item;
-            queue.push(Entry { uid, class, tokens, enqueued_us: 0, failed_on: None, missed: 0, item });
+            queue.push(Entry {
+                uid,
+                class,
+                tokens,
+                enqueued_us: 0,
+                failed_on: None,
+                missed: 0,
+                item,
+            });
         }
         queue
     }

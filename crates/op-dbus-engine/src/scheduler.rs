@@ -164,15 +164,13 @@ impl Scheduler {
         self.put_first(again);
     }
 
-    /// Puts rows of a batch back that `worker` never read, as it had ended before. The others, of which some may
-    /// have ended as well, make sure of themselves before they take it.
-    pub fn missed(&self, worker: usize, entries: &mut Vec<Entry>, error: &BackendError) {
-        let (again, mut tried): (Vec<_>, Vec<_>) =
-            entries.drain(..).partition(|entry| entry.missed < MISSES_MAX);
-        self.try_again(worker, &mut tried, error);
+    /// Notes that these rows came to a worker that had ended before it read them; false if that was once too often, and
+    /// counts as a try. The other workers, of which some may have ended as well, make sure of themselves before they
+    /// take any.
+    pub fn missed(&self, entries: &mut [Entry]) -> bool {
         self.roster(|roster| roster.order(Order::Check));
-        let again = again.into_iter().map(|entry| Entry { missed: entry.missed + 1, ..entry });
-        self.put_first(again.collect());
+        entries.iter_mut().for_each(|entry| entry.missed += 1);
+        entries.iter().all(|entry| entry.missed <= MISSES_MAX)
     }
 
     fn put_first(&self, entries: Vec<Entry>) {

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_engine::CancellationToken;
 use tokio::sync::Notify;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use zbus::message::{Header, Type};
 use zbus::{Connection, MatchRule, MessageStream};
 
@@ -30,6 +30,8 @@ const USERS_MAX: usize = 4096;
 const PATIENCE: (u32, Duration) = (5, Duration::from_secs(2));
 /// After an answer was missed, what was dropped with it is looked for so much later: more may be dropped meanwhile.
 const LOOK_AFTER: Duration = Duration::from_secs(5);
+/// How often it is looked for in any case.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// Everyone who has called on one connection.
 #[derive(Default)]
@@ -201,13 +203,17 @@ impl Callers {
         &self.missed
     }
 
-    /// Looks who is still there whenever an answer was missed: that somebody left was not told then, either.
+    /// Looks who is still there whenever an answer was missed, as that somebody left was not told then, either; and now
+    /// and then, as nothing may have been asked just then.
     async fn look(&self, connection: &Connection, after: Duration) {
         loop {
-            self.missed.notified().await;
+            let _ = timeout(LOOK_EVERY, self.missed.notified()).await;
             sleep(after).await;
             // Before the bus is asked, which does not count those that come later. No name is given twice.
             let names = self.names();
+            if names.is_empty() {
+                continue;
+            }
             let question = ("ListNames", &());
             let answer = question::ask(connection, &self.missed, question, PATIENCE).await;
             let Some(Ok(answer)) = answer else { continue };

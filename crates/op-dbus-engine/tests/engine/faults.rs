@@ -91,9 +91,12 @@ async fn workers_that_end_again_and_again_before_they_read_anything_fail_the_tex
         let number = ended.load(Ordering::Relaxed);
         Ok(Box::new(Doomed(Mortal { sim, number, ended })) as Box<dyn Backend>)
     };
-    let engine = start(Box::new(factory), Limits::default(), 1);
+    let pool = Pool { losses_max: Some(2), ..Pool::new(Box::new(factory)) };
+    let config = config(Limits::default());
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
     let result = engine.embed(call(1, &["a"])).await;
     assert!(matches!(result, Err(Error::WorkerFailed(BackendError::Lost(_)))), "{result:?}");
+    assert!(engine.is_failing());
 }
 
 /// Ends with its proof.

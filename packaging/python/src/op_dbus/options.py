@@ -70,7 +70,7 @@ def variants(
             known = ", ".join(signatures)
             raise TypeError(f"{key!r} is not an option; the options are {known}")
         wanted = _TYPES[signature]
-        if isinstance(value, np.generic):
+        if isinstance(value, (np.integer, np.bool_, np.str_)):
             # numpy's bool is no bool, and calls itself one.
             value = value.item()
         if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):

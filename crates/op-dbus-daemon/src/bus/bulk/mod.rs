@@ -31,6 +31,10 @@ use stream::silent;
 
 pub use stream::{Bounds, Made, Progress, Stream, while_wanted};
 
+/// What a result counts as among the replies of a direct connection until it is sent: some hundred of a user are
+/// under way at once.
+const ON_LINE_BYTES: usize = 256 << 10;
+
 /// Sealed memfd, rows, dimensions, information.
 pub type Bulk = (zbus::OwnedFd, u32, u32, Dictionary);
 
@@ -50,6 +54,8 @@ impl Calls {
         let size = (texts.len(), texts.iter().map(String::len).sum());
         let served = self.serving(caller, size, options.level, options.deadline).await?;
         let (rows, dimensions) = (texts.len(), served.length(&options));
+        // Sealed it waits there for those before it to be read, when its place is given back.
+        self.room_on_line(caller, ON_LINE_BYTES, options.deadline).await?;
         let _place = self.budget.place(caller.uid, Work::Result)?;
         let mut grant = self.budget.grant(caller.uid);
         let result = ResultFile::new(encoding, dimensions, format)?;
