@@ -14,3 +14,4 @@ mod refusals;
 mod reserve;
 mod sinks;
 mod support;
+mod unread;

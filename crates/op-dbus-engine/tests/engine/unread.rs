@@ -1,0 +1,87 @@
+//! Workers that end before they read what they are asked: that costs a text none of its tries.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use op_dbus_engine::sim::Faults;
+use op_dbus_engine::{
+    Backend, BackendError, Batch, Description, Engine, Error, Limits, Pool, Tokenizer,
+};
+
+use crate::support::*;
+
+/// The backend number `number`, which has ended, and reads nothing any more, once more than so many have.
+struct Mortal {
+    sim: Box<dyn Backend>,
+    number: usize,
+    ended: Arc<AtomicUsize>,
+}
+
+impl Backend for Mortal {
+    fn description(&self) -> &Description {
+        self.sim.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        match self.has_read_nothing() {
+            true => Err(BackendError::Lost("as the test wants it".into())),
+            false => self.sim.run(batch, out),
+        }
+    }
+
+    fn has_read_nothing(&self) -> bool {
+        self.number < self.ended.load(Ordering::Relaxed)
+    }
+}
+
+#[tokio::test]
+async fn workers_that_end_while_they_are_idle_cost_no_text_a_try() {
+    let (made, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (number, all) = (Arc::clone(&made), Arc::clone(&ended));
+    let factory = move |_| {
+        let (number, ended) = (number.fetch_add(1, Ordering::Relaxed), Arc::clone(&all));
+        Ok(Box::new(Mortal { sim: sim(Faults::default())?, number, ended }) as Box<dyn Backend>)
+    };
+    let engine = start(Box::new(factory), Limits::default(), 4);
+    for text in ["a", "b", "c", "d", "e", "f"] {
+        // All that there are, again and again, whether they have had a batch or not.
+        ended.store(made.load(Ordering::Relaxed), Ordering::Relaxed);
+        assert_eq!(engine.embed(call(1, &[text])).await.unwrap().vectors, expected(text));
+    }
+    assert_eq!(engine.stats().retries, 0);
+}
+
+#[tokio::test]
+async fn workers_that_end_again_and_again_before_they_read_anything_fail_the_text() {
+    let proofs = Arc::new(AtomicUsize::new(1));
+    let factory = move |_| {
+        let (sim, ended) = (sim(Faults::default())?, Arc::clone(&proofs));
+        let number = ended.load(Ordering::Relaxed);
+        Ok(Box::new(Doomed(Mortal { sim, number, ended })) as Box<dyn Backend>)
+    };
+    let pool = Pool { losses_max: Some(2), ..Pool::new(Box::new(factory)) };
+    let config = config(Limits::default());
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let result = engine.embed(call(1, &["a"])).await;
+    assert!(matches!(result, Err(Error::WorkerFailed(BackendError::Lost(_)))), "{result:?}");
+    assert!(engine.is_failing());
+}
+
+/// Ends with its proof.
+struct Doomed(Mortal);
+
+impl Backend for Doomed {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        let result = self.0.run(batch, out);
+        self.0.ended.store(self.0.number + 1, Ordering::Relaxed);
+        result
+    }
+
+    fn has_read_nothing(&self) -> bool {
+        self.0.has_read_nothing()
+    }
+}
