@@ -13,7 +13,7 @@ use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::clean;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::op_dbus;
-use crate::harness::process::children;
+use crate::harness::process::{children, send};
 use crate::harness::registry::tests;
 use crate::harness::users::{MEMBER, OTHER, Users};
 use crate::harness::{Outcome, eventually, within};
@@ -154,7 +154,7 @@ async fn loading(setup: &Setup, bus: &PrivateBus) -> Outcome<(Daemon, Pid)> {
     let pid = daemon.process.pid();
     eventually("a worker", async || Ok(!children(pid)?.is_empty())).await?;
     let worker = children(pid)?[0];
-    kill(worker, Signal::SIGSTOP)?;
+    send(Signal::SIGSTOP, worker).await?;
     assert_eq!(daemon.client().embedder.state().await?, "loading");
     Ok((daemon, worker))
 }

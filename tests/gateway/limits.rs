@@ -14,7 +14,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::gateway::{Gateway, answer, curl};
-use crate::harness::process::anonymous;
+use crate::harness::process::{anonymous, send};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
 
@@ -339,7 +339,7 @@ async fn without_a_service_it_is_alive_and_not_ready() -> Outcome {
 /// In time for who scrapes and who balances, and not when a call would have to be answered.
 async fn a_service_that_hangs_is_told() -> Outcome {
     let stage = Stage::sim().await?;
-    stage.daemon.process.signal(Signal::SIGSTOP)?;
+    send(Signal::SIGSTOP, stage.daemon.process.pid()).await?;
     let ask = |path| stage.gateway.curl(path, &["--max-time", "60"], "");
     let (ready, metrics, status) = tokio::join!(ask("/ready"), ask("/metrics"), ask("/status"));
     let (ready, metrics, status) = (ready?, metrics?, status?);

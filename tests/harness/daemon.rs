@@ -18,7 +18,7 @@ use super::client::{Client, pid, refused};
 use super::command::{Finished, clean, finish};
 use super::manager::ServiceManager;
 use super::needs;
-use super::process::Process;
+use super::process::{self, Process};
 use super::users::SERVICE;
 use super::{Outcome, within};
 
@@ -286,7 +286,7 @@ impl Daemon {
     /// Sends a signal to each worker.
     pub async fn signal_workers(&self, signal: Signal) -> Outcome {
         for pid in self.workers().await? {
-            nix::sys::signal::kill(pid, signal)?;
+            process::send(signal, pid).await?;
         }
         Ok(())
     }

@@ -53,7 +53,9 @@ impl Process {
         &mut self.child
     }
 
+    /// One that is to stop it is [`send`]'s.
     pub fn signal(&self, signal: Signal) -> Outcome {
+        assert_ne!(signal, Signal::SIGSTOP);
         Ok(kill(self.pid, signal)?)
     }
 
@@ -127,6 +129,25 @@ fn status_bytes(process: Pid, key: &str) -> Outcome<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(key));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no such line")?;
     Ok(kib.parse::<u64>()? << 10)
+}
+
+/// Sends a signal. One that stops the process is waited for: its threads stop one by one, on a busy
+/// machine long after the signal was sent, and until then they answer.
+pub async fn send(signal: Signal, process: Pid) -> Outcome {
+    kill(process, signal)?;
+    if signal != Signal::SIGSTOP {
+        return Ok(());
+    }
+    eventually("threads that have stopped", async || {
+        // Whoever has ended meanwhile does not run.
+        let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+        let mut states = threads.map(|thread| {
+            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").and_then(|(_, fields)| fields.chars().next())
+        });
+        Ok(states.all(|state| matches!(state, None | Some('T' | 't' | 'X' | 'Z'))))
+    })
+    .await
 }
 
 /// The children of a process.

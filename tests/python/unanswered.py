@@ -5,6 +5,7 @@
 
 import asyncio
 import os
+import pathlib
 import signal
 import socket
 import sys
@@ -109,6 +110,8 @@ def who_does_not_answer() -> None:
         short._timeout = 0.2
         os.kill(process, signal.SIGSTOP)
         try:
+            while not stopped(process):
+                os.sched_yield()
             # Its limits are not known yet, or its vectors are waited for.
             for embedder in (first, known):
                 call = lambda: embedder.embed(["one"], deadline_ms=1)
@@ -119,6 +122,12 @@ def who_does_not_answer() -> None:
         _aio._LATE_S = 5.0
         for embedder in (first, known):
             assert len(embedder.embed(["one"])) == 1
+
+
+def stopped(process: int) -> bool:
+    """Whether each of its threads is: the kernel stops them one by one, and until then they answer."""
+    threads = pathlib.Path(f"/proc/{process}/task").glob("*/stat")
+    return all(thread.read_text().rpartition(") ")[2].startswith("T") for thread in threads)
 
 
 async def the_service() -> int:

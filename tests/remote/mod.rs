@@ -16,6 +16,7 @@ use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::gateway::Gateway;
 use crate::harness::golden::{self, assert_near};
 use crate::harness::load::Load;
+use crate::harness::process::send;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
 use crate::providers::{provider, refusal};
@@ -272,7 +273,7 @@ async fn a_silent_fleet_does_not_starve_the_watchdog() -> Outcome {
     let daemon = setup.start(&bus).await?;
     // The socket holds few messages that nobody has read, and then the daemon waits.
     manager.told("READY=1").await?;
-    gateway.process.signal(Signal::SIGSTOP)?;
+    send(Signal::SIGSTOP, gateway.process.pid()).await?;
     let client = Client::on(&bus).await?;
     let call = tokio::spawn(async move { client.embedder.embed("is anybody there?").await });
     manager.forget();
