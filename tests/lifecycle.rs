@@ -86,7 +86,7 @@ async fn the_watchdog_is_fed_while_a_worker_hangs() -> Outcome {
     let call = daemon.client().embed_meanwhile("in flight");
     daemon.client().counted("in_flight_calls", 1).await?;
     for _ in 0..3 {
-        manager.forget();
+        manager.told_by_now().await?;
         manager.told("WATCHDOG=1").await?;
     }
     assert!(!call.is_finished());
@@ -158,11 +158,20 @@ async fn a_change_of_level_is_told_and_kept() -> Outcome {
         .await?;
     let mut changes = properties.receive_properties_changed().await?;
     client.manager.set_vector_level("none").await?;
-    let change = within("PropertiesChanged", changes.next()).await?.ok_or("the bus is gone")?;
+    // Others of the start may still be on their way.
+    let change = within("PropertiesChanged", async {
+        loop {
+            let change = changes.next().await.ok_or("the bus is gone")?;
+            if change.args()?.changed_properties.contains_key("VectorLevel") {
+                return Outcome::Ok(change);
+            }
+        }
+    })
+    .await??;
     let change = change.args()?;
     assert_eq!(change.interface_name.as_str(), op_dbus_api::EMBEDDER_INTERFACE);
     let changed = |name: &str| change.changed_properties.contains_key(name);
-    assert!(changed("VectorLevel") && changed("State") && changed("Dimensions"), "{change:?}");
+    assert!(changed("State") && changed("Dimensions"), "{change:?}");
     assert!(!changed("RequestedExecutionProvider") && !changed("Version"), "{change:?}");
     daemon.stop().await?;
 

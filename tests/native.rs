@@ -17,7 +17,7 @@ use crate::harness::golden::{self, cosine, distance};
 use crate::harness::needs;
 use crate::harness::process::{children, mapped, resident};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, eventually, fixture, within};
+use crate::harness::{Outcome, fixture, soon, within};
 
 tests! {
     it_serves_without_any_library: [Bus, Low],
@@ -228,7 +228,8 @@ async fn a_graph_of_the_users_own_is_served_by_the_other_engine() -> Outcome {
 /// Whether all threads of a process wait for something, as the kernel sees it.
 fn asleep(process: Pid) -> Outcome<bool> {
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
-        let stat = fs::read_to_string(thread?.path().join("stat"))?;
+        // One that has ended meanwhile does not run.
+        let Ok(stat) = fs::read_to_string(thread?.path().join("stat")) else { continue };
         // The name before the state may itself hold anything but its closing bracket.
         let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
         if state != Some('S') {
@@ -247,7 +248,7 @@ async fn its_threads_sleep_when_there_is_nothing_to_do() -> Outcome {
     assert_eq!(name.trim_end(), "op-dbus-worker", "what `top` shows");
     // A thread that spins, or wakes up by itself to look around, is seen running now and then.
     let mut looks = 0;
-    eventually("the worker's sleep", async || {
+    soon("the worker's sleep", async || {
         looks = if asleep(worker)? { looks + 1 } else { 0 };
         Ok(looks == LOOKS)
     })
@@ -310,7 +311,7 @@ async fn a_worker_killed_while_it_packs_leaves_nothing() -> Outcome {
     let setup = Setup::real("low")?;
     let daemon = loop {
         let daemon = setup.start(&bus).await?;
-        eventually("the beginning of packing", async || Ok(!cached(&setup, "").is_empty())).await?;
+        soon("the beginning of packing", async || Ok(!cached(&setup, "").is_empty())).await?;
         // The one that is started in its place as well.
         let killing = async {
             loop {

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use crate::harness::Outcome;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::tests;
+use crate::harness::{Outcome, eventually};
 use crate::offload::{much, records};
 
 tests! {
@@ -16,35 +16,53 @@ tests! {
     bench_tells_where_the_two_meet: [Low, Ggml],
 }
 
-/// Microseconds that a batch of few tokens takes, by what was measured at the start.
+/// Microseconds that a batch of few tokens takes, by what is known of it.
 fn smallest(record: &str) -> Outcome<u64> {
     let json: Value = serde_json::from_str(record)?;
     json["costs"][0]["us"].as_u64().ok_or_else(|| format!("no costs: {record}").into())
 }
 
+/// Which has a batch of few tokens done first, if that is clear by what is known now.
+fn first(setup: &Setup) -> Outcome<Option<&'static str>> {
+    // In the order of their names: that of the CPU first.
+    let known = records(setup)?;
+    let [(_, cpu), (_, ggml)] = &known[..] else { return Err("not two records".into()) };
+    let (cpu, ggml) = (smallest(cpu)?, smallest(ggml)?);
+    println!("{cpu} us on the CPU, {ggml} with ggml");
+    let is_clear = |least, most| most > least + least / 2;
+    Ok(match (is_clear(cpu, ggml), is_clear(ggml, cpu)) {
+        (true, _) => Some("cpu"),
+        (_, true) => Some("ggml"),
+        _ => None,
+    })
+}
+
 async fn small_work_goes_where_it_is_done_first_and_bulk_to_both() -> Outcome {
     let setup = Setup::real("low")?.setting("execution_provider", "ggml");
-    let (_bus, setup, daemon) = setup.setting("offload", "auto").alone().await?;
-    // In the order of their names: that of the CPU first.
-    let known = records(&setup)?;
-    let [(_, cpu), (_, ggml)] = &known[..] else { return Err("not two records".into()) };
-    let costs = [("cpu", smallest(cpu)?), ("ggml", smallest(ggml)?)];
-    let [(first, least), (_, most)] =
-        if costs[0].1 <= costs[1].1 { costs } else { [costs[1], costs[0]] };
+    let (bus, setup, daemon) = setup.setting("offload", "auto").alone().await?;
+    let before = first(&setup)?;
     let mut computed: HashMap<String, usize> = HashMap::new();
     for _ in 0..30 {
         let reply = daemon.client().packed(&["a short text"], HashMap::new()).await?;
         *computed.entry(reply.info("provider")?).or_default() += 1;
     }
-    println!("{costs:?} us; {computed:?}");
-    // What another program takes away for a moment may send a few to the other one. Where it took so much from
-    // what was measured that the two are near each other, the batches show which is first.
-    let is_clear = most > least + least / 2;
-    let is_kept_to = computed.get(first).is_some_and(|texts| *texts > 15);
-    assert!(!is_clear || is_kept_to, "{costs:?}: {computed:?}");
-    let reply = daemon.client().packed(&much(), HashMap::new()).await?;
-    let provider: String = reply.info("provider")?;
-    assert!(provider.contains("cpu") && provider.contains("ggml"), "{provider}");
+    daemon.stop().await?;
+    println!("{computed:?}");
+    // What another program takes away for a moment may send a few to the other one. Where it took so much that
+    // they are near each other or have changed places, the batches say nothing.
+    if let (Some(before), Some(after)) = (before, first(&setup)?)
+        && before == after
+    {
+        assert!(computed.get(after).is_some_and(|texts| *texts > 15), "{after}: {computed:?}");
+    }
+    let daemon = setup.ready(&bus).await?;
+    // One that was measured at a bad moment may have nothing to do at first.
+    eventually("a call that both compute", async || {
+        let reply = daemon.client().packed(&much(), HashMap::new()).await?;
+        let provider: String = reply.info("provider")?;
+        Ok(provider.contains("cpu") && provider.contains("ggml"))
+    })
+    .await?;
     daemon.stop().await
 }
 

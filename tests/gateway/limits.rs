@@ -241,7 +241,7 @@ async fn what_is_not_done_in_time_is_refused_at_once() -> Outcome {
     assert_eq!(gateway.get("/ready").await?.status, 503);
     all_answered(&stage, vec![slow]).await?;
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;
-    let mut waiting = vec![embed(12)?];
+    let mut waiting = vec![embed(8)?];
     client.counted("in_flight_calls", 1).await?;
     // 102 tokens a text, of which at most 18 are within three quarters of 120 s.
     let refused = gateway.post("/embed", &json!({"inputs": vec!["x".repeat(100); 12]})).await?;

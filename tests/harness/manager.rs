@@ -3,54 +3,63 @@
 use std::path::{Path, PathBuf};
 
 use tokio::net::UnixDatagram;
+use tokio::sync::Mutex;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::{Outcome, within};
 
 /// A message of our own, before which stands all that was told by then.
-const NOW: &[u8] = b"X_NOW=1";
+const NOW: &str = "X_NOW=1";
 
 /// A socket on which the daemon tells how it is.
 pub struct ServiceManager {
-    socket: UnixDatagram,
+    told: Mutex<UnboundedReceiver<String>>,
     path: PathBuf,
 }
 
 impl ServiceManager {
     /// Listens at `path`; the daemon gets it as `NOTIFY_SOCKET`.
     pub fn listen(path: &Path) -> Outcome<Self> {
-        Ok(Self { socket: UnixDatagram::bind(path)?, path: path.to_owned() })
+        let socket = UnixDatagram::bind(path)?;
+        let (sender, told) = unbounded_channel();
+        // At once: a socket holds few messages that nobody has read, and then the daemon waits.
+        tokio::spawn(async move {
+            let mut buffer = vec![0; 4096];
+            while let Ok(bytes) = socket.recv(&mut buffer).await {
+                // Nobody listens at the end of a test.
+                let _ = sender.send(String::from_utf8_lossy(&buffer[..bytes]).into_owned());
+            }
+        });
+        Ok(Self { told: Mutex::new(told), path: path.to_owned() })
     }
 
     /// What was told up to now and not read yet.
     pub async fn told_by_now(&self) -> Outcome<Vec<String>> {
-        UnixDatagram::unbound()?.send_to(NOW, &self.path).await?;
-        let (mut told, mut buffer) = (Vec::new(), vec![0; 4096]);
+        UnixDatagram::unbound()?.send_to(NOW.as_bytes(), &self.path).await?;
+        let mut told = Vec::new();
         loop {
-            let bytes = self.socket.recv(&mut buffer).await?;
-            if &buffer[..bytes] == NOW {
+            let message = self.next().await?;
+            if message == NOW {
                 return Ok(told);
             }
-            told.push(String::from_utf8_lossy(&buffer[..bytes]).into_owned());
+            told.push(message);
         }
-    }
-
-    /// Forgets what was told until now.
-    pub fn forget(&self) {
-        while self.socket.try_recv(&mut [0; 4096]).is_ok() {}
     }
 
     /// Waits for a message with a line that starts with `start`, and returns the whole message.
     pub async fn told(&self, start: &str) -> Outcome<String> {
         within(&format!("{start} for the service manager"), async {
-            let mut buffer = vec![0; 4096];
             loop {
-                let bytes = self.socket.recv(&mut buffer).await?;
-                let message = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
+                let message = self.next().await?;
                 if message.lines().any(|line| line.starts_with(start)) {
                     return Ok(message);
                 }
             }
         })
         .await?
+    }
+
+    async fn next(&self) -> Outcome<String> {
+        Ok(self.told.lock().await.recv().await.ok_or("the socket is gone")?)
     }
 }

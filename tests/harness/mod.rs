@@ -27,6 +27,8 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tokio::time::{MissedTickBehavior, interval};
+
 /// What a test and every step of it answers: any error ends the test with its text.
 pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -41,8 +43,20 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> Outcome<T
     }
 }
 
-/// Asks until `is_so`, about what has no signal of its own; `what` names it in the failure.
+/// Asks until `is_so`, about what has no signal of its own; `what` names it in the failure. At a pace: workers
+/// give way to others, and who asks without a pause would take the processor from them.
 pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> Outcome<bool>) -> Outcome {
+    let mut turns = interval(Duration::from_millis(2));
+    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    soon(what, async || {
+        turns.tick().await;
+        is_so().await
+    })
+    .await
+}
+
+/// The same without a pause, about what may be over in a moment.
+pub async fn soon(what: &str, mut is_so: impl AsyncFnMut() -> Outcome<bool>) -> Outcome {
     within(what, async {
         while !is_so().await? {
             tokio::task::yield_now().await;

@@ -127,7 +127,11 @@ def who_does_not_answer() -> None:
 def stopped(process: int) -> bool:
     """Whether each of its threads is: the kernel stops them one by one, and until then they answer."""
     threads = pathlib.Path(f"/proc/{process}/task").glob("*/stat")
-    return all(thread.read_text().rpartition(") ")[2].startswith("T") for thread in threads)
+    try:
+        return all(thread.read_text().rpartition(") ")[2].startswith("T") for thread in threads)
+    except (FileNotFoundError, ProcessLookupError):
+        # One has ended meanwhile: the next look does not find it.
+        return False
 
 
 async def the_service() -> int:

@@ -6,6 +6,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{fleet, refusal};
 use crate::harness::Outcome;
+use crate::harness::daemon::Setup;
 use crate::harness::registry::tests;
 
 tests! {
@@ -63,12 +64,20 @@ fn http(status: &str, body: &str) -> String {
     )
 }
 
+/// A daemon that asks there. Silence is soon waited for in vain; an answer has all the time that it needs.
+fn asking(protocol: &str, url: &str, is_silent: bool) -> Outcome<Setup> {
+    let setup = fleet("low", protocol, &[url])?;
+    Ok(match is_silent {
+        true => setup.setting("providers.remote.request_timeout_s", "2"),
+        false => setup,
+    })
+}
+
 /// What is said of an endpoint that answers so.
 async fn said(answer: String, more: &'static [u8]) -> Outcome<String> {
+    let is_silent = answer.is_empty();
     let url = endpoint(answer, more).await?;
-    let setup = fleet("low", "openai", &[&url])?;
-    let setup = setup.setting("providers.remote.request_timeout_s", "2");
-    let message = refusal(&setup).await?;
+    let message = refusal(&asking("openai", &url, is_silent)?).await?;
     assert!(message.contains(&url), "{message}");
     Ok(message)
 }
@@ -119,10 +128,9 @@ async fn what_is_no_grpc_is_told() -> Outcome {
         ("nothing like HTTP\r\n\r\n".to_owned(), "http2 error"),
         (String::new(), "timeout"),
     ] {
+        let is_silent = answer.is_empty();
         let url = endpoint(answer, b"").await?.replace("http://", "grpc://");
-        let setup =
-            fleet("low", "oip", &[&url])?.setting("providers.remote.request_timeout_s", "2");
-        let message = refusal(&setup).await?;
+        let message = refusal(&asking("oip", &url, is_silent)?).await?;
         assert!(message.contains(&format!("{url} can't be used: ")), "{message}");
         assert!(message.contains(word), "{word}: {message}");
     }

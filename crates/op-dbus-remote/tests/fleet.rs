@@ -122,13 +122,14 @@ fn who_was_silent_is_left_alone_for_as_long() {
     let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Well));
     let mut backend = hasty(&[&one, &two], REQUEST_TIME, PATIENT).unwrap();
     one.set(Mood::Silent);
+    let since = Instant::now();
     assert_eq!(device(&mut backend).unwrap(), "remote:1");
-    let (since, before) = (Instant::now(), one.asked());
+    let before = one.asked();
     while one.asked() == before {
         assert_eq!(device(&mut backend).unwrap(), "remote:1");
     }
-    // At its end two had computed a batch as well, which took no time to speak of.
-    assert!(since.elapsed() >= REQUEST_TIME / 2, "{:?}", since.elapsed());
+    // It was waited for, and then it rested.
+    assert!(since.elapsed() >= 2 * REQUEST_TIME, "{:?}", since.elapsed());
 }
 
 /// One request may take as long as the batch.
@@ -182,12 +183,12 @@ fn who_asks_for_a_rest_gets_it_and_need_not_prove_itself_again() {
         let mut backend = backend(&[&one, &two], PATIENT).unwrap();
         one.set(Mood::Later(status));
         let (trials, batches) = one.asked();
+        let since = Instant::now();
         assert_eq!(device(&mut backend).unwrap(), "remote:1");
         assert_eq!(one.asked(), (trials, batches + 1), "{status}");
-        let since = Instant::now();
         one.set(Mood::Well);
         while device(&mut backend).unwrap() != "remote:0" {}
-        assert!(since.elapsed() >= SHORT / 2, "{:?}", since.elapsed());
+        assert!(since.elapsed() >= SHORT, "{:?}", since.elapsed());
         assert_eq!(one.asked(), (trials, batches + 2), "{status}");
     }
 }

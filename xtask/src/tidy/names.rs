@@ -5,6 +5,7 @@ use super::File;
 const ROOT: &[&str] = &[
     ".cargo",
     ".ci",
+    ".config",
     ".gitignore",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
