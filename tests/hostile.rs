@@ -1,19 +1,22 @@
 //! Arguments and texts that no well-meaning client sends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 
+use futures_util::future::join_all;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ErrorName, JOB_INTERFACE, JOBS_PATH, ROOT_PATH};
+use zbus::as_variant::Serialize;
 use zbus::fdo::IntrospectableProxy;
 use zbus::{Connection, Fd, Message, Structure, Variant};
 
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::Setup;
 use crate::harness::introspection::interfaces;
+use crate::harness::process::peak;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
 
@@ -21,6 +24,7 @@ tests! {
     awkward_texts_have_a_vector_or_a_refusal: [Bus, Low],
     every_member_answers_arguments_of_every_type: [Bus],
     a_refusal_does_not_grow_with_what_was_asked: [Bus],
+    an_option_of_a_wrong_type_takes_no_more_than_its_call: [Bus],
     who_reads_nothing_silences_nobody: [Bus],
 }
 
@@ -89,6 +93,43 @@ async fn a_refusal_does_not_grow_with_what_was_asked() -> Outcome {
         let message = refused(answer, ErrorName::InvalidArgument)?;
         assert!(message.contains(key) && message.len() < 1000, "{key}: {} bytes", message.len());
     }
+    // As long as the bus takes a call: it would end who sends more in reply.
+    let call = |letters: usize| {
+        let call = Message::method_call(format!("/{}", "a".repeat(letters)), "Embed");
+        call.destination(BUS_NAME).interface(EMBEDDER_INTERFACE).build(&())
+    };
+    let longest = (32 << 20) - call(0)?.data().len();
+    let path = format!("/{}", "a".repeat(longest));
+    let connection = client.connection();
+    let call = connection.call_method(Some(BUS_NAME), path, Some(EMBEDDER_INTERFACE), "Embed", &());
+    let error =
+        within("a refusal", call).await?.err().ok_or("there is such an object")?.to_string();
+    assert!(
+        error.contains("Unknown object '/aaa") && error.len() < 20_000,
+        "{} bytes",
+        error.len()
+    );
+    client.embedder.embed("goes on").await?;
+    daemon.stop().await
+}
+
+/// What is in an array takes sixty times as much where it is read without being asked for.
+async fn an_option_of_a_wrong_type_takes_no_more_than_its_call() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let (connection, process) = (daemon.client().connection(), daemon.process.pid());
+    let before = peak(process)?;
+    let bytes = vec![0_u8; 30_000_000];
+    let call = async |_| {
+        let body = (Vec::<&str>::new(), HashMap::from([("level", Serialize(&bytes))]));
+        let (to, of) = (Some(BUS_NAME), Some(EMBEDDER_INTERFACE));
+        connection.call_method(to, ROOT_PATH, of, "EmbedPacked", &body).await
+    };
+    for answer in within("refusals", join_all((0..3).map(call))).await? {
+        let message = refused(answer, ErrorName::InvalidArgument)?;
+        assert_eq!(message, "option level has the type ay; it must be a string (s)");
+    }
+    let grown = peak(process)? - before;
+    assert!(grown < 200_000_000, "it grew by {grown} bytes");
     daemon.stop().await
 }
 

@@ -1,6 +1,7 @@
 //! Clients that leave their replies in the bus.
 
 use std::collections::HashSet;
+use std::io::Write;
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use futures_util::StreamExt;
@@ -23,6 +24,7 @@ tests! {
     what_others_send_to_a_caller_is_not_the_services: [Bus, Root],
     work_that_takes_long_needs_no_room: [Bus],
     a_bus_that_does_not_tell_is_no_hindrance: [Bus],
+    what_waits_to_be_refused_has_a_bound: [Bus],
 }
 
 /// As many as the bus lets wait on one connection, but a few.
@@ -214,4 +216,27 @@ async fn a_bus_that_does_not_tell_is_no_hindrance() -> Outcome {
     daemon.process.says("the bus does not tell what callers leave unread").await?;
     assert_eq!(sleeper.wake().await?, 0);
     daemon.stop().await
+}
+
+/// While nothing leaves, calls that are refused are held whole.
+async fn what_waits_to_be_refused_has_a_bound() -> Outcome {
+    let (bus, _setup, mut daemon) = Setup::sim()?.alone().await?;
+    let long = "a".repeat(30 << 20);
+    let call = |interface, method| {
+        Message::method_call(ROOT_PATH, method).destination(BUS_NAME).interface(interface)
+    };
+    let mut deaf = bus.connect_bare()?;
+    for _ in 0..6 {
+        let get = call("org.freedesktop.DBus.Properties", "Get");
+        // The refusal quotes it.
+        deaf.write_all(get.build(&(EMBEDDER_INTERFACE, &long))?.data())?;
+    }
+    daemon.process.says("the bus takes no replies from the service").await?;
+    let mut refused = bus.connect_bare()?;
+    for _ in 0..24 {
+        refused.write_all(call(EMBEDDER_INTERFACE, "Embed").build(&long)?.data())?;
+    }
+    daemon.process.says("bytes of calls wait here for their refusals to leave").await?;
+    assert_eq!(daemon.process.ended().await?.code(), Some(1));
+    Ok(())
 }

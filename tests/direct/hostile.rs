@@ -13,6 +13,7 @@ use op_dbus_api::{EMBEDDER_INTERFACE, ErrorName, ROOT_PATH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use zbus::Message;
+use zbus::as_variant::Serialize;
 use zbus::connection::Builder;
 use zbus::message::Flags;
 
@@ -20,6 +21,7 @@ use super::{MOST, all_free, ended, line, silent, stream};
 use crate::harness::client::{Client, refused};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
+use crate::harness::process::peak;
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
 use crate::harness::users::{OTHER, SERVICE, Users};
@@ -30,6 +32,7 @@ tests! {
     who_never_reads_is_held_back: [Bus],
     who_never_reads_has_one_room_on_all_connections: [Bus],
     a_thousand_leave_nothing: [Bus],
+    a_property_that_is_set_takes_no_more_than_its_call: [Bus],
     a_descriptor_that_hangs_holds_up_no_call_over_the_bus: [Bus],
     a_descriptor_that_hangs_holds_up_no_other_user: [Bus, Root],
     who_hangs_its_lines_gets_no_more_threads: [Bus],
@@ -366,5 +369,21 @@ async fn a_thousand_leave_nothing() -> Outcome {
         done += usize::from(opened.is_ok());
     }
     eventually("as many descriptors as before", async || Ok(descriptors()? <= before)).await?;
+    daemon.stop().await
+}
+
+/// No policy is in between that would forbid it.
+async fn a_property_that_is_set_takes_no_more_than_its_call() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let line = line(daemon.client()).await?;
+    let before = peak(daemon.process.pid())?;
+    let body = (EMBEDDER_INTERFACE, "Model", Serialize(&vec![0_u8; 10_000_000]));
+    let (nobody, of) = (None::<&str>, Some("org.freedesktop.DBus.Properties"));
+    let set = line.connection().call_method(nobody, ROOT_PATH, of, "Set", &body);
+    let error = within("a refusal", set).await?.err().ok_or("it was set")?;
+    assert!(error.to_string().contains("Unknown property"), "{error}");
+    let grown = peak(daemon.process.pid())? - before;
+    assert!(grown < 100_000_000, "it grew by {grown} bytes");
+    line.embedder.embed("one").await?;
     daemon.stop().await
 }

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use op_dbus_api::{Error, ErrorName};
+use tokio::time::timeout;
 use zbus::message::{Flags, Header};
 use zbus::proxy::CacheProperties;
 use zbus::{Connection, DBusError};
@@ -13,6 +15,9 @@ use zbus_polkit::policykit1::{
 
 use super::bulk::{Budget, Work, while_wanted};
 use super::caller::Caller;
+
+/// How long polkit may take to answer where nobody is asked for a password. A bus may have dropped its answer.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// A kind of change, which `dbus-policy/org.opdbus.embedding1.policy` declares, and what it is, after "may
 /// not".
@@ -67,7 +72,7 @@ pub async fn authorize(
     }
     let _question = budget.place(caller.uid, Work::Question)?;
     let (id, deed) = action.words();
-    let answer = async { Ok(check(&caller.connection, header, id).await) };
+    let answer = async { Ok(check(&caller.connection, header, id, ANSWER_MAX).await) };
     let Err(refusal) = while_wanted(caller, None, answer).await? else { return Ok(()) };
     let name = match refusal {
         Refusal::NotInteractive => ErrorName::InteractiveAuthorizationRequired,
@@ -94,7 +99,12 @@ pub async fn authorize(
 
 /// Asks about the connection that calls, never about a process id, which may be another program's
 /// by the time that polkit looks. A dialog about a caller that has left is closed by polkit.
-async fn check(connection: &Connection, header: &Header<'_>, id: &str) -> Result<(), Refusal> {
+async fn check(
+    connection: &Connection,
+    header: &Header<'_>,
+    id: &str,
+    answer_max: Duration,
+) -> Result<(), Refusal> {
     if !connection.is_bus() {
         return Err(Refusal::Absent("the connection has no bus".to_owned()));
     }
@@ -106,13 +116,18 @@ async fn check(connection: &Connection, header: &Header<'_>, id: &str) -> Result
     };
     let subject = Subject::new_for_message_header(header)
         .map_err(|error| Refusal::Unasked(error.to_string()))?;
-    let polkit = AuthorityProxy::builder(connection).cache_properties(CacheProperties::No);
-    let polkit = polkit.build().await.map_err(unasked)?;
-    let answer = polkit
-        .check_authorization(&subject, id, &HashMap::new(), flags, "")
-        .await
-        .map_err(unasked)?;
-    match answer {
+    let answer = async {
+        let polkit = AuthorityProxy::builder(connection).cache_properties(CacheProperties::No);
+        let polkit = polkit.build().await?;
+        polkit.check_authorization(&subject, id, &HashMap::new(), flags, "").await
+    };
+    let answer = match interactive {
+        true => answer.await,
+        false => timeout(answer_max, answer).await.map_err(|_| {
+            Refusal::Unasked(format!("it has not answered in {} s", answer_max.as_secs()))
+        })?,
+    };
+    match answer.map_err(unasked)? {
         AuthorizationResult { is_authorized: true, .. } => Ok(()),
         AuthorizationResult { is_challenge: true, .. } if interactive => Err(Refusal::NoAgent),
         AuthorizationResult { is_challenge: true, .. } => Err(Refusal::NotInteractive),
@@ -131,5 +146,43 @@ fn unasked(error: zbus::Error) -> Refusal {
         "org.freedesktop.DBus.Error.ServiceUnknown"
         | "org.freedesktop.DBus.Error.NameHasNoOwner" => Refusal::Absent(error.to_string()),
         _ => Refusal::Unasked(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use futures_util::StreamExt;
+    use zbus::connection::Builder;
+    use zbus::{Guid, Message, MessageStream};
+
+    use super::*;
+
+    /// A password takes as long as it takes.
+    #[tokio::test]
+    async fn an_answer_of_polkits_that_was_dropped_is_not_waited_for() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let bus = Builder::unix_stream(far).server(Guid::generate()).p2p().build();
+        let plays_bus = async {
+            let bus = bus.await.unwrap();
+            let mut asked = MessageStream::from(&bus);
+            let hello = asked.next().await.unwrap().unwrap();
+            bus.reply(&hello.header(), &":1.0").await.unwrap();
+            bus
+        };
+        let server = Builder::unix_stream(near).build();
+        let (server, _silent) = tokio::join!(server, plays_bus);
+        let server = server.unwrap();
+        let call = || Message::method_call("/", "Reload").sender(":1.1");
+        let plain = call().build(&()).unwrap();
+        let refusal = check(&server, &plain.header(), "id", Duration::ZERO).await;
+        assert!(
+            matches!(refusal, Err(Refusal::Unasked(why)) if why == "it has not answered in 0 s")
+        );
+        let patient = call().with_flags(Flags::ALLOW_INTERACTIVE_AUTH).build(&()).unwrap();
+        let header = patient.header();
+        let waits = check(&server, &header, "id", Duration::ZERO);
+        assert!(timeout(Duration::from_millis(10), waits).await.is_err());
     }
 }

@@ -19,7 +19,7 @@ use super::bulk::{Budget, while_wanted};
 use super::caller::{Caller, Callers};
 use super::direct::Direct;
 use super::jobs::Jobs;
-use super::pulse::Pulse;
+use super::pulse::{Pulse, Refusal};
 use super::reply::{Embedded, Form};
 use super::unread::Reply;
 use crate::memory_limit;
@@ -65,8 +65,9 @@ impl Calls {
     ) -> Self {
         let (direct, jobs) = (Some(direct), Some(jobs));
         let descriptors = getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(most, _)| most);
-        let budget = Arc::new(Budget::of(memory_limit::for_us(), descriptors));
-        let (pulse, cut_told) = Default::default();
+        let memory = memory_limit::for_us();
+        let budget = Arc::new(Budget::of(memory, descriptors));
+        let (pulse, cut_told) = (Arc::new(Pulse::of(memory)), OncePerMinute::default());
         Self { service, budget, direct, jobs, pulse, callers, cut_told }
     }
 
@@ -95,6 +96,21 @@ impl Calls {
     /// nothing takes; `Overloaded` while the bus takes no replies; `AccessDenied` for a caller without a user;
     /// `Failed` after a panic; `ShuttingDown`.
     pub async fn run<T, F>(
+        &self,
+        connection: &Connection,
+        header: &Header<'_>,
+        work: impl FnOnce(Self, Caller) -> F,
+    ) -> Result<T, Refusal>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        // A direct connection bounds what it reads.
+        let bytes = if connection.is_bus() { header.primary().body_len() } else { 0 };
+        let answer = self.answer(connection, header, work).await;
+        answer.map_err(|error| self.pulse.refuse(error, bytes.into()))
+    }
+
+    async fn answer<T, F>(
         &self,
         connection: &Connection,
         header: &Header<'_>,

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use op_dbus_api::{Error, INLINE_REPLY_BYTES_MAX, option};
+use op_dbus_api::{INLINE_REPLY_BYTES_MAX, option};
 use op_dbus_engine::{Inputs, Limits};
 use serde_bytes::ByteBuf;
 use zbus::interface;
@@ -15,6 +15,7 @@ use super::caller::Caller;
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
 use super::options::{self, Given, Wanted};
+use super::pulse::Refusal;
 use super::reply::{Dictionary, Embedded, Form, Token, best, token_bytes, tokens, wire};
 use super::unread::Reply;
 use crate::service::Options;
@@ -43,7 +44,7 @@ impl Embedder {
         text: String,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<f64>, Error> {
+    ) -> Result<Vec<f64>, Refusal> {
         let work = async move |calls: Calls, caller| {
             let asked = Asked::plain(vec![text], Form::Doubles);
             let vectors = calls.embed(&caller, asked, |all| all.doubles()).await?;
@@ -58,7 +59,7 @@ impl Embedder {
         texts: Vec<String>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<Vec<f64>>, Error> {
+    ) -> Result<Vec<Vec<f64>>, Refusal> {
         let work = async move |calls: Calls, caller| {
             let asked = Asked::plain(texts, Form::Doubles);
             calls.embed(&caller, asked, |all| all.doubles()).await
@@ -73,7 +74,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
+    ) -> Result<(ByteBuf, u32, u32, Dictionary), Refusal> {
         let work = async move |calls: Calls, caller| {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
             let asked = Asked { inputs: texts.into(), options, form: Form::Packed(encoding) };
@@ -89,7 +90,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
+    ) -> Result<(OwnedFd, u32, u32, Dictionary), Refusal> {
         let work = async move |calls: Calls, caller| {
             let wanted = options::parse(&options.0, &[option::FORMAT], Instant::now())?;
             calls.embed_to_fd(&caller, texts, wanted).await
@@ -104,7 +105,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
+    ) -> Result<(OwnedFd, u32, u32, Dictionary), Refusal> {
         let work = async move |calls: Calls, caller| {
             let wanted = options::parse(&options.0, option::OF_FDS, Instant::now())?;
             calls.embed_from_fd(&caller, source.into(), wanted).await
@@ -119,7 +120,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<OwnedObjectPath, Error> {
+    ) -> Result<OwnedObjectPath, Refusal> {
         let work = async move |calls: Calls, caller| {
             let wanted = options::parse(&options.0, option::OF_FDS, Instant::now())?;
             calls.start_embed_from_fd(caller, source.into(), wanted).await
@@ -132,7 +133,7 @@ impl Embedder {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<OwnedFd, Error> {
+    ) -> Result<OwnedFd, Refusal> {
         let work = async move |calls: Calls, caller: Caller| {
             calls.room(&caller, Reply::Descriptor, None).await?;
             Ok(calls.open_direct(caller)?.into())
@@ -147,7 +148,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(ByteBuf, u32, u32, Dictionary), Error> {
+    ) -> Result<(ByteBuf, u32, u32, Dictionary), Refusal> {
         let work = async move |calls: Calls, caller| {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
             let (inputs, form) = (Inputs::Tokens(tokens), Form::OfTokens(encoding));
@@ -164,7 +165,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<Vec<Token>>, Error> {
+    ) -> Result<Vec<Vec<Token>>, Refusal> {
         let work = async move |calls: Calls, caller: Caller| {
             let options = options::parse_for_tokens(&options.0, Instant::now())?;
             let size = (texts.len(), texts.iter().map(String::len).sum());
@@ -186,7 +187,7 @@ impl Embedder {
         second: String,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<f64, Error> {
+    ) -> Result<f64, Refusal> {
         let work = async move |calls: Calls, caller| {
             let asked = Asked::plain(vec![first, second], Form::Ranks(1));
             let cosines = calls.embed(&caller, asked, |all| all.cosines()).await?;
@@ -204,7 +205,7 @@ impl Embedder {
         count: u32,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<(u32, f64)>, Error> {
+    ) -> Result<Vec<(u32, f64)>, Refusal> {
         let work = async move |calls: Calls, caller| {
             let form = Form::Ranks(candidates.len().min(count as usize));
             let texts = std::iter::once(query).chain(candidates).collect();
@@ -220,7 +221,7 @@ impl Embedder {
         texts: Vec<String>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<u32>, Error> {
+    ) -> Result<Vec<u32>, Refusal> {
         let work = async move |calls: Calls, caller: Caller| {
             let served = calls.service.serving(None, None).await?;
             let bytes = texts.len() * size_of::<u32>();

@@ -13,10 +13,14 @@ use zbus::object_server::SignalEmitter;
 use super::authority::{Action, authorize};
 use super::calls::Calls;
 use super::changes::Told;
+use super::pulse::Refusal;
 use super::reply::Dictionary;
 use super::views;
 use crate::devices::Reader;
 use crate::service;
+
+/// The longest value that a setting may be given: a list of devices, with room.
+const VALUE_BYTES_MAX: usize = 4 << 10;
 
 /// The bus object for administration.
 pub struct Manager {
@@ -52,7 +56,7 @@ impl Manager {
         level: String,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Refusal> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             let level = parse_level(&level)?;
@@ -68,7 +72,7 @@ impl Manager {
         provider: String,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Refusal> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             check(&calls, "execution_provider", &provider)?;
@@ -85,9 +89,11 @@ impl Manager {
         devices: Vec<String>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Refusal> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
+            let bytes = devices.iter().map(|device| device.len() + ",".len()).sum();
+            fits("gpu_device", bytes)?;
             let devices = devices.join(",");
             check(&calls, "gpu_device", &devices)?;
             let action = Action::Configure("change the devices");
@@ -101,7 +107,7 @@ impl Manager {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Refusal> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             let action = Action::Configure("reload the settings");
@@ -115,7 +121,7 @@ impl Manager {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Refusal> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             let action = Action::ManageMemory("load the model");
@@ -129,7 +135,7 @@ impl Manager {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Refusal> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             let action = Action::ManageMemory("unload the model");
@@ -144,7 +150,7 @@ impl Manager {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<u64, Error> {
+    ) -> Result<u64, Refusal> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             let action = Action::ManageMemory("have the service give memory back");
@@ -159,7 +165,7 @@ impl Manager {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<Dictionary>, Error> {
+    ) -> Result<Vec<Dictionary>, Refusal> {
         let work = async |calls: Calls, _caller| views::on_disk(calls, views::levels).await;
         self.calls.run(connection, &header, work).await
     }
@@ -169,7 +175,7 @@ impl Manager {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<Dictionary>, Error> {
+    ) -> Result<Vec<Dictionary>, Refusal> {
         let work = async |calls: Calls, _caller| views::on_disk(calls, views::models).await;
         self.calls.run(connection, &header, work).await
     }
@@ -179,7 +185,7 @@ impl Manager {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<Dictionary>, Error> {
+    ) -> Result<Vec<Dictionary>, Refusal> {
         let work = async |calls: Calls, _caller| {
             // It looks for libraries, which waits for the disk.
             let service = calls.service.clone();
@@ -194,7 +200,7 @@ impl Manager {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<Dictionary>, Error> {
+    ) -> Result<Vec<Dictionary>, Refusal> {
         let devices = &self.devices;
         let work = async move |calls: Calls, _caller| {
             let known = devices.read().await;
@@ -208,7 +214,7 @@ impl Manager {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Dictionary, Error> {
+    ) -> Result<Dictionary, Refusal> {
         let work = async |calls: Calls, _caller| Ok(views::status(&calls.service));
         self.calls.run(connection, &header, work).await
     }
@@ -218,7 +224,7 @@ impl Manager {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Dictionary, Error> {
+    ) -> Result<Dictionary, Refusal> {
         let work = async |calls: Calls, _caller| Ok(views::statistics(&calls.service));
         self.calls.run(connection, &header, work).await
     }
@@ -228,7 +234,7 @@ impl Manager {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<Dictionary>, Error> {
+    ) -> Result<Vec<Dictionary>, Refusal> {
         let work = async |calls: Calls, _caller| Ok(views::settings(&calls.service.now().loaded));
         self.calls.run(connection, &header, work).await
     }
@@ -245,8 +251,18 @@ impl Manager {
 
 /// Nobody is asked for a password for what can't be done.
 fn check(calls: &Calls, key: &str, value: &str) -> Result<(), Error> {
+    fits(key, value.len())?;
     let changed = calls.service.now().loaded.with(key, value);
     changed.map(drop).map_err(|error| service::Error::from(error).into())
+}
+
+/// What anybody may have looked at, which takes many times as much memory.
+fn fits(key: &str, bytes: usize) -> Result<(), Error> {
+    if bytes <= VALUE_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!("{key} would have {bytes} bytes; it may have {VALUE_BYTES_MAX}");
+    Err(Error::new(ErrorName::InvalidArgument, message))
 }
 
 fn parse_level(text: &str) -> Result<Level, Error> {

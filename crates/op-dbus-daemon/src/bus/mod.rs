@@ -18,10 +18,12 @@ mod options;
 mod pulse;
 mod question;
 mod reply;
+mod socket;
 #[cfg(test)]
 mod tests;
 mod unread;
 mod views;
+mod wire;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -39,6 +41,7 @@ use direct::Direct;
 use embedder::Embedder;
 use jobs::Jobs;
 use manager::Manager;
+pub use socket::builder;
 
 /// Version of the service.
 const VERSION: &str = env!("CARGO_PKG_VERSION");

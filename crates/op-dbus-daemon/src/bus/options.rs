@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use op_dbus_api::{Error, ErrorName, option};
 use op_dbus_engine::{Priority, Truncate};
 use op_dbus_models::Level;
-use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
-use zbus::{Signature, Type, Variant};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use zbus::{Signature, Type};
 
 use super::bulk::{Format, Framing};
 use super::encoding::{self, Encoding};
@@ -27,13 +27,58 @@ pub struct Wanted {
     pub framing: Framing,
 }
 
+/// The value of an option, of which nothing is kept that no option may have: zbus makes sixty bytes of each byte of an
+/// array.
+#[derive(Debug, PartialEq)]
+pub enum Value<'m> {
+    /// `s`
+    Text(&'m str),
+    /// `u`
+    Number(u32),
+    /// `b`
+    Flag(bool),
+    /// Of any other type. It was not read, nor was what follows it.
+    Other(Signature),
+}
+
+impl Type for Value<'_> {
+    const SIGNATURE: &'static Signature = &Signature::Variant;
+}
+
+impl<'de: 'm, 'm> Deserialize<'de> for Value<'m> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Typed)
+    }
+}
+
+/// Reads a type, and a value of one that options have.
+struct Typed;
+
+impl<'de> Visitor<'de> for Typed {
+    type Value = Value<'de>;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("a value with its type")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Self::Value, A::Error> {
+        let value = match parts.next_element()? {
+            Some(Signature::Str) => parts.next_element()?.map(Value::Text),
+            Some(Signature::U32) => parts.next_element()?.map(Value::Number),
+            Some(Signature::Bool) => parts.next_element()?.map(Value::Flag),
+            other => other.map(Value::Other),
+        };
+        value.ok_or_else(|| de::Error::custom("an option has no value"))
+    }
+}
+
 /// The options of a call, each once: said again and again they would be any number of bytes that are held with
-/// the call and counted to nobody.
+/// the call and counted to nobody. They are read until it is clear that one of them is to be refused.
 #[derive(Debug)]
-pub struct Given<'m>(pub HashMap<String, Variant<'m>>);
+pub struct Given<'m>(pub HashMap<&'m str, Value<'m>>);
 
 impl Type for Given<'_> {
-    const SIGNATURE: &'static Signature = <HashMap<String, Variant<'_>> as Type>::SIGNATURE;
+    const SIGNATURE: &'static Signature = <HashMap<&str, Value<'_>> as Type>::SIGNATURE;
 }
 
 impl<'de: 'm, 'm> Deserialize<'de> for Given<'m> {
@@ -46,7 +91,7 @@ impl<'de: 'm, 'm> Deserialize<'de> for Given<'m> {
 struct Once;
 
 impl<'de> Visitor<'de> for Once {
-    type Value = HashMap<String, Variant<'de>>;
+    type Value = HashMap<&'de str, Value<'de>>;
 
     fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.write_str("options")
@@ -54,9 +99,15 @@ impl<'de> Visitor<'de> for Once {
 
     fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<Self::Value, A::Error> {
         let mut options = HashMap::new();
-        while let Some((key, value)) = all.next_entry()? {
+        // One more than there are is unknown.
+        while options.len() <= option::ALL.len() + option::OF_FDS.len() {
+            let Some((key, value)) = all.next_entry()? else { break };
+            let is_last = matches!(value, Value::Other(_));
             if options.insert(key, value).is_some() {
                 return Err(de::Error::custom("an option is given twice"));
+            }
+            if is_last {
+                break;
             }
         }
         Ok(options)
@@ -69,7 +120,7 @@ impl<'de> Visitor<'de> for Once {
 /// # Errors
 /// `InvalidArgument` names the key, what was found and what is accepted.
 pub fn parse(
-    options: &HashMap<String, Variant<'_>>,
+    options: &HashMap<&str, Value<'_>>,
     more: &[&str],
     now: Instant,
 ) -> Result<Wanted, Error> {
@@ -78,10 +129,10 @@ pub fn parse(
     let accepted = || [option::ALL, more].concat();
     for (key, value) in options {
         let found = Found { key, value };
-        if option::OF_FDS.contains(&key.as_str()) && !more.contains(&key.as_str()) {
+        if option::OF_FDS.contains(key) && !more.contains(key) {
             return Err(unknown(key, &accepted()));
         }
-        match key.as_str() {
+        match *key {
             option::LEVEL => parsed.level = Some(found.choice(&LEVELS)?),
             option::DIMENSIONS => parsed.dimensions = Some(found.number()? as usize),
             option::NORMALIZE => parsed.normalize = Some(found.flag()?),
@@ -107,11 +158,11 @@ pub fn parse(
 /// # Errors
 /// As [`parse`].
 pub fn parse_for_tokens(
-    options: &HashMap<String, Variant<'_>>,
+    options: &HashMap<&str, Value<'_>>,
     now: Instant,
 ) -> Result<Options, Error> {
     const ACCEPTED: [&str; 3] = [option::LEVEL, option::PROMPT, option::DEADLINE_MS];
-    match options.keys().find(|key| !ACCEPTED.contains(&key.as_str())) {
+    match options.keys().find(|key| !ACCEPTED.contains(key)) {
         Some(key) => Err(unknown(key, &ACCEPTED)),
         None => Ok(parse(options, &[], now)?.options),
     }
@@ -137,33 +188,33 @@ const TEXT_BYTES_MAX: usize = 1024;
 /// One option as it was given.
 struct Found<'a> {
     key: &'a str,
-    value: &'a Variant<'a>,
+    value: &'a Value<'a>,
 }
 
 impl<'a> Found<'a> {
     fn text(&self) -> Result<&'a str, Error> {
         match self.value {
-            Variant::Str(text) if text.len() > TEXT_BYTES_MAX => Err(invalid(format!(
+            Value::Text(text) if text.len() > TEXT_BYTES_MAX => Err(invalid(format!(
                 "option {} has {} bytes and begins with {}; it may have {TEXT_BYTES_MAX}",
                 self.key,
                 text.len(),
                 shown(text)
             ))),
-            Variant::Str(text) => Ok(text.as_str()),
+            Value::Text(text) => Ok(text),
             _ => Err(self.wrong_type("a string (s)")),
         }
     }
 
     fn number(&self) -> Result<u32, Error> {
         match self.value {
-            Variant::U32(number) => Ok(*number),
+            Value::Number(number) => Ok(*number),
             _ => Err(self.wrong_type("an unsigned number (u)")),
         }
     }
 
     fn flag(&self) -> Result<bool, Error> {
         match self.value {
-            Variant::Bool(flag) => Ok(*flag),
+            Value::Flag(flag) => Ok(*flag),
             _ => Err(self.wrong_type("a boolean (b)")),
         }
     }
@@ -183,7 +234,12 @@ impl<'a> Found<'a> {
     }
 
     fn wrong_type(&self, wanted: &str) -> Error {
-        let found = self.value.value_signature();
+        let found = match self.value {
+            Value::Text(_) => &Signature::Str,
+            Value::Number(_) => &Signature::U32,
+            Value::Flag(_) => &Signature::Bool,
+            Value::Other(found) => found,
+        };
         invalid(format!("option {} has the type {found}; it must be {wanted}", self.key))
     }
 }
@@ -199,11 +255,23 @@ fn invalid(message: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use serde::Serialize;
+    use zbus::wire::serialized::Context;
+    use zbus::wire::{LE, to_bytes};
+    use zbus::{DynamicType, Variant};
+
     use super::*;
 
-    fn refusal(key: &str, value: Variant<'_>) -> String {
-        let error = parse(&HashMap::from([(key.to_owned(), value)]), &[], Instant::now());
-        let error = error.unwrap_err();
+    /// As they come over the bus.
+    fn parsed<T: Serialize + DynamicType>(options: &T) -> Result<Wanted, Error> {
+        let bytes = to_bytes(Context::new(LE, 0), options).unwrap();
+        let (Given(given), _) = bytes.deserialize().unwrap();
+        assert!(given.len() <= option::ALL.len() + option::OF_FDS.len() + 1);
+        parse(&given, &[], Instant::now())
+    }
+
+    fn refusal<'v>(key: &'static str, value: impl Into<Variant<'v>>) -> String {
+        let error = parsed(&HashMap::from([(key, value.into())])).unwrap_err();
         assert_eq!(error.name(), ErrorName::InvalidArgument);
         error.message().to_owned()
     }
@@ -212,18 +280,18 @@ mod tests {
     fn every_option_is_read() {
         let now = Instant::now();
         let given = HashMap::from([
-            ("level".to_owned(), Variant::from("low")),
-            ("dimensions".to_owned(), Variant::from(64_u32)),
-            ("normalize".to_owned(), Variant::from(true)),
-            ("prompt".to_owned(), Variant::from("query")),
-            ("truncate".to_owned(), Variant::from("mean")),
-            ("encoding".to_owned(), Variant::from("i8")),
-            ("priority".to_owned(), Variant::from("bulk")),
-            ("deadline_ms".to_owned(), Variant::from(250_u32)),
-            ("expect_space".to_owned(), Variant::from("ab-f32")),
-            ("device".to_owned(), Variant::from("cpu:0")),
-            ("format".to_owned(), Variant::from("npy")),
-            ("framing".to_owned(), Variant::from("nul")),
+            ("level", Value::Text("low")),
+            ("dimensions", Value::Number(64)),
+            ("normalize", Value::Flag(true)),
+            ("prompt", Value::Text("query")),
+            ("truncate", Value::Text("mean")),
+            ("encoding", Value::Text("i8")),
+            ("priority", Value::Text("bulk")),
+            ("deadline_ms", Value::Number(250)),
+            ("expect_space", Value::Text("ab-f32")),
+            ("device", Value::Text("cpu:0")),
+            ("format", Value::Text("npy")),
+            ("framing", Value::Text("nul")),
         ]);
         assert_eq!(given.len(), option::ALL.len() + option::OF_FDS.len());
         let options = Options {
@@ -245,32 +313,51 @@ mod tests {
     #[test]
     fn a_refusal_names_key_found_and_accepted() {
         assert_eq!(
-            refusal("tuncate", Variant::from("end")),
+            refusal("tuncate", "end"),
             "there is no option \"tuncate\"; accepted: level, dimensions, normalize, prompt, \
              truncate, encoding, priority, deadline_ms, expect_space, device"
         );
         assert_eq!(
-            refusal("encoding", Variant::from("f64")),
+            refusal("encoding", "f64"),
             "option encoding is \"f64\"; accepted: f32, f16, i8, b1"
         );
         assert_eq!(
-            refusal("level", Variant::from("none")),
+            refusal("level", "none"),
             "option level is \"none\"; accepted: low, medium, high"
         );
-        let elsewhere = refusal("framing", Variant::from("lines"));
+        let elsewhere = refusal("framing", "lines");
         assert!(elsewhere.starts_with("there is no option \"framing\"; accepted: level"));
         assert_eq!(
-            refusal("dimensions", Variant::from(-1_i32)),
+            refusal("dimensions", -1_i32),
             "option dimensions has the type i; it must be an unsigned number (u)"
         );
-        let long = refusal("truncate", Variant::from("x".repeat(1000)));
+        let long = refusal("truncate", "x".repeat(1000));
         assert!(long.len() < 200, "{long}");
         for key in ["prompt", "expect_space", "device", "level"] {
-            let told = refusal(key, Variant::from("x".repeat(1025)));
+            let told = refusal(key, "x".repeat(1025));
             let start = format!("option {key} has 1025 bytes and begins with \"xxx");
             assert!(told.starts_with(&start) && told.len() < 150, "{told}");
         }
-        let longest = HashMap::from([("prompt".to_owned(), Variant::from("x".repeat(1024)))]);
-        parse(&longest, &[], Instant::now()).unwrap();
+        parsed(&HashMap::from([("prompt", Variant::from("x".repeat(1024)))])).unwrap();
+    }
+
+    #[test]
+    fn what_no_option_may_have_is_not_read() {
+        let of_type =
+            |found: &str| format!("option level has the type {found}; it must be a string (s)");
+        assert_eq!(refusal("level", vec![0_u8; 1000]), of_type("ay"));
+        assert_eq!(refusal("level", vec![Variant::from(1_u8); 1000]), of_type("av"));
+        assert_eq!(refusal("level", ("low", 1_u8)), of_type("(sy)"));
+        assert_eq!(refusal("level", 1_u8), of_type("y"));
+        let inner = Variant::Variant(Box::new("low".into()));
+        assert_eq!(refusal("level", inner), of_type("v"));
+        let unknown = refusal("no such", vec![0_u8; 1000]);
+        assert!(
+            unknown.starts_with("there is no option \"no such\"; accepted: level"),
+            "{unknown}"
+        );
+        let keys = (0..10_000).map(|number| (number.to_string(), Variant::from("low")));
+        let unknown = parsed(&keys.collect::<HashMap<_, _>>()).unwrap_err();
+        assert!(unknown.message().starts_with("there is no option"), "{unknown}");
     }
 }

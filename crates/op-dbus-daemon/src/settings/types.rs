@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::de::{self, Deserialize, Deserializer};
+use zbus::Address;
 
 use super::kind::show;
 
@@ -210,6 +211,16 @@ impl Bus {
         }
     }
 
+    /// Its D-Bus address, where it is one.
+    #[must_use]
+    pub fn address(&self) -> Option<Address> {
+        match self {
+            Bus::System => Address::system().ok(),
+            Bus::Session => Address::session().ok(),
+            Bus::Address(address) => address.as_str().try_into().ok(),
+        }
+    }
+
     /// What to look at where it can't be reached.
     #[must_use]
     pub fn remedy(&self) -> String {
@@ -259,7 +270,7 @@ impl FromStr for Bus {
                 "`{list}` is a list of D-Bus addresses, of which only one may be named; a `;` within an address is \
                  written `%3b`"
             )),
-            _ => match text.parse::<zbus::Address>() {
+            _ => match text.parse::<Address>() {
                 Ok(_) => Ok(Bus::Address(text.to_owned())),
                 Err(error) => Err(format!("`{text}` is not a D-Bus address ({error})")),
             },

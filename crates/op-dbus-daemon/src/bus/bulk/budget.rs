@@ -50,24 +50,9 @@ pub struct Budget {
 
 #[derive(Debug, Default, PartialEq)]
 struct Share {
-    streams: usize,
-    jobs: usize,
-    direct: usize,
-    questions: usize,
-    results: usize,
+    /// Of each [`Work`].
+    places: [usize; 5],
     bytes: u64,
-}
-
-impl Share {
-    const fn of(&mut self, work: Work) -> &mut usize {
-        match work {
-            Work::Stream => &mut self.streams,
-            Work::Job => &mut self.jobs,
-            Work::Direct => &mut self.direct,
-            Work::Question => &mut self.questions,
-            Work::Result => &mut self.results,
-        }
-    }
 }
 
 /// The bytes of one call's result; given back when dropped.
@@ -126,8 +111,8 @@ impl Budget {
     pub fn place(self: &Arc<Self>, uid: u32, work: Work) -> Result<Place, Error> {
         let ((own_max, all_max), (what, remedy)) = (self.most(work), work.words());
         let mut shares = self.lock();
-        let all: usize = shares.values_mut().map(|share| *share.of(work)).sum();
-        let own = shares.get_mut(&uid).map_or(0, |share| *share.of(work));
+        let all: usize = shares.values().map(|share| share.places[work as usize]).sum();
+        let own = shares.get(&uid).map_or(0, |share| share.places[work as usize]);
         if own >= own_max {
             let message = format!("user {uid} has {own} of {own_max} {what}; {remedy}");
             return Err(Error::new(ErrorName::QuotaExceeded, message));
@@ -136,7 +121,7 @@ impl Budget {
             let message = format!("all users have {all} of {all_max} {what}; try again later");
             return Err(Error::new(ErrorName::Overloaded, message));
         }
-        *shares.entry(uid).or_default().of(work) += 1;
+        shares.entry(uid).or_default().places[work as usize] += 1;
         Ok(Place { budget: self.clone(), uid, work })
     }
 
@@ -203,7 +188,7 @@ impl Drop for Grant {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.budget.give_back(self.uid, |share| *share.of(self.work) -= 1);
+        self.budget.give_back(self.uid, |share| share.places[self.work as usize] -= 1);
     }
 }
 

@@ -14,6 +14,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const USER_BYTES: u64 = 64 << 20;
 /// Bytes of the calls under way on one connection; a larger call is alone there.
 const ROOM_BYTES: usize = 256 << 10;
+/// A reply of so many bytes waits for no room: as a call counts, those of one user's connections have no more than
+/// 16 MiB together.
+const REPLY_FREE_BYTES: usize = 16 << 10;
 /// What the smallest call counts as.
 const CALL_BYTES_MIN: usize = 4 << 10;
 /// What a file descriptor adds to it, for a result may come back as one.
@@ -85,8 +88,12 @@ impl Gate {
         Ok(held)
     }
 
-    /// Waits until the call `serial` may have a reply of so many bytes, which it holds until that is sent.
+    /// Waits until the call `serial` may have a reply of so many bytes, which it holds until that is sent. A small one
+    /// does not wait behind large ones.
     pub async fn room_for_reply(&self, serial: NonZeroU32, bytes: usize) {
+        if bytes <= REPLY_FREE_BYTES {
+            return;
+        }
         let Ok(room) = self.user.replies.take(bytes).await else { return };
         if let Some(held) = self.calls().get_mut(&serial) {
             held.push(room);
@@ -119,6 +126,8 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use futures_util::FutureExt;
 
     use super::*;
@@ -154,9 +163,12 @@ mod tests {
         let reply =
             |gate: &Gate, bytes| gate.room_for_reply(serial, bytes).now_or_never().is_some();
         assert!(reply(&gates[0], large) && reply(&gates[1], large));
-        assert!(!reply(&gates[3], 1));
+        assert!(!reply(&gates[3], REPLY_FREE_BYTES + 1));
+        let mut waits = pin!(gates[3].room_for_reply(serial, large));
+        assert!(waits.as_mut().now_or_never().is_none());
+        assert!(reply(&gates[2], 8 << 10), "a small one passes those that wait");
         gates[0].answered(serial);
-        assert!(reply(&gates[3], 1) && enter(&gates[2], 1, large, 0));
+        assert!(waits.now_or_never().is_some() && enter(&gates[2], 1, large, 0));
         // The longest of all is not waited for in vain.
         let gate = Gate::new(other);
         assert!(enter(&gate, 1, large, 0) && reply(&gate, large));

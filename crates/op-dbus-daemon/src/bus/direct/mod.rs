@@ -2,6 +2,7 @@
 //! there, and in whose name, was settled when it was opened over the bus.
 
 mod gate;
+mod setting;
 mod socket;
 mod threads;
 

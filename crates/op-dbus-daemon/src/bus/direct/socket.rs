@@ -1,7 +1,7 @@
 //! Our end of a direct connection's socket: what comes is bounded before it is read, and a peer that
 //! does not take its replies is left. On a bus the bus does both.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as Unregistered;
@@ -11,10 +11,6 @@ use std::time::Duration;
 use nix::libc::{TIOCOUTQ, c_int};
 use op_dbus_api::DIRECT_CALL_BYTES_MAX;
 use rustix::ioctl::{Getter, Opcode, ioctl};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -23,7 +19,9 @@ use zbus::connection::socket::{ReadHalf, Split, WriteHalf};
 use zbus::export::async_trait::async_trait;
 use zbus::message::{Flags, Type};
 
+use super::super::wire;
 use super::gate::{Gate, UserRoom};
+use super::setting::without_value;
 
 /// What every message begins with.
 const HEADER_BYTES: usize = 16;
@@ -139,7 +137,7 @@ impl ReadHalf for Reader {
                 && !header.flags().contains(Flags::NO_REPLY_EXPECTED)
             {
                 self.gate.enter(header.serial_num(), room)?;
-                return Ok(message);
+                return without_value(message);
             }
         }
     }
@@ -190,15 +188,15 @@ impl Incoming {
 
     /// Bytes from the socket itself.
     async fn receive(&mut self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-        let stream = self.stream.clone();
-        let received = stream.async_io(Interest::READABLE, || receive_once(&stream, buffer));
-        let (length, descriptors) = received.await?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let wire::Received { bytes: length, descriptors, is_cut } =
+            wire::receive(&self.stream, buffer, &mut space).await?;
         self.received = self.received.saturating_add(length);
         self.descriptors_seen += descriptors.len();
         if self.received > self.received_max {
             return Err(invalid("there is no end to the authentication".to_owned()));
         }
-        if self.descriptors_seen > DESCRIPTORS_MAX {
+        if is_cut || self.descriptors_seen > DESCRIPTORS_MAX {
             return Err(too_many_descriptors());
         }
         Ok((length, descriptors))
@@ -236,24 +234,6 @@ fn message_bytes(header: &[u8]) -> u64 {
     };
     let (body, fields) = (number(4), number(12));
     HEADER_BYTES as u64 + fields.next_multiple_of(8) + body
-}
-
-/// What one system call brings.
-fn receive_once(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(stream, &mut [IoSliceMut::new(buffer)], &mut ancillary, flags)?;
-    let mut descriptors = Vec::new();
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
-        }
-    }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(too_many_descriptors());
-    }
-    Ok((received.bytes, descriptors))
 }
 
 fn too_many_descriptors() -> io::Error {
@@ -294,19 +274,11 @@ impl Writer {
 #[async_trait]
 impl WriteHalf for Writer {
     async fn send_message(&mut self, message: &Message) -> zbus::Result<()> {
-        let (bytes, mut sent) = (message.data(), 0);
         let result = async {
-            if !bytes.fds().is_empty() {
+            if !message.data().fds().is_empty() {
                 self.little_is_unread().await?;
             }
-            while sent < bytes.len() {
-                let descriptors: Vec<BorrowedFd<'_>> = match sent {
-                    0 => bytes.fds().iter().map(std::os::fd::AsFd::as_fd).collect(),
-                    _ => Vec::new(),
-                };
-                sent += self.sendmsg(&bytes[sent..], &descriptors).await?;
-            }
-            io::Result::Ok(())
+            wire::send(&self.socket.stream, message).await
         };
         let result = match timeout(MESSAGE_TIME_MAX, result).await {
             Ok(result) => result,
@@ -327,8 +299,7 @@ impl WriteHalf for Writer {
         buffer: &[u8],
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<usize> {
-        let stream = &self.socket.stream;
-        stream.async_io(Interest::WRITABLE, || send_once(stream, buffer, descriptors)).await
+        wire::send_some(&self.socket.stream, buffer, descriptors).await
     }
 
     async fn close(&mut self) -> io::Result<()> {
@@ -346,20 +317,6 @@ fn unread(stream: &UnixStream) -> io::Result<usize> {
     // SAFETY: the kernel writes an int, which is all that it does.
     let bytes = unsafe { ioctl(stream, Getter::<{ TIOCOUTQ as Opcode }, c_int>::new()) }?;
     Ok(usize::try_from(bytes).unwrap_or_default())
-}
-
-fn send_once(
-    stream: &UnixStream,
-    buffer: &[u8],
-    descriptors: &[BorrowedFd<'_>],
-) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(too_many_descriptors());
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    Ok(sendmsg(stream, &[IoSlice::new(buffer)], &mut ancillary, flags)?)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use zbus::{Connection, OwnedFd, OwnedObjectPath, interface};
 use super::super::bulk::{Bulk, Made, Progress};
 use super::super::caller::Caller;
 use super::super::calls::Calls;
+use super::super::pulse::Refusal;
 use super::super::reply::Dictionary;
 use super::super::unread::Reply;
 
@@ -181,7 +182,7 @@ impl Handle {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Refusal> {
         let work = async |_calls, caller| {
             self.seen_by(&caller)?.end(gone());
             Ok(())
@@ -194,7 +195,7 @@ impl Handle {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(OwnedFd, u32, u32, Dictionary), Error> {
+    ) -> Result<(OwnedFd, u32, u32, Dictionary), Refusal> {
         let work = async |calls: Calls, caller: Caller| {
             let job = self.seen_by(&caller)?;
             let room = calls.room(&caller, Reply::Descriptor, None);

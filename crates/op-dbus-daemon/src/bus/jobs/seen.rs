@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use zbus::message::Header;
 use zbus::object_server::{Interface, SignalEmitter};
-use zbus::{Connection, OwnedVariant, Variant, fdo, interface};
+use zbus::{Connection, OwnedVariant, fdo, interface};
 
+use super::super::options::Value;
 use super::job::Handle;
 use super::tree::{document, own, properties, xml};
 
@@ -70,7 +71,7 @@ impl Properties {
         &self,
         interface_name: &str,
         property_name: &str,
-        _value: Variant<'_>,
+        _value: Value<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> fdo::Result<()> {

@@ -88,7 +88,8 @@ async fn a_panic_is_answered() {
     let calls = Calls::new(pair.service.clone(), Arc::default(), Arc::default(), Arc::default());
     let message = Message::method_call(ROOT_PATH, "Embed").build(&()).unwrap();
     let broken = async |_: Calls, _| -> Result<(), _> { panic!("on purpose") };
-    let error = calls.run(&pair.client, &message.header(), broken).await.unwrap_err();
+    let refusal = calls.run(&pair.client, &message.header(), broken).await.unwrap_err();
+    let error = &refusal.error;
     assert_eq!(error.name(), ErrorName::Failed);
     assert!(error.message().contains("Embed"), "{error}");
 }
