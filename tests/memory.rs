@@ -138,6 +138,10 @@ async fn memory_is_given_back_and_counted() -> Outcome {
     assert_eq!(daemon.client().status::<u64>("memory_trims").await?, 1);
     assert_eq!(daemon.workers().await?, [worker], "the model in force stays loaded");
     assert_eq!(daemon.client().vectors(&texts).await?, expected);
+    // The C library would keep for itself what it once got back.
+    daemon.client().manager.trim_memory().await?;
+    let worker_again = anonymous(worker)?;
+    assert!(worker_again <= worker_after + BATCHED, "{worker_after} and then {worker_again}");
     daemon.stop().await
 }
 

@@ -247,10 +247,12 @@ impl Worker {
                 }
             },
             BackendError::Lost(_) | BackendError::Killed(_) | BackendError::Load { .. } => {
-                if self.backend.has_read_nothing() && scheduler.missed(batch) {
+                if self.backend.has_read_nothing() {
                     scheduler.put_back(&mut self.ahead.batch);
-                    scheduler.put_back(batch);
-                    return Err(error);
+                    scheduler.missed(batch);
+                    if batch.is_empty() {
+                        return Err(error);
+                    }
                 }
                 self.lose(batch, error)
             }

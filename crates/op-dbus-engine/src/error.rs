@@ -69,7 +69,7 @@ pub enum Error {
     /// A text has more tokens than the model reads, and the caller asked for an error then.
     #[error(
         "text {index} has {tokens} tokens, the model reads {limit}; shorten it, or let it be \
-         truncated (end, start or mean)"
+         truncated (option truncate)"
     )]
     TooLong {
         /// Index of the text in the call.
@@ -137,7 +137,7 @@ pub enum Excess {
     Texts,
     /// Bytes of all texts of one call together.
     CallBytes,
-    /// Bytes of one text.
+    /// Bytes of one text and the prompt before it.
     TextBytes {
         /// Index of the text in the call.
         index: usize,
@@ -164,7 +164,9 @@ impl fmt::Display for Excess {
         match self {
             Self::Texts => f.write_str("the number of texts in the call"),
             Self::CallBytes => f.write_str("the size of all texts in bytes"),
-            Self::TextBytes { index } => write!(f, "the size of text {index} in bytes"),
+            Self::TextBytes { index } => {
+                write!(f, "the size of text {index} in bytes with any prompt")
+            }
             Self::QueueTokens => f.write_str("the call's share of the queue in tokens"),
             Self::QuotaTokens => f.write_str("the call's share of its user's quota in tokens"),
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::mpsc;
 
-use crate::admission::cost;
+use crate::admission::{cost, tokens_of_memory};
 use crate::call::Truncate;
 use crate::door::Let;
 use crate::error::Error;
@@ -163,7 +163,8 @@ impl Preparer {
             let tokens: usize = encoded.windows.iter().map(|w| w.ids.len()).sum();
             let cost = input.cost(truncate, &self.tokenizer);
             counted += cost;
-            real += tokens.min(cost);
+            // Whoever calls keeps a text that was cut, in the message that it came with, until the reply.
+            real += tokens.max(tokens_of_memory(input.bytes())).min(cost);
             job.tokenized(index, &encoded.windows, encoded.truncated);
             for (window, at) in encoded.windows.into_iter().zip(0..) {
                 entries.push(queue::Entry {

@@ -149,11 +149,6 @@ impl Scheduler {
         self.call_workers(state, many || unloaded);
     }
 
-    /// Puts rows of a batch that was not run back.
-    pub fn put_back(&self, entries: &mut Vec<Entry>) {
-        self.put_first(std::mem::take(entries));
-    }
-
     /// Puts rows of a batch that failed on `worker` back, once: the failure may be theirs.
     pub fn try_again(&self, worker: usize, entries: &mut Vec<Entry>, error: &BackendError) {
         let (mut again, failed): (Vec<_>, Vec<_>) =
@@ -161,29 +156,31 @@ impl Scheduler {
         fail(failed, &error.clone().into());
         self.stats.retried(again.len());
         again.iter_mut().for_each(|entry| entry.failed_on = Some(worker));
-        self.put_first(again);
+        self.put_back(&mut again);
     }
 
-    /// Notes that these rows came to a worker that had ended before it read them; false if that was once too often, and
-    /// counts as a try. The other workers, of which some may have ended as well, make sure of themselves before they
-    /// take any.
-    pub fn missed(&self, entries: &mut [Entry]) -> bool {
+    /// Puts rows back that came to a worker which had ended before it read them, and leaves those to which that has
+    /// happened once too often: for them it counts as a try. The other workers, of which some may have ended as well,
+    /// make sure of themselves before they take any.
+    pub fn missed(&self, entries: &mut Vec<Entry>) {
         self.roster(|roster| roster.order(Order::Check));
         entries.iter_mut().for_each(|entry| entry.missed += 1);
-        entries.iter().all(|entry| entry.missed <= MISSES_MAX)
+        let mut again = entries.extract_if(.., |entry| entry.missed <= MISSES_MAX).collect();
+        self.put_back(&mut again);
     }
 
-    fn put_first(&self, entries: Vec<Entry>) {
+    /// Puts rows of a batch that was not run back, before all others of their users.
+    pub fn put_back(&self, entries: &mut Vec<Entry>) {
         let mut state = self.lock();
         if let Some(error) = state.refusal() {
             drop(state);
-            fail(entries, &error);
+            fail(entries.drain(..), &error);
             return;
         }
         let now_us = self.clock.now_us();
-        let (entries, over): (Vec<_>, Vec<_>) =
-            entries.into_iter().partition(|entry| entry.item.job.is_alive(now_us));
-        for entry in entries.into_iter().rev() {
+        let is_over = |entry: &mut Entry| !entry.item.job.is_alive(now_us);
+        let over: Vec<_> = entries.extract_if(.., is_over).collect();
+        for entry in entries.drain(..).rev() {
             state.queue.push_front(entry);
         }
         self.call_workers(state, true);
@@ -207,7 +204,15 @@ impl Scheduler {
             }
             let now_us = self.clock.now_us();
             let alive = |entry: &Entry| entry.item.job.is_alive(now_us);
-            let mut dead = state.purge(&alive);
+            let dead = state.purge(&alive);
+            if !dead.is_empty() {
+                // At once: they count until they are dropped, and this worker may go on to wait. Those that were
+                // cancelled have been told already.
+                drop(guard);
+                fail(dead, &Error::DeadlineExceeded);
+                guard = self.lock();
+                continue;
+            }
             if let Some(delay) = self.delay(state, worker, now_us) {
                 if !wait {
                     return Next::Nothing;
@@ -221,7 +226,6 @@ impl Scheduler {
                 continue;
             }
             state.plan(worker, now_us, &alive, plan);
-            dead.append(&mut plan.dead);
             let busy = !plan.batch.is_empty();
             if let Some(Entry { class, uid, .. }) = plan.batch.first() {
                 let tokens = plan.batch.iter().map(|entry| entry.tokens).sum();
@@ -230,14 +234,13 @@ impl Scheduler {
             } else if wait {
                 state.roster.set(worker, WorkerState::Idle);
             }
-            if busy || !dead.is_empty() {
+            if busy || !plan.dead.is_empty() {
                 if busy && state.queue.texts() > 0 {
                     self.call_workers(guard, false);
                 } else {
                     drop(guard);
                 }
-                // Those that were cancelled have been told already.
-                fail(dead, &Error::DeadlineExceeded);
+                fail(plan.dead.drain(..), &Error::DeadlineExceeded);
                 if busy {
                     return Next::Batch;
                 }
@@ -382,7 +385,7 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn fail(entries: Vec<Entry>, error: &Error) {
+fn fail(entries: impl IntoIterator<Item = Entry>, error: &Error) {
     for entry in entries {
         entry.item.job.fail(error.clone());
     }

@@ -1,5 +1,5 @@
-//! Files in the cache that are as large as models, and whole or not there. Of each kind those are kept that
-//! were used last: of a model that is imported again and again, the cache would else hold every version.
+//! Files in the cache that are whole or not there, most of them as large as models. Of each kind those are kept
+//! that were used last: of a model that is imported again and again, the cache would else hold every version.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,5 +1,9 @@
 //! Memory of one compute thread: made once, large enough for every batch, used by all of them.
 
+use std::io;
+
+use memmap2::{MmapMut, MmapRaw, UncheckedAdvice};
+
 use crate::head;
 use crate::kernels::Layout;
 use crate::kernels::attention;
@@ -43,8 +47,9 @@ unsafe impl Sync for Buffers {}
 
 /// The memory itself.
 pub(crate) struct Arena {
-    /// A line more than is used, so that the first can begin where a line of the cache does.
-    floats: Vec<f32>,
+    /// Zeros, of which no page is there before it is written. Not of the allocator, which soon keeps for itself
+    /// what it gets back, and then writes the zeros.
+    memory: MmapRaw,
     offsets: Offsets,
     length: usize,
 }
@@ -64,7 +69,10 @@ struct Offsets {
 
 impl Arena {
     /// An arena for up to `tokens` tokens, in texts of up to `length` of them.
-    pub fn new(shape: &Shape, layout: Layout, tokens: usize, length: usize) -> Self {
+    ///
+    /// # Errors
+    /// The memory can't be had.
+    pub fn new(shape: &Shape, layout: Layout, tokens: usize, length: usize) -> io::Result<Self> {
         let stride = shape.hidden.next_multiple_of(PADDING) + LINE;
         let attention_stride = (3 * shape.hidden).next_multiple_of(PADDING) + LINE;
         let apart =
@@ -97,16 +105,17 @@ impl Arena {
             strides: [stride, attention_stride, operand_stride, inner_stride],
             blocks,
         };
-        Self { floats: zeroed((end + 1) * LINE), offsets, length }
+        Ok(Self { memory: MmapMut::map_anon(end * LINE_BYTES)?.into(), offsets, length })
     }
 
-    /// Gives the memory back and takes new, of which no page is there before it is written. What
-    /// [`buffers`](Self::buffers) told before is of no use any more.
+    /// Gives all pages back: what was written is zero again, and lies where it lay.
     pub fn renew(&mut self) {
-        let floats = self.floats.len();
-        // The old one goes first.
-        self.floats = Vec::new();
-        self.floats = zeroed(floats);
+        // SAFETY: it changes what lies in memory of our own that no reference is made to: `MmapRaw` makes none,
+        // and who uses the pointers of `buffers` borrows what owns the arena, as this does, exclusively.
+        let given_back = unsafe { self.memory.unchecked_advise(UncheckedAdvice::DontNeed) };
+        if let Err(error) = given_back {
+            tracing::warn!(%error, "scratch memory can't be given back");
+        }
     }
 
     /// Tokens of the longest text.
@@ -115,11 +124,11 @@ impl Arena {
     }
 
     /// The parts.
-    pub fn buffers(&mut self) -> Buffers {
+    pub fn buffers(&self) -> Buffers {
         let Offsets { strides, blocks, .. } = self.offsets;
         let offsets = self.offsets;
-        let first = self.floats.as_mut_ptr();
-        let lines = first.wrapping_add(first.align_offset(LINE_BYTES));
+        // It begins where a page does, and so with a cache line.
+        let lines = self.memory.as_mut_ptr().cast::<f32>();
         let at = |line: usize| lines.wrapping_add(line * LINE);
         let operand = |[values, scales]: [usize; 2], stride, blocks| Operand {
             values: at(values).cast(),
@@ -141,7 +150,30 @@ impl Arena {
     }
 }
 
-/// Zeros, which the system has at hand: nothing is written.
-fn zeroed(floats: usize) -> Vec<f32> {
-    vec![0.0; floats]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::kernels;
+    use crate::tests::made_up::{SIZES, Weights};
+    use crate::{Isa, Precision};
+
+    #[test]
+    #[cfg_attr(miri, ignore = "gives pages back, which Miri does not")]
+    fn what_is_given_back_is_zero_again_where_it_was() {
+        let shape = Shape::of(&Weights::new(SIZES[0], 1).encoder());
+        let layout = kernels(Isa::best(), Precision::F32).layout;
+        let mut arena = Arena::new(&shape, layout, 64, 40).unwrap();
+        let Buffers { x, scratch, .. } = arena.buffers();
+        for _ in 0..3 {
+            for part in [x, scratch] {
+                assert_eq!(part.cast::<u8>().align_offset(LINE_BYTES), 0);
+                // SAFETY: parts of the arena, which nobody else uses.
+                unsafe {
+                    assert_eq!(part.read(), 0.0);
+                    part.write(1.0);
+                }
+            }
+            arena.renew();
+        }
+    }
 }

@@ -71,14 +71,24 @@ impl NativeBackend {
         }
         let threads = options.threads.max(1);
         let team = Team::new(threads, &options.cpus).map_err(|error| {
-            let message = format!("can't start {threads} compute threads: {error}");
+            // Of both limits the system says the same.
+            let message = format!(
+                "can't start {threads} compute threads: {error}; set threads lower, or raise the limit of tasks \
+                 (TasksMax) or worker_memory_max"
+            );
             load_error(LoadErrorKind::Other, message)
         })?;
         let length = options.length_max.min(model.positions());
         let tokens = CHUNK_TOKENS.max(length);
         let arena = || Arena::new(&model.packed.shape, kernels.layout, tokens, length);
-        let mut arenas: Vec<Arena> = (0..threads).map(|_| arena()).collect();
-        let buffers = arenas.iter_mut().map(Arena::buffers).collect();
+        let arenas: Vec<Arena> =
+            (0..threads).map(|_| arena()).collect::<Result<_, _>>().map_err(|error| {
+                let message = format!(
+                    "can't have memory for {threads} compute threads: {error}; set threads lower"
+                );
+                load_error(LoadErrorKind::Other, message)
+            })?;
+        let buffers = arenas.iter().map(Arena::buffers).collect();
         let description = Description {
             provider: "cpu".to_owned(),
             device: "cpu:0".to_owned(),
@@ -194,7 +204,6 @@ impl Backend for NativeBackend {
     fn trim(&mut self) -> Result<Footprint, BackendError> {
         self.shares = Shares::new(self.team.members());
         self.arenas.iter_mut().for_each(Arena::renew);
-        self.buffers = self.arenas.iter_mut().map(Arena::buffers).collect();
         Ok(Footprint::default())
     }
 }

@@ -83,16 +83,22 @@ pub(crate) fn packed(
     }
     let kernels = kernels(isa, precision);
     let place = Place::new(&options.cache_dir, &options.key, kernels.layout);
-    match Packed::open(&place, kernels.layout) {
-        Ok(packed) => Ok(packed),
-        Err(miss) => {
-            if !matches!(miss, Miss::Absent) {
-                let path = place.path();
-                tracing::warn!(?path, %miss, "the cached weights can't be used; packing anew");
-            }
-            pack(&place, isa, precision, &source()?)
-        }
+    let open = || Packed::open(&place, kernels.layout);
+    if let Ok(packed) = open() {
+        return Ok(packed);
     }
+    // Of workers that start together one packs, and the others map what it leaves. Where there are no locks each
+    // packs.
+    let _alone = place.lock();
+    let miss = match open() {
+        Ok(packed) => return Ok(packed),
+        Err(miss) => miss,
+    };
+    if !matches!(miss, Miss::Absent) {
+        let path = place.path();
+        tracing::warn!(?path, %miss, "the cached weights can't be used; packing anew");
+    }
+    pack(&place, isa, precision, &source()?)
 }
 
 /// Packs the weights of `source` and leaves them in the cache.
@@ -143,7 +149,7 @@ fn calibrate(encoder: &Encoder<'_>, isa: Isa, texts: &[Vec<i32>]) -> std::io::Re
     let mut model = Model::new(packed, kernels, Pooling::Mean, false);
     let recorder = Recorder::new(shape.layers, shape.hidden, shape.inner);
     model.recorder = Some(recorder);
-    let mut arena = Arena::new(&shape, kernels.layout, shape.positions, shape.positions);
+    let arena = Arena::new(&shape, kernels.layout, shape.positions, shape.positions)?;
     let buffers = arena.buffers();
     let mut out = vec![0.0; shape.dimensions()];
     let known = |id: &i32| usize::try_from(*id).is_ok_and(|id| id < shape.vocabulary);

@@ -3,13 +3,12 @@
 
 mod calibrate;
 
-use std::fs;
 use std::io::{self, BufReader, Write};
 use std::ops::RangeInclusive;
 use std::path::Path;
 
 use nix::sys::resource::{UsageWho, getrusage};
-use op_dbus_graph::kept;
+use op_dbus_graph::kept::{self, Kind, use_now};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -27,6 +26,9 @@ const MEASUREMENTS: u32 = 5;
 /// Tokens of a batch for each thread: fewer would leave every saving aside that a batch is for, and
 /// more would keep those waiting who come while it is computed.
 const BATCH_TOKENS: RangeInclusive<usize> = 128..=2048;
+
+/// Records in the cache.
+const RECORDS: Kind = Kind { finished: "json", unfinished: ".tuning-" };
 
 /// More than this many preemptions a second are the work of other programs, not of the kernel's own
 /// threads: an idle machine has a few, one that shares its CPUs with a build some hundred.
@@ -111,7 +113,8 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     let Options { isa, precision, threads, .. } = options;
     let key = format!("{} {isa} {precision} threads={threads} cpu={}", options.key, cpu());
     let digest = format!("{:x}", Sha256::digest(&key));
-    let place = options.cache_dir.join("tuning").join(format!("{}.json", &digest[..32]));
+    let place =
+        options.cache_dir.join("tuning").join(format!("{}.{}", &digest[..32], RECORDS.finished));
     let earlier = match read(&place, &key) {
         Ok(Some(Record { tuning, disturbed: 0 | MEASUREMENTS.., .. })) => {
             return backend.set_tuning(tuning);
@@ -165,24 +168,21 @@ fn read(place: &Path, key: &str) -> io::Result<Option<Record>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
-    let record: Record = serde_json::from_reader(BufReader::new(file))?;
+    let record: Record = serde_json::from_reader(BufReader::new(&file))?;
     if record.version != VERSION {
         return Ok(None);
     }
     if record.key != key || !record.tuning.is_possible() {
         return Err(io::Error::other("it is not what this version has measured here"));
     }
+    use_now(&file);
     Ok(Some(record))
 }
 
 /// Writes a record, whole or not at all.
 fn save(place: &Path, record: &Record) -> io::Result<()> {
-    let folder = place.parent().unwrap_or(place);
-    fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(&serde_json::to_vec(record)?)?;
-    file.persist(place)?;
-    Ok(())
+    let json = serde_json::to_vec(record)?;
+    RECORDS.make(place, |file| file.write_all(&json))
 }
 
 /// How often a thread of this process had to leave its CPU to another program.
@@ -198,6 +198,8 @@ fn cpu() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::precision::Precision;
     use crate::tests::made_up::{SIZES, Weights, backend, options};

@@ -36,4 +36,10 @@ impl Engine {
     pub fn keep_trying(&self) {
         self.scheduler().change(Roster::keep_trying);
     }
+
+    /// Something may take their place again: the workers that were asked for are given up when each has lost so
+    /// many batches in a row, those that it lost until now among them.
+    pub fn give_up_after(&self, losses: u32) {
+        self.scheduler().change(|roster| roster.give_up_after(losses));
+    }
 }

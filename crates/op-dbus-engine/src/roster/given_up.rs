@@ -65,6 +65,12 @@ impl Roster {
         self.pools.iter_mut().for_each(|pool| pool.losses_max = None);
     }
 
+    /// The opposite of [`Roster::keep_trying`]: the workers of the pool that was asked for are given up when each has
+    /// lost so many batches in a row, those that it lost until now among them.
+    pub fn give_up_after(&mut self, losses: u32) {
+        self.pools.iter_mut().take(1).for_each(|pool| pool.losses_max = Some(losses));
+    }
+
     /// Why nobody computes any more, if that is so.
     pub fn refusal(&self) -> Option<BackendError> {
         let first = self.workers.first()?;

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use op_dbus_engine::sim::Faults;
-use op_dbus_engine::{BackendFactory, BatchLimits, Call, Error, Excess, Limits, WorkerState};
+use op_dbus_engine::{
+    BackendFactory, BatchLimits, Call, Error, Excess, Limits, Truncate, WorkerState,
+};
 
 use crate::support::*;
 
@@ -76,7 +78,9 @@ async fn what_can_never_be_accepted_is_too_large() {
     let error = engine.tokenize(7, vec![long.clone()], "").await.unwrap_err();
     assert!(error.to_string().ends_with("split the text"), "{error}");
     let message = engine.embed(call(1, &[&long])).await.unwrap_err().to_string();
-    assert_eq!(message, "the size of text 0 in bytes is 51, the limit is 50; split the text");
+    let expected =
+        "the size of text 0 in bytes with any prompt is 51, the limit is 50; split the text";
+    assert_eq!(message, expected);
 }
 
 #[tokio::test]
@@ -232,4 +236,42 @@ async fn a_call_that_is_over_holds_no_room_while_no_worker_comes_by() {
     gate.go();
     running.await.unwrap().unwrap();
     next.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_call_that_is_over_makes_room_before_the_next_batch() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let limits = Limits { quota_tokens: 64, batch_delay_us_max: HOUR_US, ..Limits::default() };
+    let batch = BatchLimits { tokens_max: INPUT_MAX, ..BatchLimits::default() };
+    let engine = batched(Box::new(|_| sim(Default::default())), limits, batch, 1);
+    let begin = |uid, text: &'static str| {
+        let engine = engine.clone();
+        tokio::spawn(async move { engine.embed(call(uid, &[text])).await })
+    };
+    let over = begin(1, "over");
+    tokio::task::yield_now().await;
+    over.abort();
+    assert!(over.await.unwrap_err().is_cancelled());
+    // The worker comes by, and waits for more.
+    let _waiting = begin(2, "waiting");
+    tokio::task::yield_now().await;
+    // All that the user may have, and as much as no batch waits for.
+    let text = "x".repeat(INPUT_MAX - 2);
+    let deadline = Some(Instant::now() + Duration::from_secs(60));
+    let all = Call { wait: true, deadline, ..call(1, &[&text, &text]) };
+    assert_eq!(engine.embed(all).await.unwrap().rows, 2);
+}
+
+#[tokio::test]
+async fn a_text_that_is_cut_counts_by_its_memory_while_it_waits() {
+    let gate = Gate::new(Limits { quota_tokens: 120, ..Limits::default() });
+    let long = "x".repeat(2048);
+    let cut = |text: &str| Call { truncate: Truncate::End, ..call(1, &[text]) };
+    let first = gate.begin(cut(&long));
+    tokio::task::yield_now().await;
+    assert_eq!(gate.next_batch(), [&long[..INPUT_MAX - 2]]);
+    let error = gate.engine.embed(cut(&long)).await.unwrap_err();
+    let Error::QuotaExceeded { needed: 64, in_flight: 64, .. } = error else { panic!("{error:?}") };
+    gate.go();
+    first.await.unwrap().unwrap();
 }

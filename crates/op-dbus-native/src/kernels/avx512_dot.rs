@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::avx512::{Avx512, opaque};
+use super::avx512::Avx512;
 use super::simd::Simd;
 use super::step::{FloatStep, IntStep, PairStep};
 
@@ -33,11 +33,6 @@ impl IntStep for Int8 {
     #[inline(always)]
     unsafe fn multiply_add(sum: __m512i, input: __m512i, weights: __m512i) -> __m512i {
         _mm512_dpbusd_epi32(sum, input, weights)
-    }
-
-    #[inline(always)]
-    unsafe fn opaque(inputs: __m512i) -> __m512i {
-        opaque(inputs)
     }
 
     #[inline(always)]

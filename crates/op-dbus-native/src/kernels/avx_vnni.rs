@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::{Avx2, opaque};
+use super::avx2::Avx2;
 use super::simd::Simd;
 use super::step::IntStep;
 
@@ -30,11 +30,6 @@ impl IntStep for Int8 {
     #[inline(always)]
     unsafe fn multiply_add(sum: __m256i, input: __m256i, weights: __m256i) -> __m256i {
         _mm256_dpbusd_avx_epi32(sum, input, weights)
-    }
-
-    #[inline(always)]
-    unsafe fn opaque(inputs: __m256i) -> __m256i {
-        opaque(inputs)
     }
 
     #[inline(always)]

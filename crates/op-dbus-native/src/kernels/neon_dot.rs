@@ -45,12 +45,6 @@ impl IntStep for Int8 {
     }
 
     #[inline(always)]
-    unsafe fn opaque(mut inputs: int32x4_t) -> int32x4_t {
-        asm!("/* {0:v} */", inout(vreg) inputs, options(nomem, nostack, preserves_flags));
-        inputs
-    }
-
-    #[inline(always)]
     unsafe fn store(to: *mut i8, value: float32x4_t) {
         store_bytes(to.cast(), vcvtq_s32_f32(value))
     }

@@ -51,12 +51,6 @@ impl IntStep for Int8 {
     }
 
     #[inline(always)]
-    unsafe fn opaque(mut inputs: uint64x2_t) -> uint64x2_t {
-        asm!("/* {0:v} */", inout(vreg) inputs, options(nomem, nostack, preserves_flags));
-        inputs
-    }
-
-    #[inline(always)]
     unsafe fn store(to: *mut u8, value: float32x4_t) {
         Neon::store_u8(to, value)
     }

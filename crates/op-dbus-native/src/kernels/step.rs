@@ -223,8 +223,12 @@ pub(crate) trait IntStep {
         input: Self::A,
         weights: Self::A,
     ) -> <Self::S as Simd>::I;
-    /// The same inputs, but the compiler can't tell: it may not reuse products with them.
-    unsafe fn opaque(inputs: Self::A) -> Self::A;
+    /// The same inputs, but the compiler can't tell: it may not reuse products with them. Only where it could, as
+    /// it multiplies by itself and not within an instruction that adds as well.
+    #[inline(always)]
+    unsafe fn opaque(inputs: Self::A) -> Self::A {
+        inputs
+    }
     /// Writes `LANES` integral values of 0 to 255, less the shift, as inputs of a later product.
     unsafe fn store(to: *mut Self::Input, value: <Self::S as Simd>::F);
 

@@ -2,13 +2,18 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::UNIX_EPOCH;
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
+use op_dbus_graph::Family;
 
-use super::made_up::{SIZES, Weights};
+use super::made_up::{SIZES, Weights, options};
 use crate::kernels::{Layout, kernels};
+use crate::load::{self, Source};
 use crate::packed::{Miss, Packed, Place};
 use crate::{Isa, Precision};
 
@@ -119,4 +124,43 @@ fn an_unwritable_cache_leaves_the_weights_usable() {
     let packed = Packed::build(&weights.encoder(), layout(), None).unwrap();
     assert!(packed.save(&Place::new(&file, "key", layout())).is_err());
     assert!(packed.part(&(0..packed.plan.bytes)).iter().any(|byte| *byte != 0));
+}
+
+/// As several workers do that are the first of their model.
+#[test]
+#[cfg_attr(miri, ignore = "maps a file, which Miri does not")]
+fn of_those_that_load_at_the_same_time_one_packs() {
+    const CASE: &[u8] = include_bytes!("../../../../tests/fuzz/corpus/computed/bert");
+    let mut parts = CASE.splitn(2, |byte| *byte == 0);
+    let (config, model) = (parts.next().unwrap(), parts.next().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let weights = Weights::new(SIZES[1], 1);
+    let mut options = options(&weights.encoder(), Isa::best(), Precision::F32, 1);
+    options.cache_dir = folder.path().join("model");
+    let (begin, packing) = (Barrier::new(2), AtomicUsize::new(0));
+    let source = || {
+        packing.fetch_add(1, Ordering::SeqCst);
+        // The other one has time to get here as well.
+        for _ in 0..1000 {
+            if packing.load(Ordering::SeqCst) < 2 {
+                thread::yield_now();
+            }
+        }
+        Ok(Source {
+            family: Family::Bert,
+            config: serde_json::from_slice(config).unwrap(),
+            weights: model.to_vec(),
+            dense: Vec::new(),
+            calibration: Vec::new(),
+        })
+    };
+    let load = || {
+        begin.wait();
+        load::packed(&options, source).unwrap()
+    };
+    let [one, other] = thread::scope(|scope| {
+        [scope.spawn(load), scope.spawn(load)].map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(packing.load(Ordering::SeqCst), 1);
+    assert_eq!(one.part(&(0..one.plan.bytes)), other.part(&(0..other.plan.bytes)));
 }
