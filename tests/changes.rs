@@ -1,17 +1,23 @@
 //! Changes that fail: what served goes on, with the same workers and for every call, the properties and the
-//! state tell what is so, and the change can be made once what kept it from that is mended.
+//! state tell what is so, and the change can be made once what kept it from that is mended. And work that goes
+//! on as it began behind a change that succeeds.
 
 use std::fs;
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use nix::unistd::Pid;
-use op_dbus_api::ErrorName;
+use op_dbus_api::{ErrorName, JobProxy};
+use zbus::Fd;
+use zbus::proxy::CacheProperties;
 
-use crate::harness::client::refused;
+use crate::harness::client::{Options, refused};
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::files::content;
 use crate::harness::load::Load;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, needs};
+use crate::harness::{Outcome, eventually, needs, within};
 use crate::models::{Damage, FILES, LOW, MEDIUM, with_copies};
 
 tests! {
@@ -19,6 +25,7 @@ tests! {
     a_change_to_a_provider_that_fails_in_its_proof: [Bus, Low, Ggml],
     changes_that_cannot_be_kept: [Bus],
     a_reload_that_finds_what_serves_damaged: [Bus, Low],
+    a_change_of_prompt_leaves_a_job_alone: [Bus, Low],
 }
 
 /// What a daemon is before a change that fails, and has to be behind it.
@@ -140,5 +147,32 @@ async fn a_reload_that_finds_what_serves_damaged() -> Outcome {
     daemon.client().manager.reload().await?;
     daemon.client().embedder.embed("x").await?;
     assert_eq!(daemon.workers().await?.len(), 3);
+    daemon.stop().await
+}
+
+/// One result has the vectors of one prompt.
+async fn a_change_of_prompt_leaves_a_job_alone() -> Outcome {
+    let table = "models.paraphrase-MiniLM-L3-v2";
+    let setup = Setup::real("low")?.setting(&format!("{table}.prompts.q"), "query: ");
+    let (_bus, setup, daemon) = setup.alone().await?;
+    let client = daemon.client();
+    let (source, mut writer) = std::io::pipe()?;
+    writer.write_all(b"a text\n")?;
+    let fd = Fd::from(source.as_fd());
+    let path = client.embedder.start_embed_from_fd(fd, Options::new()).await?;
+    let job = JobProxy::builder(client.connection()).path(path);
+    let job = job.cache_properties(CacheProperties::No).build().await?;
+    eventually("the first row", async || Ok(job.rows().await? != 0)).await?;
+    let before = client.vectors(&["a text"]).await?;
+    let setup = setup.setting(&format!("{table}.default_prompt"), "q");
+    setup.write_config()?;
+    client.manager.reload().await?;
+    assert_ne!(client.vectors(&["a text"]).await?, before, "the prompt is there for others");
+    writer.write_all(b"a text\n")?;
+    drop(writer);
+    let (result, rows, dimensions, _) = within("the result", job.fetch()).await??;
+    let bytes = content(result)?;
+    let (first, second) = bytes.split_at(4 * dimensions as usize);
+    assert_eq!((rows, first == second), (2, true));
     daemon.stop().await
 }

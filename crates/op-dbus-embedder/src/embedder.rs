@@ -235,7 +235,8 @@ impl Loading<'_> {
         // One process is one user, who may have the whole queue.
         let limits = Limits { queue_tokens_max, quota_tokens: queue_tokens_max, ..basic };
         let config = EngineConfig { limits, tokenizer_threads: cores(), ..EngineConfig::default() };
-        Ok(Engine::start(self.tokenizer.clone(), shape, vec![pool], config)?)
+        let engine = Engine::start(self.tokenizer.clone(), shape, vec![pool], config);
+        engine.map_err(|error| refused(provider, error))
     }
 
     fn spec(&self, provider: &str) -> Result<Spec, Error> {
@@ -330,6 +331,25 @@ fn factory(spec: Spec) -> BackendFactory {
     Box::new(move |_worker| backend::load(&spec))
 }
 
+/// A device whose worker fails, in whatever way, leaves it to the next provider, as one that says that it can't. What
+/// is wrong with the model is wrong everywhere, and vectors that are not the model's may be in 32 bits.
+fn refused(provider: &str, error: BackendError) -> Error {
+    match error {
+        BackendError::Load {
+            kind:
+                LoadErrorKind::ModelNotInstalled
+                | LoadErrorKind::ModelCorrupt
+                | LoadErrorKind::ProviderUnavailable
+                | LoadErrorKind::Untrusted,
+            ..
+        } => error.into(),
+        error if provider != CPU => {
+            Error::Provider(format!("{provider} does not work here: {error}"))
+        }
+        error => error.into(),
+    }
+}
+
 fn no_library(provider: &str, error: ModelError) -> Error {
     Error::Provider(match error {
         // Begins with the provider.
@@ -358,31 +378,4 @@ fn cache_dir(builder: &Builder) -> Result<PathBuf, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_provider_without_a_library_is_named_once() {
-        let refusal = |provider| {
-            let own = provider::Own::default();
-            let missing =
-                provider::libraries(provider, CpuEngine::Native, &own, "/nowhere/models".as_ref());
-            no_library(provider, missing.unwrap_err()).to_string()
-        };
-        assert!(refusal("migraphx").starts_with("migraphx: build or install ONNX Runtime"));
-        assert!(refusal("coreml").starts_with("coreml needs macOS"));
-        assert!(refusal("ggml").starts_with("ggml: ") && refusal("ggml").contains("/nowhere"));
-    }
-
-    #[test]
-    fn a_memory_limit_is_said_in_the_words_of_the_provider() {
-        let builder = Embedder::builder().memory_limit(1 << 30);
-        let said = |builder: &Builder, provider| options(builder, provider);
-        let one = |key: &str| vec![(key.to_owned(), "1073741824".to_owned())];
-        assert_eq!(said(&builder, "cuda"), one("gpu_mem_limit"));
-        assert_eq!(said(&builder, "migraphx"), one("migraphx_mem_limit"));
-        assert_eq!((said(&builder, "ggml"), said(&builder, CPU)), (Vec::new(), Vec::new()));
-        let own = builder.provider_option("gpu_mem_limit", "5");
-        assert_eq!(said(&own, "cuda"), [("gpu_mem_limit".to_owned(), "5".to_owned())]);
-    }
-}
+mod tests;

@@ -268,14 +268,17 @@ impl Service {
     }
 
     /// Loads what `old` has beside `in_force` in `new`, too, for the calls and jobs that name another level.
-    fn bring_along(&self, old: &Fleet, new: &Arc<Fleet>, in_force: Option<&Choice>) {
+    pub(super) fn bring_along(&self, old: &Fleet, new: &Arc<Fleet>, in_force: Option<&Choice>) {
         for other in old.served().into_iter().filter(|other| Some(&other.choice) != in_force) {
             let (service, choice, new) = (self.clone(), other.choice.clone(), new.clone());
             tokio::spawn(async move {
                 match new.get(&choice).await {
                     Ok(served) => {
-                        tell_loaded(&served);
-                        service.tell_fallback(&served, service.now().settings());
+                        let now = service.now();
+                        // Another change may have been faster; then it ends here.
+                        if Arc::ptr_eq(&now.fleet, &new) {
+                            service.tell_named(&served, now.settings());
+                        }
                     }
                     // The next call that names it tries again, and is told.
                     Err(error) => debug!(%error, model = choice.model(), "not loaded anew"),

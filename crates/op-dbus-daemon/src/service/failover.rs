@@ -88,8 +88,7 @@ impl Service {
     /// vectors, so that long calls leave a provider as everybody else does. Nothing is loaded for that.
     pub fn instead_of(&self, served: &Arc<Served>) -> Arc<Served> {
         let now = self.now();
-        let same =
-            |other: &Arc<Served>| (&other.choice, &other.space) == (&served.choice, &served.space);
+        let same = |other: &Arc<Served>| other.makes_the_same(served);
         let in_force = now.served().filter(|in_force| same(in_force)).cloned();
         let there = || now.fleet.served().into_iter().find(same);
         in_force.or_else(there).unwrap_or_else(|| served.clone())
@@ -123,7 +122,7 @@ impl Service {
         // Its own workers may be there again by then.
         let computes =
             |next: &Arc<Served>| !Arc::ptr_eq(next, failed) || !failed.engine.is_failing();
-        Ok(next.filter(|next| computes(next) && next.space == failed.space))
+        Ok(next.filter(|next| computes(next) && next.makes_the_same(failed)))
     }
 
     /// Looks for another provider of the same model, unless somebody else has done so since `failed` had
@@ -134,7 +133,7 @@ impl Service {
         let in_force = now.served().is_some_and(|in_force| Arc::ptr_eq(in_force, failed));
         let is_given_up = || failed.engine.is_failing() && !failed.is_last.load(Ordering::Relaxed);
         if in_force && is_given_up() {
-            self.look_for_another(&change).await;
+            self.look_for_another(failed, &change).await;
         }
         drop(change);
         let now = self.now();

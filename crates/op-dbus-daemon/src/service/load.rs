@@ -28,7 +28,7 @@ const REFERENCE_PRECISION: Precision = Precision::F32;
 pub(super) const SIM_MODEL: &str = "sim";
 /// Batches that a device loses in a row, each with a worker that had proved itself there, before the next
 /// provider takes its place: as often as one text is tried.
-const LOSSES_MAX: u32 = 2;
+pub(super) const LOSSES_MAX: u32 = 2;
 
 /// Which providers are tried, in this order.
 pub(super) struct Tries {

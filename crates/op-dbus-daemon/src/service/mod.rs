@@ -137,10 +137,12 @@ impl Service {
         match &now.phase {
             Phase::Draining(_) => return Err(Error::ShuttingDown),
             Phase::Disabled => return Err(Error::Disabled),
-            Phase::Loading(model) => return Err(Error::NotReady { model: model.clone() }),
+            Phase::Loading(model) if in_force || !level.is_some_and(|level| now.has(level)) => {
+                return Err(Error::NotReady { model: model.clone() });
+            }
             Phase::Serving(served) if in_force => return Ok(served.clone()),
             Phase::Failed(error) if in_force => return Err(Error::Load(error.clone())),
-            Phase::Serving(_) | Phase::Failed(_) => {}
+            Phase::Serving(_) | Phase::Failed(_) | Phase::Loading(_) => {}
         }
         let choice = match level {
             None | Some(Level::None) => return Err(Error::Disabled),

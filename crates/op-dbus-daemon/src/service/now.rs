@@ -73,6 +73,11 @@ impl Now {
         }
     }
 
+    /// Whether the model of `level` is loaded, in force or beside it.
+    pub(super) fn has(&self, level: Level) -> bool {
+        self.fleet.served().iter().any(|served| served.choice == Choice::Level(level))
+    }
+
     /// Why another provider runs than was asked for; empty where that is not so.
     pub fn fallback_reason(&self) -> String {
         self.served().map(|served| served.fallback_reason.clone()).unwrap_or_default()

@@ -9,6 +9,7 @@ use tokio::sync::MutexGuard;
 use tracing::{debug, warn};
 
 use super::change::tell_loaded;
+use super::load::LOSSES_MAX;
 use super::now::{Phase, wanted};
 use super::served::Served;
 use super::{Error, Service, provider};
@@ -18,50 +19,61 @@ impl Service {
     /// works.
     pub async fn reconsider(&self) {
         let change = self.0.change.lock().await;
-        // A call may have been first, and what serves by now is not to be left.
-        if self.now().served().is_some_and(|served| served.engine.is_failing()) {
-            self.look_for_another(&change).await;
+        let Ok(now) = self.staying() else { return };
+        match now.served() {
+            Some(failed) if failed.engine.is_failing() => {
+                self.look_for_another(failed, &change).await;
+            }
+            // A call may have been first, or have begun to load another and left.
+            Some(served) => now.fleet.keep(served),
+            None => {}
         }
     }
 
-    /// [`Service::reconsider`] during a change.
-    pub(super) async fn look_for_another(&self, _change: &MutexGuard<'_, ()>) {
+    /// [`Service::reconsider`] during a change: `failed` is in force. What a call that has left began to load is
+    /// waited for, or found.
+    pub(super) async fn look_for_another(
+        &self,
+        failed: &Arc<Served>,
+        _change: &MutexGuard<'_, ()>,
+    ) {
         let Ok(now) = self.staying() else { return };
-        let Some(choice) = wanted(now.settings()) else { return };
-        let fleet = self.fleet(now.loaded.clone());
         // The same provider again is as good as its workers that are there.
         let is_better =
-            |new: &Served, old: &Served| old.provider != new.provider || old.engine.is_failing();
-        let load = match now.served() {
-            Some(failed) => fleet.get_instead_of(failed).await,
-            None => fleet.get_anew(&choice).await,
-        };
-        match load {
-            Ok(served) if now.served().is_none_or(|old| is_better(&served, old)) => {
-                self.moved(Some(served), |next| next.fleet = fleet);
-            }
-            Ok(_) => {}
+            |new: &Served| failed.provider != new.provider || failed.engine.is_failing();
+        match now.fleet.get_instead_of(failed).await {
+            Ok(served) if is_better(&served) => self.moved(Some(served), |_| {}),
+            Ok(_) => now.fleet.keep(failed),
             Err(error) => {
+                now.fleet.keep(failed);
                 // It is looked for every few seconds for as long as none works, which may be days.
-                match now.served().map(|served| served.is_last.swap(true, Ordering::Relaxed)) {
-                    Some(true) => debug!(%error, "still no other provider works"),
-                    _ => warn!("no other provider works either: {error}"),
+                match failed.is_last.swap(true, Ordering::Relaxed) {
+                    true => debug!(%error, "still no other provider works"),
+                    false => warn!("no other provider works either: {error}"),
                 }
-                if let Some(served) = now.served() {
-                    served.engine.keep_trying();
-                    // The same as before, and nobody to take over.
-                    self.replace(|_| {});
-                }
+                failed.engine.keep_trying();
+                // The same as before, and nobody to take over.
+                self.replace(|_| {});
             }
         }
     }
 
     /// Tries the providers again that are preferred to those that compute, for every model that is loaded,
-    /// and moves each to the first that works.
+    /// and moves each to the first that works. One that was kept, as nothing worked in its place, may be left
+    /// again: that may be there by now.
     ///
     /// A change of settings does not wait for that: a device that hangs takes minutes to refuse.
     pub async fn improve(&self) {
         let Ok(now) = self.staying() else { return };
+        // For one that can't be had another is looked for all the time.
+        let kept = |served: &Arc<Served>| {
+            !served.engine.is_failing() && served.is_last.swap(false, Ordering::Relaxed)
+        };
+        for served in now.fleet.served().into_iter().filter(kept) {
+            if now.may_have_successor(&served) {
+                served.engine.give_up_after(LOSSES_MAX);
+            }
+        }
         // Nobody needs a better one than an unloaded one, and looking would load it.
         let is_worth_it = |served: &Arc<Served>| {
             served.engine.presence() == Presence::Loaded

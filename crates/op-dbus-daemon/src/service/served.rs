@@ -155,6 +155,16 @@ impl Served {
         format!("{}-{precision}", self.space)
     }
 
+    /// Whether it makes the same vectors of the same texts and options, in whatever precision: what is put before
+    /// a text, and where it is cut, are no part of the space.
+    pub(super) fn makes_the_same(&self, other: &Self) -> bool {
+        self.choice == other.choice
+            && self.space == other.space
+            && self.max_input_tokens == other.max_input_tokens
+            && self.prompts == other.prompts
+            && self.default_prompt == other.default_prompt
+    }
+
     /// Keeps what batches were seen to cost for the next start. Waits for the disk.
     pub(super) fn keep_costs(&self) {
         costs::keep(&self.costs, &self.engine);

@@ -5,7 +5,9 @@ mod guilt;
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -17,7 +19,7 @@ use op_dbus_engine::{
 use op_dbus_models::Level;
 
 use super::provider::{candidates, host, none_left};
-use super::{Error, Means, Options, Phase, Request, Service, Spawner};
+use super::{Choice, Error, Means, Options, Phase, Request, Service, Spawner};
 use crate::settings::{Loaded, Provider, Settings, Sources};
 
 fn loaded(root: &tempfile::TempDir, flags: &[(&str, &str)]) -> Loaded {
@@ -60,6 +62,32 @@ impl Backends {
             return Err(BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message });
         }
         Ok(Box::new(SimBackend::new(dimensions)))
+    }
+}
+
+/// Somebody has a lock until this is dropped: a thread of its own, so that a test may wait meanwhile.
+struct Held(Option<(Sender<()>, JoinHandle<()>)>);
+
+impl Held {
+    fn new(lock: &Arc<Mutex<()>>) -> Self {
+        let (is_held, wait) = mpsc::channel();
+        let (release, released) = mpsc::channel();
+        let lock = lock.clone();
+        let holder = std::thread::spawn(move || {
+            let _held = lock.lock();
+            is_held.send(()).unwrap();
+            let _ = released.recv();
+        });
+        wait.recv().unwrap();
+        Self(Some((release, holder)))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some((release, holder)) = self.0.take() else { return };
+        drop(release);
+        holder.join().unwrap();
     }
 }
 
@@ -121,7 +149,7 @@ async fn no_call_fails_while_the_level_changes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_comes_into_force_is_loaded_once_whatever_is_trimmed() {
     let (_root, _, service) = started(&[]).await;
-    let high = super::Choice::Level(Level::High);
+    let high = Choice::Level(Level::High);
     let served = service.now().fleet.get(&high).await.unwrap();
     service.trim().await;
     let next = service.now().loaded.with("vector_level", "high").unwrap();

@@ -1,7 +1,5 @@
 //! What a change that is refused leaves, and what it does not wait for.
 
-use std::sync::mpsc;
-
 use super::*;
 
 #[tokio::test]
@@ -42,24 +40,59 @@ async fn a_change_does_not_wait_for_an_unload() {
     let (_root, backends, service) = started(&[]).await;
     service.unload().await.unwrap();
     embed(&service, Some(Level::High)).await.unwrap();
-    let (is_held, wait) = mpsc::channel();
-    let (release, released) = mpsc::channel::<()>();
-    let held = backends.held.clone();
-    let holder = std::thread::spawn(move || {
-        let _held = held.lock();
-        is_held.send(()).unwrap();
-        let _ = released.recv();
-    });
-    wait.recv().unwrap();
+    let held = Held::new(&backends.held);
     let mut call = pin!(embed(&service, None));
     assert!(call.as_mut().now_or_never().is_none(), "it has its model loaded");
     let mut unload = pin!(service.unload());
     assert!(unload.as_mut().now_or_never().is_none(), "it waits for the call");
     let change = tokio::time::timeout(Duration::from_secs(10), service.set_level(Level::High));
     change.await.expect("it waits for the unload").unwrap();
-    drop(release);
-    holder.join().unwrap();
+    drop(held);
     assert_eq!(call.await.unwrap(), 1);
     unload.await.unwrap();
     assert!(!service.is_loaded(), "what took the place of the unloaded one stays loaded");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_level_that_is_loaded_answers_while_the_one_in_force_is_tried_again() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    backends.broken.store(true, Ordering::SeqCst);
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
+    service.start().await;
+    backends.broken.store(false, Ordering::SeqCst);
+    embed(&service, Some(Level::High)).await.unwrap();
+    let held = Held::new(&backends.held);
+    let mut reload = pin!(service.reload());
+    while !matches!(service.now().phase, Phase::Loading(_)) {
+        assert!(reload.as_mut().now_or_never().is_none(), "it loads");
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(embed(&service, Some(Level::High)).await.unwrap(), 1);
+    for level in [None, Some(Level::Medium), Some(Level::Low)] {
+        let early = embed(&service, level).await.unwrap_err();
+        assert!(matches!(early, Error::NotReady { .. }), "{level:?}: {early}");
+    }
+    drop(held);
+    reload.await.unwrap();
+    assert_eq!(embed(&service, None).await.unwrap(), 1);
+}
+
+/// What another change took the place of meanwhile serves nobody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_level_that_is_brought_along_to_what_is_over_nothing_is_told() {
+    let (_root, backends, service) = started(&[]).await;
+    embed(&service, Some(Level::High)).await.unwrap();
+    let now = service.now();
+    let coreml = Arc::new(now.loaded.with("execution_provider", "coreml").unwrap());
+    let between = service.fleet(coreml);
+    let held = Held::new(&backends.held);
+    service.bring_along(&now.fleet, &between, Some(&Choice::Level(Level::Medium)));
+    drop(held);
+    let high = between.get(&Choice::Level(Level::High)).await.unwrap();
+    assert!(!high.fallback_reason.is_empty());
+    // Who told has let go of the fleet.
+    while Arc::strong_count(&between) > 1 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(service.fallbacks(), 0);
 }

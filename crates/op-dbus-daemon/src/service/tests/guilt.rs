@@ -1,15 +1,16 @@
 //! Whose fault it is that workers are lost with a call: the device's, or that of what the call has.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
+use futures_util::FutureExt;
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{Backend, BackendError, CancellationToken, LoadErrorKind};
 use op_dbus_models::{ImportOptions, OnnxFacts, Progress, Store};
 
-use super::loaded;
-use crate::service::{Error, Means, Options, Request, Service, Spawner};
+use super::{Held, loaded};
+use crate::service::{Choice, Error, Means, Options, Request, Service, Spawner};
 use crate::settings::{Precision, Provider};
 
 /// The id of "!" in the model that is imported here.
@@ -46,7 +47,9 @@ fn service_on(provider: &str, root: &tempfile::TempDir, spawner: Spawner) -> Ser
         dimensions: None,
         max_input_tokens: None,
     };
-    Store::open(&models).import(&tiny, "tiny", &options).unwrap();
+    for name in ["tiny", "other"] {
+        Store::open(&models).import(&tiny, name, &options).unwrap();
+    }
     let library = root.path().join("ggml.so").display().to_string();
     let file = root.path().join("etc/op-dbus/config.toml");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -102,6 +105,81 @@ async fn a_device_that_alone_is_lost_with_a_text_is_left() {
     service.start().await;
     assert_eq!(embed(&service, "boom!").await.unwrap(), "cpu");
     assert_eq!(embed(&service, "a").await.unwrap(), "cpu");
+}
+
+/// The CPU, as the next provider: it can be `broken`, and none of its workers is made while somebody has `held`.
+#[derive(Clone, Default)]
+struct Next {
+    made: Arc<AtomicUsize>,
+    broken: Arc<AtomicBool>,
+    held: Arc<Mutex<()>>,
+}
+
+impl Next {
+    /// Workers that are lost with "!" on ggml, and this CPU behind it.
+    fn spawner(&self) -> Spawner {
+        let next = self.clone();
+        Arc::new(move |blueprint, settings| {
+            let (next, made) = (next.clone(), spawner(false)(blueprint, settings));
+            let is_cpu = blueprint.host.provider == Provider::Cpu;
+            Box::new(move |number| {
+                if is_cpu {
+                    next.made.fetch_add(1, Ordering::SeqCst);
+                    drop(next.held.lock());
+                }
+                if is_cpu && next.broken.load(Ordering::SeqCst) {
+                    let (kind, message) = (LoadErrorKind::ProviderUnavailable, "broken".to_owned());
+                    return Err(BackendError::Load { kind, message });
+                }
+                made(number)
+            })
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_leave_a_failover_have_one_successor_loaded_for_all_of_them() {
+    let (root, next) = (tempfile::tempdir().unwrap(), Next::default());
+    let service = service(&root, next.spawner());
+    service.start().await;
+    let other = service.now().fleet.get(&Choice::Imported("other".to_owned())).await.unwrap();
+    let failed = service.now().served().unwrap().clone();
+    next.made.store(0, Ordering::SeqCst);
+    let held = Held::new(&next.held);
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { embed(&service, "boom!").await }
+    });
+    while next.made.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    first.abort();
+    first.await.unwrap_err();
+    for _ in 0..10 {
+        let call = service.successor(&failed, CancellationToken::default(), None);
+        assert!(call.now_or_never().is_none(), "it waits, until its client leaves");
+    }
+    drop(held);
+    assert_eq!(embed(&service, "a").await.unwrap(), "cpu");
+    assert_eq!(next.made.load(Ordering::SeqCst), 1, "loads of which all but one are for nobody");
+    let fleet = service.now().fleet.served();
+    assert!(fleet.iter().any(|served| Arc::ptr_eq(served, &other)), "it was loaded, and still is");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_is_kept_as_nothing_else_works_is_left_once_something_does() {
+    let (root, next) = (tempfile::tempdir().unwrap(), Next::default());
+    let service = service(&root, next.spawner());
+    service.start().await;
+    next.broken.store(true, Ordering::SeqCst);
+    for _ in 0..2 {
+        embed(&service, "boom!").await.unwrap_err();
+        service.improve().await;
+    }
+    next.broken.store(false, Ordering::SeqCst);
+    embed(&service, "a").await.unwrap();
+    service.improve().await;
+    assert_eq!(embed(&service, "boom!").await.unwrap(), "cpu");
 }
 
 /// Workers of which the first on ggml is lost with "!", and none can be had there while it is `away`.
