@@ -100,6 +100,11 @@ def many_texts(embedder: Embedder) -> None:
     assert len(ranks) == 3 and ranks[0][0] == 4321 and ranks[0][1] > 0.999, ranks
     assert embedder.rank("line 3", texts[:10], 2)[0][0] == 3
     assert len(embedder.rank("line 3", (text for text in texts[:10]))) == 10
+    # Rows that a product of the matrix would take by fours or by eights, with some left over.
+    for query in ("one", "two"):
+        ranks = embedder.rank(query, ["one"] * 16_389)
+        assert [index for index, _ in ranks] == list(range(16_389)), query
+        assert len({cosine for _, cosine in ranks}) == 1 and ranks[0][1] <= 1, ranks[0]
     # Texts of more bytes than go into one message.
     large = ["x" * 1_000_000] * 40
     assert len(embedder.embed(large).truncated) == 40

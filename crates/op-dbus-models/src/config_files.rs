@@ -334,6 +334,14 @@ pub(crate) fn read_prompts(place: &mut Place, dimensions: usize) -> Result<Promp
             "names that D-Bus can carry",
         ));
     }
+    if prompts.prompts.contains_key("") {
+        return Err(refuse(
+            format!(
+                "{PROMPTS} with a prompt whose name is empty, which is how a call asks for none"
+            ),
+            "prompts with a name",
+        ));
+    }
     match &prompts.default_prompt_name {
         Some(name) if !prompts.prompts.contains_key(name) => Err(refuse(
             format!("{PROMPTS} with the default prompt `{name}`, which is not among its prompts"),

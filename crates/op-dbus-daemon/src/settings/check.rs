@@ -164,7 +164,9 @@ fn check_model(model: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
     for (key, value) in table {
         let path = format!("models.{model}.{key}");
         match key.as_str() {
-            "prompts" => mistakes.extend(not_texts(&path, value)),
+            "prompts" => {
+                mistakes.extend(not_texts(&path, value).or_else(|| nameless(&path, value)));
+            }
             "default_prompt" if value.as_str().is_some() => {}
             "default_prompt" => {
                 let message = format!("{path} = {} is not accepted; write a text", show(value));
@@ -177,6 +179,15 @@ fn check_model(model: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
         }
     }
     if mistakes.is_empty() { Ok(table.clone()) } else { Err(mistakes) }
+}
+
+/// Why a table has a prompt that no call could ask for.
+fn nameless(path: &str, prompts: &Value) -> Option<Wrong> {
+    prompts.as_dict()?.get("")?;
+    let message = format!(
+        "{path} has a prompt with the name \"\", which is how a call asks for none; give it another"
+    );
+    Some((format!("{path}."), message))
 }
 
 /// Why a value is no table of texts, told of the first in it that is none.

@@ -131,6 +131,7 @@ fn kinds_that_are_not_supported_are_named() {
         ("config_sentence_transformers.json", json!({ "default_prompt_name": "q" }), "`q`"),
         ("config_sentence_transformers.json", json!({ "truncate_dim": 3 }), "truncate_dim 3"),
         ("config_sentence_transformers.json", json!({ "prompts": { "q\0": "q: " } }), "U+0000"),
+        ("config_sentence_transformers.json", json!({ "prompts": { "": "q: " } }), "name is empty"),
         ("config_sentence_transformers.json", json!({ "truncate_dim": 4 }), ""),
         ("config_sentence_transformers.json", json!({ "truncate_dim": null, "prompts": null }), ""),
         ("adapter_config.json", json!({}), "adapter"),

@@ -87,10 +87,22 @@ impl Corpus {
     /// The lines of a file that are not blank.
     fn read(named: &Named) -> Result<Self, Failure> {
         let path = named.path.display();
-        let content = std::fs::read_to_string(&named.path)
+        let content = std::fs::read(&named.path)
             .map_err(|error| Failure::refused(format!("can't read {path}: {error}")))?;
-        let lines = content.lines().filter(|line| !line.trim().is_empty() && !line.contains('\0'));
-        let texts: Vec<String> = lines.take(FILE_TEXTS_MAX).map(str::to_owned).collect();
+        let lines = content.split(|byte| *byte == b'\n').zip(1_u64..).map(|(line, number)| {
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
+            // As `op-dbus embed` says it.
+            std::str::from_utf8(line).map_err(|_| {
+                Failure::refused(format!(
+                    "{path}, line {number}: not UTF-8 text; leave such bytes out with `iconv -c -f \
+                     UTF-8 -t UTF-8`"
+                ))
+            })
+        });
+        let usable = |line: &str| !line.trim().is_empty() && !line.contains('\0');
+        let lines = lines.filter(|line| line.as_ref().map_or(true, |line| usable(line)));
+        let texts = lines.take(FILE_TEXTS_MAX).map(|line| line.map(str::to_owned));
+        let texts = texts.collect::<Result<Vec<_>, _>>()?;
         if texts.is_empty() {
             return Err(Failure::refused(format!("{path} has no texts")));
         }
@@ -217,6 +229,21 @@ mod tests {
         let error =
             read([&one, &other]).err().map(|error| error.message().to_owned()).unwrap_or_default();
         assert!(error.contains("both `log`") && error.contains("NAME=FILE"), "{error}");
+    }
+
+    #[test]
+    fn a_line_that_is_not_utf8_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let read = |content: &[u8]| {
+            std::fs::write(&path, content).unwrap();
+            let named = path.display().to_string().parse().unwrap();
+            Corpus::read_all(&[named]).map(|mut all| all.remove(0).texts)
+        };
+        assert_eq!(read(b"one\r\n \n\na\0b\nthree").ok(), Some(vec!["one".into(), "three".into()]));
+        let error = read(b"one\n\xffwo\n").unwrap_err().message().to_owned();
+        let expected = format!("{}, line 2: not UTF-8 text; leave such bytes", path.display());
+        assert!(error.starts_with(&expected), "{error}");
     }
 
     #[test]

@@ -144,9 +144,9 @@ impl Summary {
     /// service may have been given another level meanwhile.
     fn take(&mut self, reply: &Reply) -> Result<(), Failure> {
         if let Some(change) = self.space.change(reply) {
+            let texts = terminal::counted(self.texts, "text", "texts");
             return Err(Failure::refused(format!(
-                "{change} after {} texts; start again, with --expect-space to hold it",
-                self.texts
+                "{change} after {texts}; start again, with --expect-space to hold it"
             )));
         }
         for cut in &reply.truncated {
@@ -215,6 +215,11 @@ mod tests {
         summary.take(&reply(1, "a-f32", &[])).unwrap();
         summary.take(&reply(1, "a-f32,bf16", &[])).unwrap();
         summary.take(&reply(1, "a-bf16", &[])).unwrap();
-        assert!(summary.take(&reply(1, "b-f32", &[])).is_err());
+        let refused = summary.take(&reply(1, "b-f32", &[])).unwrap_err();
+        assert!(refused.message().contains("to b-f32 after 3 texts; "), "{}", refused.message());
+        let mut summary = Summary::default();
+        summary.take(&reply(1, "a-f32", &[])).unwrap();
+        let refused = summary.take(&reply(1, "b-f32", &[])).unwrap_err();
+        assert!(refused.message().contains("to b-f32 after 1 text; "), "{}", refused.message());
     }
 }

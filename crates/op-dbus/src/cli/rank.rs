@@ -19,7 +19,7 @@ const TERMINAL_TEXT_CHARS: usize = 160;
 /// Order texts by how near they are to a query
 #[derive(clap::Args)]
 #[command(after_help = format!("\
-Candidates come from the arguments, from files, or from standard input, one a line; empty lines are
+Candidates come from the arguments, from files, or from standard input, one a line; blank lines are
 passed over. A score is the cosine of two vectors: 1 is the same direction, 0 unrelated.
 
 Examples:
@@ -90,7 +90,10 @@ async fn rank(args: Args) -> Done {
         }
         best.add(scored(indices, reply));
     }
-    print(&best.candidates, args.json).map_err(|error| Failure::output(&error))?;
+    let stdout = std::io::stdout();
+    let for_person = stdout.is_terminal();
+    print(&mut stdout.lock(), &best.candidates, args.json, for_person)
+        .map_err(|error| Failure::output(&error))?;
     if query_is_cut {
         tell("the query is longer than the model reads and cut");
     }
@@ -100,7 +103,7 @@ async fn rank(args: Args) -> Done {
     Ok(ExitCode::SUCCESS)
 }
 
-/// An empty line has a vector too, but nobody looks for it.
+/// A blank line has a vector too, but nobody looks for it.
 fn worth_it((_, text): &(u64, String)) -> bool {
     !text.trim().is_empty()
 }
@@ -144,17 +147,22 @@ struct JsonLine<'a> {
     text: &'a str,
 }
 
-fn print(best: &[Scored], json: bool) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
+/// A line for each candidate, which itself may have line feeds where it was an argument.
+fn print(
+    out: &mut impl Write,
+    best: &[Scored],
+    json: bool,
+    for_person: bool,
+) -> std::io::Result<()> {
     for (position, Scored { index, score, text }) in best.iter().enumerate() {
         if json {
             let line = JsonLine { rank: position + 1, index: *index, score: *score, text };
-            serde_json::to_writer(&mut out, &line)?;
+            serde_json::to_writer(&mut *out, &line)?;
             writeln!(out)?;
-        } else if std::io::stdout().is_terminal() {
+        } else if for_person {
             writeln!(out, "{score:>7.4}  {}", terminal::printable(text, TERMINAL_TEXT_CHARS))?;
         } else {
-            writeln!(out, "{score:.6}\t{text}")?;
+            writeln!(out, "{score:.6}\t{}", text.replace('\n', "·"))?;
         }
     }
     out.flush()
@@ -176,6 +184,20 @@ mod tests {
         best.add(vec![candidate(7, 0.9), candidate(5, 0.5), candidate(6, -1.0)]);
         let indices: Vec<u64> = best.candidates.iter().map(|candidate| candidate.index).collect();
         assert_eq!(indices, [7, 1, 5]);
+    }
+
+    #[test]
+    fn a_candidate_is_one_line_in_every_form() {
+        let best = [Scored { index: 0, score: 0.5, text: "a\tb\nc".to_owned() }];
+        let printed = |json, for_person| {
+            let mut out = Vec::new();
+            print(&mut out, &best, json, for_person).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(printed(false, false), "0.500000\ta\tb·c\n");
+        assert_eq!(printed(false, true), " 0.5000  a b·c\n");
+        let json = "{\"rank\":1,\"index\":0,\"score\":0.5,\"text\":\"a\\tb\\nc\"}\n";
+        assert_eq!(printed(true, false), json);
     }
 
     #[test]

@@ -187,7 +187,8 @@ class AsyncEmbedder:
                 stacklevel=2,
             )
         vectors = embeddings.vectors
-        cosines = vectors[1:] @ vectors[0]
+        # `@` adds some rows up in another order, and equal texts would differ by where they stand.
+        cosines = np.einsum("ij,j->i", vectors[1:], vectors[0], dtype=np.float64).clip(-1, 1)
         best = np.argsort(-cosines, kind="stable")[:most]
         return [(int(index), float(cosines[index])) for index in best]
 

@@ -277,7 +277,8 @@ fn tables_are_checked() {
          [providers.cuda]\nstream = 1\n[providers.cdua]\n[batching]\nx = 1\n\
          [providers.webgpu]\nlibrary = \"here\"\noptions = { a = 1 }\n\
          [models.medium]\n[models.all-minilm-l6-v2]\n[providers.gpu]\n[providers.auto]\n\
-         [providers.cpu]\nlibrary = \"/x.so\"\n",
+         [providers.cpu]\nlibrary = \"/x.so\"\n\
+         [models.b]\nprompts = { q = \"\", \"\" = \"x\" }\ndefault_prompt = \"\"\n",
     )]);
     let text = tree.mistakes();
     for expected in [
@@ -293,6 +294,7 @@ fn tables_are_checked() {
         "line 14: `gpu` is not the name of an execution provider; did you mean `cuda`?",
         "line 15: `auto` is no provider of its own",
         "line 16: `cpu` has no table; its settings are `cpu_engine`",
+        "line 19: models.b.prompts has a prompt with the name \"\", which is how a call asks for none;",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
