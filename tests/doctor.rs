@@ -12,9 +12,11 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::command::{Finished, clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::files::copy_folder;
+use crate::harness::gateway::Gateway;
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::tests;
 use crate::providers::find;
+use crate::remote::fleet;
 
 tests! {
     a_provider_that_works_is_proved: [Bus, Low, Ggml],
@@ -32,6 +34,7 @@ tests! {
     a_bus_that_does_not_answer_is_wrong_where_it_was_asked_for: [],
     settings_that_no_call_gets_past_are_named: [Bus],
     the_installed_unit_is_looked_at: [Low],
+    a_credential_of_the_unit_is_shown_to_the_fleet: [Bus, Low],
     wrong_arguments_and_settings_have_their_exit_codes: [Bus],
 }
 
@@ -294,17 +297,22 @@ async fn settings_that_no_call_gets_past_are_named() -> Outcome {
     Ok(())
 }
 
-/// A `systemctl` of the test's own tells of a unit with a profile and a sandbox.
+/// A `PATH` with a `systemctl` of the test's own, which tells of a unit with these lines.
+fn path_to_a_unit(setup: &Setup, lines: &str) -> Outcome<String> {
+    let programs = setup.path("programs");
+    fs::create_dir_all(&programs)?;
+    let systemctl = programs.join("systemctl");
+    fs::write(&systemctl, format!("#!/bin/sh\ncat <<'END'\n{lines}END\n"))?;
+    fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755))?;
+    Ok(format!("{}:{}", programs.display(), std::env::var("PATH")?))
+}
+
+/// One with a profile and a sandbox.
 async fn the_installed_unit_is_looked_at() -> Outcome {
     let setup = Setup::real("low")?;
-    let programs = setup.path("programs");
-    fs::create_dir(&programs)?;
-    let systemctl = programs.join("systemctl");
     let shown = "LoadState=loaded\nUser=root\nProtectSystem=strict\nProtectHome=yes\n\
                  Environment=OP_DBUS_VECTOR_LEVEL=low OP_DBUS_CACHE_DIR=/run/user/0/cache\n";
-    fs::write(&systemctl, format!("#!/bin/sh\ncat <<'END'\n{shown}END\n"))?;
-    fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755))?;
-    let path = format!("{}:{}", programs.display(), std::env::var("PATH")?);
+    let path = path_to_a_unit(&setup, shown)?;
     let doctor = async |variables: &[(&str, &str)]| -> Outcome<Value> {
         let mut command = clean(op_dbus());
         command.args(["doctor", "--quick", "--json"]).arg("--state-file").arg(setup.state_file());
@@ -328,6 +336,37 @@ async fn the_installed_unit_is_looked_at() -> Outcome {
         check(&found["general"], "environment", "ok")?;
     }
     Ok(())
+}
+
+/// Nothing else names the token, which systemd hands to the service.
+async fn a_credential_of_the_unit_is_shown_to_the_fleet() -> Outcome {
+    let (bus, far) = (PrivateBus::start().await?, Setup::real("low")?);
+    let daemon = far.ready(&bus).await?;
+    fs::write(far.path("api-key"), "open-sesame")?;
+    let gateway = Gateway::with_key(&bus, &far, &far.path("")).await?;
+    let setup = fleet("low", "openai", &[&gateway.url("")])?;
+    setup.write_config()?;
+    let remote = async |credential: &str| -> Outcome<Value> {
+        let unit = format!(
+            "LoadState=loaded\nPrivateNetwork=no\nEnvironment=OP_DBUS_CONFIG={}\n{credential}\n",
+            setup.config_file().display()
+        );
+        let mut command = clean(op_dbus());
+        command.args(["doctor", "remote", "--json"]).arg("--state-file").arg(setup.state_file());
+        command.env("PATH", path_to_a_unit(&setup, &unit)?);
+        let found: Value = serde_json::from_str(&finish(command, "").await?.stdout)?;
+        Ok(found["providers"][0]["checks"].clone())
+    };
+    let refused = remote("").await?;
+    assert!(text(&check(&refused, "proof", "wrong")?["found"]).contains("401"), "{refused:#}");
+    let token = far.path("api-key").display().to_string();
+    check(&remote(&format!("LoadCredential=remote-token:{token}")).await?, "proof", "ok")?;
+    // Only root may read it.
+    let closed = remote("LoadCredential=remote-token:/nonexistent/token").await?;
+    let proof = text(&check(&closed, "proof", "unchecked")?["found"]);
+    assert!(proof.contains("/nonexistent/token"), "{proof}");
+    gateway.stop().await?;
+    daemon.stop().await
 }
 
 async fn wrong_arguments_and_settings_have_their_exit_codes() -> Outcome {

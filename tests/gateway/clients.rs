@@ -9,6 +9,7 @@ use tokio::process::Command;
 use super::Stage;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
+use crate::harness::gateway::Gateway;
 use crate::harness::golden::{self, cosine, floats, plain_texts};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, needs};
@@ -153,9 +154,11 @@ async fn the_openapi_document_holds() -> Outcome {
 
 async fn the_page_shows_what_runs_and_ranks() -> Outcome {
     let stage = Stage::of(Setup::real("medium")?).await?;
+    fs::write(stage.setup.path("api-key"), "open-sesame")?;
+    let locked = Gateway::with_key(&stage.bus, &stage.setup, &stage.setup.path("")).await?;
     let picture = stage.setup.path("page.png");
     let mut command = script("http_page.py");
-    command.arg(stage.gateway.url("/")).arg(&picture);
+    command.arg(stage.gateway.url("/")).arg(&picture).arg(locked.url("/"));
     command.env("HOME", stage.setup.path(""));
     let said = finish(command, "").await?.success()?;
     let said: Value = serde_json::from_str(&said)?;
@@ -166,6 +169,11 @@ async fn the_page_shows_what_runs_and_ranks() -> Outcome {
     assert!(first.contains("/var/lib/docker"), "{said}");
     assert_eq!(said["ranks"].as_array().map(Vec::len), Some(5));
     assert!(said["workers"].as_u64() >= Some(1) && said["plotted"] == true, "{said}");
+    // Half a minute without a reading is half a minute of the plot.
+    assert!(said["gap"].as_u64().is_some_and(|gap| (30..60).contains(&gap)), "{said}");
+    assert_eq!(said["without a key"], "");
+    assert!(said["wrong key"].to_string().contains("key"), "{said}");
+    locked.stop().await?;
     if let Some(folder) = std::env::var_os("OP_DBUS_TEST_PICTURES") {
         fs::copy(&picture, std::path::Path::new(&folder).join("page.png"))?;
     }

@@ -1,6 +1,6 @@
 """Opens the status page in Chromium, ranks lines there, and prints what the page shows as JSON.
 
-    http_page.py URL PICTURE.png
+    http_page.py URL PICTURE.png LOCKED_URL
 """
 
 import base64
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.request
 
-url, picture = sys.argv[1:]
+url, picture, locked = sys.argv[1:]
 driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
 
 
@@ -46,6 +46,11 @@ def wait(wanted):
     return ask(f"{session}/execute/async", {"script": script, "args": []})
 
 
+def click(selector):
+    found = ask(f"{session}/element", {"using": "css selector", "value": selector})
+    ask(f"{session}/element/{next(iter(found.values()))}/click")
+
+
 base, session = address(), None
 try:
     arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1150,1250"]
@@ -59,8 +64,7 @@ try:
     said = {"state": wait("document.querySelector('#state.ready, #state.away')?.textContent")}
     said["about"] = wait("document.querySelector('#about').textContent")
     wait("document.querySelector('#rate path')?.getAttribute('d').length > 20")
-    key = next(iter(ask(f"{session}/element", {"using": "css selector", "value": "#ask button"}).values()))
-    ask(f"{session}/element/{key}/click")
+    click("#ask button")
     said["ranks"] = wait("document.querySelector('#ranks li') && [...document.querySelectorAll('#ranks li')].map(li => li.textContent)")
     said["workers"] = wait("document.querySelectorAll('#workers tr').length")
     # Two readings after the ranking its calls are in the plots.
@@ -68,8 +72,23 @@ try:
     said["plotted"] = True
     with open(picture, "wb") as file:
         file.write(base64.b64decode(ask(f"{session}/screenshot", method="GET")))
+    # As after half a minute in which the tab was hidden, or the service did not answer.
+    away = "const now = performance.now.bind(performance); performance.now = () => now() + 30_000;"
+    ask(f"{session}/execute/sync", {"script": away, "args": []})
+    path = "document.querySelector('#rate path')?.getAttribute('d')"
+    wait(f"{path}.split('M').length > 2 && document.querySelector('#rate-now').textContent")
+    stretches = wait(path).split("M")[1:]
+    places = [[int(place) for place in re.findall(r"(?:^|L)(\d+) ", one)] for one in stretches]
+    said["gap"] = places[-1][0] - places[-2][-1]
     log = ask(f"{session}/se/log", {"type": "browser"})
     said["errors"] = [entry["message"] for entry in log if entry["level"] == "SEVERE"]
+    # The browser complains of each refusal in its log, which is as it should be.
+    ask(f"{session}/url", {"url": locked})
+    wait("!document.querySelector('#lock').hidden")
+    said["without a key"] = ask(f"{session}/execute/sync", {"script": "return document.querySelector('#note').textContent", "args": []})
+    ask(f"{session}/execute/sync", {"script": "document.querySelector('#key').value = 'wrong'", "args": []})
+    click("#unlock button")
+    said["wrong key"] = wait("document.querySelector('#note').textContent")
 finally:
     # Ends the browser, which would outlive its driver.
     if session:

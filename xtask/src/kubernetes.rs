@@ -50,12 +50,33 @@ pub fn validator() -> Result<PathBuf, String> {
 mod tests {
     use super::*;
 
+    fn read(path: &str) -> String {
+        std::fs::read_to_string(shell::root().join(path)).expect("a file of the tree")
+    }
+
+    /// The key goes to each pod that is kept: those of the Service, and no other namespace's.
+    #[test]
+    fn prometheus_shows_the_key_to_our_pods_alone() {
+        let (document, service) =
+            (read("docs/scaling.md"), read("packaging/kubernetes/service.yaml"));
+        let recipe = document.split("```").find(|block| block.contains("scrape_configs:"));
+        let recipe = recipe.expect("a recipe for Prometheus");
+        assert!(recipe.contains("role: pod, namespaces: {names: [NAMESPACE]}"), "{recipe}");
+        let selector = service.split("selector:\n").nth(1).expect("a selector");
+        let labels = selector.lines().take_while(|line| line.starts_with("    "));
+        let labels: Vec<_> = labels.filter_map(|line| line.trim().split_once(": ")).collect();
+        assert_eq!(labels.len(), 2, "{labels:?}");
+        for (label, value) in labels {
+            let label = label.replace(['.', '/', '-'], "_");
+            let kept =
+                format!("[__meta_kubernetes_pod_label_{label}], regex: {value}, action: keep}}\n");
+            assert!(recipe.contains(&kept), "{kept}");
+        }
+    }
+
     #[test]
     fn a_gpu_adds_to_the_deployment_and_changes_nothing() {
-        let read = |name: &str| {
-            let path = shell::root().join("packaging/kubernetes").join(name);
-            std::fs::read_to_string(path).expect("a manifest")
-        };
+        let read = |name: &str| read(&format!("packaging/kubernetes/{name}"));
         let (plain, gpu) = (read("deployment.yaml"), read("deployment-gpu.yaml"));
         assert!(gpu.contains("nvidia.com/gpu: 1"));
         let mut lines = gpu.lines();

@@ -35,7 +35,11 @@ pub const ALL: &[Step] = &[
     ("a service that hangs is ended by the watchdog and comes back", watchdog, DAEMON),
     ("the journal explains what happened, without a text", journal, DAEMON),
     ("an upgrade answers calls meanwhile, and keeps what was set", package::upgrade, BOTH),
-    ("removal keeps models and settings, and a purge leaves nothing", package::purge, DAEMON),
+    (
+        "removal keeps models and settings, and a purge leaves the users alone",
+        package::purge,
+        DAEMON,
+    ),
 ];
 
 /// A text that must be found nowhere.
@@ -45,8 +49,8 @@ const NAME: &str = "org.opdbus.Embedding1";
 const OBJECT: &str = "/org/opdbus/Embedding1";
 const EMBEDDER: &str = "org.opdbus.Embedding1.Embedder";
 const MANAGER: &str = "org.opdbus.Embedding1.Manager";
-/// A user of the group `sudo`.
-const ADMINISTRATOR: &str = "anna";
+/// Administrators, and the group that makes them so: Debian's, and that of other distributions.
+const ADMINISTRATORS: [(&str, &str); 2] = [("anna", "sudo"), ("otto", "wheel")];
 
 fn property(name: &str) -> [&str; 6] {
     ["busctl", "get-property", NAME, OBJECT, EMBEDDER, name]
@@ -89,8 +93,12 @@ fn mistake(container: &mut Container) -> Outcome {
 }
 
 fn change(container: &mut Container) -> Outcome {
-    container.run(&["useradd", "--groups", "sudo", ADMINISTRATOR])?;
-    for user in ["nobody", ADMINISTRATOR] {
+    container.script("groupadd --force --system wheel")?;
+    for (administrator, group) in ADMINISTRATORS {
+        container.run(&["useradd", "--groups", group, administrator])?;
+    }
+    let administrators = ADMINISTRATORS.map(|(name, _)| name);
+    for user in ["nobody"].into_iter().chain(administrators) {
         says(&container.refused(user, &level("low"))?, "denied")?;
     }
     container.run_as("nobody", &property("VectorLevel")).and_then(|is| says(&is, "medium"))?;
@@ -99,7 +107,9 @@ fn change(container: &mut Container) -> Outcome {
     // polkit reads its rules again some time after the file is there.
     container.run(&["systemctl", "restart", "polkit"])?;
     says(&container.refused("nobody", &level("low"))?, "denied")?;
-    container.run_as(ADMINISTRATOR, &level("low"))?;
+    for administrator in administrators {
+        container.run_as(administrator, &level("low"))?;
+    }
     container.run(&["rm", "/etc/polkit-1/rules.d/60-op-dbus.rules"])?;
     container.run_as("nobody", &property("VectorLevel")).and_then(|is| says(&is, "low"))
 }
@@ -168,7 +178,7 @@ fn only_for_a_group(container: &Container, ready: &dyn Fn() -> Result<String, St
     container.script(&format!("cp {example} /etc/dbus-1/system.d/; systemctl reload dbus"))?;
     says(&container.refused("nobody", EMBED)?, "denied")?;
     says(&ready()?, "503")?;
-    container.script("adduser op-dbus-gateway op-dbus; systemctl restart op-dbus-gateway")?;
+    container.script("usermod -aG op-dbus op-dbus-gateway; systemctl restart op-dbus-gateway")?;
     says(&ready()?, "200 OK")?;
     container.script(&format!("rm /etc/dbus-1/system.d/{policy}; systemctl reload dbus"))?;
     container.run_as("nobody", EMBED).map(drop)

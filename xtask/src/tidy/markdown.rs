@@ -1,4 +1,4 @@
-//! Documents: one title each, and each can be reached from the index.
+//! Documents: one title each, each can be reached from the index, and no drop-in is left unread.
 
 use super::File;
 
@@ -16,6 +16,10 @@ pub fn check(files: &[File]) -> Vec<String> {
         let page = path.strip_prefix("docs/").unwrap_or("README.md");
         if page != "README.md" && !index.contains(page) {
             findings.push(format!("{path}: can't be reached from {INDEX}"));
+        }
+        if text.contains(".service.d/") && !text.contains("daemon-reload") {
+            findings
+                .push(format!("{path}: systemd reads a drop-in after `systemctl daemon-reload`"));
         }
     }
     findings

@@ -18,7 +18,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use op_dbus_daemon::service::candidates;
-use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded, Origin, Provider};
+use op_dbus_daemon::settings::options::fleet;
+use op_dbus_daemon::settings::{Bus, Loaded, Origin, Provider};
 use op_dbus_models::{Level, manifest};
 
 use super::config::Files;
@@ -87,7 +88,9 @@ pub fn run(args: Args) -> Done {
         _ => (BTreeMap::new(), Vec::new()),
     };
     let variables = environment.keys().map(|name| name.to_string_lossy().into_owned()).collect();
-    let loaded = args.files.load_beside(environment)?;
+    let mut loaded = args.files.load_beside(environment)?;
+    let own_unit = unit.as_ref().ok().filter(|_| !elsewhere);
+    let closed = own_unit.and_then(|unit| unit.lend_credentials(&mut loaded.settings));
     let configured = || {
         let origin = loaded.origins.get("bus").cloned().unwrap_or(Origin::Default);
         (loaded.settings.bus.clone(), origin)
@@ -103,6 +106,7 @@ pub fn run(args: Args) -> Done {
         unit,
         variables,
         unread,
+        closed,
         quick: args.quick,
         named: args.providers,
     };
@@ -126,6 +130,8 @@ struct Examination {
     variables: Vec<String>,
     /// What else the unit says of them.
     unread: Vec<String>,
+    /// The credential of a fleet that this user can't read.
+    closed: Option<String>,
     quick: bool,
     /// Providers of the command line.
     named: Vec<Provider>,
@@ -170,17 +176,21 @@ impl Examination {
 
     /// What can be seen without starting anything, in the order in which it is to be mended.
     fn looks(&self, provider: Provider, own_graph: Option<&str>) -> Vec<Check> {
-        let by_runtime = self.loaded.settings.cpu_engine == CpuEngine::Ort;
-        let facts = match provider {
-            Provider::Cpu if by_runtime => &facts::CPU_BY_RUNTIME,
-            _ => facts::of(provider),
-        };
+        let facts = facts::configured(provider, &self.loaded.settings);
         let mut checks = machine::checks(&self.root, facts);
         checks.extend(machine::capability(facts));
         checks.extend(nodes::checks(&self.root, facts, nodes::may_open));
         let loader = self.loader.as_ref();
         checks.extend(library::checks(&self.loaded, own_graph, provider, loader));
-        checks.extend(unit::check(&self.unit, facts, || nodes::groups(&self.root, facts)));
+        let barred = |unit: &Unit| match provider {
+            Provider::Remote => unit.bars_endpoints(&fleet::endpoints(&self.loaded.settings)),
+            _ => {
+                let files = library::files(&self.loaded, own_graph, provider, loader);
+                files.iter().find_map(|file| unit.bars_library(file))
+            }
+        };
+        let groups = || nodes::groups(&self.root, facts);
+        checks.extend(unit::check(&self.unit, facts, groups, barred));
         checks
     }
 
@@ -194,6 +204,11 @@ impl Examination {
                 Check::unchecked(PROOF, "vector_level is none")
             }
             () if !has_library => Check::unchecked(PROOF, "needs the library"),
+            () if provider == Provider::Remote
+                && let Some(why) = &self.closed =>
+            {
+                Check::unchecked(PROOF, why)
+            }
             () => proof::check(&self.loaded, provider).await,
         }
     }

@@ -136,7 +136,7 @@ fn answered(said: &str) -> Outcome {
 }
 
 /// Removed as it is called, and as a model is fetched from a source that says nothing; purged with a folder
-/// of somebody else's mounted below its own.
+/// of somebody else's mounted below its own, and with a folder of its user's elsewhere.
 pub fn purge(container: &mut Container) -> Outcome {
     container.script(
         "mkdir -p /run/systemd/system/op-dbus-models@.service.d; \
@@ -164,17 +164,19 @@ pub fn purge(container: &mut Container) -> Outcome {
     says(&container.run(&["ls", "/var/lib/op-dbus", "/etc/op-dbus"])?, "state.json")?;
     container.refused("nobody", &property("State"))?;
     container.script(
-        "mkdir -p /srv/kept /var/lib/op-dbus/models/kept; touch /srv/kept/file; \
+        "install -d -o op-dbus /srv/elsewhere; \
+         mkdir -p /srv/kept /var/lib/op-dbus/models/kept; touch /srv/kept/file; \
          mount --bind /srv/kept /var/lib/op-dbus/models/kept",
     )?;
     container.run(&["dpkg", "--purge", "op-dbus"])?;
     container.script(
         "test -e /srv/kept/file; umount /var/lib/op-dbus/models/kept; rm -r /var/lib/op-dbus",
     )?;
+    // Nobody else is given its number, and what has it.
+    says(&container.run(&["stat", "--format", "%U", "/srv/elsewhere"])?, "op-dbus")?;
     let left = container.script(
         "find / -xdev '(' -path /proc -o -path /sys -o -path /mnt ')' -prune -o \
          '(' -name '*op-dbus*' -o -name '*opdbus*' ')' -print; \
-         getent passwd op-dbus op-dbus-gateway || true; getent group op-dbus op-dbus-gateway || true; \
          systemctl list-unit-files --no-legend 'op-dbus*' || true",
     )?;
     if left.trim().is_empty() { Ok(()) } else { Err(format!("this is left: {left}")) }

@@ -1,6 +1,11 @@
 //! What each provider needs of a machine besides its library: one table, read by all checks.
 
-use op_dbus_daemon::settings::Provider;
+mod cures;
+
+use op_dbus_daemon::settings::options::{Told, told};
+use op_dbus_daemon::settings::{CpuEngine, Provider, Settings};
+
+pub use cures::{brings, cure, known};
 
 /// What a provider needs of a machine.
 pub struct Facts {
@@ -94,6 +99,8 @@ pub enum Blocks {
     When(&'static str),
     /// When it lists something, and this is not in it.
     Unless(&'static str),
+    /// When it has neither the devices of a driver, nor these nodes, in which `#` stands for a number.
+    Closed(&'static str, &'static [&'static str]),
 }
 
 const NO_DEVICE: &str = "set execution_provider to auto, which takes what this machine has";
@@ -173,10 +180,15 @@ const NO_BINDING: Directive = Directive {
     blocks: Blocks::Unless("mbind"),
     why: "forbids the driver to bind memory to the device",
 };
-const fn closed(device: &'static str) -> Directive {
+const fn closed(device: &'static str, nodes: &'static [&'static str]) -> Directive {
     let why = "keeps the device nodes closed";
-    Directive { property: "DeviceAllow", blocks: Blocks::Unless(device), why }
+    Directive { property: "DeviceAllow", blocks: Blocks::Closed(device, nodes), why }
 }
+const NVIDIA_CLOSED: Directive =
+    closed("char-nvidia", &["/dev/nvidiactl", "/dev/nvidia#", "/dev/nvidia-uvm"]);
+const KFD_CLOSED: Directive = closed("char-kfd", &["/dev/kfd"]);
+const CARD_CLOSED: Directive = closed("char-drm", &["/dev/dri/renderD#"]);
+const ACCEL_CLOSED: Directive = closed("char-accel", &["/dev/accel/accel#"]);
 
 const NO_NETWORK: Directive =
     Directive { property: "PrivateNetwork", blocks: Blocks::When("yes"), why: "hides the network" };
@@ -186,10 +198,10 @@ const NO_ADDRESSES: Directive = Directive {
     why: "forbids sockets of a network",
 };
 
-const ON_NVIDIA: &[Directive] = &[NO_NODES, closed("char-nvidia"), NO_CODE, NO_PROC, NO_BINDING];
-const ON_AMD: &[Directive] =
-    &[NO_NODES, closed("char-kfd"), closed("char-drm"), NO_CODE, NO_PROC, NO_BINDING];
-const ON_CARD: &[Directive] = &[NO_NODES, closed("char-drm"), NO_CODE, NO_PROC];
+const ON_NVIDIA: &[Directive] = &[NO_NODES, NVIDIA_CLOSED, NO_CODE, NO_PROC, NO_BINDING];
+const ON_AMD: &[Directive] = &[NO_NODES, KFD_CLOSED, CARD_CLOSED, NO_CODE, NO_PROC, NO_BINDING];
+const ON_CARD: &[Directive] = &[NO_NODES, CARD_CLOSED, NO_CODE, NO_PROC];
+const ON_NPU: &[Directive] = &[NO_NODES, ACCEL_CLOSED, NO_CODE, NO_PROC];
 const ON_CPU: &[Directive] = &[NO_PROC];
 const ELSEWHERE: &[Directive] = &[NO_NETWORK, NO_ADDRESSES];
 
@@ -217,6 +229,23 @@ const CUDA: Facts = Facts {
     ..PLAIN
 };
 
+const CARD_NODE: Node = Node { path: "/dev/dri/renderD#", needed: true, next: RENDER };
+const ACCEL_NODE: Node = Node { path: "/dev/accel/accel#", needed: true, next: RENDER };
+
+/// OpenVINO on the CPU, which it takes by itself.
+const OPENVINO: Facts = Facts {
+    provider: Provider::OpenVino,
+    beside: Some("libonnxruntime_providers_openvino.so"),
+    nodes: &[Node { needed: false, ..CARD_NODE }, Node { needed: false, ..ACCEL_NODE }],
+    directives: ON_CPU,
+    profile: "onnx-runtime",
+    ..PLAIN
+};
+const OPENVINO_ON_CARD: Facts =
+    Facts { nodes: &[CARD_NODE], directives: ON_CARD, profile: "gpu", ..OPENVINO };
+const OPENVINO_ON_NPU: Facts =
+    Facts { nodes: &[ACCEL_NODE], directives: ON_NPU, profile: "gpu", ..OPENVINO };
+
 /// Every provider that a worker of this version could start here.
 pub const FACTS: &[Facts] = &[
     PLAIN,
@@ -232,30 +261,20 @@ pub const FACTS: &[Facts] = &[
         opens: &["libvulkan.so.1"],
         hardware: Some(&ANY_CARD),
         drivers: Some(&VULKAN),
-        nodes: &[Node { path: "/dev/dri/renderD#", needed: true, next: RENDER }],
+        nodes: &[CARD_NODE],
         directives: ON_CARD,
         profile: "gpu",
         ..PLAIN
     },
     Facts { provider: Provider::Ggml, directives: ON_CPU, profile: "onnx-runtime", ..PLAIN },
-    Facts {
-        provider: Provider::OpenVino,
-        beside: Some("libonnxruntime_providers_openvino.so"),
-        nodes: &[
-            Node { path: "/dev/dri/renderD#", needed: false, next: RENDER },
-            Node { path: "/dev/accel/accel#", needed: false, next: RENDER },
-        ],
-        directives: ON_CPU,
-        profile: "onnx-runtime",
-        ..PLAIN
-    },
+    OPENVINO,
     Facts {
         provider: Provider::MiGraphX,
         beside: Some("libonnxruntime_providers_migraphx.so"),
         hardware: Some(&AMD),
         nodes: &[
             Node { path: "/dev/kfd", needed: true, next: "load the kernel driver amdgpu" },
-            Node { path: "/dev/dri/renderD#", needed: true, next: RENDER },
+            CARD_NODE,
         ],
         directives: ON_AMD,
         profile: "gpu",
@@ -265,128 +284,49 @@ pub const FACTS: &[Facts] = &[
 ];
 
 /// The CPU, computed on by ONNX Runtime and not by our own kernels.
-pub const CPU_BY_RUNTIME: Facts = Facts { directives: ON_CPU, profile: "onnx-runtime", ..PLAIN };
+const CPU_BY_RUNTIME: Facts = Facts { directives: ON_CPU, profile: "onnx-runtime", ..PLAIN };
 
 /// What is known of a provider; nothing special of one that the table does not have.
 pub fn of(provider: Provider) -> &'static Facts {
     FACTS.iter().find(|facts| facts.provider == provider).unwrap_or(&PLAIN)
 }
 
-/// Shared libraries by how their names begin, and what brings them.
-const BROUGHT: &[(&str, &str)] = &[
-    ("libcuda.so", "install NVIDIA's driver, version 580 or newer, which brings it"),
-    ("libcudart.", CUDA_13),
-    ("libcublas", CUDA_13),
-    ("libcurand.", CUDA_13),
-    ("libcufft.", CUDA_13),
-    ("libnvrtc", CUDA_13),
-    (
-        "libcudnn",
-        "install cuDNN 9 for CUDA 13 where the loader finds it (a line in /etc/ld.so.conf.d/, then `ldconfig`)",
-    ),
-    ("libnvinfer", TENSORRT),
-    ("libnvonnxparser", TENSORRT),
-    ("libvulkan.", "install the Vulkan loader (Debian: apt install libvulkan1)"),
-    (
-        "libOpenCL.",
-        "install the OpenCL loader and Intel's compute runtime (Debian: apt install intel-opencl-icd)",
-    ),
-    ("libamdhip64", ROCM),
-    ("libhip", ROCM),
-    ("libroc", ROCM),
-    ("libmigraphx", ROCM),
-];
-const CUDA_13: &str =
-    "install CUDA 13 where the loader finds it (a line in /etc/ld.so.conf.d/, then `ldconfig`)";
-const TENSORRT: &str =
-    "install TensorRT 10 where the loader finds it (a line in /etc/ld.so.conf.d/, then `ldconfig`)";
-const ROCM: &str = "install ROCm with MIGraphX where the loader finds it (a line in /etc/ld.so.conf.d/, then `ldconfig`)";
-
-/// How to get a shared library.
-pub fn brings(library: &str) -> String {
-    let known = BROUGHT.iter().find(|(prefix, _)| library.starts_with(prefix));
-    known.map_or_else(
-        || format!("install the package that has {library}, where the loader finds it"),
-        |(_, next)| (*next).to_owned(),
-    )
-}
-
-/// Words in the reason of a failed proof, and what to do about it. The first that is found counts.
-const REASONS: &[(&str, &str)] = &[
-    (
-        "expect_dimensions",
-        "serve a model that has as many dimensions, or set expect_dimensions to any",
-    ),
-    ("default_prompt", "name a prompt that the model has as default_prompt, or leave it out"),
-    ("quota in tokens", "raise quota_tokens"),
-    ("queue in tokens", "raise queue_tokens_max"),
-    ("worker_memory_max", "raise worker_memory_max, or take a lower vector_level"),
-    (
-        "where memory runs out",
-        "raise the unit's or the container's limit of memory, or take a lower vector_level",
-    ),
-    ("out of memory", MEMORY),
-    ("OutOfMemory", MEMORY),
-    ("failed to allocate", MEMORY),
-    ("adapter", "install or update the Vulkan driver of the card"),
-    ("insufficient for CUDA", "update NVIDIA's driver to version 580 or newer"),
-    (
-        "no kernel image",
-        "take a GPU of compute capability 7.5 or newer, or set execution_provider to auto",
-    ),
-    (
-        "remote: ",
-        "mend the table [providers.remote], or what answers at its endpoints; `curl` shows what that says",
-    ),
-    (
-        "device_type",
-        "name a device that is there as device_type in [providers.openvino], and its number as gpu_device, or install its driver",
-    ),
-    ("load_config", SETTINGS),
-    ("set precision to", "set precision as the proof says"),
-    ("said nothing for", "raise load_timeout_s, as a first load compiles for the device"),
-];
-const MEMORY: &str = "end what else uses the device's memory, take a lower vector_level, or set batch_tokens_max lower";
-
-/// What to do about a provider that was started and failed.
-pub fn cure(provider: Provider, reason: &str) -> String {
-    let other = if provider == Provider::Cpu { SETTINGS } else { NO_DEVICE };
-    known(reason).unwrap_or(other).to_owned()
-}
-
-/// What to do about a reason, if it is one of those that are known.
-pub fn known(reason: &str) -> Option<&'static str> {
-    REASONS.iter().find(|(words, _)| reason.contains(words)).map(|(_, next)| *next)
+/// What is known of a provider on what the settings have it compute.
+pub fn configured(provider: Provider, settings: &Settings) -> &'static Facts {
+    let is_on = |kind: &str| {
+        let mut options = told("openvino", settings).into_iter();
+        options.any(|(key, value)| {
+            let device = matches!(value, Told::Value(name) if name.starts_with(kind));
+            key == "device_type" && device
+        })
+    };
+    match provider {
+        Provider::Cpu if settings.cpu_engine == CpuEngine::Ort => &CPU_BY_RUNTIME,
+        Provider::OpenVino if is_on("GPU") => &OPENVINO_ON_CARD,
+        Provider::OpenVino if is_on("NPU") => &OPENVINO_ON_NPU,
+        _ => of(provider),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use op_dbus_engine::Excess;
+    use op_dbus_daemon::settings::Sources;
 
     use super::*;
 
     #[test]
-    fn reasons_and_libraries_have_their_own_cures() {
-        let cuda = |reason: &str| cure(Provider::Cuda, reason);
-        assert!(cuda("CUDA failure 2: out of memory").contains("vector_level"));
-        assert!(cure(Provider::WebGpu, "Failed to get a WebGPU adapter").contains("Vulkan"));
-        assert!(cure(Provider::OpenVino, "with device_type GPU: it failed").contains("driver"));
-        assert_eq!(cuda("who knows"), NO_DEVICE);
-        // It is the provider that works everywhere.
-        assert_eq!(cure(Provider::Cpu, "who knows"), SETTINGS);
-        let killed = "(SIGKILL), as the kernel has it where memory runs out";
-        assert!(cure(Provider::Cpu, killed).contains("limit of memory"));
-        for setting in ["expect_dimensions", "default_prompt", "worker_memory_max"] {
-            assert!(cuda(&format!("it is not what {setting} demands")).contains(setting));
+    fn openvino_needs_what_its_device_needs() {
+        let mut settings = Settings::load(&Sources::under("/nowhere")).unwrap().settings;
+        assert_eq!(configured(Provider::OpenVino, &settings).profile, "onnx-runtime");
+        for (device, driver) in [("GPU.1", "char-drm"), ("NPU", "char-accel")] {
+            let own = settings.providers.entry("openvino".to_owned()).or_default();
+            own.checked.insert("device_type".to_owned(), device.to_owned());
+            let facts = configured(Provider::OpenVino, &settings);
+            assert_eq!(facts.profile, "gpu");
+            let is_closed =
+                |one: &Directive| matches!(one.blocks, Blocks::Closed(is, _) if is == driver);
+            assert!(facts.directives.iter().any(is_closed), "{device}");
         }
-        let excess = |excess: Excess| {
-            cuda(&op_dbus_engine::Error::TooLarge { excess, found: 3, limit: 1 }.to_string())
-        };
-        assert!(excess(Excess::QuotaTokens).contains("quota_tokens"));
-        assert!(excess(Excess::QueueTokens).contains("queue_tokens_max"));
-        assert!(brings("libcudart.so.13").contains("CUDA 13"));
-        assert!(brings("libnvinfer.so.10").contains("TensorRT"));
-        assert!(brings("libx.so.1").contains("libx.so.1"));
     }
 
     #[test]

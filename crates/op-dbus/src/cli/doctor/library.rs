@@ -26,7 +26,7 @@ pub fn checks(
             return checks;
         }
     };
-    let files = files(&host, facts);
+    let files = files_of(&host, facts);
     let listed: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
     checks.push(match (service::verify(&host, settings), files.is_empty()) {
         (Err(damaged), _) => {
@@ -48,8 +48,24 @@ pub fn checks(
     checks
 }
 
+/// The files that a worker of the provider would map: those that it comes in, and what the loader finds for
+/// them.
+pub fn files(
+    loaded: &Loaded,
+    own_graph: Option<&str>,
+    provider: Provider,
+    loader: Option<&Loader>,
+) -> Vec<PathBuf> {
+    let host = service::host(provider, loaded, own_graph);
+    let mut files = host.map_or_else(|_| Vec::new(), |host| files_of(&host, facts::of(provider)));
+    let found = files.iter().flat_map(|file| loader.map_or_else(Vec::new, |one| one.found(file)));
+    let found: Vec<PathBuf> = found.collect();
+    files.extend(found);
+    files
+}
+
 /// The files that the provider comes in, each of which needs others.
-fn files(host: &Host, facts: &Facts) -> Vec<PathBuf> {
+fn files_of(host: &Host, facts: &Facts) -> Vec<PathBuf> {
     let runtime = Some(host.runtime.clone()).filter(|path| !path.as_os_str().is_empty());
     let beside = facts.beside.and_then(|name| Some(host.runtime.parent()?.join(name)));
     // Where a plugin brings the provider, nothing is looked for beside the runtime.

@@ -31,6 +31,11 @@ impl Loader {
         }
     }
 
+    /// Where the libraries are that `library` needs, as far as they are found.
+    pub fn found(&self, library: &Path) -> Vec<PathBuf> {
+        self.list(library).map_or_else(|_| Vec::new(), |(listed, _)| places(&listed))
+    }
+
     /// Whether a library that is opened by name alone would be found.
     pub fn finds(&self, name: &str) -> bool {
         matches!(self.list(Path::new(name)), Ok((_, None)))
@@ -50,6 +55,17 @@ impl Loader {
         };
         Ok((text(&output.stdout), said))
     }
+}
+
+/// The files in the loader's list.
+fn places(listed: &str) -> Vec<PathBuf> {
+    let place = |line: &str| Some(line.split_once("=> ")?.1.split(" (").next()?.to_owned());
+    listed
+        .lines()
+        .filter_map(place)
+        .filter(|place| place.starts_with('/'))
+        .map(Into::into)
+        .collect()
 }
 
 /// The names in the loader's list that it found no file for.

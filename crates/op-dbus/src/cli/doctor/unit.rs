@@ -1,5 +1,6 @@
 //! The installed unit: who the service runs as, and which of its directives block a provider.
 
+mod fleet;
 mod sandbox;
 
 use std::collections::BTreeMap;
@@ -18,8 +19,12 @@ const MASKED: &str = "op-dbus.service is masked";
 const PROPERTIES: &str = "LoadState,User,PrivateDevices,DevicePolicy,DeviceAllow,\
                           MemoryDenyWriteExecute,ProcSubset,PrivateNetwork,RestrictAddressFamilies,SystemCallFilter,SupplementaryGroups,\
                           StateDirectory,CacheDirectory,RuntimeDirectory,ProtectSystem,ProtectHome,PrivateTmp,\
-                          ReadWritePaths,BindPaths,BindReadOnlyPaths,Environment,EnvironmentFiles,\
+                          ReadWritePaths,BindPaths,BindReadOnlyPaths,InaccessiblePaths,TemporaryFileSystem,\
+                          NoExecPaths,ExecPaths,IPAddressAllow,IPAddressDeny,Environment,EnvironmentFiles,\
                           ExecStart";
+
+/// What is in the way, and what to do about it.
+pub type Obstacle = (String, String);
 
 /// What systemd has made of the unit and of what lies over it.
 pub struct Unit(Vec<(String, String)>);
@@ -35,7 +40,8 @@ impl Unit {
         if !output.status.success() {
             return Err("systemd does not run here".to_owned());
         }
-        Self::parse(&String::from_utf8_lossy(&output.stdout))
+        let shown = String::from_utf8_lossy(&output.stdout);
+        Self::parse(&format!("{shown}\n{}", fleet::credentials_of(NAME)))
     }
 
     pub(super) fn parse(shown: &str) -> Result<Self, String> {
@@ -101,11 +107,18 @@ impl Unit {
         let value = self.value(directive.property);
         match directive.blocks {
             Blocks::When(blocking) => value == blocking,
-            // An empty list leaves all open, but for devices, where the policy says what it means.
-            Blocks::Unless(_) if directive.property == "DeviceAllow" && self.open_to_devices() => {
-                false
+            Blocks::Closed(driver, nodes) => {
+                let is_node = |word: &str, node: &str| match node.strip_suffix('#') {
+                    Some(node) => word.strip_prefix(node).is_some_and(|n| n.parse::<u32>().is_ok()),
+                    None => word == node,
+                };
+                let allows = |node: &&str| value.split(' ').any(|word| is_node(word, node));
+                let allowed =
+                    value.split(' ').any(|word| word == driver) || nodes.iter().all(allows);
+                !allowed && !self.open_to_devices()
             }
-            Blocks::Unless(_) if value.is_empty() => directive.property == "DeviceAllow",
+            // An empty list leaves all open.
+            Blocks::Unless(_) if value.is_empty() => false,
             // A list of what is forbidden.
             Blocks::Unless(word) if value.starts_with('~') => {
                 value[1..].split_whitespace().any(|one| one == word)
@@ -169,11 +182,13 @@ pub fn masked(unit: &Result<Unit, String>) -> Option<Check> {
     Some(Check::wrong(UNIT, why, format!("type `systemctl unmask {NAME}`")))
 }
 
-/// The directives that block the provider, in one check; `groups` are those of its device nodes.
+/// The directives that block the provider, in one check; `groups` are those of its device nodes, and `more` is
+/// in the way of these settings.
 pub fn check(
     unit: &Result<Unit, String>,
     facts: &Facts,
     groups: impl FnOnce() -> Vec<String>,
+    more: impl FnOnce(&Unit) -> Option<Obstacle>,
 ) -> Option<Check> {
     if facts.directives.is_empty() {
         return None;
@@ -186,7 +201,7 @@ pub fn check(
     let mut blocking: Vec<String> = blocking
         .map(|directive| match directive.blocks {
             Blocks::When(value) => format!("{}={value} {}", directive.property, directive.why),
-            Blocks::Unless(word) => {
+            Blocks::Unless(word) | Blocks::Closed(word, _) => {
                 format!("{} without {word} {}", directive.property, directive.why)
             }
         })
@@ -200,10 +215,23 @@ pub fn check(
             format!("SupplementaryGroups without {group} keeps its device nodes closed")
         }));
     }
-    Some(match blocking.is_empty() {
-        true => Check::ok(UNIT, format!("{NAME} lets it compute")),
-        false => Check::wrong(UNIT, blocking.join("; "), profile(facts.profile)),
+    let mut next = (!blocking.is_empty()).then(|| profile(facts.profile));
+    if let Some((found, mend)) = more(unit) {
+        blocking.push(found);
+        next.get_or_insert(mend);
+    }
+    Some(match next {
+        None => Check::ok(UNIT, format!("{NAME} lets it compute")),
+        Some(next) => Check::wrong(UNIT, blocking.join("; "), next),
     })
+}
+
+/// How a line is added to the unit.
+fn add(line: &str) -> String {
+    format!(
+        "type `systemctl edit {NAME}`, write `[Service]` and `{line}` there, and type `systemctl \
+         restart {NAME}`"
+    )
 }
 
 /// How a profile is laid over the unit.
@@ -230,7 +258,7 @@ mod tests {
                         MemoryDenyWriteExecute=no\nProcSubset=all\nSystemCallFilter=mbind read";
 
     fn checked(shown: &str, provider: Provider) -> Check {
-        check(&Unit::parse(shown), of(provider), Vec::new).unwrap()
+        check(&Unit::parse(shown), of(provider), Vec::new, |_| None).unwrap()
     }
 
     #[test]
@@ -255,6 +283,27 @@ mod tests {
     }
 
     #[test]
+    fn nodes_may_be_opened_one_by_one() {
+        let nodes = |listed: &[&str]| {
+            let listed: String =
+                listed.iter().map(|node| format!("DeviceAllow=/dev/{node} rw\n")).collect();
+            checked(&OPEN.replace("DeviceAllow=char-nvidia rw\n", &listed), Provider::Cuda).state
+        };
+        assert_eq!(nodes(&["nvidia0", "nvidiactl", "nvidia-uvm"]), State::Ok);
+        assert_eq!(nodes(&["nvidia0", "nvidiactl"]), State::Wrong);
+    }
+
+    #[test]
+    fn what_else_is_in_the_way_has_its_own_advice() {
+        let more = |_: &Unit| Some(("a library".to_owned(), "move it".to_owned()));
+        let found = |shown| check(&Unit::parse(shown), of(Provider::Cuda), Vec::new, more).unwrap();
+        assert_eq!(found(OPEN).next.unwrap(), "move it");
+        let both = found(STRICT);
+        assert!(both.found.ends_with("; a library"), "{}", both.found);
+        assert!(both.next.unwrap().contains("profiles/gpu.conf"));
+    }
+
+    #[test]
     fn the_folders_that_systemd_makes_are_known() {
         let shown = "LoadState=loaded\nStateDirectory=op-dbus\nCacheDirectory=op-dbus";
         let unit = Unit::parse(shown).ok().unwrap();
@@ -266,7 +315,8 @@ mod tests {
     #[test]
     fn a_group_that_the_nodes_belong_to_is_needed() {
         let groups = || vec!["render".to_owned()];
-        let checked = |shown: &str| check(&Unit::parse(shown), of(Provider::Cuda), groups).unwrap();
+        let cuda = of(Provider::Cuda);
+        let checked = |shown: &str| check(&Unit::parse(shown), cuda, groups, |_| None).unwrap();
         let lacking = checked(OPEN);
         assert!(lacking.found.contains("without render"), "{}", lacking.found);
         assert_eq!(checked(&format!("{OPEN}\nSupplementaryGroups=video render")).state, State::Ok);
@@ -329,7 +379,8 @@ mod tests {
     fn what_is_not_installed_is_not_judged() {
         let check = checked("LoadState=not-found\nUser=", Provider::Cuda);
         assert_eq!(check.state, State::Unchecked);
-        assert!(super::check(&Unit::parse(STRICT), of(Provider::Cpu), Vec::new).is_none());
+        let plain = super::check(&Unit::parse(STRICT), of(Provider::Cpu), Vec::new, |_| None);
+        assert!(plain.is_none());
         assert_eq!(
             Unit::parse(STRICT).ok().and_then(|unit| unit.user()),
             Some("op-dbus".to_owned())

@@ -1,0 +1,124 @@
+//! What of the unit matters to a fleet that others run: whom the service reaches, and its credentials.
+
+use std::fs::File;
+use std::net::IpAddr;
+use std::process::Command;
+
+use op_dbus_daemon::settings::Settings;
+use op_dbus_daemon::settings::options::fleet::{self, Endpoint};
+
+use super::{NAME, Obstacle, Unit, add};
+
+const CREDENTIAL: &str = "LoadCredential";
+/// Options by the credentials that stand for them in the service.
+const CREDENTIALS: [(&str, &str); 2] = [("token_file", "remote-token"), ("ca_file", "remote-ca")];
+
+/// The lines of the unit's files that name credentials: `systemctl show` can't print them.
+pub fn credentials_of(unit: &str) -> String {
+    let output = Command::new("systemctl").args(["cat", unit]).output();
+    let files = output.map(|output| output.stdout).unwrap_or_default();
+    let files = String::from_utf8_lossy(&files);
+    let named = |line: &&str| line.starts_with(CREDENTIAL);
+    files.lines().filter(named).collect::<Vec<_>>().join("\n")
+}
+
+impl Unit {
+    /// The allow list that keeps workers from the endpoints.
+    pub fn bars_endpoints(&self, endpoints: &[Endpoint]) -> Option<Obstacle> {
+        let is_here = |address: &str| address.parse::<IpAddr>().is_ok_and(|one| one.is_loopback());
+        let (allowed, denied) = (self.value("IPAddressAllow"), self.value("IPAddressDeny"));
+        let mut networks = allowed.split_whitespace().filter_map(|one| one.split('/').next());
+        if !denied.contains("/0") || !networks.all(is_here) {
+            return None;
+        }
+        let elsewhere = |one: &&Endpoint| one.host != "localhost" && !is_here(&one.host);
+        let host = &endpoints.iter().find(elsewhere)?.host;
+        let found = format!("IPAddressAllow names no other machine, and {host} is one");
+        let more = match host.parse::<IpAddr>() {
+            Ok(address) => add(&format!("IPAddressAllow={address}")),
+            Err(_) => {
+                add("IPAddressAllow=") + ", with the addresses of the endpoints and name servers"
+            }
+        };
+        Some((found, more))
+    }
+
+    /// Has the settings of a fleet name the files that systemd hands to the service as credentials, as far as
+    /// they name none themselves; and says which of these this user can't read.
+    pub fn lend_credentials(&self, settings: &mut Settings) -> Option<String> {
+        let options = &mut settings.providers.get_mut(fleet::REMOTE)?.checked;
+        let mut closed = None;
+        for (option, name) in CREDENTIALS {
+            let lines = self.0.iter().filter(|(key, _)| key == CREDENTIAL);
+            let mut paths = lines.filter_map(|(_, value)| value.split_once(':'));
+            let path = paths.rfind(|(id, _)| *id == name).map(|(_, path)| path);
+            let Some(path) = path.filter(|_| !options.contains_key(option)) else { continue };
+            if let Err(error) = File::open(path) {
+                let why = format!(
+                    "{NAME} has the credential {name} from {path}, which you can't read ({error})"
+                );
+                closed.get_or_insert(why);
+            }
+            options.insert(option.to_owned(), path.to_owned());
+        }
+        closed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use op_dbus_daemon::settings::Sources;
+
+    use super::*;
+
+    /// The settings of a fleet at these URLs.
+    fn settings(urls: &str) -> Settings {
+        let mut settings = Settings::load(&Sources::under("/nowhere")).unwrap().settings;
+        let remote = settings.providers.entry(fleet::REMOTE.to_owned()).or_default();
+        remote.checked.insert("endpoints".to_owned(), urls.to_owned());
+        settings
+    }
+
+    #[test]
+    fn an_allow_list_without_the_endpoints_is_told() {
+        let deny = "LoadState=loaded\nIPAddressDeny=::/0 0.0.0.0/0\n";
+        let profile = format!("{deny}IPAddressAllow=127.0.0.0/8 ::1/128");
+        let barred = |shown: &str, urls: &str| {
+            let unit = Unit::parse(shown).ok().unwrap();
+            unit.bars_endpoints(&fleet::endpoints(&settings(urls)))
+        };
+        let far = "http://localhost:1,https://10.20.1.2:8000";
+        let (found, next) = barred(&profile, far).unwrap();
+        assert!(found.contains("10.20.1.2"), "{found}");
+        assert!(next.contains("`IPAddressAllow=10.20.1.2`"), "{next}");
+        assert!(barred(&profile, "https://embed.example").is_some());
+        assert!(barred(deny, far).is_some());
+        let open = format!("{profile} 10.20.0.0/16");
+        assert!(barred(&open, far).is_none());
+        assert!(barred("LoadState=loaded", far).is_none());
+        assert!(barred(&profile, "http://localhost:1,http://[::1]:2").is_none());
+    }
+
+    #[test]
+    fn credentials_stand_for_options_that_are_not_set() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let token = file.path().display().to_string();
+        let shown = format!(
+            "LoadState=loaded\nLoadCredential=remote-token:/old\nLoadCredential=remote-token:{token}\n\
+             LoadCredential=remote-ca:/nowhere/ca.pem"
+        );
+        let unit = Unit::parse(&shown).ok().unwrap();
+        let mut lent = settings("https://embed.example");
+        let closed = unit.lend_credentials(&mut lent).unwrap();
+        assert!(closed.contains("/nowhere/ca.pem"), "{closed}");
+        let checked = &lent.providers[fleet::REMOTE].checked;
+        assert_eq!((&*checked["token_file"], &*checked["ca_file"]), (&*token, "/nowhere/ca.pem"));
+        let mut own = settings("https://embed.example");
+        for option in ["token_file", "ca_file"] {
+            let remote = own.providers.get_mut(fleet::REMOTE).unwrap();
+            remote.checked.insert(option.to_owned(), "/own".to_owned());
+        }
+        assert_eq!(unit.lend_credentials(&mut own), None);
+        assert_eq!(own.providers[fleet::REMOTE].checked["token_file"], "/own");
+    }
+}
