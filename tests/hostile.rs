@@ -19,6 +19,7 @@ use crate::harness::introspection::interfaces;
 use crate::harness::process::peak;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
+use crate::unread::fill_up;
 
 tests! {
     awkward_texts_have_a_vector_or_a_refusal: [Bus, Low],
@@ -94,13 +95,11 @@ async fn a_refusal_does_not_grow_with_what_was_asked() -> Outcome {
         assert!(message.contains(key) && message.len() < 1000, "{key}: {} bytes", message.len());
     }
     // As long as the bus takes a call: it would end who sends more in reply.
-    let call = |letters: usize| {
-        let call = Message::method_call(format!("/{}", "a".repeat(letters)), "Embed");
-        call.destination(BUS_NAME).interface(EMBEDDER_INTERFACE).build(&())
-    };
-    let longest = (32 << 20) - call(0)?.data().len();
-    let path = format!("/{}", "a".repeat(longest));
     let connection = client.connection();
+    let us = connection.unique_name().ok_or("we have no name")?;
+    let shortest = Message::method_call("/", "Embed").sender(us.clone()).destination(BUS_NAME);
+    let shortest = shortest.interface(EMBEDDER_INTERFACE).build(&())?;
+    let path = format!("/{}", "a".repeat((32 << 20) - shortest.data().len()));
     let call = connection.call_method(Some(BUS_NAME), path, Some(EMBEDDER_INTERFACE), "Embed", &());
     let error =
         within("a refusal", call).await?.err().ok_or("there is such an object")?.to_string();
@@ -336,15 +335,7 @@ async fn every_member_answers_arguments_of_every_type() -> Outcome {
 /// Its replies lie in the bus on the account of the service, of which the bus takes nothing more when that is full.
 async fn who_reads_nothing_silences_nobody() -> Outcome {
     let (bus, setup, mut daemon) = Setup::sim()?.alone().await?;
-    let mut deaf = bus.connect_bare()?;
-    // The refusal quotes it.
-    let name = "a".repeat(30 << 20);
-    for _ in 0..8 {
-        let get = Message::method_call(ROOT_PATH, "Get").destination(BUS_NAME);
-        let get = get.interface(PROPERTIES).build(&(EMBEDDER_INTERFACE, &name))?;
-        deaf.write_all(get.data())?;
-    }
-    daemon.process.says("the bus takes no replies from the service").await?;
+    let deaf = fill_up(&bus, &daemon).await?;
     assert_eq!(daemon.process.ended().await?.code(), Some(1));
     let next = setup.start(&bus).await?;
     next.process.says("calls are answered").await?;

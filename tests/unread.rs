@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::io::Write;
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::os::unix::net::UnixStream;
 
 use futures_util::StreamExt;
 use nix::sys::signal::Signal;
@@ -16,7 +17,7 @@ use crate::harness::client::{Options, value};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::registry::tests;
 use crate::harness::users::{MEMBER, Users};
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, eventually, within};
 
 tests! {
     who_reads_no_large_replies_waits_alone: [Bus],
@@ -218,23 +219,33 @@ async fn a_bus_that_does_not_tell_is_no_hindrance() -> Outcome {
     daemon.stop().await
 }
 
+/// Has so much lie in the bus that it takes nothing more from the service, as long as what is returned is there: two that
+/// ask for what nothing holds back, and read nothing. For one alone the bus keeps no more than it keeps of the service.
+pub async fn fill_up(bus: &PrivateBus, daemon: &Daemon) -> Outcome<[UnixStream; 2]> {
+    let mut deaf = [bus.connect_bare()?, bus.connect_bare()?];
+    eventually("a bus that takes nothing", async || {
+        for _ in 0..32 {
+            for stream in &mut deaf {
+                let ask = Message::method_call(ROOT_PATH, "Introspect").destination(BUS_NAME);
+                let ask = ask.interface("org.freedesktop.DBus.Introspectable").build(&())?;
+                stream.write_all(ask.data())?;
+            }
+        }
+        Ok(daemon.process.stderr().contains("the bus takes no replies from the service"))
+    })
+    .await?;
+    Ok(deaf)
+}
+
 /// While nothing leaves, calls that are refused are held whole.
 async fn what_waits_to_be_refused_has_a_bound() -> Outcome {
     let (bus, _setup, mut daemon) = Setup::sim()?.alone().await?;
     let long = "a".repeat(30 << 20);
-    let call = |interface, method| {
-        Message::method_call(ROOT_PATH, method).destination(BUS_NAME).interface(interface)
-    };
-    let mut deaf = bus.connect_bare()?;
-    for _ in 0..6 {
-        let get = call("org.freedesktop.DBus.Properties", "Get");
-        // The refusal quotes it.
-        deaf.write_all(get.build(&(EMBEDDER_INTERFACE, &long))?.data())?;
-    }
-    daemon.process.says("the bus takes no replies from the service").await?;
+    let _deaf = fill_up(&bus, &daemon).await?;
     let mut refused = bus.connect_bare()?;
     for _ in 0..24 {
-        refused.write_all(call(EMBEDDER_INTERFACE, "Embed").build(&long)?.data())?;
+        let call = Message::method_call(ROOT_PATH, "Embed").destination(BUS_NAME);
+        refused.write_all(call.interface(EMBEDDER_INTERFACE).build(&long)?.data())?;
     }
     daemon.process.says("bytes of calls wait here for their refusals to leave").await?;
     assert_eq!(daemon.process.ended().await?.code(), Some(1));

@@ -172,7 +172,7 @@ async fn appear(
 }
 
 async fn connect(bus: &Bus, objects: &Objects) -> Result<Connection, Fatal> {
-    let connected = async { objects.serve(bus::builder(bus).await).build().await };
+    let connected = async { objects.serve(bus::builder(bus).await?).build().await };
     match timeout(CONNECT_TIME, connected).await {
         Ok(built) => built.map_err(|source| Fatal::Bus { bus: bus.clone(), source }),
         Err(_) => Err(Fatal::Silent { bus: bus.clone() }),

@@ -50,7 +50,10 @@ struct State {
 pub(crate) struct Permit {
     admission: Arc<Admission>,
     uid: u32,
+    /// Those to be computed.
     tokens: usize,
+    /// What counts against the bounds: these, and the memory of what is not computed.
+    held: usize,
     class: Priority,
     /// Whether the model is used.
     is_use: bool,
@@ -130,13 +133,13 @@ impl Admission {
     }
 
     fn grant(self: &Arc<Self>, state: &mut State, claim: Claim) -> Permit {
-        let Claim { uid, tokens, class, .. } = claim;
+        let Claim { uid, tokens: held, work: tokens, class, .. } = claim;
         state.calls += 1;
         state.tokens += tokens;
         let share = state.by_uid.entry(uid).or_default();
         share.calls += 1;
         *share.of(class) += tokens;
-        Permit { admission: Arc::clone(self), uid, tokens, class, is_use: uid != OWN_UID }
+        Permit { admission: Arc::clone(self), uid, tokens, held, class, is_use: uid != OWN_UID }
     }
 
     /// Refuses every later call, and those that wait for room.
@@ -188,15 +191,18 @@ impl Permit {
         self
     }
 
-    /// Some texts that were counted as so many tokens have `real` ones: gives the others back early.
-    pub fn settle(&mut self, counted: usize, real: usize) {
+    /// Some texts that were counted as so many tokens have `real` ones, and hold the memory of `held`: gives the others
+    /// back early.
+    pub fn settle(&mut self, counted: usize, real: usize, held: usize) {
         let tokens = counted.saturating_sub(real).min(self.tokens);
         self.tokens -= tokens;
+        let room = counted.saturating_sub(held).min(self.held);
+        self.held -= room;
         let mut state = self.admission.lock();
         state.made.note(counted, real);
         state.release(self.uid, self.class, tokens);
         drop(state);
-        self.admission.give_back(self.uid, tokens);
+        self.admission.give_back(self.uid, room);
     }
 }
 
@@ -224,7 +230,7 @@ impl Drop for Permit {
             }
         }
         drop(state);
-        self.admission.give_back(self.uid, self.tokens);
+        self.admission.give_back(self.uid, self.held);
     }
 }
 
@@ -274,9 +280,25 @@ mod tests {
         let error = admission.admit(claim(1, 5), 10.0).unwrap_err();
         assert!(matches!(error, Error::QuotaExceeded { uid: 1, retry_after_ms: 500, .. }));
         let _other = admission.admit(claim(2, 40), 10.0).unwrap();
-        permit.settle(6, 1);
+        permit.settle(6, 1, 1);
         let _more = admission.admit(claim(1, 5), 10.0).unwrap();
         assert_eq!(admission.in_flight(), (3, 100));
+    }
+
+    /// What is cut is kept by who calls, and computed by nobody.
+    #[test]
+    fn memory_is_no_work() {
+        let admission = admission(100, 60);
+        let mut permit = admission.admit(claim(1, 50), 1.0).unwrap();
+        permit.settle(50, 5, 40);
+        assert_eq!(admission.in_flight(), (1, 5));
+        let error = admission.admit(claim(1, 30), 1.0).unwrap_err();
+        assert!(matches!(error, Error::QuotaExceeded { in_flight: 40, .. }), "{error}");
+        let time = Time { left: Duration::from_secs(20), tokens_per_s: 1.0 };
+        let late = Claim { time: Some(time), ..claim(1, 20) };
+        let _in_time = admission.admit(late, 1.0).unwrap();
+        drop(permit);
+        let _all = admission.admit(claim(1, 40), 1.0).unwrap();
     }
 
     /// Another engine, which may have begun under other settings, gives nobody more room.
@@ -296,7 +318,7 @@ mod tests {
         // Who waits for room in one is told of what is given back in the other.
         let waiting = tokio::spawn(async move { other.admit_when_free(claim(1, 20)).await });
         tokio::task::yield_now().await;
-        first.settle(40, 10);
+        first.settle(40, 10, 10);
         let third = waiting.await.unwrap().unwrap();
         drop((first, second, third));
         one.admit(claim(1, 60), 1.0).unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::{Admission, Claim, OWN_UID, Permit, cost};
+use crate::admission::{Admission, Claim, OWN_UID, Permit, cost, tokens_of_memory};
 use crate::backend::BackendError;
 use crate::cache::{Cache, Kept};
 use crate::call::{Call, Inputs, Reply, Truncate};
@@ -121,14 +121,13 @@ impl Engine {
         }
         call.inputs.put_before(&call.prefix);
         let output = inner.output(call.dimensions, call.normalize)?;
-        let (lookup, tokens) = match &call.inputs {
+        let (lookup, claim) = match &call.inputs {
             Inputs::Texts(texts) => inner.look_and_count(&call, texts, output),
             Inputs::Tokens(lists) => inner.look_and_count(&call, lists, output),
         };
         if call.inputs.is_empty() {
             return Ok(self.empty_reply(output.dimensions));
         }
-        let claim = Claim::new(call.uid, tokens, call.class(&inner.limits));
         let permit = if call.wait {
             self.admit_when_free(claim, call.deadline, &call.cancel).await?
         } else {
@@ -283,26 +282,34 @@ impl Engine {
 }
 
 impl Inner {
-    /// What is kept of a call's vectors, and the tokens that all others take at most.
+    /// What is kept of a call's vectors, and what the call takes at most.
     fn look_and_count<T: Input>(
         &self,
         call: &Call,
         inputs: &[T],
         output: Output,
-    ) -> (Option<Lookup>, usize) {
+    ) -> (Option<Lookup>, Claim) {
         let lookup = self.cache.is_on().then(|| {
             let keys = self.cache.keys(self.number, inputs, call.truncate, output);
             let found = self.cache.find(call.uid, &keys);
             Lookup { cache: Arc::clone(&self.cache), keys, found }
         });
         let is_kept = |index: usize| lookup.as_ref().is_some_and(|l| l.found[index].is_some());
-        let cost = |(index, input): (usize, &T)| match is_kept(index) {
-            // Its vector takes room in the reply all the same.
-            true => 1,
-            false => input.cost(call.truncate, &self.preparer.tokenizer),
-        };
-        let tokens = inputs.iter().enumerate().map(cost).fold(0, usize::saturating_add);
-        (lookup, tokens)
+        let waits = !(0..inputs.len()).all(is_kept);
+        let mut claim = Claim::new(call.uid, 0, call.class(&self.limits));
+        for (index, input) in inputs.iter().enumerate() {
+            let (room, work) = match is_kept(index) {
+                // Its vector takes room in the reply, and its text while others are computed.
+                true => (tokens_of_memory(input.bytes() * usize::from(waits)).max(1), 0),
+                false => {
+                    let cost = input.cost(call.truncate, &self.preparer.tokenizer);
+                    (cost, cost)
+                }
+            };
+            claim.tokens = claim.tokens.saturating_add(room);
+            claim.work = claim.work.saturating_add(work);
+        }
+        (lookup, claim)
     }
 
     /// Refuses inputs that are too many or too large with `prefix` bytes before each.

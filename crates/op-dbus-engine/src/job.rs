@@ -183,10 +183,10 @@ impl Job {
         }
     }
 
-    /// Some of the texts that the permit has `counted` tokens for have `real` ones.
-    pub fn settle(&self, counted: usize, real: usize) {
+    /// Some of the texts that the permit has `counted` tokens for have `real` ones, and hold the memory of `held`.
+    pub fn settle(&self, counted: usize, real: usize, held: usize) {
         if let Some(permit) = self.lock().permit.as_mut() {
-            permit.settle(counted, real);
+            permit.settle(counted, real, held);
         }
     }
 

@@ -146,7 +146,7 @@ impl Preparer {
         let truncate = job.terms.truncate;
         let mut entries = Vec::with_capacity(inputs.len());
         let mut finished = None;
-        let (mut counted, mut real) = (0, 0);
+        let (mut counted, mut real, mut held) = (0, 0, 0);
         for (input, index) in inputs.iter().zip(*first..) {
             let now_us = clock.now_us();
             if !job.is_alive(now_us) {
@@ -163,8 +163,9 @@ impl Preparer {
             let tokens: usize = encoded.windows.iter().map(|w| w.ids.len()).sum();
             let cost = input.cost(truncate, &self.tokenizer);
             counted += cost;
+            real += tokens.min(cost);
             // Whoever calls keeps a text that was cut, in the message that it came with, until the reply.
-            real += tokens.max(tokens_of_memory(input.bytes())).min(cost);
+            held += tokens.max(tokens_of_memory(input.bytes())).min(cost);
             job.tokenized(index, &encoded.windows, encoded.truncated);
             for (window, at) in encoded.windows.into_iter().zip(0..) {
                 entries.push(queue::Entry {
@@ -182,7 +183,7 @@ impl Preparer {
                 });
             }
         }
-        job.settle(counted, real);
+        job.settle(counted, real, held);
         // A push has unloaded workers load again, which nothing needs.
         if !entries.is_empty() {
             self.scheduler.push(entries);

@@ -16,7 +16,9 @@ use super::calls::{Asked, Calls};
 use super::facts::Facts;
 use super::options::{self, Given, Wanted};
 use super::pulse::Refusal;
-use super::reply::{Dictionary, Embedded, Form, Token, best, token_bytes, tokens, wire};
+use super::reply::{
+    Dictionary, Embedded, Form, TOKEN_HELD, Token, best, token_bytes, token_bytes_max, tokens, wire,
+};
 use super::unread::Reply;
 use crate::service::Options;
 
@@ -170,11 +172,12 @@ impl Embedder {
             let options = options::parse_for_tokens(&options.0, Instant::now())?;
             let size = (texts.len(), texts.iter().map(String::len).sum());
             let served = calls.serving(&caller, size, options.level, options.deadline).await?;
+            let most = TOKEN_HELD * token_bytes_max(size);
+            calls.room_on_line(&caller, most, options.deadline).await?;
             let work = served.tokenize(caller.uid, texts, options.prompt.as_deref());
             let pieces = while_wanted(&caller, options.deadline, async { Ok(work.await?) }).await?;
             let bytes = token_bytes(&pieces)?;
-            calls.room_on_line(&caller, bytes, options.deadline).await?;
-            calls.room(&caller, Reply::Inline(bytes), options.deadline).await?;
+            calls.room(&caller, Reply::Tokens(bytes), options.deadline).await?;
             Ok(tokens(pieces))
         };
         self.calls.run(connection, &header, work).await

@@ -128,13 +128,24 @@ impl Embedded {
 /// A token as `Tokenize` tells it: id, piece, whether it is special, and its bytes in the text.
 pub type Token = (u32, String, bool, u32, u32);
 
+/// Four numbers, the length of the piece and its end, and what aligns them.
+const TOKEN_BYTES: usize = 28;
+/// How many times the memory that tokens have in a reply they take before they are there: each has a string of its own.
+pub const TOKEN_HELD: usize = 4;
+
+/// What a reply with the tokens of so many texts, of so many bytes together, has at most.
+pub fn token_bytes_max((texts, bytes): (usize, usize)) -> usize {
+    // A token for each byte, and two around each text.
+    let tokens = bytes.saturating_add(texts.saturating_mul(2));
+    tokens.saturating_mul(TOKEN_BYTES + 1).min(INLINE_REPLY_BYTES_MAX as usize)
+}
+
 /// Bytes of the tokens of texts.
 ///
 /// # Errors
 /// `TooLarge` when they can't be sent inline.
 pub fn token_bytes(texts: &[Vec<Piece>]) -> Result<usize, Error> {
-    // Four numbers, the length of the piece and its end, and what aligns them.
-    let bytes = |piece: &Piece| 28 + piece.piece.len();
+    let bytes = |piece: &Piece| TOKEN_BYTES + piece.piece.len();
     let found: usize = texts.iter().flatten().map(bytes).sum();
     let limit = INLINE_REPLY_BYTES_MAX as usize;
     if found > limit {

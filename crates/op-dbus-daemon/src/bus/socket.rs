@@ -4,18 +4,20 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream as Unregistered};
+use std::os::unix::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use op_dbus_api::{Error, ErrorName};
 use tokio::net::UnixStream;
-use zbus::Message;
+use tokio::time::sleep;
 use zbus::address::Transport;
-use zbus::address::transport::{Unix, UnixSocket};
+use zbus::address::transport::UnixSocket;
 use zbus::connection::Builder;
 use zbus::connection::socket::{ReadHalf, Split, WriteHalf};
 use zbus::export::async_trait::async_trait;
 use zbus::message::Type;
+use zbus::{Address, Message};
 
 use super::wire;
 use crate::settings::Bus;
@@ -25,33 +27,41 @@ const DESCRIPTORS_MAX: usize = 253;
 /// An error of ours has a quarter of it; what has more quotes what was asked for. dbus-daemon takes 32 MiB, of a call
 /// as of its reply.
 const ERROR_BYTES_MAX: usize = 64 << 10;
+/// How soon a bus with no room for who wants in is tried again.
+const TRY_AGAIN: Duration = Duration::from_millis(20);
 
 /// A connection to `bus`, not made yet. Anything but a Unix socket is zbus's own: no system bus has another.
-pub async fn builder(bus: &Bus) -> Builder<'static> {
-    // What can't be reached zbus tries once more, and says why.
-    match connected(bus).await {
-        Some(stream) => Builder::socket(Socket(Arc::new(stream))),
-        None => bus.builder(),
+///
+/// # Errors
+/// The socket can't be connected to.
+pub async fn builder(bus: &Bus) -> zbus::Result<Builder<'static>> {
+    let Some(address) = bus.address() else { return Ok(bus.builder()) };
+    let Some(socket) = socket_of(&address)? else { return Ok(bus.builder()) };
+    match connect(socket).await {
+        Ok(stream) => Ok(Builder::socket(Socket(Arc::new(stream)))),
+        Err(error) => Err(zbus::Error::Connection(Arc::new(error), Box::new(address))),
     }
 }
 
-async fn connected(bus: &Bus) -> Option<UnixStream> {
-    match bus.address()?.transport() {
-        Transport::Unix(unix) => connect(unix).await.ok(),
-        _ => None,
-    }
-}
-
-async fn connect(unix: &Unix) -> io::Result<UnixStream> {
+fn socket_of(address: &Address) -> io::Result<Option<SocketAddr>> {
+    let Transport::Unix(unix) = address.transport() else { return Ok(None) };
     match unix.path() {
-        UnixSocket::File(path) => UnixStream::connect(path).await,
+        UnixSocket::File(path) => SocketAddr::from_pathname(path).map(Some),
         UnixSocket::Abstract(name) => {
-            let address = SocketAddr::from_abstract_name(name.as_encoded_bytes())?;
-            let stream = Unregistered::connect_addr(&address)?;
-            stream.set_nonblocking(true)?;
-            UnixStream::from_std(stream)
+            SocketAddr::from_abstract_name(name.as_encoded_bytes()).map(Some)
         }
-        _ => Err(io::ErrorKind::Unsupported.into()),
+        _ => Ok(None),
+    }
+}
+
+async fn connect(socket: SocketAddr) -> io::Result<UnixStream> {
+    let socket = socket.into();
+    loop {
+        match UnixStream::connect_addr(&socket).await {
+            // As many wait to be let in as the bus has room for.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(TRY_AGAIN).await,
+            result => return result,
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use zbus::{Connection, fdo};
 
 use super::caller::Caller;
+use super::reply::TOKEN_HELD;
 use crate::telemetry::OncePerMinute;
 use account::{Side, lying, own_name};
 
@@ -56,6 +57,8 @@ const ASK_AGAIN: Duration = Duration::from_secs(60);
 pub enum Reply {
     /// So many bytes.
     Inline(usize),
+    /// So many bytes of tokens.
+    Tokens(usize),
     /// A file descriptor, and little beside it.
     Descriptor,
 }
@@ -64,7 +67,7 @@ impl Reply {
     /// What it counts as in the bus.
     const fn unread(self) -> u64 {
         match self {
-            Self::Inline(bytes) => (bytes as u64).saturating_add(REPLY_BYTES),
+            Self::Inline(bytes) | Self::Tokens(bytes) => (bytes as u64).saturating_add(REPLY_BYTES),
             Self::Descriptor => DESCRIPTOR_BYTES + REPLY_BYTES,
         }
     }
@@ -73,13 +76,14 @@ impl Reply {
     const fn held(self) -> u64 {
         match self {
             Self::Inline(_) => self.unread(),
+            Self::Tokens(_) => self.unread().saturating_mul(TOKEN_HELD as u64),
             Self::Descriptor => DESCRIPTOR_HELD_BYTES,
         }
     }
 
     /// Whether it takes longer to be sent than the bus to be asked.
     const fn is_long(self) -> bool {
-        matches!(self, Self::Inline(bytes) if bytes as u64 > DESCRIPTOR_BYTES)
+        matches!(self, Self::Inline(bytes) | Self::Tokens(bytes) if bytes as u64 > DESCRIPTOR_BYTES)
     }
 }
 

@@ -15,7 +15,10 @@ const PLANNED: f64 = 0.75;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
     pub uid: u32,
+    /// Against the bounds.
     pub tokens: usize,
+    /// Those of them that are to be computed.
+    pub work: usize,
     pub class: Priority,
     /// Until its deadline, if it has one and how fast its turn comes is known.
     pub time: Option<Time>,
@@ -90,13 +93,13 @@ impl Share {
 impl Claim {
     /// A claim on room alone.
     pub fn new(uid: u32, tokens: usize, class: Priority) -> Self {
-        Self { uid, tokens, class, time: None }
+        Self { uid, tokens, work: tokens, class, time: None }
     }
 
     /// Refuses what would not be done in its time behind what is in flight. What is alone is always tried:
     /// there is nothing that it could wait for.
     pub(super) fn check_time(&self, by_uid: &HashMap<u32, Share>, made: Made) -> Result<(), Error> {
-        let needed = made.expected(self.tokens);
+        let needed = made.expected(self.work);
         let before = self.before(by_uid, needed);
         let Some(Time { left, tokens_per_s }) = self.time.filter(|time| !time.left.is_zero())
         else {

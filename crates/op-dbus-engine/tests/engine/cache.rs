@@ -48,6 +48,17 @@ async fn what_is_kept_counts_against_the_quota_as_well() {
     assert_eq!(error, Error::TooLarge { excess: Excess::QuotaTokens, found: 9, limit: 8 });
 }
 
+/// Whoever calls keeps its text, in the message that it came with, while others are computed.
+#[tokio::test]
+async fn what_is_kept_counts_by_its_memory_beside_what_is_computed() {
+    let (engine, _cache) = caching(Limits { quota_tokens: 68, ..Limits::default() });
+    let long = "x".repeat(2048);
+    engine.embed(call(1, &[&long])).await.unwrap();
+    assert_eq!(engine.embed(call(1, &[long.as_str(); 3])).await.unwrap().cached, 3);
+    let error = engine.embed(call(1, &[&long, "new"])).await.unwrap_err();
+    assert_eq!(error, Error::TooLarge { excess: Excess::QuotaTokens, found: 69, limit: 68 });
+}
+
 #[tokio::test]
 async fn kept_and_computed_vectors_are_in_the_order_of_the_texts() {
     let (engine, _cache) = caching(Limits::default());

@@ -67,6 +67,9 @@ fn what_is_being_sent_is_not_forgotten() {
     let ago = Instant::now().checked_sub(LOOK_AGAIN).unwrap();
     assert!(Share { long: Some(ago), ..long }.is_sent() && Share::default().is_sent());
     assert!(Reply::Inline(16 << 20).is_long() && !Reply::Descriptor.is_long());
+    // Tokens take more memory before they are a reply.
+    let (tokens, bytes) = (Reply::Tokens(1 << 20), Reply::Inline(1 << 20));
+    assert_eq!((tokens.unread(), tokens.held()), (bytes.unread(), 4 * bytes.held()));
 }
 
 #[test]
