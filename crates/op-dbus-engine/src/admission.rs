@@ -294,9 +294,8 @@ mod tests {
         assert_eq!(admission.in_flight(), (1, 5));
         let error = admission.admit(claim(1, 30), 1.0).unwrap_err();
         assert!(matches!(error, Error::QuotaExceeded { in_flight: 40, .. }), "{error}");
-        let time = Time { left: Duration::from_secs(20), tokens_per_s: 1.0 };
-        let late = Claim { time: Some(time), ..claim(1, 20) };
-        let _in_time = admission.admit(late, 1.0).unwrap();
+        let time = Some(Time { left: Duration::from_secs(20), tokens_per_s: 1.0 });
+        let _in_time = admission.admit(Claim { time, ..claim(1, 20) }, 1.0).unwrap();
         drop(permit);
         let _all = admission.admit(claim(1, 40), 1.0).unwrap();
     }
