@@ -26,6 +26,7 @@ tests! {
     every_member_answers_arguments_of_every_type: [Bus],
     a_refusal_does_not_grow_with_what_was_asked: [Bus],
     an_option_of_a_wrong_type_takes_no_more_than_its_call: [Bus],
+    tokens_are_made_for_one_call_of_a_user_at_a_time: [Bus],
     who_reads_nothing_silences_nobody: [Bus],
 }
 
@@ -129,6 +130,29 @@ async fn an_option_of_a_wrong_type_takes_no_more_than_its_call() -> Outcome {
     }
     let grown = peak(process)? - before;
     assert!(grown < 200_000_000, "it grew by {grown} bytes");
+    daemon.stop().await
+}
+
+/// A token takes a hundred times what its byte does, until it is in a reply.
+async fn tokens_are_made_for_one_call_of_a_user_at_a_time() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let (connection, process) = (daemon.client().connection(), daemon.process.pid());
+    let before = peak(process)?;
+    let texts = vec!["!".repeat(1 << 10); 256];
+    let call = async |_| {
+        let body = (&texts, Options::new());
+        let (to, of) = (Some(BUS_NAME), Some(EMBEDDER_INTERFACE));
+        connection.call_method(to, ROOT_PATH, of, "Tokenize", &body).await
+    };
+    let mut answered = 0;
+    for answer in within("tokens", join_all((0..32).map(call))).await? {
+        match answer {
+            Ok(_) => answered += 1,
+            refusal => drop(refused(refusal, ErrorName::Overloaded)?),
+        }
+    }
+    let grown = peak(process)? - before;
+    assert!(answered > 0 && grown < 300_000_000, "{answered} answered; it grew by {grown} bytes");
     daemon.stop().await
 }
 

@@ -24,13 +24,21 @@ pub(crate) struct Door {
     tasks: mpsc::Sender<Let>,
     threads: usize,
     /// Users who have work.
-    lines: Mutex<HashMap<u32, Weak<Semaphore>>>,
+    lines: Mutex<HashMap<u32, Known>>,
+}
+
+/// What there is of a user's line while somebody is in it.
+#[derive(Debug, Default)]
+struct Known {
+    places: Weak<Semaphore>,
+    alone: Weak<Semaphore>,
 }
 
 /// The line of one user, in the order of coming.
 pub(crate) struct Line<'a> {
     door: &'a Door,
     places: Arc<Semaphore>,
+    alone: Arc<Semaphore>,
 }
 
 impl Door {
@@ -44,18 +52,29 @@ impl Door {
     /// The line of a user.
     pub fn line(&self, uid: u32) -> Line<'_> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = lines.get(&uid).and_then(Weak::upgrade);
-        let places = known.unwrap_or_else(|| {
-            lines.retain(|_, line| line.strong_count() > 0);
-            let places = Arc::new(Semaphore::new(OF_USER * self.threads));
-            lines.insert(uid, Arc::downgrade(&places));
-            places
-        });
-        Line { door: self, places }
+        lines.retain(|_, line| line.places.strong_count() + line.alone.strong_count() > 0);
+        let known = lines.entry(uid).or_default();
+        let of = |known: &mut Weak<Semaphore>, places| {
+            known.upgrade().unwrap_or_else(|| {
+                let made = Arc::new(Semaphore::new(places));
+                *known = Arc::downgrade(&made);
+                made
+            })
+        };
+        let places = of(&mut known.places, OF_USER * self.threads);
+        Line { door: self, places, alone: of(&mut known.alone, 1) }
     }
 }
 
 impl Line<'_> {
+    /// Waits until no other call of the user has this.
+    ///
+    /// # Errors
+    /// `ShuttingDown`.
+    pub async fn alone(&self) -> Result<OwnedSemaphorePermit, Error> {
+        self.alone.clone().acquire_owned().await.map_err(|_| Error::ShuttingDown)
+    }
+
     /// Returns once the work is let in.
     ///
     /// # Errors
@@ -89,6 +108,20 @@ mod tests {
             count += 1;
         }
         count
+    }
+
+    #[tokio::test]
+    async fn one_call_of_a_user_is_alone() {
+        let (door, _receiver) = Door::new(1);
+        let (line, again, other) = (door.line(1), door.line(1), door.line(2));
+        let first = line.alone().await.unwrap();
+        tokio::select! {
+            biased;
+            _ = again.alone() => panic!("there are two"),
+            _ = other.alone() => {}
+        }
+        drop((line, first));
+        drop(again.alone().await.unwrap());
     }
 
     #[tokio::test]

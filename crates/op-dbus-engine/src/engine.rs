@@ -295,7 +295,7 @@ impl Inner {
             Lookup { cache: Arc::clone(&self.cache), keys, found }
         });
         let is_kept = |index: usize| lookup.as_ref().is_some_and(|l| l.found[index].is_some());
-        let waits = !(0..inputs.len()).all(is_kept);
+        let waits = !lookup.as_ref().is_some_and(Lookup::is_whole);
         let mut claim = Claim::new(call.uid, 0, call.class(&self.limits));
         for (index, input) in inputs.iter().enumerate() {
             let (room, work) = match is_kept(index) {
@@ -353,7 +353,8 @@ impl Inner {
     }
 
     async fn prepare<T: Input>(&self, job: &Arc<Job>, inputs: Vec<T>) -> Result<(), Error> {
-        if is_small(&inputs) {
+        // Nor does it take long to copy what was kept.
+        if is_small(&inputs) || job.is_kept() {
             self.preparer.embed(&Chunk { job: Arc::clone(job), first: 0, inputs });
             return Ok(());
         }

@@ -37,6 +37,13 @@ pub(crate) struct Lookup {
     pub found: Vec<Option<Arc<Entry>>>,
 }
 
+impl Lookup {
+    /// Whether nothing has to be computed.
+    pub fn is_whole(&self) -> bool {
+        self.found.iter().all(Option::is_some)
+    }
+}
+
 /// A call between admission and reply.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -253,6 +260,11 @@ impl Job {
             let computed = Computed { vector, tokens, truncated, by };
             lookup.cache.keep(self.terms.uid, lookup.keys[slot.text as usize], &computed);
         }
+    }
+
+    /// Whether all its vectors were kept.
+    pub fn is_kept(&self) -> bool {
+        self.lookup.as_ref().is_some_and(Lookup::is_whole)
     }
 
     /// The vector of a text that need not be computed.

@@ -170,9 +170,11 @@ impl Embedder {
     ) -> Result<Vec<Vec<Token>>, Refusal> {
         let work = async move |calls: Calls, caller: Caller| {
             let options = options::parse_for_tokens(&options.0, Instant::now())?;
-            let size = (texts.len(), texts.iter().map(String::len).sum());
-            let served = calls.serving(&caller, size, options.level, options.deadline).await?;
-            let most = TOKEN_HELD * token_bytes_max(size);
+            let (count, bytes) = (texts.len(), texts.iter().map(String::len).sum());
+            let served = calls.serving(&caller, (count, bytes), options.level, options.deadline);
+            let served = served.await?;
+            let prompts = served.prompt_bytes(options.prompt.as_deref())?.saturating_mul(count);
+            let most = TOKEN_HELD * token_bytes_max(count, bytes.saturating_add(prompts));
             calls.room_on_line(&caller, most, options.deadline).await?;
             let work = served.tokenize(caller.uid, texts, options.prompt.as_deref());
             let pieces = while_wanted(&caller, options.deadline, async { Ok(work.await?) }).await?;

@@ -133,8 +133,8 @@ const TOKEN_BYTES: usize = 28;
 /// How many times the memory that tokens have in a reply they take before they are there: each has a string of its own.
 pub const TOKEN_HELD: usize = 4;
 
-/// What a reply with the tokens of so many texts, of so many bytes together, has at most.
-pub fn token_bytes_max((texts, bytes): (usize, usize)) -> usize {
+/// What a reply with the tokens of so many texts, of so many bytes together with their prompts, has at most.
+pub fn token_bytes_max(texts: usize, bytes: usize) -> usize {
     // A token for each byte, and two around each text.
     let tokens = bytes.saturating_add(texts.saturating_mul(2));
     tokens.saturating_mul(TOKEN_BYTES + 1).min(INLINE_REPLY_BYTES_MAX as usize)

@@ -31,6 +31,8 @@ const DESCRIPTOR_HELD_BYTES: u64 = 256 << 10;
 const LITTLE_BYTES: u64 = 8 << 20;
 /// What calls hold whose replies wait, those of all callers.
 const HELD_BYTES: u64 = 128 << 20;
+/// A reply of tokens counts as no more: the longest may wait where its user has no other.
+const ALONE_HELD_BYTES: u64 = 48 << 20;
 /// Beside what fills a reply: its header, its dictionary.
 const REPLY_BYTES: u64 = 1024;
 /// A connection has room for so much whatever others of its user leave, and all of them for so much more.
@@ -73,10 +75,10 @@ impl Reply {
     }
 
     /// What it holds while it waits.
-    const fn held(self) -> u64 {
+    fn held(self) -> u64 {
         match self {
             Self::Inline(_) => self.unread(),
-            Self::Tokens(_) => self.unread().saturating_mul(TOKEN_HELD as u64),
+            Self::Tokens(_) => ALONE_HELD_BYTES.min(self.unread() * TOKEN_HELD as u64),
             Self::Descriptor => DESCRIPTOR_HELD_BYTES,
         }
     }

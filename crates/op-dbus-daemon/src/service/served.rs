@@ -259,6 +259,14 @@ impl Served {
         Ok(self.engine.tokenize(uid, texts, prompt).await?)
     }
 
+    /// Bytes of a prompt, or of the default one.
+    ///
+    /// # Errors
+    /// `InvalidArgument`.
+    pub fn prompt_bytes(&self, name: Option<&str>) -> Result<usize, Error> {
+        Ok(self.prompt(name)?.map_or(0, str::len))
+    }
+
     /// The text of a prompt, or of the default one.
     fn prompt(&self, name: Option<&str>) -> Result<Option<&str>, Error> {
         let Some(name) = name.or(self.default_prompt.as_deref()).filter(|name| !name.is_empty())

@@ -34,7 +34,7 @@ impl Engine {
         let scheduler = self.scheduler();
         let time = |at| Time::until(at, scheduler.roster(|roster| roster.tokens_per_s_seen()));
         // What was kept as a whole comes before all that is queued.
-        let queues = !lookup.is_some_and(|lookup| lookup.found.iter().all(Option::is_some));
+        let queues = !lookup.is_some_and(Lookup::is_whole);
         let claim = Claim { time: deadline.filter(|_| queues).and_then(time), ..claim };
         let admit =
             || self.0.admission.admit(claim, scheduler.roster(|roster| roster.tokens_per_s()));

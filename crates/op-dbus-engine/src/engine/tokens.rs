@@ -19,7 +19,7 @@ impl Engine {
         let count = |tokenizer: &Tokenizer, text: &str| {
             tokenizer.count(text).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
         };
-        self.look(uid, texts, count).await
+        self.look(uid, texts, count, false).await
     }
 
     /// The tokens of each text of user `uid` with `prefix` before it, before truncation, special tokens included.
@@ -43,16 +43,18 @@ impl Engine {
         }
         check(Excess::CallBytes, sizes.fold(0, usize::saturating_add))?;
         texts.iter_mut().for_each(|text| text.insert_str(0, prefix));
-        self.look(uid, texts, Tokenizer::pieces).await
+        self.look(uid, texts, Tokenizer::pieces, true).await
     }
 
     /// What `one` makes of each text, without embedding any. Texts that take their time have a permit for the
-    /// memory that they take.
+    /// memory that they take. Where what is made of a text takes many times as much, one call of a user is looked at
+    /// after the other.
     async fn look<T: Send + 'static>(
         &self,
         uid: u32,
         texts: Vec<String>,
         one: fn(&Tokenizer, &str) -> Result<T, EncodeError>,
+        takes_memory: bool,
     ) -> Result<Vec<T>, Error> {
         let inner = &*self.0;
         inner.check_size(&texts, 0)?;
@@ -63,12 +65,13 @@ impl Engine {
             return look(&inner.preparer.tokenizer, 0, &texts, one, || true);
         }
         let tokens = tokens_of_memory(texts.iter().map(String::len).sum());
-        let claim = Claim::new(uid, tokens, Priority::Bulk);
+        let claim = Claim { work: 0, ..Claim::new(uid, tokens, Priority::Bulk) };
         let permit = inner
             .admission
             .admit(claim, self.scheduler().roster(|roster| roster.tokens_per_s()))?;
         let _permit = permit.of_a_look();
         let line = inner.door.line(uid);
+        let _alone = if takes_memory { Some(line.alone().await?) } else { None };
         let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());
         for (first, texts) in chunks(texts) {
             let (done, result) = oneshot::channel();
