@@ -151,29 +151,15 @@ fn unasked(error: zbus::Error) -> Refusal {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
+    use zbus::Message;
 
-    use futures_util::StreamExt;
-    use zbus::connection::Builder;
-    use zbus::{Guid, Message, MessageStream};
-
+    use super::super::tests::on_bus;
     use super::*;
 
     /// A password takes as long as it takes.
     #[tokio::test]
     async fn an_answer_of_polkits_that_was_dropped_is_not_waited_for() {
-        let (near, far) = UnixStream::pair().unwrap();
-        let bus = Builder::unix_stream(far).server(Guid::generate()).p2p().build();
-        let plays_bus = async {
-            let bus = bus.await.unwrap();
-            let mut asked = MessageStream::from(&bus);
-            let hello = asked.next().await.unwrap().unwrap();
-            bus.reply(&hello.header(), &":1.0").await.unwrap();
-            bus
-        };
-        let server = Builder::unix_stream(near).build();
-        let (server, _silent) = tokio::join!(server, plays_bus);
-        let server = server.unwrap();
+        let (server, _silent, _asked) = on_bus().await;
         let call = || Message::method_call("/", "Reload").sender(":1.1");
         let plain = call().build(&()).unwrap();
         let refusal = check(&server, &plain.header(), "id", Duration::ZERO).await;

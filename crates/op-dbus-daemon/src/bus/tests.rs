@@ -6,11 +6,12 @@ mod embedding;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use futures_util::StreamExt;
 use op_dbus_api::{EmbedderProxy, Error, ErrorName, ManagerProxy};
 use op_dbus_engine::Backend;
 use op_dbus_engine::sim::SimBackend;
 use zbus::connection::Builder;
-use zbus::{Connection, Guid};
+use zbus::{Connection, Guid, MessageStream};
 
 use super::Objects;
 use crate::devices::Reader;
@@ -50,6 +51,21 @@ pub(super) async fn peers() -> (Connection, Connection) {
     let (near, far) = UnixStream::pair().unwrap();
     let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
     tokio::try_join!(far.build(), Builder::unix_stream(near).p2p().build()).unwrap()
+}
+
+/// A connection to a bus, which has let it in and answers nothing more by itself; and what that bus is asked.
+pub(super) async fn on_bus() -> (Connection, Connection, MessageStream) {
+    let (near, far) = UnixStream::pair().unwrap();
+    let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
+    let plays_bus = async {
+        let bus = far.build().await.unwrap();
+        let mut asked = MessageStream::from(&bus);
+        let hello = asked.next().await.unwrap().unwrap();
+        bus.reply(&hello.header(), &":1.0").await.unwrap();
+        (bus, asked)
+    };
+    let (server, (bus, asked)) = tokio::join!(Builder::unix_stream(near).build(), plays_bus);
+    (server.unwrap(), bus, asked)
 }
 
 /// Serves simulated vectors under these settings, which count as flags, with the model loaded.

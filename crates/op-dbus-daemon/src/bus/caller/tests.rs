@@ -1,12 +1,10 @@
 //! Whose calls are whose, and who has left.
 
-use std::os::unix::net::UnixStream;
-
-use zbus::connection::Builder;
-use zbus::{Guid, Message};
+use futures_util::StreamExt;
+use zbus::Message;
 
 use super::super::direct::UserRoom;
-use super::super::tests::peers;
+use super::super::tests::{on_bus, peers};
 use super::*;
 
 /// Its next call, still under way then, would be taken for one of somebody who is there, and never end.
@@ -24,25 +22,18 @@ fn who_leaves_while_the_bus_is_asked_is_not_remembered() {
 
 #[tokio::test]
 async fn who_calls_is_asked_again_where_the_answer_was_dropped() {
-    let (near, far) = UnixStream::pair().unwrap();
-    let bus = Builder::unix_stream(far).server(Guid::generate()).p2p().build();
-    let plays_bus = async {
-        let bus = bus.await.unwrap();
-        let mut asked = MessageStream::from(&bus);
-        let hello = asked.next().await.unwrap().unwrap();
-        bus.reply(&hello.header(), &":1.0").await.unwrap();
+    let (server, bus, mut asked) = on_bus().await;
+    let answers = async {
         let _dropped = asked.next().await;
         let question = asked.next().await.unwrap().unwrap();
         bus.reply(&question.header(), &4711_u32).await.unwrap();
-        bus
     };
     let callers = Arc::<Callers>::default();
     let enters = async {
-        let server = Builder::unix_stream(near).build().await.unwrap();
         let call = Message::method_call("/", "Embed").sender(":1.1").build(&()).unwrap();
         callers.enter(&server, &call.header()).await.unwrap()
     };
-    let (caller, _bus) = tokio::join!(enters, plays_bus);
+    let (caller, ()) = tokio::join!(enters, answers);
     assert_eq!((caller.uid, caller.sender()), (4711, ":1.1"));
     callers.missed().notified().await;
 }
