@@ -1,5 +1,7 @@
 //! What needs the tokenizer alone: counts and tokens of texts.
 
+use std::sync::Arc;
+
 use tokio::sync::oneshot;
 
 use super::Engine;
@@ -69,14 +71,18 @@ impl Engine {
         let permit = inner
             .admission
             .admit(claim, self.scheduler().roster(|roster| roster.tokens_per_s()))?;
-        let _permit = permit.of_a_look();
+        let permit = permit.of_a_look();
         let line = inner.door.line(uid);
-        let _alone = if takes_memory { Some(line.alone().await?) } else { None };
+        let alone = if takes_memory { Some(line.alone().await?) } else { None };
+        // Those of a caller who is gone as well: a text that was begun is made tokens of to its end.
+        let held = Arc::new((permit, alone));
         let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());
         for (first, texts) in chunks(texts) {
             let (done, result) = oneshot::channel();
+            let held = Arc::clone(&held);
             let task = move |tokenizer: &Tokenizer| {
                 let found = look(tokenizer, first, &texts, one, || !done.is_closed());
+                drop(held);
                 // The caller may be gone: then nobody wants to know.
                 let _ = done.send(found);
             };
