@@ -60,6 +60,13 @@ pub enum BackendError {
     },
 }
 
+impl BackendError {
+    /// Whether the backend is gone.
+    pub(crate) fn is_loss(&self) -> bool {
+        matches!(self, Self::Lost(_) | Self::Killed(_) | Self::Load { .. })
+    }
+}
+
 /// What stands in the way of a backend's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -75,6 +82,13 @@ pub enum LoadErrorKind {
     /// Anything else.
     Other,
 }
+
+/// What the caller does while a batch is computed.
+pub type Meanwhile<'a> = dyn FnMut(&mut Begin<'_>) + Send + 'a;
+
+/// Gives the backend the batch that comes next, which it computes right after the one it is at; false where it was
+/// not taken.
+pub type Begin<'a> = dyn FnMut(&Batch<'_>) -> bool + 'a;
 
 /// A loaded model on one device. One thread owns it; all calls block.
 pub trait Backend: Send {
@@ -92,6 +106,8 @@ pub trait Backend: Send {
 
     /// As [`run`](Self::run), and calls `meanwhile` once at most. A backend that only waits for
     /// others to compute calls it while they do, so that what the caller does there costs no time.
+    /// What comes next is then the batch that `meanwhile` has begun, if it has begun one, or
+    /// [`forget_begun`](Self::forget_begun).
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -99,10 +115,19 @@ pub trait Backend: Send {
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
-        meanwhile: &mut (dyn FnMut() + Send),
+        meanwhile: &mut Meanwhile<'_>,
     ) -> Result<(), BackendError> {
-        meanwhile();
+        meanwhile(&mut |_| false);
         self.run(batch, out)
+    }
+
+    /// Lets the batch go that was begun while another was computed, if there is one: nobody asks for its
+    /// vectors any more.
+    fn forget_begun(&mut self) {}
+
+    /// Whether a batch can be begun while another is computed.
+    fn begins(&self) -> bool {
+        false
     }
 
     /// Whether it is lost because it had ended before it read what it was asked: of a batch that was no try.

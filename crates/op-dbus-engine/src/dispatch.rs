@@ -1,21 +1,23 @@
 //! Worker threads: each owns a backend, pulls batches, runs them, and replaces a lost backend.
 
 mod computed;
+mod input;
+mod replace;
 
+use std::mem;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-use crate::backend::{Backend, BackendError, Description, Footprint, Gone};
-use crate::batch::Batch;
+use crate::backend::{Backend, BackendError, Begin, Description, Footprint, Gone};
 use crate::config::{ModelShape, Pool};
-use crate::error::is_same_news;
 use crate::planner::Plan;
-use crate::proof::{self, load, load_again, run_checked};
+use crate::proof::{self, load, run_checked};
 use crate::roster::{Loaded, Order};
 use crate::scheduler::{Entry, Next, Row, Scheduler};
 use crate::status::WorkerState;
 use computed::Computed;
+use input::Input;
 
 /// Journal message id of the event that a worker was lost.
 pub const WORKER_LOST_MESSAGE_ID: &str = "658a8ad6405c4659a17822c6a0d74d7b";
@@ -28,7 +30,6 @@ const HALVINGS_MAX: u32 = 3;
 
 /// What [`Shared::backoff`] is, but where time is made up.
 pub(crate) const BACKOFF: Duration = Duration::from_millis(100);
-const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
 /// What all worker threads share.
 pub(crate) struct Shared {
@@ -55,8 +56,10 @@ struct Worker {
     backend: Box<dyn Backend>,
     /// What the backend said of itself when it was loaded.
     description: Description,
-    ids: Vec<i32>,
-    lengths: Vec<i32>,
+    input: Input,
+    /// That of the batch that comes next, if the backend has begun it.
+    next: Input,
+    begun: bool,
     out: Vec<f32>,
     /// The last batch, until its vectors are delivered.
     computed: Computed,
@@ -103,8 +106,20 @@ impl Worker {
 
     fn new(place: Place, shared: Arc<Shared>, backend: Box<dyn Backend>) -> Self {
         let description = backend.description().clone();
-        let (ids, lengths, out, computed, ahead) = Default::default();
-        Self { place, shared, backend, description, ids, lengths, out, computed, ahead, strikes: 0 }
+        let ([input, next], out, computed, ahead) = Default::default();
+        Self {
+            place,
+            shared,
+            backend,
+            description,
+            input,
+            next,
+            begun: false,
+            out,
+            computed,
+            ahead,
+            strikes: 0,
+        }
     }
 
     fn work(mut self) {
@@ -118,7 +133,8 @@ impl Worker {
         // With vectors to deliver only what is there at once is taken: they are delivered while
         // the backend computes it, or right away.
         let wait = patient && self.computed.is_delivered();
-        let next = scheduler.take_ahead(self.place.index, &mut self.ahead, plan);
+        let ahead = (&mut self.ahead, self.begun);
+        let next = scheduler.take_ahead(self.place.index, ahead, plan);
         let next = next.unwrap_or_else(|| scheduler.next_batch(self.place.index, plan, wait));
         if next != Next::Batch {
             self.computed.deliver(&self.description);
@@ -184,7 +200,7 @@ impl Worker {
     /// # Errors
     /// The backend is lost.
     fn trim(&mut self) -> Result<(), BackendError> {
-        (self.ids, self.lengths, self.out, self.computed) = Default::default();
+        ([self.input, self.next], self.out, self.computed) = Default::default();
         let did = (self.backend.trim()?, self.backend.memory());
         self.shared.scheduler.change(|roster| roster.obeyed(self.place.index, Order::Trim, did));
         Ok(())
@@ -193,7 +209,7 @@ impl Worker {
     /// Lets the backend go, and with it all of its memory.
     fn unload(&mut self) {
         self.backend = Box::new(Gone(self.description.clone()));
-        (self.ids, self.lengths, self.out, self.computed) = Default::default();
+        ([self.input, self.next], self.out, self.computed) = Default::default();
         self.strikes = 0;
         self.shared.scheduler.change(|roster| roster.unloaded(self.place.index));
     }
@@ -203,10 +219,14 @@ impl Worker {
     /// # Errors
     /// The backend is lost; all rows without a vector are back in the queue or failed.
     fn run(&mut self, batch: &mut Vec<Entry>, halvings: u32) -> Result<(), BackendError> {
-        let Err(error) = self.compute(batch) else {
+        let Err(error) = self.compute(batch, halvings == 0) else {
             self.strikes = 0;
             return Ok(());
         };
+        if mem::take(&mut self.begun) && !error.is_loss() {
+            // Before it is asked for anything else.
+            self.backend.forget_begun();
+        }
         let scheduler = Arc::clone(&self.shared.scheduler);
         let (worker, device) = (self.place.index, self.shared.pools[self.place.pool].holds_device);
         // What a server takes at once is for its own backend to know.
@@ -285,28 +305,29 @@ impl Worker {
         }
     }
 
-    /// Computes one batch, and delivers the one before meanwhile. The rows stay in `entries` if this
-    /// fails.
-    fn compute(&mut self, entries: &mut Vec<Entry>) -> Result<(), BackendError> {
-        self.ids.clear();
-        self.lengths.clear();
-        for entry in entries.iter() {
-            let ids = &entry.item.ids;
-            self.ids.extend_from_slice(ids);
-            self.lengths.push(i32::try_from(ids.len()).unwrap_or(i32::MAX));
+    /// Computes one batch, unless that was begun before, and delivers the one before meanwhile. The rows stay in
+    /// `entries` if this fails. The next one may be begun beside a `whole` one.
+    fn compute(&mut self, entries: &mut Vec<Entry>, whole: bool) -> Result<(), BackendError> {
+        match mem::take(&mut self.begun) {
+            true => mem::swap(&mut self.input, &mut self.next),
+            false => self.input.fill(entries),
         }
         let values = entries.len() * self.shared.model.dimensions;
         // It keeps the length of the largest batch: to clear it again and again would cost what copying does.
         self.out.resize(self.out.len().max(values), f32::NAN);
         let scheduler = &self.shared.scheduler;
         let started_us = scheduler.clock.now_us();
-        let batch = Batch { ids: &self.ids, lengths: &self.lengths };
-        let Self { computed, description, ahead, place, .. } = self;
+        let batch = self.input.batch();
+        let Self { computed, description, ahead, next, begun, place, .. } = self;
         let on_device = description.buckets.is_some();
-        let mut meanwhile = || {
+        // Texts that may be what a backend fails by are computed beside no others.
+        let beside =
+            whole && self.backend.begins() && entries.iter().all(|entry| entry.failed_on.is_none());
+        let mut meanwhile = |begin: &mut Begin<'_>| {
             computed.deliver(description);
-            if on_device {
-                scheduler.plan_ahead(place.index, ahead);
+            if on_device && scheduler.plan_ahead(place.index, ahead) && beside {
+                next.fill(&ahead.batch);
+                *begun = begin(&next.batch());
             }
         };
         let out = &mut self.out[..values];
@@ -328,59 +349,10 @@ impl Worker {
         let us = ended_us.saturating_sub(started_us);
         let memory = self.backend.memory();
         scheduler.roster(|roster| roster.ran(self.place.index, &batch, us, memory));
-        std::mem::swap(&mut computed.entries, entries);
-        std::mem::swap(&mut computed.vectors, &mut self.out);
+        mem::swap(&mut computed.entries, entries);
+        mem::swap(&mut computed.vectors, &mut self.out);
         (computed.started_us, computed.ended_us) = (started_us, ended_us);
         Ok(())
-    }
-
-    /// Makes a new backend, however long it takes, unless it is not to have one any more; false if the
-    /// engine stops meanwhile. Other workers are not held up: the waiting is done on this thread.
-    fn replace(&mut self) -> bool {
-        // The old one goes first: two copies of a model may not fit the device.
-        self.backend = Box::new(Gone(self.backend.description().clone()));
-        let (place, mut told) = (self.place.index, String::new());
-        loop {
-            let doublings = self.strikes.saturating_sub(2).min(16);
-            let backoff = (self.shared.backoff * (1 << doublings)).min(BACKOFF_MAX);
-            let backoff = if self.strikes > 1 { backoff } else { Duration::ZERO };
-            if !self.shared.scheduler.pause(place, backoff) {
-                return false;
-            }
-            if !self.shared.scheduler.wants(place) {
-                self.unload();
-                return true;
-            }
-            self.shared.scheduler.roster(|roster| roster.loads(place));
-            match load_again(self.place, &self.shared) {
-                Ok(backend) => {
-                    let loaded = Loaded::of(backend.as_ref());
-                    self.description = loaded.description.clone();
-                    if self.strikes > 0 {
-                        tracing::info!(
-                            MESSAGE_ID = WORKER_REPLACED_MESSAGE_ID,
-                            worker = place,
-                            provider = self.description.provider,
-                            "a worker is there again in place of the lost one"
-                        );
-                    }
-                    self.shared.scheduler.loaded(place, loaded);
-                    self.backend = backend;
-                    return true;
-                }
-                Err(error) => {
-                    let why = error.to_string();
-                    if is_same_news(&why, &told) {
-                        tracing::debug!("worker {place} can't be replaced yet: {why}");
-                    } else {
-                        tracing::error!("worker {place} can't be replaced yet: {why}");
-                        told = why;
-                    }
-                    self.shared.scheduler.load_failed(place, &error);
-                    self.strikes += 1;
-                }
-            }
-        }
     }
 }
 

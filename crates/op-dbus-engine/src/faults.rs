@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::backend::{Backend, BackendError, Description, Footprint};
+use crate::backend::{Backend, BackendError, Description, Footprint, Meanwhile};
 use crate::batch::Batch;
 use crate::usage::MemoryUse;
 
@@ -132,14 +132,14 @@ impl Backend for Faulty {
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        self.run_while(batch, out, &mut || ())
+        self.run_while(batch, out, &mut |_| ())
     }
 
     fn run_while(
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
-        meanwhile: &mut (dyn FnMut() + Send),
+        meanwhile: &mut Meanwhile<'_>,
     ) -> Result<(), BackendError> {
         self.batches += 1;
         self.faults.before(self.batches, batch)?;

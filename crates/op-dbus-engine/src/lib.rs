@@ -84,7 +84,8 @@ pub mod worker;
 pub use admission::Ledger;
 pub use anteroom::{Anteroom, Seat};
 pub use backend::{
-    Backend, BackendError, BackendFactory, Description, Footprint, LoadErrorKind, with_causes,
+    Backend, BackendError, BackendFactory, Begin, Description, Footprint, LoadErrorKind, Meanwhile,
+    with_causes,
 };
 pub use batch::Batch;
 pub use buckets::Buckets;

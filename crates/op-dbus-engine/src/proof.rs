@@ -3,7 +3,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::backend::{Backend, BackendError, BackendFactory, Description, LoadErrorKind};
+use crate::backend::{
+    Backend, BackendError, BackendFactory, Description, LoadErrorKind, Meanwhile,
+};
 use crate::batch::Batch;
 use crate::config::{BatchLimits, ModelShape, Pool};
 use crate::dispatch::{Place, Shared};
@@ -135,7 +137,7 @@ pub(crate) fn measure(
         // The first of a shape also pays for what a provider prepares for it.
         for counts in [false, true] {
             let started_us = clock.now_us();
-            match run_checked(backend, &batch, &mut out, &mut || ()) {
+            match run_checked(backend, &batch, &mut out, &mut |_| ()) {
                 // Larger ones will be halved.
                 Err(BackendError::OutOfMemory(_)) => return Ok(costs),
                 result => result?,
@@ -216,7 +218,7 @@ fn prove(
     batch: &Batch<'_>,
     out: &mut [f32],
 ) -> Result<(), BackendError> {
-    match run_finite(backend, batch, out, &mut || ())? {
+    match run_finite(backend, batch, out, &mut |_| ())? {
         true => Ok(()),
         false => Err(untrusted(backend.description(), NOT_FINITE)),
     }
@@ -227,7 +229,7 @@ pub(crate) fn run_checked(
     backend: &mut dyn Backend,
     batch: &Batch<'_>,
     out: &mut [f32],
-    meanwhile: &mut (dyn FnMut() + Send),
+    meanwhile: &mut Meanwhile<'_>,
 ) -> Result<(), BackendError> {
     match run_finite(backend, batch, out, meanwhile)? {
         true => Ok(()),
@@ -240,7 +242,7 @@ fn run_finite(
     backend: &mut dyn Backend,
     batch: &Batch<'_>,
     out: &mut [f32],
-    meanwhile: &mut (dyn FnMut() + Send),
+    meanwhile: &mut Meanwhile<'_>,
 ) -> Result<bool, BackendError> {
     // A row that is not written must not pass for one of an earlier batch.
     let dimensions = out.len() / batch.rows().max(1);

@@ -11,6 +11,8 @@ use crate::clock::Clock;
 
 /// How long a kind of work counts as being about after it was last seen.
 const KEPT_US: u64 = 60_000_000;
+/// How long interactive work is expected to come again after it was last seen.
+const EXPECTED_US: u64 = 1_000_000;
 
 /// Whom a worker computes for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +53,12 @@ impl Mix {
         let about = |seen: Option<u64>| seen.is_some_and(|at| now_us.saturating_sub(at) < KEPT_US);
         about(self.interactive_us) && about(self.bulk_us)
     }
+
+    /// Whether interactive work is to be expected while a batch is computed.
+    pub fn is_interactive(&self) -> bool {
+        let now_us = self.clock.now_us();
+        self.interactive_us.is_some_and(|at| now_us.saturating_sub(at) < EXPECTED_US)
+    }
 }
 
 #[cfg(test)]
@@ -72,6 +80,9 @@ mod tests {
         assert!(!mix.is_both());
         mix.saw(Priority::Bulk, 2);
         assert!(mix.is_both());
+        assert!(mix.is_interactive());
+        MADE_UP_US.set(Some(KEPT_US - 1 + EXPECTED_US));
+        assert!(!mix.is_interactive() && mix.is_both());
         MADE_UP_US.set(None);
     }
 }

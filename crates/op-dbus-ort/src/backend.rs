@@ -4,7 +4,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use op_dbus_engine::{
-    Backend, BackendError, Batch, Buckets, Description, Footprint, MemoryUse, TransferUse, memory,
+    Backend, BackendError, Batch, Buckets, Description, Footprint, Meanwhile, MemoryUse,
+    TransferUse, memory,
 };
 use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
@@ -326,16 +327,16 @@ impl Backend for OrtBackend {
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
-        meanwhile: &mut (dyn FnMut() + Send),
+        meanwhile: &mut Meanwhile<'_>,
     ) -> Result<(), BackendError> {
         if self.description.buckets.is_none() || batch.tokens() < BESIDE_TOKENS_MIN {
-            meanwhile();
+            meanwhile(&mut |_| false);
             return self.run(batch, out);
         }
         // A run returns when the device is done.
         std::thread::scope(|scope| {
             // Where there is no thread to be had, the engine does it when this returns.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, meanwhile);
+            let _ = std::thread::Builder::new().spawn_scoped(scope, || meanwhile(&mut |_| false));
             self.run(batch, out)
         })
     }

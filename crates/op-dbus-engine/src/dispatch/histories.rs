@@ -20,8 +20,10 @@ use crate::presence::Absence;
 use crate::roster::Roster;
 use crate::sim::SimBackend;
 use crate::tokenizer::Tokenizer;
+use scripted::backend;
 use world::{Asked, DIMENSIONS, INPUT_MAX, Random, World, workers};
 
+mod scripted;
 mod world;
 
 /// What happens in a history before it comes to its end.
@@ -41,85 +43,6 @@ fn world<T>(with: impl FnOnce(&mut World) -> T) -> T {
 
 fn scheduler() -> Arc<Scheduler> {
     world(|w| Arc::clone(&w.preparer.scheduler))
-}
-
-/// A backend that lets other things happen while it computes, and fails when the history says so: at times
-/// for good, in the words of one that has refused a batch.
-struct Scripted {
-    sim: SimBackend,
-    description: Description,
-    /// What it was asked to compute since it fails for good.
-    asked_broken: Option<usize>,
-    has_read_nothing: bool,
-}
-
-impl Scripted {
-    fn fails_for_good(&mut self) -> bool {
-        if let Some(asked) = &mut self.asked_broken {
-            *asked += 1;
-            assert_eq!(*asked, 1, "a broken backend gets more than the engine's own text");
-        }
-        self.asked_broken.is_some()
-    }
-}
-
-impl Backend for Scripted {
-    fn description(&self) -> &Description {
-        &self.description
-    }
-
-    fn run_while(
-        &mut self,
-        batch: &Batch<'_>,
-        out: &mut [f32],
-        meanwhile: &mut (dyn FnMut() + Send),
-    ) -> Result<(), BackendError> {
-        happens();
-        meanwhile();
-        self.run(batch, out)
-    }
-
-    fn has_read_nothing(&self) -> bool {
-        self.has_read_nothing
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        happens();
-        let why = "the history says so".to_owned();
-        if self.fails_for_good() {
-            return Err(BackendError::Failed(why));
-        }
-        if !fails(4) {
-            return self.sim.run(batch, out);
-        }
-        match world(|w| w.random.below(6)) {
-            5 => {
-                self.has_read_nothing = true;
-                Err(BackendError::Lost(why))
-            }
-            0 => Err(BackendError::Lost(why)),
-            1 => Err(BackendError::Failed(why)),
-            2 => Err(BackendError::OutOfMemory(why)),
-            3 => {
-                self.asked_broken = Some(0);
-                Err(BackendError::Failed(why))
-            }
-            _ => {
-                out.fill(f32::NAN);
-                Ok(())
-            }
-        }
-    }
-}
-
-fn backend(_: usize) -> Result<Box<dyn Backend>, BackendError> {
-    happens();
-    if fails(5) {
-        return Err(BackendError::Lost("the history lets nothing load".into()));
-    }
-    let sim = SimBackend::new(DIMENSIONS);
-    let description = Description { buckets: world(|w| w.buckets), ..sim.description().clone() };
-    Ok(Box::new(Scripted { sim, description, asked_broken: None, has_read_nothing: false }))
 }
 
 /// Whether there is a fault here: one in `n` times, while there may be any.
@@ -322,6 +245,8 @@ fn stop() {
     scheduler().stop();
     settle();
     for worker in 0..world(|w| w.workers.len()) {
+        // One that has begun a batch computes it first.
+        work(worker);
         work(worker);
     }
     assert!(world(|w| w.workers.iter().all(Option::is_none)), "a worker has not ended");

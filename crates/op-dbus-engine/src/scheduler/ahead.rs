@@ -10,11 +10,12 @@ use crate::routing::Running;
 
 impl Scheduler {
     /// Plans the batch that `worker` computes after the one that it is at, where a full one waits, so that none
-    /// gets smaller by that. Otherwise the plan stays as it is.
-    pub fn plan_ahead(&self, worker: usize, plan: &mut Plan<Row>) {
+    /// gets smaller by that. Otherwise the plan stays as it is. Tells whether that batch may be begun at once:
+    /// nobody else would be served before it.
+    pub fn plan_ahead(&self, worker: usize, plan: &mut Plan<Row>) -> bool {
         // Of a batch that is computed in parts each asks for it.
         if !plan.batch.is_empty() {
-            return;
+            return false;
         }
         let mut guard = self.lock();
         let (state, now_us) = (&mut *guard, self.clock.now_us());
@@ -22,7 +23,7 @@ impl Scheduler {
         let is_alone = state.roster.ordinary_workers() == 1 && serves == Serves::Everybody;
         // Where there are several, what one has planned would wait for it while another has nothing to do.
         if !is_alone || state.duty(worker).is_some() {
-            return;
+            return false;
         }
         let alive = |entry: &Entry| entry.item.job.is_alive(now_us);
         let mut dead = state.purge(&alive);
@@ -37,18 +38,23 @@ impl Scheduler {
             }
             _ => {}
         }
+        // Interactive texts that come meanwhile would wait for one bulk batch more.
+        let waits = |entry: &Entry| entry.class == Priority::Bulk && state.mix.is_interactive();
+        let is_first = plan.batch.first().is_some_and(|first| !waits(first))
+            && plan.batch.iter().all(|entry| entry.failed_on.is_none());
         drop(guard);
         // Those that were cancelled have been told already.
         fail(dead, &Error::DeadlineExceeded);
+        is_first
     }
 
-    /// Puts a batch that was planned ahead into `plan`, as the one that `worker` begins now, without the rows
+    /// Puts a batch that was planned ahead into `plan`, as the one that `worker` computes now, without the rows
     /// that nobody waits for any more. It goes back into the queue if the worker is to do something else, or if
-    /// it is the other class's turn by now.
+    /// it is the other class's turn by now. One that was begun already is computed as it is.
     pub fn take_ahead(
         &self,
         worker: usize,
-        ahead: &mut Plan<Row>,
+        (ahead, begun): (&mut Plan<Row>, bool),
         plan: &mut Plan<Row>,
     ) -> Option<Next> {
         let (class, uid) = ahead.batch.first().map(|entry| (entry.class, entry.uid))?;
@@ -60,13 +66,13 @@ impl Scheduler {
             Priority::Bulk => turn == Some((Priority::Interactive, false)),
             Priority::Interactive => is_aged,
         };
-        if is_late || state.duty(worker).is_some() {
+        if !begun && (is_late || state.duty(worker).is_some()) {
             drop(state);
             self.put_back(&mut ahead.batch);
             return None;
         }
         plan.batch.clear();
-        let alive = |entry: &mut Entry| entry.item.job.is_alive(now_us);
+        let alive = |entry: &mut Entry| begun || entry.item.job.is_alive(now_us);
         plan.batch.extend(ahead.batch.extract_if(.., alive));
         let begins = !plan.batch.is_empty();
         if begins {

@@ -11,7 +11,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::link::Link;
 use super::{RegionShape, Timeouts};
-use crate::backend::{Backend, BackendError, Description, Footprint, LoadErrorKind};
+use crate::backend::{Backend, BackendError, Description, Footprint, LoadErrorKind, Meanwhile};
 use crate::batch::Batch;
 use crate::usage::MemoryUse;
 
@@ -79,14 +79,14 @@ impl Backend for ChildBackend {
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        self.run_while(batch, out, &mut || ())
+        self.run_while(batch, out, &mut |_| ())
     }
 
     fn run_while(
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
-        meanwhile: &mut (dyn FnMut() + Send),
+        meanwhile: &mut Meanwhile<'_>,
     ) -> Result<(), BackendError> {
         let (moved, memory) = self.asked(|link| link.run_while(batch, out, meanwhile))?;
         if let Some(device) = moved {
@@ -94,6 +94,15 @@ impl Backend for ChildBackend {
         }
         self.memory = memory;
         Ok(())
+    }
+
+    fn forget_begun(&mut self) {
+        // What has become of the worker meanwhile the next one who asks is told.
+        let _ = self.asked(Link::forget_begun);
+    }
+
+    fn begins(&self) -> bool {
+        true
     }
 
     fn has_read_nothing(&self) -> bool {

@@ -10,7 +10,7 @@ use nix::sys::socket::{
 };
 
 use super::link::Link;
-use super::region::Region;
+use super::region::{Region, SLOTS};
 use super::serve::serve_on;
 use super::{RegionShape, Timeouts};
 use crate::batch::Batch;
@@ -32,7 +32,7 @@ pub(crate) fn answers(bytes: &[u8]) {
     assert_eq!((description.dimensions, description.pid), (SHAPE.dimensions, 1));
     let mut out = [f32::NAN; 4];
     for _ in 0..MESSAGES_MAX {
-        if let Err(error) = link.run_while(&BATCH, &mut out, &mut || ()) {
+        if let Err(error) = link.run_while(&BATCH, &mut out, &mut |_| ()) {
             assert!(error.to_string().len() < 20_000);
             let _ = link.trim();
         }
@@ -48,7 +48,9 @@ pub(crate) fn requests(bytes: &[u8]) {
     let number = |at: usize| content.get(at).map_or(0, |byte| i32::from(byte.cast_signed()));
     let ids: [i32; SHAPE.tokens_max] = std::array::from_fn(number);
     let lengths: [i32; SHAPE.rows_max] = std::array::from_fn(|at| number(SHAPE.tokens_max + at));
-    region.write_batch(&Batch { ids: &ids, lengths: &lengths });
+    for slot in 0..SLOTS {
+        region.write_batch(slot, &Batch { ids: &ids, lengths: &lengths });
+    }
     let (ours, theirs) = sockets();
     let mut lines = said.splitn(2, |byte| *byte == b'\n');
     let descriptors = [memory.as_raw_fd()];

@@ -10,9 +10,9 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use super::protocol::{
     Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, receive_message, send_message, write,
 };
-use super::region::Region;
+use super::region::{Region, SLOTS};
 use super::{RegionShape, Timeouts};
-use crate::backend::{BackendError, Description, Footprint, LoadErrorKind, with_causes};
+use crate::backend::{BackendError, Description, Footprint, LoadErrorKind, Meanwhile, with_causes};
 use crate::batch::Batch;
 use crate::usage::MemoryUse;
 
@@ -29,10 +29,21 @@ pub(super) struct Link {
     region: Region,
     shape: RegionShape,
     run_timeout: Duration,
-    /// Of the last batch.
+    /// Of what was asked last.
     number: u64,
+    /// The batch that was begun while another one was computed.
+    begun: Option<Begun>,
     /// Whether the worker had ended before it read what it was asked last.
     pub has_read_nothing: bool,
+}
+
+/// A batch that the worker was asked for.
+#[derive(Debug)]
+struct Begun {
+    number: u64,
+    slot: usize,
+    rows: usize,
+    tokens: usize,
 }
 
 impl Link {
@@ -45,7 +56,15 @@ impl Link {
         let rights = [ControlMessage::ScmRights(&descriptors)];
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&hello[..length])], &rights, flags, None)?;
-        Ok(Self { socket, region, shape, run_timeout, number: 0, has_read_nothing: false })
+        Ok(Self {
+            socket,
+            region,
+            shape,
+            run_timeout,
+            number: 0,
+            begun: None,
+            has_read_nothing: false,
+        })
     }
 
     /// Waits until the worker has loaded. It is believed what provider it has; how long it took and
@@ -89,77 +108,118 @@ impl Link {
         end[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
     }
 
-    /// Has the worker compute one batch, and calls `meanwhile` while it does. Tells the device that
-    /// did, if it is another than before, and what became of the worker's memory. After `Lost` it can't
-    /// be used any more.
+    /// Has the worker compute one batch, unless it was begun before, and calls `meanwhile` while it does, which
+    /// may begin the next one. Tells the device that did, if it is another than before, and what became of the
+    /// worker's memory. After `Lost` it can't be used any more.
     pub fn run_while(
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
-        meanwhile: &mut (dyn FnMut() + Send),
+        meanwhile: &mut Meanwhile<'_>,
     ) -> Result<(Option<String>, MemoryUse), BackendError> {
-        batch.check()?;
-        let (rows, tokens) = (batch.rows(), batch.tokens());
-        let whole = out.len() == rows.saturating_mul(self.shape.dimensions);
-        if !whole || !self.region.fits(rows, tokens) {
-            return Err(BackendError::Failed(format!(
-                "a batch of {rows} rows and {tokens} tokens is not what the worker's shared memory \
-                 was made for ({} rows, {} tokens)",
-                self.shape.rows_max, self.shape.tokens_max
-            )));
+        if out.len() != batch.rows().saturating_mul(self.shape.dimensions) {
+            return Err(self.no_room(batch));
         }
-        self.number += 1;
-        let number = self.number;
-        self.region.write_batch(batch);
-        // So that a vector which the worker does not write is not taken from an earlier batch.
-        self.region.spoil_vectors(rows);
-        match self.ask(&Request::Run { number, rows, tokens }, meanwhile)? {
-            Answer::Done { number: n, device, memory } if n == number => {
-                self.region.read_vectors(out);
-                Ok((device, memory))
-            }
-            other => Err(self.unexpected(other)),
+        let begun = match self.begun.take() {
+            Some(begun) if (begun.rows, begun.tokens) == (batch.rows(), batch.tokens()) => begun,
+            Some(_) => return Err(BackendError::Lost("another batch was begun".to_owned())),
+            None => self.begin(batch, 0)?,
+        };
+        let slot = begun.slot;
+        meanwhile(&mut |next| {
+            let next = self.begin(next, (slot + 1) % SLOTS);
+            // Whatever is in the way of it is told of the batch that is computed, or of this one when it is asked
+            // for again.
+            self.begun = next.ok();
+            self.begun.is_some()
+        });
+        let (device, memory) = self.done(&begun)?;
+        self.region.read_vectors(slot, out);
+        Ok((device, memory))
+    }
+
+    /// Waits for the batch that was begun, if there is one, and leaves its vectors. After `Lost` it can't be used any
+    /// more.
+    pub fn forget_begun(&mut self) -> Result<(), BackendError> {
+        match self.begun.take().map(|begun| self.done(&begun)) {
+            Some(Err(error @ BackendError::Lost(_))) => Err(error),
+            _ => Ok(()),
         }
     }
 
     /// Has the worker give memory back. After `Lost` it can't be used any more.
     pub fn trim(&mut self) -> Result<(Footprint, MemoryUse), BackendError> {
+        self.forget_begun()?;
         self.number += 1;
-        let number = self.number;
-        match self.ask(&Request::Trim { number }, &mut || ())? {
-            Answer::Trimmed { number: n, given_back, resident, memory } if n == number => {
+        let asked = self.number;
+        self.send(&Request::Trim { number: asked })?;
+        match self.answer()? {
+            Answer::Trimmed { number, given_back, resident, memory } if number == asked => {
                 let told = |bytes: u64| bytes.min(PROCESS_BYTES_MAX);
                 let (given_back, resident) = (told(given_back), told(resident));
                 Ok((Footprint { given_back, resident }, memory))
             }
-            other => Err(self.unexpected(other)),
+            other => Err(unexpected(other, asked)),
         }
     }
 
-    fn ask(
-        &mut self,
-        request: &Request,
-        meanwhile: &mut (dyn FnMut() + Send),
-    ) -> Result<Answer, BackendError> {
-        let lost = BackendError::Lost;
-        if let Err(error) = send_message(&self.socket, request) {
-            self.has_read_nothing = error.kind() == io::ErrorKind::BrokenPipe;
-            return Err(lost(format!("it takes no messages ({error})")));
+    /// Asks for a batch.
+    fn begin(&mut self, batch: &Batch<'_>, slot: usize) -> Result<Begun, BackendError> {
+        batch.check()?;
+        let (rows, tokens) = (batch.rows(), batch.tokens());
+        if !self.region.fits(rows, tokens) {
+            return Err(self.no_room(batch));
         }
-        meanwhile();
-        receive_message(&self.socket, Some(self.run_timeout)).map_err(|error| {
-            self.has_read_nothing = matches!(error, ReceiveError::Unread);
-            lost(with_causes(&error))
+        self.number += 1;
+        let number = self.number;
+        self.region.write_batch(slot, batch);
+        // So that a vector which the worker does not write is not taken from an earlier batch.
+        self.region.spoil_vectors(slot, rows);
+        self.send(&Request::Run { number, slot, rows, tokens })?;
+        Ok(Begun { number, slot, rows, tokens })
+    }
+
+    /// Waits for a batch; its vectors are there then.
+    fn done(&mut self, begun: &Begun) -> Result<(Option<String>, MemoryUse), BackendError> {
+        match self.answer()? {
+            Answer::Done { number, device, memory } if number == begun.number => {
+                Ok((device, memory))
+            }
+            other => Err(unexpected(other, begun.number)),
+        }
+    }
+
+    fn send(&mut self, request: &Request) -> Result<(), BackendError> {
+        send_message(&self.socket, request).map_err(|error| {
+            self.has_read_nothing = error.kind() == io::ErrorKind::BrokenPipe;
+            BackendError::Lost(format!("it takes no messages ({error})"))
         })
     }
 
-    /// What an answer means that is not the one that was asked for.
-    fn unexpected(&self, answer: Answer) -> BackendError {
-        match answer {
-            Answer::Failed { number, failure, message } if number == self.number => {
-                failure.error(message)
-            }
-            _ => BackendError::Lost(format!("it did not answer to batch {}", self.number)),
-        }
+    fn answer(&mut self) -> Result<Answer, BackendError> {
+        receive_message(&self.socket, Some(self.run_timeout)).map_err(|error| {
+            // What lies there unread may be the batch that was begun.
+            self.has_read_nothing = matches!(error, ReceiveError::Unread) && self.begun.is_none();
+            BackendError::Lost(with_causes(&error))
+        })
+    }
+
+    fn no_room(&self, batch: &Batch<'_>) -> BackendError {
+        BackendError::Failed(format!(
+            "a batch of {} rows and {} tokens is not what the worker's shared memory was made for ({} rows, \
+             {} tokens)",
+            batch.rows(),
+            batch.tokens(),
+            self.shape.rows_max,
+            self.shape.tokens_max
+        ))
+    }
+}
+
+/// What an answer means that is not the one that was hoped for.
+fn unexpected(answer: Answer, asked: u64) -> BackendError {
+    match answer {
+        Answer::Failed { number, failure, message } if number == asked => failure.error(message),
+        _ => BackendError::Lost(format!("it did not answer to batch {asked}")),
     }
 }

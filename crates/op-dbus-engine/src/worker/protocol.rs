@@ -15,7 +15,7 @@ use crate::backend::{BackendError, Description, LoadErrorKind};
 use crate::usage::MemoryUse;
 
 /// Engine and worker are the same program; this guards against an upgrade between the two starts.
-pub(super) const VERSION: u32 = 6;
+pub(super) const VERSION: u32 = 7;
 
 /// Bytes of the largest message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 8192;
@@ -29,8 +29,9 @@ const TEXT_CHARS_MAX: usize = 1024;
 pub(super) enum Request {
     /// The first message; carries the shared memory.
     Hello { version: u32, shape: RegionShape },
-    /// A batch lies in the shared memory.
-    Run { number: u64, rows: usize, tokens: usize },
+    /// A batch lies in a slot of the shared memory. The next one may be asked for before this one is
+    /// answered, in the other slot.
+    Run { number: u64, slot: usize, rows: usize, tokens: usize },
     /// Memory is to be given back; numbered as batches are.
     Trim { number: u64 },
 }

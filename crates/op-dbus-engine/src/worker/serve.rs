@@ -10,7 +10,7 @@ use super::RegionShape;
 use super::protocol::{
     Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, parse, receive_message, send_message,
 };
-use super::region::Region;
+use super::region::{Region, SLOTS};
 use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::memory;
@@ -49,8 +49,8 @@ pub(super) fn serve_on(
     let mut batches = Batches::new(region, shape);
     loop {
         match receive_message(socket, None) {
-            Ok(Request::Run { number, rows, tokens }) => {
-                let result = batches.run(backend.as_mut(), rows, tokens);
+            Ok(Request::Run { number, slot, rows, tokens }) => {
+                let result = batches.run(backend.as_mut(), slot, (rows, tokens));
                 let answer = match result {
                     Ok(()) => Answer::Done {
                         number,
@@ -109,20 +109,20 @@ impl Batches {
     fn run(
         &mut self,
         backend: &mut dyn Backend,
-        rows: usize,
-        tokens: usize,
+        slot: usize,
+        (rows, tokens): (usize, usize),
     ) -> Result<(), BackendError> {
-        if !self.region.fits(rows, tokens) {
+        if slot >= SLOTS || !self.region.fits(rows, tokens) {
             return Err(BackendError::Failed("the batch does not fit the shared memory".into()));
         }
         self.ids.resize(tokens, 0);
         self.lengths.resize(rows, 0);
-        self.region.read_batch(&mut self.ids, &mut self.lengths);
+        self.region.read_batch(slot, &mut self.ids, &mut self.lengths);
         let batch = Batch { ids: &self.ids, lengths: &self.lengths };
         batch.check()?;
         // SAFETY: the engine, which has asked for this batch, leaves its vectors alone until it is
-        // answered; it ends this process where it does not want to wait for that.
-        let out = unsafe { self.region.vectors_mut(rows * self.shape.dimensions) };
+        // answered, whatever it does in the other slot; it ends this process where it does not want to wait for that.
+        let out = unsafe { self.region.vectors_mut(slot, rows * self.shape.dimensions) };
         backend.run(&batch, out)
     }
 

@@ -11,10 +11,12 @@ use super::link::Link;
 use super::protocol::{Answer, Request, receive_message, send_message};
 use super::serve::serve_on;
 use super::{RegionShape, Timeouts};
-use crate::backend::{Backend, BackendError, Description, LoadErrorKind};
+use crate::backend::{Backend, BackendError, Begin, Description, LoadErrorKind};
 use crate::batch::Batch;
 use crate::sim::{Faults, Faulty, SimBackend};
 use crate::usage::{BufferUse, MemoryUse};
+
+mod begun;
 
 const SHAPE: RegionShape = RegionShape { tokens_max: 64, rows_max: 8, dimensions: 4 };
 const PATIENT: Timeouts = Timeouts { load: Duration::from_secs(60), run: Duration::from_secs(60) };
@@ -63,7 +65,7 @@ fn run_with(timeouts: Timeouts, answer: impl Fn(&OwnedFd) + Send + 'static) -> B
 }
 
 fn run(link: &mut Link, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-    link.run_while(batch, out, &mut || ()).map(drop)
+    link.run_while(batch, out, &mut |_| ()).map(drop)
 }
 
 fn send_raw(socket: &OwnedFd, bytes: &[u8]) {
@@ -122,7 +124,7 @@ fn device_and_memory_of_a_batch_are_told() {
     });
     let mut link = link.unwrap().0;
     for (device, found) in [("sim:1", 1), ("sim:2", 2), ("sim:1", 3)] {
-        let (moved, memory) = link.run_while(&BATCH, &mut [0.0; 8], &mut || ()).unwrap();
+        let (moved, memory) = link.run_while(&BATCH, &mut [0.0; 8], &mut |_| ()).unwrap();
         assert_eq!(moved.as_deref(), Some(device));
         assert_eq!(memory.buffers, Some(BufferUse { found, made: 0 }));
     }
@@ -265,7 +267,7 @@ fn the_engine_has_time_while_a_worker_computes() {
         go.recv().unwrap();
         send_message(&socket, &done(1)).unwrap();
     });
-    let mut meanwhile = || computed.send(()).unwrap();
+    let mut meanwhile = |_: &mut Begin<'_>| computed.send(()).unwrap();
     link.unwrap().0.run_while(&BATCH, &mut [0.0; 8], &mut meanwhile).unwrap();
     worker.join().unwrap();
 }
@@ -337,7 +339,7 @@ fn a_worker_refuses_batches_that_do_not_fit() {
     for (number, rows, tokens) in
         [(1, 0, 1), (2, 1, 0), (3, 9, 9), (4, 1, 65), (5, usize::MAX, 2), (6, 2, 4)]
     {
-        send_message(&keep, &Request::Run { number, rows, tokens }).unwrap();
+        send_message(&keep, &Request::Run { number, slot: 0, rows, tokens }).unwrap();
         let answer: Answer = receive_message(&keep, None).unwrap();
         assert!(matches!(answer, Answer::Failed { number: n, .. } if n == number), "{answer:?}");
     }
@@ -348,7 +350,7 @@ fn a_worker_refuses_batches_that_do_not_fit() {
 #[test]
 fn a_worker_that_is_not_greeted_properly_ends() {
     let (ours, theirs) = sockets();
-    send_message(&ours, &Request::Run { number: 1, rows: 1, tokens: 1 }).unwrap();
+    send_message(&ours, &Request::Run { number: 1, slot: 0, rows: 1, tokens: 1 }).unwrap();
     let error = serve_on(theirs.as_fd(), "none", sim).unwrap_err();
     assert!(error.to_string().contains("no shared memory"), "{error}");
     drop(ours);

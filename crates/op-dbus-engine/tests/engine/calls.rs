@@ -237,6 +237,28 @@ async fn bulk_that_has_waited_has_every_second_batch_of_a_device_too() {
 }
 
 #[tokio::test]
+async fn a_device_begins_the_next_batch_while_it_computes() {
+    let batch = BatchLimits { tokens_max: 32, ..BatchLimits::default() };
+    let gate = Gate::beginning(Limits::default(), batch);
+    let texts: Vec<String> = ["a", "b", "c", "d", "e"].map(|text| text.repeat(30)).into();
+    let bulk = gate.begin(Call {
+        inputs: texts.clone().into(),
+        priority: Some(Priority::Bulk),
+        ..Call::default()
+    });
+    tokio::task::yield_now().await;
+    for text in &texts {
+        assert_eq!(gate.next_batch(), std::slice::from_ref(text));
+        let begun = gate.begun_batch().map(|begun| begun.concat());
+        let next = texts.iter().find(|next| *next > text);
+        assert_eq!(begun.as_ref(), next);
+        gate.go();
+    }
+    let all: Vec<f32> = texts.iter().flat_map(|text| expected(text)).collect();
+    assert_eq!(bulk.await.unwrap().unwrap().vectors, all);
+}
+
+#[tokio::test]
 async fn a_batch_that_would_not_be_full_is_not_planned_ahead() {
     let batch = BatchLimits { tokens_max: 32, ..BatchLimits::default() };
     let gate = Gate::on_device(Limits::default(), batch);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{
     Backend, BackendError, BackendFactory, Batch, BatchLimits, Buckets, Call, Description, Engine,
-    EngineConfig, Error, Limits, ModelShape, Pool, Reply, Tokenizer,
+    EngineConfig, Error, Limits, Meanwhile, ModelShape, Pool, Reply, Tokenizer,
 };
 use tokio::task::JoinHandle;
 
@@ -81,6 +81,8 @@ pub fn expected(text: &str) -> Vec<f32> {
 pub struct Gate {
     pub engine: Engine,
     batches: Receiver<Vec<String>>,
+    /// Those that were begun beside another one.
+    begun: Receiver<Vec<String>>,
     go: Sender<()>,
 }
 
@@ -90,20 +92,29 @@ impl Gate {
     }
 
     pub fn batched(limits: Limits, batch: BatchLimits) -> Self {
-        Self::made(None, |factory| batched(factory, limits, batch, 1))
+        Self::made((None, false), |factory| batched(factory, limits, batch, 1))
     }
 
     /// As on a device with memory of its own, whose next batch is planned while it computes.
     pub fn on_device(limits: Limits, batch: BatchLimits) -> Self {
+        Self::device(limits, batch, false)
+    }
+
+    /// As on one that begins the next batch while it computes.
+    pub fn beginning(limits: Limits, batch: BatchLimits) -> Self {
+        Self::device(limits, batch, true)
+    }
+
+    fn device(limits: Limits, batch: BatchLimits, begins: bool) -> Self {
         let BatchLimits { tokens_max, attention_max, rows_max, .. } = batch;
         let buckets =
             Buckets { tokens_max, attention_max, rows_max, length_max: INPUT_MAX, packed: false };
-        Self::made(Some(buckets), |factory| batched(factory, limits, batch, 1))
+        Self::made((Some(buckets), begins), |factory| batched(factory, limits, batch, 1))
     }
 
     /// With a worker in reserve that is made by `reserve` and waits for nobody.
     pub fn reserved(reserve: fn() -> Result<Box<dyn Backend>, BackendError>) -> Self {
-        Self::made(None, |gated| {
+        Self::made((None, false), |gated| {
             let factory: BackendFactory =
                 Box::new(move |number| if number == 0 { gated(number) } else { reserve() });
             let pool = Pool { reserved: 1, ..Pool::new(factory) };
@@ -112,17 +123,23 @@ impl Gate {
         })
     }
 
-    fn made(buckets: Option<Buckets>, engine: impl FnOnce(BackendFactory) -> Engine) -> Self {
+    fn made(
+        (buckets, begins): (Option<Buckets>, bool),
+        engine: impl FnOnce(BackendFactory) -> Engine,
+    ) -> Self {
         let (shown, batches) = channel();
+        let (begins_with, begun) = channel();
         let (go, wait) = channel();
         let wait = Arc::new(Mutex::new(wait));
         let factory: BackendFactory = Box::new(move |_| {
             let sim = SimBackend::new(DIMENSIONS);
             let description = Description { buckets, ..sim.description().clone() };
             let (shown, wait) = (shown.clone(), Arc::clone(&wait));
-            Ok(Box::new(Gated { sim, description, shown, wait, checked: false }))
+            let begins = begins.then(|| begins_with.clone());
+            let next = None;
+            Ok(Box::new(Gated { sim, description, shown, begins, next, wait, checked: false }))
         });
-        Self { engine: engine(factory), batches, go }
+        Self { engine: engine(factory), batches, begun, go }
     }
 
     /// Makes a call and goes on without its reply.
@@ -138,6 +155,11 @@ impl Gate {
         texts
     }
 
+    /// The batch that was begun meanwhile, if one was.
+    pub fn begun_batch(&self) -> Option<Vec<String>> {
+        self.begun.try_recv().ok()
+    }
+
     /// Lets that batch run.
     pub fn go(&self) {
         self.go.send(()).unwrap();
@@ -148,6 +170,8 @@ struct Gated {
     sim: SimBackend,
     description: Description,
     shown: Sender<Vec<String>>,
+    begins: Option<Sender<Vec<String>>>,
+    next: Option<Vec<String>>,
     wait: Arc<Mutex<Receiver<()>>>,
     checked: bool,
 }
@@ -160,14 +184,45 @@ impl Backend for Gated {
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
         // The first batch is the engine's own check.
         if std::mem::replace(&mut self.checked, true) {
-            let text = |ids: &[i32]| {
-                let bytes = ids[1..ids.len() - 1].iter().map(|id| *id as u8).collect();
-                String::from_utf8(bytes).unwrap()
-            };
-            self.shown.send(batch.texts().map(text).collect()).unwrap();
+            let texts = texts(batch);
+            if let Some(begun) = self.next.take() {
+                assert_eq!(texts, begun, "not what was begun");
+            }
+            self.shown.send(texts).unwrap();
             // Fails when the test is over.
             let _ = self.wait.lock().unwrap().recv();
         }
         self.sim.run(batch, out)
     }
+
+    fn begins(&self) -> bool {
+        self.begins.is_some()
+    }
+
+    fn run_while(
+        &mut self,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+        meanwhile: &mut Meanwhile<'_>,
+    ) -> Result<(), BackendError> {
+        let mut next = None;
+        meanwhile(&mut |batch| {
+            if let Some(begins) = &self.begins {
+                begins.send(texts(batch)).unwrap();
+                next = Some(texts(batch));
+            }
+            self.begins.is_some()
+        });
+        let result = self.run(batch, out);
+        self.next = next;
+        result
+    }
+}
+
+fn texts(batch: &Batch<'_>) -> Vec<String> {
+    let text = |ids: &[i32]| {
+        let bytes = ids[1..ids.len() - 1].iter().map(|id| *id as u8).collect();
+        String::from_utf8(bytes).unwrap()
+    };
+    batch.texts().map(text).collect()
 }

@@ -1,0 +1,62 @@
+//! A worker's backend is lost, and another one takes its place.
+
+use std::time::Duration;
+
+use super::{WORKER_REPLACED_MESSAGE_ID, Worker};
+use crate::backend::Gone;
+use crate::error::is_same_news;
+use crate::proof::load_again;
+use crate::roster::Loaded;
+
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+
+impl Worker {
+    /// Makes a new backend, however long it takes, unless it is not to have one any more; false if the
+    /// engine stops meanwhile. Other workers are not held up: the waiting is done on this thread.
+    pub(super) fn replace(&mut self) -> bool {
+        // The old one goes first: two copies of a model may not fit the device.
+        self.backend = Box::new(Gone(self.backend.description().clone()));
+        let (place, mut told) = (self.place.index, String::new());
+        loop {
+            let doublings = self.strikes.saturating_sub(2).min(16);
+            let backoff = (self.shared.backoff * (1 << doublings)).min(BACKOFF_MAX);
+            let backoff = if self.strikes > 1 { backoff } else { Duration::ZERO };
+            if !self.shared.scheduler.pause(place, backoff) {
+                return false;
+            }
+            if !self.shared.scheduler.wants(place) {
+                self.unload();
+                return true;
+            }
+            self.shared.scheduler.roster(|roster| roster.loads(place));
+            match load_again(self.place, &self.shared) {
+                Ok(backend) => {
+                    let loaded = Loaded::of(backend.as_ref());
+                    self.description = loaded.description.clone();
+                    if self.strikes > 0 {
+                        tracing::info!(
+                            MESSAGE_ID = WORKER_REPLACED_MESSAGE_ID,
+                            worker = place,
+                            provider = self.description.provider,
+                            "a worker is there again in place of the lost one"
+                        );
+                    }
+                    self.shared.scheduler.loaded(place, loaded);
+                    self.backend = backend;
+                    return true;
+                }
+                Err(error) => {
+                    let why = error.to_string();
+                    if is_same_news(&why, &told) {
+                        tracing::debug!("worker {place} can't be replaced yet: {why}");
+                    } else {
+                        tracing::error!("worker {place} can't be replaced yet: {why}");
+                        told = why;
+                    }
+                    self.shared.scheduler.load_failed(place, &error);
+                    self.strikes += 1;
+                }
+            }
+        }
+    }
+}
