@@ -1,6 +1,5 @@
 //! Prints what a worker process costs over a backend in this process: one short text at a time, on
-//! the simulator, so that nothing but the way there and back is measured; and how far a device is kept
-//! busy by full batches, of which each takes it 10 ms.
+//! the simulator, so that nothing but the way there and back is measured.
 //!
 //!     round_trip [ROUNDS]
 
@@ -10,17 +9,11 @@ use std::time::{Duration, Instant};
 use op_dbus_engine::sim::SimBackend;
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts, serve};
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, Batch, BatchLimits, Buckets, Call, Description, Engine,
-    EngineConfig, Error, Meanwhile, ModelShape, Pool, Tokenizer,
+    Backend, BackendError, BackendFactory, Batch, Call, Engine, EngineConfig, ModelShape, Pool,
+    Tokenizer,
 };
 
-const SHAPE: RegionShape = RegionShape { tokens_max: 32_768, rows_max: 2_048, dimensions: 384 };
-/// What the device takes for a batch.
-const BATCH_TIME: Duration = Duration::from_millis(10);
-/// Clients that send full calls to it.
-const CLIENTS: u32 = 16;
-/// How often each of them does.
-const CALLS: usize = 60;
+const SHAPE: RegionShape = RegionShape { tokens_max: 512, rows_max: 512, dimensions: 384 };
 /// If none are asked for.
 const ROUNDS: usize = 20_000;
 
@@ -28,21 +21,15 @@ type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
     let asked = std::env::args().nth(1);
-    match asked.as_deref() {
-        Some("worker") => return Ok(serve("", local)?),
-        Some("device") => return Ok(serve("", device)?),
-        _ => {}
+    if asked.as_deref() == Some("worker") {
+        serve("", local)?;
+        return Ok(());
     }
     let rounds = asked.map_or(Ok(ROUNDS), |rounds| rounds.parse())?;
     backend("in process", local()?, rounds)?;
-    backend("child", child("worker")?, rounds)?;
+    backend("child", child()?, rounds)?;
     engine("in process", Box::new(|_| local()), rounds)?;
-    engine("child", Box::new(|_| child("worker")), rounds)?;
-    for _ in 0..3 {
-        bulk("in process", Box::new(|_| device()))?;
-        bulk("child", Box::new(|_| Ok(Box::new(OneByOne(child("device")?)))))?;
-        bulk("child, begun", Box::new(|_| child("device")))?;
-    }
+    engine("child", Box::new(|_| child()), rounds)?;
     Ok(())
 }
 
@@ -50,84 +37,10 @@ fn local() -> Result<Box<dyn Backend>, BackendError> {
     Ok(Box::new(SimBackend::new(SHAPE.dimensions)))
 }
 
-fn child(role: &str) -> Result<Box<dyn Backend>, BackendError> {
+fn child() -> Result<Box<dyn Backend>, BackendError> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg(role);
+    command.arg("worker");
     Ok(Box::new(ChildBackend::spawn(command, SHAPE, Timeouts::default())?))
-}
-
-/// A device with memory of its own, whose time for a batch is known.
-struct Device(Description);
-
-fn device() -> Result<Box<dyn Backend>, BackendError> {
-    let RegionShape { tokens_max, rows_max, dimensions } = SHAPE;
-    let (attention_max, length_max) = (u64::MAX, 256);
-    let buckets = Buckets { tokens_max, attention_max, rows_max, length_max, packed: true };
-    let description = SimBackend::new(dimensions).description().clone();
-    Ok(Box::new(Device(Description { buckets: Some(buckets), ..description })))
-}
-
-impl Backend for Device {
-    fn description(&self) -> &Description {
-        &self.0
-    }
-
-    fn run(&mut self, _: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        std::thread::sleep(BATCH_TIME);
-        out.fill((SHAPE.dimensions as f32).sqrt().recip());
-        Ok(())
-    }
-}
-
-/// A backend that is given no batch while it computes another.
-struct OneByOne(Box<dyn Backend>);
-
-impl Backend for OneByOne {
-    fn description(&self) -> &Description {
-        self.0.description()
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        self.0.run(batch, out)
-    }
-
-    fn run_while(
-        &mut self,
-        batch: &Batch<'_>,
-        out: &mut [f32],
-        meanwhile: &mut Meanwhile<'_>,
-    ) -> Result<(), BackendError> {
-        self.0.run_while(batch, out, meanwhile)
-    }
-}
-
-/// Clients with many texts a call.
-fn bulk(name: &str, factory: BackendFactory) -> Result<(), Failure> {
-    let batch = BatchLimits::accelerator(Some(SHAPE.tokens_max));
-    let engine = start(Pool { batch, ..Pool::new(factory) })?;
-    let runtime = tokio::runtime::Runtime::new()?;
-    let texts = vec!["x".repeat(23); 1_000];
-    let begin = Instant::now();
-    let client = |uid| {
-        let (engine, texts) = (engine.clone(), texts.clone());
-        async move {
-            for _ in 0..CALLS {
-                let call = Call { uid, inputs: texts.clone().into(), ..Call::default() };
-                engine.embed(call).await?;
-            }
-            Ok::<(), Error>(())
-        }
-    };
-    let clients: Vec<_> = (0..CLIENTS).map(|uid| runtime.spawn(client(uid))).collect();
-    for client in clients {
-        runtime.block_on(client)??;
-    }
-    let took = begin.elapsed();
-    let stats = engine.stats();
-    let busy = BATCH_TIME.as_secs_f64() * stats.batches as f64 / took.as_secs_f64();
-    let rate = f64::from(CLIENTS) * CALLS as f64 * 1e3 / took.as_secs_f64();
-    println!("bulk     {name:12} {rate:7.0} texts/s  device busy {:4.1} %", 100.0 * busy);
-    Ok(())
 }
 
 fn backend(name: &str, mut backend: Box<dyn Backend>, rounds: usize) -> Result<(), Failure> {
@@ -144,7 +57,18 @@ fn backend(name: &str, mut backend: Box<dyn Backend>, rounds: usize) -> Result<(
 }
 
 fn engine(name: &str, factory: BackendFactory, rounds: usize) -> Result<(), Failure> {
-    let engine = start(Pool::new(factory))?;
+    let model = ModelShape {
+        dimensions: SHAPE.dimensions,
+        max_input_tokens: 256,
+        normalized: true,
+        matryoshka: vec![],
+    };
+    let engine = Engine::start(
+        Tokenizer::bytes(256),
+        model,
+        vec![Pool::new(factory)],
+        EngineConfig::default(),
+    )?;
     let runtime = tokio::runtime::Runtime::new()?;
     let mut times = Vec::with_capacity(rounds);
     for _ in 0..rounds {
@@ -155,16 +79,6 @@ fn engine(name: &str, factory: BackendFactory, rounds: usize) -> Result<(), Fail
     }
     report("engine", name, times);
     Ok(())
-}
-
-fn start(pool: Pool) -> Result<Engine, Failure> {
-    let model = ModelShape {
-        dimensions: SHAPE.dimensions,
-        max_input_tokens: 256,
-        normalized: true,
-        matryoshka: vec![],
-    };
-    Ok(Engine::start(Tokenizer::bytes(256), model, vec![pool], EngineConfig::default())?)
 }
 
 fn report(what: &str, name: &str, mut times: Vec<Duration>) {
