@@ -6,7 +6,7 @@ use std::path::{Component, Path};
 use prost::Message;
 
 use crate::Error;
-use crate::onnx::{self, EXTERNAL, FLOAT, Graph, INT32, INT64, Model, Node};
+use crate::onnx::{self, Attribute, EXTERNAL, FLOAT, Graph, INT32, INT64, Model, Node};
 
 /// Element type of an input or output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,10 @@ pub fn inspect(onnx: &[u8]) -> Result<GraphInfo, Error> {
 
     let mut tensors = Vec::new();
     collect_graph(&graph, &mut tensors);
-    model.functions.iter().for_each(|function| collect_nodes(&function.node, &mut tensors));
+    for function in &model.functions {
+        collect_nodes(&function.node, &mut tensors);
+        collect_attributes(&function.attribute_proto, &mut tensors);
+    }
     let mut has_external_data = false;
     for tensor in tensors {
         onnx::tensor::shape(tensor)?;
@@ -88,7 +91,11 @@ fn collect_graph<'a>(graph: &'a Graph, tensors: &mut Vec<&'a onnx::Tensor>) {
 }
 
 fn collect_nodes<'a>(nodes: &'a [Node], tensors: &mut Vec<&'a onnx::Tensor>) {
-    for attribute in nodes.iter().flat_map(|node| &node.attribute) {
+    nodes.iter().for_each(|node| collect_attributes(&node.attribute, tensors));
+}
+
+fn collect_attributes<'a>(attributes: &'a [Attribute], tensors: &mut Vec<&'a onnx::Tensor>) {
+    for attribute in attributes {
         tensors.extend(attribute.t.iter().chain(&attribute.tensors));
         collect_sparse(attribute.sparse_tensor.as_slice(), tensors);
         collect_sparse(&attribute.sparse_tensors, tensors);

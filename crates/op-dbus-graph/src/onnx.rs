@@ -52,6 +52,9 @@ pub(crate) struct Property {
 pub(crate) struct Function {
     #[prost(message, repeated, tag = "7")]
     pub node: Vec<Node>,
+    /// What attributes are where a call does not give them.
+    #[prost(message, repeated, tag = "11")]
+    pub attribute_proto: Vec<Attribute>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

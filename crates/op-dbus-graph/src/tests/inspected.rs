@@ -85,7 +85,12 @@ fn hidden_places_are_searched_too() {
         assert!(inspect(&model.encode_to_vec()).is_err());
 
         let mut model = export(&tiny::bert());
-        model.functions.push(Function { node: vec![holding(attribute)] });
+        let called = Function { node: vec![holding(attribute.clone())], ..Function::default() };
+        model.functions.push(called);
+        assert!(inspect(&model.encode_to_vec()).is_err());
+
+        let mut model = export(&tiny::bert());
+        model.functions.push(Function { attribute_proto: vec![attribute], ..Function::default() });
         assert!(inspect(&model.encode_to_vec()).is_err());
     }
     let mut model = export(&tiny::bert());
