@@ -206,8 +206,8 @@ impl OrtBackend {
                 continue;
             }
             match self.run_shape(shape) {
-                // The engine will halve such a batch.
-                Err(BackendError::OutOfMemory(_)) => {}
+                // The engine will halve such a batch; what there was of the device's memory goes back.
+                Err(BackendError::OutOfMemory(_)) => drop(self.trim()?),
                 result => {
                     result?;
                     ready += 1;

@@ -39,10 +39,10 @@ impl OrtBackend {
             return Ok(());
         };
         let began = Instant::now();
-        let timed = if is_dear { Vec::new() } else { self.timed(buckets)? };
+        let (timed, tried) = if is_dear { (Vec::new(), 0) } else { self.timed(buckets)? };
         let tokens_max = best(&timed).min(buckets.tokens_max);
-        if timed.last().is_some_and(|(tokens, _)| *tokens > tokens_max) {
-            // The device keeps what the largest of them took.
+        if tried > tokens_max {
+            // The device keeps what that took, also if it was not enough.
             self.trim()?;
         }
         let calibration_ms = milliseconds(began);
@@ -61,8 +61,8 @@ impl OrtBackend {
         Ok(())
     }
 
-    /// What batches of so many tokens take.
-    fn timed(&mut self, buckets: Buckets) -> Result<Vec<(usize, Duration)>, BackendError> {
+    /// What batches of so many tokens take, and of how many the largest was that was tried.
+    fn timed(&mut self, buckets: Buckets) -> Result<(Vec<(usize, Duration)>, usize), BackendError> {
         let length = LENGTH.min(buckets.length_max).max(1);
         let smallest = [1, length];
         self.run_shape(smallest)?;
@@ -71,11 +71,12 @@ impl OrtBackend {
         // No larger batch costs more for each of its tokens.
         let rows = u32::try_from(TOKENS_FIRST / length).unwrap_or(u32::MAX);
         if began.elapsed().saturating_mul(rows) > FIRST_TIME_MAX {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), 0));
         }
         let sizes = std::iter::successors(Some(TOKENS_FIRST), |tokens| tokens.checked_mul(2));
-        let mut found = Vec::new();
+        let (mut found, mut tried) = (Vec::new(), 0);
         for tokens in sizes.take_while(|tokens| *tokens <= buckets.tokens_max) {
+            tried = tokens;
             match self.time([tokens / length, length]) {
                 Ok(took) => found.push((tokens, took)),
                 // The engine would halve such a batch.
@@ -91,7 +92,7 @@ impl OrtBackend {
                 break;
             }
         }
-        Ok(found)
+        Ok((found, tried))
     }
 
     /// What a batch of this shape takes.
