@@ -308,7 +308,8 @@ impl Worker {
     /// Computes one batch, unless that was begun before, and delivers the one before meanwhile. The rows stay in
     /// `entries` if this fails. The next one may be begun beside a `whole` one.
     fn compute(&mut self, entries: &mut Vec<Entry>, whole: bool) -> Result<(), BackendError> {
-        match mem::take(&mut self.begun) {
+        let was_begun = mem::take(&mut self.begun);
+        match was_begun {
             true => mem::swap(&mut self.input, &mut self.next),
             false => self.input.fill(entries),
         }
@@ -316,7 +317,11 @@ impl Worker {
         // It keeps the length of the largest batch: to clear it again and again would cost what copying does.
         self.out.resize(self.out.len().max(values), f32::NAN);
         let scheduler = &self.shared.scheduler;
-        let started_us = scheduler.clock.now_us();
+        // What was begun is computed as soon as the one before is done.
+        let started_us = match was_begun {
+            true => self.computed.ended_us,
+            false => scheduler.clock.now_us(),
+        };
         let batch = self.input.batch();
         let Self { computed, description, ahead, next, begun, place, .. } = self;
         let on_device = description.buckets.is_some();

@@ -38,6 +38,12 @@ impl Roster {
         }
     }
 
+    /// Whether `worker` is known to compute a batch of `tokens` within `us`.
+    pub fn is_quick(&self, worker: usize, tokens: usize, us: u64) -> bool {
+        let pool = self.workers.get(worker).and_then(|worker| self.pools.get(worker.pool));
+        pool.and_then(|pool| pool.cost.of(tokens)).is_some_and(|cost| cost <= us)
+    }
+
     /// What a batch of `tokens` takes on the device of each pool, where that is known.
     pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
         let cost = |(index, pool): (usize, &Pool)| {

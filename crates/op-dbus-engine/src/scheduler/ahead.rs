@@ -8,10 +8,13 @@ use crate::planner::Plan;
 use crate::reserve::Serves;
 use crate::routing::Running;
 
+/// What a batch takes at most that is begun before it is its turn.
+const BEGUN_US_MAX: u64 = 50_000;
+
 impl Scheduler {
     /// Plans the batch that `worker` computes after the one that it is at, where a full one waits, so that none
-    /// gets smaller by that. Otherwise the plan stays as it is. Tells whether that batch may be begun at once:
-    /// nobody else would be served before it.
+    /// gets smaller by that. Otherwise the plan stays as it is. Tells whether that batch may be begun at once: it
+    /// takes little time, and nobody is to be expected who would be served before it.
     pub fn plan_ahead(&self, worker: usize, plan: &mut Plan<Row>) -> bool {
         // Of a batch that is computed in parts each asks for it.
         if !plan.batch.is_empty() {
@@ -38,10 +41,12 @@ impl Scheduler {
             }
             _ => {}
         }
-        // Interactive texts that come meanwhile would wait for one bulk batch more.
+        // Whoever comes meanwhile waits for one batch more.
         let waits = |entry: &Entry| entry.class == Priority::Bulk && state.mix.is_interactive();
+        let tokens = plan.batch.iter().map(|entry| entry.tokens).sum();
         let is_first = plan.batch.first().is_some_and(|first| !waits(first))
-            && plan.batch.iter().all(|entry| entry.failed_on.is_none());
+            && plan.batch.iter().all(|entry| entry.failed_on.is_none())
+            && state.roster.is_quick(worker, tokens, BEGUN_US_MAX);
         drop(guard);
         // Those that were cancelled have been told already.
         fail(dead, &Error::DeadlineExceeded);
@@ -77,7 +82,7 @@ impl Scheduler {
         let begins = !plan.batch.is_empty();
         if begins {
             let tokens = plan.batch.iter().map(|entry| entry.tokens).sum();
-            state.queue.taken(class, is_aged, now_us);
+            state.queue.taken(class, is_aged && class == Priority::Bulk, now_us);
             state.roster.runs(worker, Running { class, tokens, started_us: now_us });
             state.mix.saw(class, uid);
         }

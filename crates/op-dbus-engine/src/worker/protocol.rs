@@ -164,11 +164,17 @@ pub(super) fn receive_message<M: DeserializeOwned>(
     }
     let mut buffer = [0; MESSAGE_BYTES_MAX];
     // With MSG_TRUNC the kernel says how long the message was, also if the buffer was too short.
-    let length = retry(|| recv(socket.as_fd().as_raw_fd(), &mut buffer, MsgFlags::MSG_TRUNC))
-        .map_err(|errno| match errno {
-            Errno::ECONNRESET => ReceiveError::Unread,
-            errno => ReceiveError::Socket(errno),
-        })?;
+    let mut receive = |flags| {
+        retry(|| recv(socket.as_fd().as_raw_fd(), &mut buffer, MsgFlags::MSG_TRUNC | flags))
+    };
+    let length = match receive(MsgFlags::empty()) {
+        // Told before what the other end has said last.
+        Err(Errno::ECONNRESET) => match receive(MsgFlags::MSG_DONTWAIT) {
+            Ok(length) if length > 0 => length,
+            _ => return Err(ReceiveError::Unread),
+        },
+        result => result.map_err(ReceiveError::Socket)?,
+    };
     parse(&buffer, length)
 }
 

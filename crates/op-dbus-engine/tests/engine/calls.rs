@@ -215,7 +215,11 @@ async fn interactive_calls_overtake_a_bulk_job() {
 async fn bulk_that_has_waited_has_every_second_batch_of_a_device_too() {
     let limits = Limits { bulk_wait_us_max: 0, ..Limits::default() };
     let batch = BatchLimits { tokens_max: 32, ..BatchLimits::default() };
-    for gate in [Gate::batched(limits.clone(), batch), Gate::on_device(limits, batch)] {
+    for gate in [
+        Gate::batched(limits.clone(), batch),
+        Gate::on_device(limits.clone(), batch),
+        Gate::beginning(limits, batch, 1),
+    ] {
         let full = |text: &str, count| -> Vec<String> { vec![text.repeat(30); count] };
         let bulk =
             Call { inputs: full("x", 6).into(), priority: Some(Priority::Bulk), ..Call::default() };
@@ -237,25 +241,25 @@ async fn bulk_that_has_waited_has_every_second_batch_of_a_device_too() {
 }
 
 #[tokio::test]
-async fn a_device_begins_the_next_batch_while_it_computes() {
+async fn a_device_begins_the_next_batch_while_it_computes_if_that_takes_little_time() {
     let batch = BatchLimits { tokens_max: 32, ..BatchLimits::default() };
-    let gate = Gate::beginning(Limits::default(), batch);
-    let texts: Vec<String> = ["a", "b", "c", "d", "e"].map(|text| text.repeat(30)).into();
-    let bulk = gate.begin(Call {
-        inputs: texts.clone().into(),
-        priority: Some(Priority::Bulk),
-        ..Call::default()
-    });
-    tokio::task::yield_now().await;
-    for text in &texts {
-        assert_eq!(gate.next_batch(), std::slice::from_ref(text));
-        let begun = gate.begun_batch().map(|begun| begun.concat());
-        let next = texts.iter().find(|next| *next > text);
-        assert_eq!(begun.as_ref(), next);
-        gate.go();
+    for (cost_us, begins) in [(1, true), (10_000_000, false)] {
+        let gate = Gate::beginning(Limits::default(), batch, cost_us);
+        let texts: Vec<String> = ["a", "b", "c", "d", "e"].map(|text| text.repeat(30)).into();
+        let inputs = texts.clone().into();
+        let bulk = Call { inputs, priority: Some(Priority::Bulk), ..Call::default() };
+        let bulk = gate.begin(bulk);
+        tokio::task::yield_now().await;
+        for text in &texts {
+            assert_eq!(gate.next_batch(), std::slice::from_ref(text));
+            let begun = gate.begun_batch().map(|begun| begun.concat());
+            let next = texts.iter().find(|next| *next > text);
+            assert_eq!(begun.as_ref(), next.filter(|_| begins));
+            gate.go();
+        }
+        let all: Vec<f32> = texts.iter().flat_map(|text| expected(text)).collect();
+        assert_eq!(bulk.await.unwrap().unwrap().vectors, all);
     }
-    let all: Vec<f32> = texts.iter().flat_map(|text| expected(text)).collect();
-    assert_eq!(bulk.await.unwrap().unwrap().vectors, all);
 }
 
 #[tokio::test]

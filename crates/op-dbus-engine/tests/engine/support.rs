@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, Batch, BatchLimits, Buckets, Call, Description, Engine,
-    EngineConfig, Error, Limits, Meanwhile, ModelShape, Pool, Reply, Tokenizer,
+    Backend, BackendError, BackendFactory, Batch, BatchCost, BatchLimits, Buckets, Call,
+    Description, Engine, EngineConfig, Error, Limits, Meanwhile, ModelShape, Pool, Reply,
+    Tokenizer,
 };
 use tokio::task::JoinHandle;
 
@@ -97,19 +98,23 @@ impl Gate {
 
     /// As on a device with memory of its own, whose next batch is planned while it computes.
     pub fn on_device(limits: Limits, batch: BatchLimits) -> Self {
-        Self::device(limits, batch, false)
+        Self::device(limits, batch, None)
     }
 
-    /// As on one that begins the next batch while it computes.
-    pub fn beginning(limits: Limits, batch: BatchLimits) -> Self {
-        Self::device(limits, batch, true)
+    /// As on one that begins the next batch while it computes, where a full one is known to take `cost_us`.
+    pub fn beginning(limits: Limits, batch: BatchLimits, cost_us: u64) -> Self {
+        Self::device(limits, batch, Some(cost_us))
     }
 
-    fn device(limits: Limits, batch: BatchLimits, begins: bool) -> Self {
+    fn device(limits: Limits, batch: BatchLimits, cost_us: Option<u64>) -> Self {
         let BatchLimits { tokens_max, attention_max, rows_max, .. } = batch;
         let buckets =
             Buckets { tokens_max, attention_max, rows_max, length_max: INPUT_MAX, packed: false };
-        Self::made((Some(buckets), begins), |factory| batched(factory, limits, batch, 1))
+        let costs = cost_us.map(|us| BatchCost { tokens: tokens_max, us }).into_iter().collect();
+        Self::made((Some(buckets), cost_us.is_some()), |factory| {
+            let pool = Pool { batch, costs, ..Pool::new(factory) };
+            Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config(limits)).unwrap()
+        })
     }
 
     /// With a worker in reserve that is made by `reserve` and waits for nobody.

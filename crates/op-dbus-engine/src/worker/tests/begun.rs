@@ -85,6 +85,29 @@ fn answers_that_nobody_asked_for_are_a_lost_worker() {
     }
 }
 
+#[test]
+fn an_answer_is_taken_of_a_worker_that_left_the_next_batch_unread() {
+    let (begun, both) = channel();
+    let (link, worker) = link(PATIENT, move |socket| {
+        let _: Request = receive_message(&socket, None).unwrap();
+        send_message(&socket, &ready()).unwrap();
+        let _: Request = receive_message(&socket, None).unwrap();
+        both.recv().unwrap();
+        send_message(&socket, &done(1)).unwrap();
+    });
+    let mut link = link.unwrap().0;
+    let mut out = [0.0; 8];
+    let mut worker = Some(worker);
+    let mut meanwhile = |begin: &mut Begin<'_>| {
+        assert!(begin(&NEXT));
+        begun.send(()).unwrap();
+        // It has hung up when its answer is looked for.
+        worker.take().unwrap().join().unwrap();
+    };
+    link.run_while(&BATCH, &mut out, &mut meanwhile).unwrap();
+    lost_because(&run(&mut link, &NEXT, &mut [0.0; 12]).unwrap_err(), "closed its socket");
+}
+
 /// What it has not read may be the batch that was begun: the one before it is no text that nobody has tried.
 #[test]
 fn a_worker_that_leaves_two_batches_has_read_one_perhaps() {
