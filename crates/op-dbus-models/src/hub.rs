@@ -3,17 +3,19 @@
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use hf_hub::api::sync::{ApiBuilder, ApiRepo};
+use hf_hub::api::sync::{Api, ApiBuilder, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
 use crate::Error;
-use crate::progress::{Progress, Step};
-use crate::staging::{Owner, act_as};
+use crate::progress::Progress;
+use crate::staging::{Owner, act_as, begin_as};
 
 const ENDPOINT: &str = "https://huggingface.co";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// One repository at one revision.
 pub(crate) struct Hub<'a> {
@@ -22,12 +24,16 @@ pub(crate) struct Hub<'a> {
     pub(crate) offline: bool,
     /// Who makes the files of a download, if not who asks for it.
     pub(crate) owner: Option<Owner>,
+    /// How long the hub may send nothing before a download fails.
+    pub(crate) silence_max: Duration,
     repo: Repo,
     own: Cache,
     /// The cache that other programs of this user fill; read only.
-    shared: Option<Cache>,
+    pub(crate) shared: Option<Cache>,
+    /// Whether files are looked for there.
+    pub(crate) use_shared: bool,
     /// Made at the first file that no cache has.
-    api: Option<ApiRepo>,
+    api: Option<Api>,
 }
 
 impl<'a> Hub<'a> {
@@ -52,31 +58,96 @@ impl<'a> Hub<'a> {
                 .unwrap_or_else(|| ENDPOINT.to_owned()),
             offline: ["1", "on", "yes", "true"].contains(&offline.as_str()),
             owner: None,
+            silence_max: SILENCE_MAX,
             repo,
             own,
             shared: has_home.then(Cache::from_env),
+            use_shared: true,
             api: None,
         }
     }
 
-    /// The path of a file in a cache, fetched first when it is in none.
-    pub(crate) fn file(&mut self, name: &str) -> Result<PathBuf, Error> {
-        for cache in [Some(&self.own), self.shared.as_ref()].into_iter().flatten() {
-            if let Some(path) = cache.repo(self.repo.clone()).get(name) {
+    /// The path of a file in a cache, fetched first when it is in none; the right one has `bytes`.
+    pub(crate) fn file(&mut self, name: &str, bytes: u64) -> Result<PathBuf, Error> {
+        let shared = self.shared.as_ref().filter(|_| self.use_shared);
+        for cache in [Some(&self.own), shared].into_iter().flatten() {
+            if let Some(path) = cached(cache, &self.repo, name) {
                 return path.canonicalize().map_err(|error| Error::io("read", &path, error));
             }
         }
-        if self.api.is_none() {
-            self.api = Some(self.connect()?);
+        let api = match &self.api {
+            Some(api) => api.clone(),
+            None => self.api.insert(self.connect()?).clone(),
+        };
+        let mut fetched = self.fetch(api.repo(self.repo.clone()), name);
+        // The hub has nothing to add to a whole part, and refuses to.
+        if fetched.is_err() && self.remove_whole_parts(bytes) {
+            fetched = self.fetch(api.repo(self.repo.clone()), name);
         }
-        let Some(api) = &self.api else { return Err(failure("not connected")) };
-        let mut shown = Shown { progress: self.progress, step: None, bytes: 0 };
-        let fetched = fetch(api, name, self.owner, &mut shown);
-        let result = fetched.map_err(|error| self.by_variable(error))?;
-        if let Some(step) = shown.step.take() {
-            step.finish(shown.bytes);
+        let path = fetched.map_err(|error| self.by_variable(error))?;
+        path.canonicalize().map_err(|error| Error::io("read", &path, error))
+    }
+
+    /// The client has no timeouts and panics on some malformed replies, so it runs in a thread of its
+    /// own, which is left behind when it hears nothing. It gets at files as the owner: he resumes what
+    /// root began, and root follows no link of his.
+    fn fetch(&self, api: ApiRepo, name: &str) -> Result<PathBuf, Error> {
+        let (events, told) = channel();
+        let wanted = name.to_owned();
+        begin_as(self.owner, move || {
+            let fetched = api.download_with_progress(&wanted, Told(events.clone()));
+            let fetched = fetched.map_err(|error| one_line(&error.to_string()));
+            // Nobody may wait for it any more.
+            events.send(Event::Done(fetched)).ok();
+        });
+        let (mut step, mut bytes) = (None, 0);
+        loop {
+            match told.recv_timeout(self.silence_max) {
+                // Again when a download resumes.
+                Ok(Event::Begun(total)) => {
+                    bytes = total;
+                    step = Some(self.progress.step(format!("hub: {name}"), Some(total)));
+                }
+                Ok(Event::Came(more)) => {
+                    if let Some(step) = &step {
+                        step.advance(more);
+                    }
+                }
+                Ok(Event::Done(fetched)) => {
+                    let path = fetched.map_err(|why| failure(format_args!("{name}: {why}")))?;
+                    if let Some(step) = step {
+                        step.finish(bytes);
+                    }
+                    return Ok(path);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let seconds = self.silence_max.as_secs();
+                    return Err(failure(format_args!(
+                        "{name}: nothing came for {seconds} s; the next pull goes on where this \
+                         one stopped"
+                    )));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(failure("its answer could not be understood"));
+                }
+            }
         }
-        result.canonicalize().map_err(|error| Error::io("read", &result, error))
+    }
+
+    /// Removes, as the owner, unfinished downloads that have all of a file's bytes or more; whether
+    /// there were any.
+    fn remove_whole_parts(&self, bytes: u64) -> bool {
+        let blobs = self.own.repo(self.repo.clone()).blob_path("");
+        let is_whole = |path: &PathBuf| {
+            let meta = std::fs::symlink_metadata(path);
+            path.extension().is_some_and(|e| e == "part") && meta.is_ok_and(|m| m.len() >= bytes)
+        };
+        let remove = || {
+            let entries = std::fs::read_dir(blobs).into_iter().flatten().flatten();
+            let whole = entries.map(|entry| entry.path()).filter(is_whole);
+            whole.filter(|path| std::fs::remove_file(path).is_ok()).count()
+        };
+        act_as(self.owner, remove).is_some_and(|removed| removed > 0)
     }
 
     /// Removes a file that is ours; others' caches are only copied from. What lies around it is the
@@ -94,27 +165,36 @@ impl<'a> Hub<'a> {
     fn by_variable(&self, error: Error) -> Error {
         match error {
             Error::Source { source_name, reason } if self.endpoint != ENDPOINT => {
-                let reason = format!("{reason}; HF_ENDPOINT is {}", self.endpoint);
+                let shown = without_credentials(&self.endpoint);
+                let reason = reason.replace(&self.endpoint, &shown);
+                let reason = format!("{reason}; HF_ENDPOINT is {shown}");
                 Error::Source { source_name, reason }
             }
             error => error,
         }
     }
 
-    fn connect(&self) -> Result<ApiRepo, Error> {
+    fn connect(&self) -> Result<Api, Error> {
         if self.offline {
             return Err(failure("HF_HUB_OFFLINE is set, and the file is in no cache"));
         }
         probe(&self.endpoint).map_err(|error| self.by_variable(error))?;
         let token = self.shared.as_ref().and_then(Cache::token);
-        let api = ApiBuilder::from_cache(self.own.clone())
+        ApiBuilder::from_cache(self.own.clone())
             .with_endpoint(self.endpoint.clone())
             .with_token(token)
             .with_progress(false)
             .build()
-            .map_err(failure)?;
-        Ok(api.repo(self.repo.clone()))
+            .map_err(failure)
     }
+}
+
+/// A file that is in a cache. Python's client makes a ref for a branch and none for a commit, which
+/// is all that this one goes by.
+fn cached(cache: &Cache, repo: &Repo, name: &str) -> Option<PathBuf> {
+    let found = cache.repo(repo.clone());
+    let of_commit = || Some(found.pointer_path(repo.revision()).join(name)).filter(|p| p.exists());
+    found.get(name).or_else(of_commit)
 }
 
 /// The client has no connect timeout of its own: a machine behind a silent firewall would wait for
@@ -139,26 +219,28 @@ fn probe(endpoint: &str) -> Result<(), Error> {
 }
 
 fn host_and_port(endpoint: &str) -> (&str, u16) {
-    let (scheme, rest) = endpoint.split_once("://").unwrap_or(("https", endpoint));
-    let authority = rest.split('/').next().unwrap_or(rest);
-    let usual = if scheme == "http" { 80 } else { 443 };
-    match authority.rsplit_once(':') {
-        Some((host, port)) => (host, port.parse().unwrap_or(usual)),
-        None => (authority, usual),
-    }
+    let usual = if endpoint.starts_with("http://") { 80 } else { 443 };
+    let authority = authority(endpoint);
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    // The address of IPv6 has colons of its own.
+    let (host, port) = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, port)) => (host, port.trim_start_matches(':')),
+        None => authority.rsplit_once(':').unwrap_or((authority, "")),
+    };
+    (host, port.parse().unwrap_or(usual))
 }
 
-/// The client panics on some malformed replies, so it runs in a thread of its own, which gets at files as
-/// `owner`: the owner resumes what root began, and root follows no link of his.
-fn fetch(
-    api: &ApiRepo,
-    name: &str,
-    owner: Option<Owner>,
-    shown: &mut Shown<'_>,
-) -> Result<PathBuf, Error> {
-    act_as(owner, || api.download_with_progress(name, shown))
-        .ok_or_else(|| failure("its answer could not be understood"))?
-        .map_err(|error| failure(format_args!("{name}: {}", one_line(&error.to_string()))))
+fn authority(endpoint: &str) -> &str {
+    let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
+    rest.split('/').next().unwrap_or(rest)
+}
+
+/// An endpoint as it may be shown.
+fn without_credentials(endpoint: &str) -> String {
+    match authority(endpoint).rsplit_once('@') {
+        Some((credentials, _)) => endpoint.replacen(&format!("{credentials}@"), "", 1),
+        None => endpoint.to_owned(),
+    }
 }
 
 fn one_line(text: &str) -> String {
@@ -169,24 +251,33 @@ fn failure(reason: impl std::fmt::Display) -> Error {
     Error::Source { source_name: "hub", reason: reason.to_string() }
 }
 
-struct Shown<'a> {
-    progress: &'a Progress,
-    step: Option<Step<'a>>,
-    bytes: u64,
+/// What the thread of a download tells.
+enum Event {
+    /// The size of the whole file, in bytes.
+    Begun(u64),
+    /// So many bytes more.
+    Came(u64),
+    Done(Result<PathBuf, String>),
 }
 
-impl hf_hub::api::Progress for &mut Shown<'_> {
-    // Called again when a download resumes.
-    fn init(&mut self, size: usize, filename: &str) {
-        self.bytes = size as u64;
-        let step = self.progress.step(format!("hub: {filename}"), Some(size as u64));
-        self.step = Some(step);
+struct Told(Sender<Event>);
+
+impl Told {
+    fn tell(&self, event: Event) {
+        if self.0.send(event).is_err() {
+            // Nobody waits any more: the client ends here, and writes nothing into the next one's file.
+            std::panic::resume_unwind(Box::new("nobody waits"));
+        }
+    }
+}
+
+impl hf_hub::api::Progress for Told {
+    fn init(&mut self, size: usize, _: &str) {
+        self.tell(Event::Begun(size as u64));
     }
 
     fn update(&mut self, size: usize) {
-        if let Some(step) = &self.step {
-            step.advance(size as u64);
-        }
+        self.tell(Event::Came(size as u64));
     }
 
     fn finish(&mut self) {}
@@ -201,6 +292,11 @@ mod tests {
         assert_eq!(host_and_port("https://hub.example"), ("hub.example", 443));
         assert_eq!(host_and_port("http://mirror:8080/x"), ("mirror", 8080));
         assert_eq!(host_and_port("http://mirror/hf"), ("mirror", 80));
+        assert_eq!(host_and_port("mirror"), ("mirror", 443));
+        assert_eq!(host_and_port("http://[::1]:8080/x"), ("::1", 8080));
+        assert_eq!(host_and_port("https://[::1]"), ("::1", 443));
+        assert_eq!(host_and_port("http://user:p@w@mirror"), ("mirror", 80));
+        assert_eq!(host_and_port("http://user:pw@[::1]:8080"), ("::1", 8080));
     }
 
     #[test]
@@ -220,6 +316,9 @@ mod tests {
         hub.endpoint = "mirror".to_owned();
         let told = hub.by_variable(failure("it is gone")).to_string();
         assert!(told.ends_with("it is gone; HF_ENDPOINT is mirror"), "{told}");
+        hub.endpoint = "http://user:pw@mirror/hf".to_owned();
+        let told = hub.by_variable(failure("http://user:pw@mirror/hf is gone")).to_string();
+        assert_eq!(told, "hub: http://mirror/hf is gone; HF_ENDPOINT is http://mirror/hf");
         hub.endpoint = ENDPOINT.to_owned();
         assert!(!hub.by_variable(failure("it is gone")).to_string().contains("HF_ENDPOINT"));
     }

@@ -96,7 +96,7 @@ fn named(package: &Package) -> String {
     }
 }
 
-struct Fetch<'a> {
+pub(crate) struct Fetch<'a> {
     model: &'a BuiltIn,
     stage: &'a Path,
     files: PathBuf,
@@ -106,7 +106,7 @@ struct Fetch<'a> {
 }
 
 impl<'a> Fetch<'a> {
-    fn new(
+    pub(crate) fn new(
         model: &'a BuiltIn,
         stage: &'a Path,
         options: &'a PullOptions<'a>,
@@ -182,17 +182,40 @@ impl<'a> Fetch<'a> {
         let partial = writer.partial(&model.name);
         let mut hub = Hub::new(&model.repository, &model.revision, &partial, progress);
         hub.owner = writer.owner();
-        for record in self.missing.clone() {
-            let path = hub.file(&record.path)?;
-            let mut place = Place::folder(path.parent().unwrap_or(&path))?;
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let result = self.take_one(&mut place, &name, ("hub", record));
-            // Taken over or wrong: neither is worth keeping.
-            hub.release(&path);
-            self.check(record, result?, "hub")?;
-        }
+        self.take_from_hub(&mut hub)?;
         self.delivered.push(format!("hub: {}", model.repository));
         Ok(())
+    }
+
+    /// Takes what is missing from the hub. Its files stay for the next pull until the model is whole.
+    pub(crate) fn take_from_hub(&mut self, hub: &mut Hub<'_>) -> Result<(), Error> {
+        for record in self.missing.clone() {
+            loop {
+                let path = hub.file(&record.path, record.bytes)?;
+                match self.take_file(&path, record) {
+                    Ok(()) => break,
+                    Err(error @ Error::NoSpace { .. }) => return Err(error),
+                    Err(error) if hub.owns(&path) || !hub.use_shared => {
+                        hub.release(&path);
+                        return Err(error);
+                    }
+                    // What other programs keep is not in the hub's way.
+                    Err(error) => {
+                        let (name, path) = (&self.model.name, path.display());
+                        self.options.progress.say(format_args!("{name}: {path}: {error}"));
+                        hub.use_shared = false;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_file(&mut self, path: &Path, record: &FileRecord) -> Result<(), Error> {
+        let mut place = Place::folder(path.parent().unwrap_or(path))?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let found = self.take_one(&mut place, &name, ("hub", record))?;
+        self.check(record, found, "hub")
     }
 
     fn try_wheels(&mut self, wheels: &Wheels<'_>) -> Result<(), Error> {

@@ -18,7 +18,7 @@ use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 
 use crate::Error;
-pub(crate) use owner::{Owner, act_as};
+pub(crate) use owner::{Owner, act_as, begin_as};
 use owner::{by_descriptor, follow_dir, open_dir, open_store};
 pub(crate) use stage::Stage;
 

@@ -48,14 +48,26 @@ impl Owner {
 /// where it panicked.
 pub(crate) fn act_as<T: Send>(owner: Option<Owner>, work: impl FnOnce() -> T + Send) -> Option<T> {
     let work = || {
-        if let Some(owner) = owner {
-            // Of this thread alone, and for as long as it lives.
-            setfsgid(owner.gid);
-            setfsuid(owner.uid);
-        }
+        take_rights(owner);
         work()
     };
     std::thread::scope(|scope| scope.spawn(work).join().ok())
+}
+
+/// The same for work that may never end: nobody waits for its thread.
+pub(crate) fn begin_as(owner: Option<Owner>, work: impl FnOnce() + Send + 'static) {
+    std::thread::spawn(move || {
+        take_rights(owner);
+        work();
+    });
+}
+
+/// Of this thread alone, and for as long as it lives.
+fn take_rights(owner: Option<Owner>) {
+    if let Some(owner) = owner {
+        setfsgid(owner.gid);
+        setfsuid(owner.uid);
+    }
 }
 
 /// A folder itself, and not what a link in its place leads to.
