@@ -43,14 +43,14 @@ impl RemoteBackend {
         (0..count).map(move |step| (home + step) % count)
     }
 
-    /// The endpoint to ask now, one that has `failed` the batch after all others; none while all rest. A batch
-    /// that has `waited` for one that had failed before waits for no other such, if one serves.
+    /// The endpoint to ask now, one that has `failed` the batch more often after all others; none while all
+    /// rest. A batch that has `waited` for one that had failed before waits for no other such, if one serves.
     fn pick(&self, now: Instant, failed: &[usize], waited: bool) -> Option<usize> {
         let circuit = |index: usize| &self.endpoints[index].circuit;
-        let allowed = |index: &usize| circuit(*index).allows(now);
-        let fresh = || self.order().filter(|index| allowed(index) && !failed.contains(index));
-        let serving = fresh().find(|index| waited && circuit(*index).serves(now));
-        serving.or_else(|| fresh().next()).or_else(|| self.order().find(allowed))
+        let allowed = || self.order().filter(|index| circuit(*index).allows(now));
+        let tries = |index: &usize| failed.iter().filter(|other| *other == index).count();
+        let serves = |index: &usize| waited && tries(index) == 0 && circuit(*index).serves(now);
+        allowed().find(serves).or_else(|| allowed().min_by_key(tries))
     }
 
     /// Until when an endpoint may take what it gets `now`: while another one can be asked, that has as long.
@@ -97,9 +97,22 @@ impl RemoteBackend {
         for sent in trial.sent() {
             let begin = shown.len();
             shown.resize(begin + sent.batch.rows() * dimensions, f32::NAN);
-            let bounds = (left(until), Quote::Words);
-            endpoint.compute((clients, options), &sent, &mut shown[begin..], bounds)?;
-            until = deadline.min(Instant::now() + options.request_time);
+            let mut ask = |sent: &Sent<'_>, out: &mut [f32]| -> Result<(), Failure> {
+                let bounds = (left(until), Quote::Words);
+                endpoint.compute((clients, options), sent, out, bounds)?;
+                until = deadline.min(Instant::now() + options.request_time);
+                Ok(())
+            };
+            let out = &mut shown[begin..];
+            match ask(&sent, out) {
+                // It may take one text at once.
+                Err(why) if sent.batch.rows() > 1 && why.is_refusal() => {
+                    let mut rows = out.chunks_exact_mut(dimensions).enumerate();
+                    let alone = rows.try_for_each(|(row, out)| ask(&sent.part(row..row + 1), out));
+                    alone.map_err(|_| why)?;
+                }
+                result => result?,
+            }
         }
         trial.look(&shown, dimensions).map_err(Failure::Away)?;
         Ok(shown)

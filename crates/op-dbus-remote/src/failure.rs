@@ -66,6 +66,11 @@ impl Failure {
         matches!(self, Self::Failed(_) | Self::Declined(_) | Self::Refused(_) | Self::TooLarge(_))
     }
 
+    /// Whether it says that it does not take this batch.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Declined(_) | Self::Refused(_) | Self::TooLarge(_))
+    }
+
     /// What may be told where a caller's batch was sent.
     pub fn unquoted(self) -> Self {
         match self {

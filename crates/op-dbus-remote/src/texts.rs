@@ -31,14 +31,18 @@ impl Sent<'_> {
 /// well, and nothing is left for a server to cut.
 ///
 /// # Errors
-/// [`BackendError::Failed`]: one of them can't be had.
+/// One of them can't be had: [`BackendError::Failed`] where it is alone, else [`BackendError::OutOfMemory`], so
+/// that the batch is sent in smaller ones and most of its texts stay together.
 pub fn rebuilt(batch: &Batch<'_>, tokenizer: &Tokenizer) -> Result<Vec<String>, BackendError> {
     let texts = batch.texts().map(|ids| tokenizer.text(ids)).collect::<Option<_>>();
     texts.ok_or_else(|| {
         let message = "remote: of the tokens of one text no text is made again, and nothing else may be \
                        sent where inputs is texts ([providers.remote]); that is so for one that was cut \
                        within a word: cut it at its end (truncate), or send parts of it";
-        BackendError::Failed(message.to_owned())
+        match batch.rows() {
+            1 => BackendError::Failed(message.to_owned()),
+            _ => BackendError::OutOfMemory(message.to_owned()),
+        }
     })
 }
 

@@ -1,5 +1,7 @@
 //! What every endpoint is tried with, and what it has to show.
 
+use std::ops::Range;
+
 use op_dbus_engine::{Batch, Reference, Tokenizer};
 
 use crate::texts::Sent;
@@ -13,9 +15,9 @@ const PLAIN: &[i32] = IDS.split_at(3).1;
 /// Special tokens around a text.
 const SPECIALS: usize = 2;
 
-/// What texts are tried with: something short, and words of one token each, of which texts of any length
-/// are made.
-const SHORT: &str = "what others compute";
+/// What texts are tried with: two short ones of unequal length, and words of one token each, of which texts of
+/// any length are made.
+const SHORT: [&str; 2] = ["what others compute", "others"];
 const WORDS: &str = "one red house stands by the old river and two green boats go to the sea ";
 /// Least distance, as a part of its length, of the vector of a text of up to so many tokens and that of the
 /// same text without its last one. Where a server cuts both to the same, there is none. Of a longer text
@@ -32,7 +34,7 @@ pub struct Trial {
     known: Vec<Reference>,
 }
 
-/// What is sent together: no more than any server takes.
+/// What is sent together: the short rows, or the long ones, for which there is more time.
 #[derive(Clone, Debug)]
 struct Part {
     ids: Vec<i32>,
@@ -64,8 +66,8 @@ impl Trial {
         }
     }
 
-    /// A trial of endpoints that take texts: a short one, one of as many tokens as the model reads, and
-    /// that one without its last word.
+    /// A trial of endpoints that take texts: short ones, one of as many tokens as the model reads, and that
+    /// one without its last word.
     ///
     /// # Errors
     /// A clause: this tokenizer's ids do not become texts again.
@@ -75,9 +77,12 @@ impl Trial {
             let whole = tokenizer.text(&whole)?;
             let (shorter, _) = whole.rsplit_once(' ')?;
             let ids = |text: &str| tokenizer.ids(text).ok();
-            let rows = [ids(SHORT)?, ids(&whole)?, ids(shorter)?];
-            let texts = rows.iter().map(|ids| tokenizer.text(ids)).collect::<Option<_>>()?;
-            let parts = vec![Part::of(&rows, Some(texts))];
+            let rows = [ids(SHORT[0])?, ids(SHORT[1])?, ids(&whole)?, ids(shorter)?];
+            let texts: Vec<String> =
+                rows.iter().map(|ids| tokenizer.text(ids)).collect::<Option<_>>()?;
+            let part =
+                |range: Range<usize>| Part::of(&rows[range.clone()], Some(texts[range].to_vec()));
+            let parts = vec![part(0..SHORT.len()), part(SHORT.len()..rows.len())];
             Some(Self { parts, is_long: true, known: Vec::new() })
         };
         trial().ok_or_else(|| {

@@ -5,13 +5,16 @@
 use std::time::{Duration, Instant};
 
 use op_dbus_engine::{Backend, BackendError};
+use op_dbus_remote::{Options, RemoteBackend};
 
-use played::{Endpoint, Mood, PATIENT, SHORT, backend, device, hasty};
+use played::{Endpoint, Mood, PATIENT, SHORT, backend, device, hasty, options};
 
 /// The endpoints.
 mod played;
 /// What they have to show, and how much they take.
 mod shown;
+/// Those that are sent texts.
+mod texts;
 
 #[test]
 fn the_next_takes_over_and_the_first_comes_back() {
@@ -81,6 +84,18 @@ fn a_batch_that_servers_fail_is_tried_twice() {
     let before = one.asked().1;
     assert!(matches!(device(&mut alone), Err(BackendError::Failed(why)) if why.contains("500")));
     assert_eq!(one.asked().1, before + 2);
+}
+
+#[test]
+fn tries_beyond_the_first_round_are_shared_out() {
+    let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Well));
+    let options = Options { attempts_max: 4, ..options(&[&one, &two], PATIENT) };
+    let mut backend = RemoteBackend::load(options, || unreachable!("no text is sent")).unwrap();
+    one.set(Mood::Only(500));
+    two.set(Mood::Only(500));
+    let before = (one.asked().1, two.asked().1);
+    assert!(matches!(device(&mut backend), Err(BackendError::Failed(_))));
+    assert_eq!((one.asked().1 - before.0, two.asked().1 - before.1), (2, 2));
 }
 
 /// However few tries a batch has.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use op_dbus_engine::foreign::Pooling;
-use op_dbus_engine::{Backend, BackendError, Batch};
+use op_dbus_engine::{Backend, BackendError, Batch, Tokenizer};
 use op_dbus_remote::{Options, Protocol, RemoteBackend, Shape};
 
 pub const DIMENSIONS: usize = 4;
@@ -41,6 +41,8 @@ pub enum Mood {
     Cuts(usize),
     /// With this status to batches of more rows than that.
     AtMost(usize, u16),
+    /// After this time to batches with a text of as many tokens as the model reads.
+    SlowIfLong(Duration),
     /// With this status to batches with a row that begins so.
     Not(i64, u16),
 }
@@ -115,6 +117,15 @@ fn talk(stream: &TcpStream, told: &Told) -> std::io::Result<()> {
             // Until the other end has had enough.
             reader.read_exact(&mut [0])?;
         }
+        let is_long = rows.iter().any(|row| row.len() + 2 == 2 * TOKENS_MAX);
+        if let (Mood::SlowIfLong(time), true) = (mood, is_long) {
+            stream.set_read_timeout(Some(time))?;
+            if reader.read(&mut [0]).is_ok() {
+                // The other end has had enough.
+                return Ok(());
+            }
+            stream.set_read_timeout(None)?;
+        }
         let (status, body) = answer(&rows, mood);
         let (length, later) = (body.len(), matches!(mood, Mood::Later(_)));
         let later = if later { "Retry-After: 1\r\n" } else { "" };
@@ -127,7 +138,17 @@ fn talk(stream: &TcpStream, told: &Told) -> std::io::Result<()> {
 
 fn rows(request: &str) -> Vec<Vec<i64>> {
     let request: serde_json::Value = serde_json::from_str(request).unwrap();
-    serde_json::from_value(request["input"].clone()).unwrap()
+    let texts: Result<Vec<String>, _> = serde_json::from_value(request["input"].clone());
+    match texts {
+        Ok(texts) => texts.iter().map(|text| ids(text)).collect(),
+        Err(_) => serde_json::from_value(request["input"].clone()).unwrap(),
+    }
+}
+
+/// One for each letter, as the tokenizer here has them; no trial has an x.
+fn ids(text: &str) -> Vec<i64> {
+    let letters = text.bytes().filter(|letter| *letter != b' ');
+    letters.map(|letter| if letter == b'x' { 101 } else { 2 }).collect()
 }
 
 /// Those of callers have other ids here.
@@ -143,7 +164,7 @@ fn answer(rows: &[Vec<i64>], mood: Mood) -> (u16, String) {
         Mood::Only(status) | Mood::Later(status) if !is_trial => {
             return (status, "said words".to_owned());
         }
-        Mood::AtMost(most, status) if !is_trial && rows.len() > most => {
+        Mood::AtMost(most, status) if rows.len() > most => {
             return (status, "said words".to_owned());
         }
         Mood::Not(first, status) if rows.iter().any(|row| row[0] == first) => {
@@ -182,13 +203,8 @@ pub fn backend(
     hasty(endpoints, PATIENT, batch_time)
 }
 
-/// A backend that waits no longer for an endpoint than `request_time`.
-pub fn hasty(
-    endpoints: &[&Endpoint],
-    request_time: Duration,
-    batch_time: Duration,
-) -> Result<RemoteBackend, BackendError> {
-    let options = Options {
+pub fn options(endpoints: &[&Endpoint], batch_time: Duration) -> Options {
+    Options {
         endpoints: endpoints.iter().map(|endpoint| endpoint.url.clone()).collect(),
         home: 0,
         protocol: Protocol::OpenAi,
@@ -196,7 +212,7 @@ pub fn hasty(
         model: "m".to_owned(),
         token: None,
         roots: None,
-        request_time,
+        request_time: PATIENT,
         batch_time,
         attempts_max: 2,
         shape: Shape {
@@ -205,7 +221,24 @@ pub fn hasty(
             normalize: true,
             max_input_tokens: TOKENS_MAX,
         },
-    };
+    }
+}
+
+/// A backend that sends texts, in which each letter is a token. Its model reads twice as many.
+pub fn of_texts(endpoints: &[&Endpoint]) -> RemoteBackend {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny-bert/tokenizer.json");
+    let tokenizer = Tokenizer::from_bytes(&std::fs::read(path).unwrap(), 2 * TOKENS_MAX).unwrap();
+    let options = Options { texts: true, ..options(endpoints, PATIENT) };
+    RemoteBackend::load(options, || Ok(tokenizer)).unwrap()
+}
+
+/// A backend that waits no longer for an endpoint than `request_time`.
+pub fn hasty(
+    endpoints: &[&Endpoint],
+    request_time: Duration,
+    batch_time: Duration,
+) -> Result<RemoteBackend, BackendError> {
+    let options = Options { request_time, ..options(endpoints, batch_time) };
     RemoteBackend::load(options, || unreachable!("no text is sent"))
 }
 

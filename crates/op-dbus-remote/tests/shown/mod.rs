@@ -70,6 +70,23 @@ fn servers_that_take_fewer_texts_get_fewer() {
     }
 }
 
+/// With `rows_max` 1 it is never sent more.
+#[test]
+fn who_takes_one_text_at_once_is_tried_with_one() {
+    for status in [400, 413] {
+        let one = Endpoint::new(Mood::AtMost(1, status));
+        let mut backend = backend(&[&one], PATIENT).unwrap();
+        // Each of the requests has two rows, which come one by one after it.
+        assert_eq!(one.asked().0, TRIAL + 2 * TRIAL, "{status}");
+        assert_eq!(device(&mut backend).unwrap(), "remote:0");
+    }
+    // It is not asked for more where it fails a single one.
+    let one = Endpoint::new(Mood::All(400));
+    let error = backend(&[&one], PATIENT).unwrap_err().to_string();
+    assert!(error.contains("it answers 400"), "{error}");
+    assert_eq!(one.asked().0, 2);
+}
+
 /// Nobody else's batches become smaller for it.
 #[test]
 fn a_text_that_is_refused_does_not_count_as_too_many() {
