@@ -150,7 +150,7 @@ impl Builder {
     }
 
     /// Precision of the arithmetic; by default what suits the device. ONNX Runtime has `F32` and
-    /// `F16`, and `Bf16` with OpenVINO and TensorRT; the native engine all but `F16`; `remote` `F32` alone.
+    /// `F16`, and `Bf16` with OpenVINO and TensorRT; the native engine all but `F16`.
     pub fn precision(self, precision: Precision) -> Self {
         Self { precision: Some(precision), ..self }
     }
