@@ -14,7 +14,7 @@ use op_dbus_engine::{
 use super::costs::{self, Place};
 use super::provider::{self, Host};
 use super::served::{Choice, Served};
-use super::worker::{self, Blueprint, Crew};
+use super::worker::{self, Blueprint, Crew, workers};
 use super::{Error, Means, ignored};
 use crate::devices;
 use crate::settings::options::fleet;
@@ -256,14 +256,6 @@ fn known_costs(
         pool.costs = place.read();
     }
     places
-}
-
-/// Worker processes: as many as the CPU wants, or one or more for each device.
-fn workers(settings: &Settings, host: &Host) -> usize {
-    match host.provider {
-        Provider::Cpu => Crew::of(settings, host.cpu_engine, Vec::new()).workers,
-        _ => host.devices.len() * settings.workers_per_device.unwrap_or(1),
-    }
 }
 
 /// Worker processes beside these for interactive work: where one takes no second copy of the weights. Beside

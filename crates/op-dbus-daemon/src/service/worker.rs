@@ -104,7 +104,8 @@ impl WorkerProgram {
         // Accelerators leave the CPUs to everybody.
         let cpus = if host.provider == Provider::Cpu { allowed_cpus() } else { Vec::new() };
         let crew = Crew::of(settings, host.cpu_engine, cpus);
-        let memory_max = memory_max(settings, host.provider, crew.workers, machine_memory());
+        let memory_max =
+            memory_max(settings, host.provider, workers(settings, host), machine_memory());
         let (blueprint, settings) = (blueprint.clone(), settings.clone());
         move |number| {
             let mut blueprint = blueprint.clone();
@@ -289,6 +290,14 @@ fn reach(provider: Provider, settings: &Settings, command: &mut Command) {
     }
 }
 
+/// Worker processes: as many as the CPU wants, or one or more for each device.
+pub(super) fn workers(settings: &Settings, host: &Host) -> usize {
+    match host.provider {
+        Provider::Cpu => Crew::of(settings, host.cpu_engine, Vec::new()).workers,
+        _ => host.devices.len() * settings.workers_per_device.unwrap_or(1),
+    }
+}
+
 /// Bytes of its own that each of `workers` may ask for, on a machine with `machine` bytes; `None` is no
 /// limit.
 fn memory_max(
@@ -299,7 +308,7 @@ fn memory_max(
 ) -> Option<u64> {
     match (settings.worker_memory_max, provider) {
         (Some(bytes), _) => Some(bytes as u64),
-        (None, Provider::Cpu) => {
+        (None, Provider::Cpu | Provider::Remote) => {
             let shared = machine? / 4 * 3;
             Some((shared / workers.max(1) as u64).max(MEMORY_AUTO_MIN.min(shared)))
         }
@@ -337,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_of_the_cpu_share_three_quarters_of_the_machine() {
+    fn workers_without_a_device_share_three_quarters_of_the_machine() {
         const GIB: u64 = 1 << 30;
         let auto = settings(&[]);
         let of =
@@ -346,6 +355,7 @@ mod tests {
         assert_eq!(of(&auto, Provider::Cpu, 8), Some(6 * GIB));
         assert_eq!(of(&auto, Provider::Cpu, 256), Some(2 * GIB));
         assert_eq!(memory_max(&auto, Provider::Cpu, 8, Some(2 * GIB)), Some(3 * GIB / 2));
+        assert_eq!(of(&auto, Provider::Remote, 8), Some(6 * GIB));
         assert_eq!(of(&auto, Provider::Cuda, 1), None);
         assert_eq!(memory_max(&auto, Provider::Cpu, 1, None), None);
         let own = settings(&[("worker_memory_max", "2GiB")]);

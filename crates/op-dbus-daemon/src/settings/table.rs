@@ -342,7 +342,7 @@ pub const ROWS: &[Row] = &[
         unit: "bytes",
         doc: "The most memory, not counting mapped files, that a worker may ask for; beyond it the \
               worker ends, and its batch is computed again. `auto` is no limit for accelerators, and \
-              on the CPU an equal share of 3/4 of the machine's memory, 2 GiB at least if they are that.",
+              for others an equal share of 3/4 of the machine's memory, 2 GiB at least if they are that.",
         group: Group::Life,
         scope: Scope::Any,
     },
