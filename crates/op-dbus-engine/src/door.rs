@@ -1,10 +1,11 @@
 //! The door to the tokenizer threads: each user has so many pieces of work behind it at a time, so that one
-//! who has much of it keeps the threads busy and others waiting for no more than that.
+//! who has much of it keeps the threads busy and others waiting for no more than that. What takes much memory
+//! comes through it one at a time, and waits before it rather than on a thread.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, mpsc};
 
 use crate::error::Error;
 use crate::prepare::Task;
@@ -12,10 +13,15 @@ use crate::prepare::Task;
 /// Pieces of work of one user behind the door, for each thread: one that is done, and one that waits.
 const OF_USER: usize = 2;
 
+/// Of work that takes much memory, one piece is behind the doors of all engines at a time.
+pub(crate) static HEAVY: Semaphore = Semaphore::const_new(1);
+
 /// A piece of work behind the door. Its user has one more when it is done.
 pub(crate) struct Let {
     pub task: Task,
     pub place: OwnedSemaphorePermit,
+    /// That of [`HEAVY`], where it takes much memory.
+    pub heavy: Option<SemaphorePermit<'static>>,
 }
 
 /// Where work waits to be let in.
@@ -32,6 +38,7 @@ pub(crate) struct Door {
 struct Known {
     places: Weak<Semaphore>,
     alone: Weak<Semaphore>,
+    turn: Weak<Semaphore>,
 }
 
 /// The line of one user, in the order of coming.
@@ -39,6 +46,8 @@ pub(crate) struct Line<'a> {
     door: &'a Door,
     places: Arc<Semaphore>,
     alone: Arc<Semaphore>,
+    /// Of who waits for [`HEAVY`].
+    turn: Arc<Semaphore>,
 }
 
 impl Door {
@@ -62,7 +71,8 @@ impl Door {
             })
         };
         let places = of(&mut known.places, OF_USER * self.threads);
-        Line { door: self, places, alone: of(&mut known.alone, 1) }
+        let [alone, turn] = [&mut known.alone, &mut known.turn].map(|known| of(known, 1));
+        Line { door: self, places, alone, turn }
     }
 }
 
@@ -72,22 +82,32 @@ impl Line<'_> {
     /// # Errors
     /// `ShuttingDown`.
     pub async fn alone(&self) -> Result<OwnedSemaphorePermit, Error> {
-        self.alone.clone().acquire_owned().await.map_err(|_| Error::ShuttingDown)
+        self.alone.clone().acquire_owned().await.map_err(closed)
     }
 
-    /// Returns once the work is let in.
+    /// Returns once the work is let in, which may take much memory.
     ///
     /// # Errors
     /// `ShuttingDown`.
-    pub async fn send(&self, task: Task) -> Result<(), Error> {
-        let place = self.places.clone().acquire_owned().await;
-        let place = place.map_err(|_| Error::ShuttingDown)?;
-        self.door.tasks.send(Let { task, place }).await.map_err(|_| Error::ShuttingDown)
+    pub async fn send(&self, task: Task, is_heavy: bool) -> Result<(), Error> {
+        // One of each user waits for the others', and with one place, so that the user's other work goes on.
+        let turn = if is_heavy { Some(self.turn.acquire().await.map_err(closed)?) } else { None };
+        let place = self.places.clone().acquire_owned().await.map_err(closed)?;
+        // Behind the place, for which others would wait as well.
+        let heavy = if is_heavy { Some(HEAVY.acquire().await.map_err(closed)?) } else { None };
+        drop(turn);
+        self.door.tasks.send(Let { task, place, heavy }).await.map_err(closed)
     }
+}
+
+fn closed<E>(_: E) -> Error {
+    Error::ShuttingDown
 }
 
 #[cfg(test)]
 mod tests {
+    use std::pin::{Pin, pin};
+
     use super::*;
 
     fn work() -> Task {
@@ -95,9 +115,13 @@ mod tests {
     }
 
     async fn is_let_in(line: &Line<'_>) -> bool {
+        is_sent(pin!(line.send(work(), false))).await
+    }
+
+    async fn is_sent(sending: Pin<&mut impl Future<Output = Result<(), Error>>>) -> bool {
         tokio::select! {
             biased;
-            sent = line.send(work()) => sent.is_ok(),
+            sent = sending => sent.is_ok(),
             () = std::future::ready(()) => false,
         }
     }
@@ -122,6 +146,27 @@ mod tests {
         }
         drop((line, first));
         drop(again.alone().await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn what_takes_much_memory_waits_for_its_turn_and_keeps_nothing_else_waiting() {
+        let (door, mut receiver) = Door::new(2);
+        let (one, other) = (door.line(1), door.line(2));
+        one.send(work(), true).await.unwrap();
+        let (mut second, mut third) = (pin!(one.send(work(), true)), pin!(one.send(work(), true)));
+        let mut others = pin!(other.send(work(), true));
+        assert!(!is_sent(second.as_mut()).await && !is_sent(third.as_mut()).await);
+        assert!(!is_sent(others.as_mut()).await);
+        assert_eq!(let_in(&one).await, 2, "of four places one is behind the door, and one waits");
+        assert!(is_let_in(&other).await);
+        drop(receiver.recv().await);
+        second.await.unwrap();
+        assert!(!is_sent(third.as_mut()).await);
+        while receiver.try_recv().is_ok() {}
+        assert!(!is_sent(third.as_mut()).await, "the other user's comes first");
+        others.await.unwrap();
+        drop(receiver.recv().await);
+        third.await.unwrap();
     }
 
     #[tokio::test]

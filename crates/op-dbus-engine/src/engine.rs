@@ -360,7 +360,8 @@ impl Inner {
         }
         let line = self.door.line(job.terms.uid);
         for (first, inputs) in chunks(inputs) {
-            line.send(T::task(Chunk { job: Arc::clone(job), first, inputs })).await?;
+            let is_heavy = inputs.iter().any(|input| input.is_heavy(&self.preparer.tokenizer));
+            line.send(T::task(Chunk { job: Arc::clone(job), first, inputs }), is_heavy).await?;
         }
         Ok(())
     }

@@ -49,6 +49,8 @@ pub(crate) trait Input: Sized {
     fn cost(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize;
     /// Hashes all of it, and of which kind it is.
     fn hash(&self, hasher: &mut impl Hasher);
+    /// Whether making its rows may take much memory.
+    fn is_heavy(&self, tokenizer: &Tokenizer) -> bool;
     /// Its rows.
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError>;
     /// The work of a tokenizer thread on some of it.
@@ -67,6 +69,10 @@ impl Input for String {
     fn hash(&self, hasher: &mut impl Hasher) {
         hasher.write_u8(0);
         hasher.write(self.as_bytes());
+    }
+
+    fn is_heavy(&self, tokenizer: &Tokenizer) -> bool {
+        tokenizer.is_heavy(self, true)
     }
 
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
@@ -93,6 +99,10 @@ impl Input for Vec<u32> {
     fn hash(&self, hasher: &mut impl Hasher) {
         hasher.write_u8(1);
         self.iter().for_each(|id| hasher.write_u32(*id));
+    }
+
+    fn is_heavy(&self, _: &Tokenizer) -> bool {
+        false
     }
 
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
@@ -198,13 +208,13 @@ impl Preparer {
         loop {
             // One idle thread waits for a task, the others for the lock.
             let next = tasks.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
-            let Some(Let { task, place }) = next else { return };
+            let Some(Let { task, place, heavy }) = next else { return };
             match task {
                 Task::Texts(chunk) => self.embed(&chunk),
                 Task::Tokens(chunk) => self.embed(&chunk),
                 Task::Look(work) => work(&self.tokenizer),
             }
-            drop(place);
+            drop((place, heavy));
         }
     }
 }

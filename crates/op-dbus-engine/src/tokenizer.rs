@@ -11,7 +11,7 @@ mod words;
 use std::error::Error as StdError;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use crate::call::Truncate;
 use bounds::Growth;
@@ -31,8 +31,8 @@ const BYTES_PER_TOKEN: usize = 6;
 
 /// A text that is cut is given to the library in parts of some more bytes than that.
 const PART_BYTES: usize = 64 << 10;
-/// Of what has twice as many, since it can't be cut, one is tokenized at a time, however many threads there are: it may take 0.8 GiB.
-static ALONE: Mutex<()> = Mutex::new(());
+/// Of what has more than that, since it can't be cut, one is tokenized at a time: it may take 0.8 GiB.
+const WHOLE_BYTES_MAX: usize = 2 * PART_BYTES;
 
 /// A model's tokenizer. Cheap to clone, usable from many threads at once.
 #[derive(Clone)]
@@ -323,7 +323,8 @@ impl Tokenizer {
         guarded(|| bounds::check_text(model.get_normalizer(), *growth, text))
     }
 
-    /// What becomes of a text that was [checked](Self::check), with or without the special tokens around it.
+    /// What becomes of a text that was [checked](Self::check), with or without the special tokens around it. It is
+    /// for the caller to see that no other is under way where [it takes much memory](Self::is_heavy).
     fn encoded(
         &self,
         text: &str,
@@ -331,8 +332,6 @@ impl Tokenizer {
         specials: bool,
     ) -> Result<Encoding, EncodeError> {
         let Inner { model, word_pieces, .. } = &*self.0;
-        let _alone = (text.len() > 2 * PART_BYTES)
-            .then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner));
         guarded(|| {
             let encoding = match (word_pieces, offsets) {
                 (Some(pieces), _) => pieces.encode(model, text, offsets, specials),

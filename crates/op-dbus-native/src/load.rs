@@ -10,7 +10,7 @@ use crate::arena::Arena;
 use crate::encode::{Model, Seat, Text};
 use crate::isa::Isa;
 use crate::kernels::kernels;
-use crate::packed::{Miss, Packed, Place};
+use crate::packed::{Packed, Place};
 use crate::precision::Precision;
 use crate::reach::{Reaches, Recorder};
 use crate::team::Barrier;
@@ -84,19 +84,19 @@ pub(crate) fn packed(
     let kernels = kernels(isa, precision);
     let place = Place::new(&options.cache_dir, &options.key, kernels.layout);
     let open = || Packed::open(&place, kernels.layout);
-    if let Ok(packed) = open() {
+    if let Ok(Some(packed)) = open() {
         return Ok(packed);
     }
     // Of workers that start together one packs, and the others map what it leaves. Where there are no locks each
     // packs.
     let _alone = place.lock();
-    let miss = match open() {
-        Ok(packed) => return Ok(packed),
-        Err(miss) => miss,
-    };
-    if !matches!(miss, Miss::Absent) {
-        let path = place.path();
-        tracing::warn!(?path, %miss, "the cached weights can't be used; packing anew");
+    match open() {
+        Ok(Some(packed)) => return Ok(packed),
+        Ok(None) => {}
+        Err(error) => {
+            let path = place.path();
+            tracing::warn!(?path, %error, "the cached weights can't be used; packing anew");
+        }
     }
     pack(&place, isa, precision, &source()?)
 }
@@ -132,13 +132,11 @@ fn pack(
         return Ok(packed);
     }
     // From here on the file's pages, which all workers share, and not a copy of our own.
-    match Packed::open(place, layout) {
-        Ok(mapped) => Ok(mapped),
-        Err(miss) => {
-            tracing::warn!(%miss, "the packed weights just cached can't be used");
-            Ok(packed)
-        }
-    }
+    let mapped = Packed::open(place, layout).unwrap_or_else(|error| {
+        tracing::warn!(%error, "the packed weights just cached can't be used");
+        None
+    });
+    Ok(mapped.unwrap_or(packed))
 }
 
 /// Computes `texts` in 32-bit floats and notes how large the inputs of the products get.

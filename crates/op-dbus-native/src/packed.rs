@@ -83,30 +83,17 @@ enum Bytes {
     Memory(MmapMut),
 }
 
-/// Why packed weights can't be had from the cache.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Miss {
-    /// There are none.
-    #[error("there are none")]
-    Absent,
-    /// The file can't be read.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    /// The file is not what it should be.
-    #[error("{0}")]
-    Damaged(&'static str),
-}
-
 impl Packed {
-    /// Maps the weights of `place`.
+    /// Maps the weights of `place`; nothing if there are none.
     ///
     /// # Errors
-    /// There is no such file, or it is not whole.
-    pub fn open(place: &Place, layout: Layout) -> Result<Self, Miss> {
+    /// The file can't be read, or is not what it should be.
+    pub fn open(place: &Place, layout: Layout) -> io::Result<Option<Self>> {
         let file = match kept::open(&place.path()) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Miss::Absent),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
         };
+        let damaged = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         // SAFETY: the file lies in a folder that only workers of this very model write, and every writer of
         // ours makes a new file and renames it; nothing shortens or changes one that is mapped. Another of
         // them could, once the model has taken it over, which would have this one just as well. What it
@@ -114,24 +101,24 @@ impl Packed {
         // which every pattern is valid.
         let map = unsafe { Mmap::map(&file)? };
         let header = map.get(..HEADER_BYTES).and_then(|bytes| bytes.strip_prefix(MAGIC));
-        let header = header.ok_or(Miss::Damaged("it has no header"))?;
+        let header = header.ok_or_else(|| damaged("it has no header"))?;
         let json = header.split(|&byte| byte == 0).next().unwrap_or_default();
         let header: Header =
-            serde_json::from_slice(json).map_err(|_| Miss::Damaged("its header can't be read"))?;
+            serde_json::from_slice(json).map_err(|_| damaged("its header can't be read"))?;
         if header.version != VERSION || header.key != place.key {
-            return Err(Miss::Damaged("it belongs to other weights"));
+            return Err(damaged("it belongs to other weights"));
         }
         let weights = &map[HEADER_BYTES..];
         let plan = Plan::new(&header.shape, layout, weights.len());
-        let plan = plan.ok_or(Miss::Damaged("its sizes make no sense, or exceed the file"))?;
+        let plan = plan.ok_or_else(|| damaged("its sizes make no sense, or exceed the file"))?;
         if weights.len() != plan.bytes {
-            return Err(Miss::Damaged("it has not the length that its header promises"));
+            return Err(damaged("it has not the length that its header promises"));
         }
         if digest(&header.shape, weights)? != header.sha256 {
-            return Err(Miss::Damaged("its checksum is wrong"));
+            return Err(damaged("its checksum is wrong"));
         }
         use_now(&file);
-        Ok(Self { shape: header.shape, plan, bytes: Bytes::File(map) })
+        Ok(Some(Self { shape: header.shape, plan, bytes: Bytes::File(map) }))
     }
 
     /// Packs `encoder`; nothing if there is no memory for it.

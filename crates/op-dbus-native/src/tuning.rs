@@ -18,7 +18,7 @@ use crate::kernels::product::STRIP_MAX;
 use crate::load::Options;
 
 /// Version of the measurement and of its record. A record of another version is not used.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Measurements that are made, one at each start, as long as other programs disturb all of them.
 const MEASUREMENTS: u32 = 5;
@@ -77,7 +77,10 @@ impl Default for Tuning {
 impl Tuning {
     /// Whether it can be computed with: records come from a file.
     fn is_possible(&self) -> bool {
-        (1..=STRIP_MAX).contains(&self.strip) && BATCH_TOKENS.contains(&self.batch_tokens)
+        let Together { short, long } = self.together_percent;
+        (1..=STRIP_MAX).contains(&self.strip)
+            && BATCH_TOKENS.contains(&self.batch_tokens)
+            && short.min(long) >= 100
     }
 
     /// What two disturbed measurements tell together. Whatever has the CPU meanwhile makes batches look
@@ -212,6 +215,10 @@ mod tests {
         }
         for batch_tokens in [0, BATCH_TOKENS.end() + 1] {
             assert!(!Tuning { batch_tokens, ..Tuning::default() }.is_possible());
+        }
+        for (short, long) in [(0, 115), (115, 0), (99, 99)] {
+            let together_percent = Together { short, long };
+            assert!(!Tuning { together_percent, ..Tuning::default() }.is_possible());
         }
     }
 

@@ -79,6 +79,9 @@ impl Engine {
         let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());
         for (first, texts) in chunks(texts) {
             let (done, result) = oneshot::channel();
+            // A text is one part where it is told what each token stands for.
+            let is_heavy = |text: &String| inner.preparer.tokenizer.is_heavy(text, !takes_memory);
+            let is_heavy = texts.iter().any(is_heavy);
             let held = Arc::clone(&held);
             let task = move |tokenizer: &Tokenizer| {
                 let found = look(tokenizer, first, &texts, one, || !done.is_closed());
@@ -86,12 +89,64 @@ impl Engine {
                 // The caller may be gone: then nobody wants to know.
                 let _ = done.send(found);
             };
-            line.send(Task::Look(Box::new(task))).await?;
+            line.send(Task::Look(Box::new(task)), is_heavy).await?;
             results.push(result);
         }
         for result in results {
             all.extend(result.await.unwrap_or(Err(Error::ShuttingDown))?);
         }
         Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::door::HEAVY;
+    use crate::sim::SimBackend;
+    use crate::{Call, EngineConfig, ModelShape, Pool};
+
+    use super::*;
+
+    /// One that never cuts a text.
+    fn tokenizer() -> Tokenizer {
+        let json = br#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],
+            "normalizer":null,"pre_tokenizer":null,"post_processor":null,"decoder":null,
+            "model":{"type":"WordLevel","vocab":{"x":0,"a":1},"unk_token":"x"}}"#;
+        Tokenizer::from_bytes(json, 8).unwrap()
+    }
+
+    #[tokio::test]
+    async fn texts_that_cannot_be_cut_keep_other_users_waiting_for_no_thread() {
+        let model =
+            ModelShape { dimensions: 8, max_input_tokens: 8, normalized: true, matryoshka: vec![] };
+        let pool = Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(8)))));
+        let config = EngineConfig { tokenizer_threads: 2, ..EngineConfig::default() };
+        let engine = Engine::start(tokenizer(), model, vec![pool], config).unwrap();
+        let ask = |way, uid, bytes: usize| {
+            let (engine, texts) = (engine.clone(), vec!["a".repeat(bytes)]);
+            async move {
+                match way {
+                    0 => {
+                        let call = Call { uid, inputs: texts.into(), ..Call::default() };
+                        engine.embed(call).await.map(drop)
+                    }
+                    1 => engine.count_tokens(uid, texts).await.map(drop),
+                    _ => engine.tokenize(uid, texts, "").await.map(drop),
+                }
+            }
+        };
+        // As while another such text is under way.
+        let heavy = HEAVY.acquire().await.unwrap();
+        let waiting = [0, 0, 0, 1, 1, 1, 2].map(|way| tokio::spawn(ask(way, 1, 256 << 10)));
+        tokio::task::yield_now().await;
+        for way in 0..3 {
+            ask(way, 2, 3 << 10).await.unwrap();
+        }
+        let finished = waiting.each_ref().map(tokio::task::JoinHandle::is_finished);
+        assert_eq!(finished, [false; 7]);
+        drop(heavy);
+        for waiting in waiting {
+            waiting.await.unwrap().unwrap();
+        }
     }
 }

@@ -8,6 +8,8 @@
 use serde_json::Value;
 use tokenizers::AddedToken;
 
+use super::{PART_BYTES, Tokenizer, WHOLE_BYTES_MAX};
+
 /// Where cuts fall.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cuts {
@@ -119,6 +121,14 @@ impl Cuts {
         &text[start.unwrap_or(0)..]
     }
 
+    /// Whether a cut falls among any so many bytes of a text that follow each other. It may say no where one does:
+    /// so that little of the text is read, it looks for a cut in the first eighth of each half of them.
+    fn are_among(&self, bytes: usize, text: &str) -> bool {
+        let half = bytes / 2;
+        let mut starts = (0..text.len().saturating_sub(half)).step_by(half);
+        starts.all(|start| (start..start + half / 8).any(|at| self.is_cut(text, at)))
+    }
+
     /// Whether a cut falls before byte `at`.
     fn is_cut(&self, text: &str, at: usize) -> bool {
         let bytes = text.as_bytes();
@@ -139,6 +149,14 @@ impl Cuts {
             Self::Spaces => *after == b' ' && before.is_ascii_graphic(),
             Self::Nowhere => false,
         }
+    }
+}
+
+impl Tokenizer {
+    /// Whether a text may take so much memory, `in_parts` where it can be cut or else as a whole, that no other
+    /// such is to be tokenized beside it.
+    pub(crate) fn is_heavy(&self, text: &str, in_parts: bool) -> bool {
+        text.len() > WHOLE_BYTES_MAX && !(in_parts && self.0.cuts.are_among(PART_BYTES, text))
     }
 }
 
@@ -203,5 +221,16 @@ mod tests {
         assert!(cut(false, false, b'a', b'[') && !cut(false, false, b'[', b'x'));
         assert!(!cut(true, false, b'a', b'[') && !cut(false, true, 0xa9, b']'));
         assert!(cut(true, false, b'a', b'!') && !cut(true, false, b'a', b'_'));
+    }
+
+    #[test]
+    fn a_long_stretch_without_a_cut_is_seen_wherever_it_is() {
+        let words = "words ".repeat(PART_BYTES / 2);
+        let word = "x".repeat(PART_BYTES + 2);
+        assert!(Cuts::Spaces.are_among(PART_BYTES, &words));
+        for start in (0..PART_BYTES).step_by(509) {
+            let text = format!("{}{word} {words}", &words[..start]);
+            assert!(!Cuts::Spaces.are_among(PART_BYTES, &text), "{start}");
+        }
     }
 }

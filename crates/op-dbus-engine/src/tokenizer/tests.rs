@@ -247,6 +247,17 @@ fn a_long_text_is_tokenized_as_far_as_it_matters() {
     assert_eq!(tokenizer.0.cuts.head(&"x".repeat(5000), 1524).len(), 5000);
 }
 
+#[test]
+fn what_cannot_be_cut_or_is_not_to_be_takes_much_memory() {
+    let english = "the embeddings ".repeat(WHOLE_BYTES_MAX / 15 + 1);
+    let marks = "\u{3002}".repeat(WHOLE_BYTES_MAX / 3 + 1);
+    for tokenizer in [bert(true, 8), roberta(8), xlm_roberta(8)] {
+        assert!(!tokenizer.is_heavy(&english, true) && tokenizer.is_heavy(&english, false));
+        assert!(tokenizer.is_heavy(&marks, true));
+        assert!(!tokenizer.is_heavy(&marks[3..], false));
+    }
+}
+
 proptest! {
     #[test]
     fn plain_words_have_the_ids_of_the_general_tokenizer(text in texts(), lowercase: bool) {

@@ -45,10 +45,10 @@ pub(super) fn measure(backend: &mut NativeBackend) -> Option<Tuning> {
     let members = backend.members();
 
     let strips = STRIPS.map(|strip| (Tuning { strip, ..tuning }, mixed(STRIP_TOKENS * members)));
-    tuning.strip = best_strip(&compare(backend, &strips)?);
+    tuning.strip = best_strip(&compare(&strips, |case| time(backend, case))?);
 
     let batches = BATCHES.map(|tokens| (tuning, mixed(tokens * members)));
-    tuning.batch_tokens = best_batch(&compare(backend, &batches)?);
+    tuning.batch_tokens = best_batch(&compare(&batches, |case| time(backend, case))?);
 
     if members > 1 {
         let length = |tokens: usize| vec![tokens.min(backend.length_max())];
@@ -60,10 +60,11 @@ pub(super) fn measure(backend: &mut NativeBackend) -> Option<Tuning> {
             (of(ALWAYS), long.clone()),
             (of(NEVER), long),
         ];
-        let times = compare(backend, &singles)?;
+        let times = compare(&singles, |case| time(backend, case))?;
+        let Together { short, long } = tuning.together_percent;
         tuning.together_percent = Together {
-            short: percent(times[0], times[1], members),
-            long: percent(times[2], times[3], members),
+            short: percent(times[0], times[1], members).unwrap_or(short),
+            long: percent(times[2], times[3], members).unwrap_or(long),
         };
     }
     Some(tuning)
@@ -97,15 +98,19 @@ fn best_batch(seconds: &[f64]) -> usize {
     each.rfind(fits).map_or(BATCHES[0], |(tokens, _)| tokens)
 }
 
-/// What all `members` spend on a text together, in percent of what one spends alone; 100 at least.
-fn percent(together: f64, alone: f64, members: usize) -> u64 {
+/// What all `members` spend on a text together, in percent of what one spends alone; 100 at least. Nothing
+/// unless both were tried.
+fn percent(together: f64, alone: f64, members: usize) -> Option<u64> {
     let percent = 100.0 * together * members as f64 / alone.max(f64::MIN_POSITIVE);
-    percent.clamp(100.0, 1e6) as u64
+    (together.is_finite() && alone.is_finite()).then_some(percent.clamp(100.0, 1e6) as u64)
 }
 
-/// The least seconds that each batch of texts takes with its tuning; infinite for those that were not
-/// tried. Nothing if the backend fails.
-fn compare(backend: &mut NativeBackend, cases: &[(Tuning, Vec<usize>)]) -> Option<Vec<f64>> {
+/// A tuning, and the lengths of the texts of a batch.
+type Case = (Tuning, Vec<usize>);
+
+/// The least seconds, as `time` tells them, that each batch of texts takes with its tuning; infinite for those
+/// that were not tried. Nothing if it fails.
+fn compare(cases: &[Case], mut time: impl FnMut(&Case) -> Option<f64>) -> Option<Vec<f64>> {
     let mut least = vec![f64::INFINITY; cases.len()];
     let mut tried = cases.len();
     let start = Instant::now();
@@ -113,9 +118,12 @@ fn compare(backend: &mut NativeBackend, cases: &[(Tuning, Vec<usize>)]) -> Optio
         if round > 0 && start.elapsed() > TIME {
             break;
         }
-        for (index, (tuning, lengths)) in cases.iter().enumerate().take(tried) {
-            backend.set_tuning(*tuning);
-            least[index] = least[index].min(time(backend, lengths)?);
+        for (index, case) in cases.iter().enumerate().take(tried) {
+            least[index] = least[index].min(time(case)?);
+            if least[index] > LIMIT.as_secs_f64() && index + 1 < tried {
+                // What comes behind it must not go untried because something had the CPU once.
+                least[index] = least[index].min(time(case)?);
+            }
             if least[index] > LIMIT.as_secs_f64() {
                 tried = index + 1;
                 break;
@@ -126,7 +134,8 @@ fn compare(backend: &mut NativeBackend, cases: &[(Tuning, Vec<usize>)]) -> Optio
 }
 
 /// Seconds for texts of these lengths; nothing if they can't be computed.
-fn time(backend: &mut NativeBackend, lengths: &[usize]) -> Option<f64> {
+fn time(backend: &mut NativeBackend, (tuning, lengths): &Case) -> Option<f64> {
+    backend.set_tuning(*tuning);
     let longest = backend.length_max();
     let lengths: Vec<i32> =
         lengths.iter().map(|&length| i32::try_from(length.min(longest)).unwrap_or(1)).collect();
@@ -171,9 +180,26 @@ mod tests {
 
     #[test]
     fn sharing_a_text_costs_at_least_its_work() {
-        assert_eq!(percent(0.6, 1.0, 2), 120);
-        assert_eq!(percent(0.4, 1.0, 2), 100);
-        assert_eq!(percent(1.0, 0.0, 2), 1_000_000);
+        assert_eq!(percent(0.6, 1.0, 2), Some(120));
+        assert_eq!(percent(0.4, 1.0, 2), Some(100));
+        assert_eq!(percent(1.0, 0.0, 2), Some(1_000_000));
+    }
+
+    #[test]
+    fn nothing_is_said_of_sharing_a_text_that_was_not_tried() {
+        assert_eq!(percent(0.3, f64::INFINITY, 2), None);
+        assert_eq!(percent(f64::INFINITY, f64::INFINITY, 2), None);
+    }
+
+    #[test]
+    fn one_stall_leaves_nothing_untried_and_a_slow_batch_does() {
+        let cases = [16, 32, 64, 128].map(|tokens| (Tuning::default(), vec![tokens]));
+        let mut first = true;
+        let stalled =
+            compare(&cases, |_| Some(if std::mem::take(&mut first) { 0.3 } else { 0.002 }));
+        assert_eq!(stalled.unwrap(), [0.002; 4]);
+        let slow = compare(&cases, |(_, lengths)| Some(if lengths[0] < 64 { 0.1 } else { 0.3 }));
+        assert_eq!(slow.unwrap(), [0.1, 0.1, 0.3, f64::INFINITY]);
     }
 
     #[test]
