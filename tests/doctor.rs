@@ -1,10 +1,13 @@
 //! What is missing on a machine, and what its administrator is told to do about it.
 
+mod folders;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use tokio::process::Command;
 
 use crate::faults::limit_descriptors;
 use crate::harness::Outcome;
@@ -14,9 +17,14 @@ use crate::harness::daemon::Setup;
 use crate::harness::files::copy_folder;
 use crate::harness::gateway::Gateway;
 use crate::harness::needs::{op_dbus, store};
-use crate::harness::registry::tests;
+use crate::harness::registry::{Test, tests};
 use crate::providers::find;
 use crate::remote::fleet;
+
+/// The tests of this module, and of those below.
+pub fn all() -> Vec<Test> {
+    [tests(), folders::tests()].into_iter().flatten().collect()
+}
 
 tests! {
     a_provider_that_works_is_proved: [Bus, Low, Ggml],
@@ -28,7 +36,6 @@ tests! {
     a_library_that_is_none_is_wrong: [Bus, Low, Runtime],
     a_damaged_library_is_named: [Bus, Low, Ggml],
     a_model_that_is_not_there_is_asked_for: [Bus],
-    a_closed_folder_is_told_with_owner_and_mode: [Bus, Low],
     a_look_starts_no_worker: [Bus, Low],
     the_running_service_is_told_beside: [Bus],
     a_bus_that_does_not_answer_is_wrong_where_it_was_asked_for: [],
@@ -45,11 +52,15 @@ async fn doctor(setup: &Setup, arguments: &[&str]) -> Outcome<Finished> {
 }
 
 async fn on(setup: &Setup, bus: &str, arguments: &[&str]) -> Outcome<Finished> {
+    finish(command(setup, bus, arguments)?, "").await
+}
+
+fn command(setup: &Setup, bus: &str, arguments: &[&str]) -> Outcome<Command> {
     setup.write_config()?;
     let mut command = clean(op_dbus());
     command.arg("doctor").args(arguments).arg("--config").arg(setup.config_file());
     command.arg("--state-file").arg(setup.state_file()).env("OP_DBUS_BUS", bus);
-    finish(command, "").await
+    Ok(command)
 }
 
 /// The JSON object of a run that ended with `code`.
@@ -203,18 +214,6 @@ async fn a_model_that_is_not_there_is_asked_for() -> Outcome {
     fs::write(setup.path("models"), "")?;
     let found = findings(&setup, 1, &[]).await?;
     assert_eq!(found["next"], "set `model_dir` to another place");
-    Ok(())
-}
-
-async fn a_closed_folder_is_told_with_owner_and_mode() -> Outcome {
-    let setup = Setup::real("low")?;
-    let cache = setup.path("cache");
-    fs::create_dir(&cache)?;
-    fs::set_permissions(&cache, fs::Permissions::from_mode(0o777))?;
-    let found = findings(&setup, 1, &["--quick"]).await?;
-    let folder = check(&found["general"], "cache_dir", "wrong")?;
-    assert!(text(&folder["found"]).contains("mode 0777"), "{folder}");
-    assert_eq!(folder["next"], format!("type `chmod o-w {}`", cache.display()));
     Ok(())
 }
 

@@ -116,7 +116,7 @@ fn main() -> ExitCode {
         crashes::tests(),
         devices::tests(),
         direct::all(),
-        doctor::tests(),
+        doctor::all(),
         errors::tests(),
         examples::tests(),
         failing_devices::tests(),

@@ -13,7 +13,7 @@ use zbus::Fd;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, value};
-use crate::harness::command::{clean, cli, finish, started_by};
+use crate::harness::command::{clean, cli, finish, in_own_mounts, started_by};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, assert_near};
 use crate::harness::needs::{intruder, op_dbus};
@@ -26,6 +26,7 @@ tests! {
     a_worker_has_nothing_open_of_a_client: [Bus, Root],
     what_computes_in_process_is_not_confined: [],
     every_engine_computes_confined: [Bus, Low, Runtime, Ggml, Landlock],
+    a_worker_ends_before_its_container_is_full: [Bus, Root],
     a_daemon_leaves_a_core_dump_only_where_it_is_asked_for: [Bus],
     no_socket_leads_off_the_machine: [Bus, Low, Strace] => sockets_are_local("native"),
     no_socket_of_onnx_runtime_leads_off_the_machine: [Bus, Low, Runtime, Strace] =>
@@ -205,9 +206,28 @@ async fn every_engine_computes_confined() -> Outcome {
 
 /// How large a core dump of a process may get at most.
 fn dumps(process: Pid) -> Outcome<String> {
+    limit(process, "Max core file size")
+}
+
+/// What a process can't raise a limit of its own beyond.
+fn limit(process: Pid, name: &str) -> Outcome<String> {
     let limits = fs::read_to_string(format!("/proc/{process}/limits"))?;
-    let dumps = limits.lines().find_map(|line| line.strip_prefix("Max core file size"));
-    Ok(dumps.and_then(|dumps| dumps.split_whitespace().nth(1)).ok_or("no such limit")?.to_owned())
+    let limit = limits.lines().find_map(|line| line.strip_prefix(name));
+    Ok(limit.and_then(|limit| limit.split_whitespace().nth(1)).ok_or("no such limit")?.to_owned())
+}
+
+/// A container whose limit is reached may lose the whole service, and not only what is too large.
+async fn a_worker_ends_before_its_container_is_full() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::sim()?.setting("workers_per_device", "1");
+    let groups = "mount -t tmpfs none /sys/fs/cgroup; echo 536870912 > /sys/fs/cgroup/memory.max; \
+                  exec \"$@\"";
+    let command = in_own_mounts(groups, &setup.command(&bus)?);
+    let daemon = setup.start_command(command, &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    let worker = daemon.workers().await?[0];
+    assert_eq!(limit(worker, "Max data size")?, (384 << 20).to_string());
+    daemon.stop().await
 }
 
 /// Who is not dumped can't be looked into either: the kernel gives the files of such a process to root.

@@ -75,6 +75,8 @@ pub enum Need {
     Fish,
     /// Root, to become another user.
     Root,
+    /// `setfacl`.
+    Acl,
     /// `systemd-analyze`, and the units of systemd itself.
     SystemdAnalyze,
     /// `polkitd`.
@@ -112,6 +114,7 @@ impl Need {
             }
             Self::Root => unless(nix::unistd::Uid::effective().is_root(), "not root")
                 .or_else(|| program("setpriv")),
+            Self::Acl => program("setfacl"),
             Self::SystemdAnalyze => program("systemd-analyze").or_else(|| {
                 unless(systemd_units().is_some(), "the units of systemd are not installed")
             }),

@@ -146,6 +146,11 @@ fn processes() {
     call("a handle of the daemon", libc::SYS_pidfd_open, [daemon, 0, 0]);
     call("the memory of the daemon", libc::SYS_process_vm_readv, [daemon, 0, 0]);
     call("to trace the daemon", libc::SYS_ptrace, [-1, daemon, 0]);
+    call("the priority of the daemon", libc::SYS_setpriority, [-1, daemon, 0]);
+    call("the daemon's share of the disk", libc::SYS_ioprio_set, [-1, daemon, 0]);
+    call("how the daemon is scheduled", libc::SYS_sched_setscheduler, [daemon, -1, 0]);
+    call("the daemon's real-time priority", libc::SYS_sched_setparam, [daemon, 0, 0]);
+    call("the daemon's deadlines", libc::SYS_sched_setattr, [daemon, 0, 0]);
     call("a process by the newer call", libc::SYS_clone3, [0, 0, 0]);
 }
 

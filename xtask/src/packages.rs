@@ -25,9 +25,9 @@ pub const PIP: &[Need] = &[
 ];
 
 /// What only the tests need: other clients, a way to kill at a system call, another time, another language, a
-/// terminal, polkit, a reader of manual pages, shells, a browser (whose Vulkan device needs the loader), what
-/// the example in C is built with, what makes certificates and embeds Python for the servers of a fleet, and a
-/// balancer on a network.
+/// terminal, polkit, access control lists, a reader of manual pages, shells, a browser (whose Vulkan device
+/// needs the loader), what the example in C is built with, what makes certificates and embeds Python for the
+/// servers of a fleet, and a balancer on a network.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "curl", package: "curl" },
@@ -44,6 +44,7 @@ pub const TESTS: &[Need] = &[
     Need { program: "pkg-config", package: "pkgconf" },
     Need { program: "/usr/include/systemd/sd-bus.h", package: "libsystemd-dev" },
     Need { program: "setpriv", package: "util-linux" },
+    Need { program: "setfacl", package: "acl" },
     Need { program: "systemd-analyze", package: "systemd" },
     Need { program: "/usr/lib/polkit-1/polkitd", package: "polkitd" },
     Need { program: "openssl", package: "openssl" },

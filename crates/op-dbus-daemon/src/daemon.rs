@@ -1,16 +1,17 @@
 //! The life of the daemon: bus, objects, name, model; reload; and an end that loses no answer.
 
+mod watchdog;
+
 use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use op_dbus_api::{BUS_NAME, ROOT_PATH};
-use op_dbus_engine::{Error as EngineError, WorkerState};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 use zbus::Connection;
 use zbus::fdo::RequestNameFlags;
@@ -19,7 +20,7 @@ use crate::bus::{self, Objects};
 use crate::devices::Reader;
 use crate::notify;
 use crate::service::{self, Means, Phase, Service, start_time_max};
-use crate::settings::{Bus, Loaded, Provider};
+use crate::settings::{Bus, Loaded};
 use crate::telemetry::{self, Telemetry, message_id};
 
 pub use crate::service::WorkerProgram;
@@ -37,9 +38,6 @@ const FLUSH_TIME: Duration = Duration::from_secs(2);
 const FAILED_RETRY_S: u64 = 30;
 /// Where nothing else works either, the next look for a provider is not sooner than this.
 const PAUSE: Duration = Duration::from_secs(5);
-
-/// A worker that has taken too long is gone by then.
-const REPLACED: Duration = Duration::from_secs(5);
 
 /// Why the daemon ends other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -127,7 +125,7 @@ async fn serve(
     tasks.spawn(load_and_tell(service.clone(), refuse));
     tasks.spawn(reload_on(hangup, service.clone()));
     tasks.spawn(look_after(service.clone()));
-    tasks.spawn(feed_watchdog(service.clone()));
+    tasks.spawn(watchdog::feed(service.clone()));
     tasks.spawn(unload_when_idle(service.clone()));
     tasks.spawn(crate::sleep::follow(connection.clone(), service.clone()));
     tasks.spawn(service.clone().tell_presence());
@@ -236,6 +234,7 @@ async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Er
     let mut summary = service.now().summary();
     notify::ready(&summary);
     info!(MESSAGE_ID = message_id::READY, "calls are answered: {summary}");
+    service.tidy_cache().await;
     while changes.changed().await.is_ok() {
         let next = changes.borrow_and_update().summary();
         if next != summary {
@@ -320,56 +319,5 @@ async fn unload_when_idle(service: Service) {
             },
             () = time => {}
         }
-    }
-}
-
-/// Feeds the watchdog only while texts are really embedded, or nothing is there to embed them: no model
-/// serves, or it is unloaded. An unloaded model is not loaded to be looked at. What others' machines do not
-/// compute is no fault of this service, which a new start would not mend; and a worker that hangs is replaced
-/// without one, which would cost every call in flight.
-async fn feed_watchdog(service: Service) {
-    let Some(period) = notify::watchdog_interval() else { return };
-    let mut ticks = interval(period);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        // Half a period: the next tick must still come within the manager's limit.
-        match timeout(period / 2, alive(&service)).await {
-            Ok(Ok(())) => notify::watchdog(),
-            _ if waits_for_a_fleet(&service) => notify::watchdog(),
-            // A device that hangs while it is loaded is given its time, and then the next provider is.
-            _ if service.now().is_failing_over() => notify::watchdog(),
-            Err(_) if computes_in_time(&service) => notify::watchdog(),
-            Ok(Err(error)) => warn!("the watchdog is not fed: the check failed ({error})"),
-            Err(_) => warn!("the watchdog is not fed: the check takes too long"),
-        }
-    }
-}
-
-/// Whether a worker is kept by others' machines: it computes there, or tries to have them again. Neither
-/// goes on for ever, as its process is ended when its time is over.
-fn waits_for_a_fleet(service: &Service) -> bool {
-    let now = service.now();
-    let Phase::Serving(served) = &now.phase else { return false };
-    let fleet = Provider::Remote.to_string();
-    let workers = served.engine.descriptions();
-    workers.iter().any(|one| one.description.provider == fleet && one.state != WorkerState::Idle)
-}
-
-/// Whether workers compute, none of them for longer than it may until it is replaced; or are being replaced, since
-/// the check began that one of them was lost with.
-fn computes_in_time(service: &Service) -> bool {
-    let now = service.now();
-    let Phase::Serving(served) = &now.phase else { return false };
-    // A batch, and the engine's own text where that has failed.
-    let limit = 2 * Duration::from_secs(now.settings().batch_timeout_s) + REPLACED;
-    served.engine.busy_for().map_or_else(|| served.engine.is_away(), |busy| busy < limit)
-}
-
-async fn alive(service: &Service) -> Result<(), EngineError> {
-    let now = service.now();
-    match &now.phase {
-        Phase::Serving(served) => served.engine.canary().await,
-        Phase::Disabled | Phase::Loading(_) | Phase::Failed(_) | Phase::Draining(_) => Ok(()),
     }
 }

@@ -38,10 +38,9 @@ pub fn watchdog() {
     send(&[NotifyState::Watchdog]);
 }
 
-/// How often [`watchdog`] is to be called: half of the time after which the manager would act.
-/// `None` when nobody watches.
-pub fn watchdog_interval() -> Option<Duration> {
-    sd_notify::watchdog_enabled().map(|limit| limit / 2)
+/// The time without [`watchdog`] after which the manager acts; `None` when nobody watches.
+pub fn watchdog_limit() -> Option<Duration> {
+    sd_notify::watchdog_enabled()
 }
 
 /// A manager that cannot be told is no reason to stop serving.

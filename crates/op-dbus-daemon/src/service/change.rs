@@ -16,8 +16,7 @@ use crate::settings::{ChangeError, Loaded, Provider, Settings};
 use crate::telemetry::message_id;
 
 impl Service {
-    /// Loads the model that the settings ask for. A failure is kept in the phase. What nobody uses any
-    /// more is removed from the cache after that, when what is in use was read.
+    /// Loads the model that the settings ask for. A failure is kept in the phase.
     pub async fn start(&self) {
         let _change = self.0.change.lock().await;
         let now = self.now();
@@ -28,7 +27,13 @@ impl Service {
                 Err(error) => self.fail(error),
             }
         }
-        let cache_dir = now.settings().cache_dir.clone();
+    }
+
+    /// Removes from the cache what nobody uses any more: for the one service that the cache belongs to, and once
+    /// what is in use was read.
+    pub async fn tidy_cache(&self) {
+        let _change = self.0.change.lock().await;
+        let cache_dir = self.now().settings().cache_dir.clone();
         // One that panics has said so.
         let _ = blocking("disk", move || unused::remove(&cache_dir)).await;
     }

@@ -41,8 +41,8 @@ use fleet::Fleet;
 pub use error::Error;
 pub(crate) use error::shown;
 pub use memory::{GivenBack, absence_name};
-pub use now::{Now, Phase};
-pub use provider::{Host, candidates, host, unavailable, verify};
+pub use now::{Now, Phase, wanted};
+pub use provider::{CREDENTIALS, Host, candidates, host, unavailable, verify};
 pub use served::{Choice, MakeSink, Options, Request, Served};
 pub use worker::{Blueprint, Crew, Spawner, WorkerProgram};
 
@@ -86,7 +86,7 @@ impl Service {
         let loaded = Arc::new(loaded);
         let engines = Arc::new(Engines::new(loaded.settings.cache_bytes));
         let fleet = Fleet::new(loaded.clone(), means.clone(), engines.clone());
-        let phase = match now::wanted(&loaded.settings) {
+        let phase = match wanted(&loaded.settings) {
             Some(choice) => now::loading(&choice, &loaded.settings),
             None => Phase::Disabled,
         };

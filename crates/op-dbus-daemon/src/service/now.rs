@@ -127,7 +127,7 @@ impl Now {
 }
 
 /// The model that the settings ask for; `None` for level `none`.
-pub(super) fn wanted(settings: &Settings) -> Option<Choice> {
+pub fn wanted(settings: &Settings) -> Option<Choice> {
     match (settings.vector_level, &settings.model) {
         (Level::None, _) => None,
         (_, Some(name)) => Some(Choice::Imported(name.clone())),

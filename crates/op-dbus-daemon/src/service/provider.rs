@@ -161,9 +161,10 @@ impl Host {
     }
 }
 
-/// Credentials by the options that they stand for: the token that servers are shown, and the certificates
-/// that these are certified by.
-const CREDENTIALS: [(&str, &str); 2] = [("token_file", "remote-token"), ("ca_file", "remote-ca")];
+/// Credentials of the unit by the options that they stand for: the token that servers are shown, and the
+/// certificates that these are certified by.
+pub const CREDENTIALS: [(&str, &str); 2] =
+    [("token_file", "remote-token"), ("ca_file", "remote-ca")];
 
 /// A fleet that others run. What it is compared with is computed here.
 fn remote(loaded: &Loaded, own_graph: Option<&str>, devices: Vec<u32>) -> Result<Host, String> {

@@ -43,36 +43,14 @@ const OF_A_MODEL: [Kind; 4] = [
 /// What the daemon itself keeps beside these folders.
 const COSTS: Kind = Kind { place: "costs", digits: 16, end: ".json", unfinished: Some(".tmp") };
 
-/// Where drivers keep what they compile.
-const DRIVERS: &str = "drivers";
-
 /// Removes what nobody uses any more, and tells the log.
 pub(super) fn remove(cache_dir: &Path) {
     let folders = cache::folders(cache_dir);
-    let removed = folders.iter().map(|folder| of_a_model(folder)).sum::<usize>()
-        + COSTS.remove(cache_dir, KEPT)
-        + whole(&cache_dir.join(DRIVERS));
+    let removed =
+        folders.iter().map(|folder| of_a_model(folder)).sum::<usize>() + COSTS.remove(cache_dir);
     if removed > 0 {
         let days = KEPT.as_secs() / (24 * 60 * 60);
         tracing::info!(removed, "what was not used for {days} days is removed from the cache");
-    }
-    remove_former(cache_dir);
-}
-
-/// Removes what earlier versions have left, in which all models had the same folders: nobody reads it any
-/// more. What drivers have compiled there has names that are theirs, and goes when it is old.
-fn remove_former(cache_dir: &Path) {
-    remove_proofs(cache_dir);
-    let removed: usize = OF_A_MODEL.iter().map(|kind| kind.remove(cache_dir, Duration::ZERO)).sum();
-    if removed > 0 {
-        tracing::info!(
-            removed,
-            "what an earlier version kept for all models together is removed from the cache"
-        );
-    }
-    for Kind { place, .. } in OF_A_MODEL.iter().filter(|kind| !kind.place.is_empty()) {
-        // One that has others' files stays.
-        let _ = fs::remove_dir(cache_dir.join(place));
     }
 }
 
@@ -80,7 +58,7 @@ fn remove_former(cache_dir: &Path) {
 fn of_a_model(folder: &Path) -> usize {
     remove_proofs(folder);
     match whole(folder) {
-        0 => OF_A_MODEL.iter().map(|kind| kind.remove(folder, KEPT)).sum(),
+        0 => OF_A_MODEL.iter().map(|kind| kind.remove(folder)).sum(),
         removed => removed,
     }
 }
@@ -113,8 +91,8 @@ fn is_unused(path: &Path, kept: Duration) -> bool {
 }
 
 impl Kind {
-    /// Removes those that were not used for so long. Returns how many are removed.
-    fn remove(&self, below: &Path, kept: Duration) -> usize {
+    /// Removes those that were not used for long. Returns how many are removed.
+    fn remove(&self, below: &Path) -> usize {
         let folder = below.join(self.place);
         // A link leads to what is not ours.
         if !fs::symlink_metadata(&folder).is_ok_and(|about| about.is_dir()) {
@@ -125,7 +103,7 @@ impl Kind {
             let name = entry.file_name();
             let (Some(name), Ok(kind)) = (name.to_str(), entry.file_type()) else { continue };
             let path = entry.path();
-            let Some(kept) = self.kept(name, kind, kept) else { continue };
+            let Some(kept) = self.kept(name, kind) else { continue };
             if !is_unused(&path, kept) {
                 continue;
             }
@@ -139,9 +117,8 @@ impl Kind {
         removed
     }
 
-    /// For how long an entry is kept unused, if whole ones are for `kept`; `None` is for ever, since it is
-    /// not ours.
-    fn kept(&self, name: &str, kind: FileType, kept: Duration) -> Option<Duration> {
+    /// For how long an entry is kept unused; `None` is for ever, since it is not ours.
+    fn kept(&self, name: &str, kind: FileType) -> Option<Duration> {
         if kind.is_file() && self.unfinished.is_some_and(|start| name.starts_with(start)) {
             return Some(UNFINISHED_KEPT);
         }
@@ -155,7 +132,7 @@ impl Kind {
             && digest.bytes().all(is_digest)
             && provider.is_none_or(|provider| provider.parse::<Provider>().is_ok())
             && if self.end.is_empty() { kind.is_dir() } else { kind.is_file() };
-        is_ours.then_some(kept)
+        is_ours.then_some(KEPT)
     }
 }
 
@@ -256,22 +233,6 @@ mod tests {
         put(&ours[3], day / 2);
         remove(root.path());
         assert!(is_there(&ours[2]) && is_there(&ours[3]));
-    }
-
-    #[test]
-    fn what_earlier_versions_had_for_all_models_goes_at_once() {
-        let root = tempfile::tempdir().unwrap();
-        let place = |name: &str| root.path().join(name);
-        let others = ["weights/mine.packed", "drivers/theirs", "notes"].map(place);
-        left_by_workers().iter().for_each(|name| put(&place(name), UNFINISHED_KEPT));
-        others.iter().for_each(|path| put(path, UNFINISHED_KEPT));
-        remove(root.path());
-        assert!(!left_by_workers().iter().any(|name| place(name).exists()));
-        assert!(!place("tuning").exists() && !place("compiled").exists());
-        assert!(others.iter().all(|path| path.exists()), "{others:?}");
-        put(&others[1], KEPT);
-        remove(root.path());
-        assert!(!place("drivers").exists());
     }
 
     #[test]

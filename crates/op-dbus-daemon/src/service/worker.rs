@@ -1,5 +1,7 @@
 //! Worker processes: how many, with how many threads, on which CPUs, and how each is started.
 
+mod memory;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -25,10 +27,6 @@ const WORKERS_AUTO_MAX: usize = 8;
 
 /// What of our environment a worker gets: nothing that changes which code it loads.
 const ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "JOURNAL_STREAM"];
-
-/// Least memory that a worker of the CPU may have where nobody has set it, on a machine that has as much:
-/// ONNX Runtime needs between 1 and 1.5 GiB to load the largest level, our own kernels less than 1.
-const MEMORY_AUTO_MIN: u64 = 2 << 30;
 
 /// By which names drivers are told where to keep what they compile for a device: a worker can't write
 /// where they would by themselves.
@@ -104,8 +102,8 @@ impl WorkerProgram {
         // Accelerators leave the CPUs to everybody.
         let cpus = if host.provider == Provider::Cpu { allowed_cpus() } else { Vec::new() };
         let crew = Crew::of(settings, host.cpu_engine, cpus);
-        let memory_max =
-            memory_max(settings, host.provider, workers(settings, host), machine_memory());
+        let memory = memory_limit::for_us();
+        let memory_max = memory::max(settings, host.provider, workers(settings, host), memory);
         let (blueprint, settings) = (blueprint.clone(), settings.clone());
         move |number| {
             let mut blueprint = blueprint.clone();
@@ -298,30 +296,6 @@ pub(super) fn workers(settings: &Settings, host: &Host) -> usize {
     }
 }
 
-/// Bytes of its own that each of `workers` may ask for, on a machine with `machine` bytes; `None` is no
-/// limit.
-fn memory_max(
-    settings: &Settings,
-    provider: Provider,
-    workers: usize,
-    machine: Option<u64>,
-) -> Option<u64> {
-    match (settings.worker_memory_max, provider) {
-        (Some(bytes), _) => Some(bytes as u64),
-        (None, Provider::Cpu | Provider::Remote) => {
-            let shared = machine? / 4 * 3;
-            Some((shared / workers.max(1) as u64).max(MEMORY_AUTO_MIN.min(shared)))
-        }
-        (None, _) => None,
-    }
-}
-
-/// Bytes of memory that the machine has.
-fn machine_memory() -> Option<u64> {
-    let told = memory_limit::of_machine();
-    told.inspect_err(|error| tracing::warn!("workers have no limit on memory: {error}")).ok()
-}
-
 /// The CPUs that we may run on; empty when the kernel does not say.
 fn allowed_cpus() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else { return Vec::new() };
@@ -343,24 +317,6 @@ mod tests {
         let mut sources = Sources::under(root.path());
         sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
         Settings::load(&sources).unwrap().settings
-    }
-
-    #[test]
-    fn workers_without_a_device_share_three_quarters_of_the_machine() {
-        const GIB: u64 = 1 << 30;
-        let auto = settings(&[]);
-        let of =
-            |settings, provider, workers| memory_max(settings, provider, workers, Some(64 * GIB));
-        assert_eq!(of(&auto, Provider::Cpu, 1), Some(48 * GIB));
-        assert_eq!(of(&auto, Provider::Cpu, 8), Some(6 * GIB));
-        assert_eq!(of(&auto, Provider::Cpu, 256), Some(2 * GIB));
-        assert_eq!(memory_max(&auto, Provider::Cpu, 8, Some(2 * GIB)), Some(3 * GIB / 2));
-        assert_eq!(of(&auto, Provider::Remote, 8), Some(6 * GIB));
-        assert_eq!(of(&auto, Provider::Cuda, 1), None);
-        assert_eq!(memory_max(&auto, Provider::Cpu, 1, None), None);
-        let own = settings(&[("worker_memory_max", "2GiB")]);
-        assert_eq!(of(&own, Provider::Cpu, 8), Some(2 * GIB));
-        assert_eq!(of(&own, Provider::Cuda, 1), Some(2 * GIB));
     }
 
     #[test]

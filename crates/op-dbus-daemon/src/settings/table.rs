@@ -341,8 +341,8 @@ pub const ROWS: &[Row] = &[
         default: "auto",
         unit: "bytes",
         doc: "The most memory, not counting mapped files, that a worker may ask for; beyond it the \
-              worker ends, and its batch is computed again. `auto` is no limit for accelerators, and \
-              for others an equal share of 3/4 of the machine's memory, 2 GiB at least if they are that.",
+              worker ends, and its batch is computed again. `auto` is no limit for accelerators, and for others an \
+              equal share of 3/4 of the memory of the machine, or of the unit or container, 2 GiB at least if they are that.",
         group: Group::Life,
         scope: Scope::Any,
     },

@@ -44,7 +44,11 @@ pub fn confine(args: &Args) -> Sandbox {
     let process = File::open("/proc/self").ok();
     let (mut enforced, mut lacking) = (Vec::new(), Vec::new());
     let places = places::of(args);
-    let (programs, network) = (places.programs, places::network(args));
+    let needs = calls::Needs {
+        programs: places.programs,
+        placing: places::by_libraries(args),
+        network: places::network(args),
+    };
     match files::restrict(places) {
         Ok(LandlockStatus::Available { effective_abi, .. }) => {
             let version = effective_abi as i32;
@@ -58,7 +62,7 @@ pub fn confine(args: &Args) -> Sandbox {
         Ok(LandlockStatus::NotImplemented) => lacking.push("the kernel has no Landlock".to_owned()),
         Err(error) => lacking.push(format!("Landlock failed ({error})")),
     }
-    match calls::refuse(programs, network) {
+    match calls::refuse(needs) {
         Ok(()) => enforced.push("seccomp".to_owned()),
         Err(error) => lacking.push(format!("seccomp failed ({error})")),
     }

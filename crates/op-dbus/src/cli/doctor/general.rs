@@ -2,8 +2,9 @@
 
 use std::fs;
 
+use op_dbus_daemon::service::wanted;
 use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded, Settings};
-use op_dbus_models::{Family, Level, Model, Store, named};
+use op_dbus_models::{Family, Model, Store, named};
 use op_dbus_native::Isa;
 
 use super::check::Check;
@@ -15,30 +16,22 @@ const POLICY: &str = "org.opdbus.Embedding1.conf";
 /// What the service asks dbus-daemon about clients that do not read.
 const STATS: &str = "GetConnectionStats";
 
-/// The name of the model that is served; none when embedding is off or simulated.
-fn wanted(settings: &Settings) -> Option<String> {
-    match (settings.vector_level, &settings.model) {
-        _ if settings.cpu_engine == CpuEngine::Sim => None,
-        (Level::None, _) => None,
-        (_, Some(name)) => Some(name.clone()),
-        (level, None) => level.model().map(str::to_owned),
-    }
-}
-
 /// The model, compared with its digests, and its name if it is an ONNX graph of the user's own.
 pub fn model(loaded: &Loaded) -> (Check, Option<String>) {
     let settings = &loaded.settings;
-    let Some(name) = wanted(settings) else {
-        let why = match settings.cpu_engine {
-            CpuEngine::Sim => "none is needed: vectors are simulated (cpu_engine is sim)",
-            _ => "none is needed: vector_level is none",
+    let is_simulated = settings.cpu_engine == CpuEngine::Sim;
+    let Some(choice) = wanted(settings).filter(|_| !is_simulated) else {
+        let why = match is_simulated {
+            true => "none is needed: vectors are simulated (cpu_engine is sim)",
+            false => "none is needed: vector_level is none",
         };
         return (Check::unchecked("model", why), None);
     };
     let undamaged = |model: Model| model.verify().map(|()| model);
-    match Store::open(&settings.model_dir).get(&name).and_then(undamaged) {
+    let name = choice.model();
+    match Store::open(&settings.model_dir).get(name).and_then(undamaged) {
         Ok(model) => {
-            let own_graph = (model.family == Family::Onnx).then_some(name);
+            let own_graph = (model.family == Family::Onnx).then(|| name.to_owned());
             (Check::ok("model", format!("{} is installed and undamaged", model.name)), own_graph)
         }
         Err(error) => {

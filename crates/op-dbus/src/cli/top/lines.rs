@@ -95,9 +95,9 @@ impl View<'_> {
             let line = format!("{asked} was asked for: {}", status.fallback_reason);
             lines.push(Line::from(self.span(printable(&line, SENTENCE_CHARS), Colour::Doubtful)));
         }
-        if !status.unloaded.is_empty() {
+        if !status.unloaded.is_empty() || status.state == "failed" {
             let line = printable(&status.status, SENTENCE_CHARS);
-            lines.push(Line::from(self.span(line, Colour::Doubtful)));
+            lines.push(Line::from(self.span(line, shade)));
         }
         lines
     }

@@ -147,6 +147,17 @@ fn a_small_terminal_says_what_it_leaves_out() {
     }
 }
 
+/// A model that no worker can be had for is still told.
+#[test]
+fn a_service_that_has_failed_says_why() {
+    let mut status = status(&[]);
+    status["state"] = "failed".into();
+    status["status"] = "Not embedding: no worker of all-MiniLM-L6-v2 can be had".into();
+    let text = plain(&view(Some(&reading(1, &status)), None));
+    assert!(text.contains("\nmedium (all-MiniLM-L6-v2: "), "{text}");
+    assert!(text.contains("\nNot embedding: no worker of all-MiniLM-L6-v2 can be had\n"), "{text}");
+}
+
 #[test]
 fn an_absent_service_is_said_to_be_absent() {
     let mut history = History::default();

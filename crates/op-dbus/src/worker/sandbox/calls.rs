@@ -127,21 +127,42 @@ const KERNEL: &[c_long] = &[
     libc::SYS_syslog,
 ];
 
+/// How the kernel schedules, which is set for any process of the same user: the daemon, and other workers. What
+/// this worker gives way by was set before.
+const SCHEDULING: &[c_long] = &[
+    libc::SYS_setpriority,
+    libc::SYS_ioprio_set,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_setparam,
+    libc::SYS_sched_setattr,
+];
+
 /// Calls whose first argument is a process: ours is meant, or the call is refused.
 const OF_A_PROCESS: &[c_long] =
     &[libc::SYS_kill, libc::SYS_tgkill, libc::SYS_rt_sigqueueinfo, libc::SYS_rt_tgsigqueueinfo];
 
-/// Refuses the calls to this thread and those that it will start. With `programs` processes may be
-/// started, which are confined as we are. With a network sockets can be made for it, and for nothing else.
+/// What a worker can't compute without.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Needs {
+    /// Programs to start, which are confined as it is.
+    pub programs: bool,
+    /// To choose the CPUs of a thread by its number, as others' libraries may. Whose thread that is, a filter can't
+    /// tell.
+    pub placing: bool,
+    /// Sockets for it, and for nothing else.
+    pub network: Network,
+}
+
+/// Refuses the calls to this thread and those that it will start, but for what it `needs`.
 ///
 /// # Errors
 /// The kernel or the architecture has no filters; then none is in force.
-pub fn refuse(programs: bool, network: Network) -> Result<(), Error> {
+pub fn refuse(needs: Needs) -> Result<(), Error> {
     // The flags of `clone3` lie in memory, where a filter can't see them. Without it the C library
     // takes `clone`, whose flags it can.
     let unknown = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    let refused = filter(rules(programs, network)?, libc::EPERM)?;
-    if !programs {
+    let refused = filter(rules(needs)?, libc::EPERM)?;
+    if !needs.programs {
         apply_filter(&filter(unknown, libc::ENOSYS)?)?;
     }
     apply_filter(&refused)
@@ -149,11 +170,12 @@ pub fn refuse(programs: bool, network: Network) -> Result<(), Error> {
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
-fn rules(programs: bool, network: Network) -> Result<Rules, BackendError> {
+fn rules(needs: Needs) -> Result<Rules, BackendError> {
+    let Needs { programs, placing, network } = needs;
     // No rule for a call is: always.
     let always = |calls: &[c_long]| calls.iter().map(|&call| (call, Vec::new())).collect::<Rules>();
     let mut rules = Rules::new();
-    for calls in [SOCKETS, PROCESSES, MACHINE, KERNEL] {
+    for calls in [SOCKETS, PROCESSES, MACHINE, KERNEL, SCHEDULING] {
         rules.extend(always(calls));
     }
     match network {
@@ -190,6 +212,10 @@ fn rules(programs: bool, network: Network) -> Result<Rules, BackendError> {
     }
     // Limits are asked for and set by this call; 0 is ourselves.
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![not(own)?, not(0)?])?]);
+    if !placing {
+        // 0 is the thread that calls.
+        rules.insert(libc::SYS_sched_setaffinity, vec![SeccompRule::new(vec![not(0)?])?]);
+    }
     if !programs {
         rules.extend(always(PROGRAMS));
         let thread = libc::CLONE_THREAD.unsigned_abs().into();

@@ -115,7 +115,7 @@ pub fn of(args: &Args) -> Places {
         return elsewhere(args, places);
     }
     let on_the_cpu = args.provider == CPU;
-    if on_the_cpu && !matches!(args.cpu_engine, CpuEngine::Ort) {
+    if !by_libraries(args) {
         return places;
     }
     places.read.extend(LIBRARIES.iter().map(PathBuf::from));
@@ -145,6 +145,15 @@ pub fn of(args: &Args) -> Places {
         places.write.push(PathBuf::from("/dev/shm"));
     }
     places
+}
+
+/// Whether libraries of others compute in a worker with this command line.
+pub fn by_libraries(args: &Args) -> bool {
+    match args.provider.as_str() {
+        REMOTE => false,
+        CPU => matches!(args.cpu_engine, CpuEngine::Ort),
+        _ => true,
+    }
 }
 
 /// What a worker needs beside the model whose batches others compute: nothing to write, and no library
@@ -246,6 +255,13 @@ mod tests {
 
     fn reads(places: &Places, path: &str) -> bool {
         places.read.iter().any(|place| Path::new(path).starts_with(place))
+    }
+
+    #[test]
+    fn who_computes_without_libraries_places_no_thread_by_number() {
+        let by = |provider, engine| by_libraries(&args(provider, engine, &[]));
+        assert!(!by("cpu", "native") && !by("cpu", "sim") && !by("remote", "ort"));
+        assert!(by("cpu", "ort") && by("cuda", "native"));
     }
 
     #[test]

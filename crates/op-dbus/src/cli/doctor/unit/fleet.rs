@@ -4,14 +4,13 @@ use std::fs::File;
 use std::net::IpAddr;
 use std::process::Command;
 
+use op_dbus_daemon::service::CREDENTIALS;
 use op_dbus_daemon::settings::Settings;
 use op_dbus_daemon::settings::options::fleet::{self, Endpoint};
 
 use super::{NAME, Obstacle, Unit, add};
 
 const CREDENTIAL: &str = "LoadCredential";
-/// Options by the credentials that stand for them in the service.
-const CREDENTIALS: [(&str, &str); 2] = [("token_file", "remote-token"), ("ca_file", "remote-ca")];
 
 /// The lines of the unit's files that name credentials: `systemctl show` can't print them.
 pub fn credentials_of(unit: &str) -> String {

@@ -6,20 +6,28 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 
 use nix::errno::Errno;
+use nix::sched::{sched_getaffinity, sched_setaffinity};
 use nix::sys::socket::{
     AddressFamily, Backlog, MsgFlags, MultiHeaders, SockFlag, SockType, SockaddrStorage, UnixAddr,
     accept, bind, connect, getsockname, listen, sendmmsg, sendmsg, sendto, socket,
 };
+use nix::unistd::{Pid, getppid};
 
 use super::*;
 
+/// Nothing but this network.
+fn on(network: Network) -> Needs {
+    Needs { network, ..Needs::default() }
+}
+
 #[test]
 fn no_call_is_listed_twice_and_programs_are_refused_unless_needed() {
-    let lists = [SOCKETS, CONNECTIONS, PROGRAMS, PROCESSES, MACHINE, KERNEL, OF_A_PROCESS];
+    let lists =
+        [SOCKETS, CONNECTIONS, PROGRAMS, PROCESSES, MACHINE, KERNEL, SCHEDULING, OF_A_PROCESS];
     let listed: usize = lists.iter().map(|calls| calls.len()).sum();
-    // And `prlimit64` and `clone`.
-    assert_eq!(rules(false, Network::None).unwrap().len(), listed + 2);
-    let with_programs = rules(true, Network::None).unwrap();
+    // And `prlimit64`, `clone` and `sched_setaffinity`.
+    assert_eq!(rules(Needs::default()).unwrap().len(), listed + 3);
+    let with_programs = rules(Needs { programs: true, ..Needs::default() }).unwrap();
     for call in [libc::SYS_execve, libc::SYS_clone] {
         assert!(!with_programs.contains_key(&call), "{call}");
     }
@@ -29,7 +37,7 @@ fn no_call_is_listed_twice_and_programs_are_refused_unless_needed() {
 #[test]
 fn the_filters_can_be_made_on_this_architecture() {
     for network in [Network::None, Network::NoneListening, Network::Tcp, Network::TcpByName] {
-        assert!(filter(rules(false, network).unwrap(), libc::EPERM).is_ok());
+        assert!(filter(rules(on(network)).unwrap(), libc::EPERM).is_ok());
     }
 }
 
@@ -55,7 +63,7 @@ fn fast_opened(to: SockaddrStorage) -> [(&'static str, nix::Result<usize>); 3] {
 /// how it ends to connect and to listen.
 fn attempts(network: Network) -> Vec<(&'static str, bool)> {
     let attempts = move || {
-        refuse(false, network).unwrap();
+        refuse(on(network)).unwrap();
         let made = |family, kind, protocol| {
             // SAFETY: the call reads no memory; what it makes is closed at once.
             let socket = unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) };
@@ -98,7 +106,7 @@ fn sockets_are_those_of_the_network_alone() {
 fn nobody_is_accepted_by_what_listens() {
     let attempt = |network| {
         let attempt = move || {
-            refuse(false, network).unwrap();
+            refuse(on(network)).unwrap();
             let kind = (AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
             let made = || socket(kind.0, kind.1, kind.2, None);
             let address = format!("op-dbus-test-{}", std::process::id());
@@ -124,7 +132,7 @@ fn tcp_reaches_who_listens() {
     let address = listener.local_addr().unwrap();
     let connected = |network| {
         let connect = move || {
-            refuse(false, network).unwrap();
+            refuse(on(network)).unwrap();
             let connected = std::net::TcpStream::connect(address);
             connected.and_then(|mut stream| stream.write_all(b"x")).is_ok()
         };
@@ -140,7 +148,7 @@ fn no_call_connects_as_it_sends() {
     let address: SockaddrStorage = getsockname(listener.as_raw_fd()).unwrap();
     let attempt = |network: Option<Network>| {
         let attempt = move || {
-            network.into_iter().for_each(|network| refuse(false, network).unwrap());
+            network.into_iter().for_each(|network| refuse(on(network)).unwrap());
             fast_opened(address)
         };
         std::thread::spawn(attempt).join().unwrap()
@@ -159,8 +167,31 @@ fn no_call_connects_as_it_sends() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn the_numbers_of_x32_are_refused_as_well() {
-    let rules = with_x32(rules(false, Network::Tcp).unwrap());
+    let rules = with_x32(rules(on(Network::Tcp)).unwrap());
     for call in [libc::SYS_socket, libc::SYS_sendto, 518, 520, 538, 545] {
         assert!(rules.contains_key(&(call | 0x4000_0000)), "{call}");
     }
+}
+
+/// The daemon and the other workers are of the same user.
+#[test]
+fn no_other_process_is_scheduled() {
+    let attempts = |needs| {
+        let attempts = move || {
+            refuse(needs).unwrap();
+            let other = getppid();
+            let cpus = sched_getaffinity(Pid::from_raw(0)).unwrap();
+            // SAFETY: the call takes numbers alone.
+            let prioritised =
+                Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) });
+            let placed = [other, Pid::from_raw(0)].map(|whom| sched_setaffinity(whom, &cpus));
+            (prioritised.map(drop), placed)
+        };
+        std::thread::spawn(attempts).join().unwrap()
+    };
+    assert_eq!(attempts(Needs::default()), (Err(Errno::EPERM), [Err(Errno::EPERM), Ok(())]));
+    let (prioritised, [_, own]) = attempts(Needs { placing: true, ..Needs::default() });
+    assert_eq!((prioritised, own), (Err(Errno::EPERM), Ok(())));
+    let rules = rules(Needs { placing: true, ..Needs::default() }).unwrap();
+    assert!(!rules.contains_key(&libc::SYS_sched_setaffinity));
 }

@@ -1,0 +1,66 @@
+//! What the doctor says of the service's folders, and what becomes of what lies there.
+
+use std::fs::{self, File, FileTimes};
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+
+use super::{check, command, findings, text};
+use crate::harness::command::{clean, finish};
+use crate::harness::daemon::Setup;
+use crate::harness::registry::tests;
+use crate::harness::users::{SERVICE, Users};
+use crate::harness::{Outcome, eventually};
+
+tests! {
+    a_closed_folder_is_told_with_owner_and_mode: [Bus, Low],
+    who_is_on_a_list_may_use_the_folder: [Bus, Root, Acl],
+    a_proof_removes_nothing_from_the_services_cache: [Bus],
+}
+
+async fn a_closed_folder_is_told_with_owner_and_mode() -> Outcome {
+    let setup = Setup::real("low")?;
+    let cache = setup.path("cache");
+    fs::create_dir(&cache)?;
+    fs::set_permissions(&cache, fs::Permissions::from_mode(0o777))?;
+    let found = findings(&setup, 1, &["--quick"]).await?;
+    let folder = check(&found["general"], "cache_dir", "wrong")?;
+    assert!(text(&folder["found"]).contains("mode 0777"), "{folder}");
+    assert_eq!(folder["next"], format!("type `chmod o-w {}`", cache.display()));
+    Ok(())
+}
+
+/// Mode and owner say that the service's user may not.
+async fn who_is_on_a_list_may_use_the_folder() -> Outcome {
+    let (users, bus) = Users::on_a_bus(&[]).await?;
+    let setup = Setup::sim()?.of_the_service()?;
+    let cache = setup.path("cache");
+    fs::create_dir(&cache)?;
+    let doctor = command(&setup, bus.address(), &["--quick", "--json"])?;
+    for (bits, state) in [("r-x", "unchecked"), ("rwx", "ok")] {
+        let mut list = clean("setfacl");
+        list.args(["--modify", &format!("user:{}:{bits}", SERVICE.id)]).arg(&cache);
+        finish(list, "").await?.success()?;
+        let run = finish(users.known_to(&SERVICE.runs(&doctor), ""), "").await?;
+        let found: Value = serde_json::from_str(&run.stdout)?;
+        check(&found["general"], "cache_dir", state)?;
+    }
+    Ok(())
+}
+
+/// Its user's own, in which the proof may keep what it makes.
+async fn a_proof_removes_nothing_from_the_services_cache() -> Outcome {
+    let setup = Setup::sim()?;
+    let costs = setup.path("cache/costs");
+    fs::create_dir_all(&costs)?;
+    let unused = costs.join("cuda-0123456789abcdef.json");
+    let year_ago = SystemTime::now() - Duration::from_secs(365 * 24 * 60 * 60);
+    let times = FileTimes::new().set_modified(year_ago).set_accessed(year_ago);
+    File::create(&unused)?.set_times(times)?;
+    findings(&setup, 0, &["cpu"]).await?;
+    assert!(unused.exists());
+    let (_bus, _setup, daemon) = setup.alone().await?;
+    eventually("the service's own start to remove it", async || Ok(!unused.exists())).await?;
+    daemon.stop().await
+}
