@@ -7,6 +7,7 @@ use op_dbus_api::ErrorName;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::golden::floats;
@@ -15,6 +16,8 @@ use crate::harness::{Outcome, fixture, needs, repository};
 
 tests! {
     the_wheel_works_where_it_is_installed: [Bus, PythonPackages],
+    the_wheel_sends_long_lists_in_parts: [Bus, PythonPackages],
+    the_wheel_tells_of_a_full_bus: [Bus, PythonPackages],
     the_wheel_brings_its_types: [PythonPackages],
 }
 
@@ -90,6 +93,28 @@ async fn the_wheel_works_where_it_is_installed() -> Outcome {
     let vector = daemon.client().vectors(&["one"]).await?.pop().ok_or("no vector")?;
     assert_eq!(floats(&said["vector"]), Some(vector));
     daemon.stop().await
+}
+
+/// Parts that leave room beside them, and fit a small quota.
+async fn the_wheel_sends_long_lists_in_parts() -> Outcome {
+    let installed = Installed::new().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    installed.run(&["-Werror"], &fixture("python/long_lists.py"), bus.address()).await?;
+    daemon.stop().await?;
+    let small = Setup::sim()?.setting("quota_tokens", "20000");
+    let (bus, _setup, daemon) = small.alone().await?;
+    installed.run(&["-Werror"], &fixture("python/small_quota.py"), bus.address()).await?;
+    daemon.stop().await
+}
+
+/// A bus that answers Hello with a refusal.
+async fn the_wheel_tells_of_a_full_bus() -> Outcome {
+    let installed = Installed::new().await?;
+    let policy = installed.folder.path().join("limit.conf");
+    let limit = r#"<limit name="max_connections_per_user">3</limit>"#;
+    fs::write(&policy, format!("<busconfig>{limit}</busconfig>"))?;
+    let bus = PrivateBus::start_with(&[&policy], |command| command).await?;
+    installed.run(&["-Werror"], &fixture("python/full_bus.py"), bus.address()).await.map(drop)
 }
 
 async fn the_wheel_brings_its_types() -> Outcome {

@@ -18,7 +18,7 @@ import numpy as np
 
 import op_dbus
 from op_dbus import AsyncEmbedder, Embedder, Embeddings, OpDbusError, errors
-from op_dbus.embeddings import Layout, from_reply, sealed_view
+from op_dbus.embeddings import Layout, from_reply, packed_view, sealed_view
 
 BUS = sys.argv[1]
 MANY = 18_000
@@ -134,6 +134,10 @@ def refusals(embedder: Embedder) -> None:
     refused(errors.WrongSpace, "space", lambda: embedder.embed(["one"], expect_space=wrong))
     refused(errors.NotReachable, "no connection", lambda: Embedder("unix:path=/nowhere"))
     refused(errors.NotReachable, "the bus is ''", lambda: Embedder(""))
+    refused(TypeError, "candidates is a str", lambda: embedder.rank("one", "two"))
+    for number, texts in enumerate((("a\0b", ["two"]), ("one", ["a\0b"]))):
+        words = f"text {number} has a NUL"
+        refused(errors.InvalidArgument, words, lambda: embedder.rank(*texts))
     refused(TypeError, "count is a str", lambda: embedder.rank("one", ["two"], count="1"))
     assert embedder.rank("one", ["two", "one"], count=np.int64(1))[0][0] == 1
     for name in ("DBus.Error.Spawn.ChildExited", "systemd1.NoSuchUnit", "DBus.Error.TimedOut"):
@@ -166,6 +170,8 @@ def sealed_files() -> None:
         open_to_others = memfd(numbers.tobytes(), seals)
         refused(errors.UnexpectedReply, "seals", lambda: sealed_view(open_to_others, floats))
         os.close(open_to_others)
+    # What a message brings may be writable.
+    assert not packed_view(bytearray(24), floats).flags.writeable
     with tempfile.TemporaryFile() as file:
         refused(errors.UnexpectedReply, "memfd", lambda: sealed_view(file.fileno(), floats))
 

@@ -17,7 +17,7 @@ from dbus_fast.aio import MessageBus
 
 from op_dbus import AsyncEmbedder, Embedder, _aio, _bus, errors
 from op_dbus._socket import PatientSocket
-from op_dbus.embeddings import from_reply, joined
+from op_dbus.embeddings import copied, from_reply, joined
 
 BUS = sys.argv[1]
 
@@ -68,7 +68,11 @@ def calls_of_two_precisions() -> None:
         from_reply(row, row.shape[1], said | {"truncated": [], "precision": name, "space": f"ab-{name}"})
         for name in ("f32", "bf16", "f32")
     ]
-    assert (joined(parts).precision, joined(parts).space) == ("f32,bf16", "ab-f32")
+    whole = joined(parts, np.zeros((3, 2), dtype=np.float32))
+    assert (whole.precision, whole.space) == ("f32,bf16", "ab-f32")
+    # One column would fill a row of any length.
+    other = np.zeros((1, 3), dtype=np.float32)
+    refused(errors.UnexpectedReply, "2 elements came after ones of 3", lambda: copied(parts[0], other))
 
 
 def a_full_socket_keeps_descriptors() -> None:
@@ -115,6 +119,9 @@ def who_does_not_answer() -> None:
             # Its limits are not known yet, or its vectors are waited for.
             for embedder in (first, known):
                 call = lambda: embedder.embed(["one"], deadline_ms=1)
+                refused(errors.DeadlineExceeded, "did not answer within", call)
+            with tempfile.TemporaryFile(buffering=0) as file:
+                call = lambda: known.start(file, deadline_ms=1)
                 refused(errors.DeadlineExceeded, "did not answer within", call)
             refused(TimeoutError, "no answer within 0.2 s", lambda: short.count_tokens(["one"]))
         finally:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, SupportsIndex, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import embeddings, errors, options
 from ._bus import EMBEDDER, PROPERTIES, Bus, UnknownMethod, plain
@@ -18,8 +19,9 @@ from .embeddings import Embeddings
 from .options import Options
 from .properties import Properties
 
-_CALL_BYTES_MAX = 8 * 1024 * 1024
-"""Texts in one call, in bytes: dbus-daemon disconnects who sends more than 32 MiB in a message."""
+_CALL_TEXTS_MAX, _CALL_BYTES_MAX = 2048, 2 * 1024 * 1024
+"""Texts in one call, and their bytes: a few batches, and a part of ``quota_tokens``, which all programs of a
+user share. With ``truncate="mean"`` each byte counts there as a token."""
 _IN_MESSAGE_BYTES_MAX = 64 * 1024
 """Replies up to this many bytes come in the message: a memfd and its mapping would cost more."""
 _UNKNOWN_ROW_BYTES = 4096 * 4
@@ -67,8 +69,9 @@ class AsyncEmbedder:
     async def connect(self) -> None:
         """Connects to the bus; the service itself is started by the first call, with ``direct`` here.
 
-        Raises ``NotReachable`` where there is no bus; with ``direct`` also ``QuotaExceeded`` and
-        ``Overloaded`` where too many are open, and ``Failed`` by a service that is too old for it.
+        Raises ``NotReachable`` where there is no bus or no room on it; with ``direct`` also
+        ``QuotaExceeded`` and ``Overloaded`` where too many are open, and ``Failed`` by a service that is too
+        old for it.
         """
         async with self._connecting:
             if self._bus is not None:
@@ -93,23 +96,25 @@ class AsyncEmbedder:
     async def embed(self, texts: Sequence[str], **options: Unpack[Options]) -> Embeddings:
         """Vectors of ``texts``, in their order.
 
-        Up to ``texts_per_call_max`` texts of together 8 MiB are one call to the service, and the
-        vectors are a view of what it sent, without a copy. More are several calls, one after the
-        other and all in the vector space of the first, and their vectors are copied into one array.
+        Up to 2,048 texts of together 2 MiB are one call to the service, and the vectors are a view of
+        what it sent, without a copy. More are several calls, one after the other and all in the vector
+        space of the first, and the vectors of each are copied into one array as they come. Where the
+        service's limits are smaller, so are the calls.
         """
         wanted: dict[str, Any] = dict(options)
         seconds = _patience(wanted)
         texts = await self._checked(texts, seconds)
         kind = tuple(wanted.get(key) for key in ("level", "dimensions", "encoding"))
         parts: list[Embeddings] = []
-        start = 0
+        whole: NDArray[Any] | None = None
+        start, texts_max = 0, _CALL_TEXTS_MAX
         while start < len(texts) or not parts:
             row_bytes = self._row_bytes.get(kind, _UNKNOWN_ROW_BYTES)
-            end = await self._end_of_call(texts, start, row_bytes, seconds)
+            end = await self._end_of_call(texts, start, row_bytes, seconds, texts_max)
             bytes_expected = (end - start) * row_bytes
             by_descriptor = self._has_descriptors and bytes_expected > _IN_MESSAGE_BYTES_MAX
             try:
-                parts.append(await self._embed(texts[start:end], wanted, by_descriptor))
+                part = await self._embed(texts[start:end], wanted, by_descriptor)
             except UnknownMethod:
                 if not by_descriptor:
                     raise
@@ -123,12 +128,22 @@ class AsyncEmbedder:
                 sentence = "the model was changed between two calls for these texts"
                 raise errors.WrongSpace(f"{sentence}: embed them again") from None
             except errors.OpDbusError as reason:
+                if isinstance(reason, errors.TooLarge) and end - start > 1:
+                    # What a call counts as is the service's to say, by its model and options.
+                    texts_max = (end - start) // 2
+                    continue
                 raise errors.about_texts_from(start, reason) from None
-            vectors = parts[0].vectors
-            self._row_bytes[kind] = vectors.shape[1] * vectors.itemsize
-            wanted.setdefault("expect_space", parts[0].space)
+            columns, dtype = part.vectors.shape[1], part.vectors.dtype
+            self._row_bytes[kind] = columns * dtype.itemsize
+            wanted.setdefault("expect_space", part.space)
+            if whole is None and end < len(texts):
+                whole = np.empty((len(texts), columns), dtype)
+            if whole is not None:
+                # At once: the memory of what came is the service's until it is let go.
+                part = embeddings.copied(part, whole[start:end])
+            parts.append(part)
             start = end
-        return embeddings.joined(parts)
+        return parts[0] if whole is None else embeddings.joined(parts, whole)
 
     async def start(
         self, source: Source, *, framing: Framing = "lines", **options: Unpack[Options]
@@ -149,6 +164,7 @@ class AsyncEmbedder:
                 [0, wanted],
                 "o",
                 descriptors=[descriptor_of(source)],
+                seconds=_patience(dict(options)),
             )
         except UnknownMethod:
             raise errors.Failed("this service is older than jobs: embed the texts") from None
@@ -165,20 +181,26 @@ class AsyncEmbedder:
     ) -> list[tuple[int, float]]:
         """Index and cosine of the ``count`` candidates nearest to ``query``, best first.
 
-        All of them without ``count``. Equal cosines keep the order of the candidates.
+        All of them without ``count``. Equal cosines keep the order of the candidates. In errors ``query``
+        is text 0, and the first of the candidates text 1.
         """
+        if isinstance(candidates, str):
+            raise TypeError("candidates is a str; a sequence of them is right, such as [text]")
         try:
             most = None if count is None else operator.index(count)
         except TypeError:
             raise TypeError(f"count is a {type(count).__name__}; an int is right") from None
-        texts = [*await self._checked([query]), *await self._checked(candidates)]
+        texts = await self._checked([query, *candidates])
         most = len(texts) - 1 if most is None else min(most, len(texts) - 1)
         if most < 0:
             raise ValueError(f"count is {most}; 0 or more is right")
         if await self._end_of_call(texts, 0) == len(texts):
             asked = [query, texts[1:], most]
-            body, _ = await self._connected().call("Rank", "sasu", asked, "a(ud)")
-            return [(int(index), float(cosine)) for index, cosine in body[0]]
+            try:
+                body, _ = await self._connected().call("Rank", "sasu", asked, "a(ud)")
+                return [(int(index), float(cosine)) for index, cosine in body[0]]
+            except errors.TooLarge:
+                pass  # For one call: below they are several.
         embeddings = await self.embed(texts, normalize=True)
         if len(embeddings.truncated):
             warnings.warn(
@@ -196,10 +218,17 @@ class AsyncEmbedder:
         """Tokens of each text with the default prompt, before truncation; nothing is embedded."""
         texts = await self._checked(texts)
         counts: list[int] = []
+        texts_max = _CALL_TEXTS_MAX
         while len(counts) < len(texts):
-            end = await self._end_of_call(texts, len(counts))
+            end = await self._end_of_call(texts, len(counts), texts_max=texts_max)
             asked = [texts[len(counts) : end]]
-            body, _ = await self._connected().call("CountTokens", "as", asked, "au")
+            try:
+                body, _ = await self._connected().call("CountTokens", "as", asked, "au")
+            except errors.TooLarge:
+                if len(asked[0]) == 1:
+                    raise
+                texts_max = len(asked[0]) // 2
+                continue
             if len(body[0]) != len(asked[0]):
                 raise errors.UnexpectedReply("CountTokens answered for another number of texts")
             counts.extend(int(count) for count in body[0])
@@ -246,11 +275,16 @@ class AsyncEmbedder:
         return checked
 
     async def _end_of_call(
-        self, texts: list[str], start: int, row_bytes: int = 0, seconds: float | None = None
+        self,
+        texts: list[str],
+        start: int,
+        row_bytes: int = 0,
+        seconds: float | None = None,
+        texts_max: int = _CALL_TEXTS_MAX,
     ) -> int:
         """How far from ``start`` on the texts fit one call, for the service and for the bus."""
         limits = await self._constant(seconds)
-        rows_max = limits.texts_per_call_max
+        rows_max = min(limits.texts_per_call_max, texts_max)
         if row_bytes and not self._has_descriptors:
             rows_max = min(rows_max, limits.inline_reply_bytes_max // row_bytes)
         size = 0

@@ -68,7 +68,14 @@ class Bus:
             raise NotReachable(sentence) from reason
         except (OSError, EOFError, AuthError, InvalidAddressError) as reason:
             raise NotReachable(f"no connection to the bus {bus!r}: {reason}") from reason
-        return cls(connection)._closed_when_lost()
+        connected = cls(connection)
+        name = str(connection.unique_name)
+        if not name.startswith(":"):
+            # dbus-fast takes whatever Hello is answered with for the name, also a refusal.
+            connected.close()
+            await connected.closed()
+            raise NotReachable(f"no connection to the bus {bus!r}: {name}; close other clients")
+        return connected._closed_when_lost()
 
     def _closed_when_lost(self) -> Bus:
         """Not left to the client, as its jobs hold this, too: a bus takes so many connections of a user."""

@@ -8,7 +8,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,16 +109,22 @@ def from_reply(vectors: NDArray[Any], dimensions: int, info: dict[str, Any]) -> 
         raise UnexpectedReply(f"the reply's information has no {missing}") from None
 
 
-def joined(parts: Sequence[Embeddings]) -> Embeddings:
-    """The answers of several calls as one; a single one is handed on as it is."""
-    if len(parts) == 1:
-        return parts[0]
+def copied(part: Embeddings, rows: NDArray[Any]) -> Embeddings:
+    """The same with its vectors in ``rows``."""
+    if part.vectors.shape != rows.shape:
+        sentence = f"vectors of {part.vectors.shape[1]} elements came after ones of {rows.shape[1]}"
+        raise UnexpectedReply(f"{sentence} in the same vector space")
+    rows[:] = part.vectors
+    return replace(part, vectors=rows)
+
+
+def joined(parts: Sequence[Embeddings], vectors: NDArray[Any]) -> Embeddings:
+    """The answers of several calls as one, whose vectors are all in ``vectors``, which is read-only then."""
     truncated: list[int] = []
     first = 0
     for part in parts:
         truncated.extend(first + index for index in part.truncated)
         first += len(part)
-    vectors = np.concatenate([part.vectors for part in parts])
     vectors.flags.writeable = False
     return Embeddings(
         vectors=vectors,
@@ -168,7 +174,7 @@ class Layout:
 def packed_view(packed: bytes, layout: Layout) -> NDArray[Any]:
     """The vectors in the bytes of a message, without a copy."""
     layout.check(len(packed))
-    return layout.view(packed)
+    return layout.view(memoryview(packed).toreadonly())
 
 
 def from_descriptors(
