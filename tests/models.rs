@@ -3,10 +3,13 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use nix::libc::O_NONBLOCK;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use op_dbus_api::ErrorName;
 use zbus::Variant;
 
@@ -17,11 +20,12 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
 use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, needs};
+use crate::harness::{Outcome, eventually, needs, within};
 
 tests! {
     damaged_files_are_named: [Bus, Low],
     a_damaged_record_is_named: [Bus, Low],
+    a_store_that_hangs_keeps_nobody_and_nothing: [Bus],
     another_level_still_serves: [Bus, Low, Medium],
     a_repaired_model_is_served_after_a_reload: [Bus, Low],
     damaged_weights_in_the_cache_are_packed_again: [Bus, Low] =>
@@ -117,6 +121,28 @@ async fn a_damaged_record_is_named() -> Outcome {
         daemon.client().manager.list_models().await?;
         daemon.stop().await?;
     }
+    Ok(())
+}
+
+/// Whoever opens the record waits as for a server of files that has gone.
+async fn a_store_that_hangs_keeps_nobody_and_nothing() -> Outcome {
+    let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
+    let record = setup.path("models").join("own").join("op-dbus.json");
+    fs::create_dir_all(setup.path("models").join("own"))?;
+    mkfifo(&record, Mode::S_IRWXU)?;
+    let manager = daemon.client().manager.clone();
+    let listed = tokio::spawn(async move { manager.list_models().await });
+    // It can be opened as soon as somebody waits to read it.
+    let write = || OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(&record);
+    let mut writer = None;
+    let is_read = async || {
+        writer = write().ok();
+        Ok(writer.is_some())
+    };
+    eventually("a reader of the record", is_read).await?;
+    daemon.client().embedder.embed("somebody else").await?;
+    daemon.stop().await?;
+    refused(within("the end of the call", listed).await??, ErrorName::ShuttingDown)?;
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Direct connections: the same service past the bus, for who opened them and as long as they are there.
 
 mod hostile;
+mod room;
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,9 +20,9 @@ use crate::harness::files::content;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
 
-/// The tests of both modules.
+/// The tests of all modules.
 pub fn all() -> Vec<Test> {
-    tests().into_iter().chain(hostile::tests()).collect()
+    tests().into_iter().chain(hostile::tests()).chain(room::tests()).collect()
 }
 
 tests! {

@@ -14,6 +14,7 @@ use super::bulk::while_wanted;
 use super::caller::Caller;
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
+use super::many::Many;
 use super::options::{self, Given, Wanted};
 use super::pulse::Refusal;
 use super::reply::{
@@ -58,12 +59,12 @@ impl Embedder {
     #[zbus(out_args("vectors"))]
     async fn embed_batch(
         &self,
-        texts: Vec<String>,
+        texts: Many<String>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Vec<f64>>, Refusal> {
         let work = async move |calls: Calls, caller| {
-            let asked = Asked::plain(texts, Form::Doubles);
+            let asked = Asked::plain(texts.all()?, Form::Doubles);
             calls.embed(&caller, asked, |all| all.doubles()).await
         };
         self.calls.run(connection, &header, work).await
@@ -72,14 +73,15 @@ impl Embedder {
     #[zbus(out_args("vectors", "rows", "dimensions", "info"))]
     async fn embed_packed(
         &self,
-        texts: Vec<String>,
+        texts: Many<String>,
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(ByteBuf, u32, u32, Dictionary), Refusal> {
         let work = async move |calls: Calls, caller| {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
-            let asked = Asked { inputs: texts.into(), options, form: Form::Packed(encoding) };
+            let asked =
+                Asked { inputs: texts.all()?.into(), options, form: Form::Packed(encoding) };
             calls.embed(&caller, asked, |all| all.packed(encoding)).await
         };
         self.calls.run(connection, &header, work).await
@@ -88,14 +90,14 @@ impl Embedder {
     #[zbus(out_args("vectors", "rows", "dimensions", "info"))]
     async fn embed_to_fd(
         &self,
-        texts: Vec<String>,
+        texts: Many<String>,
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(OwnedFd, u32, u32, Dictionary), Refusal> {
         let work = async move |calls: Calls, caller| {
             let wanted = options::parse(&options.0, &[option::FORMAT], Instant::now())?;
-            calls.embed_to_fd(&caller, texts, wanted).await
+            calls.embed_to_fd(&caller, texts.all()?, wanted).await
         };
         self.calls.run(connection, &header, work).await
     }
@@ -146,14 +148,14 @@ impl Embedder {
     #[zbus(out_args("vectors", "rows", "dimensions", "info"))]
     async fn embed_tokens(
         &self,
-        tokens: Vec<Vec<u32>>,
+        tokens: Many<Vec<u32>>,
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(ByteBuf, u32, u32, Dictionary), Refusal> {
         let work = async move |calls: Calls, caller| {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
-            let (inputs, form) = (Inputs::Tokens(tokens), Form::OfTokens(encoding));
+            let (inputs, form) = (Inputs::Tokens(tokens.all()?), Form::OfTokens(encoding));
             let asked = Asked { inputs, options, form };
             calls.embed(&caller, asked, |all| all.packed(encoding)).await
         };
@@ -163,13 +165,14 @@ impl Embedder {
     #[zbus(out_args("tokens"))]
     async fn tokenize(
         &self,
-        texts: Vec<String>,
+        texts: Many<String>,
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Vec<Token>>, Refusal> {
         let work = async move |calls: Calls, caller: Caller| {
             let options = options::parse_for_tokens(&options.0, Instant::now())?;
+            let texts = texts.all()?;
             let (count, bytes) = (texts.len(), texts.iter().map(String::len).sum());
             let served = calls.serving(&caller, (count, bytes), options.level, options.deadline);
             let served = served.await?;
@@ -206,12 +209,13 @@ impl Embedder {
     async fn rank(
         &self,
         query: String,
-        candidates: Vec<String>,
+        candidates: Many<String>,
         count: u32,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<(u32, f64)>, Refusal> {
         let work = async move |calls: Calls, caller| {
+            let candidates = candidates.all()?;
             let form = Form::Ranks(candidates.len().min(count as usize));
             let texts = std::iter::once(query).chain(candidates).collect();
             let ranks = |all: Embedded| best(&all.cosines(), count);
@@ -223,11 +227,12 @@ impl Embedder {
     #[zbus(out_args("counts"))]
     async fn count_tokens(
         &self,
-        texts: Vec<String>,
+        texts: Many<String>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<u32>, Refusal> {
         let work = async move |calls: Calls, caller: Caller| {
+            let texts = texts.all()?;
             let served = calls.service.serving(None, None).await?;
             let bytes = texts.len() * size_of::<u32>();
             calls.room_on_line(&caller, bytes, None).await?;

@@ -67,9 +67,6 @@ impl Encoding {
     /// Writes one vector to where it belongs, which is as long as [`row_bytes`](Self::row_bytes) says.
     fn write(self, vector: &[f32], row: &mut [u8]) {
         match self {
-            Self::F32 if cfg!(target_endian = "little") => {
-                row.copy_from_slice(bytemuck::cast_slice(vector));
-            }
             Self::F32 => fill(row, vector.iter().map(|x| x.to_le_bytes())),
             Self::F16 => {
                 let mut halves = [f16::ZERO; HALVES];

@@ -166,7 +166,7 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Dictionary>, Refusal> {
-        let work = async |calls: Calls, _caller| views::on_disk(calls, views::levels).await;
+        let work = async |calls, caller| views::on_disk(calls, &caller, views::levels).await;
         self.calls.run(connection, &header, work).await
     }
 
@@ -176,7 +176,7 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Dictionary>, Refusal> {
-        let work = async |calls: Calls, _caller| views::on_disk(calls, views::models).await;
+        let work = async |calls, caller| views::on_disk(calls, &caller, views::models).await;
         self.calls.run(connection, &header, work).await
     }
 
@@ -186,12 +186,8 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Dictionary>, Refusal> {
-        let work = async |calls: Calls, _caller| {
-            // It looks for libraries, which waits for the disk.
-            let service = calls.service.clone();
-            let view = tokio::task::spawn_blocking(move || views::providers(&service)).await;
-            view.map_err(|_| Error::new(ErrorName::Failed, "looking for libraries ended early"))
-        };
+        // It looks for libraries.
+        let work = async |calls, caller| views::on_disk(calls, &caller, views::providers).await;
         self.calls.run(connection, &header, work).await
     }
 

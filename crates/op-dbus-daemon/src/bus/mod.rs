@@ -14,6 +14,7 @@ mod facts;
 pub(crate) mod fuzz;
 mod jobs;
 mod manager;
+mod many;
 mod options;
 mod pulse;
 mod question;

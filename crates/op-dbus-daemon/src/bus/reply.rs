@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use op_dbus_api::{Error, ErrorName, INLINE_REPLY_BYTES_MAX, cosine, info};
-use op_dbus_engine::{Limits, Piece, Reply};
+use op_dbus_engine::{Piece, Reply};
 use serde_bytes::ByteBuf;
 use zbus::Variant;
 
@@ -47,10 +47,6 @@ impl Form {
         let advice = match self {
             Self::Ranks(_) => "ask for fewer, or rank in several calls",
             Self::OfTokens(_) => "send fewer texts in a call",
-            // Nothing else takes so many.
-            _ if rows > Limits::default().texts_per_call_max => {
-                "use EmbedFromFd, or send fewer texts in a call"
-            }
             Self::Doubles if Self::Packed(Encoding::F32).check(rows, dimensions).is_ok() => {
                 "use EmbedPacked, or send fewer texts in a call"
             }
@@ -201,13 +197,6 @@ mod tests {
         assert!(error.message().contains("EmbedToFd"), "{error}");
         let error = Form::Doubles.check(10_922, 384).unwrap_err();
         assert!(error.message().contains("EmbedPacked"), "{error}");
-        let texts_max = Limits::default().texts_per_call_max;
-        for (form, dimensions) in [(Form::Packed(Encoding::F32), 384), (Form::Doubles, 128)] {
-            let error = form.check(texts_max, 384).unwrap_err();
-            assert!(error.message().contains("EmbedToFd"), "{error}");
-            let error = form.check(texts_max + 1, dimensions).unwrap_err();
-            assert!(error.message().contains("EmbedFromFd"), "{error}");
-        }
         assert_eq!(Form::Ranks(10).check(20_000, 768), Ok(160));
     }
 

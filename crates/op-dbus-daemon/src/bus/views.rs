@@ -3,33 +3,54 @@
 use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
 
-use op_dbus_api::{Error, ErrorName};
+use op_dbus_api::Error;
 use op_dbus_engine::{BufferUse, MemoryUse, Times, TransferUse, WorkerState, WorkerStatus};
 use op_dbus_models::{Level, Model, Store};
+use tokio::sync::Semaphore;
 use zbus::Variant;
 
+use super::bulk::while_wanted;
+use super::caller::Caller;
 use super::calls::Calls;
 use super::facts::Facts;
 use super::reply::{Dictionary, wire};
 use crate::devices::{Device, with_use};
-use crate::service::{Service, absence_name, unavailable};
+use crate::service::{Service, absence_name, blocking, unavailable};
 use crate::settings::{Kind, Loaded, Provider, row};
 
-/// Runs a view that reads the model store, which waits for the disk.
+/// Threads that read the disk for views at once. Where it hangs they stay, and further calls wait without one.
+const READERS_MAX: usize = 16;
+
+static READERS: Semaphore = Semaphore::const_new(READERS_MAX);
+
+/// Runs a view that waits for the disk.
 ///
 /// # Errors
-/// `Failed` when it ended early.
+/// `Failed` when it ended early; `Cancelled`.
 pub async fn on_disk(
     calls: Calls,
-    view: fn(&Store) -> Vec<Dictionary>,
+    caller: &Caller,
+    view: fn(&Service) -> Vec<Dictionary>,
 ) -> Result<Vec<Dictionary>, Error> {
-    let store = Store::open(&calls.service.now().settings().model_dir);
-    let fault = |_| Error::new(ErrorName::Failed, "reading the model store ended early");
-    tokio::task::spawn_blocking(move || view(&store)).await.map_err(fault)
+    let read = async {
+        let place = READERS.acquire().await;
+        let work = move || {
+            // As long as the thread is there, whoever still waits for it.
+            let _place = place;
+            view(&calls.service)
+        };
+        Ok(blocking("disk", work).await?)
+    };
+    while_wanted(caller, None, read).await
+}
+
+fn store(service: &Service) -> Store {
+    Store::open(&service.now().settings().model_dir)
 }
 
 /// The levels, what each stands for and whether it is installed.
-pub fn levels(store: &Store) -> Vec<Dictionary> {
+pub fn levels(service: &Service) -> Vec<Dictionary> {
+    let store = store(service);
     let describe = |level: Level| {
         let name = level.model().unwrap_or_default();
         let built_in = op_dbus_models::manifest::find(name);
@@ -45,8 +66,8 @@ pub fn levels(store: &Store) -> Vec<Dictionary> {
 }
 
 /// The models in the store; one that can't be understood has nothing but an `error`.
-pub fn models(store: &Store) -> Vec<Dictionary> {
-    store
+pub fn models(service: &Service) -> Vec<Dictionary> {
+    store(service)
         .list()
         .into_iter()
         .map(|model| model.map_or_else(damaged, |model| installed(&model)))

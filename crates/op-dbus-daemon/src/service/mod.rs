@@ -224,7 +224,7 @@ impl Service {
 
 /// Runs work that waits, on a thread of its own, for which neither the runtime nor the end of the process
 /// waits. The runtime's own would panic where the system has no thread left, and so end the task that asked.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     name: &'static str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {

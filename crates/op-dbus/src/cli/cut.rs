@@ -60,6 +60,11 @@ impl Cut {
         Some(format!("{count} {are} longer than the model reads and {done} ({which} {list})"))
     }
 
+    /// Whether they are embedded in chunks, and nothing of them is cut.
+    pub const fn is_whole(&self) -> bool {
+        self.whole
+    }
+
     /// Whether something of them is missing in the vectors.
     pub fn is_loss(&self) -> bool {
         self.count > 0 && !self.whole

@@ -66,7 +66,10 @@ impl Args {
             (true, ..) => Format::Json,
             (_, true, _) => Format::Npy,
             (.., true) => Format::Csv,
-            _ if for_person => Format::Table { colour: terminal::colour() },
+            _ if for_person => {
+                let in_chunks = self.options.cut().is_whole();
+                Format::Table { colour: terminal::colour(), in_chunks }
+            }
             _ => Format::Plain,
         }
     }

@@ -20,8 +20,9 @@ const TABLE_TEXT_CHARS: usize = 36;
 /// How vectors are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// For a person: norm and first values.
-    Table { colour: bool },
+    /// For a person: norm and first values. Texts that were longer than the model reads were cut, or embedded in
+    /// chunks.
+    Table { colour: bool, in_chunks: bool },
     /// A vector a line, values with a space between.
     Plain,
     /// A vector a line, values with a comma between.
@@ -42,7 +43,7 @@ pub struct Vectors<'a> {
     pub bytes: &'a [u8],
     pub encoding: Encoding,
     pub dimensions: usize,
-    /// Positions in this call of the texts that were cut, ascending.
+    /// Positions in this call of the texts that were longer than the model reads, ascending.
     pub truncated: &'a [u32],
     pub space: &'a str,
 }
@@ -97,7 +98,7 @@ impl Writer {
 
     /// Writes the vectors of one call and hands them on.
     pub fn write(&mut self, vectors: &Vectors<'_>) -> io::Result<()> {
-        if let Format::Table { colour } = self.format
+        if let Format::Table { colour, .. } = self.format
             && self.rows == 0
         {
             let heading = format!("{:>6}  {:>6}  {:<38}  text", "index", "norm", "vector");
@@ -123,9 +124,14 @@ impl Writer {
         let index = vectors.first + position as u64;
         let truncated = vectors.truncated.binary_search(&(position as u32)).is_ok();
         match self.format {
-            Format::Table { colour } => {
-                let text = &vectors.texts[position];
-                writeln!(self.out, "{}", table_row(index, &numbers(), text, truncated, colour))
+            Format::Table { colour, in_chunks } => {
+                let line = table_row(index, &numbers(), &vectors.texts[position]);
+                let mark = match (truncated, in_chunks) {
+                    (false, _) => String::new(),
+                    (true, false) => paint("  (cut)", Colour::Doubtful, colour),
+                    (true, true) => paint("  (in chunks)", Colour::Faint, colour),
+                };
+                writeln!(self.out, "{line}{mark}")
             }
             Format::Plain => separated(&mut self.out, &numbers(), " "),
             Format::Csv => separated(&mut self.out, &numbers(), ","),
@@ -197,7 +203,7 @@ fn separated(out: &mut impl Write, row: &[Number], separator: &str) -> io::Resul
     out.write_all(b"\n")
 }
 
-fn table_row(index: u64, row: &[Number], text: &str, truncated: bool, colour: bool) -> String {
+fn table_row(index: u64, row: &[Number], text: &str) -> String {
     // Bytes have a length that means nothing.
     let squares = row.iter().map(|number| match number {
         Number::Float(value) => Some(f64::from(*value).powi(2)),
@@ -212,8 +218,7 @@ fn table_row(index: u64, row: &[Number], text: &str, truncated: bool, colour: bo
         values.push('…');
     }
     let text = printable(text, TABLE_TEXT_CHARS);
-    let mark = if truncated { paint("  (cut)", Colour::Doubtful, colour) } else { String::new() };
-    format!("{index:>6}  {norm:>6}  {values:<38}  {text}{mark}")
+    format!("{index:>6}  {norm:>6}  {values:<38}  {text}")
 }
 
 #[cfg(test)]
@@ -222,6 +227,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::{Arc, Mutex};
 
+    use super::super::cut::{Cut, Truncate};
     use super::*;
 
     #[derive(Clone, Default)]
@@ -282,10 +288,18 @@ mod tests {
 
     #[test]
     fn the_table_marks_cut_texts_and_hides_control_characters() {
-        let table = lines(Format::Table { colour: false });
+        let table = lines(Format::Table { colour: false, in_chunks: false });
         assert_eq!(table.len(), 5);
         assert!(table[1].ends_with("  one"), "{}", table[1]);
         assert!(table[2].ends_with("  t·wo  (cut)"), "{}", table[2]);
+    }
+
+    #[test]
+    fn the_table_says_of_no_text_in_chunks_that_it_is_cut() {
+        let in_chunks = Cut::by(Some(Truncate::Mean)).is_whole();
+        let table = lines(Format::Table { colour: false, in_chunks });
+        assert!(table[1].ends_with("  one"), "{}", table[1]);
+        assert!(table[2].ends_with("  t·wo  (in chunks)"), "{}", table[2]);
     }
 
     #[test]
