@@ -87,7 +87,7 @@ async fn who_is_refused_while_still_sending_reads_why() -> Outcome {
 }
 
 /// curl on its way to `/embed`, as many times as wanted.
-fn requests(gateway: &Gateway, count: usize, texts: &[&str]) -> Outcome<Vec<Child>> {
+pub fn requests(gateway: &Gateway, count: usize, texts: &[&str]) -> Outcome<Vec<Child>> {
     let body = json!({"inputs": texts}).to_string();
     let start = |_| {
         let mut command = curl();
@@ -98,7 +98,7 @@ fn requests(gateway: &Gateway, count: usize, texts: &[&str]) -> Outcome<Vec<Chil
 }
 
 /// Lets the workers go on, and all who wait have their answers.
-async fn all_answered(stage: &Stage, waiting: Vec<Child>) -> Outcome {
+pub async fn all_answered(stage: &Stage, waiting: Vec<Child>) -> Outcome {
     stage.daemon.signal_workers(Signal::SIGCONT).await?;
     for request in waiting {
         let output = within("an answer", request.wait_with_output()).await??;

@@ -6,10 +6,12 @@ mod leaving;
 mod left;
 mod limits;
 mod matryoshka;
+mod ready;
 mod refusals;
 mod replies;
 mod starting;
 mod tei;
+mod weight;
 
 use std::fs;
 
@@ -33,10 +35,12 @@ pub fn all() -> Vec<Test> {
         left::tests(),
         limits::tests(),
         matryoshka::tests(),
+        ready::tests(),
         refusals::tests(),
         replies::tests(),
         starting::tests(),
         tei::tests(),
+        weight::tests(),
     ];
     modules.into_iter().flatten().collect()
 }

@@ -6,6 +6,7 @@ use std::process::Stdio;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
+use tokio::process::Command;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::command::clean;
@@ -37,13 +38,24 @@ pub struct Counts {
 impl Balancer {
     /// Starts it on `machine`; `folder` takes what a trial adds to the configuration.
     pub async fn start(machine: &Machine, folder: &Path) -> Outcome<Self> {
-        let admin = folder.join("haproxy.sock");
-        let addition = folder.join("haproxy.cfg");
-        fs::write(&addition, format!("global\n    stats socket {}\n", admin.display()))?;
-        let shipped = repository().join("packaging/haproxy/op-dbus.cfg");
-        let mut haproxy = clean("haproxy");
-        haproxy.arg("-db").arg("-f").arg(shipped).arg("-f").arg(addition);
-        let mut command = machine.runs(&haproxy);
+        Self::start_command(machine.runs(&command(&shipped(), folder)?), folder).await
+    }
+
+    /// Starts it on this machine, with one node at `address`, `HOST:PORT`.
+    pub async fn of_one(address: &str, folder: &Path) -> Outcome<Self> {
+        let front = format!("bind unix@{}", folder.join("front.sock").display());
+        let shipped = fs::read_to_string(shipped())?.replace("bind :8080", &front);
+        let lines = shipped.lines().filter(|line| !line.trim_start().starts_with("server "));
+        let mut lines: Vec<&str> = lines.collect();
+        let server = format!("    server node1 {address}\n");
+        lines.push(&server);
+        let config = folder.join("of-one.cfg");
+        fs::write(&config, lines.join("\n"))?;
+        Self::start_command(command(&config, folder)?, folder).await
+    }
+
+    async fn start_command(mut command: Command, folder: &Path) -> Outcome<Self> {
+        let admin = socket(folder);
         command.stdout(Stdio::piped());
         let mut process = Process::start("haproxy", command, &folder.join("haproxy.log"))?;
         let stdout = process.child().stdout.take().ok_or("haproxy has no output")?;
@@ -98,4 +110,21 @@ impl Balancer {
         }
         Ok(counts)
     }
+}
+
+fn shipped() -> PathBuf {
+    repository().join("packaging/haproxy/op-dbus.cfg")
+}
+
+/// Where it tells what it has counted.
+fn socket(folder: &Path) -> PathBuf {
+    folder.join("haproxy.sock")
+}
+
+fn command(config: &Path, folder: &Path) -> Outcome<Command> {
+    let addition = folder.join("haproxy.cfg");
+    fs::write(&addition, format!("global\n    stats socket {}\n", socket(folder).display()))?;
+    let mut haproxy = clean("haproxy");
+    haproxy.arg("-db").arg("-f").arg(config).arg("-f").arg(addition);
+    Ok(haproxy)
 }

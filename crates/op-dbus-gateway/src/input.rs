@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use crate::limits::LIMITS;
 use crate::refusal::Refusal;
 
 /// What may stand in a request to be embedded.
@@ -127,6 +128,12 @@ impl Inputs {
     /// How many vectors there will be.
     pub fn len(&self) -> usize {
         self.texts.len() + self.lists.len()
+    }
+
+    /// What it counts as among the texts in flight: long lists of token ids for more than one text each.
+    pub fn weight(&self) -> usize {
+        let ids: usize = self.lists.iter().map(Vec::len).sum();
+        self.len().max(ids / LIMITS.ids_per_text)
     }
 }
 

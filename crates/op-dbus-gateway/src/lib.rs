@@ -33,8 +33,9 @@ mod work;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 
 pub use bus::Connect;
 pub use listen::Address;
@@ -89,6 +90,8 @@ struct Gateway {
     metrics: Metrics,
     leaving: Arc<Leaving>,
     asked: Asked,
+    /// When the service has computed vectors last, as far as requests tell.
+    computed: watch::Sender<Option<Instant>>,
     /// Notified when a large request is done.
     large: Arc<Notify>,
 }
@@ -128,6 +131,7 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
         metrics: Metrics::default(),
         leaving: Arc::clone(&leaving),
         asked: Asked::default(),
+        computed: watch::Sender::default(),
         large,
     };
     serve::serve(listener, routes::router(Arc::new(gateway)), &leaving).await

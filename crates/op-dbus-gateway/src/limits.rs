@@ -28,6 +28,9 @@ pub struct Limits {
     /// Bytes of texts that count as one of `texts` where their tokens are asked for, which take many times
     /// as much.
     pub tokenized_bytes_per_text: usize,
+    /// Token ids that count as one of `texts` where more are sent for a text: they take twice their body or
+    /// more, and again as much on their way over the bus.
+    pub ids_per_text: usize,
     /// Bytes of a request's body.
     pub body_bytes: usize,
     /// Bytes of all bodies together that are read at once, but for how each begins.
@@ -57,6 +60,11 @@ pub struct Limits {
     pub answer_time: Duration,
     /// How long the service may take to embed the trial text of `/ready`, and a bus to let the gateway in.
     pub ready_time: Duration,
+    /// How long that text is waited for where vectors come for others: balancers wait little longer for an
+    /// answer.
+    pub trial_time: Duration,
+    /// How long a service counts as one that embeds after it has computed vectors: most batches take less.
+    pub vectors_time: Duration,
     /// How long the service may take to tell what it knows: less than Prometheus waits for a scrape by
     /// itself, 10 s, and more than the service waits for drivers of devices, 4 s.
     pub told_time: Duration,
@@ -87,6 +95,7 @@ pub const LIMITS: Limits = Limits {
     texts_per_call: 1024,
     tokenized_bytes_per_call: 256 << 10,
     tokenized_bytes_per_text: 512,
+    ids_per_text: 256,
     body_bytes: 8 << 20,
     bodies_bytes: 512 << 20,
     small_body_bytes: 64 << 10,
@@ -99,6 +108,8 @@ pub const LIMITS: Limits = Limits {
     reply_pace: Pace { time: Duration::from_secs(30), bytes_per_s: 500_000 },
     answer_time: Duration::from_secs(120),
     ready_time: Duration::from_secs(10),
+    trial_time: Duration::from_secs(1),
+    vectors_time: Duration::from_secs(5),
     told_time: Duration::from_secs(5),
     watch_time: Duration::from_secs(30),
     leave_time: Duration::from_secs(8),
@@ -118,3 +129,6 @@ const _: () = assert!(2 * LIMITS.tokens_reply_bytes <= LIMITS.replies_bytes);
 
 // Whatever a body brings may be tokenized.
 const _: () = assert!(LIMITS.body_bytes / LIMITS.tokenized_bytes_per_text <= LIMITS.texts);
+
+// Whatever ids a body brings, of which each has a digit and a comma, may be embedded.
+const _: () = assert!(LIMITS.body_bytes / 2 / LIMITS.ids_per_text <= LIMITS.texts);

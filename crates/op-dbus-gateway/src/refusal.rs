@@ -161,6 +161,11 @@ impl Refusal {
         self.code == UNAVAILABLE
     }
 
+    /// Whether somebody has their hands full, and others are answered.
+    pub fn is_busy(&self) -> bool {
+        self.status == StatusCode::TOO_MANY_REQUESTS
+    }
+
     /// The stable word.
     pub fn code(&self) -> &'static str {
         self.code

@@ -83,7 +83,7 @@ pub async fn embeddings(
     Work { asked, mut permit }: Work<Embeddings>,
 ) -> Result<Response, Refusal> {
     let inputs = Inputs::try_from(asked.input)?;
-    permit.for_texts(inputs.len())?;
+    permit.for_texts(inputs.weight())?;
     let wanted = gateway.models.wanted(&gateway.bus, asked.model.as_deref()).await?;
     let wanted = Wanted { dimensions: asked.dimensions, ..wanted };
     let embedded = embed(&gateway, &inputs, &wanted).await?;

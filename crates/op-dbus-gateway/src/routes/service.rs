@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -11,7 +11,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use op_dbus_api::option;
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use zbus::proxy::MethodFlags;
 use zbus::{OwnedVariant, Variant};
 
@@ -25,8 +25,8 @@ pub async fn health() -> Json<Value> {
     Json(json!({"status": "alive"}))
 }
 
-/// A trial text was embedded, and the gateway is not about to end. A service that is not running is not
-/// started for it.
+/// The service embeds, and the gateway is not about to end. A service that is not running is not started
+/// for it.
 pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Refusal> {
     gateway.leaving.ask();
     if gateway.leaving.has_begun() {
@@ -34,9 +34,36 @@ pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, R
         return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message));
     }
     let time = LIMITS.ready_time;
-    let trial = gateway.asked.ready.answer(in_time(time, trial(&gateway)));
-    in_time(time, trial).await.map_err(Refusal::not_ready)?;
+    let embeds = gateway.asked.ready.answer(in_time(time, embeds(&gateway)));
+    in_time(time, embeds).await.map_err(Refusal::not_ready)?;
     Ok(Json(json!({"status": "ready"})))
+}
+
+/// A trial text is embedded, or others' texts are while it waits: it is behind all that the gateway has sent
+/// before, and a balancer that took a busy node for a dead one would give the other nodes its load as well.
+async fn embeds(gateway: &Gateway) -> Result<(), Refusal> {
+    let of_others = async {
+        sleep(LIMITS.trial_time).await;
+        vectors(gateway).await;
+    };
+    let answer = tokio::select! {
+        answer = trial(gateway) => answer,
+        () = of_others => Ok(()),
+    };
+    match answer {
+        Err(refusal) if refusal.is_busy() => {
+            timeout(LIMITS.vectors_time, vectors(gateway)).await.map_err(|_| refusal)
+        }
+        answer => answer,
+    }
+}
+
+/// Waits for vectors of others, which may have come just now.
+async fn vectors(gateway: &Gateway) {
+    let mut computed = gateway.computed.subscribe();
+    let lately = |at: &Option<Instant>| at.is_some_and(|at| at.elapsed() < LIMITS.vectors_time);
+    // The gateway, which tells it, outlives this.
+    let _ = computed.wait_for(lately).await;
 }
 
 async fn trial(gateway: &Gateway) -> Result<(), Refusal> {

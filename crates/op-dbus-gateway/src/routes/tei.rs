@@ -52,7 +52,7 @@ pub async fn embed(
     Work { asked, mut permit }: Work<Embed>,
 ) -> Result<Response, Refusal> {
     let inputs = Inputs::try_from(asked.inputs)?;
-    permit.for_texts(inputs.len())?;
+    permit.for_texts(inputs.weight())?;
     let wanted = Wanted {
         // As text-embeddings-inference does it, whatever the model does.
         normalize: Some(asked.normalize.unwrap_or(true)),
