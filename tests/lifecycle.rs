@@ -18,6 +18,7 @@ use crate::harness::client::{Options, Told, refused};
 use crate::harness::command::{clean, finish, started_by};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::manager::ServiceManager;
+use crate::harness::needs::op_dbus;
 use crate::harness::process::{Process, children};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
@@ -386,5 +387,9 @@ async fn other_dimensions_are_refused() -> Outcome {
     let ended = finish(setup.command(&bus)?, "").await?;
     assert_eq!(ended.code, Some(6), "{}", ended.stderr);
     assert!(ended.stderr.contains("768") && ended.stderr.contains("384"), "{}", ended.stderr);
+    // Which opens no model.
+    let mut check = clean(op_dbus());
+    check.args(["config", "check", "--config"]).arg(setup.config_file());
+    finish(check, "").await?.success()?;
     Ok(())
 }

@@ -6,13 +6,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use op_dbus_api::ErrorName;
+use serde_json::json;
 use tokio::process::Command;
 
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::refused;
+use crate::harness::client::{Options, refused};
 use crate::harness::command::{Finished, clean, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::gateway::Gateway;
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::tests;
 
@@ -26,6 +28,7 @@ tests! {
     checking_a_configuration: [],
     a_default_prompt_that_is_not_there_is_told: [Medium],
     workers_log_as_the_last_reload_said: [Bus],
+    a_level_of_other_dimensions_is_the_callers_mistake: [Bus, Curl, Low, High],
     a_reload_tells_where_a_missing_model_was_named: [Bus, Low],
 }
 
@@ -151,7 +154,7 @@ async fn workers_log_as_the_last_reload_said() -> Outcome {
     let setup = setup.setting("log", "trace").setting("expect_dimensions", "7");
     setup.write_config()?;
     let refusal = daemon.client().manager.reload().await;
-    refused(refusal, ErrorName::Failed)?;
+    refused(refusal, ErrorName::InvalidArgument)?;
     assert_eq!(log_of_a_new_worker(&daemon).await?, "debug");
     daemon.stop().await
 }
@@ -164,6 +167,25 @@ async fn log_of_a_new_worker(daemon: &Daemon) -> Outcome<String> {
     let arguments = fs::read_to_string(format!("/proc/{worker}/cmdline"))?;
     let mut arguments = arguments.split('\0').skip_while(|argument| *argument != "--log");
     Ok(arguments.nth(1).unwrap_or_default().to_owned())
+}
+
+/// As what the settings forbid is no fault of the service.
+async fn a_level_of_other_dimensions_is_the_callers_mistake() -> Outcome {
+    let (bus, setup, daemon) =
+        Setup::real("low")?.setting("expect_dimensions", "384").alone().await?;
+    let words =
+        ["mpnet-base-v2 has 768 dimensions, and expect_dimensions is 384", "ask for another model"];
+    let call = daemon.client().packed(&["x"], Options::from([("level", "high".into())])).await;
+    assert_names(&refused(call, ErrorName::InvalidArgument)?, &words);
+    let change = daemon.client().manager.set_vector_level("high").await;
+    assert_names(&refused(change, ErrorName::InvalidArgument)?, &words);
+    let gateway = Gateway::start(&bus, &setup).await?;
+    let asked = json!({"input": "x", "model": "high"});
+    let answer = gateway.post("/v1/embeddings", &asked).await?;
+    assert_eq!(answer.status, 400, "{}", answer.text);
+    assert_names(&answer.text, &words);
+    gateway.stop().await?;
+    daemon.stop().await
 }
 
 async fn a_reload_tells_where_a_missing_model_was_named() -> Outcome {

@@ -148,10 +148,12 @@ impl Drop for Daemon {
     }
 }
 
-/// The bus of the demonstration: the machine's own where our policy is installed, else a private one.
+/// The bus of the demonstration.
 enum Bus {
+    /// The machine's own.
     System,
-    Private(PrivateBus),
+    /// One of ours, and why it is not the machine's.
+    Private(PrivateBus, &'static str),
 }
 
 impl Bus {
@@ -159,30 +161,26 @@ impl Bus {
         let policy = ["/usr/share/dbus-1/system.d", "/etc/dbus-1/system.d"]
             .iter()
             .any(|folder| Path::new(folder).join(format!("{BUS_NAME}.conf")).exists());
-        let mut names = program("busctl", &["--system", "list", "--no-legend"]);
-        let names = names.stderr(Stdio::null()).output().map_err(|e| e.to_string())?;
-        let taken = String::from_utf8_lossy(&names.stdout).contains(BUS_NAME);
-        let allowed = policy && nix::unistd::geteuid().is_root();
-        if names.status.success() && allowed && !taken {
-            return Ok(Self::System);
+        let mut list = program("busctl", &["--system", "list", "--no-legend"]);
+        let list = list.stderr(Stdio::null()).output().map_err(|e| e.to_string())?;
+        let names = list.status.success().then(|| String::from_utf8_lossy(&list.stdout));
+        match why_private(names.as_deref(), policy, nix::unistd::geteuid().is_root()) {
+            Some(why) => Ok(Self::Private(PrivateBus::start(folder)?, why)),
+            None => Ok(Self::System),
         }
-        PrivateBus::start(folder).map(Self::Private)
     }
 
     fn address(&self) -> &str {
         match self {
             Self::System => "system",
-            Self::Private(bus) => &bus.address,
+            Self::Private(bus, _) => &bus.address,
         }
     }
 
     fn description(&self) -> String {
         match self {
             Self::System => "the system bus".to_owned(),
-            Self::Private(bus) => format!(
-                "a private one at {} (the system bus has no policy for us yet)",
-                bus.address
-            ),
+            Self::Private(bus, why) => format!("a private one at {} ({why})", bus.address),
         }
     }
 
@@ -190,10 +188,22 @@ impl Bus {
         let mut command = program("busctl", &[]);
         match self {
             Self::System => command.arg("--system"),
-            Self::Private(bus) => command.args(["--address", &bus.address]),
+            Self::Private(bus, _) => command.args(["--address", &bus.address]),
         };
         command.args(words);
         command
+    }
+}
+
+/// What keeps the demonstration from the system bus, of which `names` are those that it lists, if it answers.
+fn why_private(names: Option<&str>, policy: bool, root: bool) -> Option<&'static str> {
+    match names {
+        None => Some("the system bus does not answer"),
+        // Also one that a call would start.
+        Some(names) if names.contains(BUS_NAME) => Some("the system bus has an op-dbus already"),
+        Some(_) if !policy => Some("the system bus has no policy for us yet"),
+        Some(_) if !root => Some("on the system bus only root may take our name"),
+        Some(_) => None,
     }
 }
 
@@ -225,5 +235,25 @@ impl Times {
         for (name, time) in &self.0 {
             println!("  {name:<34} {:>9.3} s", time.as_secs_f64());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_private_bus_is_told_with_its_reason() {
+        let others = Some("org.freedesktop.DBus 1 systemd");
+        for (names, policy, root, words) in [
+            (None, true, true, "does not answer"),
+            (Some("org.opdbus.Embedding1 - - (activatable)"), true, true, "already"),
+            (others, false, true, "no policy"),
+            (others, true, false, "only root"),
+        ] {
+            let why = why_private(names, policy, root);
+            assert!(why.is_some_and(|why| why.contains(words)), "{words}: {why:?}");
+        }
+        assert_eq!(why_private(others, true, true), None);
     }
 }

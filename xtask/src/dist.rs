@@ -1,7 +1,9 @@
 //! `cargo xtask dist DESTDIR`: every file that an installed op-dbus consists of, where it belongs.
 //! All packages are made of this tree; `packaging/tree.txt` is what it must look like.
 
-use std::collections::BTreeSet;
+mod links;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -245,19 +247,14 @@ pub fn lay_out(program: &Path, destination: &Path) -> Outcome {
     }
     let root = shell::root();
     put(destination, "usr/bin/op-dbus", &read(program)?, 0o755)?;
-    for (from, to) in FILES {
-        put(destination, to, &read(&root.join(from))?, 0o644)?;
-    }
-    for (folder, ending, to) in FOLDERS {
-        let folder = root.join(folder);
-        let entries = folder.read_dir().map_err(|e| format!("{}: {e}", folder.display()))?;
-        for path in entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()) {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            // The index of the documents refers to the repository; theirs is the README.
-            if name.ends_with(ending) && name != "README.md" {
-                put(destination, &format!("{to}/{name}"), &read(&path)?, 0o644)?;
-            }
+    let placed = placed()?;
+    for (from, to) in &placed {
+        let mut content = read(&root.join(from))?;
+        if to.ends_with(".md") {
+            let page = String::from_utf8(content).map_err(|e| format!("{from}: {e}"))?;
+            content = links::led_anew(&page, from, to, &placed).into_bytes();
         }
+        put(destination, to, &content, 0o644)?;
     }
     put(destination, NOTICES, notices::text(&notices::parts()?)?.as_bytes(), 0o644)?;
     for (shell, to) in COMPLETIONS {
@@ -267,6 +264,24 @@ pub fn lay_out(program: &Path, destination: &Path) -> Outcome {
     let pages = destination.join("usr/share/man");
     fs::create_dir_all(&pages).map_err(|e| format!("can't make {}: {e}", pages.display()))?;
     shell::run(shell::program(program, &["manual"]).arg(&pages))
+}
+
+/// Files of the repository, each with its place in a tree.
+fn placed() -> Result<BTreeMap<String, String>, String> {
+    let mut placed: BTreeMap<String, String> =
+        FILES.iter().map(|(from, to)| ((*from).to_owned(), (*to).to_owned())).collect();
+    for (folder, ending, to) in FOLDERS {
+        let path = shell::root().join(folder);
+        let entries = path.read_dir().map_err(|e| format!("{}: {e}", path.display()))?;
+        for path in entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            // The index of the documents refers to the repository; theirs is the README.
+            if name.ends_with(ending) && name != "README.md" {
+                placed.insert(format!("{folder}/{name}"), format!("{to}/{name}"));
+            }
+        }
+    }
+    Ok(placed)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
@@ -301,6 +316,15 @@ mod tests {
         let tree = folder.path().join("tree");
         lay_out(&program, &tree).expect("a tree");
         assert_eq!(compare(&tree), Ok(()), "write it down in packaging/tree.txt");
+        let pages = placed().expect("places").into_values().filter(|place| place.ends_with(".md"));
+        for page in pages {
+            let text = fs::read_to_string(tree.join(&page)).expect("a page");
+            for link in links::relative(&text) {
+                let file = link.split('#').next().unwrap_or_default();
+                let there = tree.join(links::beside(&page, file)).is_file();
+                assert!(there, "{page} leads to {link}, which is in no package");
+            }
+        }
 
         fs::write(tree.join("usr/bin/more"), "").expect("a file");
         fs::remove_file(tree.join("etc/op-dbus/config.toml")).expect("a file of the tree");

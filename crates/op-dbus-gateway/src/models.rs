@@ -33,7 +33,8 @@ impl Models {
     /// What a request must ask of the service to get the model `name`.
     ///
     /// # Errors
-    /// 404 for a name that is not there; the sentence lists those that are.
+    /// 404 for a name that can't be asked for, as of a model that is imported and not in force; the sentence lists
+    /// those that can.
     pub async fn wanted(&self, bus: &Bus, name: Option<&str>) -> Result<Wanted, Refusal> {
         let Some(name) = name.filter(|name| *name != DEFAULT) else { return Ok(Wanted::default()) };
         if name.contains('\0') {
@@ -58,7 +59,7 @@ impl Models {
         let offered: Vec<String> = offered(&mut lease).await?.into_iter().map(|m| m.id).collect();
         let start: String = name.chars().take(80).collect();
         Err(Refusal::no_model(format!(
-            "there is no model {start:?} here; ask for one of {}",
+            "{start:?} is no model that can be asked for here; ask for one of {}",
             offered.join(", ")
         )))
     }

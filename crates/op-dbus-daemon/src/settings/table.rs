@@ -40,8 +40,8 @@ pub const ROWS: &[Row] = &[
         kind: count_or("any", 1, 65_536),
         default: "any",
         unit: "dimensions",
-        doc: "The service refuses to start with a model that has other dimensions: for an index \
-              that has been built for one size.",
+        doc: "The service refuses to start with a model that has other dimensions, and a call that \
+              names one with the option `level`: for an index that has been built for one size.",
         group: Group::Model,
         scope: Scope::Any,
     },

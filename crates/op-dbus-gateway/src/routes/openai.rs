@@ -125,7 +125,8 @@ pub async fn model(
     match models.iter().find(|model| model.id() == id) {
         Some(model) => Ok(Json(model.json())),
         None => {
-            Err(Refusal::no_model("there is no such model here; /v1/models lists those there are"))
+            let message = "no such model can be asked for here; /v1/models lists those that can";
+            Err(Refusal::no_model(message))
         }
     }
 }

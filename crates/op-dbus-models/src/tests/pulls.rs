@@ -222,7 +222,11 @@ fn every_source_that_failed_says_why() {
     let message = error.to_string();
     assert!(message.contains("folder: ") && message.contains("does not exist"), "{message}");
     assert!(message.contains("hub: it has no tiny"), "{message}");
-    assert!(message.contains("--from PATH"), "{message}");
+    assert!(
+        message.ends_with("copy the model's folder or wheels here and give them with --from PATH"),
+        "{message}"
+    );
+    assert!(!message.contains("network"), "neither needs one: {message}");
     assert_eq!(lines.text().lines().count(), 2, "{}", lines.text());
     assert_nothing_left(&bench);
     let archive = bench.path("model.tgz");

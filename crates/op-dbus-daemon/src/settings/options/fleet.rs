@@ -72,7 +72,7 @@ impl Endpoint {
         right.then(|| Self { plain, grpc, host: host.to_owned(), port })
     }
 
-    /// Whether it is on this machine.
+    /// Whether what is sent to it stays on this machine, by what its URL says alone.
     fn is_here(&self) -> bool {
         let address = self.host.parse::<IpAddr>();
         self.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
@@ -168,8 +168,8 @@ pub(super) fn contradiction(
     let open = endpoints.into_iter().find(|one| one.plain && !one.is_here())?;
     let (open_scheme, scheme) = if open.grpc { ("grpc", "grpcs") } else { ("http", "https") };
     Some(format!(
-        "endpoints has {open_scheme} for {}, which is another machine, so that everybody on the way can \
-         read what is sent; write {scheme}, or set allow_http to true",
+        "endpoints has {open_scheme} for {}, which is neither localhost nor a loopback address, so that \
+         everybody on the way can read what is sent; write {scheme}, or set allow_http to true",
         open.host
     ))
 }

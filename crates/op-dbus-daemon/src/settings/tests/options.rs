@@ -158,7 +158,9 @@ fn a_fleet_that_anybody_could_read_or_that_has_no_time_is_refused() {
         Tree::new(&[(MAIN, &table)]).mistakes()
     };
     let text = wrong("");
-    assert!(text.contains("line 1: providers.remote: endpoints has http for 10.0.0.1"), "{text}");
+    let open = "line 1: providers.remote: endpoints has http for 10.0.0.1, which is neither localhost nor a \
+                loopback address";
+    assert!(text.contains(open), "{text}");
     assert!(wrong("library = \"/x.so\"\n").contains("`providers.remote.library` is not a setting"));
     for more in ["request_timeout_s = 31\n", "batch_timeout_s = 9\n"] {
         let text = wrong(more);

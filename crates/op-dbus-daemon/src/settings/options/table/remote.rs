@@ -63,8 +63,8 @@ pub const OPTIONS: &[ProviderOption] = &[
             "allow_http",
             Kind::Bool,
             Theirs("false"),
-            "Whether an endpoint on another machine may have `http`, which everybody on the way \
-            can read.",
+            "Whether an endpoint that is neither `localhost` nor a loopback address may have `http` \
+            or `grpc`, which everybody on the way can read.",
         )
     },
     remote(
