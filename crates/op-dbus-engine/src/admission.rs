@@ -2,6 +2,7 @@
 
 mod ledger;
 mod turn;
+mod waiting;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -114,15 +115,6 @@ impl Admission {
         counted.take(uid, tokens);
         drop(counted);
         Ok(self.grant(&mut state, claim))
-    }
-
-    /// Admits a call as soon as there is room for it; refuses only what never fits.
-    pub async fn admit_when_free(self: &Arc<Self>, claim: Claim) -> Result<Permit, Error> {
-        let admitted = || match self.admit(claim, f64::INFINITY) {
-            Err(Error::QuotaExceeded { .. } | Error::Overloaded { .. }) => None,
-            result => Some(result),
-        };
-        until(&self.ledger.freed, admitted).await
     }
 
     /// Admits a call of the engine's own, whatever is in flight.

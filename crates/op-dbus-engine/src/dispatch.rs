@@ -219,6 +219,9 @@ impl Worker {
     /// # Errors
     /// The backend is lost; all rows without a vector are back in the queue or failed.
     fn run(&mut self, batch: &mut Vec<Entry>, halvings: u32) -> Result<(), BackendError> {
+        if halvings > 0 {
+            self.shared.scheduler.runs(self.place.index, batch);
+        }
         let Err(error) = self.compute(batch, halvings == 0) else {
             self.strikes = 0;
             return Ok(());

@@ -385,7 +385,7 @@ impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         if !self.answered {
             self.job.abandon();
-            self.engine.scheduler().cancelled(self.job.terms.uid);
+            self.engine.scheduler().cancelled(&self.job);
         }
     }
 }

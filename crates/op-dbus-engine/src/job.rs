@@ -51,6 +51,8 @@ pub(crate) struct Job {
     /// None where nothing is kept.
     lookup: Option<Lookup>,
     alive: AtomicBool,
+    /// Whether rows of it were queued.
+    queued: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -145,14 +147,29 @@ impl Job {
             done: Some(done),
             permit: Some(permit),
         };
-        let (alive, state) = (AtomicBool::new(true), Mutex::new(state));
-        let job = Self { terms, lookup, alive, state };
+        let ([alive, queued], state) = ([true, false].map(AtomicBool::new), Mutex::new(state));
+        let job = Self { terms, lookup, alive, queued, state };
         (Arc::new(job), result)
     }
 
     /// Whether anybody still waits.
     pub fn is_alive(&self, now_us: u64) -> bool {
         self.alive.load(Ordering::Acquire) && self.terms.deadline_us.is_none_or(|at| now_us < at)
+    }
+
+    /// Rows of it are queued.
+    pub fn queues(&self) {
+        self.queued.store(true, Ordering::Release);
+    }
+
+    /// Whether rows of it were queued, be they there still or not.
+    pub fn was_queued(&self) -> bool {
+        self.queued.load(Ordering::Acquire)
+    }
+
+    /// Tokens that it counts for.
+    pub fn held(&self) -> usize {
+        self.lock().permit.as_ref().map_or(0, Permit::held)
     }
 
     /// Nobody waits any more. The permit stays until the last row of the call is out of the engine.

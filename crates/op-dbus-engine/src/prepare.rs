@@ -197,6 +197,10 @@ impl Preparer {
         // A push has unloaded workers load again, which nothing needs.
         if !entries.is_empty() {
             self.scheduler.push(entries);
+            // Whoever gave the call up meanwhile has not seen them.
+            if !job.is_alive(clock.now_us()) {
+                self.scheduler.cancelled(job);
+            }
         }
         if let Some(finished) = finished {
             finished.tell();

@@ -139,12 +139,17 @@ impl<T> Queue<T> {
         let mut removed = Vec::new();
         for class in [&mut self.interactive, &mut self.bulk] {
             let Some(lane) = class.lanes.get_mut(&uid) else { continue };
-            let entries = std::mem::take(&mut lane.entries);
-            let (kept, dead): (VecDeque<_>, VecDeque<_>) = entries.into_iter().partition(alive);
-            lane.entries = kept;
-            class.texts -= dead.len();
-            class.tokens -= dead.iter().map(|entry| entry.tokens).sum::<usize>();
-            removed.extend(dead);
+            // In place: a copy of what is left may be large.
+            for _ in 0..lane.entries.len() {
+                let Some(entry) = lane.entries.pop_front() else { break };
+                if alive(&entry) {
+                    lane.entries.push_back(entry);
+                } else {
+                    class.texts -= 1;
+                    class.tokens -= entry.tokens;
+                    removed.push(entry);
+                }
+            }
         }
         removed
     }

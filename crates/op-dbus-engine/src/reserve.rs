@@ -18,7 +18,7 @@ const EXPECTED_US: u64 = 1_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Serves {
     Everybody,
-    /// Interactive work alone, and only while bulk is in its way.
+    /// Interactive work alone, and only while bulk is in its way or nobody else is there.
     Interactive,
 }
 

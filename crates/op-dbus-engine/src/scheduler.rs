@@ -8,7 +8,6 @@ mod costs;
 mod life;
 mod over;
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,9 +24,10 @@ use crate::presence::Absence;
 use crate::queue::{self, Queue};
 use crate::reserve::{Mix, Serves};
 use crate::roster::{Order, Roster};
-use crate::routing::{Running, Waiting};
+use crate::routing::Waiting;
 use crate::stats::Stats;
 use crate::status::WorkerState;
+use over::Over;
 
 /// How often a text may come to workers that have ended before it counts as tried there: they could go on to do
 /// nothing but end.
@@ -72,8 +72,7 @@ pub(crate) struct Scheduler {
 #[derive(Debug)]
 struct State {
     queue: Queue<Row>,
-    /// Users whose calls were cancelled since the last batch.
-    cancelled: BTreeSet<u32>,
+    over: Over,
     roster: Roster,
     mix: Mix,
     /// Why no worker is to have a backend until there is work; none while they are to have one.
@@ -114,7 +113,7 @@ impl Scheduler {
             idle_check,
             state: Mutex::new(State {
                 queue: Queue::new(limits.bulk_wait_us_max),
-                cancelled: BTreeSet::new(),
+                over: Over::default(),
                 roster,
                 mix: Mix::new(clock),
                 absence: None,
@@ -129,7 +128,7 @@ impl Scheduler {
         }
     }
 
-    /// Queues rows, for which unloaded workers load again; they are failed at once when nobody will
+    /// Queues rows of a call, for which unloaded workers load again; they are failed at once when nobody will
     /// ever run them.
     pub fn push(&self, entries: Vec<Entry>) {
         let mut state = self.lock();
@@ -141,12 +140,17 @@ impl Scheduler {
         let many = entries.len() > 1;
         let unloaded = state.absence.take().is_some();
         if let Some(first) = entries.first() {
+            first.item.job.queues();
             state.mix.saw(first.class, first.uid);
         }
         for entry in entries {
             state.queue.push(entry);
         }
         self.call_workers(state, many || unloaded);
+        if unloaded {
+            // Who waits for the end of an unload waits for what does not come any more.
+            self.changed.notify_waiters();
+        }
     }
 
     /// Puts rows of a batch that failed on `worker` back, once: the failure may be theirs.
@@ -228,8 +232,7 @@ impl Scheduler {
             state.plan(worker, now_us, &alive, plan);
             let busy = !plan.batch.is_empty();
             if let Some(Entry { class, uid, .. }) = plan.batch.first() {
-                let tokens = plan.batch.iter().map(|entry| entry.tokens).sum();
-                state.roster.runs(worker, Running { class: *class, tokens, started_us: now_us });
+                state.runs(worker, &plan.batch, now_us);
                 state.mix.saw(*class, *uid);
             } else if wait {
                 state.roster.set(worker, WorkerState::Idle);
@@ -346,7 +349,7 @@ impl State {
         plan: &mut Plan<Row>,
     ) {
         let serves = self.roster.serves(worker);
-        if serves == Serves::Interactive && !self.roster.is_kept_by_bulk() {
+        if serves == Serves::Interactive && !self.roster.wants_reserve() {
             plan.batch.clear();
             plan.dead.clear();
             return;
@@ -361,7 +364,7 @@ impl State {
         let computes = || {
             self.roster.has_idle_reserve()
                 && self.queue.has_interactive()
-                && self.roster.is_kept_by_bulk()
+                && self.roster.wants_reserve()
         };
         (self.roster.has_unloaded_reserve() && self.mix.is_both()) || computes()
     }
@@ -390,3 +393,6 @@ fn fail(entries: impl IntoIterator<Item = Entry>, error: &Error) {
         entry.item.job.fail(error.clone());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ mod around;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{Shutdown, shutdown};
 use nix::unistd::Pid;
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts, serve};
@@ -90,6 +92,12 @@ fn worker_process() {
             Ok(around(sim, greedy))
         }
         "in-place" => Ok(around(sim, in_place)),
+        "hangs-up" => Ok(around(sim, |_, _, _| {
+            shutdown(std::io::stdin().as_raw_fd(), Shutdown::Both).unwrap();
+            loop {
+                std::thread::park();
+            }
+        })),
         "killed-loading-1" | "killed-loading-2" => {
             kill_the_first(role[15..].parse().unwrap());
             Ok(sim)
@@ -176,6 +184,14 @@ fn a_hanging_process_is_killed_and_stays_lost() {
         assert!(error.to_string().contains("SIGKILL"), "{error}");
         assert!(is_gone(pid));
     }
+}
+
+/// Whom the kernel kills for want of memory has ended, and is no loss of the model's.
+#[test]
+fn a_process_that_hangs_up_and_goes_on_is_not_taken_for_one_that_the_kernel_killed() {
+    let error = spawn("hangs-up", PATIENT).unwrap().run(&BATCH, &mut [0.0; 32]).unwrap_err();
+    let BackendError::Lost(reason) = error else { panic!("{error:?}") };
+    assert!(reason.contains("closed its socket"), "{reason}");
 }
 
 #[test]

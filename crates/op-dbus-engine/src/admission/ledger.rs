@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::retry_after_ms;
+use super::{Permit, retry_after_ms};
 use crate::config::Limits;
 use crate::error::Error;
 
@@ -22,6 +22,8 @@ pub struct Ledger {
 pub(super) struct Counted {
     tokens: usize,
     by_uid: HashMap<u32, usize>,
+    /// Calls that wait for room: their users and tokens.
+    waiting: Vec<(u32, usize)>,
 }
 
 impl Ledger {
@@ -30,12 +32,19 @@ impl Ledger {
     }
 }
 
+impl Permit {
+    /// Tokens that count against the bounds.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+}
+
 impl Counted {
     /// Whether there is room for so many more tokens of a user. `tokens_per_s` is the measured rate, for the hint.
     ///
     /// Beside others a user has no more than it leaves free, so that one who comes later finds room however many
     /// there are: of `n` who take all that they get, each has an `n + 1`th of the queue (dynamic thresholds, Choudhury
-    /// and Hahne, 1998).
+    /// and Hahne, 1998). Nor has it what one waits for who has nothing in flight, and who would not find that much else.
     pub fn check(
         &self,
         uid: u32,
@@ -45,8 +54,9 @@ impl Counted {
     ) -> Result<(), Error> {
         let Limits { queue_tokens_max, quota_tokens, .. } = *limits;
         let in_flight = self.by_uid.get(&uid).copied().unwrap_or_default();
-        let left = queue_tokens_max.saturating_sub(self.tokens);
-        let is_beside_others = in_flight > 0 && in_flight < self.tokens;
+        let awaited = self.awaited();
+        let left = queue_tokens_max.saturating_sub(self.tokens).saturating_sub(awaited);
+        let is_beside_others = in_flight > 0 && (in_flight < self.tokens || awaited > 0);
         let limit = if is_beside_others { quota_tokens.min(left) } else { quota_tokens };
         if in_flight + tokens > limit {
             let excess = in_flight + tokens - limit;
@@ -68,6 +78,24 @@ impl Counted {
             });
         }
         Ok(())
+    }
+
+    /// Tokens of the largest call that waits of a user who has nothing in flight.
+    fn awaited(&self) -> usize {
+        let first = self.waiting.iter().filter(|(uid, _)| !self.by_uid.contains_key(uid));
+        first.map(|(_, tokens)| *tokens).max().unwrap_or_default()
+    }
+
+    /// A call of a user waits for room.
+    pub fn wait(&mut self, uid: u32, tokens: usize) {
+        self.waiting.push((uid, tokens));
+    }
+
+    /// It does so no more.
+    pub fn wait_no_more(&mut self, uid: u32, tokens: usize) {
+        if let Some(index) = self.waiting.iter().position(|call| *call == (uid, tokens)) {
+            self.waiting.swap_remove(index);
+        }
     }
 
     pub fn take(&mut self, uid: u32, tokens: usize) {

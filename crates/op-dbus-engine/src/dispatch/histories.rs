@@ -21,9 +21,11 @@ use crate::roster::Roster;
 use crate::sim::SimBackend;
 use crate::tokenizer::Tokenizer;
 use scripted::backend;
+use text::Text;
 use world::{Asked, DIMENSIONS, INPUT_MAX, Random, World, workers};
 
 mod scripted;
+mod text;
 mod world;
 
 /// What happens in a history before it comes to its end.
@@ -109,7 +111,8 @@ fn arrive() {
         let rows = w.random.of(&[1, 1, 2, 5, 12]);
         let texts: Vec<String> = (0..rows).map(|_| text(&mut w.random)).collect();
         let truncate = w.random.of(&[Truncate::End, Truncate::Start, Truncate::Mean]);
-        let cost = texts.iter().map(|t| t.cost(truncate, &w.preparer.tokenizer)).sum();
+        let cost = |text: &String| Input::cost(text, truncate, &w.preparer.tokenizer);
+        let cost = texts.iter().map(cost).sum();
         let uid = w.random.below(3) as u32;
         let class = w.random.of(&[Priority::Interactive, Priority::Bulk]);
         let claim = Claim::new(uid, cost, class);
@@ -126,8 +129,9 @@ fn arrive() {
         };
         let (job, result) = Job::new(terms, rows, permit, None, None);
         let at = w.random.below(rows as u64 + 1) as usize;
-        for (first, inputs) in [(0, texts[..at].to_vec()), (at as u32, texts[at..].to_vec())] {
+        for (first, inputs) in [(0, &texts[..at]), (at as u32, &texts[at..])] {
             if !inputs.is_empty() {
+                let inputs = inputs.iter().cloned().map(Text).collect();
                 w.chunks.push(Chunk { job: Arc::clone(&job), first, inputs });
             }
         }
@@ -168,7 +172,7 @@ fn leave() {
     });
     if let Some(job) = left {
         job.abandon();
-        scheduler().cancelled(job.terms.uid);
+        scheduler().cancelled(&job);
     }
 }
 
@@ -197,7 +201,7 @@ fn hear() {
     for job in gone {
         // Nothing to one that was answered.
         job.abandon();
-        scheduler().cancelled(job.terms.uid);
+        scheduler().cancelled(&job);
     }
 }
 
@@ -212,12 +216,17 @@ fn begin_world(seed: u64, tokenizer: &Tokenizer) {
         w.workers = workers.into_iter().map(Some).collect();
         w.depth = 0;
         w.faulty = true;
+        w.meanwhile = || {
+            if world(|w| w.random.one_in(8)) {
+                happens();
+            }
+        };
     });
 }
 
 /// Lets everything come to its end: nothing fails from here on, so that everybody is answered.
 fn settle() {
-    world(|w| w.faulty = false);
+    world(|w| (w.faulty, w.meanwhile) = (false, || ()));
     scheduler().wake();
     for _ in 0..ROUNDS_MAX {
         while world(|w| !w.chunks.is_empty()) {
@@ -304,4 +313,20 @@ fn a_check_that_is_passed_ends_the_waiting_for_losses_before() {
     shared.scheduler.wake();
     assert!(worker.step(&mut Plan::default(), false));
     assert_eq!(worker.strikes, 0);
+}
+
+/// No worker comes by who would drop its rows.
+#[test]
+fn a_call_that_is_given_up_while_it_is_tokenized_leaves_nothing_in_the_queue() {
+    MADE_UP_US.set(Some(0));
+    let (world_now, _shared) = World::new(1, &Tokenizer::bytes(INPUT_MAX), backend);
+    WORLD.set(Some(World { meanwhile: leave, ..world_now }));
+    while world(|w| w.chunks.is_empty()) {
+        arrive();
+    }
+    while world(|w| !w.chunks.is_empty()) {
+        tokenize();
+    }
+    assert!(world(|w| w.calls.iter().all(|call| call.over)));
+    assert_eq!(scheduler().waiting(), (0, 0));
 }

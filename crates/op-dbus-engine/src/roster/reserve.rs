@@ -45,11 +45,13 @@ impl Roster {
         }
     }
 
-    /// Whether bulk keeps interactive work waiting: nobody is idle, and somebody computes bulk.
-    pub fn is_kept_by_bulk(&self) -> bool {
+    /// Whether interactive work waits for what a reserve does not: nobody is idle, and somebody computes bulk, or there
+    /// is nobody.
+    pub fn wants_reserve(&self) -> bool {
         let is_bulk = |running: &Running| running.class == Priority::Bulk;
         let idle = self.ordinary().any(|worker| worker.status.state == WorkerState::Idle);
-        !idle && self.ordinary().any(|worker| worker.running.as_ref().is_some_and(is_bulk))
+        let bulk = self.ordinary().any(|worker| worker.running.as_ref().is_some_and(is_bulk));
+        !idle && (bulk || !self.any_is_there())
     }
 
     /// Whether a reserved worker has no backend.

@@ -6,7 +6,6 @@ use crate::call::Priority;
 use crate::error::Error;
 use crate::planner::Plan;
 use crate::reserve::Serves;
-use crate::routing::Running;
 
 /// What a batch takes at most that is begun before it is its turn.
 const BEGUN_US_MAX: u64 = 50_000;
@@ -81,9 +80,8 @@ impl Scheduler {
         plan.batch.extend(ahead.batch.extract_if(.., alive));
         let begins = !plan.batch.is_empty();
         if begins {
-            let tokens = plan.batch.iter().map(|entry| entry.tokens).sum();
             state.queue.taken(class, is_aged && class == Priority::Bulk, now_us);
-            state.roster.runs(worker, Running { class, tokens, started_us: now_us });
+            state.runs(worker, &plan.batch, now_us);
             state.mix.saw(class, uid);
         }
         drop(state);

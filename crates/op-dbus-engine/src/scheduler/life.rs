@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::presence::{Absence, Presence};
 use crate::reserve::Serves;
 use crate::roster::{Loaded, Order, Roster};
+use crate::routing::Running;
 use crate::status::WorkerState;
 use crate::wait::until;
 
@@ -23,6 +24,11 @@ impl Scheduler {
         self.roster(change);
         self.purge_for_nobody();
         self.changed.notify_waiters();
+    }
+
+    /// A worker begins a part of a batch. It is no less busy with it than with a whole one.
+    pub fn runs(&self, worker: usize, part: &[Entry]) {
+        self.lock().runs(worker, part, self.clock.now_us());
     }
 
     /// A worker was lost and is to be replaced.
@@ -222,6 +228,14 @@ impl State {
     fn give_up(&mut self) -> Option<(Vec<Entry>, Error)> {
         let error = self.refusal()?;
         Some((self.queue.clear(), error))
+    }
+
+    /// A worker begins a batch, or a part of one.
+    pub fn runs(&mut self, worker: usize, batch: &[Entry], started_us: u64) {
+        if let Some(&Entry { class, .. }) = batch.first() {
+            let tokens = batch.iter().map(|entry| entry.tokens).sum();
+            self.roster.runs(worker, Running { class, tokens, started_us });
+        }
     }
 
     /// Takes note of what a worker goes to do.

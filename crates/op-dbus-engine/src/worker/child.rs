@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::backend::{Backend, BackendError, Description, Footprint, LoadErrorKin
 use crate::batch::Batch;
 use crate::usage::MemoryUse;
 
-/// What is killed has ended by then, unless the kernel keeps it.
+/// What is killed, or has closed its end because it ends, has ended by then, unless the kernel keeps it.
 const END_TIME: Duration = Duration::from_secs(1);
 /// How often it is looked for. Not by a thread: a worker may be lost because there are none left.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -150,17 +150,22 @@ impl Process {
         why: String,
         otherwise: impl FnOnce(String) -> BackendError,
     ) -> BackendError {
-        // One that says nothing is killed by us.
-        let has_left = link.has_left();
+        // One that says nothing, or closes its end and goes on, is killed by us.
+        let has_ended = link.has_left() && self.has_ended();
         let (told, signal) = self.kill();
         let why = format!("{why}; {told}");
         match signal {
-            Some(Signal::SIGKILL) if has_left => BackendError::Killed(format!(
+            Some(Signal::SIGKILL) if has_ended => BackendError::Killed(format!(
                 "{why}, as the kernel has it where memory runs out (`journalctl -k` tells)"
             )),
-            Some(Signal::SIGTERM) if has_left => BackendError::Killed(why),
+            Some(Signal::SIGTERM) if has_ended => BackendError::Killed(why),
             _ => otherwise(why),
         }
+    }
+
+    /// Whether the process, which ends if it is honest, has done so.
+    fn has_ended(&mut self) -> bool {
+        self.0.as_mut().is_none_or(|child| matches!(wait(child), Ok(Some(_))))
     }
 
     /// Kills the process and says how it has ended, which it may have by itself, and by which signal. One that
@@ -171,19 +176,15 @@ impl Process {
         let id = child.id();
         // Fails only if it has ended and been waited for.
         let _ = child.kill();
-        let deadline = Instant::now() + END_TIME;
-        let status = loop {
-            match child.try_wait() {
-                Ok(Some(status)) => break status,
-                Ok(None) if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
-                Ok(None) => {
-                    let reap = move || drop(child.wait());
-                    // Without a thread it is there until we end, and counts against the limit of tasks.
-                    let _ = thread::Builder::new().name("reap".to_owned()).spawn(reap);
-                    return (format!("process {id} is killed, and has not ended yet"), None);
-                }
-                Err(error) => return (format!("process {id} can't be waited for ({error})"), None),
+        let status = match wait(&mut child) {
+            Ok(Some(status)) => status,
+            Ok(None) => {
+                let reap = move || drop(child.wait());
+                // Without a thread it is there until we end, and counts against the limit of tasks.
+                let _ = thread::Builder::new().name("reap".to_owned()).spawn(reap);
+                return (format!("process {id} is killed, and has not ended yet"), None);
             }
+            Err(error) => return (format!("process {id} can't be waited for ({error})"), None),
         };
         let signal = status.signal().and_then(|signal| Signal::try_from(signal).ok());
         let told = match signal {
@@ -201,6 +202,17 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Waits for the end of a process, but not for one that does not come.
+fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + END_TIME;
+    loop {
+        match child.try_wait()? {
+            None if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
+            status => return Ok(status),
+        }
     }
 }
 

@@ -1,5 +1,8 @@
 //! Batches that do not fit the device.
 
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+
 use op_dbus_engine::sim::Faults;
 use op_dbus_engine::{BackendError, Engine, Error, Limits, Pool, Tokenizer};
 
@@ -26,6 +29,38 @@ async fn a_batch_of_which_no_eighth_fits_is_computed_text_by_text() {
     assert_eq!(engine.embed(call(1, &texts)).await.unwrap().vectors, wanted);
     let stats = engine.stats();
     assert_eq!((stats.batches, stats.worker_restarts), (26, 0));
+}
+
+/// What does not end is seen in each part, as the watchdog has to.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_of_a_batch_is_computed_as_a_batch_is() {
+    let ((begun, begins), (go, wait)) = (channel(), channel::<()>());
+    let wait = Arc::new(Mutex::new(wait));
+    let made = move |_| {
+        let (begun, wait) = (begun.clone(), Arc::clone(&wait));
+        Ok(around(sim(Faults::default())?, move |sim, batch, out| {
+            if batch.rows() > 1 {
+                return Err(BackendError::OutOfMemory("one row fits".into()));
+            }
+            // The second of the two parts.
+            if batch.ids.contains(&i32::from(b'~')) {
+                begun.send(()).unwrap();
+                // Fails when the test is over.
+                let _ = wait.lock().unwrap().recv();
+            }
+            sim.run(batch, out)
+        }))
+    };
+    let engine = start(Box::new(made), Limits::default(), 1);
+    let call = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.embed(call(1, &["a", "~"])).await }
+    });
+    begins.recv().unwrap();
+    assert_eq!(engine.stats().batches, 1, "the first part is done");
+    assert!(engine.busy_for().is_some());
+    go.send(()).unwrap();
+    assert_eq!(call.await.unwrap().unwrap().vectors, ["a", "~"].map(expected).concat());
 }
 
 /// As a server that says of one text that it is too large: neither do its neighbours fail, nor are later

@@ -1,8 +1,14 @@
 //! A worker in reserve: what interactive callers have of it, and nobody else.
 
-use op_dbus_engine::sim::Faults;
-use op_dbus_engine::{BackendError, Call, Priority, WorkerState};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 
+use op_dbus_engine::sim::Faults;
+use op_dbus_engine::{
+    BackendError, BackendFactory, Call, Engine, Limits, Pool, Priority, Tokenizer, WorkerState,
+};
+
+use crate::around::around;
 use crate::support::*;
 
 fn bulk(text: &str) -> Call {
@@ -85,4 +91,50 @@ async fn a_reserve_goes_with_the_others() {
         workers.iter().map(|worker| worker.state).collect::<Vec<_>>(),
         [WorkerState::Unloaded]
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reserve_computes_while_the_worker_that_it_stands_beside_is_replaced() {
+    let ((say, said), (go, wait)) = (channel(), channel::<()>());
+    let (wait, mut is_first) = (Arc::new(Mutex::new(wait)), true);
+    // The first worker is lost with its first batch, and the one in its place takes its time.
+    let ordinary = Mutex::new(move || {
+        let pause = {
+            let (say, wait) = (say.clone(), Arc::clone(&wait));
+            move |at| {
+                say.send(at).unwrap();
+                // Fails when the test is over.
+                let _ = wait.lock().unwrap().recv();
+            }
+        };
+        if !std::mem::take(&mut is_first) {
+            pause("loads");
+            return sim(Faults::default());
+        }
+        Ok(around(sim(Faults::default())?, move |sim, batch, out| {
+            if batch.ids.contains(&i32::from(b'~')) {
+                pause("computes");
+                return Err(BackendError::Lost("it is out of order".into()));
+            }
+            sim.run(batch, out)
+        }))
+    });
+    let factory: BackendFactory = Box::new(move |number| match number {
+        0 => (ordinary.lock().unwrap())(),
+        _ => sim(Faults::default()),
+    });
+    let pool = Pool { reserved: 1, ..Pool::new(factory) };
+    let config = config(Limits::default());
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let first = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.embed(bulk("~")).await.unwrap().vectors }
+    });
+    assert_eq!(said.recv().unwrap(), "computes");
+    engine.embed(call(2, &["a"])).await.unwrap();
+    go.send(()).unwrap();
+    assert_eq!(said.recv().unwrap(), "loads");
+    assert_eq!(engine.embed(call(2, &["b"])).await.unwrap().vectors, expected("b"));
+    go.send(()).unwrap();
+    assert_eq!(first.await.unwrap(), expected("~"));
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::super::{Shared, Worker};
+use super::text::Text;
 use crate::admission::Admission;
 use crate::backend::{Backend, BackendError};
 use crate::batch::Batch;
@@ -33,7 +34,9 @@ pub struct World {
     pub workers: Vec<Option<Worker>>,
     pub calls: Vec<Asked>,
     /// Texts that no tokenizer thread has taken yet.
-    pub chunks: Vec<Chunk<String>>,
+    pub chunks: Vec<Chunk<Text>>,
+    /// What happens beside the tokenizing of a text.
+    pub meanwhile: fn(),
     pub now_us: u64,
     /// Of backends on a device, whose next batch is planned while they compute.
     pub buckets: Option<Buckets>,
@@ -93,6 +96,7 @@ impl World {
             workers: Vec::new(),
             calls: Vec::new(),
             chunks: Vec::new(),
+            meanwhile: || (),
             now_us: 0,
             depth: 0,
             faulty: false,

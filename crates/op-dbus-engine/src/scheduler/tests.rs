@@ -1,0 +1,152 @@
+//! What workers would be told, without any.
+
+use std::cell::Cell;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use super::*;
+use crate::admission::{Admission, Claim};
+use crate::backend::Backend;
+use crate::call::Truncate;
+use crate::clock::MADE_UP_US;
+use crate::config::{BatchLimits, ModelShape, Pool};
+use crate::job::Terms;
+use crate::output::Output;
+use crate::roster::Loaded;
+use crate::sim::SimBackend;
+
+const DIMENSIONS: usize = 4;
+/// Tokens of each row.
+const TOKENS: usize = 4;
+/// How long bulk waits behind interactive work.
+const BULK_WAIT_US: u64 = 100;
+
+/// Of one worker, whose batches are of two rows. Nothing is done unless the test does it.
+fn scheduler() -> Scheduler {
+    MADE_UP_US.set(Some(0));
+    let (normalized, matryoshka) = (true, Vec::new());
+    let max_input_tokens = 2 * TOKENS;
+    let model = ModelShape { dimensions: DIMENSIONS, max_input_tokens, normalized, matryoshka };
+    let batch = BatchLimits { tokens_max: 2 * TOKENS, ..BatchLimits::default() };
+    let pool = Pool { batch, ..Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(DIMENSIONS))))) };
+    let mut roster = Roster::new(&[pool], &model);
+    roster.add(vec![(0, Loaded::of(&SimBackend::new(DIMENSIONS) as &dyn Backend))]);
+    let limits = Limits { bulk_wait_us_max: BULK_WAIT_US, ..Limits::default() };
+    Scheduler::new(&limits, Duration::from_secs(3600), roster, Arc::default())
+}
+
+/// A call of user 1.
+fn job(class: Priority, rows: usize) -> Arc<Job> {
+    let admission = Admission::new(&Limits::default(), Arc::default());
+    let permit = admission.admit(Claim::new(1, rows * TOKENS, class), 1.0).unwrap();
+    let (full, dimensions) = (DIMENSIONS, DIMENSIONS);
+    let terms = Terms {
+        uid: 1,
+        class,
+        truncate: Truncate::End,
+        output: Output { full, dimensions, normalise: true, normalise_all: false },
+        arrived_us: 0,
+        deadline_us: None,
+    };
+    Job::new(terms, rows, permit, None, None).0
+}
+
+/// The same, with its rows in the queue.
+fn queued(scheduler: &Scheduler, class: Priority, rows: usize) -> Arc<Job> {
+    let job = job(class, rows);
+    let entry = |text| Entry {
+        uid: 1,
+        class,
+        tokens: TOKENS,
+        enqueued_us: scheduler.clock.now_us(),
+        failed_on: None,
+        missed: 0,
+        item: Row {
+            job: Arc::clone(&job),
+            slot: Slot { text, window: 0 },
+            ids: [7; TOKENS].into(),
+        },
+    };
+    scheduler.push((0..rows as u32).map(entry).collect());
+    job
+}
+
+fn given_up(scheduler: &Scheduler, job: &Job) {
+    job.abandon();
+    scheduler.cancelled(job);
+}
+
+/// Else a user who has much there could keep everybody waiting with calls that fail.
+#[test]
+fn calls_that_fail_have_no_batch_look_at_all_that_their_user_has_queued() {
+    const LIVE: usize = 1000;
+    let scheduler = scheduler();
+    let _live = queued(&scheduler, Priority::Bulk, LIVE);
+    let looks = Cell::new(0);
+    let before_a_batch = || {
+        let alive = |entry: &Entry| {
+            looks.set(looks.get() + 1);
+            entry.item.job.is_alive(0)
+        };
+        scheduler.lock().purge(&alive).len()
+    };
+    for _ in 0..LIVE {
+        given_up(&scheduler, &job(Priority::Interactive, 1));
+        assert_eq!(before_a_batch(), 0);
+    }
+    assert_eq!(looks.get(), 0, "none had a row there");
+    let mut dropped = 0;
+    for _ in 0..LIVE {
+        given_up(&scheduler, &queued(&scheduler, Priority::Interactive, 1));
+        dropped += before_a_batch();
+        assert!(8 * (scheduler.waiting().0 - LIVE) < scheduler.waiting().0, "they hold an eighth");
+    }
+    assert!(dropped > 0);
+    assert!(looks.get() <= 8 * dropped, "{} looks, {dropped} rows", looks.get());
+    // Where a call needs their room.
+    assert!(scheduler.purge());
+    assert_eq!(scheduler.waiting(), (LIVE, LIVE * TOKENS));
+    assert!(!scheduler.purge());
+}
+
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn who_waits_for_the_end_of_an_unload_is_told_of_a_call_that_ends_it() {
+    let scheduler = scheduler();
+    assert!(scheduler.unload_if(Absence::Asked, Duration::ZERO, || true));
+    let woken = Arc::<Woken>::default();
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut context = Context::from_waker(&waker);
+    let mut unloaded = pin!(scheduler.all_unloaded());
+    assert!(unloaded.as_mut().poll(&mut context).is_pending());
+    queued(&scheduler, Priority::Interactive, 1);
+    assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+    assert!(unloaded.as_mut().poll(&mut context).is_ready());
+}
+
+#[test]
+fn bulk_that_was_planned_ahead_and_leaves_by_its_age_is_followed_by_interactive_work() {
+    let scheduler = scheduler();
+    let _bulk = queued(&scheduler, Priority::Bulk, 8);
+    let (mut plan, mut ahead) = (Plan::default(), Plan::default());
+    assert_eq!(scheduler.next_batch(0, &mut plan, false), Next::Batch);
+    scheduler.plan_ahead(0, &mut ahead);
+    assert_eq!(ahead.batch.len(), 2);
+    let _interactive = queued(&scheduler, Priority::Interactive, 4);
+    MADE_UP_US.set(Some(BULK_WAIT_US));
+    let next = scheduler.take_ahead(0, (&mut ahead, false), &mut plan);
+    assert_eq!((next, plan.batch[0].class), (Some(Next::Batch), Priority::Bulk));
+    // It has waited as long again.
+    MADE_UP_US.set(Some(2 * BULK_WAIT_US));
+    assert_eq!(scheduler.next_batch(0, &mut plan, false), Next::Batch);
+    assert_eq!(plan.batch[0].class, Priority::Interactive);
+}
