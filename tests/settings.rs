@@ -29,6 +29,7 @@ tests! {
     a_default_prompt_that_is_not_there_is_told: [Medium],
     workers_log_as_the_last_reload_said: [Bus],
     a_level_of_other_dimensions_is_the_callers_mistake: [Bus, Curl, Low, High],
+    a_model_of_other_dimensions_in_force_is_no_callers_mistake: [Bus, High],
     a_reload_tells_where_a_missing_model_was_named: [Bus, Low],
 }
 
@@ -185,6 +186,19 @@ async fn a_level_of_other_dimensions_is_the_callers_mistake() -> Outcome {
     assert_eq!(answer.status, 400, "{}", answer.text);
     assert_names(&answer.text, &words);
     gateway.stop().await?;
+    daemon.stop().await
+}
+
+/// Nothing is served before, so that the reload is kept.
+async fn a_model_of_other_dimensions_in_force_is_no_callers_mistake() -> Outcome {
+    let (_bus, setup, daemon) =
+        Setup::real("none")?.setting("expect_dimensions", "384").alone_as("disabled").await?;
+    let setup = setup.setting("vector_level", "high");
+    setup.write_config()?;
+    refused(daemon.client().manager.reload().await, ErrorName::InvalidArgument)?;
+    let message =
+        refused(daemon.client().packed(&["x"], Options::new()).await, ErrorName::WorkerFailed)?;
+    assert_names(&message, &["expect_dimensions is 384"]);
     daemon.stop().await
 }
 

@@ -25,8 +25,10 @@ pub struct Balancer {
 }
 
 /// What HAProxy has counted for all nodes together.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Counts {
+    /// Requests that each node got, by its number from 1.
+    pub requests: Vec<u64>,
     /// Requests sent to the same node again.
     pub retries: u64,
     /// Requests sent to another node.
@@ -106,6 +108,7 @@ impl Balancer {
                 counts.retries += count("wretr");
                 counts.redispatches += count("wredis");
                 counts.failed += count("hrsp_5xx");
+                counts.requests.push(count("stot"));
             }
         }
         Ok(counts)

@@ -62,10 +62,11 @@ pub fn assert_near<V: AsRef<[f32]>, W: AsRef<[f32]>>(
     }
 }
 
-/// Largest difference of two components; infinite when the lengths differ.
+/// Largest difference of two components; infinite when the lengths differ, or one is no number.
 pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     if a.len() != b.len() {
         return f32::INFINITY;
     }
-    a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max)
+    let differences = a.iter().zip(b).map(|(x, y)| (x - y).abs());
+    differences.fold(0.0, |most, one| if one.is_nan() { f32::INFINITY } else { most.max(one) })
 }

@@ -44,7 +44,8 @@ impl Load {
 
     /// Ends it. No call may have failed; returns the devices that computed.
     pub async fn stop(self) -> Outcome<HashSet<String>> {
-        self.stop.send(true)?;
+        // Clients that have failed listen no more, and say why.
+        self.stop.send_replace(true);
         let (mut calls, mut devices) = (0, HashSet::new());
         for client in self.clients {
             let (answered, by) = client.await??;

@@ -92,12 +92,11 @@ async fn interactive(daemon: &Daemon, seconds: u64) -> Outcome<Vec<Duration>> {
     let mut clock = tokio::time::interval(PERIOD);
     let mut calls = Vec::new();
     for number in 0..texts {
-        clock.tick().await;
+        let due = clock.tick().await;
         let embedder = daemon.client().embedder.clone();
         calls.push(tokio::spawn(async move {
-            let started = Instant::now();
             embedder.embed(&format!("somebody waits for text {number}")).await?;
-            zbus::Result::Ok(started.elapsed())
+            zbus::Result::Ok(due.elapsed())
         }));
     }
     let mut times = Vec::new();

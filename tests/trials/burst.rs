@@ -46,16 +46,22 @@ pub async fn burst(size: Size) -> Outcome {
         let pipeline = Pipeline::new(bus.connect().await?);
         clients.push(offer(pipeline, &texts, rate, Duration::from_secs(seconds)));
     }
+    let end = tokio::time::Instant::now() + Duration::from_secs(seconds);
+    let recovery = async {
+        // The queue is full then.
+        tokio::time::interval_at(end, RECOVERED_MAX).tick().await;
+        while one(&daemon).await? > normal && end.elapsed() < 10 * RECOVERED_MAX {}
+        Outcome::Ok(end.elapsed())
+    };
     let (mut refused, mut answered, mut failed) = (Vec::new(), 0, 0);
-    for client in futures_util::future::join_all(clients).await {
+    let (clients, recovered) = tokio::join!(futures_util::future::join_all(clients), recovery);
+    for client in clients {
         let offered = client?;
         refused.extend(offered.refused);
         answered += offered.answered;
         failed += offered.failed;
     }
-    let end = Instant::now();
-    while one(&daemon).await? > normal && end.elapsed() < 10 * RECOVERED_MAX {}
-    let recovered = end.elapsed();
+    let recovered = recovered?;
     let most = refused.iter().max().copied().unwrap_or_default();
     let (count, p99) = (refused.len(), p99(&mut refused));
     timed(

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::watch::{ms, p50, p99};
 use super::{Outcome, Size, figure};
-use crate::harness::balancer::{Balancer, PORT};
+use crate::harness::balancer::{Balancer, Counts, PORT};
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
@@ -172,7 +172,7 @@ pub async fn fleet_cut_off(size: Size) -> Outcome {
     let mut load = Load::start(&lan.switch, RATE, TEXTS_MAX)?;
     // A client that has just started is slow, and all that it has asked for meanwhile is due.
     load.next(40).await?;
-    let mut phases = Vec::new();
+    let (mut phases, mut shares) = (Vec::new(), Vec::new());
     let mut phase = async |name, load: &mut Load| {
         let requests = load.next(least).await?;
         phases.push(Phase { name, requests });
@@ -185,21 +185,32 @@ pub async fn fleet_cut_off(size: Size) -> Outcome {
     phase("without it", &mut load).await?;
     lan.plug_in(&nodes[1].machine).await?;
     balancer.says(2, "UP").await?;
+    let back = balancer.counts().await?;
     phase("it is back", &mut load).await?;
+    shares.push(share_since(&balancer, &back, 2).await?);
     nodes[2].kill().await?;
     balancer.says(3, "DOWN").await?;
     phase("a gateway killed", &mut load).await?;
     nodes[2].serve().await?;
     balancer.says(3, "UP").await?;
+    let back = balancer.counts().await?;
     phase("it is back", &mut load).await?;
+    shares.push(share_since(&balancer, &back, 3).await?);
     nodes[0].stop().await?;
     phase("a gateway stopped", &mut load).await?;
     nodes[0].serve().await?;
     balancer.says(1, "UP").await?;
+    let back = balancer.counts().await?;
     phase("it is back", &mut load).await?;
+    shares.push(share_since(&balancer, &back, 1).await?);
     let requests = load.last().await?;
     phases.push(Phase { name: "the last", requests });
     tell(&balancer, &mut phases).await?;
+    let least_share = shares.iter().copied().fold(f64::INFINITY, f64::min);
+    figure(
+        least_share > 0.0,
+        format_args!("who is back has {:.0} % of an equal share at least", 100.0 * least_share),
+    );
     keep(&alone, &mut phases)
 }
 
@@ -219,6 +230,16 @@ async fn alone(switch: &Machine, node: &Node) -> Outcome<Value> {
     let tokens = node.daemon.client().embedder.count_tokens(&texts).await?[0];
     let single = json!({"tokens": tokens, "p50_ms": ms(p50(&mut single.times))});
     Ok(json!({"bench": bench, "single": single}))
+}
+
+/// What node `number` got of the requests since then, as part of an equal share. HAProxy gives one that has just come
+/// back less for some seconds.
+async fn share_since(balancer: &Balancer, then: &Counts, number: usize) -> Outcome<f64> {
+    let now = balancer.counts().await?;
+    let got: Vec<u64> =
+        now.requests.iter().zip(&then.requests).map(|(now, then)| now - then).collect();
+    let all: u64 = got.iter().sum();
+    Ok(got[number - 1] as f64 * got.len() as f64 / all.max(1) as f64)
 }
 
 /// Prints the figures.

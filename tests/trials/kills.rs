@@ -78,7 +78,6 @@ pub async fn daemon_killed(size: Size) -> Outcome {
     let kills = size.of(20, 200);
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
-    let shared_before = entries("/dev/shm");
     let stop = Arc::new(AtomicBool::new(false));
     let answered = Arc::new(AtomicU64::new(0));
     let mut clients = Vec::new();
@@ -122,16 +121,12 @@ pub async fn daemon_killed(size: Size) -> Outcome {
     }
     let fds = descriptors(daemon.process.pid())?;
     daemon.stop().await?;
-    let shared = entries("/dev/shm").saturating_sub(shared_before);
     let calls = answered.load(Ordering::Relaxed);
     figure(
         lost == 0,
         format_args!("{lost} of {kills} changes lost, {calls} calls answered between"),
     );
-    figure(
-        left == 0 && shared == 0,
-        format_args!("{left} files and {shared} shared segments left over, {fds} descriptors"),
-    );
+    figure(left == 0, format_args!("{left} files left over, {fds} descriptors"));
     timed(longest <= READY_MAX, format_args!("ready after {:.0} ms at most", ms(longest)));
     Ok(())
 }

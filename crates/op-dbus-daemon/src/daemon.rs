@@ -234,7 +234,9 @@ async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Er
     let mut summary = service.now().summary();
     notify::ready(&summary);
     info!(MESSAGE_ID = message_id::READY, "calls are answered: {summary}");
-    service.tidy_cache().await;
+    // Whoever is told below does not wait for a slow disk.
+    let tidying = service.clone();
+    tokio::spawn(async move { tidying.tidy_cache().await });
     while changes.changed().await.is_ok() {
         let next = changes.borrow_and_update().summary();
         if next != summary {

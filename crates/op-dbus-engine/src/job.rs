@@ -167,9 +167,9 @@ impl Job {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// Tokens that it counts for.
-    pub fn held(&self) -> usize {
-        self.lock().permit.as_ref().map_or(0, Permit::held)
+    /// Tokens that it counts for, until its last row is out of the engine.
+    pub fn held(&self) -> Option<usize> {
+        self.lock().permit.as_ref().map(Permit::held)
     }
 
     /// Nobody waits any more. The permit stays until the last row of the call is out of the engine.

@@ -99,6 +99,12 @@ impl<T> Queue<T> {
         self.class_ref(class).tokens
     }
 
+    /// Entries of one user.
+    pub fn texts_of(&self, uid: u32) -> usize {
+        let classes = [&self.interactive, &self.bulk].into_iter();
+        classes.filter_map(|class| class.lanes.get(&uid)).map(|lane| lane.entries.len()).sum()
+    }
+
     /// When the oldest entry came.
     pub fn oldest_us(&self) -> Option<u64> {
         [&self.interactive, &self.bulk].into_iter().filter_map(Class::oldest_us).min()

@@ -80,18 +80,14 @@ pub async fn embed(
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let call = embedder.embed_packed(&texts, options(wanted, deadline, &all.space));
         let reply = lease.answer(call).await.map_err(|refusal| refused(refusal, all.rows))?;
-        if all.add(&reply) {
-            gateway.computed.send_replace(Some(Instant::now()));
-        }
+        all.add(&reply);
         pace.check(Instant::now(), texts.len())?;
     }
     for lists in lists {
         let lists: Vec<&[u32]> = lists.iter().map(Vec::as_slice).collect();
         let call = embedder.embed_tokens(&lists, options(wanted, deadline, &all.space));
         let reply = lease.answer(call).await.map_err(|refusal| refused(refusal, all.rows))?;
-        if all.add(&reply) {
-            gateway.computed.send_replace(Some(Instant::now()));
-        }
+        all.add(&reply);
         pace.check(Instant::now(), lists.len())?;
     }
     all.place(&inputs.places);
@@ -189,8 +185,7 @@ impl Embedded {
         rows.map(|row| cosine(&first, &row)).collect()
     }
 
-    /// Whether any of it was computed for this call.
-    fn add(&mut self, (bytes, rows, dimensions, told): &Packed) -> bool {
+    fn add(&mut self, (bytes, rows, dimensions, told): &Packed) {
         let told = json_object(told);
         let text = |key: &str| told[key].as_str().unwrap_or_default().to_owned();
         let start = self.rows;
@@ -198,15 +193,13 @@ impl Embedded {
         self.rows += *rows as usize;
         self.dimensions = *dimensions as usize;
         self.tokens += told[info::TOKENS].as_u64().unwrap_or_default();
-        let cached = told[info::CACHED].as_u64().unwrap_or_default();
-        self.cached += cached;
+        self.cached += told[info::CACHED].as_u64().unwrap_or_default();
         let truncated = told[info::TRUNCATED].as_array().into_iter().flatten();
         let index = |index: &Value| Some(start + usize::try_from(index.as_u64()?).ok()?);
         self.truncated.extend(truncated.filter_map(index));
         self.model = text(info::MODEL);
         self.space = text(info::SPACE);
         self.provider = text(info::PROVIDER);
-        cached < u64::from(*rows)
     }
 
     /// Puts each vector to its place, where they did not come in the order of the request.
@@ -245,9 +238,9 @@ mod tests {
         };
         let mut all = Embedded::default();
         let bytes = |bytes: &[u8]| serde_bytes::ByteBuf::from(bytes);
-        assert!(all.add(&(bytes(&[1, 1, 1, 1, 2, 2, 2, 2]), 2, 1, told(7, vec![1], 1))));
-        assert!(!all.add(&(bytes(&[3; 4]), 1, 1, told(5, vec![0], 1))), "all of it is cached");
-        assert_eq!((all.tokens, &all.truncated, all.cached), (12, &vec![1, 2], 2));
+        all.add(&(bytes(&[1, 1, 1, 1, 2, 2, 2, 2]), 2, 1, told(7, vec![1], 2)));
+        all.add(&(bytes(&[3; 4]), 1, 1, told(5, vec![0], 1)));
+        assert_eq!((all.tokens, &all.truncated, all.cached), (12, &vec![1, 2], 3));
         assert_eq!((all.bytes.len(), all.space.as_str()), (12, "space"));
         all.place(&[]);
         assert_eq!(all.bytes[0], 1);

@@ -52,7 +52,6 @@ pub fn said_to(bytes: &[u8]) -> String {
         metrics: Default::default(),
         leaving: Arc::default(),
         asked: Default::default(),
-        computed: Default::default(),
         large: Arc::default(),
     };
     let gateway = Arc::new(gateway);

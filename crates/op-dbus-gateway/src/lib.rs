@@ -33,9 +33,8 @@ mod work;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, Semaphore};
 
 pub use bus::Connect;
 pub use listen::Address;
@@ -90,8 +89,6 @@ struct Gateway {
     metrics: Metrics,
     leaving: Arc<Leaving>,
     asked: Asked,
-    /// When the service has computed vectors last, as far as requests tell.
-    computed: watch::Sender<Option<Instant>>,
     /// Notified when a large request is done.
     large: Arc<Notify>,
 }
@@ -131,7 +128,6 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
         metrics: Metrics::default(),
         leaving: Arc::clone(&leaving),
         asked: Asked::default(),
-        computed: watch::Sender::default(),
         large,
     };
     serve::serve(listener, routes::router(Arc::new(gateway)), &leaving).await

@@ -60,11 +60,13 @@ pub struct Limits {
     pub answer_time: Duration,
     /// How long the service may take to embed the trial text of `/ready`, and a bus to let the gateway in.
     pub ready_time: Duration,
-    /// How long that text is waited for where vectors come for others: balancers wait little longer for an
-    /// answer.
+    /// How long that text is waited for where batches of others are computed: balancers wait little longer for
+    /// an answer.
     pub trial_time: Duration,
-    /// How long a service counts as one that embeds after it has computed vectors: most batches take less.
-    pub vectors_time: Duration,
+    /// How long a service that refuses the trial may take to compute a batch of others.
+    pub batch_time: Duration,
+    /// How often its batches are asked for.
+    pub batch_pause: Duration,
     /// How long the service may take to tell what it knows: less than Prometheus waits for a scrape by
     /// itself, 10 s, and more than the service waits for drivers of devices, 4 s.
     pub told_time: Duration,
@@ -109,7 +111,8 @@ pub const LIMITS: Limits = Limits {
     answer_time: Duration::from_secs(120),
     ready_time: Duration::from_secs(10),
     trial_time: Duration::from_secs(1),
-    vectors_time: Duration::from_secs(5),
+    batch_time: Duration::from_secs(5),
+    batch_pause: Duration::from_millis(250),
     told_time: Duration::from_secs(5),
     watch_time: Duration::from_secs(30),
     leave_time: Duration::from_secs(8),

@@ -217,7 +217,7 @@ fn quality(figures: &Figures) -> String {
 fn service(figures: &Figures) -> String {
     let mut out = format!(
         "### Through the service, level `{}`\n\n\
-         | precision | texts | engine, texts/s | 1,000 texts a call, of the engine's | \
+         | precision | texts | engine, texts/s | up to 1,000 texts a call, of the engine's | \
          64 clients with one text each, of the engine's |\n|---|---|---|---|---|\n",
         figures.level
     );

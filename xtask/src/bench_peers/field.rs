@@ -88,6 +88,7 @@ impl Field {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let together = Setting { streams: 1, threads: cores, batch_tokens: BATCH_TOKENS };
         let apart = Setting { streams: cores, threads: 1, batch_tokens: BATCH_TOKENS };
+        // The first pass of new settings is nobody's figure, here as in the rounds.
         let mut best: By<(f64, Setting)> = By::new();
         for setting in [together, apart] {
             let rates = self.each(0, |peer| {
@@ -111,6 +112,7 @@ impl Field {
             let rates = self.each(turn, |peer| {
                 let setting = Setting { batch_tokens: size, ..streams[&peer.entry.key()] };
                 peer.set(setting)?;
+                peer.texts_per_s(&sample.file, 0.0)?;
                 Ok((setting, peer.texts_per_s(&sample.file, seconds)?))
             });
             for (key, (setting, rate)) in rates {
@@ -124,6 +126,7 @@ impl Field {
             }
             let setting = Setting { batch_tokens: 0, ..together };
             peer.set(setting)?;
+            peer.texts_per_s(&sample.file, 0.0)?;
             Ok(Some((setting, peer.texts_per_s(&sample.file, seconds)?)))
         });
         for (key, (setting, rate)) in own.into_iter().filter_map(|(key, own)| Some((key, own?))) {

@@ -14,7 +14,12 @@ impl From<Error> for Reply {
 }
 
 fn name(error: &Error) -> ErrorName {
-    match error.root() {
+    let root = error.root();
+    if matches!((error, root), (Error::InForce(_), Error::Dimensions { .. })) {
+        // Whoever has not asked for that model can't mend it.
+        return ErrorName::WorkerFailed;
+    }
+    match root {
         Error::Disabled => ErrorName::Disabled,
         Error::NotReady { .. } => ErrorName::NotReady,
         Error::ShuttingDown => ErrorName::ShuttingDown,
@@ -32,7 +37,7 @@ fn name(error: &Error) -> ErrorName {
         Error::Busy { .. } | Error::Fault(_) => ErrorName::Failed,
         Error::Backend(error) => backend(error),
         Error::Engine(error) => engine(error),
-        Error::Load(shared) => name(shared),
+        Error::Load(shared) | Error::InForce(shared) => name(shared),
     }
 }
 

@@ -98,6 +98,9 @@ pub enum Error {
     /// A load that several callers waited for.
     #[error(transparent)]
     Load(Arc<Error>),
+    /// The model in force could not be loaded.
+    #[error(transparent)]
+    InForce(Arc<Error>),
     /// A fault of ours: a task ended without a result.
     #[error("an internal fault ended the work ({0}); the service's log has more")]
     Fault(&'static str),
@@ -107,7 +110,7 @@ impl Error {
     /// The error itself, behind those who waited for the same load.
     pub fn root(&self) -> &Error {
         match self {
-            Self::Load(shared) => shared.root(),
+            Self::Load(shared) | Self::InForce(shared) => shared.root(),
             other => other,
         }
     }

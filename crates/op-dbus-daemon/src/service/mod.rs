@@ -141,7 +141,7 @@ impl Service {
                 return Err(Error::NotReady { model: model.clone() });
             }
             Phase::Serving(served) if in_force => return Ok(served.clone()),
-            Phase::Failed(error) if in_force => return Err(Error::Load(error.clone())),
+            Phase::Failed(error) if in_force => return Err(Error::InForce(error.clone())),
             Phase::Serving(_) | Phase::Failed(_) | Phase::Loading(_) => {}
         }
         let choice = match level {

@@ -40,7 +40,11 @@ impl Engine {
             || self.0.admission.admit(claim, scheduler.roster(|roster| roster.tokens_per_s()));
         match admit() {
             // Calls that are over count until a worker takes out what is left of them, and none may have come by.
-            Err(_) if scheduler.purge() => admit(),
+            Err(Error::QuotaExceeded { .. } | Error::Overloaded { .. } | Error::Late { .. })
+                if scheduler.purge() =>
+            {
+                admit()
+            }
             result => result,
         }
     }

@@ -1,22 +1,23 @@
 //! What is left of calls that are over: rows that nobody waits for, and that count until they are dropped.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::{Entry, Scheduler, State, fail};
 use crate::error::Error;
 use crate::job::Job;
+use crate::roster::Roster;
 
 /// What is left is looked for before the next batch if it counts for this part of what waits. To look takes the
 /// longer the more its users have queued: one who has much there could keep everybody waiting with calls that fail.
 const PART: usize = 8;
 
-/// What calls that are over have left in the queue.
+/// Rows of a user that are looked at for each token of what is left of that user's calls, where a call needs the room.
+const LOOKS: usize = 64;
+
+/// What calls that are over have left in the queue: tokens of each user, at most, as rows may have been dropped at
+/// their turn since.
 #[derive(Debug, Default)]
-pub(super) struct Over {
-    users: BTreeSet<u32>,
-    /// What those calls count for, at most: rows may have been dropped at their turn since.
-    tokens: usize,
-}
+pub(super) struct Over(BTreeMap<u32, usize>);
 
 impl Scheduler {
     /// A call was given up: its rows are dropped at their turn; before the next batch, as soon as what is left of such
@@ -25,46 +26,56 @@ impl Scheduler {
         let held = job.held();
         let mut state = self.lock();
         // Asked under the lock that rows are queued under: whoever queues some later asks whether they are wanted.
-        if held > 0 && job.was_queued() && state.queue.texts() > 0 {
-            state.over.users.insert(job.terms.uid);
-            state.over.tokens += held;
+        if let Some(held) = held.filter(|_| job.was_queued() && state.queue.texts() > 0) {
+            // The engine's own call counts for nothing.
+            *state.over.0.entry(job.terms.uid).or_default() += held.max(1);
         }
         drop(state);
         self.purge_for_nobody();
     }
 
-    /// Drops the rows of calls that were given up; false if there are none.
+    /// Drops the rows of calls that were given up, but for those of users who have much else; false if there are none.
     pub fn purge(&self) -> bool {
-        let now_us = self.clock.now_us();
-        let over = self.lock().purge_all(&|entry| entry.item.job.is_alive(now_us));
-        let any = !over.is_empty();
-        // Those that were cancelled have been told already.
-        fail(over, &Error::DeadlineExceeded);
-        any
+        self.purge_if(|_| true)
     }
 
     /// [`purge`](Self::purge) where no worker has a backend that would do so before its next batch.
     pub(super) fn purge_for_nobody(&self) {
-        let state = self.lock();
-        let wanted = !state.over.users.is_empty() && !state.roster.any_is_there();
+        self.purge_if(|roster| !roster.any_is_there());
+    }
+
+    fn purge_if(&self, wanted: fn(&Roster) -> bool) -> bool {
+        let now_us = self.clock.now_us();
+        let mut state = self.lock();
+        let over = match wanted(&state.roster) {
+            true => state.purge_worth(&|entry| entry.item.job.is_alive(now_us)),
+            false => Vec::new(),
+        };
         drop(state);
-        if wanted {
-            self.purge();
-        }
+        let any = !over.is_empty();
+        // Those that were cancelled have been told already.
+        fail(over, &Error::DeadlineExceeded);
+        any
     }
 }
 
 impl State {
     /// Takes out the rows of calls that were given up, if they are enough of what waits.
     pub(super) fn purge(&mut self, alive: &dyn Fn(&Entry) -> bool) -> Vec<Entry> {
-        match self.over.tokens.saturating_mul(PART) >= self.queue.tokens() {
-            true => self.purge_all(alive),
-            false => Vec::new(),
+        let tokens: usize = self.over.0.values().sum();
+        if tokens.saturating_mul(PART) < self.queue.tokens() {
+            return Vec::new();
         }
+        let users = std::mem::take(&mut self.over.0).into_keys();
+        users.flat_map(|uid| self.queue.purge(uid, alive)).collect()
     }
 
-    fn purge_all(&mut self, alive: &dyn Fn(&Entry) -> bool) -> Vec<Entry> {
-        let users = std::mem::take(&mut self.over).users.into_iter();
-        users.flat_map(|uid| self.queue.purge(uid, alive)).collect()
+    /// Takes them out of what users have queued who have not much more there.
+    fn purge_worth(&mut self, alive: &dyn Fn(&Entry) -> bool) -> Vec<Entry> {
+        let Self { over, queue, .. } = self;
+        let is_worth =
+            |uid: &u32, tokens: &mut usize| tokens.saturating_mul(LOOKS) >= queue.texts_of(*uid);
+        let users: Vec<u32> = over.0.extract_if(.., is_worth).map(|(uid, _)| uid).collect();
+        users.into_iter().flat_map(|uid| queue.purge(uid, alive)).collect()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use super::*;
-use crate::admission::{Admission, Claim};
+use crate::admission::{Admission, Claim, Permit};
 use crate::backend::Backend;
 use crate::call::Truncate;
 use crate::clock::MADE_UP_US;
@@ -40,6 +40,10 @@ fn scheduler() -> Scheduler {
 fn job(class: Priority, rows: usize) -> Arc<Job> {
     let admission = Admission::new(&Limits::default(), Arc::default());
     let permit = admission.admit(Claim::new(1, rows * TOKENS, class), 1.0).unwrap();
+    job_of(permit, class, rows)
+}
+
+fn job_of(permit: Permit, class: Priority, rows: usize) -> Arc<Job> {
     let (full, dimensions) = (DIMENSIONS, DIMENSIONS);
     let terms = Terms {
         uid: 1,
@@ -55,6 +59,11 @@ fn job(class: Priority, rows: usize) -> Arc<Job> {
 /// The same, with its rows in the queue.
 fn queued(scheduler: &Scheduler, class: Priority, rows: usize) -> Arc<Job> {
     let job = job(class, rows);
+    queue(scheduler, &job, class, rows);
+    job
+}
+
+fn queue(scheduler: &Scheduler, job: &Arc<Job>, class: Priority, rows: usize) {
     let entry = |text| Entry {
         uid: 1,
         class,
@@ -62,14 +71,9 @@ fn queued(scheduler: &Scheduler, class: Priority, rows: usize) -> Arc<Job> {
         enqueued_us: scheduler.clock.now_us(),
         failed_on: None,
         missed: 0,
-        item: Row {
-            job: Arc::clone(&job),
-            slot: Slot { text, window: 0 },
-            ids: [7; TOKENS].into(),
-        },
+        item: Row { job: Arc::clone(job), slot: Slot { text, window: 0 }, ids: [7; TOKENS].into() },
     };
     scheduler.push((0..rows as u32).map(entry).collect());
-    job
 }
 
 fn given_up(scheduler: &Scheduler, job: &Job) {
@@ -108,6 +112,27 @@ fn calls_that_fail_have_no_batch_look_at_all_that_their_user_has_queued() {
     assert!(scheduler.purge());
     assert_eq!(scheduler.waiting(), (LIVE, LIVE * TOKENS));
     assert!(!scheduler.purge());
+    // Nor has one that is refused.
+    let mut purges = 0;
+    for _ in 0..LIVE {
+        given_up(&scheduler, &queued(&scheduler, Priority::Interactive, 1));
+        purges += usize::from(scheduler.purge());
+    }
+    assert!((1..=LIVE / 4).contains(&purges), "{purges} looks at all for {LIVE} calls");
+}
+
+/// It counts for no tokens, and for a call until it is gone.
+#[test]
+fn the_engines_own_call_leaves_nothing_where_no_worker_comes_by() {
+    let scheduler = scheduler();
+    let admission = Admission::new(&Limits::default(), Arc::default());
+    let job = job_of(admission.admit_own().unwrap(), Priority::Interactive, 1);
+    queue(&scheduler, &job, Priority::Interactive, 1);
+    job.abandon();
+    scheduler.cancelled(&job);
+    drop(job);
+    assert!(scheduler.purge());
+    assert_eq!((scheduler.waiting(), admission.in_flight()), ((0, 0), (0, 0)));
 }
 
 #[derive(Default)]

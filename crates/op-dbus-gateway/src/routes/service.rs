@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -42,9 +42,10 @@ pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, R
 /// A trial text is embedded, or others' texts are while it waits: it is behind all that the gateway has sent
 /// before, and a balancer that took a busy node for a dead one would give the other nodes its load as well.
 async fn embeds(gateway: &Gateway) -> Result<(), Refusal> {
+    let before = batches(gateway).await?;
     let of_others = async {
         sleep(LIMITS.trial_time).await;
-        vectors(gateway).await;
+        more_than(gateway, before).await;
     };
     let answer = tokio::select! {
         answer = trial(gateway) => answer,
@@ -52,18 +53,23 @@ async fn embeds(gateway: &Gateway) -> Result<(), Refusal> {
     };
     match answer {
         Err(refusal) if refusal.is_busy() => {
-            timeout(LIMITS.vectors_time, vectors(gateway)).await.map_err(|_| refusal)
+            timeout(LIMITS.batch_time, more_than(gateway, before)).await.map_err(|_| refusal)
         }
         answer => answer,
     }
 }
 
-/// Waits for vectors of others, which may have come just now.
-async fn vectors(gateway: &Gateway) {
-    let mut computed = gateway.computed.subscribe();
-    let lately = |at: &Option<Instant>| at.is_some_and(|at| at.elapsed() < LIMITS.vectors_time);
-    // The gateway, which tells it, outlives this.
-    let _ = computed.wait_for(lately).await;
+/// Batches that the model in force has computed.
+async fn batches(gateway: &Gateway) -> Result<u64, Refusal> {
+    let statistics = gateway.bus.lease().await?.read("GetStatistics").await?;
+    Ok(statistics["batches"].as_u64().unwrap_or_default())
+}
+
+/// Waits until it has computed more than these. One that does not answer has not.
+async fn more_than(gateway: &Gateway, before: u64) {
+    while !batches(gateway).await.is_ok_and(|now| now > before) {
+        sleep(LIMITS.batch_pause).await;
+    }
 }
 
 async fn trial(gateway: &Gateway) -> Result<(), Refusal> {

@@ -45,9 +45,9 @@ impl Local {
         self.device.get().cloned()
     }
 
-    /// Tokens of each text before truncation.
+    /// Tokens of each text with the default prompt, before truncation.
     pub async fn count_tokens(&self, texts: &[String]) -> Result<Vec<u32>, Failure> {
-        let counts = self.served.engine.count_tokens(self.uid, texts.to_vec()).await;
+        let counts = self.served.count_tokens(self.uid, texts.to_vec()).await;
         counts.map_err(|error| Failure::refused(error.to_string()))
     }
 

@@ -77,6 +77,8 @@ impl Stage {
         let mut common: Flags = ["quota_tokens", "queue_tokens_max"]
             .map(|key| (key.to_owned(), ADMITTED_TOKENS.to_owned()))
             .into();
+        // Texts come again and again, and are to be computed each time.
+        common.insert("cache_bytes".to_owned(), "0".to_owned());
         if let Some(folder) = &cache {
             common.insert("cache_dir".to_owned(), folder.path().to_string_lossy().into_owned());
         }

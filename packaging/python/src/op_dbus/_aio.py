@@ -142,7 +142,7 @@ class AsyncEmbedder:
                 # At once: the memory of what came is the service's until it is let go.
                 part = embeddings.copied(part, whole[start:end])
             parts.append(part)
-            start = end
+            start, texts_max = end, min(2 * texts_max, _CALL_TEXTS_MAX)
         return parts[0] if whole is None else embeddings.joined(parts, whole)
 
     async def start(
@@ -232,6 +232,7 @@ class AsyncEmbedder:
             if len(body[0]) != len(asked[0]):
                 raise errors.UnexpectedReply("CountTokens answered for another number of texts")
             counts.extend(int(count) for count in body[0])
+            texts_max = min(2 * texts_max, _CALL_TEXTS_MAX)
         return counts
 
     async def properties(self) -> Properties:
