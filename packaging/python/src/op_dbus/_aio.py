@@ -182,7 +182,8 @@ class AsyncEmbedder:
         """Index and cosine of the ``count`` candidates nearest to ``query``, best first.
 
         All of them without ``count``. Equal cosines keep the order of the candidates. In errors ``query``
-        is text 0, and the first of the candidates text 1.
+        is text 0, and the first of the candidates text 1. Of more than 2,047 candidates, or 2 MiB, the
+        vectors come here to be compared, as those of ``embed`` do.
         """
         if isinstance(candidates, str):
             raise TypeError("candidates is a str; a sequence of them is right, such as [text]")
