@@ -1,8 +1,10 @@
 //! The command line as a client of the service: text, JSON, and exit codes.
 
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use serde_json::Value;
+use tokio::net::UnixListener;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{Finished, clean, cli, cli_with_input, finish};
@@ -196,7 +198,24 @@ async fn status_waits_for_the_service() -> Outcome {
     let starting = setup.ready(&bus);
     let (text, daemon) = tokio::join!(within("op-dbus status --wait", waiting), starting);
     assert!(text??.success()?.contains("ready"));
-    daemon?.stop().await
+    let daemon = daemon?;
+
+    // The bus is not there either: whoever asks first meets a closed door.
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("socket");
+    let door = UnixListener::bind(&socket)?;
+    let mut command = clean(op_dbus());
+    let address = format!("unix:path={}", socket.display());
+    command.args(["status", "--wait", "--bus", &address]);
+    let opening = async {
+        drop(within("the first connection", door.accept()).await??);
+        std::fs::remove_file(&socket)?;
+        Outcome::Ok(symlink(bus.socket()?, &socket)?)
+    };
+    let (text, opened) = tokio::join!(finish(command, ""), opening);
+    opened?;
+    assert!(text?.success()?.contains("ready"));
+    daemon.stop().await
 }
 
 async fn exit_codes() -> Outcome {

@@ -19,6 +19,9 @@ const TEXTS_MAX: usize = 300;
 const TOKENS_MAX: usize = 6_000;
 /// Texts in one call.
 const CALL_TEXTS: usize = 256;
+/// Texts, the first of each collection, that are a call each: an accelerator replays small batches that it has
+/// recorded, and their vectors are to be compared, too.
+const ALONE_TEXTS: usize = 32;
 
 /// Pairs of texts, each with the likeness that people saw.
 pub struct Pairs {
@@ -158,7 +161,8 @@ async fn all_vectors(target: &Target, texts: &[&[String]]) -> Result<Vec<Vec<f32
 
 async fn vectors_of(target: &Target, texts: &[String]) -> Result<Vec<f32>, Failure> {
     let mut vectors = Vec::new();
-    for texts in texts.chunks(CALL_TEXTS) {
+    let (alone, rest) = texts.split_at(texts.len().min(ALONE_TEXTS));
+    for texts in alone.chunks(1).chain(rest.chunks(CALL_TEXTS)) {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         vectors.extend(target.clients[0].embed(&texts).await?.vectors.into_numbers());
     }

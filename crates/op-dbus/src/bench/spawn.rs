@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use crate::cli::{Failure, connect};
+use crate::cli::{Failure, wait};
 
 /// How long the service may take to load its model, and to end.
 const START_TIMEOUT: Duration = Duration::from_secs(180);
@@ -70,9 +70,11 @@ impl PrivateService {
     }
 
     async fn wait(&mut self) -> Result<(), Failure> {
-        let service = connect(&self.bus()).await?;
+        let bus = self.bus();
         tokio::select! {
-            ready = service.wait(START_TIMEOUT) => ready.map_err(Failure::into_not_configured),
+            ready = wait(&bus, START_TIMEOUT) => {
+                ready.map(drop).map_err(Failure::into_not_configured)
+            }
             end = self.daemon.wait() => {
                 let end = end.map_or_else(|error| error.to_string(), |status| status.to_string());
                 Err(Failure::refused(format!("the private service ended at once ({end})")))

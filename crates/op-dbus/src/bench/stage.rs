@@ -14,7 +14,7 @@ use super::engine::Local;
 use super::peak::Work;
 use super::spawn::PrivateService;
 use super::variant::{Facts, Flags, Place, name_level, product, typed};
-use crate::cli::{Failure, cache_instead_of, connect};
+use crate::cli::{Failure, cache_instead_of, connect, wait};
 
 /// How long a service may be loading when we come.
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
@@ -107,10 +107,9 @@ impl Stage {
                  leave --bus (and OP_DBUS_BUS) out",
             ));
         }
-        let service = connect(&address).await?;
         // One that is not there is not waited for.
-        service.ping().await?;
-        service.wait(READY_TIMEOUT).await?;
+        connect(&address).await?.ping().await?;
+        let service = wait(&address, READY_TIMEOUT).await?;
         let remote = Remote::new(address, service);
         let served = remote.facts().await?;
         let mut flags = self.common.clone();

@@ -47,6 +47,53 @@ pub async fn connect(bus: &Bus) -> Result<Service, Failure> {
     }
 }
 
+/// The service once `bus` is there, the service is on it, and done with loading, well or not: for `limit` at
+/// most.
+///
+/// # Errors
+/// When it takes longer, or the service could not load its model.
+pub async fn wait(bus: &Bus, limit: Duration) -> Result<Service, Failure> {
+    let mut found = Err(silent(bus, limit));
+    let settled = async {
+        let service = loop {
+            match connect(bus).await {
+                Ok(service) => break service,
+                Err(failure) => found = Err(failure),
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        };
+        loop {
+            found = match service.properties().await {
+                Ok(properties) if properties.text("State") != "loading" => {
+                    return (service, properties);
+                }
+                answer => answer.map(drop),
+            };
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    };
+    match tokio::time::timeout(limit, settled).await {
+        Ok((service, properties)) if properties.text("State") == "failed" => {
+            let status = service.told(service.manager().await?.get_status()).await?;
+            Err(Failure::refused(Properties(status).text("status").to_owned()))
+        }
+        Ok((service, _)) => Ok(service),
+        // Absent, silent, or still loading: the first two have their own sentences and exit code.
+        Err(_) => found.and_then(|()| {
+            let seconds = limit.as_secs();
+            Err(Failure::refused(format!("the service is still loading after {seconds} s")))
+        }),
+    }
+}
+
+fn silent(bus: &Bus, waited: Duration) -> Failure {
+    Failure::unreachable(format!(
+        "the service on {} has not answered for {} s: does it hang? its journal may tell",
+        place(bus),
+        waited.as_secs()
+    ))
+}
+
 /// The bus in a sentence.
 fn place(bus: &Bus) -> String {
     match bus {
@@ -111,11 +158,7 @@ impl Service {
 
     /// What to say of a service that has not answered for `waited`.
     pub fn silent(&self, waited: Duration) -> Failure {
-        Failure::unreachable(format!(
-            "the service on {} has not answered for {} s: does it hang? its journal may tell",
-            place(&self.bus),
-            waited.as_secs()
-        ))
+        silent(&self.bus, waited)
     }
 
     /// The methods for administration.
@@ -174,37 +217,6 @@ impl Service {
                 tell("the service is loading its model: waiting for it");
             }
             tokio::time::sleep(POLL_INTERVAL).await;
-        }
-    }
-
-    /// Waits until the service is on the bus and done with loading, well or not, for `limit` at
-    /// most.
-    ///
-    /// # Errors
-    /// When it takes longer, or the service could not load its model.
-    pub async fn wait(&self, limit: Duration) -> Result<(), Failure> {
-        let mut found = Err(self.silent(limit));
-        let settled = async {
-            loop {
-                found = match self.properties().await {
-                    Ok(properties) if properties.text("State") != "loading" => return properties,
-                    answer => answer.map(drop),
-                };
-                tokio::time::sleep(POLL_INTERVAL).await;
-            }
-        };
-        match tokio::time::timeout(limit, settled).await {
-            Ok(properties) if properties.text("State") == "failed" => {
-                let manager = self.manager().await?;
-                let status = self.told(manager.get_status()).await?;
-                Err(Failure::refused(Properties(status).text("status").to_owned()))
-            }
-            Ok(_) => Ok(()),
-            // Absent, silent, or still loading: the first two have their own sentences and exit code.
-            Err(_) => found.and_then(|()| {
-                let seconds = limit.as_secs();
-                Err(Failure::refused(format!("the service is still loading after {seconds} s")))
-            }),
         }
     }
 

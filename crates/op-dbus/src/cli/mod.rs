@@ -42,7 +42,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::{bench, devices, worker};
 
 pub use bulk::Bytes;
-pub use client::{Properties, Service, connect};
+pub use client::{Properties, Service, connect, wait};
 pub use ending::block_on_and_clear;
 pub use failure::{EXIT_CODES, Failure, GATEWAY_EXIT_CODES, SERVICE_EXIT_CODES, printed, tell};
 pub use numbers::floats;

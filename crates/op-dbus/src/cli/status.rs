@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::terminal::{Colour, colour, counted, grouped, milliseconds, paint, printable, since};
-use super::{BusArgs, Done, EXIT_CODES, connect, printed};
+use super::{BusArgs, Done, EXIT_CODES, connect, printed, wait};
 use op_dbus_api::json_object;
 
 /// Show what the service runs, on what, and how busy it is
@@ -19,7 +19,7 @@ Examples:
 
 {EXIT_CODES}"))]
 pub struct Args {
-    /// Wait until the service is there and has loaded its model, this many seconds at most (120)
+    /// Wait until the bus and the service are there and its model is loaded, this many seconds at most (120)
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "120", value_parser = clap::value_parser!(u32).range(1..))]
     wait: Option<u32>,
@@ -35,10 +35,10 @@ pub fn run(args: Args) -> Done {
 }
 
 async fn status(args: Args) -> Done {
-    let service = connect(&args.bus.bus).await?;
-    if let Some(seconds) = args.wait {
-        service.wait(Duration::from_secs(seconds.into())).await?;
-    }
+    let service = match args.wait {
+        Some(seconds) => wait(&args.bus.bus, Duration::from_secs(seconds.into())).await?,
+        None => connect(&args.bus.bus).await?,
+    };
     let properties = service.properties().await?;
     let manager = service.manager().await?;
     let status = service.told(manager.get_status()).await?;
