@@ -2,15 +2,16 @@
 
 use serde_json::json;
 
-use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::daemon::Setup;
 use crate::harness::gateway::Gateway;
 use crate::harness::registry::tests;
+use crate::harness::{Outcome, journal};
 
 tests! {
     a_service_that_is_away_is_told_once_and_so_is_its_return: [Bus, Curl],
     a_bus_that_is_away_is_told: [Bus, Curl],
+    a_test_that_fails_tells_what_the_gateway_wrote: [Bus],
 }
 
 async fn a_service_that_is_away_is_told_once_and_so_is_its_return() -> Outcome {
@@ -49,5 +50,14 @@ async fn a_bus_that_is_away_is_told() -> Outcome {
     }
     let log = gateway.stop().await?;
     assert_eq!(log.matches("requests can't be served: ").count(), 1, "{log}");
+    Ok(())
+}
+
+/// Its failure drops the gateway in the middle.
+async fn a_test_that_fails_tells_what_the_gateway_wrote() -> Outcome {
+    let (bus, setup, _daemon) = Setup::sim()?.alone().await?;
+    drop(Gateway::start(&bus, &setup).await?);
+    let told = journal::take();
+    assert!(told.contains("op-dbus gateway wrote:") && told.contains("answered at "), "{told}");
     Ok(())
 }

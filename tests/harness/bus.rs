@@ -11,10 +11,11 @@ use nix::unistd::{Uid, User, seteuid};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
+use zbus::connection::Builder;
 use zbus::{Connection, Message};
 
 use super::process::Process;
-use super::{Outcome, fixture, repository, within};
+use super::{Outcome, PATIENCE, fixture, repository, within};
 
 /// A dbus-daemon with a socket in a temporary folder.
 pub struct PrivateBus {
@@ -59,9 +60,9 @@ impl PrivateBus {
         &self.address
     }
 
-    /// A new connection, as a client of its own.
+    /// A new connection, as a client of its own. A call on it whose reply is lost ends with an error.
     pub async fn connect(&self) -> Outcome<Connection> {
-        Ok(zbus::connection::Builder::address(self.address()).build().await?)
+        Ok(Builder::address(self.address()).method_timeout(PATIENCE).build().await?)
     }
 
     /// A connection as a user, which takes a process of root. The bus asks the kernel who connects, so that
@@ -74,7 +75,8 @@ impl PrivateBus {
         seteuid(Uid::from_raw(uid))?;
         let stream = UnixStream::connect(self.socket()?);
         seteuid(own)?;
-        Ok(zbus::connection::Builder::unix_stream(stream?).user_id(uid).build().await?)
+        let builder = Builder::unix_stream(stream?).user_id(uid);
+        Ok(builder.method_timeout(PATIENCE).build().await?)
     }
 
     /// A connection that speaks no more of D-Bus than it takes to send a call, and reads nothing by itself.

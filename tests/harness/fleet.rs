@@ -15,7 +15,7 @@ use tokio::process::{ChildStdin, Command};
 use super::bus::PrivateBus;
 use super::command::{clean, finish};
 use super::daemon::Setup;
-use super::process::{Process, said_until};
+use super::process::Process;
 use super::{Outcome, fixture, needs, within};
 
 /// A compiled graph in its folder.
@@ -28,6 +28,8 @@ pub struct Server {
     url: String,
     // It ends when this is closed.
     _stdin: Option<ChildStdin>,
+    // After the process, whose log lies in it.
+    _folder: TempDir,
 }
 
 /// Where a server answers HTTP, and gRPC if it does; 0 is a port that is free.
@@ -102,18 +104,13 @@ impl Server {
 
     async fn start(name: &str, mut command: Command, ports: Ports, ready: &str) -> Outcome<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
-        let mut process = Process::start_piped(name, command)?;
-        let child = process.child();
-        let stdin = child.stdin.take();
-        let stderr = child.stderr.take().ok_or("no standard error")?;
-        let (said, mut lines) = said_until(stderr, ready).await?;
-        if !said.contains(ready) {
-            return Err(format!("{name} ended at once: {said}").into());
-        }
-        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        let told = said.trim_end().rsplit_once("answered at ").map(|(_, url)| url.to_owned());
+        let folder = tempfile::Builder::new().prefix("server-").tempdir()?;
+        let mut process = Process::start(name, command, &folder.path().join("log"))?;
+        let stdin = process.child().stdin.take();
+        let line = process.started(ready).await?;
+        let told = line.trim_end().rsplit_once("answered at ").map(|(_, url)| url.to_owned());
         let url = told.unwrap_or_else(|| format!("http://127.0.0.1:{}", ports[0]));
-        Ok(Self { process, ports, url, _stdin: stdin })
+        Ok(Self { process, ports, url, _stdin: stdin, _folder: folder })
     }
 
     /// Where it answers.

@@ -6,21 +6,22 @@ use std::process::Stdio;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use tempfile::TempDir;
 use tokio::process::Command;
-use tokio::task::JoinHandle;
 
+use super::Outcome;
 use super::bus::PrivateBus;
 use super::command::{clean, finish};
 use super::daemon::Setup;
 use super::needs::op_dbus;
-use super::process::{Process, said_until};
-use super::{Outcome, journal, within};
+use super::process::Process;
 
 /// A running gateway.
 pub struct Gateway {
     pub process: Process,
     address: String,
-    log: JoinHandle<String>,
+    // After the process, whose log lies in it.
+    _folder: TempDir,
 }
 
 /// What a request was answered with.
@@ -72,19 +73,13 @@ impl Gateway {
 
     /// Starts a gateway and waits until it says where it answers.
     pub async fn start_command(command: Command) -> Outcome<Self> {
-        let mut process = Process::start_piped("op-dbus gateway", command)?;
-        let stderr = process.child().stderr.take().ok_or("no standard error")?;
-        let (mut said, mut lines) = said_until(stderr, "answered at ").await?;
-        let address = said.trim_end().rsplit_once("answered at ").map(|(_, url)| url.to_owned());
-        let address = address.ok_or_else(|| format!("the gateway ended at once: {said}"))?;
-        let log = tokio::spawn(async move {
-            while let Ok(Some(line)) = lines.next_line().await {
-                said.push_str(&line);
-                said.push('\n');
-            }
-            said
-        });
-        Ok(Self { process, address, log })
+        const TOLD: &str = "answered at ";
+        let folder = tempfile::Builder::new().prefix("gateway-").tempdir()?;
+        let log = folder.path().join("log");
+        let mut process = Process::start("op-dbus gateway", command, &log)?;
+        let line = process.started(TOLD).await?;
+        let (_, address) = line.trim_end().rsplit_once(TOLD).ok_or("no address")?;
+        Ok(Self { process, address: address.to_owned(), _folder: folder })
     }
 
     /// Where it answers, with a path behind it.
@@ -123,8 +118,7 @@ impl Gateway {
     pub async fn stop(mut self) -> Outcome<String> {
         self.process.signal(Signal::SIGTERM)?;
         let status = self.process.ended().await?;
-        let log = within("the end of the gateway's log", self.log).await??;
-        journal::keep("op-dbus gateway", &log);
+        let log = self.process.stderr();
         assert!(status.success(), "the gateway ended with {status}: {log}");
         Ok(log)
     }

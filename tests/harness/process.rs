@@ -7,7 +7,6 @@ use std::process::{ExitStatus, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader, Lines};
 use tokio::process::{Child, Command};
 
 use super::{Outcome, eventually, journal, within};
@@ -75,26 +74,26 @@ impl Process {
     pub async fn says(&self, text: &str) -> Outcome {
         eventually(text, async || Ok(self.stderr().contains(text))).await
     }
-}
 
-/// Reads lines until one has `word`, or to the end: what was said up to there, and what follows.
-pub async fn said_until<R: AsyncRead + Unpin>(
-    output: R,
-    word: &str,
-) -> Outcome<(String, Lines<BufReader<R>>)> {
-    let (mut said, mut lines) = (String::new(), BufReader::new(output).lines());
-    within(word, async {
-        while let Some(line) = lines.next_line().await? {
-            said.push_str(&line);
-            said.push('\n');
-            if line.contains(word) {
-                break;
+    /// Waits until it has started, of which a line with `text` on standard error tells; the line.
+    pub async fn started(&mut self, text: &str) -> Outcome<String> {
+        let mut line = None;
+        eventually(text, async || {
+            // Before it is read: who has ended writes no more.
+            let ended = self.child.try_wait()?;
+            let said = self.stderr();
+            let mut whole = said.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            line = whole.find(|line| line.contains(text)).map(str::to_owned);
+            match ended {
+                Some(status) if line.is_none() => {
+                    Err(format!("{} ended at once ({status}): {said}", self.name).into())
+                }
+                _ => Ok(line.is_some()),
             }
-        }
-        Outcome::Ok(())
-    })
-    .await??;
-    Ok((said, lines))
+        })
+        .await?;
+        Ok(line.unwrap_or_default())
+    }
 }
 
 /// What a process has mapped; nothing where we may not see it, because a worker lets root alone look.

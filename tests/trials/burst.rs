@@ -12,7 +12,9 @@ use crate::harness::client::Client;
 use crate::harness::daemon::{Daemon, Setup};
 
 const CONNECTIONS: usize = 16;
-/// Texts in a call, so that the bus is not what is overloaded.
+/// Calls of one that wait for a reply: as many as the bus lets it, but a few.
+const IN_FLIGHT: usize = 100;
+/// Texts in a call at least, so that the bus is not what is overloaded.
 const CALL_TEXTS: usize = 16;
 const TIMES: f64 = 10.0;
 /// Seconds of work that the queue holds.
@@ -30,6 +32,9 @@ pub async fn burst(size: Size) -> Outcome {
     let (texts_per_s, tokens_per_text) = capacity(&daemon, &bus, &texts).await?;
     daemon.stop().await?;
 
+    // A fast machine takes larger calls: all that may be in flight has to be twice what the queue holds.
+    let call_texts = 2.0 * QUEUE_S * texts_per_s / (CONNECTIONS * IN_FLIGHT) as f64;
+    let texts = vec![text.as_str(); CALL_TEXTS.max(call_texts.ceil() as usize)];
     let queue_tokens_max = (QUEUE_S * texts_per_s * tokens_per_text).ceil() as u64;
     let setup = setup.setting("queue_tokens_max", &queue_tokens_max.to_string());
     let setup = setup.setting("quota_tokens", &queue_tokens_max.to_string());
@@ -40,7 +45,7 @@ pub async fn burst(size: Size) -> Outcome {
     }
     let normal = 3 * p99(&mut idle);
 
-    let rate = TIMES * texts_per_s / CALL_TEXTS as f64 / CONNECTIONS as f64;
+    let rate = TIMES * texts_per_s / texts.len() as f64 / CONNECTIONS as f64;
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
         let pipeline = Pipeline::new(bus.connect().await?);
@@ -64,14 +69,15 @@ pub async fn burst(size: Size) -> Outcome {
     let recovered = recovered?;
     let most = refused.iter().max().copied().unwrap_or_default();
     let (count, p99) = (refused.len(), p99(&mut refused));
-    timed(
-        most <= REFUSED_MAX && count > 0,
+    figure(
+        count > 0,
         format_args!(
-            "{count} calls refused, p99 in {:.1} ms, at most {:.1} ms; {answered} answered, at \
-             {texts_per_s:.0} texts/s of capacity",
-            ms(p99),
-            ms(most)
+            "{count} calls refused and {answered} answered, at {texts_per_s:.0} texts/s of capacity"
         ),
+    );
+    timed(
+        most <= REFUSED_MAX,
+        format_args!("refused in {:.1} ms (p99), at most {:.1} ms", ms(p99), ms(most)),
     );
     figure(failed == 0, format_args!("{failed} failed otherwise"));
     timed(
@@ -135,8 +141,7 @@ async fn offer(
         let answer = tokio::select! {
             biased;
             _ = clock.tick(), if sending => {
-                // As many as the bus lets one connection wait for.
-                if pipeline.in_flight() < 100 {
+                if pipeline.in_flight() < IN_FLIGHT {
                     pipeline.send(0, &embed_packed(texts, None)?).await?;
                 }
                 sending = started.elapsed() < time;

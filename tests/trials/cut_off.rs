@@ -1,6 +1,8 @@
 //! Three machines with a gateway each behind HAProxy: one is cut off, killed and restarted under load.
 
 use std::fs;
+use std::mem;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -78,9 +80,11 @@ impl Node {
 
 /// A client that keeps asking.
 struct Load {
-    _process: Process,
+    process: Process,
     stdin: Option<ChildStdin>,
     ended: UnboundedReceiver<Value>,
+    /// What failed at its start, to be told with what follows.
+    start: Requests,
 }
 
 /// What became of requests.
@@ -93,14 +97,15 @@ struct Requests {
 }
 
 impl Load {
-    fn start(machine: &Machine, rate: &str, texts_max: &str) -> Outcome<Self> {
+    /// Starts it; `folder` takes what it writes.
+    fn start(machine: &Machine, (rate, texts_max): (&str, &str), folder: &Path) -> Outcome<Self> {
         let mut python = clean("python3");
         python.env("PYTHONPATH", needs::python_http_path()).env("OPENAI_API_KEY", KEY);
         python.arg(fixture("python/balanced.py"));
         python.arg(format!("http://{}:{PORT}/v1", machine.address())).args([rate, texts_max]);
         let mut command = machine.runs(&python);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = Process::start_piped("the client", command)?;
+        let mut process = Process::start("the client", command, &folder.join("client.log"))?;
         let stdin = process.child().stdin.take();
         let stdout = process.child().stdout.take().ok_or("the client has no output")?;
         let (sender, ended) = unbounded_channel();
@@ -110,15 +115,24 @@ impl Load {
                 let _ = sender.send(serde_json::from_str(&line).unwrap_or_default());
             }
         });
-        Ok(Self { _process: process, stdin, ended })
+        Ok(Self { process, stdin, ended, start: Requests::default() })
+    }
+
+    /// Passes over the times of the first requests: a client that has just started is slow, and all that it has
+    /// asked for meanwhile is due.
+    async fn warm(&mut self) -> Outcome {
+        self.start = Requests { times: Vec::new(), ..self.next(40).await? };
+        Ok(())
     }
 
     /// The requests that have ended since the last were asked for, and more until they are `least`.
     async fn next(&mut self, least: usize) -> Outcome<Requests> {
-        let mut requests = Requests::default();
+        let mut requests = mem::take(&mut self.start);
         while requests.count() < least {
-            let ended = within("a request's end", self.ended.recv()).await?;
-            requests.add(&ended.ok_or("the client has ended")?);
+            let Some(ended) = within("a request's end", self.ended.recv()).await? else {
+                return Err(format!("the client has ended: {}", self.process.stderr()).into());
+            };
+            requests.add(&ended);
         }
         while let Ok(ended) = self.ended.try_recv() {
             requests.add(&ended);
@@ -168,10 +182,9 @@ pub async fn fleet_cut_off(size: Size) -> Outcome {
     }
     let folder = tempfile::Builder::new().prefix("balancer-").tempdir()?;
     let mut balancer = Balancer::start(&lan.switch, folder.path()).await?;
-    let alone = alone(&lan.switch, &nodes[0]).await?;
-    let mut load = Load::start(&lan.switch, RATE, TEXTS_MAX)?;
-    // A client that has just started is slow, and all that it has asked for meanwhile is due.
-    load.next(40).await?;
+    let alone = alone(&lan.switch, &nodes[0], folder.path()).await?;
+    let mut load = Load::start(&lan.switch, (RATE, TEXTS_MAX), folder.path())?;
+    load.warm().await?;
     let (mut phases, mut shares) = (Vec::new(), Vec::new());
     let mut phase = async |name, load: &mut Load| {
         let requests = load.next(least).await?;
@@ -215,7 +228,7 @@ pub async fn fleet_cut_off(size: Size) -> Outcome {
 }
 
 /// What one node does with nothing else to do: the calibration of `cargo xtask simulate-fleet`.
-async fn alone(switch: &Machine, node: &Node) -> Outcome<Value> {
+async fn alone(switch: &Machine, node: &Node, folder: &Path) -> Outcome<Value> {
     let mut bench = clean(op_dbus());
     bench.args(["bench", "--json", "--only", "latency,calls", "--rounds", "3", "--seconds", "0.5"]);
     bench.arg("--bus").arg(node.bus.address());
@@ -223,7 +236,7 @@ async fn alone(switch: &Machine, node: &Node) -> Outcome<Value> {
     bench.env("OP_DBUS_PRECISION", "f32");
     bench.env("OP_DBUS_MODEL_DIR", needs::store().join("models"));
     let bench: Value = serde_json::from_str(&finish(bench, "").await?.success()?)?;
-    let mut load = Load::start(switch, "5", "1")?;
+    let mut load = Load::start(switch, ("5", "1"), folder)?;
     let mut single = load.next(40).await?;
     load.last().await?;
     let texts = ["text 150 of those that several gateways embed in turn"];

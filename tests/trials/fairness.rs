@@ -162,7 +162,7 @@ pub async fn fair_share(size: Size) -> Outcome {
     let equal = all as f64 / UIDS.len() as f64;
     let least = *served.iter().skip(1).min().unwrap_or(&0) as f64;
     figure(
-        least >= SHARE_MIN * equal,
+        least > 0.0 && least >= SHARE_MIN * equal,
         format_args!(
             "the least of three others had {:.0} % of an equal share; {:.0} texts/s, {served:?}",
             100.0 * least / equal.max(1.0),

@@ -86,15 +86,17 @@ pub async fn daemon_killed(size: Size) -> Outcome {
         let answered = Arc::clone(&answered);
         clients.push(tokio::spawn(async move {
             while !stop.load(Ordering::Relaxed) {
-                // The daemon is not always there.
                 match client.embedder.embed("under load").await {
-                    Ok(_) => answered.fetch_add(1, Ordering::Relaxed),
-                    Err(_) => {
-                        tokio::task::yield_now().await;
-                        0
+                    Ok(_) => {
+                        answered.fetch_add(1, Ordering::Relaxed);
                     }
-                };
+                    // The bus is there all the time: it was waited for in vain.
+                    Err(error @ zbus::Error::InputOutput(_)) => return Err(error),
+                    // The daemon is not.
+                    Err(_) => tokio::task::yield_now().await,
+                }
             }
+            Ok(())
         }));
     }
     let (mut kept, mut lost, mut left) = ("low", 0, 0);
@@ -117,7 +119,7 @@ pub async fn daemon_killed(size: Size) -> Outcome {
     stop.store(true, Ordering::Relaxed);
     let daemon = setup.ready(&bus).await?;
     for client in clients {
-        client.await?;
+        client.await??;
     }
     let fds = descriptors(daemon.process.pid())?;
     daemon.stop().await?;

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use nix::unistd::Pid;
@@ -15,7 +15,8 @@ use super::{Outcome, Size, figure};
 use crate::harness::command::clean;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::op_dbus;
-use crate::harness::process::{peak, resident};
+use crate::harness::process::{Process, peak, resident};
+use crate::harness::within;
 
 const TAKEN_MAX: u64 = 200_000_000;
 const MB: f64 = 1e6;
@@ -53,17 +54,21 @@ pub async fn large_job(size: Size) -> Outcome {
 
     let mut command = clean(op_dbus());
     command.args(["embed", "--npy", "--bus", bus.address(), "--file"]).arg(&input);
-    command.arg("--output").arg(&output).stderr(Stdio::piped()).kill_on_drop(true);
-    let mut child = command.spawn()?;
-    let pid = Pid::from_raw(i32::try_from(child.id().ok_or("it has ended")?)?);
+    command.arg("--output").arg(&output);
+    let mut command = Process::start("op-dbus embed", command, &setup.path("embed.log"))?;
+    let pid = command.pid();
     let mut clock = tokio::time::interval(PERIOD);
     let mut taken = Taken::default();
-    let status = loop {
-        tokio::select! {
-            status = child.wait() => break status?,
-            _ = clock.tick() => taken.look(pid, service, worker)?,
+    let ended = async {
+        loop {
+            tokio::select! {
+                status = command.child().wait() => return Ok(status?),
+                _ = clock.tick() => taken.look(pid, service, worker)?,
+            }
         }
     };
+    let status: Outcome<ExitStatus> = within("the end of the command", ended).await?;
+    let status = status?;
     if !status.success() {
         return Err(format!("the command ended with {status}").into());
     }

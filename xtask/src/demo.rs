@@ -41,15 +41,17 @@ pub fn run() -> Outcome {
     })?;
 
     let folder = tempfile::tempdir().map_err(|e| format!("no temporary folder: {e}"))?;
-    let bus = Bus::choose(folder.path())?;
-    println!("\nbus: {}", bus.description());
+    // The machine's own has a service already, or no policy that would let us have the name.
+    let bus = PrivateBus::start(folder.path())?;
+    println!("\nbus: a private one at {}", bus.address);
     let daemon = times
         .step("start the daemon, load the model", || demo.start_daemon(&bus, folder.path()))?;
 
     let call = ["call", BUS_NAME, "/org/opdbus/Embedding1", "org.opdbus.Embedding1.Embedder"];
     println!("\n$ busctl {} Embed s {TEXT:?}", call.join(" "));
     let reply = times.step("embed one text with busctl", || {
-        shell::read(bus.busctl(&call).args(["Embed", "s", TEXT]))
+        let mut busctl = program("busctl", &["--address", &bus.address]);
+        shell::read(busctl.args(call).args(["Embed", "s", TEXT]))
     })?;
     println!("{}", shorten(&reply));
 
@@ -77,15 +79,15 @@ impl Demo {
         command
     }
 
-    fn client(&self, bus: &Bus, words: &[&str]) -> Command {
+    fn client(&self, bus: &PrivateBus, words: &[&str]) -> Command {
         let mut command = program(&self.exe, words);
-        command.args(["--bus", bus.address()]);
+        command.args(["--bus", &bus.address]);
         command
     }
 
-    fn start_daemon(&self, bus: &Bus, folder: &Path) -> Result<Daemon, String> {
+    fn start_daemon(&self, bus: &PrivateBus, folder: &Path) -> Result<Daemon, String> {
         let mut command = self.op_dbus(&["daemon", "--vector-level", "medium"]);
-        command.args(["--bus", bus.address()]).arg("--cache-dir").arg(self.data.join("cache"));
+        command.args(["--bus", &bus.address]).arg("--cache-dir").arg(self.data.join("cache"));
         command.arg("--state-file").arg(folder.join("state.json")).stdin(Stdio::null());
         let mut daemon = Daemon(started(&mut command)?);
         let wait = format!("--wait={READY_S_MAX}");
@@ -106,7 +108,7 @@ impl Demo {
         }
     }
 
-    fn rank(&self, bus: &Bus) -> Result<String, String> {
+    fn rank(&self, bus: &PrivateBus) -> Result<String, String> {
         let mut rank = self.client(bus, &["rank", QUESTION]);
         let mut child = rank
             .stdin(Stdio::piped())
@@ -148,65 +150,6 @@ impl Drop for Daemon {
     }
 }
 
-/// The bus of the demonstration.
-enum Bus {
-    /// The machine's own.
-    System,
-    /// One of ours, and why it is not the machine's.
-    Private(PrivateBus, &'static str),
-}
-
-impl Bus {
-    fn choose(folder: &Path) -> Result<Self, String> {
-        let policy = ["/usr/share/dbus-1/system.d", "/etc/dbus-1/system.d"]
-            .iter()
-            .any(|folder| Path::new(folder).join(format!("{BUS_NAME}.conf")).exists());
-        let mut list = program("busctl", &["--system", "list", "--no-legend"]);
-        let list = list.stderr(Stdio::null()).output().map_err(|e| e.to_string())?;
-        let names = list.status.success().then(|| String::from_utf8_lossy(&list.stdout));
-        match why_private(names.as_deref(), policy, nix::unistd::geteuid().is_root()) {
-            Some(why) => Ok(Self::Private(PrivateBus::start(folder)?, why)),
-            None => Ok(Self::System),
-        }
-    }
-
-    fn address(&self) -> &str {
-        match self {
-            Self::System => "system",
-            Self::Private(bus, _) => &bus.address,
-        }
-    }
-
-    fn description(&self) -> String {
-        match self {
-            Self::System => "the system bus".to_owned(),
-            Self::Private(bus, why) => format!("a private one at {} ({why})", bus.address),
-        }
-    }
-
-    fn busctl(&self, words: &[&str]) -> Command {
-        let mut command = program("busctl", &[]);
-        match self {
-            Self::System => command.arg("--system"),
-            Self::Private(bus, _) => command.args(["--address", &bus.address]),
-        };
-        command.args(words);
-        command
-    }
-}
-
-/// What keeps the demonstration from the system bus, of which `names` are those that it lists, if it answers.
-fn why_private(names: Option<&str>, policy: bool, root: bool) -> Option<&'static str> {
-    match names {
-        None => Some("the system bus does not answer"),
-        // Also one that a call would start.
-        Some(names) if names.contains(BUS_NAME) => Some("the system bus has an op-dbus already"),
-        Some(_) if !policy => Some("the system bus has no policy for us yet"),
-        Some(_) if !root => Some("on the system bus only root may take our name"),
-        Some(_) => None,
-    }
-}
-
 /// `ad 384 0.1 0.2 …`, cut to what fits a line.
 fn shorten(reply: &str) -> String {
     let words: Vec<&str> = reply.split_whitespace().collect();
@@ -235,25 +178,5 @@ impl Times {
         for (name, time) in &self.0 {
             println!("  {name:<34} {:>9.3} s", time.as_secs_f64());
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_private_bus_is_told_with_its_reason() {
-        let others = Some("org.freedesktop.DBus 1 systemd");
-        for (names, policy, root, words) in [
-            (None, true, true, "does not answer"),
-            (Some("org.opdbus.Embedding1 - - (activatable)"), true, true, "already"),
-            (others, false, true, "no policy"),
-            (others, true, false, "only root"),
-        ] {
-            let why = why_private(names, policy, root);
-            assert!(why.is_some_and(|why| why.contains(words)), "{words}: {why:?}");
-        }
-        assert_eq!(why_private(others, true, true), None);
     }
 }

@@ -38,12 +38,7 @@ fn manifests() -> Result<Vec<PathBuf>, String> {
 
 /// The folder with the validator, fetched once.
 pub fn validator() -> Result<PathBuf, String> {
-    let folder = shell::root().join("target/kubernetes");
-    if !folder.join("kubernetes_validate").is_dir() {
-        let mut pip = program("python3", &["-m", "pip", "install", "--quiet", "--target"]);
-        shell::run(pip.arg(&folder).arg(VALIDATOR))?;
-    }
-    Ok(folder)
+    packages::python("kubernetes", &[], &[VALIDATOR])
 }
 
 #[cfg(test)]

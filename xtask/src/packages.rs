@@ -1,5 +1,7 @@
 //! What a task needs from the distribution, installed where we may, named where we may not.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use crate::shell::{self, Outcome};
@@ -27,7 +29,7 @@ pub const PIP: &[Need] = &[
 /// What only the tests need: other clients, a way to kill at a system call, another time, another language, a
 /// terminal, polkit, access control lists, a reader of manual pages, shells, a browser (whose Vulkan device
 /// needs the loader), what the example in C is built with, what makes certificates and embeds Python for the
-/// servers of a fleet, and a balancer on a network.
+/// servers of a fleet, and a balancer on a network. Each test asks for its own, and is skipped without.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "curl", package: "curl" },
@@ -86,6 +88,39 @@ pub fn ensure(needs: &[&[Need]]) -> Outcome {
     apt(&install)
 }
 
+/// Installs Python packages with pip, which `words` tell where to, unless the same were installed there by the same
+/// Python: `folder` keeps the list.
+///
+/// # Errors
+/// They can't be installed; what was there before is still there.
+pub fn pip(folder: &Path, words: &[&str], packages: &[&str]) -> Outcome {
+    let python = shell::read(&mut shell::program("python3", &["--version"]))?;
+    let wanted = format!("# {} {}\n{}\n", python.trim(), words.join(" "), packages.join("\n"));
+    let (begun, complete) = (folder.join("requirements"), folder.join("complete"));
+    if fs::read_to_string(&complete).is_ok_and(|found| found == wanted) {
+        return Ok(());
+    }
+    let failed = |e| format!("{}: {e}", folder.display());
+    fs::create_dir_all(folder).map_err(failed)?;
+    fs::write(&begun, wanted).map_err(failed)?;
+    let mut pip = shell::program("python3", &["-m", "pip", "--quiet"]);
+    pip.args(words).args(["--upgrade", "--root-user-action=ignore", "--requirement"]);
+    shell::run(pip.arg(&begun))?;
+    // Half of them are worse than none.
+    fs::rename(&begun, &complete).map_err(failed)
+}
+
+/// A folder of that name below `target` for `PYTHONPATH`, with these packages.
+///
+/// # Errors
+/// As [`pip`].
+pub fn python(name: &str, words: &[&str], packages: &[&str]) -> Result<PathBuf, String> {
+    let folder = shell::root().join("target").join(name);
+    let target = folder.display().to_string();
+    pip(&folder, &[&["install", "--target", &target], words].concat(), packages)?;
+    Ok(folder)
+}
+
 fn apt(args: &[&str]) -> Outcome {
     shell::run(
         shell::program("apt-get", &["-qq"])
@@ -93,4 +128,57 @@ fn apt(args: &[&str]) -> Outcome {
             .env("DEBIAN_FRONTEND", "noninteractive")
             .stdout(Stdio::null()),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without it a test is skipped, so that none fails for what only some need.
+    #[test]
+    fn every_package_of_the_tests_is_asked_for_by_them() {
+        let read = |file: &str| fs::read_to_string(shell::root().join("tests/harness").join(file));
+        let asked = read("needs.rs").expect("needs") + &read("polkit.rs").expect("polkit");
+        // Of these it is a library that is asked for, wherever it lies.
+        let library = |need: &&Need| ["faketime", "python3-dev"].contains(&need.package);
+        for need in TESTS.iter().filter(|need| !library(need)) {
+            let name = need.program.trim_start_matches("/usr/sbin/");
+            assert!(asked.contains(&format!("\"{name}\"")), "no test asks for {name}");
+        }
+    }
+
+    /// A package without a file but its own, in a version.
+    fn wheel(folder: &Path, version: &str) -> String {
+        const MAKE: &str = "import sys, zipfile\n\
+            path, info, version = sys.argv[1:]\n\
+            with zipfile.ZipFile(path, 'w') as wheel:\n\
+            \x20   wheel.writestr('pinned/__init__.py', version)\n\
+            \x20   wheel.writestr(info + '/METADATA', 'Metadata-Version: 2.1\\nName: pinned\\nVersion: ' + version)\n\
+            \x20   wheel.writestr(info + '/WHEEL', 'Wheel-Version: 1.0\\nTag: py3-none-any')\n\
+            \x20   wheel.writestr(info + '/RECORD', '')\n";
+        let path = folder.join(format!("pinned-{version}-py3-none-any.whl"));
+        let mut make = shell::program("python3", &["-c", MAKE]);
+        make.arg(&path).args([&format!("pinned-{version}.dist-info"), version]);
+        shell::run(&mut make).expect("a wheel");
+        path.display().to_string()
+    }
+
+    #[test]
+    fn another_version_takes_the_place_of_the_one_that_is_there() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let into = folder.path().join("into");
+        let words = ["install", "--no-index", "--target", &into.display().to_string()];
+        let found = || fs::read_to_string(into.join("pinned/__init__.py")).expect("the package");
+        for version in ["1.0", "2.0"] {
+            let wheel = wheel(folder.path(), version);
+            pip(&into, &words, &[&wheel]).expect("it is installed");
+            assert_eq!(found(), version);
+            // What is there already is not even looked at again.
+            fs::remove_file(&wheel).expect("the wheel");
+            pip(&into, &words, &[&wheel]).expect("it is there");
+        }
+        let absent = folder.path().join("absent.whl").display().to_string();
+        assert!(pip(&into, &words, &[&absent]).is_err());
+        assert_eq!(found(), "2.0");
+    }
 }

@@ -40,13 +40,11 @@ fn compare(profile: &str) -> Result<Vec<Figure>, String> {
     for source in sources {
         let source = source?;
         let mut build = cargo(&["run", "--quiet", "--locked", "--package", "xtask", "--", "dist"]);
-        // Its own folder for what is built, whatever the caller's is.
         build.arg(source.join("tree")).args(["--profile", profile]);
-        build.current_dir(&source).env_remove("CARGO_TARGET_DIR");
-        shell::run(&mut build)?;
+        let built = source.join("target");
+        shell::run(build.current_dir(&source).env(shell::TARGET, &built))?;
         sums.push(digests(&source.join("tree"))?);
         // Of a build, the tree is all that is still needed: the rest is a gigabyte.
-        let built = source.join("target");
         fs::remove_dir_all(&built).map_err(|e| format!("{}: {e}", built.display()))?;
     }
     let [one, other] = [&sums[0], &sums[1]];

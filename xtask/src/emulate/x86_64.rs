@@ -8,6 +8,8 @@ use crate::packages;
 use crate::shell::{self, Outcome, program};
 
 const PACKAGE: &str = "bochscpu-python==0.4.0";
+/// Where it is put, below `target`.
+const FOLDER: &str = "bochs";
 const RUNNER: &str = "tests/emulator/bochs.py";
 /// The wheel wants two C library functions of glibc 2.38 that it never calls: lazy binding.
 const IMPORT: &str = "import os, sys; sys.setdlopenflags(os.RTLD_LAZY); import bochscpu";
@@ -41,14 +43,14 @@ impl Emulator for Bochs {
             return Err("the compiler and the emulator are for x86-64 machines".to_owned());
         }
         packages::ensure(&[packages::PIP])?;
-        if imports() {
-            return Ok(());
-        }
-        let mut pip = program("python3", &["-m", "pip", "install", "--quiet", "--upgrade"]);
         // Its dependencies are for building it.
-        pip.args(["--no-deps", "--root-user-action=ignore", "--target"]).arg(folder()).arg(PACKAGE);
-        shell::run(&mut pip)?;
-        if imports() { Ok(()) } else { Err(format!("{PACKAGE} can't be imported by python3")) }
+        packages::python(FOLDER, &["--no-deps"], &[PACKAGE])?;
+        let mut import = program("python3", &["-c", IMPORT]);
+        import.env("PYTHONPATH", folder()).stderr(Stdio::null());
+        match import.status().is_ok_and(|status| status.success()) {
+            true => Ok(()),
+            false => Err(format!("{PACKAGE} can't be imported by python3")),
+        }
     }
 
     fn compiler(&self) -> Command {
@@ -65,12 +67,5 @@ impl Emulator for Bochs {
 }
 
 fn folder() -> std::path::PathBuf {
-    shell::root().join("target/test-python")
-}
-
-/// Whether the package is there, and of this interpreter's version.
-fn imports() -> bool {
-    let mut import = program("python3", &["-c", IMPORT]);
-    import.env("PYTHONPATH", folder()).stderr(Stdio::null());
-    import.status().is_ok_and(|status| status.success())
+    shell::root().join("target").join(FOLDER)
 }

@@ -18,7 +18,6 @@ const ROOT: &[&str] = &[
     "config",
     "crates",
     "dbus-policy",
-    "deny.toml",
     "docs",
     "packaging",
     "rust-toolchain.toml",

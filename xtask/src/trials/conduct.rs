@@ -1,6 +1,7 @@
 //! Runs trials: all their tests in one go, then each program and each task by itself.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::fmt;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -77,7 +78,7 @@ impl Tests {
         let exact: Vec<String> = names.iter().map(|name| format!("test(={name})")).collect();
         let mut nextest = cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]);
         nextest.args(["--status-level", "all", "--final-status-level", "none"]);
-        nextest.args(["--success-output", "immediate", "--color", "never"]);
+        nextest.args(["--success-output", "immediate", "--color", "never", "--no-tests", "pass"]);
         nextest.arg("-E").arg(exact.join(" + ")).envs(settings.iter().cloned());
         if size == Size::Full {
             // For the one test that can be made to last.
@@ -88,6 +89,9 @@ impl Tests {
         let log = shell::root().join("target/trials.log");
         fs::write(&log, &said).map_err(|e| format!("{}: {e}", log.display()))?;
         let mut tests = Self::read(&said);
+        if tests.ended.is_empty() && !output.status.success() {
+            return Err(format!("tests can't be run ({}); see {}", output.status, log.display()));
+        }
         for line in skips(settings)?.lines() {
             let reason = line.strip_prefix("SKIP ").and_then(|line| line.split_once(": "));
             let Some((name, reason)) = reason else { continue };
@@ -168,7 +172,9 @@ fn program(trial: &Trial, clock: Clock, size: Size, settings: &Settings) -> Resu
     if busy && !figures.iter().any(|figure| figure.end == End::Skipped) {
         figures.push(Figure::new(true, "taken on a busy machine, to be taken again"));
     }
-    Ok(summed(&figures, size))
+    // Whoever chooses how long it takes has not tried what is promised.
+    let chosen = trial.name == "soak" && env::var_os("OP_DBUS_SOAK_SECONDS").is_some();
+    Ok(summed(&figures, if chosen { Size::Quick } else { size }))
 }
 
 /// What figures come to: one that was missed decides, then one that was late, then one that can't be had.
