@@ -5,6 +5,7 @@ import asyncio
 import os
 import selectors
 import tempfile
+from dataclasses import replace
 
 import numpy as np
 from dbus_fast import Message, MessageType, Variant
@@ -63,6 +64,24 @@ class Service:
         return answer(message, "ayuua{sv}", [bytes(4), 1, 1, info])
 
 
+class Busy(Service):
+    """One that refuses some calls, which are told by their numbers."""
+
+    def __init__(self, *refused: int, name: str, hint: str = "try again in 2500 ms") -> None:
+        super().__init__(seconds=0)
+        self._refused = refused
+        self._name = f"org.opdbus.Embedding1.Error.{name}"
+        self._hint = hint
+
+    async def call(self, message: Message) -> Message:
+        reply = await super().call(message)
+        if len(self.sent) not in self._refused:
+            return reply
+        error = dict(error_name=self._name, signature="s", body=[f"the queue is full; {self._hint}"])
+        kind = MessageType.ERROR
+        return Message(message_type=kind, reply_serial=message.serial, **error)
+
+
 def answer(message: Message, signature: str, body: list) -> Message:
     kind = MessageType.METHOD_RETURN
     return Message(message_type=kind, reply_serial=message.serial, signature=signature, body=body)
@@ -92,6 +111,30 @@ async def a_turn_is_not_the_deadline() -> None:
     calls = [embedder.embed(["one"], deadline_ms=1000) for _ in range(10 * CALLS_MAX)]
     failed = [one for one in await ended(calls) if isinstance(one, Exception)]
     assert (len(failed), len(service.sent)) == (0, 10 * CALLS_MAX), failed[0]
+
+
+async def the_rest_of_a_long_list_waits_for_room() -> None:
+    """Of which the vectors that are here would be lost; a first call loses none."""
+    now = asyncio.get_running_loop().time
+    texts = ["one", "two", "three"]
+
+    async def embedded(service: Service, **options) -> tuple:
+        embedder, began = client(service), now()
+        embedder._limits = replace(embedder._limits, texts_per_call_max=1)
+        (found,) = await ended([embedder.embed(texts, **options)])
+        return getattr(found, "tokens", type(found)), len(service.sent), now() - began
+
+    for kind in (errors.Overloaded, errors.QuotaExceeded):
+        name = kind.__name__
+        assert await embedded(Busy(2, 3, 5, name=name)) == (3, 6, 7.5)
+        assert await embedded(Busy(2, name=name, hint="try again in 30 s")) == (3, 4, 30)
+        assert await embedded(Busy(2, name=name, hint="come back")) == (3, 4, 1)
+        assert await embedded(Busy(1, name=name)) == (kind, 1, 0)
+        # Nor is it waited for without end, and no longer than for vectors.
+        always = range(2, 1000)
+        assert await embedded(Busy(*always, name=name)) == (kind, 50, 120)
+        assert await embedded(Busy(*always, name=name), deadline_ms=5_000) == (kind, 6, 10)
+    assert await embedded(Busy(2, name="WorkerFailed")) == (errors.WorkerFailed, 2, 0)
 
 
 async def calls_that_nobody_waits_for_are_not_sent() -> None:
@@ -208,6 +251,7 @@ async def a_result_waits_for_who_asks_again() -> None:
 
 
 in_time_of_its_own(a_turn_is_not_the_deadline)
+in_time_of_its_own(the_rest_of_a_long_list_waits_for_room)
 in_time_of_its_own(calls_that_nobody_waits_for_are_not_sent)
 in_time_of_its_own(files_are_the_ones_that_were_given)
 in_time_of_its_own(a_job_that_nobody_knows_of_ends)

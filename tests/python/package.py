@@ -4,15 +4,18 @@
 """
 
 import asyncio
+import contextlib
 import fcntl
 import gc
 import json
 import os
 import socket
+import sqlite3
 import sys
 import tempfile
 import threading
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -38,6 +41,11 @@ def vectors_of_two(embedder: Embedder) -> Embeddings:
     assert embeddings.vectors.dtype == np.float32 and not embeddings.vectors.flags.writeable
     assert len(embeddings) == 2 and np.asarray(embeddings) is not None
     assert np.array_equal(np.asarray(embeddings), embeddings.vectors)
+    assert embeddings.__array__(np.dtype(np.float32), copy=False) is not None
+    for kind in (np.float16, np.float64):
+        asked = (np.dtype(kind), False)
+        refused(ValueError, f"{kind.__name__} needs a copy", lambda: embeddings.__array__(*asked))
+        assert np.asarray(embeddings, kind).dtype == kind
     first, second = (row / np.linalg.norm(row) for row in embeddings.vectors)
     assert abs(embedder.similarity("one", "two") - first @ second) < 1e-5
     properties = embedder.properties()
@@ -259,6 +267,41 @@ def threads_share_a_client(embedder: Embedder) -> None:
         thread.join()
     for row, text in zip(embedder.embed(texts).vectors, texts):
         assert np.allclose(row, found[text], atol=1e-5), text
+
+
+def texts_are_made_by_who_asks(embedder: Embedder) -> None:
+    """On no thread of the client's, and what makes them may ask it as well."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        rows = database.execute("VALUES ('one'), ('two')")
+        found = embedder.embed(text for (text,) in rows).vectors
+    assert np.allclose(found, embedder.embed(["one", "two"]).vectors, atol=1e-5)
+    threads = set()
+
+    class Lazy(Sequence):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index):
+            threads.add(threading.get_ident())
+            return ["one", "two"][index]
+
+    assert len(embedder.embed(Lazy())) == len(embedder.count_tokens(Lazy())) == 2
+    assert embedder.rank("two", Lazy(), 1)[0][0] == 1
+    assert threads == {threading.get_ident()}
+    with Embedder(BUS, timeout=60) as asked:
+        counts = (str(asked.count_tokens([text])[0]) for text in ("one", "two"))
+        assert len(asked.embed(counts)) == 2
+
+        class Asking:
+            def fileno(self) -> int:
+                return asked.count_tokens(["one"])[0]
+
+        refused(RuntimeError, "from its own thread", lambda: asked.start(Asking()))
+    # As by a collection of cycles, which runs on any thread.
+    closed = Embedder(BUS)
+    closed._loop.call_soon_threadsafe(closed.close)
+    closed._thread.join(60)
+    assert not closed._thread.is_alive()
 
 
 def past_the_bus(embedder: Embedder, expected: Embeddings) -> None:
@@ -511,6 +554,7 @@ def main() -> None:
         jobs(embedder)
         vectors_that_are_kept(embedder)
         threads_share_a_client(embedder)
+        texts_are_made_by_who_asks(embedder)
         a_fork_has_no_client(embedder)
     nobody_waits_for_a_client_that_closes()
     what_is_cut_is_counted()

@@ -98,7 +98,8 @@ fn check_host(gateway: &Gateway, request: &Request) -> Result<(), Refusal> {
         StatusCode::FORBIDDEN,
         "wrong_host",
         "the host asked for, in the header Host or before the path, is neither localhost nor an IP \
-         address; without an API key no other name is accepted",
+         address, as it has to be without an API key; ask by IP address, or give the gateway the \
+         credential `api-key`",
     ))
 }
 
@@ -163,6 +164,15 @@ mod tests {
             let said = said_to(format!("GET {target} HTTP/1.1\r\n{hosts}\r\n").as_bytes());
             assert!(said.starts_with(&format!("HTTP/1.1 {status} ")), "{target} {hosts}: {said}");
         }
+    }
+
+    #[test]
+    fn a_refused_name_is_told_what_would_be_accepted() {
+        let said = said_to(b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n");
+        assert!(
+            said.contains("by IP address, or give the gateway the credential `api-key`"),
+            "{said}"
+        );
     }
 
     #[test]

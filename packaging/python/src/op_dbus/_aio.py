@@ -26,6 +26,8 @@ _IN_MESSAGE_BYTES_MAX = 64 * 1024
 """Replies up to this many bytes come in the message: a memfd and its mapping would cost more."""
 _UNKNOWN_ROW_BYTES = 4096 * 4
 """How many bytes a vector of a kind is taken for until the first of them is here."""
+_ROOM_S = 120.0
+"""Seconds that each further call of a long list waits for room in the queue, where there is no ``deadline_ms``."""
 _LATE_S = 5.0
 """Seconds past ``deadline_ms`` until the service, which keeps it by itself, is waited for no more."""
 
@@ -99,10 +101,12 @@ class AsyncEmbedder:
         Up to 2,048 texts of together 2 MiB are one call to the service, and the vectors are a view of
         what it sent, without a copy. More are several calls, one after the other and all in the vector
         space of the first, and the vectors of each are copied into one array as they come. Where the
-        service's limits are smaller, so are the calls.
+        service's limits are smaller, so are the calls. Where the queue is full by then, all but the first
+        wait for room, each for 120 s or ``deadline_ms``, and come back when the service says.
         """
         wanted: dict[str, Any] = dict(options)
         seconds = _patience(wanted)
+        room_s = _ROOM_S if seconds is None else seconds
         texts = await self._checked(texts, seconds)
         kind = tuple(wanted.get(key) for key in ("level", "dimensions", "encoding"))
         parts: list[Embeddings] = []
@@ -114,7 +118,10 @@ class AsyncEmbedder:
             bytes_expected = (end - start) * row_bytes
             by_descriptor = self._has_descriptors and bytes_expected > _IN_MESSAGE_BYTES_MAX
             try:
-                part = await self._embed(texts[start:end], wanted, by_descriptor)
+                # By a refusal of a later call what is here already would be lost.
+                part = await self._embed_with_room(
+                    texts[start:end], wanted, by_descriptor, room_s if parts else 0.0
+                )
             except UnknownMethod:
                 if not by_descriptor:
                     raise
@@ -312,6 +319,20 @@ class AsyncEmbedder:
         if len(answer) != len(texts):
             raise errors.UnexpectedReply(f"{len(answer)} vectors came for {len(texts)} texts")
         return answer
+
+    async def _embed_with_room(
+        self, texts: list[str], wanted: dict[str, Any], by_descriptor: bool, room_s: float
+    ) -> Embeddings:
+        """The same, for which room in the queue is waited for up to so many seconds."""
+        while True:
+            try:
+                return await self._embed(texts, wanted, by_descriptor)
+            except (errors.Overloaded, errors.QuotaExceeded) as reason:
+                pause = errors.pause_of(reason)
+                if pause > room_s:
+                    raise
+            room_s -= pause
+            await asyncio.sleep(pause)
 
     async def _embed_packed(
         self, asked: list[Any], encoding: str, seconds: float | None

@@ -107,12 +107,15 @@ class Embedder:
                 return
             self._closed = True
         self._lost.detach()
-        _end(self._client, self._loop).result()
-        self._thread.join()
+        ended = _end(self._client, self._loop)
+        # A ``__del__`` may be called on the thread that ends, and that can't wait for itself.
+        if threading.current_thread() is not self._thread:
+            ended.result()
+            self._thread.join()
 
     def embed(self, texts: Sequence[str], **options: Unpack[Options]) -> Embeddings:
         """See :meth:`AsyncEmbedder.embed`."""
-        return self._wait(self._client.embed(texts, **options))
+        return self._wait(self._client.embed(_walked(texts), **options))
 
     def start(
         self, source: Source, *, framing: Framing = "lines", **options: Unpack[Options]
@@ -128,11 +131,11 @@ class Embedder:
         self, query: str, candidates: Sequence[str], count: SupportsIndex | None = None
     ) -> list[tuple[int, float]]:
         """See :meth:`AsyncEmbedder.rank`."""
-        return self._wait(self._client.rank(query, candidates, count))
+        return self._wait(self._client.rank(query, _walked(candidates), count))
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """See :meth:`AsyncEmbedder.count_tokens`."""
-        return self._wait(self._client.count_tokens(texts))
+        return self._wait(self._client.count_tokens(_walked(texts)))
 
     def properties(self) -> Properties:
         """See :meth:`AsyncEmbedder.properties`."""
@@ -142,6 +145,9 @@ class Embedder:
         if os.getpid() != self._process:
             call.close()
             raise RuntimeError(BEFORE_FORK)
+        if threading.current_thread() is self._thread:
+            call.close()
+            raise RuntimeError("a client can't be asked from its own thread, where its answer would come")
         with self._lock:
             if self._closed:
                 call.close()
@@ -162,6 +168,12 @@ class Embedder:
             # Its error knows this frame, and through it all that the callers hold: vectors, too,
             # which would stay mapped until the next collection of cycles.
             del calling
+
+
+def _walked(texts: Sequence[str]) -> Sequence[str]:
+    """The caller's texts, made on the caller's thread: a database's cursor works on no other, and what asks this
+    client for its next text would there wait for itself. A ``str`` is the client's to refuse."""
+    return texts if isinstance(texts, str) else list(texts)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

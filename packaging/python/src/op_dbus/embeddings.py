@@ -81,7 +81,8 @@ class Embeddings:
     def __array__(
         self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
     ) -> NDArray[Any]:
-        if copy is False and dtype not in (None, self.vectors.dtype):
+        # Not `in`: to numpy None is float64.
+        if copy is False and dtype is not None and dtype != self.vectors.dtype:
             raise ValueError(f"the vectors are {self.vectors.dtype}; {dtype} needs a copy")
         return self.vectors.astype(dtype or self.vectors.dtype, copy=bool(copy))
 

@@ -177,6 +177,12 @@ def from_reply(name: str, sentence: str) -> OpDbusError:
     return Failed(f"{name}: {sentence}")
 
 
+def pause_of(error: OpDbusError) -> float:
+    """Seconds until the service is to be asked again by its own sentence; 1 where that tells no time."""
+    hint = re.search(r"try again in (\d+) (m?)s\b", str(error))
+    return max(int(hint[1]) / (1000 if hint[2] else 1), 0.01) if hint else 1.0
+
+
 def about_texts_from(first: int, error: OpDbusError) -> OpDbusError:
     """The error of a call whose texts begin at number ``first``: the service counts from there."""
     about = re.match(r"((?:the size of )?text )(\d+)( .*)", str(error), re.DOTALL)
