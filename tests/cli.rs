@@ -1,5 +1,7 @@
 //! The command line as a client of the service: text, JSON, and exit codes.
 
+mod outputs;
+
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
@@ -12,13 +14,17 @@ use crate::harness::daemon::Setup;
 use crate::harness::files::numbers;
 use crate::harness::golden::floats;
 use crate::harness::needs::{op_dbus, store};
-use crate::harness::registry::tests;
+use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
+
+/// The tests of all modules.
+pub fn all() -> Vec<Test> {
+    [tests(), outputs::tests()].into_iter().flatten().collect()
+}
 
 tests! {
     embed_prints_vectors: [Bus],
     embed_reads_files_and_standard_input: [Bus],
-    embed_keeps_an_old_file_until_there_is_another: [Bus],
     a_matrix_without_rows_has_its_columns: [Bus],
     texts_that_are_cut_are_told: [Bus],
     rank_orders_texts: [Bus, Medium],
@@ -82,28 +88,6 @@ async fn embed_reads_files_and_standard_input() -> Outcome {
     assert!(bytes.starts_with(b"\x93NUMPY\x01\x00") && values % 64 == 0, "{header:?}");
     assert!(header.contains("'descr': '<f4'") && header.contains("(2, 384)"), "{header:?}");
     assert_eq!(numbers(&bytes[values..]), expected.concat());
-    daemon.stop().await
-}
-
-async fn embed_keeps_an_old_file_until_there_is_another() -> Outcome {
-    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
-    let file = setup.path("old");
-    let name = file.display().to_string();
-    std::fs::write(&file, "one\ntwo\n")?;
-    let nowhere = setup.path("nowhere").display().to_string();
-    let failing = [&["--level", "huge", "x"][..], &["--expect-space", "other", "x"]];
-    for arguments in failing.into_iter().chain([&["--file", &nowhere][..]]) {
-        for format in ["--npy", "--csv"] {
-            let words = [&["embed", format, "--output", &name], arguments].concat();
-            assert_eq!(cli(&bus, &words).await?.code, Some(1), "{words:?}");
-            assert_eq!(std::fs::read(&file)?, b"one\ntwo\n", "{words:?}");
-        }
-    }
-    // A file may be replaced by its own vectors.
-    cli(&bus, &["embed", "--json", "--file", &name, "--output", &name]).await?.success()?;
-    let lines = json_lines(&std::fs::read_to_string(&file)?)?;
-    let found: Vec<_> = lines.iter().filter_map(|line| floats(&line["vector"])).collect();
-    assert_eq!(found, daemon.client().vectors(&["one", "two"]).await?);
     daemon.stop().await
 }
 

@@ -70,6 +70,8 @@ mod native;
 mod offload;
 /// OpenVINO, which any x86-64 CPU is a device of.
 mod openvino;
+/// Graphs of the user's own that are refused, or answer nonsense.
+mod own_graphs;
 /// Memory that stays what it is.
 mod plateau;
 /// Half precision.
@@ -108,7 +110,7 @@ fn main() -> ExitCode {
         bulk::all(),
         cache::tests(),
         changes::tests(),
-        cli::tests(),
+        cli::all(),
         completions::tests(),
         clock::tests(),
         contract::tests(),
@@ -133,6 +135,7 @@ fn main() -> ExitCode {
         native::tests(),
         offload::tests(),
         openvino::tests(),
+        own_graphs::tests(),
         plateau::tests(),
         precision::tests(),
         providers::tests(),

@@ -65,13 +65,11 @@ pub enum Error {
     /// The ONNX model is readable, but not what is needed here.
     #[error("the ONNX model can't be used: {0}")]
     Onnx(String),
-    /// The ONNX model keeps tensor data in a file outside its own folder.
-    #[error("tensor {name} keeps its data in {location:?}, outside the model's folder; refused")]
+    /// The ONNX model keeps tensor data outside its own file.
+    #[error("tensor {name} keeps its data in another file; export the graph as one file")]
     ExternalData {
         /// Tensor's name.
         name: String,
-        /// Path as the model states it.
-        location: String,
     },
 }
 

@@ -1,7 +1,6 @@
 //! What a user's own ONNX file takes and gives, read without running it.
 
 use std::collections::HashSet;
-use std::path::{Component, Path};
 
 use prost::Message;
 
@@ -40,16 +39,13 @@ pub struct GraphInfo {
     pub inputs: Vec<Port>,
     /// Outputs, in graph order.
     pub outputs: Vec<Port>,
-    /// Whether some tensor's data lies in a file beside the graph.
-    pub has_external_data: bool,
 }
 
 /// Reads the inputs and outputs of the ONNX model in `onnx`.
 ///
 /// # Errors
 /// Bytes that are not an ONNX model, a model without a graph or without the standard operators, a
-/// tensor with impossible dimensions, or one whose data would be read from outside the model's own
-/// folder.
+/// tensor with impossible dimensions, or one whose data are not in the file itself.
 pub fn inspect(onnx: &[u8]) -> Result<GraphInfo, Error> {
     let model = Model::decode(onnx)?;
     let standard = |set: &onnx::OperatorSet| matches!(&*set.domain, "" | "ai.onnx");
@@ -64,22 +60,16 @@ pub fn inspect(onnx: &[u8]) -> Result<GraphInfo, Error> {
         collect_nodes(&function.node, &mut tensors);
         collect_attributes(&function.attribute_proto, &mut tensors);
     }
-    let mut has_external_data = false;
     for tensor in tensors {
         onnx::tensor::shape(tensor)?;
         if tensor.data_location == EXTERNAL || !tensor.external_data.is_empty() {
-            check_location(tensor)?;
-            has_external_data = true;
+            return Err(Error::ExternalData { name: tensor.name.clone() });
         }
     }
 
     let given: HashSet<&str> = graph.initializer.iter().map(|tensor| &*tensor.name).collect();
     let inputs = graph.input.iter().filter(|input| !given.contains(&*input.name)).map(port);
-    Ok(GraphInfo {
-        inputs: inputs.collect(),
-        outputs: graph.output.iter().map(port).collect(),
-        has_external_data,
-    })
+    Ok(GraphInfo { inputs: inputs.collect(), outputs: graph.output.iter().map(port).collect() })
 }
 
 /// All tensors of a graph, those inside its nodes included. The depth is bounded: the protobuf
@@ -109,19 +99,6 @@ fn collect_sparse<'a>(sparse: &'a [onnx::SparseTensor], tensors: &mut Vec<&'a on
     for tensor in sparse {
         tensors.extend(tensor.values.iter().chain(&tensor.indices));
     }
-}
-
-/// Refuses a path that leaves the folder of the model.
-fn check_location(tensor: &onnx::Tensor) -> Result<(), Error> {
-    let entry = tensor.external_data.iter().rfind(|entry| entry.key == "location");
-    let location = entry.map_or("", |entry| &*entry.value);
-    let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
-    // A repeated key would leave it to the reader which one counts.
-    let locations = tensor.external_data.iter().filter(|entry| entry.key == "location").count();
-    if locations == 1 && !location.is_empty() && Path::new(location).components().all(inside) {
-        return Ok(());
-    }
-    Err(Error::ExternalData { name: tensor.name.clone(), location: location.to_owned() })
 }
 
 fn port(value: &onnx::ValueInfo) -> Port {

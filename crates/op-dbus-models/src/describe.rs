@@ -86,12 +86,6 @@ pub(crate) fn onnx(
     facts: OnnxFacts,
     options: &ImportOptions<'_>,
 ) -> Result<Description, Error> {
-    if facts.external_data {
-        return Err(refuse(
-            "an ONNX graph with its weights in other files",
-            "a graph with everything in one file",
-        ));
-    }
     let modules: Option<Vec<Module>> = read(place, "modules.json")?;
     let modules = modules.as_deref().map(read_modules).transpose()?;
     if modules.as_ref().is_some_and(|modules| !modules.dense.is_empty()) {

@@ -25,8 +25,6 @@ pub struct OnnxFacts {
     pub dimensions: Option<usize>,
     /// Whether the graph ends in one vector per text; else it ends in one vector per token.
     pub pooled: bool,
-    /// Whether weights lie in other files beside the graph.
-    pub external_data: bool,
 }
 
 /// Reads the bytes of an ONNX graph.

@@ -68,7 +68,7 @@ fn pool(pooling: Pooling, tokens: &[f32], stride: usize, to: &mut [f32]) {
         Pooling::Cls => {}
         Pooling::Max => {
             for token in rest {
-                to.iter_mut().zip(token).for_each(|(most, value)| *most = most.max(*value));
+                to.iter_mut().zip(token).for_each(|(most, value)| larger(most, *value));
             }
         }
         Pooling::Mean => {
@@ -81,13 +81,47 @@ fn pool(pooling: Pooling, tokens: &[f32], stride: usize, to: &mut [f32]) {
     }
 }
 
+/// `most`, or `value` if that is larger. What is not a number stays, as it does in sums: `f32::max` would hide it.
+fn larger(most: &mut f32, value: f32) {
+    if value > *most || value.is_nan() {
+        *most = value;
+    }
+}
+
 fn activate(activation: DenseActivation, x: f32) -> f32 {
     match activation {
         DenseActivation::Identity => x,
         DenseActivation::Tanh => x.tanh(),
-        DenseActivation::Relu => x.max(0.0),
+        DenseActivation::Relu => {
+            if x < 0.0 {
+                0.0
+            } else {
+                x
+            }
+        }
         DenseActivation::Gelu => 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2)),
         DenseActivation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         DenseActivation::Silu => x / (1.0 + (-x).exp()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_a_number_stays_wherever_it_stands() {
+        for tokens in [[f32::NAN, 1.0, 3.0], [1.0, f32::NAN, 3.0], [1.0, 3.0, f32::NAN]] {
+            for pooling in [Pooling::Max, Pooling::Mean] {
+                let mut to = [0.0];
+                pool(pooling, &tokens, 1, &mut to);
+                assert!(to[0].is_nan(), "{pooling:?} of {tokens:?}: {}", to[0]);
+            }
+        }
+        let mut to = [0.0, 0.0];
+        pool(Pooling::Max, &[1.0, -2.0, 9.0, -1.0, -3.0], 3, &mut to);
+        assert_eq!(to, [1.0, -2.0]);
+        assert!(activate(DenseActivation::Relu, f32::NAN).is_nan());
+        assert_eq!([-1.0, 2.0].map(|x| activate(DenseActivation::Relu, x)), [0.0, 2.0]);
     }
 }

@@ -1,13 +1,12 @@
 //! How batches go into a graph and vectors come out of it.
 
-use op_dbus_engine::foreign::{self, Filled, Output, Padded, Pooling};
+use op_dbus_engine::foreign::{self, Filled, Input, Output, Padded, Pooling};
 use op_dbus_engine::{BackendError, Batch};
 use ort::session::builder::SessionBuilder;
 use ort::session::{RunOptions, Session, SessionInputValue};
 use ort::value::TensorRef;
 
 use crate::binding::Buffers;
-use crate::own::Input;
 use crate::rows::{self, Rows};
 use crate::{Graph, failure, own};
 
@@ -190,11 +189,11 @@ impl OwnFeed {
         } else {
             copy(found, out)?;
         }
-        if self.normalize {
-            let no_length =
-                |why| ort::Error::new(format!("the graph's answer is of no use: {why}"));
-            foreign::normalize(dimensions, out).map_err(no_length)?;
-        }
-        Ok(())
+        // The engine takes a worker for lost that gives what is not finite; here the text is at fault.
+        let usable = match self.normalize {
+            true => foreign::normalize(dimensions, out),
+            false => foreign::finite(out),
+        };
+        usable.map_err(|why| ort::Error::new(format!("the graph's answer is of no use: {why}")))
     }
 }

@@ -1,41 +1,28 @@
 //! How a user's own graph is fed and which of its outputs is the embedding.
 
-use op_dbus_engine::foreign::{Content, Integers, Output, Port, choose};
+use op_dbus_engine::foreign::{self, Input, InputPort, Integers, Output, Port, choose};
 use ort::session::Session;
 use ort::value::{TensorElementType, ValueType};
-
-/// One input of the graph.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Input {
-    pub name: String,
-    pub content: Content,
-    pub integers: Integers,
-}
 
 /// The inputs of `session`, in graph order.
 ///
 /// # Errors
-/// A sentence naming an input that can't be filled.
+/// A sentence naming an input that can't be filled, or that is lacking.
 pub(crate) fn inputs(session: &Session) -> Result<Vec<Input>, String> {
-    session.inputs().iter().map(|input| fed(input.name(), input.dtype())).collect()
+    let inputs = session.inputs().iter();
+    let ports: Vec<_> = inputs.map(|input| input_port(input.name(), input.dtype())).collect();
+    foreign::inputs(&ports)
 }
 
-fn fed(name: &str, dtype: &ValueType) -> Result<Input, String> {
-    // Lengths are what our own compiler's graphs want, and those are not run as a user's.
-    let Some(content) = Content::of(name).filter(|content| *content != Content::Lengths) else {
-        return Err(format!(
-            "the graph wants an input {name}, which is not supported; supported: input_ids, \
-             attention_mask, token_type_ids"
-        ));
-    };
+fn input_port<'a>(name: &'a str, dtype: &ValueType) -> InputPort<'a> {
     let integers = match dtype.tensor_type() {
-        Some(TensorElementType::Int32) => Integers::I32,
-        Some(TensorElementType::Int64) => Integers::I64,
-        _ => {
-            return Err(format!("the input {name} is {dtype}; only int32 and int64 are supported"));
-        }
+        Some(TensorElementType::Int32) => Some(Integers::I32),
+        Some(TensorElementType::Int64) => Some(Integers::I64),
+        _ => None,
     };
-    Ok(Input { name: name.to_owned(), content, integers })
+    // A shape that the graph does not state has no sides here.
+    let sides = dtype.tensor_shape().filter(|sides| !sides.is_empty()).map(|sides| sides.to_vec());
+    InputPort { name, integers, sides, shown: dtype.to_string() }
 }
 
 /// The output of `session` that holds vectors of `dimensions`.
@@ -76,13 +63,14 @@ mod tests {
     }
 
     #[test]
-    fn inputs_are_known_by_name_and_type() {
-        let long = tensor(TensorElementType::Int64, &[-1, -1]);
-        let types = fed("token_type_ids", &long).unwrap();
-        assert_eq!((types.content, types.integers), (Content::TokenTypes, Integers::I64));
-        assert!(fed("position_ids", &long).unwrap_err().contains("position_ids"));
-        assert!(fed("lengths", &long).unwrap_err().contains("lengths"));
+    fn inputs_have_the_integers_and_the_sides_that_the_graph_states() {
+        let long = tensor(TensorElementType::Int64, &[-1, 128]);
+        let port = input_port("input_ids", &long);
+        assert_eq!((port.integers, port.sides), (Some(Integers::I64), Some(vec![-1, 128])));
+        let unstated = tensor(TensorElementType::Int32, &[]);
+        let port = input_port("input_ids", &unstated);
+        assert_eq!((port.integers, port.sides), (Some(Integers::I32), None));
         let floats = tensor(TensorElementType::Float32, &[-1, -1]);
-        assert!(fed("input_ids", &floats).unwrap_err().contains("input_ids"));
+        assert_eq!(input_port("attention_mask", &floats).integers, None);
     }
 }

@@ -1,6 +1,8 @@
 //! ONNX Runtime: a graph compiled from the model's weights, or the user's own.
 
-use op_dbus_engine::{Backend, BackendError, BatchLimits, Buckets};
+use std::path::Path;
+
+use op_dbus_engine::{Backend, BackendError, BatchLimits, Buckets, LoadErrorKind};
 use op_dbus_graph::cache::{CacheKey, GraphCache, Origin};
 use op_dbus_graph::{
     DenseFiles, Dialect, Family, ModelFiles, Precision as Computed, Recipe, Target,
@@ -12,17 +14,13 @@ use super::{Precision, Spec, failure, model};
 
 /// Loads the library and a session of the model.
 pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
-    let (mut computed, mut precision) = precision(spec)?;
+    let (computed, mut precision) = precision(spec)?;
     let model = model::get(spec)?;
     let graph = match model::family(&model) {
         Some(family) if halves_by_itself(spec) => {
-            (computed, precision) = (Computed::F16, "f16");
-            let halves = compiled(&model, (family, computed), spec).or_else(|error| {
-                tracing::warn!(%error, "the model is computed in f32");
-                (computed, precision) = (Computed::F32, "f32");
-                compiled(&model, (family, computed), spec)
-            });
-            Graph::Compiled(halves?)
+            let graph;
+            (graph, precision) = halves(|computed| compiled(&model, (family, computed), spec))?;
+            Graph::Compiled(graph)
         }
         Some(family) => Graph::Compiled(compiled(&model, (family, computed), spec)?),
         None if computed == Computed::F16 => {
@@ -42,6 +40,19 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
         packed: false,
     };
     session(spec, (graph, precision), (buckets, model.dimensions))
+}
+
+/// The graph in 16 bits, or in 32 where those are too few for the model; and which it is.
+fn halves(
+    mut compile: impl FnMut(Computed) -> Result<Vec<u8>, BackendError>,
+) -> Result<(Vec<u8>, &'static str), BackendError> {
+    match compile(Computed::F16) {
+        Err(BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }) => {
+            tracing::warn!("the model is computed in f32: {message}");
+            Ok((compile(Computed::F32)?, "f32"))
+        }
+        graph => Ok((graph?, "f16")),
+    }
 }
 
 /// As [`load`], of a graph that multiplies and does nothing else.
@@ -154,11 +165,21 @@ fn compiled(
         let dense = model::dense(model)?;
         let dense = dense.iter().map(|(config, weights)| DenseFiles { config, weights }).collect();
         let files = ModelFiles { family, config: &config, weights: &bytes, dense };
-        op_dbus_graph::compile(&recipe, &files).map_err(|e| failure::corrupt(&weights, &e))
+        op_dbus_graph::compile(&recipe, &files).map_err(|error| refused(&weights, &error))
     };
     let (graph, origin) = GraphCache::new(&spec.cache_dir).load_or_compile(&key, build)?;
     tracing::info!(model = model.name, built = origin == Origin::Built, "graph ready");
     Ok(graph)
+}
+
+/// Why no graph was made of the weights. That they need another precision is no damage.
+fn refused(weights: &Path, error: &op_dbus_graph::Error) -> BackendError {
+    match error {
+        op_dbus_graph::Error::Unsupported { what: "precision", .. } => {
+            failure::unavailable(format!("{}: {error}", weights.display()))
+        }
+        error => failure::corrupt(weights, error),
+    }
 }
 
 /// A user's own graph, after a look at where its tensors are. The library reads its files itself,
@@ -170,4 +191,35 @@ fn own(model: &Model) -> Result<Graph, BackendError> {
     op_dbus_graph::inspect::inspect(&graph).map_err(|error| failure::corrupt(&path, &error))?;
     let pooling = model::foreign_pooling(model);
     Ok(Graph::Own { path, pooling, normalize: model.normalize })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_needs_another_precision_is_compiled_again() {
+        let beyond = || op_dbus_graph::Error::Unsupported {
+            what: "precision",
+            found: "f16 with the value 70000 in a tensor".to_owned(),
+            supported: "f16 up to ±65504; f32 takes this model".to_owned(),
+        };
+        let missing = || op_dbus_graph::Error::MissingTensor { name: "a tensor".to_owned() };
+        let tried = |error: Option<op_dbus_graph::Error>| {
+            let mut tries = Vec::new();
+            let graph = halves(|computed| {
+                tries.push(computed);
+                match (&error, computed) {
+                    (Some(error), Computed::F16) => Err(refused(Path::new("weights"), error)),
+                    _ => Ok(Vec::new()),
+                }
+            });
+            (graph.map(|(_, precision)| precision), tries)
+        };
+        assert_eq!(tried(None), (Ok("f16"), vec![Computed::F16]));
+        assert_eq!(tried(Some(beyond())), (Ok("f32"), vec![Computed::F16, Computed::F32]));
+        let (damaged, tries) = tried(Some(missing()));
+        let corrupt = failure::corrupt(Path::new("weights"), &missing());
+        assert_eq!((damaged, tries), (Err(corrupt), vec![Computed::F16]));
+    }
 }

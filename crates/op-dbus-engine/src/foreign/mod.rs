@@ -1,11 +1,13 @@
 //! Graphs that were not compiled here: what they are fed with, which of their outputs is the embedding,
 //! and what is left to do to it. Pure code, for every backend that runs such graphs.
 
+mod inputs;
 mod padding;
 mod pooling;
 
+pub use inputs::{Input, InputPort, inputs};
 pub use padding::{Filled, Padded};
-pub use pooling::{Pooling, normalize, pool};
+pub use pooling::{Pooling, finite, normalize, pool};
 
 /// Integers that a graph wants its inputs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

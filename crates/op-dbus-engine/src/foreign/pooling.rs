@@ -38,12 +38,30 @@ pub fn pool(
                 vector.iter_mut().for_each(|sum| *sum /= length as f32);
             }
             Pooling::Max => {
-                vector.fill(f32::MIN);
-                for token in own {
-                    vector.iter_mut().zip(token).for_each(|(most, &value)| *most = most.max(value));
+                vector.copy_from_slice(&row[..dimensions]);
+                for token in own.skip(1) {
+                    vector.iter_mut().zip(token).for_each(|(most, value)| larger(most, *value));
                 }
             }
         }
+    }
+}
+
+/// `most`, or `value` if that is larger. What is not a number stays, as it does in sums: `f32::max` would hide it.
+fn larger(most: &mut f32, value: f32) {
+    if value > *most || value.is_nan() {
+        *most = value;
+    }
+}
+
+/// Refuses values that are no numbers, or past what 32 bits hold.
+///
+/// # Errors
+/// A clause: there is such a value.
+pub fn finite(out: &[f32]) -> Result<(), String> {
+    match out.iter().find(|value| !value.is_finite()) {
+        Some(value) => Err(format!("it has the value {value} in a vector")),
+        None => Ok(()),
     }
 }
 
@@ -79,6 +97,18 @@ mod tests {
         assert_eq!(pooled(Pooling::Mean), [2.0, 3.0, 3.0, -1.0]);
         assert_eq!(pooled(Pooling::Cls), [1.0, 8.0, 1.0, 1.0]);
         assert_eq!(pooled(Pooling::Max), [3.0, 8.0, 6.0, 2.0]);
+    }
+
+    #[test]
+    fn what_is_not_a_number_stays_wherever_it_stands() {
+        for (first, second, own) in [(f32::NAN, 1.0, 2), (1.0, f32::NAN, 2), (f32::NAN, 1.0, 1)] {
+            let mut out = [0.0];
+            pool(Pooling::Max, (3, &[own]), 1, &[first, second, 3.0], &mut out);
+            assert!(out[0].is_nan(), "{first}, {second}: {}", out[0]);
+        }
+        assert!(finite(&[1.0, f32::MAX]).is_ok());
+        assert!(finite(&[1.0, f32::NAN]).unwrap_err().contains("NaN"));
+        assert!(finite(&[f32::NEG_INFINITY]).unwrap_err().contains("-inf"));
     }
 
     #[test]

@@ -190,7 +190,7 @@ fn a_graph_of_ones_own_has_no_modules_beside_it() {
     files.insert("model.onnx".into(), b"graph".to_vec());
     let source = bench.path("source");
     fixture::write_folder(&source, &files);
-    let facts = OnnxFacts { dimensions: Some(2), pooled: true, external_data: false };
+    let facts = OnnxFacts { dimensions: Some(2), pooled: true };
     let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
     assert!(message.contains("Dense modules beside it"), "{message}");
 }

@@ -21,7 +21,7 @@ fn a_graph_is_imported_from_its_folder_or_by_its_file() {
     let bench = Bench::new();
     let source = bench.path("source");
     fixture::write_folder(&source, &graph_files());
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true };
     let model = bench.import_graph(&source, "by-folder", facts).unwrap();
     assert_eq!((model.family, model.dimensions), (Family::Onnx, 8));
     assert_eq!(model.max_input_tokens, 64);
@@ -38,16 +38,15 @@ fn a_graph_that_says_too_little_is_refused() {
     let source = bench.path("source");
     fixture::write_folder(&source, &graph_files());
     let cases = [
-        (OnnxFacts { dimensions: None, pooled: true, external_data: false }, "no fixed width"),
-        (OnnxFacts { dimensions: Some(8), pooled: false, external_data: false }, "per token"),
-        (OnnxFacts { dimensions: Some(8), pooled: true, external_data: true }, "in other files"),
+        (OnnxFacts { dimensions: None, pooled: true }, "no fixed width"),
+        (OnnxFacts { dimensions: Some(8), pooled: false }, "per token"),
     ];
     for (facts, expected) in cases {
         let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
     }
     fs::remove_file(source.join("tokenizer_config.json")).unwrap();
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true };
     let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
     assert!(message.contains("--max-input-tokens"), "{message}");
     assert!(bench.visible().is_empty());
@@ -55,7 +54,7 @@ fn a_graph_that_says_too_little_is_refused() {
 
 #[test]
 fn a_graph_takes_no_more_tokens_than_its_table_has_positions() {
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true };
     let import = |config: serde_json::Value, limit: usize, flag| {
         let bench = Bench::new();
         let source = bench.path("source");
@@ -88,7 +87,7 @@ fn flags_that_contradict_the_model_are_refused() {
     let (folder, graph) = (bench.path("folder"), bench.path("graph"));
     fixture::write_folder(&folder, &fixture::model("bert"));
     fixture::write_folder(&graph, &graph_files());
-    let whole = OnnxFacts { dimensions: Some(8), pooled: true, external_data: false };
+    let whole = OnnxFacts { dimensions: Some(8), pooled: true };
     let tokens = OnnxFacts { pooled: false, ..whole };
     let cases = [
         (&folder, whole, (Some(Pooling::Max), None, None), "--pooling max for a model that itself"),

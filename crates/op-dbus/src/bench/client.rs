@@ -165,6 +165,15 @@ impl Client {
         };
         let told = Properties(told);
         let number = |key| told.number(key).unwrap_or(0) as u64;
+        let cached = number(info::CACHED);
+        // The texts come again and again, and what is looked up says nothing of what computes.
+        if cached > 0 {
+            return Err(Failure::refused(format!(
+                "the service answered {cached} of {} texts from its cache, and what it computes is to be \
+                 measured: set `cache_bytes = 0` and reload it, or measure one of your own with --spawn",
+                texts.len()
+            )));
+        }
         Ok(Answer { vectors, engine_us: number(info::QUEUE_US) + number(info::COMPUTE_US) })
     }
 }

@@ -17,7 +17,10 @@ use crate::cli::Failure;
 
 /// Texts of one call when as many are to go through as can.
 const CALL_TEXTS: usize = 1000;
-/// Calls of one latency measurement: enough to tell a 99th percentile from a median, and an end.
+/// What is told of the times of calls, and of what was not the engine's of them: a name, and percent.
+const CALL: [(&str, f64); 3] = [("p50_us", 50.0), ("p95_us", 95.0), ("p99_us", 99.0)];
+const BESIDE: [(&str, f64); 2] = [("beside_p50_us", 50.0), ("beside_p95_us", 95.0)];
+/// Calls of one latency measurement: enough to tell a 95th percentile from a median, and an end.
 const LATENCY_CALLS: (usize, usize) = (50, 10_000);
 /// Texts of one call, and clients with one text each, where the ways to the engine are compared.
 const LANE_TEXTS: usize = 1024;
@@ -307,7 +310,7 @@ impl Bench<'_> {
     async fn latency(&self, row: &Row, target: &Target, probe: Probe) -> Result<Figures, Failure> {
         let texts = &self.collections[row.collection].corpus.texts;
         let times = latency(&target.clients[0], texts, (probe, row.calls)).await?;
-        Ok(percentiles(&times))
+        Ok(percentiles(CALL, &times))
     }
 
     async fn throughput(
@@ -331,7 +334,7 @@ impl Bench<'_> {
         ]);
         figures.extend(padding.map(|padding| ("padding", padding)));
         if matches!(row.measure, Measure::Clients(_)) {
-            figures.extend(percentiles(&times.calls));
+            figures.extend(percentiles(CALL, &times.calls));
         }
         if let Some(work) = target.work {
             figures.insert("operations_per_s", work.operations(tokens()) / took);
@@ -343,9 +346,8 @@ impl Bench<'_> {
         let corpus = &self.collections[row.collection].corpus;
         let (clients, calls) = (&target.clients[..clients], (row.size, row.calls));
         let times = throughput(clients, corpus, calls).await?;
-        let (p50, p95) = (percentile(&times.beside, 50.0), percentile(&times.beside, 95.0));
-        let mut figures = percentiles(&times.calls);
-        figures.extend([("beside_p50_us", p50), ("beside_p95_us", p95)]);
+        let mut figures = percentiles(CALL, &times.calls);
+        figures.extend(percentiles(BESIDE, &times.beside));
         Ok(figures)
     }
 
@@ -362,7 +364,7 @@ impl Bench<'_> {
         };
         let schedule = open::schedule(rate, self.plan.target, self.plan.seed + u64::from(round));
         let arrivals = open::run(&target.clients, corpus, schedule).await?;
-        let mut figures = percentiles(&arrivals.times_us);
+        let mut figures = percentiles(CALL, &arrivals.times_us);
         figures.insert("offered_per_s", rate);
         figures.insert("answered_per_s", arrivals.answered_per_s);
         Ok(figures)
@@ -381,8 +383,10 @@ impl Bench<'_> {
     }
 }
 
-fn percentiles(times_us: &[f64]) -> Figures {
-    [("p50_us", 50.0), ("p95_us", 95.0), ("p99_us", 99.0)]
-        .map(|(name, percent)| (name, percentile(times_us, percent)))
-        .into()
+/// The median, and the percentiles that are not the longest of so few times themselves.
+fn percentiles<const N: usize>(names: [(&'static str, f64); N], times_us: &[f64]) -> Figures {
+    let enough =
+        |percent: f64| percent <= 50.0 || times_us.len() as f64 * (100.0 - percent) >= 100.0;
+    let names = names.into_iter().filter(|(_, percent)| enough(*percent));
+    names.map(|(name, percent)| (name, percentile(times_us, percent))).collect()
 }

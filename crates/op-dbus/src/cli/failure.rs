@@ -78,11 +78,20 @@ impl Failure {
 
     /// The same, of a call whose texts begin at number `first` of the input: the service counts
     /// from the start of the call.
-    pub fn about_texts_from(mut self, first: u64) -> Self {
-        if first > 0 && self.code == 1 {
-            self.message = of_the_input(&self.message, first).unwrap_or_else(|| {
-                format!("in the call that begins with text {first}: {}", self.message)
-            });
+    pub fn about_texts_from(self, first: u64) -> Self {
+        self.about_texts(first, |number| Some(format!("text {}", first.checked_add(number)?)))
+    }
+
+    /// The same, where `name` has what the text with a number in its call is called: the call may have others than
+    /// those that follow each other in the input.
+    pub fn about_texts(mut self, first: u64, name: impl Fn(u64) -> Option<String>) -> Self {
+        if self.code == 1 {
+            if let Some(sentence) = of_the_input(&self.message, name) {
+                self.message = sentence;
+            } else if first > 0 {
+                self.message =
+                    format!("in the call that begins with text {first}: {}", self.message);
+            }
         }
         self
     }
@@ -106,10 +115,10 @@ impl Failure {
     }
 }
 
-/// A sentence that begins with a text's number in its call, with that of the input.
-fn of_the_input(message: &str, first: u64) -> Option<String> {
+/// A sentence that begins with a text's number in its call, with what that is called in the input.
+fn of_the_input(message: &str, name: impl Fn(u64) -> Option<String>) -> Option<String> {
     let (number, rest) = message.strip_prefix("text ")?.split_once(' ')?;
-    Some(format!("text {} {rest}", first.checked_add(number.parse().ok()?)?))
+    Some(format!("{} {rest}", name(number.parse().ok()?)?))
 }
 
 /// Settings that can't be used.

@@ -244,6 +244,8 @@ fn name_from(path: &Path) -> Result<String, Box<dyn Error + Send + Sync>> {
 /// What the import wants to know of a graph, of which the user may have said how wide its vectors are.
 fn facts(onnx: &[u8], dimensions: Option<usize>) -> Result<OnnxFacts, HookError> {
     let info = inspect(onnx)?;
+    let inputs: Vec<foreign::InputPort<'_>> = info.inputs.iter().map(input_port).collect();
+    foreign::inputs(&inputs)?;
     let shapes: Vec<Option<Vec<i64>>> = info.outputs.iter().map(float_shape).collect();
     let ports = info.outputs.iter().zip(&shapes).map(|(port, floats)| foreign::Port {
         name: &port.name,
@@ -264,13 +266,27 @@ fn facts(onnx: &[u8], dimensions: Option<usize>) -> Result<OnnxFacts, HookError>
     Ok(OnnxFacts {
         dimensions: width.and_then(|width| usize::try_from(width).ok()),
         pooled: output.is_some_and(|output| !output.per_token),
-        external_data: info.has_external_data,
     })
+}
+
+fn input_port(port: &Port) -> foreign::InputPort<'_> {
+    let (integers, shown) = match port.element_type {
+        ElementType::I32 => (Some(foreign::Integers::I32), "int32".to_owned()),
+        ElementType::I64 => (Some(foreign::Integers::I64), "int64".to_owned()),
+        ElementType::F32 => (None, "float32".to_owned()),
+        ElementType::Other(number) => (None, format!("of the ONNX data type {number}")),
+    };
+    foreign::InputPort { name: &port.name, integers, sides: sides(port), shown }
 }
 
 /// The sides of a port of 32-bit floats, -1 where they vary.
 fn float_shape(port: &Port) -> Option<Vec<i64>> {
-    let shape = port.shape.as_ref().filter(|_| port.element_type == ElementType::F32)?;
+    sides(port).filter(|_| port.element_type == ElementType::F32)
+}
+
+/// The sides of a port, -1 where they vary; none where the graph does not state them.
+fn sides(port: &Port) -> Option<Vec<i64>> {
+    let shape = port.shape.as_ref()?;
     let side = |side: &Option<u64>| side.and_then(|side| i64::try_from(side).ok()).unwrap_or(-1);
     Some(shape.iter().map(side).collect())
 }
@@ -304,11 +320,14 @@ fn readable(store: &Store) -> Result<(), String> {
 
 fn remove(store: &Store, names: &[String], json: bool) -> Outcome {
     for name in names {
-        store.remove(name)?;
+        let removed = match store.remove(name)? {
+            true => "removed",
+            false => "removed what an interrupted pull had left; it was not installed",
+        };
         let mut out = std::io::stdout().lock();
         match json {
             true => writeln!(out, "{}", json!({ "name": name, "done": "removed" }))?,
-            false => writeln!(out, "{name}: removed")?,
+            false => writeln!(out, "{name}: {removed}")?,
         }
     }
     Ok(())

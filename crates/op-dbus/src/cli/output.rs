@@ -75,7 +75,7 @@ impl Writer {
         let unnamed = Unnamed::new(path, format == Format::Npy)?;
         let file = match &unnamed {
             Some(unnamed) => unnamed.open()?,
-            None => File::create(path)?,
+            None => unnamed::emptied(path)?,
         };
         let writer = if format == Format::Npy && file.metadata()?.is_file() {
             Self::to(format, Box::new(io::empty()), Some(file))?

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 
 use super::cut::Cut;
 use super::packed::{Caller, Options, Reply, Space};
-use super::texts::{CallLimits, Source, Texts};
+use super::texts::{self, CallLimits, Source, Texts};
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell, terminal};
 
 /// Calls under way at once.
@@ -55,6 +55,7 @@ pub fn run(args: Args) -> Done {
 async fn rank(args: Args) -> Done {
     let service = connect(&args.bus.bus).await?;
     let inline = CallLimits::of(&service.settled().await?);
+    texts::check(&args.query, inline.text_bytes_max, "the query")?;
     // The query is a text of each call.
     let limits = CallLimits { texts_max: (inline.texts_max - 1).max(1), ..inline };
     let caller = Caller::new(service, Options::default(), inline.texts_max).await?;
@@ -68,9 +69,13 @@ async fn rank(args: Args) -> Done {
                 return Ok(None);
             }
             texts.push(args.query.clone());
-            // Unlike `Rank`, this says which texts were cut.
-            let reply = caller.call_packed(first, texts).await?;
-            Ok::<_, Failure>(Some((indices, reply)))
+            // Unlike `Rank`, this says which texts were cut. What it says of one is by its number in the call.
+            match caller.call_packed(0, texts).await {
+                Ok(reply) => Ok(Some((indices, reply))),
+                Err(failure) => {
+                    Err(failure.about_texts(first, |number| Some(name(&indices, number))))
+                }
+            }
         })
         .buffered(CALLS_IN_FLIGHT);
     let mut replies = std::pin::pin!(replies);
@@ -106,6 +111,12 @@ async fn rank(args: Args) -> Done {
 /// A blank line has a vector too, but nobody looks for it.
 fn worth_it((_, text): &(u64, String)) -> bool {
     !text.trim().is_empty()
+}
+
+/// What a text of a call is called: blank lines are in none, and the query is the last.
+fn name(indices: &[u64], number: u64) -> String {
+    let index = usize::try_from(number).ok().and_then(|number| indices.get(number));
+    index.map_or("the query".to_owned(), |index| format!("text {index}"))
 }
 
 /// A candidate and how near it is.
@@ -204,5 +215,16 @@ mod tests {
     fn every_candidate_of_a_call_is_scored_and_the_query_is_not() {
         let scored = scored(vec![3, 5], reply(3, "s", &[]));
         assert_eq!(scored.iter().map(|scored| scored.index).collect::<Vec<_>>(), [3, 5]);
+    }
+
+    #[test]
+    fn a_refused_text_has_its_number_among_the_candidates() {
+        let said = |sentence| {
+            let failure = Failure::refused(sentence);
+            failure.about_texts(256, |number| Some(name(&[256, 259], number))).message().to_owned()
+        };
+        assert_eq!(said("text 1 has 602 tokens"), "text 259 has 602 tokens");
+        assert_eq!(said("text 2 has 602 tokens"), "the query has 602 tokens");
+        assert_eq!(said("it is full"), "in the call that begins with text 256: it is full");
     }
 }

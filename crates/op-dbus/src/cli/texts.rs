@@ -226,7 +226,7 @@ fn feed_lines(
 }
 
 /// What the bus or the service would refuse, refused with the place it stands at.
-fn check(text: &str, text_bytes_max: usize, place: &str) -> Result<(), Failure> {
+pub fn check(text: &str, text_bytes_max: usize, place: &str) -> Result<(), Failure> {
     check_length(text.len(), text_bytes_max, place)?;
     if text.contains('\0') {
         return Err(Failure::refused(format!("{place}: a NUL byte, which D-Bus text can't hold")));

@@ -10,11 +10,17 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, open};
 use nix::sys::stat::Mode;
 use nix::unistd::linkat;
 
+/// The extended attribute with a file's list of rights beyond its mode.
+const ACL: &str = "system.posix_acl_access";
+
 /// A file without a name, of which nothing is left however the command ends, and the place that it
 /// takes once it is whole: what is there may be what is read, and is better than half of another.
 pub struct Unnamed {
     file: File,
     place: PathBuf,
+    /// Whether it may have the place's name: it is beside it, and everybody's rights to it are those to what is
+    /// there.
+    may_replace: bool,
 }
 
 impl Unnamed {
@@ -30,26 +36,24 @@ impl Unnamed {
             _ if OPEN.iter().any(|open| path.starts_with(open)) => return Ok(None),
             Ok(old) if old.is_file() => {
                 // Who may not write to a file may not replace it either.
-                File::options().write(true).open(path)?;
+                let old = File::options().write(true).open(path)?;
                 (path.canonicalize()?, Some(old))
             }
             Err(_) if new && !path.is_symlink() => (path::absolute(path)?, None),
             _ => return Ok(None),
         };
         let beside = file(place.parent().unwrap_or(&place), 0o666);
-        let file = match (beside, old) {
+        let (file, may_replace) = match (beside, old) {
             (Ok(file), Some(old)) => {
-                // Only root may give a file away, and everybody else has one of their own.
-                fchown(&file, Some(old.uid()), Some(old.gid())).ok();
-                file.set_permissions(old.permissions())?;
-                file
+                let may_replace = becomes_like(&file, &old)?;
+                (file, may_replace)
             }
-            (Ok(file), None) => file,
+            (Ok(file), None) => (file, true),
             // The folder is another's, or of a file system that can't: there is still the old file.
-            (Err(_), Some(_)) => temporary()?,
+            (Err(_), Some(_)) => (temporary()?, false),
             (Err(_), None) => return Ok(None),
         };
-        Ok(Some(Self { file, place }))
+        Ok(Some(Self { file, place, may_replace }))
     }
 
     /// The file, to write to.
@@ -60,17 +64,17 @@ impl Unnamed {
         self.file.try_clone()
     }
 
-    /// Takes the place of what is there, or where that can't be replaced (it is a mount point, or not
-    /// in a folder of ours), writes over it.
+    /// Takes the place of what is there, or where that can't be replaced (it is a mount point, not in a
+    /// folder of ours, or has an owner, a group or a list of rights that ours can't have), writes over it.
     ///
     /// # Errors
     /// When neither works.
     pub fn take_its_place(mut self) -> io::Result<()> {
-        if self.replace().is_ok() {
+        if self.may_replace && self.replace().is_ok() {
             return Ok(());
         }
         self.file.rewind()?;
-        io::copy(&mut self.file, &mut File::create(&self.place)?).map(drop)
+        io::copy(&mut self.file, &mut emptied(&self.place)?).map(drop)
     }
 
     fn replace(&self) -> io::Result<()> {
@@ -82,6 +86,30 @@ impl Unnamed {
         let folder = self.place.parent().unwrap_or(&self.place);
         let named = tempfile::Builder::new().prefix(".op-dbus-").make_in(folder, link)?;
         Ok(named.into_temp_path().persist(&self.place)?)
+    }
+}
+
+/// Gives `file` the owner, the group and the mode of `old`; `false` where it can't have them, or where a list of
+/// rights says more than these.
+fn becomes_like(file: &File, old: &File) -> io::Result<bool> {
+    let like = old.metadata()?;
+    // Only root may give a file away, and everybody else only to a group of their own. Under a list of rights
+    // the mode's bits of the group are no rights of the group.
+    Ok(![file, old].into_iter().any(has_acl)
+        && fchown(file, Some(like.uid()), Some(like.gid())).is_ok()
+        && file.set_permissions(like.permissions()).is_ok())
+}
+
+fn has_acl(file: &File) -> bool {
+    rustix::fs::fgetxattr_query(file, ACL).is_ok()
+}
+
+/// The file at `path`, emptied, or a new one. What is there is opened as such: in a folder that all may write to, as
+/// /tmp, Linux refuses to open with `O_CREAT` what is another's (`fs.protected_regular`, `fs.protected_fifos`).
+pub fn emptied(path: &Path) -> io::Result<File> {
+    match File::options().write(true).truncate(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => File::create(path),
+        opened => opened,
     }
 }
 
@@ -114,6 +142,11 @@ pub fn temporary() -> io::Result<File> {
 mod tests {
     use std::io::Write;
 
+    use seccompiler::{
+        BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+        SeccompRule,
+    };
+
     use super::*;
 
     #[test]
@@ -139,11 +172,69 @@ mod tests {
         let file = File::options().create_new(true).read(true).write(true).open(&gone).unwrap();
         fs::remove_file(&gone).unwrap();
         (&file).write_all(b"whole").unwrap();
-        let unnamed = Unnamed { file, place: place.clone() };
+        let unnamed = Unnamed { file, place: place.clone(), may_replace: true };
         assert!(unnamed.replace().is_err());
         unnamed.take_its_place().unwrap();
         assert_eq!(fs::read(&place).unwrap(), b"whole");
         assert_eq!(fs::metadata(&place).unwrap().ino(), inode);
         assert_eq!(folder.path().read_dir().unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_has_a_list_of_rights_keeps_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("old");
+        fs::write(&place, "old").unwrap();
+        // Version 2, and what the owner, root, the group, the list at most, and others may: tag, rights, number.
+        let entries = [(1, 6, !0), (2, 6, 0), (4, 0, !0), (16, 6, !0), (32, 0, !0)];
+        let mut list = 2_u32.to_le_bytes().to_vec();
+        for (tag, rights, number) in entries {
+            list.extend([tag, rights].map(u16::to_le_bytes).concat());
+            list.extend(u32::to_le_bytes(number));
+        }
+        match rustix::fs::setxattr(&place, ACL, &list, rustix::fs::XattrFlags::empty()) {
+            // Nothing to lose on this file system.
+            Err(rustix::io::Errno::NOTSUP) => return,
+            set => set.unwrap(),
+        }
+        let inode = fs::metadata(&place).unwrap().ino();
+        let unnamed = Unnamed::new(&place, true).unwrap().unwrap();
+        unnamed.open().unwrap().write_all(b"new").unwrap();
+        unnamed.take_its_place().unwrap();
+        assert_eq!(fs::read(&place).unwrap(), b"new");
+        assert_eq!(fs::metadata(&place).unwrap().ino(), inode);
+        let mut kept = vec![0; list.len() + 1];
+        let bytes = rustix::fs::getxattr(&place, ACL, &mut kept[..]).unwrap();
+        assert_eq!(kept[..bytes], list);
+    }
+
+    /// From now on this thread opens nothing with `O_CREAT`: as in /tmp what is another's.
+    fn make_no_files() {
+        let creates = SeccompCmpOp::MaskedEq(libc::O_CREAT as u64);
+        let creates =
+            SeccompCondition::new(2, SeccompCmpArgLen::Dword, creates, libc::O_CREAT as u64);
+        let rules = vec![SeccompRule::new(vec![creates.unwrap()]).unwrap()];
+        let rules = [(libc::SYS_openat, rules)].into();
+        let refuse = SeccompAction::Errno(libc::EACCES as u32);
+        let architecture = std::env::consts::ARCH.try_into().unwrap();
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, architecture).unwrap();
+        seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn what_is_there_is_not_opened_as_if_it_were_to_be_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("old");
+        fs::write(&place, "old").unwrap();
+        let file = file(folder.path(), 0o600).unwrap();
+        (&file).write_all(b"new").unwrap();
+        let unnamed = Unnamed { file, place: place.clone(), may_replace: false };
+        std::thread::spawn(|| {
+            make_no_files();
+            unnamed.take_its_place().unwrap();
+        })
+        .join()
+        .unwrap();
+        assert_eq!(fs::read(&place).unwrap(), b"new");
     }
 }

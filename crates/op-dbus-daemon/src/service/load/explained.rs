@@ -7,22 +7,25 @@ use crate::settings::{CpuEngine, Loaded, Origin, Provider};
 
 /// Settings that may be why a worker does not load, each with what is said of it then: who says it knows the value
 /// and not who asked for it.
-const AT_FAULT: [(&str, &str); 3] = [
+const AT_FAULT: [(&str, &str); 4] = [
+    ("gpu_memory_limit", "is smaller than requested bytes of"),
     ("load_timeout_s", "did not load: it said nothing for"),
     ("runtime", "set `runtime` to another library"),
     ("worker_memory_max", "worker_memory_max is"),
 ];
 
 /// The same error, with where the setting comes from that it is about; of one that nobody set nothing is said.
-pub(super) fn with_origin(error: BackendError, loaded: &Loaded) -> BackendError {
-    let BackendError::Load { kind, message } = error else { return error };
-    let key = AT_FAULT.iter().find(|(_, said)| message.contains(said)).map(|(key, _)| *key);
-    let origin = key.map(|key| (key, provider::origin(loaded, key)));
-    let message = match origin {
-        None | Some((_, Origin::Default)) => message,
-        Some((key, origin)) => format!("{message} ({key} comes from: {origin})"),
+pub(super) fn with_origin(mut error: BackendError, loaded: &Loaded) -> BackendError {
+    let (BackendError::Load { message, .. } | BackendError::OutOfMemory(message)) = &mut error
+    else {
+        return error;
     };
-    BackendError::Load { kind, message }
+    let key = AT_FAULT.iter().find(|(_, said)| message.contains(said)).map(|(key, _)| *key);
+    match key.map(|key| (key, provider::origin(loaded, key))) {
+        None | Some((_, Origin::Default)) => (),
+        Some((key, origin)) => message.push_str(&format!(" ({key} comes from: {origin})")),
+    }
+    error
 }
 
 /// A worker that refuses the instruction set does not know who asked for it; and one that was to compute
@@ -70,6 +73,7 @@ mod tests {
     fn a_setting_that_is_at_fault_is_told_with_its_place() {
         let mut sources = Sources::under("/nowhere");
         sources.flags.insert("load_timeout_s".to_owned(), "1".to_owned());
+        sources.flags.insert("gpu_memory_limit".to_owned(), "1MiB".to_owned());
         sources.env.insert("OP_DBUS_RUNTIME".into(), "/no.so".into());
         let loaded = Settings::load(&sources).unwrap();
         let told = |message: &str| {
@@ -87,5 +91,12 @@ mod tests {
         assert_eq!(told(library), format!("{library} {variable}"));
         let memory = "out of memory; worker_memory_max is 16 bytes";
         assert_eq!(told(memory), memory);
+        let arena = BackendError::OutOfMemory(
+            "Available memory of 0 is smaller than requested bytes of 2048".to_owned(),
+        );
+        let error = explained(arena, Provider::Cuda, &loaded).to_string();
+        let limit = "of 2048 (gpu_memory_limit comes from: flag --gpu-memory-limit)";
+        assert!(error.starts_with("cuda does not work here: out of memory: "), "{error}");
+        assert!(error.ends_with(limit), "{error}");
     }
 }

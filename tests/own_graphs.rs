@@ -1,0 +1,131 @@
+//! What a graph of the user's own may ask for, and what becomes of one whose answer is of no use.
+
+use op_dbus_api::ErrorName;
+
+use crate::harness::Outcome;
+use crate::harness::client::refused;
+use crate::harness::registry::tests;
+use crate::native::with_graph;
+
+tests! {
+    a_graph_that_cannot_be_fed_is_not_imported: [],
+    a_graph_whose_data_lie_elsewhere_is_not_imported: [],
+    a_text_without_a_finite_vector_costs_no_worker: [Bus, Runtime],
+}
+
+/// Rows of the table that the graph looks ids up in: as many as the tokenizer has ids.
+const VOCABULARY: u8 = 103;
+const WIDTH: u8 = 4;
+/// The id of `8`, which is in no text that the service tries a worker with.
+const WITHOUT_LOGARITHM: usize = 39;
+const FLOAT: u8 = 1;
+const INT64: u8 = 7;
+
+/// A field of protobuf that holds bytes.
+fn field(number: u8, content: impl AsRef<[u8]>) -> Vec<u8> {
+    let content = content.as_ref();
+    let (mut header, mut length) = (vec![number << 3 | 2], content.len());
+    while length > 127 {
+        header.push(length as u8 | 128);
+        length >>= 7;
+    }
+    header.push(length as u8);
+    [header, content.to_vec()].concat()
+}
+
+/// A field of protobuf that holds a number below 128.
+fn number(field: u8, value: u8) -> Vec<u8> {
+    vec![field << 3, value]
+}
+
+/// An input or output with these sides, 0 where they vary.
+fn port(name: &str, element_type: u8, sides: &[u8]) -> Vec<u8> {
+    let side = |side: &u8| match side {
+        0 => field(1, field(2, "any")),
+        side => field(1, number(1, *side)),
+    };
+    let shape: Vec<u8> = sides.iter().flat_map(side).collect();
+    let tensor = [number(1, element_type), field(2, shape)].concat();
+    [field(1, name), field(2, field(1, tensor))].concat()
+}
+
+fn node(operator: &str, inputs: &[&str], output: &str) -> Vec<u8> {
+    let inputs = inputs.iter().flat_map(|input| field(1, input));
+    inputs.chain(field(2, output)).chain(field(4, operator)).collect()
+}
+
+/// The logarithms of a row of a table for each token; in the table is one zero. `more` of the table's own tensor.
+fn graph(inputs: &[Vec<u8>], more: &[u8]) -> Vec<u8> {
+    let (rows, width) = (usize::from(VOCABULARY), usize::from(WIDTH));
+    let mut table: Vec<f32> = (0..rows * width).map(|at| (at * 7 % 13 + 1) as f32).collect();
+    table[WITHOUT_LOGARITHM * width] = 0.0;
+    let table: Vec<u8> = table.into_iter().flat_map(f32::to_le_bytes).collect();
+    let tensor = [
+        [number(1, VOCABULARY), number(1, WIDTH), number(2, FLOAT)].concat(),
+        [field(8, "table"), field(9, table), more.to_vec()].concat(),
+    ];
+    let graph = [
+        field(1, node("Gather", &["table", "input_ids"], "rows")),
+        field(1, node("Log", &["rows"], "last_hidden_state")),
+        field(2, "logarithms"),
+        field(5, tensor.concat()),
+        inputs.iter().flat_map(|input| field(11, input)).collect(),
+        field(12, port("last_hidden_state", FLOAT, &[0, 0, WIDTH])),
+    ];
+    [number(1, 8), field(7, graph.concat()), field(8, number(2, 17))].concat()
+}
+
+fn ids() -> Vec<u8> {
+    port("input_ids", INT64, &[0, 0])
+}
+
+fn mask() -> Vec<u8> {
+    port("attention_mask", INT64, &[0, 0])
+}
+
+async fn a_graph_that_cannot_be_fed_is_not_imported() -> Outcome {
+    let fixed = |sides| port("input_ids", INT64, sides);
+    let cases: [(&[Vec<u8>], &str); 7] = [
+        (&[ids()], "the graph has no input attention_mask; batches are padded"),
+        (&[mask()], "the graph has no input input_ids"),
+        (
+            &[ids(), mask(), port("position_ids", INT64, &[0, 0])],
+            "wants an input position_ids, which is not supported",
+        ),
+        (
+            &[ids(), port("attention_mask", FLOAT, &[0, 0])],
+            "the input attention_mask is float32; only int32 and int64 are supported",
+        ),
+        (&[fixed(&[1, 100]), mask()], "input_ids has the shape [1, 100]"),
+        (&[fixed(&[1, 0]), mask()], "input_ids has the shape [1, -1]"),
+        (&[fixed(&[0]), mask()], "input_ids has the shape [-1]"),
+    ];
+    for (inputs, why) in cases {
+        let refusal = with_graph(&graph(inputs, &[])).await.err().ok_or(why)?.to_string();
+        assert!(refusal.contains(why), "{why}: {refusal}");
+    }
+    with_graph(&graph(&[ids(), mask()], &[])).await.map(drop)
+}
+
+/// ONNX Runtime would read such a file, or an address in its own memory, by itself.
+async fn a_graph_whose_data_lie_elsewhere_is_not_imported() -> Outcome {
+    for location in ["weights.bin", "*/_ORT_MEM_ADDR_/*"] {
+        let place = [field(1, "location"), field(2, location)].concat();
+        let graph = graph(&[ids(), mask()], &[field(13, place), number(14, 1)].concat());
+        let refusal = with_graph(&graph).await.err().ok_or(location)?.to_string();
+        assert!(refusal.contains("tensor table keeps its data in another file"), "{refusal}");
+    }
+    Ok(())
+}
+
+async fn a_text_without_a_finite_vector_costs_no_worker() -> Outcome {
+    let setup = with_graph(&graph(&[ids(), mask()], &[])).await?.env("OP_DBUS_CPU_ENGINE", "ort");
+    let (_bus, _setup, daemon) = setup.alone().await?;
+    let client = daemon.client();
+    let expected = client.vectors(&["9"]).await?;
+    let refusal = refused(client.embedder.embed("8").await, ErrorName::WorkerFailed)?;
+    assert!(refusal.contains("it has the value -inf in a vector"), "{refusal}");
+    assert_eq!(client.vectors(&["9"]).await?, expected);
+    assert_eq!(client.counter("worker_restarts").await?, 0);
+    daemon.stop().await
+}
