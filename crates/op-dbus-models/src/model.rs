@@ -146,6 +146,13 @@ impl FileRecord {
         refuse_foreign_writers(&path, &meta, dir)
     }
 
+    /// What is wrong with a file of a source that has another digest.
+    pub(crate) fn is_not(&self, found: &str, source_name: &'static str) -> Error {
+        let (path, sha256) = (&self.path, &self.sha256);
+        let reason = format!("its {path} has the SHA-256 {found} and should have {sha256}");
+        Error::Source { source_name, reason }
+    }
+
     /// Compares a digest of the file's content with what it should be.
     pub(crate) fn check_digest(
         &self,

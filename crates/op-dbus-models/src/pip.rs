@@ -28,6 +28,8 @@ pub(crate) fn download(
     dir: &Path,
     progress: &Progress,
 ) -> Result<PathBuf, Error> {
+    // pip works in there, whatever folder this is called in.
+    let dir = &std::path::absolute(dir).map_err(|error| Error::io("read", dir, error))?;
     let mut last = failure("there is no pip; install it (Debian: apt install python3-pip)");
     for program in PROGRAMS {
         let step = progress.step(format!("pip: {} {}", wheel.name, wheel.version), None);
@@ -66,6 +68,10 @@ fn command(program: &[&str], wheel: &Wheel, platform: Option<&str>, dir: &Path) 
     }
     command
         .arg(format!("{}=={}", wheel.name, wheel.version))
+        // Python before 3.11 knows no better, and takes modules from the current folder first: a `pip.py`
+        // that lies there is anybody's.
+        .current_dir(dir)
+        .env("PYTHONSAFEPATH", "1")
         // The usual temporary folder may be a small file system in memory.
         .env("TMPDIR", dir)
         .stdin(Stdio::null())
@@ -157,5 +163,9 @@ mod tests {
         assert!(words.contains(&"--only-binary=:all:".into()));
         assert!(words.contains(&"manylinux_2_28_x86_64".into()));
         assert_eq!(words.last().map(AsRef::as_ref), Some("a==1"));
+        assert!(
+            command.get_envs().any(|set| set == ("PYTHONSAFEPATH".as_ref(), Some("1".as_ref())))
+        );
+        assert_eq!(command.get_current_dir(), Some(Path::new("d")));
     }
 }

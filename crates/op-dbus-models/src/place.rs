@@ -1,17 +1,20 @@
 //! Reading single files out of a folder or a zip archive that nobody vouches for.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use zip::ZipArchive;
 
-use crate::{Error, digest, staging};
+use crate::progress::Step;
+use crate::{Error, FileRecord, digest, staging};
 
 /// How many times its bytes in an archive a file may have, beyond what is little: weights shrink by a
 /// fraction, and what unfolds so far was made to fill a disk.
 const UNFOLDED_MAX: u64 = 100;
 const LITTLE_BYTES: u64 = 64 << 20;
+/// How a file begins that git-lfs keeps elsewhere, in a copy made without it.
+const POINTER: &[u8] = b"version https://git-lfs";
 
 /// A folder or a zip archive, seen from the folder inside it that the wanted files lie in.
 pub(crate) enum Place {
@@ -133,6 +136,28 @@ impl Place {
         result
     }
 
+    /// Copies the file that is to be `record`'s, and leaves it there only where it is; `source` is what
+    /// it comes from, in messages.
+    pub(crate) fn take(
+        &mut self,
+        name: &str,
+        to: &Path,
+        (source_name, record): (&'static str, &FileRecord),
+        step: Step<'_>,
+    ) -> Result<(), Error> {
+        let copied = self.copy(name, to, record.bytes, |bytes| step.advance(bytes))?;
+        let Some((bytes, digest)) = copied else {
+            let reason = format!("there is no {} in {}", record.path, self.path().display());
+            return Err(Error::Source { source_name, reason });
+        };
+        if digest != record.sha256 {
+            std::fs::remove_file(to).ok();
+            return Err(record.is_not(&digest, source_name));
+        }
+        step.finish(bytes);
+        Ok(())
+    }
+
     /// The size that a file says it has; nothing when it is not there.
     pub(crate) fn bytes(&mut self, name: &str) -> Option<u64> {
         match self {
@@ -162,7 +187,7 @@ impl Place {
                 let shown = root.join(name);
                 let Some(path) = resolve(root, name)? else { return Ok(None) };
                 let mut file = File::open(&path).map_err(|e| Error::io("read", &path, e))?;
-                use_it(&mut file, &shown).map(Some)
+                use_it(&mut itself(&mut file, &shown)?, &shown).map(Some)
             }
             Self::Zip { path, archive, prefix } => {
                 let full = format!("{prefix}{name}");
@@ -175,10 +200,24 @@ impl Place {
                         "plain files in archives",
                     ));
                 }
-                use_it(&mut entry, &shown).map(Some)
+                use_it(&mut itself(&mut entry, &shown)?, &shown).map(Some)
             }
         }
     }
+}
+
+/// A file, unless it only stands for one.
+fn itself<'a>(file: &'a mut dyn Read, shown: &Path) -> Result<impl Read + use<'a>, Error> {
+    let mut head = Vec::new();
+    let read = (&mut *file).take(POINTER.len() as u64).read_to_end(&mut head);
+    read.map_err(|error| unreadable(shown, error))?;
+    if head == POINTER {
+        return Err(Error::unsupported(
+            format!("{} is only git-lfs's pointer to the file", shown.display()),
+            "the file itself (type `git lfs pull` in the folder, or download it)",
+        ));
+    }
+    Ok(Cursor::new(head).chain(file))
 }
 
 /// The file behind a name, which may be a symbolic link as long as it stays in the folder.

@@ -6,7 +6,7 @@ use crate::error::HookError;
 use crate::hub::Hub;
 use crate::manifest::{self, BuiltIn, Package};
 use crate::place::Place;
-use crate::progress::Progress;
+use crate::progress::{Progress, Step};
 use crate::staging::{Stage, Writer};
 use crate::wheels::Wheels;
 use crate::{Error, FileRecord, digest, staging};
@@ -137,12 +137,10 @@ impl<'a> Fetch<'a> {
             let others = manifest::models().iter().filter(|m| m.records().contains(record));
             let dirs = others.map(|model| store.join(&model.name));
             for dir in dirs.filter(|dir| dir.join(&record.path).is_file()) {
-                let found = Place::folder(&dir)
-                    .and_then(|mut place| {
-                        self.take_one(&mut place, &record.path, ("store", record))
-                    })
-                    .and_then(|found| self.check(record, found, "store"));
-                if found.is_ok() {
+                let taken = Place::folder(&dir).and_then(|mut place| {
+                    self.take_one(&mut place, &record.path, ("store", record))
+                });
+                if taken.is_ok() {
                     break;
                 }
             }
@@ -189,29 +187,33 @@ impl<'a> Fetch<'a> {
         let partial = writer.partial(&model.name);
         let mut hub = Hub::new(&model.repository, &model.revision, &partial, progress);
         hub.owner = writer.owner();
-        self.take_from_hub(&mut hub)?;
+        self.take_from_hub(&hub).map_err(|error| writer.told(error))?;
         self.delivered.push(format!("hub: {}", model.repository));
         Ok(())
     }
 
     /// Takes what is missing from the hub. Its files stay for the next pull until the model is whole.
-    pub(crate) fn take_from_hub(&mut self, hub: &mut Hub<'_>) -> Result<(), Error> {
+    pub(crate) fn take_from_hub(&mut self, hub: &Hub<'_>) -> Result<(), Error> {
         for record in self.missing.clone() {
-            loop {
-                let path = hub.file(&record.path, record.bytes)?;
+            if let Some(path) = hub.cached(&record.path) {
                 match self.take_file(&path, record) {
-                    Ok(()) => break,
+                    Ok(()) => continue,
                     Err(error @ Error::NoSpace { .. }) => return Err(error),
-                    Err(error) if hub.owns(&path) || !hub.use_shared => {
-                        hub.release(&path);
-                        return Err(error);
-                    }
                     // What other programs keep is not in the hub's way.
                     Err(error) => {
                         let (name, path) = (&self.model.name, path.display());
                         self.options.progress.say(format_args!("{name}: {path}: {error}"));
-                        hub.use_shared = false;
                     }
+                }
+            }
+            let part = hub.download(record)?;
+            match self.take_file(&part, record) {
+                Ok(()) => (),
+                Err(error @ Error::NoSpace { .. }) => return Err(error),
+                // Whatever is wrong with it, it is not in the next pull's way.
+                Err(error) => {
+                    hub.release(&part);
+                    return Err(error);
                 }
             }
         }
@@ -221,8 +223,7 @@ impl<'a> Fetch<'a> {
     fn take_file(&mut self, path: &Path, record: &FileRecord) -> Result<(), Error> {
         let mut place = Place::folder(path.parent().unwrap_or(path))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let found = self.take_one(&mut place, &name, ("hub", record))?;
-        self.check(record, found, "hub")
+        self.take_one(&mut place, &name, ("hub", record))
     }
 
     fn try_wheels(&mut self, wheels: &Wheels<'_>) -> Result<(), Error> {
@@ -275,58 +276,27 @@ impl<'a> Fetch<'a> {
             if !only.is_empty() && !only.contains(&record.path) {
                 continue;
             }
-            let found = self.take_one(place, &record.path, (source, record));
-            let taken = found.and_then(|found| self.check(record, found, source));
-            result = result.and(taken);
+            result = result.and(self.take_one(place, &record.path, (source, record)));
         }
         result
     }
 
-    /// Copies one file beside its place; returns its digest, or nothing when it is not there.
+    /// Takes one file, which counts only when it is what it should be.
     fn take_one(
-        &self,
+        &mut self,
         place: &mut Place,
         name: &str,
-        from: (&str, &FileRecord),
-    ) -> Result<Option<String>, Error> {
-        let (source, record) = from;
-        let label = format!("{}: {source}: {}", self.model.name, record.path);
-        let step = self.options.progress.step(label, Some(record.bytes));
-        let part = self.stage.join("part");
-        let copied = place.copy(name, &part, record.bytes, |bytes| step.advance(bytes))?;
-        if let Some((bytes, _)) = copied {
-            step.finish(bytes);
-        }
-        Ok(copied.map(|(_, digest)| digest))
-    }
-
-    /// Gives the copied file its name when its digest is right.
-    fn check(
-        &mut self,
-        record: &FileRecord,
-        found: Option<String>,
-        source: &'static str,
+        (source, record): (&'static str, &FileRecord),
     ) -> Result<(), Error> {
-        let part = self.stage.join("part");
-        let Some(found) = found else {
-            let reason = format!("there is no {}", record.path);
-            return Err(Error::Source { source_name: source, reason });
-        };
-        if found != record.sha256 {
-            std::fs::remove_file(&part).ok();
-            let reason = format!(
-                "its {} has the SHA-256 {found} and should have {}",
-                record.path, record.sha256
-            );
-            return Err(Error::Source { source_name: source, reason });
-        }
         let path = self.files.join(&record.path);
-        if let Some(parent) = path.parent() {
-            staging::make_dir(parent)?;
-        }
-        std::fs::rename(&part, &path).map_err(|error| Error::io("write", &path, error))?;
+        place.take(name, &path, (source, record), self.step(source, record))?;
         self.missing.retain(|missing| missing.path != record.path);
         Ok(())
+    }
+
+    fn step(&self, source: &str, record: &FileRecord) -> Step<'a> {
+        let label = format!("{}: {source}: {}", self.model.name, record.path);
+        self.options.progress.step(label, Some(record.bytes))
     }
 
     /// Makes the missing weights from an ONNX export.
@@ -340,20 +310,22 @@ impl<'a> Fetch<'a> {
         else {
             return Ok(());
         };
-        let found = self.take_one(place, &export.path, (source, export))?;
-        if found.as_ref() != Some(&export.sha256) {
-            return self.check(export, found, source);
-        }
         let onnx = self.stage.join("part");
+        place.take(&export.path, &onnx, (source, export), self.step(source, export))?;
         let weights = (self.options.convert)(&onnx).map_err(|source| Error::Hook {
             what: format!("the weights cannot be taken out of {}", export.path),
             source,
         })?;
-        let digest = digest::of_bytes(&weights);
-        staging::write(&onnx, &weights)?;
+        std::fs::remove_file(&onnx).map_err(|error| Error::io("remove", &onnx, error))?;
         self.options
             .progress
             .say(format_args!("{}: took the weights out of {}", self.model.name, export.path));
-        self.check(record, Some(digest), source)
+        let digest = digest::of_bytes(&weights);
+        if digest != record.sha256 {
+            return Err(record.is_not(&digest, source));
+        }
+        staging::write(&self.files.join(&record.path), &weights)?;
+        self.missing.retain(|missing| missing.path != record.path);
+        Ok(())
     }
 }

@@ -18,7 +18,7 @@ use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 
 use crate::Error;
-pub(crate) use owner::{Owner, act_as, begin_as};
+pub(crate) use owner::{Owner, act_as};
 use owner::{by_descriptor, follow_dir, open_dir, open_store};
 pub(crate) use stage::Stage;
 
@@ -62,6 +62,11 @@ impl Writer {
     /// The store's folder.
     pub(crate) fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Has an error tell of the store by its name.
+    pub(crate) fn told(&self, error: Error) -> Error {
+        error.renamed(&self.root, &self.dir)
     }
 
     /// Whom the store belongs to, where that is not who writes it.
@@ -115,11 +120,12 @@ impl Writer {
         Ok(target)
     }
 
-    /// Takes a folder out of the store in one step.
+    /// Takes a folder out of the store in one step, and what was downloaded for it.
     pub(crate) fn discard(&self, name: &str) -> Result<(), Error> {
         self.set_aside(name)?;
         self.sync()?;
-        self.clear()
+        self.clear()?;
+        self.clear_partial(name)
     }
 
     fn set_aside(&self, name: &str) -> Result<(), Error> {
@@ -208,6 +214,11 @@ impl Writer {
     }
 }
 
+/// Whether a pull that broke off has left something of a model in the store `dir`.
+pub(crate) fn has_partial(dir: &Path, name: &str) -> bool {
+    dir.join(PARTIAL).join(name).is_dir()
+}
+
 /// A folder itself; nothing where there is none, or a link to one.
 fn open_own(dir: &Path) -> io::Result<Option<File>> {
     match std::fs::symlink_metadata(dir) {
@@ -269,7 +280,7 @@ pub(crate) fn make_dir(dir: &Path) -> Result<(), Error> {
             DirBuilder::new().mode(0o755).create(&path)?;
             open_dir(&path)?.set_permissions(Permissions::from_mode(0o755))
         };
-        act_as(owner, make).unwrap_or_else(|| Err(io::Error::other("it panicked")))
+        act_as(owner, make).flatten()
     };
     match make() {
         // Somebody else was faster.

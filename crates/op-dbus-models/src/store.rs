@@ -96,22 +96,27 @@ impl Store {
         self.names().iter().map(|name| self.get(name)).collect()
     }
 
-    /// Takes a model out of the store, damaged or not.
+    /// Takes a model out of the store, damaged or not, and what a pull of it that broke off has left. Tells
+    /// whether there was a model: else there was only the latter.
     ///
     /// # Errors
     /// [`Error::NotInstalled`], [`Error::NoModel`], [`Error::Busy`], or what the file system says.
-    pub fn remove(&self, name: &str) -> Result<(), Error> {
+    pub fn remove(&self, name: &str) -> Result<bool, Error> {
         let built_in = manifest::find(name);
         let name = built_in.map_or(name, |model| model.name.as_str());
         let dir = self.dir.join(name);
-        if !is_name(name) || !dir.is_dir() {
+        let installed = dir.is_dir();
+        if !is_name(name) || !installed && !staging::has_partial(&self.dir, name) {
             // Who wants it gone is not told how to get it.
             let fix = format!("op-dbus models list{}", named(&self.dir));
             return Err(Error::NotInstalled { what: name.to_owned(), dir: self.dir.clone(), fix });
         }
         // Whoever has named another folder as the store's loses nothing in it.
-        check_holds_model(built_in, &dir)?;
-        Writer::begin(&self.dir)?.discard(name)
+        if installed {
+            check_holds_model(built_in, &dir)?;
+        }
+        Writer::begin(&self.dir)?.discard(name)?;
+        Ok(installed)
     }
 
     /// Reads every file of a model and compares it with its digest.

@@ -4,6 +4,7 @@ mod dense;
 mod families;
 pub(crate) mod fixture;
 mod graphs;
+mod hub_server;
 mod hubs;
 mod imports;
 mod owners;

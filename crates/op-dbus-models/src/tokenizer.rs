@@ -166,6 +166,9 @@ fn check_pieces(
             check_kind(class, "normalizer", normalizer, "BertNormalizer")?;
             check_kind(class, "pre_tokenizer", splitter, "BertPreTokenizer")?;
             let own = |key: &str| normalizer[key].as_bool();
+            if own("clean_text") == Some(false) {
+                return Err(replaced(class, "clean_text false", "clean_text true"));
+            }
             let (lowers, has_lower) = (told.do_lower_case.unwrap_or(true), own("lowercase"));
             let has_lower = has_lower.unwrap_or(true);
             // Accents go with the case, unless something is said of them.
@@ -253,8 +256,12 @@ fn is_told(told: &Value, token: &str) -> bool {
 
 fn rebuilt(class: &str, part: &str, found: &Value, kind: &str) -> Error {
     let found = found["type"].as_str().unwrap_or("none");
+    replaced(class, &format!("the {part} {found}"), kind)
+}
+
+fn replaced(class: &str, found: &str, kind: &str) -> Error {
     refuse(
-        format!("a {FILE} with the {part} {found}, in place of which a {class} puts {kind}"),
+        format!("a {FILE} with {found}, in place of which a {class} puts {kind}"),
         format!(
             "{kind}, or the tokenizer_class PreTrainedTokenizerFast in {SETTINGS}, which takes it as it is"
         ),

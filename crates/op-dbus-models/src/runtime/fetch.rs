@@ -1,14 +1,14 @@
 //! Fetching a library: the sources in order, until one has delivered every file.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use crate::Error;
 use crate::manifest::{Build, Library, Wheel};
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::pull::Source;
 use crate::staging::Stage;
 use crate::wheels::Wheels;
-use crate::{Error, FileRecord};
 
 /// Brings every file of a library into a folder below `stage`, verified; returns the folder.
 pub(super) fn fetch(
@@ -32,8 +32,9 @@ pub(super) fn fetch(
         };
         let taken = open(library, build, &wheels, progress).and_then(|mut place| {
             for record in &build.files {
-                let step = format!("{name}: {}", record.path);
-                take(&mut place, record, &files, wheels.source_name(), (progress, step))?;
+                let step = progress.step(format!("{name}: {}", record.path), Some(record.bytes));
+                let (to, from) = (files.join(&record.path), wheels.source_name());
+                place.take(&record.path, &to, (from, record), step)?;
             }
             Ok(())
         });
@@ -72,27 +73,4 @@ fn open(
     let wheel = Wheel { name, version, slice: None };
     let path = wheels.locate(&wheel, Some(&build.platform), progress)?;
     Place::zip(&path, &library.folder)
-}
-
-/// Copies one file, which counts only when it is what it should be.
-fn take(
-    place: &mut Place,
-    record: &FileRecord,
-    files: &Path,
-    source_name: &'static str,
-    (progress, label): (&Progress, String),
-) -> Result<(), Error> {
-    let path = files.join(&record.path);
-    let step = progress.step(label, Some(record.bytes));
-    let found = place.copy(&record.path, &path, record.bytes, |bytes| step.advance(bytes))?;
-    let reason = match found {
-        Some((bytes, digest)) if digest == record.sha256 => {
-            step.finish(bytes);
-            return Ok(());
-        }
-        Some((_, digest)) => format!("{} has the wrong SHA-256 {digest}", record.path),
-        None => format!("there is no {} in {}", record.path, place.path().display()),
-    };
-    std::fs::remove_file(&path).ok();
-    Err(Error::Source { source_name, reason })
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 use nix::unistd::{Gid, Uid, geteuid, setfsgid, setfsuid};
+use rustix::thread::set_thread_groups;
 
 /// Who gets what root makes in somebody else's folder, and could not change it otherwise.
 #[derive(Clone, Copy)]
@@ -44,29 +45,33 @@ impl Owner {
 }
 
 /// Does something to files with no other rights than the owner's, in a thread of its own: links that he
-/// laid lead only to where he gets himself. Without an owner these are this user's own rights. Nothing
-/// where it panicked.
-pub(crate) fn act_as<T: Send>(owner: Option<Owner>, work: impl FnOnce() -> T + Send) -> Option<T> {
+/// laid lead only to where he gets himself. Without an owner these are this user's own rights.
+///
+/// # Errors
+/// These rights can't be taken, and nothing was done; or what was done panicked.
+pub(crate) fn act_as<T: Send>(
+    owner: Option<Owner>,
+    work: impl FnOnce() -> T + Send,
+) -> io::Result<T> {
     let work = || {
-        take_rights(owner);
-        work()
+        let told = |error| io::Error::other(format!("its owner's rights can't be taken ({error})"));
+        owner.map_or(Ok(()), take_rights).map_err(told)?;
+        Ok(work())
     };
-    std::thread::scope(|scope| scope.spawn(work).join().ok())
+    let done = std::thread::scope(|scope| scope.spawn(work).join());
+    done.unwrap_or_else(|_| Err(io::Error::other("it panicked")))
 }
 
-/// The same for work that may never end: nobody waits for its thread.
-pub(crate) fn begin_as(owner: Option<Owner>, work: impl FnOnce() + Send + 'static) {
-    std::thread::spawn(move || {
-        take_rights(owner);
-        work();
-    });
-}
-
-/// Of this thread alone, and for as long as it lives.
-fn take_rights(owner: Option<Owner>) {
-    if let Some(owner) = owner {
-        setfsgid(owner.gid);
-        setfsuid(owner.uid);
+/// Of this thread alone, and for as long as it lives. The groups are taken from the kernel itself: the C
+/// library would take them from every thread.
+fn take_rights(owner: Owner) -> io::Result<()> {
+    set_thread_groups(&[])?;
+    setfsgid(owner.gid);
+    setfsuid(owner.uid);
+    // Neither tells of a failure, and both tell who it was before.
+    match (setfsgid(owner.gid), setfsuid(owner.uid)) == (owner.gid, owner.uid) {
+        true => Ok(()),
+        false => Err(io::ErrorKind::PermissionDenied.into()),
     }
 }
 
@@ -105,6 +110,9 @@ pub(super) fn by_descriptor(dir: &File) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -115,9 +123,32 @@ mod tests {
         let file = dir.path().join("file");
         let made = act_as(owner, || File::create(&file).is_ok());
         // Only root can be somebody else, who does not get into this folder.
-        assert_eq!(made, Some(owner.is_none()));
+        assert_eq!(made.unwrap(), owner.is_none());
         assert!(File::create(&file).is_ok());
-        assert_eq!(act_as(None, || -> u8 { panic!("on purpose") }), None);
+        assert!(act_as(None, || -> u8 { panic!("on purpose") }).is_err());
+    }
+
+    #[test]
+    fn who_acts_as_the_owner_is_in_none_of_roots_groups() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, b"as it was").unwrap();
+        std::fs::set_permissions(&file, Permissions::from_mode(0o660)).unwrap();
+        let owner = Owner { uid: Uid::from_raw(4_000_000), gid: Gid::from_raw(4_000_001) };
+        let open = move || OpenOptions::new().write(true).open(&file).is_ok();
+        let opened = std::thread::spawn(move || {
+            // As a login gives root its groups; a service may have none.
+            set_thread_groups(&[rustix::process::Gid::ROOT]).unwrap();
+            let groups = || rustix::process::getgroups().unwrap();
+            let opened = act_as(Some(owner), open).unwrap();
+            assert_eq!(groups(), [rustix::process::Gid::ROOT], "another thread lost them");
+            opened
+        });
+        assert!(!opened.join().unwrap());
     }
 
     #[test]

@@ -1,136 +1,143 @@
 //! The hub's client against a server on this machine that breaks off, lies or is not there.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, chown};
-use std::path::Path;
-use std::thread::JoinHandle;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hf_hub::Cache;
 use nix::unistd::{Gid, Uid, getegid, geteuid};
 
-use super::fixture::Lines;
+use super::fixture::{Lines, below};
+use super::hub_server::{Answer, Asked, CONTENT, OTHER, begin, ranges};
 use crate::hub::Hub;
 use crate::manifest::{self, BuiltIn, BuiltInFile};
 use crate::pull::Fetch;
 use crate::staging::{Owner, Writer};
 use crate::{FileRecord, Progress, PullOptions, digest};
 
-const CONTENT: &[u8] = b"0123456789abcdef";
-
-/// What the server does with the next request for the content; for its size it always tells it.
-#[derive(Clone, Copy, PartialEq)]
-enum Answer {
-    Whole,
-    /// Promises everything, sends half and closes.
-    Half,
-    /// Promises everything, sends half and keeps the connection until the next one.
-    Silent,
-}
-
-/// Serves one connection per request until all answers are used; returns the ranges asked for.
-fn serve(listener: TcpListener, answers: Vec<Answer>) -> Vec<String> {
-    let mut ranges = Vec::new();
-    let mut answers = answers.into_iter();
-    let mut kept = None;
-    for stream in listener.incoming() {
-        drop(kept.take());
-        let mut stream = stream.unwrap();
-        let range = read_range(&stream);
-        if range.is_empty() {
-            continue;
-        }
-        if range == "bytes=0-0" {
-            reply(&mut stream, 0, 1, 1);
-            continue;
-        }
-        let start: usize =
-            range.trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap();
-        ranges.push(range);
-        let answer = answers.next().unwrap();
-        match CONTENT.len() - start {
-            0 => stream.write_all(b"HTTP/1.1 416 Range Not Satisfiable\r\n\r\n").unwrap(),
-            left if answer == Answer::Whole => reply(&mut stream, start, left, left),
-            left => reply(&mut stream, start, left, left / 2),
-        }
-        if answer == Answer::Silent {
-            kept = Some(stream);
-        }
-        if answers.len() == 0 {
-            break;
-        }
-    }
-    ranges
-}
-
-/// The same on a port of its own: where it is, and what it will have been asked for.
-fn begin(answers: Vec<Answer>) -> (String, JoinHandle<Vec<String>>) {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    (endpoint, std::thread::spawn(|| serve(listener, answers)))
-}
-
-fn read_range(stream: &TcpStream) -> String {
-    let mut range = String::new();
-    for line in BufReader::new(stream).lines() {
-        let line = line.unwrap();
-        if let Some(value) = line.to_lowercase().strip_prefix("range: ") {
-            range = value.to_owned();
-        }
-        if line.is_empty() {
-            break;
-        }
-    }
-    range
-}
-
-fn reply(stream: &mut TcpStream, start: usize, promised: usize, sent: usize) {
-    let (end, total) = (start + promised - 1, CONTENT.len());
-    let head = format!(
-        "HTTP/1.1 206 Partial Content\r\nContent-Length: {promised}\r\nContent-Range: bytes \
-         {start}-{end}/{total}\r\nETag: \"tag\"\r\nX-Repo-Commit: commit\r\nConnection: close\r\n\r\n"
-    );
-    stream.write_all(head.as_bytes()).unwrap();
-    stream.write_all(&CONTENT[start..start + sent]).unwrap();
-}
-
 fn hub<'a>(partial: &Path, endpoint: &str, progress: &'a Progress) -> Hub<'a> {
     let mut hub = Hub::new("someone/no-such-model", "commit", partial, progress);
     hub.endpoint = endpoint.to_owned();
     hub.offline = false;
+    (hub.home, hub.token) = (None, String::new());
     hub
+}
+
+fn content() -> FileRecord {
+    FileRecord { path: "x.bin".into(), bytes: 16, sha256: digest::of_bytes(CONTENT) }
+}
+
+/// Where a download of the content lies.
+fn part(partial: &Path) -> PathBuf {
+    partial.join(format!("{}.part", digest::of_bytes(CONTENT)))
 }
 
 #[test]
 fn a_download_that_broke_off_is_resumed() {
     let dir = tempfile::tempdir().unwrap();
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    // The probe opens a connection too, and sends nothing.
-    let server = std::thread::spawn(|| serve(listener, vec![Answer::Half, Answer::Whole]));
+    let (endpoint, server) = begin(vec![Answer::Half, Answer::Whole]);
     let lines = Lines::default();
     let progress = Progress::lines(lines.clone());
-    let message = hub(dir.path(), &endpoint, &progress).file("x.bin", 16).unwrap_err().to_string();
-    assert!(message.starts_with("hub: x.bin: "), "{message}");
-    let path = hub(dir.path(), &endpoint, &progress).file("x.bin", 16).unwrap();
+    // What an earlier version had of it can't be completed, and goes.
+    let earlier = dir.path().join("hub/models--someone--no-such-model/blobs");
+    std::fs::create_dir_all(&earlier).unwrap();
+    let hub_of_now = || hub(dir.path(), &endpoint, &progress);
+    let message = hub_of_now().download(&content()).unwrap_err().to_string();
+    assert!(message.starts_with("hub: x.bin: it broke off ("), "{message}");
+    let path = hub_of_now().download(&content()).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), CONTENT);
-    assert_eq!(server.join().unwrap(), ["bytes=0-", "bytes=8-"]);
+    assert_eq!(ranges(server), ["bytes=0-", "bytes=8-"]);
     assert_eq!(lines.text(), "hub: x.bin (16 B)\n");
+    assert_eq!(path, part(dir.path()));
+    assert!(!dir.path().join("hub").exists());
 
     // What is there whole needs no server any more.
-    let mut again = hub(dir.path(), &endpoint, &progress);
+    let mut again = hub_of_now();
     again.offline = true;
-    assert_eq!(again.file("x.bin", 16).unwrap(), path);
-    assert!(again.owns(&path));
+    assert_eq!(again.download(&content()).unwrap(), path);
+}
+
+#[test]
+fn a_server_that_knows_of_no_ranges_is_asked_for_the_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (endpoint, server) = begin(vec![Answer::Half, Answer::All]);
+    let progress = Progress::silent();
+    let hub = hub(dir.path(), &endpoint, &progress);
+    hub.download(&content()).unwrap_err();
+    assert_eq!(std::fs::read(hub.download(&content()).unwrap()).unwrap(), CONTENT);
+    assert_eq!(ranges(server), ["bytes=0-", "bytes=8-"]);
+}
+
+#[test]
+fn what_the_hub_says_of_a_file_names_no_place_to_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, progress) = (dir.path().join("models"), Progress::silent());
+    let outside = dir.path().join("outside");
+    let outside = outside.display();
+    let model = served(&["x.bin"]);
+    for (etag, commit) in [
+        (format!("{outside}"), "commit".to_owned()),
+        ("../../../../../../outside".to_owned(), "commit".to_owned()),
+        ("tag".to_owned(), format!("{outside}")),
+        ("tag".to_owned(), "../../../../../../outside".to_owned()),
+    ] {
+        let headers =
+            format!("ETag: \"{etag}\"\r\nX-Linked-ETag: \"{etag}\"\r\nX-Repo-Commit: {commit}\r\n");
+        let (endpoint, server) = begin(vec![Answer::Elsewhere(headers)]);
+        let hub = hub(&store.join(".partial/tiny"), &endpoint, &progress);
+        assert!(take(&store, &model, &hub, &progress), "{etag} {commit}");
+        server.join().unwrap();
+        let made = below(dir.path()).into_iter().map(|(path, ..)| path);
+        let known = [".", ".lock", ".partial", ".staging"].map(|name| store.join(name));
+        let partial = store.join(".partial/tiny");
+        let astray: Vec<_> =
+            made.filter(|path| !known.contains(path) && !path.starts_with(&partial)).collect();
+        assert!(astray.is_empty(), "{astray:?}");
+        std::fs::remove_dir_all(partial).unwrap();
+    }
+}
+
+#[test]
+fn a_hub_that_has_another_size_is_refused_with_both() {
+    let dir = tempfile::tempdir().unwrap();
+    let (endpoint, server) = begin(vec![Answer::Promise(9), Answer::Promise(17), Answer::Endless]);
+    let progress = Progress::silent();
+    let hub = hub(dir.path(), &endpoint, &progress);
+    for said in ["has 9 bytes and should have 16", "has 17 bytes and", "has more than 16 bytes"] {
+        let message = hub.download(&content()).unwrap_err().to_string();
+        assert!(message.contains(&format!("hub: its x.bin {said}")), "{message}");
+        let kept = std::fs::metadata(part(dir.path())).map_or(0, |meta| meta.len());
+        assert_eq!(kept, 0, "{message}");
+    }
+    server.join().unwrap();
+}
+
+#[test]
+fn a_token_goes_to_the_hub_and_not_to_where_it_sends_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (storage, elsewhere) = begin(vec![Answer::Whole]);
+    let storage = storage.replace("127.0.0.1", "localhost");
+    let (endpoint, server) =
+        begin(vec![Answer::Redirect("/moved".into()), Answer::Redirect(storage)]);
+    let progress = Progress::silent();
+    let mut hub = hub(dir.path(), &endpoint, &progress);
+    hub.token = "secret".to_owned();
+    hub.download(&content()).unwrap();
+    let asked = |authorization: Option<&str>| Asked {
+        range: "bytes=0-".to_owned(),
+        authorization: authorization.map(str::to_owned),
+    };
+    assert_eq!(
+        server.join().unwrap(),
+        [asked(Some("Bearer secret")), asked(Some("Bearer secret"))]
+    );
+    assert_eq!(elsewhere.join().unwrap(), [asked(None)]);
 }
 
 #[test]
 fn who_downloads_for_somebody_else_leaves_files_of_his() {
     let dir = tempfile::tempdir().unwrap();
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    let server = std::thread::spawn(|| serve(listener, vec![Answer::Whole]));
+    let (endpoint, server) = begin(vec![Answer::Whole]);
     // Only root can be somebody else.
     let owner = match geteuid().is_root() {
         true => Owner { uid: Uid::from_raw(4_000_000), gid: Gid::from_raw(4_000_001) },
@@ -141,7 +148,7 @@ fn who_downloads_for_somebody_else_leaves_files_of_his() {
     let progress = Progress::silent();
     let mut hub = hub(&writer.partial("tiny"), &endpoint, &progress);
     hub.owner = writer.owner();
-    let path = hub.file("x.bin", 16).unwrap();
+    let path = hub.download(&content()).unwrap();
     for made in [&*path, path.parent().unwrap(), &dir.path().join("models/.partial")] {
         let meta = std::fs::metadata(made).unwrap();
         let found = (Uid::from_raw(meta.uid()), Gid::from_raw(meta.gid()));
@@ -169,8 +176,21 @@ fn offline_is_respected() {
     let progress = Progress::silent();
     let mut hub = hub(dir.path(), "http://hub.invalid", &progress);
     hub.offline = true;
-    let message = hub.file("x.bin", 16).unwrap_err().to_string();
+    let message = hub.download(&content()).unwrap_err().to_string();
     assert!(message.contains("HF_HUB_OFFLINE"), "{message}");
+}
+
+#[test]
+fn a_hub_that_is_not_there_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    // Bound and dropped: the port is closed.
+    let closed = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+    let progress = Progress::silent();
+    let hub = hub(dir.path(), &format!("http://user:pw@{closed}"), &progress);
+    let message = hub.download(&content()).unwrap_err().to_string();
+    let named = format!("hub: x.bin: {closed} cannot be reached (");
+    assert!(message.starts_with(&named), "{message}");
+    assert!(message.ends_with(&format!("; HF_ENDPOINT is http://{closed}")), "{message}");
 }
 
 #[test]
@@ -180,54 +200,58 @@ fn a_hub_that_goes_silent_is_left_and_the_download_resumed() {
     let progress = Progress::silent();
     let mut hub = hub(dir.path(), &endpoint, &progress);
     hub.silence_max = Duration::from_secs(2);
-    let message = hub.file("x.bin", 16).unwrap_err().to_string();
+    let message = hub.download(&content()).unwrap_err().to_string();
     assert!(message.starts_with("hub: x.bin: nothing came for 2 s; "), "{message}");
     hub.silence_max = Duration::from_secs(60);
-    let path = hub.file("x.bin", 16).unwrap();
+    let path = hub.download(&content()).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), CONTENT);
-    assert_eq!(server.join().unwrap(), ["bytes=0-", "bytes=8-"]);
+    assert_eq!(ranges(server), ["bytes=0-", "bytes=8-"]);
 }
 
 #[test]
-fn a_part_that_is_whole_is_fetched_anew() {
-    for part in [CONTENT, b"more than there is to have"] {
-        let dir = tempfile::tempdir().unwrap();
-        let blobs = dir.path().join("hub/models--someone--no-such-model/blobs");
-        std::fs::create_dir_all(&blobs).unwrap();
-        std::fs::write(blobs.join("tag.part"), part).unwrap();
-        std::fs::write(blobs.join("other.part"), b"half").unwrap();
-        let refused = if part.len() == CONTENT.len() { vec!["bytes=16-"] } else { vec![] };
-        let (endpoint, server) = begin(vec![Answer::Whole; refused.len() + 1]);
-        let progress = Progress::silent();
-        let path = hub(dir.path(), &endpoint, &progress).file("x.bin", 16).unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), CONTENT);
-        assert_eq!(server.join().unwrap(), [refused, vec!["bytes=0-"]].concat());
-        assert!(blobs.join("other.part").exists());
-    }
+fn a_part_that_is_longer_than_the_file_is_fetched_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(part(dir.path()), b"more than there is to have").unwrap();
+    let (endpoint, server) = begin(vec![Answer::Whole]);
+    let progress = Progress::silent();
+    let path = hub(dir.path(), &endpoint, &progress).download(&content()).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), CONTENT);
+    assert_eq!(ranges(server), ["bytes=0-"]);
 }
 
-/// A cache as Python's client fills it: it has no ref for a commit.
-fn cache_of_python(dir: &Path, content: &[u8]) -> Cache {
-    let repository = dir.join("models--someone--no-such-model");
-    for (path, content) in [("refs/main", &b"commit"[..]), ("snapshots/commit/x.bin", content)] {
-        std::fs::create_dir_all(repository.join(path).parent().unwrap()).unwrap();
-        std::fs::write(repository.join(path), content).unwrap();
-    }
-    Cache::new(dir.to_owned())
+#[test]
+fn a_part_that_the_hub_has_less_of_does_not_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(part(dir.path()), CONTENT).unwrap();
+    let record = FileRecord { bytes: 20, ..content() };
+    let (endpoint, server) = begin(vec![Answer::Whole]);
+    let progress = Progress::silent();
+    let message = hub(dir.path(), &endpoint, &progress).download(&record).unwrap_err().to_string();
+    assert!(message.contains("416"), "{message}");
+    assert_eq!(ranges(server), ["bytes=16-"]);
+    assert!(!part(dir.path()).exists());
+}
+
+/// The folder of Python's client, whose cache has the file.
+fn home_of_python(dir: &Path, content: &[u8]) -> PathBuf {
+    let repository = dir.join("hub/models--someone--no-such-model");
+    std::fs::create_dir_all(repository.join("blobs")).unwrap();
+    std::fs::create_dir_all(repository.join("snapshots/commit")).unwrap();
+    std::fs::write(repository.join("blobs/tag"), content).unwrap();
+    let link = repository.join("snapshots/commit/x.bin");
+    std::os::unix::fs::symlink("../../blobs/tag", link).unwrap();
+    dir.to_owned()
 }
 
 #[test]
 fn a_cache_that_python_filled_delivers() {
     let dir = tempfile::tempdir().unwrap();
-    let progress = Progress::silent();
-    let mut hub = hub(&dir.path().join("partial"), "http://hub.invalid", &progress);
+    let (store, progress) = (dir.path().join("models"), Progress::silent());
+    let mut hub = hub(&store.join(".partial/tiny"), "http://hub.invalid", &progress);
     hub.offline = true;
-    hub.shared = Some(cache_of_python(&dir.path().join("shared"), CONTENT));
-    let path = hub.file("x.bin", 16).unwrap();
-    assert_eq!(std::fs::read(&path).unwrap(), CONTENT);
-    assert!(!hub.owns(&path));
-    hub.use_shared = false;
-    hub.file("x.bin", 16).unwrap_err();
+    hub.home = Some(home_of_python(&dir.path().join("home"), CONTENT));
+    assert!(take(&store, &served(&["x.bin"]), &hub, &progress));
+    assert!(!take(&store, &served(&["y.bin"]), &hub, &progress));
 }
 
 /// A model whose files are all the content of the server.
@@ -241,7 +265,7 @@ fn served(paths: &[&str]) -> BuiltIn {
 }
 
 /// What a pull takes from the hub; tells whether it had all.
-fn take(store: &Path, model: &BuiltIn, hub: &mut Hub<'_>, progress: &Progress) -> bool {
+fn take(store: &Path, model: &BuiltIn, hub: &Hub<'_>, progress: &Progress) -> bool {
     let writer = Writer::begin(store).unwrap();
     let stage = writer.stage().unwrap();
     let options =
@@ -255,12 +279,13 @@ fn a_pull_that_broke_off_keeps_the_files_that_it_has_whole() {
     let dir = tempfile::tempdir().unwrap();
     let (endpoint, server) = begin(vec![Answer::Whole, Answer::Half, Answer::Whole]);
     let (store, progress) = (dir.path().join("models"), Progress::silent());
-    let model = served(&["x.bin", "y.bin"]);
+    let mut model = served(&["x.bin", "y.bin"]);
+    model.files[1].record.sha256 = digest::of_bytes(OTHER);
     for whole in [false, true] {
-        let mut hub = hub(&store.join(".partial/tiny"), &endpoint, &progress);
-        assert_eq!(take(&store, &model, &mut hub, &progress), whole);
+        let hub = hub(&store.join(".partial/tiny"), &endpoint, &progress);
+        assert_eq!(take(&store, &model, &hub, &progress), whole);
     }
-    assert_eq!(server.join().unwrap(), ["bytes=0-", "bytes=0-", "bytes=8-"]);
+    assert_eq!(ranges(server), ["bytes=0-", "bytes=0-", "bytes=8-"]);
 }
 
 #[test]
@@ -270,11 +295,25 @@ fn a_wrong_file_in_the_cache_of_others_is_named_and_passed_over() {
     let lines = Lines::default();
     let (store, progress) = (dir.path().join("models"), Progress::lines(lines.clone()));
     let mut hub = hub(&store.join(".partial/tiny"), &endpoint, &progress);
-    hub.shared = Some(cache_of_python(&dir.path().join("shared"), b"0123456789ABCDEF"));
-    assert!(take(&store, &served(&["x.bin"]), &mut hub, &progress));
-    assert_eq!(server.join().unwrap(), ["bytes=0-"]);
-    let named = "snapshots/commit/x.bin: hub: its x.bin has the SHA-256 ";
+    hub.home = Some(home_of_python(&dir.path().join("home"), b"0123456789ABCDEF"));
+    assert!(take(&store, &served(&["x.bin"]), &hub, &progress));
+    assert_eq!(ranges(server), ["bytes=0-"]);
+    let named = "blobs/tag: hub: its x.bin has the SHA-256 ";
     assert!(lines.text().contains(named), "{}", lines.text());
+}
+
+#[test]
+fn a_download_that_can_be_no_file_of_a_model_is_not_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, progress) = (dir.path().join("models"), Progress::silent());
+    let mut model = served(&["x.bin"]);
+    let pointer = b"version https://git-lfs.github.com/spec/v1\n";
+    model.files[0].record.bytes = pointer.len() as u64;
+    let partial = store.join(".partial/tiny");
+    std::fs::create_dir_all(&partial).unwrap();
+    std::fs::write(part(&partial), pointer).unwrap();
+    assert!(!take(&store, &model, &hub(&partial, "http://hub.invalid", &progress), &progress));
+    assert_eq!(std::fs::read_dir(partial).unwrap().count(), 0);
 }
 
 #[test]
@@ -284,9 +323,8 @@ fn a_wrong_file_of_the_hub_is_not_kept() {
     let (store, progress) = (dir.path().join("models"), Progress::silent());
     let mut model = served(&["x.bin"]);
     model.files[0].record.sha256 = digest::of_bytes(b"other");
-    let mut hub = hub(&store.join(".partial/tiny"), &endpoint, &progress);
-    assert!(!take(&store, &model, &mut hub, &progress));
+    let partial = store.join(".partial/tiny");
+    assert!(!take(&store, &model, &hub(&partial, &endpoint, &progress), &progress));
     server.join().unwrap();
-    let blob = store.join(".partial/tiny/hub/models--someone--no-such-model/blobs/tag");
-    assert!(!blob.exists());
+    assert_eq!(std::fs::read_dir(partial).unwrap().count(), 0);
 }

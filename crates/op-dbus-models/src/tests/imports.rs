@@ -35,6 +35,21 @@ fn a_bert_folder_is_described_by_its_own_files() {
 }
 
 #[test]
+fn what_git_lfs_keeps_elsewhere_is_named() {
+    const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
+    for file in ["model.safetensors", "tokenizer.json", "onnx/model.onnx"] {
+        let mut files = fixture::model("bert");
+        if file.starts_with("onnx") {
+            files.remove("model.safetensors");
+        }
+        files.insert(file.to_owned(), POINTER.to_vec());
+        let message = refusal(&files);
+        let named = format!("{file} is only git-lfs's pointer to the file; supported: the file");
+        assert!(message.contains(&named) && message.contains("`git lfs pull`"), "{message}");
+    }
+}
+
+#[test]
 fn an_mpnet_archive_is_found_in_its_folder() {
     let bench = Bench::new();
     let mut files = fixture::model("mpnet");

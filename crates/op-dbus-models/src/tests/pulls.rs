@@ -271,6 +271,22 @@ fn slices_may_not_grow_without_bound() {
 }
 
 #[test]
+fn what_a_pull_that_broke_off_had_downloaded_can_be_removed() {
+    let bench = Bench::new();
+    let model = &manifest::models()[0].name;
+    let partial = bench.store.dir().join(".partial").join(model);
+    let other = partial.with_file_name("another");
+    for dir in [&partial, &other] {
+        fs::create_dir_all(dir).unwrap();
+        fs::write(dir.join("x.part"), b"half").unwrap();
+    }
+    assert!(!bench.store.remove(model).unwrap(), "it was never installed");
+    assert!(!partial.exists() && other.exists());
+    let again = bench.store.remove(model);
+    assert!(matches!(again, Err(Error::NotInstalled { .. })), "{again:?}");
+}
+
+#[test]
 fn what_a_dead_pull_left_is_not_loaded_and_goes_with_the_next() {
     let bench = Bench::new();
     let dead = bench.store.dir().join(".staging/.tmpdead/files");

@@ -38,7 +38,8 @@ fn what_agrees_with_tokenizer_json_is_taken() {
     });
     let other = json!({ "tokenizer_class": "XLMRobertaTokenizer", "do_lower_case": true });
     let sequence = json!({ "normalizer": { "type": "Sequence", "normalizers": [] }, "model": {} });
-    let mut right = uncased.clone();
+    let (mut right, mut unclean) = (uncased.clone(), uncased.clone());
+    unclean["normalizer"]["clean_text"] = json!(false);
     right["truncation"] = json!({ "direction": "Left" });
     let cases = [
         ("bert", &uncased, json!(null)),
@@ -50,6 +51,7 @@ fn what_agrees_with_tokenizer_json_is_taken() {
         ("bert", &cased, generic.clone()),
         ("bert", &cased, other),
         ("bert", &sequence, generic.clone()),
+        ("bert", &unclean, generic.clone()),
         ("roberta", &bytes(false), json!(null)),
         ("roberta", &bytes(true), json!({ "add_prefix_space": true })),
         ("roberta", &bytes(true), generic),
@@ -78,6 +80,8 @@ fn what_would_overrule_tokenizer_json_is_refused() {
     let (mut sequence, mut words) = (uncased.clone(), uncased.clone());
     sequence["normalizer"] = json!({ "type": "Sequence", "normalizers": [] });
     words["pre_tokenizer"] = json!({ "type": "Whitespace" });
+    let mut unclean = uncased.clone();
+    unclean["normalizer"]["clean_text"] = json!(false);
     let mut folded = bytes(false);
     folded["normalizer"] = json!({ "type": "NFKC" });
     let cases = [
@@ -90,6 +94,8 @@ fn what_would_overrule_tokenizer_json_is_refused() {
         ),
         ("mpnet", &words, json!(null), "the pre_tokenizer Whitespace, in place of which a MPNet"),
         ("distilbert", &bytes(false), json!(null), "the normalizer none, in place of which"),
+        ("bert", &unclean, json!(null), "clean_text false, in place of which a BertTokenizer puts"),
+        ("mpnet", &unclean, json!({}), "puts clean_text true; supported: clean_text true, or the"),
         ("roberta", &folded, json!(null), "the normalizer NFKC, in place of which a Roberta"),
         ("roberta", &uncased, json!(null), "the pre_tokenizer BertPreTokenizer, in place of"),
         ("bert", &cased, json!(null), lower),

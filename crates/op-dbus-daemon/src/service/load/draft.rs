@@ -134,9 +134,7 @@ fn check_prompt(
 }
 
 fn tokenizer(model: &Model) -> Result<Tokenizer, Error> {
-    let path = model.tokenizer();
-    let json =
-        std::fs::read(&path).map_err(|source| ModelError::Io { action: "read", path, source })?;
+    let json = model.read(&model.tokenizer())?;
     let name = || model.name.clone();
     Tokenizer::from_bytes(&json, model.max_input_tokens)
         .map_err(|source| Error::Tokenizer { model: name(), source })
