@@ -13,6 +13,7 @@ use crate::harness::registry::tests;
 
 tests! {
     gpu_demo_compares_what_computes_here: [Low, LibraryExamples],
+    the_cpu_computes_in_the_library_of_a_provider_that_does_not: [Low, OpenVino, NoGraphics, LibraryExamples],
     gpu_optimization_tells_what_the_workers_did: [Low, LibraryExamples],
     onnx_runtime_tells_nobody_that_it_runs: [Low, Runtime, LibraryExamples],
     round_trip_tells_what_a_worker_process_costs: [LibraryExamples],
@@ -37,9 +38,16 @@ async fn gpu_demo_compares_what_computes_here() -> Outcome {
     for line in lines {
         let (provider, result) = line.split_once(": ").ok_or("a line without a provider")?;
         seen.push(provider);
-        if let Some(reason) = result.strip_prefix("not here: ") {
+        if let Some(reason) = result.strip_prefix("not compared: ") {
             // The example is one process, which takes one runtime; OpenVINO has another.
             let other = provider == "openvino" && reason.starts_with("this process already runs");
+            if other {
+                let said = run("gpu_demo", &[], &[provider], "").await?;
+                assert!(
+                    said.lines().count() == 2 && said.contains("openvino:0 in f32, "),
+                    "{said}"
+                );
+            }
             assert!(other || reason.starts_with(provider) && reason.len() > 20, "{line}");
             assert!(provider != "cpu", "{line}");
             assert!(provider != "ggml" || Need::Ggml.missing().is_some(), "{line}");
@@ -50,6 +58,15 @@ async fn gpu_demo_compares_what_computes_here() -> Outcome {
         }
     }
     assert!(seen.contains(&"cpu") && seen.contains(&"cuda") && seen.contains(&"ggml"), "{said}");
+    Ok(())
+}
+
+/// One process has one ONNX Runtime, and OpenVINO's is not the CPU's.
+async fn the_cpu_computes_in_the_library_of_a_provider_that_does_not() -> Outcome {
+    let said = run("fallback", &[], &["openvino", "device_type=GPU"], "").await?;
+    let (first, reason) = said.split_once('\n').ok_or("one line at most")?;
+    assert_eq!(first, "384 numbers on cpu:0");
+    assert!(reason.starts_with("openvino does not work here: "), "{reason}");
     Ok(())
 }
 

@@ -133,7 +133,7 @@ impl Need {
             Self::Triton => Self::Fleet.missing().or_else(triton),
             Self::RustExamples => examples(&["nearest", "rank", "search"]),
             Self::LibraryExamples => {
-                examples(&["bulk", "gpu_demo", "gpu_optimization", "round_trip"])
+                examples(&["bulk", "fallback", "gpu_demo", "gpu_optimization", "round_trip"])
             }
             Self::Locales => program("localedef").or_else(|| {
                 let source = Path::new("/usr/share/i18n/locales/de_DE");

@@ -11,6 +11,7 @@ use crate::harness::client::refused;
 use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::gateway::Gateway;
 use crate::harness::load::Load;
+use crate::harness::process::send;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
 use crate::providers::{movable, provider};
@@ -20,6 +21,7 @@ tests! {
     what_was_asked_of_the_device_does_not_hold_for_the_fleet: [Bus, Low],
     a_fleet_that_is_nowhere_is_a_reason_too: [Bus, Low],
     the_cpu_computes_beside_triton: [Bus, Low, Runtime, Triton],
+    the_cpu_answers_who_waits_for_a_silent_fleet: [Bus, Low],
     a_reload_moves_to_other_endpoints_without_a_lost_call: [Bus, Low],
     a_reload_that_fails_changes_nothing: [Bus, Low],
     a_reload_reads_the_token_again: [Bus, Low],
@@ -112,6 +114,28 @@ async fn the_cpu_computes_beside_triton() -> Outcome {
     assert_eq!(load.stop().await?, ["remote:0", "cpu:0"].map(str::to_owned).into());
     drop(triton);
     daemon.stop().await
+}
+
+/// After a batch and one load that nobody answers: it would have been a batch and four loads.
+async fn the_cpu_answers_who_waits_for_a_silent_fleet() -> Outcome {
+    let far = Far::start("low").await?;
+    let gateway = far.gateway().await?;
+    let setup = fleet("low", "openai", &[&gateway.url("")])?.setting("fallback", "cpu");
+    let setup = setup.setting("providers.remote.request_timeout_s", "5");
+    let setup = setup.setting("providers.remote.batch_timeout_s", "6");
+    let (_bus, _setup, daemon) = setup.alone().await?;
+    assert_eq!(provider(&daemon).await?.0, "remote");
+    send(Signal::SIGSTOP, gateway.process.pid()).await?;
+    let call = daemon.client().packed(&["is anybody there?"], Default::default());
+    let reply = within("the CPU's answer", call).await??;
+    assert_eq!(reply.info::<String>("device")?, "cpu:0");
+    let (active, reason) = provider(&daemon).await?;
+    assert_eq!(active, "cpu");
+    let lost = "remote could not be loaded again in 5 s (";
+    assert!(reason.contains(lost) && reason.contains(&gateway.url("")), "{reason}");
+    gateway.process.signal(Signal::SIGCONT)?;
+    daemon.stop().await?;
+    far.daemon.stop().await
 }
 
 async fn a_reload_moves_to_other_endpoints_without_a_lost_call() -> Outcome {

@@ -1,7 +1,8 @@
 //! Finds out which execution providers compute here, embeds the same texts on each, and compares the
-//! vectors with the CPU's and the time with each other.
+//! vectors with the CPU's and the time with each other. A process has one ONNX Runtime: a provider that needs
+//! another one than those before it is compared where it is the only PROVIDER.
 //!
-//!     gpu_demo [MODEL-DIR [LEVEL]]
+//!     gpu_demo [MODEL-DIR [LEVEL [PROVIDER]]]
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -43,10 +44,12 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let cpu = builder.clone().cpu().build()?;
     let reference = cpu.embed_batch_blocking(&TEXTS)?.vectors;
     println!("{} on {}: the reference", cpu.model(), cpu.device());
-    for provider in provider_names() {
+    let only = arguments.next();
+    let is_asked_for = |name: &&str| only.as_deref().is_none_or(|only| only == *name);
+    for provider in provider_names().filter(is_asked_for) {
         match compared(&builder, provider, &reference) {
             Ok(line) => println!("{provider}: {line}"),
-            Err(Error::Provider(reason)) => println!("{provider}: not here: {reason}"),
+            Err(Error::Provider(reason)) => println!("{provider}: not compared: {reason}"),
             Err(error) => return Err(error.into()),
         }
     }
@@ -64,6 +67,8 @@ fn compared(builder: &Builder, provider: &str, reference: &[f32]) -> Result<Stri
         embedder.embed_batch_blocking(&TEXTS)?;
     }
     let texts = (REPETITIONS * TEXTS.len()) as f64 / start.elapsed().as_secs_f64();
+    // The next one may need its memory.
+    embedder.close();
     Ok(format!("{} in {}, {texts:.0} texts/s, cosine {least:.5}", reply.device, reply.precision))
 }
 

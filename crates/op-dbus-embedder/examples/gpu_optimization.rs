@@ -65,6 +65,7 @@ fn bound(builder: &Builder, io_binding: bool, texts: &[String]) -> Result<String
     }
     let elapsed = start.elapsed();
     let memory = embedder.statistics().memory;
+    embedder.close();
     let percent = |ratio: Option<f64>| ratio.map_or("–".into(), |r| format!("{:.1}%", 100.0 * r));
     Ok(format!(
         "{:11}  {:>14}  {:>9}  {:>11}  {:7.0}",
@@ -88,6 +89,8 @@ fn measured(
     let elapsed = start.elapsed();
     let counted = embedder.statistics();
     let busy_us: u64 = embedder.workers().iter().map(|worker| worker.busy_us).sum();
+    // The next one is measured alone, and may need its memory.
+    embedder.close();
     let percent = |part: f64, whole: f64| 100.0 * part / whole.max(1.0);
     let padding = (counted.padded_tokens - counted.tokens) as f64;
     Ok(format!(

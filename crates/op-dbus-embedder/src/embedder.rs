@@ -14,7 +14,8 @@ use crate::timer::Timer;
 use crate::{Builder, Error, provider};
 
 /// A model on a device, ready to embed. Cheap to clone; threads and tasks may share it, and their texts
-/// are then batched together. The model is unloaded when the last clone is gone.
+/// are then batched together. When the last clone is gone the model is unloaded, soon after: who needs its memory
+/// for the next one waits for that with [`close`](Self::close).
 ///
 /// Its threads do not follow into a process that is made by `fork`, where its calls never end: build another there.
 #[derive(Clone, Debug)]
@@ -119,6 +120,15 @@ impl Embedder {
     /// On a thread that `futures::executor` runs a task on: await it there.
     pub fn embed_batch_blocking<T: AsRef<str>>(&self, texts: &[T]) -> Result<Reply, Error> {
         futures_executor::block_on(self.embed_batch(texts))
+    }
+
+    /// Unloads the model and waits until its memory is free, which takes as long as the batches that are computed
+    /// now. Calls in flight, and those of other clones from now on, get `ShuttingDown`.
+    ///
+    /// # Panics
+    /// On a thread that `futures::executor` runs a task on.
+    pub fn close(self) {
+        futures_executor::block_on(self.engine.close());
     }
 
     /// The counters since the model was loaded.

@@ -59,7 +59,8 @@ pub struct Own {
     pub plugin: Option<PathBuf>,
 }
 
-/// Finds what `provider` needs: the caller's own, or what was pulled, compared with its digests.
+/// Finds what `provider` needs: the caller's own, what this process has already, or what was pulled, compared with
+/// its digests.
 ///
 /// # Errors
 /// What is missing or damaged, and what to type.
@@ -73,7 +74,9 @@ pub fn libraries(
     match (provider, cpu_engine) {
         (CPU, CpuEngine::Native) => return Ok(Libraries::default()),
         (CPU, CpuEngine::Ort) => {
-            let runtime = own.runtime.clone().map_or_else(|| store.verify(CPU), Ok)?;
+            // A process has one ONNX Runtime, and each of them computes on the CPU.
+            let runtime = own.runtime.clone().or_else(op_dbus_ort::loaded);
+            let runtime = runtime.map_or_else(|| store.verify(CPU), Ok)?;
             return Ok(Libraries { runtime, plugin: None });
         }
         _ => {}

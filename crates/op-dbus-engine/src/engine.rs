@@ -1,6 +1,7 @@
 //! The engine as its users see it: calls in, replies out, and the life of it all.
 
 mod admit;
+mod end;
 mod losses;
 mod tokens;
 
@@ -213,21 +214,6 @@ impl Engine {
             in_flight_tokens,
             memory: self.scheduler().roster(|roster| roster.memory()),
             ..self.scheduler().stats.snapshot()
-        }
-    }
-
-    /// Refuses new calls (`ShuttingDown`), finishes those in flight, then stops the workers. At
-    /// `deadline` it stops them in any case, and calls that are still waiting, be it for a batch that runs,
-    /// get `ShuttingDown`. Needs tokio's timer.
-    pub async fn drain(&self, deadline: Instant) {
-        let deadline = tokio::time::Instant::from_std(deadline);
-        self.0.admission.close();
-        let in_time = tokio::time::timeout_at(deadline, self.0.admission.idle()).await;
-        self.scheduler().stop();
-        let ended = tokio::time::timeout_at(deadline, self.scheduler().all_ended()).await;
-        if in_time.is_err() || ended.is_err() {
-            tracing::warn!("not all work was done by the deadline of the shutdown");
-            self.0.gone.cancel();
         }
     }
 

@@ -48,6 +48,8 @@ struct Worker {
     status: WorkerStatus,
     running: Option<Running>,
     load_failures: u32,
+    /// Time that they took.
+    load_failures_us: u64,
     /// Batches lost since it computed one.
     losses: u32,
     /// What it is asked for and has not done yet.
@@ -136,6 +138,7 @@ impl Roster {
             },
             running: None,
             load_failures: 0,
+            load_failures_us: 0,
             losses: 0,
             orders: BTreeSet::new(),
             is_loading: false,
@@ -260,20 +263,11 @@ impl Roster {
         }
     }
 
-    /// A worker could not be replaced.
-    pub fn load_failed(&mut self, worker: usize, error: &BackendError) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.is_loading = false;
-            worker.load_failures += 1;
-            worker.status.last_error = Some(error.to_string());
-        }
-    }
-
     /// A worker has a backend again.
     pub fn loaded(&mut self, worker: usize, loaded: Loaded) {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.is_loading = false;
-            worker.load_failures = 0;
+            (worker.load_failures, worker.load_failures_us) = (0, 0);
             worker.status.state = WorkerState::Idle;
             worker.status.description = loaded.description;
             worker.status.memory = loaded.memory;
@@ -294,7 +288,7 @@ impl Roster {
         self.set(worker, WorkerState::Unloaded);
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.orders.clear();
-            (worker.load_failures, worker.losses) = (0, 0);
+            (worker.load_failures, worker.load_failures_us, worker.losses) = (0, 0, 0);
             worker.status.description.pid = 0;
             worker.status.memory = MemoryUse::default();
         }

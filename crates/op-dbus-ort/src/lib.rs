@@ -27,6 +27,7 @@ use op_dbus_engine::foreign::Pooling;
 
 pub use accelerator::Accelerator;
 pub use backend::OrtBackend;
+pub use library::loaded;
 
 /// What to load and how.
 #[derive(Clone, Debug)]

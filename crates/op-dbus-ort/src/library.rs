@@ -20,6 +20,12 @@ const QUIET: &str = "ORT_DISABLE_TELEMETRY";
 /// The library of this process: ONNX Runtime allows one environment, once.
 static LOADED: Mutex<Option<(PathBuf, Environment)>> = Mutex::new(None);
 
+/// The library that this process has loaded, if it has one.
+pub fn loaded() -> Option<PathBuf> {
+    let loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    loaded.as_ref().map(|(path, _)| path.clone())
+}
+
 /// The environment of the library at `path`, loaded at the first call.
 ///
 /// # Errors
@@ -33,7 +39,8 @@ pub(crate) fn environment(path: &Path) -> Result<Environment, BackendError> {
             return Ok(environment.clone());
         }
         return Err(unusable(format!(
-            "this process already runs the ONNX Runtime {} and can't load {} as well; restart it",
+            "this process already runs the ONNX Runtime {} and can't load {} as well; build what needs \
+             that one first, or in another process",
             first.display(),
             path.display()
         )));

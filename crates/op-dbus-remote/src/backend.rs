@@ -244,8 +244,11 @@ impl RemoteBackend {
         while Instant::now() < deadline {
             let began = Instant::now();
             let Some(index) = self.pick(began, &failed, waited) else {
-                let wakes = self.endpoints.iter().filter_map(|one| one.circuit.rests_until()).min();
-                let until = wakes.unwrap_or(deadline).min(deadline);
+                let wakes = self.endpoints.iter().filter_map(|one| one.circuit.wakes(deadline));
+                let Some(until) = wakes.min() else {
+                    last = format!("none can be asked again by then; {last}");
+                    break;
+                };
                 std::thread::sleep(until.saturating_duration_since(Instant::now()));
                 continue;
             };
@@ -350,7 +353,7 @@ impl Backend for RemoteBackend {
                 Err(Stopped::TooMuch(_)) if end - done > 1 => most = (end - done).div_ceil(2),
                 Err(Stopped::TooLate(last)) => {
                     let seconds = self.options.batch_time.as_secs();
-                    let why = format!("no endpoint took the batch within {seconds} s; {last}");
+                    let why = format!("no endpoint takes the batch within {seconds} s; {last}");
                     // Who took a part takes smaller batches, each in a time of its own.
                     return Err(match done {
                         0 => BackendError::Lost(why),

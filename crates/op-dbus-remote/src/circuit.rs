@@ -8,6 +8,8 @@ const REST: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(30);
 /// How long a proof holds: whatever an endpoint is by then, it shows once more.
 const PROOF_MAX: Duration = Duration::from_secs(60);
+/// Who takes so long to fail is silent: to ask again sooner would be to wait for that as well.
+const SILENCE: Duration = Duration::from_secs(1);
 /// Batches in a row that one fails and others take: then it is not the batches.
 const OUTDONE_MAX: u32 = 3;
 
@@ -17,6 +19,8 @@ pub struct Circuit {
     /// The last rest since it has computed a caller's batch; nothing where it has not failed since.
     rest: Duration,
     rests_until: Option<Instant>,
+    /// Whether nothing is to be had of it before: it was silent, or asks for the rest.
+    is_gone: bool,
     proved: Option<Instant>,
     /// Batches that it has failed and another one has computed, since it has computed one itself.
     outdone: u32,
@@ -31,6 +35,13 @@ impl Circuit {
     /// When it may be asked again, if it rests.
     pub fn rests_until(&self) -> Option<Instant> {
         self.rests_until
+    }
+
+    /// Until when what has time until `deadline` waits for it, if it rests; none where that would be in vain.
+    /// Who failed at once may be there again by the deadline, when a new worker looks for it.
+    pub fn wakes(&self, deadline: Instant) -> Option<Instant> {
+        let until = self.rests_until.filter(|until| *until < deadline || !self.is_gone);
+        until.map(|until| until.min(deadline))
     }
 
     /// Whether it needs no trial before its next batch.
@@ -68,7 +79,8 @@ impl Circuit {
     /// callers no more than half of the time.
     pub fn fail(&mut self, now: Instant, took: Duration) {
         let rest = self.rest.saturating_mul(2).max(REST).max(took).min(REST_MAX);
-        *self = Self { rest, rests_until: Some(now + rest), proved: None, outdone: 0 };
+        let is_gone = took >= SILENCE;
+        *self = Self { rest, rests_until: Some(now + rest), is_gone, proved: None, outdone: 0 };
     }
 
     /// Another one has computed a batch that it failed; whether that has come too often.
@@ -79,7 +91,7 @@ impl Circuit {
 
     /// It asks for a rest, and is what it was. Who asks for none at all is not asked without end.
     pub fn pause(&mut self, now: Instant, time: Duration) {
-        self.rests_until = Some(now + time.clamp(REST, REST_MAX));
+        (self.rests_until, self.is_gone) = (Some(now + time.clamp(REST, REST_MAX)), true);
     }
 }
 
@@ -135,6 +147,23 @@ mod tests {
         assert_eq!(circuit.rests_until(), Some(now + took));
         circuit.fail(now, REST);
         assert_eq!(circuit.rests_until(), Some(now + 2 * took));
+    }
+
+    #[test]
+    fn nobody_waits_in_vain_for_who_is_silent_or_asks_for_a_rest() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let of = |change: &dyn Fn(&mut Circuit)| {
+            let mut circuit = Circuit::default();
+            change(&mut circuit);
+            move |seconds| circuit.wakes(now + seconds * second)
+        };
+        let silent = of(&|circuit| circuit.fail(now, 10 * second));
+        assert_eq!((silent(10), silent(11)), (None, Some(now + 10 * second)));
+        let busy = of(&|circuit| circuit.pause(now, 5 * second));
+        assert_eq!((busy(5), busy(6)), (None, Some(now + 5 * second)));
+        let absent = of(&|circuit| (0..5).for_each(|_| circuit.fail(now, REST)));
+        assert_eq!((absent(1), absent(2)), (Some(now + second), Some(now + 16 * REST)));
+        assert_eq!(of(&|_| ())(1), None);
     }
 
     #[test]

@@ -36,10 +36,9 @@ impl Clients {
     /// A clause that names the option: certificates or a token that can't be used.
     pub fn new(options: &Options) -> Result<Self, String> {
         let roots = options.roots.as_deref().map(roots::readable).transpose();
-        let (roots, token) =
-            (roots.map_err(|why| format!("ca_file: {why}"))?, options.token.as_deref());
-        let roots = roots.as_deref();
-        let http = http::Client::new(roots, token).map_err(|why| format!("ca_file: {why}"))?;
+        let roots = roots.map_err(|why| format!("ca_file: {why}"))?;
+        let (roots, token) = (roots.as_deref(), options.token.as_deref());
+        let http = http::Client::new(roots, token);
         let grpc = options.endpoints.iter().any(|url| is_grpc(url));
         let grpc = grpc.then(|| grpc::Client::new(roots, token)).transpose()?;
         Ok(Self { http, grpc: grpc.map(Arc::new) })

@@ -22,8 +22,12 @@ use crate::http::{CONNECT, Quote};
 const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// Turns that connections have before a call: to read, to end, and to be given up.
 const TURNS: usize = 4;
-/// What servers say of a request that is larger than they take; they have no status for it alone.
-const TOO_LARGE: &str = "larger than max";
+/// What servers say of a request that is larger than they take, in C++ and Go, and in Java; they have no status
+/// for it alone.
+const TOO_LARGE: [&str; 2] = ["larger than max", "exceeds maximum size"];
+/// When a connection on which nothing comes is tried, how often then, and how many times in vain: so that what
+/// stands between does not forget it from one batch to the next, and one that leads nowhere is not waited for.
+const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
 
 /// A client of all endpoints. It takes no proxy from the environment.
 #[derive(Debug)]
@@ -70,6 +74,9 @@ impl Client {
         let endpoint = Endpoint::from_shared(url).map_err(wrong)?;
         let endpoint = endpoint
             .connect_timeout(CONNECT)
+            .tcp_keepalive(Some(KEEPALIVE.0))
+            .tcp_keepalive_interval(Some(KEEPALIVE.1))
+            .tcp_keepalive_retries(Some(KEEPALIVE.2))
             .http2_max_header_list_size(HEADER_BYTES_MAX)
             .user_agent(concat!("op-dbus/", env!("CARGO_PKG_VERSION")))
             .map_err(wrong)?;
@@ -140,7 +147,9 @@ fn refusal(status: &Status, quote: Quote) -> Failure {
     };
     match code {
         Code::InvalidArgument => Failure::Refused(said),
-        Code::ResourceExhausted if message.contains(TOO_LARGE) => Failure::TooLarge(said),
+        Code::ResourceExhausted if TOO_LARGE.iter().any(|words| message.contains(words)) => {
+            Failure::TooLarge(said)
+        }
         Code::Unauthenticated | Code::ResourceExhausted | Code::Unavailable => Failure::Away(said),
         Code::Cancelled | Code::DeadlineExceeded => Failure::Away(said),
         Code::NotFound | Code::PermissionDenied => Failure::Declined(said),
@@ -213,9 +222,11 @@ mod tests {
         let told = |code, message: &str, quote| refusal(&Status::new(code, message), quote);
         let refused = told(Code::InvalidArgument, "said words", Quote::Status);
         assert!(matches!(refused, Failure::Refused(said) if said == "it answers InvalidArgument"));
-        let large =
-            told(Code::ResourceExhausted, "message larger than max (5 vs. 4)", Quote::Status);
-        assert!(matches!(large, Failure::TooLarge(_)));
+        for words in ["message larger than max (5 vs. 4)", "gRPC message exceeds maximum size 4: 5"]
+        {
+            let large = told(Code::ResourceExhausted, words, Quote::Status);
+            assert!(matches!(large, Failure::TooLarge(_)), "{words}");
+        }
         for code in [Code::Internal, Code::Unknown, Code::OutOfRange, Code::DataLoss] {
             assert!(matches!(told(code, "said words", Quote::Status), Failure::Failed(_)));
         }

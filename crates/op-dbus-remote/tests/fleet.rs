@@ -40,7 +40,7 @@ fn one_that_has_become_another_model_is_not_used_again() {
     let mut alone = self::backend(&[&two, &one], SHORT).unwrap();
     two.set(Mood::All(503));
     let error = device(&mut alone).unwrap_err().to_string();
-    assert!(error.contains("no endpoint took the batch within 1 s"), "{error}");
+    assert!(error.contains("no endpoint takes the batch within 1 s"), "{error}");
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn who_asks_for_a_rest_gets_it_and_need_not_prove_itself_again() {
     let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Well));
     for status in [429, 503] {
         let mut backend = backend(&[&one, &two], PATIENT).unwrap();
-        one.set(Mood::Later(status));
+        one.set(Mood::Later(status, 1));
         let (trials, batches) = one.asked();
         let since = Instant::now();
         assert_eq!(device(&mut backend).unwrap(), "remote:1");
@@ -205,6 +205,22 @@ fn who_asks_for_a_rest_gets_it_and_need_not_prove_itself_again() {
         while device(&mut backend).unwrap() != "remote:0" {}
         assert!(since.elapsed() >= SHORT, "{:?}", since.elapsed());
         assert_eq!(one.asked(), (trials, batches + 2), "{status}");
+    }
+}
+
+/// It would keep its callers for what is left of their time.
+#[test]
+fn a_batch_does_not_wait_for_who_rests_beyond_its_time() {
+    const BATCH_TIME: Duration = Duration::from_millis(1500);
+    let one = Endpoint::new(Mood::Well);
+    for mood in [Mood::Silent, Mood::Later(429, 5)] {
+        let mut backend = hasty(&[&one], SHORT, BATCH_TIME).unwrap();
+        one.set(mood);
+        let error = device(&mut backend).unwrap_err();
+        let in_vain =
+            |why: &String| why.starts_with("no endpoint takes the batch within 1 s; none can be");
+        assert!(matches!(&error, BackendError::Lost(why) if in_vain(why)), "{mood:?}: {error:?}");
+        one.set(Mood::Well);
     }
 }
 

@@ -81,11 +81,12 @@ impl Purpose<'_> {
                 are_told = false;
             }
             Self::AsAsked => providers.truncate(1),
-            // One that can be loaded and then loses what it computes would be taken again.
+            // One that can be loaded and then loses what it computes would be taken again, and callers have waited
+            // for one that is silent.
             Self::InsteadOf(failed) => {
-                if let Some(losses) = failed.engine.losses() {
+                if let Some(why) = failed.engine.in_vain() {
                     providers.retain(|provider| !failed.is_on(*provider));
-                    refusals.push(format!("{} {losses}", failed.provider));
+                    refusals.push(format!("{} {why}", failed.provider));
                 }
             }
             Self::BetterThan(fallback) => providers = provider::preferred(providers, fallback),

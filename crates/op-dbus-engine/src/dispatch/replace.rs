@@ -29,6 +29,7 @@ impl Worker {
                 return true;
             }
             self.shared.scheduler.roster(|roster| roster.loads(place));
+            let began_us = self.shared.scheduler.clock.now_us();
             match load_again(self.place, &self.shared) {
                 Ok(backend) => {
                     let loaded = Loaded::of(backend.as_ref());
@@ -53,7 +54,8 @@ impl Worker {
                         tracing::error!("worker {place} can't be replaced yet: {why}");
                         told = why;
                     }
-                    self.shared.scheduler.load_failed(place, &error);
+                    let took_us = self.shared.scheduler.clock.now_us() - began_us;
+                    self.shared.scheduler.load_failed(place, &error, took_us);
                     self.strikes += 1;
                 }
             }

@@ -27,6 +27,12 @@ impl Engine {
         self.scheduler().roster(|roster| roster.losses())
     }
 
+    /// What the workers that were asked for are given up for, if who looks for them once more would find them as
+    /// they are, or wait as long: [`Engine::losses`], or that they could not be loaded for some seconds.
+    pub fn in_vain(&self) -> Option<String> {
+        self.scheduler().roster(|roster| roster.in_vain())
+    }
+
     /// What the workers lost batches with was no fault of theirs: a text that kills other workers as well.
     pub fn acquit(&self) {
         self.scheduler().change(Roster::acquit);

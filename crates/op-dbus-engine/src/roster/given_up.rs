@@ -5,14 +5,37 @@ use crate::backend::BackendError;
 
 /// Failed loads in a row of every worker of a pool after which nobody waits for them.
 const LOAD_FAILURES_MAX: u32 = 3;
+/// Microseconds of failed loads in a row that are as much: a caller over D-Bus waits for 25 s by itself, of which
+/// the batch that was lost has had most.
+const LOAD_FAILURES_US_MAX: u64 = 5_000_000;
 /// Batches that a worker loses in a row before its short proof is not enough any more: as often as one text
 /// is tried.
 const LOSSES_TRUSTED: u32 = 2;
+
+impl Worker {
+    /// Whether its failed loads took so long that nobody waits for another one.
+    fn loads_slowly(&self) -> bool {
+        self.load_failures_us >= LOAD_FAILURES_US_MAX
+    }
+}
 
 impl Roster {
     /// Whether a worker has a backend that computes, or soon will again.
     pub(super) fn can_be_had(&self, worker: &Worker) -> bool {
         worker.load_failures < LOAD_FAILURES_MAX && !self.loses(worker)
+    }
+
+    /// A worker could not be replaced, which took so many microseconds.
+    pub fn load_failed(&mut self, worker: usize, error: &BackendError, took_us: u64) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.is_loading = false;
+            worker.load_failures += 1;
+            worker.load_failures_us += took_us;
+            if worker.loads_slowly() {
+                worker.load_failures = worker.load_failures.max(LOAD_FAILURES_MAX);
+            }
+            worker.status.last_error = Some(error.to_string());
+        }
     }
 
     /// Whether a worker has lost so many batches in a row that its proofs count no more.
@@ -55,14 +78,29 @@ impl Roster {
         self.is_hopeless().then(|| format!("lost {} batches in a row ({error})", worker.losses))
     }
 
+    /// What the workers of the pool that was asked for are given up for, if who looks for them once more would
+    /// find them as they are, or wait as long.
+    pub fn in_vain(&self) -> Option<String> {
+        let slow = || {
+            let worker = self.asked_for().find(|worker| worker.loads_slowly())?;
+            let seconds = worker.load_failures_us / 1_000_000;
+            let error = worker.status.last_error.clone().unwrap_or_default();
+            self.is_hopeless()
+                .then(|| format!("could not be loaded again in {seconds} s ({error})"))
+        };
+        self.losses().or_else(slow)
+    }
+
     /// What the workers were lost with was no fault of theirs.
     pub fn acquit(&mut self) {
         self.workers.iter_mut().for_each(|worker| worker.losses = 0);
     }
 
-    /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
+    /// Nothing takes the place of workers that lose batches: they are not given up for that any more. Those that
+    /// can't be loaded may be looked for again, however long that takes.
     pub fn keep_trying(&mut self) {
         self.pools.iter_mut().for_each(|pool| pool.losses_max = None);
+        self.workers.iter_mut().for_each(|worker| worker.load_failures_us = 0);
     }
 
     /// The opposite of [`Roster::keep_trying`]: the workers of the pool that was asked for are given up when each has

@@ -44,10 +44,10 @@ impl Scheduler {
         self.changed.notify_waiters();
     }
 
-    /// A worker could not be loaded. Once none is left, what waits is failed.
-    pub fn load_failed(&self, worker: usize, error: &BackendError) {
+    /// A worker could not be loaded, which took so many microseconds. Once none is left, what waits is failed.
+    pub fn load_failed(&self, worker: usize, error: &BackendError, took_us: u64) {
         let mut state = self.lock();
-        state.roster.load_failed(worker, error);
+        state.roster.load_failed(worker, error, took_us);
         let given_up = state.give_up();
         drop(state);
         tell(given_up);

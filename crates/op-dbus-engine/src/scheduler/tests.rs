@@ -175,3 +175,26 @@ fn bulk_that_was_planned_ahead_and_leaves_by_its_age_is_followed_by_interactive_
     assert_eq!(scheduler.next_batch(0, &mut plan, false), Next::Batch);
     assert_eq!(plan.batch[0].class, Priority::Interactive);
 }
+
+/// Each load waits as long for what is silent, and so do its callers.
+#[test]
+fn a_worker_that_takes_long_not_to_load_is_given_up_sooner() {
+    let error = BackendError::Lost("nobody answers".to_owned());
+    let (quick, slow) = (1_000_000, 5_000_000);
+    let scheduler = scheduler();
+    let of = |ask: fn(&Roster) -> Option<String>| scheduler.roster(|roster| ask(roster));
+    let hopeless = || scheduler.roster(|roster| roster.is_hopeless());
+    for is_hopeless in [false, false, true] {
+        scheduler.load_failed(0, &error, quick);
+        assert_eq!((hopeless(), of(Roster::in_vain)), (is_hopeless, None));
+    }
+    scheduler.loaded(0, Loaded::of(&SimBackend::new(DIMENSIONS) as &dyn Backend));
+    assert!(!hopeless());
+    scheduler.load_failed(0, &error, slow);
+    let why = of(Roster::in_vain).unwrap();
+    assert!(hopeless() && why.starts_with("could not be loaded again in 5 s ("), "{why}");
+    assert_eq!(of(Roster::losses), None);
+    // Nothing else is there.
+    scheduler.change(Roster::keep_trying);
+    assert_eq!((hopeless(), of(Roster::in_vain)), (true, None));
+}

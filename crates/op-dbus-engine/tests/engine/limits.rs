@@ -169,6 +169,22 @@ async fn draining_gives_up_at_its_deadline() {
 }
 
 #[tokio::test]
+async fn closing_ends_calls_and_waits_for_the_batch_that_runs() {
+    let gate = Gate::new(Limits::default());
+    let running = gate.begin(call(1, &["running"]));
+    tokio::task::yield_now().await;
+    gate.next_batch();
+    let engine = gate.engine.clone();
+    let closed = tokio::spawn(async move { engine.close().await });
+    assert_eq!(running.await.unwrap(), Err(Error::ShuttingDown));
+    assert!(!closed.is_finished());
+    gate.go();
+    closed.await.unwrap();
+    assert_eq!(gate.engine.descriptions()[0].state, WorkerState::Stopped);
+    assert_eq!(gate.engine.embed(call(1, &["late"])).await, Err(Error::ShuttingDown));
+}
+
+#[tokio::test]
 async fn the_canary_needs_no_quota() {
     let limits = Limits { queue_tokens_max: 0, quota_tokens: 0, ..Limits::default() };
     let engine = start(Box::new(|_| sim(Default::default())), limits, 2);

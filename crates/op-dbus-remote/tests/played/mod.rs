@@ -31,8 +31,8 @@ pub enum Mood {
     Quoting,
     /// With vectors of this number alone to all but the trial batch.
     Number(f32),
-    /// With this status to all but the trial batch, and that it is to be asked again in a second.
-    Later(u16),
+    /// With this status to all but the trial batch, and that it is to be asked again in so many seconds.
+    Later(u16, u64),
     /// Not at all.
     Silent,
     /// By hanging up, once or always.
@@ -127,8 +127,11 @@ fn talk(stream: &TcpStream, told: &Told) -> std::io::Result<()> {
             stream.set_read_timeout(None)?;
         }
         let (status, body) = answer(&rows, mood);
-        let (length, later) = (body.len(), matches!(mood, Mood::Later(_)));
-        let later = if later { "Retry-After: 1\r\n" } else { "" };
+        let length = body.len();
+        let later = match mood {
+            Mood::Later(_, seconds) => format!("Retry-After: {seconds}\r\n"),
+            _ => String::new(),
+        };
         write!(
             &mut &*stream,
             "HTTP/1.1 {status} x\r\n{later}Content-Length: {length}\r\n\r\n{body}"
@@ -161,7 +164,7 @@ fn answer(rows: &[Vec<i64>], mood: Mood) -> (u16, String) {
     let is_trial = is_trial(rows);
     match mood {
         Mood::All(status) => return (status, "said words".to_owned()),
-        Mood::Only(status) | Mood::Later(status) if !is_trial => {
+        Mood::Only(status) | Mood::Later(status, _) if !is_trial => {
             return (status, "said words".to_owned());
         }
         Mood::AtMost(most, status) if rows.len() > most => {
