@@ -104,7 +104,8 @@ pub fn pip(folder: &Path, words: &[&str], packages: &[&str]) -> Outcome {
     fs::create_dir_all(folder).map_err(failed)?;
     fs::write(&begun, wanted).map_err(failed)?;
     let mut pip = shell::program("python3", &["-m", "pip", "--quiet"]);
-    pip.args(words).args(["--upgrade", "--root-user-action=ignore", "--requirement"]);
+    // By a variable, which pip before 22.1 passes over.
+    pip.args(words).args(["--upgrade", "--requirement"]).env("PIP_ROOT_USER_ACTION", "ignore");
     shell::run(pip.arg(&begun))?;
     // Half of them are worse than none.
     fs::rename(&begun, &complete).map_err(failed)

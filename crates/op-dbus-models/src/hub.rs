@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode};
-use ureq::{Agent, Body, Timeout};
+use ureq::{Agent, Body, Proxy, Timeout};
 
 use crate::progress::Progress;
 use crate::staging::{Owner, act_as};
@@ -103,8 +103,7 @@ impl<'a> Hub<'a> {
                 std::fs::remove_file(part).ok();
             }
         });
-        let absent = format!("{} cannot be reached", host(&self.endpoint));
-        let mut answer = asked.map_err(|error| self.told(name, &absent, error))?;
+        let mut answer = asked.map_err(|error| self.told(name, &self.silence(), error))?;
         if answer.status() != StatusCode::PARTIAL_CONTENT {
             start = 0;
         }
@@ -163,6 +162,16 @@ impl<'a> Hub<'a> {
     /// rights for it than he.
     pub(crate) fn release(&self, part: &Path) {
         act_as(self.owner, || std::fs::remove_file(part).ok()).ok();
+    }
+
+    /// Whom no answer came from: the hub sends on to others, by a proxy that the environment names.
+    fn silence(&self) -> String {
+        let by = Proxy::try_from_env().map(|proxy| {
+            let (host, port) = (proxy.host(), proxy.port());
+            format!(", by the proxy {host}:{port} of the environment")
+        });
+        let (host, by) = (host(&self.endpoint), by.unwrap_or_default());
+        format!("no answer from {host} or where that sends on to{by}")
     }
 
     fn told(&self, name: &str, what: &str, error: ureq::Error) -> Error {

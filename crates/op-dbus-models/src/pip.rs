@@ -10,8 +10,12 @@ use crate::Error;
 use crate::manifest::Wheel;
 use crate::progress::{Progress, Step};
 
-/// The ways to start pip, tried in order.
-const PROGRAMS: [&[&str]; 3] = [&["python3", "-m", "pip"], &["pip3"], &["pip"]];
+/// The ways to start pip, tried in order, each as people know it. `python3 -m pip` takes modules from the current
+/// folder first, where a `pip.py` is anybody's; Python before 3.11 has no way to say otherwise.
+const PROGRAMS: [(&[&str], &str); 3] =
+    [(&["python3", "-c", MODULE], "python3 -m pip"), (&["pip3"], "pip3"), (&["pip"], "pip")];
+const MODULE: &str = "import sys; sys.path[:] = filter(None, sys.path); import runpy; \
+                      runpy.run_module('pip', run_name='__main__', alter_sys=True)";
 
 /// The Python whose wheels are asked for when the platform is named.
 pub(crate) const ABI: &str = "cp312";
@@ -28,18 +32,16 @@ pub(crate) fn download(
     dir: &Path,
     progress: &Progress,
 ) -> Result<PathBuf, Error> {
-    // pip works in there, whatever folder this is called in.
-    let dir = &std::path::absolute(dir).map_err(|error| Error::io("read", dir, error))?;
     let mut last = failure("there is no pip; install it (Debian: apt install python3-pip)");
-    for program in PROGRAMS {
+    for (program, shown) in PROGRAMS {
         let step = progress.step(format!("pip: {} {}", wheel.name, wheel.version), None);
         let child = match command(program, wheel, platform, dir).spawn() {
             Ok(child) => child,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(failure(&format!("{} does not start ({error})", program[0]))),
+            Err(error) => return Err(failure(&format!("{shown} does not start ({error})"))),
         };
         let (status, complaint) = watch(child, dir, &step)
-            .map_err(|error| failure(&format!("{} was lost ({error})", program[0])))?;
+            .map_err(|error| failure(&format!("{shown} was lost ({error})")))?;
         if status.success() {
             let path = only_wheel(dir)?;
             step.finish(std::fs::metadata(&path).map_or(0, |meta| meta.len()));
@@ -47,7 +49,7 @@ pub(crate) fn download(
         }
         let no_pip = complaint.contains("No module named pip");
         if !no_pip {
-            return Err(failure(&format!("{} ({})", last_line(&complaint), program.join(" "))));
+            return Err(failure(&format!("{} ({shown})", last_line(&complaint))));
         }
         last = failure("python3 has no pip module; install it (Debian: apt install python3-pip)");
     }
@@ -68,10 +70,6 @@ fn command(program: &[&str], wheel: &Wheel, platform: Option<&str>, dir: &Path) 
     }
     command
         .arg(format!("{}=={}", wheel.name, wheel.version))
-        // Python before 3.11 knows no better, and takes modules from the current folder first: a `pip.py`
-        // that lies there is anybody's.
-        .current_dir(dir)
-        .env("PYTHONSAFEPATH", "1")
         // The usual temporary folder may be a small file system in memory.
         .env("TMPDIR", dir)
         .stdin(Stdio::null())
@@ -157,15 +155,11 @@ mod tests {
     #[test]
     fn only_wheels_are_asked_for() {
         let wheel = Wheel { name: "a".into(), version: "1".into(), slice: None };
-        let command = command(PROGRAMS[0], &wheel, Some("manylinux_2_28_x86_64"), Path::new("d"));
+        let command = command(PROGRAMS[0].0, &wheel, Some("manylinux_2_28_x86_64"), Path::new("d"));
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
-        assert_eq!(&words[..3], ["-m", "pip", "download"]);
+        assert_eq!(words[2], "download");
         assert!(words.contains(&"--only-binary=:all:".into()));
         assert!(words.contains(&"manylinux_2_28_x86_64".into()));
         assert_eq!(words.last().map(AsRef::as_ref), Some("a==1"));
-        assert!(
-            command.get_envs().any(|set| set == ("PYTHONSAFEPATH".as_ref(), Some("1".as_ref())))
-        );
-        assert_eq!(command.get_current_dir(), Some(Path::new("d")));
     }
 }

@@ -19,7 +19,7 @@ pub struct Circuit {
     /// The last rest since it has computed a caller's batch; nothing where it has not failed since.
     rest: Duration,
     rests_until: Option<Instant>,
-    /// Whether nothing is to be had of it before: it was silent, or asks for the rest.
+    /// Whether nothing is to be had of it before: it was silent.
     is_gone: bool,
     proved: Option<Instant>,
     /// Batches that it has failed and another one has computed, since it has computed one itself.
@@ -91,7 +91,7 @@ impl Circuit {
 
     /// It asks for a rest, and is what it was. Who asks for none at all is not asked without end.
     pub fn pause(&mut self, now: Instant, time: Duration) {
-        (self.rests_until, self.is_gone) = (Some(now + time.clamp(REST, REST_MAX)), true);
+        self.rests_until = Some(now + time.clamp(REST, REST_MAX));
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_in_vain_for_who_is_silent_or_asks_for_a_rest() {
+    fn nobody_waits_in_vain_for_who_is_silent() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let of = |change: &dyn Fn(&mut Circuit)| {
             let mut circuit = Circuit::default();
@@ -160,7 +160,7 @@ mod tests {
         let silent = of(&|circuit| circuit.fail(now, 10 * second));
         assert_eq!((silent(10), silent(11)), (None, Some(now + 10 * second)));
         let busy = of(&|circuit| circuit.pause(now, 5 * second));
-        assert_eq!((busy(5), busy(6)), (None, Some(now + 5 * second)));
+        assert_eq!((busy(4), busy(6)), (Some(now + 4 * second), Some(now + 5 * second)));
         let absent = of(&|circuit| (0..5).for_each(|_| circuit.fail(now, REST)));
         assert_eq!((absent(1), absent(2)), (Some(now + second), Some(now + 16 * REST)));
         assert_eq!(of(&|_| ())(1), None);

@@ -38,7 +38,7 @@ impl Engine {
         self.scheduler().change(Roster::acquit);
     }
 
-    /// Nothing takes the place of workers that lose batches: they are not given up for that any more.
+    /// Nothing takes the place of workers that lose batches or load slowly: they are not given up for that any more.
     pub fn keep_trying(&self) {
         self.scheduler().change(Roster::keep_trying);
     }

@@ -5,24 +5,28 @@ use crate::backend::BackendError;
 
 /// Failed loads in a row of every worker of a pool after which nobody waits for them.
 const LOAD_FAILURES_MAX: u32 = 3;
-/// Microseconds of failed loads in a row that are as much: a caller over D-Bus waits for 25 s by itself, of which
-/// the batch that was lost has had most.
+/// Microseconds of failed loads in a row that are as much where another pool can take over: a caller over D-Bus
+/// waits for 25 s by itself, of which the batch that was lost has had most. A device may have loads that long,
+/// and its memory may be free a moment late, so that one does not count.
 const LOAD_FAILURES_US_MAX: u64 = 5_000_000;
+const DEVICE_LOADS_MIN: u32 = 2;
 /// Batches that a worker loses in a row before its short proof is not enough any more: as often as one text
 /// is tried.
 const LOSSES_TRUSTED: u32 = 2;
 
-impl Worker {
-    /// Whether its failed loads took so long that nobody waits for another one.
-    fn loads_slowly(&self) -> bool {
-        self.load_failures_us >= LOAD_FAILURES_US_MAX
-    }
-}
-
 impl Roster {
     /// Whether a worker has a backend that computes, or soon will again.
     pub(super) fn can_be_had(&self, worker: &Worker) -> bool {
-        worker.load_failures < LOAD_FAILURES_MAX && !self.loses(worker)
+        let loads = worker.load_failures < LOAD_FAILURES_MAX && !self.loads_slowly(worker);
+        loads && !self.loses(worker)
+    }
+
+    /// Whether its failed loads took so long that nobody waits for another one.
+    fn loads_slowly(&self, worker: &Worker) -> bool {
+        let pool = &self.pools[worker.pool];
+        let enough = if pool.holds_device { DEVICE_LOADS_MIN } else { 1 };
+        let slow = worker.load_failures_us >= LOAD_FAILURES_US_MAX;
+        pool.losses_max.is_some() && worker.load_failures >= enough && slow
     }
 
     /// A worker could not be replaced, which took so many microseconds.
@@ -31,9 +35,6 @@ impl Roster {
             worker.is_loading = false;
             worker.load_failures += 1;
             worker.load_failures_us += took_us;
-            if worker.loads_slowly() {
-                worker.load_failures = worker.load_failures.max(LOAD_FAILURES_MAX);
-            }
             worker.status.last_error = Some(error.to_string());
         }
     }
@@ -82,7 +83,7 @@ impl Roster {
     /// find them as they are, or wait as long.
     pub fn in_vain(&self) -> Option<String> {
         let slow = || {
-            let worker = self.asked_for().find(|worker| worker.loads_slowly())?;
+            let worker = self.asked_for().find(|worker| self.loads_slowly(worker))?;
             let seconds = worker.load_failures_us / 1_000_000;
             let error = worker.status.last_error.clone().unwrap_or_default();
             self.is_hopeless()
@@ -96,11 +97,10 @@ impl Roster {
         self.workers.iter_mut().for_each(|worker| worker.losses = 0);
     }
 
-    /// Nothing takes the place of workers that lose batches: they are not given up for that any more. Those that
-    /// can't be loaded may be looked for again, however long that takes.
+    /// Nothing takes the place of workers that lose batches or load slowly: they are not given up for that any
+    /// more.
     pub fn keep_trying(&mut self) {
         self.pools.iter_mut().for_each(|pool| pool.losses_max = None);
-        self.workers.iter_mut().for_each(|worker| worker.load_failures_us = 0);
     }
 
     /// The opposite of [`Roster::keep_trying`]: the workers of the pool that was asked for are given up when each has

@@ -24,13 +24,18 @@ const BULK_WAIT_US: u64 = 100;
 
 /// Of one worker, whose batches are of two rows. Nothing is done unless the test does it.
 fn scheduler() -> Scheduler {
+    scheduler_of(|pool| pool)
+}
+
+/// The same, of another kind.
+fn scheduler_of(kind: impl Fn(Pool) -> Pool) -> Scheduler {
     MADE_UP_US.set(Some(0));
     let (normalized, matryoshka) = (true, Vec::new());
     let max_input_tokens = 2 * TOKENS;
     let model = ModelShape { dimensions: DIMENSIONS, max_input_tokens, normalized, matryoshka };
     let batch = BatchLimits { tokens_max: 2 * TOKENS, ..BatchLimits::default() };
     let pool = Pool { batch, ..Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(DIMENSIONS))))) };
-    let mut roster = Roster::new(&[pool], &model);
+    let mut roster = Roster::new(&[kind(pool)], &model);
     roster.add(vec![(0, Loaded::of(&SimBackend::new(DIMENSIONS) as &dyn Backend))]);
     let limits = Limits { bulk_wait_us_max: BULK_WAIT_US, ..Limits::default() };
     Scheduler::new(&limits, Duration::from_secs(3600), roster, Arc::default())
@@ -178,23 +183,29 @@ fn bulk_that_was_planned_ahead_and_leaves_by_its_age_is_followed_by_interactive_
 
 /// Each load waits as long for what is silent, and so do its callers.
 #[test]
-fn a_worker_that_takes_long_not_to_load_is_given_up_sooner() {
+fn a_worker_that_takes_long_not_to_load_is_given_up_sooner_where_another_pool_takes_over() {
     let error = BackendError::Lost("nobody answers".to_owned());
     let (quick, slow) = (1_000_000, 5_000_000);
-    let scheduler = scheduler();
-    let of = |ask: fn(&Roster) -> Option<String>| scheduler.roster(|roster| ask(roster));
-    let hopeless = || scheduler.roster(|roster| roster.is_hopeless());
-    for is_hopeless in [false, false, true] {
-        scheduler.load_failed(0, &error, quick);
-        assert_eq!((hopeless(), of(Roster::in_vain)), (is_hopeless, None));
+    let fail = |losses_max, holds_device, times_us: &[u64]| {
+        let scheduler = scheduler_of(|pool| Pool { losses_max, holds_device, ..pool });
+        times_us.iter().for_each(|took_us| scheduler.load_failed(0, &error, *took_us));
+        scheduler
+    };
+    let hopeless = |scheduler: &Scheduler| scheduler.roster(|roster| roster.is_hopeless());
+    let why = |scheduler: &Scheduler| scheduler.roster(|roster| roster.in_vain());
+    for losses_max in [None, Some(2)] {
+        assert!(!hopeless(&fail(losses_max, false, &[quick; 2])));
+        let three = fail(losses_max, false, &[quick; 3]);
+        assert_eq!((hopeless(&three), why(&three)), (true, None));
     }
-    scheduler.loaded(0, Loaded::of(&SimBackend::new(DIMENSIONS) as &dyn Backend));
-    assert!(!hopeless());
-    scheduler.load_failed(0, &error, slow);
-    let why = of(Roster::in_vain).unwrap();
-    assert!(hopeless() && why.starts_with("could not be loaded again in 5 s ("), "{why}");
-    assert_eq!(of(Roster::losses), None);
-    // Nothing else is there.
-    scheduler.change(Roster::keep_trying);
-    assert_eq!((hopeless(), of(Roster::in_vain)), (true, None));
+    // Callers have nobody else.
+    assert!(!hopeless(&fail(None, false, &[slow; 2])));
+    assert!(!hopeless(&fail(Some(2), true, &[slow])));
+    for given_up in [fail(Some(2), false, &[slow]), fail(Some(2), true, &[slow, quick])] {
+        assert!(hopeless(&given_up));
+        assert!(why(&given_up).is_some_and(|why| why.starts_with("could not be loaded again in ")));
+        assert_eq!(given_up.roster(|roster| roster.losses()), None);
+        given_up.change(Roster::keep_trying);
+        assert_eq!((hopeless(&given_up), why(&given_up)), (false, None));
+    }
 }

@@ -54,7 +54,11 @@ pub(crate) fn act_as<T: Send>(
     work: impl FnOnce() -> T + Send,
 ) -> io::Result<T> {
     let work = || {
-        let told = |error| io::Error::other(format!("its owner's rights can't be taken ({error})"));
+        let told = |error| {
+            io::Error::other(format!(
+                "its owner's rights can't be taken ({error}): run this as its owner"
+            ))
+        };
         owner.map_or(Ok(()), take_rights).map_err(told)?;
         Ok(work())
     };

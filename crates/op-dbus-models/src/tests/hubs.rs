@@ -188,7 +188,7 @@ fn a_hub_that_is_not_there_is_named() {
     let progress = Progress::silent();
     let hub = hub(dir.path(), &format!("http://user:pw@{closed}"), &progress);
     let message = hub.download(&content()).unwrap_err().to_string();
-    let named = format!("hub: x.bin: {closed} cannot be reached (");
+    let named = format!("hub: x.bin: no answer from {closed} or where that sends on to (");
     assert!(message.starts_with(&named), "{message}");
     assert!(message.ends_with(&format!("; HF_ENDPOINT is http://{closed}")), "{message}");
 }

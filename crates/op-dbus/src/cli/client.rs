@@ -55,16 +55,15 @@ pub async fn connect(bus: &Bus) -> Result<Service, Failure> {
 pub async fn wait(bus: &Bus, limit: Duration) -> Result<Service, Failure> {
     let mut found = Err(silent(bus, limit));
     let settled = async {
-        let service = loop {
-            match connect(bus).await {
-                Ok(service) => break service,
-                Err(failure) => found = Err(failure),
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
-        };
+        // By a new connection each time: what is not there yet may also go once more.
         loop {
-            found = match service.properties().await {
-                Ok(properties) if properties.text("State") != "loading" => {
+            let asked = async {
+                let service = connect(bus).await?;
+                let properties = service.properties().await?;
+                Ok((service, properties))
+            };
+            found = match asked.await {
+                Ok((service, properties)) if properties.text("State") != "loading" => {
                     return (service, properties);
                 }
                 answer => answer.map(drop),

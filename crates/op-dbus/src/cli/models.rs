@@ -320,13 +320,18 @@ fn readable(store: &Store) -> Result<(), String> {
 
 fn remove(store: &Store, names: &[String], json: bool) -> Outcome {
     for name in names {
-        let removed = match store.remove(name)? {
+        let installed = store.remove(name)?;
+        let removed = match installed {
             true => "removed",
             false => "removed what an interrupted pull had left; it was not installed",
         };
         let mut out = std::io::stdout().lock();
         match json {
-            true => writeln!(out, "{}", json!({ "name": name, "done": "removed" }))?,
+            true => writeln!(
+                out,
+                "{}",
+                json!({ "name": name, "done": "removed", "installed": installed })
+            )?,
             false => writeln!(out, "{name}: {removed}")?,
         }
     }

@@ -102,7 +102,7 @@ class AsyncEmbedder:
         what it sent, without a copy. More are several calls, one after the other and all in the vector
         space of the first, and the vectors of each are copied into one array as they come. Where the
         service's limits are smaller, so are the calls. Where the queue is full by then, all but the first
-        wait for room, each for 120 s or ``deadline_ms``, and come back when the service says.
+        wait for room, each for 120 s or five more than ``deadline_ms``, and come back when the service says.
         """
         wanted: dict[str, Any] = dict(options)
         seconds = _patience(wanted)
