@@ -1,15 +1,20 @@
 //! The engine as a library: its examples, run as programs of their own.
 
+use std::fs;
 use std::path::Path;
 
+use serde_json::json;
 use tempfile::TempDir;
 
-use crate::harness::Outcome;
+use crate::harness::bus::PrivateBus;
+use crate::harness::client::Options;
 use crate::harness::command::{clean, finish};
-use crate::harness::files::numbers;
-use crate::harness::golden::{self, cosine};
+use crate::harness::daemon::Setup;
+use crate::harness::files::{copy_folder, numbers};
+use crate::harness::golden::{self, cosine, distance};
 use crate::harness::needs::{self, Need};
 use crate::harness::registry::tests;
+use crate::harness::{Outcome, fixture};
 
 tests! {
     gpu_demo_compares_what_computes_here: [Low, LibraryExamples],
@@ -18,6 +23,7 @@ tests! {
     onnx_runtime_tells_nobody_that_it_runs: [Low, Runtime, LibraryExamples],
     round_trip_tells_what_a_worker_process_costs: [LibraryExamples],
     bulk_writes_the_vectors_of_the_references: [Low, LibraryExamples],
+    a_text_has_the_prompt_that_the_service_gives_it: [Bus, LibraryExamples],
     the_library_refuses_in_one_sentence: [LibraryExamples],
 }
 
@@ -150,12 +156,38 @@ async fn bulk_writes_the_vectors_of_the_references() -> Outcome {
     let output = folder.path().join("vectors.f32");
     let said = run("bulk", &[&output], &[], &(lines.join("\n") + "\n")).await?;
     assert!(said.starts_with("600 vectors of 384 numbers on cpu:0\n"), "{said}");
-    let bytes = std::fs::read(output)?;
+    let bytes = fs::read(output)?;
     assert_eq!(bytes.len(), 600 * 384 * 4);
     for (vector, (text, reference)) in numbers(&bytes).chunks(384).zip(expected.iter().cycle()) {
         let cosine = cosine(vector, reference);
         assert!(cosine > 0.9995, "{}: {cosine}", text.name);
     }
+    Ok(())
+}
+
+async fn a_text_has_the_prompt_that_the_service_gives_it() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = Setup::with_store()?.setting("cpu_engine", "native").setting("model", "asks");
+    let setup = setup.setting("batch_tokens_max", "512");
+    let (folder, output) = (setup.path("source"), setup.path("vectors.f32"));
+    copy_folder(&fixture("golden/tiny-bert"), &folder)?;
+    let prompts = json!({"prompts": {"query": "query: "}, "default_prompt_name": "query"});
+    fs::write(folder.join("config_sentence_transformers.json"), prompts.to_string())?;
+    setup.import(&folder, &["--name", "asks"]).await?.success()?;
+
+    let daemon = setup.ready(&bus).await?;
+    let served = daemon.client().vectors(&["why?"]).await?;
+    let none = Options::from([("prompt", "".into())]);
+    let plain = daemon.client().packed(&["why?"], none).await?.vectors;
+    daemon.stop().await?;
+
+    let mut command = clean(needs::example("bulk"));
+    command.args([&output, &setup.path("models")]).arg("asks");
+    command.env("XDG_CACHE_HOME", setup.path("cache"));
+    finish(command, "why?\n").await?.success()?;
+    let own = numbers(&fs::read(output)?);
+    assert!(distance(&own, &served[0]) <= 1e-5);
+    assert!(distance(&own, &plain[0]) > 1e-2);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Errors as they travel on the bus: one name each, one sentence as the message.
 
 use std::fmt;
+use std::str::FromStr;
 
 use zbus::message::{Header, Message};
 use zbus::names;
@@ -147,6 +148,19 @@ impl zbus::DBusError for Error {
     }
 }
 
+/// A sentence that is about one text of its call, with what `name` has that text called by its number there, for a
+/// client whose calls are parts of something larger. Nothing, where a sentence begins neither with a text nor with
+/// the size of one, or `name` knows none.
+pub fn about_text<N: FromStr>(
+    sentence: &str,
+    name: impl FnOnce(N) -> Option<String>,
+) -> Option<String> {
+    let size = "the size of ";
+    let (before, text) = sentence.strip_prefix(size).map_or(("", sentence), |text| (size, text));
+    let (number, rest) = text.strip_prefix("text ")?.split_once(' ')?;
+    Some(format!("{before}{} {rest}", name(number.parse().ok()?)?))
+}
+
 /// Of a long message the ends, where it says what is wrong and what to do.
 fn ends_of(message: String) -> String {
     if message.len() <= MESSAGE_BYTES_MAX {
@@ -167,6 +181,22 @@ mod tests {
         for name in ErrorName::ALL {
             names::ErrorName::try_from(name.as_str()).expect("a valid D-Bus error name");
             assert!(seen.insert(name.as_str()), "{} stands twice", name.as_str());
+        }
+    }
+
+    #[test]
+    fn a_text_is_called_what_its_client_calls_it() {
+        let named =
+            |sentence| about_text(sentence, |n: u8| Some(format!("line {}", n.checked_add(7)?)));
+        for (sentence, right) in [
+            ("text 3 has 602 tokens", Some("line 10 has 602 tokens")),
+            ("the size of text 0 in bytes is 2", Some("the size of line 7 in bytes is 2")),
+            ("text can't be read", None),
+            ("the size of all texts in bytes is 2", None),
+            ("the queue is full", None),
+            ("text 255 has no name", None),
+        ] {
+            assert_eq!(named(sentence).as_deref(), right);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Embeds each line of standard input, and writes the vectors as 32-bit little-endian floats to a file:
 //! a bounded part of the input is in memory at any time, and several calls are under way.
 //!
-//!     bulk OUTPUT [MODEL-DIR [LEVEL]] < TEXTS
+//!     bulk OUTPUT [MODEL-DIR [LEVEL|MODEL]] < TEXTS
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write, stdin};
@@ -29,13 +29,16 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
-    let output = arguments.next().ok_or("usage: bulk OUTPUT [MODEL-DIR [LEVEL]] < TEXTS")?;
+    let output = arguments.next().ok_or("usage: bulk OUTPUT [MODEL-DIR [LEVEL|MODEL]] < TEXTS")?;
     let mut builder = Embedder::builder().batch_tokens(512);
     if let Some(model_dir) = arguments.next() {
         builder = builder.model_dir(model_dir);
     }
-    if let Some(level) = arguments.next() {
-        builder = builder.level(level.parse()?);
+    if let Some(name) = arguments.next() {
+        builder = match name.parse() {
+            Ok(level) => builder.level(level),
+            Err(_) => builder.model(name),
+        };
     }
     let embedder = &builder.build()?;
 

@@ -16,6 +16,7 @@ const MODEL_DIR: &str = op_dbus_models::USUAL_DIR;
 pub struct Builder {
     pub(crate) level: Level,
     pub(crate) model: Option<String>,
+    pub(crate) prompt: Option<String>,
     pub(crate) model_dir: PathBuf,
     pub(crate) cache_dir: Option<PathBuf>,
     provider: String,
@@ -39,6 +40,7 @@ impl Default for Builder {
         Self {
             level: Level::Medium,
             model: None,
+            prompt: None,
             model_dir: PathBuf::from(MODEL_DIR),
             cache_dir: None,
             provider: CPU.to_owned(),
@@ -78,6 +80,12 @@ impl Builder {
     /// A model of the store by its name, in place of a level's.
     pub fn model(self, name: impl Into<String>) -> Self {
         Self { model: Some(name.into()), ..self }
+    }
+
+    /// Name of the model's prompt that is put before each text, `""` for none; by default the model's own default
+    /// prompt, as in a service whose settings name no other. [`Embedder::prompts`] lists them.
+    pub fn prompt(self, name: impl Into<String>) -> Self {
+        Self { prompt: Some(name.into()), ..self }
     }
 
     /// The model store; libraries of providers are looked for beside it. `/var/lib/op-dbus/models` by

@@ -28,6 +28,8 @@
 //! # }
 //! ```
 //!
+//! Each text has the model's default prompt before it, if it has one: [`Builder::prompt`] names another, or none.
+//!
 //! Models are fetched by `op-dbus models pull`, libraries of other providers by `op-dbus runtime pull`.
 //! Both are compared with their digests before they are loaded.
 //!

@@ -97,7 +97,15 @@ pub enum Error {
          memory"
     )]
     OutOfMemory(#[source] BackendError),
-    /// An option can't be honoured, or a text can't be tokenized.
+    /// The tokenizer has no tokens for a text.
+    #[error("text {index} can't be tokenized: {reason}")]
+    Untokenizable {
+        /// Index of the text in the call.
+        index: usize,
+        /// What the tokenizer says.
+        reason: String,
+    },
+    /// An option can't be honoured, or a token id is none of the model's.
     #[error("{0}")]
     InvalidArgument(String),
 }
@@ -115,7 +123,7 @@ impl Error {
             Self::ShuttingDown => "shutting-down",
             Self::WorkerFailed(_) => "worker-failed",
             Self::OutOfMemory(_) => "out-of-memory",
-            Self::InvalidArgument(_) => "invalid-argument",
+            Self::Untokenizable { .. } | Self::InvalidArgument(_) => "invalid-argument",
         }
     }
 }

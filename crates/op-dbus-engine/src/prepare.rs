@@ -249,9 +249,7 @@ impl EncodeError {
                 "text {index} has the token id {id}, and the ids of this model are below \
                  {vocabulary}; send ids of its own tokenizer, or the text itself"
             )),
-            Self::Failed(reason) => {
-                Error::InvalidArgument(format!("text {index} can't be tokenized: {reason}"))
-            }
+            Self::Failed(reason) => Error::Untokenizable { index, reason },
         }
     }
 }

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use op_dbus_api::{BUS_NAME, Error, ErrorName};
+use op_dbus_api::{BUS_NAME, Error, ErrorName, about_text};
 use serde_json::json;
 use zbus::fdo;
 
@@ -77,8 +77,8 @@ impl Refusal {
     }
 
     /// The same, where it is about one text, with what `name` calls that by its number in the call.
-    pub fn about_texts(mut self, name: impl Fn(usize) -> String) -> Self {
-        if let Some(message) = renamed(&self.message, name) {
+    pub fn about_texts(mut self, name: impl FnOnce(usize) -> String) -> Self {
+        if let Some(message) = about_text(&self.message, |number| Some(name(number))) {
             self.message = message;
         }
         self
@@ -86,7 +86,7 @@ impl Refusal {
 
     /// The same, of a call with one text alone, which is the request's text `number`.
     pub fn about_text(mut self, number: usize) -> Self {
-        self.message = renamed(&self.message, |_| format!("text {number}"))
+        self.message = about_text(&self.message, |_: usize| Some(format!("text {number}")))
             .unwrap_or_else(|| format!("text {number}: {}", self.message));
         self
     }
@@ -213,15 +213,6 @@ pub fn shaped(mut response: Response, openai: bool) -> Response {
     *response.body_mut() = Body::from(body.to_string());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
-}
-
-/// A sentence of the service's that begins with a text's number, or with the size of that text.
-fn renamed(message: &str, name: impl Fn(usize) -> String) -> Option<String> {
-    let (before, rest) = ["text ", "the size of text "]
-        .into_iter()
-        .find_map(|begin| Some((begin.strip_suffix("text ")?, message.strip_prefix(begin)?)))?;
-    let (number, rest) = rest.split_once(' ')?;
-    Some(format!("{before}{} {rest}", name(number.parse().ok()?)))
 }
 
 /// The service's hint when to come back, `… in 120 ms`, in whole seconds.

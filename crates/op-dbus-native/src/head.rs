@@ -2,6 +2,7 @@
 //!
 //! Some thousand operations per text: plain Rust, which is the same on every instruction set.
 
+use op_dbus_engine::foreign::larger;
 use op_dbus_graph::Pooling;
 use op_dbus_graph::encoder::DenseActivation;
 
@@ -78,13 +79,6 @@ fn pool(pooling: Pooling, tokens: &[f32], stride: usize, to: &mut [f32]) {
             let share = 1.0 / tokens.len().div_ceil(stride) as f32;
             to.iter_mut().for_each(|value| *value *= share);
         }
-    }
-}
-
-/// `most`, or `value` if that is larger. What is not a number stays, as it does in sums: `f32::max` would hide it.
-fn larger(most: &mut f32, value: f32) {
-    if value > *most || value.is_nan() {
-        *most = value;
     }
 }
 

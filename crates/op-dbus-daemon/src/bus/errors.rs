@@ -52,7 +52,9 @@ fn engine(error: &EngineError) -> ErrorName {
         EngineError::ShuttingDown => ErrorName::ShuttingDown,
         EngineError::WorkerFailed(_) => ErrorName::WorkerFailed,
         EngineError::OutOfMemory(_) => ErrorName::OutOfMemory,
-        EngineError::InvalidArgument(_) => ErrorName::InvalidArgument,
+        EngineError::Untokenizable { .. } | EngineError::InvalidArgument(_) => {
+            ErrorName::InvalidArgument
+        }
     }
 }
 

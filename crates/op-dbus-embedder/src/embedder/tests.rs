@@ -1,54 +1,65 @@
-//! Which refusals leave a provider to the next, and what a provider is told.
+//! What is put before a text.
+
+use std::fs;
+use std::path::Path;
+
+use op_dbus_models::{ImportOptions, OnnxFacts, Progress};
 
 use super::*;
 
-#[test]
-fn a_provider_without_a_library_is_named_once() {
-    let refusal = |provider| {
-        let own = provider::Own::default();
-        let missing =
-            provider::libraries(provider, CpuEngine::Native, &own, "/nowhere/models".as_ref());
-        no_library(provider, missing.unwrap_err()).to_string()
+/// A store with the model `asks`, which has a default prompt.
+fn store() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny-bert");
+    let source = root.path().join("source");
+    fs::create_dir_all(source.join("1_Pooling")).unwrap();
+    let files = ["config.json", "model.safetensors", "modules.json", "sentence_bert_config.json"];
+    let others = ["tokenizer.json", "tokenizer_config.json", "1_Pooling/config.json"];
+    for file in files.into_iter().chain(others) {
+        fs::copy(tiny.join(file), source.join(file)).unwrap();
+    }
+    let prompts =
+        r#"{"prompts": {"plain": "", "query": "query: "}, "default_prompt_name": "query"}"#;
+    fs::write(source.join("config_sentence_transformers.json"), prompts).unwrap();
+    let options = ImportOptions {
+        inspect: &|_| Ok(OnnxFacts { dimensions: None, pooled: true }),
+        tokenizer: &|_, _| Ok(()),
+        model: &|_| Ok(()),
+        progress: &Progress::silent(),
+        pooling: None,
+        dimensions: None,
+        max_input_tokens: None,
     };
-    assert!(refusal("migraphx").starts_with("migraphx: build or install ONNX Runtime"));
-    assert!(refusal("coreml").starts_with("coreml needs macOS"));
-    assert!(refusal("ggml").starts_with("ggml: ") && refusal("ggml").contains("/nowhere"));
+    Store::open(root.path().join("models")).import(&source, "asks", &options).unwrap();
+    root
+}
+
+fn builder(root: &tempfile::TempDir) -> Builder {
+    let builder = Embedder::builder().model("asks").threads(1).batch_tokens(64);
+    builder.model_dir(root.path().join("models")).cache_dir(root.path().join("cache"))
 }
 
 #[test]
-fn a_device_that_fails_in_whatever_way_leaves_it_to_the_next_provider() {
-    let load = |kind| BackendError::Load { kind, message: "a reason".to_owned() };
-    let failures = [
-        BackendError::OutOfMemory("8 bytes".to_owned()),
-        BackendError::Failed("a kernel".to_owned()),
-        BackendError::Lost("a thread".to_owned()),
-        load(LoadErrorKind::Other),
-    ];
-    for error in failures {
-        let said = format!("cuda does not work here: {error}");
-        let on_device = refused("cuda", error.clone());
-        assert!(matches!(&on_device, Error::Provider(is) if *is == said), "{on_device:?}");
-        let nothing_left = refused(CPU, error);
-        assert!(matches!(nothing_left, Error::Backend(_)), "{nothing_left:?}");
-    }
-    for kind in
-        [LoadErrorKind::ModelNotInstalled, LoadErrorKind::ModelCorrupt, LoadErrorKind::Untrusted]
-    {
-        let everywhere = refused("cuda", load(kind));
-        assert!(matches!(everywhere, Error::Backend(_)), "{everywhere:?}");
-    }
-    let unavailable = refused("cuda", load(LoadErrorKind::ProviderUnavailable));
-    assert_eq!(unavailable.to_string(), "a reason");
+fn a_text_has_the_default_prompt_or_the_one_that_is_named_before_it() {
+    let root = store();
+    let asks = builder(&root).build().unwrap();
+    let plain = builder(&root).prompt("").build().unwrap();
+    assert_eq!([asks.prompt(), plain.prompt()], ["query: ", ""]);
+    assert_eq!(asks.prompts()["query"], "query: ");
+    let vector = plain.embed_blocking("query: why?").unwrap();
+    assert_eq!(asks.embed_blocking("why?").unwrap(), vector);
+    let vector = plain.embed_blocking("why?").unwrap();
+    assert_ne!(asks.embed_blocking("why?").unwrap(), vector);
+    // A call says itself what is put before its texts.
+    let call = Call { inputs: vec!["why?".to_owned()].into(), ..Call::default() };
+    assert_eq!(futures_executor::block_on(asks.call(call)).unwrap().vectors, vector);
+    let named = builder(&root).prompt("plain").build().unwrap();
+    assert_eq!(named.embed_blocking("why?").unwrap(), vector);
 }
 
 #[test]
-fn a_memory_limit_is_said_in_the_words_of_the_provider() {
-    let builder = Embedder::builder().memory_limit(1 << 30);
-    let said = |builder: &Builder, provider| options(builder, provider);
-    let one = |key: &str| vec![(key.to_owned(), "1073741824".to_owned())];
-    assert_eq!(said(&builder, "cuda"), one("gpu_mem_limit"));
-    assert_eq!(said(&builder, "migraphx"), one("migraphx_mem_limit"));
-    assert_eq!((said(&builder, "ggml"), said(&builder, CPU)), (Vec::new(), Vec::new()));
-    let own = builder.provider_option("gpu_mem_limit", "5");
-    assert_eq!(said(&own, "cuda"), [("gpu_mem_limit".to_owned(), "5".to_owned())]);
+fn a_prompt_that_the_model_does_not_have_is_refused_with_those_that_it_has() {
+    let refused = builder(&store()).prompt("passage").build().unwrap_err().to_string();
+    let right = "prompt is \"passage\", which asks does not have; it has plain, query";
+    assert_eq!(refused, right);
 }

@@ -15,8 +15,7 @@ impl Engine {
     /// Tokens of each text of user `uid` before truncation, special tokens included.
     ///
     /// # Errors
-    /// `TooLarge`, `InvalidArgument` (a text that can't be tokenized), `QuotaExceeded`, `Overloaded`,
-    /// `ShuttingDown`.
+    /// `TooLarge`, `Untokenizable`, `QuotaExceeded`, `Overloaded`, `ShuttingDown`.
     pub async fn count_tokens(&self, uid: u32, texts: Vec<String>) -> Result<Vec<u32>, Error> {
         let count = |tokenizer: &Tokenizer, text: &str| {
             tokenizer.count(text).map(|count| u32::try_from(count).unwrap_or(u32::MAX))

@@ -7,7 +7,7 @@ mod pooling;
 
 pub use inputs::{Input, InputPort, inputs};
 pub use padding::{Filled, Padded};
-pub use pooling::{Pooling, finite, normalize, pool};
+pub use pooling::{Pooling, finite, larger, normalize, pool};
 
 /// Integers that a graph wants its inputs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

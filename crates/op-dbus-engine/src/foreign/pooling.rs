@@ -48,7 +48,8 @@ pub fn pool(
 }
 
 /// `most`, or `value` if that is larger. What is not a number stays, as it does in sums: `f32::max` would hide it.
-fn larger(most: &mut f32, value: f32) {
+#[inline]
+pub fn larger(most: &mut f32, value: f32) {
     if value > *most || value.is_nan() {
         *most = value;
     }

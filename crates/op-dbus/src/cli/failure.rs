@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use op_dbus_api::about_text;
 use op_dbus_daemon::settings::Mistakes;
 
 use super::Done;
@@ -84,9 +85,9 @@ impl Failure {
 
     /// The same, where `name` has what the text with a number in its call is called: the call may have others than
     /// those that follow each other in the input.
-    pub fn about_texts(mut self, first: u64, name: impl Fn(u64) -> Option<String>) -> Self {
+    pub fn about_texts(mut self, first: u64, name: impl FnOnce(u64) -> Option<String>) -> Self {
         if self.code == 1 {
-            if let Some(sentence) = of_the_input(&self.message, name) {
+            if let Some(sentence) = about_text(&self.message, name) {
                 self.message = sentence;
             } else if first > 0 {
                 self.message =
@@ -115,12 +116,6 @@ impl Failure {
     }
 }
 
-/// A sentence that begins with a text's number in its call, with what that is called in the input.
-fn of_the_input(message: &str, name: impl Fn(u64) -> Option<String>) -> Option<String> {
-    let (number, rest) = message.strip_prefix("text ")?.split_once(' ')?;
-    Some(format!("{} {rest}", name(number.parse().ok()?)?))
-}
-
 /// Settings that can't be used.
 impl From<Mistakes> for Failure {
     fn from(mistakes: Mistakes) -> Self {
@@ -139,6 +134,8 @@ mod tests {
     fn texts_are_counted_from_the_start_of_the_input() {
         let said = |sentence| Failure::refused(sentence).about_texts_from(2049).message;
         assert_eq!(said("text 950 has 602 tokens"), "text 2999 has 602 tokens");
+        let size = "the size of text 2051 in bytes with any prompt is 3, the limit is 2";
+        assert_eq!(said("the size of text 2 in bytes with any prompt is 3, the limit is 2"), size);
         let of_all = "in the call that begins with text 2049: the queue is full";
         assert_eq!(said("the queue is full"), of_all);
         assert_eq!(Failure::refused("text 3 is").about_texts_from(0).message, "text 3 is");

@@ -23,7 +23,8 @@ class Options(TypedDict, total=False):
     prompt: str
     """Name of a prompt of the model, put before each text."""
     truncate: Literal["end", "start", "mean", "error"]
-    """What happens to texts that are longer than the model reads."""
+    """What happens to texts that are longer than the model reads. A prompt is the start of its text:
+    ``start`` cuts it off, and with ``mean`` the first piece alone has it."""
     encoding: Literal["f32", "f16", "i8", "b1"]
     """What vectors are made of: float32, float16, int8 scaled in each vector by itself, or signs as
     bits that eight are packed of into a uint8."""

@@ -91,8 +91,7 @@ impl<'a> Stream<'a> {
         let served = while_wanted(caller, None, serving).await?;
         wanted.options.priority.get_or_insert(Priority::Bulk);
         let (uid, cancel) = (caller.uid, caller.cancel.clone());
-        let options = wanted.options.clone();
-        let inputs = Inputs::Texts(Vec::new());
+        let (inputs, options) = (Inputs::Texts(Vec::new()), wanted.options.clone());
         let nothing = Request { uid, cancel, inputs, options, wait: true, sink: None };
         let reply = served.embed(nothing).await?;
         let Wanted { encoding, format, .. } = wanted;
@@ -122,10 +121,11 @@ impl<'a> Stream<'a> {
         let mut silence = pin!(sleep_until(Clock::now() + silence_max));
         let mut next = 0;
         loop {
-            let served = self.service.instead_of(&self.served);
+            // The one before ends, if this was all that it had to do.
+            self.served = self.service.instead_of(&self.served);
             let fitting = |texts: &VecDeque<String>| {
                 let texts = texts.iter().take(BATCH_TEXTS);
-                served.fitting(texts, &self.wanted.options, BATCHES_MAX)
+                self.served.fitting(texts, &self.wanted.options, BATCHES_MAX)
             };
             // An idle engine gets what there is, a busy one full batches.
             while batches.len() < BATCHES_MAX
@@ -133,7 +133,7 @@ impl<'a> Stream<'a> {
             {
                 let rows = texts.len() as u64;
                 self.grant.more(rows.saturating_mul(self.result.row_bytes()))?;
-                batches.push_back(self.batch(next, texts, served.clone()));
+                batches.push_back(self.batch(next, texts));
                 next += rows;
             }
             let hungry = records.is_some() && !waiting.is_enough();
@@ -173,14 +173,12 @@ impl<'a> Stream<'a> {
         &self,
         first: u64,
         texts: Vec<String>,
-        served: Arc<Served>,
     ) -> impl Future<Output = Result<(u64, Reply, Arc<Served>), Error>> + use<'a> {
-        let (service, options) = (self.service, self.wanted.options.clone());
+        let (service, served) = (self.service, self.served.clone());
         let (uid, cancel) = (self.caller.uid, self.caller.cancel.clone());
-        let sink = Some(self.result.sink(first));
-        let inputs = Inputs::Texts(texts);
+        let (inputs, options) = (Inputs::Texts(texts), self.wanted.options.clone());
+        let (framing, sink) = (self.wanted.framing, Some(self.result.sink(first)));
         let request = Request { uid, cancel, inputs, options, wait: true, sink };
-        let framing = self.wanted.framing;
         async move {
             let embedded = service.embed(served, request).await;
             let (reply, served) = embedded.map_err(|error| placed(first, framing, error))?;
@@ -268,6 +266,7 @@ fn placed(first: u64, framing: Framing, mut error: ServiceError) -> Error {
     let index = match &mut error {
         ServiceError::Engine(
             EngineError::TooLong { index, .. }
+            | EngineError::Untokenizable { index, .. }
             | EngineError::TooLarge { excess: Excess::TextBytes { index }, .. },
         ) => {
             *index = index.saturating_add(first);
@@ -342,7 +341,8 @@ mod tests {
         let too_long = EngineError::TooLong { index: 904, tokens: 300, limit: 256 };
         let excess = Excess::TextBytes { index: 904 };
         let too_large = EngineError::TooLarge { excess, found: 1_048_579, limit: 1_048_576 };
-        for error in [too_long, too_large] {
+        let unknown = EngineError::Untokenizable { index: 904, reason: "no token".to_owned() };
+        for error in [too_long, too_large, unknown] {
             let error = || ServiceError::Engine(error.clone());
             let nul = placed(4096, Framing::Nul, error());
             assert!(nul.message().contains("text 5000 "), "{nul}");
