@@ -1,20 +1,23 @@
 //! Memory that is given back: unloaded models, trimmed processes, a machine that sleeps.
 
 use std::fs;
+use std::io::{PipeWriter, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::join_all;
 use nix::unistd::Pid;
-use op_dbus_api::ErrorName;
+use op_dbus_api::{ErrorName, JobProxy};
 use zbus::object_server::SignalEmitter;
-use zbus::{Connection, OwnedFd};
+use zbus::proxy::CacheProperties;
+use zbus::{Connection, Fd, OwnedFd};
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden;
-use crate::harness::process::anonymous;
+use crate::harness::process::{anonymous, children};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
 
@@ -22,6 +25,9 @@ tests! {
     a_model_that_nobody_calls_is_unloaded: [Bus],
     calls_share_the_load_of_an_unloaded_model: [Bus, Low],
     an_unloaded_model_leaves_no_worker: [Bus, Low],
+    an_unload_ends_what_a_slow_source_holds: [Bus, Low, Medium],
+    an_idle_level_that_a_slow_source_holds_is_unloaded: [Bus, Low, Medium],
+    an_unload_waits_for_calls_that_name_a_level: [Bus, Low, Medium],
     the_watchdog_loads_nothing: [Bus],
     memory_is_given_back_and_counted: [Bus, Low, Medium],
     an_idle_level_is_given_back: [Bus],
@@ -99,6 +105,73 @@ async fn an_unloaded_model_leaves_no_worker() -> Outcome {
     manager.set_vector_level("none").await?;
     manager.unload().await?;
     refused(manager.warm_up().await, ErrorName::Disabled)?;
+    daemon.stop().await
+}
+
+/// A job with one line of a source that goes on later.
+async fn slow_source(
+    client: &Client,
+    options: Options<'_>,
+) -> Outcome<(PipeWriter, JobProxy<'static>)> {
+    let (source, mut writer) = std::io::pipe()?;
+    writer.write_all(b"a line\n")?;
+    let path = client.embedder.start_embed_from_fd(Fd::from(source.as_fd()), options).await?;
+    let job = JobProxy::builder(client.connection()).path(path);
+    let job = job.cache_properties(CacheProperties::No).build().await?;
+    eventually("the first row", async || Ok(job.rows().await? != 0)).await?;
+    Ok((writer, job))
+}
+
+/// The next line is answered as well.
+async fn goes_on((mut writer, job): (PipeWriter, JobProxy<'_>)) -> Outcome {
+    writer.write_all(b"and another\n")?;
+    drop(writer);
+    let (_, rows, ..) = within("the result", job.fetch()).await??;
+    assert_eq!(rows, 2);
+    Ok(())
+}
+
+async fn an_unload_ends_what_a_slow_source_holds() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::real("low")?.alone().await?;
+    let manager = &daemon.client().manager;
+    let slow = slow_source(daemon.client(), Options::new()).await?;
+    let before = daemon.workers().await?;
+    manager.set_vector_level("medium").await?;
+    assert!(before.iter().any(|worker| runs(*worker)), "the source has nobody to go on with");
+    manager.unload().await?;
+    assert!(!before.iter().any(|worker| runs(*worker)), "a worker is still there");
+    goes_on(slow).await?;
+    daemon.stop().await
+}
+
+async fn an_idle_level_that_a_slow_source_holds_is_unloaded() -> Outcome {
+    let setup = Setup::real("low")?.setting("idle_unload_s", "1");
+    let (_bus, _setup, daemon) = setup.alone().await?;
+    let level = Options::from([("level", "medium".into())]);
+    let slow = slow_source(daemon.client(), level).await?;
+    let process = daemon.process.pid();
+    eventually("no worker", async || Ok(children(process)?.is_empty())).await?;
+    goes_on(slow).await?;
+    daemon.stop().await
+}
+
+async fn an_unload_waits_for_calls_that_name_a_level() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::real("low")?.alone().await?;
+    let level = Options::from([("level", "medium".into())]);
+    daemon.client().packed(&["x"], level).await?;
+    let workers = daemon.workers().await?;
+    let embedder = daemon.client().embedder.clone();
+    let call = tokio::spawn(async move {
+        let texts = vec!["word ".repeat(120); 64];
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let level = Options::from([("level", "medium".into())]);
+        embedder.embed_packed(&texts, level).await
+    });
+    daemon.client().counted("in_flight_calls", 1).await?;
+    daemon.client().manager.unload().await?;
+    assert!(!workers.iter().any(|worker| runs(*worker)), "a worker is still there");
+    let (_, rows, ..) = within("the call", call).await???;
+    assert_eq!(rows, 64);
     daemon.stop().await
 }
 

@@ -92,7 +92,11 @@ impl Service {
                     next.loaded = Arc::new(loaded);
                     next.fleet = fleet.clone();
                 });
-                self.bring_along(&now.fleet, &fleet, choice.as_ref());
+                let mut others = now.fleet.choices();
+                others.retain(|other| Some(other) != choice.as_ref());
+                // What they have now is to end before they are loaded anew.
+                drop(now);
+                self.bring_along(others, fleet);
                 Ok(())
             }
             Err(error) => {
@@ -272,24 +276,23 @@ impl Service {
         if matches!(now.phase, Phase::Draining(_)) { Err(Error::ShuttingDown) } else { Ok(now) }
     }
 
-    /// Loads what `old` has beside `in_force` in `new`, too, for the calls and jobs that name another level.
-    pub(super) fn bring_along(&self, old: &Fleet, new: &Arc<Fleet>, in_force: Option<&Choice>) {
-        for other in old.served().into_iter().filter(|other| Some(&other.choice) != in_force) {
-            let (service, choice, new) = (self.clone(), other.choice.clone(), new.clone());
-            tokio::spawn(async move {
-                match new.get(&choice).await {
-                    Ok(served) => {
-                        let now = service.now();
-                        // Another change may have been faster; then it ends here.
-                        if Arc::ptr_eq(&now.fleet, &new) {
-                            service.tell_named(&served, now.settings());
-                        }
-                    }
+    /// Loads these in `new`, too, for the calls and jobs that name another level: one after the other, as a device
+    /// has memory for few at once.
+    pub(super) fn bring_along(&self, others: Vec<Choice>, new: Arc<Fleet>) {
+        let service = self.clone();
+        tokio::spawn(async move {
+            for choice in others {
+                let end = new.get(&choice).await;
+                // Another change was faster.
+                let still = |now: &Arc<Now>| Arc::ptr_eq(&now.fleet, &new);
+                let Some(now) = service.staying().ok().filter(still) else { return };
+                match end {
+                    Ok(served) => service.tell_named(&served, now.settings()),
                     // The next call that names it tries again, and is told.
                     Err(error) => debug!(%error, model = choice.model(), "not loaded anew"),
                 }
-            });
-        }
+            }
+        });
     }
 
     fn restore(&self, before: &Now) {

@@ -22,14 +22,15 @@ pub enum Error {
     /// The service is on its way out.
     #[error("the service is shutting down; send the call again once it is back")]
     ShuttingDown,
-    /// The model can't be unloaded while calls are in flight.
-    #[error(
-        "calls are still in flight after {waited_s} s, so the model stays loaded; call again, or set \
-         the vector level to none"
-    )]
+    /// A model has workers still that were to end.
+    #[error("{model} could not be unloaded within {waited_s} s: {why}; call again")]
     Busy {
-        /// How long they were waited for.
+        /// The model.
+        model: String,
+        /// How long its calls and workers were waited for.
         waited_s: u64,
+        /// What they have not ended for.
+        why: &'static str,
     },
     /// An argument or an option is wrong.
     #[error("{0}")]

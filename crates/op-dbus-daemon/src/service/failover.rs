@@ -128,14 +128,12 @@ impl Service {
     /// Looks for another provider of the same model, unless somebody else has done so since `failed` had
     /// failed.
     async fn replace_failed(&self, failed: &Arc<Served>) -> Option<Arc<Served>> {
-        let change = self.0.change.lock().await;
         let now = self.now();
         let in_force = now.served().is_some_and(|in_force| Arc::ptr_eq(in_force, failed));
         let is_given_up = || failed.engine.is_failing() && !failed.is_last.load(Ordering::Relaxed);
         if in_force && is_given_up() {
-            self.look_for_another(failed, &change).await;
+            self.look_for_another(failed).await;
         }
-        drop(change);
         let now = self.now();
         match now.served().filter(|in_force| in_force.choice == failed.choice) {
             Some(in_force) => Some(in_force.clone()),

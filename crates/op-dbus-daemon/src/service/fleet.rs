@@ -9,7 +9,7 @@ use futures_util::future::{BoxFuture, FutureExt, OptionFuture, Shared};
 use op_dbus_engine::Anteroom;
 
 use super::engines::Engines;
-use super::load::Tries;
+use super::load::{Before, Tries};
 use super::now::{Phase, loading};
 use super::served::{Choice, Served};
 use super::{Error, Means, blocking, load, provider};
@@ -74,6 +74,7 @@ impl Purpose<'_> {
     fn tries(self, loaded: &Loaded) -> Tries {
         let mut providers = provider::candidates(&loaded.settings);
         let (mut refusals, mut are_told) = (Vec::new(), true);
+        let mut before = None;
         match self {
             // Nobody has asked for what `auto` passes over, but who has lost it is told.
             Self::Use => are_told = loaded.settings.execution_provider != Provider::Auto,
@@ -84,14 +85,18 @@ impl Purpose<'_> {
             // One that can be loaded and then loses what it computes would be taken again, and callers have waited
             // for one that is silent.
             Self::InsteadOf(failed) => {
+                before = Some(Before { record: failed.record.clone(), may_go: true });
                 if let Some(why) = failed.engine.in_vain() {
                     providers.retain(|provider| !failed.is_on(*provider));
                     refusals.push(format!("{} {why}", failed.provider));
                 }
             }
-            Self::BetterThan(fallback) => providers = provider::preferred(providers, fallback),
+            Self::BetterThan(fallback) => {
+                before = Some(Before { record: fallback.record.clone(), may_go: false });
+                providers = provider::preferred(providers, fallback);
+            }
         }
-        Tries { providers, refusals, are_told }
+        Tries { providers, refusals, are_told, before }
     }
 }
 
@@ -209,6 +214,11 @@ impl Fleet {
     pub(super) fn served(&self) -> Vec<Arc<Served>> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.values().filter_map(Entry::served).cloned().collect()
+    }
+
+    /// The models of all engines that are there.
+    pub(super) fn choices(&self) -> Vec<Choice> {
+        self.served().iter().map(|served| served.choice.clone()).collect()
     }
 
     /// Lets go of every engine, once its calls have ended, and keeps what batches were seen to cost.

@@ -10,6 +10,7 @@ use op_dbus_engine::{
     BackendError, BackendFactory, BatchLimits, Engine, EngineConfig, Limits, LoadErrorKind, Pool,
     Reference,
 };
+use op_dbus_models::Model;
 
 use super::costs::{self, Place};
 use super::provider::{self, Host};
@@ -38,6 +39,16 @@ pub(super) struct Tries {
     pub(super) refusals: Vec<String>,
     /// Whether the engine tells why those before it, and these others, do not work.
     pub(super) are_told: bool,
+    /// What the engine takes the place of.
+    pub(super) before: Option<Before>,
+}
+
+/// An engine in whose place another of its model is loaded.
+pub(super) struct Before {
+    /// What the store said of its model.
+    pub(super) record: Option<Model>,
+    /// Whether another model may follow, if the store has one under that name by now: this one serves no more.
+    pub(super) may_go: bool,
 }
 
 impl Tries {
@@ -68,6 +79,14 @@ pub(super) fn load(
         CpuEngine::Native | CpuEngine::Ort => installed(choice, loaded)?,
     };
     draft.check_dimensions(loaded)?;
+    let replaced = tries.before.as_ref().filter(|before| before.record != draft.record);
+    if replaced.is_some_and(|before| !before.may_go) {
+        let message = format!(
+            "the store has another {} by now than the one that serves; reload the service to take it up",
+            draft.model
+        );
+        return Err(BackendError::Load { kind: LoadErrorKind::Other, message }.into());
+    }
     let mut refusals = tries.refusals.clone();
     for &provider in &tries.providers {
         let started = match provider::host(provider, loaded, draft.own_graph()) {
@@ -76,6 +95,14 @@ pub(super) fn load(
         };
         match started {
             Ok(started) => {
+                if replaced.is_some() {
+                    let model = &draft.model;
+                    tracing::warn!(
+                        model,
+                        "another {model} serves than before: its provider has failed, and the store \
+                         has this one by now"
+                    );
+                }
                 let reason = if tries.are_told { refusals.join("; ") } else { String::new() };
                 return served(choice, draft, started, reason);
             }

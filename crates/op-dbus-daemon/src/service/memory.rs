@@ -63,29 +63,33 @@ impl Service {
         }
     }
 
-    /// Ends all workers once the calls in flight are answered. The next call loads the model again.
+    /// Ends the workers of every engine that is there, once the calls in flight in it are answered. The next
+    /// call loads the model again.
     ///
     /// # Errors
-    /// `Busy` when calls keep coming, `ShuttingDown`; then nothing is unloaded.
+    /// `Busy` when the calls in one, or its workers, do not end; the others are unloaded even so. `ShuttingDown`.
     pub async fn unload(&self) -> Result<(), Error> {
         // The first load, or a change, may be under way. None waits for calls in flight to end.
         drop(self.0.change.lock().await);
         let until = Instant::now() + CALLS_END;
-        let mut now = self.staying()?;
-        while let Some(served) = now.served() {
-            if timeout_at(until, served.engine.begin_unload()).await.is_err() {
-                return Err(Error::Busy { waited_s: CALLS_END.as_secs() });
-            }
-            // One that computes or loads still goes when it is done.
-            let _ = timeout_at(until, served.engine.unloaded()).await;
-            let next = self.staying()?;
-            // Another may have taken its place meanwhile.
-            if next.served().is_none_or(|it| Arc::ptr_eq(it, served)) {
+        let mut gone: Vec<Arc<Served>> = Vec::new();
+        loop {
+            self.staying()?;
+            let mut engines = self.engines();
+            // Others may have come meanwhile.
+            engines.retain(|one| !gone.iter().any(|it| Arc::ptr_eq(it, one)));
+            if engines.is_empty() {
                 break;
             }
-            now = next;
+            let ends = join_all(engines.iter().map(|served| unloaded(served, until))).await;
+            self.staying()?;
+            ends.into_iter().collect::<Result<(), Error>>()?;
+            gone.append(&mut engines);
         }
-        self.now().fleet.retain(wanted(self.now().settings()).as_ref());
+        let now = self.now();
+        let idle = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
+        // Their tokenizers are memory of this process.
+        drop((gone, idle));
         memory::trim();
         Ok(())
     }
@@ -98,17 +102,21 @@ impl Service {
         let now = self.now();
         let before = memory::resident();
         let kept = self.0.engines.cache.clear();
+        let engines = self.engines();
+        let of_workers = join_all(engines.iter().map(|served| async {
+            let in_force = now.served().is_some_and(|it| Arc::ptr_eq(it, served));
+            match in_force || served.engine.idle_for().is_none() {
+                true => trimmed(served).await.given_back,
+                false => end(served).await,
+            }
+        }));
+        let of_workers: u64 = of_workers.await.into_iter().sum();
         let idle = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
-        let others = join_all(idle.iter().map(|served| end(served))).await;
         // Their tokenizers are memory of this process, which is trimmed and measured below.
-        drop(idle);
-        let in_force = match now.served() {
-            Some(served) => trimmed(served).await.given_back,
-            None => 0,
-        };
+        drop((engines, idle));
         memory::trim();
         let own = before.saturating_sub(memory::resident());
-        let bytes = others.into_iter().sum::<u64>() + in_force + own;
+        let bytes = of_workers + own;
         let given = &self.0.given;
         given.trims.fetch_add(1, Ordering::Relaxed);
         given.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -153,15 +161,13 @@ impl Service {
         let now = self.now();
         let limit = idle_limit(now.settings())?;
         for served in now.fleet.take_idle(wanted(now.settings()).as_ref(), limit) {
-            // Its workers end with the last call that holds it.
             tell_unloaded(&served.model, Absence::Idle, now.settings());
         }
-        if let Some(served) = now.served()
-            && served.engine.presence() == Presence::Loaded
-        {
+        // Those among them that a slow source holds, which loads them again when it goes on.
+        let engines = self.engines();
+        for served in engines.iter().filter(|it| it.engine.presence() == Presence::Loaded) {
             served.engine.unload_idle(limit);
         }
-        let engines = now.fleet.served();
         // One with calls in flight can't be idle for that long sooner than this.
         let left = engines.iter().map(|served| {
             let idle = served.engine.idle_for().unwrap_or_default();
@@ -273,6 +279,18 @@ pub(super) fn told(why: Absence, settings: &Settings) -> String {
 /// What the workers of a model gave back.
 async fn trimmed(served: &Served) -> Footprint {
     timeout(TRIM_TIME, served.engine.trim()).await.unwrap_or_default()
+}
+
+/// Returns once the workers of a model are gone.
+pub(super) async fn unloaded(served: &Served, until: Instant) -> Result<(), Error> {
+    let busy = |why| {
+        let (model, waited_s) = (served.model.clone(), CALLS_END.as_secs());
+        Error::Busy { model, waited_s, why }
+    };
+    let begun = timeout_at(until, served.engine.begin_unload()).await;
+    begun.map_err(|_| busy("calls are still in flight"))?;
+    let ended = timeout_at(until, served.engine.unloaded()).await;
+    ended.map_err(|_| busy("a worker still loads or computes, and goes when it is done"))
 }
 
 /// Ends the workers of a model; tells the bytes of their own memory.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use op_dbus_engine::{Presence, is_same_news};
-use tokio::sync::MutexGuard;
 use tracing::{debug, warn};
 
 use super::change::tell_loaded;
@@ -18,31 +17,33 @@ impl Service {
     /// Goes through the providers once more, as the one that serves has failed, and moves to the first that
     /// works.
     pub async fn reconsider(&self) {
-        let change = self.0.change.lock().await;
-        let Ok(now) = self.staying() else { return };
-        match now.served() {
-            Some(failed) if failed.engine.is_failing() => {
-                self.look_for_another(failed, &change).await;
-            }
-            // A call may have been first, or have begun to load another and left.
-            Some(served) => now.fleet.keep(served),
-            None => {}
+        let now = self.now();
+        if let Some(failed) = now.served().filter(|served| served.engine.is_failing()) {
+            return self.look_for_another(failed).await;
+        }
+        // A call may have been first, or have begun to load another and left.
+        let _change = self.0.change.lock().await;
+        if let Ok(now) = self.staying()
+            && let Some(served) = now.served()
+        {
+            now.fleet.keep(served);
         }
     }
 
-    /// [`Service::reconsider`] during a change: `failed` is in force. What a call that has left began to load is
+    /// [`Service::reconsider`] for `failed`, which is in force. What a call that has left began to load is
     /// waited for, or found.
-    pub(super) async fn look_for_another(
-        &self,
-        failed: &Arc<Served>,
-        _change: &MutexGuard<'_, ()>,
-    ) {
+    pub(super) async fn look_for_another(&self, failed: &Arc<Served>) {
         let Ok(now) = self.staying() else { return };
-        // The same provider again is as good as its workers that are there.
-        let is_better =
-            |new: &Served| failed.provider != new.provider || failed.engine.is_failing();
-        match now.fleet.get_instead_of(failed).await {
-            Ok(served) if is_better(&served) => self.moved(Some(served), |_| {}),
+        // As in `improve`, no change waits for that, and what has changed meanwhile stays so.
+        let end = now.fleet.get_instead_of(failed).await;
+        let _change = self.0.change.lock().await;
+        let Ok(now) = self.staying() else { return };
+        if !now.served().is_some_and(|it| Arc::ptr_eq(it, failed)) {
+            return;
+        }
+        match end {
+            Ok(served) if failed.engine.is_failing() => self.moved(Some(served), |_| {}),
+            // Its own workers are there again.
             Ok(_) => now.fleet.keep(failed),
             Err(error) => {
                 now.fleet.keep(failed);

@@ -2,6 +2,7 @@
 
 mod changes;
 mod guilt;
+mod memory;
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -36,6 +37,8 @@ fn loaded(root: &tempfile::TempDir, flags: &[(&str, &str)]) -> Loaded {
 #[derive(Clone, Default)]
 struct Backends {
     made: Arc<AtomicUsize>,
+    /// Those that are being made, and the most there were of them.
+    making: Arc<Mutex<(usize, usize)>>,
     broken: Arc<AtomicBool>,
     /// None is made while somebody has this.
     held: Arc<Mutex<()>>,
@@ -55,8 +58,15 @@ impl Backends {
     }
 
     fn make(&self, dimensions: usize) -> Result<Box<dyn Backend>, BackendError> {
+        let count = |by: isize| {
+            let (now, most) = &mut *self.making.lock().unwrap();
+            *now = now.saturating_add_signed(by);
+            *most = (*most).max(*now);
+        };
+        count(1);
         self.made.fetch_add(1, Ordering::SeqCst);
         drop(self.held.lock());
+        count(-1);
         if self.broken.load(Ordering::SeqCst) {
             let message = "broken on purpose".to_owned();
             return Err(BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message });

@@ -86,7 +86,7 @@ async fn of_a_level_that_is_brought_along_to_what_is_over_nothing_is_told() {
     let coreml = Arc::new(now.loaded.with("execution_provider", "coreml").unwrap());
     let between = service.fleet(coreml);
     let held = Held::new(&backends.held);
-    service.bring_along(&now.fleet, &between, Some(&Choice::Level(Level::Medium)));
+    service.bring_along(vec![Choice::Level(Level::High)], between.clone());
     drop(held);
     let high = between.get(&Choice::Level(Level::High)).await.unwrap();
     assert!(!high.fallback_reason.is_empty());
@@ -95,4 +95,32 @@ async fn of_a_level_that_is_brought_along_to_what_is_over_nothing_is_told() {
         tokio::task::yield_now().await;
     }
     assert_eq!(service.fallbacks(), 0);
+}
+
+/// A device may have memory for one more, and not for all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn levels_are_brought_along_one_after_the_other() {
+    let (_root, backends, service) = started(&[]).await;
+    let others = [Level::High, Level::Low].map(Choice::Level);
+    for level in [Level::High, Level::Low] {
+        embed(&service, Some(level)).await.unwrap();
+    }
+    let auto = Arc::new(service.now().loaded.with("execution_provider", "auto").unwrap());
+    let fleet = service.fleet(auto);
+    service.moved(service.now().served().cloned(), |now| now.fleet = fleet.clone());
+    let held = Held::new(&backends.held);
+    let before = backends.made.load(Ordering::SeqCst);
+    service.bring_along(others.to_vec(), fleet.clone());
+    while backends.made.load(Ordering::SeqCst) == before {
+        tokio::task::yield_now().await;
+    }
+    // Whoever does not wait for the first has its chance.
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    drop(held);
+    while fleet.served().len() < 3 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(backends.making.lock().unwrap().1, 1);
 }

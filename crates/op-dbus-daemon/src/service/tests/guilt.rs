@@ -1,16 +1,18 @@
 //! Whose fault it is that workers are lost with a call: the device's, or that of what the call has.
 
 use std::path::Path;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{Backend, BackendError, CancellationToken, LoadErrorKind};
-use op_dbus_models::{ImportOptions, OnnxFacts, Progress, Store};
+use op_dbus_models::{ImportOptions, Level, OnnxFacts, Progress, Store};
 
 use super::{Held, loaded};
-use crate::service::{Choice, Error, Means, Options, Request, Service, Spawner};
+use crate::service::{Choice, Error, Means, Options, Phase, Request, Service, Spawner};
 use crate::settings::{Precision, Provider};
 
 /// The id of "!" in the model that is imported here.
@@ -244,6 +246,76 @@ async fn who_has_an_unloaded_model_warmed_up_gets_the_next_provider_as_a_call_wo
     assert_eq!(service.now().served().unwrap().provider, "cpu");
     assert!(service.is_loaded());
     assert_eq!(service.fallbacks(), 1);
+}
+
+/// Has the store say that `tiny` reads so many tokens less.
+fn import_anew(root: &tempfile::TempDir, by: u64) {
+    let record = root.path().join("models/tiny/op-dbus.json");
+    let mut own: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+    own["max_input_tokens"] = (own["max_input_tokens"].as_u64().unwrap() - by).into();
+    std::fs::write(&record, own.to_string()).unwrap();
+}
+
+/// Provider in force, and tokens that the model reads there.
+fn in_force(service: &Service) -> (String, usize) {
+    let now = service.now();
+    let served = now.served().unwrap();
+    (served.provider.clone(), served.max_input_tokens)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_better_provider_takes_no_other_model_up() {
+    let (root, away) = (tempfile::tempdir().unwrap(), Arc::new(AtomicBool::new(true)));
+    let service = service(&root, coming_back(away.clone()));
+    service.start().await;
+    let (provider, tokens) = in_force(&service);
+    assert_eq!(provider, "cpu");
+    import_anew(&root, 8);
+    away.store(false, Ordering::SeqCst);
+    service.improve().await;
+    assert_eq!(in_force(&service), ("cpu".to_owned(), tokens));
+    service.reload().await.unwrap();
+    assert_eq!(in_force(&service), ("ggml".to_owned(), tokens - 8));
+}
+
+/// The one that served can be had no more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_model_is_better_than_none() {
+    let root = tempfile::tempdir().unwrap();
+    let service = service(&root, spawner(false));
+    service.start().await;
+    let (_, tokens) = in_force(&service);
+    import_anew(&root, 8);
+    // Its vectors would not be those that were asked for.
+    embed(&service, "boom!").await.unwrap_err();
+    assert_eq!(in_force(&service), ("cpu".to_owned(), tokens - 8));
+    assert_eq!(embed(&service, "a").await.unwrap(), "cpu");
+}
+
+/// Whoever looks for another provider may have to wait for minutes, if that hangs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_change_waits_for_who_looks_for_another_provider() {
+    let (root, next) = (tempfile::tempdir().unwrap(), Next::default());
+    let service = service(&root, next.spawner());
+    service.start().await;
+    next.made.store(0, Ordering::SeqCst);
+    let held = Held::new(&next.held);
+    let call = tokio::spawn({
+        let service = service.clone();
+        async move { embed(&service, "boom!").await }
+    });
+    while next.made.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut looking = pin!(service.reconsider());
+    assert!(looking.as_mut().now_or_never().is_none(), "it waits for the next provider");
+    let change = tokio::time::timeout(Duration::from_secs(10), service.set_level(Level::None));
+    change.await.expect("it waits, too").unwrap();
+    call.abort();
+    drop(held);
+    looking.await;
+    assert!(matches!(service.now().phase, Phase::Disabled), "what was changed meanwhile stays");
 }
 
 /// A backend of a provider, and whether what it gives are no numbers.

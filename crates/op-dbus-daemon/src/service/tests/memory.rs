@@ -1,0 +1,77 @@
+//! What an unload and a trim reach, and what they wait for.
+
+use op_dbus_engine::{Absence, Presence};
+
+use super::*;
+use crate::service::memory::unloaded;
+
+/// A source that says nothing for hours holds the engine that it began with.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_that_the_traffic_has_left_are_unloaded_too() {
+    for trims in [false, true] {
+        let (_root, backends, service) = started(&[]).await;
+        let left = service.serving(None, None).await.unwrap();
+        service.set_level(Level::Low).await.unwrap();
+        assert_eq!(left.engine.presence(), Presence::Loaded);
+        match trims {
+            true => drop(service.trim().await),
+            false => service.unload().await.unwrap(),
+        }
+        assert_eq!(left.engine.presence(), Presence::Unloaded(Absence::Asked));
+        assert_eq!(service.is_loaded(), trims, "a trim leaves what is in force");
+        let call = Call { inputs: vec!["text".to_owned()].into(), ..Call::default() };
+        assert_eq!(left.engine.embed(call).await.unwrap().rows, 1, "it goes on");
+        assert_eq!(backends.made.load(Ordering::SeqCst), 3);
+    }
+}
+
+#[tokio::test]
+async fn an_unload_waits_for_calls_that_name_a_level() {
+    let (_root, backends, service) = started(&[]).await;
+    service.serving(Some(Level::High), None).await.unwrap().engine.unload().await;
+    let held = Held::new(&backends.held);
+    let mut call = pin!(embed(&service, Some(Level::High)));
+    assert!(call.as_mut().now_or_never().is_none(), "it has its model loaded");
+    let mut unload = pin!(service.unload());
+    assert!(unload.as_mut().now_or_never().is_none(), "it does not wait for the call");
+    drop(held);
+    assert_eq!(call.await.unwrap(), 1);
+    unload.await.unwrap();
+    assert!(!service.is_loaded());
+    assert_eq!(service.loaded().len(), 1, "what was named is gone");
+}
+
+#[tokio::test]
+async fn a_load_under_way_outlives_an_unload() {
+    let (_root, backends, service) = started(&[]).await;
+    let held = Held::new(&backends.held);
+    let mut first = pin!(embed(&service, Some(Level::High)));
+    assert!(first.as_mut().now_or_never().is_none(), "it has its model loaded");
+    service.unload().await.unwrap();
+    let mut second = pin!(embed(&service, Some(Level::High)));
+    assert!(second.as_mut().now_or_never().is_none(), "it waits for the same load");
+    drop(held);
+    assert_eq!((first.await.unwrap(), second.await.unwrap()), (1, 1));
+    assert_eq!(backends.made.load(Ordering::SeqCst), 2, "the same model was loaded twice");
+}
+
+#[tokio::test]
+async fn who_asks_for_an_unload_is_told_what_is_not_gone() {
+    let (_root, backends, service) = started(&[]).await;
+    service.unload().await.unwrap();
+    let served = service.serving(None, None).await.unwrap();
+    let held = Held::new(&backends.held);
+    let mut call = Box::pin(embed(&service, None));
+    assert!(call.as_mut().now_or_never().is_none(), "it has its model loaded");
+    while backends.made.load(Ordering::SeqCst) == 1 {
+        tokio::task::yield_now().await;
+    }
+    let refusal = async || unloaded(&served, Instant::now().into()).await.unwrap_err().to_string();
+    let told = refusal().await;
+    assert!(told.ends_with("within 20 s: calls are still in flight; call again"), "{told}");
+    drop(call);
+    let told = refusal().await;
+    assert!(told.contains("20 s: a worker still loads or computes, and goes when"), "{told}");
+    drop(held);
+    service.unload().await.unwrap();
+}
