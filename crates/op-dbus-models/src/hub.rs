@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ureq::config::RedirectAuthHeaders;
-use ureq::http::{Response, StatusCode};
+use ureq::http::{Response, StatusCode, Uri};
 use ureq::{Agent, Body, Proxy, Timeout};
 
 use crate::progress::Progress;
@@ -166,7 +166,9 @@ impl<'a> Hub<'a> {
 
     /// Whom no answer came from: the hub sends on to others, by a proxy that the environment names.
     fn silence(&self) -> String {
-        let by = Proxy::try_from_env().map(|proxy| {
+        let uri = self.endpoint.parse::<Uri>();
+        let passes = |proxy: &Proxy| !uri.is_ok_and(|uri| proxy.is_no_proxy(&uri));
+        let by = Proxy::try_from_env().filter(passes).map(|proxy| {
             let (host, port) = (proxy.host(), proxy.port());
             format!(", by the proxy {host}:{port} of the environment")
         });

@@ -61,7 +61,7 @@ pub enum Graph {
     Compiled(Vec<u8>),
     /// A user's own ONNX file, run as it is.
     Own {
-        /// The file; its external data, if any, lies beside it.
+        /// The file, with its weights inside.
         path: PathBuf,
         /// How token vectors become one vector, if the graph ends in token vectors.
         pooling: Pooling,

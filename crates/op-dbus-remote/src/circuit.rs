@@ -91,7 +91,7 @@ impl Circuit {
 
     /// It asks for a rest, and is what it was. Who asks for none at all is not asked without end.
     pub fn pause(&mut self, now: Instant, time: Duration) {
-        self.rests_until = Some(now + time.clamp(REST, REST_MAX));
+        (self.rests_until, self.is_gone) = (Some(now + time.clamp(REST, REST_MAX)), false);
     }
 }
 
@@ -159,7 +159,10 @@ mod tests {
         };
         let silent = of(&|circuit| circuit.fail(now, 10 * second));
         assert_eq!((silent(10), silent(11)), (None, Some(now + 10 * second)));
-        let busy = of(&|circuit| circuit.pause(now, 5 * second));
+        let busy = of(&|circuit| {
+            circuit.fail(now, 10 * second);
+            circuit.pause(now, 5 * second);
+        });
         assert_eq!((busy(4), busy(6)), (Some(now + 4 * second), Some(now + 5 * second)));
         let absent = of(&|circuit| (0..5).for_each(|_| circuit.fail(now, REST)));
         assert_eq!((absent(1), absent(2)), (Some(now + second), Some(now + 16 * REST)));

@@ -92,8 +92,8 @@ impl Service {
                     next.loaded = Arc::new(loaded);
                     next.fleet = fleet.clone();
                 });
-                let mut others = now.fleet.choices();
-                others.retain(|other| Some(other) != choice.as_ref());
+                let others = now.fleet.served().into_iter().map(|other| other.choice.clone());
+                let others = others.filter(|other| Some(other) != choice.as_ref()).collect();
                 // What they have now is to end before they are loaded anew.
                 drop(now);
                 self.bring_along(others, fleet);
@@ -296,8 +296,9 @@ impl Service {
     }
 
     fn restore(&self, before: &Now) {
-        // Its place may be that of the one which could not be loaded.
-        if let Some(served) = before.served() {
+        // Its place may be that of the one which could not be loaded. One that has failed leaves it to what is loaded
+        // instead.
+        if let Some(served) = before.served().filter(|served| !served.engine.is_failing()) {
             before.fleet.keep(served);
         }
         self.enter(before.phase.clone());

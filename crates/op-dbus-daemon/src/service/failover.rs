@@ -131,14 +131,16 @@ impl Service {
         let now = self.now();
         let in_force = now.served().is_some_and(|in_force| Arc::ptr_eq(in_force, failed));
         let is_given_up = || failed.engine.is_failing() && !failed.is_last.load(Ordering::Relaxed);
-        if in_force && is_given_up() {
-            self.look_for_another(failed).await;
-        }
+        let overtaken = match in_force && is_given_up() {
+            true => self.look_for_another(failed).await,
+            false => None,
+        };
         let now = self.now();
-        match now.served().filter(|in_force| in_force.choice == failed.choice) {
-            Some(in_force) => Some(in_force.clone()),
+        match (now.served().filter(|in_force| in_force.choice == failed.choice), overtaken) {
+            (Some(in_force), _) => Some(in_force.clone()),
+            (None, Some(end)) => end.ok(),
             // It serves those who ask for its level, beside the one in force; or did so until now.
-            None => {
+            (None, None) => {
                 let next = now.fleet.get_instead_of(failed).await.ok()?;
                 self.tell_named(&next, now.settings());
                 Some(next)

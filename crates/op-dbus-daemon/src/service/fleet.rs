@@ -216,11 +216,6 @@ impl Fleet {
         entries.values().filter_map(Entry::served).cloned().collect()
     }
 
-    /// The models of all engines that are there.
-    pub(super) fn choices(&self) -> Vec<Choice> {
-        self.served().iter().map(|served| served.choice.clone()).collect()
-    }
-
     /// Lets go of every engine, once its calls have ended, and keeps what batches were seen to cost.
     pub(super) async fn close(&self) {
         let entries =

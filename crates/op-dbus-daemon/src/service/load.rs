@@ -85,6 +85,7 @@ pub(super) fn load(
             "the store has another {} by now than the one that serves; reload the service to take it up",
             draft.model
         );
+        tracing::warn!(model = draft.model, "no better provider is taken: {message}");
         return Err(BackendError::Load { kind: LoadErrorKind::Other, message }.into());
     }
     let mut refusals = tries.refusals.clone();
@@ -99,7 +100,7 @@ pub(super) fn load(
                     let model = &draft.model;
                     tracing::warn!(
                         model,
-                        "another {model} serves than before: its provider has failed, and the store \
+                        "another {model} is loaded than before: its provider has failed, and the store \
                          has this one by now"
                     );
                 }

@@ -16,7 +16,7 @@ use super::{Error, Service, blocking};
 use crate::settings::Settings;
 use crate::telemetry::message_id;
 
-/// Calls in flight get this long to end before an unload is refused.
+/// Calls in flight get this long to end before an unload tells that their model stays.
 const CALLS_END: Duration = Duration::from_secs(20);
 /// A batch that runs has ended by then; who computes longer is left out of a trim.
 const TRIM_TIME: Duration = Duration::from_secs(10);
@@ -102,16 +102,22 @@ impl Service {
         let now = self.now();
         let before = memory::resident();
         let kept = self.0.engines.cache.clear();
+        let idle = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
+        // What a change has loaded, and is not in force yet, looks like one that a change has left.
+        let changes = self.0.change.try_lock().is_err();
         let engines = self.engines();
+        let found = [now.fleet.served(), now.served().cloned().into_iter().collect()].concat();
+        let is_left = |served: &Arc<Served>| {
+            let is_idle = served.engine.idle_for().is_some();
+            !changes && is_idle && !found.iter().any(|it| Arc::ptr_eq(it, served))
+        };
         let of_workers = join_all(engines.iter().map(|served| async {
-            let in_force = now.served().is_some_and(|it| Arc::ptr_eq(it, served));
-            match in_force || served.engine.idle_for().is_none() {
-                true => trimmed(served).await.given_back,
-                false => end(served).await,
+            match idle.iter().any(|it| Arc::ptr_eq(it, served)) || is_left(served) {
+                true => end(served).await,
+                false => trimmed(served).await.given_back,
             }
         }));
         let of_workers: u64 = of_workers.await.into_iter().sum();
-        let idle = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
         // Their tokenizers are memory of this process, which is trimmed and measured below.
         drop((engines, idle));
         memory::trim();

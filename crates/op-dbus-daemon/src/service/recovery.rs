@@ -13,13 +13,17 @@ use super::now::{Phase, wanted};
 use super::served::Served;
 use super::{Error, Service, provider};
 
+/// An engine in the place of one that has failed, or why there is none.
+type Looked = Result<Arc<Served>, Arc<Error>>;
+
 impl Service {
     /// Goes through the providers once more, as the one that serves has failed, and moves to the first that
     /// works.
     pub async fn reconsider(&self) {
         let now = self.now();
         if let Some(failed) = now.served().filter(|served| served.engine.is_failing()) {
-            return self.look_for_another(failed).await;
+            self.look_for_another(failed).await;
+            return;
         }
         // A call may have been first, or have begun to load another and left.
         let _change = self.0.change.lock().await;
@@ -31,15 +35,16 @@ impl Service {
     }
 
     /// [`Service::reconsider`] for `failed`, which is in force. What a call that has left began to load is
-    /// waited for, or found.
-    pub(super) async fn look_for_another(&self, failed: &Arc<Served>) {
-        let Ok(now) = self.staying() else { return };
+    /// waited for, or found. Where a change was faster, what was loaded is for the calls that waited for it alone,
+    /// and returned.
+    pub(super) async fn look_for_another(&self, failed: &Arc<Served>) -> Option<Looked> {
+        let now = self.staying().ok()?;
         // As in `improve`, no change waits for that, and what has changed meanwhile stays so.
         let end = now.fleet.get_instead_of(failed).await;
         let _change = self.0.change.lock().await;
-        let Ok(now) = self.staying() else { return };
+        let now = self.staying().ok()?;
         if !now.served().is_some_and(|it| Arc::ptr_eq(it, failed)) {
-            return;
+            return Some(end);
         }
         match end {
             Ok(served) if failed.engine.is_failing() => self.moved(Some(served), |_| {}),
@@ -57,6 +62,7 @@ impl Service {
                 self.replace(|_| {});
             }
         }
+        None
     }
 
     /// Tries the providers again that are preferred to those that compute, for every model that is loaded,

@@ -182,7 +182,7 @@ fn refused(weights: &Path, error: &op_dbus_graph::Error) -> BackendError {
     }
 }
 
-/// A user's own graph, after a look at where its tensors are. The library reads its files itself,
+/// A user's own graph, if all its tensors are inside. The library reads its files itself,
 /// so all of them are compared with their digests here.
 fn own(model: &Model) -> Result<Graph, BackendError> {
     model.verify().map_err(|error| failure::store(&error))?;

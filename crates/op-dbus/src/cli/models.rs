@@ -130,7 +130,7 @@ pub struct VerifyArgs {
     names: Vec<String>,
 }
 
-/// Delete models from the store
+/// Delete models from the store, and what pulls of them that broke off have left
 #[derive(Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct RemoveArgs {

@@ -115,9 +115,12 @@ async fn levels_are_brought_along_one_after_the_other() {
         tokio::task::yield_now().await;
     }
     // Whoever does not wait for the first has its chance.
-    for _ in 0..1000 {
-        tokio::task::yield_now().await;
-    }
+    let second = async {
+        while backends.made.load(Ordering::SeqCst) < before + 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_millis(200), second).await.unwrap_err();
     drop(held);
     while fleet.served().len() < 3 {
         tokio::task::yield_now().await;

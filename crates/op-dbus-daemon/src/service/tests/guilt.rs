@@ -213,7 +213,7 @@ async fn a_call_is_answered_by_its_own_device_where_that_is_back_before_another_
     let service = service(&root, coming_back(away.clone()));
     service.start().await;
     away.store(true, Ordering::SeqCst);
-    // Whoever looks for another waits for this.
+    // Whoever looks for another waits for this to decide.
     let change = service.0.change.lock().await;
     let call = tokio::spawn({
         let service = service.clone();
@@ -312,9 +312,12 @@ async fn no_change_waits_for_who_looks_for_another_provider() {
     assert!(looking.as_mut().now_or_never().is_none(), "it waits for the next provider");
     let change = tokio::time::timeout(Duration::from_secs(10), service.set_level(Level::None));
     change.await.expect("it waits, too").unwrap();
-    call.abort();
     drop(held);
     looking.await;
+    // Its callers have what was loaded for them, and nobody else has it.
+    call.await.unwrap().unwrap();
+    assert_eq!(next.made.load(Ordering::SeqCst), 1);
+    assert!(service.now().fleet.served().is_empty());
     assert!(matches!(service.now().phase, Phase::Disabled), "what was changed meanwhile stays");
 }
 

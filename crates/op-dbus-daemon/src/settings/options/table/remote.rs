@@ -85,7 +85,7 @@ pub const OPTIONS: &[ProviderOption] = &[
         count(1, 50),
         Theirs("20"),
         "Seconds that one batch may take, with all endpoints that are tried and the rests between; \
-        then the worker counts as lost. No more than the setting of this name outside the table. \
+        then, or as soon as none can be asked again by then, the worker counts as lost. No more than the setting of this name outside the table. \
         Clients of D-Bus wait for 25 by themselves.",
     ),
     remote(
