@@ -1,6 +1,8 @@
 //! The command line as a client of the service: text, JSON, and exit codes.
 
+mod full;
 mod outputs;
+mod waiting;
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -19,7 +21,7 @@ use crate::harness::{Outcome, within};
 
 /// The tests of all modules.
 pub fn all() -> Vec<Test> {
-    [tests(), outputs::tests()].into_iter().flatten().collect()
+    [tests(), full::tests(), outputs::tests(), waiting::tests()].into_iter().flatten().collect()
 }
 
 tests! {

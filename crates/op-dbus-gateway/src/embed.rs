@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use op_dbus_api::{cosine, info, json_object, option};
+use op_dbus_api::{EmbedderProxy, about_text, cosine, info, json_object, option};
 use serde_json::Value;
 use zbus::{OwnedVariant, Variant};
 
@@ -69,26 +69,26 @@ pub async fn embed(
     let mut lease = gateway.bus.lease().await?;
     let embedder = lease.embedder().await?;
     let mut all = Embedded::default();
-    let texts = inputs.texts.chunks(LIMITS.texts_per_call);
-    let lists = inputs.lists.chunks(LIMITS.texts_per_call);
+    let texts = inputs.texts.chunks(LIMITS.texts_per_call).map(Part::Texts);
+    let lists = inputs.lists.chunks(LIMITS.texts_per_call).map(Part::Lists);
+    // The next one is the last.
+    let mut parts: Vec<Part<'_>> = texts.chain(lists).rev().collect();
     let mut pace = Pace { left: inputs.len(), deadline, sent: None };
-    // The service counts from the start of its call, and the client's list may be another.
-    let refused = |refusal, first: usize| {
-        told(refusal, wanted).about_texts(|number| inputs.name(first + number))
-    };
-    for texts in texts {
-        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let call = embedder.embed_packed(&texts, options(wanted, deadline, &all.space));
-        let reply = lease.answer(call).await.map_err(|refusal| refused(refusal, all.rows))?;
-        all.add(&reply);
-        pace.check(Instant::now(), texts.len())?;
-    }
-    for lists in lists {
-        let lists: Vec<&[u32]> = lists.iter().map(Vec::as_slice).collect();
-        let call = embedder.embed_tokens(&lists, options(wanted, deadline, &all.space));
-        let reply = lease.answer(call).await.map_err(|refusal| refused(refusal, all.rows))?;
-        all.add(&reply);
-        pace.check(Instant::now(), lists.len())?;
+    while let Some(part) = parts.pop() {
+        let call = part.embedded(&embedder, options(wanted, deadline, &all.space));
+        match lease.answer(call).await {
+            Ok(reply) => {
+                all.add(&reply);
+                pace.check(Instant::now(), part.len())?;
+            }
+            // What a call counts as is the service's to say, by its model and options.
+            Err(refusal) if part.len() > 1 && is_of_all(&refusal) => parts.extend(part.halves()),
+            // The service counts from the start of its call, and the client's list may be another.
+            Err(refusal) => {
+                let name = |number| inputs.name(all.rows + number);
+                return Err(told(refusal, wanted).about_texts(name));
+            }
+        }
     }
     all.place(&inputs.places);
     match &wanted.model {
@@ -98,6 +98,60 @@ pub async fn embed(
         ))),
         _ => Ok(all),
     }
+}
+
+/// What one call embeds.
+#[derive(Clone, Copy)]
+enum Part<'a> {
+    Texts(&'a [String]),
+    Lists(&'a [Vec<u32>]),
+}
+
+impl Part<'_> {
+    fn len(self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.len(),
+            Self::Lists(lists) => lists.len(),
+        }
+    }
+
+    /// The second half and the first.
+    fn halves(self) -> [Self; 2] {
+        let (first, second) = match self {
+            Self::Texts(texts) => {
+                let (first, second) = texts.split_at(texts.len() / 2);
+                (Self::Texts(first), Self::Texts(second))
+            }
+            Self::Lists(lists) => {
+                let (first, second) = lists.split_at(lists.len() / 2);
+                (Self::Lists(first), Self::Lists(second))
+            }
+        };
+        [second, first]
+    }
+
+    async fn embedded(
+        self,
+        embedder: &EmbedderProxy<'_>,
+        options: HashMap<&str, Variant<'_>>,
+    ) -> zbus::Result<Packed> {
+        match self {
+            Self::Texts(texts) => {
+                let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+                embedder.embed_packed(&texts, options).await
+            }
+            Self::Lists(lists) => {
+                let lists: Vec<&[u32]> = lists.iter().map(Vec::as_slice).collect();
+                embedder.embed_tokens(&lists, options).await
+            }
+        }
+    }
+}
+
+/// Whether a call was too large for what its texts are together, and not for one of them.
+fn is_of_all(refusal: &Refusal) -> bool {
+    let is_of_one = about_text(refusal.message(), |_: usize| Some(String::new())).is_some();
+    refusal.code() == "too_large" && !is_of_one
 }
 
 /// How fast the calls of a request are answered: where the rest would take longer than there is time for,

@@ -58,10 +58,12 @@ impl Models {
         }
         let offered: Vec<String> = offered(&mut lease).await?.into_iter().map(|m| m.id).collect();
         let start: String = name.chars().take(80).collect();
-        Err(Refusal::no_model(format!(
-            "{start:?} is no model that can be asked for here; ask for one of {}",
-            offered.join(", ")
-        )))
+        let advice = match offered.is_empty() {
+            true => "there is none now, as the service's status tells".to_owned(),
+            false => format!("ask for one of {}", offered.join(", ")),
+        };
+        let message = format!("{start:?} is no model that can be asked for here; {advice}");
+        Err(Refusal::no_model(message))
     }
 }
 
@@ -74,13 +76,16 @@ async fn levels(lease: &mut Lease) -> Result<Vec<Level>, Refusal> {
 }
 
 /// The names that can be asked for now: what is in force, and each installed level by both its
-/// names.
+/// names. None where the vector level is `none`.
 ///
 /// # Errors
 /// When the service does not answer.
 pub async fn offered(lease: &mut Lease) -> Result<Vec<Offered>, Refusal> {
     let manager = lease.manager().await?;
     let status = op_dbus_api::json_object(&lease.answer(manager.get_status()).await?);
+    if status["state"] == "disabled" {
+        return Ok(Vec::new());
+    }
     let levels = lease.answer(manager.list_levels()).await?;
     let offer = |id: &str, told: &Value| Offered {
         id: id.to_owned(),

@@ -47,11 +47,11 @@ pub async fn connect(bus: &Bus) -> Result<Service, Failure> {
     }
 }
 
-/// The service once `bus` is there, the service is on it, and done with loading, well or not: for `limit` at
-/// most.
+/// The service once `bus` is there, the service is on it and its model is loaded: for `limit` at most. One that
+/// ends is waited for until it is back.
 ///
 /// # Errors
-/// When it takes longer, or the service could not load its model.
+/// When it takes longer, the service could not load its model, or it is to have none.
 pub async fn wait(bus: &Bus, limit: Duration) -> Result<Service, Failure> {
     let mut found = Err(silent(bus, limit));
     let settled = async {
@@ -63,24 +63,25 @@ pub async fn wait(bus: &Bus, limit: Duration) -> Result<Service, Failure> {
                 Ok((service, properties))
             };
             found = match asked.await {
-                Ok((service, properties)) if properties.text("State") != "loading" => {
-                    return (service, properties);
-                }
-                answer => answer.map(drop),
+                Ok((service, properties)) => match properties.text("State") {
+                    state @ ("loading" | "draining") => Ok(state.to_owned()),
+                    _ => return (service, properties),
+                },
+                Err(failure) => Err(failure),
             };
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
     match tokio::time::timeout(limit, settled).await {
-        Ok((service, properties)) if properties.text("State") == "failed" => {
+        Ok((service, properties)) if matches!(properties.text("State"), "failed" | "disabled") => {
             let status = service.told(service.manager().await?.get_status()).await?;
             Err(Failure::refused(Properties(status).text("status").to_owned()))
         }
         Ok((service, _)) => Ok(service),
-        // Absent, silent, or still loading: the first two have their own sentences and exit code.
-        Err(_) => found.and_then(|()| {
+        // Absent and silent have their own sentences and exit code.
+        Err(_) => found.and_then(|state| {
             let seconds = limit.as_secs();
-            Err(Failure::refused(format!("the service is still loading after {seconds} s")))
+            Err(Failure::refused(format!("the service is still {state} after {seconds} s")))
         }),
     }
 }

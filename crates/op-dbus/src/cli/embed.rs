@@ -8,9 +8,10 @@ use clap::ArgGroup;
 use futures_util::StreamExt;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::caller::Caller;
 use super::cut::Cut;
 use super::output::{Format, Writer};
-use super::packed::{Caller, Options, Reply, Space};
+use super::packed::{Options, Reply, Space};
 use super::texts::{CallLimits, Source, Texts};
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell, terminal};
 
@@ -108,7 +109,7 @@ async fn embed(args: Args, format: Format) -> Done {
     progress.finish_and_clear();
     if format == Format::Npy && summary.texts == 0 {
         // A matrix without rows has its columns all the same.
-        let none = caller.call_packed(0, Vec::new()).await?;
+        let none = caller.call_packed(0, Vec::new(), |_| None).await?;
         writer.write(&none.vectors()).map_err(|error| Failure::writing(to, &error))?;
     }
     writer.finish().map_err(|error| Failure::writing(to, &error))?;

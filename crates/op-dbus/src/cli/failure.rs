@@ -85,13 +85,14 @@ impl Failure {
 
     /// The same, where `name` has what the text with a number in its call is called: the call may have others than
     /// those that follow each other in the input.
-    pub fn about_texts(mut self, first: u64, name: impl FnOnce(u64) -> Option<String>) -> Self {
+    pub fn about_texts(mut self, first: u64, name: impl Fn(u64) -> Option<String>) -> Self {
         if self.code == 1 {
-            if let Some(sentence) = about_text(&self.message, name) {
+            if let Some(sentence) = about_text(&self.message, &name) {
                 self.message = sentence;
-            } else if first > 0 {
-                self.message =
-                    format!("in the call that begins with text {first}: {}", self.message);
+            } else if first > 0
+                && let Some(text) = name(0)
+            {
+                self.message = format!("in the call that begins with {text}: {}", self.message);
             }
         }
         self

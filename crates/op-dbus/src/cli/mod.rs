@@ -1,6 +1,7 @@
 //! The command line: one module per command, each with its `Args` and a `run`.
 
 mod bulk;
+mod caller;
 mod client;
 mod completions;
 mod config;

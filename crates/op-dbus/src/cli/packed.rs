@@ -1,20 +1,17 @@
-//! One call for vectors: its options, its size, the wait while the service is full, its reply.
+//! One call for vectors: its options, its size, its reply.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use clap::ValueEnum;
-use op_dbus_api::{EmbedderProxy, ErrorName, cosine, info, option};
+use op_dbus_api::{cosine, info, option};
 use op_dbus_daemon::bus::encoding::Encoding;
 use zbus::Variant;
 
-use super::bulk::{self, Bytes};
 use super::cut::{Cut, Truncate};
 use super::numbers::{encodings, floats};
 use super::output::Vectors;
 use super::texts::CallLimits;
-use super::{Failure, Properties, Service};
+use super::{Bytes, Failure, Properties};
 
 /// Texts in one call whose vectors come in its reply.
 const CALL_TEXTS_MAX: usize = 256;
@@ -23,11 +20,6 @@ const CALL_TEXTS_MAX: usize = 256;
 const BULK_CALL_TEXTS_MAX: usize = 2048;
 /// Bytes of text in one call, far below what a bus carries in one message.
 const CALL_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// How much later than its deadline a call may be answered.
-const DEADLINE_GRACE: Duration = Duration::from_secs(5);
-/// How often a call is tried when the service is full, and the first pause; each is twice the last.
-const TRIES_MAX: u32 = 8;
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// The options of a packed call.
 #[derive(clap::Args, Clone, Default)]
@@ -48,10 +40,10 @@ pub struct Options {
     /// What vectors are made of: floats of 32 or 16 bits, bytes (each vector scaled by itself to
     /// -127 … 127), or signs as bits, eight in a byte
     #[arg(long, value_parser = encodings(), default_value = "f32")]
-    encoding: Encoding,
+    pub(super) encoding: Encoding,
     /// Give a call up after this many milliseconds
     #[arg(long, value_name = "MS")]
-    deadline_ms: Option<u32>,
+    pub(super) deadline_ms: Option<u32>,
     /// Queue class; calls with many texts are `bulk` unless you say otherwise
     #[arg(long, value_enum)]
     priority: Option<Priority>,
@@ -87,7 +79,8 @@ impl Options {
         Cut::by(self.truncate)
     }
 
-    fn to_dict(&self) -> HashMap<&'static str, Variant<'_>> {
+    /// As they travel.
+    pub fn to_dict(&self) -> HashMap<&'static str, Variant<'_>> {
         // One that nobody asked for is not named: a service may be older than the option.
         let encoding = Some(self.encoding).filter(|encoding| *encoding != Encoding::default());
         let texts = [
@@ -129,17 +122,6 @@ impl CallLimits {
     }
 }
 
-/// What each call needs.
-pub struct Caller {
-    service: Service,
-    embedder: EmbedderProxy<'static>,
-    options: Options,
-    /// Texts whose vectors fit a reply.
-    inline_texts_max: usize,
-    /// Whether the service is known to have no calls by file descriptors, or no way for these.
-    inline_alone: AtomicBool,
-}
-
 /// The answer to one call.
 pub struct Reply {
     /// Number of the first text over all calls.
@@ -173,112 +155,15 @@ impl Space {
     }
 }
 
-impl Caller {
-    /// A caller that has not called yet; the vectors of so many texts fit a reply.
-    ///
-    /// # Errors
-    /// Exit code 3 when the service is not there.
-    pub async fn new(
-        service: Service,
-        options: Options,
-        inline_texts_max: usize,
-    ) -> Result<Self, Failure> {
-        let embedder = service.embedder().await?;
-        let inline_alone = AtomicBool::new(false);
-        Ok(Self { service, embedder, options, inline_texts_max, inline_alone })
-    }
-
-    /// The vectors of `texts`, of which the first is number `first` over all calls, in one part or in
-    /// several.
-    pub async fn call(&self, first: u64, texts: Vec<String>) -> Result<Vec<Reply>, Failure> {
-        if texts.len() > self.inline_texts_max && !self.inline_alone.load(Ordering::Relaxed) {
-            match bulk::embed(&self.embedder, &texts, self.options.to_dict()).await {
-                Ok((bytes, shape, info)) => {
-                    let vectors = (bytes, self.options.encoding);
-                    return Ok(vec![Reply::new((first, texts), vectors, shape, &info)?]);
-                }
-                // Others of this user may have all streams: there is still the queue. And a provider
-                // that has failed is replaced in the midst of these calls alone.
-                Err(bulk::Error::Call(error)) if is_full(&error) || is_lost(&error) => {}
-                Err(bulk::Error::Call(error)) if is_unknown(&error) => {
-                    self.inline_alone.store(true, Ordering::Relaxed);
-                }
-                Err(bulk::Error::Call(error)) => {
-                    return Err(self.service.failure(&error).about_texts_from(first));
-                }
-                Err(bulk::Error::Memfd(error)) => {
-                    return Err(Failure::refused(format!("a memfd can't be used ({error})")));
-                }
-            }
-        }
-        let (mut parts, mut first, mut rest) = (Vec::new(), first, texts);
-        while !rest.is_empty() {
-            let texts: Vec<String> = rest.drain(..self.inline_texts_max.min(rest.len())).collect();
-            let next = first + texts.len() as u64;
-            parts.push(self.call_packed(first, texts).await?);
-            first = next;
-        }
-        Ok(parts)
-    }
-
-    /// The vectors of texts that are few enough for one reply.
-    pub async fn call_packed(&self, first: u64, texts: Vec<String>) -> Result<Reply, Failure> {
-        let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let mut pause = FIRST_PAUSE;
-        for last_try in (0..TRIES_MAX).map(|number| number + 1 == TRIES_MAX) {
-            let call = self.embedder.embed_packed(&borrowed, self.options.to_dict());
-            match self.answer(call).await? {
-                Ok((bytes, rows, dimensions, info)) => {
-                    let vectors = (bytes.into_vec().into(), self.options.encoding);
-                    return Reply::new((first, texts), vectors, (rows, dimensions), &info);
-                }
-                // Our own earlier calls may be what fills the queue: wait for them.
-                Err(error) if is_full(&error) && !last_try => tokio::time::sleep(pause).await,
-                Err(error) => {
-                    return Err(self.service.failure(&error).about_texts_from(first));
-                }
-            }
-            pause *= 2;
-        }
-        Err(Failure::refused("the service stayed full; try again later"))
-    }
-
-    /// One try: a service that does not keep a deadline is not waited for much longer than that.
-    async fn answer<T>(
-        &self,
-        call: impl Future<Output = Result<T, zbus::Error>>,
-    ) -> Result<Result<T, zbus::Error>, Failure> {
-        let Some(deadline) = self.options.deadline_ms else { return Ok(call.await) };
-        let limit = Duration::from_millis(deadline.into()) + DEADLINE_GRACE;
-        let answer = tokio::time::timeout(limit, call).await;
-        answer.map_err(|_| self.service.silent(limit))
-    }
-}
-
-fn is_full(error: &zbus::Error) -> bool {
-    let name = op_dbus_api::Error::from_reply(error).map(|error| error.name());
-    matches!(name, Some(ErrorName::Overloaded | ErrorName::QuotaExceeded))
-}
-
-fn is_lost(error: &zbus::Error) -> bool {
-    let name = op_dbus_api::Error::from_reply(error).map(|error| error.name());
-    name == Some(ErrorName::WorkerFailed)
-}
-
-/// The service is older than the method, or the bus carries no file descriptors.
-fn is_unknown(error: &zbus::Error) -> bool {
-    match error {
-        zbus::Error::FDO(error) => matches!(**error, zbus::fdo::Error::UnknownMethod(_)),
-        zbus::Error::Unsupported => true,
-        _ => false,
-    }
-}
-
 /// What a reply tells beside its vectors.
 pub type Info = HashMap<String, zbus::OwnedVariant>;
 
 impl Reply {
-    fn new(
+    /// What the service answered, for its texts.
+    ///
+    /// # Errors
+    /// When it is for another number of them, or has another size than it tells.
+    pub fn new(
         (first, texts): (u64, Vec<String>),
         (bytes, encoding): (Bytes, Encoding),
         (rows, dimensions): (u32, u32),
@@ -313,6 +198,23 @@ impl Reply {
             served_by: format!("{}, {}", text(info::DEVICE), text(info::PRECISION)),
             tokens: tokens.unwrap_or(0),
         })
+    }
+
+    /// Takes in the reply to the texts that follow.
+    ///
+    /// # Errors
+    /// When the vectors of both can't be compared.
+    pub fn add(&mut self, next: Self) -> Result<(), Failure> {
+        if let Some(change) = Space(Some(self.space.clone())).change(&next) {
+            let said = "between two calls for texts that go together; start again";
+            return Err(Failure::refused(format!("{change} {said}")));
+        }
+        let before = u32::try_from(self.texts.len()).unwrap_or(u32::MAX);
+        self.truncated.extend(next.truncated.iter().map(|index| index.saturating_add(before)));
+        self.bytes = [&*self.bytes, &*next.bytes].concat().into();
+        self.texts.extend(next.texts);
+        self.tokens += next.tokens;
+        Ok(())
     }
 
     /// How alike each vector, in single precision, is to the last one.

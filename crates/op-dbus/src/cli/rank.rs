@@ -6,8 +6,9 @@ use std::process::ExitCode;
 
 use futures_util::StreamExt;
 
+use super::caller::Caller;
 use super::cut::Cut;
-use super::packed::{Caller, Options, Reply, Space};
+use super::packed::{Options, Reply, Space};
 use super::texts::{self, CallLimits, Source, Texts};
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell, terminal};
 
@@ -70,12 +71,9 @@ async fn rank(args: Args) -> Done {
             }
             texts.push(args.query.clone());
             // Unlike `Rank`, this says which texts were cut. What it says of one is by its number in the call.
-            match caller.call_packed(0, texts).await {
-                Ok(reply) => Ok(Some((indices, reply))),
-                Err(failure) => {
-                    Err(failure.about_texts(first, |number| Some(name(&indices, number))))
-                }
-            }
+            let called = |number| Some(name(&indices, number));
+            let reply = caller.call_packed(first, texts, called).await?;
+            Ok::<_, Failure>(Some((indices, reply)))
         })
         .buffered(CALLS_IN_FLIGHT);
     let mut replies = std::pin::pin!(replies);

@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use super::caller::Caller;
 use super::cut::Cut;
-use super::packed::{Caller, Options};
+use super::packed::Options;
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell};
 
 /// Tell how near two texts are
@@ -38,7 +39,7 @@ async fn similarity(args: Args) -> Done {
     let texts = vec![args.first, args.second];
     let caller = Caller::new(service, Options::default(), texts.len()).await?;
     // Unlike `Similarity`, this says which texts were cut.
-    let reply = caller.call_packed(0, texts).await?;
+    let reply = caller.call_packed(0, texts, |number| Some(format!("text {number}"))).await?;
     let cosine = reply.cosines_with_last().first().copied().unwrap_or_default();
     let line = match args.json {
         true => serde_json::json!({ "similarity": cosine }).to_string(),

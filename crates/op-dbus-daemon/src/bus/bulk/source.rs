@@ -150,6 +150,10 @@ fn look(fd: &OwnedFd) -> Result<Found, Error> {
             check_size(end.unwrap_or(0))?;
             Ok(Found::File(end))
         }
+        // Ours would be a writer's end, by which it never ends.
+        SFlag::S_IFIFO if flags & OFlag::O_ACCMODE == OFlag::O_RDWR => {
+            Err(invalid("is a pipe that is open for writing as well; open it for reading alone"))
+        }
         SFlag::S_IFIFO => Ok(Found::Pipe),
         other => Err(invalid(&format!("is {}; {WANTED}", named(other)))),
     }

@@ -84,3 +84,14 @@ async fn a_pipe_is_read_to_its_end_and_keeps_its_flags() {
     writer.join().unwrap().unwrap();
     assert_eq!(flags(), before);
 }
+
+#[tokio::test]
+async fn a_pipe_that_its_reader_could_write_to_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let both = File::options().read(true).write(true).open(&path).unwrap();
+    let (name, message) = refusal(both).await;
+    assert_eq!(name, ErrorName::InvalidArgument);
+    assert!(message.ends_with("; open it for reading alone"), "{message}");
+}

@@ -1,0 +1,211 @@
+//! Who calls for vectors: by file descriptors or in replies, in smaller calls where one is too large, and
+//! with the wait while the service is full.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use op_dbus_api::{EmbedderProxy, Error, ErrorName};
+
+use super::bulk;
+use super::packed::{Options, Reply};
+use super::{Failure, Service};
+
+/// How much later than its deadline a call may be answered.
+const DEADLINE_GRACE: Duration = Duration::from_secs(5);
+/// How long room in a full queue is waited for by the first call, before which nothing was computed.
+const FIRST_ROOM: Duration = Duration::from_secs(6);
+/// The same by a later call, which would lose what came before it.
+const ROOM: Duration = Duration::from_secs(120);
+/// The wait before the next try where the service tells none, and the least.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+
+/// What each call needs.
+pub struct Caller {
+    service: Service,
+    embedder: EmbedderProxy<'static>,
+    options: Options,
+    /// Texts whose vectors fit a reply.
+    inline_texts_max: usize,
+    /// Whether the service is known to have no calls by file descriptors, or no way for these.
+    inline_alone: AtomicBool,
+}
+
+impl Caller {
+    /// A caller that has not called yet; the vectors of so many texts fit a reply.
+    ///
+    /// # Errors
+    /// Exit code 3 when the service is not there.
+    pub async fn new(
+        service: Service,
+        options: Options,
+        inline_texts_max: usize,
+    ) -> Result<Self, Failure> {
+        let embedder = service.embedder().await?;
+        let inline_alone = AtomicBool::new(false);
+        Ok(Self { service, embedder, options, inline_texts_max, inline_alone })
+    }
+
+    /// The vectors of `texts`, of which the first is number `first` over all calls, in one part or in
+    /// several.
+    pub async fn call(&self, first: u64, texts: Vec<String>) -> Result<Vec<Reply>, Failure> {
+        if texts.len() > self.inline_texts_max && !self.inline_alone.load(Ordering::Relaxed) {
+            match bulk::embed(&self.embedder, &texts, self.options.to_dict()).await {
+                Ok((bytes, shape, info)) => {
+                    let vectors = (bytes, self.options.encoding);
+                    return Ok(vec![Reply::new((first, texts), vectors, shape, &info)?]);
+                }
+                // Others of this user may have all streams: there is still the queue. And a provider
+                // that has failed is replaced in the midst of these calls alone.
+                Err(bulk::Error::Call(error))
+                    if pause_of(&error).is_some() || is(&error, ErrorName::WorkerFailed) => {}
+                Err(bulk::Error::Call(error)) if is_unknown(&error) => {
+                    self.inline_alone.store(true, Ordering::Relaxed);
+                }
+                Err(bulk::Error::Call(error)) => {
+                    return Err(self.service.failure(&error).about_texts_from(first));
+                }
+                Err(bulk::Error::Memfd(error)) => {
+                    return Err(Failure::refused(format!("a memfd can't be used ({error})")));
+                }
+            }
+        }
+        self.parts(first, texts, |number| Some(format!("text {}", first.checked_add(number)?)))
+            .await
+    }
+
+    /// The vectors of texts that are few, in one reply. What is refused of one of them says what `name` has it
+    /// called by its number in `texts`.
+    pub async fn call_packed(
+        &self,
+        first: u64,
+        texts: Vec<String>,
+        name: impl Fn(u64) -> Option<String>,
+    ) -> Result<Reply, Failure> {
+        let mut parts = self.parts(first, texts, name).await?.into_iter();
+        let Some(mut whole) = parts.next() else {
+            return Err(Failure::refused("the service was asked for nothing"));
+        };
+        for part in parts {
+            whole.add(part)?;
+        }
+        Ok(whole)
+    }
+
+    /// The same in the replies that they came in: of as many texts as these have room for, and of fewer where
+    /// the service finds them too large together.
+    async fn parts(
+        &self,
+        first: u64,
+        mut texts: Vec<String>,
+        name: impl Fn(u64) -> Option<String>,
+    ) -> Result<Vec<Reply>, Failure> {
+        let (mut parts, mut done, mut texts_max) = (Vec::new(), 0, self.inline_texts_max);
+        while !texts.is_empty() || parts.is_empty() {
+            let count = texts_max.min(texts.len());
+            let number = first + done;
+            match self.packed(number, &texts[..count]).await? {
+                Ok((bytes, shape, info)) => {
+                    let texts = texts.drain(..count).collect();
+                    let vectors = (bytes, self.options.encoding);
+                    parts.push(Reply::new((number, texts), vectors, shape, &info)?);
+                    done += count as u64;
+                    texts_max = (2 * count).min(self.inline_texts_max);
+                }
+                // What a call counts as is the service's to say, by its model and options.
+                Err(error) if count > 1 && is(&error, ErrorName::TooLarge) => texts_max = count / 2,
+                Err(error) => {
+                    let name = |number| name(done.checked_add(number)?);
+                    return Err(self.service.failure(&error).about_texts(number, name));
+                }
+            }
+        }
+        Ok(parts)
+    }
+
+    /// One call, for which room in the queue is waited for. Its first text is number `first` over all calls.
+    async fn packed(
+        &self,
+        first: u64,
+        texts: &[String],
+    ) -> Result<Result<bulk::Reply, zbus::Error>, Failure> {
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let mut room = match (first, self.limit()) {
+            (0, _) => FIRST_ROOM,
+            (_, limit) => limit.unwrap_or(ROOM),
+        };
+        loop {
+            let call = self.embedder.embed_packed(&texts, self.options.to_dict());
+            let answer = self.answer(call).await?;
+            let pause = answer.as_ref().err().and_then(pause_of).unwrap_or_default().min(room);
+            if pause.is_zero() {
+                return Ok(answer.map(|(bytes, rows, dimensions, info)| {
+                    (bytes.into_vec().into(), (rows, dimensions), info)
+                }));
+            }
+            room -= pause;
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// How long the answer to one try is waited for: a service may not keep a deadline.
+    fn limit(&self) -> Option<Duration> {
+        let deadline = Duration::from_millis(self.options.deadline_ms?.into());
+        Some(deadline + DEADLINE_GRACE)
+    }
+
+    async fn answer<T>(
+        &self,
+        call: impl Future<Output = Result<T, zbus::Error>>,
+    ) -> Result<Result<T, zbus::Error>, Failure> {
+        let Some(limit) = self.limit() else { return Ok(call.await) };
+        let answer = tokio::time::timeout(limit, call).await;
+        answer.map_err(|_| self.service.silent(limit))
+    }
+}
+
+fn is(error: &zbus::Error, name: ErrorName) -> bool {
+    Error::from_reply(error).is_some_and(|error| error.name() == name)
+}
+
+/// How long until a service that is full is to be asked again, by its own sentence; nothing where it is not full.
+fn pause_of(error: &zbus::Error) -> Option<Duration> {
+    let refusal = Error::from_reply(error)?;
+    let is_full = matches!(refusal.name(), ErrorName::Overloaded | ErrorName::QuotaExceeded);
+    is_full.then(|| hint(refusal.message()).unwrap_or(PAUSE).max(PAUSE_MIN))
+}
+
+fn hint(sentence: &str) -> Option<Duration> {
+    let mut words = sentence.split_once("try again in ")?.1.split_whitespace();
+    let number = words.next()?.parse().ok()?;
+    match words.next()? {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        _ => None,
+    }
+}
+
+/// The service is older than the method, or the bus carries no file descriptors.
+fn is_unknown(error: &zbus::Error) -> bool {
+    match error {
+        zbus::Error::FDO(error) => matches!(**error, zbus::fdo::Error::UnknownMethod(_)),
+        zbus::Error::Unsupported => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_service_says_when_to_come_back() {
+        for (sentence, right) in [
+            ("wait for earlier calls, or try again in 1868 ms", Some(1868)),
+            ("the bus has not answered; try again in 30 s", Some(30_000)),
+            ("all users have too many; try again later", None),
+        ] {
+            assert_eq!(hint(sentence), right.map(Duration::from_millis), "{sentence}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `op-dbus embed` and `rank` with a queue that is full, and with one that is smaller than their calls.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use op_dbus_api::{Error, ErrorName};
+use zbus::OwnedVariant;
+
+use super::json_lines;
+use crate::harness::Outcome;
+use crate::harness::bus::PrivateBus;
+use crate::harness::command::{cli, cli_with_input};
+use crate::harness::daemon::Setup;
+use crate::harness::registry::tests;
+
+tests! {
+    later_calls_wait_until_there_is_room: [Bus],
+    a_call_that_is_too_large_is_made_smaller: [Bus],
+}
+
+/// How often a call is refused.
+const REFUSALS: u32 = 20;
+
+/// A service that has room for the first call at once, and for each later one after some refusals. Its vectors have
+/// one dimension: the length of each text.
+#[derive(Default)]
+struct Full {
+    /// How often the call that begins with a text was refused.
+    refused: Mutex<HashMap<String, u32>>,
+}
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
+impl Full {
+    async fn embed_packed(
+        &self,
+        texts: Vec<String>,
+        _options: HashMap<String, OwnedVariant>,
+    ) -> Result<(Vec<u8>, u32, u32, HashMap<String, OwnedVariant>), Error> {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = refused.entry(texts[0].clone()).or_default();
+        if texts[0] != "first" && *times < REFUSALS {
+            *times += 1;
+            let sentence = "wait for earlier calls, or try again in 1 ms";
+            return Err(Error::new(ErrorName::QuotaExceeded, sentence));
+        }
+        let bytes = texts.iter().flat_map(|text| (text.len() as f32).to_le_bytes()).collect();
+        Ok((bytes, texts.len() as u32, 1, HashMap::new()))
+    }
+
+    #[zbus(property)]
+    fn texts_per_call_max(&self) -> u32 {
+        2
+    }
+
+    #[zbus(property)]
+    fn text_bytes_max(&self) -> u32 {
+        1 << 20
+    }
+
+    #[zbus(property)]
+    fn inline_reply_bytes_max(&self) -> u32 {
+        16 << 20
+    }
+}
+
+async fn later_calls_wait_until_there_is_room() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let _service = zbus::connection::Builder::address(bus.address())
+        .serve_at(op_dbus_api::ROOT_PATH, Full::default())
+        .name(op_dbus_api::BUS_NAME)
+        .build()
+        .await?;
+    let lines = "first\n2\n33\n4\n55555\n666666\n";
+    let out = cli_with_input(&bus, &["embed", "--csv"], lines).await?.success()?;
+    assert_eq!(out, "5\n1\n2\n1\n5\n6\n");
+    Ok(())
+}
+
+async fn a_call_that_is_too_large_is_made_smaller() -> Outcome {
+    // A call of 256 lines counts as more than that.
+    let setup = Setup::sim()?.setting("quota_tokens", "1500").setting("queue_tokens_max", "3000");
+    let (bus, setup, daemon) = setup.alone().await?;
+    let mut lines: Vec<String> = (0..600).map(|n| format!("line {n}")).collect();
+    lines[500] = "x".repeat(1000);
+    let path = setup.path("lines");
+    std::fs::write(&path, lines.join("\n"))?;
+    let file = path.display().to_string();
+    let embed = ["embed", "--npy", "--file", &file];
+    // By a descriptor, of which the service makes batches that fit.
+    let expected = cli(&bus, &embed).await?.success()?;
+    // With a deadline all calls are small enough for replies.
+    let small = [&embed[..], &["--deadline-ms", "60000"]].concat();
+    let made = cli(&bus, &small).await?;
+    assert!(made.stderr.contains("and cut (index 500)"), "{}", made.stderr);
+    assert_eq!(made.success()?, expected);
+
+    let ranked = cli(&bus, &["rank", "--json", "--top", "600", "line 321", "-f", &file]).await?;
+    assert!(ranked.stderr.contains("and cut (index 500)"), "{}", ranked.stderr);
+    let ranked = json_lines(&ranked.success()?)?;
+    let mut indices: Vec<_> = ranked.iter().filter_map(|line| line["index"].as_u64()).collect();
+    assert_eq!(indices[0], 321);
+    indices.sort_unstable();
+    assert_eq!(indices, (0..600).collect::<Vec<_>>());
+
+    // What no call has room for is named.
+    lines[500] = "x".repeat(2000);
+    std::fs::write(&path, lines.join("\n"))?;
+    for (truncate, said) in [
+        ("error", "text 500 has 2002 tokens"),
+        ("mean", "in the call that begins with text 500: the call's share of"),
+    ] {
+        let refused = cli(&bus, &[&small[..], &["--truncate", truncate]].concat()).await?;
+        assert_eq!(refused.code, Some(1), "{truncate}: {}", refused.stderr);
+        assert!(refused.stderr.contains(said), "{truncate}: {}", refused.stderr);
+    }
+    daemon.stop().await
+}
