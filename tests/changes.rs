@@ -26,6 +26,7 @@ tests! {
     changes_that_cannot_be_kept: [Bus],
     a_reload_that_finds_what_serves_damaged: [Bus, Low],
     a_change_of_prompt_leaves_a_job_alone: [Bus, Low],
+    a_level_that_is_loaded_already_is_not_told_as_loaded_again: [Bus],
 }
 
 /// What a daemon is before a change that fails, and has to be behind it.
@@ -174,5 +175,17 @@ async fn a_change_of_prompt_leaves_a_job_alone() -> Outcome {
     let bytes = content(result)?;
     let (first, second) = bytes.split_at(4 * dimensions as usize);
     assert_eq!((rows, first == second), (2, true));
+    daemon.stop().await
+}
+
+/// Who counts loads by their message counts no change to what a call had loaded.
+async fn a_level_that_is_loaded_already_is_not_told_as_loaded_again() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let high = Options::from([("level", "high".into())]);
+    daemon.client().packed(&["a text"], high).await?;
+    daemon.client().manager.set_vector_level("high").await?;
+    daemon.process.says("model serves now: sim on sim:0").await?;
+    let told = daemon.process.stderr();
+    assert_eq!(told.matches("model loaded: sim on sim:0").count(), 2, "{told}");
     daemon.stop().await
 }

@@ -300,6 +300,20 @@ async fn a_reload_takes_up_what_the_store_has_by_now() -> Outcome {
     assert_eq!(client.vectors(&["a text"]).await?, first);
     let told = daemon.process.stderr();
     assert_eq!(told.matches("serves from memory").count(), 1, "{told}");
+
+    client.manager.unload().await?;
+    client.manager.reload().await?;
+    let told = daemon.process.stderr();
+    assert_eq!(told.matches("serves from memory").count(), 1, "{told}");
+    assert!(
+        told.contains("own has no worker now, and can't be loaded again: own is not"),
+        "{told}"
+    );
+    setup.import(&tiny("mean")?, &["--name", "own"]).await?.success()?;
+    let message = refused(client.embedder.embed("a text").await, ErrorName::WorkerFailed)?;
+    assert!(message.contains("under this name; reload or restart the service"), "{message}");
+    client.manager.reload().await?;
+    assert_eq!(client.vectors(&["a text"]).await?, mean);
     daemon.stop().await
 }
 

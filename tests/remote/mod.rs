@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket};
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::{Client, refused};
+use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::fleet::{Ports, Server, compiled};
 use crate::harness::gateway::Gateway;
@@ -176,6 +176,15 @@ async fn a_gateway_computes_and_another_takes_over() -> Outcome {
     within("the other endpoint", elsewhere).await??;
     some_more(&daemon).await?;
     assert_eq!(load.stop().await?, ["remote:0", "remote:1"].map(str::to_owned).into());
+    // What the service says of itself goes with the worker.
+    let client = daemon.client();
+    assert_eq!(client.status::<String>("device").await?, "remote:1");
+    assert!(client.status::<String>("status").await?.ends_with(" on remote:1"));
+    let on = |device: &'static str| Options::from([("device", device.into())]);
+    client.packed(&["there"], on("remote:1")).await?;
+    let refusal = client.packed(&["here"], on("remote:0")).await.map(drop);
+    let message = refused(refusal, ErrorName::InvalidArgument)?;
+    assert!(message.contains("the service computes on remote:1 "), "{message}");
     daemon.stop().await?;
     far.daemon.stop().await
 }

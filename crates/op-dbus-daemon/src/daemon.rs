@@ -4,14 +4,14 @@ mod watchdog;
 
 use std::pin::pin;
 use std::process::ExitCode;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use op_dbus_api::{BUS_NAME, ROOT_PATH};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 use zbus::Connection;
 use zbus::fdo::RequestNameFlags;
@@ -33,11 +33,6 @@ const OWNER_ANSWERS: Duration = Duration::from_secs(5);
 const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// The last replies are on their way by then; anything longer is a peer that does not read.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
-/// A provider without which nothing serves is looked for this often, where `provider_retry_s` is not sooner:
-/// after a start before its network or its driver.
-const FAILED_RETRY_S: u64 = 30;
-/// Where nothing else works either, the next look for a provider is not sooner than this.
-const PAUSE: Duration = Duration::from_secs(5);
 
 /// Why the daemon ends other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -124,7 +119,7 @@ async fn serve(
     let (refuse, refused) = oneshot::channel();
     tasks.spawn(load_and_tell(service.clone(), refuse));
     tasks.spawn(reload_on(hangup, service.clone()));
-    tasks.spawn(look_after(service.clone()));
+    tasks.spawn(service.clone().look_after());
     tasks.spawn(watchdog::feed(service.clone()));
     tasks.spawn(unload_when_idle(service.clone()));
     tasks.spawn(crate::sleep::follow(connection.clone(), service.clone()));
@@ -251,55 +246,6 @@ async fn reload_on(mut hangup: Signal, service: Service) {
     while hangup.recv().await.is_some() {
         // Its end is logged where it happens, for the bus method as well.
         drop(service.reload().await);
-    }
-}
-
-/// Moves to the next provider when the workers of the one that serves can't be had any more, and tries
-/// again now and then those that are preferred, and sooner what could not be loaded at all.
-async fn look_after(service: Service) {
-    let mut changes = service.watch();
-    let (mut tried, mut known) = (Instant::now(), Weak::new());
-    loop {
-        let now = service.now();
-        // What was moved away from just now is not what to try first.
-        let serving = now.served().map(Arc::downgrade).unwrap_or_default();
-        if !known.ptr_eq(&serving) {
-            (tried, known) = (Instant::now(), serving);
-        }
-        let mut retry_s = now.settings().provider_retry_s;
-        if matches!(now.phase, Phase::Failed(_)) {
-            retry_s = retry_s.min(FAILED_RETRY_S);
-        }
-        let retry = async {
-            match retry_s {
-                0 => std::future::pending().await,
-                seconds => sleep_until((tried + Duration::from_secs(seconds)).into()).await,
-            }
-        };
-        let served = now.served().cloned();
-        drop(now);
-        // Holds the engine no longer than it is waited for: it ends with its last holder.
-        let failing = async move {
-            match served {
-                Some(served) => served.engine.failing().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            changed = changes.changed() => match changed {
-                Ok(()) => continue,
-                Err(_) => return,
-            },
-            () = failing => {
-                service.reconsider().await;
-                sleep(PAUSE).await;
-            }
-            () = retry => {
-                service.improve().await;
-                service.revive().await;
-                tried = Instant::now();
-            }
-        }
     }
 }
 

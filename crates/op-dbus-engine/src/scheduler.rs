@@ -20,7 +20,7 @@ use crate::config::Limits;
 use crate::error::Error;
 use crate::job::{Job, Slot};
 use crate::planner::{self, Plan};
-use crate::presence::Absence;
+use crate::presence::{Absence, Presence};
 use crate::queue::{self, Queue};
 use crate::reserve::{Mix, Serves};
 use crate::roster::{Order, Roster};
@@ -75,8 +75,9 @@ struct State {
     over: Over,
     roster: Roster,
     mix: Mix,
-    /// Why no worker is to have a backend until there is work; none while they are to have one.
-    absence: Option<Absence>,
+    /// Why no worker is to have a backend until there is work, and what it was like before; none while they are to
+    /// have one.
+    absence: Option<(Absence, Presence)>,
     /// When a worker was loaded last.
     loaded_at: Instant,
     /// Whether the machine is about to sleep: what holds a device is to let it go.

@@ -35,9 +35,13 @@ impl Place {
         let unread = |error| Error::io("read", path, error);
         let archive = ZipArchive::new(open().map_err(unread)?).map_err(|e| damaged(path, &e))?;
         if let Some(name) = archive.file_names().find(|name| leaves(name)) {
+            let (what, instead) = match name.contains('\\') {
+                true => ("with a backslash in its name", "archives with / between folder and file"),
+                false => ("that leads out of it", "archives whose entries stay inside them"),
+            };
             return Err(Error::unsupported(
-                format!("{} has an entry `{name}` that leads out of it", path.display()),
-                "archives whose entries stay inside them",
+                format!("{} has an entry `{name}` {what}", path.display()),
+                instead,
             ));
         }
         let start = archive.central_directory_start();

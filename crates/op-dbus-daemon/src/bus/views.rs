@@ -206,7 +206,7 @@ pub fn status(service: &Service) -> Dictionary {
         ("dimensions", facts.dimensions.into()),
         ("max_input_tokens", facts.max_input_tokens.into()),
         ("provider", facts.execution_provider.into()),
-        ("device", now.served().map_or("", |served| &served.device).to_owned().into()),
+        ("device", now.served().map(|served| served.device()).unwrap_or_default().into()),
         ("requested_provider", facts.requested_execution_provider.into()),
         ("fallback_reason", facts.fallback_reason.into()),
         ("provider_fallbacks", service.fallbacks().into()),

@@ -216,7 +216,7 @@ impl Service {
         let before = self.now();
         let known = |served: &Arc<Served>| before.served().is_some_and(|b| Arc::ptr_eq(b, served));
         if let Some(served) = served.as_ref().filter(|served| !known(served)) {
-            tell_loaded(served);
+            tell_serves(served);
         }
         self.replace(|next| {
             change(next);
@@ -321,19 +321,27 @@ impl Service {
     }
 }
 
-pub(super) fn tell_loaded(served: &Served) {
-    served.load_is_told.store(true, Ordering::Relaxed);
+/// Tells the journal of a model that serves from now on: of one that was there already, as a call had named it, not
+/// as of one that was loaded.
+pub(super) fn tell_serves(served: &Served) {
+    match served.load_is_told.swap(true, Ordering::Relaxed) {
+        false => tell_loaded(served),
+        true => info!("model serves now: {} on {}", served.model, served.device()),
+    }
+}
+
+fn tell_loaded(served: &Served) {
+    let device = served.device();
     info!(
         MESSAGE_ID = message_id::MODEL_LOADED,
         model = %served.model,
-        device = %served.device,
+        device = %device,
         engine = %served.engine_name,
         isa = %served.isa,
         precision = %served.precision,
         dimensions = served.dimensions,
-        "model loaded: {} on {}",
-        served.model,
-        served.device
+        "model loaded: {} on {device}",
+        served.model
     );
 }
 

@@ -300,12 +300,6 @@ fn served(
 ) -> Result<Served, Error> {
     let mut workers = engine.descriptions().into_iter().map(|worker| worker.description);
     let first = workers.next().ok_or(Error::Fault("an engine without workers"))?;
-    let mut device = first.device;
-    for other in workers.map(|worker| worker.device) {
-        if !device.split(',').any(|known| known == other) {
-            device = format!("{device},{other}");
-        }
-    }
     Ok(Served {
         choice: choice.clone(),
         model: draft.model,
@@ -319,7 +313,6 @@ fn served(
         load_is_told: AtomicBool::new(false),
         fallback_is_told: AtomicBool::new(false),
         provider: first.provider,
-        device,
         precision: first.precision,
         engine_name: first.engine,
         isa: first.isa,

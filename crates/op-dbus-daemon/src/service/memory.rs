@@ -233,14 +233,15 @@ impl Service {
                 Presence::Lost => {
                     error!("no worker of {} can be had now; each is tried again", served.model);
                 }
-                Presence::Loaded => info!(
-                    MESSAGE_ID = message_id::MODEL_LOADED,
-                    model = %served.model,
-                    device = %served.device,
-                    "model loaded again: {} on {}",
-                    served.model,
-                    served.device
-                ),
+                Presence::Loaded => {
+                    let (model, device) = (&served.model, served.device());
+                    info!(
+                        MESSAGE_ID = message_id::MODEL_LOADED,
+                        model = %model,
+                        device = %device,
+                        "model loaded again: {model} on {device}"
+                    );
+                }
             }
             known = presence;
             // The same as before, and another line for people.

@@ -118,7 +118,7 @@ impl Now {
             Phase::Serving(served) => {
                 let reason = self.fallback_reason();
                 let instead = if reason.is_empty() { reason } else { format!(" ({reason})") };
-                format!("Serving {} on {}{instead}", served.model, served.device)
+                format!("Serving {} on {}{instead}", served.model, served.device())
             }
             Phase::Failed(error) => format!("Not embedding: {error}"),
             Phase::Draining(_) => "Finishing the calls in flight".to_owned(),

@@ -1,22 +1,87 @@
 //! What the service does by itself about a provider that fails, one that is better, and one that was not
 //! there.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use op_dbus_engine::{Presence, is_same_news};
+use tokio::time::sleep_until;
 use tracing::{debug, warn};
 
-use super::change::tell_loaded;
+use super::change::tell_serves;
 use super::load::LOSSES_MAX;
 use super::now::{Phase, wanted};
 use super::served::Served;
 use super::{Error, Service, provider};
 
+/// A provider without which nothing serves is looked for this often, where `provider_retry_s` is not sooner:
+/// after a start before its network or its driver.
+const FAILED_RETRY_S: u64 = 30;
+/// Where nothing else works either, the next look for a provider is not sooner than this.
+const PAUSE: Duration = Duration::from_secs(5);
+
 /// An engine in the place of one that has failed, or why there is none.
 type Looked = Result<Arc<Served>, Arc<Error>>;
 
 impl Service {
+    /// Moves to the next provider when the workers of the one that serves can't be had any more, and tries
+    /// again now and then those that are preferred, and sooner what could not be loaded at all; for as long as the
+    /// service lives.
+    pub async fn look_after(self) {
+        let mut changes = self.watch();
+        let (mut tried, mut known, mut is_owed) = (Instant::now(), Weak::new(), false);
+        let mut not_before = tried;
+        loop {
+            let now = self.now();
+            // What was moved away from just now is not what to try first.
+            let serving = now.served().map(Arc::downgrade).unwrap_or_default();
+            if !known.ptr_eq(&serving) {
+                (tried, known, is_owed) = (Instant::now(), serving, false);
+            }
+            let mut retry_s = now.settings().provider_retry_s;
+            if matches!(now.phase, Phase::Failed(_)) {
+                retry_s = retry_s.min(FAILED_RETRY_S);
+            }
+            let retry = async {
+                match retry_s {
+                    0 => std::future::pending().await,
+                    // That it is loaded again is a change as well.
+                    _ if is_owed && self.is_loaded() => {}
+                    seconds => sleep_until((tried + Duration::from_secs(seconds)).into()).await,
+                }
+            };
+            let served = now.served().cloned();
+            drop(now);
+            // Holds the engine no longer than it is waited for: it ends with its last holder.
+            let failing = async move {
+                sleep_until(not_before.into()).await;
+                match served {
+                    Some(served) => served.engine.failing().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                changed = changes.changed() => match changed {
+                    Ok(()) => continue,
+                    Err(_) => return,
+                },
+                () = failing => {
+                    self.reconsider().await;
+                    not_before = Instant::now() + PAUSE;
+                }
+                () = retry => {
+                    // One that is unloaded is passed over, and has its turn once a call has loaded it: it may be
+                    // unloaded at each look.
+                    is_owed = !self.is_loaded();
+                    self.improve().await;
+                    self.revive().await;
+                    tried = Instant::now();
+                }
+            }
+        }
+    }
+
     /// Goes through the providers once more, as the one that serves has failed, and moves to the first that
     /// works.
     pub async fn reconsider(&self) {
@@ -104,7 +169,7 @@ impl Service {
         match now.served().is_some_and(|it| Arc::ptr_eq(it, fallback)) {
             true => self.moved(Some(better), |_| {}),
             false => {
-                tell_loaded(&better);
+                tell_serves(&better);
                 self.tell_fallback(&better, now.settings());
             }
         }

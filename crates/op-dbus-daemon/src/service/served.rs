@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use op_dbus_engine::{
-    Call, CancellationToken, Engine, Excess, Inputs, Limits, Piece, Priority, Reply, RowSink,
-    Truncate,
+    Call, CancellationToken, Engine, Excess, Inputs, Limits, Piece, Presence, Priority, Reply,
+    RowSink, Truncate,
 };
 use op_dbus_models::{Level, Model, Store};
 use tracing::warn;
@@ -70,8 +70,6 @@ pub struct Served {
     pub(super) fallback_is_told: AtomicBool,
     /// Execution provider that computes, as the workers report it.
     pub provider: String,
-    /// Devices that compute, with commas in between.
-    pub device: String,
     /// Precision of the arithmetic.
     pub precision: String,
     /// What computes on the device: `native`, `ort` or `sim`.
@@ -130,6 +128,19 @@ pub struct Request {
 pub type MakeSink = Arc<dyn Fn() -> RowSink + Send + Sync>;
 
 impl Served {
+    /// Devices that compute, with commas in between; of an unloaded model those that did. Workers of a fleet move.
+    pub fn device(&self) -> String {
+        let mut devices: Vec<String> = Vec::new();
+        for worker in self.engine.descriptions() {
+            for device in worker.description.device.split(',') {
+                if !devices.iter().any(|known| known == device) {
+                    devices.push(device.to_owned());
+                }
+            }
+        }
+        devices.join(",")
+    }
+
     /// Whether the store has another model under this name by now. The journal is told of one that is
     /// gone; reads files.
     pub(super) fn is_replaced(&self, store: &Path) -> bool {
@@ -137,8 +148,11 @@ impl Served {
         match Store::open(store).get(self.choice.model()) {
             Ok(found) => found != *record,
             Err(error) => {
-                let model = &self.model;
-                warn!("{model} serves from memory, and can't be loaded again: {error}");
+                let has = match self.engine.presence() {
+                    Presence::Loaded => "serves from memory",
+                    _ => "has no worker now",
+                };
+                warn!("{} {has}, and can't be loaded again: {error}", self.model);
                 false
             }
         }
@@ -295,12 +309,15 @@ impl Served {
     }
 
     fn check_device(&self, wanted: Option<&str>) -> Result<(), Error> {
-        let Some(wanted) = wanted.filter(|wanted| *wanted != self.device) else { return Ok(()) };
+        let Some(wanted) = wanted else { return Ok(()) };
+        let device = self.device();
+        if wanted == device {
+            return Ok(());
+        }
         Err(Error::InvalidArgument(format!(
-            "option device is {}, and the service computes on {} and decides itself where; \
+            "option device is {}, and the service computes on {device} and decides itself where; \
              leave the option out",
             shown(wanted),
-            self.device
         )))
     }
 }

@@ -2,6 +2,7 @@
 
 mod changes;
 mod guilt;
+mod looks;
 mod memory;
 
 use std::pin::pin;

@@ -21,8 +21,8 @@ pub fn get(spec: &Spec) -> Result<Model, BackendError> {
         return Ok(Model { max_input_tokens: spec.max_input_tokens, ..model });
     }
     let message = format!(
-        "{} in {} is another model than the service has loaded under this name; restart the \
-         service to serve what is there now",
+        "{} in {} is another model than the service has loaded under this name; reload or \
+         restart the service to serve what is there now",
         model.name,
         spec.model_dir.display()
     );

@@ -112,7 +112,8 @@ impl Scheduler {
         if state.loaded_at.elapsed() < time || !idle() {
             return false;
         }
-        state.absence.get_or_insert(why);
+        let before = state.presence();
+        state.absence.get_or_insert((why, before));
         drop(state);
         self.call_all();
         true
@@ -261,9 +262,9 @@ impl State {
 
     fn presence(&self) -> Presence {
         match self.absence {
-            Some(why) if self.roster.all_are_away() => Presence::Unloaded(why),
-            // They are still at it.
-            Some(_) => Presence::Loaded,
+            Some((why, _)) if self.roster.all_are_away() => Presence::Unloaded(why),
+            // They are still at it, and those that could not be had are not there by that.
+            Some((_, before)) => before,
             None if self.asleep && self.roster.devices().count() > 0 => {
                 if self.devices_are_free() {
                     Presence::Unloaded(Absence::Sleep)

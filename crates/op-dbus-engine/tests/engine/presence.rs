@@ -110,6 +110,44 @@ async fn a_canary_does_not_wait_for_a_backend_in_place_of_a_lost_one() {
     lost.await.unwrap().unwrap();
 }
 
+/// Nor are those that are still on their way.
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_that_could_not_be_had_are_not_there_by_an_unload() {
+    for (failures, before) in [(0, Presence::Loading), (3, Presence::Lost)] {
+        let (hold, held) = mpsc::channel::<()>();
+        let (held, made) = (Mutex::new(held), AtomicUsize::new(0));
+        let (loads, mut loading) = tokio::sync::mpsc::unbounded_channel();
+        let factory: BackendFactory = Box::new(move |_| {
+            let number = made.fetch_add(1, Ordering::SeqCst);
+            if number == 0 {
+                return sim(Faults::default());
+            }
+            if number > failures {
+                let _ = loads.send(());
+                // Until the other end is gone.
+                let _ = held.lock().unwrap().recv();
+            }
+            let message = "broken on purpose".to_owned();
+            Err(BackendError::Load { kind: LoadErrorKind::Other, message })
+        });
+        let pool = Pool { workers: 1, ..Pool::new(factory) };
+        let (tokenizer, config) = (Tokenizer::bytes(INPUT_MAX), config(Limits::default()));
+        let engine = Engine::start(tokenizer, model(), vec![pool], config).unwrap();
+        engine.unload().await;
+        let load = tokio::spawn({
+            let engine = engine.clone();
+            async move { engine.load().await }
+        });
+        loading.recv().await.unwrap();
+        assert_eq!(engine.presence(), before);
+        engine.begin_unload().await;
+        assert_eq!(engine.presence(), before, "none was loaded");
+        drop(hold);
+        assert_eq!(engine.presence_other_than(before).await, Presence::Unloaded(Absence::Asked));
+        load.abort();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_is_idle_only_without_calls() {
     let gate = Gate::new(Limits::default());

@@ -68,7 +68,7 @@ impl Local {
             level: served.choice.level().map_or("", |level| level.as_str()).to_owned(),
             model: served.model.clone(),
             engine: served.engine_name.clone(),
-            provider: providers(&served.device),
+            provider: providers(&served.device()),
             precision: served.precision.clone(),
             isa: served.isa.clone(),
             batch_tokens: self.service.now().settings().batch_tokens_max.unwrap_or(0),

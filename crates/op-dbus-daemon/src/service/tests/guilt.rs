@@ -33,7 +33,7 @@ fn spawner(deadly_on_cpu: bool) -> Spawner {
 }
 
 /// A service of the tiny model on ggml, which falls back to the CPU for a day.
-fn service(root: &tempfile::TempDir, spawner: Spawner) -> Service {
+pub(super) fn service(root: &tempfile::TempDir, spawner: Spawner) -> Service {
     service_on("ggml", root, spawner)
 }
 
@@ -71,7 +71,7 @@ fn service_on(provider: &str, root: &tempfile::TempDir, spawner: Spawner) -> Ser
 }
 
 /// The provider that computed a text.
-async fn embed(service: &Service, text: &str) -> Result<String, Error> {
+pub(super) async fn embed(service: &Service, text: &str) -> Result<String, Error> {
     let served = service.serving(None, None).await?;
     let request = Request {
         uid: 0,
