@@ -1,7 +1,7 @@
 //! `op-dbus embed` and `rank` with a queue that is full, and with one that is smaller than their calls.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use op_dbus_api::{Error, ErrorName};
 use zbus::OwnedVariant;
@@ -19,14 +19,14 @@ tests! {
 }
 
 /// How often a call is refused.
-const REFUSALS: u32 = 20;
+const REFUSALS: usize = 20;
 
 /// A service that has room for the first call at once, and for each later one after some refusals. Its vectors have
 /// one dimension: the length of each text.
 #[derive(Default)]
 struct Full {
-    /// How often the call that begins with a text was refused.
-    refused: Mutex<HashMap<String, u32>>,
+    /// The first texts of calls, as they came.
+    tries: Arc<Mutex<Vec<String>>>,
 }
 
 #[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
@@ -36,10 +36,10 @@ impl Full {
         texts: Vec<String>,
         _options: HashMap<String, OwnedVariant>,
     ) -> Result<(Vec<u8>, u32, u32, HashMap<String, OwnedVariant>), Error> {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        let times = refused.entry(texts[0].clone()).or_default();
-        if texts[0] != "first" && *times < REFUSALS {
-            *times += 1;
+        let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = tries.iter().filter(|text| **text == texts[0]).count();
+        tries.push(texts[0].clone());
+        if texts[0] != "first" && before < REFUSALS {
             let sentence = "wait for earlier calls, or try again in 1 ms";
             return Err(Error::new(ErrorName::QuotaExceeded, sentence));
         }
@@ -65,14 +65,26 @@ impl Full {
 
 async fn later_calls_wait_until_there_is_room() -> Outcome {
     let bus = PrivateBus::start().await?;
+    let service = Full::default();
+    let tries = Arc::clone(&service.tries);
     let _service = zbus::connection::Builder::address(bus.address())
-        .serve_at(op_dbus_api::ROOT_PATH, Full::default())
+        .serve_at(op_dbus_api::ROOT_PATH, service)
         .name(op_dbus_api::BUS_NAME)
         .build()
         .await?;
     let lines = "first\n2\n33\n4\n55555\n666666\n";
     let out = cli_with_input(&bus, &["embed", "--csv"], lines).await?.success()?;
     assert_eq!(out, "5\n1\n2\n1\n5\n6\n");
+    // Once one was refused they come back one after the other, so that none takes the room that another waits for.
+    let (mut known, mut again) = (HashSet::new(), Vec::new());
+    for text in tries.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        if !known.insert(text.clone()) {
+            again.push(text);
+        }
+    }
+    assert_eq!(again.len(), 2 * REFUSALS, "{again:?}");
+    again.dedup();
+    assert_eq!(again, ["33", "55555"]);
     Ok(())
 }
 

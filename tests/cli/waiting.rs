@@ -45,7 +45,10 @@ async fn status_waits_for_no_model_where_there_is_to_be_none() -> Outcome {
     let (bus, _setup, daemon) = setup.alone_as("disabled").await?;
     let refused = cli(&bus, &["status", "--wait"]).await?;
     assert_eq!(refused.code, Some(1), "{}", refused.stdout);
-    assert_eq!(refused.stderr, "op-dbus: Embedding is off (vector level none)\n");
+    assert_eq!(
+        refused.stderr,
+        "op-dbus: Embedding is off (vector level none); choose another level with SetVectorLevel\n"
+    );
     // Without a wait it is told like any other state.
     assert!(cli(&bus, &["status"]).await?.success()?.contains("disabled"));
     daemon.stop().await

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use zbus::message::{Header, Message};
 use zbus::names;
@@ -161,6 +162,17 @@ pub fn about_text<N: FromStr>(
     Some(format!("{before}{} {rest}", name(number.parse().ok()?)?))
 }
 
+/// How long until a service that is full is to be asked again, by its own sentence (`… try again in 120 ms`).
+pub fn retry_after(sentence: &str) -> Option<Duration> {
+    let mut words = sentence.rsplit_once("try again in ")?.1.split_whitespace();
+    let number = words.next()?.parse().ok()?;
+    match words.next()? {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        _ => None,
+    }
+}
+
 /// Of a long message the ends, where it says what is wrong and what to do.
 fn ends_of(message: String) -> String {
     if message.len() <= MESSAGE_BYTES_MAX {
@@ -197,6 +209,18 @@ mod tests {
             ("text 255 has no name", None),
         ] {
             assert_eq!(named(sentence).as_deref(), right);
+        }
+    }
+
+    #[test]
+    fn a_service_that_is_full_says_when_to_come_back() {
+        for (sentence, right) in [
+            ("wait for earlier calls, or try again in 1868 ms", Some(1868)),
+            ("the bus has not answered; try again in 30 s", Some(30_000)),
+            ("all users have too many; try again later", None),
+            ("try again in a while", None),
+        ] {
+            assert_eq!(retry_after(sentence), right.map(Duration::from_millis), "{sentence}");
         }
     }
 

@@ -174,6 +174,7 @@ impl Worker {
     /// It can't be trusted any more.
     fn check(&mut self) -> Result<(), BackendError> {
         self.prove()?;
+        self.moves();
         let shared = Arc::clone(&self.shared);
         if shared.scheduler.is_to_measure(self.place.index) {
             let costs = proof::measure(self.backend.as_mut(), self.place, &shared)?;
@@ -343,11 +344,6 @@ impl Worker {
         // Also if the backend has not found the time.
         computed.deliver(description);
         result?;
-        let now = &self.backend.description().device;
-        if *now != description.device {
-            description.device.clone_from(now);
-            scheduler.roster(|roster| roster.moved(self.place.index, now));
-        }
         let padded = match description.buckets {
             Some(buckets) => buckets.tokens(&batch),
             None => self.shared.pools[self.place.pool].batch.layout.tokens(&batch),
@@ -360,7 +356,17 @@ impl Worker {
         mem::swap(&mut computed.entries, entries);
         mem::swap(&mut computed.vectors, &mut self.out);
         (computed.started_us, computed.ended_us) = (started_us, ended_us);
+        self.moves();
         Ok(())
+    }
+
+    /// Notes where the backend computes now.
+    fn moves(&mut self) {
+        let now = &self.backend.description().device;
+        if *now != self.description.device {
+            self.description.device.clone_from(now);
+            self.shared.scheduler.roster(|roster| roster.moved(self.place.index, now));
+        }
     }
 }
 

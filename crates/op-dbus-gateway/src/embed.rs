@@ -73,13 +73,14 @@ pub async fn embed(
     let lists = inputs.lists.chunks(LIMITS.texts_per_call).map(Part::Lists);
     // The next one is the last.
     let mut parts: Vec<Part<'_>> = texts.chain(lists).rev().collect();
-    let mut pace = Pace { left: inputs.len(), deadline, sent: None };
+    let left = parts.iter().map(|part| part.size()).sum();
+    let mut pace = Pace { left, deadline, sent: None };
     while let Some(part) = parts.pop() {
         let call = part.embedded(&embedder, options(wanted, deadline, &all.space));
         match lease.answer(call).await {
             Ok(reply) => {
                 all.add(&reply);
-                pace.check(Instant::now(), part.len())?;
+                pace.check(Instant::now(), part.size())?;
             }
             // What a call counts as is the service's to say, by its model and options.
             Err(refusal) if part.len() > 1 && is_of_all(&refusal) => parts.extend(part.halves()),
@@ -100,6 +101,9 @@ pub async fn embed(
     }
 }
 
+/// What a text takes whatever its length, as bytes of one.
+const EACH_BYTES: usize = 16;
+
 /// What one call embeds.
 #[derive(Clone, Copy)]
 enum Part<'a> {
@@ -112,6 +116,14 @@ impl Part<'_> {
         match self {
             Self::Texts(texts) => texts.len(),
             Self::Lists(lists) => lists.len(),
+        }
+    }
+
+    /// What it takes, as far as it can be told here: bytes of text, and some for each.
+    fn size(self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.iter().map(|text| EACH_BYTES + text.len()).sum(),
+            Self::Lists(lists) => lists.iter().map(|ids| EACH_BYTES + size_of_val(&ids[..])).sum(),
         }
     }
 
@@ -157,7 +169,7 @@ fn is_of_all(refusal: &Refusal) -> bool {
 /// How fast the calls of a request are answered: where the rest would take longer than there is time for,
 /// its client is told that rather than to wait for nothing.
 struct Pace {
-    /// Texts that no call has been answered for.
+    /// The [`size`](Part::size) of what no call has been answered for.
     left: usize,
     deadline: Instant,
     /// When the call that is on its way was sent; none for the first, which may have had a model loaded.
@@ -165,11 +177,11 @@ struct Pace {
 }
 
 impl Pace {
-    /// A call of `texts` texts was answered at `now`.
-    fn check(&mut self, now: Instant, texts: usize) -> Result<(), Refusal> {
-        self.left = self.left.saturating_sub(texts);
+    /// A call of this size was answered at `now`.
+    fn check(&mut self, now: Instant, size: usize) -> Result<(), Refusal> {
+        self.left = self.left.saturating_sub(size);
         let took = self.sent.replace(now).map(|sent| now - sent).unwrap_or_default();
-        let rest = took.mul_f64(self.left as f64 / texts.max(1) as f64);
+        let rest = took.mul_f64(self.left as f64 / size.max(1) as f64);
         let time = self.deadline.saturating_duration_since(now);
         let Some(late) = rest.checked_sub(time).filter(|late| !late.is_zero()) else {
             return Ok(());

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use op_dbus_api::{BUS_NAME, Error, ErrorName, about_text};
+use op_dbus_api::{BUS_NAME, Error, ErrorName, about_text, retry_after};
 use serde_json::json;
 use zbus::fdo;
 
@@ -215,11 +215,10 @@ pub fn shaped(mut response: Response, openai: bool) -> Response {
     response
 }
 
-/// The service's hint when to come back, `… in 120 ms`, in whole seconds.
+/// The service's hint when to come back, in whole seconds.
 fn seconds(message: &str) -> u64 {
-    let words: Vec<&str> = message.split_whitespace().collect();
-    let hint = words.windows(2).rev().find(|pair| pair[1] == "ms").and_then(|p| p[0].parse().ok());
-    hint.map_or(1, |ms: u64| ms.div_ceil(1000).max(1))
+    let hint = retry_after(message).unwrap_or_default();
+    u64::try_from(hint.as_millis().div_ceil(1000)).unwrap_or(u64::MAX).max(1)
 }
 
 #[cfg(test)]
@@ -230,6 +229,7 @@ mod tests {
     fn the_hint_when_to_come_back_is_in_seconds() {
         assert_eq!(seconds("the queue is full: 7 of 8 tokens; try again in 2001 ms"), 3);
         assert_eq!(seconds("wait for earlier calls, or try again in 10 ms"), 1);
+        assert_eq!(seconds("the bus has not answered; try again in 30 s"), 30);
         assert_eq!(seconds("no hint"), 1);
     }
 

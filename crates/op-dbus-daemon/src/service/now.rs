@@ -107,7 +107,10 @@ impl Now {
     /// One line for people.
     pub fn summary(&self) -> String {
         match &self.phase {
-            Phase::Disabled => "Embedding is off (vector level none)".to_owned(),
+            Phase::Disabled => {
+                "Embedding is off (vector level none); choose another level with SetVectorLevel"
+                    .to_owned()
+            }
             Phase::Loading(model) => format!("Loading {model}"),
             Phase::Serving(served) if let Some(why) = self.absence() => {
                 format!("Serving {}, {}", served.model, told(why, self.settings()))

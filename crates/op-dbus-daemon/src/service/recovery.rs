@@ -73,8 +73,7 @@ impl Service {
                 () = retry => {
                     // One that is unloaded is passed over, and has its turn once a call has loaded it: it may be
                     // unloaded at each look.
-                    is_owed = !self.is_loaded();
-                    self.improve().await;
+                    is_owed = self.improve().await;
                     self.revive().await;
                     tried = Instant::now();
                 }
@@ -134,9 +133,10 @@ impl Service {
     /// and moves each to the first that works. One that was kept, as nothing worked in its place, may be left
     /// again: that may be there by now.
     ///
-    /// A change of settings does not wait for that: a device that hangs takes minutes to refuse.
-    pub async fn improve(&self) {
-        let Ok(now) = self.staying() else { return };
+    /// A change of settings does not wait for that: a device that hangs takes minutes to refuse. Tells whether the
+    /// model in force was passed over, as it is unloaded.
+    pub async fn improve(&self) -> bool {
+        let Ok(now) = self.staying() else { return false };
         // For one that can't be had another is looked for all the time.
         let kept = |served: &Arc<Served>| {
             !served.engine.is_failing() && served.is_last.swap(false, Ordering::Relaxed)
@@ -146,17 +146,20 @@ impl Service {
                 served.engine.give_up_after(LOSSES_MAX);
             }
         }
-        // Nobody needs a better one than an unloaded one, and looking would load it.
-        let is_worth_it = |served: &Arc<Served>| {
-            served.engine.presence() == Presence::Loaded
-                && provider::may_do_better(served, &now.loaded)
-        };
-        for fallback in now.fleet.served().into_iter().filter(is_worth_it) {
+        let mut is_passed_over = false;
+        let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now.loaded);
+        for fallback in now.fleet.served().into_iter().filter(may_do_better) {
+            // Nobody needs a better one than an unloaded one, and looking would load it.
+            if fallback.engine.presence() != Presence::Loaded {
+                is_passed_over |= now.served().is_some_and(|it| Arc::ptr_eq(it, &fallback));
+                continue;
+            }
             match now.fleet.get_better(&fallback).await {
                 Ok(better) => self.take(better, &fallback).await,
                 Err(error) => debug!(%error, model = fallback.model, "no better provider works"),
             }
         }
+        is_passed_over
     }
 
     /// Has `better` serve in the place of `fallback`, if that serves still.

@@ -311,7 +311,7 @@ impl Served {
     fn check_device(&self, wanted: Option<&str>) -> Result<(), Error> {
         let Some(wanted) = wanted else { return Ok(()) };
         let device = self.device();
-        if wanted == device {
+        if wanted == device || self.may_move_to(wanted) {
             return Ok(());
         }
         Err(Error::InvalidArgument(format!(
@@ -319,6 +319,17 @@ impl Served {
              leave the option out",
             shown(wanted),
         )))
+    }
+
+    /// Whether all these devices are endpoints of a fleet, of which each batch takes one that answers.
+    fn may_move_to(&self, devices: &str) -> bool {
+        let workers = self.engine.descriptions();
+        let count = workers.first().map_or(0, |worker| worker.description.devices);
+        let is_one = |device: &str| {
+            let number = device.strip_prefix("remote:").and_then(|number| number.parse().ok());
+            number.is_some_and(|number: usize| number < count)
+        };
+        self.is_on(Provider::Remote) && devices.split(',').all(is_one)
     }
 }
 

@@ -4,7 +4,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use op_dbus_api::{EmbedderProxy, Error, ErrorName};
+use op_dbus_api::{EmbedderProxy, Error, ErrorName, about_text, retry_after};
+use tokio::sync::Mutex;
 
 use super::bulk;
 use super::packed::{Options, Reply};
@@ -29,6 +30,11 @@ pub struct Caller {
     inline_texts_max: usize,
     /// Whether the service is known to have no calls by file descriptors, or no way for these.
     inline_alone: AtomicBool,
+    /// Whether a call had to wait for room.
+    is_full: AtomicBool,
+    /// Whose turn it is then, in the order of the calls: else later ones would take the room that earlier ones come back
+    /// for.
+    turn: Mutex<()>,
 }
 
 impl Caller {
@@ -42,8 +48,9 @@ impl Caller {
         inline_texts_max: usize,
     ) -> Result<Self, Failure> {
         let embedder = service.embedder().await?;
-        let inline_alone = AtomicBool::new(false);
-        Ok(Self { service, embedder, options, inline_texts_max, inline_alone })
+        let (inline_alone, is_full) = (AtomicBool::new(false), AtomicBool::new(false));
+        let turn = Mutex::new(());
+        Ok(Self { service, embedder, options, inline_texts_max, inline_alone, is_full, turn })
     }
 
     /// The vectors of `texts`, of which the first is number `first` over all calls, in one part or in
@@ -110,10 +117,9 @@ impl Caller {
                     let vectors = (bytes, self.options.encoding);
                     parts.push(Reply::new((number, texts), vectors, shape, &info)?);
                     done += count as u64;
-                    texts_max = (2 * count).min(self.inline_texts_max);
                 }
                 // What a call counts as is the service's to say, by its model and options.
-                Err(error) if count > 1 && is(&error, ErrorName::TooLarge) => texts_max = count / 2,
+                Err(error) if count > 1 && is_of_all(&error) => texts_max = count / 2,
                 Err(error) => {
                     let name = |number| name(done.checked_add(number)?);
                     return Err(self.service.failure(&error).about_texts(number, name));
@@ -134,7 +140,11 @@ impl Caller {
             (0, _) => FIRST_ROOM,
             (_, limit) => limit.unwrap_or(ROOM),
         };
+        let mut turn = None;
         loop {
+            if turn.is_none() && self.is_full.load(Ordering::Relaxed) {
+                turn = Some(self.turn.lock().await);
+            }
             let call = self.embedder.embed_packed(&texts, self.options.to_dict());
             let answer = self.answer(call).await?;
             let pause = answer.as_ref().err().and_then(pause_of).unwrap_or_default().min(room);
@@ -142,6 +152,11 @@ impl Caller {
                 return Ok(answer.map(|(bytes, rows, dimensions, info)| {
                     (bytes.into_vec().into(), (rows, dimensions), info)
                 }));
+            }
+            self.is_full.store(true, Ordering::Relaxed);
+            if turn.is_none() {
+                // Its own earlier calls are what it waits for, however long they take.
+                continue;
             }
             room -= pause;
             tokio::time::sleep(pause).await;
@@ -168,21 +183,19 @@ fn is(error: &zbus::Error, name: ErrorName) -> bool {
     Error::from_reply(error).is_some_and(|error| error.name() == name)
 }
 
+/// Whether a call was too large for what its texts are together, and not for one of them.
+fn is_of_all(error: &zbus::Error) -> bool {
+    Error::from_reply(error).is_some_and(|error| {
+        let is_of_one = about_text(error.message(), |_: u64| Some(String::new())).is_some();
+        error.name() == ErrorName::TooLarge && !is_of_one
+    })
+}
+
 /// How long until a service that is full is to be asked again, by its own sentence; nothing where it is not full.
 fn pause_of(error: &zbus::Error) -> Option<Duration> {
     let refusal = Error::from_reply(error)?;
     let is_full = matches!(refusal.name(), ErrorName::Overloaded | ErrorName::QuotaExceeded);
-    is_full.then(|| hint(refusal.message()).unwrap_or(PAUSE).max(PAUSE_MIN))
-}
-
-fn hint(sentence: &str) -> Option<Duration> {
-    let mut words = sentence.split_once("try again in ")?.1.split_whitespace();
-    let number = words.next()?.parse().ok()?;
-    match words.next()? {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        _ => None,
-    }
+    is_full.then(|| retry_after(refusal.message()).unwrap_or(PAUSE).max(PAUSE_MIN))
 }
 
 /// The service is older than the method, or the bus carries no file descriptors.
@@ -191,21 +204,5 @@ fn is_unknown(error: &zbus::Error) -> bool {
         zbus::Error::FDO(error) => matches!(**error, zbus::fdo::Error::UnknownMethod(_)),
         zbus::Error::Unsupported => true,
         _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_service_says_when_to_come_back() {
-        for (sentence, right) in [
-            ("wait for earlier calls, or try again in 1868 ms", Some(1868)),
-            ("the bus has not answered; try again in 30 s", Some(30_000)),
-            ("all users have too many; try again later", None),
-        ] {
-            assert_eq!(hint(sentence), right.map(Duration::from_millis), "{sentence}");
-        }
     }
 }
