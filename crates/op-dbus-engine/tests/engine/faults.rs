@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, Batch, BatchLimits, Engine, EngineConfig, Error, Limits,
-    LoadErrorKind, ModelShape, Pool, Reference, Tokenizer, WorkerState,
+    Backend, BackendError, BackendFactory, Batch, BatchLimits, Description, Engine, EngineConfig,
+    Error, Limits, LoadErrorKind, ModelShape, Pool, Reference, Tokenizer, WorkerState,
 };
 
 use crate::around::around;
@@ -331,4 +331,37 @@ async fn a_worker_that_was_lost_while_idle_is_replaced_before_it_is_needed() {
     assert_eq!((replaced.recv(), replaced.recv()), (Ok(0), Ok(1)));
     assert_eq!(engine.embed(call(1, &["a"])).await.unwrap().vectors, expected("a"));
     assert_eq!(engine.stats().retries, 0);
+}
+
+/// Computes its first batch, the proof, on one device, and all others on the next.
+struct Moving(SimBackend, Description);
+
+impl Backend for Moving {
+    fn description(&self) -> &Description {
+        &self.1
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.1.device = if self.1.device.is_empty() { "sim:0".into() } else { "sim:1".into() };
+        self.0.run(batch, out)
+    }
+}
+
+#[tokio::test]
+async fn the_device_of_a_check_is_told_as_that_of_a_batch() {
+    let factory: BackendFactory = Box::new(|_| {
+        let sim = SimBackend::new(model().dimensions);
+        let description = Description { device: String::new(), ..sim.description().clone() };
+        Ok(Box::new(Moving(sim, description)))
+    });
+    let config = EngineConfig { idle_check: Duration::from_millis(2), ..config(Limits::default()) };
+    let engine =
+        Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools(factory, 1), config).unwrap();
+    let device = || engine.descriptions().remove(0).description.device;
+    let moves = async {
+        while device() != "sim:1" {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), moves).await.expect("nobody calls");
 }
