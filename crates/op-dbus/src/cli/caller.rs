@@ -140,7 +140,7 @@ impl Caller {
             (0, _) => FIRST_ROOM,
             (_, limit) => limit.unwrap_or(ROOM),
         };
-        let mut turn = None;
+        let (mut turn, mut waited) = (None, false);
         loop {
             if turn.is_none() && self.is_full.load(Ordering::Relaxed) {
                 turn = Some(self.turn.lock().await);
@@ -149,6 +149,10 @@ impl Caller {
             let answer = self.answer(call).await?;
             let pause = answer.as_ref().err().and_then(pause_of).unwrap_or_default().min(room);
             if pause.is_zero() {
+                if turn.is_some() && !waited {
+                    // There is room for more again.
+                    self.is_full.store(false, Ordering::Relaxed);
+                }
                 return Ok(answer.map(|(bytes, rows, dimensions, info)| {
                     (bytes.into_vec().into(), (rows, dimensions), info)
                 }));
@@ -158,6 +162,7 @@ impl Caller {
                 // Its own earlier calls are what it waits for, however long they take.
                 continue;
             }
+            waited = true;
             room -= pause;
             tokio::time::sleep(pause).await;
         }
