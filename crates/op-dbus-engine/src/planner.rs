@@ -110,9 +110,9 @@ struct Turn {
 }
 
 impl Turn {
-    fn of<T>(uid: u32, lane: &Lane<T>, index: usize) -> Option<Self> {
+    fn of<T>(uid: u32, (served, lane): (u64, &Lane<T>), index: usize) -> Option<Self> {
         let enqueued_us = lane.entries.get(index)?.enqueued_us;
-        Some(Self { served: lane.served(), enqueued_us, uid, index })
+        Some(Self { served, enqueued_us, uid, index })
     }
 }
 
@@ -192,8 +192,8 @@ impl Planner {
             let Some(Turn { uid, served, .. }) = turn_in(queue, class) else { break };
             let Some(head) = take_alive(queue, class, uid, alive, &mut plan.dead) else { continue };
             queue.taken(class, aged, now_us);
-            queue.advance(class, uid);
-            queue.charge(class, uid, head.tokens);
+            queue.advance(uid);
+            queue.charge(uid, head.tokens);
             let alone = head.failed_on.is_some();
             plan.batch.push(head);
             let served_max = served.saturating_add(self.budget.tokens_max as u64);
@@ -202,7 +202,7 @@ impl Planner {
                 BatchLayout::Padded => self.nearest(queue, served_max, alive, plan),
                 BatchLayout::Packed => self.in_turn(queue, served_max, alive, plan),
             }
-            queue.forget(class);
+            queue.forget();
             break;
         }
     }
@@ -221,15 +221,17 @@ impl Planner {
         let Self { budget, turns, .. } = self;
         let Some(head) = plan.batch.first() else { return };
         let (class, mut fill) = (head.class, Fill::default().with(head.tokens));
-        let turn = |uid, lane: &Lane<T>, index| {
-            let open = lane.served() <= served_max && index < lane.open();
-            Turn::of(uid, lane, index).filter(|_| open).map(Reverse)
+        let turn = |uid, (served, lane): (u64, &Lane<T>), index| {
+            let open = served <= served_max && index < lane.open();
+            Turn::of(uid, (served, lane), index).filter(|_| open).map(Reverse)
         };
         turns.clear();
-        turns.extend(queue.lanes(class).filter_map(|(uid, lane)| turn(uid, lane, 0)));
+        turns.extend(
+            queue.lanes(class).filter_map(|(uid, served, lane)| turn(uid, (served, lane), 0)),
+        );
         let mut passed = 0;
         while let Some(Reverse(Turn { uid, mut index, .. })) = turns.pop() {
-            let Some(entry) = queue.lane(class, uid).and_then(|lane| lane.entries.get(index))
+            let Some(entry) = queue.lane(class, uid).and_then(|(_, lane)| lane.entries.get(index))
             else {
                 continue;
             };
@@ -238,7 +240,7 @@ impl Planner {
                 plan.dead.extend(queue.take(class, uid, index));
             } else if entry.failed_on.is_none() && next.fits(budget, None) {
                 fill = next;
-                queue.charge(class, uid, entry.tokens);
+                queue.charge(uid, entry.tokens);
                 plan.batch.extend(queue.take(class, uid, index));
             } else {
                 passed += 1;
@@ -269,7 +271,7 @@ impl Planner {
         for of_user in chosen.chunk_by(|one, other| one.uid == other.uid) {
             let (uid, indices) = (of_user[0].uid, of_user.iter().map(|candidate| candidate.index));
             queue.take_all((class, uid), indices, &mut plan.batch);
-            queue.charge(class, uid, of_user.iter().map(|candidate| candidate.tokens).sum());
+            queue.charge(uid, of_user.iter().map(|candidate| candidate.tokens).sum());
         }
     }
 
@@ -285,13 +287,13 @@ impl Planner {
         let size = WINDOW_BATCHES * (budget.tokens_max / head_tokens.max(1));
         let size = size.clamp(*WINDOW.start(), *WINDOW.end());
         lanes.clear();
-        let near = queue.lanes(class).filter(|(_, lane)| lane.served() <= served_max);
-        lanes.extend(near.filter_map(|(uid, lane)| Turn::of(uid, lane, 0)));
+        let near = queue.lanes(class).filter(|(_, served, _)| *served <= served_max);
+        lanes.extend(near.filter_map(|(uid, served, lane)| Turn::of(uid, (served, lane), 0)));
         lanes.sort_unstable();
         let share = (size / lanes.len().max(1)).max(1);
         window.clear();
         for (rank, turn) in lanes.iter().enumerate().take(size) {
-            let Some(lane) = queue.lane(class, turn.uid) else { continue };
+            let Some((_, lane)) = queue.lane(class, turn.uid) else { continue };
             for (index, entry) in lane.entries.iter().enumerate().take(share.min(lane.open())) {
                 if entry.failed_on.is_none() && alive(entry) {
                     window.push(Candidate { tokens: entry.tokens, uid: turn.uid, index, rank });
@@ -304,12 +306,12 @@ impl Planner {
 /// The entry that a worker's next batch begins with, unless nobody waits for it any more.
 pub(crate) fn first<T>(queue: &Queue<T>, serves: Serves, now_us: u64) -> Option<&Entry<T>> {
     let (class, _) = queue.turn(serves, now_us)?;
-    queue.lane(class, turn_in(queue, class)?.uid)?.entries.front()
+    queue.lane(class, turn_in(queue, class)?.uid)?.1.entries.front()
 }
 
 /// Whose turn it is in a class.
 fn turn_in<T>(queue: &Queue<T>, class: Priority) -> Option<Turn> {
-    queue.lanes(class).filter_map(|(uid, lane)| Turn::of(uid, lane, 0)).min()
+    queue.lanes(class).filter_map(|(uid, served, lane)| Turn::of(uid, (served, lane), 0)).min()
 }
 
 fn take_alive<T>(

@@ -1,8 +1,10 @@
 //! The queue, pure: entries and `now` in, the entry whose turn it is out. No clock, no channel.
 //!
-//! Two classes, each with one lane per user. Within a class the lane that was served fewest tokens
-//! is next, so that users share by tokens, not by texts or calls. Interactive work goes first; bulk
-//! work gets one batch whenever it has waited `bulk_wait_us_max`, and never two in a row that way.
+//! Users share by tokens, not by texts or calls, whatever they send: within a class the user who was served
+//! fewest is next. Interactive work goes before bulk, but for two: bulk of a user who is `BEHIND_TOKENS` behind
+//! all whose interactive work waits has the next batch, so that nobody gets more than a share by calling
+//! everything interactive; and bulk gets one batch whenever it has waited `bulk_wait_us_max`, and never two in
+//! a row that way.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,6 +15,10 @@ use crate::reserve::Serves;
 /// that the lane gives its first or nothing: else what is taken from behind could keep the lane
 /// ahead of others just enough for its turn, and so the first one's, never to come.
 const OVERTAKEN_MAX: usize = 64;
+
+/// Tokens that interactive work of others may be ahead of a user's bulk. Less, and each burst of calls would wait for
+/// others' bulk; more, and it would take bulk longer to have its share. These are 16 batches of a CPU.
+const BEHIND_TOKENS: u64 = 8192;
 
 /// One row that waits for a batch.
 #[derive(Debug)]
@@ -33,33 +39,34 @@ pub(crate) struct Entry<T> {
 /// Entries of one user in one class, oldest first.
 #[derive(Debug)]
 pub(crate) struct Lane<T> {
-    /// Tokens served, on the class's virtual clock.
-    served: u64,
     /// Entries that were taken from behind the first.
     overtaken: usize,
     pub entries: VecDeque<Entry<T>>,
 }
 
 #[derive(Debug)]
-struct Class<T> {
-    lanes: BTreeMap<u32, Lane<T>>,
-    /// `served` of the lane that was last picked: where a user who comes back starts.
-    clock: u64,
-    texts: usize,
-    tokens: usize,
+struct User<T> {
+    /// Tokens served, on the queue's virtual clock.
+    served: u64,
+    /// By class.
+    lanes: [Lane<T>; 2],
 }
 
-impl<T> Default for Class<T> {
-    fn default() -> Self {
-        Self { lanes: BTreeMap::new(), clock: 0, texts: 0, tokens: 0 }
-    }
+/// What waits in a class.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    texts: usize,
+    tokens: usize,
 }
 
 /// All entries that wait.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    interactive: Class<T>,
-    bulk: Class<T>,
+    users: BTreeMap<u32, User<T>>,
+    /// `served` of the user who was last picked: where one who comes back starts.
+    clock: u64,
+    /// By class.
+    sums: [Sum; 2],
     bulk_wait_us_max: u64,
     ageing: Ageing,
     /// Entries between those that are taken, meanwhile.
@@ -78,8 +85,9 @@ pub(crate) struct Ageing {
 impl<T> Queue<T> {
     pub fn new(bulk_wait_us_max: u64) -> Self {
         Self {
-            interactive: Class::default(),
-            bulk: Class::default(),
+            users: BTreeMap::new(),
+            clock: 0,
+            sums: Default::default(),
             bulk_wait_us_max,
             ageing: Ageing::default(),
             passed: Vec::new(),
@@ -87,72 +95,74 @@ impl<T> Queue<T> {
     }
 
     pub fn texts(&self) -> usize {
-        self.interactive.texts + self.bulk.texts
+        self.sums.iter().map(|sum| sum.texts).sum()
     }
 
     pub fn tokens(&self) -> usize {
-        self.interactive.tokens + self.bulk.tokens
+        self.sums.iter().map(|sum| sum.tokens).sum()
     }
 
     /// Tokens of one class.
     pub fn tokens_of(&self, class: Priority) -> usize {
-        self.class_ref(class).tokens
+        self.sums[class as usize].tokens
     }
 
     /// Entries of one user.
     pub fn texts_of(&self, uid: u32) -> usize {
-        let classes = [&self.interactive, &self.bulk].into_iter();
-        classes.filter_map(|class| class.lanes.get(&uid)).map(|lane| lane.entries.len()).sum()
+        self.users.get(&uid).map_or(0, User::texts)
     }
 
     /// When the oldest entry came.
     pub fn oldest_us(&self) -> Option<u64> {
-        [&self.interactive, &self.bulk].into_iter().filter_map(Class::oldest_us).min()
+        [Priority::Interactive, Priority::Bulk]
+            .iter()
+            .filter_map(|class| self.oldest_of(*class))
+            .min()
+    }
+
+    fn oldest_of(&self, class: Priority) -> Option<u64> {
+        let heads =
+            self.users.values().filter_map(|user| user.lanes[class as usize].entries.front());
+        heads.map(|entry| entry.enqueued_us).min()
     }
 
     /// Adds an entry behind all of its user's.
     pub fn push(&mut self, entry: Entry<T>) {
-        self.lane_for(&entry).entries.push_back(entry);
+        self.user_for(&entry).lanes[entry.class as usize].entries.push_back(entry);
     }
 
     /// Puts an entry that was taken back before all of its user's. What was charged for it is given back: it
     /// is charged again when it is taken again.
     pub fn push_front(&mut self, entry: Entry<T>) {
-        let lane = self.lane_for(&entry);
-        lane.served = lane.served.saturating_sub(entry.tokens as u64);
-        lane.entries.push_front(entry);
+        let user = self.user_for(&entry);
+        user.served = user.served.saturating_sub(entry.tokens as u64);
+        user.lanes[entry.class as usize].entries.push_front(entry);
     }
 
-    fn lane_for(&mut self, entry: &Entry<T>) -> &mut Lane<T> {
-        let class = self.class(entry.class);
-        class.texts += 1;
-        class.tokens += entry.tokens;
-        let clock = class.clock;
-        let lane = class.lanes.entry(entry.uid).or_insert_with(|| Lane {
-            served: clock,
-            overtaken: 0,
-            entries: VecDeque::new(),
-        });
-        if lane.entries.is_empty() {
+    /// The user of an entry that is added.
+    fn user_for(&mut self, entry: &Entry<T>) -> &mut User<T> {
+        self.sums[entry.class as usize].add(entry);
+        let clock = self.clock;
+        let user = self.users.entry(entry.uid).or_default();
+        if user.texts() == 0 {
             // Being away earns no credit; having been served more than others is not forgotten.
-            lane.served = lane.served.max(clock);
+            user.served = user.served.max(clock);
         }
-        lane
+        user
     }
 
     /// Removes a user's entries that nobody waits for any more.
     pub fn purge(&mut self, uid: u32, alive: &dyn Fn(&Entry<T>) -> bool) -> Vec<Entry<T>> {
         let mut removed = Vec::new();
-        for class in [&mut self.interactive, &mut self.bulk] {
-            let Some(lane) = class.lanes.get_mut(&uid) else { continue };
+        let Some(user) = self.users.get_mut(&uid) else { return removed };
+        for (lane, sum) in user.lanes.iter_mut().zip(&mut self.sums) {
             // In place: a copy of what is left may be large.
             for _ in 0..lane.entries.len() {
                 let Some(entry) = lane.entries.pop_front() else { break };
                 if alive(&entry) {
                     lane.entries.push_back(entry);
                 } else {
-                    class.texts -= 1;
-                    class.tokens -= entry.tokens;
+                    sum.remove(&entry);
                     removed.push(entry);
                 }
             }
@@ -162,22 +172,23 @@ impl<T> Queue<T> {
 
     /// Removes everything.
     pub fn clear(&mut self) -> Vec<Entry<T>> {
-        let classes = [std::mem::take(&mut self.interactive), std::mem::take(&mut self.bulk)];
-        classes.into_iter().flat_map(|c| c.lanes.into_values()).flat_map(|l| l.entries).collect()
+        (self.sums, self.clock) = Default::default();
+        let lanes = std::mem::take(&mut self.users).into_values().flat_map(|user| user.lanes);
+        lanes.flat_map(|lane| lane.entries).collect()
     }
 
     /// Whether interactive work waits.
     pub fn has_interactive(&self) -> bool {
-        self.interactive.texts > 0
+        self.sums[Priority::Interactive as usize].texts > 0
     }
 
     /// The class whose turn it is with a worker, and whether by ageing.
     pub fn turn(&self, serves: Serves, now_us: u64) -> Option<(Priority, bool)> {
-        let bulk = (serves == Serves::Everybody).then(|| self.bulk.oldest_us()).flatten();
+        let bulk = (serves == Serves::Everybody).then(|| self.oldest_of(Priority::Bulk)).flatten();
         let Some(oldest) = bulk else {
             return self.has_interactive().then_some((Priority::Interactive, false));
         };
-        if self.interactive.texts == 0 {
+        if !self.has_interactive() || self.bulk_is_behind() {
             return Some((Priority::Bulk, false));
         }
         let Ageing { bulk_served_us, aged } = self.ageing;
@@ -186,6 +197,14 @@ impl<T> Queue<T> {
             return Some((Priority::Bulk, true));
         }
         Some((Priority::Interactive, false))
+    }
+
+    /// Whether a user whose bulk waits was served so much less than all whose interactive work waits.
+    fn bulk_is_behind(&self) -> bool {
+        let least = |class| self.waiting(class).map(|(_, user)| user.served).min();
+        let (interactive, bulk) = (least(Priority::Interactive), least(Priority::Bulk));
+        bulk.zip(interactive)
+            .is_some_and(|(bulk, other)| other.saturating_sub(bulk) > BEHIND_TOKENS)
     }
 
     /// Notes that a batch of `class` leaves now.
@@ -206,25 +225,28 @@ impl<T> Queue<T> {
         self.ageing = ageing;
     }
 
-    /// Users of `class` with entries, in no order that means anything.
-    pub fn lanes(&self, class: Priority) -> impl Iterator<Item = (u32, &Lane<T>)> {
-        let lanes = self.class_ref(class).lanes.iter().map(|(uid, lane)| (*uid, lane));
-        lanes.filter(|(_, lane)| !lane.entries.is_empty())
+    /// Users of `class` with entries, in no order that means anything: what they were served and what waits.
+    pub fn lanes(&self, class: Priority) -> impl Iterator<Item = (u32, u64, &Lane<T>)> {
+        self.waiting(class).map(move |(uid, user)| (uid, user.served, &user.lanes[class as usize]))
     }
 
-    /// A user's lane; `None` for one who has neither waited nor been served lately.
-    pub fn lane(&self, class: Priority, uid: u32) -> Option<&Lane<T>> {
-        self.class_ref(class).lanes.get(&uid)
+    fn waiting(&self, class: Priority) -> impl Iterator<Item = (u32, &User<T>)> {
+        let users = self.users.iter().map(|(uid, user)| (*uid, user));
+        users.filter(move |(_, user)| !user.lanes[class as usize].entries.is_empty())
+    }
+
+    /// A user's lane, and the tokens that the user was served; `None` for one who has neither waited nor been
+    /// served lately.
+    pub fn lane(&self, class: Priority, uid: u32) -> Option<(u64, &Lane<T>)> {
+        self.users.get(&uid).map(|user| (user.served, &user.lanes[class as usize]))
     }
 
     /// Removes the entry at `index` of a user's lane.
     pub fn take(&mut self, class: Priority, uid: u32, index: usize) -> Option<Entry<T>> {
-        let state = self.class(class);
-        let lane = state.lanes.get_mut(&uid)?;
+        let lane = &mut self.users.get_mut(&uid)?.lanes[class as usize];
         let entry = lane.entries.remove(index)?;
         lane.overtaken = if index == 0 { 0 } else { lane.overtaken + 1 };
-        state.texts -= 1;
-        state.tokens -= entry.tokens;
+        self.sums[class as usize].remove(&entry);
         Some(entry)
     }
 
@@ -237,8 +259,8 @@ impl<T> Queue<T> {
         taken: &mut Vec<Entry<T>>,
     ) {
         let (before, mut passed) = (taken.len(), std::mem::take(&mut self.passed));
-        let state = self.class(class);
-        let Some(lane) = state.lanes.get_mut(&uid) else { return };
+        let Some(user) = self.users.get_mut(&uid) else { return };
+        let lane = &mut user.lanes[class as usize];
         let (mut next, mut first_too) = (0, false);
         for index in indices {
             passed.extend((next..index).map_while(|_| lane.entries.pop_front()));
@@ -250,61 +272,57 @@ impl<T> Queue<T> {
         }
         let own = &taken[before..];
         lane.overtaken = if first_too { 0 } else { lane.overtaken + own.len() };
-        state.texts -= own.len();
-        state.tokens -= own.iter().map(|entry| entry.tokens).sum::<usize>();
+        own.iter().for_each(|entry| self.sums[class as usize].remove(entry));
         self.passed = passed;
     }
 
     /// Counts tokens as served to a user.
-    pub fn charge(&mut self, class: Priority, uid: u32, tokens: usize) {
-        if let Some(lane) = self.class(class).lanes.get_mut(&uid) {
-            lane.served += tokens as u64;
+    pub fn charge(&mut self, uid: u32, tokens: usize) {
+        if let Some(user) = self.users.get_mut(&uid) {
+            user.served += tokens as u64;
         }
     }
 
-    /// Sets the class's clock to a picked lane, before it is charged for what it gets.
-    pub fn advance(&mut self, class: Priority, uid: u32) {
-        let class = self.class(class);
-        if let Some(lane) = class.lanes.get(&uid) {
-            class.clock = class.clock.max(lane.served);
+    /// Sets the clock to a picked user, before who is charged for what it gets.
+    pub fn advance(&mut self, uid: u32) {
+        if let Some(user) = self.users.get(&uid) {
+            self.clock = self.clock.max(user.served);
         }
     }
 
     /// Forgets users who are neither waiting nor ahead.
-    pub fn forget(&mut self, class: Priority) {
-        let class = self.class(class);
-        let clock = class.clock;
-        class.lanes.retain(|_, lane| !lane.entries.is_empty() || lane.served > clock);
-    }
-
-    fn class_ref(&self, class: Priority) -> &Class<T> {
-        match class {
-            Priority::Interactive => &self.interactive,
-            Priority::Bulk => &self.bulk,
-        }
-    }
-
-    fn class(&mut self, class: Priority) -> &mut Class<T> {
-        match class {
-            Priority::Interactive => &mut self.interactive,
-            Priority::Bulk => &mut self.bulk,
-        }
+    pub fn forget(&mut self) {
+        let clock = self.clock;
+        self.users.retain(|_, user| user.texts() > 0 || user.served > clock);
     }
 }
 
-impl<T> Class<T> {
-    fn oldest_us(&self) -> Option<u64> {
-        let heads = self.lanes.values().filter_map(|lane| lane.entries.front());
-        heads.map(|entry| entry.enqueued_us).min()
+impl Sum {
+    fn add<T>(&mut self, entry: &Entry<T>) {
+        self.texts += 1;
+        self.tokens += entry.tokens;
+    }
+
+    fn remove<T>(&mut self, entry: &Entry<T>) {
+        self.texts -= 1;
+        self.tokens -= entry.tokens;
+    }
+}
+
+impl<T> Default for User<T> {
+    fn default() -> Self {
+        let lanes = [(); 2].map(|()| Lane { overtaken: 0, entries: VecDeque::new() });
+        Self { served: 0, lanes }
+    }
+}
+
+impl<T> User<T> {
+    fn texts(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.entries.len()).sum()
     }
 }
 
 impl<T> Lane<T> {
-    /// Tokens served, on the class's virtual clock.
-    pub fn served(&self) -> u64 {
-        self.served
-    }
-
     /// Entries, from the first on, that may be taken before the lane's turn comes.
     pub fn open(&self) -> usize {
         if self.overtaken < OVERTAKEN_MAX { self.entries.len() } else { 1 }
@@ -347,7 +365,7 @@ mod tests {
             };
             assert_eq!(items(&taken), items(&expected), "{indices:?}");
             let left = |queue: &Queue<usize>| {
-                let lane = queue.lane(Priority::Bulk, 1).unwrap();
+                let (_, lane) = queue.lane(Priority::Bulk, 1).unwrap();
                 let items: Vec<usize> = lane.entries.iter().map(|entry| entry.item).collect();
                 (items, lane.overtaken, queue.texts(), queue.tokens())
             };

@@ -8,6 +8,8 @@ use super::*;
 use crate::call::Priority::{Bulk, Interactive};
 use crate::reserve::Serves;
 
+mod classes;
+
 const WAIT_US: u64 = 100;
 
 #[derive(Clone, Debug)]
@@ -168,39 +170,6 @@ proptest! {
     }
 
     #[test]
-    fn neither_class_starves(
-        layout in layouts(),
-        batch_us in 1u64..300,
-        interactive in 1usize..3,
-        arrivals in prop::collection::vec(0usize..4, 50..200),
-    ) {
-        let mut queue = Queue::new(WAIT_US);
-        for _ in 0..300 {
-            queue.push(simple(1, Bulk, 50));
-        }
-        for _ in 0..interactive {
-            queue.push(simple(2, Interactive, 50));
-        }
-        let (mut bulk_last_us, mut bulk_in_a_row) = (0, 0);
-        for (now_us, arrived) in (0..).step_by(batch_us as usize).zip(arrivals) {
-            let interactive_waits = queue.turn(Serves::Everybody, 0).is_some_and(|turn| turn.0 == Interactive);
-            let plan = plan(&mut queue, &budget(layout, 50), now_us, &is_alive);
-            match plan.batch.first().map(|entry| entry.class) {
-                Some(Bulk) => {
-                    bulk_last_us = now_us;
-                    bulk_in_a_row = if interactive_waits { bulk_in_a_row + 1 } else { 0 };
-                    prop_assert!(bulk_in_a_row <= 1, "bulk before interactive twice in a row");
-                }
-                _ => bulk_in_a_row = 0,
-            }
-            prop_assert!(now_us - bulk_last_us <= WAIT_US + 2 * batch_us);
-            for _ in 0..arrived {
-                queue.push(simple(2, Interactive, 50));
-            }
-        }
-    }
-
-    #[test]
     fn a_long_text_is_not_put_off_for_short_ones(
         layout in layouts(),
         long in 40usize..80,
@@ -314,7 +283,7 @@ fn who_sends_one_long_text_at_a_time_shares_by_tokens_too() {
         queue.push(entry(0, Interactive, 50, Item { number, alive: true }));
     }
     for number in 100..160 {
-        if queue.lane(Interactive, 1).is_none_or(|lane| lane.entries.is_empty()) {
+        if queue.lane(Interactive, 1).is_none_or(|(_, lane)| lane.entries.is_empty()) {
             queue.push(entry(1, Interactive, 500, Item { number, alive: true }));
         }
         for entry in plan(&mut queue, &padded(50), 0, &is_alive).batch {
