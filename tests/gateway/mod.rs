@@ -6,6 +6,7 @@ mod leaving;
 mod left;
 mod limits;
 mod matryoshka;
+mod models;
 mod ready;
 mod refusals;
 mod replies;
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Test> {
         left::tests(),
         limits::tests(),
         matryoshka::tests(),
+        models::tests(),
         ready::tests(),
         refusals::tests(),
         replies::tests(),
@@ -49,7 +51,6 @@ tests! {
     embeddings_are_those_of_the_bus: [Bus, Curl],
     tokens_are_embedded: [Bus, Curl],
     texts_and_tokens_are_embedded_together: [Bus, Curl],
-    models_are_found_by_their_names: [Bus, Curl],
     cut_texts_are_told: [Bus, Curl],
     a_large_request_is_split: [Bus, Curl],
     what_is_cached_is_told: [Bus, Curl],
@@ -158,41 +159,6 @@ async fn tokens_are_embedded() -> Outcome {
     assert_eq!(foreign.status, 400);
     let message = foreign.json()?["error"]["message"].to_string();
     assert!(message.contains("token id 9906") && message.contains("below 258"), "{message}");
-    stage.end().await.map(drop)
-}
-
-async fn models_are_found_by_their_names() -> Outcome {
-    let stage = Stage::sim().await?;
-    let gateway = &stage.gateway;
-    let ask = |model: &'static str| {
-        let body = json!({"input": "one", "model": model});
-        async move { gateway.post("/v1/embeddings", &body).await }
-    };
-    for model in ["default", "low", "paraphrase-MiniLM-L3-v2"] {
-        assert_eq!(ask(model).await?.ok()?["model"], "sim", "{model}");
-    }
-    let unknown = ask("text-embedding-3-small").await?;
-    assert_eq!(unknown.status, 404);
-    let error = &unknown.json()?["error"];
-    assert_eq!(
-        (&error["code"], &error["type"]),
-        (&json!("model_not_found"), &json!("invalid_request_error"))
-    );
-    let message = error["message"].as_str().unwrap_or_default();
-    assert!(
-        message.contains("text-embedding-3-small") && message.contains("default, low"),
-        "{message}"
-    );
-
-    let models = gateway.get("/v1/models").await?.ok()?;
-    let ids: Vec<&str> =
-        models["data"].as_array().into_iter().flatten().filter_map(|m| m["id"].as_str()).collect();
-    assert_eq!(ids, ["default", "low", "paraphrase-MiniLM-L3-v2"]);
-    assert_eq!(gateway.get("/v1/models/low").await?.ok()?["dimensions"], 384);
-    for unknown in ["/v1/models/gpt", "/v1/models/%FF"] {
-        let refused = gateway.get(unknown).await?;
-        assert_eq!((refused.status, sentence(&refused, "/v1/").is_ok()), (404, true), "{unknown}");
-    }
     stage.end().await.map(drop)
 }
 

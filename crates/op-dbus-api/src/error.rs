@@ -162,6 +162,12 @@ pub fn about_text<N: FromStr>(
     Some(format!("{before}{} {rest}", name(number.parse().ok()?)?))
 }
 
+/// Whether a sentence is about one text of its call. A call that was [`TooLarge`](ErrorName::TooLarge) by another one
+/// may be made of fewer texts.
+pub fn is_about_text(sentence: &str) -> bool {
+    about_text(sentence, |_: u64| Some(String::new())).is_some()
+}
+
 /// How long until a service that is full is to be asked again, by its own sentence (`… try again in 120 ms`).
 pub fn retry_after(sentence: &str) -> Option<Duration> {
     let mut words = sentence.rsplit_once("try again in ")?.1.split_whitespace();
@@ -210,6 +216,8 @@ mod tests {
         ] {
             assert_eq!(named(sentence).as_deref(), right);
         }
+        assert!(is_about_text("the size of text 300 in bytes is 2"));
+        assert!(!is_about_text("the size of all texts in bytes is 2"));
     }
 
     #[test]

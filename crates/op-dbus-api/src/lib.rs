@@ -90,7 +90,7 @@ mod proxy;
 
 pub use cosine::cosine;
 pub use direct::{direct, direct_blocking};
-pub use error::{Error, ErrorName, about_text, retry_after};
+pub use error::{Error, ErrorName, about_text, is_about_text, retry_after};
 pub use json::{json, json_object};
 pub use proxy::{
     EmbedderProxy, EmbedderProxyBlocking, JobProxy, JobProxyBlocking, ManagerProxy,

@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::leaving::Leaving;
-use crate::limits::LIMITS;
+use crate::limits;
 use crate::refusal::Refusal;
 use crate::seats::Hearing;
 
@@ -29,7 +29,7 @@ pub struct Read {
     room: Option<OwnedSemaphorePermit>,
 }
 
-/// Reads a body into the `room` that all of them share, of [`LIMITS.bodies_bytes`](LIMITS).
+/// Reads a body into the `room` that all of them share, of [`limits::BODIES_BYTES`].
 ///
 /// # Errors
 /// 413 for one that is too large, 408 for one that is too slow, 429 where there is no room, 400 for one
@@ -40,18 +40,18 @@ pub async fn read(
     leaving: &Leaving,
 ) -> Result<Read, Refusal> {
     let too_large = || {
-        let limit = LIMITS.body_bytes;
+        let limit = limits::BODY_BYTES;
         Refusal::too_large(format!(
             "the body is larger than {limit} bytes; send the texts in several requests"
         ))
     };
-    if request.body().size_hint().lower() > LIMITS.body_bytes as u64 {
+    if request.body().size_hint().lower() > limits::BODY_BYTES as u64 {
         return Err(unread(request, too_large()));
     }
     let mut body = request.into_body();
     let mut read = Read { bytes: Vec::new(), room: None };
     let began = Instant::now();
-    let mut patience = began + LIMITS.slow_time;
+    let mut patience = began + limits::SLOW_TIME;
     let mut over = pin!(leaving.over.cancelled());
     loop {
         let frame = tokio::select! {
@@ -63,14 +63,14 @@ pub async fn read(
             if let Err(refusal) = check_pace(began, read.room.is_some(), room) {
                 return Err(refused(body, refusal));
             }
-            patience += LIMITS.slow_time;
+            patience += limits::SLOW_TIME;
             continue;
         };
         let Some(frame) = frame else { return Ok(read) };
         let frame = frame
             .map_err(|error| Refusal::invalid(format!("the body could not be read ({error})")))?;
         let Ok(data) = frame.into_data() else { continue };
-        let taken = if read.bytes.len() + data.len() > LIMITS.body_bytes {
+        let taken = if read.bytes.len() + data.len() > limits::BODY_BYTES {
             Err(too_large())
         } else {
             read.take(&data, room)
@@ -83,7 +83,7 @@ pub async fn read(
 
 impl Read {
     fn take(&mut self, data: &[u8], room: &Arc<Semaphore>) -> Result<(), Refusal> {
-        let counted = |bytes: usize| bytes.saturating_sub(LIMITS.small_body_bytes);
+        let counted = |bytes: usize| bytes.saturating_sub(limits::SMALL_BODY_BYTES);
         let length = self.bytes.len();
         let more = counted(length + data.len()) - counted(length);
         if more > 0 {
@@ -107,8 +107,8 @@ impl Read {
 fn check_pace(began: Instant, has_room: bool, room: &Semaphore) -> Result<(), Refusal> {
     let elapsed = began.elapsed();
     // Else those who send slowly on purpose would have all of the room for as long as they may.
-    let is_short = has_room && room.available_permits() < LIMITS.bodies_bytes / 2;
-    if elapsed < LIMITS.body_time && !is_short {
+    let is_short = has_room && room.available_permits() < limits::BODIES_BYTES / 2;
+    if elapsed < limits::BODY_TIME && !is_short {
         return Ok(());
     }
     let message = format!("the body did not come within {} s; send it at once", elapsed.as_secs());
@@ -138,7 +138,7 @@ fn refused(body: Body, refusal: Refusal) -> Refusal {
 async fn discard(mut body: Body) {
     let all = async { while let Some(Ok(_)) = body.frame().await {} };
     // Whoever sends for longer is not waited for.
-    let _ = timeout(LIMITS.discard_time, all).await;
+    let _ = timeout(limits::DISCARD_TIME, all).await;
 }
 
 /// A body whose connection is told when all of it is there.
@@ -202,21 +202,21 @@ mod tests {
     fn a_slow_body_has_its_time_and_less_where_room_is_short() {
         let pace = |seconds, has_room, taken| {
             let began = Instant::now() - Duration::from_secs(seconds);
-            check_pace(began, has_room, &Semaphore::new(LIMITS.bodies_bytes - taken))
+            check_pace(began, has_room, &Semaphore::new(limits::BODIES_BYTES - taken))
                 .map_err(|why| why.message().to_owned())
         };
-        let half = LIMITS.bodies_bytes / 2;
+        let half = limits::BODIES_BYTES / 2;
         assert_eq!(pace(29, true, half), Ok(()));
         assert!(pace(30, true, 0).unwrap_err().contains("did not come within 30 s"));
         assert!(pace(2, true, half + 1).unwrap_err().contains("did not come within 2 s"));
         // What takes none of the room has its time all the same.
-        assert_eq!(pace(29, false, LIMITS.bodies_bytes), Ok(()));
+        assert_eq!(pace(29, false, limits::BODIES_BYTES), Ok(()));
         assert!(pace(30, false, 0).is_err());
     }
 
     #[tokio::test]
     async fn a_small_body_is_read_where_others_have_all_of_the_room() {
-        let small = LIMITS.small_body_bytes;
+        let small = limits::SMALL_BODY_BYTES;
         let sent = |bytes| Request::new(Body::from(vec![b' '; bytes]));
         let (none, stays) = (Arc::new(Semaphore::new(0)), Leaving::default());
         assert_eq!(read(sent(small), &none, &stays).await.unwrap().bytes.len(), small);
@@ -247,7 +247,7 @@ mod tests {
         let body = futures_util::stream::poll_fn(move |context| receiver.poll_recv(context));
         let request = Request::new(Body::from_stream(body));
         let room = Arc::new(Semaphore::new(1));
-        sender.send(Ok(Bytes::from(vec![b' '; LIMITS.small_body_bytes + 1]))).await.unwrap();
+        sender.send(Ok(Bytes::from(vec![b' '; limits::SMALL_BODY_BYTES + 1]))).await.unwrap();
         let refusal = read(request, &room, leaving).await.err().expect("not all of it is there");
         assert_eq!(refusal.into_response().status(), status);
         for _ in 0..3 {

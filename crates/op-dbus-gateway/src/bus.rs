@@ -20,7 +20,7 @@ use zbus::proxy::{CacheProperties, MethodFlags};
 use zbus::wire::DynamicDeserialize;
 use zbus::{Connection, OwnedVariant};
 
-use crate::limits::LIMITS;
+use crate::limits;
 use crate::refusal::Refusal;
 
 /// Makes a new connection to the bus that the service is on.
@@ -72,9 +72,9 @@ impl Bus {
     }
 
     async fn connected(&self) -> Result<Connection, Refusal> {
-        timeout(LIMITS.ready_time, (self.0.connect)().build())
+        timeout(limits::READY_TIME, (self.0.connect)().build())
             .await
-            .map_err(|_| Refusal::silent("the bus", LIMITS.ready_time))?
+            .map_err(|_| Refusal::silent("the bus", limits::READY_TIME))?
             .map_err(|error| Refusal::of_call(&error))
     }
 
@@ -116,7 +116,7 @@ impl Lease {
         call: impl Future<Output = zbus::Result<T>>,
     ) -> Result<T, Refusal> {
         // The service itself answers at the deadline; this is for one that hangs.
-        let answer = self.answer_within(LIMITS.answer_time + LIMITS.ready_time, call).await;
+        let answer = self.answer_within(limits::ANSWER_TIME + limits::READY_TIME, call).await;
         if let (Err(refusal), false) = (&answer, self.at_rest) {
             self.bus.lost(refusal);
         }
@@ -168,7 +168,7 @@ impl Lease {
     {
         let manager = self.manager().await?;
         let call = manager.inner().call_with_flags(method, MethodFlags::NO_AUTO_START, &());
-        Ok(self.answer_within(LIMITS.told_time, call).await?.unwrap_or_default())
+        Ok(self.answer_within(limits::TOLD_TIME, call).await?.unwrap_or_default())
     }
 }
 
@@ -177,7 +177,7 @@ impl Drop for Lease {
         let connection = self.connection.clone();
         if self.at_rest && !connection.is_closed() {
             let mut idle = self.bus.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            if idle.len() < LIMITS.requests {
+            if idle.len() < limits::REQUESTS {
                 idle.push(connection);
             }
             return;

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use op_dbus_api::{EmbedderProxy, about_text, cosine, info, json_object, option};
+use op_dbus_api::{EmbedderProxy, cosine, info, is_about_text, json_object, option};
 use serde_json::Value;
 use zbus::{OwnedVariant, Variant};
 
 use crate::Gateway;
 use crate::input::Inputs;
-use crate::limits::LIMITS;
+use crate::limits;
 use crate::refusal::Refusal;
 
 /// How it is embedded.
@@ -17,7 +17,7 @@ use crate::refusal::Refusal;
 pub struct Wanted {
     /// Another level than the one in force.
     pub level: Option<String>,
-    /// The imported model that must have answered: no option asks for it.
+    /// The model that must have answered, where one was named: no option asks for it.
     pub model: Option<String>,
     /// Cut the vectors to this length.
     pub dimensions: Option<u32>,
@@ -28,6 +28,9 @@ pub struct Wanted {
     /// Name of a prompt of the model.
     pub prompt: Option<String>,
 }
+
+/// What the simulator calls its model.
+const SIMULATOR: &str = "sim";
 
 /// What a call on the bus is answered with: the vectors' bytes, how many there are, how long each is, and
 /// how they came to be.
@@ -65,12 +68,12 @@ pub async fn embed(
     inputs: &Inputs,
     wanted: &Wanted,
 ) -> Result<Embedded, Refusal> {
-    let deadline = Instant::now() + LIMITS.answer_time;
+    let deadline = Instant::now() + limits::ANSWER_TIME;
     let mut lease = gateway.bus.lease().await?;
     let embedder = lease.embedder().await?;
     let mut all = Embedded::default();
-    let texts = inputs.texts.chunks(LIMITS.texts_per_call).map(Part::Texts);
-    let lists = inputs.lists.chunks(LIMITS.texts_per_call).map(Part::Lists);
+    let texts = inputs.texts.chunks(limits::TEXTS_PER_CALL).map(Part::Texts);
+    let lists = inputs.lists.chunks(limits::TEXTS_PER_CALL).map(Part::Lists);
     // The next one is the last.
     let mut parts: Vec<Part<'_>> = texts.chain(lists).rev().collect();
     let left = parts.iter().map(|part| part.size()).sum();
@@ -93,10 +96,13 @@ pub async fn embed(
     }
     all.place(&inputs.places);
     match &wanted.model {
-        Some(model) if *model != all.model => Err(Refusal::no_model(format!(
-            "{model} was asked for and {} has taken its place meanwhile; ask for one of /v1/models",
-            all.model
-        ))),
+        Some(model) if *model != all.model && !all.is_simulated(wanted) => {
+            gateway.models.forget();
+            Err(Refusal::no_model(format!(
+                "{model} was asked for and {} has taken its place meanwhile; ask for one of /v1/models",
+                all.model
+            )))
+        }
         _ => Ok(all),
     }
 }
@@ -162,8 +168,7 @@ impl Part<'_> {
 
 /// Whether a call was too large for what its texts are together, and not for one of them.
 fn is_of_all(refusal: &Refusal) -> bool {
-    let is_of_one = about_text(refusal.message(), |_: usize| Some(String::new())).is_some();
-    refusal.code() == "too_large" && !is_of_one
+    refusal.code() == "too_large" && !is_about_text(refusal.message())
 }
 
 /// How fast the calls of a request are answered: where the rest would take longer than there is time for,
@@ -266,6 +271,11 @@ impl Embedded {
         self.model = text(info::MODEL);
         self.space = text(info::SPACE);
         self.provider = text(info::PROVIDER);
+    }
+
+    /// Whether these are of the simulator, which serves each level under a name of its own.
+    fn is_simulated(&self, wanted: &Wanted) -> bool {
+        wanted.level.is_some() && self.model == SIMULATOR
     }
 
     /// Puts each vector to its place, where they did not come in the order of the request.

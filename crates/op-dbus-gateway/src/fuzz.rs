@@ -7,12 +7,9 @@ use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Semaphore;
 use zbus::connection::Builder as Connection;
 
-use crate::bus::Bus;
-use crate::limits::LIMITS;
-use crate::models::Models;
+use crate::limits;
 use crate::{Gateway, routes};
 
 /// A name, and what has to survive any bytes.
@@ -41,20 +38,7 @@ fn requests(bytes: &[u8]) {
 /// What such a gateway says to it.
 pub fn said_to(bytes: &[u8]) -> String {
     let connect = || Connection::address(NO_BUS);
-    let gateway = Gateway {
-        bus: Bus::new(Arc::new(connect)),
-        models: Models::default(),
-        key: None,
-        checks_host: true,
-        places: Arc::default(),
-        bodies: Arc::new(Semaphore::new(LIMITS.bodies_bytes)),
-        parsing: Arc::new(Semaphore::new(1)),
-        metrics: Default::default(),
-        leaving: Arc::default(),
-        asked: Default::default(),
-        large: Arc::default(),
-    };
-    let gateway = Arc::new(gateway);
+    let gateway = Gateway::new(Arc::new(connect), None, true);
     let service = TowerToHyperService::new(routes::router(Arc::clone(&gateway)));
     let said = RUNTIME.block_on(async {
         let (ours, mut theirs) = duplex(PIPE_BYTES);
@@ -70,10 +54,10 @@ pub fn said_to(bytes: &[u8]) -> String {
         };
         tokio::join!(connection, client).1
     });
-    assert_eq!(gateway.places.requests.available_permits(), LIMITS.requests);
-    assert_eq!(gateway.bodies.available_permits(), LIMITS.bodies_bytes);
-    assert_eq!(gateway.places.texts.available_permits(), LIMITS.texts_in_flight);
-    assert_eq!(gateway.places.replies.available_permits(), LIMITS.replies_bytes);
+    assert_eq!(gateway.places.requests.available_permits(), limits::REQUESTS);
+    assert_eq!(gateway.bodies.available_permits(), limits::BODIES_BYTES);
+    assert_eq!(gateway.places.texts.available_permits(), limits::TEXTS_IN_FLIGHT);
+    assert_eq!(gateway.places.replies.available_permits(), limits::REPLIES_BYTES);
     String::from_utf8_lossy(&said).into_owned()
 }
 

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::limits::LIMITS;
+use crate::limits;
 use crate::refusal::Refusal;
 
 /// What may stand in a request to be embedded.
@@ -133,7 +133,7 @@ impl Inputs {
     /// What it counts as among the texts in flight: long lists of token ids for more than one text each.
     pub fn weight(&self) -> usize {
         let ids: usize = self.lists.iter().map(Vec::len).sum();
-        self.len().max(ids / LIMITS.ids_per_text)
+        self.len().max(ids / limits::IDS_PER_TEXT)
     }
 }
 

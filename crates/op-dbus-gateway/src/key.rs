@@ -9,7 +9,7 @@ use axum::http::header::AUTHORIZATION;
 use subtle::ConstantTimeEq;
 
 use crate::Fatal;
-use crate::limits::LIMITS;
+use crate::limits;
 
 /// The credential's name.
 const NAME: &str = "api-key";
@@ -28,7 +28,7 @@ impl Key {
             Fatal::NotConfigured(format!("the credential {}: {what}", path.display()))
         };
         let mut file = match File::open(&path) {
-            Ok(file) => file.take(LIMITS.key_bytes as u64 + 1),
+            Ok(file) => file.take(limits::KEY_BYTES as u64 + 1),
             // A link that leads nowhere is a key that was meant to be there.
             Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => {
                 return Ok(None);
@@ -38,11 +38,12 @@ impl Key {
         let mut key = Vec::new();
         file.read_to_end(&mut key).map_err(|error| wrong(format!("it can't be read ({error})")))?;
         let key = key.trim_ascii().to_vec();
-        if key.is_empty() || key.len() > LIMITS.key_bytes || !key.iter().all(u8::is_ascii_graphic) {
+        if key.is_empty() || key.len() > limits::KEY_BYTES || !key.iter().all(u8::is_ascii_graphic)
+        {
             return Err(wrong(format!(
                 "it must be one line of 1 to {} letters, digits and signs; write a new one, for \
                  example with `openssl rand -hex 32`",
-                LIMITS.key_bytes
+                limits::KEY_BYTES
             )));
         }
         Ok(Some(Self(key)))

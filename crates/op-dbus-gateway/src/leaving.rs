@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::limits::LIMITS;
+use crate::limits;
 
 /// Whether the gateway is about to end, and whether somebody wants to know.
 #[derive(Default)]
@@ -41,6 +41,6 @@ impl Leaving {
     /// Whether `/ready` was asked lately, so that it will be asked again.
     pub fn is_watched(&self) -> bool {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.is_some_and(|asked| asked.elapsed() < LIMITS.watch_time)
+        asked.is_some_and(|asked| asked.elapsed() < limits::WATCH_TIME)
     }
 }

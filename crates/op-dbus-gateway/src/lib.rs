@@ -42,7 +42,6 @@ pub use listen::Address;
 use bus::Bus;
 use key::Key;
 use leaving::Leaving;
-use limits::LIMITS;
 use metrics::Metrics;
 use models::{Models, Offered};
 use places::Places;
@@ -93,6 +92,24 @@ struct Gateway {
     large: Arc<Notify>,
 }
 
+impl Gateway {
+    fn new(connect: Connect, key: Option<Key>, checks_host: bool) -> Arc<Self> {
+        Arc::new(Self {
+            bus: Bus::new(connect),
+            models: Models::default(),
+            key,
+            checks_host,
+            places: Arc::default(),
+            bodies: Arc::new(Semaphore::new(limits::BODIES_BYTES)),
+            parsing: Arc::new(Semaphore::new(1)),
+            metrics: Metrics::default(),
+            leaving: Arc::default(),
+            asked: Asked::default(),
+            large: Arc::default(),
+        })
+    }
+}
+
 /// What is asked of the service for requests that are no work, whose number nothing else bounds.
 #[derive(Default)]
 struct Asked {
@@ -114,21 +131,8 @@ pub async fn run(config: Config) -> Result<(), Fatal> {
     let listener = listen::Listener::open(address, &address_from, key.is_some())?;
     // A page of another origin can't know the key, and nothing but programs comes by a Unix socket.
     let checks_host = key.is_none() && listener.is_tcp();
-    let leaving = Arc::new(Leaving::default());
-    let large = Arc::new(Notify::new());
-    tokio::spawn(spare::give_back(Arc::clone(&large), trim));
-    let gateway = Gateway {
-        bus: Bus::new(connect),
-        models: Models::default(),
-        key,
-        checks_host,
-        places: Arc::default(),
-        bodies: Arc::new(Semaphore::new(LIMITS.bodies_bytes)),
-        parsing: Arc::new(Semaphore::new(1)),
-        metrics: Metrics::default(),
-        leaving: Arc::clone(&leaving),
-        asked: Asked::default(),
-        large,
-    };
-    serve::serve(listener, routes::router(Arc::new(gateway)), &leaving).await
+    let gateway = Gateway::new(connect, key, checks_host);
+    tokio::spawn(spare::give_back(Arc::clone(&gateway.large), trim));
+    let leaving = Arc::clone(&gateway.leaving);
+    serve::serve(listener, routes::router(gateway), &leaving).await
 }

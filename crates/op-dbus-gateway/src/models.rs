@@ -1,6 +1,6 @@
 //! Names of models: which of them a request may ask for, and what each stands for.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
@@ -12,9 +12,10 @@ use crate::refusal::Refusal;
 /// The name for whatever is in force.
 const DEFAULT: &str = "default";
 
-/// The levels and their models, which never change while a version of the service runs.
+/// The levels and their models, as the service told them last: they never change while a version of it runs, and
+/// another version may take its place beside a gateway that goes on.
 #[derive(Default)]
-pub struct Models(OnceLock<Vec<Level>>);
+pub struct Models(Mutex<Vec<Level>>);
 
 struct Level {
     name: String,
@@ -41,20 +42,20 @@ impl Models {
             return Err(no_zero("the model's name"));
         }
         let mut lease = bus.lease().await?;
-        let levels = match self.0.get() {
-            Some(levels) => levels,
-            // Each request asks itself: behind others it would wait for a service that hangs once for each.
-            None => {
-                let levels = levels(&mut lease).await?;
-                self.0.get_or_init(|| levels)
-            }
-        };
-        if let Some(level) = levels.iter().find(|level| level.name == name || level.model == name) {
-            return Ok(Wanted { level: Some(level.name.clone()), ..Wanted::default() });
-        }
         let embedder = lease.embedder().await?;
-        if lease.answer(embedder.model()).await? == name {
-            return Ok(Wanted { model: Some(name.to_owned()), ..Wanted::default() });
+        // What is none of the levels that were told may be one of a service that came since.
+        for is_told_anew in [false, true] {
+            if is_told_anew || self.levels().is_empty() {
+                // Each request asks itself: behind others it would wait for a service that hangs once for each.
+                let levels = levels(&mut lease).await?;
+                *self.levels() = levels;
+            }
+            if let Some(wanted) = self.levels().iter().find_map(|level| level.wanted(name)) {
+                return Ok(wanted);
+            }
+            if lease.answer(embedder.model()).await? == name {
+                return Ok(Wanted { model: Some(name.to_owned()), ..Wanted::default() });
+            }
         }
         let offered: Vec<String> = offered(&mut lease).await?.into_iter().map(|m| m.id).collect();
         let start: String = name.chars().take(80).collect();
@@ -64,6 +65,24 @@ impl Models {
         };
         let message = format!("{start:?} is no model that can be asked for here; {advice}");
         Err(Refusal::no_model(message))
+    }
+
+    /// Has the levels told anew for the next request: another model than a level's has answered for it.
+    pub fn forget(&self) {
+        self.levels().clear();
+    }
+
+    fn levels(&self) -> MutexGuard<'_, Vec<Level>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Level {
+    /// What must be asked for to get what is called `name`, if that is this level or its model.
+    fn wanted(&self, name: &str) -> Option<Wanted> {
+        let model = (self.model == name).then(|| self.model.clone());
+        let is_this = model.is_some() || self.name == name;
+        is_this.then(|| Wanted { level: Some(self.name.clone()), model, ..Wanted::default() })
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::limits::LIMITS;
+use crate::limits;
 use crate::refusal::Refusal;
 
 /// The longest that a client is told to wait: what keeps the places may end sooner than it looks.
@@ -27,9 +27,9 @@ pub struct Places {
 impl Default for Places {
     fn default() -> Self {
         Self {
-            requests: Arc::new(Semaphore::new(LIMITS.requests)),
-            texts: Arc::new(Semaphore::new(LIMITS.texts_in_flight)),
-            replies: Arc::new(Semaphore::new(LIMITS.replies_bytes)),
+            requests: Arc::new(Semaphore::new(limits::REQUESTS)),
+            texts: Arc::new(Semaphore::new(limits::TEXTS_IN_FLIGHT)),
+            replies: Arc::new(Semaphore::new(limits::REPLIES_BYTES)),
             moved: Mutex::new(Instant::now()),
         }
     }
@@ -63,7 +63,7 @@ impl Places {
     }
 
     fn no_request(&self) -> Refusal {
-        let limit = LIMITS.requests;
+        let limit = limits::REQUESTS;
         self.busy(&format!("works on {limit} requests, which is its limit"))
     }
 
@@ -125,24 +125,24 @@ mod tests {
         let places = Arc::new(Places::default());
         let mut reply = |bytes| {
             let mut place = places.take().unwrap();
-            place.add_texts(LIMITS.texts).unwrap();
+            place.add_texts(limits::TEXTS).unwrap();
             place.work_is_done(bytes);
             place
         };
-        let [first, second] = [LIMITS.replies_bytes - 1, 1].map(&mut reply);
-        assert_eq!(places.requests.available_permits(), LIMITS.requests);
-        assert_eq!(places.texts.available_permits(), LIMITS.texts_in_flight);
+        let [first, second] = [limits::REPLIES_BYTES - 1, 1].map(&mut reply);
+        assert_eq!(places.requests.available_permits(), limits::REQUESTS);
+        assert_eq!(places.texts.available_permits(), limits::TEXTS_IN_FLIGHT);
         assert_eq!(places.replies.available_permits(), 0);
         // For these there is no room any more.
         let unread = [1, 1].map(&mut reply);
-        assert_eq!(places.requests.available_permits(), LIMITS.requests - 2);
+        assert_eq!(places.requests.available_permits(), limits::REQUESTS - 2);
         let refused = places.take().unwrap().add_texts(1).unwrap_err();
         assert!(refused.message().contains("as many texts in flight as it takes"), "{refused:?}");
         drop((first, unread));
-        assert_eq!(places.texts.available_permits(), LIMITS.texts_in_flight);
-        assert_eq!(places.replies.available_permits(), LIMITS.replies_bytes - 1);
+        assert_eq!(places.texts.available_permits(), limits::TEXTS_IN_FLIGHT);
+        assert_eq!(places.replies.available_permits(), limits::REPLIES_BYTES - 1);
         drop(second);
-        assert_eq!(places.replies.available_permits(), LIMITS.replies_bytes);
+        assert_eq!(places.replies.available_permits(), limits::REPLIES_BYTES);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fmt::{Display, Write};
 use serde_json::Value;
 
 use crate::Gateway;
-use crate::limits::LIMITS;
+use crate::limits;
 
 /// Numbers of the service: name, kind, help, key in `GetStatistics`.
 const NUMBERS: [(&str, &str, &str, &str); 17] = [
@@ -249,7 +249,7 @@ fn devices(text: &mut Text, devices: &[Value]) {
 
 fn own(text: &mut Text, gateway: &Gateway) {
     text.family("http_requests_in_flight", "gauge", "Requests that ask for work, unanswered.");
-    let busy = LIMITS.requests - gateway.places.requests.available_permits();
+    let busy = limits::REQUESTS - gateway.places.requests.available_permits();
     text.sample("http_requests_in_flight", &[], busy);
     text.family("http_request_seconds", "histogram", "From a request's head to its reply's.");
     for ((route, status), times) in gateway.metrics.read() {

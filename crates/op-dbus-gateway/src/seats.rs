@@ -68,12 +68,14 @@ impl Seats {
         if let Ok(place) = Arc::clone(&self.free).try_acquire_owned() {
             return Some(self.seat(place));
         }
+        let mut is_asked = false;
         loop {
             let idles = self.idles.notified();
             tokio::pin!(idles);
             // Registered before the idle ones are looked at, so that none is missed.
             idles.as_mut().enable();
-            self.make_room();
+            // Whoever is asked does leave: one is enough, also where others become idle before it has.
+            is_asked = is_asked || self.make_room();
             tokio::select! {
                 biased;
                 place = Arc::clone(&self.free).acquire_owned() => {
@@ -85,16 +87,16 @@ impl Seats {
     }
 
     /// Has the connection leave that has been idle for longest, or whose reply has been unread for longest
-    /// where there are more of those.
-    pub fn make_room(&self) {
+    /// where there are more of those. False where all are worked for.
+    pub fn make_room(&self) -> bool {
         let mut state = self.lock();
         let more = match state.unread.len() > state.idle.len() {
             true => &mut state.unread,
             false => &mut state.idle,
         };
-        if let Some((_, leave)) = more.pop_first() {
-            leave.notify_one();
-        }
+        let Some((_, leave)) = more.pop_first() else { return false };
+        leave.notify_one();
+        true
     }
 
     fn seat(self: &Arc<Self>, place: OwnedSemaphorePermit) -> Arc<Seat> {
@@ -234,6 +236,25 @@ mod tests {
         let mut next = Box::pin(seats.take());
         assert!(next.as_mut().now_or_never().is_none());
         assert!(is_asked(&third) && !is_asked(&first) && !is_asked(&fourth));
+    }
+
+    #[tokio::test]
+    async fn one_leaves_for_each_newcomer_also_where_others_become_idle_before_it_has() {
+        let seats = Seats::new(3);
+        let [first, second, third] = [0; 3].map(|_| take(&seats).unwrap());
+        work(&second);
+        let mut next = Box::pin(seats.take());
+        assert!(next.as_mut().now_or_never().is_none());
+        assert!(is_asked(&first));
+        drop(second.answer());
+        assert!(next.as_mut().now_or_never().is_none());
+        assert!(!is_asked(&third) && !is_asked(&second));
+        drop(first);
+        let fourth = next.await.unwrap();
+        // The one after that has one of them leave again.
+        let mut next = Box::pin(seats.take());
+        assert!(next.as_mut().now_or_never().is_none());
+        assert!(is_asked(&third) && !is_asked(&second) && !is_asked(&fourth));
     }
 
     #[tokio::test]

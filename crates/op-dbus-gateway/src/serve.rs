@@ -27,7 +27,7 @@ use crate::Fatal;
 use crate::body::Heard;
 use crate::held::held;
 use crate::leaving::Leaving;
-use crate::limits::LIMITS;
+use crate::limits;
 use crate::listen::Listener;
 use crate::pace::Paced;
 use crate::seats::{Seat, Seats};
@@ -63,11 +63,11 @@ pub async fn serve(
     tell(&[NotifyState::Stopping, NotifyState::Status("finishing requests")]);
     leaving.begin();
     if leaving.is_watched() {
-        let seconds = LIMITS.leave_time.as_secs();
+        let seconds = limits::LEAVE_TIME.as_secs();
         info!("/ready tells the end; for {seconds} s more requests are taken all the same");
         tokio::select! {
             () = connections.accept(&listener) => {}
-            () = sleep(LIMITS.leave_time) => {}
+            () = sleep(limits::LEAVE_TIME) => {}
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
@@ -75,11 +75,11 @@ pub async fn serve(
     drop(listener);
     info!("no new requests are taken, those in flight are finished");
     let mut finished = pin!(connections.finish());
-    if timeout(LIMITS.drain_time, &mut finished).await.is_err() {
-        warn!("not all requests were finished in {} s", LIMITS.drain_time.as_secs());
+    if timeout(limits::DRAIN_TIME, &mut finished).await.is_err() {
+        warn!("not all requests were finished in {} s", limits::DRAIN_TIME.as_secs());
         leaving.over.cancel();
         // A reply that is still being read is cut off.
-        let _ = timeout(LIMITS.refuse_time, finished).await;
+        let _ = timeout(limits::REFUSE_TIME, finished).await;
     }
     Ok(())
 }
@@ -96,8 +96,8 @@ struct Connections {
 impl Connections {
     fn new(service: TowerToHyperService<Router>, leaving: Arc<Leaving>) -> Self {
         let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(LIMITS.head_time);
-        let (seats, graceful) = (Seats::new(LIMITS.connections), GracefulShutdown::new());
+        http.timer(TokioTimer::new()).header_read_timeout(limits::HEAD_TIME);
+        let (seats, graceful) = (Seats::new(limits::CONNECTIONS), GracefulShutdown::new());
         Self { http, service, seats, leaving, graceful }
     }
 
@@ -119,13 +119,13 @@ impl Connections {
                     tokio::task::yield_now().await;
                 }
                 Err(error) => {
-                    if told.is_none_or(|told| told.elapsed() >= LIMITS.told_pause) {
+                    if told.is_none_or(|told| told.elapsed() >= limits::TOLD_PAUSE) {
                         warn!("a connection could not be accepted: {error}");
                         told = Some(Instant::now());
                     }
                     // There are too many files, and would be at once again.
                     self.seats.make_room();
-                    sleep(LIMITS.accept_pause).await;
+                    sleep(limits::ACCEPT_PAUSE).await;
                 }
             }
         }
@@ -134,7 +134,7 @@ impl Connections {
     fn serve(&self, stream: Stream, seat: Arc<Seat>) {
         let (service, leaving) = (self.service.clone(), Arc::clone(&self.leaving));
         let seated = seated(service, stream.clone(), Arc::clone(&seat), leaving);
-        let stream = TokioIo::new(Paced::new(stream, LIMITS.reply_pace));
+        let stream = TokioIo::new(Paced::new(stream, limits::REPLY_PACE));
         let connection = self.http.serve_connection(stream, service_fn(seated));
         let connection = self.graceful.watch(connection);
         let leaving = Arc::clone(&self.leaving);

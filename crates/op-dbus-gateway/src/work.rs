@@ -17,7 +17,7 @@ use crate::Gateway;
 use crate::body::{Read, read, unread};
 use crate::embed::Embedded;
 use crate::held::held;
-use crate::limits::LIMITS;
+use crate::limits;
 use crate::object::Object;
 use crate::places::Place;
 use crate::refusal::Refusal;
@@ -40,7 +40,7 @@ pub struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if self.bytes >= LIMITS.large_bytes {
+        if self.bytes >= limits::LARGE_BYTES {
             self.gateway.large.notify_one();
         }
     }
@@ -52,8 +52,8 @@ impl Permit {
     /// # Errors
     /// 413 for more than a request may have, 429 while others have theirs in flight.
     pub fn for_texts(&mut self, texts: usize) -> Result<(), Refusal> {
-        if texts > LIMITS.texts {
-            let limit = LIMITS.texts;
+        if texts > limits::TEXTS {
+            let limit = limits::TEXTS;
             return Err(Refusal::too_large(format!(
                 "the request has {texts} texts, the limit is {limit}; send several requests"
             )));
@@ -130,7 +130,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Gateway>> for Work<T>
         let place = gateway.places.take()?;
         let (gateway, bytes) = (Arc::clone(gateway), read.bytes.len());
         let permit = Permit { gateway, place, bytes };
-        let asked = match bytes >= LIMITS.large_bytes {
+        let asked = match bytes >= limits::LARGE_BYTES {
             true => aside(read, &permit.gateway.parsing).await?,
             false => parsed(&read)?,
         };

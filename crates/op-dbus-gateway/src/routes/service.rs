@@ -16,7 +16,7 @@ use zbus::proxy::MethodFlags;
 use zbus::{OwnedVariant, Variant};
 
 use crate::Gateway;
-use crate::limits::LIMITS;
+use crate::limits;
 use crate::prometheus::{self, Told};
 use crate::refusal::Refusal;
 
@@ -33,7 +33,7 @@ pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, R
         let message = "the gateway is about to end; send requests to another one";
         return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message));
     }
-    let time = LIMITS.ready_time;
+    let time = limits::READY_TIME;
     let embeds = gateway.asked.ready.answer(in_time(time, embeds(&gateway)));
     in_time(time, embeds).await.map_err(Refusal::not_ready)?;
     Ok(Json(json!({"status": "ready"})))
@@ -44,7 +44,7 @@ pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, R
 async fn embeds(gateway: &Gateway) -> Result<(), Refusal> {
     let before = batches(gateway).await?;
     let of_others = async {
-        sleep(LIMITS.trial_time).await;
+        sleep(limits::TRIAL_TIME).await;
         more_than(gateway, before).await;
     };
     let answer = tokio::select! {
@@ -53,7 +53,7 @@ async fn embeds(gateway: &Gateway) -> Result<(), Refusal> {
     };
     match answer {
         Err(refusal) if refusal.is_busy() => {
-            timeout(LIMITS.batch_time, more_than(gateway, before)).await.map_err(|_| refusal)
+            timeout(limits::BATCH_TIME, more_than(gateway, before)).await.map_err(|_| refusal)
         }
         answer => answer,
     }
@@ -68,7 +68,7 @@ async fn batches(gateway: &Gateway) -> Result<u64, Refusal> {
 /// Waits until it has computed more than these. One that does not answer has not.
 async fn more_than(gateway: &Gateway, before: u64) {
     while !batches(gateway).await.is_ok_and(|now| now > before) {
-        sleep(LIMITS.batch_pause).await;
+        sleep(limits::BATCH_PAUSE).await;
     }
 }
 
@@ -76,7 +76,7 @@ async fn trial(gateway: &Gateway) -> Result<(), Refusal> {
     type Reply = (serde_bytes::ByteBuf, u32, u32, HashMap<String, OwnedVariant>);
     let mut lease = gateway.bus.lease().await?;
     let embedder = lease.embedder().await?;
-    let time = u32::try_from(LIMITS.ready_time.as_millis()).unwrap_or(u32::MAX);
+    let time = u32::try_from(limits::READY_TIME.as_millis()).unwrap_or(u32::MAX);
     let options = HashMap::from([(option::DEADLINE_MS, Variant::from(time))]);
     // Another text each time: the vector of one that was embedded before may come from the cache.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -84,7 +84,7 @@ async fn trial(gateway: &Gateway) -> Result<(), Refusal> {
     let body = (vec![text.as_str()], options);
     let (method, flags) = ("EmbedPacked", MethodFlags::NO_AUTO_START);
     let reply: Option<Reply> = lease
-        .answer_within(LIMITS.ready_time, embedder.inner().call_with_flags(method, flags, &body))
+        .answer_within(limits::READY_TIME, embedder.inner().call_with_flags(method, flags, &body))
         .await?;
     let vector = reply.map(|(bytes, ..)| bytes.into_vec()).unwrap_or_default();
     if vector.iter().all(|byte| *byte == 0) {
@@ -108,7 +108,7 @@ pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
 }
 
 async fn told(gateway: &Gateway) -> Result<Arc<Told>, Refusal> {
-    let time = LIMITS.told_time;
+    let time = limits::TOLD_TIME;
     let told = in_time(time, async {
         let mut lease = gateway.bus.lease().await?;
         Ok(Arc::new(Told {

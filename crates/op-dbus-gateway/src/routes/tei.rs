@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::Gateway;
 use crate::embed::{Wanted, embed as embed_inputs, options};
 use crate::input::{Input, Inputs, check_texts, no_zero};
-use crate::limits::LIMITS;
+use crate::limits;
 use crate::object::Object;
 use crate::refusal::Refusal;
 use crate::work::{Work, write};
@@ -189,9 +189,9 @@ pub async fn tokenize(
     };
     check_texts(&texts)?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    permit.for_texts(texts.len().max(bytes(&texts) / LIMITS.tokenized_bytes_per_text))?;
+    permit.for_texts(texts.len().max(bytes(&texts) / limits::TOKENIZED_BYTES_PER_TEXT))?;
     let wanted = Wanted { prompt: checked(asked.prompt_name)?, ..Wanted::default() };
-    let deadline = Instant::now() + LIMITS.answer_time;
+    let deadline = Instant::now() + limits::ANSWER_TIME;
     let specials = asked.add_special_tokens.unwrap_or(true);
     let mut lease = gateway.bus.lease().await?;
     let embedder = lease.embedder().await?;
@@ -229,8 +229,8 @@ pub async fn tokenize(
             }
             let tokens = tokens.into_iter().filter(|token| specials || !token.2).map(token);
             write(&mut json, &tokens.collect::<Vec<Token>>())?;
-            if json.len() > LIMITS.tokens_reply_bytes {
-                let limit = LIMITS.tokens_reply_bytes;
+            if json.len() > limits::TOKENS_REPLY_BYTES {
+                let limit = limits::TOKENS_REPLY_BYTES;
                 return Err(Refusal::too_large(format!(
                     "the reply would be larger than {limit} bytes; send the texts in several requests"
                 )));
@@ -247,8 +247,8 @@ pub async fn tokenize(
 
 /// Whether the tokens of these texts are asked for in one call.
 fn fits(texts: &[&str]) -> bool {
-    let is_small = bytes(texts) <= LIMITS.tokenized_bytes_per_call;
-    texts.len() == 1 || (texts.len() <= LIMITS.texts_per_call && is_small)
+    let is_small = bytes(texts) <= limits::TOKENIZED_BYTES_PER_CALL;
+    texts.len() == 1 || (texts.len() <= limits::TEXTS_PER_CALL && is_small)
 }
 
 fn bytes(texts: &[&str]) -> usize {

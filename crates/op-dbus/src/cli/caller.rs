@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use op_dbus_api::{EmbedderProxy, Error, ErrorName, about_text, retry_after};
+use op_dbus_api::{EmbedderProxy, Error, ErrorName, is_about_text, retry_after};
 use tokio::sync::Mutex;
 
 use super::bulk;
@@ -190,10 +190,9 @@ fn is(error: &zbus::Error, name: ErrorName) -> bool {
 
 /// Whether a call was too large for what its texts are together, and not for one of them.
 fn is_of_all(error: &zbus::Error) -> bool {
-    Error::from_reply(error).is_some_and(|error| {
-        let is_of_one = about_text(error.message(), |_: u64| Some(String::new())).is_some();
-        error.name() == ErrorName::TooLarge && !is_of_one
-    })
+    let is_of_all =
+        |error: Error| error.name() == ErrorName::TooLarge && !is_about_text(error.message());
+    Error::from_reply(error).is_some_and(is_of_all)
 }
 
 /// How long until a service that is full is to be asked again, by its own sentence; nothing where it is not full.

@@ -1,0 +1,131 @@
+//! Which model answers a request that names one.
+
+use std::collections::HashMap;
+
+use op_dbus_api::{BUS_NAME, ROOT_PATH};
+use serde_json::json;
+use zbus::{Connection, OwnedVariant, Variant};
+
+use super::{Stage, sentence};
+use crate::harness::Outcome;
+use crate::harness::bus::PrivateBus;
+use crate::harness::daemon::Setup;
+use crate::harness::gateway::Gateway;
+use crate::harness::registry::tests;
+
+tests! {
+    models_are_found_by_their_names: [Bus, Curl],
+    a_model_that_is_named_is_not_replaced_by_a_later_services: [Bus, Curl],
+}
+
+async fn models_are_found_by_their_names() -> Outcome {
+    let stage = Stage::sim().await?;
+    let gateway = &stage.gateway;
+    let ask = |model: &'static str| {
+        let body = json!({"input": "one", "model": model});
+        async move { gateway.post("/v1/embeddings", &body).await }
+    };
+    for model in ["default", "low", "paraphrase-MiniLM-L3-v2"] {
+        assert_eq!(ask(model).await?.ok()?["model"], "sim", "{model}");
+    }
+    let unknown = ask("text-embedding-3-small").await?;
+    assert_eq!(unknown.status, 404);
+    let error = &unknown.json()?["error"];
+    assert_eq!(
+        (&error["code"], &error["type"]),
+        (&json!("model_not_found"), &json!("invalid_request_error"))
+    );
+    let message = error["message"].as_str().unwrap_or_default();
+    assert!(
+        message.contains("text-embedding-3-small") && message.contains("default, low"),
+        "{message}"
+    );
+
+    let models = gateway.get("/v1/models").await?.ok()?;
+    let ids: Vec<&str> =
+        models["data"].as_array().into_iter().flatten().filter_map(|m| m["id"].as_str()).collect();
+    assert_eq!(ids, ["default", "low", "paraphrase-MiniLM-L3-v2"]);
+    assert_eq!(gateway.get("/v1/models/low").await?.ok()?["dimensions"], 384);
+    for unknown in ["/v1/models/gpt", "/v1/models/%FF"] {
+        let refused = gateway.get(unknown).await?;
+        assert_eq!((refused.status, sentence(&refused, "/v1/").is_ok()), (404, true), "{unknown}");
+    }
+    stage.end().await.map(drop)
+}
+
+type Dictionary = HashMap<&'static str, Variant<'static>>;
+
+/// The bus objects of a service that has one level: `medium`, with this model.
+struct Service(&'static str);
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
+impl Service {
+    async fn embed_packed(
+        &self,
+        texts: Vec<String>,
+        options: HashMap<String, OwnedVariant>,
+    ) -> (Vec<u8>, u32, u32, Dictionary) {
+        assert!(options.contains_key("level"), "{options:?}");
+        (vec![0; 4 * texts.len()], texts.len() as u32, 1, HashMap::from([("model", self.0.into())]))
+    }
+
+    #[zbus(property)]
+    fn model(&self) -> &str {
+        "of-another-level"
+    }
+}
+
+struct Levels(&'static str);
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Manager")]
+impl Levels {
+    async fn list_levels(&self) -> Vec<Dictionary> {
+        let level =
+            [("name", "medium".into()), ("model", self.0.into()), ("installed", true.into())];
+        vec![HashMap::from(level)]
+    }
+
+    async fn get_status(&self) -> Dictionary {
+        HashMap::from([("state", "ready".into())])
+    }
+}
+
+/// A version of the service whose medium level has this model.
+async fn service(bus: &PrivateBus, model: &'static str) -> Outcome<Connection> {
+    let connection = bus.connect().await?;
+    connection.object_server().at(ROOT_PATH, Service(model)).await?;
+    connection.object_server().at(ROOT_PATH, Levels(model)).await?;
+    connection.request_name(BUS_NAME).await?;
+    Ok(connection)
+}
+
+async fn a_model_that_is_named_is_not_replaced_by_a_later_services() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let gateway = Gateway::start(&bus, &Setup::sim()?).await?;
+    let ask = |model: &'static str| {
+        let body = json!({"input": "one", "model": model});
+        let gateway = &gateway;
+        async move { gateway.post("/v1/embeddings", &body).await }
+    };
+    let first = service(&bus, "first").await?;
+    for name in ["first", "medium"] {
+        assert_eq!(ask(name).await?.ok()?["model"], "first", "{name}");
+    }
+    first.release_name(BUS_NAME).await?;
+    let second = service(&bus, "second").await?;
+    for said in
+        ["first was asked for and second has taken its place", "ask for one of medium, second"]
+    {
+        let refused = ask("first").await?;
+        assert_eq!(refused.status, 404, "{}", refused.text);
+        assert!(sentence(&refused, "/v1/")?.contains(said), "{}", refused.text);
+    }
+    assert_eq!(ask("second").await?.ok()?["model"], "second");
+    second.release_name(BUS_NAME).await?;
+    let _third = service(&bus, "third").await?;
+    // A level is whatever it is by now, and a new name is found at once.
+    for name in ["medium", "third"] {
+        assert_eq!(ask(name).await?.ok()?["model"], "third", "{name}");
+    }
+    gateway.stop().await.map(drop)
+}
