@@ -26,6 +26,7 @@ tests! {
     one_that_is_wrong_for_more_than_one_short_text_is_not_trusted: [Bus, Low, Ggml] =>
         leaves_it_to_the_next("wrong_above_tokens=16", &["can't be trusted on", "one of 3 in a batch"]),
     one_that_is_lost_now_and_then_loses_no_call: [Bus, Low, Ggml],
+    one_that_is_lost_again_and_again_is_left_without_a_lost_call: [Bus, Low, Ggml],
     one_that_hangs_once_is_replaced: [Bus, Low, Ggml],
     one_that_hangs_whenever_it_is_asked_is_left_and_comes_back: [Bus, Low, Ggml],
     a_successor_that_takes_long_starves_no_watchdog: [Bus, Low, Ggml],
@@ -68,13 +69,32 @@ async fn leaves_it_to_the_next(faults: &str, reasons: &[&str]) -> Outcome {
 
 async fn one_that_is_lost_now_and_then_loses_no_call() -> Outcome {
     let bus = PrivateBus::start().await?;
-    // Fewer rows than batches until it is lost again: each is tried again alone, and once.
+    // More batches until it is lost again than it takes to forget that, and than a batch has rows: each of these is
+    // tried again alone, and once.
     let setup = with_fallback("die_on_batch=44")?.setting("batch_tokens_max", "128");
     let daemon = setup.ready(&bus).await?;
     let load = Load::start(&bus, &much()).await?;
     daemon.client().counted("worker_restarts", 3).await?;
     load.stop().await?;
     daemon.stop().await
+}
+
+/// Its workers compute some batches each: few, or many and fewer than one that is lost has texts.
+async fn one_that_is_lost_again_and_again_is_left_without_a_lost_call() -> Outcome {
+    let short: Vec<String> = (0..400).map(|n| format!("disk {n}")).collect();
+    for (faults, texts) in [("die_on_batch=9", much()), ("die_on_batch=40", short)] {
+        let bus = PrivateBus::start().await?;
+        let setup = with_fallback(faults)?;
+        let daemon = setup.ready(&bus).await?;
+        let load = Load::start(&bus, &texts).await?;
+        assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
+        let reason = fell_back(&daemon).await?;
+        assert!(reason.contains("ggml lost 2 batches of late (the worker was lost: "), "{reason}");
+        assert_eq!(fallbacks(&daemon).await?, (1, 1));
+        load.stop().await?;
+        daemon.stop().await?;
+    }
+    Ok(())
 }
 
 /// What its proof may take on a busy machine is what a batch may take here.
@@ -112,7 +132,7 @@ async fn one_that_hangs_whenever_it_is_asked_is_left_and_comes_back() -> Outcome
         assert_eq!(reply?.info::<String>("provider")?, "cpu");
     }
     let said = daemon.process.stderr();
-    let left = "another provider runs than was asked for: ggml lost 2 batches in a row (the worker was lost: it said nothing";
+    let left = "another provider runs than was asked for: ggml lost 2 batches of late (the worker was lost: it said nothing";
     assert!(said.contains(left), "{said}");
     assert_eq!(daemon.client().counter("worker_restarts").await?, 2);
     // Nobody has to ask for it.
@@ -141,7 +161,7 @@ async fn a_successor_that_takes_long_starves_no_watchdog() -> Outcome {
     }
     assert_eq!(call.await??.info::<String>("provider")?, "cpu");
     let said = daemon.process.stderr();
-    assert!(said.contains("ggml lost 2 batches in a row"), "{said}");
+    assert!(said.contains("ggml lost 2 batches of late"), "{said}");
     assert!(said.contains(&endpoint), "the fleet was not tried: {said}");
     // Once it may be: the next time still comes within the manager's limit.
     assert!(said.matches("the watchdog is not fed").count() < 2, "{said}");

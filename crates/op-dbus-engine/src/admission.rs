@@ -38,8 +38,7 @@ pub(crate) struct Admission {
 #[derive(Debug)]
 struct State {
     closed: bool,
-    calls: usize,
-    tokens: usize,
+    /// Users with calls in flight.
     by_uid: HashMap<u32, Share>,
     made: Made,
     /// When the last call of a user has ended, or the engine was started.
@@ -84,8 +83,6 @@ impl Admission {
             limits: limits.clone(),
             state: Mutex::new(State {
                 closed: false,
-                calls: 0,
-                tokens: 0,
                 by_uid: HashMap::new(),
                 made: Made::default(),
                 last_call: Instant::now(),
@@ -126,8 +123,6 @@ impl Admission {
 
     fn grant(self: &Arc<Self>, state: &mut State, claim: Claim) -> Permit {
         let Claim { uid, tokens: held, work: tokens, class, .. } = claim;
-        state.calls += 1;
-        state.tokens += tokens;
         let share = state.by_uid.entry(uid).or_default();
         share.calls += 1;
         *share.of(class) += tokens;
@@ -147,18 +142,20 @@ impl Admission {
     /// Calls and tokens in flight.
     pub fn in_flight(&self) -> (usize, usize) {
         let state = self.lock();
-        (state.calls, state.tokens)
+        let shares = state.by_uid.values();
+        let tokens = |share: &Share| share.interactive + share.bulk;
+        (shares.clone().map(|share| share.calls).sum(), shares.map(tokens).sum())
     }
 
     /// Whether no call is in flight.
     pub fn is_idle(&self) -> bool {
-        self.lock().calls == 0
+        self.lock().by_uid.is_empty()
     }
 
     /// How long ago the last call of a user ended; `None` while one is in flight.
     pub fn idle_for(&self) -> Option<Duration> {
         let state = self.lock();
-        (state.calls == 0).then(|| state.last_call.elapsed())
+        state.by_uid.is_empty().then(|| state.last_call.elapsed())
     }
 
     /// Returns once no call is in flight.
@@ -200,7 +197,6 @@ impl Permit {
 
 impl State {
     fn release(&mut self, uid: u32, class: Priority, tokens: usize) {
-        self.tokens -= tokens;
         if let Some(share) = self.by_uid.get_mut(&uid) {
             *share.of(class) -= tokens;
         }
@@ -211,13 +207,13 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut state = self.admission.lock();
         state.release(self.uid, self.class, self.tokens);
-        state.calls -= 1;
         if self.is_use {
             state.last_call = Instant::now();
         }
         if let Some(share) = state.by_uid.get_mut(&self.uid) {
             share.calls -= 1;
             if share.calls == 0 {
+                debug_assert_eq!((share.interactive, share.bulk), (0, 0), "tokens of nobody");
                 state.by_uid.remove(&self.uid);
             }
         }

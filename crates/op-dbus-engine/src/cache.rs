@@ -185,12 +185,13 @@ impl Cache {
     /// Keeps the vector of one input for its user.
     pub(crate) fn keep(&self, uid: u32, key: Key, computed: &Computed<'_>) {
         let Computed { vector, tokens, truncated, by } = *computed;
-        let (room, bytes) = (self.room(), bytes(vector));
+        let (vector, bytes) = (vector.into(), bytes(vector));
+        let mut state = self.lock();
+        // Behind the lock: who takes the room away empties it once.
+        let room = self.room();
         if bytes > room {
             return;
         }
-        let vector = vector.into();
-        let mut state = self.lock();
         let origin = state.origin(by);
         state.take(uid, |entries| entries.pop_entry(&key));
         let shelf = state

@@ -187,14 +187,19 @@ pub struct Reply {
 impl Reply {
     /// Notes that some of the vectors were computed by what computed those of `other`.
     pub fn also_computed_by(&mut self, other: &Self) {
-        note(&mut self.provider, &other.provider);
-        note(&mut self.device, &other.device);
-        note(&mut self.precision, &other.precision);
+        self.computed_by(&other.provider, &other.device, &other.precision);
+    }
+
+    /// Notes what has computed some of the vectors.
+    pub(crate) fn computed_by(&mut self, provider: &str, device: &str, precision: &str) {
+        note(&mut self.provider, provider);
+        note(&mut self.device, device);
+        note(&mut self.precision, precision);
     }
 }
 
 /// Adds names to a list, both with commas in between, unless they are there.
-pub(crate) fn note(list: &mut String, names: &str) {
+fn note(list: &mut String, names: &str) {
     // The usual case: the same as before.
     if list == names {
         return;

@@ -219,8 +219,8 @@ pub struct Pool {
     /// What its batches were known to cost; where that is nothing, and there is another pool, it is
     /// measured.
     pub costs: Vec<BatchCost>,
-    /// So many batches lost in a row, and a worker is given up as one that can't be loaded, though it
-    /// can; none where nothing takes its place.
+    /// So many batches lost, each before 32 were computed since the last, or one text lost twice by the pool, and a
+    /// worker is given up as one that can't be loaded, though it can; none where nothing takes its place.
     pub losses_max: Option<u32>,
 }
 

@@ -288,7 +288,8 @@ impl Worker {
         let (scheduler, worker) = (&self.shared.scheduler, self.place.index);
         scheduler.put_back(&mut self.ahead.batch);
         // Before anybody is told, who asks then whether there is hope.
-        scheduler.roster(|roster| roster.lost_batch(worker, &error));
+        let failed_on = batch.iter().find_map(|entry| entry.failed_on);
+        scheduler.roster(|roster| roster.lost_batch(worker, failed_on, &error));
         scheduler.try_again(worker, batch, &error);
         Err(error)
     }

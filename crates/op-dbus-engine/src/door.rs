@@ -3,7 +3,7 @@
 //! comes through it one at a time, and waits before it rather than on a thread.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, mpsc};
 
@@ -30,24 +30,22 @@ pub(crate) struct Door {
     tasks: mpsc::Sender<Let>,
     threads: usize,
     /// Users who have work.
-    lines: Mutex<HashMap<u32, Known>>,
+    lines: Mutex<HashMap<u32, Places>>,
 }
 
-/// What there is of a user's line while somebody is in it.
-#[derive(Debug, Default)]
-struct Known {
-    places: Weak<Semaphore>,
-    alone: Weak<Semaphore>,
-    turn: Weak<Semaphore>,
+/// The places in a user's line, which all who are in it share.
+#[derive(Clone, Debug)]
+struct Places {
+    places: Arc<Semaphore>,
+    alone: Arc<Semaphore>,
+    /// Of who waits for [`HEAVY`].
+    turn: Arc<Semaphore>,
 }
 
 /// The line of one user, in the order of coming.
 pub(crate) struct Line<'a> {
     door: &'a Door,
-    places: Arc<Semaphore>,
-    alone: Arc<Semaphore>,
-    /// Of who waits for [`HEAVY`].
-    turn: Arc<Semaphore>,
+    of: Places,
 }
 
 impl Door {
@@ -61,18 +59,22 @@ impl Door {
     /// The line of a user.
     pub fn line(&self, uid: u32) -> Line<'_> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.retain(|_, line| line.places.strong_count() + line.alone.strong_count() > 0);
-        let known = lines.entry(uid).or_default();
-        let of = |known: &mut Weak<Semaphore>, places| {
-            known.upgrade().unwrap_or_else(|| {
-                let made = Arc::new(Semaphore::new(places));
-                *known = Arc::downgrade(&made);
-                made
-            })
-        };
-        let places = of(&mut known.places, OF_USER * self.threads);
-        let [alone, turn] = [&mut known.alone, &mut known.turn].map(|known| of(known, 1));
-        Line { door: self, places, alone, turn }
+        lines.retain(|_, line| line.is_used());
+        let of = lines.entry(uid).or_insert_with(|| {
+            let [places, alone, turn] =
+                [OF_USER * self.threads, 1, 1].map(|many| Arc::new(Semaphore::new(many)));
+            Places { places, alone, turn }
+        });
+        Line { door: self, of: of.clone() }
+    }
+}
+
+impl Places {
+    /// Whether somebody is in the line, or has a place: what is let in has left the line.
+    fn is_used(&self) -> bool {
+        [&self.places, &self.alone, &self.turn]
+            .into_iter()
+            .any(|place| Arc::strong_count(place) > 1)
     }
 }
 
@@ -82,7 +84,7 @@ impl Line<'_> {
     /// # Errors
     /// `ShuttingDown`.
     pub async fn alone(&self) -> Result<OwnedSemaphorePermit, Error> {
-        self.alone.clone().acquire_owned().await.map_err(closed)
+        self.of.alone.clone().acquire_owned().await.map_err(closed)
     }
 
     /// Returns once the work is let in, which may take much memory.
@@ -91,8 +93,9 @@ impl Line<'_> {
     /// `ShuttingDown`.
     pub async fn send(&self, task: Task, is_heavy: bool) -> Result<(), Error> {
         // One of each user waits for the others', and with one place, so that the user's other work goes on.
-        let turn = if is_heavy { Some(self.turn.acquire().await.map_err(closed)?) } else { None };
-        let place = self.places.clone().acquire_owned().await.map_err(closed)?;
+        let turn =
+            if is_heavy { Some(self.of.turn.acquire().await.map_err(closed)?) } else { None };
+        let place = self.of.places.clone().acquire_owned().await.map_err(closed)?;
         // Behind the place, for which others would wait as well.
         let heavy = if is_heavy { Some(HEAVY.acquire().await.map_err(closed)?) } else { None };
         drop(turn);
@@ -111,7 +114,7 @@ mod tests {
     use super::*;
 
     fn work() -> Task {
-        Task::Look(Box::new(|_| ()))
+        Box::new(|_| ())
     }
 
     async fn is_let_in(line: &Line<'_>) -> bool {

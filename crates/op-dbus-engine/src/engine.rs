@@ -115,10 +115,11 @@ impl Engine {
 
     async fn try_embed(&self, mut call: Call) -> Result<Reply, Error> {
         let inner = &*self.0;
+        let bytes_max = inner.limits.call_bytes_max;
         // The prefix may be long, and its copies must not take memory before they are found too many.
         match &call.inputs {
-            Inputs::Texts(texts) => inner.check_size(texts, call.prefix.len())?,
-            Inputs::Tokens(lists) => inner.check_size(lists, 0)?,
+            Inputs::Texts(texts) => inner.check_size(texts, call.prefix.len(), bytes_max)?,
+            Inputs::Tokens(lists) => inner.check_size(lists, 0, bytes_max)?,
         }
         call.inputs.put_before(&call.prefix);
         let output = inner.output(call.dimensions, call.normalize)?;
@@ -298,9 +299,14 @@ impl Inner {
         (lookup, claim)
     }
 
-    /// Refuses inputs that are too many or too large with `prefix` bytes before each.
-    fn check_size<T: Input>(&self, inputs: &[T], prefix: usize) -> Result<(), Error> {
-        let Limits { texts_per_call_max, text_bytes_max, call_bytes_max, .. } = self.limits;
+    /// Refuses inputs that are too many, or too large with `prefix` bytes before each: beyond `bytes_max` together.
+    fn check_size<T: Input>(
+        &self,
+        inputs: &[T],
+        prefix: usize,
+        bytes_max: usize,
+    ) -> Result<(), Error> {
+        let Limits { texts_per_call_max, text_bytes_max, .. } = self.limits;
         let check = |excess, found, limit| {
             if found <= limit { Ok(()) } else { Err(Error::TooLarge { excess, found, limit }) }
         };
@@ -309,7 +315,7 @@ impl Inner {
         for (index, size) in sizes.clone().enumerate() {
             check(Excess::TextBytes { index }, size, text_bytes_max)?;
         }
-        check(Excess::CallBytes, sizes.fold(0, usize::saturating_add), call_bytes_max)
+        check(Excess::CallBytes, sizes.fold(0, usize::saturating_add), bytes_max)
     }
 
     fn output(&self, cut: Option<usize>, normalize: Option<bool>) -> Result<Output, Error> {
@@ -347,7 +353,9 @@ impl Inner {
         let line = self.door.line(job.terms.uid);
         for (first, inputs) in chunks(inputs) {
             let is_heavy = inputs.iter().any(|input| input.is_heavy(&self.preparer.tokenizer));
-            line.send(T::task(Chunk { job: Arc::clone(job), first, inputs }), is_heavy).await?;
+            let chunk = Chunk { job: Arc::clone(job), first, inputs };
+            let task = move |preparer: &Preparer| preparer.embed(&chunk);
+            line.send(Box::new(task), is_heavy).await?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use crate::admission::Permit;
 use crate::backend::Description;
 use crate::cache::{Cache, Computed, Entry, Key};
-use crate::call::{Priority, Reply, RowSink, Truncate, note};
+use crate::call::{Priority, Reply, RowSink, Truncate};
 use crate::error::Error;
 use crate::output::{Out, Output};
 use crate::tokenizer::Window;
@@ -58,21 +58,16 @@ pub(crate) struct Job {
 
 #[derive(Debug)]
 struct State {
+    /// What is told in the end, but for the vectors and the times.
+    reply: Reply,
     out: Out,
-    rows: usize,
     /// Rows that are still to come; texts that are not tokenized yet count as one.
     pending: usize,
     /// Texts in several windows.
     long: BTreeMap<u32, Long>,
     truncated: BTreeSet<u32>,
-    cached: usize,
-    tokens: u64,
     started_us: Option<u64>,
     ended_us: u64,
-    /// What computed, each once, with commas in between.
-    providers: String,
-    devices: String,
-    precisions: String,
     done: Option<oneshot::Sender<Result<Reply, Error>>>,
     permit: Option<Permit>,
 }
@@ -132,18 +127,13 @@ impl Job {
             None => Out::Reply(vec![0.0; rows * dimensions]),
         };
         let state = State {
+            reply: Reply { rows, dimensions, ..Reply::default() },
             out,
-            rows,
             pending: rows,
             long: BTreeMap::new(),
             truncated: BTreeSet::new(),
-            cached: 0,
-            tokens: 0,
             started_us: None,
             ended_us: 0,
-            providers: String::new(),
-            devices: String::new(),
-            precisions: String::new(),
             done: Some(done),
             permit: Some(permit),
         };
@@ -230,9 +220,9 @@ impl Job {
         let (output, full) = (self.terms.output, self.terms.output.full.max(1));
         state.started_us = Some(state.started_us.map_or(ran.started_us, |t| t.min(ran.started_us)));
         state.ended_us = state.ended_us.max(ran.ended_us);
-        state.computed_by(&ran.by.provider, &ran.by.device, &ran.by.precision);
+        state.reply.computed_by(&ran.by.provider, &ran.by.device, &ran.by.precision);
         if state.long.is_empty() && self.lookup.is_none() {
-            state.tokens += tokens.sum::<usize>() as u64;
+            state.reply.tokens += tokens.sum::<usize>() as u64;
             state.out.vectors(slot.text, vectors, output);
         } else {
             for (row, text) in vectors.chunks_exact(full).zip(tokens).zip(slot.text..) {
@@ -251,7 +241,7 @@ impl Job {
         (vector, mut tokens): (&[f32], usize),
         by: &Description,
     ) {
-        state.tokens += tokens as u64;
+        state.reply.tokens += tokens as u64;
         let output = self.terms.output;
         let mean;
         let vector = match state.long.get_mut(&slot.text) {
@@ -296,14 +286,14 @@ impl Job {
         // Nobody waits any more.
         state.done.as_ref()?;
         let origin = &entry.origin;
-        state.computed_by(&origin.provider, &origin.device, &origin.precision);
+        state.reply.computed_by(&origin.provider, &origin.device, &origin.precision);
         state.out.kept(text, &entry.vector, self.terms.output);
         if entry.truncated {
             state.truncated.insert(text);
         }
-        state.tokens += u64::from(entry.tokens);
-        state.cached += 1;
-        if state.cached == state.rows {
+        state.reply.tokens += u64::from(entry.tokens);
+        state.reply.cached += 1;
+        if state.reply.cached == state.reply.rows {
             (state.started_us, state.ended_us) = (Some(now_us), now_us);
         }
         state.pending -= 1;
@@ -323,26 +313,14 @@ impl Job {
 
     fn finish(&self, mut state: MutexGuard<'_, State>) -> Option<Finished> {
         let done = state.done.take()?;
-        let vectors = match std::mem::replace(&mut state.out, Out::NONE) {
-            Out::Reply(vectors) => vectors,
-            Out::Sink(..) => Vec::new(),
-        };
-        let dimensions = self.terms.output.dimensions;
-        let truncated = std::mem::take(&mut state.truncated);
         let started_us = state.started_us.unwrap_or(state.ended_us);
-        let reply = Reply {
-            rows: state.rows,
-            vectors,
-            dimensions,
-            tokens: state.tokens,
-            truncated: truncated.into_iter().collect(),
-            cached: state.cached,
-            queue_us: started_us.saturating_sub(self.terms.arrived_us),
-            compute_us: state.ended_us.saturating_sub(started_us),
-            provider: std::mem::take(&mut state.providers),
-            device: std::mem::take(&mut state.devices),
-            precision: std::mem::take(&mut state.precisions),
-        };
+        let mut reply = std::mem::take(&mut state.reply);
+        if let Out::Reply(vectors) = std::mem::replace(&mut state.out, Out::NONE) {
+            reply.vectors = vectors;
+        }
+        reply.truncated.extend(&std::mem::take(&mut state.truncated));
+        reply.queue_us = started_us.saturating_sub(self.terms.arrived_us);
+        reply.compute_us = state.ended_us.saturating_sub(started_us);
         // Before the caller hears of it, so that its next call finds the budget free.
         drop(state.permit.take());
         Some(Finished { done, reply })
@@ -350,14 +328,5 @@ impl Job {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    /// Notes what has computed a vector.
-    fn computed_by(&mut self, provider: &str, device: &str, precision: &str) {
-        note(&mut self.providers, provider);
-        note(&mut self.devices, device);
-        note(&mut self.precisions, precision);
     }
 }

@@ -99,7 +99,7 @@ pub use presence::{Absence, Presence};
 pub use proof::once_more;
 pub use reference::{Reference, Sample};
 pub use routing::BatchCost;
-pub use start::reference;
+pub use start::{reference, try_tokenizer};
 pub use stats::{Snapshot, Stats, Times};
 pub use status::{WorkerState, WorkerStatus};
 pub use tokenizer::{Piece, Tokenizer, TokenizerError};

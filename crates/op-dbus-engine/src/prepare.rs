@@ -26,12 +26,7 @@ const CHUNK_TEXTS_FIRST: usize = 16;
 const INLINE_BYTES_MAX: usize = 2 << 10;
 
 /// Work for a tokenizer thread.
-pub(crate) enum Task {
-    Texts(Chunk<String>),
-    Tokens(Chunk<Vec<u32>>),
-    /// Something that embeds nothing.
-    Look(Box<dyn FnOnce(&Tokenizer) + Send>),
-}
+pub(crate) type Task = Box<dyn FnOnce(&Preparer) + Send>;
 
 /// Some consecutive inputs of a call.
 pub(crate) struct Chunk<T> {
@@ -42,7 +37,7 @@ pub(crate) struct Chunk<T> {
 }
 
 /// What rows are made from: a text, or a list of token ids.
-pub(crate) trait Input: Sized {
+pub(crate) trait Input: Send + 'static {
     /// The memory that it takes.
     fn bytes(&self) -> usize;
     /// Tokens that it may take at most.
@@ -53,8 +48,6 @@ pub(crate) trait Input: Sized {
     fn is_heavy(&self, tokenizer: &Tokenizer) -> bool;
     /// Its rows.
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError>;
-    /// The work of a tokenizer thread on some of it.
-    fn task(chunk: Chunk<Self>) -> Task;
 }
 
 impl Input for String {
@@ -77,10 +70,6 @@ impl Input for String {
 
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
         tokenizer.encode(self, truncate)
-    }
-
-    fn task(chunk: Chunk<Self>) -> Task {
-        Task::Texts(chunk)
     }
 }
 
@@ -107,10 +96,6 @@ impl Input for Vec<u32> {
 
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
         tokenizer.encode_tokens(self, truncate)
-    }
-
-    fn task(chunk: Chunk<Self>) -> Task {
-        Task::Tokens(chunk)
     }
 }
 
@@ -213,11 +198,7 @@ impl Preparer {
             // One idle thread waits for a task, the others for the lock.
             let next = tasks.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
             let Some(Let { task, place, heavy }) = next else { return };
-            match task {
-                Task::Texts(chunk) => self.embed(&chunk),
-                Task::Tokens(chunk) => self.embed(&chunk),
-                Task::Look(work) => work(&self.tokenizer),
-            }
+            task(self);
             drop((place, heavy));
         }
     }

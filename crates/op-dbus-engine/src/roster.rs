@@ -42,7 +42,7 @@ struct Pool {
     left_us: Option<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Worker {
     pool: usize,
     status: WorkerStatus,
@@ -50,14 +50,15 @@ struct Worker {
     load_failures: u32,
     /// Time that they took.
     load_failures_us: u64,
-    /// Batches lost since it computed one.
+    /// Batches lost of late: until it has computed so many.
     losses: u32,
+    forgets_at: u64,
     /// What it is asked for and has not done yet.
     orders: BTreeSet<Order>,
     /// Whether a backend is being made for it now.
     is_loading: bool,
-    /// What it gave back since somebody asked for that.
-    given_back: Footprint,
+    /// What it gave back in all, and had left when it last did.
+    footprint: Footprint,
     /// Tokens of the largest batch that it ran.
     largest: usize,
     /// Bytes that are free on its device; none where that is not known.
@@ -128,23 +129,9 @@ impl Roster {
                 memory: loaded.memory,
                 reserved,
                 state,
-                batches: 0,
-                rows: 0,
-                tokens: 0,
-                busy_us: 0,
-                restarts: 0,
-                last_error: None,
-                is_short_of_memory: false,
+                ..WorkerStatus::default()
             },
-            running: None,
-            load_failures: 0,
-            load_failures_us: 0,
-            losses: 0,
-            orders: BTreeSet::new(),
-            is_loading: false,
-            given_back: Footprint::default(),
-            largest: 0,
-            free: None,
+            ..Worker::default()
         };
         let reserved = self.like_loaded(&workers);
         let loaded = workers.into_iter().map(|of| worker(of, false, WorkerState::Idle));
@@ -219,15 +206,18 @@ impl Roster {
 
     /// A worker has computed a batch, which took `us`.
     pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64, memory: MemoryUse) {
-        let Some(Worker { pool, status, running, largest, losses, .. }) =
+        let Some(Worker { pool, status, running, largest, losses, forgets_at, .. }) =
             self.workers.get_mut(worker)
         else {
             return;
         };
-        (*running, *losses) = (None, 0);
+        *running = None;
         *largest = batch.tokens().max(*largest);
         status.memory = memory;
         status.batches += 1;
+        if status.batches >= *forgets_at {
+            *losses = 0;
+        }
         status.rows += batch.rows() as u64;
         status.tokens += batch.tokens() as u64;
         status.busy_us += us;
@@ -257,6 +247,7 @@ impl Roster {
         if let Some(worker) = self.workers.get_mut(worker) {
             // One that is loaded has proved itself, and has nothing to give back.
             worker.orders.clear();
+            worker.footprint.resident = 0;
             worker.status.restarts += 1;
             worker.status.memory = MemoryUse::default();
             worker.status.last_error = Some(error.to_string());
@@ -289,6 +280,7 @@ impl Roster {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.orders.clear();
             (worker.load_failures, worker.load_failures_us, worker.losses) = (0, 0, 0);
+            worker.footprint.resident = 0;
             worker.status.description.pid = 0;
             worker.status.memory = MemoryUse::default();
         }

@@ -29,8 +29,18 @@ pub(crate) fn probe(tokenizer: &Tokenizer, text: &str) -> Result<Box<[i32]>, Bac
     let window = encoded.and_then(|encoded| encoded.windows.into_iter().next());
     window.map(|window| window.ids).ok_or_else(|| BackendError::Load {
         kind: LoadErrorKind::ModelCorrupt,
-        message: "the tokenizer can't tokenize a plain sentence; install the model again".into(),
+        message:
+            "the tokenizer can't tokenize a plain sentence; install the model with one that can"
+                .into(),
     })
+}
+
+/// Tries a tokenizer as an engine does before it starts.
+///
+/// # Errors
+/// One that can't tokenize a plain sentence, with which no engine starts.
+pub fn try_tokenizer(tokenizer: &Tokenizer) -> Result<(), BackendError> {
+    probe(tokenizer, CANARY).map(drop)
 }
 
 /// What a backend of `factory`, which is gone afterwards, makes of the engine's own texts: other backends of the

@@ -3,10 +3,8 @@
 mod times;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use times::Histogram;
 pub use times::Times;
 
 use crate::batch::Batch;
@@ -58,32 +56,17 @@ pub struct Snapshot {
     pub compute_us: Times,
 }
 
-/// The counters as they are kept, of one engine or of several: worker threads and callers count without
-/// waiting for each other, so two counters that are read together may be one call apart.
+/// The counters as they are kept, of one engine or of several. Locked for a moment by each call and each batch.
 #[derive(Debug, Default)]
-pub struct Stats {
-    calls: Count,
-    texts: Count,
-    rows: Count,
-    tokens: Count,
-    padded_tokens: Count,
-    batches: Count,
-    truncated: Count,
-    cached: Count,
-    retries: Count,
-    worker_restarts: Count,
-    /// Locked only by calls that fail.
-    failures: Mutex<BTreeMap<&'static str, u64>>,
-    queue_us: Histogram,
-    compute_us: Histogram,
-}
+pub struct Stats(Mutex<Snapshot>);
 
 impl Stats {
     pub(crate) fn batch(&self, batch: &Batch<'_>, padded_tokens: usize) {
-        self.batches.add(1);
-        self.rows.add(batch.rows() as u64);
-        self.tokens.add(batch.tokens() as u64);
-        self.padded_tokens.add(padded_tokens as u64);
+        let mut counters = self.lock();
+        counters.batches += 1;
+        counters.rows += batch.rows() as u64;
+        counters.tokens += batch.tokens() as u64;
+        counters.padded_tokens += padded_tokens as u64;
     }
 
     pub(crate) fn answered(&self, reply: &Reply) {
@@ -91,60 +74,35 @@ impl Stats {
         if reply.rows == 0 {
             return;
         }
-        self.calls.add(1);
-        self.texts.add(reply.rows as u64);
-        self.truncated.add(reply.truncated.len() as u64);
-        self.cached.add(reply.cached as u64);
+        let mut counters = self.lock();
+        counters.calls += 1;
+        counters.texts += reply.rows as u64;
+        counters.truncated += reply.truncated.len() as u64;
+        counters.cached += reply.cached as u64;
         if reply.cached < reply.rows {
-            self.queue_us.add(reply.queue_us);
-            self.compute_us.add(reply.compute_us);
+            counters.queue_us.add(reply.queue_us);
+            counters.compute_us.add(reply.compute_us);
         }
     }
 
     pub(crate) fn failed(&self, error: &Error) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        *failures.entry(error.kind()).or_default() += 1;
+        *self.lock().failures.entry(error.kind()).or_default() += 1;
     }
 
     pub(crate) fn retried(&self, texts: usize) {
-        self.retries.add(texts as u64);
+        self.lock().retries += texts as u64;
     }
 
     pub(crate) fn restarted(&self) {
-        self.worker_restarts.add(1);
+        self.lock().worker_restarts += 1;
     }
 
     /// The counters now, without what only an engine's queue, admission and workers know.
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot {
-            calls: self.calls.get(),
-            texts: self.texts.get(),
-            rows: self.rows.get(),
-            tokens: self.tokens.get(),
-            padded_tokens: self.padded_tokens.get(),
-            batches: self.batches.get(),
-            truncated: self.truncated.get(),
-            cached: self.cached.get(),
-            failures: self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            retries: self.retries.get(),
-            worker_restarts: self.worker_restarts.get(),
-            queue_us: self.queue_us.times(),
-            compute_us: self.compute_us.times(),
-            ..Snapshot::default()
-        }
-    }
-}
-
-/// A number that only grows. Relaxed: it orders nothing else.
-#[derive(Debug, Default)]
-struct Count(AtomicU64);
-
-impl Count {
-    fn add(&self, more: u64) {
-        self.0.fetch_add(more, Ordering::Relaxed);
+        self.lock().clone()
     }
 
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    fn lock(&self) -> MutexGuard<'_, Snapshot> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,7 +4,7 @@ use crate::backend::Description;
 use crate::usage::MemoryUse;
 
 /// What one worker is and does.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerStatus {
     /// What it has loaded and where it runs.
     pub description: Description,
@@ -31,7 +31,7 @@ pub struct WorkerStatus {
 }
 
 /// What a worker does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WorkerState {
     /// It waits for work.
@@ -41,6 +41,7 @@ pub enum WorkerState {
     /// It was lost and is being replaced.
     Restarting,
     /// It has let its backend go.
+    #[default]
     Unloaded,
     /// It makes itself a backend again.
     Loading,

@@ -16,7 +16,6 @@ use std::sync::{Arc, OnceLock};
 use crate::call::Truncate;
 use bounds::Growth;
 use cuts::Cuts;
-use text::Unknown;
 use tokenizers::{Encoding, OffsetType};
 pub use tokens::Piece;
 use word_pieces::WordPieces;
@@ -55,7 +54,7 @@ struct Inner {
     /// The largest id and one, counted when ids are first given.
     vocabulary: OnceLock<u32>,
     /// What stands for words that are not in it, found when a text is first rebuilt.
-    unknown: OnceLock<Option<Unknown>>,
+    unknown: OnceLock<Option<String>>,
 }
 
 /// Why a tokenizer can't be used.

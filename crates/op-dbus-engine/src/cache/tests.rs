@@ -124,6 +124,26 @@ fn it_is_emptied_and_resized_and_an_engine_is_forgotten() {
     assert!(!cache.is_on());
 }
 
+/// Whichever comes first. It takes a while to copy so large a vector.
+#[test]
+fn nothing_is_kept_beside_being_turned_off() {
+    let vector = vec![0.0; 1 << 20];
+    for _ in 0..50 {
+        let cache = Cache::new(u64::MAX);
+        let key = key(&cache, "a");
+        let begin = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                begin.wait();
+                put(&cache, 1, key, &vector, "test:0");
+            });
+            begin.wait();
+            cache.resize(0);
+        });
+        assert_eq!(cache.kept(), Kept::default());
+    }
+}
+
 #[test]
 fn who_computed_is_described_once() {
     let cache = Cache::new(100 * ONE);

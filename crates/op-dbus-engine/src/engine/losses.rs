@@ -44,7 +44,7 @@ impl Engine {
     }
 
     /// Something may take their place again: the workers that were asked for are given up when each has lost so
-    /// many batches in a row, those that it lost until now among them.
+    /// many batches ([`Pool::losses_max`](crate::Pool::losses_max)), those that it lost of late among them.
     pub fn give_up_after(&self, losses: u32) {
         self.scheduler().change(|roster| roster.give_up_after(losses));
     }

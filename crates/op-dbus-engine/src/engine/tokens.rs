@@ -7,8 +7,9 @@ use tokio::sync::oneshot;
 use super::Engine;
 use crate::admission::{Claim, tokens_of_memory};
 use crate::call::Priority;
-use crate::error::{Error, Excess};
-use crate::prepare::{Task, chunks, is_small, look};
+use crate::config::Limits;
+use crate::error::Error;
+use crate::prepare::{Preparer, chunks, is_small, look};
 use crate::tokenizer::{EncodeError, Piece, Tokenizer};
 
 impl Engine {
@@ -20,7 +21,8 @@ impl Engine {
         let count = |tokenizer: &Tokenizer, text: &str| {
             tokenizer.count(text).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
         };
-        self.look(uid, texts, count, false).await
+        let counted = self.look(uid, ("", texts), count, false).await;
+        counted.inspect_err(|error| self.scheduler().stats.failed(error))
     }
 
     /// The tokens of each text of user `uid` with `prefix` before it, before truncation, special tokens included.
@@ -31,34 +33,29 @@ impl Engine {
     pub async fn tokenize(
         &self,
         uid: u32,
-        mut texts: Vec<String>,
+        texts: Vec<String>,
         prefix: &str,
     ) -> Result<Vec<Vec<Piece>>, Error> {
-        let limit = self.0.limits.text_bytes_max;
-        let check = |excess, found| {
-            if found <= limit { Ok(()) } else { Err(Error::TooLarge { excess, found, limit }) }
-        };
-        let sizes = texts.iter().map(|text| text.len().saturating_add(prefix.len()));
-        for (index, size) in sizes.clone().enumerate() {
-            check(Excess::TextBytes { index }, size)?;
-        }
-        check(Excess::CallBytes, sizes.fold(0, usize::saturating_add))?;
-        texts.iter_mut().for_each(|text| text.insert_str(0, prefix));
-        self.look(uid, texts, Tokenizer::pieces, true).await
+        let pieces = self.look(uid, (prefix, texts), Tokenizer::pieces, true).await;
+        pieces.inspect_err(|error| self.scheduler().stats.failed(error))
     }
 
-    /// What `one` makes of each text, without embedding any. Texts that take their time have a permit for the
-    /// memory that they take. Where what is made of a text takes many times as much, one call of a user is looked at
-    /// after the other.
+    /// What `one` makes of each text with `prefix` before it, without embedding any. Texts that take their time have
+    /// a permit for the memory that they take. Where what is made of a text takes many times as much, a call is no
+    /// larger than one text may be, and one of a user is looked at after the other.
     async fn look<T: Send + 'static>(
         &self,
         uid: u32,
-        texts: Vec<String>,
+        (prefix, mut texts): (&str, Vec<String>),
         one: fn(&Tokenizer, &str) -> Result<T, EncodeError>,
         takes_memory: bool,
     ) -> Result<Vec<T>, Error> {
         let inner = &*self.0;
-        inner.check_size(&texts, 0)?;
+        let Limits { text_bytes_max, call_bytes_max, .. } = inner.limits;
+        let bytes_max =
+            if takes_memory { call_bytes_max.min(text_bytes_max) } else { call_bytes_max };
+        inner.check_size(&texts, prefix.len(), bytes_max)?;
+        texts.iter_mut().for_each(|text| text.insert_str(0, prefix));
         if inner.admission.is_closed() {
             return Err(Error::ShuttingDown);
         }
@@ -79,13 +76,13 @@ impl Engine {
             let is_heavy = |text: &String| inner.preparer.tokenizer.is_heavy(text, !takes_memory);
             let is_heavy = texts.iter().any(is_heavy);
             let held = Arc::clone(&held);
-            let task = move |tokenizer: &Tokenizer| {
-                let found = look(tokenizer, first, &texts, one, || !done.is_closed());
+            let task = move |preparer: &Preparer| {
+                let found = look(&preparer.tokenizer, first, &texts, one, || !done.is_closed());
                 drop(held);
                 // The caller may be gone: then nobody wants to know.
                 let _ = done.send(found);
             };
-            line.send(Task::Look(Box::new(task)), is_heavy).await?;
+            line.send(Box::new(task), is_heavy).await?;
             results.push(result);
         }
         for result in results {

@@ -10,9 +10,11 @@ const LOAD_FAILURES_MAX: u32 = 3;
 /// and its memory may be free a moment late, so that one does not count.
 const LOAD_FAILURES_US_MAX: u64 = 5_000_000;
 const DEVICE_LOADS_MIN: u32 = 2;
-/// Batches that a worker loses in a row before its short proof is not enough any more: as often as one text
-/// is tried.
+/// Batches that a worker loses before its short proof is not enough any more: as often as one text is tried.
 const LOSSES_TRUSTED: u32 = 2;
+/// Batches that a worker computes after a loss before that is forgotten. After fewer, a device that is lost again and
+/// again would never be left: what it is lost with may well be computed by its next worker.
+const FORGETS: u64 = 32;
 
 impl Roster {
     /// Whether a worker has a backend that computes, or soon will again.
@@ -39,7 +41,7 @@ impl Roster {
         }
     }
 
-    /// Whether a worker has lost so many batches in a row that its proofs count no more.
+    /// Whether a worker has lost so many batches of late that its proofs count no more.
     fn loses(&self, worker: &Worker) -> bool {
         self.pools[worker.pool].losses_max.is_some_and(|max| worker.losses >= max)
     }
@@ -50,14 +52,28 @@ impl Roster {
         let own = self.workers.get(worker).filter(|own| own.losses >= LOSSES_TRUSTED)?;
         let others = self.ordinary().any(|other| !std::ptr::eq(own, other) && other.is_there());
         let device = &own.status.description.device;
-        others.then(|| format!("{device} lost {} batches in a row", own.losses))
+        others.then(|| format!("{device} lost {} batches of late", own.losses))
     }
 
-    /// A worker was lost with a batch.
-    pub fn lost_batch(&mut self, worker: usize, error: &BackendError) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.losses += 1;
-            worker.status.last_error = Some(error.to_string());
+    /// A worker was lost with a batch, whose text had failed before on `failed_on`.
+    pub fn lost_batch(&mut self, worker: usize, failed_on: Option<usize>, error: &BackendError) {
+        // Somebody who kills it, or others who fill its memory, are soon forgotten.
+        let is_its_own = !matches!(error, BackendError::Killed(_) | BackendError::OutOfMemory(_));
+        let Some(lost) = self.workers.get_mut(worker) else { return };
+        lost.losses += 1;
+        lost.forgets_at = lost.forgets_at.max(lost.status.batches + 1);
+        lost.status.last_error = Some(error.to_string());
+        if !is_its_own {
+            return;
+        }
+        lost.forgets_at = lost.status.batches + FORGETS;
+        let pool = lost.pool;
+        let Some(failed_on) = failed_on.filter(|it| self.workers[*it].pool == pool) else { return };
+        // The text fails, or the pool: whoever takes its place tells. What two pools fail, neither is left for.
+        for index in [failed_on, worker] {
+            let Worker { losses, forgets_at, status, .. } = &mut self.workers[index];
+            *losses = (*losses).max(self.pools[pool].losses_max.unwrap_or_default());
+            *forgets_at = status.batches + FORGETS;
         }
     }
 
@@ -76,7 +92,7 @@ impl Roster {
     pub fn losses(&self) -> Option<String> {
         let worker = self.asked_for().find(|worker| self.loses(worker))?;
         let error = worker.status.last_error.clone().unwrap_or_default();
-        self.is_hopeless().then(|| format!("lost {} batches in a row ({error})", worker.losses))
+        self.is_hopeless().then(|| format!("lost {} batches of late ({error})", worker.losses))
     }
 
     /// What the workers of the pool that was asked for are given up for, if who looks for them once more would
@@ -104,7 +120,7 @@ impl Roster {
     }
 
     /// The opposite of [`Roster::keep_trying`]: the workers of the pool that was asked for are given up when each has
-    /// lost so many batches in a row, those that it lost until now among them.
+    /// lost so many batches, those that it lost of late among them.
     pub fn give_up_after(&mut self, losses: u32) {
         self.pools.iter_mut().take(1).for_each(|pool| pool.losses_max = Some(losses));
     }

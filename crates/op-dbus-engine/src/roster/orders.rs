@@ -45,19 +45,22 @@ impl Roster {
         &mut self,
         worker: usize,
         order: Order,
-        (given_back, memory): (Footprint, MemoryUse),
+        (trimmed, memory): (Footprint, MemoryUse),
     ) {
         self.set(worker, WorkerState::Idle);
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.status.memory = memory;
             worker.orders.remove(&order);
-            worker.given_back = worker.given_back.and(given_back);
+            if order == Order::Trim {
+                let given_back = worker.footprint.given_back.saturating_add(trimmed.given_back);
+                worker.footprint = Footprint { given_back, ..trimmed };
+            }
         }
     }
 
-    /// What the workers gave back, and have; told once.
-    pub fn take_footprint(&mut self) -> Footprint {
-        let parts = self.workers.iter_mut().map(|worker| std::mem::take(&mut worker.given_back));
+    /// What the workers gave back in all, and those that are there had left when they last did.
+    pub fn footprint(&self) -> Footprint {
+        let parts = self.workers.iter().map(|worker| worker.footprint);
         parts.fold(Footprint::default(), Footprint::and)
     }
 }
@@ -66,7 +69,7 @@ impl Roster {
 mod tests {
     use super::super::Loaded;
     use super::*;
-    use crate::backend::Backend;
+    use crate::backend::{Backend, BackendError};
     use crate::config::{ModelShape, Pool};
     use crate::routing::Waiting;
     use crate::sim::SimBackend;
@@ -96,6 +99,20 @@ mod tests {
         assert_eq!(roster.leaves(0, waiting, 60_000_000), None);
         roster.obeyed(1, Order::Check, Default::default());
         assert!(roster.leaves(0, waiting, 60_000_000).is_some());
+    }
+
+    #[test]
+    fn a_worker_has_what_it_had_left_when_it_was_last_asked() {
+        let mut roster = roster();
+        let told = |resident| (Footprint { given_back: 7, resident }, MemoryUse::default());
+        for (worker, resident) in [(0, 100), (0, 50), (1, 30)] {
+            roster.obeyed(worker, Order::Trim, told(resident));
+        }
+        roster.obeyed(0, Order::Check, Default::default());
+        assert_eq!(roster.footprint(), Footprint { given_back: 21, resident: 80 });
+        roster.unloaded(0);
+        roster.lost(1, &BackendError::Lost("on purpose".into()));
+        assert_eq!(roster.footprint(), Footprint { given_back: 21, resident: 0 });
     }
 
     #[test]

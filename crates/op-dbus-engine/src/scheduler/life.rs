@@ -168,10 +168,15 @@ impl Scheduler {
 
     /// Has the workers give back memory that they can do without, and tells how much that was.
     pub async fn trim(&self) -> Footprint {
-        self.lock().roster.order(Order::Trim);
+        let before = self.roster(|roster| {
+            roster.order(Order::Trim);
+            roster.footprint()
+        });
         self.call_all();
         self.until(|state| !state.roster.is_ordered(Order::Trim)).await;
-        self.lock().roster.take_footprint()
+        let Footprint { given_back, resident } = self.roster(|roster| roster.footprint());
+        // Who asked at the same time is told the same.
+        Footprint { given_back: given_back.saturating_sub(before.given_back), resident }
     }
 
     /// Whether the workers have their backends.
@@ -266,7 +271,8 @@ impl State {
             // They are still at it, and those that could not be had are not there by that.
             Some((_, before)) => before,
             None if self.asleep && self.roster.devices().count() > 0 => {
-                if self.devices_are_free() {
+                // Others, as the CPU beside a device, answer meanwhile.
+                if self.devices_are_free() && !self.roster.any_is_there() {
                     Presence::Unloaded(Absence::Sleep)
                 } else {
                     Presence::Loaded

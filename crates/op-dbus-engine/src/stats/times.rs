@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::Count;
-
 /// Times in microseconds, counted by bucket.
 ///
 /// The buckets are the same in every process and never move: 1 to 8 µs each have one, and from there
@@ -19,6 +17,11 @@ pub struct Times {
 }
 
 impl Times {
+    pub(super) fn add(&mut self, time_us: u64) {
+        self.sum_us += time_us;
+        *self.buckets.entry(end(time_us)).or_default() += 1;
+    }
+
     /// Calls counted.
     pub fn count(&self) -> u64 {
         self.buckets.values().sum()
@@ -44,61 +47,11 @@ impl Times {
     }
 }
 
-/// The histogram as it is kept. Counting neither locks nor allocates.
-#[derive(Debug)]
-pub(super) struct Histogram {
-    buckets: Box<[Count; BUCKETS]>,
-    sum_us: Count,
-}
-
-/// Buckets to a doubling.
-const STEPS: usize = 8;
-/// So many that every `u64` has one.
-const BUCKETS: usize = STEPS * 62;
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Self {
-            buckets: Box::new(std::array::from_fn(|_| Count::default())),
-            sum_us: Count::default(),
-        }
-    }
-}
-
-impl Histogram {
-    pub(super) fn add(&self, time_us: u64) {
-        self.buckets[bucket(time_us)].add(1);
-        self.sum_us.add(time_us);
-    }
-
-    pub(super) fn times(&self) -> Times {
-        let counts = self.buckets.iter().enumerate().map(|(index, count)| (index, count.get()));
-        let filled = counts.filter(|(_, count)| *count > 0);
-        Times {
-            sum_us: self.sum_us.get(),
-            buckets: filled.map(|(index, count)| (bucket_end(index), count)).collect(),
-        }
-    }
-}
-
-/// One less is looked at, so that a power of two is the last time of its bucket.
-fn bucket(time_us: u64) -> usize {
+/// The largest time of its bucket. One less is looked at, so that a power of two is the last time of its own.
+fn end(time_us: u64) -> u64 {
     let below = time_us.saturating_sub(1);
-    let Some(octave) = below.checked_ilog2().and_then(|log| log.checked_sub(3)) else {
-        return below as usize;
-    };
-    let step = (below >> octave) as usize & (STEPS - 1);
-    (octave as usize + 1) * STEPS + step
-}
-
-/// Largest time in the bucket.
-fn bucket_end(index: usize) -> u64 {
-    let (octave, step) = (index / STEPS, (index % STEPS) as u128);
-    let end = match octave.checked_sub(1) {
-        None => step + 1,
-        Some(octave) => (step + STEPS as u128 + 1) << octave,
-    };
-    u64::try_from(end).unwrap_or(u64::MAX)
+    let octave = below.checked_ilog2().unwrap_or(0).saturating_sub(3);
+    u64::try_from((u128::from(below >> octave) + 1) << octave).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -108,9 +61,9 @@ mod tests {
     use super::*;
 
     fn counted(times: impl IntoIterator<Item = u64>) -> Times {
-        let histogram = Histogram::default();
-        times.into_iter().for_each(|time_us| histogram.add(time_us));
-        histogram.times()
+        let mut counted = Times::default();
+        times.into_iter().for_each(|time_us| counted.add(time_us));
+        counted
     }
 
     #[test]
@@ -124,28 +77,27 @@ mod tests {
 
     #[test]
     fn an_interval_is_the_difference_of_two_readings() {
-        let histogram = Histogram::default();
-        (0..100).for_each(|_| histogram.add(10));
-        let earlier = histogram.times();
-        (0..3).for_each(|_| histogram.add(5_000));
-        let interval = histogram.times().since(&earlier);
+        let mut times = counted([10; 100]);
+        let earlier = times.clone();
+        (0..3).for_each(|_| times.add(5_000));
+        let interval = times.since(&earlier);
         assert_eq!((interval.count(), interval.sum_us), (3, 15_000));
         assert_eq!(interval.quantile(1), interval.quantile(99));
-        assert_eq!(histogram.times().since(&histogram.times()), Times::default());
+        assert_eq!(times.since(&times), Times::default());
     }
 
     #[test]
     fn powers_of_two_end_buckets() {
         for power in (0..64).map(|shift| 1_u64 << shift) {
-            assert_eq!(bucket_end(bucket(power)), power);
+            assert_eq!(end(power), power);
         }
-        assert_eq!(bucket_end(bucket(u64::MAX)), u64::MAX);
+        assert_eq!(end(u64::MAX), u64::MAX);
     }
 
     proptest! {
         #[test]
         fn each_time_has_its_bucket(time_us in any::<u64>()) {
-            let end = bucket_end(bucket(time_us));
+            let end = end(time_us);
             prop_assert!(end >= time_us);
             prop_assert!(end - time_us <= (time_us / 8).max(1));
         }

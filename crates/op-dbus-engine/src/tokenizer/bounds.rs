@@ -12,9 +12,10 @@ pub(super) use steps::Growth;
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper};
 
 use super::TokenizerError;
@@ -81,12 +82,12 @@ struct Model<'a> {
     #[serde(default)]
     end_of_word_suffix: Option<Value>,
     #[serde(default, borrow)]
-    vocab: Pieces<'a>,
+    vocab: Option<&'a RawValue>,
 }
 
-/// The pieces of a Unigram vocabulary, which is a list; none of any other, which is a map.
-#[derive(Default)]
-struct Pieces<'a>(Vec<Cow<'a, str>>);
+/// A piece of a Unigram vocabulary, borrowed unless it has escapes, and its score.
+#[derive(Deserialize)]
+struct Piece<'a>(#[serde(borrow)] Cow<'a, str>, IgnoredAny);
 
 /// Refuses a file whose texts could cost more than those of any real model, or have another vector
 /// each time. Returns what it may make of one byte.
@@ -97,18 +98,19 @@ pub(super) fn check(json: &[u8]) -> Result<Growth, TokenizerError> {
     at_most(count(b"{"), OBJECTS_MAX, "JSON objects")?;
     let file: File<'_> = serde_json::from_slice(json).map_err(damaged)?;
     let mut growth = steps::check(&file.normalizer, [&file.pre_tokenizer, &file.decoder])?;
-    check_model(&file.model)?;
-    if !file.model.vocab.0.is_empty() {
+    let pieces = pieces(file.model.vocab)?;
+    check_model(&file.model, &pieces)?;
+    if !pieces.is_empty() {
         growth.normalized_max = growth.normalized_max.min(UNIGRAM_BYTES_MAX);
     }
-    let (nodes, beginnings) = file.model.vocab.tree();
+    let (nodes, beginnings) = tree(pieces);
     at_most(nodes, NODES_MAX, "nodes in the tree of its vocabulary")?;
     at_most(beginnings, BEGINNINGS_BYTES_MAX, "bytes of pieces that begin with each other")?;
     added::check(&file.added_tokens, file.normalizer)?;
     Ok(growth)
 }
 
-fn check_model(model: &Model<'_>) -> Result<(), TokenizerError> {
+fn check_model(model: &Model<'_>, pieces: &[Piece<'_>]) -> Result<(), TokenizerError> {
     for (name, text) in [
         ("unk_token", &model.unk_token),
         ("continuing_subword_prefix", &model.continuing_subword_prefix),
@@ -125,7 +127,7 @@ fn check_model(model: &Model<'_>) -> Result<(), TokenizerError> {
     }
     let letters = model.max_input_chars_per_word.unwrap_or_default();
     at_most(letters, WORD_LETTERS_MAX, "letters a word (max_input_chars_per_word)")?;
-    let longest = model.vocab.0.iter().map(|piece| piece.len()).max().unwrap_or_default();
+    let longest = pieces.iter().map(|piece| piece.0.len()).max().unwrap_or_default();
     at_most(longest, PIECE_BYTES_MAX, "bytes in one piece of its vocabulary")
 }
 
@@ -208,67 +210,32 @@ fn at_most<T: PartialOrd + fmt::Display>(
     )))
 }
 
-impl Pieces<'_> {
-    /// Nodes of the tree in which pieces share their beginnings, byte by byte; and the bytes of all that lie on one
-    /// way through it, at most.
-    fn tree(self) -> (usize, usize) {
-        let mut pieces = self.0;
-        pieces.sort_unstable();
-        let (mut nodes, mut most, mut bytes) = (0, 0, 0);
-        // The piece before, and those that it begins with.
-        let mut way: Vec<&str> = Vec::new();
-        let mut before: &[u8] = b"";
-        for piece in &pieces {
-            let shared =
-                std::iter::zip(before, piece.as_bytes()).take_while(|(a, b)| a == b).count();
-            nodes += piece.len() - shared;
-            before = piece.as_bytes();
-            while let Some(last) = way.pop_if(|last| !piece.starts_with(*last)) {
-                bytes -= last.len();
-            }
-            way.push(piece);
-            bytes += piece.len();
-            most = most.max(bytes);
-        }
-        (nodes, most)
-    }
+/// The pieces of a Unigram vocabulary, which is a list; none of any other, which is a map.
+fn pieces(vocab: Option<&RawValue>) -> Result<Vec<Piece<'_>>, TokenizerError> {
+    let list = vocab.map(RawValue::get).filter(|json| json.starts_with('['));
+    list.map_or(Ok(Vec::new()), |json| serde_json::from_str(json).map_err(damaged))
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Pieces<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Vocabulary;
-
-        impl<'de> Visitor<'de> for Vocabulary {
-            type Value = Pieces<'de>;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a vocabulary")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-                let mut pieces = Vec::new();
-                while let Some((Piece(piece), _)) = list.next_element::<(_, IgnoredAny)>()? {
-                    pieces.push(piece);
-                }
-                Ok(Pieces(pieces))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Pieces::default())
-            }
-
-            fn visit_unit<E>(self) -> Result<Self::Value, E> {
-                Ok(Pieces::default())
-            }
+/// Nodes of the tree in which pieces share their beginnings, byte by byte; and the bytes of all that lie on one
+/// way through it, at most.
+fn tree(mut pieces: Vec<Piece<'_>>) -> (usize, usize) {
+    pieces.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+    let (mut nodes, mut most, mut bytes) = (0, 0, 0);
+    // The piece before, and those that it begins with.
+    let mut way: Vec<&str> = Vec::new();
+    let mut before: &[u8] = b"";
+    for Piece(piece, _) in &pieces {
+        let shared = std::iter::zip(before, piece.as_bytes()).take_while(|(a, b)| a == b).count();
+        nodes += piece.len() - shared;
+        before = piece.as_bytes();
+        while let Some(last) = way.pop_if(|last| !piece.starts_with(*last)) {
+            bytes -= last.len();
         }
-
-        /// Borrowed, unless it has escapes.
-        #[derive(Deserialize)]
-        struct Piece<'a>(#[serde(borrow)] Cow<'a, str>);
-
-        deserializer.deserialize_any(Vocabulary)
+        way.push(piece);
+        bytes += piece.len();
+        most = most.max(bytes);
     }
+    (nodes, most)
 }
 
 #[cfg(test)]

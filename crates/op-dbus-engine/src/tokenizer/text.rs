@@ -7,13 +7,6 @@ use super::Tokenizer;
 /// A letter that few vocabularies have, and that is a word of its own between spaces.
 const RARE: char = '\u{13000}';
 
-/// What stands for a word that the vocabulary does not have, where one token does.
-#[derive(Debug)]
-pub(super) struct Unknown {
-    /// How the token is written.
-    written: String,
-}
-
 impl Tokenizer {
     /// A text of which these token ids are made, special tokens included. It is not the text that they
     /// were made of: what the tokenizer does not heed, as capitals, is lost, and a rare letter stands
@@ -27,16 +20,17 @@ impl Tokenizer {
         let mut text = self.written(&content)?;
         if let Some(unknown) = self.0.unknown.get_or_init(|| self.unknown()) {
             // Whoever reads the token's name as words would see them.
-            text = text.replace(&unknown.written, RARE.encode_utf8(&mut [0; 4]));
+            text = text.replace(unknown, RARE.encode_utf8(&mut [0; 4]));
         }
         (self.content(&text).ok()? == content).then_some(text)
     }
 
-    fn unknown(&self) -> Option<Unknown> {
+    /// How the token is written that stands for a word that the vocabulary does not have, where one does.
+    fn unknown(&self) -> Option<String> {
         let ids = self.content(RARE.encode_utf8(&mut [0; 4])).ok()?;
         let written = (ids.len() == 1).then(|| self.written(&ids)).flatten()?;
         let is_name = !written.is_empty() && !written.contains(RARE);
-        is_name.then_some(Unknown { written })
+        is_name.then_some(written)
     }
 
     /// How the model's own tokenizer writes token ids.

@@ -285,7 +285,7 @@ async fn a_device_that_proves_itself_and_loses_batches_is_given_up_where_another
     assert!(engine.is_failing());
     engine.failing().await;
     let losses = engine.losses().unwrap();
-    assert!(losses.starts_with("lost 2 batches in a row (") && losses.contains("die"), "{losses}");
+    assert!(losses.starts_with("lost 2 batches of late (") && losses.contains("die"), "{losses}");
     let lost = async |times| {
         while engine.stats().worker_restarts < times {
             tokio::task::yield_now().await;
@@ -299,20 +299,6 @@ async fn a_device_that_proves_itself_and_loses_batches_is_given_up_where_another
     assert_eq!((engine.is_failing(), engine.losses()), (false, None));
     assert!(matches!(engine.embed(call(1, &["c"])).await, Err(Error::WorkerFailed(_))));
     lost(4).await;
-}
-
-#[tokio::test]
-async fn losses_with_a_batch_in_between_give_nobody_up() {
-    let pool = Pool {
-        losses_max: Some(2),
-        ..Pool::new(Box::new(|_| sim(Faults { die_on_batch: Some(3), ..Faults::default() })))
-    };
-    let config = config(Limits::default());
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
-    for text in ["a", "b", "c", "d", "e", "f"] {
-        assert_eq!(engine.embed(call(1, &[text])).await.unwrap().vectors, expected(text));
-    }
-    assert!(engine.stats().worker_restarts >= 3 && !engine.is_failing());
 }
 
 #[tokio::test]

@@ -47,6 +47,20 @@ async fn a_full_queue_and_a_full_quota_refuse_at_once() {
 }
 
 #[tokio::test]
+async fn what_is_refused_is_counted_whatever_was_asked_for() {
+    let limits = Limits { text_bytes_max: 8, ..Limits::default() };
+    let engine = start(Box::new(|_| sim(Faults::default())), limits, 1);
+    let refused =
+        |error: Error| assert!(matches!(error, Error::TooLarge { limit: 8, .. }), "{error}");
+    refused(engine.embed(call(1, &[TEN])).await.unwrap_err());
+    refused(engine.count_tokens(1, vec![TEN.into()]).await.unwrap_err());
+    refused(engine.tokenize(1, vec!["ten ".into()], "bytes").await.unwrap_err());
+    // All of them as one text, where it is pieces that are asked for.
+    refused(engine.tokenize(1, vec!["bytes".into(); 2], "").await.unwrap_err());
+    assert_eq!(engine.stats().failures["too-large"], 4);
+}
+
+#[tokio::test]
 async fn what_can_never_be_accepted_is_too_large() {
     let limits =
         Limits { texts_per_call_max: 4, text_bytes_max: 50, call_bytes_max: 90, ..tight() };

@@ -7,6 +7,7 @@ mod cache;
 mod calls;
 mod faults;
 mod limits;
+mod losses;
 mod out_of_memory;
 mod pools;
 mod presence;

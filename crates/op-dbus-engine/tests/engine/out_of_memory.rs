@@ -136,5 +136,5 @@ async fn a_device_that_has_no_memory_for_texts_is_given_up() {
     assert!(matches!(error, Error::OutOfMemory(_)), "{error:?}");
     assert!(engine.is_failing());
     let losses = engine.losses().unwrap();
-    assert!(losses.starts_with("lost 2 batches in a row (out of memory"), "{losses}");
+    assert!(losses.starts_with("lost 2 batches of late (out of memory"), "{losses}");
 }

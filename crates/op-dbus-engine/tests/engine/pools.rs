@@ -200,7 +200,7 @@ async fn a_device_that_loses_batches_in_a_row_has_to_compute_larger_ones_first()
     let bad = engine.descriptions().remove(0);
     assert_eq!((bad.restarts, bad.state, bad.batches), (2, WorkerState::Restarting, 0));
     let why = bad.last_error.unwrap();
-    assert!(why.starts_with("bad:0 lost 2 batches in a row"), "{why}");
+    assert!(why.starts_with("bad:0 lost 2 batches of late"), "{why}");
     mended.store(true, Ordering::Relaxed);
     while engine.descriptions()[0].batches == 0 {
         calls().await;

@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use op_dbus_engine::sim::Faults;
+use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{
-    Absence, BackendError, BackendFactory, Engine, Error, Limits, LoadErrorKind, Pool, Presence,
-    Tokenizer, WorkerState,
+    Absence, Backend, BackendError, BackendFactory, Batch, Description, Engine, Error, Footprint,
+    Limits, LoadErrorKind, Pool, Presence, Tokenizer, WorkerState,
 };
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::support::{Gate, INPUT_MAX, call, config, expected, model, sim};
+use super::support::{DIMENSIONS, Gate, INPUT_MAX, call, config, expected, model, pools, sim};
 
 /// Backends that are counted, and can be told not to load.
 #[derive(Clone, Default)]
@@ -87,7 +88,7 @@ async fn an_unloaded_engine_that_ends_is_not_loaded_by_that() {
 async fn a_canary_does_not_wait_for_a_backend_in_place_of_a_lost_one() {
     let (hold, held) = mpsc::channel::<()>();
     let (held, made) = (Mutex::new(held), AtomicUsize::new(0));
-    let (loads, mut loading) = tokio::sync::mpsc::unbounded_channel();
+    let (loads, mut loading) = unbounded_channel();
     let factory: BackendFactory = Box::new(move |_| {
         if made.fetch_add(1, Ordering::SeqCst) == 0 {
             return sim(Faults { die_on_batch: Some(2), ..Faults::default() });
@@ -116,7 +117,7 @@ async fn workers_that_could_not_be_had_are_not_there_by_an_unload() {
     for (failures, before) in [(0, Presence::Loading), (3, Presence::Lost)] {
         let (hold, held) = mpsc::channel::<()>();
         let (held, made) = (Mutex::new(held), AtomicUsize::new(0));
-        let (loads, mut loading) = tokio::sync::mpsc::unbounded_channel();
+        let (loads, mut loading) = unbounded_channel();
         let factory: BackendFactory = Box::new(move |_| {
             let number = made.fetch_add(1, Ordering::SeqCst);
             if number == 0 {
@@ -272,6 +273,22 @@ async fn the_cpu_stays_for_a_sleep_and_proves_itself_after_it() {
     assert_eq!(engine.stats().retries, 0, "no caller's batch has met it");
 }
 
+/// Which is nothing that anybody has to be told of.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cpu_beside_a_device_answers_while_that_is_let_go() {
+    let pool = |holds_device| {
+        let factory: BackendFactory = Box::new(|_| sim(Faults::default()));
+        Pool { holds_device, ..Pool::new(factory) }
+    };
+    let (pools, config) = (vec![pool(true), pool(false)], config(Limits::default()));
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
+    engine.sleep().await;
+    assert_eq!(engine.descriptions()[0].state, WorkerState::Unloaded);
+    assert_eq!(engine.presence(), Presence::Loaded);
+    let reply = engine.embed(call(1, &["meanwhile"])).await.unwrap();
+    assert_eq!(reply.vectors, expected("meanwhile"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unloaded_engine_that_slept_stays_unloaded() {
     let backends = Backends::default();
@@ -282,4 +299,67 @@ async fn an_unloaded_engine_that_slept_stays_unloaded() {
     engine.trim().await;
     assert_eq!(engine.presence(), Presence::Unloaded(Absence::Asked));
     assert_eq!(backends.made(), 2);
+}
+
+/// A backend that tells when it is asked for memory, and gives back [`GIVEN`] when the test lets it.
+struct Trimmed {
+    sim: SimBackend,
+    asked: UnboundedSender<()>,
+    go: Arc<Mutex<mpsc::Receiver<()>>>,
+}
+
+const GIVEN: Footprint = Footprint { given_back: 7, resident: 100 };
+
+impl Backend for Trimmed {
+    fn description(&self) -> &Description {
+        self.sim.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.sim.run(batch, out)
+    }
+
+    fn trim(&mut self) -> Result<Footprint, BackendError> {
+        self.asked.send(()).unwrap();
+        self.go.lock().unwrap().recv().unwrap();
+        Ok(GIVEN)
+    }
+}
+
+/// An engine with such a worker.
+fn trimmed() -> (Engine, UnboundedReceiver<()>, mpsc::Sender<()>) {
+    let (asked, begun) = unbounded_channel();
+    let (go, wait) = mpsc::channel();
+    let wait = Arc::new(Mutex::new(wait));
+    let factory: BackendFactory = Box::new(move |_| {
+        let (sim, asked, go) = (SimBackend::new(DIMENSIONS), asked.clone(), Arc::clone(&wait));
+        Ok(Box::new(Trimmed { sim, asked, go }))
+    });
+    let (tokenizer, config) = (Tokenizer::bytes(INPUT_MAX), config(Limits::default()));
+    (Engine::start(tokenizer, model(), pools(factory, 1), config).unwrap(), begun, go)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_that_was_given_back_for_nobody_is_not_told_again() {
+    let (engine, mut begun, go) = trimmed();
+    tokio::select! {
+        biased;
+        _ = engine.trim() => panic!("nothing was given back yet"),
+        _ = begun.recv() => {}
+    }
+    (0..2).for_each(|_| go.send(()).unwrap());
+    // Behind the first.
+    engine.embed(call(1, &["text"])).await.unwrap();
+    assert_eq!(engine.trim().await, GIVEN);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_for_memory_at_the_same_time_is_told_the_same() {
+    let (engine, mut begun, go) = trimmed();
+    let begin = async {
+        begun.recv().await;
+        go.send(()).unwrap();
+    };
+    let (one, other, ()) = tokio::join!(biased; engine.trim(), engine.trim(), begin);
+    assert_eq!((one, other), (GIVEN, GIVEN));
 }

@@ -4,7 +4,7 @@ use std::hash::Hasher;
 
 use super::world;
 use crate::call::Truncate;
-use crate::prepare::{Chunk, Input, Task};
+use crate::prepare::Input;
 use crate::tokenizer::{EncodeError, Encoded, Tokenizer};
 
 /// A text beside whose tokenizing other things happen.
@@ -32,9 +32,5 @@ impl Input for Text {
         let meanwhile = world(|w| w.meanwhile);
         meanwhile();
         encoded
-    }
-
-    fn task(_: Chunk<Self>) -> Task {
-        unreachable!("the histories are their own threads")
     }
 }

@@ -1,0 +1,99 @@
+//! Workers that prove themselves and lose batches: when they are given up.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use op_dbus_engine::sim::Faults;
+use op_dbus_engine::{
+    BackendError, BackendFactory, BatchLimits, Engine, Error, Limits, Pool, Tokenizer,
+};
+
+use crate::around::around;
+use crate::support::*;
+
+fn dies_on_batch(n: u64) -> Faults {
+    Faults { die_on_batch: Some(n), ..Faults::default() }
+}
+
+/// One worker, in whose place another pool could come. The proof is the first batch of each backend.
+fn replaceable(factory: BackendFactory) -> Engine {
+    let batch = BatchLimits { tokens_max: 512, ..BatchLimits::default() };
+    let pool = Pool { losses_max: Some(2), batch, ..Pool::new(factory) };
+    let config = config(Limits::default());
+    Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap()
+}
+
+/// Embeds one text after the other until one fails, or all are there.
+async fn embed(engine: &Engine, texts: usize) -> Result<(), Error> {
+    for n in 0..texts {
+        let text = n.to_string();
+        assert_eq!(engine.embed(call(1, &[&text])).await?.vectors, expected(&text));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn losses_with_few_batches_in_between_give_a_worker_up() {
+    let engine = replaceable(Box::new(|_| sim(dies_on_batch(30))));
+    let error = embed(&engine, 60).await.unwrap_err();
+    assert!(matches!(error, Error::WorkerFailed(_)), "{error:?}");
+    assert!(engine.is_failing());
+    let losses = engine.losses().unwrap();
+    assert!(losses.starts_with("lost 2 batches of late ("), "{losses}");
+}
+
+#[tokio::test]
+async fn losses_with_many_batches_in_between_give_nobody_up() {
+    let engine = replaceable(Box::new(|_| sim(dies_on_batch(40))));
+    embed(&engine, 160).await.unwrap();
+    assert!(engine.stats().worker_restarts >= 3 && !engine.is_failing());
+}
+
+/// Whoever does so may stop.
+#[tokio::test]
+async fn a_worker_that_is_killed_now_and_then_is_kept() {
+    let engine = replaceable(Box::new(|_| {
+        let mut left = 3_usize;
+        Ok(around(sim(Faults::default())?, move |sim, batch, out| {
+            let killed = || BackendError::Killed("on purpose".into());
+            left = left.checked_sub(1).ok_or_else(killed)?;
+            sim.run(batch, out)
+        }))
+    }));
+    embed(&engine, 12).await.unwrap();
+    assert!(engine.stats().worker_restarts >= 3 && !engine.is_failing());
+}
+
+/// Its neighbours are computed in between, one by one: it is for whoever takes the place of these workers.
+#[tokio::test]
+async fn a_text_that_is_lost_twice_gives_the_pool_up() {
+    let made = AtomicUsize::new(0);
+    let engine = replaceable(Box::new(move |_| {
+        let is_first = made.fetch_add(1, Ordering::Relaxed) == 0;
+        sim(dies_on_batch(if is_first { 2 } else { 40 }))
+    }));
+    // As long as one another: one batch.
+    let texts: Vec<String> = (10..70).map(|n| n.to_string()).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let error = engine.embed(call(1, &texts)).await.unwrap_err();
+    assert!(matches!(error, Error::WorkerFailed(_)), "{error:?}");
+    assert_eq!(engine.descriptions()[0].batches, 38);
+    assert!(engine.is_failing());
+}
+
+/// What both fail is the text's fault.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_that_two_pools_lose_gives_neither_up() {
+    let pool = |losses_max| {
+        let faults = Faults { die_on_token: Some(i32::from(b'!')), ..Faults::default() };
+        Pool { losses_max, ..Pool::new(Box::new(move |_| sim(faults.clone()))) }
+    };
+    let (pools, config) = (vec![pool(Some(2)), pool(None)], config(Limits::default()));
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
+    let error = engine.embed(call(1, &["!"])).await.unwrap_err();
+    assert!(matches!(error, Error::WorkerFailed(_)), "{error:?}");
+    while engine.stats().worker_restarts < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert!(engine.descriptions().iter().all(|worker| worker.restarts == 1));
+    assert!(!engine.is_failing());
+}
